@@ -1,0 +1,269 @@
+"""One training update on a global batch of 3 examples, split 2 + 1 over two replicas.
+
+Prints, for each program, the update of the only weight w of the model y = w * x after one step of
+plain SGD with learning rate 1, next to the update the batch asks for:
+
+    python -m benchmarks.uneven_split
+
+Everything is computed when the program runs, on two logical CPU devices under
+tf.distribute.MirroredStrategy. The tables go to stdout, all else to stderr.
+
+The numbers are small enough to check by hand. With w = 1 the errors y - w * x of the three examples
+are 3, 6 and 6, and the loss is the mean of their squares over the batch, so the update of w is
+2 / 3 * (1 * 3 + 1 * 6 + 2 * 6) = 14. The second table adds an L2 penalty of w**2 / 2 to the model,
+whose gradient, w = 1, belongs in the update once: 14 - 1 = 13.
+"""
+
+import contextlib
+import os
+import sys
+
+os.environ["KERAS_BACKEND"] = "tensorflow"  # Read when Keras 3 is imported; tf_keras ignores it.
+
+import keras
+import numpy as np
+import orbit
+from orbit.examples.single_task import single_task_trainer
+import tensorflow as tf
+import tf_keras
+
+import ctl
+
+X = np.array([[1.0], [1.0], [2.0]], np.float32)
+Y = np.array([4.0, 7.0, 8.0], np.float32)
+W = 1.0  # The weight before the update.
+L2 = 0.5  # The penalty is L2 * w**2.
+SHARES = [2, 1]
+
+
+def true_update(l2: float) -> float:
+    """Minus the gradient of the loss over the three examples, in numpy, without TensorFlow."""
+    x, y = X[:, 0].astype(np.float64), Y.astype(np.float64)
+    return float(np.mean(2 * x * (y - W * x)) - 2 * l2 * W)
+
+
+def tf_keras_fit_update(l2: float) -> float:
+    """tf_keras `Model.fit`, as in https://www.tensorflow.org/tutorials/distribute/keras."""
+    strategy = make_strategy()
+    with strategy.scope():
+        model = make_model(tf_keras, l2)
+        model.compile(optimizer=tf_keras.optimizers.SGD(1.0), loss="mse")
+    model.fit(make_dataset(3), epochs=1, shuffle=False, verbose=0)
+    return weight_change(model)
+
+
+def keras_3_fit_update(l2: float) -> float:
+    """Keras 3 `Model.fit`, as in https://keras.io/guides/distributed_training_with_tensorflow.
+
+    It refuses an uneven batch as the first one (see below), so here the three examples come after a
+    full batch of 4 zeros, and w is set back to 1 in between: the change is the second update's.
+    """
+    model = keras_3_model(l2)
+    reset = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: model.set_weights([np.full((1, 1), W)])
+    )
+    zeros = tf.data.Dataset.from_tensors((np.zeros((4, 1), np.float32), np.zeros(4, np.float32)))
+    data = zeros.concatenate(make_dataset(4))
+    model.fit(data, epochs=1, shuffle=False, callbacks=[reset], verbose=0)
+    return weight_change(model)
+
+
+def keras_3_fit_first_batch_update(l2: float) -> float:
+    """The same with the uneven batch first: Keras 3 takes the mean of the replicas' inputs."""
+    model = keras_3_model(l2)
+    model.fit(make_dataset(3), epochs=1, shuffle=False, verbose=0)
+    return weight_change(model)
+
+
+def keras_3_model(l2: float) -> keras.Model:
+    """A compiled Keras 3 model on two replicas."""
+    with make_strategy().scope():
+        model = make_model(keras, l2)
+        model.compile(optimizer=keras.optimizers.SGD(1.0), loss="mse")
+    return model
+
+
+def orbit_example_update(l2: float) -> float:
+    """Orbit's own example trainer, orbit/examples/single_task, run by `orbit.Controller`.
+
+    It divides each replica's mean loss by the number of replicas. It adds no `model.losses`, so a
+    penalty that the model carries has no effect at all.
+    """
+    strategy = make_strategy()
+    with strategy.scope():
+        model = make_model(tf_keras, l2)
+        trainer = single_task_trainer.SingleTaskTrainer(
+            train_dataset=strategy.experimental_distribute_dataset(
+                make_dataset(3).map(lambda x, y: {"x": x, "y": y})
+            ),
+            label_key="y",
+            model=tf_keras.Model({"x": model.input}, model.output),
+            loss_fn=squared_error,
+            optimizer=tf_keras.optimizers.SGD(1.0),
+        )
+    controller = orbit.Controller(
+        strategy=strategy,
+        trainer=trainer,
+        global_step=trainer.optimizer.iterations,
+        steps_per_loop=1,
+    )
+    controller.train(steps=1)
+    return weight_change(model)
+
+
+def average_loss_nominal_update(l2: float) -> float:
+    """`tf.nn.compute_average_loss` with a constant GLOBAL_BATCH_SIZE of 4: the last batch holds 3.
+
+    The loop of https://www.tensorflow.org/tutorials/distribute/custom_training, with the loss that
+    https://www.tensorflow.org/api_docs/python/tf/nn/compute_average_loss documents.
+    """
+    return custom_loop_update(l2, dataset_batch_size=4, global_batch_size=4)
+
+
+def average_loss_actual_update(l2: float) -> float:
+    """The same, told the 3 examples that the batch does hold: right, if the caller knows them."""
+    return custom_loop_update(l2, dataset_batch_size=4, global_batch_size=3)
+
+
+def average_loss_default_update(l2: float) -> float:
+    """The same without the argument: its default is the replica's own rows times the replicas."""
+    return custom_loop_update(l2, dataset_batch_size=4, global_batch_size=None)
+
+
+def custom_loop_update(l2: float, dataset_batch_size: int, global_batch_size: int | None) -> float:
+    """One step of the custom training tutorial's loop."""
+    strategy = make_strategy()
+    with strategy.scope():
+        model = make_model(tf_keras, l2)
+        optimizer = tf_keras.optimizers.SGD(1.0)
+
+    def train_step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.nn.compute_average_loss(
+                squared_error(y, model(x, training=True)), global_batch_size=global_batch_size
+            )
+            if model.losses:
+                loss += tf.nn.scale_regularization_loss(tf.add_n(model.losses))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    @tf.function
+    def distributed_train_step(batch):
+        strategy.run(train_step, args=batch)
+
+    for batch in strategy.experimental_distribute_dataset(make_dataset(dataset_batch_size)):
+        distributed_train_step(batch)
+    return weight_change(model)
+
+
+def make_strategy() -> tf.distribute.MirroredStrategy:
+    """Two replicas on two logical CPU devices; checks that they get 2 and 1 examples."""
+    devices = [device.name for device in tf.config.list_logical_devices("CPU")]
+    strategy = tf.distribute.MirroredStrategy(
+        devices, cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
+    for batch_size in (3, 4):
+        x, _ = next(iter(strategy.experimental_distribute_dataset(make_dataset(batch_size))))
+        shares = [len(rows) for rows in strategy.experimental_local_results(x)]
+        if shares != SHARES:
+            raise RuntimeError(f"expected shares of {SHARES} examples, got {shares}")
+    return strategy
+
+
+def make_dataset(batch_size: int) -> tf.data.Dataset:
+    """The three examples, in order, as one batch: a full one of 3, or a partial one of 4."""
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch_size)
+
+
+def make_model(keras_module, l2: float):
+    """The model y = w * x in tf_keras or Keras 3, with w = 1 and, if asked for, an L2 penalty."""
+    return keras_module.Sequential(
+        [
+            keras_module.Input((1,), name="x"),
+            keras_module.layers.Dense(
+                1,
+                use_bias=False,
+                kernel_initializer=keras_module.initializers.Constant(W),
+                kernel_regularizer=keras_module.regularizers.L2(l2) if l2 else None,
+            ),
+        ]
+    )
+
+
+def squared_error(y: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
+    """The squared error of each example: [rows], not reduced."""
+    return tf.square(y - outputs[:, 0])
+
+
+def weight_change(model) -> float:
+    """What the step added to w."""
+    return float(model.trainable_variables[0].numpy()[0, 0]) - W
+
+
+def print_table(l2: float) -> None:
+    """Prints every program's update as a markdown table."""
+    programs = {
+        "true update (numpy)": true_update,
+        "ctl": ctl_update,
+        "tf_keras `model.fit`": tf_keras_fit_update,
+        "Keras 3 `model.fit`": keras_3_fit_update,
+        "Keras 3 `model.fit`, the uneven batch first": keras_3_fit_first_batch_update,
+        "Orbit's example trainer": orbit_example_update,
+        "`tf.nn.compute_average_loss`, nominal batch of 4": average_loss_nominal_update,
+        "`tf.nn.compute_average_loss`, actual batch of 3": average_loss_actual_update,
+        "`tf.nn.compute_average_loss`, no batch size": average_loss_default_update,
+    }
+    print("| program | update of w | error |")
+    print("|---|---:|---:|")
+    for program, update in programs.items():
+        print(f"| {program} | {' | '.join(cells(update, l2))} |")
+
+
+def cells(update, l2: float) -> tuple[str, str]:
+    """The update and its relative error; or the name of the error, where the program raises it."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # Orbit's controller prints.
+            value = update(l2)
+    except tf.errors.InvalidArgumentError as error:
+        return f"raises {type(error).__name__}", ""
+    relative = value / true_update(l2) - 1
+    return f"{value:.4f}", "0" if abs(relative) < 1e-6 else f"{relative:+.1%}"
+
+
+def main() -> None:
+    """Prints the table without and with the L2 penalty."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    print("Mean squared error, 3 examples, shares 2 + 1:\n")
+    print_table(0.0)
+    print("\nThe same with an L2 penalty in the model:\n")
+    print_table(L2)
+
+
+def ctl_update(l2: float = 0.0) -> float:
+    """A `ctl.StandardTrainer`, bare: it is told the global batch size and nothing of the shares."""
+
+    class Trainer(ctl.StandardTrainer):
+        def build_model(self):
+            return make_model(tf_keras, l2)
+
+        def build_dataset(self, split, input_context):
+            return ctl.data.arrays({"x": X, "y": Y})
+
+        def per_example_loss(self, batch, outputs):
+            return tf.square(batch["y"] - outputs[:, 0])
+
+        def forward(self, batch, training):
+            return self.model(batch["x"], training=training)
+
+    trainer = Trainer(
+        strategy=make_strategy(),
+        global_batch_size=3,
+        optimizer=lambda: tf_keras.optimizers.SGD(1.0),
+    )
+    trainer.train(tf.constant(1))
+    return weight_change(trainer.model)
+
+
+if __name__ == "__main__":
+    main()

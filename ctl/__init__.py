@@ -1,0 +1,48 @@
+"""Custom training loops for TensorFlow whose update is a function of the global batch alone.
+
+`import ctl` loads no TensorFlow: each name is loaded when it is first used (PEP 562).
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ctl import data, replica
+    from ctl.defaults import config
+    from ctl.errors import UsageError
+    from ctl.evaluator import StandardEvaluator
+    from ctl.options import Clip, TrainerOptions
+    from ctl.trainer import StandardTrainer
+
+__version__ = "0.1.0"
+_HOMES = {
+    "Clip": "ctl.options",
+    "StandardEvaluator": "ctl.evaluator",
+    "StandardTrainer": "ctl.trainer",
+    "TrainerOptions": "ctl.options",
+    "UsageError": "ctl.errors",
+    "config": "ctl.defaults",
+}
+_ROOMS = ("data", "hardware", "loop", "replica")
+__all__ = [
+    "Clip",
+    "StandardEvaluator",
+    "StandardTrainer",
+    "TrainerOptions",
+    "UsageError",
+    "config",
+    "data",
+    "replica",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"ctl.{name}")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'ctl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES, *_ROOMS])

@@ -1,0 +1,224 @@
+"""Refuses a config that cannot be right, before anything is built. Loads no TensorFlow."""
+
+from collections.abc import Mapping
+import math
+from typing import Any
+
+from ml_collections import config_dict
+
+from ctl import defaults, suggestions
+from ctl.errors import UsageError
+from ctl.hardware.strategies import NAMES as STRATEGIES
+
+_CHOICES = {
+    "runtime.strategy": STRATEGIES,
+    "runtime.precision": ("float32", "float64"),
+    "runtime.xla": ("auto", "off"),
+    "optimizer.name": ("adam", "adamw", "sgd", "rmsprop", "adagrad", "lion"),
+    "optimizer.schedule": ("constant", "cosine"),
+}
+_AT_LEAST = {
+    "seed": 0,
+    "runtime.logical_devices": 0,
+    "data.global_batch_size": 0,
+    "data.per_replica_batch_size": 0,
+    "data.prefetch": -1,
+    "data.tfrecord.interleave": 1,
+    "data.tfrecord.parallel_calls": -1,
+    "data.tfrecord.shuffle_buffer": 0,
+    "optimizer.learning_rate_batch_size": 0,
+    "optimizer.warmup_steps": 0,
+    "optimizer.decay_steps": 0,
+    "optimizer.gradient_accumulation_steps": 1,
+    "train.steps": 1,
+    "train.steps_per_loop": 1,
+    "train.checkpoint_interval": 0,
+    "train.checkpoints_to_keep": 1,
+    "eval.interval": 0,
+    "eval.global_batch_size": 0,
+}
+_LARGEST = 2**31 - 1  # what an int32 of TensorFlow holds
+_AT_MOST = {"seed": 2**32 - 1}  # what numpy's seed holds
+_NOT_NEGATIVE = (
+    "optimizer.learning_rate",
+    "optimizer.momentum",
+    "optimizer.weight_decay",
+    "optimizer.clip.global_norm",
+    "optimizer.clip.norm",
+    "optimizer.clip.value",
+)
+# Choices that are planned and refused until they work.
+_NOT_YET = {
+    "runtime.precision": ("bfloat16", "float16"),
+    "runtime.xla": ("loop", "step", "gradients", "autocluster"),
+    "runtime.strategy": (
+        "multi_worker_mirrored",
+        "tpu",
+        "parameter_server",
+        "central_storage",
+    ),
+}
+
+
+def check(config: Any) -> None:
+    """Checks a whole config.
+
+    Args:
+        config: what an experiment's `get_config` returned, with the command line's changes.
+
+    Raises:
+        UsageError: something in it is wrong; one line says what and what to do.
+    """
+    if not isinstance(config, config_dict.ConfigDict):
+        raise UsageError(
+            f"get_config returned {_article(config)}: let it return what ctl.config(...) returns."
+        )
+    _check_keys(config)
+    values = defaults.flat(config)
+    check_values(values)
+    _check_model(config.model, "model")
+    _check_batch(values)
+    _check_optimizer(values)
+    _check_devices(values)
+    _check_trainer(values["trainer"])
+
+
+def check_values(values: Mapping[str, Any]) -> None:
+    """Checks what each key by itself may be, whatever the others are.
+
+    Args:
+        values: by their full names, of the right types.
+    """
+    for name, choices in _CHOICES.items():
+        _check_choice(name, values[name], choices)
+    for name, least in _AT_LEAST.items():
+        if values[name] < least:
+            raise UsageError(f"{name} is {values[name]}, want {least} or more.")
+        most = _AT_MOST.get(name, _LARGEST)
+        if values[name] > most:
+            raise UsageError(f"{name} is {values[name]}, want {most} or less.")
+    for name in _NOT_NEGATIVE:
+        if not 0.0 <= values[name] < math.inf:
+            raise UsageError(f"{name} is {values[name]}, want a finite number, 0 or more.")
+    if values["optimizer.learning_rate"] == 0.0:
+        raise UsageError("optimizer.learning_rate is 0.0: nothing would be learned, want more.")
+    if values["optimizer.momentum"] >= 1.0:
+        raise UsageError(
+            f"optimizer.momentum is {values['optimizer.momentum']}, want less than 1, such as 0.9."
+        )
+    if values["data.tfrecord.parallel_calls"] == 0:
+        raise UsageError(
+            "data.tfrecord.parallel_calls is 0, want 1 or more, or -1 to let tf.data choose."
+        )
+
+
+def _article(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _check_keys(config: config_dict.ConfigDict) -> None:
+    """Names and types are right, and every key is there."""
+    defaults.config(**dict(config.items()))
+    found = defaults.flat(config)
+    for name in defaults.flat(defaults.defaults()):
+        if name not in found:
+            raise UsageError(
+                f"The config has no {name}: let get_config start from ctl.config(...), which has "
+                "every key, and change its keys one by one."
+            )
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value in choices:
+        return
+    if value in _NOT_YET.get(name, ()):
+        raise UsageError(f"{name}={value} is not there yet: choose {' or '.join(choices)}.")
+    raise UsageError(f"{name} is {value!r}{suggestions.did_you_mean(value, choices)}")
+
+
+def _check_model(value: Any, name: str) -> None:
+    """The experiment's own keys can be written to the workdir, read again and compared."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{name} is {value}, want a finite number.")
+    if isinstance(value, Mapping | config_dict.ConfigDict):
+        for key in value:
+            _check_model(value[key], f"{name}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, element in enumerate(value):
+            _check_model(element, f"{name}[{index}]")
+    elif not isinstance(value, bool | int | float | str | None):
+        raise UsageError(
+            f"{name} is {_article(value)}: want numbers, strings, booleans, None, and lists and "
+            "sections of these, which the workdir can keep."
+        )
+
+
+def _check_batch(values: dict[str, Any]) -> None:
+    whole, share = values["data.global_batch_size"], values["data.per_replica_batch_size"]
+    if whole and share:
+        raise UsageError(
+            f"data.global_batch_size is {whole} and data.per_replica_batch_size is {share}: set "
+            "one of them, and the other to 0."
+        )
+    if not whole and not share:
+        raise UsageError(
+            "Neither data.global_batch_size nor data.per_replica_batch_size is set: set one of "
+            "them."
+        )
+
+
+def _check_optimizer(values: dict[str, Any]) -> None:
+    name = values["optimizer.name"]
+    momentum = values["optimizer.momentum"]
+    if momentum and name not in ("sgd", "rmsprop"):
+        raise UsageError(
+            f"optimizer.momentum is {momentum} and has no effect on {name}: set it to 0, or choose "
+            "optimizer.name=sgd."
+        )
+    if values["optimizer.nesterov"] and not (name == "sgd" and momentum):
+        raise UsageError(
+            "optimizer.nesterov has no effect but with optimizer.name=sgd and optimizer.momentum: "
+            "set them, or nesterov to false."
+        )
+    _check_schedule(values)
+    clips = [f"optimizer.clip.{rule}" for rule in ("global_norm", "norm", "value")]
+    clips = [clip for clip in clips if values[clip]]
+    if len(clips) > 1:
+        raise UsageError(f"{' and '.join(clips)} are set: set one of them, and the others to 0.")
+
+
+def _check_schedule(values: dict[str, Any]) -> None:
+    warmup, steps = values["optimizer.warmup_steps"], values["train.steps"]
+    if values["optimizer.schedule"] == "constant":
+        for key in ("optimizer.warmup_steps", "optimizer.decay_steps"):
+            if values[key]:
+                raise UsageError(
+                    f"{key} is {values[key]} and has no effect with a constant rate: set it to 0, "
+                    "or choose optimizer.schedule=cosine."
+                )
+    elif warmup >= steps:
+        raise UsageError(
+            f"optimizer.warmup_steps is {warmup}, want less than train.steps, which is {steps}."
+        )
+
+
+def _check_devices(values: dict[str, Any]) -> None:
+    count = values["runtime.logical_devices"]
+    if count > 1 and values["runtime.strategy"] == "one_device":
+        raise UsageError(
+            f"runtime.logical_devices is {count} and runtime.strategy is one_device, which uses "
+            "one: set logical_devices to 0, or choose runtime.strategy=mirrored."
+        )
+
+
+def _check_trainer(trainer: str) -> None:
+    if not trainer:
+        raise UsageError(
+            "trainer is not set: name a class, as path/to/file.py:Class or package.module:Class."
+        )
+    path, _, name = trainer.rpartition(":")
+    module = all(part.isidentifier() for part in path.split("."))
+    if not (name.isidentifier() and (module or path.endswith(".py"))):
+        raise UsageError(
+            f"trainer is {trainer!r}, want path/to/file.py:Class or package.module:Class."
+        )

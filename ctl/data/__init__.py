@@ -1,0 +1,15 @@
+"""Sources of examples, their order, and the pipeline that feeds a strategy."""
+
+from ctl.data.idx import idx
+from ctl.data.source import Arrays, GlobalBatches, PerReplica, Source, arrays
+from ctl.data.tfrecords import tfrecords
+
+__all__ = [
+    "Arrays",
+    "GlobalBatches",
+    "PerReplica",
+    "Source",
+    "arrays",
+    "idx",
+    "tfrecords",
+]

@@ -1,0 +1,54 @@
+"""Hands each input pipeline's dataset to a strategy.
+
+tf.data's tuning thread (`autotune`) sleeps for up to a minute at a time, and cancelling it can miss it
+(its wake-up comes before the flag it looks at): whoever drops an iterator then waits for the nap to
+end. So datasets here are not tuned - AUTOTUNE then means a call a core - and on CPU devices they reach
+the replicas directly: the per-device iterators that TensorFlow puts between are always tuned, and copy
+from the host to where the data is already.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+DatasetFn = Callable[[tf.distribute.InputContext], tf.data.Dataset]
+
+
+def from_function(strategy: tf.distribute.Strategy, dataset_fn: DatasetFn) -> Any:
+    """`strategy.distribute_datasets_from_function`, with the options that suit its devices.
+
+    Args:
+        strategy: where the replicas are.
+        dataset_fn: makes the dataset of an input pipeline.
+
+    Returns:
+        Something to iterate over, with the data of every replica in each element.
+    """
+
+    def untuned(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        return _untuned(dataset_fn(context))
+
+    on_cpu = all("CPU" in device for device in strategy.extended.worker_devices)
+    if on_cpu and type(strategy) is tf.distribute.OneDeviceStrategy:
+        return untuned(tf.distribute.InputContext())
+    if on_cpu and type(strategy) is tf.distribute.MirroredStrategy:
+        options = tf.distribute.InputOptions(
+            experimental_fetch_to_device=False,
+            experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
+        )
+        return strategy.distribute_datasets_from_function(untuned, options)
+    return strategy.distribute_datasets_from_function(untuned)
+
+
+def global_batches(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -> Any:
+    """`strategy.experimental_distribute_dataset`: splits each ready global batch."""
+    return strategy.experimental_distribute_dataset(_untuned(dataset))
+
+
+def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    if dataset.options().autotune.enabled is not None:  # its author's own choice
+        return dataset
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)

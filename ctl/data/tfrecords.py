@@ -1,0 +1,134 @@
+"""Examples from TFRecord files, read, parsed and shuffled in parallel and in a fixed order."""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from ctl import suggestions
+from ctl.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class TFRecordTuning:
+    """How TFRecord files are read; `config.data.tfrecord` has the same keys.
+
+    None of these makes the order random. `parallel_calls` does not change it, the others do.
+
+    Attributes:
+        interleave: how many files are read at once; their records alternate.
+        parallel_calls: how many records are parsed at once; -1 lets tf.data choose.
+        cache: keep the parsed examples in memory after the first pass. Files are then read in the
+            same order each epoch, and only `shuffle_buffer` shuffles.
+        shuffle_buffer: how many examples are mixed at a time, in training only; 0 for none.
+    """
+
+    interleave: int = 4
+    parallel_calls: int = -1
+    cache: bool = False
+    shuffle_buffer: int = 10_000
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value, want = getattr(self, field.name), type(field.default)
+            if type(value) is not want:
+                raise UsageError(
+                    f"data.tfrecord.{field.name} is {value!r}, a {type(value).__name__}: want a "
+                    f"{want.__name__}."
+                )
+        if self.interleave < 1:
+            raise UsageError(f"data.tfrecord.interleave is {self.interleave}, want 1 or more.")
+        if self.parallel_calls != -1 and self.parallel_calls < 1:
+            raise UsageError(
+                f"data.tfrecord.parallel_calls is {self.parallel_calls}, want 1 or more, or -1."
+            )
+        if self.shuffle_buffer < 0:
+            raise UsageError(
+                f"data.tfrecord.shuffle_buffer is {self.shuffle_buffer}, want 0 or more."
+            )
+
+    @classmethod
+    def of(cls, keys: Mapping[str, Any]) -> "TFRecordTuning":
+        """The tuning that a section of a config describes; what it lacks has its default."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for key in keys:
+            if key not in known:
+                there = suggestions.did_you_mean(key, known)
+                raise UsageError(f"There is no key data.tfrecord.{key}{there}")
+        return cls(**keys)
+
+
+def tfrecords(
+    pattern: str,
+    features: Mapping[str, Any] | Callable[[tf.Tensor], dict[str, tf.Tensor]],
+    *,
+    split: str,
+    seed: int = 0,
+    tuning: Mapping[str, Any] | None = None,
+) -> tf.data.Dataset:
+    """Examples from TFRecord files.
+
+        ctl.data.tfrecords("data/train-*.tfrecord", {
+            "image": tf.io.FixedLenFeature([784], tf.float32),
+            "label": tf.io.FixedLenFeature([], tf.int64)}, split=split, seed=self.options.seed,
+            tuning=self.options.data.tfrecord)
+
+    Args:
+        pattern: a file, or a pattern of files, read in sorted order; wherever TensorFlow can read.
+        features: what `tf.io.parse_single_example` takes, or a function from a serialized record to
+            a dict of tensors, in TensorFlow ops.
+        split: "train" shuffles files and examples by the seed, anew each epoch; "eval" does not.
+        seed: the run's seed.
+        tuning: the keys of `TFRecordTuning`.
+
+    Returns:
+        A dataset of one epoch of unbatched examples. Repeated, it gives an order that depends on
+        the files, the seed and `tf.random.set_seed` alone; but iterating the same dataset object a
+        second time goes on shuffling where the first time left off.
+
+    Raises:
+        UsageError: no file matches, or one is empty, or a key of `tuning` is wrong.
+    """
+    if split not in ("train", "eval"):
+        raise UsageError(f"ctl.data.tfrecords has no split {split!r}: choose train or eval.")
+    how = TFRecordTuning.of(tuning or {})
+    training = split == "train"
+    files = _files(pattern)
+    names = tf.data.Dataset.from_tensor_slices(files)
+    if training and not how.cache:  # a cache would keep the first epoch's order
+        names = names.shuffle(len(files), seed=seed, reshuffle_each_iteration=True)
+    dataset = names.interleave(
+        tf.data.TFRecordDataset,
+        cycle_length=how.interleave,
+        num_parallel_calls=min(how.interleave, len(files)),
+        deterministic=True,
+    )
+    dataset = dataset.map(
+        _parser(features), num_parallel_calls=how.parallel_calls, deterministic=True
+    )
+    if how.cache:
+        dataset = dataset.cache()
+    if training and how.shuffle_buffer:
+        dataset = dataset.shuffle(how.shuffle_buffer, seed=seed, reshuffle_each_iteration=True)
+    return dataset
+
+
+def _parser(features: Any) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
+    if callable(features):
+        return features
+    return lambda record: tf.io.parse_single_example(record, dict(features))
+
+
+def _files(pattern: str) -> list[str]:
+    files = sorted(tf.io.gfile.glob(pattern))
+    if not files:
+        raise UsageError(
+            f"No TFRecord file matches {pattern!r}: set data.dir, or mend the pattern."
+        )
+    for file in files:
+        if tf.io.gfile.isdir(file):
+            raise UsageError(f"{file} is a folder, want TFRecord files: add a pattern such as /*.")
+        if tf.io.gfile.stat(file).length == 0:
+            raise UsageError(f"{file} is empty: write it again, or move it away.")
+    return files

@@ -1,0 +1,119 @@
+"""StandardEvaluator: every example of the evaluation data, counted exactly once."""
+
+from typing import Any
+
+import orbit
+import tensorflow as tf
+
+from ctl.data import distribution, pipeline
+from ctl.data.source import Batch, GlobalBatches
+from ctl.errors import UsageError
+from ctl.replica import loss
+from ctl.trainer import StandardTrainer, row_count, unpack
+
+
+class StandardEvaluator(orbit.StandardEvaluator):
+    """Evaluates a trainer's model on its `build_dataset("eval", ...)`.
+
+        evaluator = ctl.StandardEvaluator(trainer)
+        evaluator.evaluate(tf.constant(-1))    # {"loss": ..., "accuracy": ..., "examples": 10000}
+
+    The loss is the weighted mean over the whole dataset of `per_example_loss`, without regularization,
+    however the dataset divides into batches and replicas.
+    """
+
+    def __init__(self, trainer: StandardTrainer, *, global_batch_size: int | None = None):
+        """Takes model, loss, metrics and data from a trainer.
+
+        Args:
+            trainer: what to evaluate.
+            global_batch_size: examples a step, over all replicas; by default the trainer's.
+        """
+        super().__init__(eval_dataset=None)
+        self.trainer = trainer
+        self.strategy = trainer.strategy
+        self.global_batch_size = global_batch_size or trainer.global_batch_size
+        with trainer._building(), self.strategy.scope():
+            self.metrics = trainer.build_metrics()
+            self._loss_sum = self._accumulator("loss_sum", tf.float64)
+            self._weight_sum = self._accumulator("weight_sum", tf.float64)
+            self._examples = self._accumulator("examples", tf.int64)
+
+    @property
+    def eval_dataset(self) -> Any:
+        """The distributed evaluation data; set it to feed batches of your own making."""
+        if self._eval_dataset is None:
+            self._eval_dataset = self._distributed_evaluation()
+        return self._eval_dataset
+
+    @eval_dataset.setter
+    def eval_dataset(self, dataset: Any) -> None:
+        self._eval_dataset = dataset
+        self._own_dataset = True
+
+    def evaluate(self, num_steps: tf.Tensor) -> dict[str, Any]:
+        """Evaluates `num_steps` batches; -1 for the whole dataset."""
+        if int(num_steps) == -1 and not getattr(self, "_own_dataset", False):
+            layout = pipeline.Layout(self.global_batch_size, self.strategy.num_replicas_in_sync)
+            steps = pipeline.evaluation_steps(self.trainer.data("eval"), layout)
+            num_steps = num_steps if steps is None else tf.constant(steps)
+        return super().evaluate(num_steps)
+
+    def eval_begin(self) -> None:
+        """Resets the counts and metrics."""
+        for variable in (self._loss_sum, self._weight_sum, self._examples):
+            variable.assign(tf.zeros_like(variable))
+        for metric in self.metrics.values():
+            metric.reset_state()
+
+    def eval_step(self, iterator: Any) -> None:
+        """One step of every replica; Orbit's hook."""
+        batch, present = unpack(next(iterator))
+        self.strategy.run(self._replica_eval_step, args=(batch, present))
+
+    def eval_end(self) -> dict[str, Any]:
+        """Returns the loss, the metrics, and how many examples they are of."""
+        if int(self._examples.numpy()) == 0:
+            raise UsageError("The evaluation dataset is empty: want at least one example.")
+        results = {name: metric.result() for name, metric in self.metrics.items()}
+        mean = tf.math.divide_no_nan(self._loss_sum.read_value(), self._weight_sum.read_value())
+        return {"loss": mean, **results, "examples": self._examples.read_value()}
+
+    def _replica_eval_step(self, batch: Batch, present: tf.Tensor | None) -> None:
+        trainer = self.trainer
+        with trainer.rows(present):
+            batch = trainer.preprocess(batch)
+            outputs = trainer.forward(batch, training=False)
+            per_example = tf.cast(trainer.per_example_loss(batch, outputs), tf.float64)
+            weights = loss.row_weights(trainer.sample_weight(batch), present, tf.float64)
+            trainer.update_metrics(self.metrics, batch, outputs, present)
+        rows = tf.cast(row_count(batch), tf.int64)
+        ones = tf.cast(rows, tf.float64)
+        self._loss_sum.assign_add(loss.share(per_example, weights, tf.ones([], tf.float64)))
+        self._weight_sum.assign_add(ones if weights is None else tf.reduce_sum(weights))
+        there = rows if present is None else tf.cast(tf.reduce_sum(present), tf.int64)
+        self._examples.assign_add(there)
+
+    def _distributed_evaluation(self) -> Any:
+        data = self.trainer.data("eval")
+        if isinstance(data, GlobalBatches):
+            batches = pipeline.global_batches(data, start=0, endless=False)
+            return distribution.global_batches(self.strategy, batches)
+
+        def dataset_fn(input_context: tf.distribute.InputContext) -> tf.data.Dataset:
+            return pipeline.evaluation(
+                self.trainer.data("eval", input_context),
+                pipeline.Layout.of(input_context, self.global_batch_size),
+                prefetch=self.trainer.options.prefetch,
+            )
+
+        return distribution.from_function(self.strategy, dataset_fn)
+
+    def _accumulator(self, name: str, dtype: tf.DType) -> tf.Variable:
+        return tf.Variable(
+            tf.zeros([], dtype),
+            trainable=False,
+            name=name,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )

@@ -1,0 +1,317 @@
+"""A checked config -> strategy, trainer, evaluator and Controller; one function a mode."""
+
+import dataclasses
+import importlib.metadata
+import logging
+import time
+from typing import Any
+
+import tensorflow as tf
+from ml_collections import config_dict
+
+from ctl import locate, optimizers
+from ctl.errors import UsageError
+from ctl.evaluator import StandardEvaluator
+from ctl.hardware import strategies
+from ctl.loop.checkpoints import Checkpoints, step_of
+from ctl.loop.controller import Controller
+from ctl.loop.progress import Progress
+from ctl.loop.stop import StopOnSignal
+from ctl.loop.workdir import Workdir
+from ctl.options import Clip, Section, TrainerOptions
+from ctl.trainer import StandardTrainer
+
+DONE, FAILED, MISTAKE, STOPPED = 0, 1, 2, 75
+_PACKAGES = ("ctl", "tensorflow", "tf_keras", "tf-models-official", "numpy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """What a config comes to on this machine.
+
+    Attributes:
+        config: with the global batch size filled in.
+        hardware: the strategy and why.
+        trainer: the trainer.
+        evaluator: the evaluator, for the modes that evaluate.
+    """
+
+    config: config_dict.ConfigDict
+    hardware: strategies.Hardware
+    trainer: StandardTrainer
+    evaluator: StandardEvaluator | None
+
+
+def build(config: config_dict.ConfigDict, config_path: str, *, evaluates: bool = True) -> Experiment:
+    """Builds everything, and writes nothing.
+
+    Args:
+        config: a checked config.
+        config_path: the file that it is from, which the trainer's path is relative to.
+        evaluates: whether the evaluation data is needed.
+
+    Raises:
+        UsageError: the config cannot be right with this trainer or on this machine.
+    """
+    cls = locate.trainer_class(config.trainer, config_path)
+    if config.runtime.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    hardware = strategies.build(
+        config.runtime.strategy, logical_devices=config.runtime.logical_devices
+    )
+    config = resolved(config, hardware.strategy.num_replicas_in_sync)
+    options = trainer_options(config)
+    trainer = cls(
+        strategy=hardware.strategy,
+        global_batch_size=config.data.global_batch_size,
+        optimizer=optimizers.factory(
+            config.optimizer,
+            global_batch_size=config.data.global_batch_size,
+            steps=config.train.steps,
+        ),
+        options=options,
+    )
+    evaluator = None
+    if evaluates:
+        size = config.eval.global_batch_size or None
+        evaluator = StandardEvaluator(trainer, global_batch_size=size)
+        trainer.data("eval")
+    _refuse_unread(options, config)
+    return Experiment(config, hardware, trainer, evaluator)
+
+
+def resolved(config: config_dict.ConfigDict, replicas: int) -> config_dict.ConfigDict:
+    """A copy of the config with the global batch size filled in."""
+    config = config_dict.ConfigDict(config.to_dict())
+    if config.data.per_replica_batch_size:
+        config.data.global_batch_size = config.data.per_replica_batch_size * replicas
+        config.data.per_replica_batch_size = 0
+    return config.lock()
+
+
+def trainer_options(config: config_dict.ConfigDict) -> TrainerOptions:
+    """The trainer's options that a resolved config holds."""
+    data = {"dir": config.data.dir, "tfrecord": config.data.tfrecord.to_dict()}
+    return TrainerOptions(
+        seed=config.seed,
+        precision=config.runtime.precision,
+        gradient_accumulation_steps=config.optimizer.gradient_accumulation_steps,
+        clip=Clip(**config.optimizer.clip.to_dict()),
+        prefetch=config.data.prefetch,
+        data=Section(data, "data"),
+        model=Section(config.model.to_dict(), "model"),
+    )
+
+
+def train(experiment: Experiment, workdir: Workdir, *, evaluates: bool, fresh: bool, allow_change: bool) -> int:
+    """Trains to `train.steps`, evaluating by the way and at the end where asked.
+
+    Args:
+        experiment: what `build` returned.
+        workdir: the run's folder; a run in it is resumed.
+        evaluates: whether to evaluate.
+        fresh: move a run in the folder aside first.
+        allow_change: go on though the config's arithmetic changed.
+
+    Returns:
+        The exit code.
+    """
+    config = experiment.config
+    changes = _open(workdir, config, fresh=fresh, allow_change=allow_change)
+    progress = Progress(total=config.train.steps)
+    checkpoints = Checkpoints(
+        workdir.checkpoints, experiment.trainer, keep=config.train.checkpoints_to_keep
+    )
+    reached = checkpoints.latest_step()
+    if reached is not None and reached >= config.train.steps and _complete(workdir, reached, evaluates):
+        _say_complete(workdir, reached)
+        return DONE
+    with StopOnSignal() as stop:
+        controller = _controller(experiment, workdir, checkpoints, progress, stop)
+        _say_start(experiment, progress)
+        restored = controller.restore_checkpoint() if reached is not None else None
+        _say_resumed(workdir, restored, controller.step, changes, progress)
+        start = time.monotonic()
+        if evaluates and not controller.step < config.train.steps:
+            controller.evaluate()
+        elif evaluates:
+            controller.train_and_evaluate(config.train.steps, eval_interval=config.eval.interval)
+        else:
+            controller.train(config.train.steps)
+        seconds = time.monotonic() - start
+        workdir.write_result(_result(experiment, controller, seconds))
+        event = "stop" if controller.stopped else "end"
+        signal = {"signal": stop.received.name} if stop.received else {}
+        workdir.event(event, controller.step, **signal)
+    if controller.stopped:
+        progress.say(f"Stopped at step {controller.step}, saved in {workdir.path}: run me again to go on.")
+        return STOPPED
+    progress.say(f"Done: {workdir.path}/result.json; tensorboard --logdir {workdir.path}/summaries")
+    return DONE
+
+
+def evaluate(experiment: Experiment, workdir: Workdir) -> int:
+    """Evaluates the newest checkpoint of a run; returns the exit code."""
+    _require_run(experiment, workdir)
+    progress = Progress(total=experiment.config.train.steps)
+    checkpoints = Checkpoints(workdir.checkpoints, experiment.trainer)
+    if checkpoints.latest_step() is None:
+        raise UsageError(f"{workdir.path} has no checkpoint to evaluate: train first.")
+    controller = _controller(experiment, workdir, checkpoints, progress, None)
+    controller.restore_checkpoint()
+    _write_evaluation(workdir, controller)
+    return DONE
+
+
+def continuous_eval(experiment: Experiment, workdir: Workdir) -> int:
+    """Evaluates each checkpoint of a run as it appears, up to that of `train.steps`.
+
+    Returns:
+        The exit code: done, or stopped by a signal.
+    """
+    _require_run(experiment, workdir)
+    steps = experiment.config.train.steps
+    progress = Progress(total=steps)
+    checkpoints = Checkpoints(workdir.checkpoints, experiment.trainer)
+    with StopOnSignal() as stop:
+        controller = _controller(experiment, workdir, checkpoints, progress, stop)
+        seen = -1
+        while not stop.requested:
+            latest = tf.train.latest_checkpoint(str(workdir.checkpoints))
+            if latest and step_of(latest) != seen:
+                controller.restore_checkpoint(latest)
+                seen = step_of(latest)
+                _write_evaluation(workdir, controller)
+            elif seen < 0:
+                progress.say(f"Waiting for a checkpoint in {workdir.checkpoints}.")
+                seen = 0
+            if seen >= steps:
+                return DONE
+            _wait(stop, seconds=1.0)
+    return STOPPED
+
+
+def _wait(stop: StopOnSignal, *, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not stop.requested and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+def _open(workdir: Workdir, config: Any, *, fresh: bool, allow_change: bool) -> list[str]:
+    changes: list[str] = []
+    if fresh:
+        aside = workdir.move_aside()
+        if aside:
+            print(f"The old run is now {aside}.", flush=True)
+    else:
+        changes = workdir.check_config(config.to_dict(), allow_change=allow_change)
+    workdir.create(config.to_dict())
+    return changes
+
+
+def _require_run(experiment: Experiment, workdir: Workdir) -> None:
+    if not workdir.has_run():
+        raise UsageError(f"{workdir.path} has no run to evaluate: train first, or name its --workdir.")
+    workdir.check_config(experiment.config.to_dict())
+
+
+def _controller(
+    experiment: Experiment,
+    workdir: Workdir,
+    checkpoints: Checkpoints,
+    progress: Progress,
+    stop: StopOnSignal | None,
+) -> Controller:
+    return Controller(
+        trainer=experiment.trainer,
+        evaluator=experiment.evaluator,
+        steps_per_loop=experiment.config.train.steps_per_loop,
+        checkpoints=checkpoints,
+        checkpoint_interval=experiment.config.train.checkpoint_interval,
+        summary_dir=workdir.summaries("train"),
+        eval_summary_dir=workdir.summaries("eval"),
+        progress=progress,
+        on_event=workdir.event,
+        stop=lambda: stop is not None and stop.requested,
+    )
+
+
+def _complete(workdir: Workdir, reached: int, evaluates: bool) -> bool:
+    result = workdir.result()
+    return result.get("step") == reached and (not evaluates or bool(result.get("eval")))
+
+
+def _say_complete(workdir: Workdir, step: int) -> None:
+    evaluation = workdir.result().get("eval") or {}
+    found = ", ".join(f"{name} {value}" for name, value in evaluation.items())
+    print(
+        f"This run is complete: {step} steps{f', {found}' if found else ''}. To train on, make "
+        f"train.steps larger (--config.train.steps={step * 2}); to start anew, add --fresh.",
+        flush=True,
+    )
+
+
+def _say_start(experiment: Experiment, progress: Progress) -> None:
+    trainer, hardware = experiment.trainer, experiment.hardware
+    layout = trainer.layout
+    shares = "+".join(str(share) for share in layout.shares()[:8])
+    progress.say(
+        f"{hardware.name} ({hardware.why}): {layout.replicas} replica{'s' * (layout.replicas != 1)}; "
+        f"global batch {layout.global_batch_size} = {shares}{'+...' * (layout.replicas > 8)} rows; "
+        f"{trainer.options.precision}; {trainer.model.count_params():,} parameters"
+    )
+
+
+def _say_resumed(
+    workdir: Workdir, restored: str | None, step: int, changes: list[str], progress: Progress
+) -> None:
+    for line in changes:
+        progress.say(f"Changed since the run was started: {line}")
+    if restored:
+        progress.say(f"Resumed from {restored}.")
+        workdir.event("resume", step, path=restored, changes=changes)
+    else:
+        workdir.event("start", step)
+
+
+def _result(experiment: Experiment, controller: Controller, seconds: float) -> dict[str, Any]:
+    return {
+        "step": controller.step,
+        "train": controller.outputs,
+        "eval": controller.evaluation,
+        "examples_per_second": controller.examples_per_second,
+        "seconds": seconds,
+        "strategy": experiment.hardware.name,
+        "replicas": experiment.trainer.layout.replicas,
+        "versions": _versions(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"tensorflow": tf.__version__}
+    for name in _PACKAGES:
+        try:
+            found.setdefault(name, importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            logging.getLogger("ctl").debug("%s is not installed as a package", name)
+    return found
+
+
+def _write_evaluation(workdir: Workdir, controller: Controller) -> None:
+    evaluation = controller.evaluate()
+    workdir.write_result({**workdir.result(), "step": controller.step, "eval": evaluation})
+
+
+def _refuse_unread(options: TrainerOptions, config: config_dict.ConfigDict) -> None:
+    """Refuses keys that this experiment sets and its trainer never reads: they have no effect."""
+    from ctl import defaults
+
+    default = defaults.flat(defaults.defaults())
+    values = defaults.flat(config)
+    assert isinstance(options.data, Section) and isinstance(options.model, Section)
+    unread = [k for k in options.data.unread() if values[k] != default[k]] + options.model.unread()
+    if unread:
+        raise UsageError(
+            f"{unread[0]} has no effect: {config.trainer} never reads self.options.{unread[0]}; take "
+            "the key out of the config, or read it."
+        )

@@ -1,0 +1,1 @@
+"""The outer loop: when to train, save and evaluate, and what a person sees of it."""

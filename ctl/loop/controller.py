@@ -1,0 +1,227 @@
+"""Orbit's Controller with boundaries at absolute steps."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import orbit
+import tensorflow as tf
+
+from ctl.evaluator import StandardEvaluator
+from ctl.loop.checkpoints import Checkpoints
+from ctl.loop.progress import Progress
+from ctl.trainer import StandardTrainer
+
+Event = Callable[..., None]
+
+
+class Controller(orbit.Controller):
+    """Trains, saves and evaluates at the same steps, wherever the run was resumed.
+
+        controller = Controller(trainer=trainer, evaluator=ctl.StandardEvaluator(trainer),
+                                steps_per_loop=100, checkpoints=Checkpoints("ckpts", trainer))
+        controller.train_and_evaluate(train_steps=1000, eval_interval=500)
+
+    Orbit counts intervals from where a loop happened to end; here a checkpoint, an evaluation and a
+    loop's report fall on multiples of their intervals.
+
+    Attributes:
+        outputs: the last loop's loss and metrics.
+        evaluation: the last evaluation's, or None.
+        stopped: whether training ended early, at the wish of `stop`.
+    """
+
+    def __init__(
+        self,
+        *,
+        trainer: StandardTrainer,
+        evaluator: StandardEvaluator | None = None,
+        steps_per_loop: int = 100,
+        checkpoints: Checkpoints | None = None,
+        checkpoint_interval: int = 0,
+        summary_dir: str | None = None,
+        eval_summary_dir: str | None = None,
+        progress: Progress | None = None,
+        on_event: Event | None = None,
+        stop: Callable[[], bool] | None = None,
+        train_actions: Iterable[orbit.Action] | None = None,
+        eval_actions: Iterable[orbit.Action] | None = None,
+    ):
+        """Takes what to run and when.
+
+        Args:
+            trainer: what to train.
+            evaluator: what to evaluate by.
+            steps_per_loop: steps between two looks of the host; a loop ends at its multiples.
+            checkpoints: where to save.
+            checkpoint_interval: steps between two saves; 0 for the end only.
+            summary_dir: where the training's summaries go.
+            eval_summary_dir: where the evaluation's go.
+            progress: what prints.
+            on_event: called as on_event(name, step, **fields) for what is worth a record.
+            stop: asked between loops whether to save and end.
+            train_actions: called with each loop's outputs.
+            eval_actions: called with each evaluation's outputs.
+        """
+        super().__init__(
+            trainer=trainer,
+            evaluator=evaluator,
+            strategy=trainer.strategy,
+            global_step=trainer.global_step,
+            steps_per_loop=steps_per_loop,
+            summary_dir=summary_dir,
+            eval_summary_dir=eval_summary_dir,
+            train_actions=train_actions,
+            eval_actions=eval_actions,
+        )
+        self.checkpoints = checkpoints
+        self.checkpoint_interval = checkpoint_interval
+        self.outputs: dict[str, Any] = {}
+        self.evaluation: dict[str, Any] | None = None
+        self.stopped = False
+        self._progress = progress
+        self._on_event = on_event or (lambda *_, **__: None)
+        self._stop = stop or (lambda: False)
+        self._saved_step: int | None = None
+        self._timed_steps = 0
+        self._timed_seconds = 0.0
+        self._loops = 0
+
+    @property
+    def step(self) -> int:
+        """The global step."""
+        return int(self.global_step.numpy())
+
+    @property
+    def examples_per_second(self) -> float | None:
+        """Speed of training, after the first loop and without evaluating and saving."""
+        if not self._timed_steps:
+            return None
+        return self._timed_steps * self.trainer.global_batch_size / self._timed_seconds
+
+    def train(self, steps: int, checkpoint_at_completion: bool = True) -> None:
+        """Trains until `global_step` is `steps`, or until asked to stop.
+
+        Args:
+            steps: the global step to train to.
+            checkpoint_at_completion: whether to save at the end, whatever the interval.
+        """
+        self._train_until(steps, end=steps)
+        if checkpoint_at_completion or self.stopped:
+            self.save_checkpoint()
+
+    def train_and_evaluate(
+        self, train_steps: int, eval_steps: int = -1, eval_interval: int | None = None
+    ) -> dict[str, Any] | None:
+        """Trains and evaluates by turns, and evaluates at the end.
+
+        Args:
+            train_steps: the global step to train to.
+            eval_steps: batches an evaluation; -1 for the whole dataset.
+            eval_interval: steps between two evaluations; 0 or None for the end only.
+
+        Returns:
+            The last evaluation, or None when asked to stop before it.
+        """
+        while self.step < train_steps and not self.stopped:
+            until = min(train_steps, _next_multiple(self.step, eval_interval or train_steps))
+            self._train_until(until, end=train_steps)
+            if self.stopped or until == train_steps:
+                self.save_checkpoint()
+            if not self.stopped:
+                self.evaluate(eval_steps)
+        return self.evaluation
+
+    def evaluate(self, steps: int = -1) -> dict[str, Any]:
+        """Evaluates now.
+
+        Args:
+            steps: how many batches; -1 for the whole dataset.
+
+        Returns:
+            Numbers by name.
+        """
+        self._require("evaluator", for_method="evaluate")
+        with self.eval_summary_manager.summary_writer().as_default():
+            outputs = self.evaluator.evaluate(tf.constant(steps, tf.int32))
+        for action in self.eval_actions:
+            action(outputs)
+        self.evaluation = as_numbers(outputs)
+        self.eval_summary_manager.write_summaries(self.evaluation)
+        self.eval_summary_manager.flush()
+        if self._progress:
+            self._progress.evaluated(self.step, self.evaluation)
+        self._on_event("eval", self.step, **self.evaluation)
+        return self.evaluation
+
+    def restore_checkpoint(self, checkpoint_path: str | None = None) -> str | None:
+        """Restores a checkpoint, the newest if none is named; returns its path, if there is one."""
+        self._require("checkpoints", for_method="restore_checkpoint")
+        if checkpoint_path:
+            self.checkpoints.restore(checkpoint_path)
+        else:
+            checkpoint_path = self.checkpoints.restore_latest()
+        self._saved_step = self.step if checkpoint_path else None
+        return checkpoint_path
+
+    def save_checkpoint(self) -> None:
+        """Saves a checkpoint, unless this step's is there already."""
+        if self.checkpoints is None or self._saved_step == self.step:
+            return
+        path = self.checkpoints.save()
+        self._saved_step = self.step
+        self._on_event("checkpoint", self.step, path=path)
+
+    def _train_until(self, until: int, *, end: int) -> None:
+        while self.step < until and not self.stopped:
+            boundary = min(until, _next_multiple(self.step, self.steps_per_loop))
+            if self.checkpoint_interval:
+                boundary = min(boundary, _next_multiple(self.step, self.checkpoint_interval))
+            self._train_loop(boundary - self.step, end=end)
+            if self.checkpoint_interval and self.step % self.checkpoint_interval == 0:
+                self.save_checkpoint()
+            self.stopped = self._stop()
+
+    def _train_loop(self, steps: int, *, end: int) -> None:
+        start = time.perf_counter()
+        with (
+            self.summary_manager.summary_writer().as_default(),
+            tf.summary.record_if(False),
+        ):
+            outputs = self.trainer.train(tf.constant(steps, tf.int32)) or {}
+        self.outputs = as_numbers(outputs)  # waits for the devices, so that the time is whole
+        self._time(steps, time.perf_counter() - start)
+        for action in self.train_actions:
+            action(outputs)
+        speed = self.examples_per_second
+        rate = {"examples_per_second": speed} if speed else {}
+        self.summary_manager.write_summaries({**self.outputs, **rate})
+        self.summary_manager.flush()
+        if self._progress:
+            left = self._timed_seconds / self._timed_steps * (end - self.step) if speed else None
+            self._progress.trained(
+                self.step, self.outputs, examples_per_second=speed, seconds_left=left
+            )
+
+    def _time(self, steps: int, seconds: float) -> None:
+        self._loops += 1
+        if self._loops > 1:  # the first traces and compiles
+            self._timed_steps += steps
+            self._timed_seconds += seconds
+
+
+def as_numbers(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors as Python numbers, nested mappings kept."""
+    return {
+        name: as_numbers(value)
+        if isinstance(value, Mapping)
+        else orbit.utils.get_value(value).item()
+        if tf.is_tensor(value)
+        else value
+        for name, value in outputs.items()
+    }
+
+
+def _next_multiple(step: int, interval: int) -> int:
+    """The first multiple of `interval` after `step`."""
+    return (step // interval + 1) * interval

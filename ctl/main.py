@@ -1,0 +1,233 @@
+"""The program: trains and evaluates the experiment that a config describes.
+
+python -m ctl.main --config=experiments/mnist.py --config.train.steps=1000
+"""
+
+from collections.abc import Sequence
+import itertools
+import logging
+import os
+import pathlib
+import re
+import sys
+from typing import Any
+
+if __package__ in (None, ""):  # run as a file: `import ctl` must find the package, not its rooms
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
+
+from absl import flags
+from ml_collections import config_dict
+
+from ctl import checks, defaults, locate, suggestions
+from ctl.errors import UsageError
+from ctl.loop.workdir import Workdir
+
+MODES = ("train_and_eval", "train", "eval", "continuous_eval", "explain")
+SWITCHES = {
+    "fresh": "Start anew: move the run in the folder aside.",
+    "allow_config_change": "Resume though the arithmetic changed.",
+    "help": "Show this.",
+}
+_CONFIG_KEY = re.compile(r"--?(no)?config\.([^=]+)(?:=(.*))?", re.DOTALL)
+Changes = list[tuple[str, str | None]]
+
+
+def run(argv: Sequence[str]) -> int:
+    """Runs the program.
+
+    Args:
+        argv: the command line, the program's name first.
+
+    Returns:
+        The exit code: 0 done, 1 failed, 2 a mistake told in one line, 75 stopped by a signal.
+    """
+    try:
+        return _run(argv)
+    except UsageError as error:
+        print("ctl:", " ".join(str(error).split()), file=sys.stderr, flush=True)
+        return 2
+
+
+def console() -> None:
+    """The console script `ctl`: as `python -m ctl.main`, with the current folder importable."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    sys.exit(run(sys.argv))
+
+
+def _run(argv: Sequence[str]) -> int:
+    values, changes = _parse(argv)
+    if values.help:
+        print(f"{__doc__}\n{values.get_help(include_special_flags=False)}")
+        return 0
+    config_path = values.config.partition(":")[0]
+    config = _config(values.config, changes)
+    locate.trainer_file(config.trainer, config_path)
+    workdir = Workdir(values.workdir or pathlib.Path("runs") / pathlib.Path(config_path).stem)
+    _check_workdir(values, config, workdir)
+    return _dispatch(values, config, config_path, workdir)
+
+
+def _dispatch(values: flags.FlagValues, config: Any, config_path: str, workdir: Workdir) -> int:
+    _quiet_tensorflow()
+    from ctl import experiment, explain
+
+    evaluates = values.mode != "train"
+    built = experiment.build(config, config_path, evaluates=evaluates)
+    if values.mode == "explain":
+        print(explain.describe(built))
+        return 0
+    if values.mode == "eval":
+        return experiment.evaluate(built, workdir)
+    if values.mode == "continuous_eval":
+        return experiment.continuous_eval(built, workdir)
+    return experiment.train(
+        built,
+        workdir,
+        evaluates=evaluates,
+        fresh=values.fresh,
+        allow_change=values.allow_config_change,
+    )
+
+
+def _config(flag: str, changes: Changes) -> config_dict.ConfigDict:
+    """The checked config; what is wrong with the command line is told before the file is run."""
+    known = defaults.defaults()
+    for name, text in changes:
+        if not name.startswith("model."):
+            defaults.change(known, name, text)
+    checks.check_values(defaults.flat(known))
+    config = locate.config(flag)
+    for name, text in changes:
+        defaults.change(config, name, text)
+    checks.check(config)
+    return config
+
+
+def _check_workdir(values: flags.FlagValues, config: Any, workdir: Workdir) -> None:
+    """Tells what is wrong with the folder before TensorFlow is loaded; `experiment` asks again."""
+    if values.mode == "explain":
+        return
+    if values.fresh:
+        workdir.check_movable()
+        return
+    if values.mode in ("eval", "continuous_eval"):
+        workdir.check_run()
+    workdir.check_config(config.to_dict(), allow_change=values.allow_config_change)
+
+
+def _flags() -> flags.FlagValues:
+    values = flags.FlagValues()
+    texts = {
+        "config": (None, "The experiment, FILE.py; --config.KEY=VALUE changes a key of it."),
+        "workdir": (None, "The run's folder; runs/<experiment> if not given."),
+        "mode": (MODES[0], f"One of {', '.join(MODES)}."),
+    }
+    for name, (default, text) in texts.items():
+        flags.DEFINE_string(name, default, text, flag_values=values)
+    for name, text in SWITCHES.items():
+        flags.DEFINE_boolean(name, False, text, flag_values=values)
+    return values
+
+
+def _parse(argv: Sequence[str]) -> tuple[flags.FlagValues, Changes]:
+    """Parses the command line, and turns every way to get it wrong into one line."""
+    values = _flags()
+    try:
+        arguments, changes = _split(values.read_flags_from_files(list(argv[1:]), force_gnu=False))
+        rest = values([argv[0], *arguments])
+    except UsageError:
+        raise
+    except flags.UnrecognizedFlagError as error:
+        raise UsageError(_unknown_flag(error.flagname)) from None
+    except (flags.Error, ValueError) as error:  # what absl says: a switch's value, a --flagfile
+        told = str(error).removeprefix("ERROR:: ")
+        raise UsageError(f"The command line cannot be read: {told}") from None
+    if len(rest) > 1:
+        raise UsageError(_stray(rest[1]))
+    if not values.help:
+        _check_flags(values)
+    return values, changes
+
+
+def _split(arguments: list[str]) -> tuple[list[str], Changes]:
+    """Takes --config.KEY=VALUE and its other spellings out of the command line."""
+    others: list[str] = []
+    changes: Changes = []
+    waiting = list(arguments)
+    while waiting:
+        argument = waiting.pop(0)
+        found = _CONFIG_KEY.fullmatch(argument)
+        if not found:
+            others.append(argument)
+            continue
+        no, name, value = found.groups()
+        if no and value is not None:
+            raise UsageError(f"{argument} has a value: write --config.{name}={value}.")
+        if no:
+            value = "false"
+        elif value is None and waiting and not re.match("-+[a-z]", waiting[0]):
+            value = waiting.pop(0)
+        changes.append((name, value))
+    _check_given(others)
+    return others, changes
+
+
+def _check_given(arguments: list[str]) -> None:
+    """Refuses what absl would take for a value, or let the last one win."""
+    wanted = {"config": "FILE", "workdir": "FOLDER", "mode": "MODE"}
+    for argument, following in itertools.pairwise([*arguments, "-"]):
+        name, equals, value = argument.lstrip("-").partition("=")
+        missing = not value if equals else following.startswith("-")
+        if argument.startswith("-") and name in wanted and missing:
+            raise UsageError(f"--{name} has no value: write --{name}={wanted[name]}.")
+        if name in SWITCHES and equals and value.lower() not in ("true", "false", "1", "0"):
+            raise UsageError(f"--{name} is {value!r}, want true or false.")
+    if sum(re.match("--?config(=|$)", argument) is not None for argument in arguments) > 1:
+        raise UsageError(
+            "--config is given twice: give one, and change keys by --config.KEY=VALUE."
+        )
+
+
+def _check_flags(values: flags.FlagValues) -> None:
+    if values.config is None:
+        raise UsageError("No experiment is named: add --config=FILE, such as experiments/mnist.py.")
+    if values.mode not in MODES:
+        raise UsageError(f"--mode is {values.mode!r}{suggestions.did_you_mean(values.mode, MODES)}")
+    for name in ("fresh", "allow_config_change"):
+        if values[name].value and not values.mode.startswith("train"):
+            raise UsageError(f"--{name} has no effect with --mode={values.mode}: leave it out.")
+
+
+def _unknown_flag(name: str) -> str:
+    known = {flag: f"--{flag}" for flag in (*_flags(),)}
+    keys = defaults.flat(defaults.defaults())
+    full = {key: f"--config.{key}" for key in keys}
+    last = {key.rpartition(".")[-1]: f"--config.{key}" for key in reversed(keys)}
+    return f"There is no flag --{name}{suggestions.did_you_mean(name, known, full, last)}"
+
+
+def _stray(argument: str) -> str:
+    key = argument.partition("=")[0]
+    mend = "write --config=FILE --mode=MODE"
+    if argument.endswith(".py"):
+        mend = f"write --config={argument}"
+    elif argument in MODES:
+        mend = f"write --mode={argument}"
+    elif key in defaults.flat(defaults.defaults()):
+        mend = f"write --config.{argument}"
+    return f"{argument!r} is not a flag: {mend}."
+
+
+def _quiet_tensorflow() -> None:
+    """Keeps TensorFlow's start-up noise out of the way; the environment can ask for it."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    flags.FLAGS.mark_as_parsed()
+    import tensorflow as tf
+
+    tf.get_logger().setLevel(logging.ERROR)
+    logging.getLogger("absl").setLevel(logging.ERROR)
+
+
+if __name__ == "__main__":
+    console()

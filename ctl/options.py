@@ -1,0 +1,139 @@
+"""The options of a trainer that have a good default. Loads no TensorFlow."""
+
+from collections.abc import Iterator, Mapping
+import dataclasses
+from typing import Any
+
+from ctl import suggestions
+from ctl.errors import UsageError
+
+
+class _NoKey(UsageError, AttributeError):
+    """A key that is not there; an AttributeError too, so that `getattr(section, key, 1)` works."""
+
+
+class Section(Mapping[str, Any]):
+    """A read-only section of a config, by attribute or by key, that knows which keys were read.
+
+    A key that nobody reads has no effect, and `unread` finds it.
+    """
+
+    def __init__(self, values: Mapping[str, Any] | None = None, name: str = ""):
+        """Wraps a mapping; mappings inside become sections.
+
+        Args:
+            values: the keys and their values.
+            name: what messages call the section, such as "model".
+        """
+        self._name = name
+        self._values = {
+            key: Section(value, f"{name}.{key}") if isinstance(value, Mapping) else value
+            for key, value in (values or {}).items()
+        }
+        self._read: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self._values:
+            known = {name: f"{self._name}.{name}" for name in self._values}
+            hint = suggestions.did_you_mean(str(key), known) or ": the section is empty"
+            raise _NoKey(f"The config has no key {self._name}.{key}{hint}")
+        self._read.add(key)
+        return self._values[key]
+
+    def __getattr__(self, key: str) -> Any:
+        if key.startswith("_"):
+            raise AttributeError(key)
+        return self[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key, or a default where there is none."""
+        try:
+            return self[key]
+        except _NoKey:
+            return default
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"Section({self._values})"
+
+    def unread(self) -> list[str]:
+        """The full names of the keys that were never read."""
+        names = []
+        for key, value in self._values.items():
+            if isinstance(value, Section):
+                names += value.unread()
+            elif key not in self._read:
+                names.append(f"{self._name}.{key}")
+        return names
+
+
+@dataclasses.dataclass(frozen=True)
+class Clip:
+    """How the reduced gradients are clipped; zero means not. At most one may be set.
+
+    Attributes:
+        global_norm: scale all gradients so that their joint norm is at most this (Pascanu et al.
+            2013, as `tf.clip_by_global_norm`).
+        norm: scale each gradient so that its norm is at most this.
+        value: clip each element to [-value, value].
+    """
+
+    global_norm: float = 0.0
+    norm: float = 0.0
+    value: float = 0.0
+
+    def __post_init__(self) -> None:
+        chosen = [name for name, bound in dataclasses.asdict(self).items() if bound]
+        if len(chosen) > 1:
+            raise UsageError(f"Clip by one rule, not by {' and '.join(chosen)}: set one of them.")
+        for name, bound in dataclasses.asdict(self).items():
+            if not 0.0 <= bound < float("inf"):
+                raise UsageError(f"Clip {name} is {bound}, want a positive number, or 0 for none.")
+
+    def __str__(self) -> str:
+        for name, bound in dataclasses.asdict(self).items():
+            if bound:
+                return f"by {name.replace('_', ' ')} {bound:g}, after the reduction"
+        return "none"
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainerOptions:
+    """What a trainer does beside its model, data and optimizer.
+
+        options = ctl.TrainerOptions(seed=1, gradient_accumulation_steps=4, model={"dropout": 0.1})
+
+    Attributes:
+        seed: initial weights, the order of the data and random layers are functions of it.
+        precision: "float32" or "float64".
+        gradient_accumulation_steps: micro-batches that a replica's rows are computed in.
+        clip: how the reduced gradients are clipped.
+        prefetch: batches that the input pipeline prepares ahead; -1 lets tf.data choose.
+        data: keys for `build_dataset` (`self.options.data.dir`).
+        model: keys for `build_model` (`self.options.model.dropout`).
+    """
+
+    seed: int = 0
+    precision: str = "float32"
+    gradient_accumulation_steps: int = 1
+    clip: Clip = Clip()
+    prefetch: int = -1
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        count = self.gradient_accumulation_steps
+        if count < 1:
+            raise UsageError(f"gradient_accumulation_steps is {count}, want 1 or more.")
+        for name in ("data", "model"):
+            value = getattr(self, name)
+            section = value if isinstance(value, Section) else Section(value, name)
+            object.__setattr__(self, name, section)

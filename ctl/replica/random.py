@@ -1,0 +1,176 @@
+"""Random layers keyed by (seed, layer, step, row of the global batch).
+
+tf_keras draws a dropout mask from a stateful generator, one on each replica: the mask depends on how
+the batch is split and on how often the process was restarted. Here the numbers of row r at step k are
+the Philox4x32-10 block function (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3")
+of a key made from (seed, layer) and the counter (r x blocks a row, k): whoever holds the row draws
+the same numbers, and there is no state to save.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from ctl.errors import UsageError
+from ctl.replica.rows import current
+
+_PHILOX = 1  # tf.random.Algorithm.PHILOX, as the raw ops number it
+_BLOCK = 4  # a Philox block is four 32-bit numbers, so a row is padded to a multiple of four
+
+
+def key_random_layers(model: tf_keras.layers.Layer, seed: int) -> list[str]:
+    """Makes every random layer of a model draw by (seed, layer, step, row), inside a training step.
+
+    It covers the layers that draw through tf_keras' `RandomGenerator`, a number for each example or
+    element: Dropout and its variants, GaussianNoise, recurrent and attention dropout.
+
+    Args:
+        model: a built or unbuilt model; it is changed in place. Its weights are not touched.
+        seed: the run's seed.
+
+    Returns:
+        The names of the layers that were changed.
+    """
+    names = []
+    for index, layer in enumerate(model._flatten_layers()):
+        generator = getattr(layer, "_random_generator", None)
+        if generator is not None:
+            layer._random_generator = RowKeyedGenerator(
+                generator, seed=seed, layer=index, name=layer.name
+            )
+            names.append(layer.name)
+    return names
+
+
+class RowKeyedGenerator:
+    """Stands in for the `RandomGenerator` of one layer.
+
+    Outside of a training step it leaves the drawing to the generator that it replaced.
+    """
+
+    def __init__(self, replaced: Any, *, seed: int, layer: int, name: str):
+        """Keys one layer.
+
+        Args:
+            replaced: the tf_keras `RandomGenerator` whose place this takes.
+            seed: the run's seed.
+            layer: the layer's place in the model.
+            name: the layer's name, for messages.
+        """
+        if isinstance(replaced, RowKeyedGenerator):
+            replaced = replaced._replaced
+        self._replaced = replaced
+        self._identity = (seed, layer, replaced._seed)
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self._replaced, attribute)
+
+    def dropout(
+        self, inputs: tf.Tensor, rate: float, noise_shape: Any = None
+    ) -> tf.Tensor:
+        """Drops elements of `inputs`, as `tf.nn.dropout` does, by the rows' own numbers."""
+        if current() is None:
+            return self._replaced.dropout(inputs, rate, noise_shape=noise_shape)
+        shared = noise_shape is not None and tf.get_static_value(noise_shape[0]) == 1
+
+        def sample(shape: Any, dtype: tf.DType, **_: Any) -> tf.Tensor:
+            return tf.cast(self._draw(tf.raw_ops.StatelessRandomUniformV2, shape, shared), dtype)
+
+        return tf.nn.experimental.general_dropout(
+            inputs, rate=rate, noise_shape=noise_shape, uniform_sampler=sample
+        )
+
+    def random_uniform(
+        self,
+        shape: Any,
+        minval: float = 0.0,
+        maxval: float | None = None,
+        dtype: Any = None,
+        nonce: int | None = None,
+    ) -> tf.Tensor:
+        """Uniform numbers in [minval, maxval); axis 0 of `shape` is the rows of this replica."""
+        if current() is None:
+            return self._replaced.random_uniform(shape, minval, maxval, dtype, nonce)
+        dtype = tf.as_dtype(dtype or tf_keras.backend.floatx())
+        if not dtype.is_floating:
+            raise self._refusal(f"draws {dtype.name} numbers")
+        drawn = tf.cast(self._draw(tf.raw_ops.StatelessRandomUniformV2, shape), dtype)
+        return drawn * ((1.0 if maxval is None else maxval) - minval) + minval
+
+    def random_normal(
+        self,
+        shape: Any,
+        mean: float = 0.0,
+        stddev: float = 1.0,
+        dtype: Any = None,
+        nonce: int | None = None,
+    ) -> tf.Tensor:
+        """Normal numbers; axis 0 of `shape` is the rows of this replica."""
+        if current() is None:
+            return self._replaced.random_normal(shape, mean, stddev, dtype, nonce)
+        drawn = self._draw(tf.raw_ops.StatelessRandomNormalV2, shape)
+        return tf.cast(drawn, dtype or tf_keras.backend.floatx()) * stddev + mean
+
+    def truncated_normal(self, shape: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
+        """Refused in a step: rejection sampling takes a varying count of numbers a row."""
+        if current() is None:
+            return self._replaced.truncated_normal(shape, *args, **kwargs)
+        raise self._refusal("draws from a truncated normal")
+
+    def make_seed_for_stateless_op(self) -> tf.Tensor:
+        """Refused in a step: the layer would draw for its local batch, not for global rows."""
+        if current() is None:
+            return self._replaced.make_seed_for_stateless_op()
+        raise self._refusal("draws for its whole local batch at once")
+
+    def make_legacy_seed(self) -> int | None:
+        """Refused in a step, as `make_seed_for_stateless_op`."""
+        if current() is None:
+            return self._replaced.make_legacy_seed()
+        raise self._refusal("draws for its whole local batch at once")
+
+    def _refusal(self, what: str) -> UsageError:
+        return UsageError(
+            f"Layer {self._name} {what}, which cannot be keyed by the rows of the global batch: "
+            "do it in the input pipeline, or with a layer that draws a number an element."
+        )
+
+    def _draw(self, op: Any, shape: Any, shared: bool = False) -> tf.Tensor:
+        """Draws float32 numbers; `shared` ones are the same for all rows of the global batch."""
+        rows = current()
+        call = rows.calls.get(self._identity[1], 0)
+        rows.calls[self._identity[1]] = call + 1
+        if isinstance(shape, tf.TensorShape):
+            shape = shape.as_list()
+        size, blocks = _row_size(shape)
+        first = tf.cast(0 if shared else rows.first_row, tf.uint64)
+        counter = tf.stack([first * tf.cast(blocks, tf.uint64), tf.cast(rows.step, tf.uint64)])
+        drawn = op(
+            shape=tf.stack([shape[0], blocks * _BLOCK]),
+            key=tf.constant([_key(*self._identity, call)], tf.uint64),
+            counter=counter,
+            alg=_PHILOX,
+            dtype=tf.float32,
+        )
+        return tf.reshape(drawn[:, :size], shape)
+
+
+def _row_size(shape: Any) -> tuple[Any, Any]:
+    """How many numbers a row takes, and in how many Philox blocks."""
+    inner: Sequence[Any] | tf.Tensor = shape[1:]
+    static = tf.get_static_value(tf.convert_to_tensor(inner, tf.int32))
+    if static is not None:
+        size = math.prod(int(n) for n in static)
+        return size, -(-size // _BLOCK)
+    product = tf.reduce_prod(inner)
+    return product, -(-product // _BLOCK)
+
+
+def _key(seed: int, layer: int, layer_seed: int | None, call: int) -> int:
+    text = f"ctl {seed} {layer} {layer_seed} {call}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

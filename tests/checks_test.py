@@ -1,0 +1,139 @@
+"""What a config may be. The lines for what it may not be: mistakes_test.py."""
+
+import math
+
+from ml_collections import config_dict
+import pytest
+
+import ctl
+from ctl import checks, defaults
+from ctl.errors import UsageError
+
+
+def right(**changes):
+    """A config that is right, with sections changed."""
+    data = dict(global_batch_size=4) | changes.pop("data", {})
+    return ctl.config(**(dict(trainer="net.py:Net") | changes), data=data)
+
+
+@pytest.mark.parametrize("name", ["net.py:Net", "a/b c/net.py:Net", "net:Net", "a.b.net:Net"])
+def test_trainer_may_be(name):
+    checks.check(right(trainer=name))
+
+
+@pytest.mark.parametrize(
+    "name", ["net", "net.py", "net.py:", ":Net", "net.py:a.b", "a/net:Net", "a..b:Net"]
+)
+def test_trainer_may_not_be(name):
+    with pytest.raises(UsageError, match="want path/to/file.py:Class or package.module:Class"):
+        checks.check(right(trainer=name))
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "rmsprop", "adagrad", "lion"])
+def test_optimizer_may_be(name):
+    checks.check(right(optimizer=dict(name=name)))
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("runtime", "strategy", "one_device"),
+        ("runtime", "strategy", "mirrored"),
+        ("runtime", "precision", "float64"),
+        ("runtime", "xla", "off"),
+        ("runtime", "logical_devices", 4),
+        ("data", "prefetch", -1),
+        ("data", "prefetch", 0),
+        ("train", "steps", 1),
+        ("train", "steps", 2**31 - 1),
+        ("train", "checkpoint_interval", 0),
+        ("eval", "interval", 0),
+        ("eval", "global_batch_size", 1),
+        ("optimizer", "learning_rate", 1e-300),
+        ("optimizer", "learning_rate", 100.0),
+        ("optimizer", "gradient_accumulation_steps", 1),
+        ("optimizer", "learning_rate_batch_size", 256),
+    ],
+)
+def test_value_may_be(section, key, value):
+    checks.check(right(**{section: {key: value}}))
+
+
+@pytest.mark.parametrize("seed", [0, 2**32 - 1])
+def test_seed_may_be_what_numpy_takes(seed):
+    checks.check(right(seed=seed))
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        dict(name="sgd", momentum=0.9),
+        dict(name="sgd", momentum=0.9, nesterov=True),
+        dict(name="rmsprop", momentum=0.999),
+        dict(schedule="cosine"),
+        dict(schedule="cosine", warmup_steps=999),
+        dict(schedule="cosine", warmup_steps=10, decay_steps=5000),
+        dict(clip=dict(value=0.5)),
+    ],
+)
+def test_optimizer_options_may_go_together(optimizer):
+    checks.check(right(optimizer=optimizer))
+
+
+def test_per_replica_batch_size_will_do():
+    checks.check(right(data=dict(global_batch_size=0, per_replica_batch_size=4)))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        dict(units=5, rate=0.5, name="a", bias=True, nothing=None),
+        dict(sizes=[1, 2.5, None], shape=(3, (4, 5)), head=dict(layers=[dict(units=5)])),
+    ],
+)
+def test_model_may_hold_what_json_can(model):
+    checks.check(right(model=model))
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (math.inf, "model.x is inf"),
+        ((1.0, math.nan), r"model.x\[1\] is nan"),
+        (dict(y=dict(z=math.nan)), "model.x.y.z is nan"),
+        ([dict(y=math.nan)], r"model.x\[0\].y is nan"),
+        ({1, 2}, "model.x is a set"),
+        (b"bytes", "model.x is a bytes"),
+    ],
+)
+def test_model_may_not_hold(value, name):
+    with pytest.raises(UsageError, match=name):
+        checks.check(right(model=dict(x=value)))
+
+
+def test_whole_number_for_a_number_passes_in_a_bare_config_dict():
+    values = right().to_dict()
+    values["optimizer"]["learning_rate"] = 1
+    checks.check(config_dict.ConfigDict(values))
+
+
+@pytest.mark.parametrize("name", defaults.flat(defaults.defaults()))
+def test_every_key_must_be_there(name):
+    values = right().to_dict()
+    *path, last = name.split(".")
+    section = values
+    for part in path:
+        section = section[part]
+    del section[last]
+    with pytest.raises(UsageError, match=f"The config has no {name}: "):
+        checks.check(config_dict.ConfigDict(values))
+
+
+@pytest.mark.parametrize(("value", "words"), [(None, "None"), ({}, "a dict"), (5, "a int")])
+def test_config_must_be_a_config_dict(value, words):
+    with pytest.raises(UsageError, match=f"get_config returned {words}: let it return"):
+        checks.check(value)
+
+
+def test_values_of_the_defaults_pass_one_by_one():
+    checks.check_values(defaults.flat(defaults.defaults()))

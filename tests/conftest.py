@@ -1,0 +1,33 @@
+"""Devices and folders for every test.
+
+TensorFlow fixes its devices at first use, so each test process has four logical CPUs from the start;
+a test that needs other ones runs a child process (tests/child.py).
+"""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import pytest
+import tensorflow as tf
+
+from ctl.hardware import strategies
+
+LOGICAL_CPUS = 4
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0],
+    [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS,
+)
+assert len(tf.config.list_logical_devices("CPU")) == LOGICAL_CPUS  # and now they are fixed
+tf.get_logger().setLevel("ERROR")
+
+
+@pytest.fixture
+def strategy():
+    """Makes the strategy of a number of replicas: strategy(4)."""
+
+    def build(replicas: int) -> tf.distribute.Strategy:
+        name = "one_device" if replicas == 1 else "mirrored"
+        return strategies.build(name, logical_devices=replicas).strategy
+
+    return build

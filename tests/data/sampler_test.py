@@ -1,0 +1,148 @@
+"""The order of the examples: a permutation an epoch, found at any position, that looks random."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ctl.data import sampler
+
+# On both sides of where the way of permuting changes, and around powers of two.
+COUNTS = [1, 2, 3, 7, 2048, 2049, 4097, 60_000, 2**16, 2**16 + 1, 2**17 + 1, 2**18 + 1, 2**18 + 2]
+BEYOND_INT32 = 3 * 2**31 + 5
+
+
+def stream(start, stop, *, count, seed=0):
+    """Positions [start, stop) of the shuffled stream."""
+    positions = tf.range(start, stop, dtype=tf.int64)
+    return sampler.shuffled(positions, count=count, seed=seed).numpy()
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_every_epoch_has_every_example_exactly_once(count):
+    for epoch in (0, 1, 1000):
+        order = stream(epoch * count, (epoch + 1) * count, count=count)
+        assert np.array_equal(np.sort(order), np.arange(count))
+
+
+@pytest.mark.parametrize("count", [10, 2048, 3000, 60_000])
+def test_epochs_differ_also_far_apart(count):
+    epochs = [stream(e * count, (e + 1) * count, count=count) for e in (0, 1, 2, 256, 512, 65_536)]
+    assert len({order.tobytes() for order in epochs}) == len(epochs)
+
+
+@pytest.mark.parametrize("count", [10, 60_000])
+def test_seeds_differ_also_far_apart_and_may_be_any_whole_number(count):
+    seeds = [0, 1, 2, 256, 512, 65_536, 2**32, 2**63, -1, -2]
+    orders = [stream(0, count, count=count, seed=seed) for seed in seeds]
+    assert len({order.tobytes() for order in orders}) == len(orders)
+
+
+@pytest.mark.parametrize("count", [1, 5, 3000])
+@pytest.mark.parametrize("rows", [1, 2, 7, 64])
+def test_any_slice_of_the_stream_is_that_slice_of_the_whole(count, rows):
+    whole = stream(0, 150, count=count)
+    for start in range(0, 150 - rows, 13):
+        assert np.array_equal(stream(start, start + rows, count=count), whole[start : start + rows])
+
+
+def test_rows_that_are_drawn_together_do_not_change_each_other():
+    whole = stream(0, 12, count=5)
+    positions = tf.constant([3, 3, 4, 7, 11, 11, 11, 11, 11], tf.int64)
+    assert np.array_equal(sampler.shuffled(positions, count=5, seed=0), whole[positions.numpy()])
+
+
+def test_one_batch_may_hold_several_epochs():
+    batch = stream(4, 64, count=5)
+    whole = stream(0, 65, count=5)
+    assert np.array_equal(batch, whole[4:64])
+    assert all(sorted(whole[e * 5 : e * 5 + 5]) == list(range(5)) for e in range(13))
+
+
+@pytest.mark.parametrize("count", [7, 2048, 60_000, 2**31, BEYOND_INT32, 2**40])
+def test_positions_and_counts_beyond_int32_stay_exact(count):
+    start = 2**40 + 12_345
+    near = stream(start, start + 500, count=count)
+    assert near.dtype == np.int64
+    assert near.min() >= 0
+    assert near.max() < count
+    in_epoch = near[: min(500, count - start % count)]
+    assert len(set(in_epoch[:count])) == min(len(in_epoch), count)
+    assert np.array_equal(stream(start + 499, start + 500, count=count), near[499:])
+    if count > 2**33:
+        assert near.max() > 2**32
+
+
+def test_is_the_same_inside_a_dataset_on_several_threads():
+    offsets = tf.range(16, dtype=tf.int64)
+    batches = tf.data.Dataset.range(40).map(
+        lambda step: sampler.shuffled(step * 16 + offsets, count=100, seed=3),
+        num_parallel_calls=4,
+        deterministic=True,
+    )
+    got = np.concatenate(list(batches.as_numpy_iterator()))
+    assert np.array_equal(got, stream(0, 640, count=100, seed=3))
+
+
+@pytest.mark.parametrize(
+    ("count", "seed", "start", "want"),
+    [
+        (10, 0, 0, [0, 5, 9, 7, 8, 4, 1, 2, 6, 3, 8, 3, 1, 9, 6, 4, 7, 0, 5, 2]),
+        (10, 7, 1_000_005, [9, 1, 6, 0, 8, 4, 3, 7, 8, 2]),
+        (60_000, 0, 0, [45126, 52211, 46442, 55228, 38333, 26198, 4893, 931]),
+        (60_000, 7, 59_996, [16481, 9953, 19243, 35267, 35856, 19741, 58511, 14798]),
+        (
+            2**40,
+            1,
+            2**41 - 3,
+            [673781432745, 1078809299237, 732346848916, 429931934329, 235584273617, 989427605564],
+        ),
+    ],
+)
+def test_the_order_is_the_one_that_checkpoints_rely_on(count, seed, start, want):
+    assert stream(start, start + len(want), count=count, seed=seed).tolist() == want
+
+
+@pytest.mark.parametrize("count", [2000, 60_000])
+def test_orders_of_consecutive_epochs_are_not_correlated(count):
+    epochs = [stream(e * count, (e + 1) * count, count=count, seed=5) for e in range(9)]
+    found = [np.corrcoef(a, b)[0, 1] for a, b in itertools.pairwise(epochs)]
+    assert np.abs(found).max() < 5 / np.sqrt(count)
+    assert abs(np.mean(found)) < 4 / np.sqrt(count * len(found))
+
+
+@pytest.mark.parametrize("count", [2000, 60_000])
+def test_orders_of_neighbouring_seeds_are_not_correlated(count):
+    seeds = [stream(0, count, count=count, seed=seed) for seed in range(9)]
+    found = [np.corrcoef(a, b)[0, 1] for a, b in itertools.pairwise(seeds)]
+    assert np.abs(found).max() < 5 / np.sqrt(count)
+
+
+def test_neighbours_in_the_stream_are_as_far_apart_as_by_chance():
+    count, epochs = 60_000, 20
+    orders = np.stack([stream(e * count, (e + 1) * count, count=count) for e in range(epochs)])
+    steps = np.bincount(np.diff(orders, axis=1).ravel() % count, minlength=count)[1:]
+    assert steps.var() / steps.mean() == pytest.approx(1, abs=0.05)  # Poisson
+
+
+def test_batches_of_a_dataset_sorted_by_label_mix_labels_as_by_chance():
+    count, batch = 60_000, 64
+    labels = np.arange(count) * 10 // count
+    means = [
+        labels[stream(e * count, (e + 1) * count, count=count)][: count // batch * batch]
+        .reshape(-1, batch)
+        .mean(axis=1)
+        for e in range(10)
+    ]
+    want = labels.var() / batch * (count - batch) / (count - 1)
+    assert np.var(means) == pytest.approx(want, rel=0.1)
+
+
+@pytest.mark.parametrize("count", [2, 3, 10])
+def test_each_example_comes_at_each_place_equally_often(count):
+    epochs = 2000
+    order = stream(0, epochs * count, count=count).reshape(epochs, count)
+    table = np.stack([np.bincount(order[:, place], minlength=count) for place in range(count)])
+    want = epochs / count
+    assert ((table - want) ** 2 / want).sum() / (count * (count - 1)) < 3  # about 1 by chance

@@ -1,0 +1,369 @@
+"""One step: the update is a function of the global batch alone."""
+
+import numpy as np
+import orbit
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl.data import sampler
+from tests import tiny
+
+# (global batch, replicas): even shares, uneven ones, an empty one, one replica.
+SPLITS = [(8, 1), (8, 2), (8, 4), (5, 1), (5, 2), (7, 4), (3, 4), (130, 4)]
+
+
+def batch_rows(step, batch, seed=0):
+    """The examples of a step's global batch, in the order of the sampler."""
+    positions = tf.range(step * batch, (step + 1) * batch, dtype=tf.int64)
+    return sampler.shuffled(positions, count=tiny.EXAMPLES, seed=seed).numpy()
+
+
+def check_one_step(trainer, strategy, rows, weighted=True):
+    """Trains one step; every replica's copy must have moved by the gradient computed by hand."""
+    before = trainer.model.get_weights()
+    loss, gradients, _ = tiny.loss_and_gradients(before, rows, weighted)
+    outputs = trainer.train(tf.constant(1))
+    assert float(outputs["loss"]) == pytest.approx(loss, abs=1e-12)
+    for variable, old, gradient in zip(
+        trainer.model.trainable_variables, before, gradients, strict=True
+    ):
+        for copy in tiny.copies(strategy, variable):
+            np.testing.assert_allclose(old - copy, gradient, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2, 4])
+@pytest.mark.parametrize(("batch", "replicas"), SPLITS)
+def test_update_is_gradient_of_global_batch(strategy, batch, replicas, accumulation):
+    if accumulation > -(-batch // replicas):
+        with pytest.raises(ctl.UsageError, match="gradient_accumulation_steps"):
+            tiny.trainer(strategy(replicas), batch, gradient_accumulation_steps=accumulation)
+        return
+    where = strategy(replicas)
+    trainer = tiny.trainer(where, batch, gradient_accumulation_steps=accumulation)
+    rows = tiny.pick(tiny.examples(), batch_rows(0, batch))
+    check_one_step(trainer, where, rows)
+
+
+class Unweighted(tiny.TinyTrainer):
+    weighted = False
+
+
+@pytest.mark.parametrize(("batch", "replicas"), SPLITS)
+def test_update_without_weights_is_the_mean_over_the_rows_that_exist(strategy, batch, replicas):
+    where = strategy(replicas)
+    trainer = tiny.trainer(where, batch, cls=Unweighted)
+    rows = tiny.pick(tiny.examples(), batch_rows(0, batch))
+    check_one_step(trainer, where, rows, weighted=False)
+
+
+def test_second_step_takes_the_next_global_batch(strategy):
+    where = strategy(2)
+    trainer = tiny.trainer(where, 5)
+    for step in range(6):  # past the end of the first epoch, 23 examples
+        check_one_step(trainer, where, tiny.pick(tiny.examples(), batch_rows(step, 5)))
+    assert trainer.global_step.numpy() == trainer.optimizer.iterations.numpy() == 6
+
+
+class SomeWeightsZero(tiny.TinyTrainer):
+    def sample_weight(self, batch):
+        return tf.where(batch["token"] < 3, batch["weight"], 0.0)
+
+
+class AllWeightsZero(tiny.TinyTrainer):
+    def sample_weight(self, batch):
+        return tf.zeros_like(batch["weight"])
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("cls", [SomeWeightsZero, AllWeightsZero])
+def test_rows_of_weight_zero_do_not_count(strategy, cls, replicas):
+    where = strategy(replicas)
+    rows = tiny.pick(tiny.examples(), batch_rows(0, 7))
+    rows["weight"] = np.where((rows["token"] < 3) & (cls is SomeWeightsZero), rows["weight"], 0.0)
+    check_one_step(tiny.trainer(where, 7, cls=cls), where, rows)
+
+
+def dataset_trainer(make):
+    """A TinyTrainer class with the data that `make(split)` returns."""
+    return type("DatasetTrainer", (tiny.TinyTrainer,), {"data_factory": staticmethod(make)})
+
+
+@pytest.mark.parametrize(("batch", "replicas"), [(6, 1), (6, 2), (7, 2), (7, 4), (3, 4)])
+def test_dataset_of_examples_is_batched_and_split_in_its_own_order(strategy, batch, replicas):
+    cls = dataset_trainer(lambda split: tf.data.Dataset.from_tensor_slices(tiny.examples()))
+    where = strategy(replicas)
+    trainer = tiny.trainer(where, batch, cls=cls)
+    for step in range(4):
+        rows = np.arange(step * batch, (step + 1) * batch) % tiny.EXAMPLES
+        check_one_step(trainer, where, tiny.pick(tiny.examples(), rows))
+
+
+@pytest.fixture
+def tfrecords(tmp_path):
+    """Two TFRecord files with the examples alternating between them; returns their pattern."""
+    rows = tiny.examples()
+    paths = [str(tmp_path / f"part-{i}.tfrecord") for i in range(2)]
+    writers = [tf.io.TFRecordWriter(path) for path in paths]
+    for i in range(tiny.EXAMPLES):
+        feature = {
+            name: tf.train.Feature(
+                float_list=tf.train.FloatList(value=np.atleast_1d(values[i]).astype(np.float32))
+            )
+            for name, values in rows.items()
+        }
+        example = tf.train.Example(features=tf.train.Features(feature=feature))
+        writers[i % 2].write(example.SerializeToString())
+    for writer in writers:
+        writer.close()
+    return str(tmp_path / "part-*.tfrecord")
+
+
+def parse(record):
+    shapes = {"x": [tiny.FEATURES], "token": [], "label": [], "weight": []}
+    features = {name: tf.io.FixedLenFeature(shape, tf.float32) for name, shape in shapes.items()}
+    parsed = tf.io.parse_single_example(record, features)
+    kinds = {"x": tf.float64, "token": tf.int64, "label": tf.int64, "weight": tf.float64}
+    return {name: tf.cast(value, kinds[name]) for name, value in parsed.items()}
+
+
+@pytest.mark.parametrize(("batch", "replicas"), [(6, 1), (6, 2), (7, 4)])
+def test_tfrecords_in_order(strategy, tfrecords, batch, replicas):
+    tuning = {"shuffle_buffer": 0, "interleave": 2}
+
+    def make(split):
+        # Two files interleaved record by record give the examples back in their order.
+        return ctl.data.tfrecords(tfrecords, parse, split="eval", tuning=tuning)
+
+    rows = {k: v.astype(np.float32) if v.dtype == float else v for k, v in tiny.examples().items()}
+    rows = {k: v.astype(float) if v.dtype == np.float32 else v for k, v in rows.items()}
+    where = strategy(replicas)
+    trainer = tiny.trainer(where, batch, cls=dataset_trainer(make))
+    for step in range(4):
+        picked = np.arange(step * batch, (step + 1) * batch) % tiny.EXAMPLES
+        check_one_step(trainer, where, tiny.pick(rows, picked))
+
+
+def test_shuffled_tfrecords_give_the_same_updates_on_any_replicas(strategy, tfrecords):
+    def make(split):
+        return ctl.data.tfrecords(tfrecords, parse, split=split, seed=3)
+
+    ends = []
+    for replicas in (1, 2, 4):
+        trainer = tiny.trainer(strategy(replicas), 7, cls=dataset_trainer(make))
+        trainer.train(tf.constant(10))
+        ends.append(trainer.model.get_weights())
+    for end in ends[1:]:
+        for one, other in zip(ends[0], end, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_ready_global_batches_with_a_partial_last_one(strategy, replicas):
+    def make(split):
+        dataset = tf.data.Dataset.from_tensor_slices(tiny.examples()).take(7).batch(4)
+        return ctl.data.GlobalBatches(dataset)
+
+    where = strategy(replicas)
+    trainer = tiny.trainer(where, 4, cls=dataset_trainer(make))
+    for rows in ([0, 1, 2, 3], [4, 5, 6], [0, 1, 2, 3]):  # 3 rows on 4 replicas: one has none
+        check_one_step(trainer, where, tiny.pick(tiny.examples(), rows))
+
+
+def slots(trainer):
+    """Every variable of the optimizer, counters included."""
+    return list(trainer.optimizer.variables)
+
+
+OPTIMIZERS = {
+    "adam": lambda: tf_keras.optimizers.Adam(1e-2),
+    "momentum": lambda: tf_keras.optimizers.SGD(1e-2, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+@pytest.mark.parametrize("batch", [8, 7])
+def test_fifty_steps_are_the_same_on_1_2_and_4_replicas(strategy, name, dropout, batch):
+    cls = type("DroppingTrainer", (tiny.TinyTrainer,), {"dropout": dropout})
+    references = None
+    for replicas in (1, 2, 4):
+        where = strategy(replicas)
+        trainer = tiny.trainer(where, batch, cls=cls, optimizer=OPTIMIZERS[name])
+        trainer.train(tf.constant(50))
+        variables = [*trainer.model.variables, *slots(trainer)]
+        if references is None:
+            references = [variable.numpy() for variable in variables]
+            assert trainer.optimizer.iterations.numpy() == 50
+        for variable, reference in zip(variables, references, strict=True):
+            for copy in tiny.copies(where, variable):
+                np.testing.assert_allclose(copy, reference, rtol=0, atol=1e-10)
+
+
+def test_one_float32_step_is_the_same_on_1_2_and_4_replicas(strategy):
+    ends = []
+    for replicas in (1, 2, 4):
+        trainer = tiny.trainer(strategy(replicas), 7, precision="float32")
+        trainer.train(tf.constant(1))
+        ends.append(trainer.model.get_weights())
+    for end in ends[1:]:
+        for one, other in zip(ends[0], end, strict=True):
+            assert one.dtype == np.float32
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+
+
+def test_dropout_changes_the_update_and_its_mask_changes_with_the_step(strategy):
+    cls = type("DroppingTrainer", (tiny.TinyTrainer,), {"dropout": 0.4})
+    ends = {}
+    for seed in (0, 1):
+        trainer = tiny.trainer(strategy(1), 8, cls=cls, seed=seed)
+        ends[seed] = trainer.model.get_weights()
+    plain = tiny.trainer(strategy(1), 8)
+    dropping = tiny.trainer(strategy(1), 8, cls=cls)
+    plain.model.set_weights(dropping.model.get_weights())
+    for trainer in (plain, dropping):
+        trainer.train(tf.constant(1))
+    assert np.abs(plain.model.get_weights()[1] - dropping.model.get_weights()[1]).max() > 1e-3
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_same_seed_gives_the_same_bits_and_another_seed_does_not(strategy, replicas):
+    cls = type("DroppingTrainer", (tiny.TinyTrainer,), {"dropout": 0.4})
+    ends = []
+    for seed in (5, 5, 6):
+        trainer = tiny.trainer(
+            strategy(replicas), 7, cls=cls, seed=seed, precision="float32",
+            optimizer=OPTIMIZERS["adam"],
+        )
+        trainer.train(tf.constant(20))
+        ends.append(np.concatenate([w.ravel() for w in trainer.model.get_weights()]))
+    assert np.array_equal(ends[0], ends[1])
+    assert not np.array_equal(ends[0], ends[2])
+
+
+def test_building_leaves_the_callers_random_state_and_precision_alone(strategy):
+    np.random.seed(3)
+    expected = np.random.RandomState(3).rand()
+    tiny.trainer(strategy(1), 8)
+    assert np.random.rand() == expected
+    assert tf_keras.backend.floatx() == "float32"
+    assert tf_keras.mixed_precision.global_policy().name == "float32"
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_orbits_own_controller_drives_trainer_and_evaluator(strategy, replicas, tmp_path, capsys):
+    trainer = tiny.trainer(strategy(replicas), 7, optimizer=OPTIMIZERS["adam"])
+    controller = orbit.Controller(
+        trainer=trainer,
+        evaluator=ctl.StandardEvaluator(trainer),
+        strategy=trainer.strategy,
+        global_step=trainer.global_step,
+        steps_per_loop=10,
+        checkpoint_manager=tf.train.CheckpointManager(
+            tf.train.Checkpoint(**trainer.checkpoint_items()),
+            str(tmp_path),
+            max_to_keep=1,
+            step_counter=trainer.global_step,
+            checkpoint_interval=10,
+        ),
+    )
+    output = controller.train_and_evaluate(train_steps=30, eval_interval=10)
+    assert int(output["examples"]) == tiny.EXAMPLES
+    assert trainer.global_step.numpy() == 30
+    assert "ckpt-30" in tf.train.latest_checkpoint(str(tmp_path))
+
+
+class Reporting(tiny.TinyTrainer):
+    """Trains by hand-written hooks of each size."""
+
+    def regularization_losses(self):
+        return []
+
+    def replica_step(self, batch):
+        first = self.minimize(batch, self._example_losses)
+        self.minimize(
+            batch,
+            lambda rows: tf.square(self.scale * rows["x"][:, 0]),
+            variables=[self.scale],
+            optimizer=self.second_optimizer,
+        )
+        return first
+
+
+@pytest.mark.parametrize(("batch", "replicas"), [(8, 1), (8, 2), (7, 4)])
+def test_replica_step_may_train_two_things_by_two_optimizers(strategy, batch, replicas):
+    where = strategy(replicas)
+    trainer = tiny.trainer(where, batch, cls=Reporting)
+    with where.scope():
+        trainer.scale = tf.Variable(2.0, dtype=tf.float64)
+        trainer.second_optimizer = tf_keras.optimizers.SGD(0.5)
+    trainer.train(tf.constant(1))
+    rows = tiny.pick(tiny.examples(), batch_rows(0, batch))
+    gradient = (rows["weight"] * 2 * 2.0 * rows["x"][:, 0] ** 2).sum() / rows["weight"].sum()
+    for copy in tiny.copies(where, trainer.scale):
+        assert copy == pytest.approx(2.0 - 0.5 * gradient, abs=1e-12)
+    assert {"scale", "second_optimizer"} <= set(trainer.checkpoint_items())
+
+
+def test_loss_that_is_reduced_already_is_refused(strategy):
+    class Reduced(tiny.TinyTrainer):
+        def per_example_loss(self, batch, outputs):
+            return tf.reduce_mean(super().per_example_loss(batch, outputs))
+
+    with pytest.raises(ctl.UsageError, match="want \\[rows\\]"):
+        tiny.trainer(strategy(1), 8, cls=Reduced).train(tf.constant(1))
+
+
+def test_variable_that_the_loss_does_not_depend_on_is_named_once(strategy, caplog):
+    class Idle(tiny.TinyTrainer):
+        def build_model(self):
+            model = super().build_model()
+            model.idle = tf.Variable(1.0, dtype=tf.float64, name="idle")
+            return model
+
+    trainer = tiny.trainer(strategy(2), 8, cls=Idle)
+    trainer.train(tf.constant(2))
+    trainer.train(tf.constant(1))
+    named = [r.message for r in caplog.records if "idle" in r.message]
+    assert len(named) == 1 and "does not depend on" in named[0]
+    assert trainer.model.idle.numpy() == 1.0
+
+
+@pytest.mark.parametrize(("batch", "refused"), [(8, False), (7, True)])
+def test_activity_regularizer_is_refused_where_shares_are_uneven(strategy, batch, refused):
+    class Active(tiny.TinyTrainer):
+        def build_model(self):
+            penalty = tf_keras.regularizers.L2(0.1)
+            layer = tf_keras.layers.Dense(3, activity_regularizer=penalty)
+            return tf_keras.Sequential([tf_keras.layers.InputLayer([4]), layer])
+
+        def forward(self, batch, training):
+            return self.model(batch["x"], training=training)
+
+    if refused:
+        with pytest.raises(ctl.UsageError, match="activity regularizer"):
+            tiny.trainer(strategy(2), batch, cls=Active)
+    else:
+        losses = []
+        for replicas in (1, 2):
+            trainer = tiny.trainer(strategy(replicas), batch, cls=Active)
+            losses.append(float(trainer.train(tf.constant(5))["loss"]))
+        assert losses[0] == pytest.approx(losses[1], abs=1e-12)
+
+
+def test_empty_training_data_is_one_clear_line(strategy):
+    cls = dataset_trainer(
+        lambda split: tf.data.Dataset.from_tensor_slices(tiny.examples()).filter(lambda _: False)
+    )
+    with pytest.raises(ctl.UsageError, match="ended after step 0"):
+        tiny.trainer(strategy(1), 8, cls=cls).train(tf.constant(1))
+
+
+def test_moving_global_step_moves_the_data(strategy):
+    """A rollback, or a restored checkpoint, takes up the data at its step."""
+    where = strategy(2)
+    trainer = tiny.trainer(where, 5)
+    trainer.train(tf.constant(4))
+    trainer.global_step.assign(1)
+    check_one_step(trainer, where, tiny.pick(tiny.examples(), batch_rows(1, 5)))
