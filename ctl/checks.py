@@ -71,7 +71,8 @@ def check(config: Any) -> None:
     """
     if not isinstance(config, config_dict.ConfigDict):
         raise UsageError(
-            f"get_config returned {_article(config)}: let it return what ctl.config(...) returns."
+            f"get_config returned {suggestions.kind(config)}: let it return what ctl.config(...) "
+            "returns."
         )
     _check_keys(config)
     values = defaults.flat(config)
@@ -112,10 +113,6 @@ def check_values(values: Mapping[str, Any]) -> None:
         )
 
 
-def _article(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
-
-
 def _check_keys(config: config_dict.ConfigDict) -> None:
     """Names and types are right, and every key is there."""
     defaults.config(**dict(config.items()))
@@ -148,8 +145,8 @@ def _check_model(value: Any, name: str) -> None:
             _check_model(element, f"{name}[{index}]")
     elif not isinstance(value, bool | int | float | str | None):
         raise UsageError(
-            f"{name} is {_article(value)}: want numbers, strings, booleans, None, and lists and "
-            "sections of these, which the workdir can keep."
+            f"{name} is {suggestions.kind(value)}: want numbers, strings, booleans, None, and "
+            "lists and sections of these, which the workdir can keep."
         )
 
 

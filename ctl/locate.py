@@ -58,9 +58,9 @@ def config(flag: str) -> config_dict.ConfigDict:
             what = "" if told else "get_config() fails: "
             raise UsageError(f"{what}{place(error, file)}") from error
     if not isinstance(result, config_dict.ConfigDict):
-        found = "None" if result is None else f"a {type(result).__name__}"
         raise UsageError(
-            f"get_config() of {path} returned {found}: let it return what ctl.config(...) returns."
+            f"get_config() of {path} returned {suggestions.kind(result)}: let it return what "
+            "ctl.config(...) returns."
         )
     try:
         return config_dict.ConfigDict(result.to_dict()).lock()

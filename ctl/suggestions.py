@@ -1,7 +1,8 @@
-"""What a person may have meant by a name that does not exist."""
+"""Words for messages: what a person may have meant, and what they gave instead."""
 
 from collections.abc import Iterable, Mapping
 import difflib
+from typing import Any
 
 
 def did_you_mean(name: str, *known: Mapping[str, str] | Iterable[str]) -> str:
@@ -28,3 +29,9 @@ def did_you_mean(name: str, *known: Mapping[str, str] | Iterable[str]) -> str:
     if not shown:
         return ""
     return f": there {'is' if len(shown) == 1 else 'are'} {', '.join(shown)}."
+
+
+def kind(value: Any) -> str:
+    """What a value is, such as "a dict", "an int" or "None"."""
+    name = type(value).__name__
+    return "None" if value is None else f"a{'n' * (name[0].lower() in 'aeiou')} {name}"

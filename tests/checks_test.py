@@ -25,7 +25,7 @@ def test_trainer_may_be(name):
     "name", ["net", "net.py", "net.py:", ":Net", "net.py:a.b", "a/net:Net", "a..b:Net"]
 )
 def test_trainer_may_not_be(name):
-    with pytest.raises(UsageError, match="want path/to/file.py:Class or package.module:Class"):
+    with pytest.raises(UsageError, match=r"want path/to/file\.py:Class or package\.module:Class"):
         checks.check(right(trainer=name))
 
 
@@ -129,7 +129,7 @@ def test_every_key_must_be_there(name):
         checks.check(config_dict.ConfigDict(values))
 
 
-@pytest.mark.parametrize(("value", "words"), [(None, "None"), ({}, "a dict"), (5, "a int")])
+@pytest.mark.parametrize(("value", "words"), [(None, "None"), ({}, "a dict"), (5, "an int")])
 def test_config_must_be_a_config_dict(value, words):
     with pytest.raises(UsageError, match=f"get_config returned {words}: let it return"):
         checks.check(value)

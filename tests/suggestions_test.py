@@ -34,3 +34,8 @@ def test_a_close_name_here_comes_before_a_close_one_elsewhere():
 
 def test_a_close_name_elsewhere_comes_before_the_list_of_those_here():
     assert suggestions.did_you_mean("stps", ["seed"], ["steps"]) == ": did you mean steps?"
+
+
+@pytest.mark.parametrize(("value", "words"), [(None, "None"), ({}, "a dict"), (5, "an int")])
+def test_kind(value, words):
+    assert suggestions.kind(value) == words

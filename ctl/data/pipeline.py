@@ -246,8 +246,8 @@ def _check_tail(dataset: tf.data.Dataset, layout: Layout) -> None:
     tail = max(0, int(dataset.cardinality())) % layout.local_replicas
     if tail and all(s.shape.is_fully_defined() for s in tf.nest.flatten(dataset.element_spec)):
         raise UsageError(
-            f"The evaluation data ends with {tail} batches for {layout.local_replicas} replicas, and "
-            "they would be dropped: batch it without drop_remainder, or add batches."
+            f"The evaluation data ends with {tail} batches for {layout.local_replicas} replicas: "
+            "they would be dropped, so batch it without drop_remainder, or add batches."
         )
 
 

@@ -5,6 +5,7 @@ Importing this loads no TensorFlow, so that a config can be checked by it.
 
 from collections.abc import Callable
 import dataclasses
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 from ctl.errors import UsageError
@@ -93,10 +94,10 @@ def build(name: str = "auto", *, logical_devices: int = 0) -> Hardware:
     why = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)} here" if gpus else "no GPU here"
     if name == "mirrored" and not gpus and not logical_devices:
         logical_devices = 2
-        why += ", so the CPU is split in 2"
     if logical_devices:
         _split(tf.config.list_physical_devices(kind)[0], logical_devices)
-        why += f", {logical_devices} logical {kind}s"
+    if logical_devices > 1:
+        why += f", the {'first' if gpus else 'CPU'} split in {logical_devices}"
     found = [
         f"{d.device_type}:{d.name.rsplit(':', 1)[1]}" for d in tf.config.list_logical_devices(kind)
     ]
@@ -131,8 +132,6 @@ def _split(device: Any, count: int) -> None:
 
 def _gpu_memory_mib(device: Any) -> int:
     """Memory to split, in MiB: nine tenths of what the driver says is there."""
-    import subprocess
-
     index = device.name.rsplit(":", 1)[1]
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", "-i", index]
     try:

@@ -82,7 +82,7 @@ def numbers(outputs: Mapping[str, Any]) -> str:
 
 
 def _number(value: Any) -> str:
-    if isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.3e}"

@@ -76,7 +76,7 @@ class RowKeyedGenerator:
         """Drops elements of `inputs`, as `tf.nn.dropout` does, by the rows' own numbers."""
         if current() is None:
             return self._replaced.dropout(inputs, rate, noise_shape=noise_shape)
-        shared = noise_shape is not None and tf.get_static_value(noise_shape[0]) == 1
+        shared = noise_shape is not None and _static_first(noise_shape) == 1
 
         def sample(shape: Any, dtype: tf.DType, **_: Any) -> tf.Tensor:
             return tf.cast(self._draw(tf.raw_ops.StatelessRandomUniformV2, shape, shared), dtype)
@@ -158,6 +158,12 @@ class RowKeyedGenerator:
             dtype=tf.float32,
         )
         return tf.reshape(drawn[:, :size], shape)
+
+
+def _static_first(shape: Any) -> int | None:
+    """The first number of a shape, where it is known before the step runs."""
+    known = tf.get_static_value(tf.convert_to_tensor(shape), partial=True)
+    return None if known is None else known[0]
 
 
 def _row_size(shape: Any) -> tuple[Any, Any]:

@@ -1,18 +1,19 @@
-"""The pipeline: the same global batches on any number of replicas and pipelines, and from any step."""
+"""The pipeline: the same global batches on any number of replicas, and from any step."""
 
 import itertools
+import logging
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data import pipeline, sampler
+from ctl.data import distribution, pipeline, sampler
 from ctl.data.pipeline import Layout
 
 SEED = 3
 KINDS = ["source", "dataset", "tfrecords"]
-# Global batch, replicas, pipelines: even shares, uneven ones, empty ones, more pipelines than one.
+# Global batch, replicas, pipelines: even shares, uneven ones, empty ones.
 LAYOUTS = [
     (8, 1, 1),
     (5, 1, 1),
@@ -28,11 +29,24 @@ LAYOUTS = [
     (130, 4, 4),
     (5, 8, 4),
 ]
+# Examples, and the same.
+EVALUATIONS = [
+    (21, 5, 1, 1),
+    (20, 5, 1, 1),
+    (1, 1, 1, 1),
+    (21, 5, 2, 1),
+    (20, 4, 2, 1),
+    (3, 8, 4, 1),
+    (22, 7, 4, 1),
+    (21, 5, 4, 2),
+    (16, 4, 2, 2),
+    (2, 130, 4, 4),
+]
 
 
 @pytest.fixture
 def make(tmp_path):
-    """Makes n examples anew, as a source, a shuffled dataset or shuffled TFRecords."""
+    """Makes examples anew: a source, a dataset or TFRecords, the last two shuffled for training."""
 
     def build(kind, count, *, split="train", cache=False):
         features = {"id": np.arange(count), "x": np.arange(2.0 * count).reshape(count, 2) + 0.5}
@@ -41,12 +55,11 @@ def make(tmp_path):
         if kind == "dataset":
             dataset = tf.data.Dataset.from_tensor_slices(features)
             return dataset.shuffle(4, seed=SEED) if split == "train" else dataset
-        for shard in range(min(3, count)):
-            path = tmp_path / f"{count}-{shard}.tfrecord"
-            if not path.exists():
-                write_records(path, range(shard, count, min(3, count)))
+        shards = min(3, count) if split == "train" else 1
+        for shard in range(shards):
+            write_records(tmp_path / f"{split}-{shard}.tfrecord", range(shard, count, shards))
         return ctl.data.tfrecords(
-            str(tmp_path / f"{count}-*.tfrecord"),
+            str(tmp_path / f"{split}-*.tfrecord"),
             parse_record,
             split=split,
             seed=SEED,
@@ -57,9 +70,10 @@ def make(tmp_path):
 
 
 def write_records(path, ids):
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for i in ids:
-            writer.write(str(i).encode())
+    if not path.exists():
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            for i in ids:
+                writer.write(str(i).encode())
 
 
 def parse_record(record):
@@ -67,42 +81,61 @@ def parse_record(record):
     return {"id": i, "x": tf.cast(tf.stack([2 * i, 2 * i + 1]), tf.float64) + 0.5}
 
 
-def train_stream(data, layout, *, start=0, prefetch=2):
+def numbers(count):
+    """A dataset that is not shuffled."""
+    return tf.data.Dataset.range(count).map(lambda i: {"id": i})
+
+
+def training(data, layout, *, start=0, prefetch=2):
     return pipeline.training(data, layout, seed=SEED, start=start, prefetch=prefetch)
 
 
-def global_steps(streams, layout, steps):
-    """Puts the streams of all pipelines together: for each step, (batch, present) of each replica."""
-    local = layout.replicas // len(streams)
-    taken = [list(itertools.islice(stream, steps * local)) for stream in streams]
-    assert all(len(elements) % local == 0 for elements in taken)
-    return [
-        [element for elements in taken for element in elements[step * local : (step + 1) * local]]
-        for step in range(len(taken[0]) // local)
-    ]
+def evaluation(data, layout):
+    return pipeline.evaluation(data, layout, prefetch=2)
 
 
 def layouts(batch, replicas, pipelines):
+    """The layouts of all pipelines."""
     return [Layout(batch, replicas, pipelines, p) for p in range(pipelines)]
 
 
-def present_rows(step, name="id"):
-    """The rows of one step that exist, in the order of the replicas."""
-    rows = [
-        batch[name].numpy()[slice(None) if present is None else present.numpy() == 1]
-        for batch, present in step
+def take_steps(streams, layout, steps):
+    """Puts the streams of all pipelines together: for each step, every replica's element."""
+    local = layout.local_replicas
+    taken = [list(itertools.islice(stream, steps * local)) for stream in streams]
+    return [
+        [element for elements in taken for element in elements[step * local : (step + 1) * local]]
+        for step in range(steps)
     ]
-    return np.concatenate(rows)
 
 
-def all_rows(step, name="id"):
-    return np.concatenate([batch[name].numpy() for batch, _ in step])
+def present_ids(step):
+    """The ids of the rows that exist, in the order of the replicas."""
+    masks = [np.ones(len(b["id"])) if p is None else p.numpy() for b, p in step]
+    return [i for (b, _), mask in zip(step, masks, strict=True) for i in b["id"].numpy()[mask == 1]]
 
 
-def ids(stream, batch, steps, start=0):
-    """The ids of a one-replica stream's batches."""
+def one_replica_ids(data, batch, steps, start=0):
+    """What one replica's training stream gives: a list of ids for each step."""
     layout = Layout(batch, 1)
-    return [present_rows(step).tolist() for step in global_steps([stream], layout, steps)][start:]
+    found = take_steps([training(data, layout, start=start)], layout, steps)
+    return [present_ids(step) for step in found]
+
+
+def check_shares_and_padding(step, layout, size):
+    """Each replica holds its contiguous rows, then copies of the batch's last row, masked."""
+    last = present_ids(step)[-1]
+    for replica, (batch, present) in enumerate(step):
+        found = batch["id"].numpy()
+        there = max(0, min(layout.rows, size - replica * layout.rows))
+        assert len(found) == layout.rows
+        assert (found[there:] == last).all()
+        if present is None:
+            assert there == layout.rows
+        else:
+            assert present.dtype == tf.float32
+            assert present.numpy().tolist() == [1] * there + [0] * (layout.rows - there)
+        assert np.array_equal(batch["x"], np.stack([2 * found + 0.5, 2 * found + 1.5], axis=1))
 
 
 # Training.
@@ -111,89 +144,398 @@ def ids(stream, batch, steps, start=0):
 @pytest.mark.parametrize(("batch", "replicas", "pipelines"), LAYOUTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_batches_are_those_of_one_replica(make, kind, batch, replicas, pipelines):
-    count, steps = 11, 5
-    want = ids(train_stream(make(kind, count), Layout(batch, 1)), batch, steps)
+    count, steps = 11, 4
+    want = one_replica_ids(make(kind, count), batch, steps)
+    assert [len(ids) for ids in want] == [batch] * steps
     each = layouts(batch, replicas, pipelines)
-    streams = [train_stream(make(kind, count), layout) for layout in each]
-    found = global_steps(streams, each[0], steps)
-    assert [present_rows(step).tolist() for step in found] == want
-    assert all(len(rows) == batch for rows in want)
+    found = take_steps([training(make(kind, count), one) for one in each], each[0], steps)
+    assert [present_ids(step) for step in found] == want
     for step in found:
-        check_features_belong_together(step)
-        check_shares_and_padding(step, each[0])
+        check_shares_and_padding(step, each[0], batch)
 
 
-def check_features_belong_together(step):
-    assert np.array_equal(all_rows(step, "x")[:, 0], 2 * all_rows(step) + 0.5)
-    assert np.array_equal(all_rows(step, "x")[:, 1], 2 * all_rows(step) + 1.5)
+@pytest.mark.parametrize("cache", [False, True], ids=["", "cache"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_from_any_step_is_the_tail_of_the_undisturbed_stream(make, kind, cache):
+    count, batch, steps = 11, 4, 12
+    whole = one_replica_ids(make(kind, count, cache=cache), batch, steps)
+    epochs = np.reshape(np.concatenate(whole)[: 4 * count], [4, count])
+    assert all(sorted(epoch) == list(range(count)) for epoch in epochs)
+    assert len({epoch.tobytes() for epoch in epochs}) == 4
+    each = Layout(batch, 2)
+    for start in (1, 3, 7):
+        data = make(kind, count, cache=cache)
+        found = take_steps([training(data, each, start=start)], each, steps - start)
+        assert [present_ids(step) for step in found] == whole[start:]
 
 
-def check_shares_and_padding(step, layout, size=None):
-    """Each replica holds its contiguous rows, then copies of the batch's last row, masked."""
-    size = layout.global_batch_size if size is None else size
-    last = present_rows(step)[-1]
-    for replica, (batch, present) in enumerate(step):
-        rows = batch["id"].numpy()
-        there = max(0, min(layout.rows, size - replica * layout.rows))
-        assert len(rows) == layout.rows
-        assert (rows[there:] == last).all()
-        if present is None:
-            assert there == layout.rows
-        else:
-            assert present.dtype == tf.float32
-            assert present.numpy().tolist() == [1] * there + [0] * (layout.rows - there)
+def test_training_on_a_source_takes_the_batches_that_the_sampler_says():
+    source = ctl.data.arrays({"id": range(11)})
+    for start in (0, 2, 2**40):
+        positions = tf.range(start * 4, start * 4 + 12, dtype=tf.int64)
+        want = sampler.shuffled(positions, count=11, seed=SEED).numpy().reshape(3, 4).tolist()
+        assert one_replica_ids(source, 4, 3, start=start) == want
 
 
-def test_training_takes_the_batches_that_the_sampler_says():
-    source = ctl.data.arrays({"id": np.arange(11)})
-    positions = tf.range(2 * 4, 5 * 4, dtype=tf.int64)
-    want = sampler.shuffled(positions, count=11, seed=SEED).numpy().reshape(3, 4).tolist()
-    assert ids(train_stream(source, Layout(4, 1), start=2), 4, 3) == want
+def test_training_on_a_dataset_keeps_its_order_and_runs_on_across_epochs():
+    want = [[0, 1, 2, 3], [4, 0, 1, 2], [3, 4, 0, 1]]
+    assert one_replica_ids(numbers(5), 4, 3) == want
+    assert one_replica_ids(numbers(5).repeat(), 4, 3) == want
+    assert one_replica_ids(numbers(5).filter(lambda _: True), 4, 3) == want
+    assert one_replica_ids(numbers(3), 8, 1) == [[0, 1, 2, 0, 1, 2, 0, 1]]
 
 
-def test_training_of_a_source_seeks_beyond_int32():
-    source = ctl.data.arrays({"id": np.arange(11)})
-    start = 2**40
-    positions = tf.range(start * 4, start * 4 + 4, dtype=tf.int64)
-    want = sampler.shuffled(positions, count=11, seed=SEED).numpy().tolist()
-    each = Layout(4, 4)
-    (step,) = global_steps([train_stream(source, each, start=start)], each, 1)
-    assert present_rows(step).tolist() == want
+@pytest.mark.parametrize("prefetch", [-1, 0, 1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_prefetching_changes_nothing(make, kind, prefetch):
+    layout = Layout(5, 2)
+    found = take_steps([training(make(kind, 11), layout, prefetch=prefetch)], layout, 4)
+    assert [present_ids(step) for step in found] == one_replica_ids(make(kind, 11), 5, 4)
 
 
-@pytest.mark.parametrize(("batch", "replicas", "pipelines"), LAYOUTS)
-def test_there_is_a_mask_exactly_when_replicas_do_not_divide_the_batch(batch, replicas, pipelines):
-    even = batch % replicas == 0
-    for kind in ("source", "dataset"):
-        data = tf.data.Dataset.range(9).map(lambda i: {"id": i})
-        data = ctl.data.arrays({"id": range(9)}) if kind == "source" else data
-        for layout in layouts(batch, replicas, pipelines):
-            (_, present) = train_stream(data, layout).element_spec
-            assert (not isinstance(present, tf.TensorSpec)) == even
-            assert layout.even == even
+@pytest.mark.parametrize("kind", [*KINDS, "unknown length"])
+def test_training_is_known_to_be_endless(make, kind):
+    data = numbers(3).filter(lambda _: True) if kind == "unknown length" else make(kind, 3)
+    for layout in (Layout(4, 1), Layout(4, 2)):
+        assert training(data, layout).cardinality() == tf.data.INFINITE_CARDINALITY
+
+
+def test_a_dataset_that_is_read_again_to_resume_says_so(make, caplog):
+    with caplog.at_level(logging.WARNING, "ctl"):
+        training(make("source", 3), Layout(4, 2), start=7)
+        training(make("dataset", 3), Layout(4, 2), start=0)
+        assert not caplog.messages
+        training(make("dataset", 3), Layout(4, 2), start=7)
+    (message,) = caplog.messages
+    assert "step 7" in message
+    assert "\n" not in message
+
+
+# Shapes.
 
 
 @pytest.mark.parametrize(("batch", "replicas", "pipelines"), LAYOUTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_shapes_are_static(make, kind, batch, replicas, pipelines):
+def test_training_has_static_shapes_and_a_mask_only_where_it_is_needed(
+    make, kind, batch, replicas, pipelines
+):
     layout = Layout(batch, replicas, pipelines)
-    for stream in (
-        train_stream(make(kind, 11), layout),
-        pipeline.evaluation(make(kind, 11, split="eval"), layout, prefetch=-1),
-    ):
-        if "train" in str(stream):  # pragma: no cover
-            raise AssertionError
-        features, present = stream.element_spec
-        if replicas > 1 or kind == "source" or stream is not None:
-            assert features["id"].shape.rank == 1
-        assert features["x"].shape[1:] == [2]
-        del present
+    features, present = training(make(kind, 11), layout).element_spec
+    assert features["id"].shape == [layout.rows]
+    assert features["x"].shape == [layout.rows, 2]
+    if batch % replicas:
+        assert present == tf.TensorSpec([layout.rows], tf.float32)
+    else:
+        assert not isinstance(present, tf.TensorSpec)
 
 
-def test_training_never_ends(make):
-    for kind in KINDS:
-        stream = train_stream(make(kind, 3), Layout(4, 2))
-        assert stream.cardinality() == tf.data.INFINITE_CARDINALITY
-    unknown = tf.data.Dataset.range(3).map(lambda i: {"id": i}).filter(lambda _: True)
-    stream = train_stream(unknown, Layout(4, 2))
-    assert stream.cardinality() == tf.data.INFINITE_CARDINALITY
+@pytest.mark.parametrize(("count", "batch", "replicas", "pipelines"), EVALUATIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_evaluation_has_static_shapes_and_always_a_mask(
+    make, kind, count, batch, replicas, pipelines
+):
+    layout = Layout(batch, replicas, pipelines)
+    features, present = evaluation(make(kind, count, split="eval"), layout).element_spec
+    assert features["id"].shape == [layout.rows]
+    assert features["x"].shape == [layout.rows, 2]
+    assert present == tf.TensorSpec([layout.rows], tf.float32)
+
+
+def test_a_layout_says_who_holds_what():
+    assert Layout(5, 2).shares() == [3, 2]
+    assert Layout(7, 4).shares() == [2, 2, 2, 1]
+    assert Layout(3, 4).shares() == [1, 1, 1, 0]
+    assert Layout(130, 4).shares() == [33, 33, 33, 31]
+    assert Layout(5, 8).shares() == [1, 1, 1, 1, 1, 0, 0, 0]
+    assert Layout(8, 4).even
+    assert not Layout(3, 4).even
+    context = tf.distribute.InputContext(
+        num_input_pipelines=2, input_pipeline_id=1, num_replicas_in_sync=4
+    )
+    assert Layout.of(context, 7) == Layout(7, replicas=4, pipelines=2, pipeline=1)
+    assert Layout.of(context, 7).first_replica == 2
+
+
+def test_a_global_batch_of_nothing_is_refused():
+    with pytest.raises(ctl.UsageError, match="global_batch_size is 0, want at least 1"):
+        Layout(0, 1)
+
+
+# Evaluation.
+
+
+@pytest.mark.parametrize(("count", "batch", "replicas", "pipelines"), EVALUATIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_evaluation_gives_each_example_once_and_in_order(
+    make, kind, count, batch, replicas, pipelines
+):
+    data = make(kind, count, split="eval")
+    each = layouts(batch, replicas, pipelines)
+    steps = -(-count // batch)
+    found = take_steps([evaluation(data, one) for one in each], each[0], steps)
+    assert [i for step in found for i in present_ids(step)] == list(range(count))
+    for number, step in enumerate(found):
+        check_shares_and_padding(step, each[0], min(batch, count - number * batch))
+
+
+@pytest.mark.parametrize(("count", "batch", "replicas", "pipelines"), EVALUATIONS)
+@pytest.mark.parametrize("kind", ["source", "dataset"])
+def test_evaluation_steps_are_what_it_takes(make, kind, count, batch, replicas, pipelines):
+    layout = Layout(batch, replicas, pipelines)
+    data = make(kind, count, split="eval")
+    assert pipeline.evaluation_steps(data, layout) == -(-count // batch)
+
+
+@pytest.mark.parametrize("count", [20, 21])
+def test_evaluation_of_a_source_goes_on_with_absent_rows(make, count):
+    layout = Layout(5, 1)
+    found = take_steps([evaluation(make("source", count), layout)], layout, 8)
+    assert [i for step in found for i in present_ids(step)] == list(range(count))
+
+
+@pytest.mark.parametrize(("batch", "replicas", "pipelines"), [(5, 1, 1), (5, 2, 1), (5, 4, 2)])
+def test_evaluation_of_a_dataset_of_unknown_length_goes_to_its_end(batch, replicas, pipelines):
+    data = numbers(30).filter(lambda example: example["id"] % 10 < 7)
+    each = layouts(batch, replicas, pipelines)
+    assert pipeline.evaluation_steps(data, each[0]) is None
+    streams = [list(evaluation(data, one)) for one in each]
+    assert {len(stream) for stream in streams} == {5 * each[0].local_replicas}
+    found = take_steps(streams, each[0], 5)
+    ids = [i for step in found for i in present_ids(step)]
+    assert ids == [i for i in range(30) if i % 10 < 7]
+
+
+def test_an_evaluation_dataset_may_be_read_again(make):
+    stream = evaluation(make("dataset", 7, split="eval"), Layout(4, 1))
+    twice = [[present_ids([element]) for element in stream] for _ in range(2)]
+    assert twice == [[[0, 1, 2, 3], [4, 5, 6]]] * 2
+
+
+@pytest.mark.parametrize("wrap", [lambda d: d, ctl.data.PerReplica, ctl.data.GlobalBatches])
+def test_an_evaluation_without_an_end_is_refused(wrap):
+    with pytest.raises(ctl.UsageError, match="never ends: return one without repeat") as caught:
+        pipeline.evaluation_steps(wrap(numbers(3).repeat()), Layout(2, 1))
+    assert "\n" not in str(caught.value)
+
+
+# What the replicas of a strategy get.
+
+
+def replica_values(strategy, iterator):
+    """Takes a step in a tf.function, as training does: the ids of each replica, and the masks."""
+
+    @tf.function
+    def take():
+        return next(iterator)
+
+    while True:
+        try:
+            element = take()
+        except tf.errors.OutOfRangeError:
+            return
+        batch, present = element if isinstance(element, tuple) else (element, None)
+        ids = strategy.experimental_local_results(batch["id"])
+        masks = () if present is None else strategy.experimental_local_results(present)
+        yield [i.numpy().tolist() for i in ids], [m if m is None else m.numpy() for m in masks]
+
+
+def distributed(strategy, make_stream, batch, through):
+    """What reaches the replicas, through the strategy itself or through ctl.data.distribution."""
+    dataset = through(strategy, lambda context: make_stream(Layout.of(context, batch)))
+    return replica_values(strategy, iter(dataset))
+
+
+def plainly(strategy, dataset_fn):
+    """The strategy's own way."""
+    return strategy.distribute_datasets_from_function(dataset_fn)
+
+
+WAYS = pytest.mark.parametrize(
+    "through", [plainly, distribution.from_function], ids=["plainly", "distribution"]
+)
+
+
+@WAYS
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("batch", [8, 5, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_replicas_of_a_strategy_get_their_contiguous_rows(
+    strategy, make, kind, batch, replicas, through
+):
+    want = one_replica_ids(make(kind, 11), batch, 3)
+
+    def stream(layout):
+        return training(make(kind, 11), layout)
+
+    found = distributed(strategy(replicas), stream, batch, through)
+    rows = -(-batch // replicas)
+    for ids, (shares, masks) in zip(want, found, strict=False):
+        padded = ids + ids[-1:] * (rows * replicas - batch)
+        assert shares == [padded[r * rows : (r + 1) * rows] for r in range(replicas)]
+        if batch % replicas:
+            assert np.concatenate(masks).tolist() == [1] * batch + [0] * (len(padded) - batch)
+        else:
+            assert all(mask is None for mask in masks)
+
+
+@WAYS
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("known", [True, False])
+def test_replicas_of_a_strategy_meet_the_end_of_an_evaluation_together(
+    strategy, replicas, known, through
+):
+    data = numbers(21) if known else numbers(21).filter(lambda _: True)
+    found = list(distributed(strategy(replicas), lambda one: evaluation(data, one), 5, through))
+    assert len(found) == 5
+    rows = np.array([shares for shares, _ in found]).reshape(5, -1)
+    masks = np.array([masks for _, masks in found]).reshape(5, -1)
+    assert rows[masks == 1].tolist() == list(range(21))
+
+
+# Batches of a person's own making.
+
+
+@pytest.mark.parametrize(
+    ("replicas", "want"),
+    [
+        (1, [[[0, 1, 2, 3, 4, 5, 6]], [[7, 8, 9]]]),
+        (2, [[[0, 1, 2, 3], [4, 5, 6]], [[7, 8], [9]]]),
+        (4, [[[0, 1], [2, 3], [4, 5], [6]], [[7], [8], [9], []]]),
+    ],
+)
+def test_ready_global_batches_are_split_over_the_replicas(strategy, replicas, want):
+    data = ctl.data.GlobalBatches(numbers(10).batch(7))
+    chosen = strategy(replicas)
+
+    def shares(**arguments):
+        batches = pipeline.global_batches(data, **arguments)
+        return replica_values(chosen, iter(distribution.global_batches(chosen, batches)))
+
+    assert [ids for ids, _ in shares(start=0, endless=False)] == want
+    resumed = itertools.islice(shares(start=3, endless=True), 3)
+    assert [ids for ids, _ in resumed] == [want[1], want[0], want[1]]
+    assert pipeline.evaluation_steps(data, Layout(7, replicas)) is None
+
+
+@WAYS
+@pytest.mark.parametrize("drop_remainder", [True, False])
+def test_ready_batches_of_a_replica_go_to_one_replica_after_the_other(
+    strategy, drop_remainder, through
+):
+    data = ctl.data.PerReplica(numbers(12).batch(3, drop_remainder=drop_remainder))
+    want = [[[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [9, 10, 11]]]
+    found = distributed(strategy(2), lambda layout: evaluation(data, layout), 6, through)
+    assert [ids for ids, _ in found] == want
+    found = distributed(strategy(2), lambda layout: training(data, layout, start=3), 6, through)
+    assert [ids for ids, _ in itertools.islice(found, 2)] == want[::-1]
+    assert pipeline.evaluation_steps(data, Layout(6, 2)) is None
+
+
+@WAYS
+def test_the_last_ready_batch_of_an_evaluation_may_leave_replicas_without_rows(strategy, through):
+    data = ctl.data.PerReplica(numbers(8).batch(3))
+    found = distributed(strategy(2), lambda layout: evaluation(data, layout), 6, through)
+    assert [ids for ids, _ in found] == [[[0, 1, 2], [3, 4, 5]], [[6, 7], []]]
+
+
+def test_ready_batches_that_would_be_dropped_from_an_evaluation_are_refused():
+    data = ctl.data.PerReplica(numbers(9).batch(3, drop_remainder=True))
+    with pytest.raises(ctl.UsageError, match=r"1 batches for 2 replicas.*drop_remainder") as caught:
+        evaluation(data, Layout(6, 2))
+    assert "\n" not in str(caught.value)
+
+
+# What build_dataset may return.
+
+
+class Squares(ctl.data.Source):
+    """A source that computes its examples."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def gather(self, indexes):
+        return {"x": tf.cast(indexes, tf.float32)[:, tf.newaxis], "label": indexes**2}
+
+
+def two_features(count):
+    return tf.data.Dataset.range(count).map(lambda i: {"x": tf.ones([1]), "label": i})
+
+
+@pytest.mark.parametrize(
+    "make_data",
+    [
+        lambda: Squares(3),
+        lambda: two_features(3),
+        lambda: ctl.data.PerReplica(two_features(8).batch(4)),
+        lambda: ctl.data.GlobalBatches(two_features(8).batch(4, drop_remainder=True)),
+    ],
+    ids=["source", "dataset", "per replica", "global batches"],
+)
+def test_the_spec_of_a_batch_has_any_number_of_rows(make_data):
+    pipeline.check(make_data(), "train")
+    assert pipeline.element_spec(make_data()) == {
+        "x": tf.TensorSpec([None, 1], tf.float32),
+        "label": tf.TensorSpec([None], tf.int64),
+    }
+
+
+class Pairs(Squares):
+    def gather(self, indexes):
+        return indexes, indexes
+
+
+class Nothing(Squares):
+    def gather(self, indexes):
+        return {}
+
+
+class Totals(Squares):
+    def gather(self, indexes):
+        return {"x": tf.reduce_sum(indexes)}
+
+
+def unknown_rank():
+    return example(b"").map(lambda file: {"image": tf.io.decode_image(file)})
+
+
+def sparse():
+    features = {"x": tf.io.VarLenFeature(tf.int64)}
+    return example(b"").map(lambda record: tf.io.parse_single_example(record, features))
+
+
+def example(value):
+    """A dataset of one element."""
+    return tf.data.Dataset.from_tensors(value)
+
+
+REFUSED = {
+    "nothing": (lambda: None, "returned NoneType: want a ctl.data.Source"),
+    "arrays": (lambda: (np.zeros(3), np.zeros(3)), "returned tuple: want a ctl.data.Source"),
+    "a dict": (lambda: {"x": np.zeros(3)}, "returned dict: want a ctl.data.Source"),
+    "a class": (lambda: Squares, "want a ctl.data.Source"),
+    "no examples": (lambda: numbers(0), "no examples: want at least one"),
+    "a source without examples": (lambda: Squares(0), "no examples: want at least one"),
+    "no batches": (lambda: ctl.data.GlobalBatches(numbers(0).batch(2)), "no examples"),
+    "numbers": (lambda: tf.data.Dataset.range(3), "want dicts"),
+    "pairs": (lambda: example((1, 2)), "want dicts, as from `dataset.map("),
+    "batches of pairs": (lambda: ctl.data.PerReplica(example((1, 2)).batch(2)), "want dicts"),
+    "a source of pairs": (lambda: Pairs(3), "want dicts"),
+    "a source of nothing": (lambda: Nothing(3), "want dicts"),
+    "a source of totals": (lambda: Totals(3), "their first axis the rows"),
+    "batches without rows": (lambda: ctl.data.GlobalBatches(numbers(3)), "first axis the rows"),
+    "unknown rank": (unknown_rank, "known rank (tf.ensure_shape"),
+    "sparse tensors": (sparse, "want dense tensors"),
+}
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+@pytest.mark.parametrize(("make_data", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_build_dataset_may_not_return_is_refused_in_one_line(make_data, words, split):
+    with pytest.raises(ctl.UsageError) as caught:
+        pipeline.check(make_data(), split)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)

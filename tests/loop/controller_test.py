@@ -1,0 +1,161 @@
+"""Boundaries at absolute steps, and what a resumed run does."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl.loop.checkpoints import Checkpoints
+from ctl.loop.controller import Controller
+from ctl.loop.progress import Progress
+from tests import tiny
+
+
+class Dropping(tiny.TinyTrainer):
+    dropout = 0.4
+
+
+def adam():
+    schedule = tf_keras.optimizers.schedules.CosineDecay(1e-2, 40)
+    return tf_keras.optimizers.Adam(schedule)
+
+
+@pytest.fixture
+def make(strategy, tmp_path):
+    """Makes a controller over the folder, as a new process would; its events are in `.events`."""
+
+    def build(replicas=1, *, batch=7, stop_at=None, **options):
+        trainer = tiny.trainer(strategy(replicas), batch, cls=Dropping, optimizer=adam)
+        events = []
+        controller = Controller(
+            trainer=trainer,
+            evaluator=ctl.StandardEvaluator(trainer),
+            checkpoints=Checkpoints(tmp_path / "checkpoints", trainer, keep=20),
+            on_event=lambda name, step, **_: events.append((name, step)),
+            stop=lambda: stop_at is not None and trainer.global_step.numpy() >= stop_at,
+            **{"steps_per_loop": 5, **options},
+        )
+        controller.events = events
+        return controller
+
+    return build
+
+
+def variables(controller):
+    trainer = controller.trainer
+    found = (*trainer.model.variables, *trainer.optimizer.variables, trainer.global_step)
+    return [v.numpy() for v in found]
+
+
+def test_checkpoints_and_evaluations_fall_on_multiples_of_their_intervals(make):
+    controller = make(steps_per_loop=5, checkpoint_interval=4)
+    controller.train_and_evaluate(14, eval_interval=6)
+    assert [step for name, step in controller.events if name == "checkpoint"] == [4, 8, 12, 14]
+    assert [step for name, step in controller.events if name == "eval"] == [6, 12, 14]
+
+
+def test_resumed_run_keeps_the_boundaries(make):
+    make(checkpoint_interval=4, stop_at=7, steps_per_loop=7).train_and_evaluate(14)
+    controller = make(checkpoint_interval=4, steps_per_loop=7)
+    assert controller.restore_checkpoint().endswith("ckpt-7")
+    controller.train_and_evaluate(14, eval_interval=6)
+    assert controller.events == [
+        ("checkpoint", 8),
+        ("checkpoint", 12),
+        ("eval", 12),
+        ("checkpoint", 14),
+        ("eval", 14),
+    ]
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 1), (2, 2)])
+def test_interrupted_run_ends_with_the_same_bits(make, first, second):
+    whole = make(first)
+    whole.checkpoints = None
+    whole.train(20)
+    make(first, stop_at=8, steps_per_loop=4).train(20)
+    resumed = make(second, steps_per_loop=3)
+    resumed.restore_checkpoint()
+    assert resumed.step == 8
+    resumed.train(20)
+    for one, other in zip(variables(whole), variables(resumed), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_run_resumed_on_other_replicas_goes_on_with_the_same_batches(make):
+    whole = make(1)
+    whole.checkpoints = None
+    whole.train(20)
+    make(1, stop_at=5).train(20)
+    four = make(4, stop_at=10)
+    four.restore_checkpoint()
+    four.train(20)
+    two = make(2)
+    two.restore_checkpoint()
+    assert two.step == 10
+    two.train(20)
+    for one, other in zip(variables(whole), variables(two), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
+
+
+def test_stopping_saves_where_it_stopped_and_does_not_evaluate(make):
+    controller = make(stop_at=5, checkpoint_interval=100)
+    assert controller.train_and_evaluate(20) is None
+    assert controller.stopped
+    assert controller.events == [("checkpoint", 5)]
+
+
+def test_a_step_is_saved_once(make):
+    controller = make(checkpoint_interval=5)
+    controller.train(10)
+    controller.save_checkpoint()
+    assert controller.events == [("checkpoint", 5), ("checkpoint", 10)]
+
+
+def test_checkpoint_of_another_model_is_refused_in_one_line(make, strategy, tmp_path):
+    make().train(5)
+
+    class Wider(tiny.TinyTrainer):
+        def build_model(self):
+            inputs = tf_keras.Input([tiny.FEATURES], name="x")
+            return tf_keras.Model(inputs, tf_keras.layers.Dense(tiny.CLASSES)(inputs))
+
+        def forward(self, batch, training):
+            return self.model(batch["x"], training=training)
+
+    trainer = tiny.trainer(strategy(1), 7, cls=Wider, optimizer=adam)
+    with pytest.raises(ctl.UsageError, match="does not fit this trainer") as error:
+        Checkpoints(tmp_path / "checkpoints", trainer).restore_latest()
+    assert "\n" not in str(error.value)
+
+
+def test_speed_is_that_of_training_after_the_first_loop(make):
+    controller = make()
+    controller.train(5)
+    assert controller.examples_per_second is None
+    controller.train(10)
+    assert controller.examples_per_second > 0
+
+
+def test_summaries_and_lines_are_written(make, tmp_path):
+    lines = []
+    controller = make(
+        summary_dir=str(tmp_path / "train"),
+        eval_summary_dir=str(tmp_path / "eval"),
+        progress=Progress(total=10, every=0.0, write=lines.append),
+    )
+    controller.train_and_evaluate(10)
+    assert [line.split("|")[0].strip() for line in lines] == [
+        "train       5/10",
+        "train      10/10",
+        "eval       10/10",
+    ]
+    tags = {
+        value.tag
+        for split in ("train", "eval")
+        for path in (tmp_path / split).glob("events*")
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+    }
+    assert {"loss", "accuracy", "examples", "examples_per_second"} <= tags

@@ -1,0 +1,131 @@
+"""Accumulate, all-reduce, clip, apply."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl.replica import gradients
+
+
+def dense(gradient):
+    """A gradient as an array."""
+    return tf.convert_to_tensor(gradient).numpy()
+
+
+def test_accumulation_sums_dense_sparse_and_missing_gradients():
+    table = tf.Variable(np.arange(8.0).reshape(4, 2))
+    scale, idle = tf.Variable(3.0, dtype=tf.float64), tf.Variable(1.0)
+
+    def part(row):
+        return lambda: tf.reduce_sum(tf.gather(table, [row, row])) * scale
+
+    found, loss = gradients.accumulate([part(1), part(2), part(1)], [table, scale, idle])
+    assert isinstance(found[0], tf.IndexedSlices)
+    assert dense(found[0]).tolist() == [[0, 0], [12, 12], [6, 6], [0, 0]]
+    # Rows 1 and 2 of the table sum to 5 and 9; each is taken twice.
+    assert dense(found[1]) == 10 + 18 + 10
+    assert found[2] is None
+    assert loss.numpy() == 3 * 38
+
+
+def test_accumulation_adds_a_sparse_and_a_dense_gradient():
+    table = tf.Variable([[1.0], [2.0]])
+    parts = [lambda: tf.reduce_sum(tf.gather(table, [1])), lambda: tf.reduce_sum(table)]
+    found, _ = gradients.accumulate(parts, [table])
+    assert dense(found[0]).tolist() == [[1.0], [2.0]]
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_all_reduce_sums_dense_and_sparse_and_keeps_none(strategy, replicas):
+    where = strategy(replicas)
+
+    def step():
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        value = tf.cast(replica + 1, tf.float64)
+        sparse = tf.IndexedSlices(
+            tf.reshape(value, [1, 1]), tf.reshape(replica % 2, [1]), tf.constant([3, 1])
+        )
+        found, loss = gradients.all_reduce([value * [1.0, 2.0], None, sparse], value * 10)
+        assert found[1] is None
+        assert isinstance(found[2], tf.IndexedSlices)
+        return found[0], tf.convert_to_tensor(found[2]), loss
+
+    results = tf.function(lambda: where.run(step))()
+    total = replicas * (replicas + 1) / 2
+    rows = [sum(r + 1 for r in range(replicas) if r % 2 == i) for i in (0, 1)]
+    for value in where.experimental_local_results(results[0]):
+        assert value.numpy().tolist() == [total, 2 * total]
+    for value in where.experimental_local_results(results[1]):
+        assert value.numpy().tolist() == [[rows[0]], [rows[1]], [0.0]]
+    for value in where.experimental_local_results(results[2]):
+        assert value.numpy() == 10 * total
+
+
+def sparse(values, indices, size):
+    return tf.IndexedSlices(tf.constant(values), tf.constant(indices), tf.constant([size, 1]))
+
+
+def test_clip_by_global_norm_by_hand():
+    # (3, 4) and 12 have the joint norm 13; rows 1 of the sparse one sum to 12.
+    found = [tf.constant([3.0, 4.0]), None, sparse([[5.0], [7.0]], [1, 1], 2)]
+    one, none, rows = gradients.clip(found, ctl.Clip(global_norm=6.5))
+    assert none is None
+    assert one.numpy().tolist() == [1.5, 2.0]
+    assert dense(rows).tolist() == [[0.0], [6.0]]
+
+
+def test_clip_by_global_norm_leaves_small_gradients_alone():
+    found = gradients.clip([tf.constant([3.0, 4.0])], ctl.Clip(global_norm=5.5))
+    assert found[0].numpy().tolist() == [3.0, 4.0]
+
+
+def test_clip_by_norm_takes_each_gradient_by_itself():
+    found = [tf.constant([3.0, 4.0]), tf.constant([0.6]), sparse([[6.0], [4.0]], [0, 0], 2)]
+    one, two, rows = gradients.clip(found, ctl.Clip(norm=2.5))
+    assert one.numpy().tolist() == [1.5, 2.0]
+    assert two.numpy() == pytest.approx([0.6])
+    assert dense(rows).tolist() == [[2.5], [0.0]]
+
+
+def test_clip_by_value_sums_rows_first():
+    found = [tf.constant([-3.0, 0.5]), sparse([[0.8], [0.8]], [1, 1], 2)]
+    one, rows = gradients.clip(found, ctl.Clip(value=1.0))
+    assert one.numpy().tolist() == [-1.0, 0.5]
+    assert dense(rows).tolist() == [[0.0], [1.0]]
+
+
+def test_clip_by_two_rules_or_a_negative_bound_is_refused():
+    with pytest.raises(ctl.UsageError, match="global_norm and value"):
+        ctl.Clip(global_norm=1.0, value=1.0)
+    with pytest.raises(ctl.UsageError, match="positive"):
+        ctl.Clip(norm=-1.0)
+
+
+def test_apply_leaves_variables_without_gradient_alone():
+    one, two = tf.Variable([1.0]), tf.Variable([1.0])
+    gradients.apply(tf_keras.optimizers.SGD(0.5), [tf.constant([2.0]), None], [one, two])
+    assert one.numpy() == [0.0]
+    assert two.numpy() == [1.0]
+
+
+@pytest.mark.parametrize("rule", [{"global_norm": 0.5}, {"norm": 0.3}, {"value": 0.05}])
+def test_clipping_acts_on_the_gradient_of_the_global_batch(strategy, rule):
+    """Clipped before the reduction, each split would give another update."""
+    from tests import tiny
+
+    ends = []
+    for replicas in (1, 2, 4):
+        trainer = tiny.trainer(
+            strategy(replicas), 8, clip=ctl.Clip(**rule),
+            gradient_accumulation_steps=3 - min(replicas, 2),
+        )
+        before = trainer.model.get_weights()
+        trainer.train(tf.constant(1))
+        moved = [b - a for b, a in zip(before, trainer.model.get_weights(), strict=True)]
+        ends.append(np.concatenate([m.ravel() for m in moved]))
+    if "global_norm" in rule:
+        assert np.linalg.norm(ends[0]) == pytest.approx(0.5, abs=1e-12)
+    for end in ends[1:]:
+        np.testing.assert_allclose(end, ends[0], rtol=0, atol=1e-12)
