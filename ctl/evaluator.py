@@ -5,11 +5,11 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
-from ctl.data import distribution, pipeline
-from ctl.data.source import Batch, GlobalBatches
+from ctl.data.source import Batch
 from ctl.errors import UsageError
 from ctl.replica import loss
-from ctl.trainer import StandardTrainer, row_count, unpack
+from ctl.replica.step import row_count
+from ctl.trainer import StandardTrainer, unpack
 
 
 class StandardEvaluator(orbit.StandardEvaluator):
@@ -30,10 +30,12 @@ class StandardEvaluator(orbit.StandardEvaluator):
             global_batch_size: examples a step, over all replicas; by default the trainer's.
         """
         super().__init__(eval_dataset=None)
+        self._eval_dataset: Any = None
+        self._own_dataset = False
         self.trainer = trainer
         self.strategy = trainer.strategy
         self.global_batch_size = global_batch_size or trainer.global_batch_size
-        with trainer._building(), self.strategy.scope():
+        with trainer.building(), self.strategy.scope():
             self.metrics = trainer.build_metrics()
             self._loss_sum = self._accumulator("loss_sum", tf.float64)
             self._weight_sum = self._accumulator("weight_sum", tf.float64)
@@ -43,7 +45,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
     def eval_dataset(self) -> Any:
         """The distributed evaluation data; set it to feed batches of your own making."""
         if self._eval_dataset is None:
-            self._eval_dataset = self._distributed_evaluation()
+            self._eval_dataset = self.trainer.feed.evaluation(self.global_batch_size)
         return self._eval_dataset
 
     @eval_dataset.setter
@@ -53,9 +55,8 @@ class StandardEvaluator(orbit.StandardEvaluator):
 
     def evaluate(self, num_steps: tf.Tensor) -> dict[str, Any]:
         """Evaluates `num_steps` batches; -1 for the whole dataset."""
-        if int(num_steps) == -1 and not getattr(self, "_own_dataset", False):
-            layout = pipeline.Layout(self.global_batch_size, self.strategy.num_replicas_in_sync)
-            steps = pipeline.evaluation_steps(self.trainer.data("eval"), layout)
+        if int(num_steps) == -1 and not self._own_dataset:
+            steps = self.trainer.feed.evaluation_steps(self.global_batch_size)
             num_steps = num_steps if steps is None else tf.constant(steps)
         return super().evaluate(num_steps)
 
@@ -93,21 +94,6 @@ class StandardEvaluator(orbit.StandardEvaluator):
         self._weight_sum.assign_add(ones if weights is None else tf.reduce_sum(weights))
         there = rows if present is None else tf.cast(tf.reduce_sum(present), tf.int64)
         self._examples.assign_add(there)
-
-    def _distributed_evaluation(self) -> Any:
-        data = self.trainer.data("eval")
-        if isinstance(data, GlobalBatches):
-            batches = pipeline.global_batches(data, start=0, endless=False)
-            return distribution.global_batches(self.strategy, batches)
-
-        def dataset_fn(input_context: tf.distribute.InputContext) -> tf.data.Dataset:
-            return pipeline.evaluation(
-                self.trainer.data("eval", input_context),
-                pipeline.Layout.of(input_context, self.global_batch_size),
-                prefetch=self.trainer.options.prefetch,
-            )
-
-        return distribution.from_function(self.strategy, dataset_fn)
 
     def _accumulator(self, name: str, dtype: tf.DType) -> tf.Variable:
         return tf.Variable(

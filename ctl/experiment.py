@@ -6,8 +6,8 @@ import logging
 import time
 from typing import Any
 
-import tensorflow as tf
 from ml_collections import config_dict
+import tensorflow as tf
 
 from ctl import locate, optimizers
 from ctl.errors import UsageError
@@ -42,7 +42,9 @@ class Experiment:
     evaluator: StandardEvaluator | None
 
 
-def build(config: config_dict.ConfigDict, config_path: str, *, evaluates: bool = True) -> Experiment:
+def build(
+    config: config_dict.ConfigDict, config_path: str, *, evaluates: bool = True
+) -> Experiment:
     """Builds everything, and writes nothing.
 
     Args:
@@ -75,7 +77,7 @@ def build(config: config_dict.ConfigDict, config_path: str, *, evaluates: bool =
     if evaluates:
         size = config.eval.global_batch_size or None
         evaluator = StandardEvaluator(trainer, global_batch_size=size)
-        trainer.data("eval")
+        trainer.feed.data("eval")
     _refuse_unread(options, config)
     return Experiment(config, hardware, trainer, evaluator)
 
@@ -103,7 +105,9 @@ def trainer_options(config: config_dict.ConfigDict) -> TrainerOptions:
     )
 
 
-def train(experiment: Experiment, workdir: Workdir, *, evaluates: bool, fresh: bool, allow_change: bool) -> int:
+def train(
+    experiment: Experiment, workdir: Workdir, *, evaluates: bool, fresh: bool, allow_change: bool
+) -> int:
     """Trains to `train.steps`, evaluating by the way and at the end where asked.
 
     Args:
@@ -123,7 +127,11 @@ def train(experiment: Experiment, workdir: Workdir, *, evaluates: bool, fresh: b
         workdir.checkpoints, experiment.trainer, keep=config.train.checkpoints_to_keep
     )
     reached = checkpoints.latest_step()
-    if reached is not None and reached >= config.train.steps and _complete(workdir, reached, evaluates):
+    if (
+        reached is not None
+        and reached >= config.train.steps
+        and _complete(workdir, reached, evaluates)
+    ):
         _say_complete(workdir, reached)
         return DONE
     with StopOnSignal() as stop:
@@ -144,7 +152,9 @@ def train(experiment: Experiment, workdir: Workdir, *, evaluates: bool, fresh: b
         signal = {"signal": stop.received.name} if stop.received else {}
         workdir.event(event, controller.step, **signal)
     if controller.stopped:
-        progress.say(f"Stopped at step {controller.step}, saved in {workdir.path}: run me again to go on.")
+        progress.say(
+            f"Stopped at step {controller.step}, saved in {workdir.path}: run me again to go on."
+        )
         return STOPPED
     progress.say(f"Done: {workdir.path}/result.json; tensorboard --logdir {workdir.path}/summaries")
     return DONE
@@ -211,7 +221,9 @@ def _open(workdir: Workdir, config: Any, *, fresh: bool, allow_change: bool) -> 
 
 def _require_run(experiment: Experiment, workdir: Workdir) -> None:
     if not workdir.has_run():
-        raise UsageError(f"{workdir.path} has no run to evaluate: train first, or name its --workdir.")
+        raise UsageError(
+            f"{workdir.path} has no run to evaluate: train first, or name its --workdir."
+        )
     workdir.check_config(experiment.config.to_dict())
 
 

@@ -72,6 +72,9 @@ def _update(experiment: Experiment) -> list[tuple[str, str]]:
     return [
         ("reduction", reduction),
         ("clip", str(trainer.options.clip)),
-        ("optimizer", f"{config.optimizer.name}, {config.optimizer.schedule} learning rate {rate:g}"),
+        (
+            "optimizer",
+            f"{config.optimizer.name}, {config.optimizer.schedule} learning rate {rate:g}",
+        ),
         ("variables", f"{len(variables)} trainable, {trainer.model.count_params():,} parameters"),
     ]

@@ -200,7 +200,7 @@ def _check_flags(values: flags.FlagValues) -> None:
 
 
 def _unknown_flag(name: str) -> str:
-    known = {flag: f"--{flag}" for flag in (*_flags(),)}
+    known = {flag: f"--{flag}" for flag in _flags()}
     keys = defaults.flat(defaults.defaults())
     full = {key: f"--config.{key}" for key in keys}
     last = {key.rpartition(".")[-1]: f"--config.{key}" for key in reversed(keys)}

@@ -1,28 +1,28 @@
 """StandardTrainer: a person's step, and around it everything that must be right on every replica."""
 
 import abc
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
-import dataclasses
 import logging
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import orbit
 import tensorflow as tf
 import tf_keras
 
-from ctl.data import distribution, pipeline
-from ctl.data.source import Batch, GlobalBatches, Source
+from ctl import building
+from ctl.data.feed import Feed
+from ctl.data.pipeline import Data
+from ctl.data.source import Batch
 from ctl.errors import UsageError
 from ctl.options import TrainerOptions
-from ctl.replica import gradients, loss, precision
+from ctl.replica import gradients, precision
 from ctl.replica import random as replica_random
 from ctl.replica import rows as replica_rows
+from ctl.replica.step import Step
 
 _LOG = logging.getLogger("ctl")
-Optimizer = tf_keras.optimizers.Optimizer
+Optimizer = Any  # a tf_keras optimizer; the package has no types
 
 
 class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
@@ -81,14 +81,20 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         self.strategy = strategy or tf.distribute.get_strategy()
         self.global_batch_size = global_batch_size
         self.options = options or TrainerOptions()
+        self.feed = Feed(
+            self.build_dataset,
+            strategy=self.strategy,
+            seed=self.options.seed,
+            prefetch=self.options.prefetch,
+            building=self.building,
+        )
+        self.layout = self.feed.layout(global_batch_size)
         self._position: int | None = None
-        self._sources: dict[str, Source] = {}
         self._own_dataset = False
-        replicas = self.strategy.num_replicas_in_sync
-        self.layout = pipeline.Layout(global_batch_size=global_batch_size, replicas=replicas)
-        with self._building(), self.strategy.scope():
+        self._unused: list[str] = []
+        with self.building(), self.strategy.scope():
             self.model = self.build_model()
-            self.optimizer = optimizer() if callable(optimizer) else optimizer
+            self.optimizer: Any = optimizer() if callable(optimizer) else optimizer
             self.metrics: dict[str, tf_keras.metrics.Metric] = self.build_metrics()
             self._loss = tf_keras.metrics.Mean("loss", dtype=self.variable_dtype)
             self.global_step = tf.Variable(
@@ -98,9 +104,10 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
                 name="global_step",
                 aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
             )
-            self._build_variables()
+            building.trace(self._outputs, self.feed.spec())
+            self.optimizer.build(self.model.trainable_variables)
         replica_random.key_random_layers(self.model, self.options.seed)
-        self._check_model()
+        building.check_model(self.model, self.layout, self.options.gradient_accumulation_steps)
 
     # What a person writes.
 
@@ -109,7 +116,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         """Makes the model. Called once, under the strategy's scope and the run's precision."""
 
     @abc.abstractmethod
-    def build_dataset(self, split: str, input_context: tf.distribute.InputContext) -> pipeline.Data:
+    def build_dataset(self, split: str, input_context: tf.distribute.InputContext) -> Data:
         """Makes the examples of a split.
 
         Args:
@@ -184,7 +191,9 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
                 on as `sample_weight`. Sample weights of the loss are not in it.
         """
         if metrics and "label" not in batch:
-            raise UsageError('The batch has no "label": override update_metrics to feed the metrics.')
+            raise UsageError(
+                'The batch has no "label": override update_metrics to feed the metrics.'
+            )
         for metric in metrics.values():
             metric.update_state(batch["label"], outputs, sample_weight=weights)
 
@@ -236,11 +245,20 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             The loss of the global batch, the same on every replica.
         """
         variables = self.model.trainable_variables if variables is None else variables
-        parts = self._loss_parts(batch, losses, regularization or self.regularization_losses)
-        found, value = gradients.accumulate(parts, variables)
+        step = Step(
+            global_batch_size=self.global_batch_size,
+            micro_batches=self.options.gradient_accumulation_steps,
+            clip=self.options.clip,
+            dtype=self.variable_dtype,
+        )
+        found, value = step.gradients(
+            batch,
+            losses,
+            variables=variables,
+            weight=self.sample_weight(batch),
+            regularization=regularization or self.regularization_losses,
+        )
         self._warn_unused(found, variables)
-        found, value = gradients.all_reduce(found, value)
-        found = gradients.clip(found, self.options.clip)
         gradients.apply(self.optimizer if optimizer is None else optimizer, found, variables)
         return value
 
@@ -260,7 +278,8 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         """Trains `num_steps` steps from where `global_step` stands in the data."""
         step = int(self.global_step.numpy())
         if not self._own_dataset and self._position != step:
-            self._train_dataset, self._train_iter = self._distributed_training(step), None
+            self._train_dataset = self.feed.training(self.global_batch_size, start=step)
+            self._train_iter = None
         self._position = None  # until the loop has ended well
         try:
             output = super().train(num_steps)
@@ -297,31 +316,16 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         Metrics are left out, since a loop resets them; the data position is `global_step`, and random
         layers have no state.
         """
-        kinds = (tf.Variable, tf.random.Generator, tf.Module, tf_keras.layers.Layer, Optimizer)
+        kinds = (tf.Variable, tf.random.Generator, tf.Module, tf_keras.optimizers.Optimizer)
         return {
             name: value
             for name, value in vars(self).items()
-            if isinstance(value, kinds)
-            and not isinstance(value, tf_keras.metrics.Metric)
+            if isinstance(value, kinds) and not isinstance(value, tf_keras.metrics.Metric)
         }
 
-    def data(self, split: str, context: tf.distribute.InputContext | None = None) -> pipeline.Data:
-        """What `build_dataset` returns for a split and an input pipeline.
-
-        A `Source` is made once, since every pipeline reads all of it. A dataset is made anew each time: iterated again, one that shuffles
-        would go on in another order.
-        """
-        context = context or tf.distribute.InputContext(
-            num_replicas_in_sync=self.strategy.num_replicas_in_sync
-        )
-        if split in self._sources:
-            return self._sources[split]
-        with self._building():
-            data = self.build_dataset(split, context)
-        pipeline.check(data, split)
-        if isinstance(data, Source):
-            self._sources[split] = data
-        return data
+    def building(self) -> contextlib.AbstractContextManager[None]:
+        """What everything of the trainer is made inside of: its seed and its precision."""
+        return building.seeded(self.options.seed, self.options.precision)
 
     def rows(
         self, present: tf.Tensor | None
@@ -342,123 +346,18 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         self.update_metrics(self.metrics, batch, outputs, replica_rows.present())
         return self.per_example_loss(batch, outputs)
 
-    def _loss_parts(
-        self,
-        batch: Batch,
-        losses: Callable[[Batch], tf.Tensor],
-        regularization: Callable[[], Sequence[tf.Tensor]],
-    ) -> list[Callable[[], tf.Tensor]]:
-        """One callable a micro-batch: its share of the global loss."""
-        dtype = self.variable_dtype
-        whole = replica_rows.current()
-        weights = loss.row_weights(self.sample_weight(batch), whole.present, dtype)
-        rows = row_count(batch)
-        denominator = loss.global_weight(weights, rows, self.global_batch_size, dtype)
-        slices = micro_batches(rows, self.options.gradient_accumulation_steps)
-        parts = self.strategy.num_replicas_in_sync * len(slices)
-
-        def part(start: Any, end: Any) -> tf.Tensor:
-            def cut(value: tf.Tensor | None) -> tf.Tensor | None:
-                return value if value is None or len(slices) == 1 else value[start:end]
-
-            with replica_rows.examples(
-                cut(whole.present),
-                first_row=whole.first_row + tf.cast(start, tf.int64),
-                step=whole.step,
-            ):
-                per_example = losses(tf.nest.map_structure(cut, batch))
-                mine = loss.share(per_example, cut(weights), denominator)
-                penalty = loss.regularization_share(list(regularization()), parts, mine.dtype)
-            return mine if penalty is None else mine + penalty
-
-        return [lambda s=start, e=end: part(s, e) for start, end in slices]
-
-    def _distributed_training(self, step: int) -> Any:
-        if isinstance(self.data("train"), GlobalBatches):
-            batches = pipeline.global_batches(self.data("train"), start=step, endless=True)
-            return distribution.global_batches(self.strategy, batches)
-
-        def dataset_fn(input_context: tf.distribute.InputContext) -> tf.data.Dataset:
-            return pipeline.training(
-                self.data("train", input_context),
-                pipeline.Layout.of(input_context, self.global_batch_size),
-                seed=self.options.seed,
-                start=step,
-                prefetch=self.options.prefetch,
-            )
-
-        return distribution.from_function(self.strategy, dataset_fn)
-
-    def _build_variables(self) -> None:
-        """Makes every variable now, so that a checkpoint can be restored before the first step."""
-        spec = pipeline.element_spec(self.data("train"))
-
-        def outputs(batch: Batch) -> Any:
-            return self.forward(self.preprocess(batch), training=False)
-
-        # Traced, not run: an example of zeros might not be one that the model can read.
-        tf.function(outputs).get_concrete_function(spec)
-        self.optimizer.build(self.model.trainable_variables)
-
-    def _check_model(self) -> None:
-        accumulation = self.options.gradient_accumulation_steps
-        if accumulation > self.layout.rows:
-            raise UsageError(
-                f"gradient_accumulation_steps is {accumulation}, and a replica has "
-                f"{self.layout.rows} rows a batch: want at most that."
-            )
-        for layer in self.model._flatten_layers():
-            if getattr(layer, "activity_regularizer", None) is not None:
-                self._check_activity_regularizer(layer.name, accumulation)
-            plain = isinstance(layer, tf_keras.layers.BatchNormalization)
-            if plain and (accumulation > 1 or self.layout.replicas > 1 or not self.layout.even):
-                _LOG.warning(
-                    "%s normalizes by the statistics of a replica's micro-batch, padding included: "
-                    "with it, the update depends on how the batch is split.", layer.name,
-                )
-
-    def _check_activity_regularizer(self, name: str, accumulation: int) -> None:
-        if self.layout.even and self.layout.rows % accumulation == 0:
-            return
-        raise UsageError(
-            f"Layer {name} has an activity regularizer, a mean over the rows of a micro-batch, and "
-            f"{self.global_batch_size} rows do not split evenly into {self.layout.replicas} replicas "
-            f"x {accumulation} micro-batches: choose a batch that does, or add the penalty to "
-            "per_example_loss."
-        )
+    def _outputs(self, batch: Batch) -> Any:
+        return self.forward(self.preprocess(batch), training=False)
 
     def _warn_unused(
         self, found: Sequence[gradients.Gradient], variables: Sequence[tf.Variable]
     ) -> None:
         names = [v.name for g, v in zip(found, variables, strict=True) if g is None]
-        if names and names != getattr(self, "_unused", None):
+        if names and names != self._unused:
             self._unused = names
             _LOG.warning("The loss does not depend on %s: left as it is.", ", ".join(names))
-
-    @contextlib.contextmanager
-    def _building(self) -> Iterator[None]:
-        """Makes what is built inside a function of the seed and the precision, and of nothing else."""
-        python, numpy = random.getstate(), np.random.get_state()
-        tf_keras.utils.set_random_seed(self.options.seed)
-        try:
-            with precision.building(self.options.precision):
-                yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
 
 
 def unpack(element: Any) -> tuple[Batch, tf.Tensor | None]:
     """An element of a dataset of `(batch, present)`, or of batches, as `(batch, present)`."""
     return element if isinstance(element, tuple) else (element, None)
-
-
-def row_count(batch: Batch) -> int | tf.Tensor:
-    """The number of rows of a batch, as a Python int where it is known."""
-    first = tf.nest.flatten(batch)[0]
-    return first.shape[0] if first.shape[0] is not None else tf.shape(first)[0]
-
-
-def micro_batches(rows: int | tf.Tensor, count: int) -> list[tuple[Any, Any]]:
-    """Where each of `count` micro-batches of `rows` rows starts and ends, sizes as equal as can be."""
-    return [(rows * i // count, rows * (i + 1) // count) for i in range(count)]

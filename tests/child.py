@@ -1,11 +1,11 @@
 """Runs Python in a process of its own: for other devices, exit codes, signals, and what is printed."""
 
+from collections.abc import Sequence
 import os
 import pathlib
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 

@@ -233,7 +233,11 @@ def test_same_seed_gives_the_same_bits_and_another_seed_does_not(strategy, repli
     ends = []
     for seed in (5, 5, 6):
         trainer = tiny.trainer(
-            strategy(replicas), 7, cls=cls, seed=seed, precision="float32",
+            strategy(replicas),
+            7,
+            cls=cls,
+            seed=seed,
+            precision="float32",
             optimizer=OPTIMIZERS["adam"],
         )
         trainer.train(tf.constant(20))

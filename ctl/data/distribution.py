@@ -1,10 +1,10 @@
 """Hands each input pipeline's dataset to a strategy.
 
-tf.data's tuning thread (`autotune`) sleeps for up to a minute at a time, and cancelling it can miss it
-(its wake-up comes before the flag it looks at): whoever drops an iterator then waits for the nap to
-end. So datasets here are not tuned - AUTOTUNE then means a call a core - and on CPU devices they reach
-the replicas directly: the per-device iterators that TensorFlow puts between are always tuned, and copy
-from the host to where the data is already.
+tf.data's tuning thread (`autotune`) sleeps for up to a minute at a time, and cancelling it can miss
+it (its wake-up comes before the flag it looks at): whoever drops an iterator then waits for the nap
+to end. So datasets here are not tuned - AUTOTUNE then means a call a core - and on CPU devices they
+reach the replicas directly: the per-device iterators that TensorFlow puts between are always tuned,
+and copy from the host to where the data is already.
 """
 
 from collections.abc import Callable
@@ -15,39 +15,44 @@ import tensorflow as tf
 DatasetFn = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
 
-def from_function(strategy: tf.distribute.Strategy, dataset_fn: DatasetFn) -> Any:
+def from_function(
+    strategy: tf.distribute.Strategy, dataset_fn: DatasetFn, *, per_worker: bool = False
+) -> Any:
     """`strategy.distribute_datasets_from_function`, with the options that suit its devices.
 
     Args:
         strategy: where the replicas are.
         dataset_fn: makes the dataset of an input pipeline.
+        per_worker: an input pipeline must feed all replicas of a worker, in turn, as the author of
+            a `PerReplica` expects; else it may feed one replica.
 
     Returns:
         Something to iterate over, with the data of every replica in each element.
     """
 
-    def untuned(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        return _untuned(dataset_fn(context))
+    def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        return untuned(dataset_fn(context))
 
     on_cpu = all("CPU" in device for device in strategy.extended.worker_devices)
     if on_cpu and type(strategy) is tf.distribute.OneDeviceStrategy:
-        return untuned(tf.distribute.InputContext())
-    if on_cpu and type(strategy) is tf.distribute.MirroredStrategy:
+        return make(tf.distribute.InputContext())
+    if on_cpu and type(strategy) is tf.distribute.MirroredStrategy and not per_worker:
         options = tf.distribute.InputOptions(
             experimental_fetch_to_device=False,
             experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
         )
-        return strategy.distribute_datasets_from_function(untuned, options)
-    return strategy.distribute_datasets_from_function(untuned)
+        return strategy.distribute_datasets_from_function(make, options)
+    return strategy.distribute_datasets_from_function(make)
 
 
 def global_batches(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -> Any:
     """`strategy.experimental_distribute_dataset`: splits each ready global batch."""
-    return strategy.experimental_distribute_dataset(_untuned(dataset))
+    return strategy.experimental_distribute_dataset(untuned(dataset))
 
 
-def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    if dataset.options().autotune.enabled is not None:  # its author's own choice
+def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """The dataset without tf.data's tuning thread, unless its author decided about it."""
+    if dataset.options().autotune.enabled is not None:
         return dataset
     options = tf.data.Options()
     options.autotune.enabled = False

@@ -12,10 +12,10 @@ from ctl.trainer import StandardTrainer
 class Checkpoints:
     """Saves and restores everything that a trainer's next step depends on.
 
-        checkpoints = Checkpoints("runs/mine/checkpoints", trainer)
-        checkpoints.restore_latest()
-        trainer.train(tf.constant(100))
-        checkpoints.save()                              # runs/mine/checkpoints/ckpt-100
+    checkpoints = Checkpoints("runs/mine/checkpoints", trainer)
+    checkpoints.restore_latest()
+    trainer.train(tf.constant(100))
+    checkpoints.save()                              # runs/mine/checkpoints/ckpt-100
     """
 
     def __init__(self, directory: str | pathlib.Path, trainer: StandardTrainer, *, keep: int = 3):

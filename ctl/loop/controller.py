@@ -1,7 +1,7 @@
 """Orbit's Controller with boundaries at absolute steps."""
 
-import time
 from collections.abc import Callable, Iterable, Mapping
+import time
 from typing import Any
 
 import orbit
@@ -156,7 +156,8 @@ class Controller(orbit.Controller):
 
     def restore_checkpoint(self, checkpoint_path: str | None = None) -> str | None:
         """Restores a checkpoint, the newest if none is named; returns its path, if there is one."""
-        self._require("checkpoints", for_method="restore_checkpoint")
+        if self.checkpoints is None:
+            raise ValueError("There are no `checkpoints` to restore: give some to the constructor.")
         if checkpoint_path:
             self.checkpoints.restore(checkpoint_path)
         else:

@@ -5,12 +5,13 @@ is None (the loss does not depend on the variable) stays None and is left out of
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from ctl.options import Clip
 
-Gradient = tf.Tensor | tf.IndexedSlices | None
+Gradient: TypeAlias = Any  # a tf.Tensor, tf.IndexedSlices, or None; TensorFlow has no types
 
 
 def accumulate(
@@ -39,9 +40,7 @@ def accumulate(
     return gradients, losses[0] if len(losses) == 1 else tf.add_n(losses)
 
 
-def all_reduce(
-    gradients: Sequence[Gradient], loss: tf.Tensor
-) -> tuple[list[Gradient], tf.Tensor]:
+def all_reduce(gradients: Sequence[Gradient], loss: tf.Tensor) -> tuple[list[Gradient], tf.Tensor]:
     """Sums gradients and loss over the replicas: one batched reduction a step.
 
     Args:

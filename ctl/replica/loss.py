@@ -65,9 +65,7 @@ def global_weight(
     return mine if replicas == 1 else context.all_reduce(tf.distribute.ReduceOp.SUM, mine)
 
 
-def share(
-    per_example: tf.Tensor, weights: tf.Tensor | None, denominator: tf.Tensor
-) -> tf.Tensor:
+def share(per_example: tf.Tensor, weights: tf.Tensor | None, denominator: tf.Tensor) -> tf.Tensor:
     """This micro-batch's share of the global loss.
 
     Args:

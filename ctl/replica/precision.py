@@ -1,7 +1,7 @@
 """Which dtype a run computes in and keeps its variables in."""
 
-import contextlib
 from collections.abc import Iterator
+import contextlib
 
 import tensorflow as tf
 import tf_keras

@@ -7,9 +7,9 @@ of a key made from (seed, layer) and the counter (r x blocks a row, k): whoever 
 the same numbers, and there is no state to save.
 """
 
+from collections.abc import Sequence
 import hashlib
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -61,18 +61,16 @@ class RowKeyedGenerator:
             layer: the layer's place in the model.
             name: the layer's name, for messages.
         """
-        if isinstance(replaced, RowKeyedGenerator):
-            replaced = replaced._replaced
-        self._replaced = replaced
-        self._identity = (seed, layer, replaced._seed)
+        self._replaced: Any = (
+            replaced._replaced if isinstance(replaced, RowKeyedGenerator) else replaced
+        )
+        self._identity = (seed, layer, self._replaced._seed)
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
         return getattr(self._replaced, attribute)
 
-    def dropout(
-        self, inputs: tf.Tensor, rate: float, noise_shape: Any = None
-    ) -> tf.Tensor:
+    def dropout(self, inputs: tf.Tensor, rate: float, noise_shape: Any = None) -> tf.Tensor:
         """Drops elements of `inputs`, as `tf.nn.dropout` does, by the rows' own numbers."""
         if current() is None:
             return self._replaced.dropout(inputs, rate, noise_shape=noise_shape)
@@ -143,6 +141,7 @@ class RowKeyedGenerator:
     def _draw(self, op: Any, shape: Any, shared: bool = False) -> tf.Tensor:
         """Draws float32 numbers; `shared` ones are the same for all rows of the global batch."""
         rows = current()
+        assert rows is not None  # asked by every caller
         call = rows.calls.get(self._identity[1], 0)
         rows.calls[self._identity[1]] = call + 1
         if isinstance(shape, tf.TensorShape):

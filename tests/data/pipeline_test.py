@@ -15,13 +15,11 @@ SEED = 3
 KINDS = ["source", "dataset", "tfrecords"]
 # Global batch, replicas, pipelines: even shares, uneven ones, empty ones.
 LAYOUTS = [
-    (8, 1, 1),
     (5, 1, 1),
     (8, 2, 1),
     (5, 2, 1),
     (7, 4, 1),
     (3, 4, 1),
-    (130, 4, 1),
     (8, 2, 2),
     (5, 2, 2),
     (7, 4, 2),
@@ -87,11 +85,12 @@ def numbers(count):
 
 
 def training(data, layout, *, start=0, prefetch=2):
-    return pipeline.training(data, layout, seed=SEED, start=start, prefetch=prefetch)
+    stream = pipeline.training(data, layout, seed=SEED, start=start, prefetch=prefetch)
+    return distribution.untuned(stream)
 
 
 def evaluation(data, layout):
-    return pipeline.evaluation(data, layout, prefetch=2)
+    return distribution.untuned(pipeline.evaluation(data, layout, prefetch=2))
 
 
 def layouts(batch, replicas, pipelines):
@@ -315,133 +314,6 @@ def test_an_evaluation_dataset_may_be_read_again(make):
 def test_an_evaluation_without_an_end_is_refused(wrap):
     with pytest.raises(ctl.UsageError, match="never ends: return one without repeat") as caught:
         pipeline.evaluation_steps(wrap(numbers(3).repeat()), Layout(2, 1))
-    assert "\n" not in str(caught.value)
-
-
-# What the replicas of a strategy get.
-
-
-def replica_values(strategy, iterator):
-    """Takes a step in a tf.function, as training does: the ids of each replica, and the masks."""
-
-    @tf.function
-    def take():
-        return next(iterator)
-
-    while True:
-        try:
-            element = take()
-        except tf.errors.OutOfRangeError:
-            return
-        batch, present = element if isinstance(element, tuple) else (element, None)
-        ids = strategy.experimental_local_results(batch["id"])
-        masks = () if present is None else strategy.experimental_local_results(present)
-        yield [i.numpy().tolist() for i in ids], [m if m is None else m.numpy() for m in masks]
-
-
-def distributed(strategy, make_stream, batch, through):
-    """What reaches the replicas, through the strategy itself or through ctl.data.distribution."""
-    dataset = through(strategy, lambda context: make_stream(Layout.of(context, batch)))
-    return replica_values(strategy, iter(dataset))
-
-
-def plainly(strategy, dataset_fn):
-    """The strategy's own way."""
-    return strategy.distribute_datasets_from_function(dataset_fn)
-
-
-WAYS = pytest.mark.parametrize(
-    "through", [plainly, distribution.from_function], ids=["plainly", "distribution"]
-)
-
-
-@WAYS
-@pytest.mark.parametrize("replicas", [1, 2, 4])
-@pytest.mark.parametrize("batch", [8, 5, 3])
-@pytest.mark.parametrize("kind", KINDS)
-def test_replicas_of_a_strategy_get_their_contiguous_rows(
-    strategy, make, kind, batch, replicas, through
-):
-    want = one_replica_ids(make(kind, 11), batch, 3)
-
-    def stream(layout):
-        return training(make(kind, 11), layout)
-
-    found = distributed(strategy(replicas), stream, batch, through)
-    rows = -(-batch // replicas)
-    for ids, (shares, masks) in zip(want, found, strict=False):
-        padded = ids + ids[-1:] * (rows * replicas - batch)
-        assert shares == [padded[r * rows : (r + 1) * rows] for r in range(replicas)]
-        if batch % replicas:
-            assert np.concatenate(masks).tolist() == [1] * batch + [0] * (len(padded) - batch)
-        else:
-            assert all(mask is None for mask in masks)
-
-
-@WAYS
-@pytest.mark.parametrize("replicas", [1, 2, 4])
-@pytest.mark.parametrize("known", [True, False])
-def test_replicas_of_a_strategy_meet_the_end_of_an_evaluation_together(
-    strategy, replicas, known, through
-):
-    data = numbers(21) if known else numbers(21).filter(lambda _: True)
-    found = list(distributed(strategy(replicas), lambda one: evaluation(data, one), 5, through))
-    assert len(found) == 5
-    rows = np.array([shares for shares, _ in found]).reshape(5, -1)
-    masks = np.array([masks for _, masks in found]).reshape(5, -1)
-    assert rows[masks == 1].tolist() == list(range(21))
-
-
-# Batches of a person's own making.
-
-
-@pytest.mark.parametrize(
-    ("replicas", "want"),
-    [
-        (1, [[[0, 1, 2, 3, 4, 5, 6]], [[7, 8, 9]]]),
-        (2, [[[0, 1, 2, 3], [4, 5, 6]], [[7, 8], [9]]]),
-        (4, [[[0, 1], [2, 3], [4, 5], [6]], [[7], [8], [9], []]]),
-    ],
-)
-def test_ready_global_batches_are_split_over_the_replicas(strategy, replicas, want):
-    data = ctl.data.GlobalBatches(numbers(10).batch(7))
-    chosen = strategy(replicas)
-
-    def shares(**arguments):
-        batches = pipeline.global_batches(data, **arguments)
-        return replica_values(chosen, iter(distribution.global_batches(chosen, batches)))
-
-    assert [ids for ids, _ in shares(start=0, endless=False)] == want
-    resumed = itertools.islice(shares(start=3, endless=True), 3)
-    assert [ids for ids, _ in resumed] == [want[1], want[0], want[1]]
-    assert pipeline.evaluation_steps(data, Layout(7, replicas)) is None
-
-
-@WAYS
-@pytest.mark.parametrize("drop_remainder", [True, False])
-def test_ready_batches_of_a_replica_go_to_one_replica_after_the_other(
-    strategy, drop_remainder, through
-):
-    data = ctl.data.PerReplica(numbers(12).batch(3, drop_remainder=drop_remainder))
-    want = [[[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [9, 10, 11]]]
-    found = distributed(strategy(2), lambda layout: evaluation(data, layout), 6, through)
-    assert [ids for ids, _ in found] == want
-    found = distributed(strategy(2), lambda layout: training(data, layout, start=3), 6, through)
-    assert [ids for ids, _ in itertools.islice(found, 2)] == want[::-1]
-    assert pipeline.evaluation_steps(data, Layout(6, 2)) is None
-
-
-@WAYS
-def test_the_last_ready_batch_of_an_evaluation_may_leave_replicas_without_rows(strategy, through):
-    data = ctl.data.PerReplica(numbers(8).batch(3))
-    found = distributed(strategy(2), lambda layout: evaluation(data, layout), 6, through)
-    assert [ids for ids, _ in found] == [[[0, 1, 2], [3, 4, 5]], [[6, 7], []]]
-
-
-def test_ready_batches_that_would_be_dropped_from_an_evaluation_are_refused():
-    data = ctl.data.PerReplica(numbers(9).batch(3, drop_remainder=True))
-    with pytest.raises(ctl.UsageError, match=r"1 batches for 2 replicas.*drop_remainder") as caught:
-        evaluation(data, Layout(6, 2))
     assert "\n" not in str(caught.value)
 
 

@@ -92,8 +92,8 @@ def test_splitting_too_late_is_told():
     with pytest.raises(UsageError) as refused:
         strategies.build("mirrored", logical_devices=8)
     assert str(refused.value).startswith(
-        "runtime.logical_devices is 8, but TensorFlow has started already, with 4 logical CPUs: let "
-        "nothing use it before the strategy is built"
+        "runtime.logical_devices is 8, but TensorFlow has started already, with 4 logical CPUs: "
+        "let nothing use it before the strategy is built"
     )
 
 
@@ -125,7 +125,7 @@ def test_a_new_process_is_split_as_the_config_says():
 
 def test_memory_of_a_gpu_that_nobody_tells_is_told(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(UsageError, match="nvidia-smi did not tell it: set runtime.logical_devices"):
+    with pytest.raises(UsageError, match=r"nvidia-smi did not tell it: set runtime\.logical_dev"):
         strategies._gpu_memory_mib(tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU"))
 
 

@@ -118,7 +118,9 @@ def test_clipping_acts_on_the_gradient_of_the_global_batch(strategy, rule):
     ends = []
     for replicas in (1, 2, 4):
         trainer = tiny.trainer(
-            strategy(replicas), 8, clip=ctl.Clip(**rule),
+            strategy(replicas),
+            8,
+            clip=ctl.Clip(**rule),
             gradient_accumulation_steps=3 - min(replicas, 2),
         )
         before = trainer.model.get_weights()

@@ -1,0 +1,79 @@
+"""What is built before the first step, and what must be true of it."""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import logging
+import random
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+
+from ctl.data.pipeline import Layout
+from ctl.errors import UsageError
+from ctl.replica import precision
+
+_LOG = logging.getLogger("ctl")
+
+
+@contextlib.contextmanager
+def seeded(seed: int, precision_name: str) -> Iterator[None]:
+    """Makes what is built inside a function of the seed and the precision, and of nothing else.
+
+    Args:
+        seed: of Python's, numpy's and TensorFlow's generators; the first two are put back after.
+        precision_name: what layers, metrics and optimizers built inside compute in.
+    """
+    python, numpy = random.getstate(), np.random.get_state()
+    tf_keras.utils.set_random_seed(seed)
+    try:
+        with precision.building(precision_name):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def trace(forward: Callable[[Any], Any], spec: Any) -> None:
+    """Makes a model's variables now, so that a checkpoint can be restored before the first step.
+
+    Traced, not run: an example of zeros might not be one that the model can read.
+    """
+    tf.function(forward).get_concrete_function(spec)
+
+
+def check_model(model: tf_keras.Model, layout: Layout, accumulation: int) -> None:
+    """Refuses, or warns of, what would make the update depend on how the batch is split.
+
+    Args:
+        model: the built model.
+        layout: how a global batch falls to the replicas.
+        accumulation: micro-batches a replica's rows are computed in.
+    """
+    if accumulation > layout.rows:
+        raise UsageError(
+            f"gradient_accumulation_steps is {accumulation}, and a replica has {layout.rows} rows a "
+            "batch: want at most that."
+        )
+    split = layout.replicas > 1 or accumulation > 1 or not layout.even
+    for layer in model._flatten_layers():
+        if getattr(layer, "activity_regularizer", None) is not None:
+            _check_activity_regularizer(layer.name, layout, accumulation)
+        if isinstance(layer, tf_keras.layers.BatchNormalization) and split:
+            _LOG.warning(
+                "%s normalizes by the statistics of a replica's micro-batch, padding included: with "
+                "it, the update depends on how the batch is split.",
+                layer.name,
+            )
+
+
+def _check_activity_regularizer(name: str, layout: Layout, accumulation: int) -> None:
+    if layout.even and layout.rows % accumulation == 0:
+        return
+    raise UsageError(
+        f"Layer {name} has an activity regularizer, a mean over the rows of a micro-batch, and "
+        f"{layout.global_batch_size} rows do not split evenly into {layout.replicas} replicas x "
+        f"{accumulation} micro-batches: choose a batch that does, or add the penalty to "
+        "per_example_loss."
+    )

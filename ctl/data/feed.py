@@ -1,0 +1,110 @@
+"""A trainer's `build_dataset` -> what its strategy iterates over."""
+
+from collections.abc import Callable
+import contextlib
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.data import distribution, pipeline
+from ctl.data.source import GlobalBatches, Source
+
+BuildDataset = Callable[[str, tf.distribute.InputContext], pipeline.Data]
+
+
+class Feed:
+    """Feeds the replicas of a strategy with their rows of each global batch.
+
+    feed = Feed(trainer.build_dataset, strategy=strategy, seed=0, prefetch=-1)
+    iterator = iter(feed.training(64, start=0))
+    batch, present = next(iterator)
+    """
+
+    def __init__(
+        self,
+        build_dataset: BuildDataset,
+        *,
+        strategy: tf.distribute.Strategy,
+        seed: int,
+        prefetch: int,
+        building: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ):
+        """Takes what to feed and where to.
+
+        Args:
+            build_dataset: makes the data of a split.
+            strategy: where the replicas are.
+            seed: the run's seed.
+            prefetch: batches to prepare ahead; -1 lets tf.data choose.
+            building: what to make the data inside of.
+        """
+        self._build_dataset = build_dataset
+        self._strategy = strategy
+        self._seed = seed
+        self._prefetch = prefetch
+        self._building = building
+        self._sources: dict[str, Source] = {}
+
+    def layout(self, global_batch_size: int) -> pipeline.Layout:
+        """How a global batch falls to the replicas."""
+        return pipeline.Layout(global_batch_size, self._strategy.num_replicas_in_sync)
+
+    def data(self, split: str, context: tf.distribute.InputContext | None = None) -> pipeline.Data:
+        """What `build_dataset` returns for a split and an input pipeline.
+
+        A `Source` is made once, since every pipeline reads all of it. A dataset is made anew each
+        time: iterated again, one that shuffles would go on in another order.
+        """
+        if split in self._sources:
+            return self._sources[split]
+        replicas = self._strategy.num_replicas_in_sync
+        with self._building():
+            data = self._build_dataset(
+                split, context or tf.distribute.InputContext(num_replicas_in_sync=replicas)
+            )
+        pipeline.check(data, split)
+        if isinstance(data, Source):
+            self._sources[split] = data
+        return data
+
+    def spec(self) -> dict[str, tf.TensorSpec]:
+        """The spec of a training batch of any number of rows."""
+        return pipeline.element_spec(self.data("train"))
+
+    def training(self, global_batch_size: int, *, start: int) -> Any:
+        """The endless training data from a global step on, distributed."""
+        data = self.data("train")
+        if isinstance(data, GlobalBatches):
+            batches = pipeline.global_batches(data, start=start, endless=True)
+            return distribution.global_batches(self._strategy, batches)
+
+        def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            return pipeline.training(
+                self.data("train", context),
+                pipeline.Layout.of(context, global_batch_size),
+                seed=self._seed,
+                start=start,
+                prefetch=self._prefetch,
+            )
+
+        return distribution.from_function(self._strategy, dataset_fn)
+
+    def evaluation(self, global_batch_size: int) -> Any:
+        """The evaluation data, distributed; a `Source`'s begins again after its last step."""
+        data = self.data("eval")
+        if isinstance(data, GlobalBatches):
+            batches = pipeline.global_batches(data, start=0, endless=False)
+            return distribution.global_batches(self._strategy, batches)
+
+        def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            return pipeline.evaluation(
+                self.data("eval", context),
+                pipeline.Layout.of(context, global_batch_size),
+                prefetch=self._prefetch,
+            )
+
+        return distribution.from_function(self._strategy, dataset_fn)
+
+    def evaluation_steps(self, global_batch_size: int) -> int | None:
+        """How many steps see every example once, or None where only the data's end will tell."""
+        return pipeline.evaluation_steps(self.data("eval"), self.layout(global_batch_size))

@@ -1,0 +1,183 @@
+"""The program: its command line, and the three ways to start it. Its mistakes: mistakes_test.py."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from ctl import main
+from tests import child
+from tests.mistakes_test import EXPERIMENT, TRAINER
+
+MODEL = EXPERIMENT.replace("))\n", "), model=dict(bias=True))\n")
+READER = TRAINER.replace("Dense(2,", "Dense(2, use_bias=self.options.model.bias,")
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """The current folder, with an experiment, exp.py, whose trainer reads model.bias."""
+    (tmp_path / "exp.py").write_text(MODEL)
+    (tmp_path / "tiny.py").write_text(READER)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def explained(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """What --mode=explain prints of the config's keys, by their last name."""
+    code = main.run(["ctl", "--mode=explain", *arguments])
+    printed = capsys.readouterr()
+    assert (code, printed.err) == (0, "")
+    lines = printed.out.partition("config:")[2].splitlines()
+    return dict(line.strip().split(": ", 1) for line in lines if ": " in line)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "value"),
+    [
+        (["--config=exp.py"], "steps", "1000"),
+        (["--config", "exp.py"], "steps", "1000"),
+        (["-config=exp.py"], "steps", "1000"),
+        (["--config=exp.py", "--config.train.steps=7"], "steps", "7"),
+        (["--config=exp.py", "--config.train.steps", "7"], "steps", "7"),
+        (["--config=exp.py", "-config.train.steps=7"], "steps", "7"),
+        (["--config.train.steps=7", "--config=exp.py"], "steps", "7"),
+        (["--config=exp.py", "--config.train.steps=6", "--config.train.steps=7"], "steps", "7"),
+        (["--config=exp.py", "--config.data.prefetch", "-1"], "prefetch", "-1"),
+        (["--config=exp.py", "--config.model.bias=false"], "bias", "false"),
+        (["--config=exp.py", "--noconfig.model.bias"], "bias", "false"),
+        (["--config=exp.py", "--noconfig.model.bias", "--config.model.bias"], "bias", "true"),
+        (["--flagfile=flags"], "steps", "8"),
+        (["--flagfile=flags", "--config.train.steps=9"], "steps", "9"),
+    ],
+)
+def test_command_line_reaches_the_config(folder, capsys, arguments, key, value):
+    (folder / "flags").write_text("# of a cluster\n--config=exp.py\n--config.train.steps=8\n")
+    assert explained(arguments, capsys)[key] == value
+
+
+def test_explain_writes_nothing(folder, capsys):
+    explained(["--config=exp.py"], capsys)
+    assert sorted(p.name for p in folder.iterdir() if p.name != "__pycache__") == [
+        "exp.py", "tiny.py",
+    ]  # fmt: skip
+
+
+def run_with(code: int, monkeypatch) -> list[tuple]:
+    """Lets the last part of the program, which needs TensorFlow, only return a code."""
+    calls: list[tuple] = []
+
+    def dispatch(values, config, config_path, workdir):
+        calls.append((values.mode, values.fresh, config_path, str(workdir.path)))
+        return code
+
+    monkeypatch.setattr(main, "_dispatch", dispatch)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("arguments", "call"),
+    [
+        ("--config=exp.py", ("train_and_eval", False, "exp.py", "runs/exp")),
+        ("--config=./exp.py --mode=train", ("train", False, "./exp.py", "runs/exp")),
+        ("--config=exp.py --workdir=a/b", ("train_and_eval", False, "exp.py", "a/b")),
+        ("--config=exp.py --mode explain --fresh=0", ("explain", False, "exp.py", "runs/exp")),
+        ("--config=exp.py --fresh", ("train_and_eval", True, "exp.py", "runs/exp")),
+        ("--config=exp.py --fresh --nofresh", ("train_and_eval", False, "exp.py", "runs/exp")),
+    ],
+)
+def test_flags(folder, monkeypatch, arguments, call):
+    calls = run_with(75, monkeypatch)
+    assert main.run(["ctl", *arguments.split()]) == 75
+    assert calls == [call]
+
+
+def test_run_does_not_look_at_another_command_line(folder, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["pytest", "--config=none.py", "--config.train.stps=5"])
+    assert explained(["--config=exp.py", "--config.train.steps=7"], capsys)["steps"] == "7"
+
+
+def test_resume_with_a_harmless_change_and_with_a_meant_one(folder, monkeypatch, capsys):
+    calls = run_with(0, monkeypatch)
+    (folder / "runs" / "exp").mkdir(parents=True)
+    kept = {"trainer": "tiny.py:Tiny", "data": {"global_batch_size": 4}, "model": {"bias": True}}
+    (folder / "runs" / "exp" / "config.json").write_text(json.dumps(kept))
+    for more in ([], ["--config.train.steps=7"], ["--config.seed=7", "--allow_config_change"]):
+        assert main.run(["ctl", "--config=exp.py", *more]) == 0
+    assert main.run(["ctl", "--config=exp.py", "--config.seed=7"]) == 2
+    assert "(seed: 0 -> 7)" in capsys.readouterr().err
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--config=none.py", "--help"], ["-help"]])
+def test_help_names_every_flag_and_mode(capsys, arguments):
+    assert main.run(["ctl", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "python -m ctl.main --config=" in printed
+    words = ("--config", "--workdir", "--mode", "fresh", "allow_config_change", *main.MODES)
+    assert [word for word in words if word not in printed] == []
+
+
+def test_message_of_several_lines_is_told_in_one(monkeypatch, capsys):
+    def fail(argv):
+        raise main.UsageError("one\n  two")
+
+    monkeypatch.setattr(main, "_run", fail)
+    assert main.run(["ctl"]) == 2
+    assert capsys.readouterr().err == "ctl: one two\n"
+
+
+STARTS = {
+    "as a file": [str(child.ROOT / "ctl" / "main.py")],
+    "as a module": ["-m", "ctl.main"],
+    "as a script": ["-c", "import sys; sys.path.pop(0); from ctl.main import console; console()"],
+}
+
+
+def start(how: str, arguments: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    """Starts the program in the current folder; as a file it must find ctl by itself."""
+    if how == "as a file":
+        variables["PYTHONPATH"] = ""
+    return child.run([*STARTS[how], *arguments], cwd=pathlib.Path.cwd(), **variables)
+
+
+@pytest.mark.parametrize("how", STARTS)
+def test_program_tells_a_mistake_however_it_is_started(folder, how):
+    process = start(how, ["--config=exp.py", "--config.train.stps=5"])
+    line = "ctl: There is no config key train.stps: did you mean train.steps?\n"
+    assert (process.returncode, process.stdout, process.stderr) == (2, "", line)
+
+
+@pytest.mark.parametrize("how", STARTS)
+def test_current_folder_is_importable_however_it_is_started(folder, how):
+    (folder / "sub").mkdir()
+    (folder / "sub" / "exp.py").write_text("import here\nhere.tell()\n")
+    (folder / "here.py").write_text("def tell():\n    raise RuntimeError('found')\n")
+    process = start(how, ["--config=sub/exp.py"])
+    line = "ctl: The config file cannot be read: here.py:2: RuntimeError: found\n"
+    assert (process.returncode, process.stdout, process.stderr) == (2, "", line)
+
+
+def test_program_explains_alike_however_it_is_started_and_keeps_tensorflow_quiet(folder):
+    (folder / "package").mkdir()
+    (folder / "package" / "net.py").write_text(READER)
+    arguments = ["--config=exp.py", "--config.trainer=package.net:Tiny", "--mode=explain"]
+    processes = [start(how, arguments) for how in ("as a file", "as a script")]
+    assert [(p.returncode, p.stderr) for p in processes] == [(0, "")] * 2
+    assert processes[0].stdout == processes[1].stdout
+    assert "trainer: package.net:Tiny" in processes[0].stdout
+
+
+def test_importing_ctl_and_its_light_modules_loads_no_tensorflow():
+    code = (
+        "import sys, ctl\n"
+        "from ctl import checks, defaults, errors, locate, main, options, suggestions\n"
+        "from ctl.loop import progress, stop, workdir\n"
+        "from ctl.hardware import strategies\n"
+        "ctl.config(train=dict(steps=5)); ctl.TrainerOptions(); ctl.Clip(); dir(ctl)\n"
+        "heavy = {'tensorflow', 'tf_keras', 'keras', 'numpy', 'orbit'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else 0)\n"
+    )
+    process = child.run(["-c", code])
+    assert (process.returncode, process.stderr) == (0, "")
