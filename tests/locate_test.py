@@ -141,11 +141,12 @@ def test_file_that_was_changed_runs_again(folder):
 
 
 def test_files_of_one_name_are_modules_of_their_own(folder):
-    (folder / "sub" / "exp.py").write_text(CLASS.format("the trainer"))
-    (folder / "exp.py").write_text(CONFIG)
-    locate.config("exp.py")
-    found = locate.trainer_class("sub/exp.py:Net", "exp.py")
-    assert sys.modules[found.__module__].__file__ == str(folder / "sub" / "exp.py")
+    files = [folder / "net.py", folder / "sub" / "net.py"]
+    for file in files:
+        file.write_text(CLASS.format(file))
+    found = [locate.trainer_class(f"{file}:Net", "exp.py") for file in files]
+    assert [cls.origin for cls in found] == [str(file) for file in files]
+    assert [sys.modules[cls.__module__].__file__ for cls in found] == [str(file) for file in files]
 
 
 def test_file_that_fails_leaves_no_module(folder):

@@ -128,6 +128,25 @@ def test_message_of_several_lines_is_told_in_one(monkeypatch, capsys):
     assert capsys.readouterr().err == "ctl: one two\n"
 
 
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "--config.train.stps=5",
+        "--config.train.steps=many",
+        "--config.train.steps=0",
+        "--config.optimizer.name=adm",
+        "--mode=trian",
+        "--wrkdir=x",
+    ],
+)
+def test_mistake_of_the_command_line_is_told_before_the_config_file_runs(folder, capsys, mistake):
+    (folder / "exp.py").write_text("raise RuntimeError('it ran')\n")
+    assert main.run(["ctl", "--config=exp.py"]) == 2
+    assert "it ran" in capsys.readouterr().err
+    assert main.run(["ctl", "--config=exp.py", mistake]) == 2
+    assert "it ran" not in capsys.readouterr().err
+
+
 STARTS = {
     "as a file": [str(child.ROOT / "ctl" / "main.py")],
     "as a module": ["-m", "ctl.main"],
