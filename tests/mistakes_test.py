@@ -805,7 +805,7 @@ def outcome(which: str, folder: pathlib.Path) -> tuple[dict, dict[str, str], boo
     """What comes of LIGHT or HEAVY in a new process: results, stderr, is TensorFlow there."""
     (folder / "start").mkdir()
     code = f"from tests import mistakes_test as m; m.try_all(m.{which})"
-    process = child.run(["-c", code], cwd=folder / "start")
+    process = child.run(["-c", code], cwd=folder / "start", CUDA_VISIBLE_DEVICES="-1")
     assert process.returncode == 0, process.stderr
     told = dict(part.split("\n", 1) for part in process.stderr.split("== ")[1:])
     found = json.loads(process.stdout)

@@ -58,6 +58,12 @@ def test_update_without_weights_is_the_mean_over_the_rows_that_exist(strategy, b
     check_one_step(trainer, where, rows, weighted=False)
 
 
+def test_no_strategy_at_all_is_one_replica():
+    trainer = tiny.trainer(None, 5)
+    rows = tiny.pick(tiny.examples(), batch_rows(0, 5))
+    check_one_step(trainer, tf.distribute.get_strategy(), rows)
+
+
 def test_second_step_takes_the_next_global_batch(strategy):
     where = strategy(2)
     trainer = tiny.trainer(where, 5)

@@ -33,10 +33,10 @@ def from_function(
     def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
         return untuned(dataset_fn(context))
 
-    on_cpu = all("CPU" in device for device in strategy.extended.worker_devices)
-    if on_cpu and type(strategy) is tf.distribute.OneDeviceStrategy:
+    if type(strategy) is tf.distribute.OneDeviceStrategy and _on_cpu(strategy):
         return make(tf.distribute.InputContext())
-    if on_cpu and type(strategy) is tf.distribute.MirroredStrategy and not per_worker:
+    mirrored = type(strategy) is tf.distribute.MirroredStrategy
+    if mirrored and _on_cpu(strategy) and not per_worker:
         options = tf.distribute.InputOptions(
             experimental_fetch_to_device=False,
             experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
@@ -57,3 +57,7 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     options = tf.data.Options()
     options.autotune.enabled = False
     return dataset.with_options(options)
+
+
+def _on_cpu(strategy: tf.distribute.Strategy) -> bool:
+    return all("CPU" in device for device in strategy.extended.worker_devices)

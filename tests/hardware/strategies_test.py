@@ -140,3 +140,12 @@ def test_parts_of_a_gpu_share_nine_tenths_of_its_memory(monkeypatch):
     monkeypatch.setattr(strategies.subprocess, "run", smi)
     assert strategies._gpu_memory_mib(device) == 900
     assert asked == ["3"]
+
+
+def test_a_gpu_is_split_into_equal_parts(monkeypatch):
+    split = {}
+    device = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+    monkeypatch.setattr(strategies, "_gpu_memory_mib", lambda device: 900)
+    monkeypatch.setattr(tf.config, "set_logical_device_configuration", split.__setitem__)
+    strategies._split(device, 4)
+    assert [part.memory_limit for part in split[device]] == [225] * 4
