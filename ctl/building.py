@@ -77,3 +77,8 @@ def _check_activity_regularizer(name: str, layout: Layout, accumulation: int) ->
         f"{accumulation} micro-batches: choose a batch that does, or add the penalty to "
         "per_example_loss."
     )
+
+
+def has_sync_batch_norm(model: tf_keras.Model) -> bool:
+    """Whether a layer of the model reduces over the replicas."""
+    return any(getattr(layer, "synchronized", False) for layer in model._flatten_layers())

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from ctl.data.source import Batch
 from ctl.errors import UsageError
-from ctl.replica import loss
+from ctl.replica import loss, precision
 from ctl.replica.step import row_count
 from ctl.trainer import StandardTrainer, unpack
 
@@ -84,7 +84,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
         trainer = self.trainer
         with trainer.rows(present):
             batch = trainer.preprocess(batch)
-            outputs = trainer.forward(batch, training=False)
+            outputs = precision.widened(trainer.forward(batch, training=False))
             per_example = tf.cast(trainer.per_example_loss(batch, outputs), tf.float64)
             weights = loss.row_weights(trainer.sample_weight(batch), present, tf.float64)
             trainer.update_metrics(self.metrics, batch, outputs, present)

@@ -113,7 +113,12 @@ class TrainerOptions:
 
     Attributes:
         seed: initial weights, the order of the data and random layers are functions of it.
-        precision: "float32" or "float64".
+        precision: "float32", "float64", "bfloat16" or "float16".
+        loss_scale: of float16: a fixed one, or 0 for a dynamic one.
+        xla: what XLA compiles: "auto", "off", "step", "gradients" or "autocluster".
+        logical_shards: if set, the gradient is the sum in a fixed order of so many shards': the same
+            bits on any number of replicas that divides it, for so many times the reduction's bytes.
+        all_reduce_dtype: "bfloat16" to halve the reduction's bytes; "" for as they are.
         gradient_accumulation_steps: micro-batches that a replica's rows are computed in.
         clip: how the reduced gradients are clipped.
         prefetch: batches that the input pipeline prepares ahead; -1 lets tf.data choose.
@@ -123,6 +128,10 @@ class TrainerOptions:
 
     seed: int = 0
     precision: str = "float32"
+    loss_scale: float = 0.0
+    xla: str = "auto"
+    logical_shards: int = 0
+    all_reduce_dtype: str = ""
     gradient_accumulation_steps: int = 1
     clip: Clip = Clip()
     prefetch: int = -1
@@ -133,6 +142,10 @@ class TrainerOptions:
         count = self.gradient_accumulation_steps
         if count < 1:
             raise UsageError(f"gradient_accumulation_steps is {count}, want 1 or more.")
+        if self.all_reduce_dtype not in ("", "bfloat16"):
+            raise UsageError(f"all_reduce_dtype is {self.all_reduce_dtype!r}, want bfloat16, or ''.")
+        if self.loss_scale and self.precision != "float16":
+            raise UsageError("loss_scale has no effect without float16: leave it at 0.")
         for name in ("data", "model"):
             value = getattr(self, name)
             section = value if isinstance(value, Section) else Section(value, name)

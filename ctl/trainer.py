@@ -10,16 +10,17 @@ import orbit
 import tensorflow as tf
 import tf_keras
 
-from ctl import building
+from ctl import building, rules
 from ctl.data.feed import Feed
 from ctl.data.pipeline import Data
 from ctl.data.source import Batch
 from ctl.errors import UsageError
 from ctl.options import TrainerOptions
+from ctl.replica import compile as replica_compile
 from ctl.replica import gradients, precision
 from ctl.replica import random as replica_random
 from ctl.replica import rows as replica_rows
-from ctl.replica.step import Step
+from ctl.replica.step import Result, Step
 
 _LOG = logging.getLogger("ctl")
 Optimizer = Any  # a tf_keras optimizer; the package has no types
@@ -94,20 +95,17 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         self._unused: list[str] = []
         with self.building(), self.strategy.scope():
             self.model = self.build_model()
-            self.optimizer: Any = optimizer() if callable(optimizer) else optimizer
+            given = optimizer() if callable(optimizer) else optimizer
+            self.optimizer: Any = self._scaled(given)
             self.metrics: dict[str, tf_keras.metrics.Metric] = self.build_metrics()
             self._loss = tf_keras.metrics.Mean("loss", dtype=self.variable_dtype)
-            self.global_step = tf.Variable(
-                0,
-                dtype=tf.int64,
-                trainable=False,
-                name="global_step",
-                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-            )
+            self.global_step = self._count("global_step")
+            self.skipped_steps = self._count("skipped_steps")
             building.trace(self._outputs, self.feed.spec())
             self.optimizer.build(self.model.trainable_variables)
         replica_random.key_random_layers(self.model, self.options.seed)
         building.check_model(self.model, self.layout, self.options.gradient_accumulation_steps)
+        self.xla, self.xla_why = self._choose_xla()
 
     # What a person writes.
 
@@ -206,19 +204,22 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         Returns:
             The loss of the global batch, a scalar, the same on every replica.
         """
-        return self.minimize(batch, self._example_losses)
+        result = self._update(batch, self._example_losses)
+        for part, present, outputs in result.parts:
+            self.update_metrics(self.metrics, part, outputs, present)
+        return result.loss
 
     # What ctl does around it.
 
     @property
     def compute_dtype(self) -> tf.DType:
         """What the layers compute in."""
-        return precision.compute_dtype(self.options.precision)
+        return tf.as_dtype(precision.of(self.options.precision).compute)
 
     @property
     def variable_dtype(self) -> tf.DType:
         """What the variables are kept in."""
-        return precision.variable_dtype(self.options.precision)
+        return tf.as_dtype(precision.of(self.options.precision).floatx)
 
     def minimize(
         self,
@@ -244,23 +245,13 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         Returns:
             The loss of the global batch, the same on every replica.
         """
-        variables = self.model.trainable_variables if variables is None else variables
-        step = Step(
-            global_batch_size=self.global_batch_size,
-            micro_batches=self.options.gradient_accumulation_steps,
-            clip=self.options.clip,
-            dtype=self.variable_dtype,
-        )
-        found, value = step.gradients(
+        return self._update(
             batch,
-            losses,
+            lambda rows: (losses(rows), None),
             variables=variables,
-            weight=self.sample_weight(batch),
-            regularization=regularization or self.regularization_losses,
-        )
-        self._warn_unused(found, variables)
-        gradients.apply(self.optimizer if optimizer is None else optimizer, found, variables)
-        return value
+            optimizer=optimizer,
+            regularization=regularization,
+        ).loss
 
     def train_step(self, iterator: Any) -> None:
         """One step of every replica; Orbit's hook.
@@ -269,7 +260,10 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             iterator: of `(batch, present)`, or of batches.
         """
         batch, present = unpack(next(iterator))
-        value = self.strategy.run(self._replica_train_step, args=(batch, present))
+        step = self._replica_train_step
+        if self.xla == "step":
+            step = replica_compile.jitted(step)
+        value = self.strategy.run(step, args=(batch, present))
         # A step that fails is not counted.
         with tf.control_dependencies(list(self.strategy.experimental_local_results(value))):
             self.global_step.assign_add(1)
@@ -308,7 +302,11 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
     def train_loop_end(self) -> dict[str, Any]:
         """Returns the loop's mean loss and its metrics."""
         results = {name: metric.result() for name, metric in self.metrics.items()}
-        return {"loss": self._loss.result(), **results}
+        results = {"loss": self._loss.result(), **results}
+        if precision.is_scaled(self.optimizer):
+            results["loss_scale"] = self.optimizer.loss_scale
+            results["skipped_steps"] = self.skipped_steps.read_value()
+        return results
 
     def checkpoint_items(self) -> dict[str, Any]:
         """What a checkpoint must hold: every model, optimizer, variable and generator of the trainer.
@@ -341,10 +339,89 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             self._loss.update_state(value)
         return value
 
-    def _example_losses(self, batch: Batch) -> tf.Tensor:
-        outputs = self.forward(batch, training=True)
-        self.update_metrics(self.metrics, batch, outputs, replica_rows.present())
-        return self.per_example_loss(batch, outputs)
+    def _example_losses(self, batch: Batch) -> tuple[tf.Tensor, Any]:
+        outputs = precision.widened(self.forward(batch, training=True))
+        return self.per_example_loss(batch, outputs), outputs
+
+    def _update(
+        self,
+        batch: Batch,
+        losses: Callable[[Batch], tuple[tf.Tensor, Any]],
+        *,
+        variables: Sequence[tf.Variable] | None = None,
+        optimizer: Optimizer | None = None,
+        regularization: Callable[[], Sequence[tf.Tensor]] | None = None,
+    ) -> Result:
+        variables = self.model.trainable_variables if variables is None else variables
+        optimizer = self.optimizer if optimizer is None else optimizer
+        scaled = precision.is_scaled(optimizer)
+        result = self._step().global_gradients(
+            batch,
+            losses,
+            variables=variables,
+            weight=self.sample_weight(batch),
+            regularization=regularization or self.regularization_losses,
+            loss_scale=optimizer.loss_scale if scaled else None,
+        )
+        self._warn_unused(result.gradients, variables)
+        if not scaled:
+            gradients.apply(optimizer, result.gradients, variables)
+        else:
+            gradients.apply_if(
+                result.finite,
+                optimizer.inner_optimizer,
+                result.gradients,
+                variables,
+                otherwise=lambda: self.skipped_steps.assign_add(1),
+                decided=lambda overflow: precision.update_loss_scale(optimizer, overflow),
+            )
+        return result
+
+    def _step(self) -> Step:
+        options = self.options
+        return Step(
+            global_batch_size=self.global_batch_size,
+            micro_batches=options.gradient_accumulation_steps,
+            clip=options.clip,
+            dtype=self.variable_dtype,
+            reduce_dtype=tf.bfloat16 if options.all_reduce_dtype else None,
+            shards=options.logical_shards,
+            jit=self.xla == "gradients",
+        )
+
+    def _scaled(self, optimizer: Any) -> Any:
+        return precision.scaled(optimizer, self.options.precision, self.options.loss_scale)
+
+    def _count(self, name: str) -> tf.Variable:
+        first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        return tf.Variable(0, dtype=tf.int64, trainable=False, name=name, aggregation=first)
+
+    def _choose_xla(self) -> tuple[str, str]:
+        """What `xla` comes to, once the options that bear on each other are checked."""
+        sync = building.has_sync_batch_norm(self.model)
+        replicas, gpu = self.layout.replicas, bool(tf.config.list_logical_devices("GPU"))
+        options = self.options
+        mode, why = replica_compile.choose(
+            options.xla, gpu=gpu, replicas=replicas, sync_batch_norm=sync
+        )
+        if options.xla == "auto" and options.logical_shards:
+            mode, why = "off", "auto: logical_shards"
+        rules.check(
+            rules.Choice(
+                replicas=replicas,
+                precision=options.precision,
+                xla=mode,
+                sync_batch_norm=sync,
+                micro_batches=options.gradient_accumulation_steps,
+                per_micro_batch=options.model.get("sync_batch_norm") == "per_micro_batch",
+                shards=options.logical_shards,
+                reduce_dtype=options.all_reduce_dtype,
+                batch=self.global_batch_size,
+            )
+        )
+        if mode == "autocluster":
+            replica_compile.autocluster(gpu=gpu)
+        return mode, why
 
     def _outputs(self, batch: Batch) -> Any:
         return self.forward(self.preprocess(batch), training=False)

@@ -291,7 +291,10 @@ class Reporting(tiny.TinyTrainer):
         return []
 
     def replica_step(self, batch):
-        first = self.minimize(batch, self._example_losses)
+        first = self.minimize(
+            batch,
+            lambda rows: self.per_example_loss(rows, self.forward(rows, training=True)),
+        )
         self.minimize(
             batch,
             lambda rows: tf.square(self.scale * rows["x"][:, 0]),

@@ -37,17 +37,27 @@ def from_function(
         return make(tf.distribute.InputContext())
     mirrored = type(strategy) is tf.distribute.MirroredStrategy
     if mirrored and _on_cpu(strategy) and not per_worker:
-        options = tf.distribute.InputOptions(
-            experimental_fetch_to_device=False,
-            experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
-        )
-        return strategy.distribute_datasets_from_function(make, options)
+        return _per_replica(strategy, make)
     return strategy.distribute_datasets_from_function(make)
 
 
 def global_batches(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -> Any:
     """`strategy.experimental_distribute_dataset`: splits each ready global batch."""
     return strategy.experimental_distribute_dataset(untuned(dataset))
+
+
+def _per_replica(strategy: tf.distribute.Strategy, dataset_fn: DatasetFn) -> Any:
+    """Gives each replica an input pipeline of its own."""
+    options = tf.distribute.InputOptions(
+        experimental_fetch_to_device=False,
+        experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
+    )
+    # The strategy would do the same, unasked, with all datasets that it distributes from now on.
+    workers = strategy.extended._input_workers_devices
+    try:
+        return strategy.distribute_datasets_from_function(dataset_fn, options)
+    finally:
+        strategy.extended._input_workers_devices = workers
 
 
 def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.data import distribution, pipeline
-from ctl.data.source import GlobalBatches, Source
+from ctl.data.source import GlobalBatches, PerReplica, Source
 
 BuildDataset = Callable[[str, tf.distribute.InputContext], pipeline.Data]
 
@@ -87,10 +87,10 @@ class Feed:
                 prefetch=self._prefetch,
             )
 
-        return distribution.from_function(self._strategy, dataset_fn)
+        return self._distributed(data, dataset_fn)
 
     def evaluation(self, global_batch_size: int) -> Any:
-        """The evaluation data, distributed; a `Source`'s begins again after its last step."""
+        """The evaluation data, distributed; a `Source`'s goes on with absent rows after its end."""
         data = self.data("eval")
         if isinstance(data, GlobalBatches):
             batches = pipeline.global_batches(data, start=0, endless=False)
@@ -103,8 +103,12 @@ class Feed:
                 prefetch=self._prefetch,
             )
 
-        return distribution.from_function(self._strategy, dataset_fn)
+        return self._distributed(data, dataset_fn)
 
     def evaluation_steps(self, global_batch_size: int) -> int | None:
         """How many steps see every example once, or None where only the data's end will tell."""
         return pipeline.evaluation_steps(self.data("eval"), self.layout(global_batch_size))
+
+    def _distributed(self, data: pipeline.Data, dataset_fn: distribution.DatasetFn) -> Any:
+        per_worker = isinstance(data, PerReplica)
+        return distribution.from_function(self._strategy, dataset_fn, per_worker=per_worker)

@@ -5,6 +5,7 @@ is None (the loss does not depend on the variable) stays None and is left out of
 """
 
 from collections.abc import Callable, Sequence
+import functools
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -14,38 +15,31 @@ from ctl.options import Clip
 Gradient: TypeAlias = Any  # a tf.Tensor, tf.IndexedSlices, or None; TensorFlow has no types
 
 
-def accumulate(
-    loss_parts: Sequence[Callable[[], tf.Tensor]], variables: Sequence[tf.Variable]
-) -> tuple[list[Gradient], tf.Tensor]:
-    """Sums the losses of the micro-batches and their gradients.
-
-    Unrolled in Python, because a collective inside `tf.while_loop` (of a synchronized batch
-    normalization) breaks under tf.distribute; a micro-batch's activations are freed before the next.
+def accumulate(parts: Sequence[Sequence[Gradient]]) -> list[Gradient]:
+    """Sums the gradients of micro-batches.
 
     Args:
-        loss_parts: one callable a micro-batch, each returning its scalar share of the loss.
-        variables: what to differentiate by.
+        parts: for each micro-batch its gradients, one a variable.
 
     Returns:
-        The gradients, one a variable, and the sum of the losses.
+        The sums, one a variable.
     """
-    gradients: list[Gradient] = [None] * len(variables)
-    losses = []
-    for part in loss_parts:
-        with tf.GradientTape() as tape:
-            loss = part()
-        found = tape.gradient(loss, variables)
-        gradients = [_add(one, two) for one, two in zip(gradients, found, strict=True)]
-        losses.append(loss)
-    return gradients, losses[0] if len(losses) == 1 else tf.add_n(losses)
+    result = list(parts[0])
+    for part in parts[1:]:
+        result = [_add(one, two) for one, two in zip(result, part, strict=True)]
+    return result
 
 
-def all_reduce(gradients: Sequence[Gradient], loss: tf.Tensor) -> tuple[list[Gradient], tf.Tensor]:
+def all_reduce(
+    gradients: Sequence[Gradient], loss: tf.Tensor, *, dtype: tf.DType | None = None
+) -> tuple[list[Gradient], tf.Tensor]:
     """Sums gradients and loss over the replicas: one batched reduction a step.
 
     Args:
         gradients: this replica's, None where there is none (on every replica alike).
         loss: this replica's share of the loss.
+        dtype: what gradients travel in, such as bfloat16; None for as they are. The loss, which
+            tells an overflow, travels as it is.
 
     Returns:
         The gradients and the loss of the global batch, the same on every replica.
@@ -54,9 +48,52 @@ def all_reduce(gradients: Sequence[Gradient], loss: tf.Tensor) -> tuple[list[Gra
     if context.num_replicas_in_sync == 1:
         return list(gradients), loss
     there = [gradient for gradient in gradients if gradient is not None]
-    *reduced, loss = context.all_reduce(tf.distribute.ReduceOp.SUM, [*there, loss])
-    following = iter(reduced)
+    sent = [_cast(gradient, dtype) for gradient in there] if dtype else there
+    *reduced, loss = context.all_reduce(tf.distribute.ReduceOp.SUM, [*sent, loss])
+    following = iter(_cast(new, old.dtype) for new, old in zip(reduced, there, strict=True))
     return [None if gradient is None else next(following) for gradient in gradients], loss
+
+
+def sum_in_order(shards: Sequence[Sequence[Gradient]], count: int) -> list[Gradient]:
+    """Sums the values of `count` shards in the order of the shards, whoever computed them.
+
+    Each replica fills its own slots of a [count, ...] buffer, zeros elsewhere; a SUM all-reduce
+    then only adds zeros, which is exact, and every replica sums the slots in the same order: the
+    result has the same bits on any number of replicas. It sends `count` times the bytes.
+
+    Args:
+        shards: for each shard of this replica, in order, its values; None in all or in none.
+        count: the shards of all replicas.
+
+    Returns:
+        The sums.
+    """
+    context = tf.distribute.get_replica_context()
+    there = [i for i, value in enumerate(shards[0]) if value is not None]
+    mine = [tf.stack([tf.convert_to_tensor(shard[i]) for shard in shards]) for i in there]
+    if context.num_replicas_in_sync > 1:
+        before = context.replica_id_in_sync_group * len(shards)
+        mine = [_in_slots(stack, before, count) for stack in mine]
+        mine = list(context.all_reduce(tf.distribute.ReduceOp.SUM, mine))
+    result: list[Gradient] = [None] * len(shards[0])
+    for i, slots in zip(there, mine, strict=True):
+        result[i] = functools.reduce(tf.add, tf.unstack(slots, count))
+    return result
+
+
+def unscale(gradients: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradient]:
+    """Divides reduced gradients by the loss scale."""
+    return [_on_values(g, lambda v: v / tf.cast(loss_scale, v.dtype)) for g in gradients]
+
+
+def all_finite(gradients: Sequence[Gradient], loss: tf.Tensor) -> tf.Tensor:
+    """Whether the loss and every gradient is finite: a scalar bool.
+
+    The loss is looked at too: an infinite loss can leave finite gradients.
+    """
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    there = [value for value in (*values, loss) if value is not None]
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in there])
 
 
 def clip(gradients: Sequence[Gradient], rule: Clip) -> list[Gradient]:
@@ -83,7 +120,7 @@ def clip(gradients: Sequence[Gradient], rule: Clip) -> list[Gradient]:
 
 
 def apply(
-    optimizer: tf.Module, gradients: Sequence[Gradient], variables: Sequence[tf.Variable]
+    optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[tf.Variable]
 ) -> None:
     """Applies reduced gradients, as they are, to every replica's copy of the variables.
 
@@ -94,8 +131,59 @@ def apply(
     """
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
     if pairs:
-        # The argument's old name, which LossScaleOptimizer and the legacy optimizers take too.
+        # The argument's old name, which the legacy optimizers take too.
         optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
+
+
+def apply_if(
+    finite: tf.Tensor,
+    optimizer: Any,
+    gradients: Sequence[Gradient],
+    variables: Sequence[tf.Variable],
+    *,
+    otherwise: Callable[[], Any],
+    decided: Callable[[Any], None],
+) -> None:
+    """Applies reduced gradients on all replicas, or on none.
+
+    A conditional in the replicas' own code would hold the optimizer's collectives, which
+    tf.distribute refuses; so the replicas meet, and one conditional decides for all.
+
+    Args:
+        finite: scalar bool, the same on every replica.
+        optimizer: a tf_keras optimizer.
+        gradients: the gradients of the global batch, None for a variable to leave alone.
+        variables: the variables, in the same order.
+        otherwise: called across replicas where the update is skipped.
+        decided: called across replicas with each replica's overflow: infinity where the update is
+            skipped, else 0.
+    """
+    pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+    there, targets = [g for g, _ in pairs], [v for _, v in pairs]
+
+    def decide(strategy: tf.distribute.Strategy, finite: Any, overflow: Any, there: Any) -> None:
+        def update() -> None:
+            strategy.run(lambda *values: apply(optimizer, values, targets), args=tuple(there))
+
+        def skip() -> None:
+            otherwise()
+
+        tf.cond(strategy.experimental_local_results(finite)[0], update, skip)
+        decided(overflow)
+
+    overflow = tf.where(finite, 0.0, float("inf"))
+    tf.distribute.get_replica_context().merge_call(decide, args=(finite, overflow, there))
+
+
+def _cast(gradient: Gradient, dtype: tf.DType) -> Gradient:
+    return _on_values(gradient, lambda values: tf.cast(values, dtype))
+
+
+def _in_slots(stack: tf.Tensor, before: tf.Tensor, count: int) -> tf.Tensor:
+    """[own, ...] -> [count, ...], zeros around."""
+    after = count - before - stack.shape[0]
+    padding = [[before, after], *[[0, 0]] * (stack.shape.rank - 1)]
+    return tf.ensure_shape(tf.pad(stack, padding), [count, *stack.shape[1:]])
 
 
 def _add(one: Gradient, two: Gradient) -> Gradient:

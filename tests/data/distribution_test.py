@@ -128,6 +128,27 @@ def test_ready_global_batches_are_split_over_the_replicas(strategy, replicas, wa
     assert pipeline.evaluation_steps(data, Layout(7, replicas)) is None
 
 
+def test_a_strategy_that_has_fed_a_source_feeds_the_other_kinds_as_before(strategy, tmp_path):
+    files = [str(tmp_path / name) for name in "ab"]
+    for number, file in enumerate(files):
+        with tf.io.TFRecordWriter(file) as writer:
+            for i in range(6):
+                writer.write(str(10 * number + i).encode())
+
+    def batches(size):
+        records = tf.data.Dataset.from_tensor_slices(files).flat_map(tf.data.TFRecordDataset)
+        return records.map(lambda r: {"id": tf.strings.to_number(r, tf.int64)}).batch(size)
+
+    chosen = strategy(2)
+    source = ctl.data.arrays({"id": range(5)})
+    distribution.from_function(chosen, lambda context: evaluation(source, Layout.of(context, 4)))
+    want = [[[0, 1], [2, 3]], [[4, 5], [10, 11]], [[12, 13], [14, 15]]]
+    ready = steps(chosen, distribution.global_batches(chosen, batches(4)))
+    assert [ids for ids, _ in ready] == want
+    data = ctl.data.PerReplica(batches(2))
+    assert per_replica(chosen, lambda layout: evaluation(data, layout)) == want
+
+
 def per_replica(strategy, make_stream, count=None):
     """What two replicas get of batches that were made for one of them."""
     dataset = distribution.from_function(

@@ -1,0 +1,47 @@
+"""Which part of the step XLA compiles."""
+
+import os
+from typing import Any
+
+import tensorflow as tf
+
+MODES = ("auto", "off", "step", "gradients", "autocluster")
+_CPU_FLAG = "--tf_xla_cpu_global_jit"
+
+
+def choose(xla: str, *, gpu: bool, replicas: int, sync_batch_norm: bool) -> tuple[str, str]:
+    """The mode that `runtime.xla` comes to, and why.
+
+    Args:
+        xla: one of `MODES`.
+        gpu: whether the replicas are on GPUs.
+        replicas: how many there are.
+        sync_batch_norm: whether the model has collectives inside.
+
+    Returns:
+        The mode, never "auto", and a reason in a few words.
+    """
+    if xla != "auto":
+        return xla, "as configured"
+    if not gpu:
+        return "off", "auto: on CPUs XLA makes small networks slower"
+    if replicas == 1:
+        return "step", "auto: one replica on a GPU"
+    if sync_batch_norm:
+        return "autocluster", "auto: collectives inside the model"
+    return "gradients", "auto: reduction and update stay outside"
+
+
+def autocluster(*, gpu: bool) -> None:
+    """Turns TensorFlow's auto-clustering on, for this process.
+
+    On CPUs it needs a flag that TensorFlow reads once, from the environment.
+    """
+    if not gpu and _CPU_FLAG not in os.environ.get("TF_XLA_FLAGS", ""):
+        os.environ["TF_XLA_FLAGS"] = f"{os.environ.get('TF_XLA_FLAGS', '')} {_CPU_FLAG}".strip()
+    tf.config.optimizer.set_jit("autoclustering")
+
+
+def jitted(function: Any) -> Any:
+    """The function as one XLA program."""
+    return tf.function(function, jit_compile=True)
