@@ -12,14 +12,16 @@ from ctl.hardware.strategies import NAMES as STRATEGIES
 
 _CHOICES = {
     "runtime.strategy": STRATEGIES,
-    "runtime.precision": ("float32", "float64"),
-    "runtime.xla": ("auto", "off"),
+    "runtime.precision": ("float32", "float64", "bfloat16", "float16"),
+    "runtime.xla": ("auto", "off", "step", "gradients", "autocluster"),
+    "runtime.all_reduce.dtype": ("", "bfloat16"),
     "optimizer.name": ("adam", "adamw", "sgd", "rmsprop", "adagrad", "lion"),
     "optimizer.schedule": ("constant", "cosine"),
 }
 _AT_LEAST = {
     "seed": 0,
     "runtime.logical_devices": 0,
+    "runtime.logical_shards": 0,
     "data.global_batch_size": 0,
     "data.per_replica_batch_size": 0,
     "data.prefetch": -1,
@@ -40,6 +42,7 @@ _AT_LEAST = {
 _LARGEST = 2**31 - 1  # what an int32 of TensorFlow holds
 _AT_MOST = {"seed": 2**32 - 1}  # what numpy's seed holds
 _NOT_NEGATIVE = (
+    "runtime.loss_scale",
     "optimizer.learning_rate",
     "optimizer.momentum",
     "optimizer.weight_decay",
@@ -49,8 +52,7 @@ _NOT_NEGATIVE = (
 )
 # Choices that are planned and refused until they work.
 _NOT_YET = {
-    "runtime.precision": ("bfloat16", "float16"),
-    "runtime.xla": ("loop", "step", "gradients", "autocluster"),
+    "runtime.xla": ("loop",),
     "runtime.strategy": (
         "multi_worker_mirrored",
         "tpu",
@@ -80,7 +82,7 @@ def check(config: Any) -> None:
     _check_model(config.model, "model")
     _check_batch(values)
     _check_optimizer(values)
-    _check_devices(values)
+    _check_runtime(values)
     _check_trainer(values["trainer"])
 
 
@@ -199,12 +201,17 @@ def _check_schedule(values: dict[str, Any]) -> None:
         )
 
 
-def _check_devices(values: dict[str, Any]) -> None:
+def _check_runtime(values: dict[str, Any]) -> None:
     count = values["runtime.logical_devices"]
     if count > 1 and values["runtime.strategy"] == "one_device":
         raise UsageError(
             f"runtime.logical_devices is {count} and runtime.strategy is one_device, which uses "
             "one: set logical_devices to 0, or choose runtime.strategy=mirrored."
+        )
+    precision = values["runtime.precision"]
+    if values["runtime.loss_scale"] and precision != "float16":
+        raise UsageError(
+            f"runtime.loss_scale has no effect with runtime.precision={precision}: set it to 0."
         )
 
 

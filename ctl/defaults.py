@@ -40,8 +40,16 @@ def defaults() -> config_dict.ConfigDict:
     runtime.strategy = "auto"  # auto, one_device, mirrored
     # Split the first GPU, or the CPU where there is none, into so many; 0: as the machine has them.
     runtime.logical_devices = 0
-    runtime.precision = "float32"  # float32, float64
-    runtime.xla = "auto"  # auto, off
+    runtime.precision = "float32"  # float32, float64, bfloat16, float16 (the last two are mixed)
+    runtime.loss_scale = 0.0  # of float16: a fixed one; 0: dynamic
+    # What XLA compiles: off, step (all of it; one replica), gradients (forward and backward),
+    # autocluster (what TensorFlow finds), auto (the fastest that is right here).
+    runtime.xla = "auto"
+    # The gradient is the sum in a fixed order of so many shards': the same bits on any number of
+    # replicas that divides it, for so many times the bytes of the reduction. 0: off.
+    runtime.logical_shards = 0
+    runtime.all_reduce = all_reduce = config_dict.ConfigDict()
+    all_reduce.dtype = ""  # bfloat16 halves the bytes that gradients travel in
     runtime.deterministic = False  # TensorFlow's op determinism: bit-identical on GPUs too, slower
 
     config.data = data = config_dict.ConfigDict()

@@ -15,7 +15,7 @@ from ctl.evaluator import StandardEvaluator
 from ctl.hardware import strategies
 from ctl.loop.checkpoints import Checkpoints, step_of
 from ctl.loop.controller import Controller
-from ctl.loop.progress import Progress
+from ctl.loop.progress import Progress, numbers
 from ctl.loop.stop import StopOnSignal
 from ctl.loop.workdir import Workdir
 from ctl.options import Clip, Section, TrainerOptions
@@ -70,6 +70,7 @@ def build(
             config.optimizer,
             global_batch_size=config.data.global_batch_size,
             steps=config.train.steps,
+            jit=config.runtime.xla != "off",
         ),
         options=options,
     )
@@ -97,6 +98,10 @@ def trainer_options(config: config_dict.ConfigDict) -> TrainerOptions:
     return TrainerOptions(
         seed=config.seed,
         precision=config.runtime.precision,
+        loss_scale=config.runtime.loss_scale,
+        xla=config.runtime.xla,
+        logical_shards=config.runtime.logical_shards,
+        all_reduce_dtype=config.runtime.all_reduce.dtype,
         gradient_accumulation_steps=config.optimizer.gradient_accumulation_steps,
         clip=Clip(**config.optimizer.clip.to_dict()),
         prefetch=config.data.prefetch,
@@ -106,7 +111,12 @@ def trainer_options(config: config_dict.ConfigDict) -> TrainerOptions:
 
 
 def train(
-    experiment: Experiment, workdir: Workdir, *, evaluates: bool, fresh: bool, allow_change: bool
+    experiment: Experiment,
+    workdir: Workdir,
+    *,
+    evaluates: bool,
+    fresh: bool,
+    allow_change: bool,
 ) -> int:
     """Trains to `train.steps`, evaluating by the way and at the end where asked.
 
@@ -121,43 +131,34 @@ def train(
         The exit code.
     """
     config = experiment.config
-    changes = _open(workdir, config, fresh=fresh, allow_change=allow_change)
-    progress = Progress(total=config.train.steps)
+    if fresh:
+        _move_aside(workdir)
+    changes = workdir.check_config(config.to_dict(), allow_change=allow_change)
     checkpoints = Checkpoints(
         workdir.checkpoints, experiment.trainer, keep=config.train.checkpoints_to_keep
     )
-    reached = checkpoints.latest_step()
-    if (
-        reached is not None
-        and reached >= config.train.steps
-        and _complete(workdir, reached, evaluates)
-    ):
-        _say_complete(workdir, reached)
+    reached = checkpoints.latest_step() or 0
+    if reached >= config.train.steps and _complete(workdir, reached, evaluates):
+        _say_complete(workdir, config, reached)
         return DONE
+    progress = Progress(total=config.train.steps)
     with StopOnSignal() as stop:
         controller = _controller(experiment, workdir, checkpoints, progress, stop)
+        restored = controller.restore_checkpoint() if reached else None
+        workdir.create(config.to_dict())  # not before the checkpoint was seen to fit
         _say_start(experiment, progress)
-        restored = controller.restore_checkpoint() if reached is not None else None
         _say_resumed(workdir, restored, controller.step, changes, progress)
         start = time.monotonic()
-        if evaluates and not controller.step < config.train.steps:
+        if evaluates and controller.step >= config.train.steps:
             controller.evaluate()
         elif evaluates:
             controller.train_and_evaluate(config.train.steps, eval_interval=config.eval.interval)
         else:
             controller.train(config.train.steps)
-        seconds = time.monotonic() - start
-        workdir.write_result(_result(experiment, controller, seconds))
-        event = "stop" if controller.stopped else "end"
+        workdir.write_result(_result(experiment, controller, time.monotonic() - start))
         signal = {"signal": stop.received.name} if stop.received else {}
-        workdir.event(event, controller.step, **signal)
-    if controller.stopped:
-        progress.say(
-            f"Stopped at step {controller.step}, saved in {workdir.path}: run me again to go on."
-        )
-        return STOPPED
-    progress.say(f"Done: {workdir.path}/result.json; tensorboard --logdir {workdir.path}/summaries")
-    return DONE
+        workdir.event("stop" if controller.stopped else "end", controller.step, **signal)
+    return _say_end(workdir, controller, progress)
 
 
 def evaluate(experiment: Experiment, workdir: Workdir) -> int:
@@ -207,23 +208,14 @@ def _wait(stop: StopOnSignal, *, seconds: float) -> None:
         time.sleep(0.05)
 
 
-def _open(workdir: Workdir, config: Any, *, fresh: bool, allow_change: bool) -> list[str]:
-    changes: list[str] = []
-    if fresh:
-        aside = workdir.move_aside()
-        if aside:
-            print(f"The old run is now {aside}.", flush=True)
-    else:
-        changes = workdir.check_config(config.to_dict(), allow_change=allow_change)
-    workdir.create(config.to_dict())
-    return changes
+def _move_aside(workdir: Workdir) -> None:
+    aside = workdir.move_aside()
+    if aside:
+        print(f"The old run is now {aside}.", flush=True)
 
 
 def _require_run(experiment: Experiment, workdir: Workdir) -> None:
-    if not workdir.has_run():
-        raise UsageError(
-            f"{workdir.path} has no run to evaluate: train first, or name its --workdir."
-        )
+    workdir.check_run()
     workdir.check_config(experiment.config.to_dict())
 
 
@@ -253,14 +245,27 @@ def _complete(workdir: Workdir, reached: int, evaluates: bool) -> bool:
     return result.get("step") == reached and (not evaluates or bool(result.get("eval")))
 
 
-def _say_complete(workdir: Workdir, step: int) -> None:
+def _say_complete(workdir: Workdir, config: config_dict.ConfigDict, step: int) -> None:
     evaluation = workdir.result().get("eval") or {}
-    found = ", ".join(f"{name} {value}" for name, value in evaluation.items())
+    found = f", {numbers(evaluation)}" if evaluation else ""
+    further = f"--config.train.steps={step * 2}"
+    if config.optimizer.schedule == "cosine" and not config.optimizer.decay_steps:
+        further += " --allow_config_change, which spreads the cosine anew"
     print(
-        f"This run is complete: {step} steps{f', {found}' if found else ''}. To train on, make "
-        f"train.steps larger (--config.train.steps={step * 2}); to start anew, add --fresh.",
+        f"This run is complete: {step} steps{found}. To train on, make train.steps larger "
+        f"({further}); to start anew, add --fresh.",
         flush=True,
     )
+
+
+def _say_end(workdir: Workdir, controller: Controller, progress: Progress) -> int:
+    if controller.stopped:
+        progress.say(
+            f"Stopped at step {controller.step}, saved in {workdir.path}: run me again to go on."
+        )
+        return STOPPED
+    progress.say(f"Done: {workdir.path}/result.json; tensorboard --logdir {workdir.path}/summaries")
+    return DONE
 
 
 def _say_start(experiment: Experiment, progress: Progress) -> None:

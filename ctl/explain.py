@@ -32,9 +32,14 @@ def _where(experiment: Experiment) -> list[tuple[str, str]]:
 
 
 def _compiled(experiment: Experiment) -> str:
-    if experiment.config.runtime.xla == "auto":
-        return "nothing by XLA (auto: the step's XLA modes are not there yet)"
-    return "nothing by XLA (off)"
+    parts = {
+        "off": "nothing by XLA",
+        "step": "the whole step, one XLA program",
+        "gradients": "forward and backward pass by XLA; reduction and update outside",
+        "autocluster": "what TensorFlow's auto-clustering finds",
+    }
+    trainer = experiment.trainer
+    return f"{parts[trainer.xla]} ({trainer.xla_why})"
 
 
 def _what(experiment: Experiment) -> list[tuple[str, str]]:
@@ -67,11 +72,17 @@ def _update(experiment: Experiment) -> list[tuple[str, str]]:
     variables = trainer.model.trainable_variables
     size = sum(v.shape.num_elements() * v.dtype.size for v in variables)
     one = trainer.layout.replicas == 1
-    reduction = "none: one replica" if one else f"one SUM all-reduce, {size / 2**20:.2f} MiB"
+    options = trainer.options
+    sent = size / 2**20 * max(1, options.logical_shards) / (2 if options.all_reduce_dtype else 1)
+    reduction = "none: one replica" if one else f"one SUM all-reduce, {sent:.2f} MiB"
+    if options.all_reduce_dtype:
+        reduction += f" in {options.all_reduce_dtype}"
+    if options.logical_shards:
+        reduction += f"; the gradient is the sum in order of {options.logical_shards} shards'"
     rate = optimizers.learning_rate(config.optimizer, trainer.global_batch_size)
     return [
         ("reduction", reduction),
-        ("clip", str(trainer.options.clip)),
+        ("clip", str(options.clip)),
         (
             "optimizer",
             f"{config.optimizer.name}, {config.optimizer.schedule} learning rate {rate:g}",

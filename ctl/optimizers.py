@@ -16,7 +16,7 @@ _CLASSES = {
 
 
 def factory(
-    config: Any, *, global_batch_size: int, steps: int
+    config: Any, *, global_batch_size: int, steps: int, jit: bool = True
 ) -> Callable[[], tf_keras.optimizers.Optimizer]:
     """Returns what makes the optimizer, to be called under the strategy's scope.
 
@@ -24,9 +24,10 @@ def factory(
         config: the `optimizer` section of a checked config.
         global_batch_size: examples an update, for the linear scaling of the learning rate.
         steps: updates that a cosine schedule is spread over, unless the section says.
+        jit: whether tf_keras may compile the update by XLA, as it does on GPUs.
     """
     rate = learning_rate(config, global_batch_size)
-    options: dict[str, Any] = {"weight_decay": config.weight_decay or None}
+    options: dict[str, Any] = {"weight_decay": config.weight_decay or None, "jit_compile": jit}
     if config.name == "adamw":  # which wants a number
         options["weight_decay"] = config.weight_decay
     if config.name in ("sgd", "rmsprop"):

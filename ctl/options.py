@@ -143,7 +143,9 @@ class TrainerOptions:
         if count < 1:
             raise UsageError(f"gradient_accumulation_steps is {count}, want 1 or more.")
         if self.all_reduce_dtype not in ("", "bfloat16"):
-            raise UsageError(f"all_reduce_dtype is {self.all_reduce_dtype!r}, want bfloat16, or ''.")
+            raise UsageError(
+                f"all_reduce_dtype is {self.all_reduce_dtype!r}, want bfloat16, or ''."
+            )
         if self.loss_scale and self.precision != "float16":
             raise UsageError("loss_scale has no effect without float16: leave it at 0.")
         for name in ("data", "model"):

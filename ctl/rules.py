@@ -147,7 +147,10 @@ def matrix() -> str:
         "",
         "Printed by `python -m ctl.rules`; a test fails when it is stale. Every combination of",
         "",
-        *(f"- {name}: {', '.join(str(v) or 'none' for v in values)}" for name, values in AXES.items()),
+        *(
+            f"- {name}: {', '.join(str(v) or 'none' for v in values)}"
+            for name, values in AXES.items()
+        ),
         "",
         f"is right but for {len(refused)} of {len(total)}, which are refused before anything is built:",
         "",

@@ -112,7 +112,8 @@ def test_every_key_has_values_that_are_refused(name):
 def test_free_keys_and_switches_are_what_they_are_said_to_be():
     assert {name for name in KEYS if type(KEYS[name]) is bool} == SWITCHES
     assert {name for name in KEYS if not KEYS[name] and type(KEYS[name]) is str} == FREE | {
-        "trainer"
+        "trainer",
+        "runtime.all_reduce.dtype",
     }
 
 

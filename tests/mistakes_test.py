@@ -340,20 +340,21 @@ VALUES = {
         "--config.data.global_batch_size=0",
         "Neither data.global_batch_size nor data.per_replica_batch_size is set: set one of them.",
     ),
-    "bfloat16": command_line(
-        "--config.runtime.precision=bfloat16",
-        "runtime.precision=bfloat16 is not there yet: choose float32 or float64.",
+    "unknown precision": command_line(
+        "--config.runtime.precision=bf16",
+        "runtime.precision is 'bf16': did you mean bfloat16?",
     ),
-    "float16": command_line(
-        "--config.runtime.precision=float16",
-        "runtime.precision=float16 is not there yet: choose float32 or float64.",
+    "loss scale without float16": command_line(
+        "--config.runtime.loss_scale=8",
+        "runtime.loss_scale has no effect with runtime.precision=float32: set it to 0.",
     ),
     "tpu": command_line(
         "--config.runtime.strategy=tpu",
         "runtime.strategy=tpu is not there yet: choose auto or one_device or mirrored.",
     ),
     "xla=loop": command_line(
-        "--config.runtime.xla=loop", "runtime.xla=loop is not there yet: choose auto or off."
+        "--config.runtime.xla=loop",
+        "runtime.xla=loop is not there yet: choose auto or off or step or gradients or autocluster.",
     ),
     "unknown strategy": command_line(
         "--config.runtime.strategy=mirorred",

@@ -209,7 +209,7 @@ def _moments(
     some = tf.maximum(count, 1)
 
     def total(values: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_sum(_only(counts, values), axes, keepdims=True)
+        return _total(_only(counts, values), axes)
 
     shift = tf.stop_gradient(total(x) / some)
     deviations = tf.stop_gradient(x - shift)
@@ -267,9 +267,8 @@ def _gradients(
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """The gradients of x, and this replica's part of gamma's and beta's."""
     dy, x = _only(batch.exists, dy), _only(batch.exists, x)
-    d_beta = tf.reduce_sum(dy, batch.axes, keepdims=True)
-    d_gamma = tf.reduce_sum(dy * x, batch.axes, keepdims=True) - batch.centre * d_beta
-    d_gamma *= batch.inverse
+    d_beta = _total(dy, batch.axes)
+    d_gamma = (_total(dy * x, batch.axes) - batch.centre * d_beta) * batch.inverse
     sums = _sum_over_replicas(tf.stack([d_beta, d_gamma]))
     mean_dy, mean_dy_xhat = tf.unstack(sums / tf.maximum(batch.count, 1))
     scale = gamma * batch.inverse
@@ -304,6 +303,16 @@ def _masks(x: tf.Tensor, mask: Any, layer: SyncBatchNormalization) -> tuple[Any,
             f"{mask.shape}: normalize an axis after the mask's."
         )
     return exists, _only(exists, tf.broadcast_to(tf.cast(mask, tf.bool), tf.shape(x)[:rank]))
+
+
+def _total(values: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
+    """Sums an axis at a time: TensorFlow adds up all of them in one go on a CPU, term by term.
+
+    Of 1.6 million float32 (128 images of 112 x 112) near 1000, that puts the mean off by 15.
+    """
+    for axis in reversed(axes):
+        values = tf.reduce_sum(values, axis, keepdims=True)
+    return values
 
 
 def _only(mask: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:

@@ -119,9 +119,7 @@ def clip(gradients: Sequence[Gradient], rule: Clip) -> list[Gradient]:
     return [_on_values(g, lambda v: tf.clip_by_value(v, -rule.value, rule.value)) for g in summed]
 
 
-def apply(
-    optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[tf.Variable]
-) -> None:
+def apply(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[tf.Variable]) -> None:
     """Applies reduced gradients, as they are, to every replica's copy of the variables.
 
     Args:

@@ -53,7 +53,8 @@ def test_the_same_config_passes_without_a_word(tmp_path):
 
 # A new key must be put here, or in defaults.HARMLESS.
 ARITHMETIC = {
-    "seed", "runtime.precision", "data.dir", "data.global_batch_size", "data.tfrecord.interleave",
+    "seed", "runtime.precision", "runtime.loss_scale", "runtime.logical_shards",
+    "runtime.all_reduce.dtype", "data.dir", "data.global_batch_size", "data.tfrecord.interleave",
     "data.tfrecord.cache", "data.tfrecord.shuffle_buffer", "optimizer.name",
     "optimizer.learning_rate", "optimizer.learning_rate_batch_size", "optimizer.schedule",
     "optimizer.warmup_steps", "optimizer.decay_steps", "optimizer.momentum", "optimizer.nesterov",

@@ -46,7 +46,7 @@ def test_xla_modes_give_the_update_of_the_uncompiled_step(
     strategy, xla, replicas, batch, accumulation
 ):
     if xla == "step" and replicas > 1:
-        with pytest.raises(ctl.UsageError, match="choose runtime.xla=gradients"):
+        with pytest.raises(ctl.UsageError, match=r"choose runtime\.xla=gradients"):
             tiny.trainer(strategy(replicas), batch, xla=xla)
         return
     options = {"gradient_accumulation_steps": accumulation}
@@ -139,7 +139,9 @@ def test_overflow_anywhere_skips_the_step_everywhere(
     assert float(trainer.optimizer.loss_scale.numpy()) == scale / 2
     assert not any(
         c
-        for c, v in zip(changed, (*trainer.model.variables, *trainer.optimizer.variables))
+        for c, v in zip(
+            changed, (*trainer.model.variables, *trainer.optimizer.variables), strict=True
+        )
         if "loss_scale" not in v.name and "current" not in v.name
     )
     assert trainer.optimizer.iterations.numpy() == 1
