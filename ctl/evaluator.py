@@ -6,6 +6,7 @@ import orbit
 import tensorflow as tf
 
 from ctl.data.source import Batch
+from ctl.data.tfrecords import corruption
 from ctl.errors import UsageError
 from ctl.replica import loss, precision
 from ctl.replica.step import row_count
@@ -58,7 +59,12 @@ class StandardEvaluator(orbit.StandardEvaluator):
         if int(num_steps) == -1 and not self._own_dataset:
             steps = self.trainer.feed.evaluation_steps(self.global_batch_size)
             num_steps = num_steps if steps is None else tf.constant(steps)
-        return super().evaluate(num_steps)
+        try:
+            return super().evaluate(num_steps)
+        except tf.errors.DataLossError as error:
+            raise UsageError(
+                f"The evaluation data is corrupt ({corruption(error)}): write the file again."
+            ) from None
 
     def eval_begin(self) -> None:
         """Resets the counts and metrics."""

@@ -14,6 +14,7 @@ from ctl import building, rules
 from ctl.data.feed import Feed
 from ctl.data.pipeline import Data
 from ctl.data.source import Batch
+from ctl.data.tfrecords import corruption
 from ctl.errors import UsageError
 from ctl.options import TrainerOptions
 from ctl.replica import compile as replica_compile
@@ -277,6 +278,10 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         self._position = None  # until the loop has ended well
         try:
             output = super().train(num_steps)
+        except tf.errors.DataLossError as error:
+            raise UsageError(
+                f"The training data is corrupt ({corruption(error)}): write the file again."
+            ) from None
         except tf.errors.OutOfRangeError:
             raise UsageError(
                 f"The training data ended after step {int(self.global_step.numpy())}: return at least "

@@ -226,6 +226,7 @@ def wait_for(condition, process, seconds=120):
     raise AssertionError("waited too long")
 
 
+@pytest.mark.slow
 def test_killed_and_interrupted_run_ends_with_the_bits_of_an_undisturbed_one(tmp_path):
     """Real MNIST, dropout on: kill -9 after a checkpoint, Ctrl-C later, then to the end."""
     settings = [

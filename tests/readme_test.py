@@ -77,6 +77,7 @@ def test_mirrored_line_trains(folder):
     assert result["eval"]["examples"] == 10_000
 
 
+@pytest.mark.slow
 def test_table_of_three_examples_is_what_is_measured():
     measured = child.run(["-m", "benchmarks.uneven_split"])
     assert measured.returncode == 0, measured.stderr

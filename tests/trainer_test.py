@@ -373,6 +373,22 @@ def test_empty_training_data_is_one_clear_line(strategy):
         tiny.trainer(strategy(1), 8, cls=cls).train(tf.constant(1))
 
 
+def test_corrupt_tfrecords_are_one_clear_line(strategy, tfrecords):
+    path = tfrecords.replace("*", "0")
+    with open(path, "r+b") as file:
+        file.seek(60)
+        file.write(b"corrupt")
+
+    def make(split):
+        return ctl.data.tfrecords(tfrecords, parse, split="eval")
+
+    trainer = tiny.trainer(strategy(1), 6, cls=dataset_trainer(make))
+    with pytest.raises(ctl.UsageError, match="training data is corrupt .corrupted record at"):
+        trainer.train(tf.constant(1))
+    with pytest.raises(ctl.UsageError, match="evaluation data is corrupt .corrupted record at"):
+        ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
+
+
 def test_moving_global_step_moves_the_data(strategy):
     """A rollback, or a restored checkpoint, takes up the data at its step."""
     where = strategy(2)

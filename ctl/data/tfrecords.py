@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import re
 from typing import Any
 
 import tensorflow as tf
@@ -118,6 +119,12 @@ def _parser(features: Any) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
     if callable(features):
         return features
     return lambda record: tf.io.parse_single_example(record, dict(features))
+
+
+def corruption(error: tf.errors.DataLossError) -> str:
+    """What TensorFlow found corrupt, out of a message that is mostly its own stack."""
+    found = re.search(r"(corrupted|truncated) record at \d+", error.message)
+    return found[0] if found else error.message.strip().splitlines()[-1]
 
 
 def _files(pattern: str) -> list[str]:

@@ -8,7 +8,7 @@ recommendations", The American Statistician 37(3), their merge of two parts writ
     n = sum_r n_r,   mean = sum_r n_r mean_r / n,   M2 = sum_r M2_r + sum_r n_r (mean_r - mean)^2
 
 with variance M2 / n; never E[x^2] - E[x]^2, which loses every digit of a variance that is small
-beside the mean. For the same reason a mean is kept as two numbers: a rounded one, and what it lacks.
+beside the mean. So that no other digits are lost, a mean is two numbers: rounded, and what it lacks.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,15 +44,7 @@ class SyncBatchNormalization(tf_keras.layers.BatchNormalization):
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
-        """Makes the layer.
-
-        Args:
-            *args: of `tf_keras.layers.BatchNormalization`.
-            **kwargs: of `tf_keras.layers.BatchNormalization`; `synchronized` is True when not given.
-
-        Raises:
-            UsageError: an argument asks for other statistics than the global batch's.
-        """
+        """Takes what BatchNormalization takes, but for other statistics than the global batch's."""
         for name, wrong in (("synchronized", False), ("fused", True)):
             if kwargs.get(name) is wrong:
                 raise UsageError(
@@ -61,11 +53,6 @@ class SyncBatchNormalization(tf_keras.layers.BatchNormalization):
                 )
         super().__init__(*args, **kwargs)
         self.synchronized = True
-        _check_supported(self)
-
-    def build(self, input_shape: Any) -> None:
-        """Makes the variables, those of the plain layer."""
-        super().build(input_shape)
         _check_supported(self)
 
     def add_weight(self, *args: Any, **kwargs: Any) -> tf.Variable:
@@ -84,7 +71,7 @@ class SyncBatchNormalization(tf_keras.layers.BatchNormalization):
 
         Args:
             inputs: [rows, ...], this replica's.
-            training: by the batch's statistics, which the moving ones then follow, or by the latter.
+            training: by the batch's statistics, which the moving ones follow; else by the latter.
             mask: Keras' mask, [rows] or [rows, steps, ...], of the positions in the statistics.
 
         Returns:
@@ -93,25 +80,15 @@ class SyncBatchNormalization(tf_keras.layers.BatchNormalization):
         Raises:
             UsageError: the statistics could not be the global batch's.
         """
-        # Named, because a zero-argument super() has no class to look at inside of a lambda's frame.
-        infer = tf_keras.layers.BatchNormalization.call
         training = self._get_training_value(training)
-        constant = tf.get_static_value(training) if tf.is_tensor(training) else training
-        if constant is not None:
-            train = self._train
-            return train(inputs, mask) if constant else infer(self, inputs, False, mask)
-        if _replicas() > 1:
-            raise UsageError(
-                f"Layer {self.name} got a tensor as `training`, and replicas cannot meet in a branch:"
-                " pass True or False."
-            )
-        return tf.cond(
-            tf.cast(training, tf.bool),
-            lambda: self._train(inputs, mask),
-            lambda: infer(self, inputs, False, mask),
-        )
+        if tf.is_tensor(training):
+            training = tf.get_static_value(training)
+        if training is None:
+            raise UsageError(f"Layer {self.name} got a tensor as `training`: pass True or False.")
+        return self._train(inputs, mask) if training else super().call(inputs, False, mask)
 
     def _train(self, inputs: tf.Tensor, mask: Any) -> tf.Tensor:
+        _check_supported(self)
         x = tf.cast(tf.cast(inputs, self.compute_dtype), self._param_dtype)
         exists, counts = _masks(x, mask, self)
         axes = [axis for axis in range(x.shape.rank) if axis not in self.axis]
@@ -146,15 +123,15 @@ def convert_sync_batch_norm(model: tf_keras.layers.Layer) -> list[str]:
     """Turns the plain batch normalizations of a model into `SyncBatchNormalization`, in place.
 
     It changes the class of the layer objects: weights, names, checkpoints, inference and the graph
-    of a functional model stay. Classes derived from BatchNormalization are left alone. Convert
-    before the model is traced: a `tf.function` that ran before keeps what it traced.
+    of a functional model stay. Convert before the model is traced: a `tf.function` that ran before
+    keeps what it traced.
 
     Args:
         model: Sequential, functional, subclassed or nested, built or not.
 
     Returns:
-        The names of the converted layers: those of exactly `tf_keras.layers.BatchNormalization` or
-        `tf_keras.layers.experimental.SyncBatchNormalization`.
+        The names of the converted layers: those of exactly tf_keras' BatchNormalization or
+        experimental.SyncBatchNormalization, not of classes derived from them.
 
     Raises:
         UsageError: a layer cannot be converted; then none is.
@@ -193,13 +170,11 @@ class _Batch(NamedTuple):
     axes: Sequence[int]  # what the statistics are over
 
 
-def _moments(
-    x: tf.Tensor, counts: tf.Tensor | None, axes: Sequence[int]
-) -> tuple[tf.Tensor, _Moments]:
+def _moments(x: tf.Tensor, counts: Any, axes: Sequence[int]) -> tuple[tf.Tensor, _Moments]:
     """The shift, shaped to broadcast, and the statistics of this replica's elements.
 
-    By the corrected two-pass algorithm (Chan et al. 1983): the deviations from a rounded mean have a
-    mean of their own, which corrects both the mean and the sum of their squares.
+    By the corrected two-pass algorithm (Chan et al. 1983): the deviations from a rounded mean have
+    a mean of their own, which corrects both the mean and the sum of their squares.
     """
     elements = tf.reduce_prod(tf.gather(tf.shape(x, out_type=tf.int64), axes))
     if counts is not None:
@@ -221,14 +196,14 @@ def _moments(
 def _merge(local: _Moments) -> _Moments:
     """The statistics of the global batch, the same bits on every replica."""
     replicas = _replicas()
-    if replicas == 1:
+    if replicas is None:
         return local
     channels = local.shift.shape[0]
-    own = tf.distribute.get_replica_context().replica_id_in_sync_group
     mine = tf.concat([[local.count], *local[1:]], axis=0)
     # A replica fills its row, the others add zeros to it: exact, whatever the order of the sum.
-    slot = tf.equal(tf.range(replicas), own)[:, tf.newaxis]
-    table = _sum_over_replicas(tf.where(slot, mine, tf.zeros_like(mine)))
+    own = tf.range(replicas.num_replicas_in_sync) == replicas.replica_id_in_sync_group
+    table = tf.where(own[:, tf.newaxis], mine, tf.zeros_like(mine))
+    table = replicas.all_reduce(tf.distribute.ReduceOp.SUM, table)
     counts, shifts, rests, squares = tf.split(table, [1, channels, channels, channels], axis=1)
     count = tf.reduce_sum(counts)
     part = counts / tf.maximum(count, 1)
@@ -257,31 +232,23 @@ def _normalize(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, batch: _Batch) -
 
     @tf.custom_gradient
     def backward(dy: tf.Tensor, x: tf.Tensor, gamma: tf.Tensor) -> tuple[Any, Callable]:
-        return _gradients(dy, x, gamma, batch), _refuse_second_derivative
+        dy, x = _only(batch.exists, dy), _only(batch.exists, x)
+        d_beta = _total(dy, batch.axes)
+        d_gamma = (_total(dy * x, batch.axes) - batch.centre * d_beta) * batch.inverse
+        sums, replicas = tf.stack([d_beta, d_gamma]), _replicas()
+        if replicas:
+            sums = replicas.all_reduce(tf.distribute.ReduceOp.SUM, sums)
+        mean_dy, mean_dy_xhat = tf.unstack(sums / tf.maximum(batch.count, 1))
+        scale = gamma * batch.inverse
+        slope = scale * batch.inverse * mean_dy_xhat  # xhat is multiplied out: fewer passes over x
+        level = scale * mean_dy - slope * batch.centre
+        d_x = scale * dy - _only(batch.counts, slope * x + level)
+        return (d_x, d_gamma, d_beta), second
+
+    def second(*_: tf.Tensor) -> None:
+        raise UsageError("SyncBatchNormalization has no second derivative: use another layer here.")
 
     return forward(x, gamma, beta)
-
-
-def _gradients(
-    dy: tf.Tensor, x: tf.Tensor, gamma: tf.Tensor, batch: _Batch
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The gradients of x, and this replica's part of gamma's and beta's."""
-    dy, x = _only(batch.exists, dy), _only(batch.exists, x)
-    d_beta = _total(dy, batch.axes)
-    d_gamma = (_total(dy * x, batch.axes) - batch.centre * d_beta) * batch.inverse
-    sums = _sum_over_replicas(tf.stack([d_beta, d_gamma]))
-    mean_dy, mean_dy_xhat = tf.unstack(sums / tf.maximum(batch.count, 1))
-    scale = gamma * batch.inverse
-    slope = scale * batch.inverse * mean_dy_xhat  # xhat is multiplied out: fewer passes over x
-    level = scale * mean_dy - slope * batch.centre
-    return scale * dy - _only(batch.counts, slope * x + level), d_gamma, d_beta
-
-
-def _refuse_second_derivative(*_: tf.Tensor) -> None:
-    raise UsageError(
-        "SyncBatchNormalization has no second derivative: leave it out of a model with a gradient "
-        "penalty."
-    )
 
 
 def _masks(x: tf.Tensor, mask: Any, layer: SyncBatchNormalization) -> tuple[Any, Any]:
@@ -290,7 +257,7 @@ def _masks(x: tf.Tensor, mask: Any, layer: SyncBatchNormalization) -> tuple[Any,
     if exists is not None:
         if not x.shape[:1].is_compatible_with(exists.shape):
             raise UsageError(
-                f"Layer {layer.name} got {x.shape[0]} rows of a batch of {exists.shape[0]}, padded: "
+                f"Layer {layer.name} got {x.shape[0]} rows of a padded batch of {exists.shape[0]}: "
                 "keep an example a row, or choose a batch size that needs no padding."
             )
         exists = tf.cast(exists, tf.bool)
@@ -308,7 +275,7 @@ def _masks(x: tf.Tensor, mask: Any, layer: SyncBatchNormalization) -> tuple[Any,
 def _total(values: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
     """Sums an axis at a time: TensorFlow adds up all of them in one go on a CPU, term by term.
 
-    Of 1.6 million float32 (128 images of 112 x 112) near 1000, that puts the mean off by 15.
+    Of the float32 of 128 images of 112 x 112, near 1000, that put the mean off by 15.
     """
     for axis in reversed(axes):
         values = tf.reduce_sum(values, axis, keepdims=True)
@@ -333,13 +300,7 @@ def _check_supported(layer: tf_keras.layers.Layer) -> None:
         raise UsageError(f"Layer {layer.name} normalizes axis 0, the rows: choose another axis.")
 
 
-def _replicas() -> int:
-    """How many replicas meet here: one in a cross-replica context, where a model is built."""
+def _replicas() -> Any:
+    """The context of several replicas that can meet; None for one, and where a model is built."""
     context = tf.distribute.get_replica_context()
-    return 1 if context is None else context.num_replicas_in_sync
-
-
-def _sum_over_replicas(values: tf.Tensor) -> tf.Tensor:
-    if _replicas() == 1:
-        return values
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
+    return None if context is None or context.num_replicas_in_sync == 1 else context

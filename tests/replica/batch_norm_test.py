@@ -218,16 +218,23 @@ def test_a_padded_row_gets_and_gives_nothing_even_if_it_is_not_finite(strategy):
     check(strategy(1), layer, x[:3], pull[:3], got)
 
 
+class Masked:
+    """A layer under a Keras mask of the steps that are not zero."""
+
+    def __init__(self, layer):
+        self.layer, self.trainable_variables = layer, layer.trainable_variables
+
+    def __call__(self, x, training):
+        return self.layer(x, training=training, mask=tf.reduce_any(x != 0, axis=-1))
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_keras_mask_leaves_positions_out_of_the_statistics(strategy, replicas):
     where = strategy(replicas)
     layer, (x, pull) = make_layer(where, [3, 2]), batch_of(5, [3, 2])
     mask = np.random.default_rng(5).uniform(size=[5, 3]) < 0.7
     x = x * mask[:, :, np.newaxis]
-    with where.scope():
-        masked = tf_keras.Sequential([tf_keras.layers.Masking(0.0, dtype="float64"), layer])
-        masked.build([None, 3, 2])
-    got = train(where, masked, x, pull, replicas=replicas)
+    got = train(where, Masked(layer), x, pull, replicas=replicas)
     check(where, layer, x, pull, got, counts=mask[:, :, np.newaxis])
 
 
@@ -272,7 +279,6 @@ def test_float32_keeps_its_digits_on_hard_data(strategy, batch, replicas):
 def test_float32_variance_within_and_between_replicas(strategy, means):
     where, draw = strategy(4), np.random.default_rng(4)
     x = np.concatenate([draw.normal(m, 0.1, [50, 2]) for m in means]).astype(np.float32)
-    shift, moments = {}, {}
 
     def replica_step(x):
         _, local = batch_norm._moments(x, None, [0])
@@ -321,8 +327,6 @@ def test_statistics_are_float32_under_16_bit_policies(strategy, policy, replicas
     np.testing.assert_allclose(layer.moving_mean.numpy(), moved, rtol=1e-6)
     moved = 2 * MOMENTUM + want["variance"].ravel() * (1 - MOMENTUM)
     np.testing.assert_allclose(layer.moving_variance.numpy(), moved, rtol=1e-5)
-    spacing = float(tf.as_dtype(kind).as_numpy_dtype(1) * np.finfo(np.float32).eps)
-    assert spacing < 1e-3
     half = 2.0**-8 if "bfloat" in policy else 2.0**-11  # rounding of the result
     np.testing.assert_allclose(y.astype(np.float64), want["y"], rtol=half * 1.01, atol=1e-4)
 
@@ -405,16 +409,21 @@ def twenty_steps(strategy, cls, batch):
     return [tiny.copies(strategy, v) for v in trainer.model.variables]
 
 
-@pytest.mark.parametrize("batch", [8, 7, 3])
 @pytest.mark.parametrize(
-    ("cls", "plain"),
-    [(Normalized, Plain), (SomeWeightsZero, PlainSomeWeightsZero), (Converted, Plain)],
+    ("cls", "plain", "batch", "counts"),
+    [
+        (Normalized, Plain, 8, (1, 2, 4)),
+        (Normalized, Plain, 7, (1, 2, 4)),
+        (Normalized, Plain, 3, (2, 4)),
+        (SomeWeightsZero, PlainSomeWeightsZero, 7, (4,)),
+        (Converted, Plain, 7, (2,)),
+    ],
 )
-def test_twenty_steps_are_the_same_on_1_2_and_4_replicas(strategy, cls, plain, batch):
+def test_twenty_steps_are_the_same_on_1_2_and_4_replicas(strategy, cls, plain, batch, counts):
     # tf_keras' own layer on one replica, whose batch needs no padding, is the reference.
     reference = [copies[0] for copies in twenty_steps(strategy(1), plain, batch)]
     assert len(reference) == 5 + 2 * 4
-    for replicas in (1, 2, 4):
+    for replicas in counts:
         got = twenty_steps(strategy(replicas), cls, batch)
         for want, copies in zip(reference, got, strict=True):
             assert len(copies) == replicas
@@ -466,16 +475,11 @@ def test_functional_model_is_built_in_cross_replica_context(strategy):
     np.testing.assert_array_equal(one, two)
 
 
-def test_training_as_a_tensor(strategy):
-    layer = make_layer(strategy(1), [3])
-    x = tf.constant(batch_of(5, [3])[0])
-    call = tf.function(lambda training: layer(x, training=training))
-    np.testing.assert_array_equal(call(tf.constant(False)), layer(x, training=False))
-    np.testing.assert_allclose(call(tf.constant(True)), layer(x, training=True), atol=1e-12)
-    where = strategy(2)
-    layer = make_layer(where, [3])
+def test_training_as_a_tensor():
+    layer, x = SyncBatchNormalization(), tf.constant([[1.0], [3.0]])
+    np.testing.assert_allclose(layer(x, training=tf.constant(True)), [[-1], [1]], atol=1e-2)
     with pytest.raises(ctl.UsageError, match="pass True or False"):
-        tf.function(lambda t: where.run(lambda: layer(x, training=t)))(tf.constant(True))
+        tf.function(lambda training: layer(x, training=training))(tf.constant(True))
 
 
 class Nested(tf_keras.Model):
@@ -539,7 +543,7 @@ def test_refused_arguments(arguments, message):
 def test_refused_uses():
     layer = SyncBatchNormalization(axis=-2)
     with pytest.raises(ctl.UsageError, match="axis 0"):
-        layer.build([4, 3])
+        layer(tf.ones([4, 3]), training=True)
     plain = tf_keras.Sequential(
         [tf_keras.layers.BatchNormalization(), tf_keras.layers.BatchNormalization(renorm=True)]
     )

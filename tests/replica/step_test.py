@@ -6,6 +6,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl.loop.checkpoints import Checkpoints
 from tests import tiny
 
 ADAM = {"optimizer": lambda: tf_keras.optimizers.Adam(1e-2)}
@@ -185,9 +186,9 @@ def test_loss_scale_grows_after_its_count_of_good_steps_and_survives_a_restore(s
     trainer = tiny.trainer(strategy(2), 8, **options)
     trainer.train(tf.constant(7))
     assert trainer.optimizer.loss_scale.numpy() == 32.0
-    path = tf.train.Checkpoint(**trainer.checkpoint_items()).write(str(tmp_path / "ckpt"))
+    Checkpoints(tmp_path, trainer).save()
     other = tiny.trainer(strategy(2), 8, **options)
-    tf.train.Checkpoint(**other.checkpoint_items()).restore(path).assert_existing_objects_matched()
+    Checkpoints(tmp_path, other).restore_latest()
     for one in (trainer, other):
         one.train(tf.constant(3))
     assert other.optimizer.loss_scale.numpy() == trainer.optimizer.loss_scale.numpy() == 64.0
