@@ -9,13 +9,13 @@ from typing import Any
 from ml_collections import config_dict
 import tensorflow as tf
 
-from ctl import locate, optimizers
+from ctl import announcements, locate, optimizers
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
 from ctl.hardware import strategies
 from ctl.loop.checkpoints import Checkpoints, step_of
 from ctl.loop.controller import Controller
-from ctl.loop.progress import Progress, numbers
+from ctl.loop.progress import Progress
 from ctl.loop.stop import StopOnSignal
 from ctl.loop.workdir import Workdir
 from ctl.options import Clip, Section, TrainerOptions
@@ -139,15 +139,22 @@ def train(
     )
     reached = checkpoints.latest_step() or 0
     if reached >= config.train.steps and _complete(workdir, reached, evaluates):
-        _say_complete(workdir, config, reached)
+        evaluation = workdir.result().get("eval") or {}
+        print(announcements.complete(reached, evaluation, config), flush=True)
         return DONE
     progress = Progress(total=config.train.steps)
     with StopOnSignal() as stop:
         controller = _controller(experiment, workdir, checkpoints, progress, stop)
         restored = controller.restore_checkpoint() if reached else None
         workdir.create(config.to_dict())  # not before the checkpoint was seen to fit
-        _say_start(experiment, progress)
-        _say_resumed(workdir, restored, controller.step, changes, progress)
+        progress.say(announcements.start(experiment.hardware, experiment.trainer))
+        for line in changes:
+            progress.say(f"Changed since the run was started: {line}")
+        if restored:
+            progress.say(f"Resumed from {restored}.")
+            workdir.event("resume", controller.step, path=restored, changes=changes)
+        else:
+            workdir.event("start", controller.step)
         start = time.monotonic()
         if evaluates and controller.step >= config.train.steps:
             controller.evaluate()
@@ -158,7 +165,11 @@ def train(
         workdir.write_result(_result(experiment, controller, time.monotonic() - start))
         signal = {"signal": stop.received.name} if stop.received else {}
         workdir.event("stop" if controller.stopped else "end", controller.step, **signal)
-    return _say_end(workdir, controller, progress)
+    if controller.stopped:
+        progress.say(announcements.stopped(controller.step, workdir.path))
+        return STOPPED
+    progress.say(announcements.done(workdir.path))
+    return DONE
 
 
 def evaluate(experiment: Experiment, workdir: Workdir) -> int:
@@ -243,52 +254,6 @@ def _controller(
 def _complete(workdir: Workdir, reached: int, evaluates: bool) -> bool:
     result = workdir.result()
     return result.get("step") == reached and (not evaluates or bool(result.get("eval")))
-
-
-def _say_complete(workdir: Workdir, config: config_dict.ConfigDict, step: int) -> None:
-    evaluation = workdir.result().get("eval") or {}
-    found = f", {numbers(evaluation)}" if evaluation else ""
-    further = f"--config.train.steps={step * 2}"
-    if config.optimizer.schedule == "cosine" and not config.optimizer.decay_steps:
-        further += " --allow_config_change, which spreads the cosine anew"
-    print(
-        f"This run is complete: {step} steps{found}. To train on, make train.steps larger "
-        f"({further}); to start anew, add --fresh.",
-        flush=True,
-    )
-
-
-def _say_end(workdir: Workdir, controller: Controller, progress: Progress) -> int:
-    if controller.stopped:
-        progress.say(
-            f"Stopped at step {controller.step}, saved in {workdir.path}: run me again to go on."
-        )
-        return STOPPED
-    progress.say(f"Done: {workdir.path}/result.json; tensorboard --logdir {workdir.path}/summaries")
-    return DONE
-
-
-def _say_start(experiment: Experiment, progress: Progress) -> None:
-    trainer, hardware = experiment.trainer, experiment.hardware
-    layout = trainer.layout
-    shares = "+".join(str(share) for share in layout.shares()[:8])
-    progress.say(
-        f"{hardware.name} ({hardware.why}): {layout.replicas} replica{'s' * (layout.replicas != 1)}; "
-        f"global batch {layout.global_batch_size} = {shares}{'+...' * (layout.replicas > 8)} rows; "
-        f"{trainer.options.precision}; {trainer.model.count_params():,} parameters"
-    )
-
-
-def _say_resumed(
-    workdir: Workdir, restored: str | None, step: int, changes: list[str], progress: Progress
-) -> None:
-    for line in changes:
-        progress.say(f"Changed since the run was started: {line}")
-    if restored:
-        progress.say(f"Resumed from {restored}.")
-        workdir.event("resume", step, path=restored, changes=changes)
-    else:
-        workdir.event("start", step)
 
 
 def _result(experiment: Experiment, controller: Controller, seconds: float) -> dict[str, Any]:

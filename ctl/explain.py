@@ -38,8 +38,8 @@ def _compiled(experiment: Experiment) -> str:
         "gradients": "forward and backward pass by XLA; reduction and update outside",
         "autocluster": "what TensorFlow's auto-clustering finds",
     }
-    trainer = experiment.trainer
-    return f"{parts[trainer.xla]} ({trainer.xla_why})"
+    update = experiment.trainer.update
+    return f"{parts[update.xla]} ({update.xla_why})"
 
 
 def _what(experiment: Experiment) -> list[tuple[str, str]]:

@@ -3,14 +3,13 @@
 import abc
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
-import logging
 from typing import Any
 
 import orbit
 import tensorflow as tf
 import tf_keras
 
-from ctl import building, rules
+from ctl import building
 from ctl.data.feed import Feed
 from ctl.data.pipeline import Data
 from ctl.data.source import Batch
@@ -18,12 +17,12 @@ from ctl.data.tfrecords import corruption
 from ctl.errors import UsageError
 from ctl.options import TrainerOptions
 from ctl.replica import compile as replica_compile
-from ctl.replica import gradients, precision
+from ctl.replica import precision
 from ctl.replica import random as replica_random
 from ctl.replica import rows as replica_rows
-from ctl.replica.step import Result, Step
+from ctl.replica.step import Losses, Result
+from ctl.update import Update, counter
 
-_LOG = logging.getLogger("ctl")
 Optimizer = Any  # a tf_keras optimizer; the package has no types
 
 
@@ -93,20 +92,21 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         self.layout = self.feed.layout(global_batch_size)
         self._position: int | None = None
         self._own_dataset = False
-        self._unused: list[str] = []
         with self.building(), self.strategy.scope():
             self.model = self.build_model()
             given = optimizer() if callable(optimizer) else optimizer
-            self.optimizer: Any = self._scaled(given)
+            self.optimizer: Any = precision.scaled(
+                given, self.options.precision, self.options.loss_scale
+            )
             self.metrics: dict[str, tf_keras.metrics.Metric] = self.build_metrics()
             self._loss = tf_keras.metrics.Mean("loss", dtype=self.variable_dtype)
-            self.global_step = self._count("global_step")
-            self.skipped_steps = self._count("skipped_steps")
+            self.global_step = counter("global_step")
             building.trace(self._outputs, self.feed.spec())
             self.optimizer.build(self.model.trainable_variables)
+            self.update = Update(self.options, model=self.model, layout=self.layout)
+            self.skipped_steps = self.update.skipped_steps
         replica_random.key_random_layers(self.model, self.options.seed)
         building.check_model(self.model, self.layout, self.options.gradient_accumulation_steps)
-        self.xla, self.xla_why = self._choose_xla()
 
     # What a person writes.
 
@@ -262,7 +262,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         """
         batch, present = unpack(next(iterator))
         step = self._replica_train_step
-        if self.xla == "step":
+        if self.update.xla == "step":
             step = replica_compile.jitted(step)
         value = self.strategy.run(step, args=(batch, present))
         # A step that fails is not counted.
@@ -351,93 +351,23 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
     def _update(
         self,
         batch: Batch,
-        losses: Callable[[Batch], tuple[tf.Tensor, Any]],
+        losses: Losses,
         *,
         variables: Sequence[tf.Variable] | None = None,
         optimizer: Optimizer | None = None,
         regularization: Callable[[], Sequence[tf.Tensor]] | None = None,
     ) -> Result:
-        variables = self.model.trainable_variables if variables is None else variables
-        optimizer = self.optimizer if optimizer is None else optimizer
-        scaled = precision.is_scaled(optimizer)
-        result = self._step().global_gradients(
+        return self.update(
             batch,
             losses,
-            variables=variables,
             weight=self.sample_weight(batch),
+            variables=self.model.trainable_variables if variables is None else variables,
+            optimizer=self.optimizer if optimizer is None else optimizer,
             regularization=regularization or self.regularization_losses,
-            loss_scale=optimizer.loss_scale if scaled else None,
         )
-        self._warn_unused(result.gradients, variables)
-        if not scaled:
-            gradients.apply(optimizer, result.gradients, variables)
-        else:
-            gradients.apply_if(
-                result.finite,
-                optimizer.inner_optimizer,
-                result.gradients,
-                variables,
-                otherwise=lambda: self.skipped_steps.assign_add(1),
-                decided=lambda overflow: precision.update_loss_scale(optimizer, overflow),
-            )
-        return result
-
-    def _step(self) -> Step:
-        options = self.options
-        return Step(
-            global_batch_size=self.global_batch_size,
-            micro_batches=options.gradient_accumulation_steps,
-            clip=options.clip,
-            dtype=self.variable_dtype,
-            reduce_dtype=tf.bfloat16 if options.all_reduce_dtype else None,
-            shards=options.logical_shards,
-            jit=self.xla == "gradients",
-        )
-
-    def _scaled(self, optimizer: Any) -> Any:
-        return precision.scaled(optimizer, self.options.precision, self.options.loss_scale)
-
-    def _count(self, name: str) -> tf.Variable:
-        first = tf.VariableAggregation.ONLY_FIRST_REPLICA
-        return tf.Variable(0, dtype=tf.int64, trainable=False, name=name, aggregation=first)
-
-    def _choose_xla(self) -> tuple[str, str]:
-        """What `xla` comes to, once the options that bear on each other are checked."""
-        sync = building.has_sync_batch_norm(self.model)
-        replicas, gpu = self.layout.replicas, bool(tf.config.list_logical_devices("GPU"))
-        options = self.options
-        mode, why = replica_compile.choose(
-            options.xla, gpu=gpu, replicas=replicas, sync_batch_norm=sync
-        )
-        if options.xla == "auto" and options.logical_shards:
-            mode, why = "off", "auto: logical_shards"
-        rules.check(
-            rules.Choice(
-                replicas=replicas,
-                precision=options.precision,
-                xla=mode,
-                sync_batch_norm=sync,
-                micro_batches=options.gradient_accumulation_steps,
-                per_micro_batch=options.model.get("sync_batch_norm") == "per_micro_batch",
-                shards=options.logical_shards,
-                reduce_dtype=options.all_reduce_dtype,
-                batch=self.global_batch_size,
-            )
-        )
-        if mode == "autocluster":
-            replica_compile.autocluster(gpu=gpu)
-        return mode, why
 
     def _outputs(self, batch: Batch) -> Any:
         return self.forward(self.preprocess(batch), training=False)
-
-    def _warn_unused(
-        self, found: Sequence[gradients.Gradient], variables: Sequence[tf.Variable]
-    ) -> None:
-        names = [v.name for g, v in zip(found, variables, strict=True) if g is None]
-        if names and names != self._unused:
-            self._unused = names
-            _LOG.warning("The loss does not depend on %s: left as it is.", ", ".join(names))
 
 
 def unpack(element: Any) -> tuple[Batch, tf.Tensor | None]:

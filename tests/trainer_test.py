@@ -383,9 +383,9 @@ def test_corrupt_tfrecords_are_one_clear_line(strategy, tfrecords):
         return ctl.data.tfrecords(tfrecords, parse, split="eval")
 
     trainer = tiny.trainer(strategy(1), 6, cls=dataset_trainer(make))
-    with pytest.raises(ctl.UsageError, match="training data is corrupt .corrupted record at"):
+    with pytest.raises(ctl.UsageError, match=r"training data is corrupt \(corrupted record at"):
         trainer.train(tf.constant(1))
-    with pytest.raises(ctl.UsageError, match="evaluation data is corrupt .corrupted record at"):
+    with pytest.raises(ctl.UsageError, match=r"evaluation data is corrupt \(corrupted record at"):
         ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
 
 

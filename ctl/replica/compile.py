@@ -9,7 +9,9 @@ MODES = ("auto", "off", "step", "gradients", "autocluster")
 _CPU_FLAG = "--tf_xla_cpu_global_jit"
 
 
-def choose(xla: str, *, gpu: bool, replicas: int, sync_batch_norm: bool) -> tuple[str, str]:
+def choose(
+    xla: str, *, gpu: bool, replicas: int, sync_batch_norm: bool, shards: bool = False
+) -> tuple[str, str]:
     """The mode that `runtime.xla` comes to, and why.
 
     Args:
@@ -17,12 +19,15 @@ def choose(xla: str, *, gpu: bool, replicas: int, sync_batch_norm: bool) -> tupl
         gpu: whether the replicas are on GPUs.
         replicas: how many there are.
         sync_batch_norm: whether the model has collectives inside.
+        shards: whether gradients are summed shard by shard.
 
     Returns:
         The mode, never "auto", and a reason in a few words.
     """
     if xla != "auto":
         return xla, "as configured"
+    if shards:
+        return "off", "auto: XLA fuses across logical shards"
     if not gpu:
         return "off", "auto: on CPUs XLA makes small networks slower"
     if replicas == 1:

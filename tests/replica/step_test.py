@@ -55,7 +55,7 @@ def test_xla_modes_give_the_update_of_the_uncompiled_step(
     compiled = tiny.trainer(strategy(replicas), batch, xla=xla, **options)
     for trainer in (plain, compiled):
         trainer.train(tf.constant(10))
-    assert compiled.xla == xla
+    assert compiled.update.xla == xla
     close(end(plain), end(compiled), 1e-10)
     # Metrics are fed by what the compiled part hands out.
     one, other = (t.train_loop_end()["accuracy"].numpy() for t in (plain, compiled))
@@ -64,7 +64,7 @@ def test_xla_modes_give_the_update_of_the_uncompiled_step(
 
 def test_auto_compiles_nothing_on_a_cpu(strategy):
     trainer = tiny.trainer(strategy(1), 8)
-    assert trainer.xla == "off" and "CPU" in trainer.xla_why
+    assert trainer.update.xla == "off" and "CPU" in trainer.update.xla_why
 
 
 @pytest.mark.parametrize("batch", [8, 7])

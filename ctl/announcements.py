@@ -1,0 +1,41 @@
+"""The lines that a run begins and ends with. Loads no TensorFlow."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ctl.loop.progress import numbers
+
+
+def complete(step: int, evaluation: Mapping[str, Any], config: Any) -> str:
+    """A run that has nothing left to do, and how to go on."""
+    found = f", {numbers(evaluation)}" if evaluation else ""
+    further = f"--config.train.steps={step * 2}"
+    if config.optimizer.schedule == "cosine" and not config.optimizer.decay_steps:
+        further += " --allow_config_change, which spreads the cosine anew"
+    return (
+        f"This run is complete: {step} steps{found}. To train on, make train.steps larger "
+        f"({further}); to start anew, add --fresh."
+    )
+
+
+def start(hardware: Any, trainer: Any) -> str:
+    """What is about to train, where, and why there."""
+    layout = trainer.layout
+    shares = "+".join(str(share) for share in layout.shares()[:8])
+    more = "+..." if layout.replicas > 8 else ""
+    plural = "s" if layout.replicas != 1 else ""
+    return (
+        f"{hardware.name} ({hardware.why}): {layout.replicas} replica{plural}; "
+        f"global batch {layout.global_batch_size} = {shares}{more} rows; "
+        f"{trainer.options.precision}; {trainer.model.count_params():,} parameters"
+    )
+
+
+def stopped(step: int, workdir: Any) -> str:
+    """A run that a signal ended."""
+    return f"Stopped at step {step}, saved in {workdir}: run me again to go on."
+
+
+def done(workdir: Any) -> str:
+    """A run that has reached its last step."""
+    return f"Done: {workdir}/result.json; tensorboard --logdir {workdir}/summaries"

@@ -1,0 +1,149 @@
+"""A trainer's options -> the update that its step computes and applies."""
+
+from collections.abc import Callable, Sequence
+import logging
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from ctl import building, rules
+from ctl.data.pipeline import Layout
+from ctl.options import TrainerOptions
+from ctl.replica import compile as replica_compile
+from ctl.replica import gradients, precision
+from ctl.replica.step import Losses, Result, Step
+
+_LOG = logging.getLogger("ctl")
+
+
+class Update:
+    """Computes and applies the one update that a global batch defines.
+
+        update = Update(options, model=model, layout=layout)
+        result = update(batch, losses, weight=None, variables=variables, optimizer=optimizer,
+                        regularization=lambda: model.losses)     # in a replica context
+
+    Attributes:
+        xla: what XLA compiles, never "auto".
+        xla_why: why, in a few words.
+        skipped_steps: int64 variable: updates left out because they overflowed.
+    """
+
+    def __init__(self, options: TrainerOptions, *, model: tf_keras.Model, layout: Layout):
+        """Checks what bears on each other; call it under the strategy's scope.
+
+        Args:
+            options: the trainer's.
+            model: the built model.
+            layout: how a global batch falls to the replicas.
+
+        Raises:
+            UsageError: a combination cannot be right.
+        """
+        self.xla, self.xla_why = _choose_xla(options, model=model, layout=layout)
+        self.skipped_steps = counter("skipped_steps")
+        self._unused: list[str] = []
+        self._step = Step(
+            global_batch_size=layout.global_batch_size,
+            micro_batches=options.gradient_accumulation_steps,
+            clip=options.clip,
+            dtype=tf.as_dtype(precision.of(options.precision).floatx),
+            reduce_dtype=tf.bfloat16 if options.all_reduce_dtype else None,
+            shards=options.logical_shards,
+            jit=self.xla == "gradients",
+        )
+
+    def __call__(
+        self,
+        batch: dict[str, tf.Tensor],
+        losses: Losses,
+        *,
+        weight: tf.Tensor | None,
+        variables: Sequence[tf.Variable],
+        optimizer: Any,
+        regularization: Callable[[], Sequence[tf.Tensor]],
+    ) -> Result:
+        """Applies the update, on every replica alike.
+
+        Args:
+            batch: this replica's rows, preprocessed.
+            losses: a micro-batch -> [rows] losses, not reduced, and anything to hand along.
+            weight: [rows] sample weights, or None for 1.
+            variables: what to train.
+            optimizer: a tf_keras optimizer; in a LossScaleOptimizer, steps that overflow are
+                left out.
+            regularization: gives the scalars to add once.
+
+        Returns:
+            What the step came to.
+        """
+        scaled = precision.is_scaled(optimizer)
+        result = self._step.global_gradients(
+            batch,
+            losses,
+            variables=variables,
+            weight=weight,
+            regularization=regularization,
+            loss_scale=optimizer.loss_scale if scaled else None,
+        )
+        self._warn_unused(result.gradients, variables)
+        if not scaled:
+            gradients.apply(optimizer, result.gradients, variables)
+            return result
+        gradients.apply_if(
+            result.finite,
+            # Not the LossScaleOptimizer's own apply_gradients, which counts a skipped step in
+            # `iterations`, and so moves schedules and Adam's bias correction.
+            optimizer.inner_optimizer,
+            result.gradients,
+            variables,
+            otherwise=lambda: self.skipped_steps.assign_add(1),
+            decided=lambda overflow: precision.update_loss_scale(optimizer, overflow),
+        )
+        return result
+
+    def _warn_unused(
+        self, found: Sequence[gradients.Gradient], variables: Sequence[tf.Variable]
+    ) -> None:
+        names = [v.name for g, v in zip(found, variables, strict=True) if g is None]
+        if names and names != self._unused:
+            self._unused = names
+            _LOG.warning("The loss does not depend on %s: left as it is.", ", ".join(names))
+
+
+def counter(name: str) -> tf.Variable:
+    """An int64 variable that all replicas count alike; call it under the strategy's scope."""
+    first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+    return tf.Variable(0, dtype=tf.int64, trainable=False, name=name, aggregation=first)
+
+
+def _choose_xla(
+    options: TrainerOptions, *, model: tf_keras.Model, layout: Layout
+) -> tuple[str, str]:
+    """What `xla` comes to and why, once the options that bear on each other are checked."""
+    sync = building.has_sync_batch_norm(model)
+    gpu = bool(tf.config.list_logical_devices("GPU"))
+    mode, why = replica_compile.choose(
+        options.xla,
+        gpu=gpu,
+        replicas=layout.replicas,
+        sync_batch_norm=sync,
+        shards=bool(options.logical_shards),
+    )
+    rules.check(
+        rules.Choice(
+            replicas=layout.replicas,
+            precision=options.precision,
+            xla=mode,
+            sync_batch_norm=sync,
+            micro_batches=options.gradient_accumulation_steps,
+            per_micro_batch=options.model.get("sync_batch_norm") == "per_micro_batch",
+            shards=options.logical_shards,
+            reduce_dtype=options.all_reduce_dtype,
+            batch=layout.global_batch_size,
+        )
+    )
+    if mode == "autocluster":
+        replica_compile.autocluster(gpu=gpu)
+    return mode, why
