@@ -12,10 +12,13 @@ if TYPE_CHECKING:
     from ctl.errors import UsageError
     from ctl.evaluator import StandardEvaluator
     from ctl.options import Clip, TrainerOptions
+    from ctl.replica.batch_norm import SyncBatchNormalization, convert_sync_batch_norm
     from ctl.trainer import StandardTrainer
 
 __version__ = "0.1.0"
 _HOMES = {
+    "SyncBatchNormalization": "ctl.replica.batch_norm",
+    "convert_sync_batch_norm": "ctl.replica.batch_norm",
     "Clip": "ctl.options",
     "StandardEvaluator": "ctl.evaluator",
     "StandardTrainer": "ctl.trainer",
@@ -28,9 +31,11 @@ __all__ = [
     "Clip",
     "StandardEvaluator",
     "StandardTrainer",
+    "SyncBatchNormalization",
     "TrainerOptions",
     "UsageError",
     "config",
+    "convert_sync_batch_norm",
     "data",
     "replica",
 ]

@@ -1,6 +1,6 @@
 """What is built before the first step, and what must be true of it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import logging
 import random
@@ -13,6 +13,7 @@ import tf_keras
 from ctl.data.pipeline import Layout
 from ctl.errors import UsageError
 from ctl.replica import precision
+from ctl.replica.batch_norm import SyncBatchNormalization, convert_sync_batch_norm
 
 _LOG = logging.getLogger("ctl")
 
@@ -43,6 +44,26 @@ def trace(forward: Callable[[Any], Any], spec: Any) -> None:
     tf.function(forward).get_concrete_function(spec)
 
 
+def synchronized(model: tf_keras.Model, keys: Mapping[str, Any]) -> tf_keras.Model:
+    """The model, its batch normalizations synchronized where `model.sync_batch_norm` asks for it.
+
+    Args:
+        model: what `build_model` returned; it is changed in place.
+        keys: the `model` section. `sync_batch_norm` is True for statistics of the global batch, or
+            "per_micro_batch", which allows gradient accumulation with statistics of micro-batches.
+    """
+    asked = keys.get("sync_batch_norm")
+    if asked not in (None, False, True, "per_micro_batch"):
+        raise UsageError(
+            f"model.sync_batch_norm is {asked!r}, want True, False or 'per_micro_batch'."
+        )
+    if asked and not convert_sync_batch_norm(model) and not has_sync_batch_norm(model):
+        raise UsageError(
+            "model.sync_batch_norm has no effect: the model has no BatchNormalization."
+        )
+    return model
+
+
 def check_model(model: tf_keras.Model, layout: Layout, accumulation: int) -> None:
     """Refuses, or warns of, what would make the update depend on how the batch is split.
 
@@ -60,10 +81,12 @@ def check_model(model: tf_keras.Model, layout: Layout, accumulation: int) -> Non
     for layer in model._flatten_layers():
         if getattr(layer, "activity_regularizer", None) is not None:
             _check_activity_regularizer(layer.name, layout, accumulation)
-        if isinstance(layer, tf_keras.layers.BatchNormalization) and split:
+        plain = isinstance(layer, tf_keras.layers.BatchNormalization)
+        if plain and not isinstance(layer, SyncBatchNormalization) and split:
             _LOG.warning(
                 "%s normalizes by the statistics of a replica's micro-batch, padding included: with "
-                "it, the update depends on how the batch is split.",
+                "it, the update depends on how the batch is split. Use ctl.SyncBatchNormalization, "
+                "or model.sync_batch_norm=True.",
                 layer.name,
             )
 

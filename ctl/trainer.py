@@ -93,7 +93,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         self._position: int | None = None
         self._own_dataset = False
         with self.building(), self.strategy.scope():
-            self.model = self.build_model()
+            self.model = building.synchronized(self.build_model(), self.options.model)
             given = optimizer() if callable(optimizer) else optimizer
             self.optimizer: Any = precision.scaled(
                 given, self.options.precision, self.options.loss_scale

@@ -1,0 +1,129 @@
+"""The models that the loops are measured on, for tf_keras and Keras 3 alike, with their data."""
+
+import abc
+import dataclasses
+import functools
+import pathlib
+
+import numpy as np
+import tensorflow as tf
+
+from ctl.data.idx import read
+
+MNIST = pathlib.Path(__file__).resolve().parent.parent / "experiments" / "data" / "mnist"
+
+
+@dataclasses.dataclass(frozen=True)
+class Model(abc.ABC):
+    """A model with its data.
+
+    Attributes:
+        batch: examples a step.
+        steps_per_loop: steps between two returns to Python.
+        has_accuracy: whether the loop updates an accuracy beside the mean loss.
+    """
+
+    batch: int
+    steps_per_loop: int = 100
+    has_accuracy: bool = True
+
+    @abc.abstractmethod
+    def build(self, keras, dropout: float = 0.5):
+        """Makes the model of a Keras module."""
+
+    @abc.abstractmethod
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """The examples as they are stored, and their labels."""
+
+    def floats(self) -> tuple[np.ndarray, np.ndarray]:
+        """The same as float32, converted up front as the tutorials do."""
+        x, y = self.arrays()
+        return (x / np.float32(255) if x.dtype == np.uint8 else x), y
+
+    def optimizer(self, keras):
+        return keras.optimizers.Adam(1e-3)
+
+    def losses(self, keras):
+        """(labels, outputs) -> the loss of each example."""
+        return functools.partial(_cross_entropy, keras)
+
+    def metrics(self, keras) -> dict:
+        return (
+            {"accuracy": keras.metrics.SparseCategoricalAccuracy("accuracy")}
+            if self.has_accuracy
+            else {}
+        )
+
+
+class Empty(Model):
+    """One scalar variable and a loss that does not look at the data: what is left is overhead."""
+
+    def build(self, keras, dropout=0.0):
+        class Scalar(keras.layers.Layer):
+            def build(self, input_shape):
+                self.scalar = self.add_weight(name="scalar", shape=(), initializer="ones")
+
+            def call(self, x):
+                return tf.broadcast_to(tf.convert_to_tensor(self.scalar), [tf.shape(x)[0], 1])
+
+        return keras.Sequential([keras.layers.Input((1,)), Scalar()])
+
+    def arrays(self):
+        return np.ones([60_000, 1], np.float32), np.zeros([60_000], np.int32)
+
+    def optimizer(self, keras):
+        return keras.optimizers.SGD(1e-3)
+
+    def losses(self, keras):
+        return lambda labels, outputs: tf.square(outputs[:, 0])
+
+
+class Mnist(Model):
+    """The two-convolution network of the tutorials on MNIST."""
+
+    def build(self, keras, dropout=0.5):
+        layers = keras.layers
+        return keras.Sequential(
+            [
+                layers.Input((28, 28)),
+                layers.Reshape((28, 28, 1)),
+                layers.Conv2D(32, 3, activation="relu"),
+                layers.MaxPooling2D(),
+                layers.Conv2D(64, 3, activation="relu"),
+                layers.MaxPooling2D(),
+                layers.Flatten(),
+                layers.Dense(128, activation="relu"),
+                layers.Dropout(dropout),
+                layers.Dense(10),
+            ]
+        )
+
+    def arrays(self):
+        images = read(MNIST / "train-images-idx3-ubyte.gz")
+        return images, read(MNIST / "train-labels-idx1-ubyte.gz").astype(np.int32)
+
+
+class ResNet50(Model):
+    """ResNet-50 on random images."""
+
+    def build(self, keras, dropout=0.0):
+        return keras.applications.ResNet50(
+            weights=None, input_shape=(224, 224, 3), classes=1000, classifier_activation=None
+        )
+
+    def arrays(self):
+        draw = np.random.default_rng(0)
+        images = draw.integers(0, 256, [512, 224, 224, 3], np.uint8)
+        return images, draw.integers(0, 1000, [512]).astype(np.int32)
+
+
+MODELS = {
+    "empty": Empty(batch=64, has_accuracy=False),
+    "mnist64": Mnist(batch=64),
+    "mnist256": Mnist(batch=256, steps_per_loop=50),
+    "resnet50": ResNet50(batch=32, steps_per_loop=10),
+}
+
+
+def _cross_entropy(keras, labels, outputs):
+    return keras.losses.sparse_categorical_crossentropy(labels, outputs, from_logits=True)

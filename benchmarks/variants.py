@@ -1,0 +1,177 @@
+"""The training loops that are compared: each trains for ever and calls `tick(steps)` as it goes.
+
+`tick` ends the training by an exception. Every hand-written loop and every fit reads the same
+tf.data pipeline, the tutorials' own; ctl reads its own.
+"""
+
+from collections.abc import Callable
+import functools
+import os
+
+os.environ["KERAS_BACKEND"] = "tensorflow"  # read when Keras 3 is imported; tf_keras ignores it
+
+import tensorflow as tf
+import tf_keras
+
+from benchmarks.models import Model
+import ctl
+
+CTL = "ctl, xla="
+TUTORIAL = "hand-written, a call a step"
+LOOP = "hand-written, tf.range"
+LOOP_XLA = "hand-written, tf.range, step in XLA"
+BARE = "bare step, one batch"
+BARE_XLA = "bare step, one batch, XLA"
+FITS = ("tf_keras fit", "tf_keras fit, best options", "Keras 3 fit", "Keras 3 fit, best options")
+HAND_WRITTEN = (TUTORIAL, LOOP, LOOP_XLA)
+WITH_XLA = (LOOP_XLA, BARE_XLA)
+
+Tick = Callable[[int], None]
+
+
+def run(name: str, model: Model, tick: Tick) -> None:
+    """Trains until `tick` raises.
+
+    Args:
+        name: of the variant.
+        model: what to train.
+        tick: called with the number of steps since the last call. Its attribute `sync` is set to a
+            function that waits until these steps are done on the device.
+    """
+    if name.startswith(CTL):
+        run_ctl(name.removeprefix(CTL), model, tick)
+    elif name in FITS:
+        run_fit(model, tick, keras_3=name.startswith("Keras 3"), best=name.endswith("options"))
+    elif name == TUTORIAL:
+        run_tutorial(model, tick)
+    else:
+        run_loop(model, tick, jit=name in WITH_XLA, constant=name in (BARE, BARE_XLA))
+
+
+class Trainer(ctl.StandardTrainer):
+    """The model under ctl."""
+
+    def __init__(self, model: Model, *, dropout: float = 0.5, **arguments):
+        self._spec, self._dropout = model, dropout
+        super().__init__(global_batch_size=model.batch, **arguments)
+
+    def build_model(self):
+        return self._spec.build(tf_keras, self._dropout)
+
+    def build_dataset(self, split, input_context):
+        x, y = self._spec.arrays()
+        return ctl.data.arrays({"x": x, "label": y})
+
+    def per_example_loss(self, batch, outputs):
+        return self._spec.losses(tf_keras)(batch["label"], outputs)
+
+    def build_metrics(self):
+        return self._spec.metrics(tf_keras)
+
+
+def run_ctl(xla: str, model: Model, tick: Tick) -> None:
+    options = ctl.TrainerOptions(xla=xla)
+    trainer = Trainer(model, optimizer=lambda: model.optimizer(tf_keras), options=options)
+    tick.sync = waiting_for(trainer.model)
+    steps = tf.constant(model.steps_per_loop)
+    while True:
+        trainer.train(steps)
+        tick(model.steps_per_loop)
+
+
+def run_tutorial(model: Model, tick: Tick) -> None:
+    """One Python call of a tf.function a step."""
+    step, tick.sync = make_step(model)
+    train_step = tf.function(step)
+    for x, y in pipeline(model):
+        train_step(x, y)
+        tick(1)
+
+
+def run_loop(model: Model, tick: Tick, *, jit: bool, constant: bool) -> None:
+    """`steps_per_loop` steps in one tf.function, on the pipeline or on one constant batch."""
+    step, tick.sync = make_step(model)
+    step = tf.function(step, jit_compile=True) if jit else step
+    iterator = iter(pipeline(model))
+    batch = next(iterator)
+
+    @tf.function
+    def loop(iterator, steps):
+        for _ in tf.range(steps):
+            step(*next(iterator))
+
+    @tf.function
+    def bare_loop(x, y, steps):
+        for _ in tf.range(steps):
+            step(x, y)
+
+    steps = tf.constant(model.steps_per_loop)
+    call = functools.partial(bare_loop, *batch) if constant else functools.partial(loop, iterator)
+    while True:
+        call(steps)
+        tick(model.steps_per_loop)
+
+
+def run_fit(model: Model, tick: Tick, *, keras_3: bool, best: bool) -> None:
+    """One long fit; `best`: many steps a call and, on a GPU, XLA."""
+    if keras_3:
+        import keras
+    else:
+        keras = tf_keras
+    network = model.build(keras)
+    gpu = bool(tf.config.list_physical_devices("GPU"))
+    steps = model.steps_per_loop if best else 1
+    network.compile(
+        optimizer=model.optimizer(keras),
+        loss=model.losses(keras),
+        metrics=list(model.metrics(keras).values()),
+        **({"steps_per_execution": steps} if best else {}),
+        **({"jit_compile": True} if best and gpu else {}),
+    )
+    tick.sync = waiting_for(network)
+
+    class Ticking(keras.callbacks.Callback):
+        _supports_tf_logs = True  # as tf_keras' own: logs are not fetched from the device
+
+        def on_train_batch_end(self, batch, logs=None):
+            tick(steps)
+
+    network.fit(
+        pipeline(model),
+        steps_per_epoch=steps * (10**7 // steps),
+        callbacks=[Ticking()],
+        verbose=0,
+    )
+
+
+def make_step(model: Model, network=None, optimizer=None):
+    """The train step of TensorFlow's custom training tutorials, and what waits for it."""
+    network = network or model.build(tf_keras)
+    optimizer = optimizer or model.optimizer(tf_keras)
+    losses, train_loss = model.losses(tf_keras), tf_keras.metrics.Mean("loss")
+    metrics = model.metrics(tf_keras)
+    optimizer.build(network.trainable_variables)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            outputs = network(x, training=True)
+            loss = tf.reduce_mean(losses(y, outputs))
+        gradients = tape.gradient(loss, network.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, network.trainable_variables, strict=True))
+        train_loss.update_state(loss)
+        for metric in metrics.values():
+            metric.update_state(y, outputs)
+
+    return step, waiting_for(network)
+
+
+def pipeline(model: Model) -> tf.data.Dataset:
+    """The tutorials' pipeline; of full batches and endless, which spares it the epochs' seams."""
+    dataset = tf.data.Dataset.from_tensor_slices(model.floats()).shuffle(10_000).repeat()
+    return dataset.batch(model.batch, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+
+
+def waiting_for(network) -> Callable[[], None]:
+    """Reads a weight, which waits for the steps that wrote it."""
+    variables = network.trainable_variables
+    return lambda: variables[-1].numpy() is None
