@@ -66,8 +66,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The command line, with the defaults of a quick or a whole run."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.loops", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.loops", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("--quick", action="store_true", help="under 5 minutes on 2 cores")
     parser.add_argument("--resnet", action="store_true", help="ResNet-50 too; slow without a GPU")
     parser.add_argument("--all", action="store_true", help="XLA without a GPU too")
@@ -79,7 +80,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="a line a variant")
     parser.add_argument("--chart", type=pathlib.Path, metavar="FILE", help="a PNG, by matplotlib")
     flags = parser.parse_args(arguments)
-    default = (2, 4, 0.5) if flags.quick else (3, 6, 2.0)
+    default = (1, 5, 0.5) if flags.quick else (3, 6, 2.0)
     for name, value in zip(("processes", "windows", "seconds"), default, strict=True):
         if getattr(flags, name) is None:
             setattr(flags, name, value)
@@ -94,6 +95,7 @@ def chosen(*, gpu: bool, everything: bool) -> list[str]:
     """The variants for this hardware: XLA slows small networks on a CPU, so only if asked for."""
     xla = gpu or everything
     modes = [mode for mode in replica_compile.MODES if mode != "auto" and allowed(mode)]
+    modes += [f"loop{variants.RESIDENT}"] if "loop" in modes else []
     names = [
         *(variants.CTL + mode for mode in modes if xla or mode == "off"),
         *variants.HAND_WRITTEN,
@@ -168,7 +170,9 @@ def best_loop(rates: dict[str, list[list[float]]]) -> str:
 def where(gpu: bool) -> str:
     """The hardware in a few words."""
     devices = tf.config.list_physical_devices("GPU")
-    names = [tf.config.experimental.get_device_details(d).get("device_name", "GPU") for d in devices]
+    names = [
+        tf.config.experimental.get_device_details(d).get("device_name", "GPU") for d in devices
+    ]
     cpus = f"{len(os.sched_getaffinity(0))} CPU cores"
     return f"TensorFlow {tf.__version__}, {', '.join([*names, cpus]) if gpu else cpus}"
 

@@ -29,12 +29,17 @@ def largest_difference(model: models.Model) -> float:
     batches = iter(trainer.feed.training(model.batch, start=0))
     for _ in range(STEPS):
         batch, _ = next(batches)
-        step(tf.cast(batch["x"], tf.float32) / 255, batch["label"])
+        step(floats(batch["x"]), batch["label"])
     trainer.train(tf.constant(STEPS))
     pairs = list(zip(trainer.model.get_weights(), network.get_weights(), first, strict=True))
     if all(np.array_equal(ctls, before) for ctls, _, before in pairs):
         raise AssertionError("The weights have not moved.")
     return max(float(np.abs(ctls - own).max()) for ctls, own, _ in pairs)
+
+
+def floats(x: tf.Tensor) -> tf.Tensor:
+    """Pixels as the tutorials have them."""
+    return tf.cast(x, tf.float32) / 255 if x.dtype == tf.uint8 else x
 
 
 def main() -> None:

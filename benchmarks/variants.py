@@ -17,6 +17,7 @@ from benchmarks.models import Model
 import ctl
 
 CTL = "ctl, xla="
+RESIDENT = ", data on the device"
 TUTORIAL = "hand-written, a call a step"
 LOOP = "hand-written, tf.range"
 LOOP_XLA = "hand-written, tf.range, step in XLA"
@@ -69,8 +70,9 @@ class Trainer(ctl.StandardTrainer):
         return self._spec.metrics(tf_keras)
 
 
-def run_ctl(xla: str, model: Model, tick: Tick) -> None:
-    options = ctl.TrainerOptions(xla=xla)
+def run_ctl(mode: str, model: Model, tick: Tick) -> None:
+    placement = {"placement": "device"} if mode.endswith(RESIDENT) else {}
+    options = ctl.TrainerOptions(xla=mode.removesuffix(RESIDENT), **placement)
     trainer = Trainer(model, optimizer=lambda: model.optimizer(tf_keras), options=options)
     tick.sync = waiting_for(trainer.model)
     steps = tf.constant(model.steps_per_loop)
@@ -140,6 +142,7 @@ def run_fit(model: Model, tick: Tick, *, keras_3: bool, best: bool) -> None:
         pipeline(model),
         steps_per_epoch=steps * (10**7 // steps),
         callbacks=[Ticking()],
+        shuffle=False,  # it is, by the pipeline
         verbose=0,
     )
 
@@ -171,7 +174,7 @@ def pipeline(model: Model) -> tf.data.Dataset:
     return dataset.batch(model.batch, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
 
 
-def waiting_for(network) -> Callable[[], None]:
+def waiting_for(network) -> Callable[[], object]:
     """Reads a weight, which waits for the steps that wrote it."""
     variables = network.trainable_variables
-    return lambda: variables[-1].numpy() is None
+    return lambda: variables[-1].numpy()

@@ -105,3 +105,10 @@ def _check_activity_regularizer(name: str, layout: Layout, accumulation: int) ->
 def has_sync_batch_norm(model: tf_keras.Model) -> bool:
     """Whether a layer of the model reduces over the replicas."""
     return any(getattr(layer, "synchronized", False) for layer in model._flatten_layers())
+
+
+def device(strategy: tf.distribute.Strategy) -> str:
+    """The device of a strategy of one replica."""
+    if tf.distribute.has_strategy():
+        return str(strategy.extended.worker_devices[0])
+    return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"

@@ -13,8 +13,9 @@ from ctl.hardware.strategies import NAMES as STRATEGIES
 _CHOICES = {
     "runtime.strategy": STRATEGIES,
     "runtime.precision": ("float32", "float64", "bfloat16", "float16"),
-    "runtime.xla": ("auto", "off", "step", "gradients", "autocluster"),
+    "runtime.xla": ("auto", "off", "loop", "step", "gradients", "autocluster"),
     "runtime.all_reduce.dtype": ("", "bfloat16"),
+    "data.placement": ("stream", "device"),
     "optimizer.name": ("adam", "adamw", "sgd", "rmsprop", "adagrad", "lion"),
     "optimizer.schedule": ("constant", "cosine"),
 }
@@ -52,7 +53,6 @@ _NOT_NEGATIVE = (
 )
 # Choices that are planned and refused until they work.
 _NOT_YET = {
-    "runtime.xla": ("loop",),
     "runtime.strategy": (
         "multi_worker_mirrored",
         "tpu",
@@ -207,6 +207,11 @@ def _check_runtime(values: dict[str, Any]) -> None:
         raise UsageError(
             f"runtime.logical_devices is {count} and runtime.strategy is one_device, which uses "
             "one: set logical_devices to 0, or choose runtime.strategy=mirrored."
+        )
+    if values["data.placement"] == "device" and values["runtime.xla"] != "loop":
+        raise UsageError(
+            "data.placement=device needs runtime.xla=loop, which reads examples on the device: set "
+            "it, or data.placement=stream."
         )
     precision = values["runtime.precision"]
     if values["runtime.loss_scale"] and precision != "float16":

@@ -18,6 +18,7 @@ HARMLESS = (
     "runtime.logical_devices",
     "runtime.xla",
     "runtime.deterministic",
+    "data.placement",
     "data.prefetch",
     "data.tfrecord.parallel_calls",
     "optimizer.gradient_accumulation_steps",
@@ -42,8 +43,9 @@ def defaults() -> config_dict.ConfigDict:
     runtime.logical_devices = 0
     runtime.precision = "float32"  # float32, float64, bfloat16, float16 (the last two are mixed)
     runtime.loss_scale = 0.0  # of float16: a fixed one; 0: dynamic
-    # What XLA compiles: off, step (all of it; one replica), gradients (forward and backward),
-    # autocluster (what TensorFlow finds), auto (the fastest that is right here).
+    # What XLA compiles: off, loop (many whole steps; one replica), step (a whole step; one replica),
+    # gradients (forward and backward), autocluster (what TensorFlow finds), auto (the fastest that
+    # is right here).
     runtime.xla = "auto"
     # The gradient is the sum in a fixed order of so many shards': the same bits on any number of
     # replicas that divides it, for so many times the bytes of the reduction. 0: off.
@@ -57,6 +59,8 @@ def defaults() -> config_dict.ConfigDict:
     # Examples an update is computed from: set exactly one of the two.
     data.global_batch_size = 0
     data.per_replica_batch_size = 0
+    # stream, or device: hold arrays in the device's memory, so that only indexes travel (xla=loop).
+    data.placement = "stream"
     data.prefetch = -1  # batches to prepare ahead; -1: tf.data chooses
     data.tfrecord = tfrecord = config_dict.ConfigDict()  # for ctl.data.tfrecords
     tfrecord.interleave = 4  # files read at once

@@ -100,6 +100,7 @@ def trainer_options(config: config_dict.ConfigDict) -> TrainerOptions:
         precision=config.runtime.precision,
         loss_scale=config.runtime.loss_scale,
         xla=config.runtime.xla,
+        placement=config.data.placement,
         logical_shards=config.runtime.logical_shards,
         all_reduce_dtype=config.runtime.all_reduce.dtype,
         gradient_accumulation_steps=config.optimizer.gradient_accumulation_steps,

@@ -34,6 +34,7 @@ def _where(experiment: Experiment) -> list[tuple[str, str]]:
 def _compiled(experiment: Experiment) -> str:
     parts = {
         "off": "nothing by XLA",
+        "loop": "many whole steps, one XLA program",
         "step": "the whole step, one XLA program",
         "gradients": "forward and backward pass by XLA; reduction and update outside",
         "autocluster": "what TensorFlow's auto-clustering finds",

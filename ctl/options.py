@@ -115,7 +115,8 @@ class TrainerOptions:
         seed: initial weights, the order of the data and random layers are functions of it.
         precision: "float32", "float64", "bfloat16" or "float16".
         loss_scale: of float16: a fixed one, or 0 for a dynamic one.
-        xla: what XLA compiles: "auto", "off", "step", "gradients" or "autocluster".
+        xla: what XLA compiles: "auto", "off", "loop", "step", "gradients" or "autocluster".
+        placement: "stream", or "device" to hold the examples in the device's memory (xla="loop").
         logical_shards: if set, the gradient is the sum in a fixed order of so many shards': the same
             bits on any number of replicas that divides it, for so many times the reduction's bytes.
         all_reduce_dtype: "bfloat16" to halve the reduction's bytes; "" for as they are.
@@ -130,6 +131,7 @@ class TrainerOptions:
     precision: str = "float32"
     loss_scale: float = 0.0
     xla: str = "auto"
+    placement: str = "stream"
     logical_shards: int = 0
     all_reduce_dtype: str = ""
     gradient_accumulation_steps: int = 1
@@ -146,6 +148,10 @@ class TrainerOptions:
             raise UsageError(
                 f"all_reduce_dtype is {self.all_reduce_dtype!r}, want bfloat16, or ''."
             )
+        if self.placement not in ("stream", "device"):
+            raise UsageError(f"placement is {self.placement!r}, want stream or device.")
+        if self.placement == "device" and self.xla != "loop":
+            raise UsageError("placement=device needs xla=loop, which reads examples on the device.")
         if self.loss_scale and self.precision != "float16":
             raise UsageError("loss_scale has no effect without float16: leave it at 0.")
         for name in ("data", "model"):

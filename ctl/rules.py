@@ -54,8 +54,8 @@ class Rule:
 
 RULES = (
     Rule(
-        lambda c: c.xla == "step" and c.replicas > 1,
-        "runtime.xla=step makes the whole step one program, which several replicas cannot share",
+        lambda c: c.xla in ("loop", "step") and c.replicas > 1,
+        "runtime.xla=loop and step make whole steps one program, which replicas cannot share",
         "choose runtime.xla=gradients, autocluster or off",
     ),
     Rule(
@@ -124,7 +124,7 @@ def check(choice: Choice) -> None:
 AXES = {
     "replicas": (1, 2, 4),
     "precision": ("float64", "float32", "bfloat16", "float16"),
-    "xla": ("off", "step", "gradients", "autocluster"),
+    "xla": ("off", "loop", "step", "gradients", "autocluster"),
     "sync_batch_norm": (False, True),
     "micro_batches": (1, 2),
     "shards": (0, 4),

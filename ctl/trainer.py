@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl import building
+from ctl.compiled_loop import CompiledLoop, chunk_size
 from ctl.data.feed import Feed
 from ctl.data.pipeline import Data
 from ctl.data.source import Batch
@@ -106,6 +107,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             self.update = Update(self.options, model=self.model, layout=self.layout)
             self.skipped_steps = self.update.skipped_steps
         replica_random.key_random_layers(self.model, self.options.seed)
+        self._compiled = self._compile_loop() if self.update.xla == "loop" else None
         building.check_model(self.model, self.layout, self.options.gradient_accumulation_steps)
 
     # What a person writes.
@@ -273,8 +275,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         """Trains `num_steps` steps from where `global_step` stands in the data."""
         step = int(self.global_step.numpy())
         if not self._own_dataset and self._position != step:
-            self._train_dataset = self.feed.training(self.global_batch_size, start=step)
-            self._train_iter = None
+            self._train_dataset, self._train_iter = self._training_from(step), None
         self._position = None  # until the loop has ended well
         try:
             output = super().train(num_steps)
@@ -364,6 +365,37 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             variables=self.model.trainable_variables if variables is None else variables,
             optimizer=self.optimizer if optimizer is None else optimizer,
             regularization=regularization or self.regularization_losses,
+        )
+
+    def create_train_loop_fn(self) -> Any:
+        """The inner loop: Orbit's, or one XLA program."""
+        return self._compiled or super().create_train_loop_fn()
+
+    def _compile_loop(self) -> CompiledLoop:
+        if type(self).train_step is not StandardTrainer.train_step:
+            raise UsageError("xla=loop does not call your train_step: choose another runtime.xla.")
+        resident = None
+        if self.options.placement == "device":
+            with self.strategy.scope():
+                resident = self.feed.resident(building.device(self.strategy))
+        spec = self.feed.spec() if resident is None else tf.TensorSpec([None], tf.int64)
+
+        def step(batch: Batch) -> None:
+            self._replica_train_step(resident.gather(batch["index"]) if resident else batch, None)
+            self.global_step.assign_add(1)
+
+        size = chunk_size(spec, self.global_batch_size)
+        return CompiledLoop(step, strategy=self.strategy, size=size)
+
+    def _training_from(self, step: int) -> Any:
+        if not self._compiled:
+            return self.feed.training(self.global_batch_size, start=step)
+        self._compiled.forget()
+        return self.feed.chunks(
+            self.global_batch_size,
+            start=step,
+            size=self._compiled.size,
+            indexes=self.options.placement == "device",
         )
 
     def _outputs(self, batch: Batch) -> Any:

@@ -352,9 +352,10 @@ VALUES = {
         "--config.runtime.strategy=tpu",
         "runtime.strategy=tpu is not there yet: choose auto or one_device or mirrored.",
     ),
-    "xla=loop": command_line(
-        "--config.runtime.xla=loop",
-        "runtime.xla=loop is not there yet: choose auto or off or step or gradients or autocluster.",
+    "placement without loop": command_line(
+        "--config.data.placement=device",
+        "data.placement=device needs runtime.xla=loop, which reads examples on the device: set it, "
+        "or data.placement=stream.",
     ),
     "unknown strategy": command_line(
         "--config.runtime.strategy=mirorred",

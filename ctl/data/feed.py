@@ -7,7 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.data import distribution, pipeline
-from ctl.data.source import GlobalBatches, PerReplica, Source
+from ctl.data.source import Arrays, GlobalBatches, Indexes, PerReplica, Source
+from ctl.errors import UsageError
 
 BuildDataset = Callable[[str, tf.distribute.InputContext], pipeline.Data]
 
@@ -72,7 +73,12 @@ class Feed:
         return pipeline.element_spec(self.data("train"))
 
     def training(self, global_batch_size: int, *, start: int) -> Any:
-        """The endless training data from a global step on, distributed."""
+        """The endless training data from a global step on, distributed.
+
+        Args:
+            global_batch_size: rows of a batch.
+            start: the global step of the first batch.
+        """
         data = self.data("train")
         if isinstance(data, GlobalBatches):
             batches = pipeline.global_batches(data, start=start, endless=True)
@@ -88,6 +94,39 @@ class Feed:
             )
 
         return self._distributed(data, dataset_fn)
+
+    def chunks(self, global_batch_size: int, *, start: int, size: int, indexes: bool) -> Any:
+        """As `training`, for one replica, `size` whole batches at a time.
+
+        Args:
+            global_batch_size: rows of a batch.
+            start: the global step of the first batch.
+            size: batches of an element, on its first axis.
+            indexes: give the examples' indexes, as `index`, in place of the examples.
+        """
+        data = self.data("train")
+        if isinstance(data, GlobalBatches | PerReplica):
+            raise UsageError("runtime.xla=loop wants a Source or a Dataset of examples: give one.")
+        if indexes:
+            data = Indexes(len(data))
+
+        def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
+            layout = pipeline.Layout.of(context, global_batch_size)
+            batches = pipeline.training(data, layout, seed=self._seed, start=start, prefetch=2)
+            whole = batches.map(lambda batch, present: batch)
+            return whole.batch(size, drop_remainder=True).prefetch(1)
+
+        return distribution.from_function(self._strategy, dataset_fn)
+
+    def resident(self, device: str) -> Arrays:
+        """The training examples in a device's memory."""
+        data = self.data("train")
+        if not isinstance(data, Arrays):
+            raise UsageError(
+                "data.placement=device wants arrays that fit on the device: let build_dataset return "
+                "ctl.data.arrays or ctl.data.idx, or choose data.placement=stream."
+            )
+        return data.resident(device)
 
     def evaluation(self, global_batch_size: int) -> Any:
         """The evaluation data, distributed; a `Source`'s goes on with absent rows after its end."""

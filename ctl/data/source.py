@@ -45,15 +45,16 @@ class Source(abc.ABC):
 class Arrays(Source):
     """Examples held in memory, an array a feature."""
 
-    def __init__(self, features: Mapping[str, np.ndarray | tf.Tensor]):
+    def __init__(self, features: Mapping[str, np.ndarray | tf.Tensor], *, device: str = "CPU:0"):
         """Wraps arrays.
 
         Args:
             features: name -> array of shape [examples, ...], all with the same number of examples.
+            device: whose memory holds them.
         """
         if not isinstance(features, Mapping) or not features:
             raise UsageError("ctl.data.arrays wants a dict of at least one array, name -> array.")
-        with tf.init_scope(), tf.device("CPU"):
+        with tf.init_scope(), tf.device(device):
             self._features = {name: _tensor(name, value) for name, value in features.items()}
         counts = {name: int(tensor.shape[0]) for name, tensor in self._features.items()}
         self._count = min(counts.values())
@@ -70,10 +71,18 @@ class Arrays(Source):
         """Reads rows of every array."""
         return {name: tf.gather(array, indexes) for name, array in self._features.items()}
 
+    def resident(self, device: str) -> "Arrays":
+        """The same examples, held in a device's memory.
+
+        Args:
+            device: such as "GPU:0".
+        """
+        return Arrays(self._features, device=device)
+
 
 def _tensor(name: str, value: Any) -> tf.Tensor:
     try:
-        tensor = tf.convert_to_tensor(value)
+        tensor = tf.identity(tf.convert_to_tensor(value))
     except (TypeError, ValueError):
         raise UsageError(
             f"ctl.data.arrays cannot make a tensor of {name!r}, a {type(value).__name__}: want an "
@@ -82,6 +91,22 @@ def _tensor(name: str, value: Any) -> tf.Tensor:
     if tensor.shape.rank == 0:
         raise UsageError(f"ctl.data.arrays got one value as {name!r}: want one for each example.")
     return tensor
+
+
+class Indexes(Source):
+    """The indexes of another source's examples, for who reads them elsewhere."""
+
+    def __init__(self, count: int):
+        """Takes how many examples the other source has."""
+        self._count = count
+
+    def __len__(self) -> int:
+        """How many examples there are."""
+        return self._count
+
+    def gather(self, indexes: tf.Tensor) -> Batch:
+        """The indexes themselves, as `index`."""
+        return {"index": indexes}
 
 
 def arrays(features: Mapping[str, np.ndarray | tf.Tensor]) -> Arrays:

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-MODES = ("auto", "off", "step", "gradients", "autocluster")
+MODES = ("auto", "off", "loop", "step", "gradients", "autocluster")
 _CPU_FLAG = "--tf_xla_cpu_global_jit"
 
 
