@@ -40,8 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
     flags = parse(arguments)
     start = time.monotonic()
     subprocess.run([sys.executable, "-m", same.__spec__.name], check=True)
-    gpu = bool(tf.config.list_physical_devices("GPU"))
-    names = flags.variants or chosen(gpu=gpu, everything=flags.all)
+    names = flags.variants or chosen(xla=models.GPU or flags.all)
     lines, too_much = [], []
     for model in flags.models:
         rates, peaks = measure(model, names, flags)
@@ -54,7 +53,7 @@ def main(arguments: list[str] | None = None) -> None:
             if name.startswith(variants.CTL) and peak > MEMORY * peaks[reference]
         ]
         lines += found
-    print(f"\n{where(gpu)}, {flags.processes} processes of {flags.windows} windows a variant.")
+    print(f"\n{where()}, {flags.processes} processes of {flags.windows} windows a variant.")
     progress(f"{time.monotonic() - start:.0f} s in all.")
     if flags.json:
         report.write_json(flags.json, lines)
@@ -73,7 +72,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--resnet", action="store_true", help="ResNet-50 too; slow without a GPU")
     parser.add_argument("--all", action="store_true", help="XLA without a GPU too")
     parser.add_argument("--models", nargs="+", choices=models.MODELS, help="instead of the default")
-    parser.add_argument("--variants", nargs="+", help="names as in the table; one by hand at least")
+    parser.add_argument("--variants", nargs="+", help="names as in the table")
     parser.add_argument("--processes", type=int, help="of each variant; default 3")
     parser.add_argument("--windows", type=int, help="of each process; default 6")
     parser.add_argument("--seconds", type=float, help="of a window; default 2")
@@ -86,14 +85,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
             setattr(flags, name, value)
     resnet = ["resnet50"] if flags.resnet else []
     flags.models = flags.models or ["empty", "mnist64", "mnist256", *resnet]
-    if flags.variants and not set(flags.variants) & set(variants.HAND_WRITTEN):
-        parser.error(f"--variants wants one of {', '.join(variants.HAND_WRITTEN)} to compare with")
+    if flags.variants and not set(flags.variants) & set(variants.REFERENCES):
+        parser.error(f"--variants wants {' or '.join(map(repr, variants.REFERENCES))} among them")
     return flags
 
 
-def chosen(*, gpu: bool, everything: bool) -> list[str]:
+def chosen(*, xla: bool) -> list[str]:
     """The variants for this hardware: XLA slows small networks on a CPU, so only if asked for."""
-    xla = gpu or everything
     modes = [mode for mode in replica_compile.MODES if mode != "auto" and allowed(mode)]
     modes += [f"loop{variants.RESIDENT}"] if "loop" in modes else []
     names = [
@@ -164,17 +162,17 @@ def ask(name: str, process: subprocess.Popen, seconds: float) -> dict[str, float
 
 def best_loop(rates: dict[str, list[list[float]]]) -> str:
     """The fastest of the loops written by hand."""
-    return max((n for n in rates if n in variants.HAND_WRITTEN), key=lambda n: np.median(rates[n]))
+    return max(variants.REFERENCES, key=lambda name: np.median(rates.get(name, 0.0)))
 
 
-def where(gpu: bool) -> str:
+def where() -> str:
     """The hardware in a few words."""
     devices = tf.config.list_physical_devices("GPU")
     names = [
         tf.config.experimental.get_device_details(d).get("device_name", "GPU") for d in devices
     ]
     cpus = f"{len(os.sched_getaffinity(0))} CPU cores"
-    return f"TensorFlow {tf.__version__}, {', '.join([*names, cpus]) if gpu else cpus}"
+    return f"TensorFlow {tf.__version__}, {', '.join([*names, cpus])}"
 
 
 def progress(text: str) -> None:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from ctl.data.idx import read
 
+GPU = bool(tf.config.list_physical_devices("GPU"))
 MNIST = pathlib.Path(__file__).resolve().parent.parent / "experiments" / "data" / "mnist"
 
 
@@ -120,8 +121,10 @@ class ResNet50(Model):
 MODELS = {
     "empty": Empty(batch=64, has_accuracy=False),
     "mnist64": Mnist(batch=64),
-    "mnist256": Mnist(batch=256, steps_per_loop=50),
-    "resnet50": ResNet50(batch=32, steps_per_loop=10),
+    "mnist256": Mnist(batch=256, steps_per_loop=100 if GPU else 25),
+    "resnet50": ResNet50(batch=64, steps_per_loop=50)
+    if GPU
+    else ResNet50(batch=8, steps_per_loop=1),
 }
 
 

@@ -64,42 +64,32 @@ def synchronized(model: tf_keras.Model, keys: Mapping[str, Any]) -> tf_keras.Mod
     return model
 
 
-def check_model(model: tf_keras.Model, layout: Layout, accumulation: int) -> None:
+def check_model(model: tf_keras.Model, layout: Layout, *, parts: int, full: bool) -> None:
     """Refuses, or warns of, what would make the update depend on how the batch is split.
 
     Args:
         model: the built model.
         layout: how a global batch falls to the replicas.
-        accumulation: micro-batches a replica's rows are computed in.
+        parts: micro-batches, or logical shards, that the rows are computed in.
+        full: whether every batch is a full one.
     """
-    if accumulation > layout.rows:
-        raise UsageError(
-            f"gradient_accumulation_steps is {accumulation}, and a replica has {layout.rows} rows a "
-            "batch: want at most that."
-        )
-    split = layout.replicas > 1 or accumulation > 1 or not layout.even
+    even = layout.even and full and layout.rows % parts == 0
+    split = layout.replicas > 1 or parts > 1 or not even
     for layer in model._flatten_layers():
-        if getattr(layer, "activity_regularizer", None) is not None:
-            _check_activity_regularizer(layer.name, layout, accumulation)
+        if getattr(layer, "activity_regularizer", None) is not None and not even:
+            raise UsageError(
+                f"Layer {layer.name} has an activity regularizer, a mean over the rows of a part of "
+                f"the batch, and not all parts have equally many of {layout.global_batch_size} rows: "
+                "choose a batch that splits evenly, or add the penalty to per_example_loss."
+            )
         plain = isinstance(layer, tf_keras.layers.BatchNormalization)
         if plain and not isinstance(layer, SyncBatchNormalization) and split:
             _LOG.warning(
-                "%s normalizes by the statistics of a replica's micro-batch, padding included: with "
-                "it, the update depends on how the batch is split. Use ctl.SyncBatchNormalization, "
-                "or model.sync_batch_norm=True.",
+                "%s normalizes by the statistics of a part of the batch, padding included: with it, "
+                "the update depends on how the batch is split. Use ctl.SyncBatchNormalization, or "
+                "model.sync_batch_norm=True.",
                 layer.name,
             )
-
-
-def _check_activity_regularizer(name: str, layout: Layout, accumulation: int) -> None:
-    if layout.even and layout.rows % accumulation == 0:
-        return
-    raise UsageError(
-        f"Layer {name} has an activity regularizer, a mean over the rows of a micro-batch, and "
-        f"{layout.global_batch_size} rows do not split evenly into {layout.replicas} replicas x "
-        f"{accumulation} micro-batches: choose a batch that does, or add the penalty to "
-        "per_example_loss."
-    )
 
 
 def has_sync_batch_norm(model: tf_keras.Model) -> bool:

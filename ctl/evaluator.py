@@ -88,7 +88,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
 
     def _replica_eval_step(self, batch: Batch, present: tf.Tensor | None) -> None:
         trainer = self.trainer
-        with trainer.rows(present):
+        with trainer.rows(batch, present):
             batch = trainer.preprocess(batch)
             outputs = precision.widened(trainer.forward(batch, training=False))
             per_example = tf.cast(trainer.per_example_loss(batch, outputs), tf.float64)

@@ -1,7 +1,7 @@
 """StandardTrainer: a person's step, and around it everything that must be right on every replica."""
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import contextlib
 from typing import Any
 
@@ -12,22 +12,22 @@ import tf_keras
 from ctl import building
 from ctl.compiled_loop import CompiledLoop, chunk_size
 from ctl.data.feed import Feed
-from ctl.data.pipeline import Data
 from ctl.data.source import Batch
 from ctl.data.tfrecords import corruption
 from ctl.errors import UsageError
+from ctl.hooks import Hooks
 from ctl.options import TrainerOptions
 from ctl.replica import compile as replica_compile
 from ctl.replica import precision
 from ctl.replica import random as replica_random
 from ctl.replica import rows as replica_rows
-from ctl.replica.step import Losses, Result
+from ctl.replica.step import Losses, Result, row_count
 from ctl.update import Update, counter
 
 Optimizer = Any  # a tf_keras optimizer; the package has no types
 
 
-class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
+class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
     """A training loop around a step of your own, whose update the global batch alone defines.
 
         class Digits(ctl.StandardTrainer):
@@ -93,6 +93,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         self.layout = self.feed.layout(global_batch_size)
         self._position: int | None = None
         self._own_dataset = False
+        self._keyed: set[str] = set()
         with self.building(), self.strategy.scope():
             self.model = building.synchronized(self.build_model(), self.options.model)
             given = optimizer() if callable(optimizer) else optimizer
@@ -104,99 +105,17 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             self.global_step = counter("global_step")
             building.trace(self._outputs, self.feed.spec())
             self.optimizer.build(self.model.trainable_variables)
-            self.update = Update(self.options, model=self.model, layout=self.layout)
+            full = self.feed.always_full(global_batch_size)
+            self.update = Update(self.options, model=self.model, layout=self.layout, full=full)
             self.skipped_steps = self.update.skipped_steps
         replica_random.key_random_layers(self.model, self.options.seed)
         self._compiled = self._compile_loop() if self.update.xla == "loop" else None
-        building.check_model(self.model, self.layout, self.options.gradient_accumulation_steps)
-
-    # What a person writes.
-
-    @abc.abstractmethod
-    def build_model(self) -> tf_keras.Model:
-        """Makes the model. Called once, under the strategy's scope and the run's precision."""
-
-    @abc.abstractmethod
-    def build_dataset(self, split: str, input_context: tf.distribute.InputContext) -> Data:
-        """Makes the examples of a split.
-
-        Args:
-            split: "train" or "eval".
-            input_context: the input pipeline that it is for. A pipeline wants ALL examples: ctl picks
-                the rows of its replicas.
-
-        Returns:
-            A `ctl.data.Source`; a `tf.data.Dataset` of single examples, in an order that does not
-            change from run to run; or `ctl.data.GlobalBatches` or `ctl.data.PerReplica`.
-        """
-
-    def preprocess(self, batch: Batch) -> Batch:
-        """Prepares a batch on the device, so that bytes travel and floats need not.
-
-        By default uint8 features are pixels: they become numbers in [0, 1].
-        """
-        dtype = self.compute_dtype
-        return {
-            name: tf.cast(value, dtype) / 255 if value.dtype == tf.uint8 else value
-            for name, value in batch.items()
-        }
-
-    def forward(self, batch: Batch, training: bool) -> Any:
-        """Computes the model's outputs.
-
-        By default the model gets the one feature that is neither `label` nor `weight`, or a dict of
-        them where there are several.
-        """
-        features = {k: v for k, v in batch.items() if k not in ("label", "weight")}
-        inputs = next(iter(features.values())) if len(features) == 1 else features
-        return self.model(inputs, training=training)
-
-    @abc.abstractmethod
-    def per_example_loss(self, batch: Batch, outputs: Any) -> tf.Tensor:
-        """Computes each example's loss.
-
-        Args:
-            batch: what `preprocess` returned, [rows, ...] each.
-            outputs: what `forward` returned.
-
-        Returns:
-            [rows] losses, not reduced: ctl divides by the weight of the global batch, once.
-        """
-
-    def sample_weight(self, batch: Batch) -> tf.Tensor | None:
-        """What each example counts in the loss: [rows], or None for 1. By default `batch["weight"]`."""
-        return batch.get("weight")
-
-    def regularization_losses(self) -> Sequence[tf.Tensor]:
-        """Scalars that are functions of the variables alone, counted once an update."""
-        return self.model.losses
-
-    def build_metrics(self) -> dict[str, tf_keras.metrics.Metric]:
-        """Makes the metrics, by name. Called under the strategy's scope, for training and evaluation."""
-        return {}
-
-    def update_metrics(
-        self,
-        metrics: Mapping[str, tf_keras.metrics.Metric],
-        batch: Batch,
-        outputs: Any,
-        weights: tf.Tensor | None,
-    ) -> None:
-        """Updates the metrics by one replica's batch.
-
-        Args:
-            metrics: what `build_metrics` returned.
-            batch: what `preprocess` returned.
-            outputs: what `forward` returned.
-            weights: [rows], 1 for a row that exists and 0 for padding; None when all exist. Pass it
-                on as `sample_weight`. Sample weights of the loss are not in it.
-        """
-        if metrics and "label" not in batch:
-            raise UsageError(
-                'The batch has no "label": override update_metrics to feed the metrics.'
-            )
-        for metric in metrics.values():
-            metric.update_state(batch["label"], outputs, sample_weight=weights)
+        building.check_model(
+            self.model,
+            self.layout,
+            parts=self.options.logical_shards or self.options.gradient_accumulation_steps,
+            full=full,
+        )
 
     def replica_step(self, batch: Batch) -> tf.Tensor:
         """One replica's whole step; `minimize` once, by default. Override it for a GAN.
@@ -211,18 +130,6 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         for part, present, outputs in result.parts:
             self.update_metrics(self.metrics, part, outputs, present)
         return result.loss
-
-    # What ctl does around it.
-
-    @property
-    def compute_dtype(self) -> tf.DType:
-        """What the layers compute in."""
-        return tf.as_dtype(precision.of(self.options.precision).compute)
-
-    @property
-    def variable_dtype(self) -> tf.DType:
-        """What the variables are kept in."""
-        return tf.as_dtype(precision.of(self.options.precision).floatx)
 
     def minimize(
         self,
@@ -242,7 +149,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             batch: this replica's rows, preprocessed.
             losses: a micro-batch -> [rows] losses, not reduced.
             variables: what to train; by default the model's trainable variables.
-            optimizer: by default the trainer's.
+            optimizer: by default the trainer's; under float16 give it in a LossScaleOptimizer.
             regularization: gives the scalars to add once; by default `regularization_losses`.
 
         Returns:
@@ -273,6 +180,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
 
     def train(self, num_steps: tf.Tensor) -> dict[str, Any] | None:
         """Trains `num_steps` steps from where `global_step` stands in the data."""
+        self._key_other_models()
         step = int(self.global_step.numpy())
         if not self._own_dataset and self._position != step:
             self._train_dataset, self._train_iter = self._training_from(step), None
@@ -332,17 +240,20 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         return building.seeded(self.options.seed, self.options.precision)
 
     def rows(
-        self, present: tf.Tensor | None
+        self, batch: Batch, present: tf.Tensor | None
     ) -> contextlib.AbstractContextManager[replica_rows.Examples]:
         """The rows that this replica holds, for the `with` around its step."""
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        first = tf.cast(replica, tf.int64) * self.layout.rows
-        return replica_rows.examples(present, first_row=first, step=self.global_step.read_value())
+        first, step = replica_rows.first_row(row_count(batch)), self.global_step.read_value()
+        return replica_rows.examples(present, first_row=first, step=step)
 
     def _replica_train_step(self, batch: Batch, present: tf.Tensor | None) -> tf.Tensor:
-        with self.rows(present):
+        with self.rows(batch, present):
             value = self.replica_step(self.preprocess(batch))
-            self._loss.update_state(value)
+            weight = None
+            if precision.is_scaled(self.optimizer):  # a step that overflowed is no part of the mean
+                weight = tf.cast(tf.math.is_finite(value), value.dtype)
+                value = tf.where(tf.math.is_finite(value), value, tf.zeros_like(value))
+            self._loss.update_state(value, sample_weight=weight)
         return value
 
     def _example_losses(self, batch: Batch) -> tuple[tf.Tensor, Any]:
@@ -366,6 +277,13 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             optimizer=self.optimizer if optimizer is None else optimizer,
             regularization=regularization or self.regularization_losses,
         )
+
+    def _key_other_models(self) -> None:
+        """Keys the random layers of models that a subclass has beside `self.model`."""
+        for name, value in vars(self).items():
+            if isinstance(value, tf_keras.Model) and name != "model" and name not in self._keyed:
+                replica_random.key_random_layers(value, self.options.seed, scope=name)
+                self._keyed.add(name)
 
     def create_train_loop_fn(self) -> Any:
         """The inner loop: Orbit's, or one XLA program."""

@@ -9,6 +9,7 @@ import tf_keras
 
 from ctl import building, rules
 from ctl.data.pipeline import Layout
+from ctl.errors import UsageError
 from ctl.options import TrainerOptions
 from ctl.replica import compile as replica_compile
 from ctl.replica import gradients, precision
@@ -30,18 +31,33 @@ class Update:
         skipped_steps: int64 variable: updates left out because they overflowed.
     """
 
-    def __init__(self, options: TrainerOptions, *, model: tf_keras.Model, layout: Layout):
+    def __init__(
+        self, options: TrainerOptions, *, model: tf_keras.Model, layout: Layout, full: bool
+    ):
         """Checks what bears on each other; call it under the strategy's scope.
 
         Args:
             options: the trainer's.
             model: the built model.
             layout: how a global batch falls to the replicas.
+            full: whether every batch is a full one.
 
         Raises:
             UsageError: a combination cannot be right.
         """
+        count = options.gradient_accumulation_steps
+        if count > layout.rows:
+            raise UsageError(
+                f"gradient_accumulation_steps is {count}, and a replica has {layout.rows} rows a "
+                "batch: want at most that."
+            )
+        if options.logical_shards and not full:
+            raise UsageError(
+                "logical_shards wants full batches, of one known size: batch with "
+                "drop_remainder=True, or let ctl batch single examples."
+            )
         self.xla, self.xla_why = _choose_xla(options, model=model, layout=layout)
+        self._needs_scale = options.precision == "float16"
         self.skipped_steps = counter("skipped_steps")
         self._unused: list[str] = []
         self._step = Step(
@@ -79,6 +95,11 @@ class Update:
             What the step came to.
         """
         scaled = precision.is_scaled(optimizer)
+        if self._needs_scale and not scaled:
+            raise UsageError(
+                "Under float16 every optimizer needs a loss scale: give minimize one in a "
+                "tf_keras.mixed_precision.LossScaleOptimizer."
+            )
         result = self._step.global_gradients(
             batch,
             losses,

@@ -396,3 +396,64 @@ def test_moving_global_step_moves_the_data(strategy):
     trainer.train(tf.constant(4))
     trainer.global_step.assign(1)
     check_one_step(trainer, where, tiny.pick(tiny.examples(), batch_rows(1, 5)))
+
+
+class TwoModels(tiny.TinyTrainer):
+    """A second model with dropout of its own, trained by a second update in the same step."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        with self.building(), self.strategy.scope():
+            layers = tf_keras.layers
+            self.second = tf_keras.Sequential(
+                [layers.InputLayer([4]), layers.Dropout(0.5), layers.Dense(1)]
+            )
+            self.second_optimizer = tf_keras.optimizers.SGD(0.1)
+
+    def replica_step(self, batch):
+        value = super().replica_step(batch)
+        for _ in range(2):  # two updates of one step draw different masks
+            self.minimize(
+                batch,
+                lambda rows: tf.square(self.second(rows["x"], training=True)[:, 0]),
+                variables=self.second.trainable_variables,
+                optimizer=self.second_optimizer,
+            )
+        return value
+
+
+def test_dropout_of_a_second_model_is_keyed_by_the_row_too(strategy):
+    ends = []
+    for replicas in (1, 2, 4):
+        trainer = tiny.trainer(strategy(replicas), 7, cls=TwoModels)
+        trainer.train(tf.constant(5))
+        ends.append(trainer.second.get_weights())
+    for end in ends[1:]:
+        for one, other in zip(ends[0], end, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_partial_global_batches_keep_each_rows_dropout_mask(strategy, replicas):
+    def make(split):
+        dataset = tf.data.Dataset.from_tensor_slices(tiny.examples()).take(13).batch(8)
+        return ctl.data.GlobalBatches(dataset)
+
+    cls = type("DroppingBatches", (tiny.TinyTrainer,), {
+        "data_factory": staticmethod(make), "dropout": 0.4,
+    })  # fmt: skip
+    ends = []
+    for count in (1, replicas):
+        trainer = tiny.trainer(strategy(count), 8, cls=cls)
+        trainer.train(tf.constant(4))
+        ends.append(trainer.model.get_weights())
+    for one, other in zip(*ends, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+
+
+def test_partial_global_batches_refuse_what_wants_full_ones(strategy):
+    def make(split):
+        return ctl.data.GlobalBatches(tf.data.Dataset.from_tensor_slices(tiny.examples()).batch(8))
+
+    with pytest.raises(ctl.UsageError, match="wants full batches"):
+        tiny.trainer(strategy(2), 8, cls=dataset_trainer(make), logical_shards=4)

@@ -68,6 +68,16 @@ class Feed:
             self._sources[split] = data
         return data
 
+    def always_full(self, global_batch_size: int) -> bool:
+        """Whether every training batch has all its rows, as known before the first one."""
+        data = self.data("train")
+        if not isinstance(data, GlobalBatches | PerReplica):
+            return True
+        whole = global_batch_size
+        if isinstance(data, PerReplica):
+            whole //= self._strategy.num_replicas_in_sync
+        return all(s.shape[0] == whole for s in tf.nest.flatten(data.dataset.element_spec))
+
     def spec(self) -> dict[str, tf.TensorSpec]:
         """The spec of a training batch of any number of rows."""
         return pipeline.element_spec(self.data("train"))

@@ -111,7 +111,9 @@ class SyncBatchNormalization(tf_keras.layers.BatchNormalization):
 
         def move(variable: tf.Variable, value: tf.Tensor) -> tf.Tensor:
             step = (variable - tf.reshape(value, variable.shape)) * (1 - self.momentum)
-            return variable.assign_sub(tf.where(count > 0, step, tf.zeros_like(step)))
+            # A batch that overflows is one that the step leaves out.
+            keep = tf.logical_and(count > 0, tf.math.is_finite(step))
+            return variable.assign_sub(tf.where(keep, step, tf.zeros_like(step)))
 
         # Keras calls them, unless it only traces shapes.
         self.add_update(lambda: move(self.moving_mean, mean))

@@ -1,7 +1,8 @@
-"""Accumulate, all-reduce, clip, apply: in that order.
+"""Accumulate, all-reduce, unscale, check, clip, apply: in that order.
 
-Sparse gradients (`tf.IndexedSlices`, of embeddings) stay sparse through every stage. A gradient that
-is None (the loss does not depend on the variable) stays None and is left out of the update.
+Sparse gradients (`tf.IndexedSlices`, of embeddings) stay sparse, but where they are added to dense
+ones or summed in the order of shards. A gradient that is None (the loss does not depend on the
+variable) stays None and is left out of the update.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +34,7 @@ def accumulate(parts: Sequence[Sequence[Gradient]]) -> list[Gradient]:
 def all_reduce(
     gradients: Sequence[Gradient], loss: tf.Tensor, *, dtype: tf.DType | None = None
 ) -> tuple[list[Gradient], tf.Tensor]:
-    """Sums gradients and loss over the replicas: one batched reduction a step.
+    """Sums gradients and loss over the replicas, batched into one call.
 
     Args:
         gradients: this replica's, None where there is none (on every replica alike).

@@ -22,7 +22,9 @@ _PHILOX = 1  # tf.random.Algorithm.PHILOX, as the raw ops number it
 _BLOCK = 4  # a Philox block is four 32-bit numbers, so a row is padded to a multiple of four
 
 
-def key_random_layers(model: tf_keras.layers.Layer, seed: int) -> list[str]:
+def key_random_layers(
+    model: tf_keras.layers.Layer, seed: int, *, scope: str = "model"
+) -> list[str]:
     """Makes every random layer of a model draw by (seed, layer, step, row), inside a training step.
 
     It covers the layers that draw through tf_keras' `RandomGenerator`, a number for each example or
@@ -31,6 +33,7 @@ def key_random_layers(model: tf_keras.layers.Layer, seed: int) -> list[str]:
     Args:
         model: a built or unbuilt model; it is changed in place. Its weights are not touched.
         seed: the run's seed.
+        scope: tells the layers of several models apart.
 
     Returns:
         The names of the layers that were changed.
@@ -40,7 +43,7 @@ def key_random_layers(model: tf_keras.layers.Layer, seed: int) -> list[str]:
         generator = getattr(layer, "_random_generator", None)
         if generator is not None:
             layer._random_generator = RowKeyedGenerator(
-                generator, seed=seed, layer=index, name=layer.name
+                generator, seed=seed, layer=f"{scope}/{index}", name=layer.name
             )
             names.append(layer.name)
     return names
@@ -52,13 +55,13 @@ class RowKeyedGenerator:
     Outside of a training step it leaves the drawing to the generator that it replaced.
     """
 
-    def __init__(self, replaced: Any, *, seed: int, layer: int, name: str):
+    def __init__(self, replaced: Any, *, seed: int, layer: str, name: str):
         """Keys one layer.
 
         Args:
             replaced: the tf_keras `RandomGenerator` whose place this takes.
             seed: the run's seed.
-            layer: the layer's place in the model.
+            layer: the model and the layer's place in it.
             name: the layer's name, for messages.
         """
         self._replaced: Any = (
@@ -176,6 +179,6 @@ def _row_size(shape: Any) -> tuple[Any, Any]:
     return product, -(-product // _BLOCK)
 
 
-def _key(seed: int, layer: int, layer_seed: int | None, call: int) -> int:
+def _key(seed: int, layer: str, layer_seed: int | None, call: int) -> int:
     text = f"ctl {seed} {layer} {layer_seed} {call}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

@@ -31,7 +31,7 @@ class Examples:
     present: tf.Tensor | None
     first_row: tf.Tensor | int
     step: tf.Tensor | int
-    calls: dict[int, int] = dataclasses.field(default_factory=dict)
+    calls: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 @contextlib.contextmanager
@@ -40,6 +40,7 @@ def examples(
     *,
     first_row: tf.Tensor | int = 0,
     step: tf.Tensor | int = 0,
+    calls: dict[str, int] | None = None,
 ) -> Iterator[Examples]:
     """Says which rows the code inside the `with` block works on.
 
@@ -49,12 +50,13 @@ def examples(
         present: [rows] tensor, 1 for a row that exists and 0 for padding; None when all exist.
         first_row: the position in the global batch of this batch's first row.
         step: the global step that the batch belongs to.
+        calls: how often each random layer has drawn for these rows before, in the same step.
 
     Yields:
         The `Examples` that `current()` returns inside.
     """
     outer = getattr(_THREAD, "examples", None)
-    _THREAD.examples = Examples(present=present, first_row=first_row, step=step)
+    _THREAD.examples = Examples(present, first_row, step, {} if calls is None else calls)
     try:
         yield _THREAD.examples
     finally:
@@ -79,6 +81,25 @@ def present() -> tf.Tensor | None:
     """Returns the [rows] mask of the rows that exist, or None when all do (or outside a step)."""
     found = current()
     return None if found is None else found.present
+
+
+def first_row(count: int | tf.Tensor) -> tf.Tensor:
+    """Where this replica's rows begin in the global batch; call it in a replica context.
+
+    Args:
+        count: how many rows this replica holds, as a Python int where all hold equally many.
+            Counts that are known only when the step runs are shared among the replicas first.
+
+    Returns:
+        A scalar int64.
+    """
+    context = tf.distribute.get_replica_context()
+    replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
+    if isinstance(count, int) or replicas == 1:
+        return tf.cast(replica, tf.int64) * tf.cast(count, tf.int64)
+    mine = tf.one_hot(replica, replicas, dtype=tf.int64) * tf.cast(count, tf.int64)
+    counts = context.all_reduce(tf.distribute.ReduceOp.SUM, mine)
+    return tf.cumsum(counts, exclusive=True)[replica]
 
 
 def _check_graph(value: object) -> None:

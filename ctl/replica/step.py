@@ -87,7 +87,7 @@ class Step:
 
         def compute(batch, present, weights, denominator, first_row, step, loss_scale):  # type: ignore[no-untyped-def]
             return self._compute(
-                rows.Examples(present, first_row, step),
+                rows.Examples(present, first_row, step, whole.calls),
                 batch,
                 weights,
                 losses=functools.partial(self._share, losses, denominator, regularization),
@@ -142,13 +142,15 @@ class Step:
             cut = functools.partial(_cut, start, end) if self._parts > 1 else _whole
             first = tf.cast(whole.first_row, tf.int64) + tf.cast(start, tf.int64)
             present, part = cut(whole.present), tf.nest.map_structure(cut, batch)
-            with rows.examples(present, first_row=first, step=whole.step):
+            calls = dict(whole.calls)  # every micro-batch draws as the whole batch would
+            with rows.examples(present, first_row=first, step=whole.step, calls=calls):
                 with tf.GradientTape() as tape:
                     value, along = losses(part, cut(weights))
                     scaled = value if loss_scale is None else value * loss_scale
                 found.append(tape.gradient(scaled, variables))
             values.append(value)
             parts.append((part, present, along))
+        whole.calls.update(calls)
         if not self.shards:
             found, values = [gradients.accumulate(found)], [tf.add_n(values)]
         return found, values, parts

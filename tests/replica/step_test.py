@@ -234,3 +234,24 @@ def test_bfloat16_reduction_rounds_the_gradient_and_nothing_else(strategy, repli
         assert np.abs(one - other).max() <= (2 * replicas) * 2**-8 * max(1.0, np.abs(one).max())
         if replicas == 1:
             assert np.abs(one - other).max() <= 1e-6
+
+
+def test_step_that_overflowed_is_no_part_of_the_loops_mean_loss(strategy):
+    cls = type("Planted", (Overflowing,), {"what": "loss"})
+    trainer = tiny.trainer(strategy(2), 8, cls=cls, precision="float16", **ADAM)
+    outputs = trainer.train(tf.constant(3))
+    assert np.isfinite(outputs["loss"].numpy())
+    assert outputs["skipped_steps"].numpy() == 1
+
+
+def test_second_optimizer_without_a_loss_scale_is_refused_under_float16(strategy):
+    class Second(tiny.TinyTrainer):
+        def replica_step(self, batch):
+            return self.minimize(
+                batch,
+                lambda rows: tf.cast(self.forward(rows, True)[:, 0], tf.float32),
+                optimizer=tf_keras.optimizers.SGD(0.1),
+            )
+
+    with pytest.raises(ctl.UsageError, match="needs a loss scale"):
+        tiny.trainer(strategy(1), 8, cls=Second, precision="float16").train(tf.constant(1))
