@@ -287,6 +287,24 @@ def test_nothing_but_ctls_own_lines_is_printed(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_autoclustering_gives_the_weights_of_the_uncompiled_run(tmp_path, replicas):
+    """In processes of its own: it is switched on for a whole process."""
+    (tmp_path / "experiment.py").write_text(TRAINER)
+    for xla in ("off", "autocluster"):
+        done = child.run(
+            ["-m", "ctl.main", "--config=experiment.py", "--config.model.dropout=0.0",
+             f"--config.runtime.xla={xla}", "--config.runtime.precision=float64",
+             "--config.runtime.strategy=mirrored", f"--config.runtime.logical_devices={replicas}",
+             f"--workdir={xla}"], cwd=tmp_path,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    off, on = weights(tmp_path / "off", 30), weights(tmp_path / "autocluster", 30)
+    for name in off:
+        np.testing.assert_allclose(on[name], off[name], rtol=0, atol=1e-10)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_mnist_reaches_99_percent(tmp_path, seed):
     done = child.run(

@@ -1,0 +1,48 @@
+"""What is allowed with what."""
+
+import pytest
+
+import ctl
+from ctl import rules
+from ctl.replica import compile as replica_compile
+from ctl.replica import precision
+from tests import child
+
+
+def test_matrix_in_the_docs_is_the_table_of_now():
+    assert (child.ROOT / "docs/matrix.md").read_text() == rules.matrix()
+
+
+def test_every_rule_refuses_something_and_says_what_works():
+    sizes = [rules.Choice(shards=4, batch=6), rules.Choice(shards=3, replicas=2)]
+    for rule in rules.RULES:
+        assert any(rule.broken(choice) for choice in [*rules.choices(), *sizes]), rule.says
+        assert rule.instead.split()[0] in ("choose", "set")
+
+
+def test_axes_are_the_options_there_are():
+    assert set(rules.AXES["precision"]) == set(precision.PRECISIONS)
+    assert {*rules.AXES["xla"], "auto"} == set(replica_compile.MODES)
+
+
+@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize("shards", [False, True])
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_auto_never_chooses_what_is_refused(sync, shards, gpu, replicas):
+    if sync and shards:
+        return  # refused, whatever is compiled
+    mode, why = replica_compile.choose(
+        "auto", gpu=gpu, replicas=replicas, sync_batch_norm=sync, shards=shards
+    )
+    assert why.startswith("auto: ")
+    rules.check(
+        rules.Choice(replicas=replicas, xla=mode, sync_batch_norm=sync, shards=4 if shards else 0)
+    )
+
+
+def test_refusal_is_one_line_with_a_way_out():
+    with pytest.raises(ctl.UsageError) as refused:
+        rules.check(rules.Choice(xla="step", replicas=2))
+    assert "\n" not in str(refused.value)
+    assert "choose runtime.xla=gradients, autocluster or off" in str(refused.value)
