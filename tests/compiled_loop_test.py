@@ -43,7 +43,7 @@ def small_chunks(monkeypatch):
 
 
 @pytest.mark.parametrize("placement", ["stream", "device"])
-@pytest.mark.parametrize("loops", [[10], [4, 4, 2], [1, 5, 3, 1]])
+@pytest.mark.parametrize("loops", [[10], [1, 5, 3, 1]])
 def test_loops_that_do_not_fill_chunks_run_the_same_steps(strategy, small_chunks, placement, loops):
     plain = make(strategy)
     plain.train(tf.constant(10))

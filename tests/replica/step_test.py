@@ -195,8 +195,7 @@ def test_loss_scale_grows_after_its_count_of_good_steps_and_survives_a_restore(s
     close(end(trainer), end(other), 0)
 
 
-@pytest.mark.parametrize("name", ["adam", "momentum"])
-@pytest.mark.parametrize("cls", [tiny.TinyTrainer, Unweighted])
+@pytest.mark.parametrize(("cls", "name"), [(tiny.TinyTrainer, "adam"), (Unweighted, "momentum")])
 def test_logical_shards_give_the_same_bits_on_any_replicas(strategy, cls, name):
     optimizers = {
         "adam": lambda: tf_keras.optimizers.Adam(1e-2),
@@ -208,13 +207,14 @@ def test_logical_shards_give_the_same_bits_on_any_replicas(strategy, cls, name):
         trainer = tiny.trainer(strategy(replicas), 16, logical_shards=4, **options)
         trainer.train(tf.constant(200))
         ends.append(end(trainer))
-        trainer = tiny.trainer(strategy(replicas), 16, **options)
-        trainer.train(tf.constant(200))
-        plain.append(end(trainer))
+        if replicas != 2:
+            trainer = tiny.trainer(strategy(replicas), 16, **options)
+            trainer.train(tf.constant(200))
+            plain.append(end(trainer))
     for other in ends[1:]:
         assert all(np.array_equal(a, b) for a, b in zip(ends[0], other, strict=True))
     # Without shards the bits differ: the test above shows something.
-    assert not all(np.array_equal(a, b) for a, b in zip(plain[0], plain[2], strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(*plain, strict=True))
 
 
 def test_logical_shards_compute_the_gradient_of_the_global_batch(strategy):
