@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.metadata
 import logging
+import re
 import time
 from typing import Any
 
@@ -21,7 +22,7 @@ from ctl.loop.workdir import Workdir
 from ctl.options import Clip, Section, TrainerOptions
 from ctl.trainer import StandardTrainer
 
-DONE, FAILED, MISTAKE, STOPPED = 0, 1, 2, 75
+DONE, STOPPED = 0, 75
 _PACKAGES = ("ctl", "tensorflow", "tf_keras", "tf-models-official", "numpy")
 
 
@@ -79,7 +80,7 @@ def build(
         size = config.eval.global_batch_size or None
         evaluator = StandardEvaluator(trainer, global_batch_size=size)
         trainer.feed.data("eval")
-    _refuse_unread(options, config)
+    _refuse_unread(options, config, cls)
     return Experiment(config, hardware, trainer, evaluator)
 
 
@@ -147,6 +148,11 @@ def train(
     with StopOnSignal() as stop:
         controller = _controller(experiment, workdir, checkpoints, progress, stop)
         restored = controller.restore_checkpoint() if reached else None
+        if (
+            config.optimizer.schedule == "constant"
+        ):  # the checkpoint's own is that of the old config
+            rate = optimizers.learning_rate(config.optimizer, config.data.global_batch_size)
+            experiment.trainer.optimizer.learning_rate = rate
         workdir.create(config.to_dict())  # not before the checkpoint was seen to fit
         progress.say(announcements.start(experiment.hardware, experiment.trainer))
         for line in changes:
@@ -163,7 +169,8 @@ def train(
             controller.train_and_evaluate(config.train.steps, eval_interval=config.eval.interval)
         else:
             controller.train(config.train.steps)
-        workdir.write_result(_result(experiment, controller, time.monotonic() - start))
+        result = _result(experiment, controller, time.monotonic() - start)
+        workdir.write_result(result if controller.outputs else {**result, **_training(workdir)})
         signal = {"signal": stop.received.name} if stop.received else {}
         workdir.event("stop" if controller.stopped else "end", controller.step, **signal)
     if controller.stopped:
@@ -261,13 +268,19 @@ def _result(experiment: Experiment, controller: Controller, seconds: float) -> d
     return {
         "step": controller.step,
         "train": controller.outputs,
-        "eval": controller.evaluation,
+        "eval": controller.evaluation if controller.evaluated_step == controller.step else None,
         "examples_per_second": controller.examples_per_second,
         "seconds": seconds,
         "strategy": experiment.hardware.name,
         "replicas": experiment.trainer.layout.replicas,
         "versions": _versions(),
     }
+
+
+def _training(workdir: Workdir) -> dict[str, Any]:
+    """What an earlier process recorded of the training, for one that only evaluated."""
+    kept = ("train", "examples_per_second")
+    return {name: value for name, value in workdir.result().items() if name in kept}
 
 
 def _versions() -> dict[str, str]:
@@ -285,7 +298,7 @@ def _write_evaluation(workdir: Workdir, controller: Controller) -> None:
     workdir.write_result({**workdir.result(), "step": controller.step, "eval": evaluation})
 
 
-def _refuse_unread(options: TrainerOptions, config: config_dict.ConfigDict) -> None:
+def _refuse_unread(options: TrainerOptions, config: config_dict.ConfigDict, cls: type) -> None:
     """Refuses keys that this experiment sets and its trainer never reads: they have no effect."""
     from ctl import defaults
 
@@ -293,6 +306,9 @@ def _refuse_unread(options: TrainerOptions, config: config_dict.ConfigDict) -> N
     values = defaults.flat(config)
     assert isinstance(options.data, Section) and isinstance(options.model, Section)
     unread = [k for k in options.data.unread() if values[k] != default[k]] + options.model.unread()
+    # What the step reads while it runs is not read yet.
+    source = locate.source(cls)
+    unread = [k for k in unread if not re.search(rf"\b{k.rpartition('.')[-1]}\b", source)]
     if unread:
         raise UsageError(
             f"{unread[0]} has no effect: {config.trainer} never reads self.options.{unread[0]}; take "

@@ -48,13 +48,16 @@ class Hooks(abc.ABC):
     def preprocess(self, batch: Batch) -> Batch:
         """Prepares a batch on the device, so that bytes travel and floats need not.
 
-        By default uint8 features are pixels: they become numbers in [0, 1].
+        By default uint8 features of three axes or more are pixels: they become numbers in [0, 1].
+        Labels and weights stay as they are.
         """
         dtype = self.compute_dtype
-        return {
-            name: tf.cast(value, dtype) / 255 if value.dtype == tf.uint8 else value
+        pixels = [
+            name
             for name, value in batch.items()
-        }
+            if value.dtype == tf.uint8 and value.shape.rank > 2 and name not in ("label", "weight")
+        ]
+        return {**batch, **{name: tf.cast(batch[name], dtype) / 255 for name in pixels}}
 
     def forward(self, batch: Batch, training: bool) -> Any:
         """Computes the model's outputs.

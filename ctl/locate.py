@@ -132,6 +132,19 @@ def trainer_class(trainer: str, config_path: str) -> type:
     return found
 
 
+def source(cls: type) -> str:
+    """The source of the modules that a trainer's class and its bases are from, but for ctl's."""
+    modules = {base.__module__ for base in cls.__mro__}
+    own = [m for m in modules if m.split(".")[0] not in ("ctl", "orbit", "tensorflow", "builtins")]
+    found = []
+    for name in own:
+        try:
+            found.append(inspect.getsource(sys.modules[name]))
+        except (OSError, TypeError, KeyError):  # made in a notebook, or in C
+            continue
+    return "\n".join(found)
+
+
 def place(error: BaseException, file: pathlib.Path | None = None) -> str:
     """Where an error arose and what it is: "file:line: Kind: message".
 

@@ -46,6 +46,9 @@ def run(argv: Sequence[str]) -> int:
     except UsageError as error:
         print("ctl:", " ".join(str(error).split()), file=sys.stderr, flush=True)
         return 2
+    except KeyboardInterrupt:  # once training has begun, loop/stop.py catches the signal
+        print("Stopped before training began, nothing written: run me again.", flush=True)
+        return 75
 
 
 def console() -> None:
@@ -61,6 +64,7 @@ def _run(argv: Sequence[str]) -> int:
         print(f"{__doc__}\n{values.get_help(include_special_flags=False)}")
         return 0
     config_path = values.config.partition(":")[0]
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # a config file may load TensorFlow
     config = _config(values.config, changes)
     locate.trainer_file(config.trainer, config_path)
     workdir = Workdir(values.workdir or pathlib.Path("runs") / pathlib.Path(config_path).stem)
@@ -221,7 +225,6 @@ def _stray(argument: str) -> str:
 
 def _quiet_tensorflow() -> None:
     """Keeps TensorFlow's start-up noise out of the way; the environment can ask for it."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     flags.FLAGS.mark_as_parsed()
     import tensorflow as tf
 

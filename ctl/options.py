@@ -148,6 +148,11 @@ class TrainerOptions:
             raise UsageError(
                 f"all_reduce_dtype is {self.all_reduce_dtype!r}, want bfloat16, or ''."
             )
+        modes = ("auto", "off", "loop", "step", "gradients", "autocluster")
+        if self.xla not in modes:
+            raise UsageError(f"xla is {self.xla!r}{suggestions.did_you_mean(self.xla, modes)}")
+        if not 0.0 <= self.loss_scale < float("inf"):
+            raise UsageError(f"loss_scale is {self.loss_scale}, want 0 or a positive number.")
         if self.placement not in ("stream", "device"):
             raise UsageError(f"placement is {self.placement!r}, want stream or device.")
         if self.placement == "device" and self.xla != "loop":

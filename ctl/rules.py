@@ -118,7 +118,9 @@ def check(choice: Choice) -> None:
     """
     for rule in RULES:
         if rule.broken(choice):
-            raise UsageError(f"{rule.says[0].upper()}{rule.says[1:]}: {rule.instead}.")
+            key = "." in rule.says.split()[0]
+            says = rule.says if key else f"{rule.says[0].upper()}{rule.says[1:]}"
+            raise UsageError(f"{says}: {rule.instead}.")
 
 
 AXES = {

@@ -223,16 +223,21 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
         return results
 
     def checkpoint_items(self) -> dict[str, Any]:
-        """What a checkpoint must hold: every model, optimizer, variable and generator of the trainer.
+        """What a checkpoint must hold: every model, optimizer and variable, also those in lists.
 
         Metrics are left out, since a loop resets them; the data position is `global_step`, and random
         layers have no state.
         """
-        kinds = (tf.Variable, tf.random.Generator, tf.Module, tf_keras.optimizers.Optimizer)
+        trackable = tf.__internal__.tracking.Trackable
+        passing = (tf_keras.metrics.Metric, tf.data.Dataset, tf.data.Iterator)
+        left_out = ("metrics", "_train_dataset", "_train_iter", "_train_loop_fn")
         return {
             name: value
             for name, value in vars(self).items()
-            if isinstance(value, kinds) and not isinstance(value, tf_keras.metrics.Metric)
+            if isinstance(value, trackable)
+            and not isinstance(value, passing)
+            and name not in left_out
+            and not name.startswith("_self_")
         }
 
     def building(self) -> contextlib.AbstractContextManager[None]:

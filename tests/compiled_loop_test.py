@@ -66,8 +66,7 @@ def test_weights_and_no_strategy(small_chunks, placement):
 
 
 def test_dropout_masks_are_those_of_the_step_and_row(strategy, small_chunks):
-    """XLA draws other numbers than TensorFlow's kernels, so this compares XLA with XLA."""
-    one, other = (make(strategy, cls=Dropping, xla=xla) for xla in ("step", "loop"))
+    one, other = (make(strategy, cls=Dropping, xla=xla) for xla in ("off", "loop"))
     for trainer in (one, other):
         trainer.train(tf.constant(9))
     close(one, other)

@@ -149,6 +149,17 @@ def test_changed_arithmetic_stops_a_resume_and_names_both_ways_out(run):
     assert "Changed since the run was started: optimizer.learning_rate" in out
 
 
+def test_changed_learning_rate_is_the_one_that_trains_on(run):
+    run("--config.train.steps=10", "--workdir=changed")
+    run("--config.train.steps=10", "--workdir=same")
+    run("--config.train.steps=20", "--workdir=same")
+    rate = "--config.optimizer.learning_rate=0.5"
+    code, _, _ = run("--config.train.steps=20", rate, "--allow_config_change", "--workdir=changed")
+    assert code == 0
+    same, changed = weights("same", 20), weights("changed", 20)
+    assert max(np.abs(same[name] - changed[name]).max() for name in same) > 0.1
+
+
 def test_per_replica_batch_size_is_resolved_before_it_is_compared(run):
     run("--config.train.steps=10")
     sizes = ("--config.data.global_batch_size=0", "--config.data.per_replica_batch_size=7")

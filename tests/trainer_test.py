@@ -456,3 +456,38 @@ def test_partial_global_batches_refuse_what_wants_full_ones(strategy):
 
     with pytest.raises(ctl.UsageError, match="wants full batches"):
         tiny.trainer(strategy(2), 8, cls=dataset_trainer(make), logical_shards=4)
+
+
+def test_losses_of_another_number_than_the_examples_are_refused(strategy):
+    class Flattened(tiny.TinyTrainer):
+        def per_example_loss(self, batch, outputs):
+            return tf.reshape(outputs, [-1])
+
+    with pytest.raises(ctl.UsageError, match="24 losses for 8 examples"):
+        tiny.trainer(strategy(1), 8, cls=Flattened).train(tf.constant(1))
+
+
+def test_uint8_labels_are_not_pixels(strategy):
+    class Default(tiny.TinyTrainer):
+        preprocess = ctl.StandardTrainer.preprocess
+
+    trainer = tiny.trainer(strategy(1), 8, cls=Default)
+    batch = {
+        "image": tf.fill([2, 3, 3], tf.constant(255, tf.uint8)),
+        "token": tf.constant([7, 9], tf.uint8),
+        "label": tf.constant([1, 2], tf.uint8),
+    }
+    found = trainer.preprocess(batch)
+    assert found["image"].numpy().tolist() == np.ones([2, 3, 3]).tolist()
+    assert found["token"].numpy().tolist() == [7, 9]
+    assert found["label"].numpy().tolist() == [1, 2]
+
+
+def test_models_and_optimizers_in_lists_and_dicts_are_saved(strategy, tmp_path):
+    trainer = tiny.trainer(strategy(1), 8)
+    trainer.nets = [tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(2,))])]
+    trainer.optimizers = {"second": tf_keras.optimizers.Adam()}
+    path = tf.train.Checkpoint(**trainer.checkpoint_items()).write(str(tmp_path / "ckpt"))
+    names = " ".join(name for name, _ in tf.train.list_variables(path))
+    assert "nets/0" in names and "optimizers/second" in names
+    assert "accuracy" not in names

@@ -7,6 +7,7 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
+from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
 from ctl.loop.checkpoints import Checkpoints
 from ctl.loop.progress import Progress
@@ -28,6 +29,7 @@ class Controller(orbit.Controller):
     Attributes:
         outputs: the last loop's loss and metrics.
         evaluation: the last evaluation's, or None.
+        evaluated_step: the step that it was at.
         stopped: whether training ended early, at the wish of `stop`.
     """
 
@@ -78,6 +80,7 @@ class Controller(orbit.Controller):
         self.checkpoint_interval = checkpoint_interval
         self.outputs: dict[str, Any] = {}
         self.evaluation: dict[str, Any] | None = None
+        self.evaluated_step: int | None = None
         self.stopped = False
         self._progress = progress
         self._on_event = on_event or (lambda *_, **__: None)
@@ -146,7 +149,7 @@ class Controller(orbit.Controller):
             outputs = self.evaluator.evaluate(tf.constant(steps, tf.int32))
         for action in self.eval_actions:
             action(outputs)
-        self.evaluation = as_numbers(outputs)
+        self.evaluation, self.evaluated_step = as_numbers(outputs), self.step
         self.eval_summary_manager.write_summaries(self.evaluation)
         self.eval_summary_manager.flush()
         if self._progress:
@@ -179,6 +182,11 @@ class Controller(orbit.Controller):
             if self.checkpoint_interval:
                 boundary = min(boundary, _next_multiple(self.step, self.checkpoint_interval))
             self._train_loop(boundary - self.step, end=end)
+            if self.step != boundary:
+                raise UsageError(
+                    f"A loop to step {boundary} ended at step {self.step}: let train_step add 1 to "
+                    "self.global_step."
+                )
             if self.checkpoint_interval and self.step % self.checkpoint_interval == 0:
                 self.save_checkpoint()
             self.stopped = self._stop()
@@ -216,7 +224,7 @@ def as_numbers(outputs: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: as_numbers(value)
         if isinstance(value, Mapping)
-        else orbit.utils.get_value(value).item()
+        else orbit.utils.get_value(value).tolist()
         if tf.is_tensor(value)
         else value
         for name, value in outputs.items()

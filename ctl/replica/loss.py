@@ -35,6 +35,11 @@ def row_weights(
         return None
     if weight is None:
         return tf.cast(present, dtype)
+    if weight.shape.rank != 1:
+        raise UsageError(
+            f"sample_weight has shape {weight.shape}, want [rows]: one weight an example, such as by "
+            "tf.squeeze."
+        )
     weight = tf.cast(weight, dtype)
     return weight if present is None else weight * tf.cast(present, dtype)
 

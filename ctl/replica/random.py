@@ -80,7 +80,7 @@ class RowKeyedGenerator:
         shared = noise_shape is not None and _static_first(noise_shape) == 1
 
         def sample(shape: Any, dtype: tf.DType, **_: Any) -> tf.Tensor:
-            return tf.cast(self._draw(tf.raw_ops.StatelessRandomUniformV2, shape, shared), dtype)
+            return tf.cast(self._uniform(shape, shared), dtype)
 
         return tf.nn.experimental.general_dropout(
             inputs, rate=rate, noise_shape=noise_shape, uniform_sampler=sample
@@ -100,7 +100,7 @@ class RowKeyedGenerator:
         dtype = tf.as_dtype(dtype or tf_keras.backend.floatx())
         if not dtype.is_floating:
             raise self._refusal(f"draws {dtype.name} numbers")
-        drawn = tf.cast(self._draw(tf.raw_ops.StatelessRandomUniformV2, shape), dtype)
+        drawn = tf.cast(self._uniform(shape), dtype)
         return drawn * ((1.0 if maxval is None else maxval) - minval) + minval
 
     def random_normal(
@@ -114,7 +114,7 @@ class RowKeyedGenerator:
         """Normal numbers; axis 0 of `shape` is the rows of this replica."""
         if current() is None:
             return self._replaced.random_normal(shape, mean, stddev, dtype, nonce)
-        drawn = self._draw(tf.raw_ops.StatelessRandomNormalV2, shape)
+        drawn = _normal(self._bits(shape), shape)
         return tf.cast(drawn, dtype or tf_keras.backend.floatx()) * stddev + mean
 
     def truncated_normal(self, shape: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
@@ -141,25 +141,45 @@ class RowKeyedGenerator:
             "do it in the input pipeline, or with a layer that draws a number an element."
         )
 
-    def _draw(self, op: Any, shape: Any, shared: bool = False) -> tf.Tensor:
-        """Draws float32 numbers; `shared` ones are the same for all rows of the global batch."""
+    def _uniform(self, shape: Any, shared: bool = False) -> tf.Tensor:
+        """float32 numbers in [0, 1); `shared` ones are the same for all rows of the batch."""
+        bits = self._bits(shape, shared)
+        return tf.reshape(_to_unit(bits)[:, : _row_size(shape)[0]], shape)
+
+    def _bits(self, shape: Any, shared: bool = False) -> tf.Tensor:
+        """[rows, blocks x 4] uint32, whole Philox blocks a row.
+
+        Bits, since XLA makes other floats of the same bits than TensorFlow's kernels do.
+        """
         rows = current()
         assert rows is not None  # asked by every caller
         call = rows.calls.get(self._identity[1], 0)
         rows.calls[self._identity[1]] = call + 1
-        if isinstance(shape, tf.TensorShape):
-            shape = shape.as_list()
-        size, blocks = _row_size(shape)
+        blocks = _row_size(shape)[1]
         first = tf.cast(0 if shared else rows.first_row, tf.uint64)
-        counter = tf.stack([first * tf.cast(blocks, tf.uint64), tf.cast(rows.step, tf.uint64)])
-        drawn = op(
+        return tf.raw_ops.StatelessRandomUniformFullIntV2(
             shape=tf.stack([shape[0], blocks * _BLOCK]),
             key=tf.constant([_key(*self._identity, call)], tf.uint64),
-            counter=counter,
+            counter=tf.stack([first * tf.cast(blocks, tf.uint64), tf.cast(rows.step, tf.uint64)]),
             alg=_PHILOX,
-            dtype=tf.float32,
+            dtype=tf.uint32,
         )
-        return tf.reshape(drawn[:, :size], shape)
+
+
+def _to_unit(bits: tf.Tensor) -> tf.Tensor:
+    """uint32 -> float32 in [0, 1): 23 bits as the fraction of a number in [1, 2), less 1."""
+    one = tf.bitwise.bitwise_or(tf.bitwise.bitwise_and(bits, 0x7FFFFF), 0x3F800000)
+    return tf.bitcast(one, tf.float32) - 1.0
+
+
+def _normal(bits: tf.Tensor, shape: Any) -> tf.Tensor:
+    """Two normal numbers of every two uniform ones, by Box and Muller (1958)."""
+    pairs = tf.reshape(_to_unit(bits), tf.concat([tf.shape(bits)[:1], [-1, 2]], axis=0))
+    radius = tf.sqrt(-2.0 * tf.math.log(1.0 - pairs[..., 0]))
+    angle = 2.0 * math.pi * pairs[..., 1]
+    both = tf.stack([radius * tf.cos(angle), radius * tf.sin(angle)], axis=-1)
+    flat = tf.reshape(both, tf.shape(bits))
+    return tf.reshape(flat[:, : _row_size(shape)[0]], shape)
 
 
 def _static_first(shape: Any) -> int | None:

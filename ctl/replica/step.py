@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.errors import UsageError
 from ctl.options import Clip
 from ctl.replica import gradients, loss, rows
 
@@ -165,6 +166,12 @@ class Step:
     ) -> tuple[tf.Tensor, Any]:
         """A part's share of the global loss, and what `losses` gave along."""
         per_example, along = losses(batch)
+        found = per_example.shape
+        if found.rank == 1 and not found.is_compatible_with([_static(row_count(batch))]):
+            raise UsageError(
+                f"per_example_loss returned {found[0]} losses for {row_count(batch)} "
+                "examples: want one an example, reduced over all other axes."
+            )
         share = loss.share(tf.cast(per_example, self.dtype), weights, denominator)
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
         parts = replicas * self._parts
@@ -185,6 +192,10 @@ def row_count(batch: Batch) -> int | tf.Tensor:
     """The number of rows of a batch, as a Python int where it is known."""
     first = tf.nest.flatten(batch)[0]
     return first.shape[0] if first.shape[0] is not None else tf.shape(first)[0]
+
+
+def _static(count: int | tf.Tensor) -> int | None:
+    return count if isinstance(count, int) else None
 
 
 def _cut(start: Any, end: Any, value: tf.Tensor | None) -> tf.Tensor | None:

@@ -159,3 +159,13 @@ def test_summaries_and_lines_are_written(make, tmp_path):
         for value in event.summary.value
     }
     assert {"loss", "accuracy", "examples", "examples_per_second"} <= tags
+
+
+def test_step_that_does_not_count_itself_is_refused(make, strategy):
+    class Uncounted(tiny.TinyTrainer):
+        def train_step(self, iterator):
+            next(iterator)
+
+    trainer = tiny.trainer(strategy(1), 7, cls=Uncounted)
+    with pytest.raises(ctl.UsageError, match="add 1 to"):
+        Controller(trainer=trainer, steps_per_loop=5).train(10)

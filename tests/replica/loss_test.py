@@ -94,3 +94,8 @@ def test_losses_that_are_not_one_an_example_are_refused(shape):
 def test_regularization_of_examples_is_refused():
     with pytest.raises(ctl.UsageError, match="per_example_loss"):
         loss.regularization_share([tf.zeros([3])], 1, tf.float32)
+
+
+def test_weights_of_another_shape_are_refused():
+    with pytest.raises(ctl.UsageError, match=r"want \[rows\]"):
+        loss.row_weights(tf.ones([3, 1]), None, tf.float32)

@@ -55,6 +55,20 @@ def test_numbers_change_with_step_and_seed_and_come_back(name):
     assert not np.array_equal(outputs(model_of(LAYERS[name], seed=1), 0, ROWS, step=1), first)
 
 
+@pytest.mark.parametrize("name", ["dropout", "gaussian noise", "gaussian dropout"])
+def test_xla_draws_the_same_numbers(name):
+    model = model_of(LAYERS[name])
+
+    def call(x, first_row, step):  # as arguments: XLA folds constants by TensorFlow's kernels
+        with examples(first_row=first_row, step=step):
+            return model(x, training=True)
+
+    arguments = (tf.ones([4, 5, 3]), tf.constant(3, tf.int64), tf.constant(9, tf.int64))
+    plain = tf.function(call)(*arguments).numpy()
+    compiled = tf.function(call, jit_compile=True)(*arguments).numpy()
+    np.testing.assert_allclose(compiled, plain, rtol=0, atol=1e-5)
+
+
 def test_two_layers_and_two_calls_of_a_layer_draw_different_numbers():
     layer = tf_keras.layers.Dropout(0.5)
     inputs = tf_keras.Input([64])
