@@ -178,6 +178,7 @@ def test_current_folder_is_importable_however_it_is_started(folder, how):
     assert (process.returncode, process.stdout, process.stderr) == (2, "", line)
 
 
+@pytest.mark.slow
 def test_program_explains_alike_however_it_is_started_and_keeps_tensorflow_quiet(folder):
     (folder / "package").mkdir()
     (folder / "package" / "net.py").write_text(READER)
