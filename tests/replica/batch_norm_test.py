@@ -409,6 +409,7 @@ def twenty_steps(strategy, cls, batch):
     return [tiny.copies(strategy, v) for v in trainer.model.variables]
 
 
+@pytest.mark.slow  # tests/building_test.py has a short one
 @pytest.mark.parametrize(
     ("cls", "plain", "batch", "counts"),
     [
