@@ -285,10 +285,15 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
 
     def _key_other_models(self) -> None:
         """Keys the random layers of models that a subclass has beside `self.model`."""
-        for name, value in vars(self).items():
-            if isinstance(value, tf_keras.Model) and name != "model" and name not in self._keyed:
-                replica_random.key_random_layers(value, self.options.seed, scope=name)
-                self._keyed.add(name)
+        for name, held in vars(self).items():
+            values = tf.nest.flatten(held) if isinstance(held, list | dict) else [held]
+            for i, value in enumerate(values):
+                scope = f"{name}/{i}"
+                if not isinstance(value, tf_keras.Model) or value is self.model:
+                    continue
+                if scope not in self._keyed:
+                    replica_random.key_random_layers(value, self.options.seed, scope=scope)
+                    self._keyed.add(scope)
 
     def create_train_loop_fn(self) -> Any:
         """The inner loop: Orbit's, or one XLA program."""

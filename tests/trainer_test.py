@@ -421,10 +421,23 @@ class TwoModels(tiny.TinyTrainer):
         return value
 
 
-def test_dropout_of_a_second_model_is_keyed_by_the_row_too(strategy):
+class ListedModel(TwoModels):
+    """The second model stands in a list."""
+
+    @property
+    def second(self):
+        return self.nets[0]
+
+    @second.setter
+    def second(self, model):
+        self.nets = [model]
+
+
+@pytest.mark.parametrize("cls", [TwoModels, ListedModel])
+def test_dropout_of_a_second_model_is_keyed_by_the_row_too(strategy, cls):
     ends = []
-    for replicas in (1, 2, 4):
-        trainer = tiny.trainer(strategy(replicas), 7, cls=TwoModels)
+    for replicas in (1, 4):
+        trainer = tiny.trainer(strategy(replicas), 7, cls=cls)
         trainer.train(tf.constant(5))
         ends.append(trainer.second.get_weights())
     for end in ends[1:]:
