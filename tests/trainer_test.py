@@ -17,7 +17,7 @@ SPLITS = [(8, 1), (8, 2), (8, 4), (5, 1), (5, 2), (7, 4), (3, 4), (130, 4)]
 def batch_rows(step, batch, seed=0):
     """The examples of a step's global batch, in the order of the sampler."""
     positions = tf.range(step * batch, (step + 1) * batch, dtype=tf.int64)
-    return sampler.shuffled(positions, count=tiny.EXAMPLES, seed=seed).numpy()
+    return sampler.shuffled(positions, count=tiny.EXAMPLES, seed=seed, span=batch).numpy()
 
 
 def check_one_step(trainer, strategy, rows, weighted=True):

@@ -122,9 +122,7 @@ class Feed:
 
         def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
             layout = pipeline.Layout.of(context, global_batch_size)
-            batches = pipeline.training(data, layout, seed=self._seed, start=start, prefetch=2)
-            whole = batches.map(lambda batch, present: batch)
-            return whole.batch(size, drop_remainder=True).prefetch(1)
+            return pipeline.training_chunks(data, layout, seed=self._seed, start=start, size=size)
 
         return distribution.from_function(self._strategy, dataset_fn)
 

@@ -17,10 +17,14 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from ctl.data import sampler
-from ctl.data.source import GlobalBatches, PerReplica, Source
+from ctl.data.source import Arrays, GlobalBatches, Indexes, PerReplica, Source
 from ctl.errors import UsageError
 
 _LOG = logging.getLogger("ctl")
+# One call of the sampler and of a source in memory draws so much: a call costs 0.1 ms whatever it
+# draws, and what it drew stays in the processor's cache until it is read.
+MOST_AT_ONCE = 16  # per-replica batches
+BYTES_AT_ONCE = 2 * 2**20
 Data: TypeAlias = Source | tf.data.Dataset | GlobalBatches | PerReplica
 
 
@@ -108,6 +112,18 @@ def training(
     return _prefetched(dataset, layout, prefetch)
 
 
+def training_chunks(
+    data: Data, layout: Layout, *, seed: int, start: int, size: int
+) -> tf.data.Dataset:
+    """As `training`, for one replica, `size` whole batches on a first axis and no mask."""
+    if isinstance(data, Arrays | Indexes):
+        chunks = drawn_batches(data, layout, seed=seed, start=start, size=size)
+        return chunks.map(lambda batch, present: batch).prefetch(1)
+    batches = training(data, layout, seed=seed, start=start, prefetch=2)
+    whole = batches.map(lambda batch, present: batch)
+    return whole.batch(size, drop_remainder=True).prefetch(1)
+
+
 def evaluation(data: Data, layout: Layout, *, prefetch: int) -> tf.data.Dataset:
     """The evaluation stream of one input pipeline: every example once, in order.
 
@@ -184,19 +200,62 @@ def check(data: Any, split: str) -> None:
 
 
 def _train_source(source: Source, layout: Layout, *, seed: int, start: int) -> tf.data.Dataset:
-    offsets = tf.range(layout.rows, dtype=tf.int64)
-    batch, local = layout.global_batch_size, layout.local_replicas
-    count = len(source)
+    """One element a local replica; examples in memory are drawn many batches at a call."""
+    size = at_once(source, layout)
+    drawn = drawn_batches(source, layout, seed=seed, start=start, size=size)
+    if size > 1:
+        return drawn.unbatch()
+    return drawn.map(  # does not copy the batch, as unbatch would
+        lambda batch, present: (
+            tf.nest.map_structure(lambda x: x[0], batch),
+            None if present is None else present[0],
+        )
+    )
 
-    def element(index: tf.Tensor) -> tuple[Any, tf.Tensor | None]:
-        step, replica = index // local, layout.first_replica + index % local
+
+def drawn_batches(
+    source: Source, layout: Layout, *, seed: int, start: int, size: int
+) -> tf.data.Dataset:
+    """The endless training stream of a source, `size` elements of `training` on a first axis.
+
+    Args:
+        source: the examples.
+        layout: which rows this pipeline feeds to which replicas.
+        seed: the run's seed.
+        start: the global step of the first batch.
+        size: how many per-replica batches one call of the sampler and of the source draws.
+    """
+    batch, local = layout.global_batch_size, layout.local_replicas
+    elements = tf.range(size, dtype=tf.int64)[:, tf.newaxis]
+    offsets = tf.range(layout.rows, dtype=tf.int64)[tf.newaxis, :]
+    span = (1 + (size + local - 2) // local) * batch
+
+    def draw(index: tf.Tensor) -> tuple[Any, tf.Tensor | None]:
+        element = index * size + elements
+        step, replica = start + element // local, layout.first_replica + element % local
         rows = replica * layout.rows + offsets
-        positions = step * batch + tf.minimum(rows, batch - 1)
-        examples = source.gather(sampler.shuffled(positions, count=count, seed=seed))
+        positions = tf.reshape(step * batch + tf.minimum(rows, batch - 1), [-1])
+        indexes = sampler.shuffled(positions, count=len(source), seed=seed, span=span)
+        examples = tf.nest.map_structure(fold, source.gather(indexes))
         return examples, None if layout.even else tf.cast(rows < batch, tf.float32)
 
-    counter = tf.data.Dataset.counter(start=start * local)
-    return counter.map(element, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    def fold(values: tf.Tensor) -> tf.Tensor:
+        folded = tf.reshape(values, tf.concat([[size, layout.rows], tf.shape(values)[1:]], axis=0))
+        return tf.ensure_shape(folded, [size, layout.rows, *values.shape[1:]])
+
+    # A call a core, unless calls are so large that two fill the memory's bandwidth.
+    calls = tf.data.AUTOTUNE if size <= MOST_AT_ONCE else 2
+    return tf.data.Dataset.counter().map(draw, num_parallel_calls=calls, deterministic=True)
+
+
+def at_once(source: Source, layout: Layout) -> int:
+    """How many per-replica batches to draw in one call: several where examples are in memory.
+
+    A person's own source may decode images: it gets a batch a call, so that calls run in parallel.
+    """
+    if not isinstance(source, Arrays | Indexes):
+        return 1
+    return max(1, min(MOST_AT_ONCE, BYTES_AT_ONCE // max(1, source.row_bytes * layout.rows)))
 
 
 def _eval_source(source: Source, layout: Layout) -> tf.data.Dataset:

@@ -21,21 +21,21 @@ _ROUNDS = 16  # of the cipher; with 8 or more nothing tells its orders from nump
 _SORTED = 2048  # up to so many examples sorting is fast, and the cipher, made for 2^16 and up, slow
 
 
-def shuffled(positions: tf.Tensor, *, count: int, seed: int) -> tf.Tensor:
+def shuffled(positions: tf.Tensor, *, count: int, seed: int, span: int) -> tf.Tensor:
     """The examples at positions of the endless, shuffled training stream.
 
     Args:
-        positions: [rows] int64, ascending, none more than rows - 1 past the first; rows is static.
+        positions: [rows] int64, the first the least.
         count: how many examples the source has.
         seed: the run's seed.
+        span: all positions are less than so many past the first.
 
     Returns:
         [rows] int64 indexes of examples, each in [0, count).
     """
-    rows = int(positions.shape[0])
     epoch, place = positions // count, positions % count
     first = epoch[0]
-    epochs = 1 + (rows + count - 2) // count  # that these rows may touch
+    epochs = 1 + (span + count - 2) // count  # that these positions may touch
     if count <= _SORTED:
         numbers = _random(seed, first, epochs, width=count)
         orders = tf.argsort(numbers, direction="DESCENDING", stable=True)

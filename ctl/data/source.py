@@ -3,6 +3,7 @@
 import abc
 from collections.abc import Mapping
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,11 @@ class Arrays(Source):
         """How many examples there are."""
         return self._count
 
+    @property
+    def row_bytes(self) -> int:
+        """The memory of an example; of a string, that of its reference."""
+        return sum(math.prod(a.shape[1:]) * a.dtype.size for a in self._features.values())
+
     def gather(self, indexes: tf.Tensor) -> Batch:
         """Reads rows of every array."""
         return {name: tf.gather(array, indexes) for name, array in self._features.items()}
@@ -99,6 +105,7 @@ class Indexes(Source):
     def __init__(self, count: int):
         """Takes how many examples the other source has."""
         self._count = count
+        self.row_bytes = tf.int64.size
 
     def __len__(self) -> int:
         """How many examples there are."""

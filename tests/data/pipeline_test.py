@@ -153,6 +153,46 @@ def test_training_batches_are_those_of_one_replica(make, kind, batch, replicas, 
         check_shares_and_padding(step, each[0], batch)
 
 
+class Read(ctl.data.Source):
+    """A person's own source, which is asked for a batch a call."""
+
+    def __init__(self, count):
+        self._count = count
+
+    def __len__(self):
+        return self._count
+
+    def gather(self, indexes):
+        x = tf.cast(tf.stack([2 * indexes, 2 * indexes + 1], axis=1), tf.float64) + 0.5
+        return {"id": indexes, "x": x}
+
+
+@pytest.mark.parametrize(("batch", "replicas", "pipelines"), [(5, 1, 1), (7, 4, 2)])
+def test_how_many_batches_a_call_draws_changes_nothing(
+    make, monkeypatch, batch, replicas, pipelines
+):
+    """Also where a call ends between two replicas' shares of one batch."""
+    count, steps, start = 11, 9, 3
+    whole = one_replica_ids(Read(count), batch, start + steps)
+    each = layouts(batch, replicas, pipelines)
+    for most in (1, 3, 16):
+        monkeypatch.setattr(pipeline, "MOST_AT_ONCE", most)
+        source = make("source", count)
+        found = take_steps([training(source, one, start=start) for one in each], each[0], steps)
+        assert [present_ids(step) for step in found] == whole[start:]
+        for step in found:
+            check_shares_and_padding(step, each[0], batch)
+
+
+def test_examples_of_another_size_are_drawn_fewer_at_once():
+    drawn = {}
+    for row in (1, 2**10, 2**20):
+        source = ctl.data.arrays({"x": np.zeros([20, row], np.uint8)})
+        drawn[row] = pipeline.at_once(source, Layout(64, 1))
+    assert drawn == {1: 16, 2**10: 16, 2**20: 1}
+    assert pipeline.at_once(Read(20), Layout(64, 1)) == 1
+
+
 @pytest.mark.parametrize("cache", [False, True], ids=["", "cache"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_from_any_step_is_the_tail_of_the_undisturbed_stream(make, kind, cache):
@@ -172,7 +212,9 @@ def test_training_on_a_source_takes_the_batches_that_the_sampler_says():
     source = ctl.data.arrays({"id": range(11)})
     for start in (0, 2, 2**40):
         positions = tf.range(start * 4, start * 4 + 12, dtype=tf.int64)
-        want = sampler.shuffled(positions, count=11, seed=SEED).numpy().reshape(3, 4).tolist()
+        want = (
+            sampler.shuffled(positions, count=11, seed=SEED, span=12).numpy().reshape(3, 4).tolist()
+        )
         assert one_replica_ids(source, 4, 3, start=start) == want
 
 

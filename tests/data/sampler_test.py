@@ -16,7 +16,7 @@ BEYOND_INT32 = 3 * 2**31 + 5
 def stream(start, stop, *, count, seed=0):
     """Positions [start, stop) of the shuffled stream."""
     positions = tf.range(start, stop, dtype=tf.int64)
-    return sampler.shuffled(positions, count=count, seed=seed).numpy()
+    return sampler.shuffled(positions, count=count, seed=seed, span=stop - start).numpy()
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -50,7 +50,9 @@ def test_any_slice_of_the_stream_is_that_slice_of_the_whole(count, rows):
 def test_rows_that_are_drawn_together_do_not_change_each_other():
     whole = stream(0, 12, count=5)
     positions = tf.constant([3, 3, 4, 7, 11, 11, 11, 11, 11], tf.int64)
-    assert np.array_equal(sampler.shuffled(positions, count=5, seed=0), whole[positions.numpy()])
+    assert np.array_equal(
+        sampler.shuffled(positions, count=5, seed=0, span=9), whole[positions.numpy()]
+    )
 
 
 def test_one_batch_may_hold_several_epochs():
@@ -77,7 +79,7 @@ def test_positions_and_counts_beyond_int32_stay_exact(count):
 def test_is_the_same_inside_a_dataset_on_several_threads():
     offsets = tf.range(16, dtype=tf.int64)
     batches = tf.data.Dataset.range(40).map(
-        lambda step: sampler.shuffled(step * 16 + offsets, count=100, seed=3),
+        lambda step: sampler.shuffled(step * 16 + offsets, count=100, seed=3, span=16),
         num_parallel_calls=4,
         deterministic=True,
     )
