@@ -74,12 +74,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=models.MODELS, help="instead of the default")
     parser.add_argument("--variants", nargs="+", help="names as in the table")
     parser.add_argument("--processes", type=int, help="of each variant; default 3")
-    parser.add_argument("--windows", type=int, help="of each process; default 6")
-    parser.add_argument("--seconds", type=float, help="of a window; default 2")
+    parser.add_argument("--windows", type=int, help="of each process; default 12")
+    parser.add_argument("--seconds", type=float, help="of a window; default 0.6")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="a line a variant")
     parser.add_argument("--chart", type=pathlib.Path, metavar="FILE", help="a PNG, by matplotlib")
     flags = parser.parse_args(arguments)
-    default = (1, 5, 0.5) if flags.quick else (3, 6, 2.0)
+    default = (1, 5, 0.5) if flags.quick else (3, 12, 0.6)
     for name, value in zip(("processes", "windows", "seconds"), default, strict=True):
         if getattr(flags, name) is None:
             setattr(flags, name, value)

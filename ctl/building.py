@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from ctl.data.pipeline import Layout
+from ctl.data.layout import Layout
 from ctl.errors import UsageError
 from ctl.replica import precision
 from ctl.replica.batch_norm import SyncBatchNormalization, convert_sync_batch_norm

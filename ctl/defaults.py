@@ -92,6 +92,8 @@ def defaults() -> config_dict.ConfigDict:
     config.train = train = config_dict.ConfigDict()
     train.steps = 1000  # global steps (batches) in all
     train.steps_per_loop = 100  # steps between two looks of the host
+    # Show and record the global norms of gradients (before clipping), parameters and updates.
+    train.norms = False
     train.checkpoint_interval = 1000  # steps; 0: at the end only
     train.checkpoints_to_keep = 3
 

@@ -106,6 +106,7 @@ def trainer_options(config: config_dict.ConfigDict) -> TrainerOptions:
         all_reduce_dtype=config.runtime.all_reduce.dtype,
         gradient_accumulation_steps=config.optimizer.gradient_accumulation_steps,
         clip=Clip(**config.optimizer.clip.to_dict()),
+        norms=config.train.norms,
         prefetch=config.data.prefetch,
         data=Section(data, "data"),
         model=Section(config.model.to_dict(), "model"),

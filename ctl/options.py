@@ -122,6 +122,8 @@ class TrainerOptions:
         all_reduce_dtype: "bfloat16" to halve the reduction's bytes; "" for as they are.
         gradient_accumulation_steps: micro-batches that a replica's rows are computed in.
         clip: how the reduced gradients are clipped.
+        norms: add the global norms of gradients, parameters and updates to a loop's outputs; it
+            takes a copy of the variables for a moment in each step.
         prefetch: batches that the input pipeline prepares ahead; -1 lets tf.data choose.
         data: keys for `build_dataset` (`self.options.data.dir`).
         model: keys for `build_model` (`self.options.model.dropout`).
@@ -136,6 +138,7 @@ class TrainerOptions:
     all_reduce_dtype: str = ""
     gradient_accumulation_steps: int = 1
     clip: Clip = Clip()
+    norms: bool = False
     prefetch: int = -1
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)

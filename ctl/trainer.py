@@ -212,6 +212,8 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
         """Resets the loop's metrics."""
         for metric in (self._loss, *self.metrics.values()):
             metric.reset_state()
+        if self.update.norms:
+            self.update.norms.reset()
 
     def train_loop_end(self) -> dict[str, Any]:
         """Returns the loop's mean loss and its metrics."""
@@ -220,6 +222,8 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
         if precision.is_scaled(self.optimizer):
             results["loss_scale"] = self.optimizer.loss_scale
             results["skipped_steps"] = self.skipped_steps.read_value()
+        if self.update.norms:
+            results.update(self.update.norms.result())
         return results
 
     def checkpoint_items(self) -> dict[str, Any]:

@@ -8,11 +8,12 @@ import tensorflow as tf
 import tf_keras
 
 from ctl import building, rules
-from ctl.data.pipeline import Layout
+from ctl.data.layout import Layout
 from ctl.errors import UsageError
 from ctl.options import TrainerOptions
 from ctl.replica import compile as replica_compile
 from ctl.replica import gradients, precision
+from ctl.replica.norms import Norms
 from ctl.replica.step import Losses, Result, Step
 
 _LOG = logging.getLogger("ctl")
@@ -29,6 +30,7 @@ class Update:
         xla: what XLA compiles, never "auto".
         xla_why: why, in a few words.
         skipped_steps: int64 variable: updates left out because they overflowed.
+        norms: of gradients, parameters and updates, or None if not asked for.
     """
 
     def __init__(
@@ -57,14 +59,16 @@ class Update:
                 "drop_remainder=True, or let ctl batch single examples."
             )
         self.xla, self.xla_why = _choose_xla(options, model=model, layout=layout)
+        floatx = tf.as_dtype(precision.of(options.precision).floatx)
         self._needs_scale = options.precision == "float16"
         self.skipped_steps = counter("skipped_steps")
+        self.norms = Norms(floatx) if options.norms else None
         self._unused: list[str] = []
         self._step = Step(
             global_batch_size=layout.global_batch_size,
             micro_batches=options.gradient_accumulation_steps,
             clip=options.clip,
-            dtype=tf.as_dtype(precision.of(options.precision).floatx),
+            dtype=floatx,
             reduce_dtype=tf.bfloat16 if options.all_reduce_dtype else None,
             shards=options.logical_shards,
             jit=self.xla == "gradients",
@@ -109,9 +113,17 @@ class Update:
             loss_scale=optimizer.loss_scale if scaled else None,
         )
         self._warn_unused(result.gradients, variables)
-        if not scaled:
+        before = self.norms.before(variables) if self.norms else []
+        self._apply(result, variables, optimizer)
+        if self.norms:
+            applied = result.finite if scaled else tf.constant(True)
+            self.norms.update(result.unclipped, before, variables, finite=applied)
+        return result
+
+    def _apply(self, result: Result, variables: Sequence[tf.Variable], optimizer: Any) -> None:
+        if not precision.is_scaled(optimizer):
             gradients.apply(optimizer, result.gradients, variables)
-            return result
+            return
         gradients.apply_if(
             result.finite,
             # Not the LossScaleOptimizer's own apply_gradients, which counts a skipped step in
@@ -122,7 +134,6 @@ class Update:
             otherwise=lambda: self.skipped_steps.assign_add(1),
             decided=lambda overflow: precision.update_loss_scale(optimizer, overflow),
         )
-        return result
 
     def _warn_unused(
         self, found: Sequence[gradients.Gradient], variables: Sequence[tf.Variable]

@@ -7,7 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.data import distribution, pipeline
-from ctl.data.source import Arrays, GlobalBatches, Indexes, PerReplica, Source
+from ctl.data.augmentation import Augmented
+from ctl.data.layout import Layout
+from ctl.data.source import Arrays, GlobalBatches, Indexes, PerReplica
 from ctl.errors import UsageError
 
 BuildDataset = Callable[[str, tf.distribute.InputContext], pipeline.Data]
@@ -44,11 +46,11 @@ class Feed:
         self._seed = seed
         self._prefetch = prefetch
         self._building = building
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, pipeline.Data] = {}
 
-    def layout(self, global_batch_size: int) -> pipeline.Layout:
+    def layout(self, global_batch_size: int) -> Layout:
         """How a global batch falls to the replicas."""
-        return pipeline.Layout(global_batch_size, self._strategy.num_replicas_in_sync)
+        return Layout(global_batch_size, self._strategy.num_replicas_in_sync)
 
     def data(self, split: str, context: tf.distribute.InputContext | None = None) -> pipeline.Data:
         """What `build_dataset` returns for a split and an input pipeline.
@@ -64,7 +66,7 @@ class Feed:
                 split, context or tf.distribute.InputContext(num_replicas_in_sync=replicas)
             )
         pipeline.check(data, split)
-        if isinstance(data, Source):
+        if pipeline.source_of(data) is not None:
             self._sources[split] = data
         return data
 
@@ -97,7 +99,7 @@ class Feed:
         def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
             return pipeline.training(
                 self.data("train", context),
-                pipeline.Layout.of(context, global_batch_size),
+                Layout.of(context, global_batch_size),
                 seed=self._seed,
                 start=start,
                 prefetch=self._prefetch,
@@ -118,23 +120,17 @@ class Feed:
         if isinstance(data, GlobalBatches | PerReplica):
             raise UsageError("runtime.xla=loop wants a Source or a Dataset of examples: give one.")
         if indexes:
-            data = Indexes(len(data))
+            data = Indexes(len(self._arrays()))
 
         def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            layout = pipeline.Layout.of(context, global_batch_size)
+            layout = Layout.of(context, global_batch_size)
             return pipeline.training_chunks(data, layout, seed=self._seed, start=start, size=size)
 
         return distribution.from_function(self._strategy, dataset_fn)
 
     def resident(self, device: str) -> Arrays:
         """The training examples in a device's memory."""
-        data = self.data("train")
-        if not isinstance(data, Arrays):
-            raise UsageError(
-                "data.placement=device wants arrays that fit on the device: let build_dataset return "
-                "ctl.data.arrays or ctl.data.idx, or choose data.placement=stream."
-            )
-        return data.resident(device)
+        return self._arrays().resident(device)
 
     def evaluation(self, global_batch_size: int) -> Any:
         """The evaluation data, distributed; a `Source`'s goes on with absent rows after its end."""
@@ -146,7 +142,7 @@ class Feed:
         def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
             return pipeline.evaluation(
                 self.data("eval", context),
-                pipeline.Layout.of(context, global_batch_size),
+                Layout.of(context, global_batch_size),
                 prefetch=self._prefetch,
             )
 
@@ -155,6 +151,20 @@ class Feed:
     def evaluation_steps(self, global_batch_size: int) -> int | None:
         """How many steps see every example once, or None where only the data's end will tell."""
         return pipeline.evaluation_steps(self.data("eval"), self.layout(global_batch_size))
+
+    def _arrays(self) -> Arrays:
+        data = self.data("train")
+        if isinstance(data, Arrays):
+            return data
+        if isinstance(data, Augmented):
+            raise UsageError(
+                "data.placement=device reads examples on the device, past the input pipeline that "
+                "augments them: choose data.placement=stream."
+            )
+        raise UsageError(
+            "data.placement=device wants arrays that fit on the device: let build_dataset return "
+            "ctl.data.arrays or ctl.data.idx, or choose data.placement=stream."
+        )
 
     def _distributed(self, data: pipeline.Data, dataset_fn: distribution.DatasetFn) -> Any:
         per_worker = isinstance(data, PerReplica)

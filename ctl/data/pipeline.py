@@ -9,79 +9,20 @@ replicas of an input pipeline, so the rows and their order are the same on any n
 and pipelines.
 """
 
-import dataclasses
 import logging
 import math
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from ctl.data import sampler
+from ctl.data import augmentation, sampler, streams
+from ctl.data.augmentation import Augmented
+from ctl.data.layout import Layout
 from ctl.data.source import Arrays, GlobalBatches, Indexes, PerReplica, Source
 from ctl.errors import UsageError
 
 _LOG = logging.getLogger("ctl")
-# One call of the sampler and of a source in memory draws so much: a call costs 0.1 ms whatever it
-# draws, and what it drew stays in the processor's cache until it is read.
-MOST_AT_ONCE = 16  # per-replica batches
-BYTES_AT_ONCE = 2 * 2**20
-Data: TypeAlias = Source | tf.data.Dataset | GlobalBatches | PerReplica
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """Which rows of a global batch the replicas of one input pipeline hold.
-
-    Attributes:
-        global_batch_size: rows of a full global batch.
-        replicas: replicas of all pipelines together.
-        pipelines: input pipelines, one a worker as a rule.
-        pipeline: which of them this is.
-    """
-
-    global_batch_size: int
-    replicas: int
-    pipelines: int = 1
-    pipeline: int = 0
-
-    def __post_init__(self) -> None:
-        if self.global_batch_size < 1:
-            raise UsageError(f"global_batch_size is {self.global_batch_size}, want at least 1.")
-
-    @property
-    def rows(self) -> int:
-        """Rows that each replica gets."""
-        return math.ceil(self.global_batch_size / self.replicas)
-
-    @property
-    def local_replicas(self) -> int:
-        """Replicas that this pipeline feeds."""
-        return self.replicas // self.pipelines
-
-    @property
-    def first_replica(self) -> int:
-        """The first replica that this pipeline feeds."""
-        return self.pipeline * self.local_replicas
-
-    @property
-    def even(self) -> bool:
-        """Whether all replicas get equally many rows of a full batch."""
-        return self.rows * self.replicas == self.global_batch_size
-
-    def shares(self) -> list[int]:
-        """How many rows of a full batch exist on each replica."""
-        ends = [min((r + 1) * self.rows, self.global_batch_size) for r in range(self.replicas)]
-        return [max(0, end - r * self.rows) for r, end in enumerate(ends)]
-
-    @classmethod
-    def of(cls, context: tf.distribute.InputContext, global_batch_size: int) -> "Layout":
-        """The layout of the pipeline that `context` describes."""
-        return cls(
-            global_batch_size=global_batch_size,
-            replicas=context.num_replicas_in_sync,
-            pipelines=context.num_input_pipelines,
-            pipeline=context.input_pipeline_id,
-        )
+Data: TypeAlias = Source | tf.data.Dataset | Augmented | GlobalBatches | PerReplica
 
 
 def training(
@@ -102,12 +43,15 @@ def training(
         A dataset of `(batch, present)`; of a `PerReplica` its batches, as they are.
     """
     if isinstance(data, Source):
-        dataset = _train_source(data, layout, seed=seed, start=start)
+        dataset = streams.training(data, layout, seed=seed, start=start)
+    elif isinstance(data, Augmented) and isinstance(data.data, Source):
+        dataset = streams.augmented(data.data, data.augment, layout, seed=seed, start=start)
     elif isinstance(data, PerReplica):
         dataset = _endless(data.dataset, start, each=layout.local_replicas)
     else:
         size = layout.global_batch_size
-        batches = _endless(_examples(data), start, each=size).batch(size, drop_remainder=True)
+        examples = _examples(data, start, each=size, seed=seed)
+        batches = examples.batch(size, drop_remainder=True)
         dataset = _split(batches, layout, full=True)
     return _prefetched(dataset, layout, prefetch)
 
@@ -117,7 +61,7 @@ def training_chunks(
 ) -> tf.data.Dataset:
     """As `training`, for one replica, `size` whole batches on a first axis and no mask."""
     if isinstance(data, Arrays | Indexes):
-        chunks = drawn_batches(data, layout, seed=seed, start=start, size=size)
+        chunks = streams.training_chunks(data, layout, seed=seed, start=start, size=size)
         return chunks.map(lambda batch, present: batch).prefetch(1)
     batches = training(data, layout, seed=seed, start=start, prefetch=2)
     whole = batches.map(lambda batch, present: batch)
@@ -137,12 +81,12 @@ def evaluation(data: Data, layout: Layout, *, prefetch: int) -> tf.data.Dataset:
         `Source` goes on with absent rows for ever: run `evaluation_steps` steps of it.
     """
     if isinstance(data, Source):
-        dataset = _eval_source(data, layout)
+        dataset = streams.evaluation(data, layout)
     elif isinstance(data, PerReplica):
         _check_tail(data.dataset, layout)
         dataset = data.dataset
     else:
-        dataset = _split(_examples(data).batch(layout.global_batch_size), layout, full=False)
+        dataset = _split(_dataset(data).batch(layout.global_batch_size), layout, full=False)
     return _prefetched(dataset, layout, prefetch)
 
 
@@ -170,7 +114,12 @@ def element_spec(data: Data) -> dict[str, tf.TensorSpec]:
     Raises:
         UsageError: the elements are not dicts of tensors of known rank.
     """
-    if isinstance(data, Source):
+    if isinstance(data, Augmented):
+        example = tf.nest.map_structure(
+            lambda s: tf.TensorSpec(s.shape[1:], s.dtype), element_spec(data.data)
+        )
+        spec, batched = augmentation.output_spec(data.augment, example), False
+    elif isinstance(data, Source):
         gather = tf.function(data.gather, autograph=False)
         indexes = tf.TensorSpec([None], tf.int64)
         outputs = gather.get_concrete_function(indexes).structured_outputs
@@ -187,91 +136,27 @@ def element_spec(data: Data) -> dict[str, tf.TensorSpec]:
 
 def check(data: Any, split: str) -> None:
     """Refuses what `build_dataset` may not return."""
-    if not isinstance(data, Source | tf.data.Dataset | GlobalBatches | PerReplica):
+    if not isinstance(data, Source | tf.data.Dataset | Augmented | GlobalBatches | PerReplica):
         raise UsageError(
             f"build_dataset({split!r}, ...) returned {type(data).__name__}: want a "
-            "ctl.data.Source, a tf.data.Dataset of examples, ctl.data.GlobalBatches or "
-            "ctl.data.PerReplica."
+            "ctl.data.Source, a tf.data.Dataset of examples, ctl.data.augmented(...), "
+            "ctl.data.GlobalBatches or ctl.data.PerReplica."
         )
-    count = len(data) if isinstance(data, Source) else int(_dataset(data).cardinality())
+    if isinstance(data, Augmented) and split != "train":
+        raise UsageError(
+            f"build_dataset({split!r}, ...) returned augmented examples: return them as they are."
+        )
+    source = source_of(data)
+    count = len(source) if source is not None else int(_dataset(data).cardinality())
     if count == 0:
         raise UsageError(f"build_dataset({split!r}, ...) returned no examples: want at least one.")
     element_spec(data)
 
 
-def _train_source(source: Source, layout: Layout, *, seed: int, start: int) -> tf.data.Dataset:
-    """One element a local replica; examples in memory are drawn many batches at a call."""
-    size = at_once(source, layout)
-    drawn = drawn_batches(source, layout, seed=seed, start=start, size=size)
-    if size > 1:
-        return drawn.unbatch()
-    return drawn.map(  # does not copy the batch, as unbatch would
-        lambda batch, present: (
-            tf.nest.map_structure(lambda x: x[0], batch),
-            None if present is None else present[0],
-        )
-    )
-
-
-def drawn_batches(
-    source: Source, layout: Layout, *, seed: int, start: int, size: int
-) -> tf.data.Dataset:
-    """The endless training stream of a source, `size` elements of `training` on a first axis.
-
-    Args:
-        source: the examples.
-        layout: which rows this pipeline feeds to which replicas.
-        seed: the run's seed.
-        start: the global step of the first batch.
-        size: how many per-replica batches one call of the sampler and of the source draws.
-    """
-    batch, local = layout.global_batch_size, layout.local_replicas
-    elements = tf.range(size, dtype=tf.int64)[:, tf.newaxis]
-    offsets = tf.range(layout.rows, dtype=tf.int64)[tf.newaxis, :]
-    span = (1 + (size + local - 2) // local) * batch
-
-    def draw(index: tf.Tensor) -> tuple[Any, tf.Tensor | None]:
-        element = index * size + elements
-        step, replica = start + element // local, layout.first_replica + element % local
-        rows = replica * layout.rows + offsets
-        positions = tf.reshape(step * batch + tf.minimum(rows, batch - 1), [-1])
-        indexes = sampler.shuffled(positions, count=len(source), seed=seed, span=span)
-        examples = tf.nest.map_structure(fold, source.gather(indexes))
-        return examples, None if layout.even else tf.cast(rows < batch, tf.float32)
-
-    def fold(values: tf.Tensor) -> tf.Tensor:
-        folded = tf.reshape(values, tf.concat([[size, layout.rows], tf.shape(values)[1:]], axis=0))
-        return tf.ensure_shape(folded, [size, layout.rows, *values.shape[1:]])
-
-    # A call a core, unless calls are so large that two fill the memory's bandwidth.
-    calls = tf.data.AUTOTUNE if size <= MOST_AT_ONCE else 2
-    return tf.data.Dataset.counter().map(draw, num_parallel_calls=calls, deterministic=True)
-
-
-def at_once(source: Source, layout: Layout) -> int:
-    """How many per-replica batches to draw in one call: several where examples are in memory.
-
-    A person's own source may decode images: it gets a batch a call, so that calls run in parallel.
-    """
-    if not isinstance(source, Arrays | Indexes):
-        return 1
-    return max(1, min(MOST_AT_ONCE, BYTES_AT_ONCE // max(1, source.row_bytes * layout.rows)))
-
-
-def _eval_source(source: Source, layout: Layout) -> tf.data.Dataset:
-    offsets = tf.range(layout.rows, dtype=tf.int64)
-    batch, local = layout.global_batch_size, layout.local_replicas
-    count = len(source)
-
-    def element(index: tf.Tensor) -> tuple[Any, tf.Tensor | None]:
-        step, replica = index // local, layout.first_replica + index % local
-        positions = step * batch + replica * layout.rows + offsets
-        end = tf.minimum((step + 1) * batch, count)
-        examples = source.gather(tf.minimum(positions, end - 1))
-        return examples, tf.cast(positions < end, tf.float32)
-
-    counter = tf.data.Dataset.counter()
-    return counter.map(element, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+def source_of(data: Data) -> Source | None:
+    """The source that the examples come from, augmented or not; None where there is none."""
+    examples = data.data if isinstance(data, Augmented) else data
+    return examples if isinstance(examples, Source) else None
 
 
 def _split(batches: tf.data.Dataset, layout: Layout, *, full: bool) -> tf.data.Dataset:
@@ -291,13 +176,22 @@ def _split(batches: tf.data.Dataset, layout: Layout, *, full: bool) -> tf.data.D
 
 
 def _dataset(data: Any) -> tf.data.Dataset:
-    return data.dataset if isinstance(data, GlobalBatches | PerReplica) else data
+    if isinstance(data, GlobalBatches | PerReplica):
+        return data.dataset
+    return data.data if isinstance(data, Augmented) else data
 
 
-def _examples(data: Any) -> tf.data.Dataset:
-    if not isinstance(data, tf.data.Dataset):
-        raise TypeError(f"A {type(data).__name__} cannot be split by rows.")
-    return data
+def _examples(data: Any, start: int, *, each: int, seed: int) -> tf.data.Dataset:
+    """The endless examples of a dataset, from a step on, augmented where asked for."""
+    examples = _endless(_dataset(data), start, each=each)
+    if not isinstance(data, Augmented):
+        return examples
+
+    def augment(position: tf.Tensor, example: Any) -> Any:
+        return data.augment(example, sampler.stream_seed(position, seed=seed))
+
+    numbered = examples.enumerate(start=start * each)
+    return numbered.map(augment, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
 def _check_tail(dataset: tf.data.Dataset, layout: Layout) -> None:

@@ -11,6 +11,7 @@ random numbers: as easy as 1, 2, 3"). They key a block cipher that permutes [0, 
 256, and with its four rounds the orders of consecutive epochs correlate at 0.9.
 """
 
+import hashlib
 import math
 
 import tensorflow as tf
@@ -42,6 +43,39 @@ def shuffled(positions: tf.Tensor, *, count: int, seed: int, span: int) -> tf.Te
         return tf.cast(tf.gather_nd(orders, tf.stack([epoch - first, place], axis=1)), tf.int64)
     keys = tf.gather(_random(seed, first, epochs, width=3), epoch - first)
     return _enciphered(place, keys, count)
+
+
+def seeds(
+    positions: tf.Tensor, indexes: tf.Tensor, *, count: int, seed: int, span: int
+) -> tf.Tensor:
+    """Seeds for stateless random functions, each a function of (seed, epoch, example).
+
+    Args:
+        positions: as for `shuffled`.
+        indexes: the examples there.
+        count: how many examples the source has.
+        seed: the run's seed.
+        span: as for `shuffled`.
+
+    Returns:
+        [rows, 2] int64: the epoch's own number, and the example.
+    """
+    epoch = positions // count
+    epochs = 1 + (span + count - 2) // count
+    numbers = _random(_other(seed), epoch[0], epochs, width=2)
+    return tf.stack([tf.gather(tf.bitcast(numbers, tf.int64), epoch - epoch[0]), indexes], axis=1)
+
+
+def stream_seed(position: tf.Tensor, *, seed: int) -> tf.Tensor:
+    """As one of `seeds`, of an example whose epoch is not known: by its position in the stream."""
+    key = tf.constant(_other(seed) - 2**63, tf.int64)
+    return tf.stack([key, position])
+
+
+def _other(seed: int) -> int:
+    """The seed of another stream than that of the order of the examples."""
+    digest = hashlib.blake2b(f"ctl augmentation {seed}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
 def _enciphered(place: tf.Tensor, keys: tf.Tensor, count: int) -> tf.Tensor:

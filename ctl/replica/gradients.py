@@ -112,7 +112,7 @@ def clip(gradients: Sequence[Gradient], rule: Clip) -> list[Gradient]:
     """
     if not (rule.global_norm or rule.norm or rule.value):
         return list(gradients)
-    summed = [_sum_rows(gradient) for gradient in gradients]
+    summed = [sum_rows(gradient) for gradient in gradients]
     if rule.global_norm:
         return list(tf.clip_by_global_norm(summed, rule.global_norm)[0])
     if rule.norm:
@@ -197,7 +197,8 @@ def _add(one: Gradient, two: Gradient) -> Gradient:
     return tf.convert_to_tensor(one) + tf.convert_to_tensor(two)
 
 
-def _sum_rows(gradient: Gradient) -> Gradient:
+def sum_rows(gradient: Gradient) -> Gradient:
+    """A sparse gradient with one row for each row of the variable; others as they are."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     indices, position = tf.unique(gradient.indices)

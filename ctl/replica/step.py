@@ -11,6 +11,7 @@ import tensorflow as tf
 from ctl.errors import UsageError
 from ctl.options import Clip
 from ctl.replica import gradients, loss, rows
+from ctl.replica.gradients import Gradient
 
 Batch = dict[str, tf.Tensor]
 Losses = Callable[[Batch], tuple[tf.Tensor, Any]]
@@ -22,13 +23,15 @@ class Result:
 
     Attributes:
         gradients: of the global batch, unscaled and clipped; None where there is none.
+        unclipped: the same before clipping.
         loss: of the global batch.
         finite: scalar bool, whether the loss and every gradient is finite; decided on reduced
             values, so that all replicas decide alike.
         parts: this replica's own micro-batches: each batch, its mask, and what `losses` gave along.
     """
 
-    gradients: list[gradients.Gradient]
+    gradients: list[Gradient]
+    unclipped: list[Gradient]
     loss: tf.Tensor
     finite: tf.Tensor
     parts: list[tuple[Batch, tf.Tensor | None, Any]]
@@ -106,7 +109,7 @@ class Step:
         if loss_scale is not None:
             found = gradients.unscale(found, loss_scale)
         finite = gradients.all_finite(found, value)
-        return Result(gradients.clip(found, self.clip), value, finite, parts)
+        return Result(gradients.clip(found, self.clip), found, value, finite, parts)
 
     @property
     def _parts(self) -> int:
@@ -130,7 +133,7 @@ class Step:
         losses: Callable[[Batch, tf.Tensor | None], tuple[tf.Tensor, Any]],
         variables: Sequence[tf.Variable],
         loss_scale: tf.Tensor | None,
-    ) -> tuple[list[list[gradients.Gradient]], list[tf.Tensor], list[Any]]:
+    ) -> tuple[list[list[Gradient]], list[tf.Tensor], list[Any]]:
         """Each part's gradients, share of the loss, and what `losses` gave along.
 
         Unrolled in Python, because a collective inside `tf.while_loop` (of a synchronized batch
@@ -179,8 +182,8 @@ class Step:
         return (share if penalty is None else share + penalty), along
 
     def _reduce(
-        self, found: list[list[gradients.Gradient]], values: list[tf.Tensor]
-    ) -> tuple[list[gradients.Gradient], tf.Tensor]:
+        self, found: list[list[Gradient]], values: list[tf.Tensor]
+    ) -> tuple[list[Gradient], tf.Tensor]:
         if not self.shards:
             return gradients.all_reduce(found[0], values[0], dtype=self.reduce_dtype)
         shards = [[*each, value] for each, value in zip(found, values, strict=True)]

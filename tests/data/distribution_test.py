@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import ctl
 from ctl.data import distribution, pipeline
-from ctl.data.pipeline import Layout
+from ctl.data.layout import Layout
 
 
 def numbers(count):

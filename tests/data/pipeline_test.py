@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data import distribution, pipeline, sampler
-from ctl.data.pipeline import Layout
+from ctl.data import distribution, pipeline, sampler, streams
+from ctl.data.layout import Layout
 
 SEED = 3
 KINDS = ["source", "dataset", "tfrecords"]
@@ -176,7 +176,7 @@ def test_how_many_batches_a_call_draws_changes_nothing(
     whole = one_replica_ids(Read(count), batch, start + steps)
     each = layouts(batch, replicas, pipelines)
     for most in (1, 3, 16):
-        monkeypatch.setattr(pipeline, "MOST_AT_ONCE", most)
+        monkeypatch.setattr(streams, "MOST_AT_ONCE", most)
         source = make("source", count)
         found = take_steps([training(source, one, start=start) for one in each], each[0], steps)
         assert [present_ids(step) for step in found] == whole[start:]
@@ -188,9 +188,9 @@ def test_examples_of_another_size_are_drawn_fewer_at_once():
     drawn = {}
     for row in (1, 2**10, 2**20):
         source = ctl.data.arrays({"x": np.zeros([20, row], np.uint8)})
-        drawn[row] = pipeline.at_once(source, Layout(64, 1))
+        drawn[row] = streams.at_once(source, Layout(64, 1))
     assert drawn == {1: 16, 2**10: 16, 2**20: 1}
-    assert pipeline.at_once(Read(20), Layout(64, 1)) == 1
+    assert streams.at_once(Read(20), Layout(64, 1)) == 1
 
 
 @pytest.mark.parametrize("cache", [False, True], ids=["", "cache"])

@@ -1,0 +1,86 @@
+"""The norms that a loop reports are those of the numbers computed by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl.data import sampler
+from ctl.replica.norms import global_norm
+from tests import tiny
+from tests.replica.step_test import Overflowing
+
+RATE = 0.1
+NAMES = ("gradient_norm", "parameter_norm", "update_norm")
+
+
+def by_hand(weights, batch, steps, clip=0.0):
+    """The mean norms of SGD's first steps, in numpy."""
+    found = []
+    for step in range(steps):
+        positions = tf.range(step * batch, (step + 1) * batch, dtype=tf.int64)
+        order = sampler.shuffled(positions, count=tiny.EXAMPLES, seed=0, span=batch).numpy()
+        _, gradients, _ = tiny.loss_and_gradients(weights, tiny.pick(tiny.examples(), order))
+        norm = math.sqrt(sum((g**2).sum() for g in gradients))
+        factor = RATE * (min(1.0, clip / norm) if clip else 1.0)
+        weights = [w - factor * g for w, g in zip(weights, gradients, strict=True)]
+        found.append((norm, math.sqrt(sum((w**2).sum() for w in weights)), factor * norm))
+    return np.mean(found, axis=0)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.05])
+@pytest.mark.parametrize(
+    ("batch", "replicas", "options"),
+    [
+        (8, 1, {}),
+        (8, 1, {"xla": "loop"}),
+        (7, 2, {"gradient_accumulation_steps": 2}),
+        (3, 4, {}),
+        (8, 2, {"logical_shards": 4}),
+    ],
+)
+def test_norms_are_those_of_the_global_batch(strategy, batch, replicas, options, clip):
+    trainer = tiny.trainer(
+        strategy(replicas), batch, norms=True, clip=ctl.Clip(global_norm=clip),
+        optimizer=lambda: tf_keras.optimizers.SGD(RATE), **options,
+    )  # fmt: skip
+    first = trainer.model.get_weights()
+    for steps in (3, 3):  # the second loop's means do not hold the first's
+        trainer.global_step.assign(0)
+        trainer.model.set_weights(first)
+        outputs = trainer.train(tf.constant(steps))
+        want = by_hand(first, batch, steps, clip)
+        np.testing.assert_allclose([outputs[n].numpy() for n in NAMES], want, rtol=1e-12)
+
+
+def test_a_step_that_overflowed_is_no_part_of_the_means(strategy):
+    cls = type("Planted", (Overflowing,), {"replica": 1, "position": 0, "at": 1})
+    trainer = tiny.trainer(strategy(2), 8, cls=cls, precision="float16", norms=True)
+    first = trainer.train(tf.constant(1))
+    second = trainer.train(tf.constant(1))
+    assert all(float(first[n]) > 0 for n in NAMES)
+    assert [float(second[n]) for n in NAMES] == [0.0, 0.0, 0.0]
+    trainer.global_step.assign(0)
+    both = trainer.train(tf.constant(2))
+    assert all(np.isfinite(float(both[n])) and float(both[n]) > 0 for n in NAMES)
+
+
+def test_rows_of_a_sparse_gradient_are_summed_first():
+    sparse = tf.IndexedSlices(tf.constant([[3.0], [1.0], [0.0]]), tf.constant([2, 2, 0]), [4, 1])
+    assert float(global_norm([sparse, None, tf.constant([3.0])])) == 5.0
+
+
+def test_a_step_of_ones_own_that_has_no_norms_is_told(strategy):
+    class Own(tiny.TinyTrainer):
+        def replica_step(self, batch):
+            return tf.zeros([], tf.float64)
+
+    with pytest.raises(ctl.UsageError, match=r"norms has no effect.*never calls self\.minimize"):
+        tiny.trainer(strategy(1), 8, cls=Own, norms=True).train(tf.constant(1))
+
+
+def test_nothing_is_reported_unasked(strategy):
+    assert not set(NAMES) & set(tiny.trainer(strategy(1), 8).train(tf.constant(1)))
