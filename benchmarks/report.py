@@ -124,7 +124,7 @@ def write_chart(path: pathlib.Path, lines: Sequence[Row]) -> str:
     try:
         import matplotlib
     except ImportError:
-        return "No chart: matplotlib is not installed (pip install matplotlib)."
+        return "No chart: matplotlib is not installed (python3 -m uv run --with matplotlib ...)."
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

@@ -106,7 +106,14 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
             building.trace(self._outputs, self.feed.spec())
             self.optimizer.build(self.model.trainable_variables)
             full = self.feed.always_full(global_batch_size)
-            self.update = Update(self.options, model=self.model, layout=self.layout, full=full)
+            self.update = Update(
+                self.options,
+                model=self.model,
+                layout=self.layout,
+                full=full,
+                chunks=self.feed.in_chunks() and not self._own_train_step(),
+                strings=any(s.dtype == tf.string for s in tf.nest.flatten(self.feed.spec())),
+            )
             self.skipped_steps = self.update.skipped_steps
         replica_random.key_random_layers(self.model, self.options.seed)
         self._compiled = self._compile_loop() if self.update.xla == "loop" else None
@@ -206,6 +213,11 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
 
     @train_dataset.setter
     def train_dataset(self, dataset: Any) -> None:
+        if self._compiled:
+            raise UsageError(
+                "runtime.xla=loop reads its data many batches at a time: choose runtime.xla=step to "
+                "set train_dataset."
+            )
         self._train_dataset, self._train_iter, self._own_dataset = dataset, None, True
 
     def train_loop_begin(self) -> None:
@@ -303,8 +315,11 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
         """The inner loop: Orbit's, or one XLA program."""
         return self._compiled or super().create_train_loop_fn()
 
+    def _own_train_step(self) -> bool:
+        return type(self).train_step is not StandardTrainer.train_step
+
     def _compile_loop(self) -> CompiledLoop:
-        if type(self).train_step is not StandardTrainer.train_step:
+        if self._own_train_step():
             raise UsageError("xla=loop does not call your train_step: choose another runtime.xla.")
         resident = None
         if self.options.placement == "device":

@@ -34,7 +34,14 @@ class Update:
     """
 
     def __init__(
-        self, options: TrainerOptions, *, model: tf_keras.Model, layout: Layout, full: bool
+        self,
+        options: TrainerOptions,
+        *,
+        model: tf_keras.Model,
+        layout: Layout,
+        full: bool,
+        chunks: bool = True,
+        strings: bool = False,
     ):
         """Checks what bears on each other; call it under the strategy's scope.
 
@@ -43,6 +50,8 @@ class Update:
             model: the built model.
             layout: how a global batch falls to the replicas.
             full: whether every batch is a full one.
+            chunks: whether many batches may travel at once, to steps that ctl alone calls.
+            strings: whether a batch holds strings.
 
         Raises:
             UsageError: a combination cannot be right.
@@ -58,7 +67,9 @@ class Update:
                 "logical_shards wants full batches, of one known size: batch with "
                 "drop_remainder=True, or let ctl batch single examples."
             )
-        self.xla, self.xla_why = _choose_xla(options, model=model, layout=layout)
+        self.xla, self.xla_why = _choose_xla(
+            options, model=model, layout=layout, chunks=chunks, strings=strings
+        )
         floatx = tf.as_dtype(precision.of(options.precision).floatx)
         self._needs_scale = options.precision == "float16"
         self.skipped_steps = counter("skipped_steps")
@@ -151,7 +162,12 @@ def counter(name: str) -> tf.Variable:
 
 
 def _choose_xla(
-    options: TrainerOptions, *, model: tf_keras.Model, layout: Layout
+    options: TrainerOptions,
+    *,
+    model: tf_keras.Model,
+    layout: Layout,
+    chunks: bool,
+    strings: bool,
 ) -> tuple[str, str]:
     """What `xla` comes to and why, once the options that bear on each other are checked."""
     sync = building.has_sync_batch_norm(model)
@@ -162,7 +178,14 @@ def _choose_xla(
         replicas=layout.replicas,
         sync_batch_norm=sync,
         shards=bool(options.logical_shards),
+        chunks=chunks,
+        strings=strings,
     )
+    if strings and mode in ("loop", "step"):
+        raise UsageError(
+            f"runtime.xla={mode} compiles the whole step, and XLA takes no strings: leave them out "
+            "of the batch, or choose runtime.xla=off."
+        )
     rules.check(
         rules.Choice(
             replicas=layout.replicas,

@@ -113,6 +113,24 @@ def test_what_it_cannot_run_is_refused(strategy):
         trainer.train(tf.constant(1))
 
 
+def test_batches_of_ones_own_are_not_taken_for_chunks(strategy):
+    trainer = make(strategy, xla="loop")
+    with pytest.raises(ctl.UsageError, match=r"choose runtime\.xla=step to set train_dataset"):
+        trainer.train_dataset = tf.data.Dataset.from_tensor_slices(tiny.examples()).batch(7)
+
+
+@pytest.mark.parametrize("xla", ["loop", "step"])
+def test_strings_are_refused_before_xla_meets_them(strategy, xla):
+    class Named(Unweighted):
+        data_factory = staticmethod(
+            lambda split: ctl.data.arrays({**tiny.examples(), "name": ["a"] * tiny.EXAMPLES})
+        )
+
+    with pytest.raises(ctl.UsageError, match="XLA takes no strings"):
+        make(strategy, cls=Named, xla=xla)
+    make(strategy, cls=Named).train(tf.constant(2))
+
+
 def test_one_program_serves_every_length(strategy):
     traces = []
 

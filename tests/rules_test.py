@@ -29,16 +29,34 @@ def test_axes_are_the_options_there_are():
 @pytest.mark.parametrize("shards", [False, True])
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("replicas", [1, 4])
-def test_auto_never_chooses_what_is_refused(sync, shards, gpu, replicas):
+@pytest.mark.parametrize("chunks", [False, True])
+def test_auto_never_chooses_what_is_refused(sync, shards, gpu, replicas, chunks):
     if sync and shards:
         return  # refused, whatever is compiled
     mode, why = replica_compile.choose(
-        "auto", gpu=gpu, replicas=replicas, sync_batch_norm=sync, shards=shards
+        "auto", gpu=gpu, replicas=replicas, sync_batch_norm=sync, shards=shards, chunks=chunks
     )
     assert why.startswith("auto: ")
     rules.check(
         rules.Choice(replicas=replicas, xla=mode, sync_batch_norm=sync, shards=4 if shards else 0)
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "want"),
+    [
+        ({}, "loop"),
+        ({"chunks": False}, "step"),
+        ({"strings": True}, "off"),
+        ({"replicas": 2}, "gradients"),
+        ({"replicas": 2, "sync_batch_norm": True}, "autocluster"),
+        ({"shards": True}, "off"),
+        ({"gpu": False}, "off"),
+    ],
+)
+def test_auto_compiles_as_much_as_it_can(given, want):
+    choice = {"gpu": True, "replicas": 1, "sync_batch_norm": False, **given}
+    assert replica_compile.choose("auto", **choice)[0] == want
 
 
 def test_refusal_is_one_line_with_a_way_out():

@@ -80,6 +80,10 @@ class Feed:
             whole //= self._strategy.num_replicas_in_sync
         return all(s.shape[0] == whole for s in tf.nest.flatten(data.dataset.element_spec))
 
+    def in_chunks(self) -> bool:
+        """Whether `chunks` can give the training data."""
+        return not isinstance(self.data("train"), GlobalBatches | PerReplica)
+
     def spec(self) -> dict[str, tf.TensorSpec]:
         """The spec of a training batch of any number of rows."""
         return pipeline.element_spec(self.data("train"))
@@ -117,7 +121,7 @@ class Feed:
             indexes: give the examples' indexes, as `index`, in place of the examples.
         """
         data = self.data("train")
-        if isinstance(data, GlobalBatches | PerReplica):
+        if not self.in_chunks():
             raise UsageError("runtime.xla=loop wants a Source or a Dataset of examples: give one.")
         if indexes:
             data = Indexes(len(self._arrays()))

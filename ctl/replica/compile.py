@@ -10,7 +10,14 @@ _CPU_FLAG = "--tf_xla_cpu_global_jit"
 
 
 def choose(
-    xla: str, *, gpu: bool, replicas: int, sync_batch_norm: bool, shards: bool = False
+    xla: str,
+    *,
+    gpu: bool,
+    replicas: int,
+    sync_batch_norm: bool,
+    shards: bool = False,
+    chunks: bool = True,
+    strings: bool = False,
 ) -> tuple[str, str]:
     """The mode that `runtime.xla` comes to, and why.
 
@@ -20,6 +27,8 @@ def choose(
         replicas: how many there are.
         sync_batch_norm: whether the model has collectives inside.
         shards: whether gradients are summed shard by shard.
+        chunks: whether many batches may travel at once, to steps that ctl alone calls.
+        strings: whether a batch holds strings, which XLA does not take.
 
     Returns:
         The mode, never "auto", and a reason in a few words.
@@ -30,8 +39,12 @@ def choose(
         return "off", "auto: XLA fuses across logical shards"
     if not gpu:
         return "off", "auto: on CPUs XLA makes small networks slower"
+    if strings:
+        return "off", "auto: XLA takes no strings, and the batches hold some"
+    if replicas == 1 and chunks:
+        return "loop", "auto: one replica on a GPU"
     if replicas == 1:
-        return "step", "auto: one replica on a GPU"
+        return "step", "auto: one replica on a GPU, given batch by batch"
     if sync_batch_norm:
         return "autocluster", "auto: collectives inside the model"
     return "gradients", "auto: reduction and update stay outside"
