@@ -8,13 +8,14 @@ from ml_collections import config_dict
 
 from ctl import defaults, suggestions
 from ctl.errors import UsageError
-from ctl.hardware.strategies import NAMES as STRATEGIES
+from ctl.hardware import strategies
 
 _CHOICES = {
-    "runtime.strategy": STRATEGIES,
+    "runtime.strategy": strategies.NAMES,
     "runtime.precision": ("float32", "float64", "bfloat16", "float16"),
     "runtime.xla": ("auto", "off", "loop", "step", "gradients", "autocluster"),
     "runtime.all_reduce.dtype": ("", "bfloat16"),
+    "runtime.all_reduce.algorithm": strategies.ALGORITHMS,
     "data.placement": ("stream", "device"),
     "optimizer.name": ("adam", "adamw", "sgd", "rmsprop", "adagrad", "lion"),
     "optimizer.schedule": ("constant", "cosine"),
@@ -23,6 +24,7 @@ _AT_LEAST = {
     "seed": 0,
     "runtime.logical_devices": 0,
     "runtime.logical_shards": 0,
+    "runtime.all_reduce.packs": 1,
     "data.global_batch_size": 0,
     "data.per_replica_batch_size": 0,
     "data.prefetch": -1,
@@ -44,6 +46,8 @@ _LARGEST = 2**31 - 1  # what an int32 of TensorFlow holds
 _AT_MOST = {"seed": 2**32 - 1}  # what numpy's seed holds
 _NOT_NEGATIVE = (
     "runtime.loss_scale",
+    "runtime.all_reduce.timeout",
+    "runtime.cluster.start_timeout",
     "optimizer.learning_rate",
     "optimizer.momentum",
     "optimizer.weight_decay",
@@ -53,12 +57,7 @@ _NOT_NEGATIVE = (
 )
 # Choices that are planned and refused until they work.
 _NOT_YET = {
-    "runtime.strategy": (
-        "multi_worker_mirrored",
-        "tpu",
-        "parameter_server",
-        "central_storage",
-    ),
+    "runtime.strategy": ("tpu", "parameter_server"),
 }
 
 
@@ -103,6 +102,7 @@ def check_values(values: Mapping[str, Any]) -> None:
     for name in _NOT_NEGATIVE:
         if not 0.0 <= values[name] < math.inf:
             raise UsageError(f"{name} is {values[name]}, want a finite number, 0 or more.")
+    strategies.check_devices(values["runtime.devices"])
     if values["optimizer.learning_rate"] == 0.0:
         raise UsageError("optimizer.learning_rate is 0.0: nothing would be learned, want more.")
     if values["optimizer.momentum"] >= 1.0:

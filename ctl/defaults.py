@@ -16,6 +16,11 @@ from ctl.errors import UsageError
 HARMLESS = (
     "runtime.strategy",
     "runtime.logical_devices",
+    "runtime.devices",
+    "runtime.all_reduce.algorithm",
+    "runtime.all_reduce.packs",
+    "runtime.all_reduce.timeout",
+    "runtime.cluster.",
     "runtime.xla",
     "runtime.deterministic",
     "data.placement",
@@ -38,7 +43,10 @@ def defaults() -> config_dict.ConfigDict:
     config.seed = 0
 
     config.runtime = runtime = config_dict.ConfigDict()
-    runtime.strategy = "auto"  # auto, one_device, mirrored
+    # auto, default, one_device, mirrored, central_storage, multi_worker_mirrored: docs/hardware.md
+    runtime.strategy = "auto"
+    # Which devices to take, such as ("GPU:0", "GPU:2"); empty: all (one_device: the first).
+    runtime.devices = ()
     # Split the first GPU, or the CPU where there is none, into so many; 0: as the machine has them.
     runtime.logical_devices = 0
     runtime.precision = "float32"  # float32, float64, bfloat16, float16 (the last two are mixed)
@@ -52,6 +60,12 @@ def defaults() -> config_dict.ConfigDict:
     runtime.logical_shards = 0
     runtime.all_reduce = all_reduce = config_dict.ConfigDict()
     all_reduce.dtype = ""  # bfloat16 halves the bytes that gradients travel in
+    # auto, nccl (GPUs), hierarchical_copy (GPUs of one machine), one_device, ring (several processes)
+    all_reduce.algorithm = "auto"
+    all_reduce.packs = 1  # parts that nccl and hierarchical_copy cut a reduction in
+    all_reduce.timeout = 0.0  # seconds that processes wait for each other in one; 0: for ever
+    runtime.cluster = cluster = config_dict.ConfigDict()  # of several processes (TF_CONFIG)
+    cluster.start_timeout = 600.0  # seconds to wait for all of them to start
     runtime.deterministic = False  # TensorFlow's op determinism: bit-identical on GPUs too, slower
 
     config.data = data = config_dict.ConfigDict()

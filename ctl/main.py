@@ -19,7 +19,8 @@ from absl import flags
 from ml_collections import config_dict
 
 from ctl import checks, defaults, locate, suggestions
-from ctl.errors import UsageError
+from ctl.errors import Failure, LostWorker, UsageError
+from ctl.hardware import strategies
 from ctl.loop.workdir import Workdir
 
 MODES = ("train_and_eval", "train", "eval", "continuous_eval", "explain")
@@ -46,6 +47,12 @@ def run(argv: Sequence[str]) -> int:
     except UsageError as error:
         print("ctl:", " ".join(str(error).split()), file=sys.stderr, flush=True)
         return 2
+    except Failure as error:
+        print("ctl:", " ".join(str(error).split()), file=sys.stderr, flush=True)
+        return 1
+    except LostWorker as error:
+        print("ctl:", " ".join(str(error).split()), file=sys.stderr, flush=True)
+        return 75
     except KeyboardInterrupt:  # once training has begun, loop/stop.py catches the signal
         print("Stopped before training began, nothing written: run me again.", flush=True)
         return 75
@@ -67,14 +74,19 @@ def _run(argv: Sequence[str]) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # a config file may load TensorFlow
     config = _config(values.config, changes)
     locate.trainer_file(config.trainer, config_path)
-    workdir = Workdir(values.workdir or pathlib.Path("runs") / pathlib.Path(config_path).stem)
+    request = strategies.Request.of(config.runtime, os.environ)
+    strategies.chosen(config.runtime.strategy, request)
+    workdir = Workdir(
+        values.workdir or pathlib.Path("runs") / pathlib.Path(config_path).stem,
+        writes=request.cluster is None or request.cluster.is_chief,
+    )
     _check_workdir(values, config, workdir)
     return _dispatch(values, config, config_path, workdir)
 
 
 def _dispatch(values: flags.FlagValues, config: Any, config_path: str, workdir: Workdir) -> int:
     _quiet_tensorflow()
-    from ctl import experiment, explain
+    from ctl import experiment, explain, modes
 
     evaluates = values.mode != "train"
     built = experiment.build(config, config_path, evaluates=evaluates)
@@ -82,10 +94,10 @@ def _dispatch(values: flags.FlagValues, config: Any, config_path: str, workdir: 
         print(explain.describe(built))
         return 0
     if values.mode == "eval":
-        return experiment.evaluate(built, workdir)
+        return modes.evaluate(built, workdir)
     if values.mode == "continuous_eval":
-        return experiment.continuous_eval(built, workdir)
-    return experiment.train(
+        return modes.continuous_eval(built, workdir)
+    return modes.train(
         built,
         workdir,
         evaluates=evaluates,

@@ -3,15 +3,61 @@
 Importing this loads no TensorFlow, so that a config can be checked by it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import re
 import subprocess
 from typing import TYPE_CHECKING, Any
 
+from ctl import suggestions
 from ctl.errors import UsageError
+from ctl.hardware import cluster
+from ctl.hardware.cluster import Cluster
+from ctl.hardware.quiet import quiet_stderr
+from ctl.loop.progress import say
 
 if TYPE_CHECKING:
     import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a config asks of its hardware beside the strategy's name.
+
+    Attributes:
+        logical_devices: split the first GPU, or the CPU where there is none, into so many devices;
+            0 takes the machine's devices as they are.
+        devices: which to take, such as ("GPU:0", "GPU:2"); empty for all.
+        algorithm: how gradients are reduced: "auto", "nccl", "ring", "hierarchical_copy" or
+            "one_device".
+        packs: parts that a reduction is cut in.
+        timeout: seconds that a reduction between processes may take; 0 for no limit.
+        start_timeout: seconds to wait for the other processes to start.
+        shard_mib: parameter servers hold a variable in parts of at least so much; 0 for whole ones.
+        cluster: the processes of the run, where there are several.
+    """
+
+    logical_devices: int = 0
+    devices: tuple[str, ...] = ()
+    algorithm: str = "auto"
+    packs: int = 1
+    timeout: float = 0.0
+    start_timeout: float = 600.0
+    shard_mib: float = 0.0
+    cluster: Cluster | None = None
+
+    @classmethod
+    def of(cls, runtime: Any, environment: Mapping[str, str]) -> "Request":
+        """What a config's `runtime` section and the process' environment ask for."""
+        return cls(
+            logical_devices=runtime.logical_devices,
+            devices=tuple(runtime.devices),
+            algorithm=runtime.all_reduce.algorithm,
+            packs=runtime.all_reduce.packs,
+            timeout=runtime.all_reduce.timeout,
+            start_timeout=runtime.cluster.start_timeout,
+            cluster=cluster.read(environment),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,13 +66,19 @@ class Row:
 
     Attributes:
         summary: what it is for, in a few words.
-        build: (devices) -> strategy.
-        devices: how many of the machine's devices it takes: "one" or "all".
+        build: (devices, request) -> strategy.
+        takes: "one" or "all" of the machine's devices, or "own" if TensorFlow finds them.
+        accepts: the fields of a `Request` that have an effect.
+        algorithms: the all-reduce algorithms that it has, beside "auto".
+        processes: whether it runs in several processes.
     """
 
     summary: str
-    build: Callable[[list[str]], Any]
-    devices: str
+    build: Callable[[list[str], Request], Any]
+    takes: str
+    accepts: tuple[str, ...] = ()
+    algorithms: tuple[str, ...] = ()
+    processes: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,20 +89,33 @@ class Hardware:
         strategy: the strategy.
         name: its row in the table.
         why: one line for the person who runs it.
+        cluster: the processes of the run, where there are several.
     """
 
     strategy: "tf.distribute.Strategy"
     name: str
     why: str
+    cluster: Cluster | None = None
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes what a run writes once."""
+        return self.cluster is None or self.cluster.is_chief
 
 
-def _one_device(devices: list[str]) -> "tf.distribute.Strategy":
+def _default(devices: list[str], request: Request) -> "tf.distribute.Strategy":
+    import tensorflow as tf
+
+    return tf.distribute.get_strategy()
+
+
+def _one_device(devices: list[str], request: Request) -> "tf.distribute.Strategy":
     import tensorflow as tf
 
     return tf.distribute.OneDeviceStrategy(f"/{devices[0]}")
 
 
-def _mirrored(devices: list[str]) -> "tf.distribute.Strategy":
+def _mirrored(devices: list[str], request: Request) -> "tf.distribute.Strategy":
     import tensorflow as tf
 
     # The default collectives abort when one process makes strategies of different sizes
@@ -59,25 +124,149 @@ def _mirrored(devices: list[str]) -> "tf.distribute.Strategy":
     shared = devices[0].startswith("CPU") or len(tf.config.list_physical_devices("GPU")) < len(
         devices
     )
-    reduction = tf.distribute.ReductionToOneDevice() if shared else None
-    return tf.distribute.MirroredStrategy([f"/{d}" for d in devices], cross_device_ops=reduction)
+    made = {
+        "nccl": lambda: tf.distribute.NcclAllReduce(num_packs=request.packs),
+        "hierarchical_copy": lambda: tf.distribute.HierarchicalCopyAllReduce(
+            num_packs=request.packs
+        ),
+        "one_device": tf.distribute.ReductionToOneDevice,
+        "auto": tf.distribute.ReductionToOneDevice if shared else lambda: None,
+    }
+    if request.algorithm == "nccl" and shared:
+        raise UsageError(
+            "runtime.all_reduce.algorithm=nccl reduces between physical GPUs, and the replicas are on "
+            f"{', '.join(devices)}: choose auto."
+        )
+    return tf.distribute.MirroredStrategy(
+        [f"/{d}" for d in devices], cross_device_ops=made[request.algorithm]()
+    )
+
+
+def _central_storage(devices: list[str], request: Request) -> "tf.distribute.Strategy":
+    import tensorflow as tf
+
+    return tf.distribute.experimental.CentralStorageStrategy(
+        compute_devices=[f"/{d}" for d in devices], parameter_device="/CPU:0"
+    )
+
+
+def _multi_worker_mirrored(devices: list[str], request: Request) -> "tf.distribute.Strategy":
+    import tensorflow as tf
+
+    assert request.cluster is not None
+    cluster.wait_for_others(request.cluster, limit=request.start_timeout, say=say)
+    kinds = tf.distribute.experimental.CommunicationImplementation
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=getattr(kinds, request.algorithm.upper()),
+        timeout_seconds=request.timeout or None,
+    )
+    with quiet_stderr():
+        return tf.distribute.MultiWorkerMirroredStrategy(
+            cluster_resolver=_resolver(request.cluster), communication_options=options
+        )
 
 
 STRATEGIES: dict[str, Row] = {
-    "one_device": Row("one replica on the first GPU, or the CPU", _one_device, "one"),
-    "mirrored": Row("a replica a device, of one machine", _mirrored, "all"),
+    "default": Row("one replica where TensorFlow puts it, with no strategy", _default, "own"),
+    "one_device": Row(
+        "one replica on the first GPU, or the CPU",
+        _one_device,
+        "one",
+        accepts=("logical_devices", "devices"),
+    ),
+    "mirrored": Row(
+        "a replica a device, of one machine",
+        _mirrored,
+        "all",
+        accepts=("logical_devices", "devices", "algorithm", "packs"),
+        algorithms=("nccl", "hierarchical_copy", "one_device"),
+    ),
+    "central_storage": Row(
+        "a replica a device, the variables once, in the memory of the CPU",
+        _central_storage,
+        "all",
+        accepts=("logical_devices", "devices"),
+    ),
+    "multi_worker_mirrored": Row(
+        "a replica a device of several processes, on one machine or more",
+        _multi_worker_mirrored,
+        "own",
+        accepts=("algorithm", "timeout", "start_timeout"),
+        algorithms=("nccl", "ring"),
+        processes=True,
+    ),
 }
 NAMES = ("auto", *STRATEGIES)
+ALGORITHMS = ("auto", "nccl", "ring", "hierarchical_copy", "one_device")
+_KEYS = {
+    "logical_devices": "runtime.logical_devices",
+    "devices": "runtime.devices",
+    "algorithm": "runtime.all_reduce.algorithm",
+    "packs": "runtime.all_reduce.packs",
+    "timeout": "runtime.all_reduce.timeout",
+    "start_timeout": "runtime.cluster.start_timeout",
+    "shard_mib": "runtime.cluster.shard_mib",
+}
 
 
-def build(name: str = "auto", *, logical_devices: int = 0) -> Hardware:
+def chosen(name: str, request: Request) -> str:
+    """The row that a name comes to as far as it is known without TensorFlow; "auto" may stay.
+
+    Raises:
+        UsageError: the name, the request and the cluster cannot go together.
+    """
+    if name not in NAMES:
+        raise UsageError(f"There is no strategy {name!r}: choose one of {', '.join(NAMES)}.")
+    own = request.cluster
+    several = own is not None and own.size > 1
+    if name == "auto" and several:
+        assert own is not None
+        name = "parameter_server" if own.has_servers else "multi_worker_mirrored"
+    if name == "auto":
+        return name
+    row = STRATEGIES[name]
+    if row.processes and own is None:
+        raise UsageError(
+            f"runtime.strategy={name} runs in several processes, and TF_CONFIG does not name them: "
+            f"start them by python -m ctl.launch --workers=2 {'--ps=1 ' * (name[0] == 'p')}-- ..., or "
+            "choose runtime.strategy=auto."
+        )
+    if several and not row.processes:
+        assert own is not None
+        raise UsageError(
+            f"runtime.strategy={name} runs in one process, and TF_CONFIG names {own.size}: choose "
+            "runtime.strategy=auto, or unset TF_CONFIG."
+        )
+    _check_accepted(name, row, request)
+    return name
+
+
+def _check_accepted(name: str, row: Row, request: Request) -> None:
+    """Refuses what the strategy would not look at."""
+    none = Request()
+    for field, key in _KEYS.items():
+        value = getattr(request, field)
+        if value != getattr(none, field) and field not in row.accepts:
+            raise UsageError(f"{key} has no effect with runtime.strategy={name}: leave it out.")
+    if request.algorithm not in ("auto", *row.algorithms):
+        raise UsageError(
+            f"runtime.all_reduce.algorithm is {request.algorithm!r}, and runtime.strategy={name} has "
+            f"{', '.join(('auto', *row.algorithms))}: choose one of them."
+        )
+    if request.packs > 1 and request.algorithm not in ("nccl", "hierarchical_copy"):
+        raise UsageError(
+            "runtime.all_reduce.packs has no effect but with runtime.all_reduce.algorithm=nccl or "
+            "hierarchical_copy: choose one of them, or leave it at 1."
+        )
+
+
+def build(name: str = "auto", request: Request | None = None) -> Hardware:
     """Makes the strategy that a config names.
 
     Args:
-        name: a row of the table, or "auto": mirrored over several GPUs or logical devices, else
-            one device.
-        logical_devices: split the first GPU, or the CPU where there is none, into so many devices;
-            0 takes the machine's devices as they are (for `mirrored` with no GPU: 2).
+        name: a row of the table, or "auto": by the cluster where there is one; mirrored over several
+            GPUs or logical devices; else one device.
+        request: what else is asked for.
 
     Returns:
         The strategy, its row's name, and why.
@@ -85,28 +274,77 @@ def build(name: str = "auto", *, logical_devices: int = 0) -> Hardware:
     Raises:
         UsageError: the devices cannot be had.
     """
+    request = request or Request()
+    automatic = name == "auto"
+    name = chosen(name, request)
+    if name != "auto" and STRATEGIES[name].processes:
+        assert request.cluster is not None
+        why = f"{request.cluster.name} of {request.cluster.size} processes"
+        found: list[str] = []
+    else:
+        found, why = _devices(name, request)
+    if name == "auto":
+        name = "mirrored" if len(found) > 1 else "one_device"
+        _check_accepted(name, STRATEGIES[name], request)
+    row = STRATEGIES[name]
+    strategy = row.build(found[:1] if row.takes == "one" else found, request)
+    several = request.cluster if row.processes else None
+    return Hardware(strategy, name, f"auto: {why}" if automatic else why, several)
+
+
+def _devices(name: str, request: Request) -> tuple[list[str], str]:
+    """The devices to build on, such as "CPU:0", and why these."""
     import tensorflow as tf
 
-    if name not in NAMES:
-        raise UsageError(f"There is no strategy {name!r}: choose one of {', '.join(NAMES)}.")
     gpus = tf.config.list_physical_devices("GPU")
     kind = "GPU" if gpus else "CPU"
     why = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)} here" if gpus else "no GPU here"
-    if name == "mirrored" and not gpus and not logical_devices:
-        logical_devices = 2
-    if logical_devices:
-        _split(tf.config.list_physical_devices(kind)[0], logical_devices)
-    if logical_devices > 1:
-        why += f", the {'first' if gpus else 'CPU'} split in {logical_devices}"
-    found = [
+    count = request.logical_devices
+    asked = request.devices
+    if asked:
+        kind = asked[0].partition(":")[0]
+    if name in ("mirrored", "central_storage") and kind == "CPU" and not count:
+        count = 1 + max((int(d.partition(":")[2]) for d in asked), default=1)
+    if count:
+        _split(tf.config.list_physical_devices(kind)[0], count)
+    if count > 1:
+        why += f", the {'first' if gpus else 'CPU'} split in {count}"
+    every = [
         f"{d.device_type}:{d.name.rsplit(':', 1)[1]}" for d in tf.config.list_logical_devices(kind)
     ]
-    found = found[: logical_devices or None]
-    if name == "auto":
-        name = "mirrored" if len(found) > 1 and (gpus or logical_devices) else "one_device"
-        why = f"auto: {why}"
-    row = STRATEGIES[name]
-    return Hardware(row.build(found[:1] if row.devices == "one" else found), name, why)
+    if asked:
+        return _named(asked, every), f"{', '.join(asked)} as configured"
+    found = every[: count or None]
+    return (found if gpus or count or name != "auto" else found[:1]), why
+
+
+def _named(asked: Sequence[str], every: Sequence[str]) -> list[str]:
+    for device in asked:
+        if device not in every:
+            raise UsageError(
+                f"runtime.devices has {device!r}{suggestions.did_you_mean(device, every)}"
+            )
+    return list(asked)
+
+
+def check_devices(devices: Sequence[Any]) -> None:
+    """Refuses what is no list of devices, whatever the machine has."""
+    for device in devices:
+        if not isinstance(device, str) or not re.fullmatch(r"(CPU|GPU):\d{1,3}", device):
+            raise UsageError(f'runtime.devices has {device!r}, want names such as "GPU:0".')
+    if len(set(devices)) < len(devices):
+        raise UsageError("runtime.devices names a device twice: name it once.")
+    if len({device[:3] for device in devices}) > 1:
+        raise UsageError("runtime.devices mixes CPUs and GPUs: name one kind.")
+
+
+def _resolver(own: Cluster) -> Any:
+    import tensorflow as tf
+
+    spec = tf.train.ClusterSpec({role: list(tasks) for role, tasks in own.addresses.items()})
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        spec, task_type=own.role, task_id=own.index, rpc_layer="grpc"
+    )
 
 
 def _split(device: Any, count: int) -> None:

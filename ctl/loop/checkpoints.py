@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import tempfile
 
 import tensorflow as tf
 
@@ -18,18 +19,28 @@ class Checkpoints:
     checkpoints.save()                              # runs/mine/checkpoints/ckpt-100
     """
 
-    def __init__(self, directory: str | pathlib.Path, trainer: StandardTrainer, *, keep: int = 3):
+    def __init__(
+        self,
+        directory: str | pathlib.Path,
+        trainer: StandardTrainer,
+        *,
+        keep: int = 3,
+        is_chief: bool = True,
+    ):
         """Names the folder; nothing is written or read yet.
 
         Args:
             directory: the folder.
             trainer: whose `checkpoint_items` are saved.
             keep: how many checkpoints are kept, the newest.
+            is_chief: whether this process' checkpoints are the run's. TensorFlow wants every process
+                to save; the others' go to a temporary folder and away again.
         """
         self._trainer = trainer
         self._checkpoint = tf.train.Checkpoint(**trainer.checkpoint_items())
         self._directory = pathlib.Path(directory)
         self._keep = keep
+        self._is_chief = is_chief
         self._opened: tf.train.CheckpointManager | None = None
 
     @property
@@ -49,8 +60,16 @@ class Checkpoints:
     def save(self) -> str:
         """Saves a checkpoint at the present step; returns its path."""
         step = int(self._trainer.global_step.numpy())
-        path: str = self.manager.save(checkpoint_number=step, check_interval=False)
-        return path
+        if self._is_chief:
+            path: str = self.manager.save(checkpoint_number=step, check_interval=False)
+            return path
+        with tempfile.TemporaryDirectory(prefix="ctl-checkpoint-") as folder:
+            self._checkpoint.write(f"{folder}/ckpt")
+        return self.path(step)
+
+    def path(self, step: int) -> str:
+        """Where the checkpoint of a step is."""
+        return str(self._directory / f"ckpt-{step}")
 
     def restore_latest(self) -> str | None:
         """Restores the newest checkpoint; returns its path, or None where there is none."""

@@ -26,23 +26,29 @@ class Workdir:
     Nothing is written before `create`.
     """
 
-    def __init__(self, path: str | pathlib.Path):
+    def __init__(self, path: str | pathlib.Path, *, writes: bool = True):
         """Names the folder, and checks that it can be one.
+
+        Args:
+            path: the folder.
+            writes: whether this process writes there; of several the chief alone does.
 
         Raises:
             UsageError: it is a file, or cannot be written.
         """
         self.path = pathlib.Path(path)
-        self._check_writable()
+        self._writes = writes
+        if writes:
+            self._check_writable()
 
     @property
     def checkpoints(self) -> pathlib.Path:
         """The folder of checkpoints."""
         return self.path / "checkpoints"
 
-    def summaries(self, split: str) -> str:
-        """The folder of a split's summaries."""
-        return str(self.path / "summaries" / split)
+    def summaries(self, split: str) -> str | None:
+        """The folder of a split's summaries; None where this process writes none."""
+        return str(self.path / "summaries" / split) if self._writes else None
 
     def has_run(self) -> bool:
         """Whether a run was started here."""
@@ -109,6 +115,8 @@ class Workdir:
 
     def create(self, config: Mapping[str, Any]) -> None:
         """Makes the folder, and writes the config of now."""
+        if not self._writes:
+            return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._write("config.json", config)
@@ -144,13 +152,16 @@ class Workdir:
 
     def event(self, event: str, step: int, **fields: Any) -> None:
         """Adds a line to `events.jsonl`."""
+        if not self._writes:
+            return
         line = {"time": time.time(), "event": event, "step": step, **fields}
         with open(self.path / "events.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Replaces `result.json`, whole or not at all."""
-        self._write("result.json", result)
+        if self._writes:
+            self._write("result.json", result)
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         temporary = self.path / _temporary(name)
