@@ -21,6 +21,7 @@ from ml_collections import config_dict
 from ctl import checks, defaults, locate, suggestions
 from ctl.errors import Failure, LostWorker, UsageError
 from ctl.hardware import strategies
+from ctl.hardware.cluster import Cluster
 from ctl.loop.workdir import Workdir
 
 MODES = ("train_and_eval", "train", "eval", "continuous_eval", "explain")
@@ -81,11 +82,24 @@ def _run(argv: Sequence[str]) -> int:
         writes=request.cluster is None or request.cluster.is_chief,
     )
     _check_workdir(values, config, workdir)
-    return _dispatch(values, config, config_path, workdir)
+    return _dispatch(values, config, config_path, workdir, request.cluster)
 
 
-def _dispatch(values: flags.FlagValues, config: Any, config_path: str, workdir: Workdir) -> int:
+def _dispatch(
+    values: flags.FlagValues,
+    config: Any,
+    config_path: str,
+    workdir: Workdir,
+    cluster: Cluster | None,
+) -> int:
     _quiet_tensorflow()
+    from ctl.hardware import lost
+
+    with lost.telling(cluster):
+        return _run_mode(values, config, config_path, workdir)
+
+
+def _run_mode(values: flags.FlagValues, config: Any, config_path: str, workdir: Workdir) -> int:
     from ctl import experiment, explain, modes
 
     evaluates = values.mode != "train"
