@@ -1,0 +1,285 @@
+"""The manifests are what Kubernetes takes, and say what the program reads. No cluster, no network."""
+
+import copy
+import re
+import socket
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests import child
+
+DEPLOY = child.ROOT / "deploy"
+MANIFESTS = {path.name: path for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))}
+CLUSTERS = ("multi-worker.yaml", "parameter-server.yaml")
+JOBS = (*CLUSTERS, "tpu.yaml")
+# The oldest that the manifests name, and the newest that the pinned validator knows.
+VERSIONS = ("1.31", "1.37")
+
+
+class Loader(yaml.SafeLoader):
+    """Refuses a key that is given twice, of which YAML's own loader keeps the last."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [self.construct_object(key) for key, _ in node.value]
+        assert len(keys) == len(set(keys)), f"twice: {keys}, {node.start_mark}"
+        return super().construct_mapping(node, deep)
+
+
+def documents(name):
+    return list(yaml.load_all(MANIFESTS[name].read_text(), Loader))
+
+
+def document(name, kind):
+    (found,) = (d for d in documents(name) if d["kind"] == kind)
+    return found
+
+
+def pod(name):
+    return document(name, "Job")["spec"]["template"]
+
+
+def container(name):
+    (only,) = pod(name)["spec"]["containers"]
+    return only
+
+
+def environment(name):
+    variables = container(name)["env"]
+    assert len({v["name"] for v in variables}) == len(variables)
+    return {v["name"]: v["value"] for v in variables}
+
+
+def cluster(variables):
+    """The tasks in the order of their indexes, as the contract in deploy/kubernetes/README.md has it."""
+    workers, servers = int(variables["CTL_WORKERS"]), int(variables.get("CTL_PS", "0"))
+    kinds = ["worker"] * workers
+    if servers:
+        kinds = ["chief", *kinds, *["ps"] * servers]
+    job, service, port = (variables[f"CTL_{name}"] for name in ("JOB", "SERVICE", "PORT"))
+    return [(kind, f"{job}-{i}.{service}:{port}") for i, kind in enumerate(kinds)]
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+    def refuse(*_, **__):
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_every_document_is_of_the_schema(name, version):
+    found = documents(name)
+    assert found
+    for each in found:
+        assert kubernetes_validate.validate(each, version, strict=True) == version
+
+
+def test_the_newest_schema_is_the_newest_that_the_validator_has():
+    assert kubernetes_validate.latest_version() == f"{VERSIONS[-1]}.0"
+
+
+def plant_at(job, path, key, value):
+    planted = copy.deepcopy(job)
+    place = planted
+    for step in path:
+        place = place[step]
+    place[key] = value
+    return planted
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("path", "key", "value"),
+    [
+        ((), "podFailurePolicy", {}),
+        (("spec",), "backOffLimit", 6),
+        (("spec", "podFailurePolicy", "rules", 0), "onExitCode", {}),
+        (("spec", "template", "spec"), "terminationGracePeriod", 300),
+        (("spec", "template", "spec", "containers", 0), "volumeMount", []),
+        (("spec",), "completions", "two"),
+        (("spec", "template", "spec", "containers", 0), "env", [{"name": "CTL_PS", "value": 1}]),
+    ],
+)
+def test_a_planted_mistake_is_refused(path, key, value, version):
+    planted = plant_at(document("multi-worker.yaml", "Job"), path, key, value)
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(planted, version, strict=True)
+
+
+def test_a_key_given_twice_is_refused():
+    with pytest.raises(AssertionError, match="twice"):
+        yaml.load("env: []\nenv: []", Loader)
+
+
+def test_multi_worker_cluster_is_the_one_in_the_contract():
+    assert cluster(environment("multi-worker.yaml")) == [
+        ("worker", "mnist-multi-worker-0.mnist-multi-worker:2222"),
+        ("worker", "mnist-multi-worker-1.mnist-multi-worker:2222"),
+    ]
+
+
+def test_parameter_server_cluster_is_the_one_in_the_contract():
+    assert cluster(environment("parameter-server.yaml")) == [
+        ("chief", "mnist-parameter-server-0.mnist-parameter-server:2222"),
+        ("worker", "mnist-parameter-server-1.mnist-parameter-server:2222"),
+        ("worker", "mnist-parameter-server-2.mnist-parameter-server:2222"),
+        ("ps", "mnist-parameter-server-3.mnist-parameter-server:2222"),
+    ]
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_there_is_a_pod_for_each_task(name):
+    spec = document(name, "Job")["spec"]
+    assert spec["completionMode"] == "Indexed"
+    assert spec["completions"] == spec["parallelism"] == len(cluster(environment(name)))
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_hosts_are_the_names_that_kubernetes_gives(name):
+    job, service = document(name, "Job"), document(name, "Service")
+    variables = environment(name)
+    assert variables["CTL_JOB"] == job["metadata"]["name"]
+    assert variables["CTL_SERVICE"] == service["metadata"]["name"] == pod(name)["spec"]["subdomain"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    ports = (*service["spec"]["ports"], *container(name)["ports"])
+    assert {p.get("port", p.get("containerPort")) for p in ports} == {int(variables["CTL_PORT"])}
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_services_and_policies_select_the_pods_of_their_own_job(name):
+    labels = pod(name)["metadata"]["labels"]
+    policy = document(name, "NetworkPolicy")["spec"]
+    assert document(name, "Service")["spec"]["selector"] == labels
+    assert policy["podSelector"]["matchLabels"] == labels
+    assert policy["ingress"] == [{"from": [{"podSelector": {"matchLabels": labels}}]}]
+
+
+def test_no_two_jobs_have_labels_or_a_workdir_in_common():
+    for of in (
+        lambda name: pod(name)["metadata"]["labels"],
+        lambda name: container(name)["command"][-1],
+    ):
+        assert len({str(of(name)) for name in JOBS}) == len(JOBS)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_all_documents_of_a_manifest_have_the_labels_of_its_pods(name):
+    labels = pod(name)["metadata"]["labels"]
+    assert labels["app.kubernetes.io/instance"] == document(name, "Job")["metadata"]["name"]
+    assert all(d["metadata"]["labels"] == labels for d in documents(name))
+
+
+def test_a_tpu_host_is_alone():
+    assert not [name for name in environment("tpu.yaml") if name.startswith("CTL_")]
+    assert "completions" not in document("tpu.yaml", "Job")["spec"]
+    selector = pod("tpu.yaml")["spec"]["nodeSelector"]
+    rows, columns = selector["cloud.google.com/gke-tpu-topology"].split("x")
+    assert selector["cloud.google.com/gke-tpu-accelerator"] == "tpu-v5-lite-podslice"
+    resources = container("tpu.yaml")["resources"]
+    for of in ("requests", "limits"):
+        assert resources[of]["google.com/tpu"] == int(rows) * int(columns)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_exit_codes_are_wired_and_a_mistake_comes_first(name):
+    rules = document(name, "Job")["spec"]["podFailurePolicy"]["rules"]
+    codes = {"containerName": container(name)["name"], "operator": "In"}
+    assert rules == [
+        {"action": "FailJob", "onExitCodes": {**codes, "values": [2]}},
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {"action": "Ignore", "onExitCodes": {**codes, "values": [75]}},
+    ]
+    assert pod(name)["spec"]["restartPolicy"] == "Never"
+    assert document(name, "Job")["spec"]["podReplacementPolicy"] == "Failed"
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_the_run_is_done_when_the_chief_is(name):
+    rules = document(name, "Job")["spec"]["successPolicy"]["rules"]
+    assert rules == [{"succeededIndexes": "0"}]
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_stopped_pod_hears_the_signal_and_has_time_to_save(name):
+    spec = pod(name)["spec"]
+    assert spec["terminationGracePeriodSeconds"] >= 120
+    assert spec["shareProcessNamespace"] is True
+    assert container(name)["command"][0] == "python"  # a shell would keep the signal to itself
+
+
+@pytest.mark.parametrize(
+    ("name", "experiment"),
+    [
+        ("multi-worker.yaml", "mnist_multi_worker"),
+        ("parameter-server.yaml", "mnist_parameter_server"),
+        ("tpu.yaml", "mnist_tpu"),
+    ],
+)
+def test_the_program_is_what_runs_in_a_workdir_on_the_shared_volume(name, experiment):
+    *program, config, workdir = container(name)["command"]
+    assert program == ["python", "-m", "ctl.main"]
+    assert config == f"--config=experiments/{experiment}.py"
+    assert re.fullmatch(r"--workdir=/runs/[\w-]+", workdir)
+    mounts = {m["mountPath"]: m["name"] for m in container(name)["volumeMounts"]}
+    volumes = {v["name"]: v for v in pod(name)["spec"]["volumes"]}
+    claim = document("storage.yaml", "PersistentVolumeClaim")
+    assert (
+        volumes[mounts["/runs"]]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    )
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_pods_may_do_no_more_than_they_have_to(name):
+    spec, only = pod(name)["spec"], container(name)
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert only["securityContext"]["allowPrivilegeEscalation"] is False
+    assert only["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert spec["automountServiceAccountToken"] is False
+    resources = only["resources"]
+    assert resources["requests"]["memory"] == resources["limits"]["memory"]
+    assert "cpu" in resources["requests"] and "cpu" not in resources["limits"]
+    if only["securityContext"]["readOnlyRootFilesystem"]:
+        assert environment(name)["HOME"] in {m["mountPath"] for m in only["volumeMounts"]}
+
+
+def test_images_are_those_that_the_dockerfile_builds():
+    dockerfile = (DEPLOY / "Dockerfile").read_text()
+    built = set(re.findall(r"^#   docker build .*-t (\S+)", dockerfile, re.MULTILINE))
+    used = {container(name)["image"] for name in JOBS}
+    assert used <= built
+    version = re.search(r'^version = "(.+)"', (child.ROOT / "pyproject.toml").read_text(), re.M)
+    assert {image.split("-")[0] for image in built} == {f"ctl:{version[1]}"}
+
+
+def test_the_dockerfiles_user_is_the_pods():
+    user = re.search(r"^USER (\d+):(\d+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    for name in JOBS:
+        context = pod(name)["spec"]["securityContext"]
+        assert (context["runAsUser"], context["runAsGroup"]) == (int(user[1]), int(user[2]))
+
+
+def test_the_dockerfiles_extras_exist():
+    dockerfile, project = DEPLOY / "Dockerfile", (child.ROOT / "pyproject.toml").read_text()
+    extras = project.split("[project.optional-dependencies]")[1].split("\n[")[0]
+    for extra in set(re.findall(r"EXTRA=(\w+)", dockerfile.read_text())):
+        assert re.search(rf"^{extra} = \[", extras, re.MULTILINE), extra
+
+
+def test_what_the_image_copies_is_there():
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    kept = [line[1:] for line in ignored if line.startswith("!")]
+    assert {"pyproject.toml", "README.md", "LICENSE", "ctl", "experiments"} == set(kept)
+    assert all((child.ROOT / name).exists() for name in kept)
+
+
+def test_readme_names_every_manifest_and_exit_code():
+    readme = (DEPLOY / "kubernetes/README.md").read_text()
+    assert set(MANIFESTS) == set(re.findall(r"^\| `(\S+\.yaml)`", readme, re.MULTILINE))
+    assert {"0", "1", "2", "75"} <= set(re.findall(r"^\| (\d+) \|", readme, re.MULTILINE))
+    assert all(version in readme for version in VERSIONS)
