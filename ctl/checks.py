@@ -48,6 +48,7 @@ _NOT_NEGATIVE = (
     "runtime.loss_scale",
     "runtime.all_reduce.timeout",
     "runtime.cluster.start_timeout",
+    "runtime.cluster.shard_mib",
     "optimizer.learning_rate",
     "optimizer.momentum",
     "optimizer.weight_decay",
@@ -57,7 +58,7 @@ _NOT_NEGATIVE = (
 )
 # Choices that are planned and refused until they work.
 _NOT_YET = {
-    "runtime.strategy": ("tpu", "parameter_server"),
+    "runtime.strategy": ("tpu",),
 }
 
 

@@ -43,7 +43,8 @@ def defaults() -> config_dict.ConfigDict:
     config.seed = 0
 
     config.runtime = runtime = config_dict.ConfigDict()
-    # auto, default, one_device, mirrored, central_storage, multi_worker_mirrored: docs/hardware.md
+    # auto, default, one_device, mirrored, central_storage,
+    # multi_worker_mirrored, parameter_server: docs/hardware.md
     runtime.strategy = "auto"
     # Which devices to take, such as ("GPU:0", "GPU:2"); empty: all (one_device: the first).
     runtime.devices = ()
@@ -66,6 +67,8 @@ def defaults() -> config_dict.ConfigDict:
     all_reduce.timeout = 0.0  # seconds that processes wait for each other in one; 0: for ever
     runtime.cluster = cluster = config_dict.ConfigDict()  # of several processes (TF_CONFIG)
     cluster.start_timeout = 600.0  # seconds to wait for all of them to start
+    # Parameter servers hold a variable in parts of at least so many MiB, one a server; 0: whole.
+    cluster.shard_mib = 0.0
     runtime.deterministic = False  # TensorFlow's op determinism: bit-identical on GPUs too, slower
 
     config.data = data = config_dict.ConfigDict()

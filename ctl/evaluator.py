@@ -5,6 +5,7 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
+from ctl.data import distribution
 from ctl.data.source import Batch
 from ctl.data.tfrecords import corruption
 from ctl.errors import UsageError
@@ -76,7 +77,10 @@ class StandardEvaluator(orbit.StandardEvaluator):
     def eval_step(self, iterator: Any) -> None:
         """One step of every replica; Orbit's hook."""
         batch, present = unpack(next(iterator))
-        self.strategy.run(self._replica_eval_step, args=(batch, present))
+        if distribution.is_coordinated(self.strategy):  # the coordinator evaluates by itself
+            self._replica_eval_step(batch, present)
+        else:
+            self.strategy.run(self._replica_eval_step, args=(batch, present))
 
     def eval_end(self) -> dict[str, Any]:
         """Returns the loss, the metrics, and how many examples they are of."""

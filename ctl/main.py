@@ -82,7 +82,19 @@ def _run(argv: Sequence[str]) -> int:
         writes=request.cluster is None or request.cluster.is_chief,
     )
     _check_workdir(values, config, workdir)
+    if request.cluster and request.cluster.has_servers and not request.cluster.is_chief:
+        return _serve(request, config, workdir)
     return _dispatch(values, config, config_path, workdir, request.cluster)
+
+
+def _serve(request: strategies.Request, config: Any, workdir: Workdir) -> int:
+    """Serves the chief of a run until it has gone; 75 if the run is not complete by then."""
+    _quiet_tensorflow()
+    from ctl.hardware import server
+
+    assert request.cluster is not None
+    server.serve(request.cluster, start_timeout=request.start_timeout)
+    return 0 if workdir.result().get("step", 0) >= config.train.steps else 75
 
 
 def _dispatch(

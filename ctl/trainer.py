@@ -11,6 +11,8 @@ import tf_keras
 
 from ctl import building
 from ctl.compiled_loop import CompiledLoop, chunk_size
+from ctl.coordinated_loop import CoordinatedLoop
+from ctl.data import distribution
 from ctl.data.feed import Feed
 from ctl.data.source import Batch
 from ctl.data.tfrecords import corruption
@@ -312,7 +314,9 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
                     self._keyed.add(scope)
 
     def create_train_loop_fn(self) -> Any:
-        """The inner loop: Orbit's, or one XLA program."""
+        """The inner loop: Orbit's, one XLA program, or what a coordinator schedules."""
+        if distribution.is_coordinated(self.strategy):
+            return CoordinatedLoop(self.train_step, strategy=self.strategy)
         return self._compiled or super().create_train_loop_fn()
 
     def _own_train_step(self) -> bool:

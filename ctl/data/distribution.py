@@ -8,9 +8,12 @@ and copy from the host to where the data is already.
 """
 
 from collections.abc import Callable
+import re
 from typing import Any
 
 import tensorflow as tf
+
+from ctl.data.layout import Turns
 
 DatasetFn = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
@@ -41,6 +44,38 @@ def from_function(
     return strategy.distribute_datasets_from_function(make)
 
 
+def is_coordinated(strategy: tf.distribute.Strategy) -> bool:
+    """Whether workers step by themselves, as a coordinator tells them to."""
+    return isinstance(strategy, tf.distribute.ParameterServerStrategy)
+
+
+def per_worker(
+    strategy: tf.distribute.Strategy,
+    dataset_fn: Callable[[tf.distribute.InputContext, Turns], tf.data.Dataset],
+) -> Any:
+    """Gives each worker of a coordinator a dataset of its own; the workers take turns.
+
+    Args:
+        strategy: with parameter servers.
+        dataset_fn: makes the dataset of a worker, of one input pipeline and one replica.
+
+    Returns:
+        Something to make an iterator of, which `ClusterCoordinator.schedule` takes.
+    """
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    names = (device.name for device in tf.config.list_logical_devices())
+    count = len(
+        {task[0] for task in map(re.compile(r"/job:worker/.*task:\d+").match, names) if task}
+    )
+
+    def make() -> tf.data.Dataset:
+        index = tf.distribute.coordinator.experimental_get_current_worker_index()
+        turns = Turns(count, tf.cast(index, tf.int64))
+        return untuned(dataset_fn(tf.distribute.InputContext(), turns))
+
+    return coordinator.create_per_worker_dataset(make)
+
+
 def global_batches(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -> Any:
     """`strategy.experimental_distribute_dataset`: splits each ready global batch."""
     return strategy.experimental_distribute_dataset(untuned(dataset))
@@ -62,7 +97,8 @@ def _per_replica(strategy: tf.distribute.Strategy, dataset_fn: DatasetFn) -> Any
 
 def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """The dataset without tf.data's tuning thread, unless its author decided about it."""
-    if dataset.options().autotune.enabled is not None:
+    # A dataset that is made inside a function does not know its options.
+    if not tf.inside_function() and dataset.options().autotune.enabled is not None:
         return dataset
     options = tf.data.Options()
     options.autotune.enabled = False

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ctl.data import distribution, pipeline
 from ctl.data.augmentation import Augmented
-from ctl.data.layout import Layout
+from ctl.data.layout import Layout, Turns
 from ctl.data.source import Arrays, GlobalBatches, Indexes, PerReplica
 from ctl.errors import UsageError
 
@@ -96,19 +96,25 @@ class Feed:
             start: the global step of the first batch.
         """
         data = self.data("train")
+        self._check_together(data)
         if isinstance(data, GlobalBatches):
             batches = pipeline.global_batches(data, start=start, endless=True)
             return distribution.global_batches(self._strategy, batches)
 
-        def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
+        def dataset_fn(
+            context: tf.distribute.InputContext, turns: Turns | None = None
+        ) -> tf.data.Dataset:
             return pipeline.training(
                 self.data("train", context),
                 Layout.of(context, global_batch_size),
                 seed=self._seed,
                 start=start,
                 prefetch=self._prefetch,
+                turns=turns,
             )
 
+        if distribution.is_coordinated(self._strategy):
+            return distribution.per_worker(self._strategy, dataset_fn)
         return self._distributed(data, dataset_fn)
 
     def chunks(self, global_batch_size: int, *, start: int, size: int, indexes: bool) -> Any:
@@ -139,6 +145,7 @@ class Feed:
     def evaluation(self, global_batch_size: int) -> Any:
         """The evaluation data, distributed; a `Source`'s goes on with absent rows after its end."""
         data = self.data("eval")
+        self._check_together(data)
         if isinstance(data, GlobalBatches):
             batches = pipeline.global_batches(data, start=0, endless=False)
             return distribution.global_batches(self._strategy, batches)
@@ -150,11 +157,24 @@ class Feed:
                 prefetch=self._prefetch,
             )
 
+        if distribution.is_coordinated(self._strategy):
+            return distribution.untuned(dataset_fn(tf.distribute.InputContext()))
         return self._distributed(data, dataset_fn)
 
     def evaluation_steps(self, global_batch_size: int) -> int | None:
         """How many steps see every example once, or None where only the data's end will tell."""
         return pipeline.evaluation_steps(self.data("eval"), self.layout(global_batch_size))
+
+    def _check_together(self, data: pipeline.Data) -> None:
+        """Refuses data that this strategy would not split by the global batch."""
+        coordinated = distribution.is_coordinated(self._strategy)
+        several = isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        ready = isinstance(data, GlobalBatches)
+        if (ready and several) or (coordinated and (ready or isinstance(data, PerReplica))):
+            raise UsageError(
+                f"{type(data).__name__} cannot be shared out among several processes: let "
+                "build_dataset return a ctl.data.Source or a tf.data.Dataset of examples."
+            )
 
     def _arrays(self) -> Arrays:
         data = self.data("train")

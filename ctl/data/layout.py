@@ -9,6 +9,19 @@ from ctl.errors import UsageError
 
 
 @dataclasses.dataclass(frozen=True)
+class Turns:
+    """Which batches one of several workers takes that update by themselves.
+
+    Attributes:
+        count: how many workers take turns.
+        index: the first batch that this one takes, a scalar int64 below `count`.
+    """
+
+    count: int
+    index: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
 class Layout:
     """Which rows of a global batch the replicas of one input pipeline hold.
 

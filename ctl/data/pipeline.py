@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from ctl.data import augmentation, sampler, streams
 from ctl.data.augmentation import Augmented
-from ctl.data.layout import Layout
+from ctl.data.layout import Layout, Turns
 from ctl.data.source import Arrays, GlobalBatches, Indexes, PerReplica, Source
 from ctl.errors import UsageError
 
@@ -26,7 +26,13 @@ Data: TypeAlias = Source | tf.data.Dataset | Augmented | GlobalBatches | PerRepl
 
 
 def training(
-    data: Data, layout: Layout, *, seed: int, start: int, prefetch: int
+    data: Data,
+    layout: Layout,
+    *,
+    seed: int,
+    start: int,
+    prefetch: int,
+    turns: Turns | None = None,
 ) -> tf.data.Dataset:
     """The endless training stream of one input pipeline, from a step on.
 
@@ -38,20 +44,25 @@ def training(
         start: the global step of the first batch.
         prefetch: batches to prepare ahead, each with a share for every local replica; -1 lets
             tf.data choose.
+        turns: which batches from `start` on, where not all.
 
     Returns:
         A dataset of `(batch, present)`; of a `PerReplica` its batches, as they are.
     """
     if isinstance(data, Source):
-        dataset = streams.training(data, layout, seed=seed, start=start)
+        dataset = streams.training(data, layout, seed=seed, start=start, turns=turns)
     elif isinstance(data, Augmented) and isinstance(data.data, Source):
-        dataset = streams.augmented(data.data, data.augment, layout, seed=seed, start=start)
+        dataset = streams.augmented(
+            data.data, data.augment, layout, seed=seed, start=start, turns=turns
+        )
     elif isinstance(data, PerReplica):
         dataset = _endless(data.dataset, start, each=layout.local_replicas)
     else:
         size = layout.global_batch_size
         examples = _examples(data, start, each=size, seed=seed)
         batches = examples.batch(size, drop_remainder=True)
+        if turns is not None:
+            batches = batches.shard(turns.count, turns.index)
         dataset = _split(batches, layout, full=True)
     return _prefetched(dataset, layout, prefetch)
 

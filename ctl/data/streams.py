@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from ctl.data import sampler
 from ctl.data.augmentation import Augment
-from ctl.data.layout import Layout
+from ctl.data.layout import Layout, Turns
 from ctl.data.source import Arrays, Indexes, Source
 
 # One call of the sampler and of a source in memory draws so much: a call costs 0.1 ms whatever it
@@ -30,7 +30,9 @@ class Draw(NamedTuple):
     present: tf.Tensor | None
 
 
-def training(source: Source, layout: Layout, *, seed: int, start: int) -> tf.data.Dataset:
+def training(
+    source: Source, layout: Layout, *, seed: int, start: int, turns: Turns | None = None
+) -> tf.data.Dataset:
     """The endless, shuffled stream of `(batch, present)`, from a global step on.
 
     Args:
@@ -38,9 +40,10 @@ def training(source: Source, layout: Layout, *, seed: int, start: int) -> tf.dat
         layout: which rows this pipeline feeds to which replicas.
         seed: the run's seed.
         start: the global step of the first batch.
+        turns: which batches from there on, where not all.
     """
     size = at_once(source, layout)
-    drawn = training_chunks(source, layout, seed=seed, start=start, size=size)
+    drawn = training_chunks(source, layout, seed=seed, start=start, size=size, turns=turns)
     if size > 1:
         return drawn.unbatch()
     return drawn.map(  # does not copy the batch, as unbatch would
@@ -52,10 +55,16 @@ def training(source: Source, layout: Layout, *, seed: int, start: int) -> tf.dat
 
 
 def training_chunks(
-    source: Source, layout: Layout, *, seed: int, start: int, size: int
+    source: Source,
+    layout: Layout,
+    *,
+    seed: int,
+    start: int,
+    size: int,
+    turns: Turns | None = None,
 ) -> tf.data.Dataset:
     """As `training`, `size` of its elements at a time, on a first axis."""
-    draw = _draws(source, layout, seed=seed, start=start, size=size)
+    draw = _draws(source, layout, seed=seed, start=start, size=size, turns=turns)
 
     def fold(values: tf.Tensor) -> tf.Tensor:
         folded = tf.reshape(values, tf.concat([[size, layout.rows], tf.shape(values)[1:]], axis=0))
@@ -71,11 +80,17 @@ def training_chunks(
 
 
 def augmented(
-    source: Source, augment: Augment, layout: Layout, *, seed: int, start: int
+    source: Source,
+    augment: Augment,
+    layout: Layout,
+    *,
+    seed: int,
+    start: int,
+    turns: Turns | None = None,
 ) -> tf.data.Dataset:
     """As `training`, each example through `augment(example, seed)`."""
     size = at_once(source, layout)
-    draw = _draws(source, layout, seed=seed, start=start, size=size)
+    draw = _draws(source, layout, seed=seed, start=start, size=size, turns=turns)
 
     def rows(index: tf.Tensor) -> tuple[Any, ...]:
         drawn = draw(index)
@@ -120,17 +135,18 @@ def at_once(source: Source, layout: Layout) -> int:
 
 
 def _draws(
-    source: Source, layout: Layout, *, seed: int, start: int, size: int
+    source: Source, layout: Layout, *, seed: int, start: int, size: int, turns: Turns | None
 ) -> Callable[[tf.Tensor], Draw]:
     """What draws the per-replica batches [index x size, (index + 1) x size) of the stream."""
     batch, local, count = layout.global_batch_size, layout.local_replicas, len(source)
     elements = tf.range(size, dtype=tf.int64)[:, tf.newaxis]
     offsets = tf.range(layout.rows, dtype=tf.int64)[tf.newaxis, :]
-    span = (1 + (size + local - 2) // local) * batch
+    first, stride = (start, 1) if turns is None else (start + turns.index, turns.count)
+    span = ((size + local - 2) // local * stride + 1) * batch
 
     def draw(index: tf.Tensor) -> Draw:
         element = index * size + elements
-        step, replica = start + element // local, layout.first_replica + element % local
+        step, replica = first + element // local * stride, layout.first_replica + element % local
         rows = replica * layout.rows + offsets
         positions = tf.reshape(step * batch + tf.minimum(rows, batch - 1), [-1])
         indexes = sampler.shuffled(positions, count=count, seed=seed, span=span)

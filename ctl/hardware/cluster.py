@@ -172,7 +172,7 @@ def wait_for_others(
     start = told = time.monotonic()
     with _listening(cluster) as listener:
         while missing:
-            missing = {n: a for n, a in missing.items() if not _listens(a)}
+            missing = {n: a for n, a in missing.items() if not listens(a)}
             _turn_away(listener)
             now = time.monotonic()
             names = ", ".join(f"{name} ({address})" for name, address in missing.items())
@@ -229,7 +229,8 @@ def _turn_away(listener: socket.socket) -> None:
             return
 
 
-def _listens(address: str) -> bool:
+def listens(address: str) -> bool:
+    """Whether a process listens at host:port."""
     try:
         socket.create_connection(_split(address), timeout=1.0).close()
     except OSError:

@@ -56,6 +56,7 @@ class Request:
             packs=runtime.all_reduce.packs,
             timeout=runtime.all_reduce.timeout,
             start_timeout=runtime.cluster.start_timeout,
+            shard_mib=runtime.cluster.shard_mib,
             cluster=cluster.read(environment),
         )
 
@@ -166,6 +167,23 @@ def _multi_worker_mirrored(devices: list[str], request: Request) -> "tf.distribu
         )
 
 
+def _parameter_server(devices: list[str], request: Request) -> "tf.distribute.Strategy":
+    import tensorflow as tf
+
+    assert request.cluster is not None
+    cluster.wait_for_others(request.cluster, limit=request.start_timeout, say=say)
+    partitioner = None
+    if request.shard_mib:
+        partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(
+            min_shard_bytes=int(request.shard_mib * 2**20),
+            max_shards=len(request.cluster.addresses["ps"]),
+        )
+    with quiet_stderr():
+        return tf.distribute.ParameterServerStrategy(
+            _resolver(request.cluster), variable_partitioner=partitioner
+        )
+
+
 STRATEGIES: dict[str, Row] = {
     "default": Row("one replica where TensorFlow puts it, with no strategy", _default, "own"),
     "one_device": Row(
@@ -193,6 +211,13 @@ STRATEGIES: dict[str, Row] = {
         "own",
         accepts=("algorithm", "timeout", "start_timeout"),
         algorithms=("nccl", "ring"),
+        processes=True,
+    ),
+    "parameter_server": Row(
+        "workers that update by themselves variables that other processes hold",
+        _parameter_server,
+        "own",
+        accepts=("start_timeout", "shard_mib"),
         processes=True,
     ),
 }
@@ -236,6 +261,11 @@ def chosen(name: str, request: Request) -> str:
         raise UsageError(
             f"runtime.strategy={name} runs in one process, and TF_CONFIG names {own.size}: choose "
             "runtime.strategy=auto, or unset TF_CONFIG."
+        )
+    if own is not None and own.has_servers != (name == "parameter_server") and row.processes:
+        raise UsageError(
+            f"runtime.strategy={name} does not go with TF_CONFIG, which names "
+            f"{'some' if own.has_servers else 'no'} parameter servers: choose runtime.strategy=auto."
         )
     _check_accepted(name, row, request)
     return name

@@ -7,6 +7,7 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
+from ctl.data import distribution
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
 from ctl.loop.checkpoints import Checkpoints
@@ -182,7 +183,9 @@ class Controller(orbit.Controller):
             if self.checkpoint_interval:
                 boundary = min(boundary, _next_multiple(self.step, self.checkpoint_interval))
             self._train_loop(boundary - self.step, end=end)
-            if self.step != boundary:
+            if self.step > boundary and distribution.is_coordinated(self.trainer.strategy):
+                self._on_event("repeated", self.step, steps=self.step - boundary)
+            elif self.step != boundary:
                 raise UsageError(
                     f"A loop to step {boundary} ended at step {self.step}: let train_step add 1 to "
                     "self.global_step."
