@@ -93,7 +93,9 @@ class Launcher:
         self._restarts = max_restarts
         self._arguments = arguments
         self._processes: list[Process] = []
+        self._lost: list[Process] = []
         self._received: signal.Signals | None = None
+        self._own: dict[str, dict[str, str]] = {}
 
     def run(self) -> int:
         """Runs to the end.
@@ -132,17 +134,17 @@ class Launcher:
             workers=self._workers, servers=self._servers, ports=cluster.free_ports(count)
         )
         gpus = gpu_list.divided(places, gpu_list.visible(os.environ))
+        self._own = {place.name: own for place, own in zip(places, gpus, strict=True)}
+        return [self._begin(place) for place in places]
+
+    def _begin(self, place: Cluster) -> Process:
         command = [sys.executable, "-m", "ctl.main", *self._arguments]
-        return [
-            Process(place, command, {"TF_CONFIG": place.tf_config(), **own})
-            for place, own in zip(places, gpus, strict=True)
-        ]
+        return Process(place, command, {"TF_CONFIG": place.tf_config(), **self._own[place.name]})
 
     def _wait(self) -> Process | None:
         """The first process that failed; None when all that have an end have ended well."""
         while True:
-            ended = [p for p in self._processes if p.code is not None]
-            failed = [p for p in ended if p.code]
+            failed = [p for p in self._processes if p.code and not self._spared(p)]
             # Of several that went at once, one that was lost for another's sake is not the first.
             failed.sort(key=lambda p: p.code == AGAIN)
             if failed:
@@ -150,6 +152,25 @@ class Launcher:
             if all(p.code == 0 for p in self._processes if _has_an_end(p.place)):
                 return None
             time.sleep(0.1)
+
+    def _spared(self, process: Process) -> bool:
+        """Whether the chief goes on without this process: a worker of parameter servers.
+
+        Where restarts are left it is started again, and joins.
+        """
+        workers = [p for p in self._processes if p.place.has_servers and p.place.role == "worker"]
+        if process not in workers or all(p.code for p in workers):
+            return False
+        if process in self._lost:
+            return True
+        again = "" if self._restarts else "; the chief goes on with the others"
+        _tell(f"{process.place.name} has gone ({_how(process)}){again}.")
+        self._lost.append(process)
+        if self._restarts:
+            self._restarts -= 1
+            _tell(f"starting {process.place.name} again; {self._restarts} more restarts.")
+            self._processes[self._processes.index(process)] = self._begin(process.place)
+        return True
 
     def _stop(self) -> None:
         """Asks the rest to stop, and kills what does not."""
@@ -243,13 +264,15 @@ def _has_an_end(place: Cluster) -> bool:
 
 
 def _obituary(process: Process) -> str:
-    code = process.code or 0
-    how = f"exit code {code}"
-    if code > 128:
-        how = f"killed by {signal.Signals(code - 128).name}"
     return (
-        f"{process.place.name} failed first ({how}); stopping the rest. Its last lines are above."
+        f"{process.place.name} failed first ({_how(process)}); stopping the rest. Its last lines are "
+        "above."
     )
+
+
+def _how(process: Process) -> str:
+    code = process.code or 0
+    return f"killed by {signal.Signals(code - 128).name}" if code > 128 else f"exit code {code}"
 
 
 def _prefixed(place: Cluster, line: str) -> str:
