@@ -1,5 +1,6 @@
 """StandardEvaluator: every example of the evaluation data, counted exactly once."""
 
+import contextlib
 from typing import Any
 
 import orbit
@@ -66,6 +67,22 @@ class StandardEvaluator(orbit.StandardEvaluator):
             raise UsageError(
                 f"The evaluation data is corrupt ({corruption(error)}): write the file again."
             ) from None
+
+    def create_eval_loop_fn(self, has_state: bool) -> Any:
+        """The loop over the batches: Orbit's, but for a coordinator."""
+        if not distribution.is_coordinated(self.strategy):
+            return super().create_eval_loop_fn(has_state)
+        step = tf.function(self.eval_step)
+
+        def loop(iterator: Any, num_steps: tf.Tensor, **_: Any) -> None:
+            # Not in an `async_scope`, as Orbit's: leaving it waits for workers that are lost.
+            done, asked = 0, int(num_steps)
+            with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
+                while done != asked:
+                    step(iterator)
+                    done += 1
+
+        return loop
 
     def eval_begin(self) -> None:
         """Resets the counts and metrics."""
