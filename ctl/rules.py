@@ -24,6 +24,7 @@ class Choice:
         shards: `runtime.logical_shards`; 0 for none.
         reduce_dtype: `runtime.all_reduce.dtype`; "" for as they are.
         batch: the global batch.
+        strategy: the strategy's row, such as "central_storage".
     """
 
     replicas: int = 1
@@ -35,6 +36,7 @@ class Choice:
     shards: int = 0
     reduce_dtype: str = ""
     batch: int = 8
+    strategy: str = "mirrored"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +55,42 @@ class Rule:
 
 
 RULES = (
+    Rule(
+        lambda c: (
+            c.precision == "float16"
+            and c.strategy in ("central_storage", "parameter_server", "tpu")
+        ),
+        "runtime.precision=float16 needs a loss scale, which tf_keras does not have under central "
+        "storage, parameter servers and TPUs",
+        "choose runtime.precision=bfloat16",
+    ),
+    Rule(
+        lambda c: c.precision == "float64" and c.strategy == "tpu",
+        "runtime.precision=float64 is not what a TPU computes in",
+        "choose runtime.precision=float32 or bfloat16",
+    ),
+    Rule(
+        lambda c: c.xla == "gradients" and c.strategy in ("central_storage", "parameter_server"),
+        "runtime.xla=gradients compiles what reads variables, which central storage and parameter "
+        "servers keep on another device",
+        "choose runtime.xla=autocluster or off",
+    ),
+    Rule(
+        lambda c: c.xla in ("loop", "step") and c.strategy == "parameter_server",
+        "runtime.xla=loop and step compile the update, and parameter servers apply it elsewhere",
+        "choose runtime.xla=autocluster or off",
+    ),
+    Rule(
+        lambda c: c.strategy == "parameter_server" and (c.sync_batch_norm or bool(c.shards)),
+        "synchronized batch normalization and runtime.logical_shards join the replicas of a step, and "
+        "workers of parameter servers step by themselves",
+        "set both off, or choose runtime.strategy=multi_worker_mirrored",
+    ),
+    Rule(
+        lambda c: bool(c.reduce_dtype) and c.strategy == "parameter_server",
+        "runtime.all_reduce.dtype is of a reduction, and parameter servers have none",
+        'set runtime.all_reduce.dtype=""',
+    ),
     Rule(
         lambda c: c.xla in ("loop", "step") and c.replicas > 1,
         "runtime.xla=loop and step make whole steps one program, which replicas cannot share",
@@ -118,7 +156,7 @@ def check(choice: Choice) -> None:
     """
     for rule in RULES:
         if rule.broken(choice):
-            key = "." in rule.says.split()[0]
+            key = rule.says.startswith("runtime.")
             says = rule.says if key else f"{rule.says[0].upper()}{rule.says[1:]}"
             raise UsageError(f"{says}: {rule.instead}.")
 
@@ -156,14 +194,14 @@ def matrix() -> str:
         "",
         f"is allowed but for {len(refused)} of {len(total)}, refused before the first step. Tests show",
         "the update of each allowed one (`tests/combinations_test.py`: every pair of values by default,",
-        "all of them with `-m slow`).",
+        "all of them with `-m slow`). By size or strategy there are more, below.",
         "",
         "| refused, because | instead | combinations |",
         "|---|---|---:|",
     ]
     for rule in RULES:
         count = sum(rule.broken(c) for c in total)
-        lines.append(f"| {rule.says} | {rule.instead} | {count or 'by size'} |")
+        lines.append(f"| {rule.says} | {rule.instead} | {count or 'by size or strategy'} |")
     return "\n".join(lines) + "\n"
 
 

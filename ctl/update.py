@@ -10,6 +10,7 @@ import tf_keras
 from ctl import building, rules
 from ctl.data.layout import Layout
 from ctl.errors import UsageError
+from ctl.hardware import strategies
 from ctl.options import TrainerOptions
 from ctl.replica import compile as replica_compile
 from ctl.replica import gradients, precision
@@ -180,6 +181,7 @@ def _choose_xla(
         shards=bool(options.logical_shards),
         chunks=chunks,
         strings=strings,
+        strategy=strategies.row_of(tf.distribute.get_strategy()),
     )
     if strings and mode in ("loop", "step"):
         raise UsageError(
@@ -197,6 +199,7 @@ def _choose_xla(
             shards=options.logical_shards,
             reduce_dtype=options.all_reduce_dtype,
             batch=layout.global_batch_size,
+            strategy=strategies.row_of(tf.distribute.get_strategy()),
         )
     )
     if mode == "autocluster":

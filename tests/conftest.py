@@ -28,6 +28,6 @@ def strategy():
 
     def build(replicas: int) -> tf.distribute.Strategy:
         name = "one_device" if replicas == 1 else "mirrored"
-        return strategies.build(name, logical_devices=replicas).strategy
+        return strategies.build(name, strategies.Request(logical_devices=replicas)).strategy
 
     return build

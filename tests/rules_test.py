@@ -1,5 +1,7 @@
 """What is allowed with what."""
 
+import dataclasses
+
 import pytest
 
 import ctl
@@ -15,6 +17,8 @@ def test_matrix_in_the_docs_is_the_table_of_now():
 
 def test_every_rule_refuses_something_and_says_what_works():
     sizes = [rules.Choice(shards=4, batch=6), rules.Choice(shards=3, replicas=2)]
+    names = ("central_storage", "parameter_server", "tpu")
+    sizes += [dataclasses.replace(c, strategy=name) for c in rules.choices() for name in names]
     for rule in rules.RULES:
         assert any(rule.broken(choice) for choice in [*rules.choices(), *sizes]), rule.says
         assert rule.instead.split()[0] in ("choose", "set")
@@ -52,6 +56,8 @@ def test_auto_never_chooses_what_is_refused(sync, shards, gpu, replicas, chunks)
         ({"replicas": 2, "sync_batch_norm": True}, "autocluster"),
         ({"shards": True}, "off"),
         ({"gpu": False}, "off"),
+        ({"replicas": 2, "strategy": "central_storage"}, "off"),
+        ({"strategy": "parameter_server"}, "off"),
     ],
 )
 def test_auto_compiles_as_much_as_it_can(given, want):

@@ -357,6 +357,21 @@ def _named(asked: Sequence[str], every: Sequence[str]) -> list[str]:
     return list(asked)
 
 
+def row_of(strategy: "tf.distribute.Strategy") -> str:
+    """The table's row that a strategy is of, also of one made without the table."""
+    import tensorflow as tf
+
+    kinds = {
+        tf.distribute.experimental.CentralStorageStrategy: "central_storage",
+        tf.distribute.ParameterServerStrategy: "parameter_server",
+        tf.distribute.TPUStrategy: "tpu",
+        tf.distribute.MultiWorkerMirroredStrategy: "multi_worker_mirrored",
+        tf.distribute.MirroredStrategy: "mirrored",
+        tf.distribute.OneDeviceStrategy: "one_device",
+    }
+    return next((name for kind, name in kinds.items() if isinstance(strategy, kind)), "default")
+
+
 def check_devices(devices: Sequence[Any]) -> None:
     """Refuses what is no list of devices, whatever the machine has."""
     for device in devices:

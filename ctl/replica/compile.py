@@ -18,6 +18,7 @@ def choose(
     shards: bool = False,
     chunks: bool = True,
     strings: bool = False,
+    strategy: str = "mirrored",
 ) -> tuple[str, str]:
     """The mode that `runtime.xla` comes to, and why.
 
@@ -28,6 +29,7 @@ def choose(
         sync_batch_norm: whether the model has collectives inside.
         shards: whether gradients are summed shard by shard.
         chunks: whether many batches may travel at once, to steps that ctl alone calls.
+        strategy: where the replicas are, by the name of `hardware.strategies`.
         strings: whether a batch holds strings, which XLA does not take.
 
     Returns:
@@ -41,6 +43,8 @@ def choose(
         return "off", "auto: on CPUs XLA makes small networks slower"
     if strings:
         return "off", "auto: XLA takes no strings, and the batches hold some"
+    if strategy in ("central_storage", "parameter_server"):
+        return "off", "auto: the variables are on another device"
     if replicas == 1 and chunks:
         return "loop", "auto: one replica on a GPU"
     if replicas == 1:

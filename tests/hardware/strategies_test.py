@@ -1,5 +1,6 @@
 """config.runtime -> strategy. These processes have four logical CPUs (conftest.py)."""
 
+import dataclasses
 import json
 
 import pytest
@@ -38,7 +39,7 @@ def devices(hardware):
     ],
 )  # fmt: skip
 def test_choice_and_why(name, count, chosen, found, why):
-    hardware = strategies.build(name, logical_devices=count)
+    hardware = strategies.build(name, strategies.Request(logical_devices=count))
     assert (hardware.name, devices(hardware), hardware.why) == (chosen, found, why)
     assert hardware.strategy.num_replicas_in_sync == len(found)
 
@@ -58,10 +59,10 @@ class Gpus:
         monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: fake[kind])
         monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: logical)
         for name, row in strategies.STRATEGIES.items():
-            faked = strategies.Row(row.summary, self.build, row.devices)
+            faked = dataclasses.replace(row, build=self.build)
             monkeypatch.setitem(strategies.STRATEGIES, name, faked)
 
-    def build(self, names):
+    def build(self, names, request):
         self.built = names
 
 
@@ -83,14 +84,14 @@ def test_choice_and_why_with_gpus(monkeypatch, gpus, name, chosen, found, why):
 
 def test_names_are_auto_and_the_tables():
     assert ("auto", *strategies.STRATEGIES) == strategies.NAMES
-    with pytest.raises(UsageError, match=r"no strategy 'mirorred': choose one of auto, one_device"):
+    with pytest.raises(UsageError, match=r"no strategy 'mirorred': choose one of auto, default"):
         strategies.build("mirorred")
 
 
 @on_cpu
 def test_splitting_too_late_is_told():
     with pytest.raises(UsageError) as refused:
-        strategies.build("mirrored", logical_devices=8)
+        strategies.build("mirrored", strategies.Request(logical_devices=8))
     assert str(refused.value).startswith(
         "runtime.logical_devices is 8, but TensorFlow has started already, with 4 logical CPUs: "
         "let nothing use it before the strategy is built"
@@ -99,7 +100,9 @@ def test_splitting_too_late_is_told():
 
 @on_cpu
 def test_replicas_on_one_chip_reduce_without_collectives():
-    small, large = (strategies.build("mirrored", logical_devices=n).strategy for n in (2, 4))
+    small, large = (
+        strategies.build("mirrored", strategies.Request(logical_devices=n)).strategy for n in (2, 4)
+    )
     for strategy in (small, large, small):
         total = strategy.run(
             lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(1.0))
@@ -114,7 +117,7 @@ def test_a_new_process_is_split_as_the_config_says():
         "import json, tensorflow as tf\n"
         "from ctl.hardware import strategies\n"
         "built = strategies.build('mirrored')\n"
-        "again = strategies.build('mirrored', logical_devices=2)\n"
+        "again = strategies.build('mirrored', strategies.Request(logical_devices=2))\n"
         "print(json.dumps([len(tf.config.list_logical_devices('CPU')), built.why, again.why,\n"
         "                  built.strategy.num_replicas_in_sync]))\n"
     )

@@ -1,0 +1,270 @@
+"""The same weights under every strategy, real processes among them; and what a lost process does."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests import child
+
+# MNIST in float64, dropout off; what trains is told by the arguments after it.
+EXPERIMENT = """
+import ctl
+from experiments.trainers import mnist
+
+
+class Small(mnist.MnistTrainer):
+    def build_dataset(self, split, input_context):
+        images = ctl.data.idx(self.options.data.dir, "eval")
+        return images if split == "train" else ctl.data.arrays(
+            {name: value.numpy() for name, value in images.gather(list(range(203))).items()})
+
+
+def get_config():
+    return ctl.config(
+        trainer="small.py:Small", model=dict(dropout=0.0), runtime=dict(precision="float64"),
+        data=dict(dir="DIR", global_batch_size=24), eval=dict(global_batch_size=50),
+        optimizer=dict(name="adam"), train=dict(steps=50, steps_per_loop=20))
+""".replace("DIR", str(child.ROOT / "experiments/data/mnist"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("small")
+    (folder / "small.py").write_text(EXPERIMENT)
+    return folder
+
+
+def program(folder, name, *arguments, workers=0, servers=0):
+    """The command of a run in a workdir of its own."""
+    main = [f"--config={folder / 'small.py'}", f"--workdir={folder / name}", *arguments]
+    if not workers:
+        return ["-m", "ctl.main", *main]
+    return ["-m", "ctl.launch", f"--workers={workers}", f"--ps={servers}", "--", *main]
+
+
+def weights(workdir):
+    """Everything in the newest checkpoint, by name."""
+    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(workdir / "checkpoints")))
+    names = [n for n in reader.get_variable_to_shape_map() if "OBJECT_GRAPH" not in n]
+    return {name: reader.get_tensor(name) for name in names if "save_counter" not in name}
+
+
+def result(workdir):
+    return json.loads((workdir / "result.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def one_replica(folder):
+    """batch -> the weights and the result of one replica."""
+    found = {}
+
+    def train(batch):
+        if batch not in found:
+            done = child.run(
+                program(folder, f"one-{batch}", f"--config.data.global_batch_size={batch}")
+            )
+            assert done.returncode == 0, done.stderr
+            workdir = folder / f"one-{batch}"
+            found[batch] = weights(workdir), result(workdir)
+        return found[batch]
+
+    return train
+
+
+def check_same(folder, name, one_replica, batch, *, tolerance=1e-10):
+    want, told = one_replica(batch)
+    got = weights(folder / name)
+    assert got.keys() == want.keys()
+    for key, value in want.items():
+        np.testing.assert_allclose(got[key], value, rtol=0, atol=tolerance, err_msg=key)
+    found = result(folder / name)
+    assert found["eval"]["examples"] == told["eval"]["examples"] == 203
+    assert found["eval"]["loss"] == pytest.approx(told["eval"]["loss"], abs=1e-9)
+    assert found["train"]["loss"] == pytest.approx(told["train"]["loss"], abs=1e-9)
+
+
+SLOW = pytest.mark.slow
+CASES = [
+    ("default", 24, ["--config.runtime.strategy=default"], 0),
+    ("mirrored", 25, ["--config.runtime.strategy=mirrored"], 0),
+    ("central_storage", 25, ["--config.runtime.strategy=central_storage"], 0),
+    ("multi_worker", 25, [], 2),
+]
+SLOW_CASES = [
+    ("mirrored", 24, ["--config.runtime.strategy=mirrored"], 0),
+    *(
+        (
+            "mirrored", batch,
+            ["--config.runtime.strategy=mirrored", "--config.runtime.logical_devices=4"], 0,
+        )
+        for batch in (24, 25)
+    ),
+    ("central_storage", 24, ["--config.runtime.strategy=central_storage"], 0),
+    ("multi_worker", 24, ["--config.runtime.all_reduce.algorithm=ring"], 2),
+    ("multi_worker", 24, [], 3),
+    ("multi_worker", 25, ["--config.optimizer.gradient_accumulation_steps=2"], 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "arguments", "workers"),
+    [*CASES, *(pytest.param(*case, marks=SLOW) for case in SLOW_CASES)],
+)
+def test_fifty_steps_of_mnist_are_those_of_one_replica(
+    folder, one_replica, name, batch, arguments, workers, request
+):
+    run = f"{name}-{abs(hash(request.node.name))}"
+    size = f"--config.data.global_batch_size={batch}"
+    done = child.run(program(folder, run, size, *arguments, workers=workers))
+    assert done.returncode == 0, done.stdout + done.stderr
+    check_same(folder, run, one_replica, batch)
+    if workers:  # the chief alone writes
+        assert done.stdout.count("Done:") == 1
+        assert {p.name for p in (folder / run).iterdir()} == {
+            "checkpoints", "config.json", "events.jsonl", "result.json", "summaries",
+        }  # fmt: skip
+        assert not [p for p in (folder / run / "checkpoints").iterdir() if p.is_dir()]
+        assert len(list((folder / run / "summaries/train").iterdir())) == 1
+
+
+def places(pattern):
+    """pid -> TF_CONFIG's task of the running processes whose command line has a text in it."""
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline") as file:
+                command = file.read()
+            with open(f"/proc/{pid}/environ") as file:
+                environment = dict(e.partition("=")[::2] for e in file.read().split("\0"))
+        except OSError:
+            continue
+        if pattern in command and "ctl.main" in command and "TF_CONFIG" in environment:
+            task = json.loads(environment["TF_CONFIG"])["task"]
+            found[int(pid)] = (task["type"], task["index"])
+    return found
+
+
+def kill_when_saved(launcher, workdir, *, step, task):
+    """Waits for a checkpoint, and kills one process."""
+    end = time.monotonic() + 120
+    while not (workdir / f"checkpoints/ckpt-{step}.index").exists():
+        assert launcher.poll() is None, launcher.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    (victim,) = [pid for pid, place in places(str(workdir)).items() if place == task]
+    os.kill(victim, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_killed_worker_is_told_and_the_restarted_run_ends_the_same(folder, one_replica, index):
+    name = f"killed-{index}"
+    arguments = ["--config.train.checkpoint_interval=10", "--config.train.steps_per_loop=2"]
+    command = program(folder, name, *arguments, workers=2)
+    command[2:2] = ["--max_restarts=1"]
+    with child.start(command) as launcher:
+        kill_when_saved(launcher, folder / name, step=20, task=("worker", index))
+        out, err = launcher.communicate(timeout=240)
+    assert launcher.returncode == 0, out + err
+    assert f"worker {index} failed first (killed by SIGKILL)" in err
+    assert "starting all again; 0 more restarts." in err
+    assert "Resumed from" in out
+    check_same(folder, name, one_replica, 24)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_without_restarts_ends_the_launcher_with_its_code(folder):
+    command = program(folder, "ended", "--config.train.steps_per_loop=2", workers=2)
+    command += ["--config.train.checkpoint_interval=10", "--config.train.steps=5000"]
+    with child.start(command) as launcher:
+        kill_when_saved(launcher, folder / "ended", step=10, task=("worker", 1))
+        killed = time.monotonic()
+        for line in launcher.stderr:
+            if "worker 1 failed first (killed by SIGKILL)" in line:
+                break
+        assert time.monotonic() - killed < 5
+        out, err = launcher.communicate(timeout=120)
+    assert launcher.returncode == 128 + signal.SIGKILL, out + err
+    assert not places(str(folder / "ended"))
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_all_workers_at_one_step_and_the_run_goes_on(folder, one_replica):
+    arguments = ["--config.train.steps_per_loop=2", "--config.train.checkpoint_interval=10"]
+    command = program(folder, "stopped", *arguments, workers=2)
+    with child.start(command) as launcher:
+        end = time.monotonic() + 120
+        while not (folder / "stopped/checkpoints/ckpt-10.index").exists():
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        launcher.send_signal(signal.SIGINT)
+        out, err = launcher.communicate(timeout=120)
+    assert launcher.returncode == 75, out + err
+    assert "Stopped at step" in out
+    assert 10 <= result(folder / "stopped")["step"] < 50
+    again = child.run(command)
+    assert again.returncode == 0 and "Resumed from" in again.stdout, again.stderr
+    check_same(folder, "stopped", one_replica, 24)
+
+
+@pytest.mark.slow
+def test_parameter_servers_count_their_steps_and_learn(folder):
+    arguments = [
+        "--config.runtime.precision=float32", "--config.train.steps=600",
+        "--config.data.global_batch_size=100", "--config.train.steps_per_loop=100",
+    ]  # fmt: skip
+    done = child.run(program(folder, "ps", *arguments, workers=2, servers=1))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = result(folder / "ps")
+    assert found["step"] == 600 and found["eval"]["examples"] == 203
+    assert found["eval"]["accuracy"] > 0.97
+    assert "Updates are asynchronous" in done.stdout
+    assert (weights(folder / "ps")["global_step/.ATTRIBUTES/VARIABLE_VALUE"]) == 600
+
+
+@pytest.mark.slow
+def test_parameter_servers_go_on_without_a_killed_worker(folder):
+    arguments = [
+        "--config.runtime.precision=float32", "--config.train.steps=300",
+        "--config.train.checkpoint_interval=50", "--config.train.steps_per_loop=50",
+    ]  # fmt: skip
+    command = program(folder, "ps-killed", *arguments, workers=2, servers=1)
+    with child.start(command) as launcher:
+        kill_when_saved(launcher, folder / "ps-killed", step=50, task=("worker", 1))
+        out, err = launcher.communicate(timeout=240)
+    assert launcher.returncode == 0, out + err
+    assert "worker 1 has gone (killed by SIGKILL); the chief goes on with the others." in err
+    assert 300 <= result(folder / "ps-killed")["step"] <= 310
+    assert result(folder / "ps-killed")["eval"]["examples"] == 203
+
+
+NAMESPACES = subprocess.run(
+    ["unshare", "--net", "--user", "--map-root-user", "true"], capture_output=True, check=False
+).returncode  # fmt: skip
+
+
+def test_a_launcher_that_is_told_nothing_to_run_says_what_to_write():
+    done = subprocess.run(
+        [sys.executable, "-m", "ctl.launch", "--workers=2"],
+        capture_output=True, text=True, check=False, env=child.environment(),
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == (
+        "ctl.launch: Nothing to run: add `-- --config=FILE`, the arguments of ctl.main after the two "
+        "dashes.\n"
+    )
+
+
+def test_a_mistake_is_told_and_ends_all(folder):
+    done = child.run(program(folder, "wrong", "--config.train.stpes=5", workers=2))
+    assert done.returncode == 2
+    assert "did you mean train.steps" in done.stdout
+    assert done.stderr.count("failed first (exit code 2)") == 1
+    assert not (folder / "wrong").exists()
