@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import math
+import re
 from typing import Any
 
 from ml_collections import config_dict
@@ -51,6 +52,8 @@ _NOT_NEGATIVE = (
     "optimizer.clip.norm",
     "optimizer.clip.value",
 )
+_ADDRESS = re.compile(r"grpc://[^\s/:,]+:\d{1,5}(,grpc://[^\s/:,]+:\d{1,5})*")
+_CLOUD_NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 # Choices that are planned and refused until they work.
 _NOT_YET = {
     "runtime.strategy": (
@@ -82,7 +85,7 @@ def check(config: Any) -> None:
     _check_model(config.model, "model")
     _check_batch(values)
     _check_optimizer(values)
-    _check_runtime(values)
+    check_runtime(values)
     _check_trainer(values["trainer"])
 
 
@@ -201,7 +204,13 @@ def _check_schedule(values: dict[str, Any]) -> None:
         )
 
 
-def _check_runtime(values: dict[str, Any]) -> None:
+def check_runtime(values: Mapping[str, Any]) -> None:
+    """Checks what the keys of `runtime` may be together.
+
+    Args:
+        values: of the whole config, by their full names.
+    """
+    _check_tpu(values)
     count = values["runtime.logical_devices"]
     if count > 1 and values["runtime.strategy"] == "one_device":
         raise UsageError(
@@ -218,6 +227,34 @@ def _check_runtime(values: dict[str, Any]) -> None:
         raise UsageError(
             f"runtime.loss_scale has no effect with runtime.precision={precision}: set it to 0."
         )
+
+
+def _check_tpu(values: Mapping[str, Any]) -> None:
+    keys = [f"runtime.tpu.{key}" for key in ("name", "zone", "project", "address")]
+    name, zone, project, address = (values[key] for key in keys)
+    found = [key for key in keys if values[key]]
+    strategy = values["runtime.strategy"]
+    if found and strategy not in ("tpu", "auto"):
+        raise UsageError(
+            f"{found[0]} has no effect with runtime.strategy={strategy}: leave it out, or choose "
+            "runtime.strategy=auto."
+        )
+    if name and address:
+        raise UsageError(
+            f"runtime.tpu.name is {name} and runtime.tpu.address is {address}: set one of them."
+        )
+    if (zone or project) and not name:
+        raise UsageError(f"{found[0]} says where a TPU by name is: set runtime.tpu.name, too.")
+    if address and not _ADDRESS.fullmatch(address):
+        raise UsageError(f"runtime.tpu.address is {address!r}, want grpc://HOST:PORT.")
+    if name == "local":
+        raise UsageError("runtime.tpu.name is local: leave it out for the TPU of this machine.")
+    if name and not _CLOUD_NAME.fullmatch(name):
+        raise UsageError(
+            f"runtime.tpu.name is {name!r}, want a name of lower-case letters, digits and hyphens."
+        )
+    if (found or strategy == "tpu") and values["runtime.logical_devices"]:
+        raise UsageError("runtime.logical_devices has no effect on a TPU: set it to 0.")
 
 
 def _check_trainer(trainer: str) -> None:

@@ -18,6 +18,7 @@ HARMLESS = (
     "runtime.logical_devices",
     "runtime.xla",
     "runtime.deterministic",
+    "runtime.tpu.",
     "data.placement",
     "data.prefetch",
     "data.tfrecord.parallel_calls",
@@ -41,6 +42,11 @@ def defaults() -> config_dict.ConfigDict:
     runtime.strategy = "auto"  # auto, one_device, mirrored
     # Split the first GPU, or the CPU where there is none, into so many; 0: as the machine has them.
     runtime.logical_devices = 0
+    runtime.tpu = tpu = config_dict.ConfigDict()  # with strategy tpu or auto; "": this machine's
+    tpu.name = ""  # a TPU of Google Cloud, by its name
+    tpu.zone = ""  # where it is; "": where this machine is
+    tpu.project = ""  # whose it is; "": whose this machine is
+    tpu.address = ""  # or a TPU by its worker's address, grpc://HOST:PORT
     runtime.precision = "float32"  # float32, float64, bfloat16, float16 (the last two are mixed)
     runtime.loss_scale = 0.0  # of float16: a fixed one; 0: dynamic
     # What XLA compiles: off, loop (many whole steps; one replica), step (a whole step; one replica),

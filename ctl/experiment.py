@@ -13,7 +13,7 @@ import tensorflow as tf
 from ctl import announcements, locate, optimizers
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
-from ctl.hardware import strategies
+from ctl.hardware import strategies, tpu
 from ctl.loop.checkpoints import Checkpoints, step_of
 from ctl.loop.controller import Controller
 from ctl.loop.progress import Progress
@@ -59,9 +59,7 @@ def build(
     cls = locate.trainer_class(config.trainer, config_path)
     if config.runtime.deterministic:
         tf.config.experimental.enable_op_determinism()
-    hardware = strategies.build(
-        config.runtime.strategy, logical_devices=config.runtime.logical_devices
-    )
+    hardware = _hardware(config.runtime)
     config = resolved(config, hardware.strategy.num_replicas_in_sync)
     options = trainer_options(config)
     trainer = cls(
@@ -82,6 +80,13 @@ def build(
         trainer.feed.data("eval")
     _refuse_unread(options, config, cls)
     return Experiment(config, hardware, trainer, evaluator)
+
+
+def _hardware(runtime: config_dict.ConfigDict) -> strategies.Hardware:
+    if tpu.asked(runtime):
+        strategy = tpu.build(**runtime.tpu.to_dict())
+        return strategies.Hardware(strategy, "tpu", tpu.topology(strategy))
+    return strategies.build(runtime.strategy, logical_devices=runtime.logical_devices)
 
 
 def resolved(config: config_dict.ConfigDict, replicas: int) -> config_dict.ConfigDict:

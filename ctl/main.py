@@ -20,6 +20,7 @@ from ml_collections import config_dict
 
 from ctl import checks, defaults, locate, suggestions
 from ctl.errors import UsageError
+from ctl.hardware import tpu
 from ctl.loop.workdir import Workdir
 
 MODES = ("train_and_eval", "train", "eval", "continuous_eval", "explain")
@@ -65,10 +66,13 @@ def _run(argv: Sequence[str]) -> int:
         return 0
     config_path = values.config.partition(":")[0]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # a config file may load TensorFlow
+    tpu.skip_metadata_server()
     config = _config(values.config, changes)
     locate.trainer_file(config.trainer, config_path)
     workdir = Workdir(values.workdir or pathlib.Path("runs") / pathlib.Path(config_path).stem)
     _check_workdir(values, config, workdir)
+    if tpu.asked(config.runtime):
+        tpu.check(config.runtime.tpu.name or config.runtime.tpu.address)
     return _dispatch(values, config, config_path, workdir)
 
 

@@ -114,6 +114,10 @@ def test_free_keys_and_switches_are_what_they_are_said_to_be():
     assert {name for name in KEYS if not KEYS[name] and type(KEYS[name]) is str} == FREE | {
         "trainer",
         "runtime.all_reduce.dtype",
+        "runtime.tpu.name",
+        "runtime.tpu.zone",
+        "runtime.tpu.project",
+        "runtime.tpu.address",
     }
 
 

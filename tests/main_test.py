@@ -147,6 +147,20 @@ def test_mistake_of_the_command_line_is_told_before_the_config_file_runs(folder,
     assert "it ran" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("key", ["name=pod", "address=grpc://127.0.0.1:1"])
+def test_tpu_that_cannot_be_used_is_told_before_tensorflow_is_loaded(
+    folder, monkeypatch, capsys, key
+):
+    calls = run_with(0, monkeypatch)
+    monkeypatch.setattr(main.tpu, "missing", lambda address, **_: f"nothing for {address}")
+    assert main.run(["ctl", "--config=exp.py", f"--config.runtime.tpu.{key}"]) == 2
+    line = (
+        f"ctl: There is no TPU to use: nothing for {key.partition('=')[2]}. To run without a TPU: "
+    )
+    assert capsys.readouterr().err.startswith(line)
+    assert calls == []
+
+
 STARTS = {
     "as a file": [str(child.ROOT / "ctl" / "main.py")],
     "as a module": ["-m", "ctl.main"],
@@ -194,7 +208,7 @@ def test_importing_ctl_and_its_light_modules_loads_no_tensorflow():
         "import sys, ctl\n"
         "from ctl import checks, defaults, errors, locate, main, options, suggestions\n"
         "from ctl.loop import progress, stop, workdir\n"
-        "from ctl.hardware import strategies\n"
+        "from ctl.hardware import strategies, tpu\n"
         "ctl.config(train=dict(steps=5)); ctl.TrainerOptions(); ctl.Clip(); dir(ctl)\n"
         "heavy = {'tensorflow', 'tf_keras', 'keras', 'numpy', 'orbit'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)\n"

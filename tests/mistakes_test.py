@@ -400,6 +400,43 @@ VALUES = {
     ),
 }
 
+TPUS = {
+    "for another strategy": command_line(
+        "--config.runtime.strategy=mirrored --config.runtime.tpu.name=pod",
+        "runtime.tpu.name has no effect with runtime.strategy=mirrored: leave it out, or choose "
+        "runtime.strategy=auto.",
+    ),
+    "by name and by address": command_line(
+        "--config.runtime.tpu.name=pod --config.runtime.tpu.address=grpc://10.0.0.2:8470",
+        "runtime.tpu.name is pod and runtime.tpu.address is grpc://10.0.0.2:8470: set one of them.",
+    ),
+    "zone of no TPU": command_line(
+        "--config.runtime.tpu.zone=us-central1-a",
+        "runtime.tpu.zone says where a TPU by name is: set runtime.tpu.name, too.",
+    ),
+    "project of a TPU by address": command_line(
+        "--config.runtime.tpu.project=mine --config.runtime.tpu.address=grpc://10.0.0.2:8470",
+        "runtime.tpu.project says where a TPU by name is: set runtime.tpu.name, too.",
+    ),
+    "address without a port": command_line(
+        "--config.runtime.tpu.address=grpc://10.0.0.2",
+        "runtime.tpu.address is 'grpc://10.0.0.2', want grpc://HOST:PORT.",
+    ),
+    "address for a name": command_line(
+        "--config.runtime.tpu.name=grpc://10.0.0.2:8470",
+        "runtime.tpu.name is 'grpc://10.0.0.2:8470', want a name of lower-case letters, digits and "
+        "hyphens.",
+    ),
+    "this machine's by name": command_line(
+        "--config.runtime.tpu.name=local",
+        "runtime.tpu.name is local: leave it out for the TPU of this machine.",
+    ),
+    "split in logical devices": command_line(
+        "--config.runtime.tpu.name=pod --config.runtime.logical_devices=2",
+        "runtime.logical_devices has no effect on a TPU: set it to 0.",
+    ),
+}
+
 CONFIG_FILES = {
     "missing": Mistake(
         "--config=sub/expp.py",
@@ -653,6 +690,7 @@ SECTIONS = {
     "keys": KEYS,
     "types": TYPES,
     "values": VALUES,
+    "TPU": TPUS,
     "config file": CONFIG_FILES,
     "trainer": TRAINERS,
     "flags": FLAGS_AND_MODES,
