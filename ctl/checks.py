@@ -24,6 +24,7 @@ _AT_LEAST = {
     "seed": 0,
     "runtime.logical_devices": 0,
     "runtime.logical_shards": 0,
+    "runtime.gpu.memory_limit_mib": 0,
     "data.global_batch_size": 0,
     "data.per_replica_batch_size": 0,
     "data.prefetch": -1,
@@ -52,6 +53,7 @@ _NOT_NEGATIVE = (
     "optimizer.clip.norm",
     "optimizer.clip.value",
 )
+_TPU_KEYS = tuple(f"runtime.tpu.{key}" for key in ("name", "zone", "project", "address"))
 _ADDRESS = re.compile(r"grpc://[^\s/:,]+:\d{1,5}(,grpc://[^\s/:,]+:\d{1,5})*")
 _CLOUD_NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 # Choices that are planned and refused until they work.
@@ -211,6 +213,7 @@ def check_runtime(values: Mapping[str, Any]) -> None:
         values: of the whole config, by their full names.
     """
     _check_tpu(values)
+    _check_gpu(values)
     count = values["runtime.logical_devices"]
     if count > 1 and values["runtime.strategy"] == "one_device":
         raise UsageError(
@@ -230,9 +233,8 @@ def check_runtime(values: Mapping[str, Any]) -> None:
 
 
 def _check_tpu(values: Mapping[str, Any]) -> None:
-    keys = [f"runtime.tpu.{key}" for key in ("name", "zone", "project", "address")]
-    name, zone, project, address = (values[key] for key in keys)
-    found = [key for key in keys if values[key]]
+    name, zone, project, address = (values[key] for key in _TPU_KEYS)
+    found = [key for key in _TPU_KEYS if values[key]]
     strategy = values["runtime.strategy"]
     if found and strategy not in ("tpu", "auto"):
         raise UsageError(
@@ -255,6 +257,23 @@ def _check_tpu(values: Mapping[str, Any]) -> None:
         )
     if (found or strategy == "tpu") and values["runtime.logical_devices"]:
         raise UsageError("runtime.logical_devices has no effect on a TPU: set it to 0.")
+
+
+def _check_gpu(values: Mapping[str, Any]) -> None:
+    off = {"runtime.gpu.memory_growth": "false", "runtime.gpu.memory_limit_mib": "0"}
+    found = [key for key in off if values[key]]
+    if not found:
+        return
+    key = found[0]
+    if len(found) > 1:
+        raise UsageError(f"{' and '.join(found)} are set: set one of them.")
+    if values["runtime.logical_devices"]:
+        raise UsageError(
+            f"runtime.logical_devices gives each part of a GPU its memory, and {key} is set: set "
+            f"logical_devices to 0, or {key} to {off[key]}."
+        )
+    if values["runtime.strategy"] == "tpu" or any(values[name] for name in _TPU_KEYS):
+        raise UsageError(f"{key} has no effect on a TPU: set it to {off[key]}.")
 
 
 def _check_trainer(trainer: str) -> None:

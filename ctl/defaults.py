@@ -18,6 +18,7 @@ HARMLESS = (
     "runtime.logical_devices",
     "runtime.xla",
     "runtime.deterministic",
+    "runtime.gpu.",
     "runtime.tpu.",
     "data.placement",
     "data.prefetch",
@@ -42,6 +43,9 @@ def defaults() -> config_dict.ConfigDict:
     runtime.strategy = "auto"  # auto, one_device, mirrored
     # Split the first GPU, or the CPU where there is none, into so many; 0: as the machine has them.
     runtime.logical_devices = 0
+    runtime.gpu = gpu = config_dict.ConfigDict()  # TensorFlow takes nearly all memory by default
+    gpu.memory_growth = False  # take memory as it is needed
+    gpu.memory_limit_mib = 0  # take so much of each GPU and no more; 0: no limit
     runtime.tpu = tpu = config_dict.ConfigDict()  # with strategy tpu or auto; "": this machine's
     tpu.name = ""  # a TPU of Google Cloud, by its name
     tpu.zone = ""  # where it is; "": where this machine is

@@ -13,7 +13,7 @@ import tensorflow as tf
 from ctl import announcements, locate, optimizers
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
-from ctl.hardware import strategies, tpu
+from ctl.hardware import gpu, strategies, tpu
 from ctl.loop.checkpoints import Checkpoints, step_of
 from ctl.loop.controller import Controller
 from ctl.loop.progress import Progress
@@ -86,6 +86,7 @@ def _hardware(runtime: config_dict.ConfigDict) -> strategies.Hardware:
     if tpu.asked(runtime):
         strategy = tpu.build(**runtime.tpu.to_dict())
         return strategies.Hardware(strategy, "tpu", tpu.topology(strategy))
+    gpu.set_memory(growth=runtime.gpu.memory_growth, limit_mib=runtime.gpu.memory_limit_mib)
     return strategies.build(runtime.strategy, logical_devices=runtime.logical_devices)
 
 

@@ -71,7 +71,13 @@ def test_harmless_key_exists(name):
 # Keys that any text is right for.
 FREE = {"data.dir"}
 # Keys that true and false are right for.
-SWITCHES = {"runtime.deterministic", "data.tfrecord.cache", "optimizer.nesterov", "train.norms"}
+SWITCHES = {
+    "runtime.deterministic",
+    "runtime.gpu.memory_growth",
+    "data.tfrecord.cache",
+    "optimizer.nesterov",
+    "train.norms",
+}
 RIGHT = ctl.config(trainer="net.py:Net", data=dict(global_batch_size=4))
 
 

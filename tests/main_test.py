@@ -208,7 +208,7 @@ def test_importing_ctl_and_its_light_modules_loads_no_tensorflow():
         "import sys, ctl\n"
         "from ctl import checks, defaults, errors, locate, main, options, suggestions\n"
         "from ctl.loop import progress, stop, workdir\n"
-        "from ctl.hardware import strategies, tpu\n"
+        "from ctl.hardware import gpu, strategies, tpu\n"
         "ctl.config(train=dict(steps=5)); ctl.TrainerOptions(); ctl.Clip(); dir(ctl)\n"
         "heavy = {'tensorflow', 'tf_keras', 'keras', 'numpy', 'orbit'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)\n"

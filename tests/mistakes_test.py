@@ -437,6 +437,29 @@ TPUS = {
     ),
 }
 
+GPUS = {
+    "two bounds of memory": command_line(
+        "--config.runtime.gpu.memory_growth --config.runtime.gpu.memory_limit_mib=512",
+        "runtime.gpu.memory_growth and runtime.gpu.memory_limit_mib are set: set one of them.",
+    ),
+    "growth of logical devices": command_line(
+        "--config.runtime.gpu.memory_growth --config.runtime.logical_devices=2",
+        "runtime.logical_devices gives each part of a GPU its memory, and "
+        "runtime.gpu.memory_growth is set: set logical_devices to 0, or runtime.gpu.memory_growth "
+        "to false.",
+    ),
+    "limit of logical devices": command_line(
+        "--config.runtime.gpu.memory_limit_mib=512 --config.runtime.logical_devices=1",
+        "runtime.logical_devices gives each part of a GPU its memory, and "
+        "runtime.gpu.memory_limit_mib is set: set logical_devices to 0, or "
+        "runtime.gpu.memory_limit_mib to 0.",
+    ),
+    "on a TPU": command_line(
+        "--config.runtime.gpu.memory_limit_mib=512 --config.runtime.tpu.name=pod",
+        "runtime.gpu.memory_limit_mib has no effect on a TPU: set it to 0.",
+    ),
+}
+
 CONFIG_FILES = {
     "missing": Mistake(
         "--config=sub/expp.py",
@@ -691,6 +714,7 @@ SECTIONS = {
     "types": TYPES,
     "values": VALUES,
     "TPU": TPUS,
+    "GPU": GPUS,
     "config file": CONFIG_FILES,
     "trainer": TRAINERS,
     "flags": FLAGS_AND_MODES,

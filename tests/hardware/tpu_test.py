@@ -7,6 +7,8 @@ import types
 import pytest
 import tensorflow as tf
 
+import ctl
+from ctl import experiment
 from ctl.errors import UsageError
 from ctl.hardware import tpu
 from tests import child
@@ -233,6 +235,25 @@ def test_topology_in_a_few_words(monkeypatch, bus, devices, shape, keys, words):
     assert tpu.topology(tpu.build(**keys), bus=bus(*devices)) == words
     other = Strategy(cluster.resolver(tpu="pod"))
     assert tpu.topology(other) == "4 cores, 1 host"
+
+
+@pytest.mark.parametrize(
+    ("runtime", "asked"),
+    [
+        (dict(tpu=dict(name="pod")), True),
+        (dict(tpu=dict(address="grpc://10.0.0.2:8470")), True),
+        (dict(strategy="tpu"), True),
+        ({}, False),
+        (dict(strategy="mirrored"), False),
+    ],
+)
+def test_config_asks_for_a_tpu_by_its_strategy_or_by_any_tpu_key(monkeypatch, runtime, asked):
+    Cluster(monkeypatch)
+    monkeypatch.setattr(tpu, "_check_answers", lambda address: None)
+    config = ctl.config(runtime=runtime)
+    assert tpu.asked(config.runtime) == asked
+    hardware = experiment._hardware(config.runtime)
+    assert (hardware.name == "tpu", isinstance(hardware.strategy, Strategy)) == (asked, asked)
 
 
 @needs_tpu
