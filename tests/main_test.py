@@ -206,8 +206,8 @@ def test_program_explains_alike_however_it_is_started_and_keeps_tensorflow_quiet
 def test_importing_ctl_and_its_light_modules_loads_no_tensorflow():
     code = (
         "import sys, ctl\n"
-        "from ctl import checks, defaults, errors, locate, main, options, suggestions\n"
-        "from ctl.loop import progress, stop, workdir\n"
+        "from ctl import checks, defaults, errors, locate, main, options, out_of_memory, suggestions\n"
+        "from ctl.loop import gpu_usage, progress, stop, workdir\n"
         "from ctl.hardware import gpu, strategies, tpu\n"
         "ctl.config(train=dict(steps=5)); ctl.TrainerOptions(); ctl.Clip(); dir(ctl)\n"
         "heavy = {'tensorflow', 'tf_keras', 'keras', 'numpy', 'orbit'} & set(sys.modules)\n"
