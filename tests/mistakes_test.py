@@ -41,7 +41,7 @@ def Function():
     return None
 """
 NAMES = "data, eval, model, optimizer, runtime, seed, train, trainer"
-MODES = "train_and_eval, train, eval, continuous_eval, explain"
+MODES = "train_and_eval, train, eval, continuous_eval, explain, devices"
 FLAGS = "--config, --workdir, --mode, --fresh, --allow_config_change, --help"
 
 
@@ -656,6 +656,22 @@ FLAGS_AND_MODES = {
     ),
     "--fresh where nothing is started": command_line(
         "--mode=eval --fresh", "--fresh has no effect with --mode=eval: leave it out."
+    ),
+    "--workdir where nothing is written": Mistake(
+        "--mode=devices --workdir=old",
+        "--workdir has no effect with --mode=devices: leave it out.",
+    ),
+    "--fresh where nothing is written": Mistake(
+        "--mode=devices --fresh", "--fresh has no effect with --mode=devices: leave it out."
+    ),
+    "key of a model where there is no experiment": Mistake(
+        "--mode=devices --config.model.units=5",
+        "There is no config key model.units: this experiment sets none there.",
+    ),
+    "keys that clash where there is no experiment": Mistake(
+        "--mode=devices --config.runtime.strategy=one_device --config.runtime.logical_devices=4",
+        "runtime.logical_devices is 4 and runtime.strategy is one_device, which uses one: set "
+        "logical_devices to 0, or choose runtime.strategy=mirrored.",
     ),
     "--allow_config_change where nothing is resumed": command_line(
         "--mode=explain --allow_config_change",
