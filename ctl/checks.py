@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import math
+import re
 from typing import Any
 
 from ml_collections import config_dict
@@ -25,6 +26,7 @@ _AT_LEAST = {
     "runtime.logical_devices": 0,
     "runtime.logical_shards": 0,
     "runtime.all_reduce.packs": 1,
+    "runtime.gpu.memory_limit_mib": 0,
     "data.global_batch_size": 0,
     "data.per_replica_batch_size": 0,
     "data.prefetch": -1,
@@ -56,10 +58,9 @@ _NOT_NEGATIVE = (
     "optimizer.clip.norm",
     "optimizer.clip.value",
 )
-# Choices that are planned and refused until they work.
-_NOT_YET = {
-    "runtime.strategy": ("tpu",),
-}
+_TPU_KEYS = tuple(f"runtime.tpu.{key}" for key in ("name", "zone", "project", "address"))
+_ADDRESS = re.compile(r"grpc://[^\s/:,]+:\d{1,5}(,grpc://[^\s/:,]+:\d{1,5})*")
+_CLOUD_NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 
 
 def check(config: Any) -> None:
@@ -82,7 +83,7 @@ def check(config: Any) -> None:
     _check_model(config.model, "model")
     _check_batch(values)
     _check_optimizer(values)
-    _check_runtime(values)
+    check_runtime(values)
     _check_trainer(values["trainer"])
 
 
@@ -131,8 +132,6 @@ def _check_keys(config: config_dict.ConfigDict) -> None:
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value in choices:
         return
-    if value in _NOT_YET.get(name, ()):
-        raise UsageError(f"{name}={value} is not there yet: choose {' or '.join(choices)}.")
     raise UsageError(f"{name} is {value!r}{suggestions.did_you_mean(value, choices)}")
 
 
@@ -202,7 +201,14 @@ def _check_schedule(values: dict[str, Any]) -> None:
         )
 
 
-def _check_runtime(values: dict[str, Any]) -> None:
+def check_runtime(values: Mapping[str, Any]) -> None:
+    """Checks what the keys of `runtime` may be together.
+
+    Args:
+        values: of the whole config, by their full names.
+    """
+    _check_tpu(values)
+    _check_gpu(values)
     count = values["runtime.logical_devices"]
     if count > 1 and values["runtime.strategy"] == "one_device":
         raise UsageError(
@@ -219,6 +225,50 @@ def _check_runtime(values: dict[str, Any]) -> None:
         raise UsageError(
             f"runtime.loss_scale has no effect with runtime.precision={precision}: set it to 0."
         )
+
+
+def _check_tpu(values: Mapping[str, Any]) -> None:
+    name, zone, project, address = (values[key] for key in _TPU_KEYS)
+    found = [key for key in _TPU_KEYS if values[key]]
+    strategy = values["runtime.strategy"]
+    if found and strategy not in ("tpu", "auto"):
+        raise UsageError(
+            f"{found[0]} has no effect with runtime.strategy={strategy}: leave it out, or choose "
+            "runtime.strategy=auto."
+        )
+    if name and address:
+        raise UsageError(
+            f"runtime.tpu.name is {name} and runtime.tpu.address is {address}: set one of them."
+        )
+    if (zone or project) and not name:
+        raise UsageError(f"{found[0]} says where a TPU by name is: set runtime.tpu.name, too.")
+    if address and not _ADDRESS.fullmatch(address):
+        raise UsageError(f"runtime.tpu.address is {address!r}, want grpc://HOST:PORT.")
+    if name == "local":
+        raise UsageError("runtime.tpu.name is local: leave it out for the TPU of this machine.")
+    if name and not _CLOUD_NAME.fullmatch(name):
+        raise UsageError(
+            f"runtime.tpu.name is {name!r}, want a name of lower-case letters, digits and hyphens."
+        )
+    if (found or strategy == "tpu") and values["runtime.logical_devices"]:
+        raise UsageError("runtime.logical_devices has no effect on a TPU: set it to 0.")
+
+
+def _check_gpu(values: Mapping[str, Any]) -> None:
+    off = {"runtime.gpu.memory_growth": "false", "runtime.gpu.memory_limit_mib": "0"}
+    found = [key for key in off if values[key]]
+    if not found:
+        return
+    key = found[0]
+    if len(found) > 1:
+        raise UsageError(f"{' and '.join(found)} are set: set one of them.")
+    if values["runtime.logical_devices"]:
+        raise UsageError(
+            f"runtime.logical_devices gives each part of a GPU its memory, and {key} is set: set "
+            f"logical_devices to 0, or {key} to {off[key]}."
+        )
+    if values["runtime.strategy"] == "tpu" or any(values[name] for name in _TPU_KEYS):
+        raise UsageError(f"{key} has no effect on a TPU: set it to {off[key]}.")
 
 
 def _check_trainer(trainer: str) -> None:

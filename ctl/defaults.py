@@ -23,6 +23,8 @@ HARMLESS = (
     "runtime.cluster.",
     "runtime.xla",
     "runtime.deterministic",
+    "runtime.gpu.",
+    "runtime.tpu.",
     "data.placement",
     "data.prefetch",
     "data.tfrecord.parallel_calls",
@@ -50,6 +52,14 @@ def defaults() -> config_dict.ConfigDict:
     runtime.devices = ()
     # Split the first GPU, or the CPU where there is none, into so many; 0: as the machine has them.
     runtime.logical_devices = 0
+    runtime.gpu = gpu = config_dict.ConfigDict()  # TensorFlow takes nearly all memory by default
+    gpu.memory_growth = False  # take memory as it is needed
+    gpu.memory_limit_mib = 0  # take so much of each GPU and no more; 0: no limit
+    runtime.tpu = tpu = config_dict.ConfigDict()  # with strategy tpu or auto; "": this machine's
+    tpu.name = ""  # a TPU of Google Cloud, by its name
+    tpu.zone = ""  # where it is; "": where this machine is
+    tpu.project = ""  # whose it is; "": whose this machine is
+    tpu.address = ""  # or a TPU by its worker's address, grpc://HOST:PORT
     runtime.precision = "float32"  # float32, float64, bfloat16, float16 (the last two are mixed)
     runtime.loss_scale = 0.0  # of float16: a fixed one; 0: dynamic
     # What XLA compiles: off, loop (many whole steps; one replica), step (a whole step; one replica),

@@ -10,7 +10,7 @@ import tensorflow as tf
 from ctl import locate, optimizers
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
-from ctl.hardware import strategies
+from ctl.hardware import gpu, strategies
 from ctl.options import Clip, Section, TrainerOptions
 from ctl.trainer import StandardTrainer
 
@@ -48,9 +48,7 @@ def build(
     cls = locate.trainer_class(config.trainer, config_path)
     if config.runtime.deterministic:
         tf.config.experimental.enable_op_determinism()
-    hardware = strategies.build(
-        config.runtime.strategy, strategies.Request.of(config.runtime, os.environ)
-    )
+    hardware = _hardware(config.runtime)
     config = resolved(config, hardware.strategy.num_replicas_in_sync)
     options = trainer_options(config)
     trainer = cls(
@@ -71,6 +69,11 @@ def build(
         trainer.feed.data("eval")
     _refuse_unread(options, config, cls)
     return Experiment(config, hardware, trainer, evaluator)
+
+
+def _hardware(runtime: config_dict.ConfigDict) -> strategies.Hardware:
+    gpu.set_memory(growth=runtime.gpu.memory_growth, limit_mib=runtime.gpu.memory_limit_mib)
+    return strategies.build(runtime.strategy, strategies.Request.of(runtime, os.environ))
 
 
 def resolved(config: config_dict.ConfigDict, replicas: int) -> config_dict.ConfigDict:

@@ -20,11 +20,11 @@ from ml_collections import config_dict
 
 from ctl import checks, defaults, locate, suggestions
 from ctl.errors import Failure, LostWorker, UsageError
-from ctl.hardware import strategies
+from ctl.hardware import strategies, tpu
 from ctl.hardware.cluster import Cluster
 from ctl.loop.workdir import Workdir
 
-MODES = ("train_and_eval", "train", "eval", "continuous_eval", "explain")
+MODES = ("train_and_eval", "train", "eval", "continuous_eval", "explain", "devices")
 SWITCHES = {
     "fresh": "Start anew: move the run in the folder aside.",
     "allow_config_change": "Resume though the arithmetic changed.",
@@ -71,12 +71,16 @@ def _run(argv: Sequence[str]) -> int:
     if values.help:
         print(f"{__doc__}\n{values.get_help(include_special_flags=False)}")
         return 0
-    config_path = values.config.partition(":")[0]
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # a config file may load TensorFlow
+    tpu.skip_metadata_server()
+    if values.mode == "devices":
+        return _devices(values.config, changes)
+    config_path = values.config.partition(":")[0]
     config = _config(values.config, changes)
     locate.trainer_file(config.trainer, config_path)
     request = strategies.Request.of(config.runtime, os.environ)
-    strategies.chosen(config.runtime.strategy, request)
+    if strategies.chosen(config.runtime.strategy, request) == "tpu":
+        tpu.check(config.runtime.tpu.name or config.runtime.tpu.address)
     workdir = Workdir(
         values.workdir or pathlib.Path("runs") / pathlib.Path(config_path).stem,
         writes=request.cluster is None or request.cluster.is_chief,
@@ -85,6 +89,20 @@ def _run(argv: Sequence[str]) -> int:
     if request.cluster and request.cluster.has_servers and not request.cluster.is_chief:
         return _serve(request, config, workdir)
     return _dispatch(values, config, config_path, workdir, request.cluster)
+
+
+def _devices(flag: str | None, changes: Changes) -> int:
+    """Prints what there is to train on; of a config, only the runtime section bears on it."""
+    if flag:
+        config = _config(flag, changes)
+    else:
+        config = _known(changes)
+        checks.check_runtime(defaults.flat(config))
+    _quiet_tensorflow()
+    from ctl.hardware import devices
+
+    print(devices.describe(config.runtime))
+    return 0
 
 
 def _serve(request: strategies.Request, config: Any, workdir: Workdir) -> int:
@@ -134,16 +152,21 @@ def _run_mode(values: flags.FlagValues, config: Any, config_path: str, workdir: 
 
 def _config(flag: str, changes: Changes) -> config_dict.ConfigDict:
     """The checked config; what is wrong with the command line is told before the file is run."""
-    known = defaults.defaults()
-    for name, text in changes:
-        if not name.startswith("model."):
-            defaults.change(known, name, text)
-    checks.check_values(defaults.flat(known))
+    _known([(name, text) for name, text in changes if not name.startswith("model.")])
     config = locate.config(flag)
     for name, text in changes:
         defaults.change(config, name, text)
     checks.check(config)
     return config
+
+
+def _known(changes: Changes) -> config_dict.ConfigDict:
+    """The defaults with the command line's changes, each checked by itself."""
+    known = defaults.defaults()
+    for name, text in changes:
+        defaults.change(known, name, text)
+    checks.check_values(defaults.flat(known))
+    return known
 
 
 def _check_workdir(values: flags.FlagValues, config: Any, workdir: Workdir) -> None:
@@ -232,13 +255,15 @@ def _check_given(arguments: list[str]) -> None:
 
 
 def _check_flags(values: flags.FlagValues) -> None:
-    if values.config is None:
+    if values.config is None and values.mode != "devices":
         raise UsageError("No experiment is named: add --config=FILE, such as experiments/mnist.py.")
     if values.mode not in MODES:
         raise UsageError(f"--mode is {values.mode!r}{suggestions.did_you_mean(values.mode, MODES)}")
     for name in ("fresh", "allow_config_change"):
         if values[name].value and not values.mode.startswith("train"):
             raise UsageError(f"--{name} has no effect with --mode={values.mode}: leave it out.")
+    if values.workdir is not None and values.mode == "devices":
+        raise UsageError("--workdir has no effect with --mode=devices: leave it out.")
 
 
 def _unknown_flag(name: str) -> str:

@@ -9,7 +9,7 @@ import orbit
 import tensorflow as tf
 import tf_keras
 
-from ctl import building
+from ctl import building, out_of_memory
 from ctl.compiled_loop import CompiledLoop, chunk_size
 from ctl.coordinated_loop import CoordinatedLoop
 from ctl.data import distribution
@@ -205,6 +205,14 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
                 f"The training data ended after step {int(self.global_step.numpy())}: return at least "
                 "one whole global batch of examples, or a dataset that repeats."
             ) from None
+        except tf.errors.ResourceExhaustedError as error:
+            if not out_of_memory.is_told_by(error):
+                raise
+            raise UsageError(
+                out_of_memory.advice(
+                    self.layout.rows, self.update.choice, accumulates=not self._own_train_step()
+                )
+            ) from error
         self._position = int(self.global_step.numpy())
         return output
 

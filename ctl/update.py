@@ -28,6 +28,7 @@ class Update:
                         regularization=lambda: model.losses)     # in a replica context
 
     Attributes:
+        choice: the options that bear on each other.
         xla: what XLA compiles, never "auto".
         xla_why: why, in a few words.
         skipped_steps: int64 variable: updates left out because they overflowed.
@@ -68,9 +69,10 @@ class Update:
                 "logical_shards wants full batches, of one known size: batch with "
                 "drop_remainder=True, or let ctl batch single examples."
             )
-        self.xla, self.xla_why = _choose_xla(
+        self.choice, self.xla_why = _choose_xla(
             options, model=model, layout=layout, chunks=chunks, strings=strings
         )
+        self.xla = self.choice.xla
         floatx = tf.as_dtype(precision.of(options.precision).floatx)
         self._needs_scale = options.precision == "float16"
         self.skipped_steps = counter("skipped_steps")
@@ -169,8 +171,8 @@ def _choose_xla(
     layout: Layout,
     chunks: bool,
     strings: bool,
-) -> tuple[str, str]:
-    """What `xla` comes to and why, once the options that bear on each other are checked."""
+) -> tuple[rules.Choice, str]:
+    """The options that bear on each other, checked, with what `xla` comes to, and why to that."""
     sync = building.has_sync_batch_norm(model)
     gpu = bool(tf.config.list_logical_devices("GPU"))
     mode, why = replica_compile.choose(
@@ -188,20 +190,19 @@ def _choose_xla(
             f"runtime.xla={mode} compiles the whole step, and XLA takes no strings: leave them out "
             "of the batch, or choose runtime.xla=off."
         )
-    rules.check(
-        rules.Choice(
-            replicas=layout.replicas,
-            precision=options.precision,
-            xla=mode,
-            sync_batch_norm=sync,
-            micro_batches=options.gradient_accumulation_steps,
-            per_micro_batch=options.model.get("sync_batch_norm") == "per_micro_batch",
-            shards=options.logical_shards,
-            reduce_dtype=options.all_reduce_dtype,
-            batch=layout.global_batch_size,
-            strategy=strategies.row_of(tf.distribute.get_strategy()),
-        )
+    choice = rules.Choice(
+        replicas=layout.replicas,
+        precision=options.precision,
+        xla=mode,
+        sync_batch_norm=sync,
+        micro_batches=options.gradient_accumulation_steps,
+        per_micro_batch=options.model.get("sync_batch_norm") == "per_micro_batch",
+        shards=options.logical_shards,
+        reduce_dtype=options.all_reduce_dtype,
+        batch=layout.global_batch_size,
+        strategy=strategies.row_of(tf.distribute.get_strategy()),
     )
+    rules.check(choice)
     if mode == "autocluster":
         replica_compile.autocluster(gpu=gpu)
-    return mode, why
+    return choice, why

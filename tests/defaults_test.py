@@ -71,7 +71,13 @@ def test_harmless_key_exists(name):
 # Keys that any text is right for.
 FREE = {"data.dir"}
 # Keys that true and false are right for.
-SWITCHES = {"runtime.deterministic", "data.tfrecord.cache", "optimizer.nesterov", "train.norms"}
+SWITCHES = {
+    "runtime.deterministic",
+    "runtime.gpu.memory_growth",
+    "data.tfrecord.cache",
+    "optimizer.nesterov",
+    "train.norms",
+}
 RIGHT = ctl.config(trainer="net.py:Net", data=dict(global_batch_size=4))
 
 
@@ -115,6 +121,10 @@ def test_free_keys_and_switches_are_what_they_are_said_to_be():
     assert {name for name in KEYS if not KEYS[name] and type(KEYS[name]) is str} == FREE | {
         "trainer",
         "runtime.all_reduce.dtype",
+        "runtime.tpu.name",
+        "runtime.tpu.zone",
+        "runtime.tpu.project",
+        "runtime.tpu.address",
     }
 
 

@@ -68,7 +68,7 @@ def run_with(code: int, monkeypatch) -> list[tuple]:
     """Lets the last part of the program, which needs TensorFlow, only return a code."""
     calls: list[tuple] = []
 
-    def dispatch(values, config, config_path, workdir):
+    def dispatch(values, config, config_path, workdir, cluster):
         calls.append((values.mode, values.fresh, config_path, str(workdir.path)))
         return code
 
@@ -147,6 +147,49 @@ def test_mistake_of_the_command_line_is_told_before_the_config_file_runs(folder,
     assert "it ran" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("key", ["name=pod", "address=grpc://127.0.0.1:1"])
+def test_tpu_that_cannot_be_used_is_told_before_tensorflow_is_loaded(
+    folder, monkeypatch, capsys, key
+):
+    calls = run_with(0, monkeypatch)
+    monkeypatch.setattr(main.tpu, "missing", lambda address, **_: f"nothing for {address}")
+    assert main.run(["ctl", "--config=exp.py", f"--config.runtime.tpu.{key}"]) == 2
+    line = (
+        f"ctl: There is no TPU to use: nothing for {key.partition('=')[2]}. To run without a TPU: "
+    )
+    assert capsys.readouterr().err.startswith(line)
+    assert calls == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "strategy", "devices"),
+    [
+        ([], "auto", 0),
+        (["--config.runtime.strategy=mirrored"], "mirrored", 0),
+        (["--config=exp.py", "--config.runtime.logical_devices=2"], "auto", 2),
+    ],
+)
+def test_devices_needs_no_config_and_takes_one(
+    folder, monkeypatch, capsys, arguments, strategy, devices
+):
+    told = lambda r: f"{r.strategy} {r.logical_devices}"  # noqa: E731
+    monkeypatch.setattr("ctl.hardware.devices.describe", told)
+    assert main.run(["ctl", "--mode=devices", *arguments]) == 0
+    assert capsys.readouterr().out == f"{strategy} {devices}\n"
+
+
+@pytest.mark.parametrize("given", [[], ["--config=exp.py"]])
+def test_devices_tells_of_this_machine_and_writes_nothing(folder, given):
+    before = sorted(folder.iterdir())
+    process = start("as a module", ["--mode=devices", *given])
+    assert (process.returncode, process.stderr) == (0, "")
+    names = [line.split("  ")[0] for line in process.stdout.splitlines()]
+    assert [n for n in names if n.rstrip("s0123456789 ") != "GPU"] == [
+        "CPU", "memory", "TensorFlow", "TPU", "strategy", "xla",
+    ]  # fmt: skip
+    assert [path for path in sorted(folder.iterdir()) if path.name != "__pycache__"] == before
+
+
 STARTS = {
     "as a file": [str(child.ROOT / "ctl" / "main.py")],
     "as a module": ["-m", "ctl.main"],
@@ -192,9 +235,9 @@ def test_program_explains_alike_however_it_is_started_and_keeps_tensorflow_quiet
 def test_importing_ctl_and_its_light_modules_loads_no_tensorflow():
     code = (
         "import sys, ctl\n"
-        "from ctl import checks, defaults, errors, locate, main, options, suggestions\n"
-        "from ctl.loop import progress, stop, workdir\n"
-        "from ctl.hardware import strategies\n"
+        "from ctl import checks, defaults, errors, locate, main, options, out_of_memory, suggestions\n"
+        "from ctl.loop import gpu_usage, progress, stop, workdir\n"
+        "from ctl.hardware import devices, gpu, host, strategies, tpu\n"
         "ctl.config(train=dict(steps=5)); ctl.TrainerOptions(); ctl.Clip(); dir(ctl)\n"
         "heavy = {'tensorflow', 'tf_keras', 'keras', 'numpy', 'orbit'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)\n"

@@ -41,7 +41,7 @@ def Function():
     return None
 """
 NAMES = "data, eval, model, optimizer, runtime, seed, train, trainer"
-MODES = "train_and_eval, train, eval, continuous_eval, explain"
+MODES = "train_and_eval, train, eval, continuous_eval, explain, devices"
 FLAGS = "--config, --workdir, --mode, --fresh, --allow_config_change, --help"
 
 
@@ -350,7 +350,33 @@ VALUES = {
     ),
     "tpu": command_line(
         "--config.runtime.strategy=tpu",
-        "runtime.strategy=tpu is not there yet: choose auto or one_device or mirrored.",
+        "There is no TPU to use: tensorflow-tpu is not installed, which BUILD.md tells how to. To run "
+        "without a TPU: --config.runtime.strategy=auto.",
+    ),
+    "several processes in one": command_line(
+        "--config.runtime.strategy=multi_worker_mirrored",
+        "runtime.strategy=multi_worker_mirrored runs in several processes, and TF_CONFIG does not name "
+        "them: start them by python -m ctl.launch --workers=2 -- ..., or choose runtime.strategy=auto.",
+    ),
+    "parameter servers in one": command_line(
+        "--config.runtime.strategy=parameter_server",
+        "runtime.strategy=parameter_server runs in several processes, and TF_CONFIG does not name "
+        "them: start them by python -m ctl.launch --workers=2 --ps=1 -- ..., or choose "
+        "runtime.strategy=auto.",
+    ),
+    "devices without effect": command_line(
+        "--config.runtime.strategy=default --config.runtime.devices=('CPU:0',)",
+        "runtime.devices has no effect with runtime.strategy=default: leave it out.",
+    ),
+    "algorithm of another strategy": command_line(
+        "--config.runtime.strategy=mirrored --config.runtime.all_reduce.algorithm=ring",
+        "runtime.all_reduce.algorithm is 'ring', and runtime.strategy=mirrored has auto, nccl, "
+        "hierarchical_copy, one_device: choose one of them.",
+    ),
+    "packs without effect": command_line(
+        "--config.runtime.strategy=mirrored --config.runtime.all_reduce.packs=2",
+        "runtime.all_reduce.packs has no effect but with runtime.all_reduce.algorithm=nccl or "
+        "hierarchical_copy: choose one of them, or leave it at 1.",
     ),
     "placement without loop": command_line(
         "--config.data.placement=device",
@@ -397,6 +423,66 @@ VALUES = {
         "--config.runtime.strategy=one_device --config.runtime.logical_devices=4",
         "runtime.logical_devices is 4 and runtime.strategy is one_device, which uses one: set "
         "logical_devices to 0, or choose runtime.strategy=mirrored.",
+    ),
+}
+
+TPUS = {
+    "for another strategy": command_line(
+        "--config.runtime.strategy=mirrored --config.runtime.tpu.name=pod",
+        "runtime.tpu.name has no effect with runtime.strategy=mirrored: leave it out, or choose "
+        "runtime.strategy=auto.",
+    ),
+    "by name and by address": command_line(
+        "--config.runtime.tpu.name=pod --config.runtime.tpu.address=grpc://10.0.0.2:8470",
+        "runtime.tpu.name is pod and runtime.tpu.address is grpc://10.0.0.2:8470: set one of them.",
+    ),
+    "zone of no TPU": command_line(
+        "--config.runtime.tpu.zone=us-central1-a",
+        "runtime.tpu.zone says where a TPU by name is: set runtime.tpu.name, too.",
+    ),
+    "project of a TPU by address": command_line(
+        "--config.runtime.tpu.project=mine --config.runtime.tpu.address=grpc://10.0.0.2:8470",
+        "runtime.tpu.project says where a TPU by name is: set runtime.tpu.name, too.",
+    ),
+    "address without a port": command_line(
+        "--config.runtime.tpu.address=grpc://10.0.0.2",
+        "runtime.tpu.address is 'grpc://10.0.0.2', want grpc://HOST:PORT.",
+    ),
+    "address for a name": command_line(
+        "--config.runtime.tpu.name=grpc://10.0.0.2:8470",
+        "runtime.tpu.name is 'grpc://10.0.0.2:8470', want a name of lower-case letters, digits and "
+        "hyphens.",
+    ),
+    "this machine's by name": command_line(
+        "--config.runtime.tpu.name=local",
+        "runtime.tpu.name is local: leave it out for the TPU of this machine.",
+    ),
+    "split in logical devices": command_line(
+        "--config.runtime.tpu.name=pod --config.runtime.logical_devices=2",
+        "runtime.logical_devices has no effect on a TPU: set it to 0.",
+    ),
+}
+
+GPUS = {
+    "two bounds of memory": command_line(
+        "--config.runtime.gpu.memory_growth --config.runtime.gpu.memory_limit_mib=512",
+        "runtime.gpu.memory_growth and runtime.gpu.memory_limit_mib are set: set one of them.",
+    ),
+    "growth of logical devices": command_line(
+        "--config.runtime.gpu.memory_growth --config.runtime.logical_devices=2",
+        "runtime.logical_devices gives each part of a GPU its memory, and "
+        "runtime.gpu.memory_growth is set: set logical_devices to 0, or runtime.gpu.memory_growth "
+        "to false.",
+    ),
+    "limit of logical devices": command_line(
+        "--config.runtime.gpu.memory_limit_mib=512 --config.runtime.logical_devices=1",
+        "runtime.logical_devices gives each part of a GPU its memory, and "
+        "runtime.gpu.memory_limit_mib is set: set logical_devices to 0, or "
+        "runtime.gpu.memory_limit_mib to 0.",
+    ),
+    "on a TPU": command_line(
+        "--config.runtime.gpu.memory_limit_mib=512 --config.runtime.tpu.name=pod",
+        "runtime.gpu.memory_limit_mib has no effect on a TPU: set it to 0.",
     ),
 }
 
@@ -597,6 +683,22 @@ FLAGS_AND_MODES = {
     "--fresh where nothing is started": command_line(
         "--mode=eval --fresh", "--fresh has no effect with --mode=eval: leave it out."
     ),
+    "--workdir where nothing is written": Mistake(
+        "--mode=devices --workdir=old",
+        "--workdir has no effect with --mode=devices: leave it out.",
+    ),
+    "--fresh where nothing is written": Mistake(
+        "--mode=devices --fresh", "--fresh has no effect with --mode=devices: leave it out."
+    ),
+    "key of a model where there is no experiment": Mistake(
+        "--mode=devices --config.model.units=5",
+        "There is no config key model.units: this experiment sets none there.",
+    ),
+    "keys that clash where there is no experiment": Mistake(
+        "--mode=devices --config.runtime.strategy=one_device --config.runtime.logical_devices=4",
+        "runtime.logical_devices is 4 and runtime.strategy is one_device, which uses one: set "
+        "logical_devices to 0, or choose runtime.strategy=mirrored.",
+    ),
     "--allow_config_change where nothing is resumed": command_line(
         "--mode=explain --allow_config_change",
         "--allow_config_change has no effect with --mode=explain: leave it out.",
@@ -653,6 +755,8 @@ SECTIONS = {
     "keys": KEYS,
     "types": TYPES,
     "values": VALUES,
+    "TPU": TPUS,
+    "GPU": GPUS,
     "config file": CONFIG_FILES,
     "trainer": TRAINERS,
     "flags": FLAGS_AND_MODES,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 import subprocess
 
+from ctl.hardware import gpu
 from ctl.hardware.cluster import Cluster
 
 _KEY = "CUDA_VISIBLE_DEVICES"
@@ -10,10 +11,9 @@ _KEY = "CUDA_VISIBLE_DEVICES"
 
 def visible(environment: Mapping[str, str]) -> list[str]:
     """The GPUs that a process with this environment may use: numbers or UUIDs, none without a driver."""
-    if _KEY in environment:
-        names = [name.strip() for name in environment[_KEY].split(",")]
-        end = names.index("-1") if "-1" in names else len(names)  # CUDA stops reading there
-        return [name for name in names[:end] if name]
+    named = gpu.visible(environment)
+    if named is not None:
+        return named
     query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
     try:
         found = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctl import suggestions
 from ctl.errors import UsageError
-from ctl.hardware import cluster
+from ctl.hardware import cluster, tpu
 from ctl.hardware.cluster import Cluster
 from ctl.hardware.quiet import quiet_stderr
 from ctl.loop.progress import say
@@ -34,6 +34,7 @@ class Request:
         timeout: seconds that a reduction between processes may take; 0 for no limit.
         start_timeout: seconds to wait for the other processes to start.
         shard_mib: parameter servers hold a variable in parts of at least so much; 0 for whole ones.
+        tpu: name, zone, project or address of a TPU elsewhere; empty for this machine's.
         cluster: the processes of the run, where there are several.
     """
 
@@ -44,6 +45,7 @@ class Request:
     timeout: float = 0.0
     start_timeout: float = 600.0
     shard_mib: float = 0.0
+    tpu: Mapping[str, str] = dataclasses.field(default_factory=dict)
     cluster: Cluster | None = None
 
     @classmethod
@@ -57,6 +59,7 @@ class Request:
             timeout=runtime.all_reduce.timeout,
             start_timeout=runtime.cluster.start_timeout,
             shard_mib=runtime.cluster.shard_mib,
+            tpu={key: value for key, value in runtime.tpu.items() if value},
             cluster=cluster.read(environment),
         )
 
@@ -102,6 +105,10 @@ class Hardware:
     def is_chief(self) -> bool:
         """Whether this process writes what a run writes once."""
         return self.cluster is None or self.cluster.is_chief
+
+
+def _tpu(devices: list[str], request: Request) -> "tf.distribute.Strategy":
+    return tpu.build(**request.tpu)
 
 
 def _default(devices: list[str], request: Request) -> "tf.distribute.Strategy":
@@ -213,6 +220,7 @@ STRATEGIES: dict[str, Row] = {
         algorithms=("nccl", "ring"),
         processes=True,
     ),
+    "tpu": Row("a replica a core of a TPU slice", _tpu, "own", accepts=("tpu",)),
     "parameter_server": Row(
         "workers that update by themselves variables that other processes hold",
         _parameter_server,
@@ -231,6 +239,7 @@ _KEYS = {
     "timeout": "runtime.all_reduce.timeout",
     "start_timeout": "runtime.cluster.start_timeout",
     "shard_mib": "runtime.cluster.shard_mib",
+    "tpu": "runtime.tpu",
 }
 
 
@@ -247,6 +256,8 @@ def chosen(name: str, request: Request) -> str:
     if name == "auto" and several:
         assert own is not None
         name = "parameter_server" if own.has_servers else "multi_worker_mirrored"
+    elif name == "auto" and (request.tpu or not tpu.missing()):
+        name = "tpu"
     if name == "auto":
         return name
     row = STRATEGIES[name]
@@ -311,6 +322,8 @@ def build(name: str = "auto", request: Request | None = None) -> Hardware:
         assert request.cluster is not None
         why = f"{request.cluster.name} of {request.cluster.size} processes"
         found: list[str] = []
+    elif name == "tpu":
+        found, why = [], "a TPU is named" if request.tpu else "a TPU is here"
     else:
         found, why = _devices(name, request)
     if name == "auto":
@@ -319,6 +332,8 @@ def build(name: str = "auto", request: Request | None = None) -> Hardware:
     row = STRATEGIES[name]
     strategy = row.build(found[:1] if row.takes == "one" else found, request)
     several = request.cluster if row.processes else None
+    if name == "tpu":
+        why += f": {tpu.topology(strategy)}"
     return Hardware(strategy, name, f"auto: {why}" if automatic else why, several)
 
 

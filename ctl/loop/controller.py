@@ -11,6 +11,7 @@ from ctl.data import distribution
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
 from ctl.loop.checkpoints import Checkpoints
+from ctl.loop.gpu_usage import GpuUsage
 from ctl.loop.progress import Progress
 from ctl.trainer import StandardTrainer
 
@@ -47,6 +48,7 @@ class Controller(orbit.Controller):
         progress: Progress | None = None,
         on_event: Event | None = None,
         stop: Callable[[], bool] | None = None,
+        gpu_usage: Callable[[], dict[str, float]] | None = None,
         train_actions: Iterable[orbit.Action] | None = None,
         eval_actions: Iterable[orbit.Action] | None = None,
     ):
@@ -63,6 +65,8 @@ class Controller(orbit.Controller):
             progress: what prints.
             on_event: called as on_event(name, step, **fields) for what is worth a record.
             stop: asked between loops whether to save and end.
+            gpu_usage: tells numbers to show and to summarize beside a loop's outputs; those of the
+                GPUs, where they train, if not given.
             train_actions: called with each loop's outputs.
             eval_actions: called with each evaluation's outputs.
         """
@@ -86,6 +90,7 @@ class Controller(orbit.Controller):
         self._progress = progress
         self._on_event = on_event or (lambda *_, **__: None)
         self._stop = stop or (lambda: False)
+        self._gpu_usage = gpu_usage or (GpuUsage() if _on_gpu(trainer.strategy) else dict)
         self._saved_step: int | None = None
         self._timed_steps = 0
         self._timed_seconds = 0.0
@@ -207,12 +212,16 @@ class Controller(orbit.Controller):
             action(outputs)
         speed = self.examples_per_second
         rate = {"examples_per_second": speed} if speed else {}
-        self.summary_manager.write_summaries({**self.outputs, **rate})
+        usage = self._gpu_usage()
+        self.summary_manager.write_summaries({**self.outputs, **rate, **usage})
         self.summary_manager.flush()
         if self._progress:
             left = self._timed_seconds / self._timed_steps * (end - self.step) if speed else None
             self._progress.trained(
-                self.step, self.outputs, examples_per_second=speed, seconds_left=left
+                self.step,
+                {**self.outputs, **usage},
+                examples_per_second=speed,
+                seconds_left=left,
             )
 
     def _time(self, steps: int, seconds: float) -> None:
@@ -232,6 +241,10 @@ def as_numbers(outputs: Mapping[str, Any]) -> dict[str, Any]:
         else value
         for name, value in outputs.items()
     }
+
+
+def _on_gpu(strategy: tf.distribute.Strategy) -> bool:
+    return any("GPU" in device for device in strategy.extended.worker_devices)
 
 
 def _next_multiple(step: int, interval: int) -> int:

@@ -1,0 +1,264 @@
+"""Whether there is a TPU to use, told without TensorFlow, and the strategy over it."""
+
+import importlib.metadata
+import socket
+import types
+
+import pytest
+import tensorflow as tf
+
+import ctl
+from ctl.errors import UsageError
+from ctl.hardware import strategies, tpu
+from tests import child
+
+needs_tpu = pytest.mark.skipif(bool(tpu.missing()), reason="needs a TPU and TensorFlow for it")
+V5E, NETWORK_CARD = "0x0063", "0x0042"
+
+
+@pytest.fixture
+def bus(tmp_path):
+    """Makes a PCI bus with Google's devices of the given ids, and an Intel one."""
+
+    def build(*devices):
+        for i, (vendor, device) in enumerate([("0x8086", V5E), *(("0x1ae0", d) for d in devices)]):
+            (tmp_path / f"0000:00:0{i}.0").mkdir()
+            (tmp_path / f"0000:00:0{i}.0" / "vendor").write_text(f"{vendor}\n")
+            (tmp_path / f"0000:00:0{i}.0" / "device").write_text(f"{device}\n")
+        return tmp_path
+
+    return build
+
+
+@pytest.fixture
+def install(monkeypatch):
+    """Makes an install of packages at versions: install({"libtpu": "0.0.21"})."""
+
+    def build(versions):
+        def version(package):
+            if package not in versions:
+                raise importlib.metadata.PackageNotFoundError(package)
+            return versions[package]
+
+        monkeypatch.setattr(importlib.metadata, "version", version)
+
+    return build
+
+
+GOOD = {"tensorflow-tpu": "2.20.0", "libtpu": "0.0.21.1"}
+
+
+@pytest.mark.parametrize(
+    ("devices", "chips"),
+    [
+        ([], []),
+        ([V5E], ["v5e"]),
+        ([V5E] * 4, ["v5e"] * 4),
+        (["0x006f", NETWORK_CARD], ["v6e"]),
+        ([NETWORK_CARD], []),
+    ],
+)
+def test_chips_are_what_googles_tpus_are_on_the_bus(bus, devices, chips):
+    assert tpu.chips(bus(*devices)) == chips
+
+
+def test_machine_without_a_bus_has_no_chips(tmp_path):
+    assert tpu.chips(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize(
+    ("versions", "devices", "address", "lack"),
+    [
+        (GOOD, [V5E], "", None),
+        (GOOD, [], "", "no TPU chip is on this machine's PCI bus"),
+        (GOOD, [NETWORK_CARD], "", "no TPU chip is on this machine's PCI bus"),
+        (GOOD, [], "grpc://10.0.0.2:8470", None),
+        (GOOD, [], "pod", None),
+        ({}, [V5E], "", "tensorflow-tpu is not installed, which BUILD.md tells how to"),
+        ({}, [], "pod", "tensorflow-tpu is not installed, which BUILD.md tells how to"),
+        (
+            {"tensorflow-tpu": "2.20.0"}, [V5E], "",
+            "libtpu is not installed, which comes with ctl's extra `tpu`",
+        ),
+        ({**GOOD, "libtpu": "0.0.30"}, [V5E], "", None),
+        (
+            {**GOOD, "libtpu": "0.0.31"}, [V5E], "pod",
+            "libtpu is 0.0.31, and TensorFlow aborts with one after 0.0.30",
+        ),
+        (
+            {**GOOD, "libtpu": "0.0.100"}, [V5E], "",
+            "libtpu is 0.0.100, and TensorFlow aborts with one after 0.0.30",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_missing(bus, install, versions, devices, address, lack):
+    install(versions)
+    assert tpu.missing(address, bus=bus(*devices)) == lack
+
+
+def test_check_tells_what_is_missing_and_what_to_run_instead(bus, install):
+    install(GOOD)
+    tpu.check(bus=bus(V5E))
+    install({})
+    with pytest.raises(UsageError) as local:
+        tpu.check()
+    with pytest.raises(UsageError) as remote:
+        tpu.check("pod")
+    line = (
+        "There is no TPU to use: tensorflow-tpu is not installed, which BUILD.md tells how to. To "
+        "run without a TPU: --config.runtime.strategy=auto"
+    )
+    assert (str(local.value), str(remote.value)) == (f"{line}.", f"{line} and no runtime.tpu keys.")
+
+
+def test_metadata_server_is_asked_only_where_there_is_a_chip(bus, tmp_path):
+    bare, set_, chip = {}, {"TPU_SKIP_MDS_QUERY": "0"}, {}
+    tpu.skip_metadata_server(bare, tmp_path / "none")
+    tpu.skip_metadata_server(set_, tmp_path / "none")
+    tpu.skip_metadata_server(chip, bus(V5E))
+    assert (bare, set_, chip) == ({"TPU_SKIP_MDS_QUERY": "1"}, {"TPU_SKIP_MDS_QUERY": "0"}, {})
+
+
+def test_answer_takes_no_tensorflow():
+    code = (
+        "import sys\nfrom ctl.hardware import tpu\n"
+        "tpu.missing()\nsys.exit('tensorflow' in sys.modules)"
+    )
+    process = child.run(["-c", code], timeout=20)
+    assert (process.returncode, process.stderr) == (0, "")
+
+
+class Cluster:
+    """TensorFlow's TPU functions: what they were called with, and what they return or raise."""
+
+    def __init__(self, monkeypatch, error=None):
+        self.calls = []
+        self.error = error
+        resolver = types.SimpleNamespace(TPUClusterResolver=self.resolver)
+        monkeypatch.setattr(tf.distribute, "cluster_resolver", resolver)
+        monkeypatch.setattr(tf.config, "experimental_connect_to_cluster", self.connect)
+        monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", self.initialize)
+        monkeypatch.setattr(tf.distribute, "TPUStrategy", Strategy)
+        monkeypatch.setattr(tpu, "check", lambda address="", **_: None)
+
+    def resolver(self, **arguments):
+        self.calls.append(arguments)
+        return types.SimpleNamespace(master=lambda: "" if arguments["tpu"] == "local" else "grpc")
+
+    def connect(self, resolver):
+        self.calls.append("connect")
+
+    def initialize(self, resolver):
+        if self.error:
+            raise self.error
+        self.calls.append("initialize")
+        return types.SimpleNamespace(mesh_shape=[2, 2, 1, 1])
+
+
+class Strategy:
+    """A TPUStrategy of four cores."""
+
+    def __init__(self, resolver):
+        self.cluster_resolver = resolver
+        self.num_replicas_in_sync = 4
+        self.extended = types.SimpleNamespace(num_hosts=1)
+
+
+@pytest.mark.parametrize(
+    ("keys", "arguments"),
+    [
+        ({}, {"tpu": "local", "zone": None, "project": None}),
+        ({"name": "pod"}, {"tpu": "pod", "zone": None, "project": None}),
+        (
+            {"name": "pod", "zone": "us-central1-a", "project": "mine"},
+            {"tpu": "pod", "zone": "us-central1-a", "project": "mine"},
+        ),
+    ],
+)
+def test_build_connects_and_then_initializes(monkeypatch, keys, arguments):
+    cluster = Cluster(monkeypatch)
+    assert isinstance(tpu.build(**keys), Strategy)
+    assert cluster.calls == [arguments, "connect", "initialize"]
+
+
+def test_build_takes_an_address_that_answers(monkeypatch):
+    cluster = Cluster(monkeypatch)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"grpc://127.0.0.1:{server.getsockname()[1]}"
+        tpu.build(address=address)
+    assert cluster.calls[0]["tpu"] == address
+
+
+@pytest.mark.parametrize("port", ["1", "99999"])
+def test_address_that_does_not_answer_is_told_before_tensorflow_waits_for_it(monkeypatch, port):
+    cluster = Cluster(monkeypatch)
+    with pytest.raises(UsageError, match=rf"The TPU grpc://127\.0\.0\.1:{port} does not answer \("):
+        tpu.build(address=f"grpc://127.0.0.1:{port}")
+    assert cluster.calls == []
+
+
+def test_tensorflows_error_becomes_one_line(monkeypatch):
+    Cluster(
+        monkeypatch, tf.errors.NotFoundError(None, None, "No TPU devices\nfound. Registered: x")
+    )
+    with pytest.raises(UsageError) as told:
+        tpu.build()
+    assert str(told.value) == (
+        "The TPU of this machine cannot be initialized (NotFoundError: No TPU devices found). To run "
+        "without a TPU: --config.runtime.strategy=auto."
+    )
+
+
+@pytest.mark.skipif(not tpu.missing(), reason="is about a machine without a TPU")
+def test_tensorflow_itself_refuses_a_tpu_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(tpu, "check", lambda address="", **_: None)
+    with pytest.raises(
+        UsageError, match=r"of this machine cannot be initialized \(NotFoundError: "
+    ):
+        tpu.build()
+
+
+@pytest.mark.parametrize(
+    ("devices", "shape", "keys", "words"),
+    [
+        ([V5E] * 4, [2, 2, 1, 1], {}, "v5e 2x2, 4 cores, 1 host"),
+        (["0x005e"] * 4, [2, 2, 4, 1], {}, "v4 2x2x4, 4 cores, 1 host"),
+        ([], [2, 2, 1, 1], {}, "2x2, 4 cores, 1 host"),
+        ([V5E], [4, 4, 1, 1], {"name": "pod"}, "4x4, 4 cores, 1 host"),
+    ],
+)
+def test_topology_in_a_few_words(monkeypatch, bus, devices, shape, keys, words):
+    cluster = Cluster(monkeypatch)
+    found = types.SimpleNamespace(mesh_shape=shape)
+    monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", lambda resolver: found)
+    assert tpu.topology(tpu.build(**keys), bus=bus(*devices)) == words
+    other = Strategy(cluster.resolver(tpu="pod"))
+    assert tpu.topology(other) == "4 cores, 1 host"
+
+
+@pytest.mark.parametrize(
+    ("runtime", "asked"),
+    [
+        (dict(tpu=dict(name="pod")), True),
+        (dict(tpu=dict(address="grpc://10.0.0.2:8470")), True),
+        (dict(strategy="tpu"), True),
+        ({}, False),
+        (dict(strategy="mirrored"), False),
+    ],
+)
+def test_a_config_gets_a_tpu_by_its_strategy_or_by_any_tpu_key(monkeypatch, runtime, asked):
+    Cluster(monkeypatch)
+    monkeypatch.setattr(tpu, "_check_answers", lambda address: None)
+    config = ctl.config(runtime=runtime)
+    request = strategies.Request.of(config.runtime, {})
+    hardware = strategies.build(config.runtime.strategy, request)
+    assert (hardware.name == "tpu", isinstance(hardware.strategy, Strategy)) == (asked, asked)
+
+
+@needs_tpu
+@pytest.mark.tpu
+def test_a_real_tpu_adds_on_every_core():
+    strategy = tpu.build()
+    total = strategy.reduce("SUM", strategy.run(lambda: tf.constant(1.0)), axis=None)
+    assert float(total) == strategy.num_replicas_in_sync
+    assert tpu.topology(strategy).endswith("host")
