@@ -9,6 +9,7 @@ import logging
 import os
 import pathlib
 import re
+import signal
 import sys
 from typing import Any
 
@@ -61,6 +62,8 @@ def run(argv: Sequence[str]) -> int:
 
 def console() -> None:
     """The console script `ctl`: as `python -m ctl.main`, with the current folder importable."""
+    # Until loop/stop.py catches it, SIGTERM ends the program as Ctrl-C does: it may be run again.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     sys.exit(run(sys.argv))

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+PYTHON = sys.executable
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 

@@ -245,11 +245,6 @@ def test_parameter_servers_go_on_without_a_killed_worker(folder):
     assert result(folder / "ps-killed")["eval"]["examples"] == 203
 
 
-NAMESPACES = subprocess.run(
-    ["unshare", "--net", "--user", "--map-root-user", "true"], capture_output=True, check=False
-).returncode  # fmt: skip
-
-
 def test_a_launcher_that_is_told_nothing_to_run_says_what_to_write():
     done = subprocess.run(
         [sys.executable, "-m", "ctl.launch", "--workers=2"],
