@@ -78,16 +78,17 @@ def one_replica(folder):
     return train
 
 
-def check_same(folder, name, one_replica, batch, *, tolerance=1e-10):
+def check_same(folder, name, one_replica, batch, *, same_loops=True):
     want, told = one_replica(batch)
     got = weights(folder / name)
     assert got.keys() == want.keys()
     for key, value in want.items():
-        np.testing.assert_allclose(got[key], value, rtol=0, atol=tolerance, err_msg=key)
+        np.testing.assert_allclose(got[key], value, rtol=0, atol=1e-10, err_msg=key)
     found = result(folder / name)
     assert found["eval"]["examples"] == told["eval"]["examples"] == 203
     assert found["eval"]["loss"] == pytest.approx(told["eval"]["loss"], abs=1e-9)
-    assert found["train"]["loss"] == pytest.approx(told["train"]["loss"], abs=1e-9)
+    if same_loops:  # it is the mean of the last loop
+        assert found["train"]["loss"] == pytest.approx(told["train"]["loss"], abs=1e-9)
 
 
 SLOW = pytest.mark.slow
@@ -176,7 +177,7 @@ def test_a_killed_worker_is_told_and_the_restarted_run_ends_the_same(folder, one
     assert f"worker {index} failed first (killed by SIGKILL)" in err
     assert "starting all again; 0 more restarts." in err
     assert "Resumed from" in out
-    check_same(folder, name, one_replica, 24)
+    check_same(folder, name, one_replica, 24, same_loops=False)
 
 
 @pytest.mark.slow
@@ -211,7 +212,7 @@ def test_ctrl_c_stops_all_workers_at_one_step_and_the_run_goes_on(folder, one_re
     assert 10 <= result(folder / "stopped")["step"] < 50
     again = child.run(command)
     assert again.returncode == 0 and "Resumed from" in again.stdout, again.stderr
-    check_same(folder, "stopped", one_replica, 24)
+    check_same(folder, "stopped", one_replica, 24, same_loops=False)
 
 
 @pytest.mark.slow

@@ -35,11 +35,11 @@ def program(command):
 
 
 def test_every_command_is_run_here_or_is_the_test_command():
-    known = [c for c in commands() if "-m ctl.main" in c]
+    known = [c for c in commands() if "-m ctl.main" in c or "-m ctl.launch" in c]
     assert [c for c in commands() if c not in known] == [
         "python3 -m pip install -q uv && python3 -m uv run pytest"
     ]
-    assert len(known) == 4
+    assert len(known) == 5
 
 
 def test_the_new_model_trains(folder):
@@ -74,6 +74,15 @@ def test_mirrored_line_trains(folder):
     assert done.returncode == 0, done.stderr
     result = json.loads((folder / "runs/mnist_mirrored/result.json").read_text())
     assert (result["strategy"], result["replicas"]) == ("mirrored", 2)
+    assert result["eval"]["examples"] == 10_000
+
+
+def test_two_processes_train(folder):
+    command = next(c for c in commands() if "-m ctl.launch" in c)
+    done = child.run([*program(command), "--config.train.steps=20"], cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((folder / "runs/mnist_multi_worker/result.json").read_text())
+    assert (result["strategy"], result["replicas"]) == ("multi_worker_mirrored", 2)
     assert result["eval"]["examples"] == 10_000
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctl import suggestions
 from ctl.errors import UsageError
-from ctl.hardware import cluster, tpu
+from ctl.hardware import cluster, gpu, tpu
 from ctl.hardware.cluster import Cluster
 from ctl.hardware.quiet import quiet_stderr
 from ctl.loop.progress import say
@@ -431,6 +431,9 @@ def _split(device: Any, count: int) -> None:
 def _gpu_memory_mib(device: Any) -> int:
     """Memory to split, in MiB: nine tenths of what the driver says is there."""
     index = device.name.rsplit(":", 1)[1]
+    visible = gpu.visible()
+    if visible is not None and int(index) < len(visible):  # the driver counts those hidden too
+        index = visible[int(index)]
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", "-i", index]
     try:
         out = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
