@@ -36,6 +36,24 @@ def seeded(seed: int, precision_name: str) -> Iterator[None]:
         np.random.set_state(numpy)
 
 
+def made(optimizer: Any) -> Any:
+    """The optimizer, made here if it is not yet.
+
+    The variable that holds a schedule's present rate is set by all replicas alike, which central
+    storage allows only to a variable that says whose value counts; tf_keras does not say.
+    """
+    if not callable(optimizer):
+        return optimizer
+
+    def saying(next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
+        if arguments.get("name") == "current_learning_rate":
+            arguments["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        return next_creator(**arguments)
+
+    with tf.variable_creator_scope(saying):
+        return optimizer()
+
+
 def trace(forward: Callable[[Any], Any], spec: Any) -> None:
     """Makes a model's variables now, so that a checkpoint can be restored before the first step.
 
@@ -95,10 +113,3 @@ def check_model(model: tf_keras.Model, layout: Layout, *, parts: int, full: bool
 def has_sync_batch_norm(model: tf_keras.Model) -> bool:
     """Whether a layer of the model reduces over the replicas."""
     return any(getattr(layer, "synchronized", False) for layer in model._flatten_layers())
-
-
-def device(strategy: tf.distribute.Strategy) -> str:
-    """The device of a strategy of one replica."""
-    if tf.distribute.has_strategy():
-        return str(strategy.extended.worker_devices[0])
-    return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"

@@ -2,6 +2,7 @@
 
 from ctl import optimizers
 from ctl.experiment import Experiment
+from ctl.hardware import strategies
 
 
 def describe(experiment: Experiment) -> str:
@@ -21,7 +22,7 @@ def describe(experiment: Experiment) -> str:
 
 def _where(experiment: Experiment) -> list[tuple[str, str]]:
     hardware, layout = experiment.hardware, experiment.trainer.layout
-    devices = ", ".join(d.rsplit("/", 1)[-1] for d in hardware.strategy.extended.worker_devices)
+    devices = ", ".join(strategies.device_names(hardware.strategy))
     return [
         ("strategy", f"{hardware.name} ({hardware.why})"),
         ("devices", devices),

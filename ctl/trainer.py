@@ -17,6 +17,7 @@ from ctl.data.feed import Feed
 from ctl.data.source import Batch
 from ctl.data.tfrecords import corruption
 from ctl.errors import UsageError
+from ctl.hardware import strategies
 from ctl.hooks import Hooks
 from ctl.options import TrainerOptions
 from ctl.replica import compile as replica_compile
@@ -98,9 +99,8 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
         self._keyed: set[str] = set()
         with self.building(), self.strategy.scope():
             self.model = building.synchronized(self.build_model(), self.options.model)
-            given = optimizer() if callable(optimizer) else optimizer
             self.optimizer: Any = precision.scaled(
-                given, self.options.precision, self.options.loss_scale
+                building.made(optimizer), self.options.precision, self.options.loss_scale
             )
             self.metrics: dict[str, tf_keras.metrics.Metric] = self.build_metrics()
             self._loss = tf_keras.metrics.Mean("loss", dtype=self.variable_dtype)
@@ -336,7 +336,7 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
         resident = None
         if self.options.placement == "device":
             with self.strategy.scope():
-                resident = self.feed.resident(building.device(self.strategy))
+                resident = self.feed.resident(strategies.device_names(self.strategy)[0])
         spec = self.feed.spec() if resident is None else tf.TensorSpec([None], tf.int64)
 
         def step(batch: Batch) -> None:

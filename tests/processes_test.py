@@ -30,7 +30,8 @@ def get_config():
     return ctl.config(
         trainer="small.py:Small", model=dict(dropout=0.0), runtime=dict(precision="float64"),
         data=dict(dir="DIR", global_batch_size=24), eval=dict(global_batch_size=50),
-        optimizer=dict(name="adam"), train=dict(steps=50, steps_per_loop=20))
+        optimizer=dict(name="adam", schedule="cosine", warmup_steps=5),
+        train=dict(steps=50, steps_per_loop=20))
 """.replace("DIR", str(child.ROOT / "experiments/data/mnist"))
 
 

@@ -150,7 +150,7 @@ def _chosen(runtime: Any) -> list[Row]:
     except UsageError as error:
         return [("strategy", f"{runtime.strategy} cannot be had: {error}")]
     replicas = hardware.strategy.num_replicas_in_sync
-    gpu_ = any("GPU" in device for device in hardware.strategy.extended.worker_devices)
+    gpu_ = any("GPU" in device for device in strategies.device_names(hardware.strategy))
     mode, why = replica_compile.choose(
         runtime.xla,
         gpu=gpu_,

@@ -387,6 +387,17 @@ def row_of(strategy: "tf.distribute.Strategy") -> str:
     return next((name for kind, name in kinds.items() if isinstance(strategy, kind)), "default")
 
 
+def device_names(strategy: "tf.distribute.Strategy") -> list[str]:
+    """The devices that the replicas of this process are on, such as "CPU:0"."""
+    import tensorflow as tf
+
+    try:
+        names = strategy.extended.worker_devices
+    except RuntimeError:  # the default strategy does not say
+        return ["GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"]
+    return [name.rsplit("device:", 1)[-1] for name in names]
+
+
 def check_devices(devices: Sequence[Any]) -> None:
     """Refuses what is no list of devices, whatever the machine has."""
     for device in devices:

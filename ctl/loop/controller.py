@@ -10,6 +10,7 @@ import tensorflow as tf
 from ctl.data import distribution
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
+from ctl.hardware import strategies
 from ctl.loop.checkpoints import Checkpoints
 from ctl.loop.gpu_usage import GpuUsage
 from ctl.loop.progress import Progress
@@ -244,7 +245,7 @@ def as_numbers(outputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _on_gpu(strategy: tf.distribute.Strategy) -> bool:
-    return any("GPU" in device for device in strategy.extended.worker_devices)
+    return any("GPU" in device for device in strategies.device_names(strategy))
 
 
 def _next_multiple(step: int, interval: int) -> int:
