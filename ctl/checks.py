@@ -10,6 +10,7 @@ from ml_collections import config_dict
 from ctl import defaults, suggestions
 from ctl.errors import UsageError
 from ctl.hardware import strategies
+from ctl.options import NON_FINITE
 
 _CHOICES = {
     "runtime.strategy": strategies.NAMES,
@@ -18,6 +19,7 @@ _CHOICES = {
     "runtime.all_reduce.dtype": ("", "bfloat16"),
     "runtime.all_reduce.algorithm": strategies.ALGORITHMS,
     "data.placement": ("stream", "device"),
+    "train.on_non_finite": NON_FINITE,
     "optimizer.name": ("adam", "adamw", "sgd", "rmsprop", "adagrad", "lion"),
     "optimizer.schedule": ("constant", "cosine"),
 }

@@ -48,8 +48,8 @@ def defaults() -> config_dict.ConfigDict:
     # auto, default, one_device, mirrored, central_storage,
     # multi_worker_mirrored, parameter_server: docs/hardware.md
     runtime.strategy = "auto"
-    # Which devices to take, such as ("GPU:0", "GPU:2"); empty: all (one_device: the first).
-    runtime.devices = ()
+    # Which devices to take, such as ["GPU:0", "GPU:2"]; empty: all (one_device: the first).
+    runtime.devices = []
     # Split the first GPU, or the CPU where there is none, into so many; 0: as the machine has them.
     runtime.logical_devices = 0
     runtime.gpu = gpu = config_dict.ConfigDict()  # TensorFlow takes nearly all memory by default
@@ -119,6 +119,9 @@ def defaults() -> config_dict.ConfigDict:
     config.train = train = config_dict.ConfigDict()
     train.steps = 1000  # global steps (batches) in all
     train.steps_per_loop = 100  # steps between two looks of the host
+    # Where a step's loss or gradients are not finite: stop (that update is not applied, the run ends
+    # with the loop), skip (it is left out, and the run goes on), ignore (nobody looks).
+    train.on_non_finite = "stop"
     # Show and record the global norms of gradients (before clipping), parameters and updates.
     train.norms = False
     train.checkpoint_interval = 1000  # steps; 0: at the end only

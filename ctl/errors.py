@@ -1,4 +1,7 @@
-"""The one exception for a person's mistake."""
+"""What ends a run: a person's mistake, or a failure, each told in one line."""
+
+from collections.abc import Sequence
+from typing import Any
 
 
 class UsageError(ValueError):
@@ -19,6 +22,32 @@ class Failure(RuntimeError):
     """
 
     ag_pass_through = True
+
+
+class NonFiniteStep(Failure):
+    """A step's loss or gradients were not finite, and the training is to stop there.
+
+    Attributes:
+        step: the global step.
+    """
+
+    def __init__(self, report: Any, examples: Sequence[int] | None):
+        """Says what was not finite.
+
+        Args:
+            report: a `replica.non_finite.Report`.
+            examples: the examples of the step's batch, where they have numbers.
+        """
+        self.step: int = report.step
+        of = report.tensor if report.tensor == "the loss" else f"the gradient of {report.tensor}"
+        shown = ", ".join(map(str, (examples or [])[:8]))
+        more = ", ..." if examples and len(examples) > 8 else ""
+        batch = f", on the examples {shown}{more}" if examples else ""
+        super().__init__(
+            f"Step {report.step} is not finite: {of} is first{batch}. Its update was not applied. Look "
+            "at these examples, take a smaller learning rate or clip the gradients, or leave such steps "
+            "out by train.on_non_finite=skip."
+        )
 
 
 class LostWorker(RuntimeError):

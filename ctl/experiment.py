@@ -98,6 +98,7 @@ def trainer_options(config: config_dict.ConfigDict) -> TrainerOptions:
         all_reduce_dtype=config.runtime.all_reduce.dtype,
         gradient_accumulation_steps=config.optimizer.gradient_accumulation_steps,
         clip=Clip(**config.optimizer.clip.to_dict()),
+        on_non_finite=config.train.on_non_finite,
         norms=config.train.norms,
         prefetch=config.data.prefetch,
         data=Section(data, "data"),

@@ -7,6 +7,8 @@ from typing import Any
 from ctl import suggestions
 from ctl.errors import UsageError
 
+NON_FINITE = ("stop", "skip", "ignore")
+
 
 class _NoKey(UsageError, AttributeError):
     """A key that is not there; an AttributeError too, so that `getattr(section, key, 1)` works."""
@@ -122,6 +124,9 @@ class TrainerOptions:
         all_reduce_dtype: "bfloat16" to halve the reduction's bytes; "" for as they are.
         gradient_accumulation_steps: micro-batches that a replica's rows are computed in.
         clip: how the reduced gradients are clipped.
+        on_non_finite: what to do where a step's loss or gradients are not finite. No such update is
+            applied but with "ignore". "stop": end the training when the loop has ended; "skip": leave
+            the update out and go on; "ignore": do not look.
         norms: add the global norms of gradients, parameters and updates to a loop's outputs; it
             takes a copy of the variables for a moment in each step.
         prefetch: batches that the input pipeline prepares ahead; -1 lets tf.data choose.
@@ -138,6 +143,7 @@ class TrainerOptions:
     all_reduce_dtype: str = ""
     gradient_accumulation_steps: int = 1
     clip: Clip = Clip()
+    on_non_finite: str = "stop"
     norms: bool = False
     prefetch: int = -1
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -156,6 +162,9 @@ class TrainerOptions:
             raise UsageError(f"xla is {self.xla!r}{suggestions.did_you_mean(self.xla, modes)}")
         if not 0.0 <= self.loss_scale < float("inf"):
             raise UsageError(f"loss_scale is {self.loss_scale}, want 0 or a positive number.")
+        if self.on_non_finite not in NON_FINITE:
+            hint = suggestions.did_you_mean(self.on_non_finite, NON_FINITE)
+            raise UsageError(f"on_non_finite is {self.on_non_finite!r}{hint}")
         if self.placement not in ("stream", "device"):
             raise UsageError(f"placement is {self.placement!r}, want stream or device.")
         if self.placement == "device" and self.xla != "loop":

@@ -16,7 +16,7 @@ from ctl.data import distribution
 from ctl.data.feed import Feed
 from ctl.data.source import Batch
 from ctl.data.tfrecords import corruption
-from ctl.errors import UsageError
+from ctl.errors import NonFiniteStep, UsageError
 from ctl.hardware import strategies
 from ctl.hooks import Hooks
 from ctl.options import TrainerOptions
@@ -24,6 +24,7 @@ from ctl.replica import compile as replica_compile
 from ctl.replica import precision
 from ctl.replica import random as replica_random
 from ctl.replica import rows as replica_rows
+from ctl.replica.non_finite import Report
 from ctl.replica.step import Losses, Result, row_count
 from ctl.update import Update, counter
 
@@ -61,6 +62,7 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
         optimizer: a tf_keras optimizer; its `iterations` counts updates applied.
         global_step: int64 variable: batches consumed, which is the position in the data.
         metrics: name -> metric, of the training loop.
+        non_finite: what was not finite in the last loop, or None.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
         self.layout = self.feed.layout(global_batch_size)
         self._position: int | None = None
         self._own_dataset = False
+        self.non_finite: Report | None = None
         self._keyed: set[str] = set()
         with self.building(), self.strategy.scope():
             self.model = building.synchronized(self.build_model(), self.options.model)
@@ -214,7 +217,14 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
                 )
             ) from error
         self._position = int(self.global_step.numpy())
+        self.non_finite = self.update.non_finite.take() if self.update.non_finite else None
+        if self.non_finite and self.options.on_non_finite == "stop":
+            raise NonFiniteStep(self.non_finite, self._examples_of(self.non_finite.step))
         return output
+
+    def _examples_of(self, step: int) -> list[int] | None:
+        """The examples of a step's global batch, where they have numbers."""
+        return self.feed.indexes(self.global_batch_size, step)
 
     @property
     def train_dataset(self) -> Any:
@@ -243,6 +253,7 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
         results = {"loss": self._loss.result(), **results}
         if precision.is_scaled(self.optimizer):
             results["loss_scale"] = self.optimizer.loss_scale
+        if precision.is_scaled(self.optimizer) or self.options.on_non_finite == "skip":
             results["skipped_steps"] = self.skipped_steps.read_value()
         if self.update.norms:
             results.update(self.update.norms.result())
@@ -281,7 +292,8 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
         with self.rows(batch, present):
             value = self.replica_step(self.preprocess(batch))
             weight = None
-            if precision.is_scaled(self.optimizer):  # a step that overflowed is no part of the mean
+            # A step that is left out is no part of the mean.
+            if precision.is_scaled(self.optimizer) or self.options.on_non_finite == "skip":
                 weight = tf.cast(tf.math.is_finite(value), value.dtype)
                 value = tf.where(tf.math.is_finite(value), value, tf.zeros_like(value))
             self._loss.update_state(value, sample_weight=weight)

@@ -13,7 +13,8 @@ from ctl.errors import UsageError
 from ctl.hardware import strategies
 from ctl.options import TrainerOptions
 from ctl.replica import compile as replica_compile
-from ctl.replica import gradients, precision
+from ctl.replica import gradients, precision, rows
+from ctl.replica.non_finite import NonFinite
 from ctl.replica.norms import Norms
 from ctl.replica.step import Losses, Result, Step
 
@@ -32,6 +33,7 @@ class Update:
         xla: what XLA compiles, never "auto".
         xla_why: why, in a few words.
         skipped_steps: int64 variable: updates left out because they overflowed.
+        non_finite: what notes the steps that are left out; None if nobody looks.
         norms: of gradients, parameters and updates, or None if not asked for.
     """
 
@@ -75,7 +77,11 @@ class Update:
         self.xla = self.choice.xla
         floatx = tf.as_dtype(precision.of(options.precision).floatx)
         self._needs_scale = options.precision == "float16"
+        self._model = model
         self.skipped_steps = counter("skipped_steps")
+        # Workers of parameter servers step by themselves: nobody decides for all of them.
+        looks = options.on_non_finite != "ignore" and self.choice.strategy != "parameter_server"
+        self.non_finite = NonFinite() if looks else None
         self.norms = Norms(floatx) if options.norms else None
         self._unused: list[str] = []
         self._step = Step(
@@ -118,6 +124,8 @@ class Update:
                 "Under float16 every optimizer needs a loss scale: give minimize one in a "
                 "tf_keras.mixed_precision.LossScaleOptimizer."
             )
+        gated = scaled or self.non_finite is not None
+        state = _State(self._model) if gated else None
         result = self._step.global_gradients(
             batch,
             losses,
@@ -128,25 +136,47 @@ class Update:
         )
         self._warn_unused(result.gradients, variables)
         before = self.norms.before(variables) if self.norms else []
-        self._apply(result, variables, optimizer)
+        if state:
+            state.put_back_unless(result.finite)
+            self._apply_if_finite(result, variables, optimizer)
+        else:
+            gradients.apply(optimizer, result.gradients, variables)
         if self.norms:
-            applied = result.finite if scaled else tf.constant(True)
+            applied = result.finite if gated else tf.constant(True)
             self.norms.update(result.unclipped, before, variables, finite=applied)
         return result
 
-    def _apply(self, result: Result, variables: Sequence[tf.Variable], optimizer: Any) -> None:
-        if not precision.is_scaled(optimizer):
-            gradients.apply(optimizer, result.gradients, variables)
-            return
+    def _apply_if_finite(
+        self, result: Result, variables: Sequence[tf.Variable], optimizer: Any
+    ) -> None:
+        scaled = precision.is_scaled(optimizer)
+        noted, position = self.non_finite, 0
+        if noted:
+            position = noted.names_of(variables)
+        # An overflow that a smaller loss scale mends is nothing to tell.
+        serious = optimizer.loss_scale <= 1 if scaled and optimizer.dynamic else not scaled
+
+        def skip(step: tf.Tensor, flags: tf.Tensor, serious: tf.Tensor) -> None:
+            self.skipped_steps.assign_add(1)
+            if noted:
+                noted.note(step, position, flags, serious=serious)
+
+        def decided(overflow: Any) -> None:
+            if scaled:
+                precision.update_loss_scale(optimizer, overflow)
+
+        whole = rows.current()
+        step = tf.cast(whole.step if whole else 0, tf.int64)
         gradients.apply_if(
             result.finite,
             # Not the LossScaleOptimizer's own apply_gradients, which counts a skipped step in
             # `iterations`, and so moves schedules and Adam's bias correction.
-            optimizer.inner_optimizer,
+            optimizer.inner_optimizer if scaled else optimizer,
             result.gradients,
             variables,
-            otherwise=lambda: self.skipped_steps.assign_add(1),
-            decided=lambda overflow: precision.update_loss_scale(optimizer, overflow),
+            told=(step, result.flags, tf.convert_to_tensor(serious)),
+            otherwise=skip,
+            decided=decided,
         )
 
     def _warn_unused(
@@ -156,6 +186,29 @@ class Update:
         if names and names != self._unused:
             self._unused = names
             _LOG.warning("The loss does not depend on %s: left as it is.", ", ".join(names))
+
+
+class _State:
+    """What the forward pass of a step changes of a model: moving statistics.
+
+    A step that is left out leaves them out too: those of a batch that is not finite are not.
+    """
+
+    def __init__(self, model: tf_keras.Model):
+        """Copies them; call it in a replica context, before the forward pass."""
+        # A layer can change no other variable in a replica context.
+        self._variables = [
+            v
+            for v in model.non_trainable_variables
+            if v.synchronization == tf.VariableSynchronization.ON_READ
+            or v.aggregation != tf.VariableAggregation.NONE
+        ]
+        self._before = [tf.identity(variable) for variable in self._variables]
+
+    def put_back_unless(self, finite: tf.Tensor) -> None:
+        """Undoes the changes of a step that is left out."""
+        for variable, before in zip(self._variables, self._before, strict=True):
+            variable.assign(tf.where(finite, tf.convert_to_tensor(variable), before))
 
 
 def counter(name: str) -> tf.Variable:

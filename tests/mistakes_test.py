@@ -365,7 +365,7 @@ VALUES = {
         "runtime.strategy=auto.",
     ),
     "devices without effect": command_line(
-        "--config.runtime.strategy=default --config.runtime.devices=('CPU:0',)",
+        "--config.runtime.strategy=default --config.runtime.devices=['CPU:0']",
         "runtime.devices has no effect with runtime.strategy=default: leave it out.",
     ),
     "algorithm of another strategy": command_line(

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.data import distribution, pipeline
+from ctl.data import distribution, pipeline, sampler
 from ctl.data.augmentation import Augmented
 from ctl.data.layout import Layout, Turns
 from ctl.data.source import Arrays, GlobalBatches, Indexes, PerReplica
@@ -137,6 +137,17 @@ class Feed:
             return pipeline.training_chunks(data, layout, seed=self._seed, start=start, size=size)
 
         return distribution.from_function(self._strategy, dataset_fn)
+
+    def indexes(self, global_batch_size: int, step: int) -> list[int] | None:
+        """The examples of a step's global batch, of a `Source`; None of data without numbers."""
+        source = pipeline.source_of(self.data("train"))
+        if source is None:
+            return None
+        positions = tf.range(global_batch_size, dtype=tf.int64) + step * global_batch_size
+        found = sampler.shuffled(
+            positions, count=len(source), seed=self._seed, span=global_batch_size
+        )
+        return found.numpy().tolist()
 
     def resident(self, device: str) -> Arrays:
         """The training examples in a device's memory."""

@@ -87,14 +87,18 @@ def unscale(gradients: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradie
     return [_on_values(g, lambda v: v / tf.cast(loss_scale, v.dtype)) for g in gradients]
 
 
-def all_finite(gradients: Sequence[Gradient], loss: tf.Tensor) -> tf.Tensor:
-    """Whether the loss and every gradient is finite: a scalar bool.
+def finite_flags(gradients: Sequence[Gradient], loss: tf.Tensor) -> tf.Tensor:
+    """Whether the loss, and each gradient, is finite: [1 + gradients] bool, True for None.
 
     The loss is looked at too: an infinite loss can leave finite gradients.
     """
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-    there = [value for value in (*values, loss) if value is not None]
-    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in there])
+    return tf.stack(
+        [
+            tf.constant(True) if value is None else tf.reduce_all(tf.math.is_finite(value))
+            for value in (loss, *values)
+        ]
+    )
 
 
 def clip(gradients: Sequence[Gradient], rule: Clip) -> list[Gradient]:
@@ -140,7 +144,8 @@ def apply_if(
     gradients: Sequence[Gradient],
     variables: Sequence[tf.Variable],
     *,
-    otherwise: Callable[[], Any],
+    told: Sequence[tf.Tensor],
+    otherwise: Callable[..., Any],
     decided: Callable[[Any], None],
 ) -> None:
     """Applies reduced gradients on all replicas, or on none.
@@ -153,6 +158,7 @@ def apply_if(
         optimizer: a tf_keras optimizer.
         gradients: the gradients of the global batch, None for a variable to leave alone.
         variables: the variables, in the same order.
+        told: what `otherwise` is called with, the same on every replica.
         otherwise: called across replicas where the update is skipped.
         decided: called across replicas with each replica's overflow: infinity where the update is
             skipped, else 0.
@@ -160,18 +166,22 @@ def apply_if(
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
     there, targets = [g for g, _ in pairs], [v for _, v in pairs]
 
-    def decide(strategy: tf.distribute.Strategy, finite: Any, overflow: Any, there: Any) -> None:
+    def decide(
+        strategy: tf.distribute.Strategy, finite: Any, overflow: Any, there: Any, told: Any
+    ) -> None:
         def update() -> None:
             strategy.run(lambda *values: apply(optimizer, values, targets), args=tuple(there))
 
         def skip() -> None:
-            otherwise()
+            otherwise(*(strategy.experimental_local_results(value)[0] for value in told))
 
         tf.cond(strategy.experimental_local_results(finite)[0], update, skip)
         decided(overflow)
 
     overflow = tf.where(finite, 0.0, float("inf"))
-    tf.distribute.get_replica_context().merge_call(decide, args=(finite, overflow, there))
+    tf.distribute.get_replica_context().merge_call(
+        decide, args=(finite, overflow, there, list(told))
+    )
 
 
 def _cast(gradient: Gradient, dtype: tf.DType) -> Gradient:

@@ -25,14 +25,16 @@ class Result:
         gradients: of the global batch, unscaled and clipped; None where there is none.
         unclipped: the same before clipping.
         loss: of the global batch.
-        finite: scalar bool, whether the loss and every gradient is finite; decided on reduced
-            values, so that all replicas decide alike.
+        flags: [1 + gradients] bool, whether the loss and each gradient is finite; of reduced values,
+            so that all replicas decide alike.
+        finite: scalar bool, whether all of them are.
         parts: this replica's own micro-batches: each batch, its mask, and what `losses` gave along.
     """
 
     gradients: list[Gradient]
     unclipped: list[Gradient]
     loss: tf.Tensor
+    flags: tf.Tensor
     finite: tf.Tensor
     parts: list[tuple[Batch, tf.Tensor | None, Any]]
 
@@ -108,8 +110,9 @@ class Step:
         found, value = self._reduce(found, values)
         if loss_scale is not None:
             found = gradients.unscale(found, loss_scale)
-        finite = gradients.all_finite(found, value)
-        return Result(gradients.clip(found, self.clip), found, value, finite, parts)
+        flags = gradients.finite_flags(found, value)
+        clipped = gradients.clip(found, self.clip)
+        return Result(clipped, found, value, flags, tf.reduce_all(flags), parts)
 
     @property
     def _parts(self) -> int:

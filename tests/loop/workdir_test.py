@@ -67,7 +67,7 @@ def other(value):
     """Another value of the same type."""
     if isinstance(value, bool):
         return not value
-    return value + ("x" if isinstance(value, str) else 1)
+    return value + {str: "x", list: ["CPU:0"]}.get(type(value), 1)
 
 
 def nested(name, value):

@@ -1,0 +1,73 @@
+"""Which step was the first whose loss or gradients were not finite, and what in it."""
+
+from collections.abc import Sequence
+import dataclasses
+
+import tensorflow as tf
+
+LOSS = "the loss"
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What was not finite since the last look.
+
+    Attributes:
+        step: the global step of the first batch that gave it.
+        tensor: what was not finite first: "the loss", or the name of a variable whose gradient.
+        count: how many updates were left out.
+    """
+
+    step: int
+    tensor: str
+    count: int
+
+
+class NonFinite:
+    """Notes non-finite steps in the graph, for the host to look at when a loop has ended.
+
+    noted = NonFinite()                                     # under the strategy's scope
+    position = noted.names_of(variables)                    # while the step is traced
+    noted.note(step, position, flags, serious=True)         # across replicas, in the false branch
+    noted.take()                                            # on the host
+    """
+
+    def __init__(self) -> None:
+        """Makes the variables; call it under the strategy's scope."""
+        self._step = self._variable("first_non_finite_step", -1)
+        self._tensor = self._variable("first_non_finite_tensor", 0)
+        self._count = self._variable("non_finite_steps", 0)
+        self._names: list[str] = []
+
+    def names_of(self, variables: Sequence[tf.Variable]) -> int:
+        """Remembers what the flags of a call of `note` stand for; returns where they begin."""
+        self._names += [LOSS, *(variable.name for variable in variables)]
+        return len(self._names) - len(variables) - 1
+
+    def note(self, step: tf.Tensor, position: int, flags: tf.Tensor, *, serious: tf.Tensor) -> None:
+        """Counts a step that is left out; call it across replicas.
+
+        Args:
+            step: its global step, a scalar int64.
+            position: what `names_of` returned.
+            flags: [1 + variables] bool, whether the loss and each gradient was finite.
+            serious: scalar bool, whether it counts.
+        """
+        first = tf.logical_and(serious, tf.equal(self._count.read_value(), 0))
+        tensor = position + tf.argmin(tf.cast(flags, tf.int32), output_type=tf.int64)
+        self._step.assign(tf.where(first, step, self._step.read_value()))
+        self._tensor.assign(tf.where(first, tensor, self._tensor.read_value()))
+        self._count.assign_add(tf.cast(serious, tf.int64))
+
+    def take(self) -> Report | None:
+        """What was noted since the last call, or None where all was finite."""
+        count = int(self._count.numpy())
+        if not count:
+            return None
+        report = Report(int(self._step.numpy()), self._names[int(self._tensor.numpy())], count)
+        self._count.assign(0)
+        return report
+
+    def _variable(self, name: str, value: int) -> tf.Variable:
+        first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        return tf.Variable(value, dtype=tf.int64, trainable=False, name=name, aggregation=first)

@@ -1,0 +1,163 @@
+"""A step whose loss or gradients are not finite: not applied, told, and the next one is normal."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl.data import sampler
+from ctl.errors import NonFiniteStep
+from tests import tiny
+
+BATCH, BAD = 8, 2
+
+
+def batch_of(step):
+    positions = tf.range(step * BATCH, (step + 1) * BATCH, dtype=tf.int64)
+    return sampler.shuffled(positions, count=tiny.EXAMPLES, seed=0, span=BATCH).numpy().tolist()
+
+
+class Poisoned(tiny.TinyTrainer):
+    """One row of the batch of one step is NaN; which row decides which replica holds it."""
+
+    row, what = 0, "x"
+    weighted = False
+
+    def preprocess(self, batch):
+        batch = super().preprocess(batch)
+        rows = ctl.replica.current()
+        if rows is None:  # while the model is built
+            return batch
+        count = tf.shape(batch["x"])[0]
+        mine = tf.range(tf.cast(count, tf.int64)) + tf.cast(rows.first_row, tf.int64)
+        hit = tf.logical_and(tf.equal(mine, self.row), tf.equal(rows.step, BAD))
+        nan = tf.constant(np.nan, batch["x"].dtype)
+        return {**batch, "x": tf.where(hit[:, tf.newaxis], nan, batch["x"])}
+
+
+def poisoned(strategy, replicas, row, *, cls=Poisoned, **options):
+    return tiny.trainer(
+        strategy(replicas), BATCH, cls=type("Planted", (cls,), {"row": row}),
+        optimizer=lambda: tf_keras.optimizers.Adam(1e-2), **options,
+    )  # fmt: skip
+
+
+def state(trainer):
+    return [v.numpy() for v in (*trainer.model.variables, *trainer.optimizer.variables)]
+
+
+def same(one, other, tolerance=0.0):
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
+
+
+CASES = [
+    (1, 0, {}), (1, 7, {"xla": "loop"}), (1, 3, {"xla": "step"}), (1, 5, {"xla": "gradients"}),
+    (2, 0, {}), (2, 7, {}), (4, 5, {}), (2, 6, {"xla": "gradients"}), (2, 3, {"xla": "autocluster"}),
+    (2, 5, {"gradient_accumulation_steps": 2}), (2, 5, {"logical_shards": 4}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("replicas", "row", "options"), CASES)
+def test_skip_leaves_the_step_out_on_every_replica(strategy, replicas, row, options):
+    trainer = poisoned(strategy, replicas, row, on_non_finite="skip", **options)
+    trainer.train(tf.constant(BAD))
+    before = state(trainer)
+    trainer.train(tf.constant(1))
+    same(state(trainer), before)
+    report = trainer.non_finite
+    assert (report.step, report.tensor, report.count) == (BAD, "the loss", 1)
+    assert trainer.global_step.numpy() == BAD + 1 and trainer.optimizer.iterations.numpy() == BAD
+    outputs = trainer.train(tf.constant(2))
+    assert trainer.non_finite is None and np.isfinite(outputs["loss"])
+    assert outputs["skipped_steps"] == 1
+    # The same as a run to which that step never came.
+    clean = poisoned(strategy, 1, -1)
+    clean.train(tf.constant(BAD))
+    clean.global_step.assign(BAD + 1)
+    clean.train(tf.constant(2))
+    same(state(trainer), state(clean), 1e-10)
+    for variable in trainer.model.variables:
+        first, *rest = tiny.copies(strategy(replicas), variable)
+        same(rest, [first] * len(rest))
+
+
+@pytest.mark.parametrize(("replicas", "row", "options"), CASES)
+def test_stop_names_the_step_and_its_examples(strategy, replicas, row, options):
+    trainer = poisoned(strategy, replicas, row, **options)
+    with pytest.raises(NonFiniteStep) as stopped:
+        trainer.train(tf.constant(5))
+    told = str(stopped.value)
+    assert told.startswith(f"Step {BAD} is not finite: the loss is first, on the examples ")
+    assert f"examples {', '.join(map(str, batch_of(BAD)))}. Its update was not applied" in told
+    assert stopped.value.step == BAD
+    assert all(np.isfinite(value).all() for value in state(trainer))
+
+
+def test_a_gradient_is_named_where_the_loss_is_finite(strategy):
+    class Kinked(tiny.TinyTrainer):
+        """The square root has an infinite slope at zero."""
+
+        def per_example_loss(self, batch, outputs):
+            return super().per_example_loss(batch, outputs) + tf.sqrt(0.0 * outputs[:, 0])
+
+    trainer = tiny.trainer(strategy(2), BATCH, cls=Kinked)
+    with pytest.raises(
+        NonFiniteStep, match=r"Step 0 is not finite: the gradient of .*/.*:0 is first"
+    ):
+        trainer.train(tf.constant(1))
+
+
+def test_a_clean_run_is_the_same_with_and_without_looking(strategy):
+    runs = []
+    for policy in ("stop", "skip", "ignore"):
+        trainer = poisoned(strategy, 2, -1, on_non_finite=policy)
+        outputs = trainer.train(tf.constant(10))
+        runs.append(state(trainer))
+        assert ("skipped_steps" in outputs) == (policy == "skip")
+    same(runs[0], runs[1])
+    same(runs[0], runs[2])
+
+
+def test_ignore_lets_it_through(strategy):
+    trainer = poisoned(strategy, 2, 0, on_non_finite="ignore")
+    outputs = trainer.train(tf.constant(4))
+    assert trainer.non_finite is None and np.isnan(outputs["loss"])
+    assert np.isnan(state(trainer)[0]).any()
+
+
+class Normalized(Poisoned):
+    """With moving statistics, which the forward pass of a poisoned batch would spoil."""
+
+    def build_model(self):
+        layers = tf_keras.layers
+        x = tf_keras.Input([tiny.FEATURES])
+        token = tf_keras.Input([], dtype=tf.int64)
+        normal = ctl.SyncBatchNormalization(momentum=0.5)(x)
+        return tf_keras.Model({"x": x, "token": token}, layers.Dense(tiny.CLASSES)(normal))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_moving_statistics_of_a_step_that_is_left_out_are_left_out_too(strategy, replicas):
+    trainer = poisoned(strategy, replicas, 5, cls=Normalized, on_non_finite="skip")
+    trainer.train(tf.constant(BAD))
+    before = state(trainer)
+    trainer.train(tf.constant(1))
+    same(state(trainer), before)
+    trainer.train(tf.constant(1))
+    moved = state(trainer)
+    assert all(np.isfinite(value).all() for value in moved)
+    assert not np.array_equal(moved[2], before[2])
+
+
+def test_a_loss_scale_that_is_too_large_is_no_failure(strategy):
+    trainer = tiny.trainer(strategy(1), BATCH, precision="float16", loss_scale=0.0)
+    trainer.optimizer.loss_scale  # noqa: B018 - made
+    trainer.optimizer._loss_scale._current_loss_scale.assign(2.0**40)
+    trainer.train(tf.constant(3))
+    assert trainer.skipped_steps.numpy() == 3 and trainer.non_finite is None
+    broken = poisoned(strategy, 1, 0, precision="float16")
+    broken.optimizer._loss_scale._current_loss_scale.assign(1.0)
+    with pytest.raises(NonFiniteStep):
+        broken.train(tf.constant(3))
