@@ -29,6 +29,7 @@ class NonFiniteStep(Failure):
 
     Attributes:
         step: the global step.
+        tensor: what was not finite first.
     """
 
     def __init__(self, report: Any, examples: Sequence[int] | None):
@@ -39,6 +40,7 @@ class NonFiniteStep(Failure):
             examples: the examples of the step's batch, where they have numbers.
         """
         self.step: int = report.step
+        self.tensor: str = report.tensor
         of = report.tensor if report.tensor == "the loss" else f"the gradient of {report.tensor}"
         shown = ", ".join(map(str, (examples or [])[:8]))
         more = ", ..." if examples and len(examples) > 8 else ""

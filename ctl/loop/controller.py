@@ -8,7 +8,7 @@ import orbit
 import tensorflow as tf
 
 from ctl.data import distribution
-from ctl.errors import UsageError
+from ctl.errors import NonFiniteStep, UsageError
 from ctl.evaluator import StandardEvaluator
 from ctl.hardware import strategies
 from ctl.loop.checkpoints import Checkpoints
@@ -206,7 +206,7 @@ class Controller(orbit.Controller):
             self.summary_manager.summary_writer().as_default(),
             tf.summary.record_if(False),
         ):
-            outputs = self.trainer.train(tf.constant(steps, tf.int32)) or {}
+            outputs = self._train_steps(steps)
         self.outputs = as_numbers(outputs)  # waits for the devices, so that the time is whole
         self._time(steps, time.perf_counter() - start)
         for action in self.train_actions:
@@ -224,6 +224,32 @@ class Controller(orbit.Controller):
                 examples_per_second=speed,
                 seconds_left=left,
             )
+
+    def _train_steps(self, steps: int) -> Mapping[str, Any]:
+        """A loop of the trainer; what is not finite in it is recorded."""
+        try:
+            outputs = self.trainer.train(tf.constant(steps, tf.int32)) or {}
+        except NonFiniteStep as error:
+            self._on_event("non_finite", error.step, policy="stop", tensor=error.tensor)
+            raise
+        report = self.trainer.non_finite
+        if report:
+            self._on_event(
+                "non_finite",
+                report.step,
+                policy="skip",
+                tensor=report.tensor,
+                count=report.count,
+            )
+            self._say(
+                f"Left out {report.count} of {steps} updates that were not finite, the first of step "
+                f"{report.step} ({report.tensor})."
+            )
+        return outputs
+
+    def _say(self, line: str) -> None:
+        if self._progress:
+            self._progress.say(line)
 
     def _time(self, steps: int, seconds: float) -> None:
         self._loops += 1
