@@ -20,6 +20,7 @@ _CHOICES = {
     "runtime.all_reduce.algorithm": strategies.ALGORITHMS,
     "data.placement": ("stream", "device"),
     "train.on_non_finite": NON_FINITE,
+    "train.checkpoint_writing": ("auto", "background", "blocking"),
     "optimizer.name": ("adam", "adamw", "sgd", "rmsprop", "adagrad", "lion"),
     "optimizer.schedule": ("constant", "cosine"),
 }
@@ -43,6 +44,7 @@ _AT_LEAST = {
     "train.steps_per_loop": 1,
     "train.checkpoint_interval": 0,
     "train.checkpoints_to_keep": 1,
+    "train.checkpoint_keep_every": 0,
     "eval.interval": 0,
     "eval.global_batch_size": 0,
 }
@@ -50,6 +52,7 @@ _LARGEST = 2**31 - 1  # what an int32 of TensorFlow holds
 _AT_MOST = {"seed": 2**32 - 1}  # what numpy's seed holds
 _NOT_NEGATIVE = (
     "runtime.loss_scale",
+    "train.checkpoint_seconds",
     "runtime.all_reduce.timeout",
     "runtime.cluster.start_timeout",
     "runtime.cluster.shard_mib",

@@ -125,7 +125,12 @@ def defaults() -> config_dict.ConfigDict:
     # Show and record the global norms of gradients (before clipping), parameters and updates.
     train.norms = False
     train.checkpoint_interval = 1000  # steps; 0: at the end only
+    train.checkpoint_seconds = 0.0  # save as well where so much time has passed; 0: by steps only
     train.checkpoints_to_keep = 3
+    train.checkpoint_keep_every = 0  # keep those at multiples of so many steps too; 0: none
+    # background: copy the values and train on while a thread writes them (one process); blocking:
+    # wait; auto: background where it can be.
+    train.checkpoint_writing = "auto"
 
     config.eval = evaluation = config_dict.ConfigDict()
     evaluation.interval = 0  # steps; 0: at the end only

@@ -1,6 +1,7 @@
 """What the program does with an experiment: one function a mode."""
 
 from collections.abc import Callable
+import contextlib
 import importlib.metadata
 import logging
 import time
@@ -12,7 +13,7 @@ from ctl import announcements, optimizers
 from ctl.errors import UsageError
 from ctl.experiment import Experiment
 from ctl.loop.agreement import Agreement
-from ctl.loop.checkpoints import Checkpoints, step_of
+from ctl.loop.checkpoints import Checkpoints, Damaged
 from ctl.loop.controller import Controller
 from ctl.loop.progress import Progress, say
 from ctl.loop.stop import StopOnSignal
@@ -60,8 +61,9 @@ def train(
             checkpoints,
             progress,
             lambda: agreement.any(stop.requested),
+            _save_due(experiment, agreement),
         )
-        restored = controller.restore_checkpoint(checkpoints.path(reached)) if reached else None
+        restored = _restore(controller, checkpoints, agreement)
         if (
             config.optimizer.schedule == "constant"
         ):  # the checkpoint's own is that of the old config
@@ -83,6 +85,7 @@ def train(
             controller.train_and_evaluate(config.train.steps, eval_interval=config.eval.interval)
         else:
             controller.train(config.train.steps)
+        checkpoints.wait()
         result = _result(experiment, controller, time.monotonic() - start)
         workdir.write_result(result if controller.outputs else {**result, **_training(workdir)})
         signal = {"signal": stop.received.name} if stop.received else {}
@@ -100,11 +103,9 @@ def evaluate(experiment: Experiment, workdir: Workdir) -> int:
     _require_run(experiment, workdir)
     agreement = Agreement(experiment.hardware)
     checkpoints = _checkpoints(experiment, workdir)
-    latest = agreement.of_chief(checkpoints.latest_step() or -1)
-    if latest < 0:
-        raise UsageError(f"{workdir.path} has no checkpoint to evaluate: train first.")
     controller = _controller(experiment, workdir, checkpoints, _progress(experiment))
-    controller.restore_checkpoint(checkpoints.path(latest))
+    if not _restore(controller, checkpoints, agreement):
+        raise UsageError(f"{workdir.path} has no checkpoint to evaluate: train first.")
     _write_evaluation(workdir, controller)
     agreement.meet()
     return DONE
@@ -126,20 +127,47 @@ def continuous_eval(experiment: Experiment, workdir: Workdir) -> int:
     checkpoints = _checkpoints(experiment, workdir)
     with StopOnSignal() as stop:
         controller = _controller(experiment, workdir, checkpoints, progress)
-        seen = -1
+        seen = 0
+        progress.say(f"Waiting for checkpoints in {workdir.checkpoints}.")
         while not stop.requested:
-            latest = tf.train.latest_checkpoint(str(workdir.checkpoints))
-            if latest and step_of(latest) != seen:
-                controller.restore_checkpoint(latest)
-                seen = step_of(latest)
+            new = [step for step in checkpoints.commits.steps() if step > seen]
+            if not new:
+                _wait(stop, seconds=1.0)
+                continue
+            seen = new[0]
+            with contextlib.suppress(Damaged):  # deleted since, to keep the number that is kept
+                controller.restore_checkpoint(checkpoints.path(seen))
                 _write_evaluation(workdir, controller)
-            elif seen < 0:
-                progress.say(f"Waiting for a checkpoint in {workdir.checkpoints}.")
-                seen = 0
             if seen >= steps:
                 return DONE
-            _wait(stop, seconds=1.0)
     return STOPPED
+
+
+def _restore(controller: Controller, checkpoints: Checkpoints, agreement: Agreement) -> str | None:
+    """Restores the newest checkpoint that every process can read; tells of those passed over.
+
+    Returns:
+        Its path, or None where there is none yet.
+
+    Raises:
+        UsageError: there were some, and none can be read.
+    """
+    step = agreement.of_chief(checkpoints.latest_step() or 0)
+    for newer, fault in checkpoints.commits.faults().items():
+        if newer > step:
+            controller.say(f"Passed over {checkpoints.path(newer)}: {fault}.")
+    while step:
+        fault = ""
+        try:
+            controller.restore_checkpoint(checkpoints.path(step))
+        except Damaged as error:
+            fault = str(error)
+        if not agreement.any(bool(fault)):
+            return checkpoints.path(step)
+        controller.say(f"Passed over {checkpoints.path(step)}: {fault}.")
+        step = agreement.of_chief(checkpoints.latest_step(before=step) or 0)
+    checkpoints.refuse_if_all_damaged()
+    return None
 
 
 def _wait(stop: StopOnSignal, *, seconds: float) -> None:
@@ -178,6 +206,8 @@ def _checkpoints(experiment: Experiment, workdir: Workdir) -> Checkpoints:
         workdir.checkpoints,
         experiment.trainer,
         keep=experiment.config.train.checkpoints_to_keep,
+        keep_every=experiment.config.train.checkpoint_keep_every,
+        background=_in_background(experiment),
         is_chief=experiment.hardware.is_chief,
     )
 
@@ -187,12 +217,33 @@ def _require_run(experiment: Experiment, workdir: Workdir) -> None:
     workdir.check_config(experiment.config.to_dict())
 
 
+def _save_due(experiment: Experiment, agreement: Agreement) -> Callable[[float], bool] | None:
+    """Whether to save because of the time; the chief's clock decides."""
+    limit = experiment.config.train.checkpoint_seconds
+    if not limit:
+        return None
+    chief = experiment.hardware.is_chief
+    return lambda seconds: agreement.any(chief and seconds >= limit)
+
+
+def _in_background(experiment: Experiment) -> bool:
+    """Whether a thread writes checkpoints; several processes save together, each waiting."""
+    asked = experiment.config.train.checkpoint_writing
+    alone = experiment.hardware.cluster is None
+    if asked == "background" and not alone:
+        raise UsageError(
+            "train.checkpoint_writing=background is for a run in one process: choose auto or blocking."
+        )
+    return asked == "background" or (asked == "auto" and alone)
+
+
 def _controller(
     experiment: Experiment,
     workdir: Workdir,
     checkpoints: Checkpoints,
     progress: Progress,
     stop: Callable[[], bool] | None = None,
+    save_due: Callable[[float], bool] | None = None,
 ) -> Controller:
     return Controller(
         trainer=experiment.trainer,
@@ -205,6 +256,7 @@ def _controller(
         progress=progress,
         on_event=workdir.event,
         stop=stop,
+        save_due=save_due,
     )
 
 

@@ -18,7 +18,8 @@ class Agreement:
     def __init__(self, hardware: Hardware):
         """Takes the strategy that the processes share."""
         self._strategy = hardware.strategy
-        self._alone = hardware.cluster is None
+        # Of parameter servers the chief alone decides anything.
+        self._alone = hardware.cluster is None or hardware.cluster.has_servers
         self._total = tf.function(self._run, autograph=False)
 
     def any(self, mine: bool) -> bool:

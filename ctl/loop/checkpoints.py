@@ -1,13 +1,18 @@
 """Checkpoints of a trainer, numbered by global step."""
 
+import os
 import pathlib
-import re
 import tempfile
 
 import tensorflow as tf
 
 from ctl.errors import UsageError
+from ctl.loop.commits import Commits
 from ctl.trainer import StandardTrainer
+
+
+class Damaged(Exception):
+    """A checkpoint's files are there and cannot be read; the one before may be."""
 
 
 class Checkpoints:
@@ -17,6 +22,7 @@ class Checkpoints:
     checkpoints.restore_latest()
     trainer.train(tf.constant(100))
     checkpoints.save()                              # runs/mine/checkpoints/ckpt-100
+    checkpoints.wait()
     """
 
     def __init__(
@@ -25,6 +31,8 @@ class Checkpoints:
         trainer: StandardTrainer,
         *,
         keep: int = 3,
+        keep_every: int = 0,
+        background: bool = False,
         is_chief: bool = True,
     ):
         """Names the folder; nothing is written or read yet.
@@ -33,72 +41,119 @@ class Checkpoints:
             directory: the folder.
             trainer: whose `checkpoint_items` are saved.
             keep: how many checkpoints are kept, the newest.
+            keep_every: those at multiples of so many steps are kept too; 0 for none.
+            background: copy the values and go on, while a thread writes them; for a run in one
+                process.
             is_chief: whether this process' checkpoints are the run's. TensorFlow wants every process
                 to save; the others' go to a temporary folder and away again.
         """
+        self.commits = Commits(directory)
         self._trainer = trainer
         self._checkpoint = tf.train.Checkpoint(**trainer.checkpoint_items())
         self._directory = pathlib.Path(directory)
         self._keep = keep
+        self._keep_every = keep_every
+        self._background = background
         self._is_chief = is_chief
-        self._opened: tf.train.CheckpointManager | None = None
+        self._writing = False
 
-    @property
-    def manager(self) -> tf.train.CheckpointManager:
-        """TensorFlow's manager of the folder, which it creates."""
-        if self._opened is None:
-            self._opened = tf.train.CheckpointManager(
-                self._checkpoint, str(self._directory), max_to_keep=self._keep
-            )
-        return self._opened
-
-    def latest_step(self) -> int | None:
-        """The step of the newest checkpoint."""
-        latest = tf.train.latest_checkpoint(str(self._directory))
-        return step_of(latest) if latest else None
-
-    def save(self) -> str:
-        """Saves a checkpoint at the present step; returns its path."""
-        step = int(self._trainer.global_step.numpy())
-        if self._is_chief:
-            path: str = self.manager.save(checkpoint_number=step, check_interval=False)
-            return path
-        with tempfile.TemporaryDirectory(prefix="ctl-checkpoint-") as folder:
-            self._checkpoint.write(f"{folder}/ckpt")
-        return self.path(step)
+    def latest_step(self, before: int | None = None) -> int | None:
+        """The step of the newest whole checkpoint, or of the newest before a step."""
+        steps = [step for step in self.commits.steps() if before is None or step < before]
+        return steps[-1] if steps else None
 
     def path(self, step: int) -> str:
         """Where the checkpoint of a step is."""
-        return str(self._directory / f"ckpt-{step}")
+        return self.commits.path(step)
+
+    def save(self) -> str:
+        """Saves a checkpoint at the present step; returns its path.
+
+        Where it is written in the background, it is whole some time after, or after `wait`.
+        """
+        step = int(self._trainer.global_step.numpy())
+        if not self._is_chief:
+            with tempfile.TemporaryDirectory(prefix="ctl-checkpoint-") as folder:
+                self._checkpoint.write(f"{folder}/ckpt")
+            return self.path(step)
+        self.wait()
+        os.makedirs(self._directory, exist_ok=True)
+        self.commits.remove(step)
+        options = tf.train.CheckpointOptions(
+            experimental_enable_async_checkpoint=self._background,
+            experimental_write_callbacks=[lambda _: self._commit(step)],
+        )
+        self._writing = self._background
+        self._checkpoint.write(self.path(step), options)
+        return self.path(step)
+
+    def wait(self) -> None:
+        """Waits until the checkpoint that is being written is whole."""
+        if self._writing:
+            self._checkpoint.sync()
+            self._writing = False
 
     def restore_latest(self) -> str | None:
-        """Restores the newest checkpoint; returns its path, or None where there is none."""
-        path: str | None = tf.train.latest_checkpoint(str(self._directory))
-        if path:
-            self.restore(path)
-        return path
+        """Restores the newest checkpoint that can be read.
+
+        Returns:
+            Its path, or None where there is none.
+
+        Raises:
+            UsageError: there are some, and none can be read.
+        """
+        step = self.latest_step()
+        while step is not None:
+            try:
+                self.restore(self.path(step))
+                return self.path(step)
+            except Damaged:
+                step = self.latest_step(before=step)
+        self.refuse_if_all_damaged()
+        return None
+
+    def refuse_if_all_damaged(self) -> None:
+        """Refuses to start anew where there were checkpoints and none is of use."""
+        if self.commits.steps() or self.commits.damaged():
+            raise UsageError(
+                f"{self._directory} has checkpoints, and none of them can be read: mend the files, or "
+                "start anew by --fresh."
+            )
 
     def restore(self, path: str) -> None:
         """Restores a checkpoint.
 
         Raises:
             UsageError: it is not of this trainer.
+            Damaged: it cannot be read.
         """
+        self.wait()
         with self._trainer.strategy.scope():
             try:
-                status = self._checkpoint.restore(path)
+                status = self._checkpoint.read(path)
                 status.assert_existing_objects_matched()
             except (AssertionError, ValueError, tf.errors.OpError) as error:
                 reason = str(error).splitlines()[0]
+                if _unreadable(error):
+                    raise Damaged(reason) from None
                 raise UsageError(
                     f"{path} does not fit this trainer ({reason}): use --fresh or another --workdir, "
                     "or the trainer that wrote it."
                 ) from None
 
+    def _commit(self, step: int) -> None:
+        self.commits.commit(step)
+        self.commits.prune(keep=self._keep, keep_every=self._keep_every)
+        whole = [self.path(found) for found in self.commits.steps()]
+        # For TensorFlow's own tools, such as `tf.train.latest_checkpoint`.
+        tf.compat.v1.train.update_checkpoint_state(
+            str(self._directory), whole[-1], all_model_checkpoint_paths=whole
+        )
 
-def step_of(path: str) -> int:
-    """The global step in a checkpoint's name."""
-    found = re.search(r"-(\d+)$", path)
-    if not found:
-        raise UsageError(f"{path} is not a checkpoint of ctl: its name has no step.")
-    return int(found.group(1))
+
+def _unreadable(error: Exception) -> bool:
+    """Whether the files are at fault, and not what they are read into."""
+    # TensorFlow raises a bare OpError where an index is not one.
+    files = (tf.errors.DataLossError, tf.errors.OutOfRangeError)
+    missing = isinstance(error, tf.errors.NotFoundError) and "matching files" in str(error)
+    return isinstance(error, files) or type(error) is tf.errors.OpError or missing

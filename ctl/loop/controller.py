@@ -44,6 +44,7 @@ class Controller(orbit.Controller):
         steps_per_loop: int = 100,
         checkpoints: Checkpoints | None = None,
         checkpoint_interval: int = 0,
+        save_due: Callable[[float], bool] | None = None,
         summary_dir: str | None = None,
         eval_summary_dir: str | None = None,
         progress: Progress | None = None,
@@ -61,6 +62,7 @@ class Controller(orbit.Controller):
             steps_per_loop: steps between two looks of the host; a loop ends at its multiples.
             checkpoints: where to save.
             checkpoint_interval: steps between two saves; 0 for the end only.
+            save_due: asked between loops, with the seconds since the last save, whether to save.
             summary_dir: where the training's summaries go.
             eval_summary_dir: where the evaluation's go.
             progress: what prints.
@@ -92,7 +94,9 @@ class Controller(orbit.Controller):
         self._on_event = on_event or (lambda *_, **__: None)
         self._stop = stop or (lambda: False)
         self._gpu_usage = gpu_usage or (GpuUsage() if _on_gpu(trainer.strategy) else dict)
+        self._save_due = save_due or (lambda seconds: False)
         self._saved_step: int | None = None
+        self._saved_at = time.monotonic()
         self._timed_steps = 0
         self._timed_seconds = 0.0
         self._loops = 0
@@ -180,7 +184,7 @@ class Controller(orbit.Controller):
         if self.checkpoints is None or self._saved_step == self.step:
             return
         path = self.checkpoints.save()
-        self._saved_step = self.step
+        self._saved_step, self._saved_at = self.step, time.monotonic()
         self._on_event("checkpoint", self.step, path=path)
 
     def _train_until(self, until: int, *, end: int) -> None:
@@ -196,7 +200,8 @@ class Controller(orbit.Controller):
                     f"A loop to step {boundary} ended at step {self.step}: let train_step add 1 to "
                     "self.global_step."
                 )
-            if self.checkpoint_interval and self.step % self.checkpoint_interval == 0:
+            due = self.checkpoint_interval and self.step % self.checkpoint_interval == 0
+            if due or self._save_due(time.monotonic() - self._saved_at):
                 self.save_checkpoint()
             self.stopped = self._stop()
 
@@ -241,13 +246,14 @@ class Controller(orbit.Controller):
                 tensor=report.tensor,
                 count=report.count,
             )
-            self._say(
+            self.say(
                 f"Left out {report.count} of {steps} updates that were not finite, the first of step "
                 f"{report.step} ({report.tensor})."
             )
         return outputs
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
+        """Prints a line, where this process prints."""
         if self._progress:
             self._progress.say(line)
 

@@ -1,0 +1,140 @@
+"""What is saved comes back; what is damaged is passed over."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl.loop.checkpoints import Checkpoints, Damaged
+from tests import tiny
+
+
+def trainer_of(strategy, replicas=1, **options):
+    return tiny.trainer(
+        strategy(replicas), 8, optimizer=lambda: tf_keras.optimizers.Adam(1e-2), **options
+    )
+
+
+def state(trainer):
+    return [v.numpy() for v in (*trainer.model.variables, *trainer.optimizer.variables)]
+
+
+def same(one, other):
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize(("saved_on", "restored_on"), [(1, 1), (1, 4), (4, 2), (2, 1)])
+def test_what_was_saved_comes_back_on_any_replicas(
+    strategy, tmp_path, background, saved_on, restored_on
+):
+    trainer = trainer_of(strategy, saved_on)
+    checkpoints = Checkpoints(tmp_path, trainer, background=background)
+    trainer.train(tf.constant(3))
+    path, want = checkpoints.save(), state(trainer)
+    trainer.train(tf.constant(2))  # while it may still be written
+    checkpoints.wait()
+    assert checkpoints.latest_step() == 3
+    assert tf.train.latest_checkpoint(str(tmp_path)) == path
+    other = trainer_of(strategy, restored_on)
+    assert Checkpoints(tmp_path, other).restore_latest() == path
+    assert other.global_step.numpy() == 3
+    assert same(state(other), want)
+    for variable in other.model.variables:
+        copies = tiny.copies(strategy(restored_on), variable)
+        assert all(np.array_equal(copy, copies[0]) for copy in copies)
+
+
+def test_loss_scale_and_both_counters_come_back(strategy, tmp_path):
+    trainer = trainer_of(strategy, precision="float16")
+    trainer.optimizer._loss_scale._current_loss_scale.assign(2.0**40)
+    trainer.train(tf.constant(2))
+    Checkpoints(tmp_path, trainer).save()
+    other = trainer_of(strategy, precision="float16")
+    Checkpoints(tmp_path, other).restore_latest()
+    assert float(other.optimizer.loss_scale) == 2.0**38
+    assert (other.global_step.numpy(), other.optimizer.iterations.numpy()) == (2, 0)
+    assert other.skipped_steps.numpy() == 2
+
+
+@pytest.fixture
+def saved(strategy, tmp_path):
+    """A folder with the checkpoints of steps 1, 2 and 3, and the state at each."""
+    trainer = trainer_of(strategy)
+    checkpoints = Checkpoints(tmp_path, trainer)
+    states = {}
+    for step in (1, 2, 3):
+        trainer.train(tf.constant(1))
+        checkpoints.save()
+        states[step] = state(trainer)
+    return tmp_path, states
+
+
+DATA = "ckpt-3.data-00000-of-00001"
+DAMAGES = {
+    "data cut": lambda f: (f / DATA).write_bytes((f / DATA).read_bytes()[:100]),
+    "data gone": lambda f: (f / DATA).unlink(),
+    "index gone": lambda f: (f / "ckpt-3.index").unlink(),
+    "marker gone": lambda f: (f / "ckpt-3.whole").unlink(),
+    "index of other bytes": lambda f: (f / "ckpt-3.index").write_bytes(
+        bytes(len((f / "ckpt-3.index").read_bytes()))
+    ),
+    "data of other bytes": lambda f: (f / DATA).write_bytes(bytes(len((f / DATA).read_bytes()))),
+    "a leftover folder": lambda f: (f / "ckpt-9_temp").mkdir(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_the_newest_that_can_be_read_is_taken(strategy, saved, damage):
+    folder, states = saved
+    DAMAGES[damage](folder)
+    trainer = trainer_of(strategy)
+    Checkpoints(folder, trainer).restore_latest()
+    want = 3 if damage == "a leftover folder" else 2
+    assert trainer.global_step.numpy() == want
+    assert same(state(trainer), states[want])
+
+
+def test_no_start_from_nothing_where_all_are_damaged(strategy, saved):
+    folder, _ = saved
+    for path in folder.glob("*.index"):
+        path.write_bytes(b"")
+    with pytest.raises(ctl.UsageError, match=r"none of them can be read.*--fresh"):
+        Checkpoints(folder, trainer_of(strategy)).restore_latest()
+
+
+def test_a_first_save_that_was_killed_is_no_checkpoint(strategy, tmp_path):
+    (tmp_path / "ckpt-5_temp").mkdir()
+    (tmp_path / "ckpt-5.index").write_bytes(b"half")
+    assert Checkpoints(tmp_path, trainer_of(strategy)).restore_latest() is None
+
+
+def test_one_that_cannot_be_read_is_damaged_and_one_of_another_model_does_not_fit(strategy, saved):
+    folder, _ = saved
+    DAMAGES["data of other bytes"](folder)
+    checkpoints = Checkpoints(folder, trainer_of(strategy))
+    with pytest.raises(Damaged):
+        checkpoints.restore(checkpoints.path(3))
+
+    class Wider(tiny.TinyTrainer):
+        def build_model(self):
+            model = super().build_model()
+            return tf_keras.Model(
+                model.input,
+                tf_keras.layers.Dense(tiny.CLASSES)(tf_keras.layers.Dense(7)(model.output)),
+            )
+
+    other = Checkpoints(folder, tiny.trainer(strategy(1), 8, cls=Wider))
+    with pytest.raises(ctl.UsageError, match="ckpt-2 does not fit this trainer"):
+        other.restore(other.path(2))
+
+
+def test_only_those_asked_for_are_kept(strategy, tmp_path):
+    trainer = trainer_of(strategy)
+    checkpoints = Checkpoints(tmp_path, trainer, keep=2, keep_every=3, background=True)
+    for _ in range(8):
+        trainer.train(tf.constant(1))
+        checkpoints.save()
+    checkpoints.wait()
+    assert checkpoints.commits.steps() == [3, 6, 7, 8]
