@@ -1,5 +1,6 @@
 """StandardEvaluator: every example of the evaluation data, counted exactly once."""
 
+from collections.abc import Callable
 import contextlib
 from typing import Any
 
@@ -14,6 +15,12 @@ from ctl.replica import loss, precision
 from ctl.replica.step import row_count
 from ctl.trainer import StandardTrainer, unpack
 
+STEPS_BETWEEN_LOOKS = 20  # steps after which an evaluation asks whether to stop
+
+
+class Interrupted(Exception):
+    """An evaluation was asked to stop before its end."""
+
 
 class StandardEvaluator(orbit.StandardEvaluator):
     """Evaluates a trainer's model on its `build_dataset("eval", ...)`.
@@ -23,6 +30,9 @@ class StandardEvaluator(orbit.StandardEvaluator):
 
     The loss is the weighted mean over the whole dataset of `per_example_loss`, without regularization,
     however the dataset divides into batches and replicas.
+
+    Attributes:
+        stop: asked every few batches whether to give up; the evaluation then raises `Interrupted`.
     """
 
     def __init__(self, trainer: StandardTrainer, *, global_batch_size: int | None = None):
@@ -34,6 +44,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
         """
         super().__init__(eval_dataset=None)
         self._eval_dataset: Any = None
+        self.stop: Callable[[], bool] = lambda: False
         self._own_dataset = False
         self.trainer = trainer
         self.strategy = trainer.strategy
@@ -69,13 +80,30 @@ class StandardEvaluator(orbit.StandardEvaluator):
             ) from None
 
     def create_eval_loop_fn(self, has_state: bool) -> Any:
-        """The loop over the batches: Orbit's, but for a coordinator."""
-        if not distribution.is_coordinated(self.strategy):
-            return super().create_eval_loop_fn(has_state)
+        """The loop over the batches: Orbit's, a few at a time, so that it can be stopped."""
+        run = super().create_eval_loop_fn(has_state)
+        if distribution.is_coordinated(self.strategy):
+            run = self._plain_loop()
+
+        def loop(iterator: Any, num_steps: tf.Tensor, **state: Any) -> Any:
+            left = int(num_steps)
+            if left < 0 or has_state:  # the data's end will tell, or a person's own reduction
+                return run(iterator, num_steps, **state)
+            while left:
+                count = min(left, STEPS_BETWEEN_LOOKS)
+                run(iterator, tf.constant(count), **state)
+                left -= count
+                if left and self.stop():
+                    raise Interrupted
+            return None
+
+        return loop
+
+    def _plain_loop(self) -> Any:
+        """Not in an `async_scope`, as Orbit's: leaving it waits for workers that are lost."""
         step = tf.function(self.eval_step)
 
         def loop(iterator: Any, num_steps: tf.Tensor, **_: Any) -> None:
-            # Not in an `async_scope`, as Orbit's: leaving it waits for workers that are lost.
             done, asked = 0, int(num_steps)
             with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
                 while done != asked:

@@ -296,4 +296,6 @@ def _versions() -> dict[str, str]:
 
 def _write_evaluation(workdir: Workdir, controller: Controller) -> None:
     evaluation = controller.evaluate()
+    if evaluation is None:  # stopped before its end
+        return
     workdir.write_result({**workdir.result(), "step": controller.step, "eval": evaluation})

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ctl.data import distribution
 from ctl.errors import NonFiniteStep, UsageError
-from ctl.evaluator import StandardEvaluator
+from ctl.evaluator import Interrupted, StandardEvaluator
 from ctl.hardware import strategies
 from ctl.loop.checkpoints import Checkpoints
 from ctl.loop.gpu_usage import GpuUsage
@@ -144,20 +144,27 @@ class Controller(orbit.Controller):
                 self.save_checkpoint()
             if not self.stopped:
                 self.evaluate(eval_steps)
+                if self.stopped:
+                    self.save_checkpoint()
         return self.evaluation
 
-    def evaluate(self, steps: int = -1) -> dict[str, Any]:
+    def evaluate(self, steps: int = -1) -> dict[str, Any] | None:
         """Evaluates now.
 
         Args:
             steps: how many batches; -1 for the whole dataset.
 
         Returns:
-            Numbers by name.
+            Numbers by name, or None when asked to stop before the end.
         """
         self._require("evaluator", for_method="evaluate")
-        with self.eval_summary_manager.summary_writer().as_default():
-            outputs = self.evaluator.evaluate(tf.constant(steps, tf.int32))
+        self.evaluator.stop = self._stop
+        try:
+            with self.eval_summary_manager.summary_writer().as_default():
+                outputs = self.evaluator.evaluate(tf.constant(steps, tf.int32))
+        except Interrupted:
+            self.stopped = True
+            return None
         for action in self.eval_actions:
             action(outputs)
         self.evaluation, self.evaluated_step = as_numbers(outputs), self.step

@@ -6,6 +6,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl import evaluator
 from ctl.loop.checkpoints import Checkpoints
 from ctl.loop.controller import Controller
 from ctl.loop.progress import Progress
@@ -169,3 +170,36 @@ def test_step_that_does_not_count_itself_is_refused(make, strategy):
     trainer = tiny.trainer(strategy(1), 7, cls=Uncounted)
     with pytest.raises(ctl.UsageError, match="add 1 to"):
         Controller(trainer=trainer, steps_per_loop=5).train(10)
+
+
+def test_a_wish_to_stop_is_seen_inside_an_evaluation(make, monkeypatch):
+    monkeypatch.setattr(evaluator, "STEPS_BETWEEN_LOOKS", 2)
+    controller = make()
+    asked = []
+
+    def stop():
+        asked.append(controller.step)
+        return len(asked) > 2  # after two loops, at the first look of the evaluation
+
+    controller._stop = stop
+    assert controller.train_and_evaluate(20, eval_interval=10) is None
+    assert controller.stopped and controller.step == 10
+    assert asked == [5, 10, 10]
+    assert controller.events == [("checkpoint", 10)]
+    again = make()
+    again.restore_checkpoint()
+    again._stop = lambda: False
+    assert again.train_and_evaluate(20, eval_interval=10)["examples"] == tiny.EXAMPLES
+
+
+def test_checkpoints_fall_due_by_time_too(make):
+    asked = []
+
+    def due(seconds):
+        asked.append(seconds >= 0)
+        return len(asked) == 2
+
+    controller = make(save_due=due)
+    controller.train(20)
+    assert [step for name, step in controller.events if name == "checkpoint"] == [10, 20]
+    assert asked == [True] * 4
