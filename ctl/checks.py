@@ -112,6 +112,10 @@ def check_values(values: Mapping[str, Any]) -> None:
     for name in _NOT_NEGATIVE:
         if not 0.0 <= values[name] < math.inf:
             raise UsageError(f"{name} is {values[name]}, want a finite number, 0 or more.")
+    for device in values["runtime.devices"]:
+        if not isinstance(device, str):
+            shown = defaults.shown(device)
+            raise UsageError(f'runtime.devices has {shown}, want names such as "GPU:0".')
     strategies.check_devices(values["runtime.devices"])
     if values["optimizer.learning_rate"] == 0.0:
         raise UsageError("optimizer.learning_rate is 0.0: nothing would be learned, want more.")
@@ -127,8 +131,6 @@ def check_values(values: Mapping[str, Any]) -> None:
 
 def _check_keys(config: config_dict.ConfigDict) -> None:
     """Names and types are right, and every key is there."""
-    if not isinstance(config.get("model"), config_dict.ConfigDict):
-        raise UsageError("The config has no section model: set its keys, config.model.KEY = VALUE.")
     defaults.config(**dict(config.items()))
     found = defaults.flat(config)
     for name in defaults.flat(defaults.defaults()):
@@ -137,6 +139,8 @@ def _check_keys(config: config_dict.ConfigDict) -> None:
                 f"The config has no {name}: let get_config start from ctl.config(...), which has "
                 "every key, and change its keys one by one."
             )
+    if not isinstance(config.get("model"), config_dict.ConfigDict):
+        raise UsageError("The config has no section model: set its keys, config.model.KEY = VALUE.")
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

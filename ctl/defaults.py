@@ -227,7 +227,7 @@ def _is_section(value: Any) -> bool:
 def _section(name: str, value: Any) -> Mapping[str, Any]:
     if not _is_section(value):
         last = name.rpartition(".")[-1]
-        raise UsageError(f"{name} is {_shown(value)}, want a section: {last}=dict(...).")
+        raise UsageError(f"{name} is {shown(value)}, want a section: {last}=dict(...).")
     section: Mapping[str, Any] = value
     return section
 
@@ -238,12 +238,13 @@ def _typed(name: str, value: Any, default: Any) -> Any:
     if want is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if type(value) is not want:
-        shown = "a section" if _is_section(value) else _shown(value)
-        raise UsageError(f"{name} is {shown}, want {_WORDS[want]}.")
+        given = "a section" if _is_section(value) else shown(value)
+        raise UsageError(f"{name} is {given}, want {_WORDS[want]}.")
     return value
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value as messages show it."""
     try:
         return repr(value)
     except Exception:  # a list in itself, a number of thousands of digits, somebody's own class

@@ -188,7 +188,7 @@ def test_config_without_a_model_section_is_told():
         config = right().unlock()
         del config["model"]
         if replaced:
-            config.model = 5
+            config.model = None
         with pytest.raises(UsageError, match="The config has no section model"):
             checks.check(config)
 
@@ -200,3 +200,8 @@ def test_value_that_cannot_be_shown_is_named_by_its_type():
 
     with pytest.raises(UsageError, match=r"train\.steps is an Odd, want a whole number"):
         right(train=dict(steps=Odd()))
+
+
+def test_device_that_cannot_be_shown_is_named_by_its_type():
+    with pytest.raises(UsageError, match=r"runtime\.devices has an int, want names"):
+        checks.check(right(runtime=dict(devices=(10**5000,))))

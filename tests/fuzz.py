@@ -21,6 +21,7 @@ import struct
 import sys
 import traceback
 from typing import Any
+import warnings
 import zlib
 
 from ctl import defaults, main, options
@@ -1044,6 +1045,7 @@ def attempts(kind: str, seed: str, first: int, count: int) -> None:
     """Tries cases one after the other, and prints what came of them as JSON."""
     sys.path.insert(0, "")  # the current folder, as it changes
     sys.dont_write_bytecode = True
+    warnings.simplefilter("ignore")  # Python's own, about a damaged file
     if kind in LIGHT:
         without_tensorflow()
     counts = {TAKEN: 0, REFUSED: 0, "wrong": 0}
