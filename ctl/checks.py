@@ -48,6 +48,8 @@ _AT_LEAST = {
     "eval.interval": 0,
     "eval.global_batch_size": 0,
 }
+_DEEPEST = 50  # sections and lists in each other, far below what Python's recursion bears
+_TOO_LONG = 10**99
 _LARGEST = 2**31 - 1  # what an int32 of TensorFlow holds
 _AT_MOST = {"seed": 2**32 - 1}  # what numpy's seed holds
 _NOT_NEGATIVE = (
@@ -82,10 +84,16 @@ def check(config: Any) -> None:
             f"get_config returned {suggestions.kind(config)}: let it return what ctl.config(...) "
             "returns."
         )
-    _check_keys(config)
-    values = defaults.flat(config)
+    try:
+        _check_keys(config)
+        values = defaults.flat(config)
+    except RecursionError:
+        raise UsageError(
+            "The config has a section or a list that holds itself, or too many in each other: want "
+            "plain ones."
+        ) from None
     check_values(values)
-    _check_model(config.model, "model")
+    _check_model(config.model, "model", sections=(dict, config_dict.ConfigDict))
     _check_batch(values)
     _check_optimizer(values)
     check_runtime(values)
@@ -102,13 +110,17 @@ def check_values(values: Mapping[str, Any]) -> None:
         _check_choice(name, values[name], choices)
     for name, least in _AT_LEAST.items():
         if values[name] < least:
-            raise UsageError(f"{name} is {values[name]}, want {least} or more.")
+            raise UsageError(f"{name} is {_shown(values[name])}, want {least} or more.")
         most = _AT_MOST.get(name, _LARGEST)
         if values[name] > most:
-            raise UsageError(f"{name} is {values[name]}, want {most} or less.")
+            raise UsageError(f"{name} is {_shown(values[name])}, want {most} or less.")
     for name in _NOT_NEGATIVE:
         if not 0.0 <= values[name] < math.inf:
             raise UsageError(f"{name} is {values[name]}, want a finite number, 0 or more.")
+    for device in values["runtime.devices"]:
+        if not isinstance(device, str):
+            shown = defaults.shown(device)
+            raise UsageError(f'runtime.devices has {shown}, want names such as "GPU:0".')
     strategies.check_devices(values["runtime.devices"])
     if values["optimizer.learning_rate"] == 0.0:
         raise UsageError("optimizer.learning_rate is 0.0: nothing would be learned, want more.")
@@ -132,6 +144,8 @@ def _check_keys(config: config_dict.ConfigDict) -> None:
                 f"The config has no {name}: let get_config start from ctl.config(...), which has "
                 "every key, and change its keys one by one."
             )
+    if not isinstance(config.get("model"), config_dict.ConfigDict):
+        raise UsageError("The config has no section model: set its keys, config.model.KEY = VALUE.")
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -140,16 +154,40 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     raise UsageError(f"{name} is {value!r}{suggestions.did_you_mean(value, choices)}")
 
 
-def _check_model(value: Any, name: str) -> None:
-    """The experiment's own keys can be written to the workdir, read again and compared."""
+def _shown(number: int) -> str:
+    """A number, as far as anybody reads it; of a very long one Python refuses to make a string."""
+    if abs(number) < _TOO_LONG:
+        return str(number)
+    return f"a number of {int(math.log10(abs(number))) + 1} digits"
+
+
+def _check_model(value: Any, name: str, *, sections: Any, depth: int = 0) -> None:
+    """The experiment's own keys can be written to the workdir, read again and compared.
+
+    Args:
+        value: of a key, or a part of it.
+        name: its full name.
+        sections: the types that a section may be of here.
+        depth: how many sections and lists it is in.
+    """
+    if depth > _DEEPEST:
+        raise UsageError(
+            f"{name[:40]}... goes on for more than {_DEEPEST} sections or lists in each other: want "
+            "fewer, and none in itself."
+        )
     if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"{name} is {value}, want a finite number.")
-    if isinstance(value, Mapping | config_dict.ConfigDict):
+    if isinstance(value, int) and abs(value) >= _TOO_LONG:
+        raise UsageError(f"{name} is {_shown(value)}, want fewer than 100.")
+    if isinstance(value, sections):
         for key in value:
-            _check_model(value[key], f"{name}.{key}")
+            if not isinstance(key, str):
+                raise UsageError(f"{name} has the key {key!r}, want strings as keys.")
+            _check_model(value[key], f"{name}.{key}", sections=sections, depth=depth + 1)
     elif isinstance(value, list | tuple):
         for index, element in enumerate(value):
-            _check_model(element, f"{name}[{index}]")
+            # ConfigDict.to_dict() leaves those in a list as they are.
+            _check_model(element, f"{name}[{index}]", sections=(dict,), depth=depth + 1)
     elif not isinstance(value, bool | int | float | str | None):
         raise UsageError(
             f"{name} is {suggestions.kind(value)}: want numbers, strings, booleans, None, and "

@@ -155,7 +155,8 @@ def config(**changes: Any) -> config_dict.ConfigDict:
         UsageError: a key is unknown, or a value has the wrong type.
     """
     result = defaults()
-    for key, value in _section("model", changes.pop("model", None) or {}).items():
+    model = changes.pop("model", None)
+    for key, value in _section("model", {} if model is None else model).items():
         result.model[key] = value
     _change_section(result, changes, "")
     return result.lock()
@@ -190,7 +191,9 @@ def explain(error: BaseException) -> str | None:
     nested = error.args[0] if error.args else None
     by_attribute = isinstance(error, AttributeError) and isinstance(nested, KeyError)
     inner = nested if by_attribute else error  # config.key raises an AttributeError of a KeyError
-    text = str(inner.args[0]) if isinstance(inner, Exception) and inner.args else ""
+    text = inner.args[0] if isinstance(inner, Exception) and inner.args else None
+    if not isinstance(text, str):
+        return None
     unknown = _LOCKED.match(text) or (_ABSENT.match(text) if by_attribute else None)
     if unknown:
         return _unknown("", unknown[1], defaults())
@@ -232,7 +235,7 @@ def _is_section(value: Any) -> bool:
 def _section(name: str, value: Any) -> Mapping[str, Any]:
     if not _is_section(value):
         last = name.rpartition(".")[-1]
-        raise UsageError(f"{name} is {value!r}, want a section: {last}=dict(...).")
+        raise UsageError(f"{name} is {shown(value)}, want a section: {last}=dict(...).")
     section: Mapping[str, Any] = value
     return section
 
@@ -243,9 +246,17 @@ def _typed(name: str, value: Any, default: Any) -> Any:
     if want is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if type(value) is not want:
-        shown = "a section" if _is_section(value) else repr(value)
-        raise UsageError(f"{name} is {shown}, want {_WORDS[want]}.")
+        given = "a section" if _is_section(value) else shown(value)
+        raise UsageError(f"{name} is {given}, want {_WORDS[want]}.")
     return value
+
+
+def shown(value: Any) -> str:
+    """A value as messages show it."""
+    try:
+        return repr(value)
+    except Exception:  # a list in itself, a number of thousands of digits, somebody's own class
+        return suggestions.kind(value)
 
 
 def _from_text(name: str, text: str | None, default: Any) -> Any:
@@ -260,7 +271,7 @@ def _from_text(name: str, text: str | None, default: Any) -> Any:
     kind = type(default)
     try:
         return _PARSERS[kind](text)
-    except (KeyError, SyntaxError, TypeError, ValueError):
+    except (KeyError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
         want = _WORDS.get(kind, f"a {kind.__name__}, which the command line cannot give")
         raise UsageError(f"{name} is {text!r}, want {want}.") from None
 
@@ -272,7 +283,7 @@ def _boolean(text: str) -> bool:
 def _literal(text: str) -> Any:
     try:
         return ast.literal_eval(text)
-    except (SyntaxError, ValueError):
+    except (MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
         return text
 
 

@@ -89,7 +89,7 @@ def trainer_file(trainer: str, config_path: str) -> pathlib.Path | None:
         return None
     candidates = _candidates(path, config_path)
     for candidate in candidates:
-        if candidate.is_file():
+        if os.path.isfile(candidate):
             _check_source(candidate, trainer)
             return candidate
     tried = " nor ".join(dict.fromkeys(str(c) for c in candidates))
@@ -166,15 +166,18 @@ def place(error: BaseException, file: pathlib.Path | None = None) -> str:
 def _what(error: BaseException) -> str:
     if isinstance(error, UsageError):
         return str(error)
-    lines = str(error).strip().splitlines()
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:  # a file may raise what cannot be shown
+        lines = []
     return defaults.explain(error) or ": ".join([type(error).__name__, *lines[:1]])
 
 
 def _config_file(path: str) -> pathlib.Path:
     file = pathlib.Path(path)
-    if file.is_dir():
+    if os.path.isdir(file):  # pathlib raises where a name is too long
         raise UsageError(f"--config={path} is a folder: name a file in it.")
-    if not file.is_file():
+    if not os.path.isfile(file):
         siblings = {p.name: str(p) for p in sorted(file.parent.glob("*.py"))}
         hint = suggestions.did_you_mean(file.name, siblings) if len(siblings) < 20 else ""
         raise UsageError(f"There is no config file {path}{hint or ': mend the path.'}")
@@ -226,7 +229,7 @@ def _no_module(trainer: str, missing: str, config_path: str) -> str:
     module, _, name = trainer.rpartition(":")
     file = module.replace(".", "/") + ".py"
     hint = ": mend the name, or install it."
-    if any(candidate.is_file() for candidate in _candidates(file, config_path)):
+    if any(os.path.isfile(candidate) for candidate in _candidates(file, config_path)):
         hint = f": did you mean {file}:{name}?"
     return f"trainer is {trainer!r}, and there is no module {missing}{hint}"
 

@@ -32,6 +32,7 @@ SWITCHES = {
     "help": "Show this.",
 }
 _CONFIG_KEY = re.compile(r"--?(no)?config\.([^=]+)(?:=(.*))?", re.DOTALL)
+_LONGEST = 4_000  # characters of the line that tells what is wrong
 Changes = list[tuple[str, str | None]]
 
 
@@ -47,17 +48,25 @@ def run(argv: Sequence[str]) -> int:
     try:
         return _run(argv)
     except UsageError as error:
-        print("ctl:", " ".join(str(error).split()), file=sys.stderr, flush=True)
+        _tell(error)
         return 2
     except Failure as error:
-        print("ctl:", " ".join(str(error).split()), file=sys.stderr, flush=True)
+        _tell(error)
         return 1
     except LostWorker as error:
-        print("ctl:", " ".join(str(error).split()), file=sys.stderr, flush=True)
+        _tell(error)
         return 75
     except KeyboardInterrupt:  # once training has begun, loop/stop.py catches the signal
         print("Stopped before training began, nothing written: run me again.", flush=True)
         return 75
+
+
+def _tell(error: Exception) -> None:
+    """Prints what is wrong in one line, without the middle of what nobody would read."""
+    line = " ".join(str(error).split())
+    if len(line) > _LONGEST:
+        line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
+    print("ctl:", line, file=sys.stderr, flush=True)
 
 
 def console() -> None:

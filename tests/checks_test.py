@@ -144,3 +144,64 @@ def test_config_must_be_a_config_dict(value, words):
 
 def test_values_of_the_defaults_pass_one_by_one():
     checks.check_values(defaults.flat(defaults.defaults()))
+
+
+def looped():
+    found = []
+    found.append(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ([10**5000], r"model.a\[0\] is a number of 5001 digits, want fewer than 100"),
+        ([{(1, 2): 3}], r"model.a\[0\] has the key \(1, 2\), want strings as keys"),
+        ([{1: 2}], r"model.a\[0\] has the key 1, want strings as keys"),
+        ([config_dict.ConfigDict({"b": 1})], r"model.a\[0\] is a ConfigDict: want numbers"),
+        (looped(), r"model.a\[0\]\[0\].*goes on for more than 50 sections or lists in each other"),
+    ],
+)
+def test_model_value_that_the_workdir_cannot_keep(value, says):
+    with pytest.raises(UsageError, match=says):
+        checks.check(right(model=dict(a=value)))
+
+
+def test_number_of_thousands_of_digits_is_told():
+    with pytest.raises(
+        UsageError, match=r"train\.steps is a number of 5001 digits, want 2147483647"
+    ):
+        checks.check(right(train=dict(steps=10**5000)))
+
+
+def test_section_in_itself_is_told():
+    config = right()
+    loop = {}
+    loop["a"] = loop
+    config.model = loop
+    with pytest.raises(UsageError, match="a section or a list that holds itself"):
+        checks.check(config)
+
+
+def test_config_without_a_model_section_is_told():
+    for replaced in (False, True):
+        config = right().unlock()
+        del config["model"]
+        if replaced:
+            config.model = None
+        with pytest.raises(UsageError, match="The config has no section model"):
+            checks.check(config)
+
+
+def test_value_that_cannot_be_shown_is_named_by_its_type():
+    class Odd:
+        def __repr__(self):
+            raise ZeroDivisionError
+
+    with pytest.raises(UsageError, match=r"train\.steps is an Odd, want a whole number"):
+        right(train=dict(steps=Odd()))
+
+
+def test_device_that_cannot_be_shown_is_named_by_its_type():
+    with pytest.raises(UsageError, match=r"runtime\.devices has an int, want names"):
+        checks.check(right(runtime=dict(devices=(10**5000,))))

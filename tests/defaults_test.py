@@ -47,6 +47,18 @@ def test_section_may_be_a_config_dict():
     assert config.train.steps == 5
 
 
+@pytest.mark.parametrize("model", [[], 0, "", False])
+def test_model_is_a_section_though_it_be_empty(model):
+    with pytest.raises(UsageError, match=r"model is .*, want a section: model=dict\(\.\.\.\)"):
+        ctl.config(model=model)
+
+
+@pytest.mark.parametrize("text", ["(" * 3000, "[" * 99_999, "-" * 9999 + "1", "{[]: 1}"])
+def test_text_that_python_cannot_read_is_no_tuple(text):
+    with pytest.raises(UsageError, match=r"runtime\.devices is .*, want a tuple"):
+        defaults.change(defaults.defaults(), "runtime.devices", text)
+
+
 def test_whole_number_will_do_for_a_number():
     rate = ctl.config(optimizer=dict(learning_rate=1)).optimizer.learning_rate
     assert (rate, type(rate)) == (1.0, float)

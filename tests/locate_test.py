@@ -43,6 +43,19 @@ def test_config_file_gives_what_get_config_returns(folder):
     assert locate.config(str(folder / "exp.py")) == locate.config("exp.py")
 
 
+def test_file_whose_name_is_too_long_is_not_there(folder):
+    with pytest.raises(UsageError, match="There is no config file xxx"):
+        locate.config("x" * 300 + ".py")
+    with pytest.raises(UsageError, match="and there is no"):
+        locate.trainer_file("x" * 300 + ".py:Net", "exp.py")
+
+
+def test_error_that_cannot_be_shown_is_named(folder):
+    (folder / "exp.py").write_text("def get_config():\n    raise OSError([10**5000])\n")
+    with pytest.raises(UsageError, match=r"get_config\(\) fails: exp.py:2: OSError$"):
+        locate.config("exp.py")
+
+
 def test_config_file_gets_the_text_behind_the_colon(folder):
     text = "import ctl\ndef get_config(steps):\n    return ctl.config(train=dict(steps=int(steps)))"
     (folder / "exp.py").write_text(text)

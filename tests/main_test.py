@@ -119,6 +119,15 @@ def test_help_names_every_flag_and_mode(capsys, arguments):
     assert [word for word in words if word not in printed] == []
 
 
+def test_line_that_nobody_would_read_loses_its_middle(folder, capsys):
+    assert main.run(["ctl", "--config=exp.py", "--config.train.steps=" + "x" * 99_999]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("ctl: train.steps is 'xxx")
+    assert "xxx ... xxx" in line
+    assert line.endswith("xxx', want a whole number.\n")
+    assert len(line) < 5_000
+
+
 def test_message_of_several_lines_is_told_in_one(monkeypatch, capsys):
     def fail(argv):
         raise main.UsageError("one\n  two")

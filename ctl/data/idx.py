@@ -6,6 +6,7 @@ then the values, big-endian, the last axis fastest. It may be gzipped.
 
 import gzip
 import math
+import os
 import pathlib
 import zlib
 
@@ -93,7 +94,7 @@ def read(path: str | pathlib.Path) -> np.ndarray:
 
 def _find(directory: str | pathlib.Path, stem: str) -> pathlib.Path:
     folder = pathlib.Path(directory)
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # pathlib raises where a name is too long
         raise UsageError(f"There is no folder {folder}: set data.dir to a folder of IDX files.")
     found = sorted(path for path in folder.glob(f"{stem}[-.]idx*") if path.is_file())
     if not found:

@@ -5,6 +5,7 @@ import dataclasses
 import re
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ctl import suggestions
@@ -89,7 +90,7 @@ def tfrecords(
         second time goes on shuffling where the first time left off.
 
     Raises:
-        UsageError: no file matches, or one is empty, or a key of `tuning` is wrong.
+        UsageError: no file matches, or one is empty or truncated, or a key of `tuning` is wrong.
     """
     if split not in ("train", "eval"):
         raise UsageError(f"ctl.data.tfrecords has no split {split!r}: choose train or eval.")
@@ -136,6 +137,48 @@ def _files(pattern: str) -> list[str]:
     for file in files:
         if tf.io.gfile.isdir(file):
             raise UsageError(f"{file} is a folder, want TFRecord files: add a pattern such as /*.")
-        if tf.io.gfile.stat(file).length == 0:
+        size = tf.io.gfile.stat(file).length
+        if size == 0:
             raise UsageError(f"{file} is empty: write it again, or move it away.")
+        if not _ends_with_a_record(file, size):
+            raise UsageError(
+                f"{file} is truncated or corrupt, it does not end with a whole record: write it again."
+            )
     return files
+
+
+def _ends_with_a_record(file: str, size: int) -> bool:
+    """Whether a file's last bytes are the end of a record.
+
+    TensorFlow takes a file that breaks off in the 12 bytes before a record for a whole one. A record
+    is its length, the length's checksum, its bytes and theirs; the last one is looked for from the
+    end, so that no more than it is read.
+    """
+    window = 0
+    with tf.io.gfile.GFile(file, "rb") as opened:
+        while window < size:
+            window = min(size, max(2**16, 8 * window))
+            opened.seek(size - window)
+            tail = opened.read(window)
+            count = window - 15
+            if len(tail) < window or count < 1:
+                return False
+            lengths: np.ndarray = np.ndarray(
+                [count], "<u8", tail, strides=[1]
+            )  # were a record to begin there
+            to_end = np.arange(count - 1, -1, -1, dtype=np.uint64)
+            for start in np.flatnonzero(lengths == to_end)[::-1]:
+                if _masked_crc(tail[start : start + 8]) == tail[start + 8 : start + 12]:
+                    return True
+    return False
+
+
+def _masked_crc(content: bytes) -> bytes:
+    """The checksum of TFRecord files: CRC-32C, rotated by 15 bits, plus a constant."""
+    crc = 0xFFFFFFFF
+    for byte in content:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ 0x82F63B78 * (crc & 1)
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")

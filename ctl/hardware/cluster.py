@@ -3,6 +3,7 @@
 Importing this loads no TensorFlow.
 """
 
+import collections
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import json
@@ -16,7 +17,9 @@ from ctl.errors import Failure, UsageError
 ROLES = ("chief", "worker", "ps", "evaluator")
 _POLL = 0.1  # seconds between two looks for the other processes
 _LINGER = 10  # looks that this process can be found by once it has found the others
-_ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+):(\d{1,5})")
+_MOST = 100_000  # processes, as an Indexed Job has at most
+_HOST = r"[\w-]{1,63}(?:\.[\w-]{1,63})*\.?"
+_ADDRESS = re.compile(rf"(\[[0-9a-fA-F:]+\]|{_HOST}):(\d{{1,5}})", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +109,7 @@ def parse(text: str) -> Cluster | None:
     """
     try:
         config = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _wrong(f"is not JSON ({error})") from None
     if not isinstance(config, dict) or not isinstance(config.get("cluster", {}), dict):
         raise _wrong("is not an object with an object 'cluster' in it")
@@ -118,7 +121,7 @@ def parse(text: str) -> Cluster | None:
     if not isinstance(task, dict) or "type" not in task or "index" not in task:
         raise _wrong("does not say which task this process is ('task' with 'type' and 'index')")
     role, index = task["type"], _index(task["index"])
-    if role not in addresses:
+    if not isinstance(role, str) or role not in addresses:
         raise _wrong(f"says that this task is a {role!r}, and the cluster has {_listed(addresses)}")
     if not 0 <= index < len(addresses[role]):
         raise _wrong(
@@ -244,14 +247,19 @@ def _split(address: str) -> tuple[str, int]:
 
 
 def _of_indexed_job(environment: Mapping[str, str]) -> Cluster:
-    workers = _number(environment, "CTL_WORKERS", least=1)
-    servers = _number(environment, "CTL_PS", least=0, default=0)
-    port = _number(environment, "CTL_PORT", least=1, default=2222)
-    index = _number(environment, "JOB_COMPLETION_INDEX", least=0)
+    workers = _number(environment, "CTL_WORKERS", least=1, most=_MOST)
+    servers = _number(environment, "CTL_PS", least=0, most=_MOST, default=0)
+    port = _number(environment, "CTL_PORT", least=1, most=2**16 - 1, default=2222)
+    index = _number(environment, "JOB_COMPLETION_INDEX", least=0, most=2 * _MOST)
     for name in ("CTL_JOB", "CTL_SERVICE"):
         if not environment.get(name, "").strip():
             raise UsageError(f"CTL_WORKERS is set and {name} is not: set it in the Job's manifest.")
     job, service = environment["CTL_JOB"].strip(), environment["CTL_SERVICE"].strip()
+    if not _ADDRESS.fullmatch(f"{job}-{index}.{service}:{port}"):
+        raise UsageError(
+            f"CTL_JOB is {job!r} and CTL_SERVICE is {service!r}, which make no host's name: set them "
+            "to the names of the Job and of its Service."
+        )
     roles = (["chief"] if servers else []) + ["worker"] * workers + ["ps"] * servers
     if index >= len(roles):
         raise UsageError(
@@ -265,13 +273,13 @@ def _of_indexed_job(environment: Mapping[str, str]) -> Cluster:
 
 
 def _number(
-    environment: Mapping[str, str], name: str, *, least: int, default: int | None = None
+    environment: Mapping[str, str], name: str, *, least: int, most: int, default: int | None = None
 ) -> int:
     text = environment.get(name, "").strip()
     if not text and default is not None:
         return default
-    if not text.isdigit() or int(text) < least:
-        raise UsageError(f"{name} is {text!r}, want a whole number, {least} or more.")
+    if not re.fullmatch("[0-9]{1,9}", text) or not least <= int(text) <= most:
+        raise UsageError(f"{name} is {text!r}, want a whole number, {least} to {most}.")
     return int(text)
 
 
@@ -290,8 +298,8 @@ def _tasks(role: str, tasks: Any) -> list[str]:
 
 
 def _check_addresses(addresses: Mapping[str, Sequence[str]]) -> None:
-    everyone = [address for tasks in addresses.values() for address in tasks]
-    twice = sorted({address for address in everyone if everyone.count(address) > 1})
+    everyone = collections.Counter(a for tasks in addresses.values() for a in tasks)
+    twice = sorted(address for address, count in everyone.items() if count > 1)
     if twice:
         raise _wrong(f"gives {twice[0]} to more than one task")
     if "evaluator" in addresses:
@@ -304,7 +312,7 @@ def _check_addresses(addresses: Mapping[str, Sequence[str]]) -> None:
 
 def _index(value: Any) -> int:
     text = str(value)
-    if isinstance(value, bool) or not text.lstrip("-").isdigit():
+    if isinstance(value, bool) or not re.fullmatch("-?[0-9]{1,18}", text):
         raise _wrong(f"has {value!r} for the task's index: want a whole number")
     return int(text)
 

@@ -238,7 +238,7 @@ def test_a_folder_in_the_place_of_a_file_is_no_file(folder):
     assert "has no file train-images-idxN-ubyte" in refused(folder, "train")
 
 
-@pytest.mark.parametrize("name", ["nowhere", "file"])
+@pytest.mark.parametrize("name", ["nowhere", "file", "x" * 300])
 def test_a_folder_that_is_none_is_refused(tmp_path, name):
     (tmp_path / "file").write_bytes(IMAGES)
     line = refused(tmp_path / name, "train")

@@ -247,16 +247,44 @@ def test_an_unknown_split_is_refused(folder):
     ("damage", "words"),
     [
         (lambda content: content[:99] + b"?" + content[100:], "corrupted record at"),
-        (lambda content: content[:-3], "truncated record at"),
-        (lambda _: b"404 Not Found, and some more words", "corrupted record at 0"),
+        (lambda content: content[:50] + content[51:], "corrupted record at"),
     ],
-    ids=["a byte changed", "truncated", "text"],
+    ids=["a byte changed", "a byte lost"],
 )
 def test_a_damaged_record_is_an_error_when_it_is_read(folder, damage, words):
     path = folder / "train-2.tfrecord"
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(tf.errors.DataLossError, match=words):
         ids(make(folder, "eval"))
+
+
+@pytest.mark.parametrize("lost", [*range(1, 50), 99])
+def test_a_file_that_breaks_off_in_a_record_is_refused(folder, lost):
+    path = folder / "train-2.tfrecord"
+    path.write_bytes(path.read_bytes()[:-lost])
+    line = f"{path} is truncated or corrupt, it does not end with a whole record: write it again."
+    assert refused(make, folder, "eval") == line
+
+
+@pytest.mark.parametrize(
+    "content", [b"404 Not Found", b"\0" * 16, b"\0" * 200_000, b"text" * 50_000]
+)
+def test_what_is_no_tfrecord_file_is_refused(folder, content):
+    (folder / "train-2.tfrecord").write_bytes(content)
+    assert "does not end with a whole record" in refused(make, folder, "eval")
+
+
+@pytest.mark.parametrize("length", [0, 1, 2**16 - 16, 2**16 - 15, 2**16, 2**19, 2**20 + 5])
+def test_a_last_record_of_any_length_is_found(tmp_path, length):
+    path = tmp_path / "one.tfrecord"
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        writer.write(b"first")
+        writer.write(b"\0" * length)
+    parse = dict(features=lambda record: {"x": tf.strings.length(record)}, split="eval")
+    found = ctl.data.tfrecords(str(path), **parse)
+    assert [int(each["x"]) for each in found.as_numpy_iterator()] == [5, length]
+    path.write_bytes(path.read_bytes()[:-1])
+    assert "does not end with a whole record" in refused(ctl.data.tfrecords, str(path), **parse)
 
 
 def test_a_record_without_a_feature_is_an_error_that_names_it(folder):

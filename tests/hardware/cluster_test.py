@@ -98,11 +98,21 @@ def test_the_pods_of_an_indexed_job_find_their_places():
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"CTL_WORKERS": "two"}, "CTL_WORKERS is 'two', want a whole number, 1 or more"),
+        ({"CTL_WORKERS": "two"}, "CTL_WORKERS is 'two', want a whole number, 1 to 100000"),
         ({"JOB_COMPLETION_INDEX": ""}, "JOB_COMPLETION_INDEX is ''"),
         ({"CTL_SERVICE": ""}, "CTL_WORKERS is set and CTL_SERVICE is not"),
         ({"JOB_COMPLETION_INDEX": "2"}, "make 2 processes: set the Job's completions to that"),
         ({"CTL_PORT": "tcp://10.0.0.1"}, "CTL_PORT is 'tcp://10.0.0.1'"),
+        ({"CTL_PORT": "65536"}, "CTL_PORT is '65536', want a whole number, 1 to 65535"),
+        ({"CTL_PORT": "٣"}, "CTL_PORT is '٣'"),
+        ({"CTL_WORKERS": "²"}, "CTL_WORKERS is '²'"),
+        ({"CTL_WORKERS": "999999999"}, "CTL_WORKERS is '999999999'"),
+        ({"CTL_WORKERS": "9" * 5000}, "CTL_WORKERS is '9999"),
+        (
+            {"CTL_JOB": "a b"},
+            "CTL_JOB is 'a b' and CTL_SERVICE is 'ctl', which make no host's name",
+        ),
+        ({"CTL_SERVICE": "a..b"}, "which make no host's name"),
     ],
 )
 def test_a_wrong_job_is_told(changed, says):
@@ -157,3 +167,30 @@ def test_a_port_in_use_is_told():
             UsageError, match=r"worker 0 cannot listen at localhost:\d+ \(Address al"
         ):
             cluster.wait_for_others(place, limit=1, say=lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (text(role=["worker"]), r"says that this task is a \['worker'\]"),
+        (text(role={}), "says that this task is a {}"),
+        (text(index="²"), "has '²' for the task's index"),
+        (text(index="--1"), "has '--1' for the task's index"),
+        (text(index="9" * 5000), "for the task's index: want a whole number"),
+        (text({"worker": ["a:٣", "b:2"]}), "has 'a:٣' for 'worker'"),
+        (text({"worker": ["a..b:1", "b:2"]}), "has 'a..b:1' for 'worker'"),
+        (text({"worker": ["a" * 64 + ":1", "b:2"]}), "want host:port"),
+        (text({"worker": ["a\0b:1", "b:2"]}), "want host:port"),
+        ("[" * 99_999, "is not JSON"),
+    ],
+)
+def test_what_only_looks_right_is_told(given, says):
+    with pytest.raises(UsageError, match=says):
+        cluster.read({"TF_CONFIG": given})
+
+
+def test_a_cluster_of_thousands_is_checked_at_once():
+    start = time.process_time()
+    found = cluster.parse(text({"worker": [f"host-{i}:1" for i in range(50_000)]}))
+    assert found.size == 50_000
+    assert time.process_time() - start < 10
