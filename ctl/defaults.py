@@ -123,6 +123,8 @@ def defaults() -> config_dict.ConfigDict:
     train.norms = False
     train.checkpoint_interval = 1000  # steps; 0: at the end only
     train.checkpoints_to_keep = 3
+    # Seconds without a step after which a line and all threads' stacks are printed; 0: never.
+    train.stall_seconds = 300.0
 
     config.eval = evaluation = config_dict.ConfigDict()
     evaluation.interval = 0  # steps; 0: at the end only
