@@ -14,7 +14,9 @@ from ctl.experiment import Experiment
 from ctl.loop.agreement import Agreement
 from ctl.loop.checkpoints import Checkpoints, step_of
 from ctl.loop.controller import Controller
+from ctl.loop.lock import RunLock
 from ctl.loop.progress import Progress, say
+from ctl.loop.stall import StallWatch
 from ctl.loop.stop import StopOnSignal
 from ctl.loop.workdir import Workdir
 
@@ -42,9 +44,24 @@ def train(
     Returns:
         The exit code.
     """
+    with RunLock(workdir.path) as lock:
+        return _train(
+            experiment, workdir, lock, evaluates=evaluates, fresh=fresh, allow_change=allow_change
+        )
+
+
+def _train(
+    experiment: Experiment,
+    workdir: Workdir,
+    lock: RunLock,
+    *,
+    evaluates: bool,
+    fresh: bool,
+    allow_change: bool,
+) -> int:
     config = experiment.config
     agreement = Agreement(experiment.hardware)
-    changes = _prepare(experiment, workdir, fresh=fresh, allow_change=allow_change)
+    changes = _prepare(experiment, workdir, lock, fresh=fresh, allow_change=allow_change)
     agreement.meet()  # the folder is as it is to be
     checkpoints = _checkpoints(experiment, workdir)
     reached = agreement.of_chief(checkpoints.latest_step() or 0)
@@ -53,13 +70,15 @@ def train(
         _say(experiment)(announcements.complete(reached, evaluation, config))
         return DONE
     progress = _progress(experiment)
-    with StopOnSignal() as stop:
+    with StopOnSignal() as stop, _stall_watch(experiment, workdir) as watch:
         controller = _controller(
             experiment,
             workdir,
             checkpoints,
             progress,
-            lambda: agreement.any(stop.requested),
+            stop=lambda: agreement.any(stop.requested),
+            watch=watch.loop,
+            train_actions=[lambda _: lock.check()],
         )
         restored = controller.restore_checkpoint(checkpoints.path(reached)) if reached else None
         if (
@@ -149,7 +168,7 @@ def _wait(stop: StopOnSignal, *, seconds: float) -> None:
 
 
 def _prepare(
-    experiment: Experiment, workdir: Workdir, *, fresh: bool, allow_change: bool
+    experiment: Experiment, workdir: Workdir, lock: RunLock, *, fresh: bool, allow_change: bool
 ) -> list[str]:
     """Makes way for the run in its folder, or checks that it may go on there: the chief's work.
 
@@ -158,9 +177,11 @@ def _prepare(
     """
     if not experiment.hardware.is_chief:
         return []
+    lock.acquire()
     aside = workdir.move_aside() if fresh else None
     if aside:
         _say(experiment)(f"The old run is now {aside}.")
+        lock.follow(aside)
     return workdir.check_config(experiment.config.to_dict(), allow_change=allow_change)
 
 
@@ -192,7 +213,7 @@ def _controller(
     workdir: Workdir,
     checkpoints: Checkpoints,
     progress: Progress,
-    stop: Callable[[], bool] | None = None,
+    **watching: Any,
 ) -> Controller:
     return Controller(
         trainer=experiment.trainer,
@@ -204,7 +225,18 @@ def _controller(
         eval_summary_dir=workdir.summaries("eval"),
         progress=progress,
         on_event=workdir.event,
-        stop=stop,
+        **watching,
+    )
+
+
+def _stall_watch(experiment: Experiment, workdir: Workdir) -> StallWatch:
+    """Every process has one: the data that hangs may be another's than the chief's."""
+    trainer = experiment.trainer
+    return StallWatch(
+        experiment.config.train.stall_seconds,
+        step_of=lambda: int(trainer.global_step.numpy()),
+        data_kind=lambda: trainer.feed.kinds["train"],
+        on_event=workdir.event,
     )
 
 

@@ -1,6 +1,8 @@
 """Orbit's Controller with boundaries at absolute steps."""
 
 from collections.abc import Callable, Iterable, Mapping
+import contextlib
+import pathlib
 import time
 from typing import Any
 
@@ -10,6 +12,7 @@ import tensorflow as tf
 from ctl.data import distribution
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
+from ctl.loop import disk
 from ctl.loop.checkpoints import Checkpoints
 from ctl.loop.gpu_usage import GpuUsage
 from ctl.loop.progress import Progress
@@ -49,6 +52,7 @@ class Controller(orbit.Controller):
         on_event: Event | None = None,
         stop: Callable[[], bool] | None = None,
         gpu_usage: Callable[[], dict[str, float]] | None = None,
+        watch: Callable[[int], contextlib.AbstractContextManager[None]] | None = None,
         train_actions: Iterable[orbit.Action] | None = None,
         eval_actions: Iterable[orbit.Action] | None = None,
     ):
@@ -67,6 +71,7 @@ class Controller(orbit.Controller):
             stop: asked between loops whether to save and end.
             gpu_usage: tells numbers to show and to summarize beside a loop's outputs; those of the
                 GPUs, where they train, if not given.
+            watch: what a loop runs inside of, called with the step that it begins at.
             train_actions: called with each loop's outputs.
             eval_actions: called with each evaluation's outputs.
         """
@@ -91,6 +96,7 @@ class Controller(orbit.Controller):
         self._on_event = on_event or (lambda *_, **__: None)
         self._stop = stop or (lambda: False)
         self._gpu_usage = gpu_usage or (GpuUsage() if _on_gpu(trainer.strategy) else dict)
+        self._watch = watch or (lambda _: contextlib.nullcontext())
         self._saved_step: int | None = None
         self._timed_steps = 0
         self._timed_seconds = 0.0
@@ -151,13 +157,12 @@ class Controller(orbit.Controller):
             Numbers by name.
         """
         self._require("evaluator", for_method="evaluate")
-        with self.eval_summary_manager.summary_writer().as_default():
+        with self._summaries(self.eval_summary_manager):
             outputs = self.evaluator.evaluate(tf.constant(steps, tf.int32))
         for action in self.eval_actions:
             action(outputs)
         self.evaluation, self.evaluated_step = as_numbers(outputs), self.step
-        self.eval_summary_manager.write_summaries(self.evaluation)
-        self.eval_summary_manager.flush()
+        self._summarize(self.eval_summary_manager, self.evaluation)
         if self._progress:
             self._progress.evaluated(self.step, self.evaluation)
         self._on_event("eval", self.step, **self.evaluation)
@@ -178,7 +183,8 @@ class Controller(orbit.Controller):
         """Saves a checkpoint, unless this step's is there already."""
         if self.checkpoints is None or self._saved_step == self.step:
             return
-        path = self.checkpoints.save()
+        with self._writing(self.checkpoints.path(self.step)):
+            path = self.checkpoints.save()
         self._saved_step = self.step
         self._on_event("checkpoint", self.step, path=path)
 
@@ -202,19 +208,19 @@ class Controller(orbit.Controller):
     def _train_loop(self, steps: int, *, end: int) -> None:
         start = time.perf_counter()
         with (
-            self.summary_manager.summary_writer().as_default(),
+            self._summaries(self.summary_manager),
             tf.summary.record_if(False),
+            self._watch(self.step),
         ):
             outputs = self.trainer.train(tf.constant(steps, tf.int32)) or {}
-        self.outputs = as_numbers(outputs)  # waits for the devices, so that the time is whole
+            self.outputs = as_numbers(outputs)  # waits for the devices, so that the time is whole
         self._time(steps, time.perf_counter() - start)
         for action in self.train_actions:
             action(outputs)
         speed = self.examples_per_second
         rate = {"examples_per_second": speed} if speed else {}
         usage = self._gpu_usage()
-        self.summary_manager.write_summaries({**self.outputs, **rate, **usage})
-        self.summary_manager.flush()
+        self._summarize(self.summary_manager, {**self.outputs, **rate, **usage})
         if self._progress:
             left = self._timed_seconds / self._timed_steps * (end - self.step) if speed else None
             self._progress.trained(
@@ -223,6 +229,23 @@ class Controller(orbit.Controller):
                 examples_per_second=speed,
                 seconds_left=left,
             )
+
+    def _summaries(
+        self, manager: orbit.utils.SummaryManager
+    ) -> contextlib.AbstractContextManager[Any]:
+        with self._writing("The summaries"):  # the first call makes the file
+            writer: contextlib.AbstractContextManager[Any] = manager.summary_writer().as_default()
+        return writer
+
+    def _summarize(self, manager: orbit.utils.SummaryManager, outputs: Mapping[str, Any]) -> None:
+        with self._writing("The summaries"):
+            manager.write_summaries(outputs)
+            manager.flush()
+
+    def _writing(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Tells in one line that it could not be written, and which checkpoint is intact."""
+        folder = pathlib.Path(self.checkpoints.path(0)).parent if self.checkpoints else None
+        return disk.telling(what, folder)
 
     def _time(self, steps: int, seconds: float) -> None:
         self._loops += 1
