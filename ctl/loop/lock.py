@@ -21,6 +21,8 @@ from ctl.loop import disk, progress
 NAME = "run.lock"
 STALE = 60.0  # seconds without a heartbeat, after which another host's run is taken for gone
 BEAT = 10.0  # seconds between two heartbeats
+LOOK = 1.0  # seconds between two looks at another host's heartbeat
+PATIENCE = 180.0  # seconds that a dead host's lock may be kept by the server of a shared disk
 _NO_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 _BOOT = pathlib.Path("/proc/sys/kernel/random/boot_id")
 
@@ -51,6 +53,8 @@ class RunLock:
         self._write = write
         self._mine = b""
         self._descriptor: int | None = None
+        self._seen: tuple[dict[str, Any], float] | None = None
+        self._waiting_since = 0.0
         self._made: list[pathlib.Path] = []
         self._beaten = 0.0
         self._taken_by: str | None = None
@@ -69,15 +73,10 @@ class RunLock:
             UsageError: another run is in it.
             Failure: the file cannot be written.
         """
+        self._seen, self._waiting_since = None, time.monotonic()
         with disk.telling(str(self._path), self._folder / "checkpoints"):
-            descriptor, locked = self._open()
-            try:
-                self._take(descriptor, locked)
-            except BaseException:
-                _close(descriptor)
-                self._remove_made()
-                raise
-        self._descriptor = descriptor
+            while not self._try():
+                time.sleep(LOOK)
         self._beaten, self._taken_by, self._released = time.monotonic(), None, threading.Event()
         threading.Thread(
             target=self._beat_until, args=(self._released,), name="ctl-run-lock", daemon=True
@@ -111,6 +110,21 @@ class RunLock:
         self._let_go(self._path)
         self._remove_made()
 
+    def _try(self) -> bool:
+        """Locks the folder; False where it is not known yet whether another host's run is gone."""
+        descriptor, locked = self._open()
+        try:
+            taken = self._take(descriptor, locked)
+        except BaseException:
+            _close(descriptor)
+            self._remove_made()
+            raise
+        if taken:
+            self._descriptor = descriptor
+        else:
+            _close(descriptor)
+        return taken
+
     def _open(self) -> tuple[int, bool | None]:
         """The descriptor of the file that is at the path, and what `flock` said."""
         while True:
@@ -126,14 +140,17 @@ class RunLock:
                     return descriptor, locked
             _close(descriptor)
 
-    def _take(self, descriptor: int, locked: bool | None) -> None:
+    def _take(self, descriptor: int, locked: bool | None) -> bool:
         """Puts this run's name in the file, unless another's in it is to be believed."""
         text = os.pread(descriptor, 4096, 0)
         holder = _holder(text)
-        if locked is False:
+        if locked is False and (holder is None or _is_of_this_boot(holder)):
             raise UsageError(self._refusal(holder))
         if holder:
-            self._take_over(descriptor, holder, ended=bool(locked) and _is_here(holder))
+            ended = locked and _is_here(holder)
+            if not ended and self._may_be_alive(descriptor, holder, locked):
+                return False
+            self._write(f"{self._folder} is taken over from a run that has gone: {_name(holder)}.")
         self._mine = json.dumps(_me()).encode() + b"\n"
         try:
             os.ftruncate(descriptor, 0)
@@ -142,21 +159,29 @@ class RunLock:
         except OSError:
             self._path.unlink(missing_ok=True)
             raise
+        return True
 
-    def _take_over(self, descriptor: int, holder: dict[str, Any], *, ended: bool) -> None:
-        if not ended:
-            # Both times are the file system's own: hosts' clocks differ.
-            age = self._now() - os.fstat(descriptor).st_mtime
-            if age < STALE:
-                wait = f"; if it is gone, run me again in {STALE - age:.0f} s"
-                raise UsageError(self._refusal(holder, wait))
-        self._write(f"{self._folder} is taken over from a run that has gone: {_name(holder)}.")
+    def _may_be_alive(self, descriptor: int, holder: dict[str, Any], locked: bool | None) -> bool:
+        """Whether a holder that `flock` tells nothing of may yet be heard; refuses if it was."""
+        beat = os.fstat(descriptor).st_mtime
+        silent = self._now() - beat  # both are the file system's own: hosts' clocks differ
+        if silent >= STALE and locked is not False:
+            return False
+        if self._seen is None:
+            self._write(
+                f"{self._folder} has the lock of {_name(holder)}, last heard of {silent:.0f} s ago: "
+                "waiting to see whether it is still there."
+            )
+            self._seen = (holder, beat)
+        if self._seen != (holder, beat) or time.monotonic() - self._waiting_since > PATIENCE:
+            raise UsageError(self._refusal(holder))
+        return True
 
-    def _refusal(self, holder: dict[str, Any] | None, wait: str = "") -> str:
+    def _refusal(self, holder: dict[str, Any] | None) -> str:
         who = _name(holder) if holder else "one that is just starting"
         return (
             f"{self._folder} is in use by another run, {who}: stop it, wait for its end, or name "
-            f"another --workdir{wait}."
+            "another --workdir."
         )
 
     def _now(self) -> float:
@@ -252,8 +277,15 @@ def _boot() -> str:
 
 def _is_here(holder: dict[str, Any]) -> bool:
     """Whether `flock` decides about a holder: it is, or was, on this machine."""
+    return holder["host"] == socket.gethostname() or _is_of_this_boot(holder)
+
+
+def _is_of_this_boot(holder: dict[str, Any]) -> bool:
+    """Whether a holder that has the lock runs on this machine, and not on one that has died."""
     boot = _boot()
-    return holder["host"] == socket.gethostname() or (boot != "" and holder.get("boot") == boot)
+    if not boot:
+        return bool(holder["host"] == socket.gethostname())
+    return bool(holder.get("boot") == boot)
 
 
 def _holder(text: bytes) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import signal
+import threading
 import time
 
 import pytest
@@ -35,6 +36,32 @@ time.sleep(60)
 @pytest.fixture
 def lines():
     return []
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(lock, "LOOK", 0.01)
+    monkeypatch.setattr(lock, "PATIENCE", 0.5)
+
+
+@contextlib.contextmanager
+def beating(folder):
+    """Another host's heartbeat, by its own clock."""
+    ended = threading.Event()
+    path = folder / lock.NAME
+
+    def beat():
+        while not ended.wait(0.05):
+            then = path.stat().st_mtime + 0.05
+            os.utime(path, (then, then))
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 @pytest.fixture
@@ -148,18 +175,49 @@ def test_lock_that_says_nothing_is_taken(make, tmp_path, lines, text):
     assert json.loads((tmp_path / "run" / lock.NAME).read_text())["pid"] == os.getpid()
 
 
-def test_another_hosts_run_with_a_heartbeat_is_refused_and_the_wait_is_told(make, tmp_path):
+def test_another_hosts_run_is_refused_as_soon_as_it_is_heard(make, tmp_path, monkeypatch, lines):
+    monkeypatch.setattr(lock, "PATIENCE", 60)
     elsewhere(tmp_path / "run", age=20)
-    with pytest.raises(UsageError) as refused:
+    start = time.monotonic()
+    with beating(tmp_path / "run"), pytest.raises(UsageError) as refused:
         make().acquire()
-    assert "pid 7 on elsewhere since 2026-01-02" in str(refused.value)
-    assert str(refused.value).endswith("; if it is gone, run me again in 40 s.")
+    assert time.monotonic() - start < 10
+    assert "in use by another run, pid 7 on elsewhere since 2026-01-02" in str(refused.value)
+    assert lines == [
+        f"{tmp_path / 'run'} has the lock of pid 7 on elsewhere since 2026-01-02 03:04:05+00:00, "
+        "last heard of 20 s ago: waiting to see whether it is still there."
+    ]
+
+
+def test_another_hosts_run_is_waited_for_until_it_must_be_gone(make, tmp_path, monkeypatch, lines):
+    monkeypatch.setattr(lock, "PATIENCE", 60)
+    elsewhere(tmp_path / "run", age=59.5)
+    start = time.monotonic()
+    make().acquire()
+    assert 0.3 < time.monotonic() - start < 10
+    assert [line.count("taken over") for line in lines] == [0, 1]
+
+
+@pytest.mark.parametrize("patience", [0.5, 60])
+def test_flock_of_a_host_that_died_is_waited_for(make, tmp_path, monkeypatch, lines, patience):
+    """As a server of NFS keeps it until the client's lease is over."""
+    monkeypatch.setattr(lock, "PATIENCE", patience)
+    with holder(tmp_path / "run") as process:
+        locked(process)
+        elsewhere(tmp_path / "run", age=61, host=os.uname().nodename, boot="the one before")
+        if patience > 1:
+            threading.Timer(0.5, process.kill).start()
+        with contextlib.nullcontext() if patience > 1 else pytest.raises(UsageError):
+            make().acquire()
+    assert [line.count("taken over") for line in lines] == [0, 1][: len(lines)]
+    assert len(lines) == (2 if patience > 1 else 1)
 
 
 def test_another_hosts_run_without_a_heartbeat_is_taken_over(make, tmp_path, lines):
     elsewhere(tmp_path / "run", age=61)
     make().acquire()
-    assert "pid 7 on elsewhere" in lines[0]
+    assert len(lines) == 1
+    assert "taken over" in lines[0] and "pid 7 on elsewhere" in lines[0]
 
 
 @pytest.mark.parametrize("shift", [-3600.0, 3600.0])
