@@ -78,7 +78,11 @@ def test_errors_of_tensorflow_are_told_by_their_reason(error, reason):
 
 @pytest.mark.parametrize(
     "error",
-    [ValueError("x"), tf.errors.UnavailableError(None, None, "gone"), KeyError("No space left on device")],
+    [
+        ValueError("x"),
+        tf.errors.UnavailableError(None, None, "gone"),
+        KeyError("No space left on device"),
+    ],
 )
 def test_other_errors_pass_as_they_are(error):
     with pytest.raises(type(error)), disk.telling("The file", None):
