@@ -64,6 +64,7 @@ _NOT_NEGATIVE = (
     "optimizer.clip.global_norm",
     "optimizer.clip.norm",
     "optimizer.clip.value",
+    "train.stall_seconds",
 )
 _TPU_KEYS = tuple(f"runtime.tpu.{key}" for key in ("name", "zone", "project", "address"))
 _ADDRESS = re.compile(r"grpc://[^\s/:,]+:\d{1,5}(,grpc://[^\s/:,]+:\d{1,5})*")

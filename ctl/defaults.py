@@ -131,6 +131,8 @@ def defaults() -> config_dict.ConfigDict:
     # background: copy the values and train on while a thread writes them (one process); blocking:
     # wait; auto: background where it can be.
     train.checkpoint_writing = "auto"
+    # Seconds without a step after which a line and all threads' stacks are printed; 0: never.
+    train.stall_seconds = 300.0
 
     config.eval = evaluation = config_dict.ConfigDict()
     evaluation.interval = 0  # steps; 0: at the end only

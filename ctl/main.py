@@ -124,7 +124,8 @@ def _serve(request: strategies.Request, config: Any, workdir: Workdir) -> int:
 
     assert request.cluster is not None
     server.serve(request.cluster, start_timeout=request.start_timeout)
-    return 0 if workdir.result().get("step", 0) >= config.train.steps else 75
+    step = workdir.result().get("step")
+    return 0 if isinstance(step, int) and step >= config.train.steps else 75
 
 
 def _dispatch(

@@ -15,7 +15,9 @@ from ctl.experiment import Experiment
 from ctl.loop.agreement import Agreement
 from ctl.loop.checkpoints import Checkpoints, Damaged
 from ctl.loop.controller import Controller
+from ctl.loop.lock import RunLock
 from ctl.loop.progress import Progress, say
+from ctl.loop.stall import StallWatch
 from ctl.loop.stop import StopOnSignal
 from ctl.loop.workdir import Workdir
 
@@ -43,9 +45,24 @@ def train(
     Returns:
         The exit code.
     """
+    with RunLock(workdir.path) as lock:
+        return _train(
+            experiment, workdir, lock, evaluates=evaluates, fresh=fresh, allow_change=allow_change
+        )
+
+
+def _train(
+    experiment: Experiment,
+    workdir: Workdir,
+    lock: RunLock,
+    *,
+    evaluates: bool,
+    fresh: bool,
+    allow_change: bool,
+) -> int:
     config = experiment.config
     agreement = Agreement(experiment.hardware)
-    changes = _prepare(experiment, workdir, fresh=fresh, allow_change=allow_change)
+    changes = _prepare(experiment, workdir, lock, fresh=fresh, allow_change=allow_change)
     agreement.meet()  # the folder is as it is to be
     checkpoints = _checkpoints(experiment, workdir)
     reached = agreement.of_chief(checkpoints.latest_step() or 0)
@@ -54,14 +71,16 @@ def train(
         _say(experiment)(announcements.complete(reached, evaluation, config))
         return DONE
     progress = _progress(experiment)
-    with StopOnSignal() as stop:
+    with StopOnSignal() as stop, _stall_watch(experiment, workdir) as watch:
         controller = _controller(
             experiment,
             workdir,
             checkpoints,
             progress,
-            lambda: agreement.any(stop.requested),
-            _save_due(experiment, agreement),
+            stop=lambda: agreement.any(stop.requested),
+            save_due=_save_due(experiment, agreement),
+            watch=watch.loop,
+            train_actions=[lambda _: lock.check()],
         )
         restored = _restore(controller, checkpoints, agreement)
         if (
@@ -85,7 +104,7 @@ def train(
             controller.train_and_evaluate(config.train.steps, eval_interval=config.eval.interval)
         else:
             controller.train(config.train.steps)
-        checkpoints.wait()
+        controller.wait_for_checkpoint()
         result = _result(experiment, controller, time.monotonic() - start)
         workdir.write_result(result if controller.outputs else {**result, **_training(workdir)})
         signal = {"signal": stop.received.name} if stop.received else {}
@@ -177,7 +196,7 @@ def _wait(stop: StopOnSignal, *, seconds: float) -> None:
 
 
 def _prepare(
-    experiment: Experiment, workdir: Workdir, *, fresh: bool, allow_change: bool
+    experiment: Experiment, workdir: Workdir, lock: RunLock, *, fresh: bool, allow_change: bool
 ) -> list[str]:
     """Makes way for the run in its folder, or checks that it may go on there: the chief's work.
 
@@ -186,9 +205,11 @@ def _prepare(
     """
     if not experiment.hardware.is_chief:
         return []
+    lock.acquire()
     aside = workdir.move_aside() if fresh else None
     if aside:
         _say(experiment)(f"The old run is now {aside}.")
+        lock.follow(aside)
     return workdir.check_config(experiment.config.to_dict(), allow_change=allow_change)
 
 
@@ -242,8 +263,7 @@ def _controller(
     workdir: Workdir,
     checkpoints: Checkpoints,
     progress: Progress,
-    stop: Callable[[], bool] | None = None,
-    save_due: Callable[[float], bool] | None = None,
+    **watching: Any,
 ) -> Controller:
     return Controller(
         trainer=experiment.trainer,
@@ -255,8 +275,18 @@ def _controller(
         eval_summary_dir=workdir.summaries("eval"),
         progress=progress,
         on_event=workdir.event,
-        stop=stop,
-        save_due=save_due,
+        **watching,
+    )
+
+
+def _stall_watch(experiment: Experiment, workdir: Workdir) -> StallWatch:
+    """Every process has one: the data that hangs may be another's than the chief's."""
+    trainer = experiment.trainer
+    return StallWatch(
+        experiment.config.train.stall_seconds,
+        step_of=lambda: int(trainer.global_step.numpy()),
+        data_kind=lambda: trainer.feed.kinds["train"],
+        on_event=workdir.event,
     )
 
 

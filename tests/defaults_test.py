@@ -55,7 +55,7 @@ def test_model_is_a_section_though_it_be_empty(model):
 
 @pytest.mark.parametrize("text", ["(" * 3000, "[" * 99_999, "-" * 9999 + "1", "{[]: 1}"])
 def test_text_that_python_cannot_read_is_no_tuple(text):
-    with pytest.raises(UsageError, match=r"runtime\.devices is .*, want a tuple"):
+    with pytest.raises(UsageError, match=r"runtime\.devices is .*, want a list"):
         defaults.change(defaults.defaults(), "runtime.devices", text)
 
 

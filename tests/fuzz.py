@@ -210,7 +210,7 @@ def without_tensorflow() -> None:
 def check_ranges(values: Mapping[str, Any]) -> None:
     """No number is one that no key of ctl can have a use for."""
     for name, value in values.items():
-        if name.startswith("model.") or isinstance(value, str | tuple):
+        if name.startswith("model.") or isinstance(value, str | list):
             continue
         least = -1 if name in ("data.prefetch", "data.tfrecord.parallel_calls") else 0
         if not least <= value < (math.inf if isinstance(value, float) else 2**32):

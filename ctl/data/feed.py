@@ -21,6 +21,9 @@ class Feed:
     feed = Feed(trainer.build_dataset, strategy=strategy, seed=0, prefetch=-1)
     iterator = iter(feed.training(64, start=0))
     batch, present = next(iterator)
+
+    Attributes:
+        kinds: split -> the class of what `build_dataset` returned, as far as it was asked.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Feed:
         self._prefetch = prefetch
         self._building = building
         self._sources: dict[str, pipeline.Data] = {}
+        self.kinds: dict[str, str] = {}
 
     def layout(self, global_batch_size: int) -> Layout:
         """How a global batch falls to the replicas."""
@@ -66,6 +70,7 @@ class Feed:
                 split, context or tf.distribute.InputContext(num_replicas_in_sync=replicas)
             )
         pipeline.check(data, split)
+        self.kinds[split] = type(data).__name__
         if pipeline.source_of(data) is not None:
             self._sources[split] = data
         return data

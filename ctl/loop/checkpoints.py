@@ -1,5 +1,6 @@
 """Checkpoints of a trainer, numbered by global step."""
 
+import errno
 import os
 import pathlib
 import tempfile
@@ -55,7 +56,7 @@ class Checkpoints:
         self._keep_every = keep_every
         self._background = background
         self._is_chief = is_chief
-        self._writing = False
+        self._writing: int | None = None  # the step that is being written
 
     def latest_step(self, before: int | None = None) -> int | None:
         """The step of the newest whole checkpoint, or of the newest before a step."""
@@ -83,15 +84,30 @@ class Checkpoints:
             experimental_enable_async_checkpoint=self._background,
             experimental_write_callbacks=[lambda _: self._commit(step)],
         )
-        self._writing = self._background
+        self._writing = step if self._background else None
         self._checkpoint.write(self.path(step), options)
         return self.path(step)
 
     def wait(self) -> None:
-        """Waits until the checkpoint that is being written is whole."""
-        if self._writing:
-            self._checkpoint.sync()
-            self._writing = False
+        """Waits until the checkpoint that is being written is whole.
+
+        Raises:
+            OSError or tf.errors.OpError: it could not be written.
+        """
+        if self._writing is None:
+            return
+        step, self._writing = self._writing, None
+        self._checkpoint.sync()
+        if self.commits.fault(step):
+            raise self._thread_error() or OSError(errno.EIO, "it was not written to the end")
+
+    def _thread_error(self) -> BaseException | None:
+        """What went wrong in the thread that writes, which TensorFlow tells nobody but the log."""
+        helper = getattr(self._checkpoint, "_async_checkpointer_impl", None)
+        error: BaseException | None = getattr(helper, "_async_error", None)
+        if error:
+            helper._async_error = None  # type: ignore[union-attr]
+        return error
 
     def restore_latest(self) -> str | None:
         """Restores the newest checkpoint that can be read.

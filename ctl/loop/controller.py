@@ -1,6 +1,8 @@
 """Orbit's Controller with boundaries at absolute steps."""
 
 from collections.abc import Callable, Iterable, Mapping
+import contextlib
+import pathlib
 import time
 from typing import Any
 
@@ -11,6 +13,7 @@ from ctl.data import distribution
 from ctl.errors import NonFiniteStep, UsageError
 from ctl.evaluator import Interrupted, StandardEvaluator
 from ctl.hardware import strategies
+from ctl.loop import disk
 from ctl.loop.checkpoints import Checkpoints
 from ctl.loop.gpu_usage import GpuUsage
 from ctl.loop.progress import Progress
@@ -51,6 +54,7 @@ class Controller(orbit.Controller):
         on_event: Event | None = None,
         stop: Callable[[], bool] | None = None,
         gpu_usage: Callable[[], dict[str, float]] | None = None,
+        watch: Callable[[int], contextlib.AbstractContextManager[None]] | None = None,
         train_actions: Iterable[orbit.Action] | None = None,
         eval_actions: Iterable[orbit.Action] | None = None,
     ):
@@ -70,6 +74,7 @@ class Controller(orbit.Controller):
             stop: asked between loops whether to save and end.
             gpu_usage: tells numbers to show and to summarize beside a loop's outputs; those of the
                 GPUs, where they train, if not given.
+            watch: what a loop runs inside of, called with the step that it begins at.
             train_actions: called with each loop's outputs.
             eval_actions: called with each evaluation's outputs.
         """
@@ -95,6 +100,7 @@ class Controller(orbit.Controller):
         self._stop = stop or (lambda: False)
         self._gpu_usage = gpu_usage or (GpuUsage() if _on_gpu(trainer.strategy) else dict)
         self._save_due = save_due or (lambda seconds: False)
+        self._watch = watch or (lambda _: contextlib.nullcontext())
         self._saved_step: int | None = None
         self._saved_at = time.monotonic()
         self._timed_steps = 0
@@ -160,7 +166,7 @@ class Controller(orbit.Controller):
         self._require("evaluator", for_method="evaluate")
         self.evaluator.stop = self._stop
         try:
-            with self.eval_summary_manager.summary_writer().as_default():
+            with self._summaries(self.eval_summary_manager):
                 outputs = self.evaluator.evaluate(tf.constant(steps, tf.int32))
         except Interrupted:
             self.stopped = True
@@ -168,8 +174,7 @@ class Controller(orbit.Controller):
         for action in self.eval_actions:
             action(outputs)
         self.evaluation, self.evaluated_step = as_numbers(outputs), self.step
-        self.eval_summary_manager.write_summaries(self.evaluation)
-        self.eval_summary_manager.flush()
+        self._summarize(self.eval_summary_manager, self.evaluation)
         if self._progress:
             self._progress.evaluated(self.step, self.evaluation)
         self._on_event("eval", self.step, **self.evaluation)
@@ -190,9 +195,17 @@ class Controller(orbit.Controller):
         """Saves a checkpoint, unless this step's is there already."""
         if self.checkpoints is None or self._saved_step == self.step:
             return
-        path = self.checkpoints.save()
+        self.wait_for_checkpoint()
+        with self._writing(self.checkpoints.path(self.step)):
+            path = self.checkpoints.save()
         self._saved_step, self._saved_at = self.step, time.monotonic()
         self._on_event("checkpoint", self.step, path=path)
+
+    def wait_for_checkpoint(self) -> None:
+        """Waits until the checkpoint that is being written is whole."""
+        if self.checkpoints is not None:
+            with self._writing(self.checkpoints.path(self._saved_step or 0)):
+                self.checkpoints.wait()
 
     def _train_until(self, until: int, *, end: int) -> None:
         while self.step < until and not self.stopped:
@@ -215,19 +228,19 @@ class Controller(orbit.Controller):
     def _train_loop(self, steps: int, *, end: int) -> None:
         start = time.perf_counter()
         with (
-            self.summary_manager.summary_writer().as_default(),
+            self._summaries(self.summary_manager),
             tf.summary.record_if(False),
+            self._watch(self.step),
         ):
             outputs = self._train_steps(steps)
-        self.outputs = as_numbers(outputs)  # waits for the devices, so that the time is whole
+            self.outputs = as_numbers(outputs)  # waits for the devices, so that the time is whole
         self._time(steps, time.perf_counter() - start)
         for action in self.train_actions:
             action(outputs)
         speed = self.examples_per_second
         rate = {"examples_per_second": speed} if speed else {}
         usage = self._gpu_usage()
-        self.summary_manager.write_summaries({**self.outputs, **rate, **usage})
-        self.summary_manager.flush()
+        self._summarize(self.summary_manager, {**self.outputs, **rate, **usage})
         if self._progress:
             left = self._timed_seconds / self._timed_steps * (end - self.step) if speed else None
             self._progress.trained(
@@ -263,6 +276,23 @@ class Controller(orbit.Controller):
         """Prints a line, where this process prints."""
         if self._progress:
             self._progress.say(line)
+
+    def _summaries(
+        self, manager: orbit.utils.SummaryManager
+    ) -> contextlib.AbstractContextManager[Any]:
+        with self._writing("The summaries"):  # the first call makes the file
+            writer: contextlib.AbstractContextManager[Any] = manager.summary_writer().as_default()
+        return writer
+
+    def _summarize(self, manager: orbit.utils.SummaryManager, outputs: Mapping[str, Any]) -> None:
+        with self._writing("The summaries"):
+            manager.write_summaries(outputs)
+            manager.flush()
+
+    def _writing(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Tells in one line that it could not be written, and which checkpoint is intact."""
+        folder = pathlib.Path(self.checkpoints.path(0)).parent if self.checkpoints else None
+        return disk.telling(what, folder)
 
     def _time(self, steps: int, seconds: float) -> None:
         self._loops += 1

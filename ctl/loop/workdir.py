@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 import contextlib
 import datetime
+import errno
+import io
 import json
 import os
 import pathlib
@@ -12,6 +14,7 @@ from typing import Any
 
 from ctl import defaults
 from ctl.errors import UsageError
+from ctl.loop import disk, lock
 
 
 class Workdir:
@@ -22,6 +25,7 @@ class Workdir:
         summaries/{train,eval}/    for TensorBoard
         events.jsonl               one line a notable thing, and why
         result.json                where the run stands
+        run.lock                   who is running, while it runs
 
     Nothing is written before `create`.
     """
@@ -114,14 +118,19 @@ class Workdir:
             )
 
     def create(self, config: Mapping[str, Any]) -> None:
-        """Makes the folder, and writes the config of now."""
+        """Makes the folder, and writes the config of now.
+
+        Raises:
+            UsageError: the folder cannot be made.
+            Failure: the config cannot be written.
+        """
         if not self._writes:
             return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._write("config.json", config)
         except OSError as error:
             raise UsageError(self._not_writable(error)) from None
+        self._write("config.json", config)
 
     def move_aside(self) -> pathlib.Path | None:
         """Moves the run here out of the way, to a name with the time.
@@ -151,28 +160,43 @@ class Workdir:
         return aside
 
     def event(self, event: str, step: int, **fields: Any) -> None:
-        """Adds a line to `events.jsonl`."""
+        """Adds a line to `events.jsonl`, whole or not at all.
+
+        Raises:
+            Failure: it cannot be written.
+        """
         if not self._writes:
             return
         line = {"time": time.time(), "event": event, "step": step, **fields}
-        with open(self.path / "events.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        path = self.path / "events.jsonl"
+        with disk.telling(str(path), self.checkpoints), open(path, "ab", buffering=0) as file:
+            _append(file, json.dumps(line).encode() + b"\n")
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """Replaces `result.json`, whole or not at all."""
+        """Replaces `result.json`, whole or not at all.
+
+        Raises:
+            Failure: it cannot be written.
+        """
         if self._writes:
             self._write("result.json", result)
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         temporary = self.path / _temporary(name)
-        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, self.path / name)
+        with disk.telling(str(self.path / name), self.checkpoints):
+            try:
+                temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+                os.replace(temporary, self.path / name)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    temporary.unlink()  # it takes room that a full disk does not have
+                raise
 
     def _read(self, name: str) -> dict[str, Any]:
         path = self.path / name
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"{path} cannot be read ({error}): mend it, or use --fresh.") from None
         if not isinstance(content, dict):
             raise UsageError(f"{path} is not a JSON object: mend it, or use --fresh.")
@@ -181,7 +205,7 @@ class Workdir:
     def _check_no_foreign(self) -> None:
         """Refuses a folder with files in it that are not a run's."""
         names = os.listdir(self.path) if self.path.is_dir() else []
-        if set(names) - {_temporary("config.json")} and not self._has_own_config():
+        if set(names) - {_temporary("config.json"), lock.NAME} and not self._has_own_config():
             raise UsageError(
                 f"{self.path} has files in it and no config.json of ctl, so it is not a run's "
                 "folder: name another --workdir."
@@ -192,7 +216,7 @@ class Workdir:
             content = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             return False
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return True  # a broken one, which may have been a run's
         return isinstance(content, dict) and "trainer" in content
 
@@ -214,6 +238,18 @@ class Workdir:
 
     def _not_writable(self, error: OSError) -> str:
         return f"--workdir={self.path} cannot be written ({error.strerror}): name another folder."
+
+
+def _append(file: io.FileIO, line: bytes) -> None:
+    """Adds a line whole or not at all: a full disk takes the beginning of one."""
+    end = file.seek(0, os.SEEK_END)
+    try:
+        if file.write(line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        with contextlib.suppress(OSError):
+            file.truncate(end)
+        raise
 
 
 def _temporary(name: str) -> str:

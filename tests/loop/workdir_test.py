@@ -183,12 +183,13 @@ def test_folder_of_something_else_is_neither_used_nor_moved(tmp_path, files):
     assert sorted(path.name for path in tmp_path.iterdir()) == files
 
 
-def test_folder_that_a_killed_create_left_is_used(tmp_path):
-    (tmp_path / ".config.json.new").write_text('{"trai')
+@pytest.mark.parametrize("left", [".config.json.new", "run.lock"])
+def test_folder_that_a_killed_start_left_is_used(tmp_path, left):
+    (tmp_path / left).write_text('{"trai')
     folder = workdir.Workdir(tmp_path)
     assert folder.check_config(config()) == []
     folder.create(config())
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    assert {path.name for path in tmp_path.iterdir()} - {"run.lock"} == {"config.json"}
 
 
 def test_move_aside_keeps_everything_and_says_where(tmp_path):
