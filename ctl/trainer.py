@@ -9,7 +9,7 @@ import orbit
 import tensorflow as tf
 import tf_keras
 
-from ctl import building, out_of_memory
+from ctl import building, out_of_memory, rules
 from ctl.compiled_loop import CompiledLoop, chunk_size
 from ctl.coordinated_loop import CoordinatedLoop
 from ctl.data import distribution
@@ -96,6 +96,9 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
             building=self.building,
         )
         self.layout = self.feed.layout(global_batch_size)
+        # Before tf_keras meets it; the options that need the model are checked with it, in Update.
+        row = strategies.row_of(self.strategy)
+        rules.check(rules.Choice(precision=self.options.precision, strategy=row))
         self._position: int | None = None
         self._own_dataset = False
         self.non_finite: Report | None = None

@@ -204,4 +204,4 @@ def test_value_that_cannot_be_shown_is_named_by_its_type():
 
 def test_device_that_cannot_be_shown_is_named_by_its_type():
     with pytest.raises(UsageError, match=r"runtime\.devices has an int, want names"):
-        checks.check(right(runtime=dict(devices=(10**5000,))))
+        checks.check(right(runtime=dict(devices=[10**5000])))

@@ -390,7 +390,7 @@ def odd_json(draw: random.Random) -> Any:
     )
 
 
-def odd_text_of_json(draw: random.Random, tree: Any, *, deepest: int = 99_999) -> bytes:
+def odd_text_of_json(draw: random.Random, tree: Any) -> bytes:
     """A tree as text, itself changed, or its text, or another text."""
     kind = draw.randrange(10)
     if kind <= 5:
@@ -407,8 +407,8 @@ def odd_text_of_json(draw: random.Random, tree: Any, *, deepest: int = 99_999) -
         b" ",
         b"null",
         b"[",
-        b"[" * deepest,
-        b'{"a":' * deepest,
+        b"[" * 99_999,
+        b'{"a":' * 99_999,
         b"\0\0",
         b"\xff\xfe",
         b"{}{}",
@@ -631,7 +631,7 @@ def workdir(draw: random.Random, folder: pathlib.Path) -> str:
     elif kind == 1:
         path.symlink_to(path)
     elif kind > 2:
-        path.write_bytes(odd_text_of_json(draw, trees[name], deepest=500))
+        path.write_bytes(odd_text_of_json(draw, trees[name]))
         print(name, path.read_bytes()[:3000])
     arguments = ["--config=exp.py", f"--mode={draw.choice(main.MODES[:4])}"]
     arguments += draw.choice([[], [], [], ["--fresh"], ["--allow_config_change"]])
