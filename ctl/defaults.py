@@ -119,8 +119,8 @@ def defaults() -> config_dict.ConfigDict:
     config.train = train = config_dict.ConfigDict()
     train.steps = 1000  # global steps (batches) in all
     train.steps_per_loop = 100  # steps between two looks of the host
-    # Where a step's loss or gradients are not finite: stop (that update is not applied, the run ends
-    # with the loop), skip (it is left out, and the run goes on), ignore (nobody looks).
+    # Where a step's loss or gradients are not finite: stop (the run ends with the loop, and saves
+    # nothing of it), skip (the update is left out, and the run goes on), ignore (nobody looks).
     train.on_non_finite = "stop"
     # Show and record the global norms of gradients (before clipping), parameters and updates.
     train.norms = False

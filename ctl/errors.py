@@ -46,8 +46,8 @@ class NonFiniteStep(Failure):
         more = ", ..." if examples and len(examples) > 8 else ""
         batch = f", on the examples {shown}{more}" if examples else ""
         super().__init__(
-            f"Step {report.step} is not finite: {of} is first{batch}. Its update was not applied. Look "
-            "at these examples, take a smaller learning rate or clip the gradients, or leave such steps "
+            f"Step {report.step} is not finite: {of} is first{batch}. Nothing was saved since: look at "
+            "these examples, take a smaller learning rate or clip the gradients, or leave such steps "
             "out by train.on_non_finite=skip."
         )
 

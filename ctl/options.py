@@ -124,9 +124,9 @@ class TrainerOptions:
         all_reduce_dtype: "bfloat16" to halve the reduction's bytes; "" for as they are.
         gradient_accumulation_steps: micro-batches that a replica's rows are computed in.
         clip: how the reduced gradients are clipped.
-        on_non_finite: what to do where a step's loss or gradients are not finite. No such update is
-            applied but with "ignore". "stop": end the training when the loop has ended; "skip": leave
-            the update out and go on; "ignore": do not look.
+        on_non_finite: what to do where a step's loss or gradients are not finite. "stop": end the
+            training when the loop has ended, by a `NonFiniteStep`; "skip": leave the update out and go
+            on; "ignore": do not look.
         norms: add the global norms of gradients, parameters and updates to a loop's outputs; it
             takes a copy of the variables for a moment in each step.
         prefetch: batches that the input pipeline prepares ahead; -1 lets tf.data choose.

@@ -225,6 +225,12 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
             raise NonFiniteStep(self.non_finite, self._examples_of(self.non_finite.step))
         return output
 
+    def not_finite(self) -> str | None:
+        """The name of the first variable of the model that is not finite, or None."""
+        variables = [v for v in self.model.trainable_variables if v.dtype.is_floating]
+        flags = [bool(tf.reduce_all(tf.math.is_finite(v))) for v in variables]
+        return next((v.name for v, flag in zip(variables, flags, strict=True) if not flag), None)
+
     def _examples_of(self, step: int) -> list[int] | None:
         """The examples of a step's global batch, where they have numbers."""
         return self.feed.indexes(self.global_batch_size, step)

@@ -79,9 +79,15 @@ class Update:
         self._needs_scale = options.precision == "float16"
         self._model = model
         self.skipped_steps = counter("skipped_steps")
+        if options.on_non_finite == "skip" and self.choice.strategy == "parameter_server":
+            raise UsageError(
+                "on_non_finite=skip is decided for all replicas at once, and workers of parameter "
+                "servers step by themselves: choose stop or ignore."
+            )
         # Workers of parameter servers step by themselves: nobody decides for all of them.
         looks = options.on_non_finite != "ignore" and self.choice.strategy != "parameter_server"
         self.non_finite = NonFinite() if looks else None
+        self._skips = looks and options.on_non_finite == "skip"
         self.norms = Norms(floatx) if options.norms else None
         self._unused: list[str] = []
         self._step = Step(
@@ -124,7 +130,7 @@ class Update:
                 "Under float16 every optimizer needs a loss scale: give minimize one in a "
                 "tf_keras.mixed_precision.LossScaleOptimizer."
             )
-        gated = scaled or self.non_finite is not None
+        gated = scaled or self._skips
         state = _State(self._model) if gated else None
         result = self._step.global_gradients(
             batch,
@@ -141,10 +147,23 @@ class Update:
             self._apply_if_finite(result, variables, optimizer)
         else:
             gradients.apply(optimizer, result.gradients, variables)
+            self._note_unless_finite(result, variables)
         if self.norms:
             applied = result.finite if gated else tf.constant(True)
             self.norms.update(result.unclipped, before, variables, finite=applied)
         return result
+
+    def _note_unless_finite(self, result: Result, variables: Sequence[tf.Variable]) -> None:
+        """Where the run is to stop, an update need not wait for the look at all gradients."""
+        noted = self.non_finite
+        if noted:
+            position = noted.names_of(variables)
+            serious = tf.constant(True)
+            gradients.unless(
+                result.finite,
+                (_global_step(), result.flags),
+                lambda step, flags: noted.note(step, position, flags, serious=serious),
+            )
 
     def _apply_if_finite(
         self, result: Result, variables: Sequence[tf.Variable], optimizer: Any
@@ -165,8 +184,6 @@ class Update:
             if scaled:
                 precision.update_loss_scale(optimizer, overflow)
 
-        whole = rows.current()
-        step = tf.cast(whole.step if whole else 0, tf.int64)
         gradients.apply_if(
             result.finite,
             # Not the LossScaleOptimizer's own apply_gradients, which counts a skipped step in
@@ -174,7 +191,7 @@ class Update:
             optimizer.inner_optimizer if scaled else optimizer,
             result.gradients,
             variables,
-            told=(step, result.flags, tf.convert_to_tensor(serious)),
+            told=(_global_step(), result.flags, tf.convert_to_tensor(serious)),
             otherwise=skip,
             decided=decided,
         )
@@ -186,6 +203,11 @@ class Update:
         if names and names != self._unused:
             self._unused = names
             _LOG.warning("The loss does not depend on %s: left as it is.", ", ".join(names))
+
+
+def _global_step() -> tf.Tensor:
+    whole = rows.current()
+    return tf.cast(whole.step if whole else 0, tf.int64)
 
 
 class _State:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 import contextlib
+import math
 import pathlib
 import time
 from typing import Any
@@ -10,7 +11,7 @@ import orbit
 import tensorflow as tf
 
 from ctl.data import distribution
-from ctl.errors import NonFiniteStep, UsageError
+from ctl.errors import Failure, NonFiniteStep, UsageError
 from ctl.evaluator import Interrupted, StandardEvaluator
 from ctl.hardware import strategies
 from ctl.loop import disk
@@ -195,6 +196,14 @@ class Controller(orbit.Controller):
         """Saves a checkpoint, unless this step's is there already."""
         if self.checkpoints is None or self._saved_step == self.step:
             return
+        broken = None
+        if self.trainer.options.on_non_finite != "ignore":
+            broken = self.trainer.not_finite()
+        if broken:
+            raise Failure(
+                f"{broken} is not finite after step {self.step}, which is not saved: take a smaller "
+                "learning rate or clip the gradients, and go on from the last checkpoint."
+            )
         self.wait_for_checkpoint()
         with self._writing(self.checkpoints.path(self.step)):
             path = self.checkpoints.save()
@@ -235,6 +244,7 @@ class Controller(orbit.Controller):
             outputs = self._train_steps(steps)
             self.outputs = as_numbers(outputs)  # waits for the devices, so that the time is whole
         self._time(steps, time.perf_counter() - start)
+        self._check_loss()
         for action in self.train_actions:
             action(outputs)
         speed = self.examples_per_second
@@ -248,6 +258,18 @@ class Controller(orbit.Controller):
                 {**self.outputs, **usage},
                 examples_per_second=speed,
                 seconds_left=left,
+            )
+
+    def _check_loss(self) -> None:
+        """Sees what no look at gradients did: of a step of one's own, or of parameter servers."""
+        loss = self.outputs.get("loss")
+        stop = self.trainer.options.on_non_finite == "stop"
+        if stop and isinstance(loss, float) and not math.isfinite(loss):
+            self._on_event("non_finite", self.step, policy="stop", tensor="the loss")
+            raise Failure(
+                f"The loss of the loop that ended at step {self.step} is {loss}. Nothing was saved "
+                "since: take a smaller learning rate or clip the gradients, or train on with such losses by "
+                "train.on_non_finite=ignore."
             )
 
     def _train_steps(self, steps: int) -> Mapping[str, Any]:

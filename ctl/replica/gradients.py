@@ -138,6 +138,24 @@ def apply(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[tf.
         optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
 
 
+def unless(finite: tf.Tensor, told: Sequence[tf.Tensor], then: Callable[..., Any]) -> None:
+    """Calls something once, across replicas, where a step is not finite.
+
+    Args:
+        finite: scalar bool, the same on every replica.
+        told: what `then` is called with, the same on every replica.
+        then: called across replicas; it may change variables.
+    """
+
+    def decide(strategy: tf.distribute.Strategy, finite: Any, told: Any) -> None:
+        def call() -> None:
+            then(*(strategy.experimental_local_results(value)[0] for value in told))
+
+        tf.cond(strategy.experimental_local_results(finite)[0], lambda: None, call)
+
+    tf.distribute.get_replica_context().merge_call(decide, args=(finite, list(told)))
+
+
 def apply_if(
     finite: tf.Tensor,
     optimizer: Any,

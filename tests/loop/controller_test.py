@@ -7,6 +7,7 @@ import tf_keras
 
 import ctl
 from ctl import evaluator
+from ctl.errors import Failure
 from ctl.loop.checkpoints import Checkpoints
 from ctl.loop.controller import Controller
 from ctl.loop.progress import Progress
@@ -203,3 +204,27 @@ def test_checkpoints_fall_due_by_time_too(make):
     controller.train(20)
     assert [step for name, step in controller.events if name == "checkpoint"] == [10, 20]
     assert asked == [True] * 4
+
+
+def test_a_loss_that_no_look_at_gradients_saw_ends_the_run(strategy, tmp_path):
+    class Own(tiny.TinyTrainer):
+        def replica_step(self, batch):
+            return tf.constant(float("nan"), tf.float64)
+
+    trainer = tiny.trainer(strategy(1), 7, cls=Own)
+    controller = Controller(trainer=trainer, checkpoints=Checkpoints(tmp_path, trainer))
+    with pytest.raises(Failure, match=r"loop that ended at step 5 is nan. Nothing was saved"):
+        controller.train(5)
+    assert controller.checkpoints.latest_step() is None
+    lenient = tiny.trainer(strategy(1), 7, cls=Own, on_non_finite="ignore")
+    Controller(trainer=lenient).train(5)
+
+
+def test_a_weight_that_is_not_finite_is_not_saved(make, tmp_path):
+    controller = make()
+    controller.train(5)
+    weight = controller.trainer.model.trainable_variables[1]
+    weight.assign(weight / 0.0)
+    with pytest.raises(Failure, match="is not finite after step 5, which is not saved"):
+        controller._saved_step = None
+        controller.save_checkpoint()

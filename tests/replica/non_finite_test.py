@@ -90,9 +90,8 @@ def test_stop_names_the_step_and_its_examples(strategy, replicas, row, options):
         trainer.train(tf.constant(5))
     told = str(stopped.value)
     assert told.startswith(f"Step {BAD} is not finite: the loss is first, on the examples ")
-    assert f"examples {', '.join(map(str, batch_of(BAD)))}. Its update was not applied" in told
+    assert f"examples {', '.join(map(str, batch_of(BAD)))}. Nothing was saved since" in told
     assert stopped.value.step == BAD
-    assert all(np.isfinite(value).all() for value in state(trainer))
 
 
 def test_a_gradient_is_named_where_the_loss_is_finite(strategy):
