@@ -268,7 +268,7 @@ class Controller(orbit.Controller):
             self._on_event("non_finite", self.step, policy="stop", tensor="the loss")
             raise Failure(
                 f"The loss of the loop that ended at step {self.step} is {loss}. Nothing was saved "
-                "since: take a smaller learning rate or clip the gradients, or train on with such losses by "
+                "since: take a smaller learning rate or clip the gradients, or let such losses pass by "
                 "train.on_non_finite=ignore."
             )
 
