@@ -2,10 +2,10 @@
 
 import time
 
+from ctl.console import say
 from ctl.hardware import cluster
 from ctl.hardware.cluster import Cluster
 from ctl.hardware.quiet import quiet_stderr
-from ctl.loop.progress import say
 
 _LOOK = 1.0  # seconds between two looks for the chief
 _GONE = 10  # looks in a row that do not find it

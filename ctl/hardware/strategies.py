@@ -10,11 +10,11 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 from ctl import suggestions
+from ctl.console import say
 from ctl.errors import UsageError
 from ctl.hardware import cluster, gpu, tpu
 from ctl.hardware.cluster import Cluster
 from ctl.hardware.quiet import quiet_stderr
-from ctl.loop.progress import say
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -1,10 +1,10 @@
 """What a person sees while a run goes on. Loads no TensorFlow."""
 
 from collections.abc import Callable, Mapping
-import os
-import sys
 import time
 from typing import Any
+
+from ctl.console import say
 
 
 class Progress:
@@ -60,14 +60,6 @@ class Progress:
     def evaluated(self, step: int, outputs: Mapping[str, Any]) -> None:
         """An evaluation has ended."""
         self._write(f"eval  {step:>7}/{self._total} | {numbers(outputs)}")
-
-
-def say(line: str) -> None:
-    """Prints a line. A reader that has gone, as `| tee` after Ctrl-C, does not end the run."""
-    try:
-        print(line, flush=True)
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it stays open, for all lines to come
 
 
 def numbers(outputs: Mapping[str, Any]) -> str:
