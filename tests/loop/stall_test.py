@@ -256,4 +256,4 @@ def test_run_without_a_stall_says_nothing_of_it(tmp_path, monkeypatch, capfd):
     assert main.run(["ctl", "--config=slow.py", "--workdir=run"]) == 0
     out, err = capfd.readouterr()
     assert "No step" not in out and err == ""
-    assert not watching()
+    wait_for(lambda: not watching())
