@@ -42,6 +42,7 @@ _AT_LEAST = {
     "optimizer.gradient_accumulation_steps": 1,
     "train.steps": 1,
     "train.steps_per_loop": 1,
+    "train.rollback_limit": 1,
     "train.checkpoint_interval": 0,
     "train.checkpoints_to_keep": 1,
     "train.checkpoint_keep_every": 0,
@@ -55,6 +56,7 @@ _AT_MOST = {"seed": 2**32 - 1}  # what numpy's seed holds
 _NOT_NEGATIVE = (
     "runtime.loss_scale",
     "train.checkpoint_seconds",
+    "train.loss_spike",
     "runtime.all_reduce.timeout",
     "runtime.cluster.start_timeout",
     "runtime.cluster.shard_mib",
@@ -98,6 +100,7 @@ def check(config: Any) -> None:
     _check_batch(values)
     _check_optimizer(values)
     check_runtime(values)
+    _check_non_finite(values)
     _check_trainer(values["trainer"])
 
 
@@ -228,6 +231,25 @@ def _check_optimizer(values: dict[str, Any]) -> None:
     clips = [clip for clip in clips if values[clip]]
     if len(clips) > 1:
         raise UsageError(f"{' and '.join(clips)} are set: set one of them, and the others to 0.")
+
+
+def _check_non_finite(values: dict[str, Any]) -> None:
+    policy, spike = values["train.on_non_finite"], values["train.loss_spike"]
+    if 0.0 < spike <= 1.0:
+        raise UsageError(
+            f"train.loss_spike is {spike}, want more than 1, such as 3.0: so many times the median."
+        )
+    if spike and policy == "ignore":
+        raise UsageError(
+            "train.loss_spike has no effect with train.on_non_finite=ignore: set it to 0, or choose "
+            "stop, skip or rollback."
+        )
+    default = defaults.flat(defaults.defaults())["train.rollback_limit"]
+    if values["train.rollback_limit"] != default and policy != "rollback":
+        raise UsageError(
+            f"train.rollback_limit has no effect with train.on_non_finite={policy}: set it to "
+            f"{default}, or choose rollback."
+        )
 
 
 def _check_schedule(values: dict[str, Any]) -> None:

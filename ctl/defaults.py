@@ -120,8 +120,12 @@ def defaults() -> config_dict.ConfigDict:
     train.steps = 1000  # global steps (batches) in all
     train.steps_per_loop = 100  # steps between two looks of the host
     # Where a step's loss or gradients are not finite: stop (the run ends with the loop, and saves
-    # nothing of it), skip (the update is left out, and the run goes on), ignore (nobody looks).
+    # nothing of it), skip (the update is left out, and the run goes on), rollback (the run goes back
+    # to its last checkpoint, and on without that batch), ignore (nobody looks).
     train.on_non_finite = "stop"
+    train.rollback_limit = 10  # rollbacks after which a run stops
+    # Treat so, too, a loss of more than so many times the median of the last 101 steps'; 0: none.
+    train.loss_spike = 0.0
     # Show and record the global norms of gradients (before clipping), parameters and updates.
     train.norms = False
     train.checkpoint_interval = 1000  # steps; 0: at the end only

@@ -25,11 +25,12 @@ class Failure(RuntimeError):
 
 
 class NonFiniteStep(Failure):
-    """A step's loss or gradients were not finite, and the training is to stop there.
+    """A step's loss or gradients were not finite, or its loss a spike: the training is to stop there.
 
     Attributes:
         step: the global step.
         tensor: what was not finite first.
+        what: one sentence that says it.
     """
 
     def __init__(self, report: Any, examples: Sequence[int] | None):
@@ -41,14 +42,14 @@ class NonFiniteStep(Failure):
         """
         self.step: int = report.step
         self.tensor: str = report.tensor
-        of = report.tensor if report.tensor == "the loss" else f"the gradient of {report.tensor}"
         shown = ", ".join(map(str, (examples or [])[:8]))
         more = ", ..." if examples and len(examples) > 8 else ""
         batch = f", on the examples {shown}{more}" if examples else ""
+        self.what = f"Step {report.step} {report}{batch}."
         super().__init__(
-            f"Step {report.step} is not finite: {of} is first{batch}. Nothing was saved since: look at "
-            "these examples, take a smaller learning rate or clip the gradients, or leave such steps "
-            "out by train.on_non_finite=skip."
+            f"{self.what} Nothing was saved since: look at these examples, take a smaller learning "
+            "rate or clip the gradients, or leave such steps out by train.on_non_finite=skip or "
+            "rollback."
         )
 
 

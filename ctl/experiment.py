@@ -99,6 +99,7 @@ def trainer_options(config: config_dict.ConfigDict) -> TrainerOptions:
         gradient_accumulation_steps=config.optimizer.gradient_accumulation_steps,
         clip=Clip(**config.optimizer.clip.to_dict()),
         on_non_finite=config.train.on_non_finite,
+        loss_spike=config.train.loss_spike,
         norms=config.train.norms,
         prefetch=config.data.prefetch,
         data=Section(data, "data"),

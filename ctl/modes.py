@@ -15,6 +15,7 @@ from ctl.experiment import Experiment
 from ctl.loop.agreement import Agreement
 from ctl.loop.checkpoints import Checkpoints, Damaged
 from ctl.loop.controller import Controller
+from ctl.loop.guard import Guard
 from ctl.loop.lock import RunLock
 from ctl.loop.progress import Progress, say
 from ctl.loop.stall import StallWatch
@@ -64,7 +65,7 @@ def _train(
     agreement = Agreement(experiment.hardware)
     changes = _prepare(experiment, workdir, lock, fresh=fresh, allow_change=allow_change)
     agreement.meet()  # the folder is as it is to be
-    checkpoints = _checkpoints(experiment, workdir)
+    checkpoints = _checkpoints(experiment, workdir, agreement)
     reached = agreement.of_chief(checkpoints.latest_step() or 0)
     if reached >= config.train.steps and agreement.any(_complete(workdir, reached, evaluates)):
         evaluation = workdir.result().get("eval") or {}
@@ -80,14 +81,10 @@ def _train(
             stop=lambda: agreement.any(stop.requested),
             save_due=_save_due(experiment, agreement),
             watch=watch.loop,
+            guard=_guard(experiment, workdir, agreement),
             train_actions=[lambda _: lock.check()],
         )
-        restored = _restore(controller, checkpoints, agreement)
-        if (
-            config.optimizer.schedule == "constant"
-        ):  # the checkpoint's own is that of the old config
-            rate = optimizers.learning_rate(config.optimizer, config.data.global_batch_size)
-            experiment.trainer.optimizer.learning_rate = rate
+        restored = controller.restore_checkpoint()
         workdir.create(config.to_dict())  # not before the checkpoint was seen to fit
         progress.say(announcements.start(experiment.hardware, experiment.trainer))
         for line in changes:
@@ -121,9 +118,9 @@ def evaluate(experiment: Experiment, workdir: Workdir) -> int:
     """Evaluates the newest checkpoint of a run; returns the exit code."""
     _require_run(experiment, workdir)
     agreement = Agreement(experiment.hardware)
-    checkpoints = _checkpoints(experiment, workdir)
+    checkpoints = _checkpoints(experiment, workdir, agreement)
     controller = _controller(experiment, workdir, checkpoints, _progress(experiment))
-    if not _restore(controller, checkpoints, agreement):
+    if not controller.restore_checkpoint():
         raise UsageError(f"{workdir.path} has no checkpoint to evaluate: train first.")
     _write_evaluation(workdir, controller)
     agreement.meet()
@@ -143,7 +140,7 @@ def continuous_eval(experiment: Experiment, workdir: Workdir) -> int:
         )
     steps = experiment.config.train.steps
     progress = _progress(experiment)
-    checkpoints = _checkpoints(experiment, workdir)
+    checkpoints = _checkpoints(experiment, workdir, Agreement())
     with StopOnSignal() as stop:
         controller = _controller(experiment, workdir, checkpoints, progress)
         seen = 0
@@ -162,31 +159,20 @@ def continuous_eval(experiment: Experiment, workdir: Workdir) -> int:
     return STOPPED
 
 
-def _restore(controller: Controller, checkpoints: Checkpoints, agreement: Agreement) -> str | None:
-    """Restores the newest checkpoint that every process can read; tells of those passed over.
-
-    Returns:
-        Its path, or None where there is none yet.
-
-    Raises:
-        UsageError: there were some, and none can be read.
-    """
-    step = agreement.of_chief(checkpoints.latest_step() or 0)
-    for newer, fault in checkpoints.commits.faults().items():
-        if newer > step:
-            controller.say(f"Passed over {checkpoints.path(newer)}: {fault}.")
-    while step:
-        fault = ""
-        try:
-            controller.restore_checkpoint(checkpoints.path(step))
-        except Damaged as error:
-            fault = str(error)
-        if not agreement.any(bool(fault)):
-            return checkpoints.path(step)
-        controller.say(f"Passed over {checkpoints.path(step)}: {fault}.")
-        step = agreement.of_chief(checkpoints.latest_step(before=step) or 0)
-    checkpoints.refuse_if_all_damaged()
-    return None
+def _guard(experiment: Experiment, workdir: Workdir, agreement: Agreement) -> Guard:
+    """What was decided before, in every process as in the chief, whose folder it is in."""
+    chief = experiment.hardware.is_chief
+    earlier = workdir.rollbacks() if chief else []
+    steps = range(agreement.of_chief(len(earlier)))
+    if not chief:
+        earlier = [{} for _ in steps]
+    return Guard(
+        limit=experiment.config.train.rollback_limit,
+        record=workdir.write_rollbacks,
+        earlier=[
+            {**earlier[i], "step": agreement.of_chief(earlier[i].get("step", 0))} for i in steps
+        ],
+    )
 
 
 def _wait(stop: StopOnSignal, *, seconds: float) -> None:
@@ -222,7 +208,7 @@ def _say(experiment: Experiment) -> Callable[[str], None]:
     return say if experiment.hardware.is_chief else lambda line: None
 
 
-def _checkpoints(experiment: Experiment, workdir: Workdir) -> Checkpoints:
+def _checkpoints(experiment: Experiment, workdir: Workdir, agreement: Agreement) -> Checkpoints:
     return Checkpoints(
         workdir.checkpoints,
         experiment.trainer,
@@ -230,7 +216,17 @@ def _checkpoints(experiment: Experiment, workdir: Workdir) -> Checkpoints:
         keep_every=experiment.config.train.checkpoint_keep_every,
         background=_in_background(experiment),
         is_chief=experiment.hardware.is_chief,
+        agreement=agreement,
+        on_restored=lambda: _take_learning_rate(experiment),
     )
+
+
+def _take_learning_rate(experiment: Experiment) -> None:
+    """The config's, where it is constant: a checkpoint's own is that of the config of then."""
+    config = experiment.config
+    if config.optimizer.schedule == "constant":
+        rate = optimizers.learning_rate(config.optimizer, config.data.global_batch_size)
+        experiment.trainer.optimizer.learning_rate = rate
 
 
 def _require_run(experiment: Experiment, workdir: Workdir) -> None:

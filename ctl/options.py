@@ -7,7 +7,7 @@ from typing import Any
 from ctl import suggestions
 from ctl.errors import UsageError
 
-NON_FINITE = ("stop", "skip", "ignore")
+NON_FINITE = ("stop", "skip", "rollback", "ignore")
 
 
 class _NoKey(UsageError, AttributeError):
@@ -126,7 +126,10 @@ class TrainerOptions:
         clip: how the reduced gradients are clipped.
         on_non_finite: what to do where a step's loss or gradients are not finite. "stop": end the
             training when the loop has ended, by a `NonFiniteStep`; "skip": leave the update out and go
-            on; "ignore": do not look.
+            on; "rollback": end the loop likewise, and let `ctl.loop.controller.Controller` go back to
+            the last checkpoint and on without that batch; "ignore": do not look.
+        loss_spike: treat so, too, a step whose loss is more than so many times the median of the last
+            101; 0 for none.
         norms: add the global norms of gradients, parameters and updates to a loop's outputs; it
             takes a copy of the variables for a moment in each step.
         prefetch: batches that the input pipeline prepares ahead; -1 lets tf.data choose.
@@ -144,6 +147,7 @@ class TrainerOptions:
     gradient_accumulation_steps: int = 1
     clip: Clip = Clip()
     on_non_finite: str = "stop"
+    loss_spike: float = 0.0
     norms: bool = False
     prefetch: int = -1
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -165,6 +169,10 @@ class TrainerOptions:
         if self.on_non_finite not in NON_FINITE:
             hint = suggestions.did_you_mean(self.on_non_finite, NON_FINITE)
             raise UsageError(f"on_non_finite is {self.on_non_finite!r}{hint}")
+        if self.loss_spike and not 1.0 < self.loss_spike < float("inf"):
+            raise UsageError(f"loss_spike is {self.loss_spike}, want more than 1, or 0 for none.")
+        if self.loss_spike and self.on_non_finite == "ignore":
+            raise UsageError("loss_spike has no effect with on_non_finite=ignore: set it to 0.")
         if self.placement not in ("stream", "device"):
             raise UsageError(f"placement is {self.placement!r}, want stream or device.")
         if self.placement == "device" and self.xla != "loop":

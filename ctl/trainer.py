@@ -96,6 +96,7 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
             building=self.building,
         )
         self.layout = self.feed.layout(global_batch_size)
+        self._check_spikes()
         # Before tf_keras meets it; the options that need the model are checked with it, in Update.
         row = strategies.row_of(self.strategy)
         rules.check(rules.Choice(precision=self.options.precision, strategy=row))
@@ -122,7 +123,7 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
                 chunks=self.feed.in_chunks() and not self._own_train_step(),
                 strings=any(s.dtype == tf.string for s in tf.nest.flatten(self.feed.spec())),
             )
-            self.skipped_steps = self.update.skipped_steps
+            self.skipped_steps, self.spikes = self.update.skipped_steps, self.update.spikes
         replica_random.key_random_layers(self.model, self.options.seed)
         self._compiled = self._compile_loop() if self.update.xla == "loop" else None
         building.check_model(
@@ -221,9 +222,13 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
             ) from error
         self._position = int(self.global_step.numpy())
         self.non_finite = self.update.non_finite.take() if self.update.non_finite else None
-        if self.non_finite and self.options.on_non_finite == "stop":
+        if self.non_finite and self.options.on_non_finite != "skip":
             raise NonFiniteStep(self.non_finite, self._examples_of(self.non_finite.step))
         return output
+
+    def pass_over(self, batches: int) -> None:
+        """Leaves the next batches out: `global_step` goes on, and the weights stay as they are."""
+        self.global_step.assign_add(batches)
 
     def not_finite(self) -> str | None:
         """The name of the first variable of the model that is not finite, or None."""
@@ -246,6 +251,11 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
             raise UsageError(
                 "runtime.xla=loop reads its data many batches at a time: choose runtime.xla=step to "
                 "set train_dataset."
+            )
+        if self.options.on_non_finite == "rollback":
+            raise UsageError(
+                "on_non_finite=rollback reads batches again, as it can those of build_dataset alone: "
+                "choose stop, skip or ignore to set train_dataset."
             )
         self._train_dataset, self._train_iter, self._own_dataset = dataset, None, True
 
@@ -347,6 +357,14 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
         if distribution.is_coordinated(self.strategy):
             return CoordinatedLoop(self.train_step, strategy=self.strategy)
         return self._compiled or super().create_train_loop_fn()
+
+    def _check_spikes(self) -> None:
+        own = type(self).replica_step is not StandardTrainer.replica_step
+        if self.options.loss_spike and (own or self._own_train_step()):
+            raise UsageError(
+                "loss_spike looks at the one loss of ctl's own step, and this trainer has its own: set "
+                "it to 0."
+            )
 
     def _own_train_step(self) -> bool:
         return type(self).train_step is not StandardTrainer.train_step

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tf_keras
@@ -14,8 +14,9 @@ from ctl.hardware import strategies
 from ctl.options import TrainerOptions
 from ctl.replica import compile as replica_compile
 from ctl.replica import gradients, precision, rows
-from ctl.replica.non_finite import NonFinite
+from ctl.replica.non_finite import LOSS, SPIKE, NonFinite
 from ctl.replica.norms import Norms
+from ctl.replica.spikes import Spikes
 from ctl.replica.step import Losses, Result, Step
 
 _LOG = logging.getLogger("ctl")
@@ -33,6 +34,7 @@ class Update:
         xla: what XLA compiles, never "auto".
         xla_why: why, in a few words.
         skipped_steps: int64 variable: updates left out because they overflowed.
+        spikes: the last losses, which tell a spike.
         non_finite: what notes the steps that are left out; None if nobody looks.
         norms: of gradients, parameters and updates, or None if not asked for.
     """
@@ -79,13 +81,13 @@ class Update:
         self._needs_scale = options.precision == "float16"
         self._model = model
         self.skipped_steps = counter("skipped_steps")
-        if options.on_non_finite == "skip" and self.choice.strategy == "parameter_server":
-            raise UsageError(
-                "on_non_finite=skip is decided for all replicas at once, and workers of parameter "
-                "servers step by themselves: choose stop or ignore."
-            )
         # Workers of parameter servers step by themselves: nobody decides for all of them.
-        looks = options.on_non_finite != "ignore" and self.choice.strategy != "parameter_server"
+        together = self.choice.strategy != "parameter_server"
+        if not together:
+            _refuse_common_decisions(options)
+        # Always there, since it is in every checkpoint: a run may begin to ask later.
+        self.spikes = Spikes(options.loss_spike, dtype=floatx)
+        looks = options.on_non_finite != "ignore" and together
         self.non_finite = NonFinite() if looks else None
         self._skips = looks and options.on_non_finite == "skip"
         self.norms = Norms(floatx) if options.norms else None
@@ -142,38 +144,52 @@ class Update:
         )
         self._warn_unused(result.gradients, variables)
         before = self.norms.before(variables) if self.norms else []
+        verdict = self._judge(result, variables)
         if state:
-            state.put_back_unless(result.finite)
-            self._apply_if_finite(result, variables, optimizer)
+            state.put_back_unless(verdict.right)
+            self._apply_if_right(result, verdict, variables, optimizer)
         else:
             gradients.apply(optimizer, result.gradients, variables)
-            self._note_unless_finite(result, variables)
+            self._note_unless_right(verdict)
         if self.norms:
-            applied = result.finite if gated else tf.constant(True)
+            applied = verdict.right if gated else tf.constant(True)
             self.norms.update(result.unclipped, before, variables, finite=applied)
         return result
 
-    def _note_unless_finite(self, result: Result, variables: Sequence[tf.Variable]) -> None:
+    def _judge(self, result: Result, variables: Sequence[tf.Variable]) -> "_Verdict":
+        names = [LOSS, *(variable.name for variable in variables)]
+        if not self.spikes.factor:
+            return _Verdict(result.finite, result.flags, names)
+        usual = tf.logical_not(self.spikes.seen(result.loss))
+        flags = tf.concat([result.flags[:1], [usual], result.flags[1:]], axis=0)
+        return _Verdict(tf.logical_and(result.finite, usual), flags, [LOSS, SPIKE, *names[1:]])
+
+    def _note_unless_right(self, verdict: "_Verdict") -> None:
         """Where the run is to stop, an update need not wait for the look at all gradients."""
         noted = self.non_finite
         if noted:
-            position = noted.names_of(variables)
+            position = noted.position(verdict.names)
             serious = tf.constant(True)
             gradients.unless(
-                result.finite,
-                (_global_step(), result.flags),
+                verdict.right,
+                (_global_step(), verdict.flags),
                 lambda step, flags: noted.note(step, position, flags, serious=serious),
             )
 
-    def _apply_if_finite(
-        self, result: Result, variables: Sequence[tf.Variable], optimizer: Any
+    def _apply_if_right(
+        self,
+        result: Result,
+        verdict: "_Verdict",
+        variables: Sequence[tf.Variable],
+        optimizer: Any,
     ) -> None:
         scaled = precision.is_scaled(optimizer)
         noted, position = self.non_finite, 0
         if noted:
-            position = noted.names_of(variables)
-        # An overflow that a smaller loss scale mends is nothing to tell.
-        serious = optimizer.loss_scale <= 1 if scaled and optimizer.dynamic else not scaled
+            position = noted.position(verdict.names)
+        # An overflow that a smaller loss scale mends is nothing to tell; a spike is.
+        mended = (optimizer.loss_scale > 1 if optimizer.dynamic else True) if scaled else False
+        serious = tf.logical_or(result.finite, tf.logical_not(mended))
 
         def skip(step: tf.Tensor, flags: tf.Tensor, serious: tf.Tensor) -> None:
             self.skipped_steps.assign_add(1)
@@ -185,13 +201,14 @@ class Update:
                 precision.update_loss_scale(optimizer, overflow)
 
         gradients.apply_if(
-            result.finite,
+            verdict.right,
             # Not the LossScaleOptimizer's own apply_gradients, which counts a skipped step in
             # `iterations`, and so moves schedules and Adam's bias correction.
             optimizer.inner_optimizer if scaled else optimizer,
             result.gradients,
             variables,
-            told=(_global_step(), result.flags, tf.convert_to_tensor(serious)),
+            overflow=tf.where(result.finite, 0.0, float("inf")),
+            told=(_global_step(), verdict.flags, serious),
             otherwise=skip,
             decided=decided,
         )
@@ -203,6 +220,28 @@ class Update:
         if names and names != self._unused:
             self._unused = names
             _LOG.warning("The loss does not depend on %s: left as it is.", ", ".join(names))
+
+
+class _Verdict(NamedTuple):
+    """What is thought of a step: whether it is right, and which of the named things are."""
+
+    right: tf.Tensor
+    flags: tf.Tensor
+    names: list[str]
+
+
+def _refuse_common_decisions(options: TrainerOptions) -> None:
+    """Refuses what is decided for all replicas at once."""
+    if options.on_non_finite in ("skip", "rollback"):
+        raise UsageError(
+            f"on_non_finite={options.on_non_finite} is decided for all replicas at once, and workers "
+            "of parameter servers step by themselves: choose stop or ignore."
+        )
+    if options.loss_spike:
+        raise UsageError(
+            "loss_spike is told by the losses in their order, and workers of parameter servers step "
+            "by themselves: set it to 0."
+        )
 
 
 def _global_step() -> tf.Tensor:

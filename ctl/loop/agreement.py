@@ -15,11 +15,12 @@ class Agreement:
     Every process must call the same methods in the same order.
     """
 
-    def __init__(self, hardware: Hardware):
-        """Takes the strategy that the processes share."""
-        self._strategy = hardware.strategy
+    def __init__(self, hardware: Hardware | None = None):
+        """Takes the strategy that the processes share; none where there is one process."""
+        cluster = hardware.cluster if hardware else None
         # Of parameter servers the chief alone decides anything.
-        self._alone = hardware.cluster is None or hardware.cluster.has_servers
+        self._alone = cluster is None or cluster.has_servers
+        self._strategy = hardware.strategy if hardware else tf.distribute.get_strategy()
         self._total = tf.function(self._run, autograph=False)
 
     def any(self, mine: bool) -> bool:

@@ -1,5 +1,6 @@
 """Checkpoints of a trainer, numbered by global step."""
 
+from collections.abc import Callable
 import errno
 import os
 import pathlib
@@ -8,6 +9,7 @@ import tempfile
 import tensorflow as tf
 
 from ctl.errors import UsageError
+from ctl.loop.agreement import Agreement
 from ctl.loop.commits import Commits
 from ctl.trainer import StandardTrainer
 
@@ -35,6 +37,8 @@ class Checkpoints:
         keep_every: int = 0,
         background: bool = False,
         is_chief: bool = True,
+        agreement: Agreement | None = None,
+        on_restored: Callable[[], None] | None = None,
     ):
         """Names the folder; nothing is written or read yet.
 
@@ -47,6 +51,8 @@ class Checkpoints:
                 process.
             is_chief: whether this process' checkpoints are the run's. TensorFlow wants every process
                 to save; the others' go to a temporary folder and away again.
+            agreement: by which the processes restore the same one; not needed for one process.
+            on_restored: called when a checkpoint was restored.
         """
         self.commits = Commits(directory)
         self._trainer = trainer
@@ -56,6 +62,8 @@ class Checkpoints:
         self._keep_every = keep_every
         self._background = background
         self._is_chief = is_chief
+        self._agreement = agreement or Agreement()
+        self._on_restored = on_restored or (lambda: None)
         self._writing: int | None = None  # the step that is being written
 
     def latest_step(self, before: int | None = None) -> int | None:
@@ -109,8 +117,14 @@ class Checkpoints:
             helper._async_error = None  # type: ignore[union-attr]
         return error
 
-    def restore_latest(self) -> str | None:
-        """Restores the newest checkpoint that can be read.
+    def restore_latest(
+        self, *, before: int | None = None, say: Callable[[str], None] | None = None
+    ) -> str | None:
+        """Restores the newest checkpoint that every process can read.
+
+        Args:
+            before: only one of an earlier step than this.
+            say: is told of those that are passed over.
 
         Returns:
             Its path, or None where there is none.
@@ -118,17 +132,30 @@ class Checkpoints:
         Raises:
             UsageError: there are some, and none can be read.
         """
-        step = self.latest_step()
-        while step is not None:
+        say = say or (lambda line: None)
+        step = self._latest(before)
+        for newer, fault in self.commits.faults().items():
+            if newer > step and (before is None or newer < before):
+                say(f"Passed over {self.path(newer)}: {fault}.")
+        while step >= 0:
+            fault = ""
             try:
                 self.restore(self.path(step))
+            except Damaged as error:
+                fault = str(error)
+            if not self._agreement.any(bool(fault)):
                 return self.path(step)
-            except Damaged:
-                step = self.latest_step(before=step)
-        self.refuse_if_all_damaged()
+            say(f"Passed over {self.path(step)}: {fault}.")
+            step = self._latest(before=step)
+        self._refuse_if_all_damaged()
         return None
 
-    def refuse_if_all_damaged(self) -> None:
+    def _latest(self, before: int | None) -> int:
+        """The chief's newest, -1 for none."""
+        step = self.latest_step(before)
+        return self._agreement.of_chief(-1 if step is None else step)
+
+    def _refuse_if_all_damaged(self) -> None:
         """Refuses to start anew where there were checkpoints and none is of use."""
         if self.commits.steps() or self.commits.damaged():
             raise UsageError(
@@ -156,6 +183,7 @@ class Checkpoints:
                     f"{path} does not fit this trainer ({reason}): use --fresh or another --workdir, "
                     "or the trainer that wrote it."
                 ) from None
+        self._on_restored()
 
     def _commit(self, step: int) -> None:
         self.commits.commit(step)

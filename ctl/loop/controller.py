@@ -17,6 +17,7 @@ from ctl.hardware import strategies
 from ctl.loop import disk
 from ctl.loop.checkpoints import Checkpoints
 from ctl.loop.gpu_usage import GpuUsage
+from ctl.loop.guard import Guard
 from ctl.loop.progress import Progress
 from ctl.trainer import StandardTrainer
 
@@ -56,6 +57,7 @@ class Controller(orbit.Controller):
         stop: Callable[[], bool] | None = None,
         gpu_usage: Callable[[], dict[str, float]] | None = None,
         watch: Callable[[int], contextlib.AbstractContextManager[None]] | None = None,
+        guard: Guard | None = None,
         train_actions: Iterable[orbit.Action] | None = None,
         eval_actions: Iterable[orbit.Action] | None = None,
     ):
@@ -76,9 +78,16 @@ class Controller(orbit.Controller):
             gpu_usage: tells numbers to show and to summarize beside a loop's outputs; those of the
                 GPUs, where they train, if not given.
             watch: what a loop runs inside of, called with the step that it begins at.
+            guard: which batches are left out, where the trainer's `on_non_finite` is "rollback".
             train_actions: called with each loop's outputs.
             eval_actions: called with each evaluation's outputs.
+
+        Raises:
+            UsageError: rollbacks are asked for, and there are no checkpoints.
         """
+        self._rolls_back = trainer.options.on_non_finite == "rollback"
+        if self._rolls_back and checkpoints is None:
+            raise UsageError("on_non_finite=rollback goes back to `checkpoints`: give some.")
         super().__init__(
             trainer=trainer,
             evaluator=evaluator,
@@ -102,6 +111,7 @@ class Controller(orbit.Controller):
         self._gpu_usage = gpu_usage or (GpuUsage() if _on_gpu(trainer.strategy) else dict)
         self._save_due = save_due or (lambda seconds: False)
         self._watch = watch or (lambda _: contextlib.nullcontext())
+        self._guard = guard or Guard()
         self._saved_step: int | None = None
         self._saved_at = time.monotonic()
         self._timed_steps = 0
@@ -185,12 +195,17 @@ class Controller(orbit.Controller):
         """Restores a checkpoint, the newest if none is named; returns its path, if there is one."""
         if self.checkpoints is None:
             raise ValueError("There are no `checkpoints` to restore: give some to the constructor.")
-        if checkpoint_path:
-            self.checkpoints.restore(checkpoint_path)
-        else:
-            checkpoint_path = self.checkpoints.restore_latest()
-        self._saved_step = self.step if checkpoint_path else None
+        if not checkpoint_path:
+            return self._restore_newest()
+        self.checkpoints.restore(checkpoint_path)
+        self._saved_step = self.step
         return checkpoint_path
+
+    def _restore_newest(self, before: int | None = None) -> str | None:
+        assert self.checkpoints is not None
+        path = self.checkpoints.restore_latest(before=before, say=self.say)
+        self._saved_step = self.step if path else None
+        return path
 
     def save_checkpoint(self) -> None:
         """Saves a checkpoint, unless this step's is there already."""
@@ -217,22 +232,50 @@ class Controller(orbit.Controller):
                 self.checkpoints.wait()
 
     def _train_until(self, until: int, *, end: int) -> None:
+        if self._rolls_back and self._saved_step is None:
+            self.save_checkpoint()  # there is to be a way back from the first step on
         while self.step < until and not self.stopped:
             boundary = min(until, _next_multiple(self.step, self.steps_per_loop))
             if self.checkpoint_interval:
                 boundary = min(boundary, _next_multiple(self.step, self.checkpoint_interval))
-            self._train_loop(boundary - self.step, end=end)
-            if self.step > boundary and distribution.is_coordinated(self.trainer.strategy):
-                self._on_event("repeated", self.step, steps=self.step - boundary)
-            elif self.step != boundary:
-                raise UsageError(
-                    f"A loop to step {boundary} ended at step {self.step}: let train_step add 1 to "
-                    "self.global_step."
-                )
+            try:
+                self._train_to(self._guard.until(self.step, boundary), end=end)
+            except NonFiniteStep as error:
+                self._after_non_finite(error)
+                continue
             due = self.checkpoint_interval and self.step % self.checkpoint_interval == 0
             if due or self._save_due(time.monotonic() - self._saved_at):
                 self.save_checkpoint()
             self.stopped = self._stop()
+
+    def _train_to(self, boundary: int, *, end: int) -> None:
+        if self._guard.leaves_out(self.step):
+            self.trainer.pass_over(1)
+            return
+        self._train_loop(boundary - self.step, end=end)
+        if self.step > boundary and distribution.is_coordinated(self.trainer.strategy):
+            self._on_event("repeated", self.step, steps=self.step - boundary)
+        elif self.step != boundary:
+            raise UsageError(
+                f"A loop to step {boundary} ended at step {self.step}: let train_step add 1 to "
+                "self.global_step."
+            )
+
+    def _after_non_finite(self, error: NonFiniteStep) -> None:
+        """Ends the run, or goes back to the last checkpoint, to go on without the batch."""
+        policy = self.trainer.options.on_non_finite
+        self._on_event("non_finite", error.step, policy=policy, tensor=error.tensor)
+        if not self._rolls_back:
+            raise error
+        self._guard.leave_out(error)
+        path = self._restore_newest(before=error.step + 1)
+        if path is None:
+            raise Failure(f"{error.what} There is no checkpoint left to go back to: start anew.")
+        self._on_event("rollback", self.step, left_out=error.step, path=path)
+        self.say(
+            f"{error.what} Back to step {self.step}, and on without that batch "
+            f"(rollback {self._guard.rollbacks})."
+        )
 
     def _train_loop(self, steps: int, *, end: int) -> None:
         start = time.perf_counter()
@@ -263,8 +306,8 @@ class Controller(orbit.Controller):
     def _check_loss(self) -> None:
         """Sees what no look at gradients did: of a step of one's own, or of parameter servers."""
         loss = self.outputs.get("loss")
-        stop = self.trainer.options.on_non_finite == "stop"
-        if stop and isinstance(loss, float) and not math.isfinite(loss):
+        policy = self.trainer.options.on_non_finite
+        if policy != "ignore" and isinstance(loss, float) and not math.isfinite(loss):
             self._on_event("non_finite", self.step, policy="stop", tensor="the loss")
             raise Failure(
                 f"The loss of the loop that ended at step {self.step} is {loss}. Nothing was saved "
@@ -274,11 +317,7 @@ class Controller(orbit.Controller):
 
     def _train_steps(self, steps: int) -> Mapping[str, Any]:
         """A loop of the trainer; what is not finite in it is recorded."""
-        try:
-            outputs = self.trainer.train(tf.constant(steps, tf.int32)) or {}
-        except NonFiniteStep as error:
-            self._on_event("non_finite", error.step, policy="stop", tensor=error.tensor)
-            raise
+        outputs = self.trainer.train(tf.constant(steps, tf.int32)) or {}
         report = self.trainer.non_finite
         if report:
             self._on_event(
@@ -288,10 +327,7 @@ class Controller(orbit.Controller):
                 tensor=report.tensor,
                 count=report.count,
             )
-            self.say(
-                f"Left out {report.count} of {steps} updates that were not finite, the first of step "
-                f"{report.step} ({report.tensor})."
-            )
+            self.say(f"Left out {report.count} of {steps} updates: step {report.step} {report}.")
         return outputs
 
     def say(self, line: str) -> None:

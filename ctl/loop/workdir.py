@@ -1,6 +1,6 @@
 """The folder of a run: what is in it, and whether this run may go on in it. Loads no TensorFlow."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import contextlib
 import datetime
 import errno
@@ -25,6 +25,7 @@ class Workdir:
         summaries/{train,eval}/    for TensorBoard
         events.jsonl               one line a notable thing, and why
         result.json                where the run stands
+        rollbacks.json             which batches were left out, if any were
         run.lock                   who is running, while it runs
 
     Nothing is written before `create`.
@@ -181,6 +182,26 @@ class Workdir:
         if self._writes:
             self._write("result.json", result)
 
+    def rollbacks(self) -> list[dict[str, Any]]:
+        """What `write_rollbacks` wrote, or nothing."""
+        if not (self.path / "rollbacks.json").exists():
+            return []
+        found: Any = self._read("rollbacks.json").get("rollbacks")
+        if isinstance(found, list) and all(map(_has_step, found)):
+            return found
+        raise UsageError(
+            f"{self.path / 'rollbacks.json'} is not what ctl wrote: mend it, or use --fresh."
+        )
+
+    def write_rollbacks(self, rollbacks: Sequence[Mapping[str, Any]]) -> None:
+        """Replaces `rollbacks.json`, whole or not at all.
+
+        Raises:
+            Failure: it cannot be written.
+        """
+        if self._writes:
+            self._write("rollbacks.json", {"rollbacks": list(rollbacks)})
+
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         temporary = self.path / _temporary(name)
         with disk.telling(str(self.path / name), self.checkpoints):
@@ -250,6 +271,10 @@ def _append(file: io.FileIO, line: bytes) -> None:
         with contextlib.suppress(OSError):
             file.truncate(end)
         raise
+
+
+def _has_step(decision: Any) -> bool:
+    return isinstance(decision, dict) and type(decision.get("step")) is int
 
 
 def _temporary(name: str) -> str:

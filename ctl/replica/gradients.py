@@ -157,11 +157,12 @@ def unless(finite: tf.Tensor, told: Sequence[tf.Tensor], then: Callable[..., Any
 
 
 def apply_if(
-    finite: tf.Tensor,
+    right: tf.Tensor,
     optimizer: Any,
     gradients: Sequence[Gradient],
     variables: Sequence[tf.Variable],
     *,
+    overflow: tf.Tensor,
     told: Sequence[tf.Tensor],
     otherwise: Callable[..., Any],
     decided: Callable[[Any], None],
@@ -172,20 +173,20 @@ def apply_if(
     tf.distribute refuses; so the replicas meet, and one conditional decides for all.
 
     Args:
-        finite: scalar bool, the same on every replica.
+        right: scalar bool, the same on every replica.
         optimizer: a tf_keras optimizer.
         gradients: the gradients of the global batch, None for a variable to leave alone.
         variables: the variables, in the same order.
+        overflow: scalar float, infinity where the gradients overflowed, else 0.
         told: what `otherwise` is called with, the same on every replica.
         otherwise: called across replicas where the update is skipped.
-        decided: called across replicas with each replica's overflow: infinity where the update is
-            skipped, else 0.
+        decided: called across replicas with each replica's `overflow`.
     """
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
     there, targets = [g for g, _ in pairs], [v for _, v in pairs]
 
     def decide(
-        strategy: tf.distribute.Strategy, finite: Any, overflow: Any, there: Any, told: Any
+        strategy: tf.distribute.Strategy, right: Any, overflow: Any, there: Any, told: Any
     ) -> None:
         def update() -> None:
             strategy.run(lambda *values: apply(optimizer, values, targets), args=tuple(there))
@@ -193,13 +194,11 @@ def apply_if(
         def skip() -> None:
             otherwise(*(strategy.experimental_local_results(value)[0] for value in told))
 
-        tf.cond(strategy.experimental_local_results(finite)[0], update, skip)
+        tf.cond(strategy.experimental_local_results(right)[0], update, skip)
         decided(overflow)
 
-    overflow = tf.where(finite, 0.0, float("inf"))
-    tf.distribute.get_replica_context().merge_call(
-        decide, args=(finite, overflow, there, list(told))
-    )
+    context = tf.distribute.get_replica_context()
+    context.merge_call(decide, args=(right, overflow, there, list(told)))
 
 
 def _cast(gradient: Gradient, dtype: tf.DType) -> Gradient:

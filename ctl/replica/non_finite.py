@@ -1,4 +1,4 @@
-"""Which step was the first whose loss or gradients were not finite, and what in it."""
+"""Which step was the first that is to be left out, and for what in it."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -6,6 +6,7 @@ import dataclasses
 import tensorflow as tf
 
 LOSS = "the loss"
+SPIKE = "a spike of the loss"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,7 +15,8 @@ class Report:
 
     Attributes:
         step: the global step of the first batch that gave it.
-        tensor: what was not finite first: "the loss", or the name of a variable whose gradient.
+        tensor: what was not finite first: "the loss", or the name of a variable whose gradient; or
+            "a spike of the loss".
         count: how many updates were left out.
     """
 
@@ -22,12 +24,18 @@ class Report:
     tensor: str
     count: int
 
+    def __str__(self) -> str:
+        if self.tensor == SPIKE:
+            return f"has {SPIKE}, far above the running median"
+        of = LOSS if self.tensor == LOSS else f"the gradient of {self.tensor}"
+        return f"is not finite: {of} is first"
+
 
 class NonFinite:
     """Notes non-finite steps in the graph, for the host to look at when a loop has ended.
 
     noted = NonFinite()                                     # under the strategy's scope
-    position = noted.names_of(variables)                    # while the step is traced
+    position = noted.position([LOSS, "kernel:0"])           # while the step is traced
     noted.note(step, position, flags, serious=True)         # across replicas, in the false branch
     noted.take()                                            # on the host
     """
@@ -39,18 +47,18 @@ class NonFinite:
         self._count = self._variable("non_finite_steps", 0)
         self._names: list[str] = []
 
-    def names_of(self, variables: Sequence[tf.Variable]) -> int:
+    def position(self, names: Sequence[str]) -> int:
         """Remembers what the flags of a call of `note` stand for; returns where they begin."""
-        self._names += [LOSS, *(variable.name for variable in variables)]
-        return len(self._names) - len(variables) - 1
+        self._names += names
+        return len(self._names) - len(names)
 
     def note(self, step: tf.Tensor, position: int, flags: tf.Tensor, *, serious: tf.Tensor) -> None:
         """Counts a step that is left out; call it across replicas.
 
         Args:
             step: its global step, a scalar int64.
-            position: what `names_of` returned.
-            flags: [1 + variables] bool, whether the loss and each gradient was finite.
+            position: what `position` returned.
+            flags: [names] bool, whether each of them was as it should be.
             serious: scalar bool, whether it counts.
         """
         first = tf.logical_and(serious, tf.equal(self._count.read_value(), 0))
