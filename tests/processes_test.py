@@ -14,7 +14,10 @@ import tensorflow as tf
 from tests import child
 
 # MNIST in float64, dropout off; what trains is told by the arguments after it.
-EXPERIMENT = """
+EXPERIMENT = '''
+import numpy as np
+import tensorflow as tf
+
 import ctl
 from experiments.trainers import mnist
 
@@ -26,13 +29,28 @@ class Small(mnist.MnistTrainer):
             {name: value.numpy() for name, value in images.gather(list(range(203))).items()})
 
 
+class Poisoned(Small):
+    """The last row of the batches of two steps is NaN."""
+
+    def preprocess(self, batch):
+        batch = super().preprocess(batch)
+        rows = ctl.replica.current()
+        if rows is None:
+            return batch
+        name, = [name for name, value in batch.items() if value.dtype.is_floating]
+        row = tf.range(tf.shape(batch[name])[0]) + tf.cast(rows.first_row, tf.int32)
+        bad = tf.logical_and(row == 23, tf.logical_or(rows.step == 13, rows.step == 31))
+        bad = tf.reshape(bad, [-1] + [1] * (batch[name].shape.rank - 1))
+        return {**batch, name: tf.where(bad, np.nan, batch[name])}
+
+
 def get_config():
     return ctl.config(
         trainer="small.py:Small", model=dict(dropout=0.0), runtime=dict(precision="float64"),
         data=dict(dir="DIR", global_batch_size=24), eval=dict(global_batch_size=50),
         optimizer=dict(name="adam", schedule="cosine", warmup_steps=5),
         train=dict(steps=50, steps_per_loop=20))
-""".replace("DIR", str(child.ROOT / "experiments/data/mnist"))
+'''.replace("DIR", str(child.ROOT / "experiments/data/mnist"))
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +232,34 @@ def test_ctrl_c_stops_all_workers_at_one_step_and_the_run_goes_on(folder, one_re
     again = child.run(command)
     assert again.returncode == 0 and "Resumed from" in again.stdout, again.stderr
     check_same(folder, "stopped", one_replica, 24, same_loops=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["skip", "rollback", "stop"])
+def test_two_workers_decide_alike_on_a_row_that_one_of_them_has(folder, policy):
+    ends = {}
+    for name, workers in (("alone", 0), ("both", 2)):
+        arguments = [
+            "--config.trainer=small.py:Poisoned", f"--config.train.on_non_finite={policy}",
+            "--config.train.checkpoint_interval=10",
+        ]  # fmt: skip
+        name = f"poisoned-{policy}-{name}"
+        done = child.run(program(folder, name, *arguments, workers=workers))
+        assert done.returncode == (1 if policy == "stop" else 0), done.stdout + done.stderr
+        if policy == "stop":
+            assert "Step 13 is not finite: the loss is first, on the examples " in done.stderr
+        lines = (folder / name / "events.jsonl").read_text().splitlines()
+        events = [(e["event"], e["step"]) for e in map(json.loads, lines)]
+        ends[workers] = weights(folder / name), events
+    (alone, alone_events), (both, both_events) = ends.values()
+    assert alone_events == both_events and ("non_finite", 13) in both_events
+    for key, value in alone.items():
+        np.testing.assert_allclose(both[key], value, rtol=0, atol=1e-10, err_msg=key)
+    steps = {"skip": (50, 48), "rollback": (50, 48), "stop": (10, 10)}[policy]
+    assert (
+        both["global_step/.ATTRIBUTES/VARIABLE_VALUE"],
+        both["optimizer/_iterations/.ATTRIBUTES/VARIABLE_VALUE"],
+    ) == steps
 
 
 @pytest.mark.slow

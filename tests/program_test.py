@@ -344,3 +344,36 @@ def test_mnist_reaches_99_percent(tmp_path, seed):
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["eval"]["accuracy"] >= 0.99
     assert result["eval"]["examples"] == 10_000
+
+
+def test_a_rollback_is_recorded_and_outlives_a_restart(run, monkeypatch):
+    poisoned = TRAINER.replace(
+        "    def build_metrics",
+        """    def preprocess(self, batch):
+        rows = ctl.replica.current()
+        if rows is None:
+            return batch
+        return {**batch, "x": tf.where(tf.equal(rows.step, 12), np.nan, batch["x"])}
+
+    def build_metrics""",
+    ).replace("import tf_keras", "import tensorflow as tf\nimport tf_keras")
+    pathlib.Path("experiment.py").write_text(poisoned)
+    options = ["--workdir=mine", "--config.train.on_non_finite=rollback"]
+    code, out, err = run(*options)
+    assert code == 0, err
+    assert "Step 12 is not finite: the loss is first, on the examples " in out
+    assert "Back to step 10, and on without that batch (rollback 1)." in out, out
+    wanted = [("non_finite", 12), ("rollback", 10), ("eval", 15), ("checkpoint", 20)]
+    assert events("mine")[3:7] == wanted
+    kept = json.loads(pathlib.Path("mine/rollbacks.json").read_text())
+    assert kept == {"rollbacks": [{"step": 12, "tensor": "the loss"}]}
+    # From the checkpoint before it, as after a kill: the batch is left out unseen.
+    before = weights("mine", 30)
+    for path in pathlib.Path("mine/checkpoints").glob("ckpt-[23]0*"):
+        path.unlink()
+    code, out, err = run(*options)
+    assert code == 0 and "not finite" not in out
+    for name, value in weights("mine", 30).items():
+        assert value.tobytes() == before[name].tobytes(), name
+    pathlib.Path("mine/rollbacks.json").write_text("[]")
+    assert run(*options, "--config.train.steps=31")[0] == 2

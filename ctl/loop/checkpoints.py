@@ -133,6 +133,7 @@ class Checkpoints:
             UsageError: there are some, and none can be read.
         """
         say = say or (lambda line: None)
+        self.wait()  # the newest may be on its way
         step = self._latest(before)
         for newer, fault in self.commits.faults().items():
             if newer > step and (before is None or newer < before):

@@ -203,6 +203,7 @@ class Controller(orbit.Controller):
 
     def _restore_newest(self, before: int | None = None) -> str | None:
         assert self.checkpoints is not None
+        self.wait_for_checkpoint()
         path = self.checkpoints.restore_latest(before=before, say=self.say)
         self._saved_step = self.step if path else None
         return path
