@@ -20,6 +20,7 @@ _CHOICES = {
     "runtime.all_reduce.algorithm": strategies.ALGORITHMS,
     "data.placement": ("stream", "device"),
     "train.on_non_finite": NON_FINITE,
+    "train.preemption_notice": ("none", "gce"),
     "train.checkpoint_writing": ("auto", "background", "blocking"),
     "optimizer.name": ("adam", "adamw", "sgd", "rmsprop", "adagrad", "lion"),
     "optimizer.schedule": ("constant", "cosine"),

@@ -135,6 +135,8 @@ def defaults() -> config_dict.ConfigDict:
     # background: copy the values and train on while a thread writes them (one process); blocking:
     # wait; auto: background where it can be.
     train.checkpoint_writing = "auto"
+    # gce: ask Google Cloud, too, whether this machine is about to go; none: SIGTERM tells.
+    train.preemption_notice = "none"
     # Seconds without a step after which a line and all threads' stacks are printed; 0: never.
     train.stall_seconds = 300.0
 

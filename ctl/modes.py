@@ -17,6 +17,7 @@ from ctl.loop.checkpoints import Checkpoints, Damaged
 from ctl.loop.controller import Controller
 from ctl.loop.guard import Guard
 from ctl.loop.lock import RunLock
+from ctl.loop.preemption import GceNotice
 from ctl.loop.progress import Progress, say
 from ctl.loop.stall import StallWatch
 from ctl.loop.stop import StopOnSignal
@@ -72,13 +73,17 @@ def _train(
         _say(experiment)(announcements.complete(reached, evaluation, config))
         return DONE
     progress = _progress(experiment)
-    with StopOnSignal() as stop, _stall_watch(experiment, workdir) as watch:
+    with (
+        StopOnSignal() as stop,
+        _notice(experiment) as notice,
+        _stall_watch(experiment, workdir) as watch,
+    ):
         controller = _controller(
             experiment,
             workdir,
             checkpoints,
             progress,
-            stop=lambda: agreement.any(stop.requested),
+            stop=lambda: agreement.any(stop.requested or bool(notice and notice.received)),
             save_due=_save_due(experiment, agreement),
             watch=watch.loop,
             guard=_guard(experiment, workdir, agreement),
@@ -104,8 +109,10 @@ def _train(
         controller.wait_for_checkpoint()
         result = _result(experiment, controller, time.monotonic() - start)
         workdir.write_result(result if controller.outputs else {**result, **_training(workdir)})
-        signal = {"signal": stop.received.name} if stop.received else {}
-        workdir.event("stop" if controller.stopped else "end", controller.step, **signal)
+        why = {"signal": stop.received.name} if stop.received else {}
+        if notice and notice.received:
+            why["notice"] = notice.received
+        workdir.event("stop" if controller.stopped else "end", controller.step, **why)
     agreement.meet()  # no process goes while another writes
     if controller.stopped:
         progress.say(announcements.stopped(controller.step, workdir.path))
@@ -157,6 +164,12 @@ def continuous_eval(experiment: Experiment, workdir: Workdir) -> int:
             if seen >= steps:
                 return DONE
     return STOPPED
+
+
+def _notice(experiment: Experiment) -> contextlib.AbstractContextManager[GceNotice | None]:
+    if experiment.config.train.preemption_notice == "none":
+        return contextlib.nullcontext()
+    return GceNotice()
 
 
 def _guard(experiment: Experiment, workdir: Workdir, agreement: Agreement) -> Guard:

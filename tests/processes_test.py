@@ -41,7 +41,8 @@ class Poisoned(Small):
         row = tf.range(tf.shape(batch[name])[0]) + tf.cast(rows.first_row, tf.int32)
         bad = tf.logical_and(row == 23, tf.logical_or(rows.step == 13, rows.step == 31))
         bad = tf.reshape(bad, [-1] + [1] * (batch[name].shape.rank - 1))
-        return {**batch, name: tf.where(bad, np.nan, batch[name])}
+        nan = tf.constant(np.nan, batch[name].dtype)
+        return {**batch, name: tf.where(bad, nan, batch[name])}
 
 
 def get_config():
