@@ -9,7 +9,7 @@ from ml_collections import config_dict
 
 from ctl import defaults, suggestions
 from ctl.errors import UsageError
-from ctl.hardware import strategies
+from ctl.hardware import local_devices, strategies
 from ctl.options import NON_FINITE
 
 _CHOICES = {
@@ -126,7 +126,7 @@ def check_values(values: Mapping[str, Any]) -> None:
         if not isinstance(device, str):
             shown = defaults.shown(device)
             raise UsageError(f'runtime.devices has {shown}, want names such as "GPU:0".')
-    strategies.check_devices(values["runtime.devices"])
+    local_devices.check_names(values["runtime.devices"])
     if values["optimizer.learning_rate"] == 0.0:
         raise UsageError("optimizer.learning_rate is 0.0: nothing would be learned, want more.")
     if values["optimizer.momentum"] >= 1.0:

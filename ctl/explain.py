@@ -2,7 +2,7 @@
 
 from ctl import optimizers
 from ctl.experiment import Experiment
-from ctl.hardware import strategies
+from ctl.hardware import local_devices
 
 
 def describe(experiment: Experiment) -> str:
@@ -22,7 +22,7 @@ def describe(experiment: Experiment) -> str:
 
 def _where(experiment: Experiment) -> list[tuple[str, str]]:
     hardware, layout = experiment.hardware, experiment.trainer.layout
-    devices = ", ".join(strategies.device_names(hardware.strategy))
+    devices = ", ".join(local_devices.of_replicas(hardware.strategy))
     return [
         ("strategy", f"{hardware.name} ({hardware.why})"),
         ("devices", devices),

@@ -17,7 +17,7 @@ from ctl.data.feed import Feed
 from ctl.data.source import Batch
 from ctl.data.tfrecords import corruption
 from ctl.errors import NonFiniteStep, UsageError
-from ctl.hardware import strategies
+from ctl.hardware import local_devices, strategies
 from ctl.hooks import Hooks
 from ctl.options import TrainerOptions
 from ctl.replica import compile as replica_compile
@@ -375,7 +375,7 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
         resident = None
         if self.options.placement == "device":
             with self.strategy.scope():
-                resident = self.feed.resident(strategies.device_names(self.strategy)[0])
+                resident = self.feed.resident(local_devices.of_replicas(self.strategy)[0])
         spec = self.feed.spec() if resident is None else tf.TensorSpec([None], tf.int64)
 
         def step(batch: Batch) -> None:

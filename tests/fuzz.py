@@ -964,7 +964,9 @@ LIKELY = {
     "seed": ("4294967295",),
     "train.checkpoint_interval": ("0", "1", "2"),
     "train.checkpoints_to_keep": ("1", "2147483647"),
+    "train.loss_spike": ("1.0", "2.0"),
     "train.norms": ("true",),
+    "train.on_non_finite": ("skip", "rollback", "ignore"),
     "train.steps": ("1", "2", "5"),
     "train.steps_per_loop": ("1", "2"),
 }

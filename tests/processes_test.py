@@ -248,7 +248,10 @@ def test_two_workers_decide_alike_on_a_row_that_one_of_them_has(folder, policy):
         done = child.run(program(folder, name, *arguments, workers=workers))
         assert done.returncode == (1 if policy == "stop" else 0), done.stdout + done.stderr
         if policy == "stop":
-            assert "Step 13 is not finite: the loss is first, on the examples " in done.stderr
+            assert (
+                "Step 13 is not finite: the loss is first, on the examples "
+                in done.stdout + done.stderr
+            )
         lines = (folder / name / "events.jsonl").read_text().splitlines()
         events = [(e["event"], e["step"]) for e in map(json.loads, lines)]
         ends[workers] = weights(folder / name), events

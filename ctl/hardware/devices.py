@@ -11,7 +11,7 @@ import subprocess
 from typing import Any
 
 from ctl.errors import UsageError
-from ctl.hardware import gpu, host, strategies, tpu
+from ctl.hardware import gpu, host, local_devices, strategies, tpu
 
 Row = tuple[str, str]
 _QUERY = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version"]
@@ -150,7 +150,7 @@ def _chosen(runtime: Any) -> list[Row]:
     except UsageError as error:
         return [("strategy", f"{runtime.strategy} cannot be had: {error}")]
     replicas = hardware.strategy.num_replicas_in_sync
-    gpu_ = any("GPU" in device for device in strategies.device_names(hardware.strategy))
+    gpu_ = any("GPU" in device for device in local_devices.of_replicas(hardware.strategy))
     mode, why = replica_compile.choose(
         runtime.xla,
         gpu=gpu_,

@@ -3,16 +3,13 @@
 Importing this loads no TensorFlow, so that a config can be checked by it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 import dataclasses
-import re
-import subprocess
 from typing import TYPE_CHECKING, Any
 
-from ctl import suggestions
 from ctl.console import say
 from ctl.errors import UsageError
-from ctl.hardware import cluster, gpu, tpu
+from ctl.hardware import cluster, local_devices, tpu
 from ctl.hardware.cluster import Cluster
 from ctl.hardware.quiet import quiet_stderr
 
@@ -325,7 +322,9 @@ def build(name: str = "auto", request: Request | None = None) -> Hardware:
     elif name == "tpu":
         found, why = [], "a TPU is named" if request.tpu else "a TPU is here"
     else:
-        found, why = _devices(name, request)
+        found, why = local_devices.taken(
+            request.devices, split=request.logical_devices, strategy=name
+        )
     if name == "auto":
         name = "mirrored" if len(found) > 1 else "one_device"
         _check_accepted(name, STRATEGIES[name], request)
@@ -335,41 +334,6 @@ def build(name: str = "auto", request: Request | None = None) -> Hardware:
     if name == "tpu":
         why += f": {tpu.topology(strategy)}"
     return Hardware(strategy, name, f"auto: {why}" if automatic else why, several)
-
-
-def _devices(name: str, request: Request) -> tuple[list[str], str]:
-    """The devices to build on, such as "CPU:0", and why these."""
-    import tensorflow as tf
-
-    gpus = tf.config.list_physical_devices("GPU")
-    kind = "GPU" if gpus else "CPU"
-    why = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)} here" if gpus else "no GPU here"
-    count = request.logical_devices
-    asked = request.devices
-    if asked:
-        kind = asked[0].partition(":")[0]
-    if name in ("mirrored", "central_storage") and kind == "CPU" and not count:
-        count = 1 + max((int(d.partition(":")[2]) for d in asked), default=1)
-    if count:
-        _split(tf.config.list_physical_devices(kind)[0], count)
-    if count > 1:
-        why += f", the {'first' if gpus else 'CPU'} split in {count}"
-    every = [
-        f"{d.device_type}:{d.name.rsplit(':', 1)[1]}" for d in tf.config.list_logical_devices(kind)
-    ]
-    if asked:
-        return _named(asked, every), f"{', '.join(asked)} as configured"
-    found = every[: count or None]
-    return (found if gpus or count or name != "auto" else found[:1]), why
-
-
-def _named(asked: Sequence[str], every: Sequence[str]) -> list[str]:
-    for device in asked:
-        if device not in every:
-            raise UsageError(
-                f"runtime.devices has {device!r}{suggestions.did_you_mean(device, every)}"
-            )
-    return list(asked)
 
 
 def row_of(strategy: "tf.distribute.Strategy") -> str:
@@ -387,28 +351,6 @@ def row_of(strategy: "tf.distribute.Strategy") -> str:
     return next((name for kind, name in kinds.items() if isinstance(strategy, kind)), "default")
 
 
-def device_names(strategy: "tf.distribute.Strategy") -> list[str]:
-    """The devices that the replicas of this process are on, such as "CPU:0"."""
-    import tensorflow as tf
-
-    try:
-        names = strategy.extended.worker_devices
-    except RuntimeError:  # the default strategy does not say
-        return ["GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"]
-    return [name.rsplit("device:", 1)[-1] for name in names]
-
-
-def check_devices(devices: Sequence[Any]) -> None:
-    """Refuses what is no list of devices, whatever the machine has."""
-    for device in devices:
-        if not isinstance(device, str) or not re.fullmatch(r"(CPU|GPU):\d{1,3}", device):
-            raise UsageError(f'runtime.devices has {device!r}, want names such as "GPU:0".')
-    if len(set(devices)) < len(devices):
-        raise UsageError("runtime.devices names a device twice: name it once.")
-    if len({device[:3] for device in devices}) > 1:
-        raise UsageError("runtime.devices mixes CPUs and GPUs: name one kind.")
-
-
 def _resolver(own: Cluster) -> Any:
     import tensorflow as tf
 
@@ -416,41 +358,3 @@ def _resolver(own: Cluster) -> Any:
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         spec, task_type=own.role, task_id=own.index, rpc_layer="grpc"
     )
-
-
-def _split(device: Any, count: int) -> None:
-    """Splits a physical device into logical ones, which TensorFlow allows before its first use."""
-    import tensorflow as tf
-
-    one = tf.config.LogicalDeviceConfiguration
-    parts = [one()] * count
-    if device.device_type == "GPU":
-        parts = [one(memory_limit=_gpu_memory_mib(device) // count)] * count
-    try:
-        tf.config.set_logical_device_configuration(device, parts)
-    except RuntimeError:
-        found = len(tf.config.list_logical_devices(device.device_type))
-        if found < count:
-            raise UsageError(
-                f"runtime.logical_devices is {count}, but TensorFlow has started already, with "
-                f"{found} logical {device.device_type}{'s' * (found != 1)}: let nothing use it "
-                "before the strategy is built, such as a tensor that the trainer's file makes when "
-                "it is imported."
-            ) from None
-
-
-def _gpu_memory_mib(device: Any) -> int:
-    """Memory to split, in MiB: nine tenths of what the driver says is there."""
-    index = device.name.rsplit(":", 1)[1]
-    visible = gpu.visible()
-    if visible is not None and int(index) < len(visible):  # the driver counts those hidden too
-        index = visible[int(index)]
-    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", "-i", index]
-    try:
-        out = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
-        return int(out.split()[0]) * 9 // 10
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        raise UsageError(
-            "runtime.logical_devices needs the GPU's memory size, and nvidia-smi did not tell it: "
-            "set runtime.logical_devices to 0."
-        ) from None

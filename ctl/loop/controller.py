@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping
 import contextlib
 import math
-import pathlib
 import time
 from typing import Any
 
@@ -13,12 +12,13 @@ import tensorflow as tf
 from ctl.data import distribution
 from ctl.errors import Failure, NonFiniteStep, UsageError
 from ctl.evaluator import Interrupted, StandardEvaluator
-from ctl.hardware import strategies
-from ctl.loop import disk
+from ctl.hardware import local_devices
 from ctl.loop.checkpoints import Checkpoints
 from ctl.loop.gpu_usage import GpuUsage
 from ctl.loop.guard import Guard
 from ctl.loop.progress import Progress
+from ctl.loop.saving import Saving
+from ctl.loop.speed import Speed
 from ctl.trainer import StandardTrainer
 
 Event = Callable[..., None]
@@ -99,8 +99,6 @@ class Controller(orbit.Controller):
             train_actions=train_actions,
             eval_actions=eval_actions,
         )
-        self.checkpoints = checkpoints
-        self.checkpoint_interval = checkpoint_interval
         self.outputs: dict[str, Any] = {}
         self.evaluation: dict[str, Any] | None = None
         self.evaluated_step: int | None = None
@@ -109,14 +107,17 @@ class Controller(orbit.Controller):
         self._on_event = on_event or (lambda *_, **__: None)
         self._stop = stop or (lambda: False)
         self._gpu_usage = gpu_usage or (GpuUsage() if _on_gpu(trainer.strategy) else dict)
-        self._save_due = save_due or (lambda seconds: False)
         self._watch = watch or (lambda _: contextlib.nullcontext())
         self._guard = guard or Guard()
-        self._saved_step: int | None = None
-        self._saved_at = time.monotonic()
-        self._timed_steps = 0
-        self._timed_seconds = 0.0
-        self._loops = 0
+        self._speed = Speed(batch=trainer.global_batch_size)
+        self._saving = Saving(
+            trainer,
+            checkpoints,
+            interval=checkpoint_interval,
+            due=save_due,
+            on_event=self._on_event,
+            say=self.say,
+        )
 
     @property
     def step(self) -> int:
@@ -126,9 +127,7 @@ class Controller(orbit.Controller):
     @property
     def examples_per_second(self) -> float | None:
         """Speed of training, after the first loop and without evaluating and saving."""
-        if not self._timed_steps:
-            return None
-        return self._timed_steps * self.trainer.global_batch_size / self._timed_seconds
+        return self._speed.examples_per_second
 
     def train(self, steps: int, checkpoint_at_completion: bool = True) -> None:
         """Trains until `global_step` is `steps`, or until asked to stop.
@@ -193,59 +192,29 @@ class Controller(orbit.Controller):
 
     def restore_checkpoint(self, checkpoint_path: str | None = None) -> str | None:
         """Restores a checkpoint, the newest if none is named; returns its path, if there is one."""
-        if self.checkpoints is None:
-            raise ValueError("There are no `checkpoints` to restore: give some to the constructor.")
-        if not checkpoint_path:
-            return self._restore_newest()
-        self.checkpoints.restore(checkpoint_path)
-        self._saved_step = self.step
-        return checkpoint_path
-
-    def _restore_newest(self, before: int | None = None) -> str | None:
-        assert self.checkpoints is not None
-        self.wait_for_checkpoint()
-        path = self.checkpoints.restore_latest(before=before, say=self.say)
-        self._saved_step = self.step if path else None
-        return path
+        return self._saving.restore(checkpoint_path)
 
     def save_checkpoint(self) -> None:
         """Saves a checkpoint, unless this step's is there already."""
-        if self.checkpoints is None or self._saved_step == self.step:
-            return
-        broken = None
-        if self.trainer.options.on_non_finite != "ignore":
-            broken = self.trainer.not_finite()
-        if broken:
-            raise Failure(
-                f"{broken} is not finite after step {self.step}, which is not saved: take a smaller "
-                "learning rate or clip the gradients, and go on from the last checkpoint."
-            )
-        self.wait_for_checkpoint()
-        with self._writing(self.checkpoints.path(self.step)):
-            path = self.checkpoints.save()
-        self._saved_step, self._saved_at = self.step, time.monotonic()
-        self._on_event("checkpoint", self.step, path=path)
+        self._saving.save()
 
     def wait_for_checkpoint(self) -> None:
         """Waits until the checkpoint that is being written is whole."""
-        if self.checkpoints is not None:
-            with self._writing(self.checkpoints.path(self._saved_step or 0)):
-                self.checkpoints.wait()
+        self._saving.wait()
 
     def _train_until(self, until: int, *, end: int) -> None:
-        if self._rolls_back and self._saved_step is None:
+        if self._rolls_back and self._saving.saved_step is None:
             self.save_checkpoint()  # there is to be a way back from the first step on
         while self.step < until and not self.stopped:
             boundary = min(until, _next_multiple(self.step, self.steps_per_loop))
-            if self.checkpoint_interval:
-                boundary = min(boundary, _next_multiple(self.step, self.checkpoint_interval))
+            if self._saving.interval:
+                boundary = min(boundary, _next_multiple(self.step, self._saving.interval))
             try:
                 self._train_to(self._guard.until(self.step, boundary), end=end)
             except NonFiniteStep as error:
                 self._after_non_finite(error)
                 continue
-            due = self.checkpoint_interval and self.step % self.checkpoint_interval == 0
-            if due or self._save_due(time.monotonic() - self._saved_at):
+            if self._saving.is_due():
                 self.save_checkpoint()
             self.stopped = self._stop()
 
@@ -269,7 +238,7 @@ class Controller(orbit.Controller):
         if not self._rolls_back:
             raise error
         self._guard.leave_out(error)
-        path = self._restore_newest(before=error.step + 1)
+        path = self._saving.restore(before=error.step + 1)
         if path is None:
             raise Failure(f"{error.what} There is no checkpoint left to go back to: start anew.")
         self._on_event("rollback", self.step, left_out=error.step, path=path)
@@ -287,7 +256,7 @@ class Controller(orbit.Controller):
         ):
             outputs = self._train_steps(steps)
             self.outputs = as_numbers(outputs)  # waits for the devices, so that the time is whole
-        self._time(steps, time.perf_counter() - start)
+        self._speed.add(steps, seconds=time.perf_counter() - start)
         self._check_loss()
         for action in self.train_actions:
             action(outputs)
@@ -296,12 +265,11 @@ class Controller(orbit.Controller):
         usage = self._gpu_usage()
         self._summarize(self.summary_manager, {**self.outputs, **rate, **usage})
         if self._progress:
-            left = self._timed_seconds / self._timed_steps * (end - self.step) if speed else None
             self._progress.trained(
                 self.step,
                 {**self.outputs, **usage},
                 examples_per_second=speed,
-                seconds_left=left,
+                seconds_left=self._speed.seconds_for(end - self.step),
             )
 
     def _check_loss(self) -> None:
@@ -339,25 +307,14 @@ class Controller(orbit.Controller):
     def _summaries(
         self, manager: orbit.utils.SummaryManager
     ) -> contextlib.AbstractContextManager[Any]:
-        with self._writing("The summaries"):  # the first call makes the file
+        with self._saving.writing("The summaries"):  # the first call makes the file
             writer: contextlib.AbstractContextManager[Any] = manager.summary_writer().as_default()
         return writer
 
     def _summarize(self, manager: orbit.utils.SummaryManager, outputs: Mapping[str, Any]) -> None:
-        with self._writing("The summaries"):
+        with self._saving.writing("The summaries"):
             manager.write_summaries(outputs)
             manager.flush()
-
-    def _writing(self, what: str) -> contextlib.AbstractContextManager[None]:
-        """Tells in one line that it could not be written, and which checkpoint is intact."""
-        folder = pathlib.Path(self.checkpoints.path(0)).parent if self.checkpoints else None
-        return disk.telling(what, folder)
-
-    def _time(self, steps: int, seconds: float) -> None:
-        self._loops += 1
-        if self._loops > 1:  # the first traces and compiles
-            self._timed_steps += steps
-            self._timed_seconds += seconds
 
 
 def as_numbers(outputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -373,7 +330,7 @@ def as_numbers(outputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _on_gpu(strategy: tf.distribute.Strategy) -> bool:
-    return any("GPU" in device for device in strategies.device_names(strategy))
+    return any("GPU" in device for device in local_devices.of_replicas(strategy))
 
 
 def _next_multiple(step: int, interval: int) -> int:

@@ -215,7 +215,7 @@ def test_a_loss_that_no_look_at_gradients_saw_ends_the_run(strategy, tmp_path):
     controller = Controller(trainer=trainer, checkpoints=Checkpoints(tmp_path, trainer))
     with pytest.raises(Failure, match=r"loop that ended at step 5 is nan. Nothing was saved"):
         controller.train(5)
-    assert controller.checkpoints.latest_step() is None
+    assert controller._saving.checkpoints.latest_step() is None
     lenient = tiny.trainer(strategy(1), 7, cls=Own, on_non_finite="ignore")
     Controller(trainer=lenient).train(5)
 
@@ -226,5 +226,5 @@ def test_a_weight_that_is_not_finite_is_not_saved(make, tmp_path):
     weight = controller.trainer.model.trainable_variables[1]
     weight.assign(weight / 0.0)
     with pytest.raises(Failure, match="is not finite after step 5, which is not saved"):
-        controller._saved_step = None
+        controller._saving.saved_step = None
         controller.save_checkpoint()
