@@ -12,8 +12,10 @@ import tensorflow as tf
 from ctl import announcements, optimizers
 from ctl.errors import UsageError
 from ctl.experiment import Experiment
+from ctl.loop import warm_start
 from ctl.loop.agreement import Agreement
 from ctl.loop.checkpoints import Checkpoints, Damaged
+from ctl.loop.commits import Commits
 from ctl.loop.controller import Controller
 from ctl.loop.lock import RunLock
 from ctl.loop.progress import Progress, say
@@ -32,6 +34,7 @@ def train(
     evaluates: bool,
     fresh: bool,
     allow_change: bool,
+    allow_partial: bool = False,
 ) -> int:
     """Trains to `train.steps`, evaluating by the way and at the end where asked.
 
@@ -41,13 +44,20 @@ def train(
         evaluates: whether to evaluate.
         fresh: move a run in the folder aside first.
         allow_change: go on though the config's arithmetic changed.
+        allow_partial: go on from a checkpoint that fits in part.
 
     Returns:
         The exit code.
     """
     with RunLock(workdir.path) as lock:
         return _train(
-            experiment, workdir, lock, evaluates=evaluates, fresh=fresh, allow_change=allow_change
+            experiment,
+            workdir,
+            lock,
+            evaluates=evaluates,
+            fresh=fresh,
+            allow_change=allow_change,
+            allow_partial=allow_partial,
         )
 
 
@@ -59,12 +69,15 @@ def _train(
     evaluates: bool,
     fresh: bool,
     allow_change: bool,
+    allow_partial: bool,
 ) -> int:
     config = experiment.config
     agreement = Agreement(experiment.hardware)
+    if fresh or not Commits(workdir.checkpoints).steps():
+        warm_start.check(experiment.trainer, config.init, moved=workdir.path if fresh else None)
     changes = _prepare(experiment, workdir, lock, fresh=fresh, allow_change=allow_change)
     agreement.meet()  # the folder is as it is to be
-    checkpoints = _checkpoints(experiment, workdir)
+    checkpoints = _checkpoints(experiment, workdir, partial=allow_partial)
     reached = agreement.of_chief(checkpoints.latest_step() or 0)
     if reached >= config.train.steps and agreement.any(_complete(workdir, reached, evaluates)):
         evaluation = workdir.result().get("eval") or {}
@@ -83,6 +96,9 @@ def _train(
             train_actions=[lambda _: lock.check()],
         )
         restored = _restore(controller, checkpoints, agreement)
+        warm = None
+        if not restored:
+            warm = warm_start.begin(experiment.trainer, config.init, agree=agreement.of_chief)
         if (
             config.optimizer.schedule == "constant"
         ):  # the checkpoint's own is that of the old config
@@ -94,9 +110,15 @@ def _train(
             progress.say(f"Changed since the run was started: {line}")
         if restored:
             progress.say(f"Resumed from {restored}.")
-            workdir.event("resume", controller.step, path=restored, changes=changes)
+            partial = checkpoints.unmatched
+            if partial:
+                progress.say(announcements.partial(partial))
+            left = {"left": partial.left(), "dropped": partial.dropped()} if partial else {}
+            workdir.event("resume", controller.step, path=restored, changes=changes, **left)
         else:
-            workdir.event("start", controller.step)
+            if warm:
+                progress.say(announcements.warm(warm))
+            workdir.event("start", controller.step, **(warm.record() if warm else {}))
         start = time.monotonic()
         if evaluates and controller.step >= config.train.steps:
             controller.evaluate()
@@ -121,7 +143,7 @@ def evaluate(experiment: Experiment, workdir: Workdir) -> int:
     """Evaluates the newest checkpoint of a run; returns the exit code."""
     _require_run(experiment, workdir)
     agreement = Agreement(experiment.hardware)
-    checkpoints = _checkpoints(experiment, workdir)
+    checkpoints = _checkpoints(experiment, workdir, reads_only=True)
     controller = _controller(experiment, workdir, checkpoints, _progress(experiment))
     if not _restore(controller, checkpoints, agreement):
         raise UsageError(f"{workdir.path} has no checkpoint to evaluate: train first.")
@@ -143,7 +165,7 @@ def continuous_eval(experiment: Experiment, workdir: Workdir) -> int:
         )
     steps = experiment.config.train.steps
     progress = _progress(experiment)
-    checkpoints = _checkpoints(experiment, workdir)
+    checkpoints = _checkpoints(experiment, workdir, reads_only=True)
     with StopOnSignal() as stop:
         controller = _controller(experiment, workdir, checkpoints, progress)
         seen = 0
@@ -222,7 +244,7 @@ def _say(experiment: Experiment) -> Callable[[str], None]:
     return say if experiment.hardware.is_chief else lambda line: None
 
 
-def _checkpoints(experiment: Experiment, workdir: Workdir) -> Checkpoints:
+def _checkpoints(experiment: Experiment, workdir: Workdir, **reading: bool) -> Checkpoints:
     return Checkpoints(
         workdir.checkpoints,
         experiment.trainer,
@@ -230,6 +252,7 @@ def _checkpoints(experiment: Experiment, workdir: Workdir) -> Checkpoints:
         keep_every=experiment.config.train.checkpoint_keep_every,
         background=_in_background(experiment),
         is_chief=experiment.hardware.is_chief,
+        **reading,
     )
 
 

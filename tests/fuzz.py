@@ -507,6 +507,7 @@ def flags(draw: random.Random, folder: pathlib.Path) -> str:
     write(folder, {**FILES, "flags.txt": "--mode=explain\n", "bad.txt": b"\xff\xfe--mode=\0"})
     names = ["config", "workdir", "mode", "fresh", "allow_config_change", "help", "flagfile"]
     names += [
+        "allow_partial_restore",
         "undefok",
         "helpfull",
         "helpshort",

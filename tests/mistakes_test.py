@@ -40,9 +40,11 @@ class Tiny(ctl.StandardTrainer):
 def Function():
     return None
 """
-NAMES = "data, eval, model, optimizer, runtime, seed, train, trainer"
+NAMES = "data, eval, init, model, optimizer, runtime, seed, train, trainer"
 MODES = "train_and_eval, train, eval, continuous_eval, explain, devices"
-FLAGS = "--config, --workdir, --mode, --fresh, --allow_config_change, --help"
+FLAGS = (
+    "--config, --workdir, --mode, --fresh, --allow_config_change, --allow_partial_restore, --help"
+)
 
 
 @dataclasses.dataclass(frozen=True)
