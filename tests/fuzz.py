@@ -944,6 +944,8 @@ LIKELY = {
     "data.prefetch": ("0", "1", "100"),
     "eval.global_batch_size": ("1", "2", "7", "100"),
     "eval.interval": ("1", "2", "100"),
+    "init.checkpoint": ("nowhere", "."),
+    "init.variables": ("('*',)",),
     "optimizer.clip.norm": ("0.5",),
     "optimizer.clip.global_norm": ("1e-30", "1e30"),
     "optimizer.gradient_accumulation_steps": ("2", "3", "5", "100"),
