@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ctl.loop.progress import numbers
+from ctl.suggestions import some
 
 
 def complete(step: int, evaluation: Mapping[str, Any], config: Any) -> str:
@@ -41,6 +42,23 @@ def start(hardware: Any, trainer: Any) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
+
+
+def partial(unmatched: Any) -> str:
+    """What a partial restore left out of the trainer and of the checkpoint."""
+    left, dropped = unmatched.left(), unmatched.dropped()
+    parts = [("left at their initial values: ", left), ("not used of the checkpoint: ", dropped)]
+    told = "; ".join(start + some(names) for start, names in parts if names)
+    return f"Restored in part: {told}."
+
+
+def warm(taken: Any) -> str:
+    """Which weights a run begins with that are not its own."""
+    cast = f", cast from {taken.cast}" if taken.cast else ""
+    return (
+        f"Weights of {len(taken.names)} of {_count(taken.of, 'variable')} from {taken.path}{cast}: "
+        f"{some(taken.names)}."
+    )
 
 
 def stopped(step: int, workdir: Any) -> str:

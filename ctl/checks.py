@@ -1,6 +1,6 @@
 """Refuses a config that cannot be right, before anything is built. Loads no TensorFlow."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import math
 import re
 from typing import Any
@@ -98,6 +98,7 @@ def check(config: Any) -> None:
         ) from None
     check_values(values)
     _check_model(config.model, "model", sections=(dict, config_dict.ConfigDict))
+    _check_init(values)
     _check_batch(values)
     _check_optimizer(values)
     check_runtime(values)
@@ -127,6 +128,7 @@ def check_values(values: Mapping[str, Any]) -> None:
             shown = defaults.shown(device)
             raise UsageError(f'runtime.devices has {shown}, want names such as "GPU:0".')
     local_devices.check_names(values["runtime.devices"])
+    _check_patterns(values["init.variables"])
     if values["optimizer.learning_rate"] == 0.0:
         raise UsageError("optimizer.learning_rate is 0.0: nothing would be learned, want more.")
     if values["optimizer.momentum"] >= 1.0:
@@ -136,6 +138,21 @@ def check_values(values: Mapping[str, Any]) -> None:
     if values["data.tfrecord.parallel_calls"] == 0:
         raise UsageError(
             "data.tfrecord.parallel_calls is 0, want 1 or more, or -1 to let tf.data choose."
+        )
+
+
+def _check_patterns(patterns: Sequence[Any]) -> None:
+    for pattern in patterns:
+        if not isinstance(pattern, str) or not pattern:
+            shown = defaults.shown(pattern)
+            raise UsageError(f'init.variables has {shown}, want patterns such as "conv*/*".')
+
+
+def _check_init(values: Mapping[str, Any]) -> None:
+    if values["init.variables"] and not values["init.checkpoint"]:
+        raise UsageError(
+            "init.variables has no effect without init.checkpoint: name the run to take them from, "
+            "or leave it out."
         )
 
 

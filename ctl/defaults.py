@@ -44,6 +44,13 @@ def defaults() -> config_dict.ConfigDict:
     # Initial weights, the order of the data and dropout are functions of it.
     config.seed = 0
 
+    config.init = init = config_dict.ConfigDict()
+    # Begin with the weights of another run: its workdir, its folder of checkpoints (the newest is
+    # taken), or one of them, such as runs/a/checkpoints/ckpt-500; "": with new ones.
+    init.checkpoint = ""
+    # Which variables to take, by patterns of names such as ["conv*/*", "dense/kernel"]; empty: all.
+    init.variables = []
+
     config.runtime = runtime = config_dict.ConfigDict()
     # auto, default, one_device, mirrored, central_storage,
     # multi_worker_mirrored, parameter_server: docs/hardware.md

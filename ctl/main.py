@@ -29,6 +29,7 @@ MODES = ("train_and_eval", "train", "eval", "continuous_eval", "explain", "devic
 SWITCHES = {
     "fresh": "Start anew: move the run in the folder aside.",
     "allow_config_change": "Resume though the arithmetic changed.",
+    "allow_partial_restore": "Resume from a checkpoint that fits in part.",
     "help": "Show this.",
 }
 _CONFIG_KEY = re.compile(r"--?(no)?config\.([^=]+)(?:=(.*))?", re.DOTALL)
@@ -160,6 +161,7 @@ def _run_mode(values: flags.FlagValues, config: Any, config_path: str, workdir: 
         evaluates=evaluates,
         fresh=values.fresh,
         allow_change=values.allow_config_change,
+        allow_partial=values.allow_partial_restore,
     )
 
 
@@ -272,7 +274,7 @@ def _check_flags(values: flags.FlagValues) -> None:
         raise UsageError("No experiment is named: add --config=FILE, such as experiments/mnist.py.")
     if values.mode not in MODES:
         raise UsageError(f"--mode is {values.mode!r}{suggestions.did_you_mean(values.mode, MODES)}")
-    for name in ("fresh", "allow_config_change"):
+    for name in ("fresh", "allow_config_change", "allow_partial_restore"):
         if values[name].value and not values.mode.startswith("train"):
             raise UsageError(f"--{name} has no effect with --mode={values.mode}: leave it out.")
     if values.workdir is not None and values.mode == "devices":

@@ -12,8 +12,10 @@ import tensorflow as tf
 from ctl import announcements, optimizers
 from ctl.errors import UsageError
 from ctl.experiment import Experiment
+from ctl.loop import warm_start
 from ctl.loop.agreement import Agreement
 from ctl.loop.checkpoints import Checkpoints, Damaged
+from ctl.loop.commits import Commits
 from ctl.loop.controller import Controller
 from ctl.loop.guard import Guard
 from ctl.loop.lock import RunLock
@@ -34,6 +36,7 @@ def train(
     evaluates: bool,
     fresh: bool,
     allow_change: bool,
+    allow_partial: bool = False,
 ) -> int:
     """Trains to `train.steps`, evaluating by the way and at the end where asked.
 
@@ -43,13 +46,20 @@ def train(
         evaluates: whether to evaluate.
         fresh: move a run in the folder aside first.
         allow_change: go on though the config's arithmetic changed.
+        allow_partial: go on from a checkpoint that fits in part.
 
     Returns:
         The exit code.
     """
     with RunLock(workdir.path) as lock:
         return _train(
-            experiment, workdir, lock, evaluates=evaluates, fresh=fresh, allow_change=allow_change
+            experiment,
+            workdir,
+            lock,
+            evaluates=evaluates,
+            fresh=fresh,
+            allow_change=allow_change,
+            allow_partial=allow_partial,
         )
 
 
@@ -61,12 +71,15 @@ def _train(
     evaluates: bool,
     fresh: bool,
     allow_change: bool,
+    allow_partial: bool,
 ) -> int:
     config = experiment.config
     agreement = Agreement(experiment.hardware)
+    if fresh or not Commits(workdir.checkpoints).steps():
+        warm_start.check(experiment.trainer, config.init, moved=workdir.path if fresh else None)
     changes = _prepare(experiment, workdir, lock, fresh=fresh, allow_change=allow_change)
     agreement.meet()  # the folder is as it is to be
-    checkpoints = _checkpoints(experiment, workdir, agreement)
+    checkpoints = _checkpoints(experiment, workdir, agreement, partial=allow_partial)
     reached = agreement.of_chief(checkpoints.latest_step() or 0)
     if reached >= config.train.steps and agreement.any(_complete(workdir, reached, evaluates)):
         evaluation = workdir.result().get("eval") or {}
@@ -90,15 +103,24 @@ def _train(
             train_actions=[lambda _: lock.check()],
         )
         restored = controller.restore_checkpoint()
+        warm = None
+        if not restored:
+            warm = warm_start.begin(experiment.trainer, config.init, agree=agreement.of_chief)
         workdir.create(config.to_dict())  # not before the checkpoint was seen to fit
         progress.say(announcements.start(experiment.hardware, experiment.trainer))
         for line in changes:
             progress.say(f"Changed since the run was started: {line}")
         if restored:
             progress.say(f"Resumed from {restored}.")
-            workdir.event("resume", controller.step, path=restored, changes=changes)
+            partial = checkpoints.unmatched
+            if partial:
+                progress.say(announcements.partial(partial))
+            left = {"left": partial.left(), "dropped": partial.dropped()} if partial else {}
+            workdir.event("resume", controller.step, path=restored, changes=changes, **left)
         else:
-            workdir.event("start", controller.step)
+            if warm:
+                progress.say(announcements.warm(warm))
+            workdir.event("start", controller.step, **(warm.record() if warm else {}))
         start = time.monotonic()
         if evaluates and controller.step >= config.train.steps:
             controller.evaluate()
@@ -125,7 +147,7 @@ def evaluate(experiment: Experiment, workdir: Workdir) -> int:
     """Evaluates the newest checkpoint of a run; returns the exit code."""
     _require_run(experiment, workdir)
     agreement = Agreement(experiment.hardware)
-    checkpoints = _checkpoints(experiment, workdir, agreement)
+    checkpoints = _checkpoints(experiment, workdir, agreement, reads_only=True)
     controller = _controller(experiment, workdir, checkpoints, _progress(experiment))
     if not controller.restore_checkpoint():
         raise UsageError(f"{workdir.path} has no checkpoint to evaluate: train first.")
@@ -147,7 +169,7 @@ def continuous_eval(experiment: Experiment, workdir: Workdir) -> int:
         )
     steps = experiment.config.train.steps
     progress = _progress(experiment)
-    checkpoints = _checkpoints(experiment, workdir, Agreement())
+    checkpoints = _checkpoints(experiment, workdir, Agreement(), reads_only=True)
     with StopOnSignal() as stop:
         controller = _controller(experiment, workdir, checkpoints, progress)
         seen = 0
@@ -221,7 +243,9 @@ def _say(experiment: Experiment) -> Callable[[str], None]:
     return say if experiment.hardware.is_chief else lambda line: None
 
 
-def _checkpoints(experiment: Experiment, workdir: Workdir, agreement: Agreement) -> Checkpoints:
+def _checkpoints(
+    experiment: Experiment, workdir: Workdir, agreement: Agreement, **reading: bool
+) -> Checkpoints:
     return Checkpoints(
         workdir.checkpoints,
         experiment.trainer,
@@ -231,6 +255,7 @@ def _checkpoints(experiment: Experiment, workdir: Workdir, agreement: Agreement)
         is_chief=experiment.hardware.is_chief,
         agreement=agreement,
         on_restored=lambda: _take_learning_rate(experiment),
+        **reading,
     )
 
 

@@ -1,8 +1,10 @@
 """Words for messages: what a person may have meant, and what they gave instead."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 import difflib
 from typing import Any
+
+_SHOWN = 8  # names in a line, before the others are only counted
 
 
 def did_you_mean(name: str, *known: Mapping[str, str] | Iterable[str]) -> str:
@@ -35,3 +37,9 @@ def kind(value: Any) -> str:
     """What a value is, such as "a dict", "an int" or "None"."""
     name = type(value).__name__
     return "None" if value is None else f"a{'n' * (name[0].lower() in 'aeiou')} {name}"
+
+
+def some(names: Sequence[str]) -> str:
+    """Names for a line: the first, and how many more there are."""
+    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

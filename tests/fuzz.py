@@ -507,6 +507,7 @@ def flags(draw: random.Random, folder: pathlib.Path) -> str:
     write(folder, {**FILES, "flags.txt": "--mode=explain\n", "bad.txt": b"\xff\xfe--mode=\0"})
     names = ["config", "workdir", "mode", "fresh", "allow_config_change", "help", "flagfile"]
     names += [
+        "allow_partial_restore",
         "undefok",
         "helpfull",
         "helpshort",
@@ -943,6 +944,8 @@ LIKELY = {
     "data.prefetch": ("0", "1", "100"),
     "eval.global_batch_size": ("1", "2", "7", "100"),
     "eval.interval": ("1", "2", "100"),
+    "init.checkpoint": ("nowhere", "."),
+    "init.variables": ("('*',)",),
     "optimizer.clip.norm": ("0.5",),
     "optimizer.clip.global_norm": ("1e-30", "1e30"),
     "optimizer.gradient_accumulation_steps": ("2", "3", "5", "100"),

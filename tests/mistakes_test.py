@@ -40,9 +40,11 @@ class Tiny(ctl.StandardTrainer):
 def Function():
     return None
 """
-NAMES = "data, eval, model, optimizer, runtime, seed, train, trainer"
+NAMES = "data, eval, init, model, optimizer, runtime, seed, train, trainer"
 MODES = "train_and_eval, train, eval, continuous_eval, explain, devices"
-FLAGS = "--config, --workdir, --mode, --fresh, --allow_config_change, --help"
+FLAGS = (
+    "--config, --workdir, --mode, --fresh, --allow_config_change, --allow_partial_restore, --help"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,6 +285,15 @@ TYPES = {
 }
 
 VALUES = {
+    "variables of no run": command_line(
+        "--config.init.variables=['conv*']",
+        "init.variables has no effect without init.checkpoint: name the run to take them from, or "
+        "leave it out.",
+    ),
+    "variables that are no patterns": command_line(
+        "--config.init.checkpoint=runs/a --config.init.variables=[5]",
+        'init.variables has 5, want patterns such as "conv*/*".',
+    ),
     "NaN rate": command_line(
         "--config.optimizer.learning_rate=nan",
         "optimizer.learning_rate is nan, want a finite number, 0 or more.",

@@ -9,8 +9,10 @@ import tempfile
 import tensorflow as tf
 
 from ctl.errors import UsageError
+from ctl.loop import matching
 from ctl.loop.agreement import Agreement
 from ctl.loop.commits import Commits
+from ctl.suggestions import some
 from ctl.trainer import StandardTrainer
 
 
@@ -39,6 +41,8 @@ class Checkpoints:
         is_chief: bool = True,
         agreement: Agreement | None = None,
         on_restored: Callable[[], None] | None = None,
+        partial: bool = False,
+        reads_only: bool = False,
     ):
         """Names the folder; nothing is written or read yet.
 
@@ -53,6 +57,9 @@ class Checkpoints:
                 to save; the others' go to a temporary folder and away again.
             agreement: by which the processes restore the same one; not needed for one process.
             on_restored: called when a checkpoint was restored.
+            partial: restore what matches by name and shape where a checkpoint does not fit.
+            reads_only: nothing is saved after, so that what a checkpoint has beside the trainer's
+                state is not lost by leaving it.
         """
         self.commits = Commits(directory)
         self._trainer = trainer
@@ -64,7 +71,14 @@ class Checkpoints:
         self._is_chief = is_chief
         self._agreement = agreement or Agreement()
         self._on_restored = on_restored or (lambda: None)
+        self._partial = partial
+        self._reads_only = reads_only
         self._writing: int | None = None  # the step that is being written
+        # What is restored when the trainer builds it, and the checkpoint that it is in.
+        self._waiting: list[matching.Variable] = []
+        self._restored: matching.Content | None = None
+        # What the last restore could not match, of one that was partial.
+        self.unmatched: matching.Comparison | None = None
 
     def latest_step(self, before: int | None = None) -> int | None:
         """The step of the newest whole checkpoint, or of the newest before a step."""
@@ -80,6 +94,7 @@ class Checkpoints:
 
         Where it is written in the background, it is whole some time after, or after `wait`.
         """
+        self._refuse_if_lost()
         step = int(self._trainer.global_step.numpy())
         if not self._is_chief:
             with tempfile.TemporaryDirectory(prefix="ctl-checkpoint-") as folder:
@@ -165,26 +180,77 @@ class Checkpoints:
             )
 
     def restore(self, path: str) -> None:
-        """Restores a checkpoint.
+        """Restores a checkpoint, the whole of it unless a part is allowed.
 
         Raises:
             UsageError: it is not of this trainer.
             Damaged: it cannot be read.
         """
         self.wait()
+        self.unmatched, self._waiting = None, []
         with self._trainer.strategy.scope():
             try:
-                status = self._checkpoint.read(path)
-                status.assert_existing_objects_matched()
+                content = matching.Content(path)
+                if not self._restore_by_place(path, content):
+                    self._restore_by_name(path, content)
+            except UsageError:
+                raise
             except (AssertionError, ValueError, tf.errors.OpError) as error:
                 reason = str(error).splitlines()[0]
                 if _unreadable(error):
                     raise Damaged(reason) from None
-                raise UsageError(
-                    f"{path} does not fit this trainer ({reason}): use --fresh or another --workdir, "
-                    "or the trainer that wrote it."
-                ) from None
+                raise UsageError(_misfit(path, reason)) from None
         self._on_restored()
+
+    def _restore_by_place(self, path: str, content: matching.Content) -> bool:
+        """As TensorFlow does; not where that would leave out a part of either side."""
+        places = content.places(self._checkpoint)
+        at_odds, beside = matching.misplaced(matching.held(self._checkpoint), content, places)
+        waiting = [v for v in beside if content.waits(v, places)]
+        if at_odds or (len(waiting) < len(beside) and not self._reads_only):
+            return False
+        self._checkpoint.read(path).assert_existing_objects_matched()
+        self._restored, self._waiting = content, waiting
+        return True
+
+    def _restore_by_name(self, path: str, content: matching.Content) -> None:
+        mine = matching.held(self._checkpoint)
+        found = matching.compare(mine, content.variables, content.places(self._checkpoint))
+        told = found.told()
+        if not self._partial and not found.complete:
+            raise UsageError(_misfit(path, told))
+        restored = {id(variable.source) for variable, _ in found.pairs}
+        trainer = self._trainer
+        model = {id(variable.source) for variable in matching.held(trainer.model)}
+        if not {id(trainer.global_step), id(trainer.optimizer.iterations)} <= restored:
+            raise UsageError(
+                f"{path} does not fit this trainer even in part, since the counters of steps and "
+                f"updates do not match ({told}): use --fresh or another --workdir."
+            )
+        if not model & restored:
+            raise UsageError(
+                f"{path} does not fit this trainer even in part, since no variable of the model "
+                f"matches ({told}): use --fresh or another --workdir."
+            )
+        # All are read before one is changed.
+        values = [(variable.source, content.value(other)) for variable, other in found.pairs]
+        for variable, value in values:
+            variable.assign(value)
+        self.unmatched = None if found.complete else found
+
+    def _refuse_if_lost(self) -> None:
+        """Saves nothing without what was in the restored checkpoint for parts not yet built then."""
+        if not self._waiting or not self._restored:
+            return
+        built = self._restored.places(self._checkpoint)
+        lost = [variable.name for variable in self._waiting if variable.node not in built]
+        if lost:
+            raise UsageError(
+                f"The checkpoint that was restored has {some(lost)}, and the trainer built "
+                "nothing to restore it into, so that saving would lose it: build in the constructor "
+                "what these belong to, or use --fresh or another --workdir."
+            )
+        self._waiting = []
 
     def _commit(self, step: int) -> None:
         self.commits.commit(step)
@@ -194,6 +260,14 @@ class Checkpoints:
         tf.compat.v1.train.update_checkpoint_state(
             str(self._directory), whole[-1], all_model_checkpoint_paths=whole
         )
+
+
+def _misfit(path: str, reason: str) -> str:
+    return (
+        f"{path} does not fit this trainer ({reason}): go on with what matches by "
+        "--allow_partial_restore, start anew by --fresh or another --workdir, or use the trainer "
+        "that wrote it."
+    )
 
 
 def _unreadable(error: Exception) -> bool:

@@ -93,7 +93,7 @@ class Workdir:
                 f"{self.path} holds a run of another experiment, trainer {old['trainer']}: name "
                 "another --workdir, or move it aside with --fresh."
             )
-        serious = [k for k in changed if not _harmless(k, new)]
+        serious = [k for k in changed if not _harmless(k, old, new)]
         if serious and not allow_change:
             named = "; ".join(lines[k] for k in serious)
             raise UsageError(
@@ -292,10 +292,12 @@ def _shown(values: Mapping[str, Any], key: str) -> str:
     return repr(values[key]) if key in values else "absent"
 
 
-def _harmless(key: str, config: Mapping[str, Any]) -> bool:
+def _harmless(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     if key == "train.steps":  # a cosine without a length of its own is spread over train.steps
-        constant = config.get("optimizer.schedule") == "constant"
-        return constant or bool(config.get("optimizer.decay_steps"))
+        constant = new.get("optimizer.schedule") == "constant"
+        return constant or bool(new.get("optimizer.decay_steps"))
+    if key == "runtime.strategy":  # the updates of parameter servers are asynchronous
+        return "parameter_server" not in (old.get(key), new.get(key))
     return any(
         key == name or (name.endswith(".") and key.startswith(name)) for name in defaults.HARMLESS
     )

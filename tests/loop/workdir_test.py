@@ -53,7 +53,8 @@ def test_the_same_config_passes_without_a_word(tmp_path):
 
 # A new key must be put here, or in defaults.HARMLESS.
 ARITHMETIC = {
-    "seed", "runtime.precision", "runtime.loss_scale", "runtime.logical_shards",
+    "seed", "init.checkpoint", "init.variables",
+    "runtime.precision", "runtime.loss_scale", "runtime.logical_shards",
     "runtime.all_reduce.dtype", "data.dir", "data.global_batch_size", "data.tfrecord.interleave",
     "data.tfrecord.cache", "data.tfrecord.shuffle_buffer", "optimizer.name",
     "optimizer.learning_rate", "optimizer.learning_rate_batch_size", "optimizer.schedule",
@@ -94,6 +95,24 @@ def test_harmless_change_passes_with_a_line_and_another_is_refused(tmp_path, nam
             "--allow_config_change, or start anew by --fresh or another --workdir."
         )
         assert folder.check_config(changed, allow_change=True) == [line]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "arithmetic"),
+    [
+        ("auto", "mirrored", False),
+        ("mirrored", "parameter_server", True),
+        ("parameter_server", "mirrored", True),
+    ],
+)
+def test_asynchronous_updates_are_other_arithmetic(tmp_path, before, after, arithmetic):
+    folder = run(tmp_path, runtime=dict(strategy=before))
+    changed, line = config(runtime=dict(strategy=after)), f"{before!r} -> {after!r}"
+    if arithmetic:
+        with pytest.raises(UsageError, match=rf"\(runtime\.strategy: {line}\).*--allow_config"):
+            folder.check_config(changed)
+    (told,) = folder.check_config(changed, allow_change=True)
+    assert told == f"runtime.strategy: {line}"
 
 
 def test_refusal_names_every_key_that_matters_and_none_else(tmp_path):
