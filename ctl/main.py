@@ -25,7 +25,7 @@ from ctl.hardware import strategies, tpu
 from ctl.hardware.cluster import Cluster
 from ctl.loop.workdir import Workdir
 
-MODES = ("train_and_eval", "train", "eval", "continuous_eval", "explain", "devices")
+MODES = ("train_and_eval", "train", "eval", "continuous_eval", "check", "explain", "devices")
 SWITCHES = {
     "fresh": "Start anew: move the run in the folder aside.",
     "allow_config_change": "Resume though the arithmetic changed.",
@@ -151,6 +151,8 @@ def _run_mode(values: flags.FlagValues, config: Any, config_path: str, workdir: 
     if values.mode == "explain":
         print(explain.describe(built))
         return 0
+    if values.mode == "check":
+        return modes.check(built, config_path)
     if values.mode == "eval":
         return modes.evaluate(built, workdir)
     if values.mode == "continuous_eval":
@@ -186,7 +188,7 @@ def _known(changes: Changes) -> config_dict.ConfigDict:
 
 def _check_workdir(values: flags.FlagValues, config: Any, workdir: Workdir) -> None:
     """Tells what is wrong with the folder before TensorFlow is loaded; `experiment` asks again."""
-    if values.mode == "explain":
+    if values.mode in ("check", "explain"):
         return
     if values.fresh:
         workdir.check_movable()
@@ -277,8 +279,8 @@ def _check_flags(values: flags.FlagValues) -> None:
     for name in ("fresh", "allow_config_change", "allow_partial_restore"):
         if values[name].value and not values.mode.startswith("train"):
             raise UsageError(f"--{name} has no effect with --mode={values.mode}: leave it out.")
-    if values.workdir is not None and values.mode == "devices":
-        raise UsageError("--workdir has no effect with --mode=devices: leave it out.")
+    if values.workdir is not None and values.mode in ("check", "devices"):
+        raise UsageError(f"--workdir has no effect with --mode={values.mode}: leave it out.")
 
 
 def _unknown_flag(name: str) -> str:

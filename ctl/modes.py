@@ -24,6 +24,8 @@ from ctl.loop.progress import Progress, say
 from ctl.loop.stall import StallWatch
 from ctl.loop.stop import StopOnSignal
 from ctl.loop.workdir import Workdir
+from ctl.preflight.blueprint import Blueprint
+from ctl.preflight.looks import look
 
 DONE, STOPPED = 0, 75
 _PACKAGES = ("ctl", "tensorflow", "tf_keras", "tf-models-official", "numpy")
@@ -265,6 +267,18 @@ def _take_learning_rate(experiment: Experiment) -> None:
     if config.optimizer.schedule == "constant":
         rate = optimizers.learning_rate(config.optimizer, config.data.global_batch_size)
         experiment.trainer.optimizer.learning_rate = rate
+
+
+def check(experiment: Experiment, config_path: str) -> int:
+    """Looks at an experiment before a long run, and writes nothing.
+
+    Returns:
+        The exit code: 1 where something would go wrong.
+    """
+    if experiment.hardware.cluster:
+        raise UsageError("--mode=check runs in one process: unset TF_CONFIG.")
+    say(f"Checking {experiment.config.trainer}, which takes about a minute.")
+    return look(Blueprint(experiment, config_path), say)
 
 
 def _require_run(experiment: Experiment, workdir: Workdir) -> None:

@@ -1,0 +1,1 @@
+"""A look at an experiment before a long run: `--mode=check`."""
