@@ -8,15 +8,35 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ctl.testing.devices import split_cpu
     from ctl.testing.equivalence import assert_replica_equivalent, check_replica_equivalence
+    from ctl.testing.planting import copies, plant
+    from ctl.testing.processes import run_workers
     from ctl.testing.report import Report
+    from ctl.testing.tiny import TinyTrainer, tiny_trainer
 
 _HOMES = {
     "Report": "ctl.testing.report",
     "assert_replica_equivalent": "ctl.testing.equivalence",
     "check_replica_equivalence": "ctl.testing.equivalence",
+    "copies": "ctl.testing.planting",
+    "plant": "ctl.testing.planting",
+    "run_workers": "ctl.testing.processes",
+    "split_cpu": "ctl.testing.devices",
+    "TinyTrainer": "ctl.testing.tiny",
+    "tiny_trainer": "ctl.testing.tiny",
 }
-__all__ = ["Report", "assert_replica_equivalent", "check_replica_equivalence"]
+__all__ = [
+    "Report",
+    "TinyTrainer",
+    "assert_replica_equivalent",
+    "check_replica_equivalence",
+    "copies",
+    "plant",
+    "run_workers",
+    "split_cpu",
+    "tiny_trainer",
+]
 
 
 def __getattr__(name: str) -> Any:

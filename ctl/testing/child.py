@@ -1,38 +1,26 @@
-"""The other side of `isolation`: python -m ctl.testing.child FOLDER, which holds the task."""
+"""The other side of `processes`: python -m ctl.testing.child FOLDER, which holds the task."""
 
 import pathlib
 import pickle
 import sys
-import traceback
 
 
 def main(folder: pathlib.Path) -> None:
-    """Runs the task in a folder and leaves its result there: a `Report`, or a `UsageError`."""
+    """Runs the task in a folder and leaves its result there, or the `UsageError` that it raised."""
+    from ctl.errors import UsageError
+
     with (folder / "task").open("rb") as file:
         # The caller's modules must be importable before what names them can be read.
         sys.path[:] = pickle.load(file)
-        task = file.read()
-    import tensorflow as tf
-
-    from ctl.errors import UsageError
-    from ctl.testing import equivalence
-
-    plan, chosen = pickle.loads(task)
-    most = max(split.replicas for split in chosen)
-    tf.config.set_logical_device_configuration(
-        tf.config.list_physical_devices("CPU")[0],
-        [tf.config.LogicalDeviceConfiguration()] * most,
-    )
+        function, arguments = pickle.load(file)
     try:
-        result: object = equivalence.run(plan, chosen)
+        result = function(*arguments)
     except UsageError as error:
-        result = UsageError(str(error))
-    (folder / "result").write_bytes(pickle.dumps(result))
+        result = error
+    # Whole or not there: the caller looks for it while this process may still be writing.
+    (folder / "part").write_bytes(pickle.dumps(result))
+    (folder / "part").rename(folder / "result")
 
 
 if __name__ == "__main__":
-    try:
-        main(pathlib.Path(sys.argv[1]))
-    except Exception:
-        traceback.print_exc()
-        sys.exit(1)
+    main(pathlib.Path(sys.argv[1]))

@@ -10,8 +10,9 @@ import tf_keras
 
 from ctl.data.feed import Feed
 from ctl.evaluator import StandardEvaluator
-from ctl.hardware import strategies
 from ctl.options import TrainerOptions
+from ctl.testing.devices import strategy_of
+from ctl.testing.planting import copies
 from ctl.testing.scaling import RATE
 from ctl.testing.splits import Split
 from ctl.trainer import StandardTrainer
@@ -89,13 +90,6 @@ class Record:
     names: tuple[Name, ...] = ()
 
 
-def strategy_of(replicas: int) -> tf.distribute.Strategy:
-    """One device or so many logical CPUs, which this process must have."""
-    name = "one_device" if replicas == 1 else "mirrored"
-    devices = tuple(f"CPU:{i}" for i in range(replicas))
-    return strategies.build(name, strategies.Request(devices=devices)).strategy
-
-
 def build(plan: Plan, split: Split, **changes: Any) -> StandardTrainer:
     """The trainer of a split, fed with the plan's examples in their order.
 
@@ -170,9 +164,9 @@ def record(
         evaluation = {("evaluation", k): v for k, v in _numbers(results)}
     before = {name: value_of(trainer, v) for name, v in found.items()}
     weights = {name: value for (kind, name), value in before.items() if kind == "update"}
-    steps, copies = [], []
+    steps, apart = [], []
     for step in range(plan.steps):
-        old = {name: copies_of(trainer, v) for name, v in found.items()}
+        old = {name: copies(trainer, v) for name, v in found.items()}
         outputs = trainer.train(tf.constant(1)) or {}
         values: dict[Name, np.ndarray] = {
             ("loss" if k == "loss" else "metric", k): v
@@ -183,9 +177,9 @@ def record(
             value = value_of(trainer, variable)
             values[name] = value - before[name] if name[0] == "update" else value
             before[name] = value
-            copies += _apart(name, step, old[name], copies_of(trainer, variable), variable)
+            apart += _apart(name, step, old[name], copies(trainer, variable), variable)
         steps.append(values)
-    return Record(split, weights, steps, evaluation, copies, tuple(found))
+    return Record(split, weights, steps, evaluation, apart, tuple(found))
 
 
 def variables(trainer: StandardTrainer, names: Sequence[Name] = ()) -> dict[Name, tf.Variable]:
@@ -211,20 +205,15 @@ def variables(trainer: StandardTrainer, names: Sequence[Name] = ()) -> dict[Name
     return found
 
 
-def copies_of(trainer: StandardTrainer, variable: tf.Variable) -> list[np.ndarray]:
-    """Each replica's own copy of a variable."""
-    return [np.asarray(v) for v in trainer.strategy.experimental_local_results(variable)]
-
-
 def value_of(trainer: StandardTrainer, variable: tf.Variable) -> np.ndarray:
     """What a variable is worth to who reads it outside of the replicas."""
-    copies = copies_of(trainer, variable)
-    if len(copies) > 1 and _is_local(variable):
+    own = copies(trainer, variable)
+    if len(own) > 1 and _is_local(variable):
         if variable.aggregation == tf.VariableAggregation.SUM:
-            return np.sum(copies, axis=0)
+            return np.sum(own, axis=0)
         if variable.aggregation == tf.VariableAggregation.MEAN:
-            return np.mean(copies, axis=0)
-    return copies[0]
+            return np.mean(own, axis=0)
+    return own[0]
 
 
 def _each(trainer: StandardTrainer) -> Iterator[tuple[str, tf.Variable]]:

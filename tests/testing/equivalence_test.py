@@ -222,5 +222,5 @@ class Broken(gallery.Right):
 
 
 def test_what_a_child_process_said_is_in_the_message():
-    with pytest.raises(RuntimeError, match="no such layer"):
+    with pytest.raises(AssertionError, match="no such layer"):
         check_replica_equivalence(Broken, gallery.examples(), in_process=False)

@@ -120,8 +120,13 @@ class ByHand(Right):
     def reduced(self, values):
         return tf.distribute.get_replica_context().all_reduce(SUM, values)
 
+    def changed(self, gradients, variables):
+        """What is done to gradients that are reduced and unscaled."""
+        return gradients
+
     def apply(self, gradients, variables):
         gradients = [g / tf.cast(self.loss_scale(), g.dtype) for g in gradients]
+        gradients = self.changed(gradients, variables)
         optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         optimizer.apply_gradients(
             zip(gradients, variables, strict=True), experimental_aggregate_gradients=False
@@ -131,15 +136,15 @@ class ByHand(Right):
 class Clipped(ByHand):
     """Clips what is reduced."""
 
-    def apply(self, gradients, variables):
-        super().apply(tf.clip_by_global_norm(gradients, 0.05)[0], variables)
+    def changed(self, gradients, variables):
+        return tf.clip_by_global_norm(gradients, 0.05)[0]
 
 
 class Decayed(ByHand):
     """Adds weight decay to what is reduced."""
 
-    def apply(self, gradients, variables):
-        super().apply([g + 0.1 * v for g, v in zip(gradients, variables, strict=True)], variables)
+    def changed(self, gradients, variables):
+        return [g + 0.1 * v for g, v in zip(gradients, variables, strict=True)]
 
 
 class Penalized(Regularized, ByHand):
