@@ -1,0 +1,427 @@
+"""The planted mistakes: each trainer gets one thing wrong, and `MISTAKES` says what the kit says."""
+
+import dataclasses
+
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl.testing import causes
+from tests.testing import gallery
+from tests.testing.gallery import MEAN, SUM, ByHand, Dropping, Normalized, Regularized, Right
+
+layers = tf_keras.layers
+
+
+class ReducedTwice(ByHand):
+    def apply(self, gradients, variables):
+        # apply_gradients sums over the replicas once more, as it does by default.
+        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+
+class LocalMean(ByHand):
+    def share_of_loss(self, batch, outputs):
+        return tf.reduce_mean(self.per_example_loss(batch, outputs))
+
+
+class Averaged(ByHand):
+    def reduced(self, values):
+        return tf.distribute.get_replica_context().all_reduce(MEAN, values)
+
+
+class MeanOfMeans(ByHand):
+    def share_of_loss(self, batch, outputs):
+        losses = self.per_example_loss(batch, outputs)
+        mean = tf.math.divide_no_nan(tf.reduce_sum(self.counted(losses)), self.rows_here(losses))
+        return mean / self.strategy.num_replicas_in_sync
+
+
+class PaddingCounted(ByHand):
+    def counted(self, losses):
+        return losses
+
+
+class MicroBatchMean(ByHand):
+    def replica_step(self, batch):
+        parts = self.options.gradient_accumulation_steps
+        variables = self.model.trainable_variables
+        cut = {name: tf.split(value, self.sizes(value, parts)) for name, value in batch.items()}
+        present = ctl.replica.present()
+        masks = [None] * parts
+        if present is not None:
+            masks = tf.split(present, self.sizes(present, parts))
+        total, value = [tf.zeros_like(v) for v in variables], 0.0
+        for i in range(parts):
+            part = {name: values[i] for name, values in cut.items()}
+            with tf.GradientTape() as tape:
+                losses = self.per_example_loss(part, self.forward(part, training=True))
+                if masks[i] is not None:
+                    losses *= tf.cast(masks[i], losses.dtype)
+                # Rows of a micro-batch on all replicas.
+                rows = tf.cast(self.global_batch_size, losses.dtype) / parts
+                loss = tf.reduce_sum(losses) / rows
+            found = tape.gradient(loss, variables)
+            total = [a + b for a, b in zip(total, found, strict=True)]
+            value += loss
+        self.apply(self.reduced(total), variables)
+        return self.reduced([value])[0] / parts
+
+    def sizes(self, value, parts):
+        rows = value.shape[0]
+        return [rows * (i + 1) // parts - rows * i // parts for i in range(parts)]
+
+
+class LossOverLocalBatch(Right):
+    def per_example_loss(self, batch, outputs):
+        losses = super().per_example_loss(batch, outputs)
+        return losses / tf.stop_gradient(tf.reduce_max(losses))
+
+
+class WeightsOverLocalBatch(Right):
+    def sample_weight(self, batch):
+        weight = 1.0 + tf.cast(batch["label"], tf.float32)
+        return weight / tf.reduce_sum(weight)
+
+
+class ClippedBeforeReduction(ByHand):
+    def reduced(self, values):
+        if len(values) > 1:
+            values = tf.clip_by_global_norm(values, 0.05)[0]
+        return super().reduced(values)
+
+
+class PlainBatchNorm(Normalized):
+    def normalization(self):
+        return layers.BatchNormalization()
+
+
+class PaddedSyncBatchNorm(Normalized):
+    def normalization(self):
+        return layers.BatchNormalization(synchronized=True)
+
+
+class SquaresBatchNorm(layers.BatchNormalization):
+    """Synchronized, without padding, by the mean of the squares less the square of the mean."""
+
+    def __init__(self, **arguments):
+        super().__init__(**{**arguments, "synchronized": True})
+
+    def _calculate_mean_and_var(self, x, axes, keep_dims, mask=None):
+        present = ctl.replica.present()
+        ones = tf.ones_like(x[:, 0]) if present is None else tf.cast(present, x.dtype)
+        kept = x * ones[:, tf.newaxis]
+        sums = [tf.reduce_sum(ones), tf.reduce_sum(kept, 0), tf.reduce_sum(kept * x, 0)]
+        context = tf.distribute.get_replica_context()
+        if context is not None and context.num_replicas_in_sync > 1:
+            sums = context.all_reduce(SUM, sums)
+        mean, square = sums[1] / sums[0], sums[2] / sums[0]
+        return mean, square - mean**2
+
+
+class SquaresOfLargeNumbers(Normalized):
+    def normalization(self):
+        return SquaresBatchNorm()
+
+
+class MeanOfReplicas(tf_keras.metrics.Metric):
+    """Each replica's accuracy, and of these the mean."""
+
+    def __init__(self, name="accuracy"):
+        super().__init__(name=name)
+        variable = dict(initializer="zeros", aggregation=tf.VariableAggregation.MEAN)
+        self.value = self.add_weight("value", **variable)
+
+    def update_state(self, labels, outputs, sample_weight=None):
+        hits = tf.cast(tf.equal(tf.cast(labels, tf.int64), tf.argmax(outputs, 1)), self.dtype)
+        ones = tf.ones_like(hits) if sample_weight is None else tf.cast(sample_weight, self.dtype)
+        self.value.assign(tf.math.divide_no_nan(tf.reduce_sum(hits * ones), tf.reduce_sum(ones)))
+
+    def result(self):
+        return tf.identity(self.value)
+
+
+class MetricAveraged(Right):
+    def build_metrics(self):
+        return {"accuracy": MeanOfReplicas()}
+
+
+class MetricOfPadding(Right):
+    def update_metrics(self, metrics, batch, outputs, weights):
+        super().update_metrics(metrics, batch, outputs, None)
+
+
+class CountAveraged(Right):
+    def build_metrics(self):
+        metric = tf_keras.metrics.Sum("hits")
+        metric.total._aggregation = tf.VariableAggregation.MEAN
+        return {"hits": metric}
+
+    def update_metrics(self, metrics, batch, outputs, weights):
+        hits = tf.equal(tf.cast(batch["label"], tf.int64), tf.argmax(outputs, 1))
+        metrics["hits"].update_state(tf.cast(hits, tf.float64), sample_weight=weights)
+
+
+class DecayedOnceAReplica(ByHand):
+    def reduced(self, values):
+        if len(values) > 1:
+            pairs = zip(values, self.model.trainable_variables, strict=True)
+            values = [g + 0.1 * v for g, v in pairs]
+        return super().reduced(values)
+
+
+class PenaltyOnceAReplica(Regularized, ByHand):
+    def share_of_loss(self, batch, outputs):
+        return super().share_of_loss(batch, outputs) + tf.add_n(self.model.losses)
+
+
+class AuxiliaryMean(ByHand):
+    def share_of_loss(self, batch, outputs):
+        second = tf.reduce_sum(tf.square(outputs), axis=1)
+        return super().share_of_loss(batch, outputs) + 0.1 * tf.reduce_mean(second)
+
+
+class AuxiliaryNotReduced(ByHand):
+    def replica_step(self, batch):
+        loss = super().replica_step(batch)
+        variables = self.model.trainable_variables
+        with tf.GradientTape() as tape:
+            outputs = self.forward(batch, training=True)
+            second = self.counted(tf.reduce_sum(tf.square(outputs), axis=1))
+            share = 0.1 * tf.reduce_sum(second) / self.global_batch_size
+        self.apply(tape.gradient(share, variables), variables)
+        return loss
+
+
+class LossNotReduced(ByHand):
+    def reduced(self, values):
+        return values if len(values) == 1 else super().reduced(values)
+
+
+class OneReplicaOnly(Right):
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        with self.strategy.scope():
+            self.steps_seen = tf.Variable(
+                0.0,
+                trainable=False,
+                name="steps_seen",
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            )
+
+    def replica_step(self, batch):
+        first = tf.distribute.get_replica_context().replica_id_in_sync_group == 0
+        self.steps_seen.assign_add(tf.cast(first, tf.float32))
+        return super().replica_step(batch)
+
+
+class CountedByEach(Right):
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        with self.strategy.scope():
+            aggregation = tf.VariableAggregation.SUM
+            self.steps_seen = tf.Variable(
+                0.0, trainable=False, name="steps_seen", aggregation=aggregation
+            )
+
+    def replica_step(self, batch):
+        self.steps_seen.assign_add(1.0)
+        return super().replica_step(batch)
+
+
+class LocalMask(layers.Layer):
+    """Dropout of a seed that every replica has: the same mask everywhere."""
+
+    def call(self, inputs, training=None):
+        if not training:
+            return inputs
+        step = tf.cast(ctl.replica.rows.current().step, tf.int32)
+        kept = tf.random.stateless_uniform(tf.shape(inputs), seed=[7, step]) > 0.4
+        return inputs * tf.cast(kept, inputs.dtype) / 0.6
+
+
+class SameMask(Dropping):
+    def build_model(self):
+        return tf_keras.Sequential(
+            [
+                layers.Dense(8, activation="tanh", input_shape=(gallery.FEATURES,)),
+                LocalMask(),
+                layers.Dense(gallery.CLASSES),
+            ]
+        )
+
+
+class NotUnscaled(ByHand):
+    def apply(self, gradients, variables):
+        optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        optimizer.apply_gradients(
+            zip(gradients, variables, strict=True), experimental_aggregate_gradients=False
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Mistake:
+    """One planted mistake.
+
+    Attributes:
+        trainer: who makes it.
+        what: in a few words.
+        where: what the kit's first line must name of quantity and split.
+        cause: what it must say of the cause.
+        replicas: what it takes to see that.
+    """
+
+    trainer: type
+    what: str
+    where: str
+    cause: str
+    replicas: tuple[int, ...] = (1, 2)
+
+
+MISTAKES = [
+    Mistake(
+        ReducedTwice,
+        "gradients are reduced, and summed again by the optimizer",
+        "update of dense/kernel:0 on 2 replicas (4 + 4 rows of 8), accumulation 1, step 0: 2 times",
+        causes.REDUCED_TWICE,
+    ),
+    Mistake(
+        LocalMean,
+        "the loss is the mean of the local batch",
+        "update of dense/kernel:0 on 2 replicas (4 + 4 rows of 8), accumulation 1, step 0: 2 times",
+        causes.PADDING_MEAN.format(times=2),
+    ),
+    Mistake(
+        Averaged,
+        "shares of the loss are averaged over the replicas",
+        "update of dense/kernel:0 on 2 replicas (4 + 4 rows of 8), accumulation 1, step 0: 1/2 times",
+        causes.AVERAGED,
+    ),
+    Mistake(
+        MeanOfMeans,
+        "the loss is a mean of the replicas' means",
+        "update of dense/kernel:0 on 2 replicas (3 + 2 rows of 5)",
+        causes.OWN_ROWS.format(how="averaged"),
+    ),
+    Mistake(
+        PaddingCounted,
+        "padding counts in the loss",
+        "update of dense/kernel:0 on 2 replicas (3 + 2 rows of 5)",
+        causes.PADDING.format(times=2),
+    ),
+    Mistake(
+        MicroBatchMean,
+        "the loss is divided by the micro-batch",
+        "update of dense/kernel:0 on 1 replica (8 rows of 8), accumulation 2, step 0: 2 times",
+        causes.MICRO_BATCH,
+    ),
+    Mistake(
+        LossOverLocalBatch,
+        "the loss has a maximum over the local batch in it",
+        "on 2 replicas (4 + 4 rows of 8)",
+        causes.PER_EXAMPLE.format(hook="per_example_loss"),
+    ),
+    Mistake(
+        WeightsOverLocalBatch,
+        "sample weights are normalized by the local batch",
+        "on 2 replicas (4 + 4 rows of 8)",
+        causes.PER_EXAMPLE.format(hook="sample_weight"),
+    ),
+    Mistake(
+        ClippedBeforeReduction,
+        "gradients are clipped before the reduction",
+        "update of dense/kernel:0 on 2 replicas (4 + 4 rows of 8)",
+        "gradients are clipped before the reduction: on one replica every update has the norm 0.05",
+    ),
+    Mistake(
+        PlainBatchNorm,
+        "plain batch normalization",
+        "statistic batch_normalization/moving_variance:0 on 2 replicas (4 + 4 rows of 8)",
+        causes.OWN_STATISTICS,
+    ),
+    Mistake(
+        PaddedSyncBatchNorm,
+        "tf_keras' synchronized batch normalization, which counts padding",
+        "statistic batch_normalization/moving_mean:0 on 2 replicas (3 + 2 rows of 5)",
+        causes.PADDED_STATISTICS,
+    ),
+    Mistake(
+        SquaresOfLargeNumbers,
+        "synchronized batch normalization by E[x^2] - E[x]^2",
+        "variance of squares_batch_norm",
+        causes.SQUARES,
+    ),
+    Mistake(
+        MetricAveraged,
+        "a mean metric is averaged over the replicas",
+        "metric accuracy on 2 replicas (3 + 2 rows of 5)",
+        causes.METRIC_AVERAGED,
+    ),
+    Mistake(
+        MetricOfPadding,
+        "a metric counts padding",
+        "metric accuracy on 2 replicas (3 + 2 rows of 5)",
+        causes.METRIC_PADDING,
+    ),
+    Mistake(
+        CountAveraged,
+        "a count is averaged over the replicas",
+        "metric hits on 2 replicas (4 + 4 rows of 8), accumulation 1, step 0: 1/2 times",
+        causes.METRIC_NOT_SUMMED,
+    ),
+    Mistake(
+        DecayedOnceAReplica,
+        "weight decay is added once a replica",
+        "update of dense/kernel:0 on 2 replicas (4 + 4 rows of 8)",
+        causes.DECAY.format(times=2),
+    ),
+    Mistake(
+        PenaltyOnceAReplica,
+        "the regularization loss is added once a replica",
+        "update of dense/kernel:0 on 2 replicas (4 + 4 rows of 8)",
+        causes.PENALTY.format(times=2),
+    ),
+    Mistake(
+        AuxiliaryMean,
+        "an auxiliary loss is the mean of the local batch",
+        "update of dense/kernel:0 on 2 replicas (4 + 4 rows of 8)",
+        causes.PART_SUMMED,
+        replicas=(1, 2, 4),
+    ),
+    Mistake(
+        AuxiliaryNotReduced,
+        "the gradient of an auxiliary loss is applied without a reduction",
+        "copies of dense/kernel:0 on 2 replicas (4 + 4 rows of 8)",
+        causes.NOT_REDUCED,
+    ),
+    Mistake(
+        LossNotReduced,
+        "the loss that is returned is not reduced",
+        "loss on 2 replicas (4 + 4 rows of 8), accumulation 1, step 0: 1/2 times",
+        causes.OWN_SHARE,
+    ),
+    Mistake(
+        OneReplicaOnly,
+        "a variable is updated on one replica only",
+        "copies of steps_seen:0 on 2 replicas (4 + 4 rows of 8)",
+        causes.SOME_REPLICAS.format(which=0),
+    ),
+    Mistake(
+        CountedByEach,
+        "each replica adds to a count",
+        "variable steps_seen:0 on 2 replicas (4 + 4 rows of 8), accumulation 1, step 0: 2 times",
+        causes.ADDED_BY_EACH,
+    ),
+    Mistake(
+        SameMask,
+        "the dropout mask is the same on all replicas",
+        "on 2 replicas (4 + 4 rows of 8)",
+        causes.SAME_NUMBERS,
+    ),
+    Mistake(
+        NotUnscaled,
+        "the loss scale is not undone",
+        "update under the loss scale 8 on 1 replica (2 rows of 2), accumulation 1, step 0: 8 times",
+        causes.LOSS_SCALE,
+    ),
+]
