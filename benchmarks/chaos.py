@@ -35,6 +35,7 @@ import tensorflow as tf
 
 from benchmarks import counting
 from ctl.loop.commits import Commits
+from ctl.testing import faults
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COUNTING = "benchmarks/counting.py"
@@ -230,9 +231,9 @@ def kill(
         ending = time.monotonic() - at
         check_stop(run.returncode, log(workdir).read_text(), workdir)
     else:
-        os.killpg(run.pid, signal.SIGKILL)
-        if flags.workers > 1:  # the launcher's children are in groups of their own
-            subprocess.run(["pkill", "-KILL", "-f", f"workdir={workdir}"], check=False)
+        run.send_signal(signal.SIGSTOP)  # a launcher starts no more
+        for pid in (*faults.workers(run.pid).values(), run.pid):
+            os.kill(pid, signal.SIGKILL)
         run.wait()
         ending = time.monotonic() - at
         phase = look.phase()
