@@ -2,11 +2,10 @@
 
     python -m benchmarks.saving
 
-A process trains windows of `--steps` steps, by turns with a checkpoint that is begun before the first
-step and whole after the last one, and without. What a window with one takes longer is what a checkpoint
-costs, its writing beside the training included; the table says what part of `--interval` steps that is.
-The processor's time is told beside that of the clock: other programs on the machine disturb it less.
-It fails above `--limit` percent of the clock's.
+A process trains windows of `--steps` steps, by turns without a checkpoint and with one that is begun
+before the first step and whole after the last. What the latter take longer is what a checkpoint costs;
+the table says what part of `--interval` steps that is. Other programs on the machine disturb the
+processor's time less than the clock's. It fails above `--limit` percent of the clock's.
 """
 
 import argparse
@@ -34,13 +33,7 @@ WARM_UPS = 2  # windows that are not counted: the first one traces
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures, prints a table, and fails above the limit."""
     flags = parse(arguments)
-    found = []
-    for process in range(flags.processes):
-        print(f"process {process + 1} of {flags.processes}", file=sys.stderr, flush=True)
-        spawn = multiprocessing.get_context("spawn")  # TensorFlow does not outlive a fork
-        with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as pool:
-            found.append(pool.submit(measure, flags.windows, flags.steps).result())
-    clock, processor = np.moveaxis(np.array(found), 2, 0)
+    clock, processor = np.moveaxis(measured(flags), 2, 0)
     lost = 100 * share(clock, flags.steps, flags.interval)
     print(table(clock, processor, lost, flags), flush=True)
     if lost[0] > flags.limit:
@@ -57,6 +50,17 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--interval", type=int, default=1000, help="default 1000, as ctl's own")
     parser.add_argument("--limit", type=float, default=2.0, help="percent; default 2")
     return parser.parse_args(arguments)
+
+
+def measured(flags: argparse.Namespace) -> np.ndarray:
+    """[processes, windows, 2, 2] seconds, as of `measure`, of a process after the other."""
+    found = []
+    for process in range(flags.processes):
+        print(f"process {process + 1} of {flags.processes}", file=sys.stderr, flush=True)
+        spawn = multiprocessing.get_context("spawn")  # TensorFlow does not outlive a fork
+        with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as pool:
+            found.append(pool.submit(measure, flags.windows, flags.steps).result())
+    return np.array(found)
 
 
 def measure(windows: int, steps: int) -> list[list[tuple[float, float]]]:
@@ -98,17 +102,14 @@ def share(seconds: np.ndarray, steps: int, interval: int) -> np.ndarray:
     return (np.array(report.interval(ratios)) - 1) * steps / interval
 
 
-def table(
-    clock: np.ndarray, processor: np.ndarray, lost: np.ndarray, flags: argparse.Namespace
-) -> str:
+def table(clock: np.ndarray, processor: np.ndarray, lost: np.ndarray, flags) -> str:
     """What was measured, in markdown."""
-    without, cost = 1e3 * np.median(clock[..., 1]), 1e3 * np.median(clock[..., 0] - clock[..., 1])
-    worked = 1e3 * np.median(processor[..., 0] - processor[..., 1])
+    cost, worked = (1e3 * np.median(s[..., 0] - s[..., 1]) for s in (clock, processor))
     return "\n".join(
         [
             f"| MNIST, batch 64, {clock[..., 0].size} pairs of {flags.steps} steps | |",
             "|---|---:|",
-            f"| ms a step without saving | {without / flags.steps:.2f} |",
+            f"| ms a step without saving | {1e3 * np.median(clock[..., 1]) / flags.steps:.2f} |",
             f"| ms that a checkpoint costs; of the processor | {cost:.0f}; {worked:.0f} |",
             f"| % lost at every {flags.interval} steps (95 %) "
             f"| {lost[0]:.2f} ({lost[1]:.2f} to {lost[2]:.2f}) |",
