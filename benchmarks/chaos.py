@@ -229,7 +229,7 @@ def kill(
         run.send_signal(signal.SIGTERM)
         run.wait(timeout=60)
         ending = time.monotonic() - at
-        check_stop(run.returncode, log(workdir).read_text(), workdir)
+        check_stop(run.returncode, log(workdir).read_text(), workdir, phase)
     else:
         run.send_signal(signal.SIGSTOP)  # a launcher starts no more
         for pid in (*faults.workers(run.pid).values(), run.pid):
@@ -242,11 +242,13 @@ def kill(
     return Death(phase, at - start, newest(workdir), at, run.returncode, ending)
 
 
-def check_stop(code: int, out: str, workdir: pathlib.Path) -> None:
+def check_stop(code: int, out: str, workdir: pathlib.Path, phase: str) -> None:
     """Whether a SIGTERM ended as promised."""
     asleep = code == -signal.SIGTERM and not out  # Python had not begun with the program
     check(code == 75 or asleep, f"exit code {code}:\n{out}")
-    if "Stopped at step" in out:
+    saves = "Stopped at step" in out
+    check(saves or phase == "start", f"stopped in {phase} without a checkpoint:\n{out}")
+    if saves:
         stopped = json.loads((workdir / "result.json").read_text())["step"]
         check(newest(workdir) == stopped, f"stopped at {stopped}, saved {newest(workdir)}")
 

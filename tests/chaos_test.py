@@ -83,6 +83,26 @@ def test_half_an_event_is_none(tmp_path):
     assert [event["event"] for event in chaos.events(tmp_path)] == ["start"]
 
 
+@pytest.mark.parametrize(
+    ("code", "out", "phase", "told"),
+    [
+        (0, "Done", "step", "exit code 0"),
+        (-15, "training", "step", "exit code -15"),
+        (75, "Lost a worker", "step", "stopped in step without a checkpoint"),
+        (75, "Stopped at step 60", "step", "stopped at 60, saved 0"),
+    ],
+)
+def test_a_sigterm_that_ends_otherwise_than_promised_is_told(tmp_path, code, out, phase, told):
+    (tmp_path / "result.json").write_text('{"step": 60}')
+    with pytest.raises(SystemExit, match=told):
+        chaos.check_stop(code, out, tmp_path, phase)
+
+
+def test_a_sigterm_may_come_before_there_is_anything_to_save(tmp_path):
+    chaos.check_stop(-15, "", tmp_path, "start")
+    chaos.check_stop(75, "Stopped before training began", tmp_path, "start")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
