@@ -105,6 +105,17 @@ def test_a_kill_in_an_evaluation_comes_after_its_first_batch(strategy, struck, b
     assert float(second["loss"]) == float(first["loss"])
 
 
+def test_none_is_no_signal_and_cuts_alike(strategy, monkeypatch):
+    trainer, asked = trainer_of(strategy), []
+    train = ctl.StandardTrainer.train
+    monkeypatch.setattr(
+        ctl.StandardTrainer, "train", lambda self, n: (asked.append(int(n)), train(self, n))[1]
+    )
+    with faults.killing("step:3", by=None):
+        trainer.train(tf.constant(10))
+    assert asked == [3, 7]
+
+
 def test_production_code_is_as_it_was_after_the_block():
     before = ctl.StandardTrainer.train, ctl.StandardEvaluator.create_eval_loop_fn, Commits.commit
     for when in ("start", "step:1", "save:1", "eval:1"):

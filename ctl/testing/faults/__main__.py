@@ -5,7 +5,8 @@
     python -m ctl.testing.faults --kill=step:33 --workers=2 --worker=1 --max_restarts=1 -- --config=...
 
 The arguments after `--` are those of ctl.main, which knows nothing of it. With --workers it is
-ctl.launch, and the process of --worker is killed, at its first start alone.
+ctl.launch, and the process of --worker is killed, at its first start alone. Whoever starts several
+processes in another way gives all the same --kill, and all but one --signal=none.
 """
 
 import argparse
@@ -18,6 +19,8 @@ from ctl import launch
 from ctl.errors import UsageError
 from ctl.hardware import tpu
 from ctl.hardware.cluster import Cluster
+
+NONE = "none"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -59,29 +62,31 @@ def _run(flags: argparse.Namespace, arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as the program itself begins
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    with kills.killing(flags.kill, by=signal.Signals[flags.signal]):
+    by = None if flags.signal == NONE else signal.Signals[flags.signal]
+    with kills.killing(flags.kill, by=by):
         return program.run(["ctl", *arguments])
 
 
 class _Launcher(launch.Launcher):
-    """Starts one of its processes with a kill in it, and without if it starts it again."""
+    """Starts its processes with a kill in one of them, and without if it starts them again."""
 
     def __init__(self, flags: argparse.Namespace, arguments: Sequence[str]):
         """Takes the command line's flags and the arguments of `ctl.main`."""
         super().__init__(
             workers=flags.workers, servers=0, max_restarts=flags.max_restarts, arguments=arguments
         )
-        self._victim = f"worker {flags.worker}"
-        self._kill = [f"--kill={flags.kill}", f"--signal={flags.signal}"]
+        self._flags = flags
+        self._begun: set[str] = set()
 
     def _begin(self, place: Cluster) -> launch.Process:
-        if place.name != self._victim:
+        if place.name in self._begun:
             return super()._begin(place)
-        self._victim = ""
-        command = [sys.executable, "-m", "ctl.testing.faults", *self._kill, "--", *self._arguments]
-        return launch.Process(
-            place, command, {"TF_CONFIG": place.tf_config(), **self._own[place.name]}
-        )
+        self._begun.add(place.name)
+        number = self._flags.signal if place.name == f"worker {self._flags.worker}" else NONE
+        kill = [f"--kill={self._flags.kill}", f"--signal={number}"]
+        command = [sys.executable, "-m", "ctl.testing.faults", *kill, "--", *self._arguments]
+        environment = {"TF_CONFIG": place.tf_config(), **self._own[place.name]}
+        return launch.Process(place, command, environment)
 
 
 def _flags(arguments: Sequence[str]) -> argparse.Namespace:
@@ -91,7 +96,8 @@ def _flags(arguments: Sequence[str]) -> argparse.Namespace:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     points = "start, step:K, save:N or eval:N"
     parser.add_argument("--kill", required=True, metavar="POINT", help=points)
-    parser.add_argument("--signal", choices=("SIGKILL", "SIGTERM", "SIGINT"), default="SIGKILL")
+    signals = ("SIGKILL", "SIGTERM", "SIGINT", NONE)
+    parser.add_argument("--signal", choices=signals, default="SIGKILL")
     parser.add_argument("--workers", type=int, default=0, help="start so many by ctl.launch")
     parser.add_argument("--worker", type=int, default=0, help="which is killed; default 0")
     parser.add_argument("--max_restarts", type=int, default=0, help="of ctl.launch")

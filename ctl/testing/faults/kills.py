@@ -20,7 +20,7 @@ POINTS = "start, step:K, save:N, eval:N"
 
 
 @contextlib.contextmanager
-def killing(when: str, *, by: signal.Signals = signal.SIGKILL) -> Iterator[None]:
+def killing(when: str, *, by: signal.Signals | None = signal.SIGKILL) -> Iterator[None]:
     """Sends this process a signal, once, at a point of the run inside the `with` block.
 
         with faults.killing("step:33", by=signal.SIGTERM):
@@ -35,9 +35,12 @@ def killing(when: str, *, by: signal.Signals = signal.SIGKILL) -> Iterator[None]
       several processes the chief alone has a marker to write.
     - `eval:N`: the first batch of this process' N-th evaluation is done.
 
+    To end exactly there, a loop or an evaluation is cut in two, and between the halves processes wait
+    for each other: in a run of several give all of them the point, and all but one `by=None`.
+
     Args:
         when: one of these.
-        by: the signal.
+        by: the signal; None for none.
 
     Raises:
         UsageError: there is no such point.
@@ -66,8 +69,8 @@ def parse(when: str) -> tuple[str, int]:
     return point, int(number or 0)
 
 
-def _once(by: signal.Signals) -> Strike:
-    waiting = [by]
+def _once(by: signal.Signals | None) -> Strike:
+    waiting = [] if by is None else [by]
 
     def strike() -> None:
         if waiting:
