@@ -467,6 +467,7 @@ def two_workers(calm):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_worker_that_is_killed_at_a_step_is_started_again_without_the_kill(two_workers):
     folder, run, want = two_workers
     kill = ["--kill=step:33", "--workers=2", "--worker=1", "--max_restarts=1"]
@@ -481,6 +482,7 @@ def test_a_worker_that_is_killed_at_a_step_is_started_again_without_the_kill(two
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_delayed_worker_holds_all_up_and_changes_nothing(two_workers):
     folder, run, want = two_workers
     command = ["-m", "ctl.launch", "--workers=2", "--", *run, "--workdir=delayed"]
@@ -497,6 +499,7 @@ def test_a_delayed_worker_holds_all_up_and_changes_nothing(two_workers):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_dropped_worker_ends_the_launcher_with_its_code(two_workers):
     folder, run, _ = two_workers
     command = ["-m", "ctl.launch", "--workers=2", "--", *run, "--workdir=dropped"]
