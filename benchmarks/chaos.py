@@ -1,24 +1,28 @@
 """Kills a training again and again, and compares where it ends with a run that nobody disturbed.
 
     python -m benchmarks.chaos --kills=50 --seed=0
-    python -m benchmarks.chaos --kills=10 --strategy=mirrored
+    python -m benchmarks.chaos --kills=50 --strategy=mirrored
     python -m benchmarks.chaos --kills=10 --workers=2
     python -m benchmarks.chaos --kills=20 --signal=SIGTERM
 
 A process is killed at an instant drawn from its whole life: while it starts, trains, saves or
 evaluates. A kill counts if the process was alive and its run unfinished. The same command is then
-given again. It fails where a weight, a slot or a counter at the end differs in one bit, where a process
-does not resume from a whole checkpoint, or where a SIGTERM does not end in a checkpoint at the step
-reached and exit code 75.
+given again. It fails where a weight, a slot or a counter at the end differs in one bit, where an
+example of an epoch was not consumed exactly once by the updates that led there (of the experiment
+benchmarks/counting.py, the default), where a process does not resume from the newest whole checkpoint,
+or where a SIGTERM does not end in a checkpoint at the step reached and exit code 75.
 """
 
 import argparse
+import collections
 from collections.abc import Sequence
+import dataclasses
 import json
 import os
 import pathlib
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,15 +33,39 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import tensorflow as tf
 
+from benchmarks import counting
 from ctl.loop.commits import Commits
+from ctl.testing import faults
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-KEYS = {
-    "train.steps": 1500,
-    "train.steps_per_loop": 10,
-    "train.checkpoint_interval": 50,
-    "eval.interval": 150,
-}
+COUNTING = "benchmarks/counting.py"
+KEYS = {"train.steps_per_loop": 10, "train.checkpoint_interval": 50, "eval.interval": 150}
+EARLY = 0.3  # of the kills come before the first new step; most of a life is the start-up
+WINDOW = 1.0  # seconds after the first new step, in which the others come
+LOOK = 0.01  # seconds between two looks at a run; also how exactly an instant is known
+
+
+@dataclasses.dataclass
+class Death:
+    """One kill that counted.
+
+    Attributes:
+        phase: what the process was doing: start, step, save or eval.
+        after: seconds since it was started.
+        newest: the step of the newest whole checkpoint afterwards.
+        at: the instant, of the monotonic clock.
+        code: the exit code.
+        ending: seconds that it took to end.
+        recovery: seconds until a later process told of a new step; None if it was killed before.
+    """
+
+    phase: str
+    after: float
+    newest: int
+    at: float
+    code: int
+    ending: float
+    recovery: float | None = None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -46,10 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="ctl-chaos-") as folder:
         calm, rough = pathlib.Path(folder) / "calm", pathlib.Path(folder) / "rough"
         started, ended = run_calmly(flags, calm)
-        say(f"Undisturbed: {ended:.0f} s, {started:.0f} of them to the first step.")
+        say(f"Undisturbed: {ended:.0f} s, {started:.1f} of them to the first checkpoint.")
         deaths = disturb(flags, rough, started, ended)
-        difference = largest_difference(weights(calm), weights(rough))
-        print(table(deaths, difference, flags), flush=True)
+        found = weights(rough)
+        difference = largest_difference(weights(calm), found)
+        print(table(deaths, difference, consumed(found, flags), flags), flush=True)
         if difference != 0.0:
             raise SystemExit("The disturbed run ended elsewhere.")
 
@@ -63,109 +92,184 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--signal", choices=("SIGKILL", "SIGTERM"), default="SIGKILL")
     parser.add_argument("--strategy", default="one_device", help="default one_device")
     parser.add_argument("--workers", type=int, default=1, help="processes; default 1")
-    parser.add_argument("--config", default="experiments/mnist.py", help="the experiment")
-    parser.add_argument("--steps", type=int, default=KEYS["train.steps"], help="of the run")
-    return parser.parse_args(arguments)
+    parser.add_argument("--config", default=COUNTING, help=f"the experiment; default {COUNTING}")
+    parser.add_argument("--steps", type=int, help="of the run; default enough for the kills")
+    flags = parser.parse_args(arguments)
+    flags.steps = flags.steps or 3000 + 400 * flags.kills
+    return flags
 
 
 def start_run(flags: argparse.Namespace, workdir: pathlib.Path) -> subprocess.Popen:
-    """Starts the run, or goes on with it."""
+    """Starts the run, or goes on with it; what it prints goes to a file beside its folder."""
     keys = {**KEYS, "train.steps": flags.steps}
+    if flags.config == COUNTING:
+        keys["model.epochs"] = 1 + flags.steps * counting.BATCH // counting.EXAMPLES
     options = [f"--config={flags.config}", f"--workdir={workdir}"]
     options += [f"--config.{key}={value}" for key, value in keys.items()]
     if flags.workers > 1:
         command = ["-m", "ctl.launch", f"--workers={flags.workers}", "--", *options]
     else:
         command = ["-m", "ctl.main", *options, f"--config.runtime.strategy={flags.strategy}"]
-    return subprocess.Popen(
-        [sys.executable, *command],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    with open(log(workdir), "w") as file:
+        return subprocess.Popen(
+            [sys.executable, *command],
+            cwd=ROOT,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 def run_calmly(flags: argparse.Namespace, workdir: pathlib.Path) -> tuple[float, float]:
-    """The undisturbed run; returns the seconds to its first event, and to its end."""
-    start, started = time.monotonic(), 0.0
+    """The undisturbed run; returns the seconds to its first new step, and to its end."""
+    start = time.monotonic()
     run = start_run(flags, workdir)
-    while run.poll() is None:
-        if not started and (workdir / "events.jsonl").exists():
-            started = time.monotonic() - start
-        time.sleep(0.05)
-    check(run.returncode == 0, run.stdout.read())
+    look = Look(workdir)
+    while run.poll() is None and not look.moved():
+        time.sleep(LOOK)
+    started = time.monotonic() - start
+    run.wait()
+    check(run.returncode == 0, log(workdir).read_text())
     return started, time.monotonic() - start
 
 
 def disturb(
     flags: argparse.Namespace, workdir: pathlib.Path, started: float, ended: float
-) -> list[dict]:
-    """Kills the run `flags.kills` times, then lets it end; a row a kill."""
+) -> list[Death]:
+    """Kills the run `flags.kills` times, then lets it end."""
     draw = random.Random(flags.seed)
-    deaths: list[dict] = []
-    while len(deaths) < flags.kills:
-        before = newest(workdir)
+    deaths: list[Death] = []
+    while len(deaths) <= flags.kills:
+        last = len(deaths) == flags.kills
+        early = draw.random() < EARLY
+        wait = draw.uniform(0, started if early else WINDOW)
+        look = Look(workdir)
+        start, whole = time.monotonic(), newest(workdir)
         run = start_run(flags, workdir)
-        # Most of a life is the start-up, where little can be lost: most kills come after it.
-        early = draw.random() < 0.3
-        wait = draw.uniform(0, started) if early else started + draw.uniform(0, 6)
-        try:
-            run.wait(timeout=wait)
-            check(run.returncode == 0, f"the run failed by itself:\n{run.stdout.read()}")
-            say(f"The run was over after {len(deaths)} kills: give more --steps.")
+        moved = watch(run, look, wait, early=early and not last)
+        if moved and deaths:
+            deaths[-1].recovery = moved - deaths[-1].at
+        if last:
+            run.wait(timeout=20 * ended + 120)
+        if run.poll() is not None:
+            check(run.returncode == 0, f"the run failed by itself:\n{log(workdir).read_text()}")
+            if not last:
+                say(f"The run was over after {len(deaths)} kills: give more --steps.")
             return deaths
-        except subprocess.TimeoutExpired:
-            deaths.append(kill(flags, run, workdir, before, wait))
-            say(f"{len(deaths)}: {deaths[-1]}")
-    last = start_run(flags, workdir)
-    out, _ = last.communicate(timeout=20 * ended + 120)
-    check(last.returncode == 0, out)
+        deaths.append(kill(flags, run, workdir, look, start))
+        check(look.origin in (None, whole), f"resumed from {look.origin}, not from {whole}")
+        say(f"{len(deaths)}: {deaths[-1]}")
     return deaths
+
+
+def watch(run: subprocess.Popen, look: "Look", wait: float, *, early: bool) -> float | None:
+    """Waits for the instant of a kill; returns that of the first new step, if there was one.
+
+    Args:
+        run: the process.
+        look: sees what it records.
+        wait: seconds, since the start if `early`, else since the first new step.
+        early: whether the kill may come before a new step.
+    """
+    since, moved = time.monotonic(), None
+    while run.poll() is None:
+        if moved is None and look.moved():
+            moved = time.monotonic()
+            since = since if early else moved
+        if (early or moved) and time.monotonic() - since >= wait:
+            break
+        time.sleep(LOOK)
+    return moved
+
+
+class Look:
+    """What one process of a run has recorded so far."""
+
+    def __init__(self, workdir: pathlib.Path):
+        self._workdir = workdir
+        self._before = len(events(workdir))
+
+    def events(self) -> list[dict]:
+        """What the process recorded."""
+        return events(self._workdir)[self._before :]
+
+    def moved(self) -> bool:
+        """Whether it told of a step that it made."""
+        return any(event["event"] in ("checkpoint", "eval") for event in self.events())
+
+    @property
+    def origin(self) -> int | None:
+        """The step that it started from, if it came so far."""
+        steps = [e["step"] for e in self.events() if e["event"] in ("start", "resume")]
+        return steps[0] if steps else None
+
+    def phase(self) -> str:
+        """What it is doing, or did when it was killed; a save in the background goes first."""
+        if not self.moved():
+            return "start"
+        # A save removes what an earlier life left of the same step before it is recorded.
+        if Commits(self._workdir / "checkpoints").faults():
+            return "save"
+        last = self.events()[-1]
+        due = last["step"] % KEYS["eval.interval"] == 0
+        return "eval" if last["event"] == "checkpoint" and due else "step"
 
 
 def kill(
     flags: argparse.Namespace,
     run: subprocess.Popen,
     workdir: pathlib.Path,
-    before: int,
-    after: float,
-) -> dict:
+    look: Look,
+    start: float,
+) -> Death:
     """Sends the signal, and looks at what it left."""
-    step = step_of(workdir)
+    at = time.monotonic()
     if flags.signal == "SIGTERM":
-        start = time.monotonic()
+        phase = look.phase()
         run.send_signal(signal.SIGTERM)
-        out, _ = run.communicate(timeout=60)
-        ended = time.monotonic() - start
-        check(run.returncode in (75, -signal.SIGTERM), f"exit code {run.returncode}:\n{out}")
-        if "Stopped at step" in out:
-            stopped = json.loads((workdir / "result.json").read_text())["step"]
-            check(newest(workdir) == stopped, f"stopped at {stopped}, saved {newest(workdir)}")
-        return {"after": after, "from": before, "newest": newest(workdir), "seconds": ended}
-    victim = run.pid
-    os.killpg(victim, signal.SIGKILL)
-    if flags.workers > 1:  # the launcher's children are in groups of their own
-        subprocess.run(["pkill", "-KILL", "-f", f"workdir={workdir}"], check=False)
-    run.communicate()
+        run.wait(timeout=60)
+        ending = time.monotonic() - at
+        check_stop(run.returncode, log(workdir).read_text(), workdir, phase)
+    else:
+        run.send_signal(signal.SIGSTOP)  # a launcher starts no more
+        for pid in (*faults.workers(run.pid).values(), run.pid):
+            os.kill(pid, signal.SIGKILL)
+        run.wait()
+        ending = time.monotonic() - at
+        phase = look.phase()
     damaged = Commits(workdir / "checkpoints").damaged()
     check(not damaged, f"damaged checkpoints {damaged}")
-    return {"after": after, "from": before, "newest": newest(workdir), "lost": step}
+    return Death(phase, at - start, newest(workdir), at, run.returncode, ending)
+
+
+def check_stop(code: int, out: str, workdir: pathlib.Path, phase: str) -> None:
+    """Whether a SIGTERM ended as promised."""
+    asleep = code == -signal.SIGTERM and not out  # Python had not begun with the program
+    check(code == 75 or asleep, f"exit code {code}:\n{out}")
+    saves = "Stopped at step" in out
+    check(saves or phase == "start", f"stopped in {phase} without a checkpoint:\n{out}")
+    if saves:
+        stopped = json.loads((workdir / "result.json").read_text())["step"]
+        check(newest(workdir) == stopped, f"stopped at {stopped}, saved {newest(workdir)}")
+
+
+def log(workdir: pathlib.Path) -> pathlib.Path:
+    """What the last process printed."""
+    return workdir.with_suffix(".log")
+
+
+def events(workdir: pathlib.Path) -> list[dict]:
+    """What was recorded in whole lines."""
+    try:
+        text = (workdir / "events.jsonl").read_text()
+    except OSError:
+        return []
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def newest(workdir: pathlib.Path) -> int:
     """The step of the newest whole checkpoint, 0 where there is none."""
     return max(Commits(workdir / "checkpoints").steps(), default=0)
-
-
-def step_of(workdir: pathlib.Path) -> int:
-    """The step of the last thing that was recorded."""
-    try:
-        lines = (workdir / "events.jsonl").read_text().splitlines()
-        return json.loads(lines[-1])["step"]
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 def weights(workdir: pathlib.Path) -> dict[str, np.ndarray]:
@@ -183,22 +287,45 @@ def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray])
     return 0.0 if same else max(worst, float(np.finfo(np.float64).tiny))
 
 
-def table(deaths: list[dict], difference: float, flags: argparse.Namespace) -> str:
+def consumed(found: dict[str, np.ndarray], flags: argparse.Namespace) -> str:
+    """How many examples the history that survived consumed, each once an epoch."""
+    if flags.config != COUNTING:
+        return "not counted by this experiment"
+    (counts,) = [value for name, value in found.items() if name.startswith("consumed/")]
+    try:
+        epochs, begun = counting.check_consumed(counts, flags.steps)
+    except ValueError as error:
+        raise SystemExit(f"Wrong: {error}") from None
+    return f"{epochs} x {counting.EXAMPLES} and {begun}"
+
+
+def table(deaths: list[Death], difference: float, examples: str, flags: argparse.Namespace) -> str:
     """What happened, in markdown."""
     where = f"{flags.workers} workers" if flags.workers > 1 else flags.strategy
-    starting = sum(death["newest"] == death["from"] for death in deaths)
+    phases = collections.Counter(death.phase for death in deaths)
+    hit = ", ".join(f"{phases[phase]} {phase}" for phase in ("start", "step", "save", "eval"))
+    recoveries = [death.recovery for death in deaths if death.recovery is not None]
     lines = [
-        f"| {flags.signal} on {where}, seed {flags.seed} | |",
+        f"| {flags.signal} on {where}, seed {flags.seed}, {flags.steps} steps | |",
         "|---|---:|",
         f"| counted | {len(deaths)} |",
-        f"| without a new checkpoint since the start | {starting} |",
+        f"| hit | {hit} |",
+        f"| seconds to the first new step, of {len(recoveries)} | {middle(recoveries)} |",
         "| unreadable checkpoints | 0 |",
+        f"| epochs x examples, each consumed once | {examples} |",
         f"| largest difference of all weights, slots and counters | {difference:g} |",
     ]
     if flags.signal == "SIGTERM":
-        slowest = max((death["seconds"] for death in deaths), default=0.0)
-        lines.append(f"| slowest end, seconds | {slowest:.1f} |")
+        stopped = [death.ending for death in deaths if death.code == 75]
+        lines.append(f"| ended with 75, seconds, of {len(stopped)} | {middle(stopped)} |")
     return "\n".join(lines)
+
+
+def middle(seconds: list[float]) -> str:
+    """Their median and the most."""
+    if not seconds:
+        return "none"
+    return f"{statistics.median(seconds):.1f}, at most {max(seconds):.1f}"
 
 
 def check(right: bool, otherwise: str) -> None:

@@ -74,7 +74,7 @@ def test_resumed_run_keeps_the_boundaries(make):
 @pytest.mark.parametrize(("first", "second"), [(1, 1), (2, 2)])
 def test_interrupted_run_ends_with_the_same_bits(make, first, second):
     whole = make(first)
-    whole.checkpoints = None
+    whole._saving.checkpoints = None
     whole.train(20)
     make(first, stop_at=8, steps_per_loop=4).train(20)
     resumed = make(second, steps_per_loop=3)
@@ -87,7 +87,7 @@ def test_interrupted_run_ends_with_the_same_bits(make, first, second):
 
 def test_run_resumed_on_other_replicas_goes_on_with_the_same_batches(make):
     whole = make(1)
-    whole.checkpoints = None
+    whole._saving.checkpoints = None
     whole.train(20)
     make(1, stop_at=5).train(20)
     four = make(4, stop_at=10)

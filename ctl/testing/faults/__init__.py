@@ -1,0 +1,54 @@
+"""Faults to inject: kills at exact points, damaged checkpoints, NaN in a batch, slow or lost workers.
+
+    from ctl.testing import faults
+
+    with faults.killing("save:2"):                          # this process, in its second save
+        ctl.main.run(["ctl", "--config=experiments/mnist.py"])
+    faults.truncate("runs/mnist/checkpoints", 938)          # what a cut-off copy leaves
+    faults.delay(launcher.pid, "worker 1", seconds=10)      # stands still, and goes on
+
+`python -m ctl.testing.faults --kill=step:33 -- --config=...` is the whole program with a kill in it.
+Each name is loaded when it is first used (PEP 562); damage and processes load no TensorFlow.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ctl.testing.faults.damage import delete, flip, leave_unfinished, truncate
+    from ctl.testing.faults.kills import killing
+    from ctl.testing.faults.poison import example_on, poisoned, poisoned_step
+    from ctl.testing.faults.processes import delay, drop, workers
+
+_HOMES = {
+    "delete": "damage",
+    "flip": "damage",
+    "leave_unfinished": "damage",
+    "truncate": "damage",
+    "killing": "kills",
+    "example_on": "poison",
+    "poisoned": "poison",
+    "poisoned_step": "poison",
+    "delay": "processes",
+    "drop": "processes",
+    "workers": "processes",
+}
+__all__ = [
+    "delay",
+    "delete",
+    "drop",
+    "example_on",
+    "flip",
+    "killing",
+    "leave_unfinished",
+    "poisoned",
+    "poisoned_step",
+    "truncate",
+    "workers",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
