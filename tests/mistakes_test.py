@@ -41,7 +41,7 @@ def Function():
     return None
 """
 NAMES = "data, eval, init, model, optimizer, runtime, seed, train, trainer"
-MODES = "train_and_eval, train, eval, continuous_eval, explain, devices"
+MODES = "train_and_eval, train, eval, continuous_eval, check, explain, devices"
 FLAGS = (
     "--config, --workdir, --mode, --fresh, --allow_config_change, --allow_partial_restore, --help"
 )

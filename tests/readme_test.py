@@ -39,7 +39,7 @@ def test_every_command_is_run_here_or_is_the_test_command():
     assert [c for c in commands() if c not in known] == [
         "python3 -m pip install -q uv && python3 -m uv run pytest"
     ]
-    assert len(known) == 5
+    assert len(known) == 6
 
 
 def test_the_new_model_trains(folder):
@@ -84,6 +84,15 @@ def test_two_processes_train(folder):
     result = json.loads((folder / "runs/mnist_multi_worker/result.json").read_text())
     assert (result["strategy"], result["replicas"]) == ("multi_worker_mirrored", 2)
     assert result["eval"]["examples"] == 10_000
+
+
+@pytest.mark.slow
+def test_check_line_prints_what_is_shown(folder):
+    command = next(c for c in commands() if "--mode=check" in c)
+    done = child.run(program(command), cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for line in blocks("text")[1].splitlines():
+        assert line in done.stdout
 
 
 @pytest.mark.slow
