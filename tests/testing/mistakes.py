@@ -425,3 +425,14 @@ MISTAKES = [
         causes.LOSS_SCALE,
     ),
 ]
+
+
+def table():
+    """The end of docs/testing.md."""
+    lines = ["| what the trainer gets wrong | what the kit says of it |", "|---|---|"]
+    lines += [f"| {m.what} | {m.cause} |" for m in MISTAKES]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(table(), end="")
