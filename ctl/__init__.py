@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ctl import data, replica
+    from ctl import data, replica, testing
     from ctl.defaults import config
     from ctl.errors import UsageError
     from ctl.evaluator import StandardEvaluator
@@ -26,7 +26,7 @@ _HOMES = {
     "UsageError": "ctl.errors",
     "config": "ctl.defaults",
 }
-_ROOMS = ("data", "hardware", "loop", "replica")
+_ROOMS = ("data", "hardware", "loop", "replica", "testing")
 __all__ = [
     "Clip",
     "StandardEvaluator",
@@ -38,6 +38,7 @@ __all__ = [
     "convert_sync_batch_norm",
     "data",
     "replica",
+    "testing",
 ]
 
 

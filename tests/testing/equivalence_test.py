@@ -46,7 +46,12 @@ def check(mistake, **arguments):
 
 @pytest.mark.parametrize("mistake", mistakes.MISTAKES, ids=ids)
 def test_planted_mistakes_are_named(mistake):
-    check(mistake, replicas=mistake.replicas, batch_sizes=SIZES)
+    check(
+        mistake,
+        replicas=mistake.replicas,
+        accumulation=mistake.accumulation,
+        batch_sizes=SIZES,
+    )
 
 
 @pytest.mark.slow

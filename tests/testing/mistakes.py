@@ -225,7 +225,7 @@ class CountedByEach(Right):
             )
 
     def replica_step(self, batch):
-        self.steps_seen.assign_add(1.0)
+        self.steps_seen.assign_add(tf.ones([]))
         return super().replica_step(batch)
 
 
@@ -269,6 +269,7 @@ class Mistake:
         where: what the kit's first line must name of quantity and split.
         cause: what it must say of the cause.
         replicas: what it takes to see that.
+        accumulation: the same.
     """
 
     trainer: type
@@ -276,6 +277,7 @@ class Mistake:
     where: str
     cause: str
     replicas: tuple[int, ...] = (1, 2)
+    accumulation: tuple[int, ...] = (1,)
 
 
 MISTAKES = [
@@ -314,6 +316,7 @@ MISTAKES = [
         "the loss is divided by the micro-batch",
         "update of dense/kernel:0 on 1 replica (8 rows of 8), accumulation 2, step 0: 2 times",
         causes.MICRO_BATCH,
+        accumulation=(1, 2),
     ),
     Mistake(
         LossOverLocalBatch,
@@ -425,3 +428,14 @@ MISTAKES = [
         causes.LOSS_SCALE,
     ),
 ]
+
+
+def table():
+    """The end of docs/testing.md."""
+    lines = ["| what the trainer gets wrong | what the kit says of it |", "|---|---|"]
+    lines += [f"| {m.what} | {m.cause} |" for m in MISTAKES]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(table(), end="")

@@ -83,18 +83,18 @@ def pytest_run(folder, *arguments):
         env=child.environment(),
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=290,
     )
 
 
 def test_fixtures_work_where_ctl_is_installed(tmp_path):
     done = pytest_run(tmp_path)
-    assert "12 passed" in done.stdout, done.stdout
+    assert "11 passed" in done.stdout, done.stdout
 
 
 def test_fixtures_work_under_xdist(tmp_path):
     done = pytest_run(tmp_path, "-n", "2", "--dist", "loadfile")
-    assert "12 passed" in done.stdout, done.stdout
+    assert "11 passed" in done.stdout, done.stdout
 
 
 def test_the_plugin_loads_no_tensorflow():

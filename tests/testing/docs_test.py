@@ -1,0 +1,34 @@
+"""docs/testing.md: its examples run, and its table is what the kit says."""
+
+import re
+import subprocess
+import sys
+
+from tests import child
+from tests.testing import mistakes
+
+TEXT = (child.ROOT / "docs/testing.md").read_text()
+EXAMPLES = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+
+
+def test_the_table_of_mistakes_is_that_of_the_tests():
+    assert TEXT.endswith(mistakes.table())
+    assert len(mistakes.MISTAKES) >= 15
+
+
+def test_the_examples_run(tmp_path):
+    (tmp_path / "my_test.py").write_text("\n\n".join(["import tensorflow as tf", *EXAMPLES]))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "my_test.py"],
+        cwd=tmp_path,
+        env=child.environment(),
+        capture_output=True,
+        text=True,
+        timeout=290,
+    )
+    assert "5 passed" in done.stdout, done.stdout
+
+
+def test_the_first_example_is_short():
+    body = [line for line in EXAMPLES[0].split("\n\n") if not line.startswith("import")]
+    assert len([line for line in "\n".join(body).splitlines() if line]) <= 15
