@@ -10,13 +10,13 @@ from ctl.preflight.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.testing import processes
 from ctl.testing.report import Report
 
-_REPLICAS = (1, 2)
+_REPLICAS = (1, 2, 4)
 _EXAMPLES = 8
 _TIMEOUT = 300.0  # seconds
 
 
 def equivalence(blueprint: Blueprint) -> Outcome:
-    """Compares the trainer on one replica and on two, in a process of its own."""
+    """Compares the trainer on 1, 2 and 4 replicas, in a process of its own."""
     rows = _first(blueprint, _EXAMPLES)
     config = blueprint.experiment.config.to_dict()
     try:
