@@ -11,14 +11,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import pytest
 import tensorflow as tf
 
+from ctl import testing
 from ctl.hardware import strategies
 
-LOGICAL_CPUS = 4
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0],
-    [tf.config.LogicalDeviceConfiguration()] * LOGICAL_CPUS,
-)
-assert len(tf.config.list_logical_devices("CPU")) == LOGICAL_CPUS  # and now they are fixed
+names = testing.split_cpu(4)
+assert len(tf.config.list_logical_devices("CPU")) == len(names)  # and now they are fixed
 tf.get_logger().setLevel("ERROR")
 
 

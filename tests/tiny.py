@@ -74,11 +74,6 @@ def trainer(strategy, batch, *, cls=TinyTrainer, optimizer=None, **options):
     )
 
 
-def copies(strategy, variable):
-    """Each replica's own copy of a variable."""
-    return [copy.numpy() for copy in strategy.experimental_local_results(variable)]
-
-
 def loss_and_gradients(weights, rows, weighted=True):
     """The loss of a global batch and its gradients, by hand.
 

@@ -7,6 +7,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl import testing
 from ctl.data import sampler
 from tests import tiny
 
@@ -29,7 +30,7 @@ def check_one_step(trainer, strategy, rows, weighted=True):
     for variable, old, gradient in zip(
         trainer.model.trainable_variables, before, gradients, strict=True
     ):
-        for copy in tiny.copies(strategy, variable):
+        for copy in testing.copies(strategy, variable):
             np.testing.assert_allclose(old - copy, gradient, rtol=0, atol=1e-12)
 
 
@@ -202,7 +203,7 @@ def test_fifty_steps_are_the_same_on_1_2_and_4_replicas(strategy, name, dropout,
             references = [variable.numpy() for variable in variables]
             assert trainer.optimizer.iterations.numpy() == 50
         for variable, reference in zip(variables, references, strict=True):
-            for copy in tiny.copies(where, variable):
+            for copy in testing.copies(where, variable):
                 np.testing.assert_allclose(copy, reference, rtol=0, atol=1e-10)
 
 
@@ -313,7 +314,7 @@ def test_replica_step_may_train_two_things_by_two_optimizers(strategy, batch, re
     trainer.train(tf.constant(1))
     rows = tiny.pick(tiny.examples(), batch_rows(0, batch))
     gradient = (rows["weight"] * 2 * 2.0 * rows["x"][:, 0] ** 2).sum() / rows["weight"].sum()
-    for copy in tiny.copies(where, trainer.scale):
+    for copy in testing.copies(where, trainer.scale):
         assert copy == pytest.approx(2.0 - 0.5 * gradient, abs=1e-12)
     assert {"scale", "second_optimizer"} <= set(trainer.checkpoint_items())
 

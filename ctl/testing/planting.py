@@ -47,14 +47,16 @@ def plant(
     trainer.per_example_loss = planted  # type: ignore[method-assign]
 
 
-def copies(trainer: StandardTrainer, variable: tf.Variable) -> list[np.ndarray]:
+def copies(strategy: tf.distribute.Strategy, variable: tf.Variable) -> list[np.ndarray]:
     """Each replica's own copy of a variable.
 
+        first, *others = ctl.testing.copies(trainer.strategy, trainer.model.variables[0])
+
     Args:
-        trainer: on whose replicas.
-        variable: one made under its strategy's scope.
+        strategy: on whose replicas.
+        variable: one made under its scope.
 
     Returns:
         An array a replica of this process.
     """
-    return [np.asarray(v) for v in trainer.strategy.experimental_local_results(variable)]
+    return [np.asarray(v) for v in strategy.experimental_local_results(variable)]

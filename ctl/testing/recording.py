@@ -166,7 +166,7 @@ def record(
     weights = {name: value for (kind, name), value in before.items() if kind == "update"}
     steps, apart = [], []
     for step in range(plan.steps):
-        old = {name: copies(trainer, v) for name, v in found.items()}
+        old = {name: copies(trainer.strategy, v) for name, v in found.items()}
         outputs = trainer.train(tf.constant(1)) or {}
         values: dict[Name, np.ndarray] = {
             ("loss" if k == "loss" else "metric", k): v
@@ -177,7 +177,7 @@ def record(
             value = value_of(trainer, variable)
             values[name] = value - before[name] if name[0] == "update" else value
             before[name] = value
-            apart += _apart(name, step, old[name], copies(trainer, variable), variable)
+            apart += _apart(name, step, old[name], copies(trainer.strategy, variable), variable)
         steps.append(values)
     return Record(split, weights, steps, evaluation, apart, tuple(found))
 
@@ -207,7 +207,7 @@ def variables(trainer: StandardTrainer, names: Sequence[Name] = ()) -> dict[Name
 
 def value_of(trainer: StandardTrainer, variable: tf.Variable) -> np.ndarray:
     """What a variable is worth to who reads it outside of the replicas."""
-    own = copies(trainer, variable)
+    own = copies(trainer.strategy, variable)
     if len(own) > 1 and _is_local(variable):
         if variable.aggregation == tf.VariableAggregation.SUM:
             return np.sum(own, axis=0)

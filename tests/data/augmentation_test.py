@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl import testing
 from ctl.data import distribution, pipeline, sampler
 from ctl.data.layout import Layout
 from tests import tiny
@@ -108,7 +109,7 @@ def test_training_is_the_same_however_it_is_run(strategy, replicas, batch, xla):
 
     one, other = trained(1), trained(replicas, xla=xla)
     for a, b in zip(one.model.variables, other.model.variables, strict=True):
-        for copy in tiny.copies(strategy(replicas), b):
+        for copy in testing.copies(strategy(replicas), b):
             np.testing.assert_allclose(copy, a.numpy(), rtol=0, atol=1e-10)
 
 

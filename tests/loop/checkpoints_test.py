@@ -6,6 +6,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl import testing
 from ctl.loop.checkpoints import Checkpoints, Damaged
 from tests import tiny
 
@@ -42,7 +43,7 @@ def test_what_was_saved_comes_back_on_any_replicas(
     assert other.global_step.numpy() == 3
     assert same(state(other), want)
     for variable in other.model.variables:
-        copies = tiny.copies(strategy(restored_on), variable)
+        copies = testing.copies(strategy(restored_on), variable)
         assert all(np.array_equal(copy, copies[0]) for copy in copies)
 
 
@@ -188,7 +189,7 @@ def test_what_fits_is_restored_with_its_slots_where_that_is_allowed(
     for variable in (*other.model.variables, *other.optimizer.variables):
         name = variable.name.removesuffix(":0")
         initial = before.get(variable.name, np.zeros(variable.shape))  # a slot begins at zero
-        for copy in tiny.copies(strategy(replicas), variable):
+        for copy in testing.copies(strategy(replicas), variable):
             assert np.array_equal(copy, initial if name in left else values[name]), name
     other.train(tf.constant(1))
     checkpoints.save()

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from ctl import testing
 from ctl.loop.checkpoints import Checkpoints
 from tests import tiny
 
@@ -29,7 +30,7 @@ def moved(strategy, folder, replicas, batch, **options):
         trainer.train(tf.constant(EACH))
         checkpoints.save()
     for variable in trainer.model.variables:
-        first, *rest = tiny.copies(trainer.strategy, variable)
+        first, *rest = testing.copies(trainer.strategy, variable)
         assert all(np.array_equal(copy, first) for copy in rest)
     return [v.numpy() for v in (*trainer.model.variables, *trainer.optimizer.variables)]
 

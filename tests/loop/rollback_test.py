@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import ctl
+from ctl import testing
 from ctl.errors import Failure
 from ctl.loop.checkpoints import Checkpoints
 from ctl.loop.controller import Controller
@@ -56,7 +57,7 @@ def test_the_run_goes_on_without_the_batch(tmp_path, strategy, replicas, row, op
     assert said[0].startswith(f"Step {BAD} is not finite: the loss is first, on the examples ")
     assert said[0].endswith("Back to step 0, and on without that batch (rollback 1).")
     for variable in trainer.model.variables:
-        first, *rest = tiny.copies(strategy(replicas), variable)
+        first, *rest = testing.copies(strategy(replicas), variable)
         same(rest, [first] * len(rest))
 
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl import testing
 from ctl.loop import warm_start
 from ctl.loop.checkpoints import Checkpoints
 from tests import tiny
@@ -70,7 +71,7 @@ def test_every_copy_has_the_weights_and_the_run_is_at_its_beginning(
     assert (set(taken.names), taken.of, taken.cast) == (set(weights[step]), 11, "")
     for variable in trainer.model.variables:
         want = weights[step][variable.name.removesuffix(":0")]
-        for copy in tiny.copies(strategy(replicas), variable):
+        for copy in testing.copies(strategy(replicas), variable):
             assert np.array_equal(copy, want), variable.name
     assert trainer.global_step.numpy() == 0
     for variable, value in zip(trainer.optimizer.variables, fresh, strict=True):

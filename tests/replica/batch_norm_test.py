@@ -6,6 +6,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl import testing
 from ctl.replica import batch_norm, examples
 from ctl.replica.batch_norm import SyncBatchNormalization, convert_sync_batch_norm
 from tests import tiny
@@ -146,7 +147,7 @@ def check(strategy, layer, x, pull, got, counts=None, tolerance=1e-10):
         (layer.moving_variance, 2.0, "variance"),
     ):
         moved = start * MOMENTUM + want[name].ravel() * (1 - MOMENTUM)
-        first, *others = tiny.copies(strategy, variable)
+        first, *others = testing.copies(strategy, variable)
         np.testing.assert_allclose(first.ravel(), moved, rtol=0, atol=tolerance)
         assert all(np.array_equal(first, other) for other in others)
 
@@ -406,7 +407,7 @@ def twenty_steps(strategy, cls, batch):
         strategy, batch, cls=cls, optimizer=lambda: tf_keras.optimizers.SGD(0.1, momentum=0.9)
     )
     trainer.train(tf.constant(20))
-    return [tiny.copies(strategy, v) for v in trainer.model.variables]
+    return [testing.copies(strategy, v) for v in trainer.model.variables]
 
 
 @pytest.mark.slow  # tests/building_test.py has a short one
@@ -443,7 +444,7 @@ def test_replicas_of_equal_copies_are_saved_as_they_are(strategy, cls, tmp_path)
     restored = tiny.trainer(where, **options)
     tf.train.Checkpoint(**restored.checkpoint_items()).restore(path).assert_consumed()
     for one, other in zip(trainer.model.variables, restored.model.variables, strict=True):
-        for mine, theirs in zip(*(tiny.copies(where, v) for v in (one, other)), strict=True):
+        for mine, theirs in zip(*(testing.copies(where, v) for v in (one, other)), strict=True):
             np.testing.assert_array_equal(mine, theirs)
 
 
@@ -472,7 +473,7 @@ def test_functional_model_is_built_in_cross_replica_context(strategy):
         y = model(tf.constant([[0.0, 0, 0], [2, 2, 2]]), training=True)
     np.testing.assert_allclose(y, [[-1] * 3, [1] * 3], atol=1e-2)
     assert not np.array_equal(model.get_weights()[2], before[2])
-    one, two = tiny.copies(where, model.layers[1].moving_mean)
+    one, two = testing.copies(where, model.layers[1].moving_mean)
     np.testing.assert_array_equal(one, two)
 
 

@@ -6,6 +6,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl import testing
 from ctl.errors import NonFiniteStep
 from tests import tiny
 from tests.poisoned import BAD, BATCH, CASES, Poisoned, batch_of, poisoned, same, state
@@ -31,7 +32,7 @@ def test_skip_leaves_the_step_out_on_every_replica(strategy, replicas, row, opti
     clean.train(tf.constant(2))
     same(state(trainer), state(clean), 1e-10)
     for variable in trainer.model.variables:
-        first, *rest = tiny.copies(strategy(replicas), variable)
+        first, *rest = testing.copies(strategy(replicas), variable)
         same(rest, [first] * len(rest))
 
 

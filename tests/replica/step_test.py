@@ -6,6 +6,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl import testing
 from ctl.loop.checkpoints import Checkpoints
 from tests import tiny
 
@@ -152,7 +153,7 @@ def test_overflow_anywhere_skips_the_step_everywhere(
     assert trainer.optimizer.iterations.numpy() == 2
     assert trainer.global_step.numpy() == 3
     for variable in trainer.model.trainable_variables:
-        copies = tiny.copies(where, variable)
+        copies = testing.copies(where, variable)
         assert np.isfinite(copies[0]).all()
         assert all(np.array_equal(copies[0], copy) for copy in copies)
 

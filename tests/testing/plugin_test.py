@@ -34,7 +34,7 @@ def test_each_strategy_trains_alike(strategy, tiny_trainer):
     trainer = tiny_trainer(strategy, global_batch_size=6, precision="float64")
     trainer.train(tf.constant(2))
     kernel = trainer.model.trainable_variables[0]
-    for copy in testing.copies(trainer, kernel):
+    for copy in testing.copies(trainer.strategy, kernel):
         SEEN.append(copy)
         np.testing.assert_allclose(copy, SEEN[0], rtol=0, atol=1e-12)
 
