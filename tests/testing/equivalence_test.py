@@ -1,7 +1,7 @@
 """The comparison of splits: right trainers pass, and each planted mistake is named."""
 
 import re
-import time
+import resource
 
 import numpy as np
 import pytest
@@ -81,18 +81,19 @@ def test_no_seed_gives_a_false_alarm(seed):
     )
 
 
-def test_default_comparison_takes_less_than_twenty_seconds_in_a_process_of_its_own():
-    began = time.process_time()
+def test_default_comparison_takes_what_two_cores_give_in_twenty_seconds():
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     report = assert_replica_equivalent(gallery.Right, gallery.examples(), in_process=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert {s.replicas for s in report.compared} == {1, 2, 4}
     assert any(0 in s.shares for s in report.compared)
     assert any(s.micro_batches == 2 for s in report.compared)
-    # Of processor time: others may be at work on this machine.
-    assert report.seconds < 20 * 10
-    assert time.process_time() - began < 20
+    # Processor time, the import of TensorFlow included: others may be at work on this machine.
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert 1 < spent < 2 * 20
 
 
-def test_a_person_own_optimizer_is_compared_beside_plain_sgd():
+def test_a_persons_own_optimizer_is_compared_beside_plain_sgd():
     class PerReplicaRate(tf_keras.optimizers.SGD):
         def apply_gradients(self, pairs, **arguments):
             replicas = tf.distribute.get_replica_context().num_replicas_in_sync
