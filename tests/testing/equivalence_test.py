@@ -26,7 +26,15 @@ def ids(value):
     return getattr(value, "trainer", value).__name__
 
 
-@pytest.mark.parametrize("cls", gallery.RIGHT, ids=ids)
+def some(values, step):
+    """All values, most of them slow."""
+    return [
+        pytest.param(value, marks=[pytest.mark.slow] if i % step else [])
+        for i, value in enumerate(values)
+    ]
+
+
+@pytest.mark.parametrize("cls", some(gallery.RIGHT, 3), ids=ids)
 def test_right_trainers_pass(cls):
     report = assert_replica_equivalent(
         cls, gallery.examples(), replicas=(1, 2), batch_sizes=SIZES, in_process=True
@@ -44,7 +52,7 @@ def check(mistake, **arguments):
     assert mistake.cause in line
 
 
-@pytest.mark.parametrize("mistake", mistakes.MISTAKES, ids=ids)
+@pytest.mark.parametrize("mistake", some(mistakes.MISTAKES, 4), ids=ids)
 def test_planted_mistakes_are_named(mistake):
     check(
         mistake,
@@ -55,18 +63,21 @@ def test_planted_mistakes_are_named(mistake):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("mistake", mistakes.MISTAKES, ids=ids)
 def test_planted_mistakes_are_named_by_the_default_comparison(mistake):
     check(mistake)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("cls", gallery.RIGHT, ids=ids)
 def test_right_trainers_pass_the_thorough_comparison(cls):
     assert_replica_equivalent(cls, gallery.examples(), thorough=True, in_process=True)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(100))
 def test_no_seed_gives_a_false_alarm(seed):
     cls = gallery.RIGHT[seed % len(gallery.RIGHT)]
