@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from ctl.testing import processes
+from ctl.testing import processes, trial
 from ctl.testing.devices import logical_cpus, split_cpu
 from ctl.testing.recording import Plan
 from ctl.testing.report import Report
@@ -45,7 +45,5 @@ def run(plan: Plan, chosen: Sequence[Split]) -> Report:
 
 
 def _compare(plan: Plan, chosen: Sequence[Split]) -> Report:
-    from ctl.testing import equivalence  # which imports this module
-
     split_cpu(max(split.replicas for split in chosen))
-    return equivalence.run(plan, chosen)
+    return trial.run(plan, chosen)

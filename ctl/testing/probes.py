@@ -8,8 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.testing.recording import Plan, Record, build, variables
-from ctl.testing.scaling import RATE
-from ctl.testing.splits import Split
+from ctl.testing.splits import RATE, Split
 from ctl.trainer import StandardTrainer, unpack
 
 

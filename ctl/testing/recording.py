@@ -13,8 +13,7 @@ from ctl.evaluator import StandardEvaluator
 from ctl.options import TrainerOptions
 from ctl.testing.devices import strategy_of
 from ctl.testing.planting import copies
-from ctl.testing.scaling import RATE
-from ctl.testing.splits import Split
+from ctl.testing.splits import RATE, Split
 from ctl.trainer import StandardTrainer
 
 Name = tuple[str, str]  # the kind of a quantity, and its own name

@@ -8,13 +8,12 @@ import numpy as np
 
 from ctl.testing import causes
 from ctl.testing.report import as_fraction, factor_of
-from ctl.testing.splits import Split
+from ctl.testing.splits import RATE, Split
 
 if TYPE_CHECKING:
     from ctl.testing.probes import Counts
     from ctl.testing.recording import Record
 
-RATE = 0.1  # of the plain SGD that makes an update a multiple of its gradient
 _CLOSE = 1e-4  # a decomposition solves equations, and loses digits
 
 

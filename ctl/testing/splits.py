@@ -6,6 +6,9 @@ import math
 
 from ctl.errors import UsageError
 
+# The rate of the plain SGD that splits are compared by: an update is a multiple of its gradient.
+RATE = 0.1
+
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Split:
