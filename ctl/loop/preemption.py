@@ -13,7 +13,7 @@ from ctl.console import say
 from ctl.errors import UsageError
 
 _HOST = "metadata.google.internal"
-_SECONDS = 5.0  # between two questions; of a preemption 30 s are left
+_SECONDS = 5.0  # between two questions, and for an answer; of a preemption 30 s are left
 # What the metadata server says of each where nothing is to come, by Compute Engine's documentation.
 _QUIET = {"preempted": ("FALSE",), "maintenance-event": ("NONE", "MIGRATE_ON_HOST_MAINTENANCE")}
 
@@ -69,7 +69,7 @@ class GceNotice:
         for name, quiet in _QUIET.items():
             url = f"http://{self._host}/computeMetadata/v1/instance/{name}"
             request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
-            with urllib.request.urlopen(request, timeout=self._interval) as answer:
+            with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
                 value = answer.read(200).decode(errors="replace").strip()
             if value not in quiet:
                 self.received = f"{name}: {value}"
