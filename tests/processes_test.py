@@ -112,11 +112,9 @@ def check_same(folder, name, one_replica, batch, *, same_loops=True):
 
 
 SLOW = pytest.mark.slow
-CASES = [
-    ("central_storage", 25, ["--config.runtime.strategy=central_storage"], 0),
-    ("multi_worker", 25, [], 2),
-]
+CASES = [("multi_worker", 25, [], 2)]
 SLOW_CASES = [
+    ("central_storage", 25, ["--config.runtime.strategy=central_storage"], 0),
     ("default", 24, ["--config.runtime.strategy=default"], 0),
     ("mirrored", 25, ["--config.runtime.strategy=mirrored"], 0),
     ("mirrored", 24, ["--config.runtime.strategy=mirrored"], 0),

@@ -125,6 +125,11 @@ class Controller(orbit.Controller):
         return int(self.global_step.numpy())
 
     @property
+    def checkpoints(self) -> Checkpoints | None:
+        """Where it saves."""
+        return self._saving.checkpoints
+
+    @property
     def examples_per_second(self) -> float | None:
         """Speed of training, after the first loop and without evaluating and saving."""
         return self._speed.examples_per_second

@@ -215,7 +215,7 @@ def test_a_loss_that_no_look_at_gradients_saw_ends_the_run(strategy, tmp_path):
     controller = Controller(trainer=trainer, checkpoints=Checkpoints(tmp_path, trainer))
     with pytest.raises(Failure, match=r"loop that ended at step 5 is nan. Nothing was saved"):
         controller.train(5)
-    assert controller._saving.checkpoints.latest_step() is None
+    assert controller.checkpoints.latest_step() is None
     lenient = tiny.trainer(strategy(1), 7, cls=Own, on_non_finite="ignore")
     Controller(trainer=lenient).train(5)
 

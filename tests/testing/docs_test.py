@@ -4,6 +4,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from tests import child
 from tests.testing import mistakes
 
@@ -16,6 +18,7 @@ def test_the_table_of_mistakes_is_that_of_the_tests():
     assert len(mistakes.MISTAKES) >= 15
 
 
+@pytest.mark.slow
 def test_the_examples_run(tmp_path):
     (tmp_path / "my_test.py").write_text("\n\n".join(["import tensorflow as tf", *EXAMPLES]))
     done = subprocess.run(

@@ -218,6 +218,7 @@ with strategy.scope():
 """
 
 
+@pytest.mark.slow
 def test_what_the_caller_did_to_tensorflow_does_not_matter():
     done = child.run(["-c", SPOILED])
     assert done.returncode == 0, done.stderr

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests import child
 
 THEIRS = """
@@ -87,11 +89,13 @@ def pytest_run(folder, *arguments):
     )
 
 
+@pytest.mark.slow
 def test_fixtures_work_where_ctl_is_installed(tmp_path):
     done = pytest_run(tmp_path)
     assert "11 passed" in done.stdout, done.stdout
 
 
+@pytest.mark.slow
 def test_fixtures_work_under_xdist(tmp_path):
     done = pytest_run(tmp_path, "-n", "2", "--dist", "loadfile")
     assert "11 passed" in done.stdout, done.stdout

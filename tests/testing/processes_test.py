@@ -51,6 +51,7 @@ def test_each_worker_knows_its_place_and_returns_its_result():
     assert found == [(i, 3, "more", "hello") for i in range(3)]
 
 
+@pytest.mark.slow
 def test_workers_reduce_over_the_processes():
     assert run_workers(add_up, 1.5, workers=2) == [3.0, 3.0]
 
