@@ -313,3 +313,27 @@ def test_a_mistake_is_told_and_ends_all(folder):
     assert "did you mean train.steps" in done.stdout
     assert done.stderr.count("failed first (exit code 2)") == 1
     assert not (folder / "wrong").exists()
+
+
+@pytest.mark.slow
+def test_variables_in_parts_go_on_whole_in_one_process_and_in_parts_again(folder):
+    constant = [
+        "--config.runtime.precision=float32", "--config.optimizer.schedule=constant",
+        "--config.optimizer.warmup_steps=0", "--allow_config_change",
+    ]  # fmt: skip
+    parts = "--config.runtime.cluster.shard_mib=0.01"
+    before = None
+    for steps, workers, servers, more in (
+        (60, 2, 2, [parts]),
+        (90, 0, 0, []),
+        (120, 2, 2, [parts]),
+    ):
+        arguments = [*constant, *more, f"--config.train.steps={steps}"]
+        command = program(folder, "parts", *arguments, workers=workers, servers=servers)
+        done = child.run(command)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = result(folder / "parts")
+        assert found["step"] == steps
+        # The loss goes on from where it was: a model whose slots or weights were lost begins at 2.3.
+        assert before is None or found["train"]["loss"] < 1.2 * before
+        before = found["train"]["loss"]

@@ -14,6 +14,7 @@ from ctl.suggestions import some
 
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # where TensorFlow keeps which object is whose child
 _VALUE = "VARIABLE_VALUE"
+_IN_PARTS = "ShardedVariable"  # what TensorFlow calls each variable that parameter servers cut
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,6 +239,8 @@ def _kind(variable: Variable, other: Variable) -> str:
 def _same_role(one: Variable, other: Variable) -> bool:
     """Whether both are "m/..." of some variable: another optimizer's slots are other numbers."""
     if not one.slot or one.name.partition("/")[0] == other.name.partition("/")[0]:
+        return True
+    if _IN_PARTS in (one.name, other.name):  # it has no name of its own
         return True
     # An optimizer that is built in a step puts its own name before: "SGD/m/dense/kernel".
     return one.name.endswith(f"/{other.name}") or other.name.endswith(f"/{one.name}")
