@@ -1,6 +1,6 @@
 """What the program does with an experiment: one function a mode."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import contextlib
 import importlib.metadata
 import logging
@@ -10,6 +10,9 @@ from typing import Any
 import tensorflow as tf
 
 from ctl import announcements, optimizers
+from ctl.aot import report
+from ctl.aot.slices import Slice
+from ctl.aot.survey import survey
 from ctl.errors import UsageError
 from ctl.experiment import Experiment
 from ctl.loop import warm_start
@@ -279,6 +282,28 @@ def check(experiment: Experiment, config_path: str) -> int:
         raise UsageError("--mode=check runs in one process: unset TF_CONFIG.")
     say(f"Checking {experiment.config.trainer}, which takes about a minute.")
     return look(Blueprint(experiment, config_path), say)
+
+
+def aot_compile(
+    config: Any, config_path: str, workdir: Workdir, asked: Sequence[Slice], *, find_batch: bool
+) -> int:
+    """Compiles the step for TPU slices, none of which need be here.
+
+    Args:
+        config: a checked config.
+        config_path: the file that it is from.
+        workdir: the folder that the findings are written to.
+        asked: the slices.
+        find_batch: whether to search for the largest batch that fits.
+
+    Returns:
+        The exit code: 1 where it would not run on one of them.
+    """
+    outcomes = survey(config, config_path, asked, find_batch=find_batch, say=say)
+    say(report.table(outcomes))
+    path = report.write(outcomes, workdir.path)
+    say(f"{report.LIMITS} All figures: {path}")
+    return 0 if all(outcome.compiled for outcome in outcomes) else 1
 
 
 def _require_run(experiment: Experiment, workdir: Workdir) -> None:

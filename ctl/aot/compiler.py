@@ -12,14 +12,22 @@ import math
 import re
 import sys
 import time
+from typing import Any
 
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f64": 8, "s64": 8}
 _REDUCED = re.compile(r" = (.*?) all-reduce(?:-start)?\(")
 _TENSOR = re.compile(r"\b([a-z]+[0-9]*)\[([0-9,]*)\]")
 
 
-def main(path):
-    """Compiles what a request asks for; returns what is found."""
+def main(path: str) -> dict[str, Any]:
+    """Compiles what a request asks for.
+
+    Args:
+        path: of the request.
+
+    Returns:
+        What was found, or `error` and its `kind`.
+    """
     with open(path) as file:
         request = json.load(file)
     try:
@@ -42,8 +50,8 @@ def main(path):
     return {**_found(executable), "seconds": _since(start)}
 
 
-def _parts():
-    """jax's private parts, all of them, so that another version fails here and by name."""
+def _parts() -> Any:
+    """Jax's private parts, all of them, so that another version fails here and by name."""
     from jax._src import compiler
     from jax._src.interpreters import mlir
     from jax._src.lib import _jax
@@ -54,11 +62,16 @@ def _parts():
     parts = collections.namedtuple("Parts", "topologies jax options ir make_context np")
     _ = (_jax.mlir.hlo_to_stablehlo, _jax.DeviceList)
     return parts(
-        topologies.get_topology_desc, _jax, compiler.get_compile_options, ir, mlir.make_ir_context, np
+        topologies.get_topology_desc,
+        _jax,
+        compiler.get_compile_options,
+        ir,
+        mlir.make_ir_context,
+        np,
     )
 
 
-def _devices(parts, request):
+def _devices(parts: Any, request: dict[str, Any]) -> Any:
     devices = parts.topologies(
         platform="tpu",
         topology_name=request["topology"],
@@ -69,7 +82,7 @@ def _devices(parts, request):
     return devices
 
 
-def _options(parts, request):
+def _options(parts: Any, request: dict[str, Any]) -> Any:
     cores = request["cores"]
     options = parts.options(
         num_replicas=cores,
@@ -80,11 +93,11 @@ def _options(parts, request):
     return options
 
 
-def _adapt(module, ir):
+def _adapt(module: Any, ir: Any) -> None:
     """Takes out of TensorFlow's HLO what jax's newer dialect does not take."""
     copies, comparisons = [], []
 
-    def look(op):
+    def look(op: Any) -> Any:
         if op.name == "mhlo.copy":
             copies.append(op)
         elif op.name == "stablehlo.compare":
@@ -102,7 +115,7 @@ def _adapt(module, ir):
             del op.attributes["compare_type"]  # an order of floats, which integers have no need of
 
 
-def _found(executable):
+def _found(executable: Any) -> dict[str, Any]:
     memory, cost = executable.get_compiled_memory_stats(), executable.cost_analysis()
     sizes = reduced(executable.hlo_modules()[0].to_string())
     arguments = memory.argument_size_in_bytes
@@ -121,8 +134,8 @@ def _found(executable):
     }
 
 
-def reduced(text):
-    """The bytes of each all-reduce of a compiled module."""
+def reduced(text: str) -> list[int]:
+    """The bytes of each all-reduce of a compiled module, whose text is given."""
     return [
         sum(
             _BYTES.get(kind, 4) * math.prod(int(n) for n in shape.split(",") if n)
@@ -132,7 +145,7 @@ def reduced(text):
     ]
 
 
-def _since(start):
+def _since(start: float) -> float:
     return round(time.monotonic() - start, 2)
 
 

@@ -27,7 +27,9 @@ _ENVIRONMENT = {
     "TPU_MIN_LOG_LEVEL": "3",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else a second compiler at the same time is refused
 }
-_NEEDED = re.compile(r"\(([\d.]+)([KMGT])\) exceeds available HBM|Used ([\d.]+)([KMGT]) of [\d.]+\w")
+_NEEDED = re.compile(
+    r"\(([\d.]+)([KMGT])\) exceeds available HBM|Used ([\d.]+)([KMGT]) of [\d.]+\w"
+)
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _TOLD = 500  # characters of a compiler's message
 

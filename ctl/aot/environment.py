@@ -88,10 +88,8 @@ def _make(folder: pathlib.Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="making-") as name:
         made = pathlib.Path(name) / "venv"
         _run([*uv, "venv", "--quiet", "--no-config", "--python", _interpreter(), str(made)])
-        _run(
-            [*uv, "pip", "install", "--quiet", "--no-config", "--python", f"{made}/bin/python"]
-            + ["--requirement", str(PINS)]
-        )
+        install = ["pip", "install", "--quiet", "--no-config", "--requirement", str(PINS)]
+        _run([*uv, *install, "--python", f"{made}/bin/python"])
         made.rename(folder)
 
 

@@ -107,15 +107,10 @@ class _One:
         return self._element
 
 
-def _flat(element: Any) -> list[tuple[Any, tf.TensorSpec]]:
-    """The tensors of an element and where they are in it; masks that are not there left out."""
-    found = []
-    for path, spec in zip(_paths(element), tf.nest.flatten(element), strict=True):
-        if isinstance(spec, tf.NoneTensorSpec if hasattr(tf, "NoneTensorSpec") else type(None)):
-            continue
-        if hasattr(spec, "shape") and isinstance(spec, tf.TensorSpec):
-            found.append((path, spec))
-    return found
+def _flat(element: Any) -> list[tuple[tuple, tf.TensorSpec]]:
+    """The tensors of an element and where they are in it; a mask that is not there is left out."""
+    pairs = zip(_paths(element), tf.nest.flatten(element), strict=True)
+    return [(path, spec) for path, spec in pairs if isinstance(spec, tf.TensorSpec)]
 
 
 def _packed(element: Any, tensors: Any) -> Any:

@@ -7,7 +7,6 @@ import pathlib
 import re
 import sysconfig
 import traceback
-from typing import Any
 
 import tensorflow as tf
 
@@ -35,7 +34,9 @@ _WHY = {
 }
 _SIZED_BY_DATA = ("Where", "Unique", "UniqueV2", "UniqueWithCounts")
 _UNSUPPORTED = re.compile(r"No registered '(\w+)' OpKernel .*?\{\{node ([^}]+)\}\}", re.DOTALL)
-_DYNAMIC = re.compile(r"Input (\d+) to node `([^`]+)` with op (\w+) must be a compile-time constant")
+_DYNAMIC = re.compile(
+    r"Input (\d+) to node `([^`]+)` with op (\w+) must be a compile-time constant"
+)
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 _LIBRARIES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
 _CTL = os.path.dirname(os.path.abspath(ctl.__file__))
@@ -190,7 +191,7 @@ def _line_of(graph: tf.Graph, node: str) -> str:
     return ""
 
 
-def _own_line(frames: list[tuple[str, int]]) -> str:
+def _own_line(frames: list[tuple[str, int | None]]) -> str:
     """The innermost line of the step that is neither of a library nor of ctl."""
     for file, line in reversed(frames):
         path = os.path.abspath(file)

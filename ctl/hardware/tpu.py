@@ -177,7 +177,10 @@ def _check_answers(address: str) -> None:
 
 def _instead(address: str) -> str:
     keys = " and no runtime.tpu keys" if address else ""
-    return f"To run without a TPU: --config.runtime.strategy=auto{keys}."
+    return (
+        f"To run without a TPU: --config.runtime.strategy=auto{keys}; to see whether it would run on "
+        "one: --mode=aot_compile."
+    )
 
 
 def _installed(package: str) -> str | None:
