@@ -6,17 +6,28 @@ A request names the HLO's file, the topology, its cores and the chips of a machi
 from -1 (quick) to 0 (the default). It prints one line of JSON: what the compiler found, or `error`.
 """
 
-import collections
 import json
 import math
 import re
 import sys
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f64": 8, "s64": 8}
 _REDUCED = re.compile(r" = (.*?) all-reduce(?:-start)?\(")
 _TENSOR = re.compile(r"\b([a-z]+[0-9]*)\[([0-9,]*)\]")
+
+
+class Parts(NamedTuple):
+    """jax's private parts that are used here."""
+
+    topology: Any
+    to_stablehlo: Any
+    device_list: Any
+    options: Any
+    context: Any
+    ir: Any
+    np: Any
 
 
 def main(path: str) -> dict[str, Any]:
@@ -31,7 +42,7 @@ def main(path: str) -> dict[str, Any]:
     with open(path) as file:
         request = json.load(file)
     try:
-        parts = _parts()
+        parts = private_parts()
     except (ImportError, AttributeError) as error:
         return {"error": str(error), "kind": "versions"}
     with open(request["hlo"], "rb") as file:
@@ -39,40 +50,38 @@ def main(path: str) -> dict[str, Any]:
     start = time.monotonic()
     try:
         devices = _devices(parts, request)
-        with parts.make_context() as context, parts.ir.Location.unknown(context):
-            module = parts.ir.Module.parse(parts.jax.mlir.hlo_to_stablehlo(hlo))
-            _adapt(module, parts.ir)
+        with parts.context() as context, parts.ir.Location.unknown(context):
+            module = parsed(parts, hlo)
             executable = devices[0].client.compile(
-                module, parts.jax.DeviceList(tuple(devices)), _options(parts, request)
+                module, parts.device_list(tuple(devices)), _options(parts, request)
             )
     except Exception as error:  # XLA's errors have no common base, and all of them are told
         return {"error": str(error), "kind": type(error).__name__, "seconds": _since(start)}
     return {**_found(executable), "seconds": _since(start)}
 
 
-def _parts() -> Any:
+def private_parts() -> Parts:
     """Jax's private parts, all of them, so that another version fails here and by name."""
-    from jax._src import compiler
-    from jax._src.interpreters import mlir
-    from jax._src.lib import _jax
-    from jax.experimental import topologies
-    from jaxlib.mlir import ir
+    from jax._src import compiler  # type: ignore[import-not-found]
+    from jax._src.interpreters import mlir  # type: ignore[import-not-found]
+    from jax._src.lib import _jax  # type: ignore[import-not-found]
+    from jax.experimental import topologies  # type: ignore[import-not-found]
+    from jaxlib.mlir import ir  # type: ignore[import-not-found]
     import numpy as np
 
-    parts = collections.namedtuple("Parts", "topologies jax options ir make_context np")
-    _ = (_jax.mlir.hlo_to_stablehlo, _jax.DeviceList)
-    return parts(
-        topologies.get_topology_desc,
-        _jax,
-        compiler.get_compile_options,
-        ir,
-        mlir.make_ir_context,
-        np,
+    return Parts(
+        topology=topologies.get_topology_desc,
+        to_stablehlo=_jax.mlir.hlo_to_stablehlo,
+        device_list=_jax.DeviceList,
+        options=compiler.get_compile_options,
+        context=mlir.make_ir_context,
+        ir=ir,
+        np=np,
     )
 
 
-def _devices(parts: Any, request: dict[str, Any]) -> Any:
-    devices = parts.topologies(
+def _devices(parts: Parts, request: dict[str, Any]) -> Any:
+    devices = parts.topology(
         platform="tpu",
         topology_name=request["topology"],
         chips_per_host_bounds=tuple(request["host_chips"]),
@@ -82,7 +91,7 @@ def _devices(parts: Any, request: dict[str, Any]) -> Any:
     return devices
 
 
-def _options(parts: Any, request: dict[str, Any]) -> Any:
+def _options(parts: Parts, request: dict[str, Any]) -> Any:
     cores = request["cores"]
     options = parts.options(
         num_replicas=cores,
@@ -93,14 +102,16 @@ def _options(parts: Any, request: dict[str, Any]) -> Any:
     return options
 
 
-def _adapt(module: Any, ir: Any) -> None:
-    """Takes out of TensorFlow's HLO what jax's newer dialect does not take."""
+def parsed(parts: Parts, hlo: bytes) -> Any:
+    """TensorFlow's HLO as a module, without what jax's newer dialect does not take."""
+    ir = parts.ir
+    module = ir.Module.parse(parts.to_stablehlo(hlo))
     copies, comparisons = [], []
 
     def look(op: Any) -> Any:
         if op.name == "mhlo.copy":
             copies.append(op)
-        elif op.name == "stablehlo.compare":
+        elif op.name == "stablehlo.compare" and "compare_type" in op.attributes:
             comparisons.append(op)
         return ir.WalkResult.ADVANCE
 
@@ -110,9 +121,10 @@ def _adapt(module: Any, ir: Any) -> None:
         op.erase()
     for op in comparisons:
         element = ir.RankedTensorType(op.operands[0].type).element_type
-        kind = op.attributes["compare_type"] if "compare_type" in op.attributes else ""
-        if isinstance(element, ir.IntegerType) and "TOTALORDER" in str(kind):
+        whole = isinstance(element, ir.IntegerType)
+        if whole and "TOTALORDER" in str(op.attributes["compare_type"]):
             del op.attributes["compare_type"]  # an order of floats, which integers have no need of
+    return module
 
 
 def _found(executable: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A strategy of many replicas that is only traced: what it traces is what one core of a TPU runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -11,6 +12,12 @@ from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.distribute import distribute_lib, one_device_strategy
 
 from ctl.errors import UsageError
+
+
+_NESTED = (
+    "The step calls strategy.run inside of strategy.run, and a TPU's programs cannot be nested: call "
+    "it once, in train_step. (With train.on_non_finite=skip it is ctl that does: choose stop.)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +65,8 @@ class SliceStrategy(tf.distribute.TPUStrategy):
         del options
         if tf.executing_eagerly():
             return self.extended.call_for_each_replica(fn, args, kwargs)
+        if self.extended.in_replica:
+            raise UsageError(_NESTED)
         given = (tuple(args), dict(kwargs or {}))
         flat = tf.nest.flatten(given)
         places = [i for i, value in enumerate(flat) if tf.is_tensor(value)]
@@ -83,14 +92,21 @@ class _Extended(one_device_strategy.OneDeviceExtended):
         super().__init__(container, "/CPU:0")
         self._replicas = replicas
         self.num_hosts = 1
+        self.in_replica = False
 
     @property
     def _num_replicas_in_sync(self) -> int:
         return self._replicas
 
-    def replica(self) -> "_ReplicaContext":
+    @contextlib.contextmanager
+    def replica(self) -> Iterator[None]:
         """The context of a replica's code."""
-        return _ReplicaContext(self._container_strategy())
+        outside, self.in_replica = self.in_replica, True
+        try:
+            with _ReplicaContext(self._container_strategy()):
+                yield
+        finally:
+            self.in_replica = outside
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
         with self.replica():
