@@ -197,7 +197,9 @@ def _own_line(frames: list[tuple[str, int | None]]) -> str:
         path = os.path.abspath(file)
         if path.startswith(_HERE):
             break  # from here outwards it is whoever asked for the export
-        if not path.startswith((*_LIBRARIES, _CTL + os.sep)) and pathlib.Path(path).exists():
+        outside = (*_LIBRARIES, _CTL + os.sep)
+        generated = "__autograph_generated_file" in path
+        if not path.startswith(outside) and not generated and pathlib.Path(path).exists():
             return f"{_relative(path)}:{line}"
     return ""
 
