@@ -1,6 +1,7 @@
 """Compiles an experiment for one slice after the other."""
 
 from collections.abc import Callable, Sequence
+import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -84,7 +85,8 @@ def survey(
         Failure: the compiler, or its environment, failed.
     """
     python = environment.python()
-    tf.config.set_visible_devices([], "GPU")  # what is compiled is no GPU's, and takes no memory
+    with contextlib.suppress(RuntimeError):  # this process has used its GPUs already
+        tf.config.set_visible_devices([], "GPU")  # what is compiled is no GPU's
     exported = functools.lru_cache(lambda cores: export_for(config, config_path, cores))
     outcomes = []
     for slice_ in asked:
