@@ -70,10 +70,11 @@ def _program(name: str, strategy: Any, step: Callable[[Any], Any], element: Any)
         hlo = export(stage="hlo_serialized")
     except (ValueError, tf.errors.OpError) as error:
         raise Unfit(problems.of_export(error, graph)) from error
-    fatal = [problem for problem in problems.in_graph(graph) if problem.fatal]
+    found = problems.in_graph(graph)
+    fatal = [problem for problem in found if problem.fatal]
     if fatal:
         raise Unfit(fatal)
-    return Program(name, hlo, problems.in_graph(graph))
+    return Program(name, hlo, found)
 
 
 def _trace(step: Callable[[Any], Any], element: Any, specs: list[tf.TensorSpec]) -> None:
