@@ -43,7 +43,10 @@ def _next(found: Mapping[int, int | None], low: int, high: int, limit: int) -> i
         (rows, size), (more, larger) = fits[-2:]
         slope = max(1.0, (larger - size) / (more - rows))
         guess = int(more + 0.97 * (limit - larger) / slope)
-        if high != _MOST and not low + (high - low) // 8 <= guess <= high - (high - low) // 8:
-            guess = (low + high) // 2
+        if high != _MOST:
+            margin = (high - low) // 8
+            guess = min(max(guess, low + margin), high - margin)
+            if len(found) % 2:  # a line that misleads must not make the search a long one
+                guess = (low + high) // 2
     step = max(1, low // _FINE)  # a guess beside what is known would learn nothing
     return min(max(guess, low + step), high - 1)

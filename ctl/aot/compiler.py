@@ -2,13 +2,15 @@
 
 python compiler.py REQUEST.json
 
-A request names the HLO's file, the topology, its cores and the chips of a machine, and the effort
-from -1 (quick) to 0 (the default). It prints one line of JSON: what the compiler found, or `error`.
+A request names the HLO's file, the topology, its cores and the chips of a machine, the effort from
+-1 (quick) to 0 (the default), and the seconds that it may take. It prints one line of JSON: what the
+compiler found, or `error`.
 """
 
 import json
 import math
 import re
+import signal
 import sys
 import time
 from typing import Any, NamedTuple
@@ -41,6 +43,7 @@ def main(path: str) -> dict[str, Any]:
     """
     with open(path) as file:
         request = json.load(file)
+    signal.alarm(request["seconds"])  # ends the process, inside the compiler too
     try:
         parts = private_parts()
     except (ImportError, AttributeError) as error:

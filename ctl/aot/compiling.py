@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import re
@@ -92,7 +93,7 @@ def compile_for(
         bounds: what each compilation may take.
 
     Raises:
-        Failure: the compiler itself failed.
+        Failure: the compiler's packages are not the right ones.
     """
     bounds = bounds or Bounds()
     quick = once(hlo, slice_, python, bounds, effort=QUICK)
@@ -116,6 +117,8 @@ def once(
             "cores": slice_.cores,
             "host_chips": slice_.host_chips,
             "effort": effort,
+            "seconds": math.ceil(bounds.seconds)
+            + 5,  # its own limit, should this process be killed
         }
         (folder / "request.json").write_text(json.dumps(request))
         answer = _run([str(python), str(_COMPILER), str(folder / "request.json")], folder, bounds)
@@ -145,7 +148,7 @@ def _run(command: list[str], folder: pathlib.Path, bounds: Bounds) -> dict[str, 
     lines = output.read_text(errors="replace").splitlines()
     if process.returncode or not lines:
         told = " ".join(errors.read_text(errors="replace").split())[-_TOLD:]
-        raise Failure(f"The TPU compiler ended with {process.returncode}: {told or 'no word'}")
+        return {"error": f"the compiler ended with {process.returncode}: {told or 'no word'}"}
     answer: dict[str, Any] = json.loads(lines[-1])
     return answer
 

@@ -17,6 +17,8 @@ from ctl.aot.export import Program
 from ctl.aot.problems import Problem, Unfit
 from ctl.aot.slices import Slice
 from ctl.aot.strategy import SliceStrategy
+from ctl.data.source import GlobalBatches, PerReplica
+from ctl.errors import UsageError
 from ctl.hardware import strategies
 
 
@@ -121,6 +123,11 @@ def export_for(
     try:
         built = experiment.build(config, config_path, evaluates=evaluates, hardware=hardware)
         size = built.trainer.global_batch_size
+        if batch and isinstance(built.trainer.feed.data("train"), GlobalBatches | PerReplica):
+            raise UsageError(
+                "--find_batch cannot change the batches that build_dataset has made: let it return "
+                "examples."
+            )
         programs.append(export.train_step(built.trainer))
         if built.evaluator is not None:
             programs.append(export.eval_step(built.evaluator))

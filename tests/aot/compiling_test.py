@@ -2,6 +2,8 @@
 
 import dataclasses
 import pathlib
+import signal
+import subprocess
 import sys
 
 import pytest
@@ -61,10 +63,18 @@ def test_one_that_takes_too_much_memory_is_stopped(compiler):
     assert "0.125 GiB of memory" in once(bytes=2**27).error
 
 
-def test_one_that_ends_without_an_answer_is_a_failure(compiler):
+def test_one_that_ends_without_an_answer_is_told_with_its_last_words(compiler):
     compiler("import sys; sys.exit('libtpu is broken')")
-    with pytest.raises(Failure, match="ended with 1: libtpu is broken"):
-        once()
+    assert once().error == "the compiler ended with 1: libtpu is broken"
+
+
+def test_one_whose_parent_is_killed_ends_by_itself(tmp_path):
+    compiler = compiling._COMPILER.read_text().replace("parts = private_parts()", "time.sleep(60)")
+    assert "time.sleep(60)" in compiler
+    (tmp_path / "compiler.py").write_text(compiler)
+    (tmp_path / "request.json").write_text('{"seconds": 1}')
+    done = subprocess.run([PYTHON, tmp_path / "compiler.py", tmp_path / "request.json"], timeout=30)
+    assert done.returncode == -signal.SIGALRM
 
 
 def test_packages_without_the_private_functions_are_a_failure_by_name():

@@ -123,6 +123,20 @@ def test_the_largest_batch_is_searched_for(run, monkeypatch, memory, tmp_path):
     assert f"v5e:2x2: a batch of {largest} fits" in said.out
 
 
+def test_ready_batches_cannot_be_searched(run, memory, tmp_path, capsys):
+    memory(lambda hlo: GIB)
+    ready = (
+        "ctl.data.GlobalBatches(tf.data.Dataset.from_tensor_slices("
+        '{"x": rows, "label": np.zeros(16, np.int32)}).batch(16, drop_remainder=True))'
+    )
+    run("--mode=aot_compile")
+    text = (tmp_path / "exp.py").read_text()
+    made = 'ctl.data.arrays({"x": rows, "label": np.zeros(16, np.int32)})'
+    (tmp_path / "exp.py").write_text(text.replace(made, ready))
+    assert main.run(["ctl", "--config=exp.py", "--mode=aot_compile", "--find_batch"]) == 2
+    assert "--find_batch cannot change the batches" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
