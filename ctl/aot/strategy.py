@@ -11,6 +11,7 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.distribute import distribute_lib, one_device_strategy
 
+from ctl.aot.aggregated import aggregated
 from ctl.errors import UsageError
 
 _NESTED = (
@@ -96,6 +97,9 @@ class _Extended(one_device_strategy.OneDeviceExtended):
     @property
     def _num_replicas_in_sync(self) -> int:
         return self._replicas
+
+    def _create_variable(self, next_creator: Callable, **kwargs: Any) -> tf.Variable:
+        return aggregated(super()._create_variable(next_creator, **kwargs), kwargs)
 
     @contextlib.contextmanager
     def replica(self) -> Iterator[None]:

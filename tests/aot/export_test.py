@@ -7,6 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import ctl
 from ctl.aot import compiler, environment, export
@@ -67,6 +68,40 @@ def test_a_program_in_a_program_is_refused_as_by_tpustrategy():
 
 def test_one_replica_has_nothing_to_reduce():
     assert b"all-reduce" not in export.train_step(made(1)).hlo
+
+
+def _reductions(trainer):
+    """The shapes of what the exported train step reduces over the replicas."""
+    export.train_step(trainer)
+    traced = trainer.strategy.traced[0]
+    operations = traced.function.get_concrete_function(*traced.specs).graph.get_operations()
+    return [op.inputs[0].shape for op in operations if op.type == "XlaAllReduce"]
+
+
+def test_gradients_loss_metrics_and_sync_bn_are_reduced_over_the_replicas():
+    trainer = made(4)
+    variables = trainer.model.trainable_variables
+    # Beside each gradient and the loss: two sums each of the mean loss and the accuracy, and the
+    # learning rate, which the first replica decides. A real TPUStrategy traces as many.
+    assert len(_reductions(trainer)) == len(variables) + 1 + 2 * 2 + 1
+
+    class Normalized(tiny.TinyTrainer):
+        def build_model(self):
+            inner = super().build_model()
+            return tf_keras.Model(inner.inputs, ctl.SyncBatchNormalization()(inner.outputs[0]))
+
+        def forward(self, batch, training):
+            return self.model([batch["token"], batch["x"]], training=training)
+
+    # One forward, of a row of 3 channels x 3 + 1 for each replica, and one backward.
+    found = _reductions(made(4, cls=Normalized))
+    assert len(found) == len(variables) + 2 + 2 + 1 + 2 * 2 + 1
+    assert [4, 10] in found and [2, 1, 3] in found
+
+
+def test_what_the_first_replica_decides_is_reduced_also_in_64_bits():
+    # The losses before, in float32, and how many there were, in int64.
+    assert len(_reductions(made(4, loss_spike=3.0))) == len(_reductions(made(4))) + 2
 
 
 def test_an_evaluation_step_is_a_program():
