@@ -14,7 +14,7 @@ LIMITS = (
     "This says that it compiles and fits; it does not say how fast it is, nor was any figure compared "
     "with a physical TPU (docs/aot.md)."
 )
-_GIB, _MIB = 2**30, 2**20
+_GIB, _MIB, _KIB = 2**30, 2**20, 2**10
 _NO_PROGRAM = Compiled()
 _HEADER = ("slice", "cores", "HBM a core", "result", "peak", "of HBM", "arguments", "temporaries")
 _COSTS = ("Gflop", "GiB moved", "flop/byte", "all-reduces", "compile")
@@ -124,4 +124,7 @@ def _intensity(found: Compiled) -> float:
 
 
 def _size(number: float) -> str:
-    return f"{number / _GIB:.2f} GiB" if number >= _GIB else f"{number / _MIB:.1f} MiB"
+    for unit, name, digits in ((_GIB, "GiB", 2), (_MIB, "MiB", 1), (_KIB, "KiB", 1)):
+        if number >= unit:
+            return f"{number / unit:.{digits}f} {name}"
+    return f"{number:.0f} B"
