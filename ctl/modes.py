@@ -10,9 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl import announcements, optimizers
-from ctl.aot import report
 from ctl.aot.slices import Slice
-from ctl.aot.survey import survey
 from ctl.errors import UsageError
 from ctl.experiment import Experiment
 from ctl.loop import warm_start
@@ -299,7 +297,9 @@ def aot_compile(
     Returns:
         The exit code: 1 where it would not run on one of them.
     """
-    outcomes = survey(config, config_path, asked, find_batch=find_batch, say=say)
+    from ctl.aot import report, survey  # private parts of TensorFlow, which no other mode needs
+
+    outcomes = survey.survey(config, config_path, asked, find_batch=find_batch, say=say)
     say(report.table(outcomes))
     path = report.write(outcomes, workdir.path)
     say(f"{report.LIMITS} All figures: {path}")

@@ -131,9 +131,11 @@ def in_graph(graph: tf.Graph) -> list[Problem]:
         problem = _of_operation(op)
         if problem:
             found.setdefault((problem.what, problem.where), problem)
-    doubles = [p for p in found.values() if "float64" in p.what]
-    rest = [p for p in found.values() if p not in doubles]
-    return rest + doubles[:1]  # one float64 makes many
+    # The gradient of an operation has no line of its own, and is told with the operation.
+    placed = {problem.what for problem in found.values() if problem.where}
+    told = [p for p in found.values() if p.where or p.what not in placed]
+    doubles = [p for p in told if "float64" in p.what]
+    return [p for p in told if p not in doubles] + doubles[:1]  # one float64 makes many
 
 
 def _of_operation(op: tf.Operation) -> Problem | None:

@@ -11,8 +11,8 @@ from ctl.aot.compiling import Compiled
 from ctl.aot.survey import Outcome
 
 LIMITS = (
-    "This says that it compiles and fits; it does not say how fast it is, nor was any figure compared "
-    "with a physical TPU (docs/aot.md)."
+    "What compiles and fits need not be fast, and no figure was compared with a physical TPU "
+    "(docs/aot.md)."
 )
 _GIB, _MIB, _KIB = 2**30, 2**20, 2**10
 _NO_PROGRAM = Compiled()

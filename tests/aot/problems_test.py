@@ -49,6 +49,7 @@ def test_a_problem_is_told_with_its_line(name):
     told = refused(name)
     assert any(CAUGHT[name] in p.what and p.where.endswith(line_of(name)) for p in told), told
     assert all(p.fatal for p in told)
+    assert len({p.what for p in told}) == len(told)  # not again for the gradient
 
 
 def test_a_summary_in_the_step_is_told_with_its_line(tmp_path):

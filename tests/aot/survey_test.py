@@ -84,7 +84,7 @@ def test_a_list_of_slices_gives_one_table_and_one_file(run, memory, tmp_path):
     assert [entry["topology"] for entry in found(tmp_path)] == ["v5e:2x2", "v6e:2x4"]
     assert [entry["cores"] for entry in found(tmp_path)] == [4, 8]
     assert "eval step compiles" in said.out
-    assert "nor was any figure compared with a physical TPU" in said.out
+    assert "no figure was compared with a physical TPU" in said.out
 
 
 def test_what_does_not_fit_ends_with_1(run, memory, tmp_path):
