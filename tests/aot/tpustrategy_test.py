@@ -68,6 +68,7 @@ def collectives(strategy, **options):
     return collections.Counter(op.type for op in problems._operations(graph))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"loss_spike": 3.0}, {"norms": True}, {"gradient_accumulation_steps": 2}],
