@@ -33,7 +33,11 @@ class Experiment:
 
 
 def build(
-    config: config_dict.ConfigDict, config_path: str, *, evaluates: bool = True
+    config: config_dict.ConfigDict,
+    config_path: str,
+    *,
+    evaluates: bool = True,
+    hardware: strategies.Hardware | None = None,
 ) -> Experiment:
     """Builds everything, and writes nothing.
 
@@ -41,6 +45,7 @@ def build(
         config: a checked config.
         config_path: the file that it is from, which the trainer's path is relative to.
         evaluates: whether the evaluation data is needed.
+        hardware: what to build it for, in place of what the config asks for.
 
     Raises:
         UsageError: the config cannot be right with this trainer or on this machine.
@@ -48,7 +53,7 @@ def build(
     cls = locate.trainer_class(config.trainer, config_path)
     if config.runtime.deterministic:
         tf.config.experimental.enable_op_determinism()
-    hardware = _hardware(config.runtime)
+    hardware = hardware or _hardware(config.runtime)
     config = resolved(config, hardware.strategy.num_replicas_in_sync)
     options = trainer_options(config)
     trainer = cls(

@@ -25,11 +25,21 @@ from ctl.hardware import strategies, tpu
 from ctl.hardware.cluster import Cluster
 from ctl.loop.workdir import Workdir
 
-MODES = ("train_and_eval", "train", "eval", "continuous_eval", "check", "explain", "devices")
+MODES = (
+    "train_and_eval",
+    "train",
+    "eval",
+    "continuous_eval",
+    "check",
+    "aot_compile",
+    "explain",
+    "devices",
+)
 SWITCHES = {
     "fresh": "Start anew: move the run in the folder aside.",
     "allow_config_change": "Resume though the arithmetic changed.",
     "allow_partial_restore": "Resume from a checkpoint that fits in part.",
+    "find_batch": "With --mode=aot_compile: find the largest batch that fits.",
     "help": "Show this.",
 }
 _CONFIG_KEY = re.compile(r"--?(no)?config\.([^=]+)(?:=(.*))?", re.DOTALL)
@@ -92,16 +102,38 @@ def _run(argv: Sequence[str]) -> int:
     config = _config(values.config, changes)
     locate.trainer_file(config.trainer, config_path)
     request = strategies.Request.of(config.runtime, os.environ)
+    if values.mode == "aot_compile":
+        return _aot_compile(values, config, config_path, request.cluster)
     if strategies.chosen(config.runtime.strategy, request) == "tpu":
         tpu.check(config.runtime.tpu.name or config.runtime.tpu.address)
     workdir = Workdir(
-        values.workdir or pathlib.Path("runs") / pathlib.Path(config_path).stem,
+        _workdir(values, config_path),
         writes=request.cluster is None or request.cluster.is_chief,
     )
     _check_workdir(values, config, workdir)
     if request.cluster and request.cluster.has_servers and not request.cluster.is_chief:
         return _serve(request, config, workdir)
     return _dispatch(values, config, config_path, workdir, request.cluster)
+
+
+def _aot_compile(
+    values: flags.FlagValues, config: Any, config_path: str, cluster: Cluster | None
+) -> int:
+    """Compiles the step for slices that this machine need not have."""
+    from ctl.aot import slices
+
+    if cluster:
+        raise UsageError("--mode=aot_compile runs in one process: unset TF_CONFIG.")
+    asked = slices.parse(values.topology or slices.DEFAULT)
+    workdir = Workdir(_workdir(values, config_path))
+    _quiet_tensorflow()
+    from ctl import modes
+
+    return modes.aot_compile(config, config_path, workdir, asked, find_batch=values.find_batch)
+
+
+def _workdir(values: flags.FlagValues, config_path: str) -> str | pathlib.Path:
+    return values.workdir or pathlib.Path("runs") / pathlib.Path(config_path).stem
 
 
 def _devices(flag: str | None, changes: Changes) -> int:
@@ -204,6 +236,7 @@ def _flags() -> flags.FlagValues:
         "config": (None, "The experiment, FILE.py; --config.KEY=VALUE changes a key of it."),
         "workdir": (None, "The run's folder; runs/<experiment> if not given."),
         "mode": (MODES[0], f"One of {', '.join(MODES)}."),
+        "topology": (None, "With --mode=aot_compile: the TPU slices, such as v5e:2x2,v5p:2x2x1."),
     }
     for name, (default, text) in texts.items():
         flags.DEFINE_string(name, default, text, flag_values=values)
@@ -257,7 +290,7 @@ def _split(arguments: list[str]) -> tuple[list[str], Changes]:
 
 def _check_given(arguments: list[str]) -> None:
     """Refuses what absl would take for a value, or let the last one win."""
-    wanted = {"config": "FILE", "workdir": "FOLDER", "mode": "MODE"}
+    wanted = {"config": "FILE", "workdir": "FOLDER", "mode": "MODE", "topology": "SLICE"}
     for argument, following in itertools.pairwise([*arguments, "-"]):
         name, equals, value = argument.lstrip("-").partition("=")
         missing = not value if equals else following.startswith("-")
@@ -279,6 +312,9 @@ def _check_flags(values: flags.FlagValues) -> None:
     for name in ("fresh", "allow_config_change", "allow_partial_restore"):
         if values[name].value and not values.mode.startswith("train"):
             raise UsageError(f"--{name} has no effect with --mode={values.mode}: leave it out.")
+    for name in ("topology", "find_batch"):
+        if values[name].value and values.mode != "aot_compile":
+            raise UsageError(f"--{name} has no effect but with --mode=aot_compile: leave it out.")
     if values.workdir is not None and values.mode in ("check", "devices"):
         raise UsageError(f"--workdir has no effect with --mode={values.mode}: leave it out.")
 

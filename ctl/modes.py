@@ -1,9 +1,12 @@
 """What the program does with an experiment: one function a mode."""
 
+from collections.abc import Sequence
 import contextlib
 import time
+from typing import Any
 
 from ctl import announcements, assembly, results
+from ctl.aot.slices import Slice
 from ctl.errors import UsageError
 from ctl.experiment import Experiment
 from ctl.loop import warm_start
@@ -220,6 +223,30 @@ def _prepare(
         assembly.sayer(experiment)(f"The old run is now {aside}.")
         lock.follow(aside)
     return workdir.check_config(experiment.config.to_dict(), allow_change=allow_change)
+
+
+def aot_compile(
+    config: Any, config_path: str, workdir: Workdir, asked: Sequence[Slice], *, find_batch: bool
+) -> int:
+    """Compiles the step for TPU slices, none of which need be here.
+
+    Args:
+        config: a checked config.
+        config_path: the file that it is from.
+        workdir: the folder that the findings are written to.
+        asked: the slices.
+        find_batch: whether to search for the largest batch that fits.
+
+    Returns:
+        The exit code: 1 where it would not run on one of them.
+    """
+    from ctl.aot import report, survey  # private parts of TensorFlow, which no other mode needs
+
+    outcomes = survey.survey(config, config_path, asked, find_batch=find_batch, say=say)
+    say(report.table(outcomes))
+    path = report.write(outcomes, workdir.path)
+    say(f"{report.LIMITS} All figures: {path}")
+    return 0 if all(outcome.compiled for outcome in outcomes) else 1
 
 
 def _require_run(experiment: Experiment, workdir: Workdir) -> None:

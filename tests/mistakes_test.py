@@ -41,9 +41,10 @@ def Function():
     return None
 """
 NAMES = "data, eval, init, model, optimizer, runtime, seed, train, trainer"
-MODES = "train_and_eval, train, eval, continuous_eval, check, explain, devices"
+MODES = "train_and_eval, train, eval, continuous_eval, check, aot_compile, explain, devices"
 FLAGS = (
-    "--config, --workdir, --mode, --fresh, --allow_config_change, --allow_partial_restore, --help"
+    "--config, --workdir, --mode, --topology, --fresh, --allow_config_change, "
+    "--allow_partial_restore, --find_batch, --help"
 )
 
 
@@ -362,7 +363,8 @@ VALUES = {
     "tpu": command_line(
         "--config.runtime.strategy=tpu",
         "There is no TPU to use: tensorflow-tpu is not installed, which BUILD.md tells how to. To run "
-        "without a TPU: --config.runtime.strategy=auto.",
+        "without a TPU: --config.runtime.strategy=auto. To see whether it would run on one: "
+        "--mode=aot_compile.",
     ),
     "several processes in one": command_line(
         "--config.runtime.strategy=multi_worker_mirrored",

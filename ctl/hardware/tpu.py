@@ -30,6 +30,7 @@ _GENERATIONS = {
 }
 _NEWEST_LIBTPU = "0.0.30"  # with a newer one `import tensorflow` aborts the process
 _PATIENCE = 5.0  # seconds for an address to answer; TensorFlow would wait for minutes
+_REHEARSAL = "To see whether it would run on one: --mode=aot_compile."
 _topologies: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 
 
@@ -93,7 +94,7 @@ def check(address: str = "", *, bus: pathlib.Path = BUS) -> None:
     """
     lack = missing(address, bus=bus)
     if lack:
-        raise UsageError(f"There is no TPU to use: {lack}. {_instead(address)}")
+        raise UsageError(f"There is no TPU to use: {lack}. {_instead(address)} {_REHEARSAL}")
 
 
 def build(

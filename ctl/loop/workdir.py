@@ -226,7 +226,10 @@ class Workdir:
     def _check_no_foreign(self) -> None:
         """Refuses a folder with files in it that are not a run's."""
         names = os.listdir(self.path) if self.path.is_dir() else []
-        if set(names) - {_temporary("config.json"), lock.NAME} and not self._has_own_config():
+        if (
+            set(names) - {_temporary("config.json"), lock.NAME, "aot_compile.json"}
+            and not self._has_own_config()
+        ):
             raise UsageError(
                 f"{self.path} has files in it and no config.json of ctl, so it is not a run's "
                 "folder: name another --workdir."

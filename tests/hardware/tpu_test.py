@@ -108,7 +108,9 @@ def test_check_tells_what_is_missing_and_what_to_run_instead(bus, install):
         "There is no TPU to use: tensorflow-tpu is not installed, which BUILD.md tells how to. To "
         "run without a TPU: --config.runtime.strategy=auto"
     )
-    assert (str(local.value), str(remote.value)) == (f"{line}.", f"{line} and no runtime.tpu keys.")
+    offer = "To see whether it would run on one: --mode=aot_compile."
+    assert str(local.value) == f"{line}. {offer}"
+    assert str(remote.value) == f"{line} and no runtime.tpu keys. {offer}"
 
 
 def test_metadata_server_is_asked_only_where_there_is_a_chip(bus, tmp_path):

@@ -1,0 +1,30 @@
+"""ResNet-50 with synchronized batch normalization, in bfloat16, on a TPU slice of any size.
+
+python -m ctl.main --config=experiments/resnet50.py --mode=aot_compile --topology=v5e:2x2
+
+It shows what a real model comes to on a TPU; its images are made up, so that nothing has to be
+downloaded. The schedule is that of Goyal et al. 2017: 0.1 for each 256 examples of the batch, five
+epochs of linear growth, 90 epochs in all for a batch of 256. It has not been trained to the end.
+"""
+
+import ctl
+
+
+def get_config():
+    return ctl.config(
+        trainer="trainers/resnet.py:ResNetTrainer",
+        runtime=dict(strategy="tpu", precision="bfloat16"),
+        data=dict(per_replica_batch_size=64),
+        model=dict(sync_batch_norm=True),
+        optimizer=dict(
+            name="sgd",
+            momentum=0.9,
+            nesterov=True,
+            learning_rate=0.1,
+            learning_rate_batch_size=256,
+            schedule="cosine",
+            warmup_steps=25_020,
+        ),
+        train=dict(steps=450_360, checkpoint_interval=5_004),
+        eval=dict(interval=5_004),
+    )

@@ -1,0 +1,122 @@
+"""Trainers with a planted problem each, on the line that says `planted`."""
+
+import tensorflow as tf
+
+import ctl
+from tests import tiny
+
+BATCH = 8
+
+
+def _in_loss(change):
+    """A TinyTrainer whose losses go through `change`."""
+
+    class Planted(tiny.TinyTrainer):
+        def per_example_loss(self, batch, outputs):
+            losses = super().per_example_loss(batch, outputs)
+            return change(self, batch, losses)
+
+    return Planted
+
+
+def _py_function(trainer, batch, losses):
+    seen = tf.py_function(lambda x: x, [losses], tf.float32)  # planted: py_function
+    return tf.ensure_shape(seen, losses.shape) + losses
+
+
+def _string(trainer, batch, losses):
+    return losses + tf.strings.to_number(tf.strings.as_string(losses))  # planted: string
+
+
+def _print(trainer, batch, losses):
+    tf.print("loss", losses)  # planted: print
+    return losses
+
+
+def _image(trainer, batch, losses):
+    picture = tf.io.decode_png(tf.constant(b""), channels=1)  # planted: image
+    return losses + tf.reduce_sum(tf.cast(picture, tf.float32))
+
+
+def _sized(trainer, batch, losses):
+    return losses + tf.cast(tf.size(tf.range(batch["token"][0])), tf.float32)  # planted: sized
+
+
+def _masked(trainer, batch, losses):
+    return losses + tf.reduce_sum(tf.boolean_mask(losses, losses > 0))  # planted: masked
+
+
+def _variable(trainer, batch, losses):
+    return losses * tf.Variable(1.0)  # planted: variable
+
+
+def _double(trainer, batch, losses):
+    return losses + tf.cast(tf.cast(losses, tf.float64) * 2.0, tf.float32)  # planted: double
+
+
+def _ragged(trainer, batch, losses):
+    rows = tf.ragged.range(batch["token"]).to_tensor()  # planted: ragged
+    return losses + tf.cast(tf.reduce_sum(rows), tf.float32)
+
+
+def _summary(trainer, batch, losses):
+    with trainer.writer.as_default(step=1):
+        tf.summary.scalar("loss", tf.reduce_mean(losses))  # planted: summary
+    return losses
+
+
+def _in_branch(trainer, batch, losses):
+    def called():
+        seen = tf.py_function(lambda x: x, [losses], tf.float32)  # planted: branch
+        return tf.ensure_shape(seen, losses.shape)
+
+    return tf.cond(losses[0] > 0, called, lambda: losses)
+
+
+def _group(trainer, batch, losses):
+    from tensorflow.compiler.tf2xla.ops import gen_xla_ops
+
+    groups = [[0, 1, 2]]  # of four replicas
+    total = gen_xla_ops.xla_all_reduce(losses, groups, reduce_op="Add", mode="CrossReplica")
+    return losses + tf.stop_gradient(total)
+
+
+IN_LOSS = {
+    "py_function": _py_function,
+    "string": _string,
+    "print": _print,
+    "image": _image,
+    "sized": _sized,
+    "masked": _masked,
+    "variable": _variable,
+    "double": _double,
+    "ragged": _ragged,
+    "summary": _summary,
+    "branch": _in_branch,
+    "group": _group,
+}
+
+
+class UnknownBatch(tiny.TinyTrainer):
+    """Ready batches of a size that is not known before they are there."""
+
+    data_factory = staticmethod(
+        lambda split: ctl.data.GlobalBatches(
+            tf.data.Dataset.from_tensor_slices(tiny.examples()).batch(BATCH).repeat()
+        )
+    )
+
+
+class TooLarge(tiny.TinyTrainer):
+    """Holds a matrix of 64 GiB between two products."""
+
+    def per_example_loss(self, batch, outputs):
+        losses = super().per_example_loss(batch, outputs)
+        column = losses[0] * tf.ones([2**17, 8])
+        matrix = tf.sin(tf.matmul(column, column, transpose_b=True))
+        return losses + tf.reduce_sum(tf.matmul(matrix, tf.matmul(matrix, column)))
+
+
+def trainer_class(name):
+    """The class of a planted problem."""
+    return _in_loss(IN_LOSS[name])
