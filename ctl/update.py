@@ -85,6 +85,11 @@ class Update:
         together = self.choice.strategy != "parameter_server"
         if not together:
             _refuse_common_decisions(options)
+        if options.on_non_finite == "skip" and self.choice.strategy == "tpu":
+            raise UsageError(
+                "on_non_finite=skip applies an update under a condition of all replicas, which "
+                "TensorFlow refuses on a TPU: choose rollback, stop or ignore."
+            )
         # Always there, since it is in every checkpoint: a run may begin to ask later.
         self.spikes = Spikes(options.loss_spike, dtype=floatx)
         looks = options.on_non_finite != "ignore" and together

@@ -126,15 +126,21 @@ SLOW_CASES = [
         for batch in (24, 25)
     ),
     ("central_storage", 24, ["--config.runtime.strategy=central_storage"], 0),
-    ("multi_worker", 24, ["--config.runtime.all_reduce.algorithm=ring"], 2),
-    ("multi_worker", 24, [], 3),
     ("multi_worker", 25, ["--config.optimizer.gradient_accumulation_steps=2"], 3),
 ]  # fmt: skip
+LONG_CASES = [
+    ("multi_worker", 24, ["--config.runtime.all_reduce.algorithm=ring"], 2),
+    ("multi_worker", 24, [], 3),
+]
 
 
 @pytest.mark.parametrize(
     ("name", "batch", "arguments", "workers"),
-    [*CASES, *(pytest.param(*case, marks=SLOW) for case in SLOW_CASES)],
+    [
+        *CASES,
+        *(pytest.param(*case, marks=SLOW) for case in SLOW_CASES),
+        *(pytest.param(*case, marks=[SLOW, pytest.mark.long]) for case in LONG_CASES),
+    ],
 )
 def test_fifty_steps_of_mnist_are_those_of_one_replica(
     folder, one_replica, name, batch, arguments, workers, request
@@ -182,7 +188,7 @@ def kill_when_saved(launcher, workdir, *, step, task):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_killed_worker_is_told_and_the_restarted_run_ends_the_same(folder, one_replica, index):
     name = f"killed-{index}"
     arguments = ["--config.train.checkpoint_interval=10", "--config.train.steps_per_loop=2"]
@@ -234,7 +240,14 @@ def test_ctrl_c_stops_all_workers_at_one_step_and_the_run_goes_on(folder, one_re
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["skip", "rollback", "stop"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "rollback",
+        pytest.param("skip", marks=pytest.mark.long),
+        pytest.param("stop", marks=pytest.mark.long),
+    ],
+)
 def test_two_workers_decide_alike_on_a_row_that_one_of_them_has(folder, policy):
     ends = {}
     for name, workers in (("alone", 0), ("both", 2)):

@@ -16,7 +16,7 @@ from ctl.errors import UsageError
 
 _NESTED = (
     "The step calls strategy.run inside of strategy.run, and a TPU's programs cannot be nested: call "
-    "it once, in train_step. (With train.on_non_finite=skip it is ctl that does: choose stop.)"
+    "it once, in train_step."
 )
 
 

@@ -54,7 +54,7 @@ def test_ready_global_batches_are_shared_out_too():
     assert {s.shape[0] for s in tf.nest.flatten(spec)} == {BATCH // 4}
 
 
-@pytest.mark.parametrize("on_non_finite", ["stop", "ignore"])
+@pytest.mark.parametrize("on_non_finite", ["stop", "rollback", "ignore"])
 def test_a_train_step_is_a_program_whatever_is_done_about_non_finite_steps(on_non_finite):
     program = export.train_step(made(4, on_non_finite=on_non_finite))
     assert program.name == "train step"
@@ -62,8 +62,17 @@ def test_a_train_step_is_a_program_whatever_is_done_about_non_finite_steps(on_no
 
 
 def test_a_program_in_a_program_is_refused_as_by_tpustrategy():
+    trainer = made(4)
+    step = trainer.replica_step
+
+    def nested(batch):
+        context = tf.distribute.get_replica_context()
+        context.merge_call(lambda strategy: strategy.run(lambda: tf.constant(0.0)))
+        return step(batch)
+
+    trainer.replica_step = nested
     with pytest.raises(ctl.UsageError, match="cannot be nested"):
-        export.train_step(made(4, on_non_finite="skip"))
+        export.train_step(trainer)
 
 
 def test_one_replica_has_nothing_to_reduce():
