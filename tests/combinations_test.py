@@ -117,8 +117,14 @@ def test_every_pair_of_options_gives_the_right_update(strategy, choice):
     check(strategy, choice)
 
 
+OTHERS = [
+    pytest.param(choice, marks=[pytest.mark.long] if i % 3 else [])
+    for i, choice in enumerate(c for c in CHOICES if c not in COVERING)
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("choice", [c for c in CHOICES if c not in COVERING], ids=name)
+@pytest.mark.parametrize("choice", OTHERS, ids=name)
 def test_every_combination_gives_the_right_update(strategy, choice):
     check(strategy, choice)
 

@@ -27,9 +27,11 @@ def ids(value):
 
 
 def some(values, step):
-    """All values, most of them slow."""
+    """All values, most of them slow, and every other one of these long."""
+    marks = {0: [], 1: [pytest.mark.slow]}
+    long = [pytest.mark.slow, pytest.mark.long]
     return [
-        pytest.param(value, marks=[pytest.mark.slow] if i % step else [])
+        pytest.param(value, marks=long if i % step and i % 2 else marks[min(1, i % step)])
         for i, value in enumerate(values)
     ]
 
