@@ -18,8 +18,6 @@ from ctl.loop.lock import RunLock
 from ctl.loop.progress import say
 from ctl.loop.stop import StopOnSignal
 from ctl.loop.workdir import Workdir
-from ctl.preflight.blueprint import Blueprint
-from ctl.preflight.looks import look
 
 DONE, STOPPED = 0, 75
 
@@ -195,10 +193,12 @@ def check(experiment: Experiment, config_path: str) -> int:
     Returns:
         The exit code: 1 where something would go wrong.
     """
+    from ctl.preflight import blueprint, looks  # with the kit for tests, which no other mode needs
+
     if experiment.hardware.cluster:
         raise UsageError("--mode=check runs in one process: unset TF_CONFIG.")
     say(f"Checking {experiment.config.trainer}, which takes about a minute.")
-    return look(Blueprint(experiment, config_path), say)
+    return looks.look(blueprint.Blueprint(experiment, config_path), say)
 
 
 def _wait(stop: StopOnSignal, *, seconds: float) -> None:

@@ -25,6 +25,7 @@ import warnings
 import zlib
 
 from ctl import defaults, main, options
+from ctl.command_line import MODES
 from ctl.errors import UsageError
 from ctl.hardware import cluster
 from ctl.loop.workdir import Workdir
@@ -519,7 +520,17 @@ def flags(draw: random.Random, folder: pathlib.Path) -> str:
         "-",
         "é",
     ]
-    values = [*main.MODES, "exp.py", "exp.py:", "exp.py:5", "run", ".", "..", "tiny.py", "exp.py/x"]
+    values = [
+        *MODES,
+        "exp.py",
+        "exp.py:",
+        "exp.py:5",
+        "run",
+        ".",
+        "..",
+        "tiny.py",
+        "exp.py/x",
+    ]
     values += ["flags.txt", "bad.txt", "no.txt", "true", "0", "a/b/c", "x" * 300, "x" * 300 + ".py"]
     arguments = ["--config=exp.py"] if draw.random() < 0.7 else []
     for _ in range(draw.choice([1, 1, 2, 3, 4])):
@@ -634,7 +645,7 @@ def workdir(draw: random.Random, folder: pathlib.Path) -> str:
     elif kind > 2:
         path.write_bytes(odd_text_of_json(draw, trees[name]))
         print(name, path.read_bytes()[:3000])
-    arguments = ["--config=exp.py", f"--mode={draw.choice(main.MODES[:4])}"]
+    arguments = ["--config=exp.py", f"--mode={draw.choice(MODES[:4])}"]
     arguments += draw.choice([[], [], [], ["--fresh"], ["--allow_config_change"]])
     print(arguments)
     with untouched(folder):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ctl import main
+from ctl import command_line, main
 from tests import child
 from tests.mistakes_test import EXPERIMENT, TRAINER
 
@@ -115,7 +115,7 @@ def test_help_names_every_flag_and_mode(capsys, arguments):
     assert main.run(["ctl", *arguments]) == 0
     printed = capsys.readouterr().out
     assert "python -m ctl.main --config=" in printed
-    words = ("--config", "--workdir", "--mode", "fresh", "allow_config_change", *main.MODES)
+    words = ("--config", "--workdir", "--mode", "fresh", "allow_config_change", *command_line.MODES)
     assert [word for word in words if word not in printed] == []
 
 
