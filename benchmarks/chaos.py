@@ -34,7 +34,7 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks import counting
-from ctl.loop.commits import Commits
+from ctl.loop.checkpoints.files import CheckpointFiles
 from ctl.testing import faults
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="ctl-chaos-") as folder:
         calm, rough = pathlib.Path(folder) / "calm", pathlib.Path(folder) / "rough"
         started, ended = run_calmly(flags, calm)
-        say(f"Undisturbed: {ended:.0f} s, {started:.1f} of them to the first checkpoint.")
+        print_line(f"Undisturbed: {ended:.0f} s, {started:.1f} of them to the first checkpoint.")
         deaths = disturb(flags, rough, started, ended)
         found = weights(rough)
         difference = largest_difference(weights(calm), found)
@@ -154,11 +154,11 @@ def disturb(
         if run.poll() is not None:
             check(run.returncode == 0, f"the run failed by itself:\n{log(workdir).read_text()}")
             if not last:
-                say(f"The run was over after {len(deaths)} kills: give more --steps.")
+                print_line(f"The run was over after {len(deaths)} kills: give more --steps.")
             return deaths
         deaths.append(kill(flags, run, workdir, look, start))
         check(look.origin in (None, whole), f"resumed from {look.origin}, not from {whole}")
-        say(f"{len(deaths)}: {deaths[-1]}")
+        print_line(f"{len(deaths)}: {deaths[-1]}")
     return deaths
 
 
@@ -208,7 +208,7 @@ class Look:
         if not self.moved():
             return "start"
         # A save removes what an earlier life left of the same step before it is recorded.
-        if Commits(self._workdir / "checkpoints").faults():
+        if CheckpointFiles(self._workdir / "checkpoints").faults():
             return "save"
         last = self.events()[-1]
         due = last["step"] % KEYS["eval.interval"] == 0
@@ -237,7 +237,7 @@ def kill(
         run.wait()
         ending = time.monotonic() - at
         phase = look.phase()
-    damaged = Commits(workdir / "checkpoints").damaged()
+    damaged = CheckpointFiles(workdir / "checkpoints").damaged()
     check(not damaged, f"damaged checkpoints {damaged}")
     return Death(phase, at - start, newest(workdir), at, run.returncode, ending)
 
@@ -269,12 +269,14 @@ def events(workdir: pathlib.Path) -> list[dict]:
 
 def newest(workdir: pathlib.Path) -> int:
     """The step of the newest whole checkpoint, 0 where there is none."""
-    return max(Commits(workdir / "checkpoints").steps(), default=0)
+    return max(CheckpointFiles(workdir / "checkpoints").steps(), default=0)
 
 
 def weights(workdir: pathlib.Path) -> dict[str, np.ndarray]:
     """Everything in the last checkpoint."""
-    reader = tf.train.load_checkpoint(Commits(workdir / "checkpoints").path(newest(workdir)))
+    reader = tf.train.load_checkpoint(
+        CheckpointFiles(workdir / "checkpoints").path(newest(workdir))
+    )
     names = [name for name in reader.get_variable_to_shape_map() if "OBJECT_GRAPH" not in name]
     return {name: reader.get_tensor(name) for name in names}
 
@@ -334,7 +336,7 @@ def check(right: bool, otherwise: str) -> None:
         raise SystemExit(f"Wrong: {otherwise}")
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Progress goes to stderr."""
     print(line, file=sys.stderr, flush=True)
 

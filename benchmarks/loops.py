@@ -27,9 +27,9 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks import models, report, same, variants
-from ctl import rules
+from ctl.configs import compatibility
 from ctl.errors import UsageError
-from ctl.replica import compile as replica_compile
+from ctl.replica import xla as replica_compile
 
 WARM_UPS = 2  # windows that are not counted: the first one traces
 MEMORY = 1.1  # ctl's peak memory may be so many times the best hand-written loop's
@@ -107,7 +107,7 @@ def chosen(*, xla: bool) -> list[str]:
 def allowed(mode: str) -> bool:
     """Whether one replica may run in this mode."""
     try:
-        rules.check(rules.Choice(xla=mode))
+        compatibility.check(compatibility.Choice(xla=mode))
     except UsageError:
         return False
     return True

@@ -24,7 +24,7 @@ import tensorflow as tf
 import tf_keras
 
 from benchmarks import models, report, variants
-from ctl.loop.checkpoints import Checkpoints
+from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller
 
 WARM_UPS = 2  # windows that are not counted: the first one traces
@@ -69,7 +69,7 @@ def measure(windows: int, steps: int) -> list[list[tuple[float, float]]]:
     model = models.MODELS["mnist64"]
     trainer = variants.Trainer(model, optimizer=lambda: model.optimizer(tf_keras))
     with tempfile.TemporaryDirectory(prefix="ctl-saving-") as folder:
-        checkpoints = Checkpoints(folder, trainer, background=True)
+        checkpoints = Checkpointer(folder, trainer, background=True)
         controller = Controller(trainer=trainer, steps_per_loop=steps, checkpoints=checkpoints)
         pairs = []
         for window in range(-WARM_UPS, windows):

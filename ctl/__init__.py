@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ctl import data, replica, testing
-    from ctl.defaults import config
+    from ctl.configs.options import Clip, TrainerOptions
+    from ctl.configs.overrides import config
     from ctl.errors import UsageError
     from ctl.evaluator import StandardEvaluator
-    from ctl.options import Clip, TrainerOptions
     from ctl.replica.batch_norm import SyncBatchNormalization, convert_sync_batch_norm
     from ctl.trainer import StandardTrainer
 
 __version__ = "0.1.0"
-_HOMES = {
+_MODULES = {
     "SyncBatchNormalization": "ctl.replica.batch_norm",
     "convert_sync_batch_norm": "ctl.replica.batch_norm",
-    "Clip": "ctl.options",
+    "Clip": "ctl.configs.options",
     "StandardEvaluator": "ctl.evaluator",
     "StandardTrainer": "ctl.trainer",
-    "TrainerOptions": "ctl.options",
+    "TrainerOptions": "ctl.configs.options",
     "UsageError": "ctl.errors",
-    "config": "ctl.defaults",
+    "config": "ctl.configs.overrides",
 }
-_ROOMS = ("data", "hardware", "loop", "replica", "testing")
+_PACKAGES = ("data", "hardware", "loop", "replica", "testing")
 __all__ = [
     "Clip",
     "StandardEvaluator",
@@ -43,12 +43,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
+    if name in _PACKAGES:
         return importlib.import_module(f"ctl.{name}")
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'ctl' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES, *_ROOMS])
+    return sorted([*globals(), *_MODULES, *_PACKAGES])

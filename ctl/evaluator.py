@@ -7,10 +7,10 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
-from ctl.data import distribution
 from ctl.data.source import Batch
 from ctl.data.tfrecords import corruption
 from ctl.errors import UsageError
+from ctl.hardware import coordinator
 from ctl.replica import loss, precision
 from ctl.replica.step import row_count
 from ctl.trainer import StandardTrainer, unpack
@@ -82,7 +82,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
     def create_eval_loop_fn(self, has_state: bool) -> Any:
         """The loop over the batches: Orbit's, a few at a time, so that it can be stopped."""
         run = super().create_eval_loop_fn(has_state)
-        if distribution.is_coordinated(self.strategy):
+        if coordinator.is_coordinated(self.strategy):
             run = self._plain_loop()
 
         def loop(iterator: Any, num_steps: tf.Tensor, **state: Any) -> Any:
@@ -122,7 +122,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
     def eval_step(self, iterator: Any) -> None:
         """One step of every replica; Orbit's hook."""
         batch, present = unpack(next(iterator))
-        if distribution.is_coordinated(self.strategy):  # the coordinator evaluates by itself
+        if coordinator.is_coordinated(self.strategy):  # the coordinator evaluates by itself
             self._replica_eval_step(batch, present)
         else:
             self.strategy.run(self._replica_eval_step, args=(batch, present))
@@ -139,7 +139,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
         trainer = self.trainer
         with trainer.rows(batch, present):
             batch = trainer.preprocess(batch)
-            outputs = precision.widened(trainer.forward(batch, training=False))
+            outputs = precision.cast_to_float32(trainer.forward(batch, training=False))
             per_example = tf.cast(trainer.per_example_loss(batch, outputs), tf.float64)
             weights = loss.row_weights(trainer.sample_weight(batch), present, tf.float64)
             trainer.update_metrics(self.metrics, batch, outputs, present)

@@ -7,10 +7,10 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from ctl.data.pipeline import Data
+from ctl.configs.options import TrainerOptions
+from ctl.data.batching import Data
 from ctl.data.source import Batch
 from ctl.errors import UsageError
-from ctl.options import TrainerOptions
 from ctl.replica import precision
 
 

@@ -18,7 +18,7 @@ import time
 from types import FrameType
 
 from ctl.errors import UsageError
-from ctl.hardware import cluster, gpu_list
+from ctl.hardware import cluster, gpu
 from ctl.hardware.cluster import Cluster
 
 AGAIN = 75  # of the program's exit codes: run me again
@@ -133,7 +133,7 @@ class Launcher:
         places = cluster.local(
             workers=self._workers, servers=self._servers, ports=cluster.free_ports(count)
         )
-        gpus = gpu_list.divided(places, gpu_list.visible(os.environ))
+        gpus = gpu.divide_among_processes(places, gpu.list_gpus(os.environ))
         self._own = {place.name: own for place, own in zip(places, gpus, strict=True)}
         return [self._begin(place) for place in places]
 
@@ -250,7 +250,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _check_gpus(workers: int) -> None:
-    gpus = gpu_list.visible(os.environ)
+    gpus = gpu.list_gpus(os.environ)
     if gpus and workers > len(gpus):
         raise UsageError(
             f"--workers is {workers}, and there are {len(gpus)} GPUs: start at most as many, or set "

@@ -17,8 +17,9 @@ if __package__ in (None, ""):  # run as a file: `import ctl` must find the packa
 from absl import flags
 from ml_collections import config_dict
 
-from ctl import checks, command_line, defaults, locate
-from ctl.command_line import Changes
+from ctl.configs import defaults, loading, overrides, validation
+from ctl.configs import flags as command_line
+from ctl.configs.flags import Changes
 from ctl.errors import Failure, LostWorker, UsageError
 from ctl.hardware import strategies, tpu
 from ctl.hardware.cluster import Cluster
@@ -80,11 +81,11 @@ def _run(argv: Sequence[str]) -> int:
         return _devices(values.config, changes)
     config_path = values.config.partition(":")[0]
     config = _config(values.config, changes)
-    locate.trainer_file(config.trainer, config_path)
+    loading.trainer_file(config.trainer, config_path)
     request = strategies.Request.of(config.runtime, os.environ)
     if values.mode == "aot_compile":
         return _aot_compile(values, config, config_path, request.cluster)
-    if strategies.chosen(config.runtime.strategy, request) == "tpu":
+    if strategies.resolve_name(config.runtime.strategy, request) == "tpu":
         tpu.check(config.runtime.tpu.name or config.runtime.tpu.address)
     workdir = Workdir(
         _workdir(values, config_path),
@@ -100,16 +101,16 @@ def _aot_compile(
     values: flags.FlagValues, config: Any, config_path: str, cluster: Cluster | None
 ) -> int:
     """Compiles the step for slices that this machine need not have."""
-    from ctl.aot import slices
+    from ctl.modes.aot_compile import slices
 
     if cluster:
         raise UsageError("--mode=aot_compile runs in one process: unset TF_CONFIG.")
     asked = slices.parse(values.topology or slices.DEFAULT)
     workdir = Workdir(_workdir(values, config_path))
     _quiet_tensorflow()
-    from ctl import modes
+    from ctl.modes import train
 
-    return modes.aot_compile(config, config_path, workdir, asked, find_batch=values.find_batch)
+    return train.aot_compile(config, config_path, workdir, asked, find_batch=values.find_batch)
 
 
 def _workdir(values: flags.FlagValues, config_path: str) -> str | pathlib.Path:
@@ -122,9 +123,9 @@ def _devices(flag: str | None, changes: Changes) -> int:
         config = _config(flag, changes)
     else:
         config = _known(changes)
-        checks.check_runtime(defaults.flat(config))
+        validation.check_runtime(overrides.flat(config))
     _quiet_tensorflow()
-    from ctl.hardware import devices
+    from ctl.modes import devices
 
     print(devices.describe(config.runtime))
     return 0
@@ -149,14 +150,14 @@ def _dispatch(
     cluster: Cluster | None,
 ) -> int:
     _quiet_tensorflow()
-    from ctl.hardware import lost
+    from ctl.hardware import worker_failure
 
-    with lost.telling(cluster):
+    with worker_failure.report_lost_worker(cluster):
         return _run_mode(values, config, config_path, workdir)
 
 
 def _run_mode(values: flags.FlagValues, config: Any, config_path: str, workdir: Workdir) -> int:
-    from ctl import experiment, explain, modes
+    from ctl.modes import experiment, explain, train
 
     evaluates = values.mode != "train"
     built = experiment.build(config, config_path, evaluates=evaluates)
@@ -164,12 +165,12 @@ def _run_mode(values: flags.FlagValues, config: Any, config_path: str, workdir: 
         print(explain.describe(built))
         return 0
     if values.mode == "check":
-        return modes.check(built, config_path)
+        return train.check(built, config_path)
     if values.mode == "eval":
-        return modes.evaluate(built, workdir)
+        return train.evaluate(built, workdir)
     if values.mode == "continuous_eval":
-        return modes.continuous_eval(built, workdir)
-    return modes.train(
+        return train.continuous_eval(built, workdir)
+    return train.train(
         built,
         workdir,
         evaluates=evaluates,
@@ -182,10 +183,10 @@ def _run_mode(values: flags.FlagValues, config: Any, config_path: str, workdir: 
 def _config(flag: str, changes: Changes) -> config_dict.ConfigDict:
     """The checked config; what is wrong with the command line is told before the file is run."""
     _known([(name, text) for name, text in changes if not name.startswith("model.")])
-    config = locate.config(flag)
+    config = loading.load_config(flag)
     for name, text in changes:
-        defaults.change(config, name, text)
-    checks.check(config)
+        overrides.change(config, name, text)
+    validation.check_config(config)
     return config
 
 
@@ -193,8 +194,8 @@ def _known(changes: Changes) -> config_dict.ConfigDict:
     """The defaults with the command line's changes, each checked by itself."""
     known = defaults.defaults()
     for name, text in changes:
-        defaults.change(known, name, text)
-    checks.check_values(defaults.flat(known))
+        overrides.change(known, name, text)
+    validation.check_values(overrides.flat(known))
     return known
 
 

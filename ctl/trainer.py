@@ -9,24 +9,23 @@ import orbit
 import tensorflow as tf
 import tf_keras
 
-from ctl import building, out_of_memory, rules
-from ctl.compiled_loop import CompiledLoop, chunk_size
-from ctl.coordinated_loop import CoordinatedLoop
-from ctl.data import distribution
-from ctl.data.feed import Feed
+from ctl.configs import compatibility
+from ctl.configs.options import TrainerOptions
+from ctl.data.input_pipeline import InputPipeline
 from ctl.data.source import Batch
 from ctl.data.tfrecords import corruption
 from ctl.errors import NonFiniteStep, UsageError
-from ctl.hardware import local_devices, strategies
+from ctl.hardware import coordinator, devices, strategies
+from ctl.hardware.coordinator import CoordinatedLoop
 from ctl.hooks import Hooks
-from ctl.options import TrainerOptions
-from ctl.replica import compile as replica_compile
-from ctl.replica import precision
-from ctl.replica import random as replica_random
-from ctl.replica import rows as replica_rows
-from ctl.replica.non_finite import Report
+from ctl.replica import dropout as replica_random
+from ctl.replica import model_building, out_of_memory, precision
+from ctl.replica import row_mask as replica_rows
+from ctl.replica import xla as replica_compile
+from ctl.replica.inner_loop import CompiledLoop, chunk_size
+from ctl.replica.non_finite import NonFiniteReport
 from ctl.replica.step import Losses, Result, row_count
-from ctl.update import Update, counter
+from ctl.replica.update import Update, counter
 
 Optimizer = Any  # a tf_keras optimizer; the package has no types
 
@@ -88,7 +87,7 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
         self.strategy = strategy or tf.distribute.get_strategy()
         self.global_batch_size = global_batch_size
         self.options = options or TrainerOptions()
-        self.feed = Feed(
+        self.feed = InputPipeline(
             self.build_dataset,
             strategy=self.strategy,
             seed=self.options.seed,
@@ -98,21 +97,25 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
         self.layout = self.feed.layout(global_batch_size)
         self._check_spikes()
         # Before tf_keras meets it; the options that need the model are checked with it, in Update.
-        row = strategies.row_of(self.strategy)
-        rules.check(rules.Choice(precision=self.options.precision, strategy=row))
+        row = strategies.name_of(self.strategy)
+        compatibility.check(compatibility.Choice(precision=self.options.precision, strategy=row))
         self._position: int | None = None
         self._own_dataset = False
-        self.non_finite: Report | None = None
+        self.non_finite: NonFiniteReport | None = None
         self._keyed: set[str] = set()
         with self.building(), self.strategy.scope():
-            self.model = building.synchronized(self.build_model(), self.options.model)
-            self.optimizer: Any = precision.scaled(
-                building.made(optimizer), self.options.precision, self.options.loss_scale
+            self.model = model_building.apply_sync_batch_norm(
+                self.build_model(), self.options.model
+            )
+            self.optimizer: Any = precision.wrap_loss_scale(
+                model_building.make_optimizer(optimizer),
+                self.options.precision,
+                self.options.loss_scale,
             )
             self.metrics: dict[str, tf_keras.metrics.Metric] = self.build_metrics()
             self._loss = tf_keras.metrics.Mean("loss", dtype=self.variable_dtype)
             self.global_step = counter("global_step")
-            building.trace(self._outputs, self.feed.spec())
+            model_building.create_variables(self._outputs, self.feed.spec())
             self.optimizer.build(self.model.trainable_variables)
             full = self.feed.always_full(global_batch_size)
             self.update = Update(
@@ -126,7 +129,7 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
             self.skipped_steps, self.spikes = self.update.skipped_steps, self.update.spikes
         replica_random.key_random_layers(self.model, self.options.seed)
         self._compiled = self._compile_loop() if self.update.xla == "loop" else None
-        building.check_model(
+        model_building.check_model(
             self.model,
             self.layout,
             parts=self.options.logical_shards or self.options.gradient_accumulation_steps,
@@ -188,7 +191,7 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
         batch, present = unpack(next(iterator))
         step = self._replica_train_step
         if self.update.xla == "step":
-            step = replica_compile.jitted(step)
+            step = replica_compile.jit(step)
         value = self.strategy.run(step, args=(batch, present))
         # A step that fails is not counted.
         with tf.control_dependencies(list(self.strategy.experimental_local_results(value))):
@@ -270,9 +273,9 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
         """Returns the loop's mean loss and its metrics."""
         results = {name: metric.result() for name, metric in self.metrics.items()}
         results = {"loss": self._loss.result(), **results}
-        if precision.is_scaled(self.optimizer):
+        if precision.has_loss_scale(self.optimizer):
             results["loss_scale"] = self.optimizer.loss_scale
-        if precision.is_scaled(self.optimizer) or self.options.on_non_finite == "skip":
+        if precision.has_loss_scale(self.optimizer) or self.options.on_non_finite == "skip":
             results["skipped_steps"] = self.skipped_steps.read_value()
         if self.update.norms:
             results.update(self.update.norms.result())
@@ -298,7 +301,7 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
 
     def building(self) -> contextlib.AbstractContextManager[None]:
         """What everything of the trainer is made inside of: its seed and its precision."""
-        return building.seeded(self.options.seed, self.options.precision)
+        return model_building.seed_and_precision(self.options.seed, self.options.precision)
 
     def rows(
         self, batch: Batch, present: tf.Tensor | None
@@ -312,14 +315,14 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
             value = self.replica_step(self.preprocess(batch))
             weight = None
             # A step that is left out is no part of the mean.
-            if precision.is_scaled(self.optimizer) or self.options.on_non_finite == "skip":
+            if precision.has_loss_scale(self.optimizer) or self.options.on_non_finite == "skip":
                 weight = tf.cast(tf.math.is_finite(value), value.dtype)
                 value = tf.where(tf.math.is_finite(value), value, tf.zeros_like(value))
             self._loss.update_state(value, sample_weight=weight)
         return value
 
     def _example_losses(self, batch: Batch) -> tuple[tf.Tensor, Any]:
-        outputs = precision.widened(self.forward(batch, training=True))
+        outputs = precision.cast_to_float32(self.forward(batch, training=True))
         return self.per_example_loss(batch, outputs), outputs
 
     def _update(
@@ -354,7 +357,7 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
 
     def create_train_loop_fn(self) -> Any:
         """The inner loop: Orbit's, one XLA program, or what a coordinator schedules."""
-        if distribution.is_coordinated(self.strategy):
+        if coordinator.is_coordinated(self.strategy):
             return CoordinatedLoop(self.train_step, strategy=self.strategy)
         return self._compiled or super().create_train_loop_fn()
 
@@ -375,7 +378,7 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
         resident = None
         if self.options.placement == "device":
             with self.strategy.scope():
-                resident = self.feed.resident(local_devices.of_replicas(self.strategy)[0])
+                resident = self.feed.resident(devices.replica_devices(self.strategy)[0])
         spec = self.feed.spec() if resident is None else tf.TensorSpec([None], tf.int64)
 
         def step(batch: Batch) -> None:

@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
-from ctl import command_line, main
+from ctl import main
+from ctl.configs import flags
 from tests import child
-from tests.mistakes_test import EXPERIMENT, TRAINER
+from tests.end_to_end.mistakes_test import EXPERIMENT, TRAINER
 
 MODEL = EXPERIMENT.replace("))\n", "), model=dict(bias=True))\n")
 READER = TRAINER.replace("Dense(2,", "Dense(2, use_bias=self.options.model.bias,")
@@ -115,7 +116,7 @@ def test_help_names_every_flag_and_mode(capsys, arguments):
     assert main.run(["ctl", *arguments]) == 0
     printed = capsys.readouterr().out
     assert "python -m ctl.main --config=" in printed
-    words = ("--config", "--workdir", "--mode", "fresh", "allow_config_change", *command_line.MODES)
+    words = ("--config", "--workdir", "--mode", "fresh", "allow_config_change", *flags.MODES)
     assert [word for word in words if word not in printed] == []
 
 
@@ -182,7 +183,7 @@ def test_devices_needs_no_config_and_takes_one(
     folder, monkeypatch, capsys, arguments, strategy, devices
 ):
     told = lambda r: f"{r.strategy} {r.logical_devices}"  # noqa: E731
-    monkeypatch.setattr("ctl.hardware.devices.describe", told)
+    monkeypatch.setattr("ctl.modes.devices.describe", told)
     assert main.run(["ctl", "--mode=devices", *arguments]) == 0
     assert capsys.readouterr().out == f"{strategy} {devices}\n"
 
@@ -244,7 +245,8 @@ def test_program_explains_alike_however_it_is_started_and_keeps_tensorflow_quiet
 def test_importing_ctl_and_its_light_modules_loads_no_tensorflow():
     code = (
         "import sys, ctl\n"
-        "from ctl import checks, defaults, errors, locate, main, options, out_of_memory, suggestions\n"
+        "from ctl import errors, main\n"
+        "from ctl.configs import compatibility, defaults, loading, options, overrides, validation\n"
         "from ctl.loop import gpu_usage, progress, stop, workdir\n"
         "from ctl.hardware import devices, gpu, host, strategies, tpu\n"
         "ctl.config(train=dict(steps=5)); ctl.TrainerOptions(); ctl.Clip(); dir(ctl)\n"

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.data.layout import Turns
+from ctl.data.layout import WorkerShard
 
 DatasetFn = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 
@@ -34,7 +34,7 @@ def from_function(
     """
 
     def make(context: tf.distribute.InputContext) -> tf.data.Dataset:
-        return untuned(dataset_fn(context))
+        return disable_autotune(dataset_fn(context))
 
     if type(strategy) is tf.distribute.OneDeviceStrategy and _on_cpu(strategy):
         return make(tf.distribute.InputContext())
@@ -44,14 +44,9 @@ def from_function(
     return strategy.distribute_datasets_from_function(make)
 
 
-def is_coordinated(strategy: tf.distribute.Strategy) -> bool:
-    """Whether workers step by themselves, as a coordinator tells them to."""
-    return isinstance(strategy, tf.distribute.ParameterServerStrategy)
-
-
 def per_worker(
     strategy: tf.distribute.Strategy,
-    dataset_fn: Callable[[tf.distribute.InputContext, Turns], tf.data.Dataset],
+    dataset_fn: Callable[[tf.distribute.InputContext, WorkerShard], tf.data.Dataset],
 ) -> Any:
     """Gives each worker of a coordinator a dataset of its own; the workers take turns.
 
@@ -70,15 +65,15 @@ def per_worker(
 
     def make() -> tf.data.Dataset:
         index = tf.distribute.coordinator.experimental_get_current_worker_index()
-        turns = Turns(count, tf.cast(index, tf.int64))
-        return untuned(dataset_fn(tf.distribute.InputContext(), turns))
+        turns = WorkerShard(count, tf.cast(index, tf.int64))
+        return disable_autotune(dataset_fn(tf.distribute.InputContext(), turns))
 
     return coordinator.create_per_worker_dataset(make)
 
 
 def global_batches(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -> Any:
     """`strategy.experimental_distribute_dataset`: splits each ready global batch."""
-    return strategy.experimental_distribute_dataset(untuned(dataset))
+    return strategy.experimental_distribute_dataset(disable_autotune(dataset))
 
 
 def _per_replica(strategy: tf.distribute.Strategy, dataset_fn: DatasetFn) -> Any:
@@ -95,7 +90,7 @@ def _per_replica(strategy: tf.distribute.Strategy, dataset_fn: DatasetFn) -> Any
         strategy.extended._input_workers_devices = workers
 
 
-def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def disable_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """The dataset without tf.data's tuning thread, unless its author decided about it."""
     # A dataset that is made inside a function does not know its options.
     if not tf.inside_function() and dataset.options().autotune.enabled is not None:

@@ -9,7 +9,7 @@ from ctl.errors import UsageError
 
 
 @dataclasses.dataclass(frozen=True)
-class Turns:
+class WorkerShard:
     """Which batches one of several workers takes that update by themselves.
 
     Attributes:

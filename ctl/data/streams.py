@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from ctl.data import sampler
 from ctl.data.augmentation import Augment
-from ctl.data.layout import Layout, Turns
+from ctl.data.layout import Layout, WorkerShard
 from ctl.data.source import Arrays, Indexes, Source
 
 # One call of the sampler and of a source in memory draws so much: a call costs 0.1 ms whatever it
@@ -31,7 +31,7 @@ class Draw(NamedTuple):
 
 
 def training(
-    source: Source, layout: Layout, *, seed: int, start: int, turns: Turns | None = None
+    source: Source, layout: Layout, *, seed: int, start: int, turns: WorkerShard | None = None
 ) -> tf.data.Dataset:
     """The endless, shuffled stream of `(batch, present)`, from a global step on.
 
@@ -61,7 +61,7 @@ def training_chunks(
     seed: int,
     start: int,
     size: int,
-    turns: Turns | None = None,
+    turns: WorkerShard | None = None,
 ) -> tf.data.Dataset:
     """As `training`, `size` of its elements at a time, on a first axis."""
     draw = _draws(source, layout, seed=seed, start=start, size=size, turns=turns)
@@ -86,7 +86,7 @@ def augmented(
     *,
     seed: int,
     start: int,
-    turns: Turns | None = None,
+    turns: WorkerShard | None = None,
 ) -> tf.data.Dataset:
     """As `training`, each example through `augment(example, seed)`."""
     size = at_once(source, layout)
@@ -135,7 +135,7 @@ def at_once(source: Source, layout: Layout) -> int:
 
 
 def _draws(
-    source: Source, layout: Layout, *, seed: int, start: int, size: int, turns: Turns | None
+    source: Source, layout: Layout, *, seed: int, start: int, size: int, turns: WorkerShard | None
 ) -> Callable[[tf.Tensor], Draw]:
     """What draws the per-replica batches [index x size, (index + 1) x size) of the stream."""
     batch, local, count = layout.global_batch_size, layout.local_replicas, len(source)

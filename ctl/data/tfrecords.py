@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctl import suggestions
+from ctl import errors
 from ctl.errors import UsageError
 
 
@@ -56,7 +56,7 @@ class TFRecordTuning:
         known = [field.name for field in dataclasses.fields(cls)]
         for key in keys:
             if key not in known:
-                there = suggestions.did_you_mean(key, known)
+                there = errors.did_you_mean(key, known)
                 raise UsageError(f"There is no key data.tfrecord.{key}{there}")
         return cls(**keys)
 

@@ -153,7 +153,7 @@ def wait_for_others(
     cluster: Cluster,
     *,
     limit: float,
-    say: Callable[[str], None],
+    print_line: Callable[[str], None],
     every: float = 5.0,
 ) -> None:
     """Waits until every other process of the cluster listens at its address.
@@ -164,7 +164,7 @@ def wait_for_others(
     Args:
         cluster: the processes.
         limit: seconds to wait.
-        say: prints a line.
+        print_line: prints a line.
         every: seconds between two lines.
 
     Raises:
@@ -186,7 +186,7 @@ def wait_for_others(
                 )
             if missing and now - told >= every:
                 told = now
-                say(f"{cluster.name} waits for {names}.")
+                print_line(f"{cluster.name} waits for {names}.")
             if missing:
                 time.sleep(_POLL)
         for _ in range(_LINGER):  # until all others have looked here too

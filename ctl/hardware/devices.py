@@ -1,175 +1,113 @@
-"""What this machine has to train on, and what a config comes to on it: --mode=devices.
+"""Which of this machine's GPUs or CPUs a strategy is built on. Importing this loads no TensorFlow."""
 
-Importing this loads no TensorFlow.
-"""
-
-from collections.abc import Mapping, Sequence
-import contextlib
-import dataclasses
-import os
+from collections.abc import Sequence
+import re
 import subprocess
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ctl import errors
 from ctl.errors import UsageError
-from ctl.hardware import gpu, host, local_devices, strategies, tpu
+from ctl.hardware import gpu
 
-Row = tuple[str, str]
-_QUERY = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version"]
-_XLA_VARIABLES = ("TF_XLA_FLAGS", "XLA_FLAGS")
-
-
-@dataclasses.dataclass(frozen=True)
-class DriverGpu:
-    """A GPU as NVIDIA's driver tells it.
-
-    Attributes:
-        name: the product's.
-        memory: in MiB, as a text; or a reason in brackets.
-        driver: its version.
-    """
-
-    name: str
-    memory: str
-    driver: str
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
-def describe(runtime: Any) -> str:
-    """Lines of a name and what it comes to on this machine; writes nothing, trains nothing.
+def check_names(devices: Sequence[Any]) -> None:
+    """Refuses what is no list of devices, whatever the machine has."""
+    for device in devices:
+        if not isinstance(device, str) or not re.fullmatch(r"(CPU|GPU):\d{1,3}", device):
+            raise UsageError(f'runtime.devices has {device!r}, want names such as "GPU:0".')
+    if len(set(devices)) < len(devices):
+        raise UsageError("runtime.devices names a device twice: name it once.")
+    if len({device[:3] for device in devices}) > 1:
+        raise UsageError("runtime.devices mixes CPUs and GPUs: name one kind.")
+
+
+def select(asked: Sequence[str], *, split: int, strategy: str) -> tuple[list[str], str]:
+    """The devices that a strategy is built on, such as "CPU:0", and why these.
 
     Args:
-        runtime: the `runtime` section of a checked config.
+        asked: those that the config names; empty for all.
+        split: how many logical devices to make of the first; 0 for none.
+        strategy: its row, or "auto".
+
+    Raises:
+        UsageError: the devices cannot be had.
     """
     import tensorflow as tf
 
-    details = [
-        tf.config.experimental.get_device_details(d) for d in tf.config.list_physical_devices("GPU")
+    gpus = tf.config.list_physical_devices("GPU")
+    kind = "GPU" if gpus else "CPU"
+    why = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)} here" if gpus else "no GPU here"
+    if asked:
+        kind = asked[0].partition(":")[0]
+    if strategy in ("mirrored", "central_storage") and kind == "CPU" and not split:
+        split = 1 + max((int(d.partition(":")[2]) for d in asked), default=1)
+    if split:
+        _split(tf.config.list_physical_devices(kind)[0], split)
+    if split > 1:
+        why += f", the {'first' if gpus else 'CPU'} split in {split}"
+    every = [
+        f"{d.device_type}:{d.name.rsplit(':', 1)[1]}" for d in tf.config.list_logical_devices(kind)
     ]
-    told = driver_gpus()
-    build = tf.sysconfig.get_build_info()
-    rows = [
-        *host.describe(),
-        ("TensorFlow", tensorflow(tf.__version__, build, os.environ)),
-        *gpus(details, told, cuda=bool(build.get("is_cuda_build"))),
-        ("TPU", tpus()),
-        *_chosen(runtime),
-    ]
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+    if asked:
+        return _named(asked, every), f"{', '.join(asked)} as configured"
+    found = every[: split or None]
+    return (found if gpus or split or strategy != "auto" else found[:1]), why
 
 
-def tensorflow(version: str, build: Mapping[str, Any], environment: Mapping[str, str]) -> str:
-    """TensorFlow's build in a line, and the flags that XLA will read.
+def replica_devices(strategy: "tf.distribute.Strategy") -> list[str]:
+    """The devices that the replicas of this process are on, such as "CPU:0"."""
+    import tensorflow as tf
 
-    Args:
-        version: TensorFlow's.
-        build: what `tf.sysconfig.get_build_info` returned.
-        environment: the variables of this process.
-    """
-    if build.get("is_cuda_build"):
-        kind = f"CUDA {build.get('cuda_version', '?')}, cuDNN {build.get('cudnn_version', '?')}"
-    elif build.get("is_rocm_build"):
-        kind = "ROCm"
-    else:
-        kind = "without CUDA"
-    flags = [f"{name}={environment[name]}" for name in _XLA_VARIABLES if environment.get(name)]
-    return ", ".join([version, kind, *(flags or ["no XLA flags in the environment"])])
+    try:
+        names = strategy.extended.worker_devices
+    except RuntimeError:  # the default strategy does not say
+        return ["GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"]
+    return [name.rsplit("device:", 1)[-1] for name in names]
 
 
-def gpus(
-    details: Sequence[Mapping[str, Any]], told: Sequence[DriverGpu], *, cuda: bool
-) -> list[Row]:
-    """A row a GPU, or one that says why there is none.
-
-    Args:
-        details: what TensorFlow tells of each GPU that it sees.
-        told: what the driver tells of each that this process may see, in the same order.
-        cuda: whether TensorFlow is built for GPUs.
-    """
-    if details:
-        known = list(told) if len(told) == len(details) else [None] * len(details)
-        return [
-            (f"GPU {i}", _gpu(*both)) for i, both in enumerate(zip(details, known, strict=True))
-        ]
-    if not told:
-        return [("GPUs", "none")]
-    names = ", ".join(f"{g.name} (driver {g.driver})" for g in told)
-    mend = (
-        "its libraries may be missing, which TF_CPP_MIN_LOG_LEVEL=0 tells"
-        if cuda
-        else "this build is not for GPUs; BUILD.md tells how to install the one that is"
-    )
-    return [("GPUs", f"none that TensorFlow sees, but {names}: {mend}")]
+def _named(asked: Sequence[str], every: Sequence[str]) -> list[str]:
+    for device in asked:
+        if device not in every:
+            raise UsageError(f"runtime.devices has {device!r}{errors.did_you_mean(device, every)}")
+    return list(asked)
 
 
-def driver_gpus() -> list[DriverGpu]:
-    """The GPUs that this process may see, as NVIDIA's driver tells them; none where it does not."""
-    names = gpu.visible()
-    if names == []:
-        return []
-    which = ["-i", ",".join(names)] if names else []
-    query = [*_QUERY, "--format=csv,noheader,nounits", *which]
+def _split(device: Any, count: int) -> None:
+    """Splits a physical device into logical ones, which TensorFlow allows before its first use."""
+    import tensorflow as tf
+
+    one = tf.config.LogicalDeviceConfiguration
+    parts = [one()] * count
+    if device.device_type == "GPU":
+        parts = [one(memory_limit=_gpu_memory_mib(device) // count)] * count
+    try:
+        tf.config.set_logical_device_configuration(device, parts)
+    except RuntimeError:
+        found = len(tf.config.list_logical_devices(device.device_type))
+        if found < count:
+            raise UsageError(
+                f"runtime.logical_devices is {count}, but TensorFlow has started already, with "
+                f"{found} logical {device.device_type}{'s' * (found != 1)}: let nothing use it "
+                "before the strategy is built, such as a tensor that the trainer's file makes when "
+                "it is imported."
+            ) from None
+
+
+def _gpu_memory_mib(device: Any) -> int:
+    """Memory to split, in MiB: nine tenths of what the driver says is there."""
+    index = device.name.rsplit(":", 1)[1]
+    visible = gpu.visible_gpus()
+    if visible is not None and int(index) < len(visible):  # the driver counts those hidden too
+        index = visible[int(index)]
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", "-i", index]
     try:
         out = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    rows = [[cell.strip() for cell in line.split(",")] for line in out.splitlines()]
-    return [DriverGpu(*row) for row in rows if len(row) == 3]
-
-
-def tpus() -> str:
-    """The TPU of this machine in a line, or what is missing to use one."""
-    chips = tpu.chips()
-    lack = tpu.missing()
-    there = f"{len(chips)} x {chips[0]}" if chips else "none"
-    if not lack:
-        return there
-    return f"{there}, which cannot be used: {lack}" if chips else f"none: {lack}"
-
-
-def _gpu(details: Mapping[str, Any], told: DriverGpu | None) -> str:
-    name = details.get("device_name", "of an unknown name")
-    capability = ".".join(str(n) for n in details.get("compute_capability", ())) or "unknown"
-    size = "unknown"
-    # Under another name it is another GPU, or the whole of which this one is a part (MIG).
-    if told and told.name == name and told.memory.isdigit():
-        size = f"{int(told.memory) / 1024:.1f} GiB"
-    driver = told.driver if told else "unknown"
-    return f"{name}, memory {size}, compute capability {capability}, driver {driver}"
-
-
-def _chosen(runtime: Any) -> list[Row]:
-    """The strategy and the compilation that the config comes to, and why."""
-    from ctl.replica import compile as replica_compile
-
-    request = strategies.Request.of(runtime, os.environ)
-    try:
-        name = strategies.chosen(runtime.strategy, request)
-        if name != "auto" and (strategies.STRATEGIES[name].processes or name == "tpu"):
-            return [("strategy", f"{name}: {strategies.STRATEGIES[name].summary}")]
-        hardware = _hardware(runtime)
-    except UsageError as error:
-        return [("strategy", f"{runtime.strategy} cannot be had: {error}")]
-    replicas = hardware.strategy.num_replicas_in_sync
-    gpu_ = any("GPU" in device for device in local_devices.of_replicas(hardware.strategy))
-    mode, why = replica_compile.choose(
-        runtime.xla,
-        gpu=gpu_,
-        replicas=replicas,
-        sync_batch_norm=False,
-        shards=bool(runtime.logical_shards),
-    )
-    plural = "s" if replicas != 1 else ""
-    return [
-        ("strategy", f"{hardware.name} ({hardware.why}), {replicas} replica{plural}"),
-        ("xla", f"{mode} ({why}); the model and the data may change it, --mode=explain tells"),
-    ]
-
-
-def _hardware(runtime: Any) -> strategies.Hardware:
-    import tensorflow as tf
-
-    if not runtime.logical_devices:  # to look is no reason to take a GPU's memory from who trains
-        for device in tf.config.list_physical_devices("GPU"):
-            with contextlib.suppress(RuntimeError):  # a config file has started TensorFlow
-                tf.config.experimental.set_memory_growth(device, True)
-    return strategies.build(runtime.strategy, strategies.Request.of(runtime, os.environ))
+        return int(out.split()[0]) * 9 // 10
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        raise UsageError(
+            "runtime.logical_devices needs the GPU's memory size, and nvidia-smi did not tell it: "
+            "set runtime.logical_devices to 0."
+        ) from None

@@ -3,13 +3,17 @@
 Importing this loads no TensorFlow.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import os
+import subprocess
 
 from ctl.errors import UsageError
+from ctl.hardware.cluster import Cluster
+
+_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
-def visible(environment: Mapping[str, str] = os.environ) -> list[str] | None:
+def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str] | None:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves to this process, by index or UUID.
 
     Args:
@@ -65,3 +69,41 @@ def set_memory(*, growth: bool, limit_mib: int) -> None:
             "before the strategy is built, such as a tensor that the trainer's file makes when it "
             "is imported."
         ) from None
+
+
+def list_gpus(environment: Mapping[str, str]) -> list[str]:
+    """The GPUs that a process with this environment may use: numbers or UUIDs, none without a driver."""
+    named = visible_gpus(environment)
+    if named is not None:
+        return named
+    query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return found.stdout.split()
+
+
+def divide_among_processes(places: Sequence[Cluster], gpus: Sequence[str]) -> list[dict[str, str]]:
+    """Environment variables that give each worker its own GPUs.
+
+    Args:
+        places: the processes.
+        gpus: what there is.
+
+    Returns:
+        For each process its variables; nothing where there are no GPUs. A chief beside parameter
+        servers and the servers compute nothing, and get none.
+    """
+    if not gpus:
+        return [{} for _ in places]
+    compute = [place for place in places if place.role == "worker"]
+    result = []
+    for place in places:
+        own: Sequence[str] = []
+        if place.role == "worker":
+            each, rest = divmod(len(gpus), len(compute))
+            start = place.index * each + min(place.index, rest)
+            own = gpus[start : start + each + (place.index < rest)]
+        result.append({_VISIBLE_DEVICES: ",".join(own) or "-1"})
+    return result

@@ -2,7 +2,7 @@
 
 import time
 
-from ctl.console import say
+from ctl.errors import print_line
 from ctl.hardware import cluster
 from ctl.hardware.cluster import Cluster
 from ctl.hardware.quiet import quiet_stderr
@@ -20,13 +20,13 @@ def serve(own: Cluster, *, start_timeout: float) -> None:
     """
     import tensorflow as tf
 
-    cluster.wait_for_others(own, limit=start_timeout, say=say)
+    cluster.wait_for_others(own, limit=start_timeout, print_line=print_line)
     spec = tf.train.ClusterSpec({role: list(tasks) for role, tasks in own.addresses.items()})
     with quiet_stderr():  # it tells of each connection
         server = tf.distribute.Server(
             spec, job_name=own.role, task_index=own.index, protocol="grpc", start=True
         )
-        say(f"{own.name} serves at {server.target.removeprefix('grpc://')}.")
+        print_line(f"{own.name} serves at {server.target.removeprefix('grpc://')}.")
         missed = 0
         while missed < _GONE:
             time.sleep(_LOOK)

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from ctl.console import say
-from ctl.errors import UsageError
-from ctl.hardware import cluster, local_devices, tpu
+from ctl.errors import UsageError, print_line
+from ctl.hardware import cluster, devices, tpu
 from ctl.hardware.cluster import Cluster
 from ctl.hardware.quiet import quiet_stderr
 
@@ -159,7 +158,7 @@ def _multi_worker_mirrored(devices: list[str], request: Request) -> "tf.distribu
     import tensorflow as tf
 
     assert request.cluster is not None
-    cluster.wait_for_others(request.cluster, limit=request.start_timeout, say=say)
+    cluster.wait_for_others(request.cluster, limit=request.start_timeout, print_line=print_line)
     kinds = tf.distribute.experimental.CommunicationImplementation
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=getattr(kinds, request.algorithm.upper()),
@@ -175,7 +174,7 @@ def _parameter_server(devices: list[str], request: Request) -> "tf.distribute.St
     import tensorflow as tf
 
     assert request.cluster is not None
-    cluster.wait_for_others(request.cluster, limit=request.start_timeout, say=say)
+    cluster.wait_for_others(request.cluster, limit=request.start_timeout, print_line=print_line)
     partitioner = None
     if request.shard_mib:
         partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(
@@ -240,7 +239,7 @@ _KEYS = {
 }
 
 
-def chosen(name: str, request: Request) -> str:
+def resolve_name(name: str, request: Request) -> str:
     """The row that a name comes to as far as it is known without TensorFlow; "auto" may stay.
 
     Raises:
@@ -314,7 +313,7 @@ def build(name: str = "auto", request: Request | None = None) -> Hardware:
     """
     request = request or Request()
     automatic = name == "auto"
-    name = chosen(name, request)
+    name = resolve_name(name, request)
     if name != "auto" and STRATEGIES[name].processes:
         assert request.cluster is not None
         why = f"{request.cluster.name} of {request.cluster.size} processes"
@@ -322,9 +321,7 @@ def build(name: str = "auto", request: Request | None = None) -> Hardware:
     elif name == "tpu":
         found, why = [], "a TPU is named" if request.tpu else "a TPU is here"
     else:
-        found, why = local_devices.taken(
-            request.devices, split=request.logical_devices, strategy=name
-        )
+        found, why = devices.select(request.devices, split=request.logical_devices, strategy=name)
     if name == "auto":
         name = "mirrored" if len(found) > 1 else "one_device"
         _check_accepted(name, STRATEGIES[name], request)
@@ -336,7 +333,7 @@ def build(name: str = "auto", request: Request | None = None) -> Hardware:
     return Hardware(strategy, name, f"auto: {why}" if automatic else why, several)
 
 
-def row_of(strategy: "tf.distribute.Strategy") -> str:
+def name_of(strategy: "tf.distribute.Strategy") -> str:
     """The table's row that a strategy is of, also of one made without the table."""
     import tensorflow as tf
 

@@ -9,16 +9,15 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
-from ctl.data import distribution
 from ctl.errors import Failure, NonFiniteStep, UsageError
 from ctl.evaluator import Interrupted, StandardEvaluator
-from ctl.hardware import local_devices
-from ctl.loop.checkpoints import Checkpoints
+from ctl.hardware import coordinator, devices
+from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.loop.checkpoints.manager import CheckpointManager
 from ctl.loop.gpu_usage import GpuUsage
-from ctl.loop.guard import Guard
 from ctl.loop.progress import Progress
-from ctl.loop.saving import Saving
-from ctl.loop.speed import Speed
+from ctl.loop.rollback import RollbackPolicy
+from ctl.loop.throughput import Throughput
 from ctl.trainer import StandardTrainer
 
 Event = Callable[..., None]
@@ -47,7 +46,7 @@ class Controller(orbit.Controller):
         trainer: StandardTrainer,
         evaluator: StandardEvaluator | None = None,
         steps_per_loop: int = 100,
-        checkpoints: Checkpoints | None = None,
+        checkpoints: Checkpointer | None = None,
         checkpoint_interval: int = 0,
         save_due: Callable[[float], bool] | None = None,
         summary_dir: str | None = None,
@@ -57,7 +56,7 @@ class Controller(orbit.Controller):
         stop: Callable[[], bool] | None = None,
         gpu_usage: Callable[[], dict[str, float]] | None = None,
         watch: Callable[[int], contextlib.AbstractContextManager[None]] | None = None,
-        guard: Guard | None = None,
+        guard: RollbackPolicy | None = None,
         train_actions: Iterable[orbit.Action] | None = None,
         eval_actions: Iterable[orbit.Action] | None = None,
     ):
@@ -108,15 +107,15 @@ class Controller(orbit.Controller):
         self._stop = stop or (lambda: False)
         self._gpu_usage = gpu_usage or (GpuUsage() if _on_gpu(trainer.strategy) else dict)
         self._watch = watch or (lambda _: contextlib.nullcontext())
-        self._guard = guard or Guard()
-        self._speed = Speed(batch=trainer.global_batch_size)
-        self._saving = Saving(
+        self._guard = guard or RollbackPolicy()
+        self._speed = Throughput(batch=trainer.global_batch_size)
+        self._saving = CheckpointManager(
             trainer,
             checkpoints,
             interval=checkpoint_interval,
             due=save_due,
             on_event=self._on_event,
-            say=self.say,
+            print_line=self.print_line,
         )
 
     @property
@@ -125,7 +124,7 @@ class Controller(orbit.Controller):
         return int(self.global_step.numpy())
 
     @property
-    def checkpoints(self) -> Checkpoints | None:
+    def checkpoints(self) -> Checkpointer | None:
         """Where it saves."""
         return self._saving.checkpoints
 
@@ -228,7 +227,7 @@ class Controller(orbit.Controller):
             self.trainer.pass_over(1)
             return
         self._train_loop(boundary - self.step, end=end)
-        if self.step > boundary and distribution.is_coordinated(self.trainer.strategy):
+        if self.step > boundary and coordinator.is_coordinated(self.trainer.strategy):
             self._on_event("repeated", self.step, steps=self.step - boundary)
         elif self.step != boundary:
             raise UsageError(
@@ -247,7 +246,7 @@ class Controller(orbit.Controller):
         if path is None:
             raise Failure(f"{error.what} There is no checkpoint left to go back to: start anew.")
         self._on_event("rollback", self.step, left_out=error.step, path=path)
-        self.say(
+        self.print_line(
             f"{error.what} Back to step {self.step}, and on without that batch "
             f"(rollback {self._guard.rollbacks})."
         )
@@ -301,13 +300,15 @@ class Controller(orbit.Controller):
                 tensor=report.tensor,
                 count=report.count,
             )
-            self.say(f"Left out {report.count} of {steps} updates: step {report.step} {report}.")
+            self.print_line(
+                f"Left out {report.count} of {steps} updates: step {report.step} {report}."
+            )
         return outputs
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Prints a line, where this process prints."""
         if self._progress:
-            self._progress.say(line)
+            self._progress.print_line(line)
 
     def _summaries(
         self, manager: orbit.utils.SummaryManager
@@ -335,7 +336,7 @@ def as_numbers(outputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _on_gpu(strategy: tf.distribute.Strategy) -> bool:
-    return any("GPU" in device for device in local_devices.of_replicas(strategy))
+    return any("GPU" in device for device in devices.replica_devices(strategy))
 
 
 def _next_multiple(step: int, interval: int) -> int:

@@ -67,7 +67,7 @@ def _open(environment: Mapping[str, str]) -> tuple[Any, list[Any]]:
         return None, []
     try:
         nvml.nvmlInit()
-        names = gpu.visible(environment)
+        names = gpu.visible_gpus(environment)
         if names is None:
             names = [str(index) for index in range(nvml.nvmlDeviceGetCount())]
         return nvml, [_handle(nvml, name) for name in names]

@@ -15,8 +15,9 @@ import time
 from typing import Any
 import uuid
 
+from ctl import errors
 from ctl.errors import Failure, UsageError
-from ctl.loop import disk, progress
+from ctl.loop import write_errors
 
 NAME = "run.lock"
 STALE = 60.0  # seconds without a heartbeat, after which another host's run is taken for gone
@@ -41,7 +42,9 @@ class RunLock:
     than a minute.
     """
 
-    def __init__(self, folder: str | pathlib.Path, *, write: Callable[[str], None] = progress.say):
+    def __init__(
+        self, folder: str | pathlib.Path, *, write: Callable[[str], None] = errors.print_line
+    ):
         """Names the workdir; nothing is locked before `acquire`.
 
         Args:
@@ -74,7 +77,7 @@ class RunLock:
             Failure: the file cannot be written.
         """
         self._seen, self._waiting_since = None, time.monotonic()
-        with disk.telling(str(self._path), self._folder / "checkpoints"):
+        with write_errors.report_write_errors(str(self._path), self._folder / "checkpoints"):
             while not self._try():
                 time.sleep(LOOK)
         self._beaten, self._taken_by, self._released = time.monotonic(), None, threading.Event()

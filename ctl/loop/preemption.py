@@ -9,8 +9,7 @@ import os
 import threading
 import urllib.request
 
-from ctl.console import say
-from ctl.errors import UsageError
+from ctl.errors import UsageError, print_line
 
 _HOST = "metadata.google.internal"
 _SECONDS = 5.0  # between two questions, and for an answer; of a preemption 30 s are left
@@ -73,4 +72,4 @@ class GceNotice:
                 value = answer.read(200).decode(errors="replace").strip()
             if value not in quiet:
                 self.received = f"{name}: {value}"
-                say(f"{self.received}: saving, then stopping.")
+                print_line(f"{self.received}: saving, then stopping.")

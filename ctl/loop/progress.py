@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 import time
 from typing import Any
 
-from ctl.console import say
+from ctl.errors import print_line
 
 
 class Progress:
@@ -32,11 +32,11 @@ class Progress:
         """
         self._total = total
         self._every = every
-        self._write = write or say
+        self._write = write or print_line
         self._clock = clock
         self._last: float | None = None
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Prints a line of another's."""
         self._write(line)
 

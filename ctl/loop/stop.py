@@ -5,7 +5,7 @@ import signal
 from types import FrameType
 from typing import Any
 
-from ctl.loop import progress
+from ctl import errors
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -40,7 +40,9 @@ class StopOnSignal:
         for other in SIGNALS:
             signal.signal(other, signal.SIG_DFL)
         with contextlib.suppress(RuntimeError):  # it came in the middle of another line
-            progress.say(f"{self.received.name}: saving, then stopping; once more to stop at once.")
+            errors.print_line(
+                f"{self.received.name}: saving, then stopping; once more to stop at once."
+            )
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

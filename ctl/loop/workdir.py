@@ -12,9 +12,9 @@ import tempfile
 import time
 from typing import Any
 
-from ctl import defaults
+from ctl.configs import defaults, overrides
 from ctl.errors import UsageError
-from ctl.loop import disk, lock
+from ctl.loop import lock, write_errors
 
 
 class Workdir:
@@ -61,7 +61,7 @@ class Workdir:
 
     def config(self) -> dict[str, Any]:
         """The values that the run here was started with, by their full names."""
-        return defaults.flat(self._read("config.json"))
+        return overrides.flat(self._read("config.json"))
 
     def result(self) -> dict[str, Any]:
         """What `result.json` says, or nothing where there is none."""
@@ -84,8 +84,11 @@ class Workdir:
         self._check_no_foreign()
         if not self.has_run():
             return []
-        old = {**defaults.flat(defaults.defaults()), **self.config()}  # an older ctl had fewer keys
-        new = defaults.flat(json.loads(json.dumps(dict(config))))  # a tuple comes back as a list
+        old = {
+            **overrides.flat(defaults.defaults()),
+            **self.config(),
+        }  # an older ctl had fewer keys
+        new = overrides.flat(json.loads(json.dumps(dict(config))))  # a tuple comes back as a list
         changed = [k for k in sorted({*old, *new}) if _differ(k, old, new)]
         lines = {k: f"{k}: {_shown(old, k)} -> {_shown(new, k)}" for k in changed}
         if "trainer" in changed and not allow_change:
@@ -170,7 +173,10 @@ class Workdir:
             return
         line = {"time": time.time(), "event": event, "step": step, **fields}
         path = self.path / "events.jsonl"
-        with disk.telling(str(path), self.checkpoints), open(path, "ab", buffering=0) as file:
+        with (
+            write_errors.report_write_errors(str(path), self.checkpoints),
+            open(path, "ab", buffering=0) as file,
+        ):
             _append(file, json.dumps(line).encode() + b"\n")
 
     def write_result(self, result: Mapping[str, Any]) -> None:
@@ -204,7 +210,7 @@ class Workdir:
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         temporary = self.path / _temporary(name)
-        with disk.telling(str(self.path / name), self.checkpoints):
+        with write_errors.report_write_errors(str(self.path / name), self.checkpoints):
             try:
                 temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
                 os.replace(temporary, self.path / name)

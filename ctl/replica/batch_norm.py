@@ -18,7 +18,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
-from ctl.replica import rows
+from ctl.replica import row_mask
 
 
 @tf_keras.utils.register_keras_serializable(package="ctl")
@@ -249,7 +249,7 @@ def _normalize(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, batch: _Batch) -
 
 def _masks(x: tf.Tensor, mask: Any, layer: SyncBatchNormalization) -> tuple[Any, Any]:
     """Bool of the leading axes of x, or None for all: what exists, and what counts of it."""
-    exists = rows.present()
+    exists = row_mask.present()
     if exists is not None:
         if not x.shape[:1].is_compatible_with(exists.shape):
             raise UsageError(

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from ctl.options import Clip
+from ctl.configs.options import Clip
 
 Gradient: TypeAlias = Any  # a tf.Tensor, tf.IndexedSlices, or None; TensorFlow has no types
 

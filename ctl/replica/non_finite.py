@@ -10,7 +10,7 @@ SPIKE = "a spike of the loss"
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class NonFiniteReport:
     """What was not finite since the last look.
 
     Attributes:
@@ -31,7 +31,7 @@ class Report:
         return f"is not finite: {of} is first"
 
 
-class NonFinite:
+class NonFiniteRecorder:
     """Notes non-finite steps in the graph, for the host to look at when a loop has ended.
 
     noted = NonFinite()                                     # under the strategy's scope
@@ -67,12 +67,14 @@ class NonFinite:
         self._tensor.assign(tf.where(first, tensor, self._tensor.read_value()))
         self._count.assign_add(tf.cast(serious, tf.int64))
 
-    def take(self) -> Report | None:
+    def take(self) -> NonFiniteReport | None:
         """What was noted since the last call, or None where all was finite."""
         count = int(self._count.numpy())
         if not count:
             return None
-        report = Report(int(self._step.numpy()), self._names[int(self._tensor.numpy())], count)
+        report = NonFiniteReport(
+            int(self._step.numpy()), self._names[int(self._tensor.numpy())], count
+        )
         self._count.assign(0)
         return report
 

@@ -42,7 +42,7 @@ def of(name: str) -> Precision:
 
 
 @contextlib.contextmanager
-def building(name: str) -> Iterator[None]:
+def precision_scope(name: str) -> Iterator[None]:
     """Makes layers, metrics and optimizers that are built inside use this precision."""
     precision = of(name)
     policy = tf_keras.mixed_precision.global_policy()
@@ -56,7 +56,7 @@ def building(name: str) -> Iterator[None]:
         tf_keras.mixed_precision.set_global_policy(policy)
 
 
-def widened(outputs: Any) -> Any:
+def cast_to_float32(outputs: Any) -> Any:
     """A model's outputs with 16-bit floats as float32: a loss is not computed in 16 bits."""
     narrow = (tf.float16, tf.bfloat16)
     return tf.nest.map_structure(
@@ -64,7 +64,7 @@ def widened(outputs: Any) -> Any:
     )
 
 
-def scaled(optimizer: Any, name: str, loss_scale: float) -> Any:
+def wrap_loss_scale(optimizer: Any, name: str, loss_scale: float) -> Any:
     """The optimizer, in tf_keras' LossScaleOptimizer where the precision needs a loss scale.
 
     Args:
@@ -74,7 +74,7 @@ def scaled(optimizer: Any, name: str, loss_scale: float) -> Any:
             doubles after 2,000 steps that did not (Micikevicius et al. 2018, "Mixed precision
             training").
     """
-    if name != "float16" or is_scaled(optimizer):
+    if name != "float16" or has_loss_scale(optimizer):
         return optimizer
     if loss_scale:
         return tf_keras.mixed_precision.LossScaleOptimizer(
@@ -83,7 +83,7 @@ def scaled(optimizer: Any, name: str, loss_scale: float) -> Any:
     return tf_keras.mixed_precision.LossScaleOptimizer(optimizer)
 
 
-def is_scaled(optimizer: Any) -> bool:
+def has_loss_scale(optimizer: Any) -> bool:
     """Whether the optimizer is in a LossScaleOptimizer."""
     return isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.configs.options import Clip
 from ctl.errors import UsageError
-from ctl.options import Clip
-from ctl.replica import gradients, loss, rows
+from ctl.replica import gradients, loss, row_mask
 from ctl.replica.gradients import Gradient
 
 Batch = dict[str, tf.Tensor]
@@ -87,13 +87,13 @@ class Step:
         Returns:
             The result, the same on every replica.
         """
-        whole = rows.current() or rows.Examples(None, 0, 0)
+        whole = row_mask.current() or row_mask.Examples(None, 0, 0)
         weights = loss.row_weights(weight, whole.present, self.dtype)
         denominator = self._denominator(weights, row_count(batch))
 
         def compute(batch, present, weights, denominator, first_row, step, loss_scale):  # type: ignore[no-untyped-def]
             return self._compute(
-                rows.Examples(present, first_row, step, whole.calls),
+                row_mask.Examples(present, first_row, step, whole.calls),
                 batch,
                 weights,
                 losses=functools.partial(self._share, losses, denominator, regularization),
@@ -129,7 +129,7 @@ class Step:
 
     def _compute(
         self,
-        whole: rows.Examples,
+        whole: row_mask.Examples,
         batch: Batch,
         weights: tf.Tensor | None,
         *,
@@ -150,7 +150,7 @@ class Step:
             first = tf.cast(whole.first_row, tf.int64) + tf.cast(start, tf.int64)
             present, part = cut(whole.present), tf.nest.map_structure(cut, batch)
             calls = dict(whole.calls)  # every micro-batch draws as the whole batch would
-            with rows.examples(present, first_row=first, step=whole.step, calls=calls):
+            with row_mask.examples(present, first_row=first, step=whole.step, calls=calls):
                 with tf.GradientTape() as tape:
                     value, along = losses(part, cut(weights))
                     scaled = value if loss_scale is None else value * loss_scale

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ctl.testing.devices import split_cpu
     from ctl.testing.equivalence import assert_replica_equivalent, check_replica_equivalence
-    from ctl.testing.planting import copies, plant
+    from ctl.testing.overflow import copies, plant
     from ctl.testing.processes import run_workers
     from ctl.testing.report import Report
     from ctl.testing.tiny import TinyTrainer, tiny_trainer
 
-_HOMES = {
+_MODULES = {
     "Report": "ctl.testing.report",
     "assert_replica_equivalent": "ctl.testing.equivalence",
     "check_replica_equivalence": "ctl.testing.equivalence",
-    "copies": "ctl.testing.planting",
-    "plant": "ctl.testing.planting",
+    "copies": "ctl.testing.overflow",
+    "plant": "ctl.testing.overflow",
     "run_workers": "ctl.testing.processes",
     "split_cpu": "ctl.testing.devices",
     "TinyTrainer": "ctl.testing.tiny",
@@ -40,10 +40,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'ctl.testing' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted([*globals(), *_MODULES])

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
-from ctl.options import TrainerOptions
 from ctl.testing import isolation, splits, trial
 from ctl.testing.recording import Plan
 from ctl.testing.report import Report

@@ -21,7 +21,7 @@ _ON_CPUS = {  # name -> row of the table, replicas
 
 def _names() -> list[str]:
     """The strategies that one process on this machine can run, as the GPUs' device files tell."""
-    named = gpu.visible(os.environ)
+    named = gpu.visible_gpus(os.environ)
     gpus = len(glob.glob("/dev/nvidia[0-9]*")) if named is None else len(named)
     return [*_ON_CPUS, *(["one_gpu"] if gpus else []), *(["mirrored_gpus"] if gpus > 1 else [])]
 

@@ -8,11 +8,11 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from ctl.data.feed import Feed
+from ctl.configs.options import TrainerOptions
+from ctl.data.input_pipeline import InputPipeline
 from ctl.evaluator import StandardEvaluator
-from ctl.options import TrainerOptions
 from ctl.testing.devices import strategy_of
-from ctl.testing.planting import copies
+from ctl.testing.overflow import copies
 from ctl.testing.splits import RATE, Split
 from ctl.trainer import StandardTrainer
 
@@ -127,7 +127,7 @@ def build(plan: Plan, split: Split, **changes: Any) -> StandardTrainer:
         options=options,
     )
     if not isinstance(make, type):
-        feed = Feed(
+        feed = InputPipeline(
             lambda part, _: dataset(part),
             strategy=strategy,
             seed=options.seed,

@@ -7,8 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.errors import UsageError
-from ctl.testing import causes, diagnosis, extremes
 from ctl.testing.comparison import compare, tolerance_of
+from ctl.testing.diagnosis import causes, numerics, rules
 from ctl.testing.recording import Name, Plan, Record, build, record
 from ctl.testing.report import Report
 from ctl.testing.splits import Split
@@ -73,12 +73,12 @@ class Trial:
         ]
         cause, notes = "", list[str]()
         if differences:
-            found = diagnosis.Evidence(
+            found = rules.Evidence(
                 self._plain, self.precision, self._records, self._references, differences
             )
-            differences, cause = diagnosis.explain(found)
+            differences, cause = rules.explain(found)
         else:
-            differences, cause, notes = extremes.look(self._plain, self.precision)
+            differences, cause, notes = numerics.look(self._plain, self.precision)
         if not differences and self._plan.optimizer:
             differences, cause = self._under_own_optimizer()
         return Report(
@@ -127,7 +127,7 @@ class Trial:
 
     def _is_double(self, split: Split) -> bool:
         """Whether outputs and losses are float64: a cast by hand leaves fewer digits."""
-        found = diagnosis.first_rows(self._plain, split, self.precision)
+        found = rules.first_rows(self._plain, split, self.precision)
         if found is None:
             return True
         floats = [v for v in (*found.outputs, found.losses) if v.dtype.kind == "f"]

@@ -9,7 +9,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.data import distribution, pipeline, sampler
+from ctl.data import batching, distribution, sampler
 from ctl.data.layout import Layout
 from tests import tiny
 
@@ -34,9 +34,9 @@ def stream(make, batch, *, replicas=1, start=0, steps=8, seed=SEED, augment=nois
     """id -> the noise of each time that it is seen, and the ids in their order, padding left out."""
     layout = Layout(batch, replicas)
     data = ctl.data.augmented(make(), augment)
-    pipeline.check(data, "train")
-    elements = distribution.untuned(
-        pipeline.training(data, layout, seed=seed, start=start, prefetch=2)
+    batching.check_data(data, "train")
+    elements = distribution.disable_autotune(
+        batching.training(data, layout, seed=seed, start=start, prefetch=2)
     )
     ids, noises = [], []
     for element, present in itertools.islice(elements, steps * replicas):
@@ -127,15 +127,17 @@ def test_random_numbers_of_other_means_are_refused():
     for augment, op in ((sneaky, "RandomUniform"), (drawing, "RngReadAndSkip")):
         data = ctl.data.augmented(source(), augment)
         with pytest.raises(ctl.UsageError, match=f"draws by {op}.*stateless"):
-            pipeline.check(data, "train")
+            batching.check_data(data, "train")
 
 
 def test_what_cannot_be_augmented_is_refused(strategy):
     with pytest.raises(ctl.UsageError, match=r"want a ctl\.data.Source or"):
         ctl.data.augmented(ctl.data.GlobalBatches(dataset().batch(2)), noisy)
     with pytest.raises(ctl.UsageError, match=r"'eval'.* returned augmented examples"):
-        pipeline.check(ctl.data.augmented(source(), noisy), "eval")
+        batching.check_data(ctl.data.augmented(source(), noisy), "eval")
     with pytest.raises(ctl.UsageError, match="want dicts"):
-        pipeline.check(ctl.data.augmented(source(), lambda example, seed: example["id"]), "train")
+        batching.check_data(
+            ctl.data.augmented(source(), lambda example, seed: example["id"]), "train"
+        )
     with pytest.raises(ctl.UsageError, match="past the input pipeline that augments"):
         tiny.trainer(strategy(1), 8, cls=Jittered, xla="loop", placement="device")

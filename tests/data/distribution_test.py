@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data import distribution, pipeline
+from ctl.data import batching, distribution
 from ctl.data.layout import Layout
 
 
@@ -18,11 +18,11 @@ def training(kind, layout):
     """The training stream of eleven examples."""
     shuffled = numbers(11).shuffle(4, seed=3)
     data = ctl.data.arrays({"id": range(11)}) if kind == "source" else shuffled
-    return pipeline.training(data, layout, seed=3, start=0, prefetch=2)
+    return batching.training(data, layout, seed=3, start=0, prefetch=2)
 
 
 def evaluation(data, layout):
-    return pipeline.evaluation(data, layout, prefetch=2)
+    return batching.evaluation(data, layout, prefetch=2)
 
 
 def steps(strategy, dataset, count=None):
@@ -57,7 +57,7 @@ def test_each_replica_gets_its_contiguous_rows(strategy, kind, batch, replicas):
         chosen, lambda context: training(kind, Layout.of(context, batch))
     )
     found = steps(chosen, dataset, count=3)
-    whole = distribution.untuned(training(kind, Layout(batch, 1)).take(3))
+    whole = distribution.disable_autotune(training(kind, Layout(batch, 1)).take(3))
     rows = -(-batch // replicas)
     for (global_batch, _), (shares, masks) in zip(whole, found, strict=True):
         ids = global_batch["id"].numpy().tolist()
@@ -119,13 +119,13 @@ def test_ready_global_batches_are_split_over_the_replicas(strategy, replicas, wa
     chosen = strategy(replicas)
 
     def shares(count=None, **arguments):
-        batches = pipeline.global_batches(data, **arguments)
+        batches = batching.global_batches(data, **arguments)
         dataset = distribution.global_batches(chosen, batches)
         return [ids for ids, _ in steps(chosen, dataset, count)]
 
     assert shares(start=0, endless=False) == want
     assert shares(count=3, start=3, endless=True) == [want[1], want[0], want[1]]
-    assert pipeline.evaluation_steps(data, Layout(7, replicas)) is None
+    assert batching.evaluation_steps(data, Layout(7, replicas)) is None
 
 
 def test_a_strategy_that_has_fed_a_source_feeds_the_other_kinds_as_before(strategy, tmp_path):
@@ -162,12 +162,12 @@ def test_ready_batches_of_a_replica_go_to_one_replica_after_the_other(strategy, 
     data = ctl.data.PerReplica(numbers(12).batch(3, drop_remainder=drop_remainder))
 
     def resumed(layout):
-        return pipeline.training(data, layout, seed=0, start=3, prefetch=2)
+        return batching.training(data, layout, seed=0, start=3, prefetch=2)
 
     want = [[[0, 1, 2], [3, 4, 5]], [[6, 7, 8], [9, 10, 11]]]
     assert per_replica(strategy(2), lambda layout: evaluation(data, layout)) == want
     assert per_replica(strategy(2), resumed, count=2) == want[::-1]
-    assert pipeline.evaluation_steps(data, Layout(6, 2)) is None
+    assert batching.evaluation_steps(data, Layout(6, 2)) is None
 
 
 def test_the_last_ready_batch_of_an_evaluation_may_leave_replicas_without_rows(strategy):
@@ -187,5 +187,5 @@ def test_a_dataset_keeps_its_authors_choice_about_tuning():
     options = tf.data.Options()
     options.autotune.enabled = True
     tuned = numbers(3).with_options(options)
-    assert distribution.untuned(tuned).options().autotune.enabled is True
-    assert distribution.untuned(numbers(3)).options().autotune.enabled is False
+    assert distribution.disable_autotune(tuned).options().autotune.enabled is True
+    assert distribution.disable_autotune(numbers(3)).options().autotune.enabled is False

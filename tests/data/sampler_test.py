@@ -83,7 +83,7 @@ def test_is_the_same_inside_a_dataset_on_several_threads():
         num_parallel_calls=4,
         deterministic=True,
     )
-    got = np.concatenate(list(distribution.untuned(batches).as_numpy_iterator()))
+    got = np.concatenate(list(distribution.disable_autotune(batches).as_numpy_iterator()))
     assert np.array_equal(got, stream(0, 640, count=100, seed=3))
 
 

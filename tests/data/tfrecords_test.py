@@ -51,7 +51,7 @@ def make(folder, split="train", seed=0, features=FEATURES, pattern="train-*", **
 
 def ids(dataset, epochs=1):
     """The ids of each epoch."""
-    elements = list(distribution.untuned(dataset.repeat(epochs)).as_numpy_iterator())
+    elements = list(distribution.disable_autotune(dataset.repeat(epochs)).as_numpy_iterator())
     assert all(element["x"].tolist() == [element["id"], -element["id"]] for element in elements)
     order = [int(element["id"]) for element in elements]
     return [order[e * COUNT : (e + 1) * COUNT] for e in range(epochs)]
@@ -135,7 +135,7 @@ def test_a_fresh_process_reads_in_the_same_order(folder):
 
 def test_a_resumed_stream_skips_to_the_same_examples(folder):
     def stream(start):
-        dataset = distribution.untuned(make(folder, seed=2).repeat().skip(start))
+        dataset = distribution.disable_autotune(make(folder, seed=2).repeat().skip(start))
         return [int(e["id"]) for e in itertools.islice(dataset.as_numpy_iterator(), 70 - start)]
 
     whole = stream(0)

@@ -131,7 +131,7 @@ def test_places_on_this_machine_have_a_port_each():
 
 def waiting(place, said, found):
     try:
-        cluster.wait_for_others(place, limit=20, say=said.append, every=0.2)
+        cluster.wait_for_others(place, limit=20, print_line=said.append, every=0.2)
         found.append(place.name)
     except (Failure, UsageError) as error:
         found.append(str(error))
@@ -155,7 +155,7 @@ def test_all_wait_for_a_late_one_and_say_so():
 def test_waiting_has_an_end():
     place, _ = cluster.local(workers=2, servers=0, ports=cluster.free_ports(2))
     with pytest.raises(Failure, match=r"worker 0 waited 0 s for worker 1 \(localhost:\d+\): start"):
-        cluster.wait_for_others(place, limit=0.3, say=lambda line: None)
+        cluster.wait_for_others(place, limit=0.3, print_line=lambda line: None)
 
 
 def test_a_port_in_use_is_told():
@@ -166,7 +166,7 @@ def test_a_port_in_use_is_told():
         with pytest.raises(
             UsageError, match=r"worker 0 cannot listen at localhost:\d+ \(Address al"
         ):
-            cluster.wait_for_others(place, limit=1, say=lambda line: None)
+            cluster.wait_for_others(place, limit=1, print_line=lambda line: None)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ctl.hardware import cluster, gpu_list
+from ctl.hardware import cluster, gpu
 
 
 @pytest.mark.parametrize(
@@ -16,12 +16,12 @@ from ctl.hardware import cluster, gpu_list
     ],
 )
 def test_the_environment_says_which_gpus_there_are(value, found):
-    assert gpu_list.visible({"CUDA_VISIBLE_DEVICES": value}) == found
+    assert gpu.list_gpus({"CUDA_VISIBLE_DEVICES": value}) == found
 
 
 def test_no_driver_is_no_gpu(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert gpu_list.visible({}) == []
+    assert gpu.list_gpus({}) == []
 
 
 @pytest.mark.parametrize(
@@ -34,12 +34,12 @@ def test_no_driver_is_no_gpu(monkeypatch):
 )
 def test_workers_share_the_gpus(gpus, found):
     places = cluster.local(workers=2, servers=0, ports=[1, 2])
-    got = gpu_list.divided(places, gpus)
+    got = gpu.divide_among_processes(places, gpus)
     assert [own["CUDA_VISIBLE_DEVICES"] for own in got] == found
 
 
 def test_only_workers_compute():
     places = cluster.local(workers=1, servers=1, ports=[1, 2, 3])
-    got = gpu_list.divided(places, ["0", "1"])
+    got = gpu.divide_among_processes(places, ["0", "1"])
     assert [own["CUDA_VISIBLE_DEVICES"] for own in got] == ["-1", "0,1", "-1"]
-    assert gpu_list.divided(places, []) == [{}, {}, {}]
+    assert gpu.divide_among_processes(places, []) == [{}, {}, {}]

@@ -4,9 +4,9 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl import experiment
 from ctl.errors import UsageError
 from ctl.hardware import gpu
+from ctl.modes import experiment
 
 NO_GPU = not tf.config.list_physical_devices("GPU")
 on_cpu = pytest.mark.skipif(not NO_GPU, reason="is about a machine without a GPU")
@@ -130,4 +130,4 @@ def test_config_that_sets_it_is_refused_on_a_machine_without_a_gpu():
 )
 def test_gpus_that_cuda_leaves_to_a_process(variable, found):
     environment = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
-    assert gpu.visible(environment) == found
+    assert gpu.visible_gpus(environment) == found

@@ -8,7 +8,7 @@ import tf_keras
 import ctl
 from ctl import evaluator
 from ctl.errors import Failure
-from ctl.loop.checkpoints import Checkpoints
+from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller
 from ctl.loop.progress import Progress
 from tests import tiny
@@ -33,7 +33,7 @@ def make(strategy, tmp_path):
         controller = Controller(
             trainer=trainer,
             evaluator=ctl.StandardEvaluator(trainer),
-            checkpoints=Checkpoints(tmp_path / "checkpoints", trainer, keep=20),
+            checkpoints=Checkpointer(tmp_path / "checkpoints", trainer, keep=20),
             on_event=lambda name, step, **_: events.append((name, step)),
             stop=lambda: stop_at is not None and trainer.global_step.numpy() >= stop_at,
             **{"steps_per_loop": 5, **options},
@@ -128,7 +128,7 @@ def test_checkpoint_of_another_model_is_refused_in_one_line(make, strategy, tmp_
 
     trainer = tiny.trainer(strategy(1), 7, cls=Wider, optimizer=adam)
     with pytest.raises(ctl.UsageError, match="does not fit this trainer") as error:
-        Checkpoints(tmp_path / "checkpoints", trainer).restore_latest()
+        Checkpointer(tmp_path / "checkpoints", trainer).restore_latest()
     assert "\n" not in str(error.value)
 
 
@@ -212,7 +212,7 @@ def test_a_loss_that_no_look_at_gradients_saw_ends_the_run(strategy, tmp_path):
             return tf.constant(float("nan"), tf.float64)
 
     trainer = tiny.trainer(strategy(1), 7, cls=Own)
-    controller = Controller(trainer=trainer, checkpoints=Checkpoints(tmp_path, trainer))
+    controller = Controller(trainer=trainer, checkpoints=Checkpointer(tmp_path, trainer))
     with pytest.raises(Failure, match=r"loop that ended at step 5 is nan. Nothing was saved"):
         controller.train(5)
     assert controller.checkpoints.latest_step() is None

@@ -17,7 +17,7 @@ from ctl.errors import Failure, UsageError
 from ctl.loop import lock
 from ctl.loop.lock import RunLock
 from tests import child
-from tests.program_test import TRAINER
+from tests.end_to_end.program_test import TRAINER
 
 HOLD = """
 import os, sys, time
@@ -409,7 +409,7 @@ def test_evaluating_explaining_and_a_held_lock_go_together(run, tmp_path):
 
 
 def test_run_that_was_taken_over_writes_no_more(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("ctl.modes.RunLock.check", lambda self: _taken(self))
+    monkeypatch.setattr("ctl.modes.train.RunLock.check", lambda self: _taken(self))
     code, _, err = run()
     assert (code, err) == (1, "ctl: planted\n")
     assert not (tmp_path / "run" / "result.json").exists()

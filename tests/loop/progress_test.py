@@ -69,12 +69,12 @@ def test_evaluation_line_comes_always_and_delays_none_of_training():
 
 def test_say_passes_a_line_on():
     screen = Screen()
-    screen.progress.say("Resumed.")
+    screen.progress.print_line("Resumed.")
     assert screen.lines == ["Resumed."]
 
 
 def test_lines_go_to_standard_output_at_once(capsys):
-    progress.Progress(total=1).say("one")
+    progress.Progress(total=1).print_line("one")
     assert capsys.readouterr().out == "one\n"
 
 
@@ -120,10 +120,10 @@ def test_duration(seconds, words):
 def test_a_reader_that_has_gone_does_not_end_the_run():
     code = (
         "import os, sys\n"
-        "from ctl.loop.progress import say\n"
+        "from ctl.errors import print_line\n"
         "reader, writer = os.pipe()\n"
         "os.dup2(writer, 1); os.close(writer); os.close(reader)\n"
-        "say('one'); say('two')\n"
+        "print_line('one'); print_line('two')\n"
         "print('still here', file=sys.stderr)\n"
         "sys.exit(75)\n"
     )

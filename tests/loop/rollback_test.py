@@ -9,11 +9,11 @@ import tensorflow as tf
 import ctl
 from ctl import testing
 from ctl.errors import Failure
-from ctl.loop.checkpoints import Checkpoints
+from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller
-from ctl.loop.guard import Guard
+from ctl.loop.rollback import RollbackPolicy
 from tests import tiny
-from tests.poisoned import BAD, CASES, poisoned, same, state
+from tests.replica.poisoned import BAD, CASES, poisoned, same, state
 
 STEPS = 8
 
@@ -22,12 +22,12 @@ def run(folder, trainer, steps=STEPS, **options):
     events, said = [], []
     controller = Controller(
         trainer=trainer,
-        checkpoints=Checkpoints(folder, trainer),
+        checkpoints=Checkpointer(folder, trainer),
         steps_per_loop=3,
         on_event=lambda name, step, **fields: events.append((name, step, fields)),
         **options,
     )
-    controller.say = said.append
+    controller.print_line = said.append
     controller.restore_checkpoint()
     controller.train(steps)
     return events, said
@@ -90,7 +90,7 @@ def test_several_batches_each_with_a_rollback_of_its_own(tmp_path, strategy):
 
 def test_the_limit(tmp_path, strategy):
     with pytest.raises(Failure, match=r"Step 6 is not finite: .* rolled back 1 times already"):
-        run(tmp_path, twice_bad(strategy), guard=Guard(limit=1))
+        run(tmp_path, twice_bad(strategy), guard=RollbackPolicy(limit=1))
 
 
 def test_a_decision_survives_the_process(tmp_path, strategy):
@@ -99,7 +99,9 @@ def test_a_decision_survives_the_process(tmp_path, strategy):
 
     def guard():
         earlier = json.loads(record.read_text()) if record.exists() else []
-        return Guard(record=lambda made: record.write_text(json.dumps(made)), earlier=earlier)
+        return RollbackPolicy(
+            record=lambda made: record.write_text(json.dumps(made)), earlier=earlier
+        )
 
     class Killed(Exception):
         pass

@@ -8,11 +8,11 @@ import pathlib
 import pytest
 
 import ctl
-from ctl import defaults
+from ctl.configs import defaults, overrides
 from ctl.errors import UsageError
 from ctl.loop import workdir
 
-KEYS = defaults.flat(defaults.defaults())
+KEYS = overrides.flat(defaults.defaults())
 
 
 def config(**changes):

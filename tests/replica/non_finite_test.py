@@ -9,7 +9,7 @@ import ctl
 from ctl import testing
 from ctl.errors import NonFiniteStep
 from tests import tiny
-from tests.poisoned import BAD, BATCH, CASES, Poisoned, batch_of, poisoned, same, state
+from tests.replica.poisoned import BAD, BATCH, CASES, Poisoned, batch_of, poisoned, same, state
 
 
 @pytest.mark.parametrize(("replicas", "row", "options"), CASES)

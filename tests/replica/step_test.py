@@ -7,7 +7,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.loop.checkpoints import Checkpoints
+from ctl.loop.checkpoints.checkpointer import Checkpointer
 from tests import tiny
 
 ADAM = {"optimizer": lambda: tf_keras.optimizers.Adam(1e-2)}
@@ -187,9 +187,9 @@ def test_loss_scale_grows_after_its_count_of_good_steps_and_survives_a_restore(s
     trainer = tiny.trainer(strategy(2), 8, **options)
     trainer.train(tf.constant(7))
     assert trainer.optimizer.loss_scale.numpy() == 32.0
-    Checkpoints(tmp_path, trainer).save()
+    Checkpointer(tmp_path, trainer).save()
     other = tiny.trainer(strategy(2), 8, **options)
-    Checkpoints(tmp_path, other).restore_latest()
+    Checkpointer(tmp_path, other).restore_latest()
     for one in (trainer, other):
         one.train(tf.constant(3))
     assert other.optimizer.loss_scale.numpy() == trainer.optimizer.loss_scale.numpy() == 64.0

@@ -18,11 +18,11 @@ import tf_keras
 import ctl
 from ctl import main
 from ctl.errors import NonFiniteStep
-from ctl.loop.checkpoints import Checkpoints
-from ctl.loop.commits import Commits
+from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.loop.checkpoints.files import CheckpointFiles
 from ctl.testing import faults
 from tests import child, tiny
-from tests.program_test import TRAINER, events, weights
+from tests.end_to_end.program_test import TRAINER, events, weights
 
 UNFINISHED = "it was not written to the end"
 
@@ -82,16 +82,16 @@ def test_a_run_that_begins_past_the_step_is_left_alone(strategy, struck):
 
 
 def test_a_kill_in_a_save_comes_between_the_files_and_the_marker(strategy, struck, tmp_path):
-    trainer, commits = trainer_of(strategy), Commits(tmp_path)
-    seen = struck(lambda: (commits.steps(), commits.faults(), sorted(tmp_path.glob("ckpt-2*"))))
-    checkpoints = Checkpoints(tmp_path, trainer)
+    trainer, files = trainer_of(strategy), CheckpointFiles(tmp_path)
+    seen = struck(lambda: (files.steps(), files.faults(), sorted(tmp_path.glob("ckpt-2*"))))
+    checkpoints = Checkpointer(tmp_path, trainer)
     with faults.killing("save:2", by=signal.SIGUSR1):
         for _ in range(3):
             trainer.train(tf.constant(1))
             checkpoints.save()
     files = [tmp_path / "ckpt-2.data-00000-of-00001", tmp_path / "ckpt-2.index"]
     assert seen == [([1], {2: UNFINISHED}, files)]
-    assert commits.steps() == [1, 2, 3]
+    assert files.steps() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("batches", [-1, 3])
@@ -117,16 +117,24 @@ def test_none_is_no_signal_and_cuts_alike(strategy, monkeypatch):
 
 
 def test_production_code_is_as_it_was_after_the_block():
-    before = ctl.StandardTrainer.train, ctl.StandardEvaluator.create_eval_loop_fn, Commits.commit
+    before = (
+        ctl.StandardTrainer.train,
+        ctl.StandardEvaluator.create_eval_loop_fn,
+        CheckpointFiles.commit,
+    )
     for when in ("start", "step:1", "save:1", "eval:1"):
         with faults.killing(when):
             now = (
                 ctl.StandardTrainer.train,
                 ctl.StandardEvaluator.create_eval_loop_fn,
-                Commits.commit,
+                CheckpointFiles.commit,
             )
             assert now != before
-    now = ctl.StandardTrainer.train, ctl.StandardEvaluator.create_eval_loop_fn, Commits.commit
+    now = (
+        ctl.StandardTrainer.train,
+        ctl.StandardEvaluator.create_eval_loop_fn,
+        CheckpointFiles.commit,
+    )
     assert now == before
 
 
@@ -178,7 +186,7 @@ def test_the_program_dies_there_and_goes_on_to_the_same_bits(calm, when, happene
     killed = child.run(["-m", "ctl.testing.faults", f"--kill={when}", "--", *run], cwd=calm)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert events(calm / name) == happened
-    assert max(Commits(calm / name / "checkpoints").steps(), default=0) == newest
+    assert max(CheckpointFiles(calm / name / "checkpoints").steps(), default=0) == newest
     again = child.run(["-m", "ctl.main", *run], cwd=calm)
     assert again.returncode == 0 and ("Resumed from" in again.stdout) == bool(newest), again.stderr
     check_same(calm, name)
@@ -283,7 +291,7 @@ def test_damage_that_cannot_be_done_is_told(calm):
         faults.truncate(folder, 20, "marker", keep=10_000)
     with pytest.raises(ctl.UsageError, match="want 1 from 10000"):
         faults.flip(folder, 20, "marker", at=10_000)
-    assert Commits(folder).steps() == [10, 20, 30]
+    assert CheckpointFiles(folder).steps() == [10, 20, 30]
 
 
 # Poison.
@@ -513,7 +521,7 @@ def test_a_dropped_worker_ends_the_launcher_with_its_code(two_workers):
 
 def wait_for_checkpoint(launcher, workdir):
     end = time.monotonic() + 120
-    while not Commits(workdir / "checkpoints").steps():
+    while not CheckpointFiles(workdir / "checkpoints").steps():
         assert launcher.poll() is None and time.monotonic() < end, launcher.communicate()
         time.sleep(0.01)
 

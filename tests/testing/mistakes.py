@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl.testing import causes
+from ctl.testing.diagnosis import causes
 from tests.testing import gallery
 from tests.testing.gallery import MEAN, SUM, ByHand, Dropping, Normalized, Regularized, Right
 
@@ -235,7 +235,7 @@ class LocalMask(layers.Layer):
     def call(self, inputs, training=None):
         if not training:
             return inputs
-        step = tf.cast(ctl.replica.rows.current().step, tf.int32)
+        step = tf.cast(ctl.replica.row_mask.current().step, tf.int32)
         kept = tf.random.stateless_uniform(tf.shape(inputs), seed=[7, step]) > 0.4
         return inputs * tf.cast(kept, inputs.dtype) / 0.6
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ctl.testing.faults.poison import example_on, poisoned, poisoned_step
     from ctl.testing.faults.processes import delay, drop, workers
 
-_HOMES = {
+_MODULES = {
     "delete": "damage",
     "flip": "damage",
     "leave_unfinished": "damage",
@@ -49,6 +49,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,7 +4,7 @@ import os
 import pathlib
 
 from ctl.errors import UsageError
-from ctl.loop.commits import Commits
+from ctl.loop.checkpoints.files import CheckpointFiles
 
 Folder = str | pathlib.Path
 _SUFFIXES = {"data": ".data-*", "index": ".index", "marker": ".whole"}
@@ -77,7 +77,7 @@ def leave_unfinished(folder: Folder, step: int) -> pathlib.Path:
     Returns:
         The temporary folder.
     """
-    temporary = pathlib.Path(Commits(folder).path(step) + "_temp")
+    temporary = pathlib.Path(CheckpointFiles(folder).path(step) + "_temp")
     temporary.mkdir(parents=True)
     (temporary / "part-00000-of-00001.data-00000-of-00001").write_bytes(b"half")
     return temporary
@@ -86,7 +86,7 @@ def leave_unfinished(folder: Folder, step: int) -> pathlib.Path:
 def _file(folder: Folder, step: int, part: str) -> pathlib.Path:
     if part not in _SUFFIXES:
         raise UsageError(f"part is {part!r}: want one of {', '.join(map(repr, _SUFFIXES))}.")
-    prefix = pathlib.Path(Commits(folder).path(step))
+    prefix = pathlib.Path(CheckpointFiles(folder).path(step))
     found = sorted(prefix.parent.glob(prefix.name + _SUFFIXES[part]))
     if not found:
         raise UsageError(f"{prefix} has no {part} file: name a step that has a checkpoint.")

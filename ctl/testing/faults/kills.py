@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
-from ctl.loop.commits import Commits
+from ctl.loop.checkpoints.files import CheckpointFiles
 from ctl.trainer import StandardTrainer
 
 Strike = Callable[[], None]
@@ -103,10 +103,10 @@ def _at_step(original: Callable[..., Any], count: int, strike: Strike) -> Callab
 def _in_save(original: Callable[..., Any], count: int, strike: Strike) -> Callable[..., Any]:
     calls = iter(range(1, count + 1))
 
-    def commit(commits: Commits, step: int) -> None:
+    def commit(files: CheckpointFiles, step: int) -> None:
         if next(calls, None) == count:
             strike()
-        original(commits, step)
+        original(files, step)
 
     return commit
 
@@ -137,6 +137,6 @@ def _in_eval(original: Callable[..., Any], count: int, strike: Strike) -> Callab
 _PLACES: dict[str, tuple[type, str, Wrap]] = {
     "start": (StandardTrainer, "train", _at_start),
     "step": (StandardTrainer, "train", _at_step),
-    "save": (Commits, "commit", _in_save),
+    "save": (CheckpointFiles, "commit", _in_save),
     "eval": (StandardEvaluator, "create_eval_loop_fn", _in_eval),
 }

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from ctl.data.source import Arrays, Batch, Source
 from ctl.errors import UsageError
-from ctl.replica import rows
+from ctl.replica import row_mask
 from ctl.trainer import StandardTrainer
 
 
@@ -68,7 +68,7 @@ def poisoned_step(
         UsageError: there is no such replica, or no such feature of floating point.
     """
     _check(batch, feature)
-    whole, context = rows.current(), tf.distribute.get_replica_context()
+    whole, context = row_mask.current(), tf.distribute.get_replica_context()
     if whole is None or context is None:
         return batch
     if not 0 <= replica < context.num_replicas_in_sync:

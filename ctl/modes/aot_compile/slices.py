@@ -1,0 +1,138 @@
+"""The TPU slices that there are. Loads no TensorFlow.
+
+The compiler accepts slices that nobody can rent, such as v5e:3x3, so here is the list.
+
+Sources: the shapes, chips and machines are those of Google's pages "TPU v2" to "TPU7x (Ironwood)"
+under cloud.google.com/tpu/docs. Cores and their memory are what libtpu 0.0.42 itself reports: the
+limit that its out-of-memory message names, which is less than the memory on the data sheet.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import math
+
+from ctl import errors
+from ctl.errors import UsageError
+
+DEFAULT = "v5e:2x2"
+GIB = 2**30
+_SMALL_2D = ("1x1", "2x2", "2x4")
+_LARGE_2D = ("4x4", "4x8", "8x8", "8x16", "16x16")
+_UNDER_A_CUBE = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")
+_CUBES = ("4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16", "16x16x16")
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """One generation of TPUs.
+
+    Attributes:
+        name: as in v5e:2x2.
+        cores: of a chip that TensorFlow sees; each is a replica.
+        hbm_gib: memory that a core's programs may use.
+        shapes: the chips of the slices that there are.
+        compiler_name: what libtpu calls it.
+    """
+
+    name: str
+    cores: int
+    hbm_gib: float
+    shapes: tuple[str, ...]
+    compiler_name: str
+
+
+GENERATIONS = {
+    generation.name: generation
+    for generation in (
+        Generation("v2", 2, 7.48, ("2x2", "4x4", "8x8", "8x16", "16x16"), "v2"),
+        Generation(
+            "v3", 2, 15.48, ("2x2", "4x4", "4x8", "8x8", "8x16", "16x16", "16x32", "32x32"), "v3"
+        ),
+        Generation("v4", 2, 15.25, (*_UNDER_A_CUBE, *_CUBES, "12x16x16"), "v4"),
+        Generation("v5e", 1, 15.75, (*_SMALL_2D, *_LARGE_2D), "v5e"),
+        Generation("v5p", 1, 95.74, (*_UNDER_A_CUBE, *_CUBES, "16x16x24"), "v5p"),
+        Generation("v6e", 1, 31.25, (*_SMALL_2D, *_LARGE_2D), "v6e"),
+        Generation("v7x", 2, 94.75, (*_UNDER_A_CUBE, *_CUBES), "tpu7x"),
+    )
+}
+_OTHER_NAMES = {"v5litepod": "v5e", "v5": "v5p", "tpu7x": "v7x", "v7": "v7x"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """One slice.
+
+    Attributes:
+        name: such as v5e:2x2.
+        cores: how many replicas it runs.
+        hosts: machines that it has.
+        hbm_bytes: memory that a core's programs may use.
+        compiler_name: what libtpu calls it.
+        host_chips: the chips of one machine along x, y and z.
+    """
+
+    name: str
+    cores: int
+    hosts: int
+    hbm_bytes: int
+    compiler_name: str
+    host_chips: tuple[int, int, int]
+
+
+def parse(names: str) -> list[Slice]:
+    """The slices of a list such as "v5e:2x2,v5p:2x2x1".
+
+    Raises:
+        UsageError: there is no such slice; one line says which there are.
+    """
+    found = [find(name.strip()) for name in names.split(",")]
+    for i, one in enumerate(found):
+        if one in found[:i]:
+            raise UsageError(f"--topology names {one.name} twice: name it once.")
+    return found
+
+
+def find(name: str) -> Slice:
+    """The slice of a name such as v5e:2x2.
+
+    Raises:
+        UsageError: there is no such slice; one line says which there are.
+    """
+    generation_name, colon, shape = name.lower().partition(":")
+    generation_name = _OTHER_NAMES.get(generation_name, generation_name)
+    generation = GENERATIONS.get(generation_name)
+    if generation is None or not colon:
+        raise UsageError(
+            f"--topology is {name!r}: write GENERATION:CHIPS, such as {DEFAULT}; the generations are "
+            f"{', '.join(GENERATIONS)}."
+        )
+    if shape not in generation.shapes:
+        hint = errors.did_you_mean(shape, generation.shapes)
+        raise UsageError(f"There is no {generation.name} slice of {shape or 'no'} chips{hint}")
+    return _slice(generation, shape)
+
+
+def every() -> Sequence[Slice]:
+    """All slices."""
+    return [_slice(g, shape) for g in GENERATIONS.values() for shape in g.shapes]
+
+
+def _slice(generation: Generation, shape: str) -> Slice:
+    sides = [int(side) for side in shape.split("x")]
+    chips = math.prod(sides)
+    host = _host_chips(sides)
+    return Slice(
+        name=f"{generation.name}:{shape}",
+        cores=chips * generation.cores,
+        hosts=chips // math.prod(host),
+        hbm_bytes=int(generation.hbm_gib * GIB),
+        compiler_name=f"{generation.compiler_name}:{shape}",
+        host_chips=host,
+    )
+
+
+def _host_chips(sides: Sequence[int]) -> tuple[int, int, int]:
+    """A machine has four chips, but for the slices of one machine of one chip or of eight."""
+    if list(sides) in ([1, 1], [2, 4]):
+        return (sides[0], sides[1], 1)
+    return (2, 2, 1)

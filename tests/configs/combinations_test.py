@@ -1,0 +1,151 @@
+"""Options together: what the rules allow gives the update of the global batch.
+
+The default run takes a subset in which every allowed pair of options' values stands at least once;
+`pytest -m slow tests/combinations_test.py` takes them all.
+"""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from ctl.configs import compatibility
+from ctl.errors import UsageError
+from tests import tiny
+
+# A relative error of one rounding an operation, and fewer than 32 in a row in this model.
+TOLERANCE = {
+    "float64": 1e-10, "float32": 1e-5, "bfloat16": 32 * 2**-8, "float16": 32 * 2**-11,
+}  # fmt: skip
+BATCH = 8
+
+
+def allowed(choice):
+    return not any(rule.broken(choice) for rule in compatibility.RULES)
+
+
+# Auto-clustering is switched on for a whole process, on CPUs by a flag of the environment.
+CHOICES = [c for c in compatibility.all_choices() if allowed(c) and c.xla != "autocluster"]
+
+
+def pairs(choice):
+    values = dataclasses.asdict(choice)
+    return {
+        frozenset([(a, values[a]), (b, values[b])])
+        for a, b in itertools.combinations(compatibility.AXES, 2)
+    }
+
+
+def covering():
+    """A small subset of the choices with every pair that any of them has."""
+    has = {choice: pairs(choice) for choice in CHOICES}
+    left = set().union(*has.values())
+    chosen = []
+    while left:
+        best = max(CHOICES, key=lambda choice: len(has[choice] & left))
+        left -= has[best]
+        chosen.append(best)
+    return chosen
+
+
+COVERING = covering()
+
+
+class Plain(tiny.TinyTrainer):
+    """The tiny model, with its hidden layer normalized where asked for."""
+
+    normalized = False
+
+    def build_model(self):
+        layers = tf_keras.layers
+        x, token = tf_keras.Input([tiny.FEATURES]), tf_keras.Input([], dtype=tf.int64)
+        embedded = layers.Embedding(tiny.TOKENS, tiny.WIDTH)(token)
+        penalty = tf_keras.regularizers.L2(tiny.PENALTY)
+        hidden = layers.Dense(tiny.HIDDEN, activation="tanh", kernel_regularizer=penalty)(
+            layers.Concatenate()([x, embedded])
+        )
+        if self.normalized:
+            hidden = layers.BatchNormalization()(hidden)
+        return tf_keras.Model({"x": x, "token": token}, layers.Dense(tiny.CLASSES)(hidden))
+
+
+class Normalized(Plain):
+    normalized = True
+
+
+def make(strategy, choice):
+    return tiny.trainer(
+        strategy(choice.replicas),
+        BATCH,
+        cls=Normalized if choice.sync_batch_norm else Plain,
+        precision=choice.precision,
+        xla=choice.xla,
+        gradient_accumulation_steps=choice.micro_batches,
+        logical_shards=choice.shards,
+        all_reduce_dtype=choice.reduce_dtype,
+        model={"sync_batch_norm": True} if choice.sync_batch_norm else {},
+    )
+
+
+def update(trainer):
+    before = trainer.model.get_weights()
+    trainer.train(tf.constant(1))
+    return [b - a for b, a in zip(before, trainer.model.get_weights(), strict=True)]
+
+
+def check(strategy, choice):
+    trainer = make(strategy, choice)
+    reference = make(
+        strategy, compatibility.Choice(precision="float64", sync_batch_norm=choice.sync_batch_norm)
+    )
+    reference.model.set_weights(trainer.model.get_weights())
+    tolerance = TOLERANCE["bfloat16" if choice.reduce_dtype else choice.precision]
+    for exact, found in zip(update(reference), update(trainer), strict=True):
+        bound = tolerance * max(1.0, np.abs(exact).max())
+        np.testing.assert_allclose(found, exact, rtol=0, atol=bound)
+
+
+def name(choice):
+    return "-".join(str(v) for v in dataclasses.astuple(choice)[: len(compatibility.AXES) + 1])
+
+
+@pytest.mark.parametrize("choice", COVERING, ids=name)
+def test_every_pair_of_options_gives_the_right_update(strategy, choice):
+    check(strategy, choice)
+
+
+OTHERS = [
+    pytest.param(choice, marks=[pytest.mark.long] if i % 3 else [])
+    for i, choice in enumerate(c for c in CHOICES if c not in COVERING)
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choice", OTHERS, ids=name)
+def test_every_combination_gives_the_right_update(strategy, choice):
+    check(strategy, choice)
+
+
+SIZES = (compatibility.Choice(shards=3, replicas=2), compatibility.Choice(shards=16, replicas=2))
+# Those about a strategy alone are below, or need processes or hardware of their own: rules_test.
+BROKEN = {
+    rule.says[:40]: next(c for c in (*compatibility.all_choices(), *SIZES) if rule.broken(c))
+    for rule in compatibility.RULES
+    if any(rule.broken(c) for c in (*compatibility.all_choices(), *SIZES))
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
+def test_what_the_rules_refuse_is_refused_at_construction(strategy, broken):
+    with pytest.raises(UsageError):
+        make(strategy, broken)
+
+
+@pytest.mark.parametrize("options", [{"precision": "float16"}, {"xla": "gradients"}])
+def test_what_central_storage_cannot_do_is_refused_at_construction(options):
+    central = tf.distribute.experimental.CentralStorageStrategy(["/CPU:0", "/CPU:1"], "/CPU:0")
+    with pytest.raises(UsageError, match="central storage"):
+        tiny.trainer(central, 8, **options)

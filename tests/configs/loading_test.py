@@ -1,0 +1,183 @@
+"""Where a config and its trainer are found. What is told when they are not: mistakes_test.py."""
+
+import pathlib
+import sys
+
+from ml_collections import config_dict
+import pytest
+
+import ctl
+from ctl.configs import loading
+from ctl.errors import UsageError
+
+CLASS = """
+import ctl
+
+class Net(ctl.StandardTrainer):
+    origin = "{}"
+"""
+CONFIG = """
+import ctl
+
+def get_config():
+    return ctl.config(train=dict(steps=5))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current folder, from which modules can be imported, with a folder `sub` in it."""
+    (tmp_path / "sub").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = dict(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - set(before):
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def test_config_file_gives_what_get_config_returns(folder):
+    (folder / "exp.py").write_text(CONFIG)
+    assert loading.load_config("exp.py").train.steps == 5
+    assert loading.load_config(str(folder / "exp.py")) == loading.load_config("exp.py")
+
+
+def test_file_whose_name_is_too_long_is_not_there(folder):
+    with pytest.raises(UsageError, match="There is no config file xxx"):
+        loading.load_config("x" * 300 + ".py")
+    with pytest.raises(UsageError, match="and there is no"):
+        loading.trainer_file("x" * 300 + ".py:Net", "exp.py")
+
+
+def test_error_that_cannot_be_shown_is_named(folder):
+    (folder / "exp.py").write_text("def get_config():\n    raise OSError([10**5000])\n")
+    with pytest.raises(UsageError, match=r"get_config\(\) fails: exp.py:2: OSError$"):
+        loading.load_config("exp.py")
+
+
+def test_config_file_gets_the_text_behind_the_colon(folder):
+    text = "import ctl\ndef get_config(steps):\n    return ctl.config(train=dict(steps=int(steps)))"
+    (folder / "exp.py").write_text(text)
+    assert loading.load_config("exp.py:7").train.steps == 7
+
+
+def test_config_file_may_import_its_neighbours_when_read_and_when_called(folder):
+    (folder / "sub" / "base.py").write_text(CONFIG)
+    (folder / "sub" / "base2.py").write_text(CONFIG)
+    (folder / "sub" / "exp.py").write_text(
+        "import base\ndef get_config():\n    import base2\n    config = base2.get_config()\n"
+        "    config.train.steps += base.get_config().train.steps\n    return config\n"
+    )
+    path = list(sys.path)
+    assert loading.load_config("sub/exp.py").train.steps == 10
+    assert sys.path == path
+
+
+def test_config_is_a_copy_without_references_and_locked(folder):
+    (folder / "exp.py").write_text(
+        "import ctl\nfrom ml_collections import FrozenConfigDict\n"
+        "CONFIG = FrozenConfigDict(ctl.config(train=dict(steps=5)))\n"
+        "def get_config():\n    return CONFIG\n"
+    )
+    config = loading.load_config("exp.py")
+    config.train.steps = 6
+    assert type(config) is config_dict.ConfigDict
+    assert config.is_locked
+    assert loading.load_config("exp.py").train.steps == 5
+
+
+def test_trainer_path_is_relative_to_the_configs_folder(folder):
+    (folder / "sub" / "net.py").write_text(CLASS.format("beside the config"))
+    (folder / "net.py").write_text(CLASS.format("in the current folder"))
+    found = loading.trainer_class("net.py:Net", "sub/exp.py")
+    assert found.origin == "beside the config"
+    assert issubclass(found, ctl.StandardTrainer)
+
+
+def test_trainer_path_is_relative_to_the_current_folder_otherwise(folder):
+    (folder / "net.py").write_text(CLASS.format("in the current folder"))
+    assert loading.trainer_class("net.py:Net", "sub/exp.py").origin == "in the current folder"
+    assert loading.trainer_file("net.py:Net", "sub/exp.py") == pathlib.Path("net.py")
+
+
+def test_trainer_path_may_be_absolute(folder):
+    (folder / "sub" / "net.py").write_text(CLASS.format("absolute"))
+    assert loading.trainer_class(f"{folder}/sub/net.py:Net", "exp.py").origin == "absolute"
+
+
+def test_trainer_may_be_in_a_package(folder):
+    (folder / "sub" / "net.py").write_text(CLASS.format("in a package"))
+    assert loading.trainer_class("sub.net:Net", "exp.py").origin == "in a package"
+    assert loading.trainer_file("sub.net:Net", "exp.py") is None
+
+
+def test_trainer_may_import_its_neighbours(folder):
+    (folder / "sub" / "nets.py").write_text(CLASS.format("a neighbour"))
+    (folder / "sub" / "net.py").write_text("from nets import Net\n")
+    assert loading.trainer_class("net.py:Net", "sub/exp.py").origin == "a neighbour"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from nets import *\n",
+        "import nets as Net\n",
+        "import nets\nNet = nets.Net\n",
+        "if True:\n    class Net: pass\n",
+        "def __getattr__(name): return 1\n",
+    ],
+)
+def test_file_that_may_have_the_class_is_not_refused_before_it_runs(folder, text):
+    (folder / "net.py").write_text(text)
+    assert loading.trainer_file("net.py:Net", "exp.py") == pathlib.Path("net.py")
+
+
+def test_config_and_trainer_may_be_one_file_which_runs_once(folder):
+    (folder / "exp.py").write_text(
+        "import pathlib\nlog = pathlib.Path('log')\n"
+        "log.write_text(log.read_text() + 'x' if log.exists() else 'x')\n"
+        f"{CONFIG}{CLASS.format('one file')}"
+    )
+    assert loading.load_config("exp.py").train.steps == 5
+    found = loading.trainer_class("exp.py:Net", "exp.py")
+    assert found.origin == "one file"
+    assert (folder / "log").read_text() == "x"
+    assert sys.modules[found.__module__].Net is found
+
+
+def test_file_that_was_changed_runs_again(folder):
+    (folder / "net.py").write_text(CLASS.format("one"))
+    assert loading.trainer_class("net.py:Net", "exp.py").origin == "one"
+    (folder / "net.py").write_text(CLASS.format("another"))
+    assert loading.trainer_class("net.py:Net", "exp.py").origin == "another"
+
+
+def test_files_of_one_name_are_modules_of_their_own(folder):
+    files = [folder / "net.py", folder / "sub" / "net.py"]
+    for file in files:
+        file.write_text(CLASS.format(file))
+    found = [loading.trainer_class(f"{file}:Net", "exp.py") for file in files]
+    assert [cls.origin for cls in found] == [str(file) for file in files]
+    assert [sys.modules[cls.__module__].__file__ for cls in found] == [str(file) for file in files]
+
+
+def test_file_that_fails_leaves_no_module(folder):
+    (folder / "broken.py").write_text("Net = 1 / 0\n")
+    with pytest.raises(UsageError, match=r"broken\.py:1: ZeroDivisionError"):
+        loading.trainer_class("broken.py:Net", "exp.py")
+    assert not [name for name in sys.modules if "broken" in name]
+
+
+def test_place_is_the_persons_own_line(folder):
+    text = "import json\n\n\ndef f():\n    json.loads('{')\n\n\nf()\n"
+    with pytest.raises(ValueError, match="Expecting") as caught:
+        exec(compile(text, str(folder / "exp.py"), "exec"), {})
+    assert loading.error_location(caught.value).startswith("exp.py:5: JSONDecodeError: Expecting")
+
+
+def test_place_without_a_line_is_the_file():
+    error = ValueError("odd")
+    assert loading.error_location(error, pathlib.Path("net.py")) == "net.py: ValueError: odd"
+    assert loading.error_location(error) == "ValueError: odd"
+    assert loading.error_location(ValueError()) == "ValueError"

@@ -1,0 +1,960 @@
+"""Every mistake that a person can make gets one line, exit code 2, and nothing written.
+
+The lines are spelled out: they are the specification. Read each as somebody who made that mistake.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+import json
+import os
+import pathlib
+import sys
+import time
+
+import pytest
+
+from ctl import main
+from tests import child
+
+EXPERIMENT = """\
+import ctl
+
+def get_config():
+    return ctl.config(trainer="tiny.py:Tiny", data=dict(global_batch_size=4))
+"""
+TRAINER = """\
+import tf_keras
+import ctl
+
+class Tiny(ctl.StandardTrainer):
+    def build_model(self):
+        return tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(3,))])
+
+    def build_dataset(self, split, input_context):
+        return ctl.data.arrays({"x": [[1.0, 2.0, 3.0]] * 8, "label": [0, 1] * 4})
+
+    def per_example_loss(self, batch, outputs):
+        return tf_keras.losses.sparse_categorical_crossentropy(
+            batch["label"], outputs, from_logits=True)
+
+def Function():
+    return None
+"""
+NAMES = "data, eval, init, model, optimizer, runtime, seed, train, trainer"
+MODES = "train_and_eval, train, eval, continuous_eval, check, aot_compile, explain, devices"
+FLAGS = (
+    "--config, --workdir, --mode, --topology, --fresh, --allow_config_change, "
+    "--allow_partial_restore, --find_batch, --help"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mistake:
+    """One mistake.
+
+    Attributes:
+        arguments: the command line.
+        line: what the person is told, behind "ctl: ".
+        files: what is in the folder beside exp.py and tiny.py, which are right.
+    """
+
+    arguments: str
+    line: str
+    files: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def command_line(arguments: str, line: str, **files: str) -> Mistake:
+    """A mistake on the command line, the config file being right."""
+    return Mistake(f"--config=exp.py {arguments}", line, files)
+
+
+def in_config(arguments: str, line: str) -> Mistake:
+    """A mistake in the arguments of ctl.config(...), which stands in line 4 of bad.py."""
+    text = EXPERIMENT.replace("))\n", f"), {arguments})\n")
+    return Mistake("--config=bad.py", line, {"bad.py": text})
+
+
+def in_body(statement: str, line: str) -> Mistake:
+    """A mistake in line 5 of bad.py, where a config is changed that ctl.config() gave."""
+    body = f"    config = ctl.config()\n    {statement}\n    return config\n"
+    return Mistake("--config=bad.py", line, {"bad.py": f"import ctl\n\ndef get_config():\n{body}"})
+
+
+def in_file(text: str, line: str) -> Mistake:
+    """A mistake in a config file, bad.py."""
+    return Mistake("--config=bad.py", line, {"bad.py": text})
+
+
+def in_trainer(text: str, line: str) -> Mistake:
+    """A mistake in the trainer's file, net.py, where the class Net is looked for."""
+    return Mistake("--config=exp.py --config.trainer=net.py:Net", line, {"net.py": text})
+
+
+def in_workdir(line: str, flags: str = "", **files: str) -> Mistake:
+    """A mistake in the choice of the workdir, the folder `old`, which has the files."""
+    return Mistake(
+        f"--config=exp.py --workdir=old {flags}",
+        line,
+        {f"old/{name}": text for name, text in files.items()},
+    )
+
+
+IDX_TRAINER = TRAINER.replace("class Tiny", "class Net").replace(
+    'arrays({"x": [[1.0, 2.0, 3.0]] * 8, "label": [0, 1] * 4})', "idx(self.options.data.dir, split)"
+)
+BARE = "from ml_collections import ConfigDict\n\ndef get_config():\n    return ConfigDict({})\n"
+FOREIGN = (
+    "old has files in it and no config.json of ctl, so it is not a run's folder: name another "
+    "--workdir."
+)
+CONSTANT = (
+    "and has no effect with a constant rate: set it to 0, or choose optimizer.schedule=cosine."
+)
+EVERY_KEY = (
+    "let get_config start from ctl.config(...), which has every key, and change its keys one"
+)
+WANT_TRAINER = "want path/to/file.py:Class or package.module:Class."
+
+KEYS = {
+    "unknown key": command_line(
+        "--config.train.stps=5", "There is no config key train.stps: did you mean train.steps?"
+    ),
+    "unknown section": command_line(
+        "--config.optimiser.name=sgd", "There is no config key optimiser: did you mean optimizer?"
+    ),
+    "unknown key like no other": command_line(
+        "--config.lr=5", f"There is no config key lr: there are {NAMES}."
+    ),
+    "key without its section": command_line(
+        "--config.learning_rate=0.1",
+        "There is no config key learning_rate: did you mean optimizer.learning_rate?",
+    ),
+    "key in the wrong section": command_line(
+        "--config.data.steps=5", "There is no config key data.steps: did you mean train.steps?"
+    ),
+    "key a section too high": command_line(
+        "--config.optimizer.global_norm=1",
+        "There is no config key optimizer.global_norm: did you mean optimizer.clip.global_norm?",
+    ),
+    "key that two sections have": command_line(
+        "--config.optimizer.global_batch_size=5",
+        "There is no config key optimizer.global_batch_size: did you mean data.global_batch_size "
+        "or eval.global_batch_size?",
+    ),
+    "section without its section": command_line(
+        "--config.clip.norm=1", "There is no config key clip: did you mean optimizer.clip?"
+    ),
+    "key below a value": command_line(
+        "--config.seed.x=1", "There is no config key seed.x: seed is a value, not a section."
+    ),
+    "unknown key switched off": command_line(
+        "--noconfig.runtime.determinstic",
+        "There is no config key runtime.determinstic: did you mean runtime.deterministic?",
+    ),
+    "unknown model key": Mistake(
+        "--config=exp.py --config.model.unit=5",
+        "There is no config key model.unit: did you mean model.units?",
+        {"exp.py": EXPERIMENT.replace("))\n", "), model=dict(units=5))\n")},
+    ),
+    "model key where there is none": command_line(
+        "--config.model.units=5",
+        "There is no config key model.units: this experiment sets none there.",
+    ),
+    "unknown section in the file": in_config(
+        "trian=dict(steps=5)", "bad.py:4: There is no config key trian: did you mean train?"
+    ),
+    "unknown key in the file": in_config(
+        "train=dict(stps=5)",
+        "bad.py:4: There is no config key train.stps: did you mean train.steps?",
+    ),
+    "wrong section in the file": in_config(
+        "optimizer=dict(value=1.0)",
+        "bad.py:4: There is no config key optimizer.value: did you mean optimizer.clip.value?",
+    ),
+    "unknown key in a neighbour of the file": Mistake(
+        "--config=sub/bad.py",
+        "sub/base.py:2: There is no config key stps: did you mean train.steps?",
+        {
+            "sub/base.py": "import ctl\nconfig = ctl.config(stps=5)\n",
+            "sub/bad.py": "def get_config():\n    import base\n    return base.config\n",
+        },
+    ),
+    "unknown key set": in_body(
+        "config.train.stps = 5", "bad.py:5: There is no config key stps: did you mean train.steps?"
+    ),
+    "unknown item set": in_body(
+        "config['stps'] = 5", "bad.py:5: There is no config key stps: did you mean train.steps?"
+    ),
+    "unknown section read": in_body(
+        "config.trian.steps = 5", "bad.py:5: There is no config key trian: did you mean train?"
+    ),
+    "unknown key added by force": in_body(
+        "config.unlock().foo = 5", f"There is no config key foo: there are {NAMES}."
+    ),
+    "section replaced": in_body(
+        "config.train = dict(steps=5)",
+        f"The config has no train.checkpoint_interval: {EVERY_KEY} by one.",
+    ),
+}
+
+TYPES = {
+    "string for int": command_line(
+        "--config.train.steps=many", "train.steps is 'many', want a whole number."
+    ),
+    "float for int": command_line(
+        "--config.train.steps=1e5", "train.steps is '1e5', want a whole number."
+    ),
+    "string for float": command_line(
+        "--config.optimizer.learning_rate=fast", "optimizer.learning_rate is 'fast', want a number."
+    ),
+    "word for bool": command_line(
+        "--config.runtime.deterministic=maybe",
+        "runtime.deterministic is 'maybe', want true or false.",
+    ),
+    "value for section": command_line(
+        "--config.eval=5",
+        "eval is a section: change a key of it, --config.eval.global_batch_size=VALUE.",
+    ),
+    "no value": command_line(
+        "--config.train.steps",
+        "--config.train.steps has no value: write --config.train.steps=VALUE.",
+    ),
+    "another flag for a value": command_line(
+        "--config.train.steps --mode=eval",
+        "--config.train.steps has no value: write --config.train.steps=VALUE.",
+    ),
+    "switched off and on": command_line(
+        "--noconfig.runtime.deterministic=true",
+        "--noconfig.runtime.deterministic=true has a value: write "
+        "--config.runtime.deterministic=true.",
+    ),
+    "model key of another type": Mistake(
+        "--config=exp.py --config.model.units=4.5",
+        "model.units is '4.5', want a whole number.",
+        {"exp.py": EXPERIMENT.replace("))\n", "), model=dict(units=5))\n")},
+    ),
+    "string for int in the file": in_config(
+        "train=dict(steps='5')", "bad.py:4: train.steps is '5', want a whole number."
+    ),
+    "float for int in the file": in_config(
+        "train=dict(steps=1e5)", "bad.py:4: train.steps is 100000.0, want a whole number."
+    ),
+    "bool for int in the file": in_config(
+        "train=dict(steps=True)", "bad.py:4: train.steps is True, want a whole number."
+    ),
+    "string for float in the file": in_config(
+        "optimizer=dict(learning_rate='1e-3')",
+        "bad.py:4: optimizer.learning_rate is '1e-3', want a number.",
+    ),
+    "bool for float in the file": in_config(
+        "optimizer=dict(momentum=True)", "bad.py:4: optimizer.momentum is True, want a number."
+    ),
+    "int for bool in the file": in_config(
+        "runtime=dict(deterministic=1)", "bad.py:4: runtime.deterministic is 1, want true or false."
+    ),
+    "None for string in the file": in_config(
+        "optimizer=dict(name=None)", "bad.py:4: optimizer.name is None, want a string."
+    ),
+    "value for section in the file": in_config(
+        "train=5", "bad.py:4: train is 5, want a section: train=dict(...)."
+    ),
+    "value for section in a section": in_config(
+        "optimizer=dict(clip=1.0)",
+        "bad.py:4: optimizer.clip is 1.0, want a section: clip=dict(...).",
+    ),
+    "value for the model section": in_config(
+        "model='big'", "bad.py:4: model is 'big', want a section: model=dict(...)."
+    ),
+    "section for value in the file": in_config(
+        "train=dict(steps=dict(a=1))", "bad.py:4: train.steps is a section, want a whole number."
+    ),
+    "string for int set": in_body(
+        "config.train.steps = '5'", "bad.py:5: steps is '5', want a whole number."
+    ),
+    "bool for int set": in_body(
+        "config.train.steps = True", "train.steps is True, want a whole number."
+    ),
+    "value for section set": in_body("config.train = 5", "bad.py:5: train is 5, want a section."),
+    "section for value set": in_body(
+        "config.seed = dict(a=1)", "bad.py:5: seed is a section, want a whole number."
+    ),
+    "model value that no file can keep": in_config(
+        "model=dict(layers=[dict(activation=print)])",
+        "model.layers[0].activation is a builtin_function_or_method: want numbers, strings, "
+        "booleans, None, and lists and sections of these, which the workdir can keep.",
+    ),
+}
+
+VALUES = {
+    "variables of no run": command_line(
+        "--config.init.variables=['conv*']",
+        "init.variables has no effect without init.checkpoint: name the run to take them from, or "
+        "leave it out.",
+    ),
+    "variables that are no patterns": command_line(
+        "--config.init.checkpoint=runs/a --config.init.variables=[5]",
+        'init.variables has 5, want patterns such as "conv*/*".',
+    ),
+    "NaN rate": command_line(
+        "--config.optimizer.learning_rate=nan",
+        "optimizer.learning_rate is nan, want a finite number, 0 or more.",
+    ),
+    "infinite rate": command_line(
+        "--config.optimizer.learning_rate=inf",
+        "optimizer.learning_rate is inf, want a finite number, 0 or more.",
+    ),
+    "negative rate": command_line(
+        "--config.optimizer.learning_rate=-0.1",
+        "optimizer.learning_rate is -0.1, want a finite number, 0 or more.",
+    ),
+    "rate 0": command_line(
+        "--config.optimizer.learning_rate=0",
+        "optimizer.learning_rate is 0.0: nothing would be learned, want more.",
+    ),
+    "NaN rate in the file": in_config(
+        "optimizer=dict(learning_rate=float('nan'))",
+        "optimizer.learning_rate is nan, want a finite number, 0 or more.",
+    ),
+    "NaN in the model": in_config(
+        "model=dict(rates=[0.1, float('nan')])", "model.rates[1] is nan, want a finite number."
+    ),
+    "negative weight decay": command_line(
+        "--config.optimizer.weight_decay=-1",
+        "optimizer.weight_decay is -1.0, want a finite number, 0 or more.",
+    ),
+    "infinite clip": command_line(
+        "--config.optimizer.clip.norm=inf",
+        "optimizer.clip.norm is inf, want a finite number, 0 or more.",
+    ),
+    "momentum 1": command_line(
+        "--config.optimizer.momentum=1", "optimizer.momentum is 1.0, want less than 1, such as 0.9."
+    ),
+    "steps 0": command_line("--config.train.steps=0", "train.steps is 0, want 1 or more."),
+    "negative steps": command_line("--config.train.steps -5", "train.steps is -5, want 1 or more."),
+    "more steps than there are numbers": command_line(
+        "--config.train.steps=99999999999",
+        "train.steps is 99999999999, want 2147483647 or less.",
+    ),
+    "negative seed": command_line("--config.seed=-1", "seed is -1, want 0 or more."),
+    "seed out of range": command_line(
+        "--config.seed=4294967296", "seed is 4294967296, want 4294967295 or less."
+    ),
+    "no parallel calls": command_line(
+        "--config.data.tfrecord.parallel_calls=0",
+        "data.tfrecord.parallel_calls is 0, want 1 or more, or -1 to let tf.data choose.",
+    ),
+    "both batch sizes": command_line(
+        "--config.data.per_replica_batch_size=2",
+        "data.global_batch_size is 4 and data.per_replica_batch_size is 2: set one of them, and "
+        "the other to 0.",
+    ),
+    "neither batch size": command_line(
+        "--config.data.global_batch_size=0",
+        "Neither data.global_batch_size nor data.per_replica_batch_size is set: set one of them.",
+    ),
+    "unknown precision": command_line(
+        "--config.runtime.precision=bf16",
+        "runtime.precision is 'bf16': did you mean bfloat16?",
+    ),
+    "loss scale without float16": command_line(
+        "--config.runtime.loss_scale=8",
+        "runtime.loss_scale has no effect with runtime.precision=float32: set it to 0.",
+    ),
+    "tpu": command_line(
+        "--config.runtime.strategy=tpu",
+        "There is no TPU to use: tensorflow-tpu is not installed, which BUILD.md tells how to. To run "
+        "without a TPU: --config.runtime.strategy=auto. To see whether it would run on one: "
+        "--mode=aot_compile.",
+    ),
+    "several processes in one": command_line(
+        "--config.runtime.strategy=multi_worker_mirrored",
+        "runtime.strategy=multi_worker_mirrored runs in several processes, and TF_CONFIG does not name "
+        "them: start them by python -m ctl.launch --workers=2 -- ..., or choose runtime.strategy=auto.",
+    ),
+    "parameter servers in one": command_line(
+        "--config.runtime.strategy=parameter_server",
+        "runtime.strategy=parameter_server runs in several processes, and TF_CONFIG does not name "
+        "them: start them by python -m ctl.launch --workers=2 --ps=1 -- ..., or choose "
+        "runtime.strategy=auto.",
+    ),
+    "devices without effect": command_line(
+        "--config.runtime.strategy=default --config.runtime.devices=['CPU:0']",
+        "runtime.devices has no effect with runtime.strategy=default: leave it out.",
+    ),
+    "algorithm of another strategy": command_line(
+        "--config.runtime.strategy=mirrored --config.runtime.all_reduce.algorithm=ring",
+        "runtime.all_reduce.algorithm is 'ring', and runtime.strategy=mirrored has auto, nccl, "
+        "hierarchical_copy, one_device: choose one of them.",
+    ),
+    "packs without effect": command_line(
+        "--config.runtime.strategy=mirrored --config.runtime.all_reduce.packs=2",
+        "runtime.all_reduce.packs has no effect but with runtime.all_reduce.algorithm=nccl or "
+        "hierarchical_copy: choose one of them, or leave it at 1.",
+    ),
+    "placement without loop": command_line(
+        "--config.data.placement=device",
+        "data.placement=device needs runtime.xla=loop, which reads examples on the device: set it, "
+        "or data.placement=stream.",
+    ),
+    "unknown strategy": command_line(
+        "--config.runtime.strategy=mirorred",
+        "runtime.strategy is 'mirorred': did you mean mirrored?",
+    ),
+    "unknown optimizer": command_line(
+        "--config.optimizer.name=LBFGS",
+        "optimizer.name is 'LBFGS': there are adam, adamw, sgd, rmsprop, adagrad, lion.",
+    ),
+    "optimizer in capitals": command_line(
+        "--config.optimizer.name=SGD", "optimizer.name is 'SGD': did you mean sgd?"
+    ),
+    "momentum with adam": command_line(
+        "--config.optimizer.momentum=0.9",
+        "optimizer.momentum is 0.9 and has no effect on adam: set it to 0, or choose "
+        "optimizer.name=sgd.",
+    ),
+    "nesterov without momentum": command_line(
+        "--config.optimizer.name=sgd --config.optimizer.nesterov",
+        "optimizer.nesterov has no effect but with optimizer.name=sgd and optimizer.momentum: set "
+        "them, or nesterov to false.",
+    ),
+    "warm-up with a constant rate": command_line(
+        "--config.optimizer.warmup_steps=5", f"optimizer.warmup_steps is 5 {CONSTANT}"
+    ),
+    "decay with a constant rate": command_line(
+        "--config.optimizer.decay_steps=5", f"optimizer.decay_steps is 5 {CONSTANT}"
+    ),
+    "nothing but warm-up": command_line(
+        "--config.optimizer.schedule=cosine --config.optimizer.warmup_steps=1000",
+        "optimizer.warmup_steps is 1000, want less than train.steps, which is 1000.",
+    ),
+    "two clips": command_line(
+        "--config.optimizer.clip.norm=1 --config.optimizer.clip.value=1",
+        "optimizer.clip.norm and optimizer.clip.value are set: set one of them, and the others to "
+        "0.",
+    ),
+    "logical devices for one device": command_line(
+        "--config.runtime.strategy=one_device --config.runtime.logical_devices=4",
+        "runtime.logical_devices is 4 and runtime.strategy is one_device, which uses one: set "
+        "logical_devices to 0, or choose runtime.strategy=mirrored.",
+    ),
+}
+
+TPUS = {
+    "for another strategy": command_line(
+        "--config.runtime.strategy=mirrored --config.runtime.tpu.name=pod",
+        "runtime.tpu.name has no effect with runtime.strategy=mirrored: leave it out, or choose "
+        "runtime.strategy=auto.",
+    ),
+    "by name and by address": command_line(
+        "--config.runtime.tpu.name=pod --config.runtime.tpu.address=grpc://10.0.0.2:8470",
+        "runtime.tpu.name is pod and runtime.tpu.address is grpc://10.0.0.2:8470: set one of them.",
+    ),
+    "zone of no TPU": command_line(
+        "--config.runtime.tpu.zone=us-central1-a",
+        "runtime.tpu.zone says where a TPU by name is: set runtime.tpu.name, too.",
+    ),
+    "project of a TPU by address": command_line(
+        "--config.runtime.tpu.project=mine --config.runtime.tpu.address=grpc://10.0.0.2:8470",
+        "runtime.tpu.project says where a TPU by name is: set runtime.tpu.name, too.",
+    ),
+    "address without a port": command_line(
+        "--config.runtime.tpu.address=grpc://10.0.0.2",
+        "runtime.tpu.address is 'grpc://10.0.0.2', want grpc://HOST:PORT.",
+    ),
+    "address for a name": command_line(
+        "--config.runtime.tpu.name=grpc://10.0.0.2:8470",
+        "runtime.tpu.name is 'grpc://10.0.0.2:8470', want a name of lower-case letters, digits and "
+        "hyphens.",
+    ),
+    "this machine's by name": command_line(
+        "--config.runtime.tpu.name=local",
+        "runtime.tpu.name is local: leave it out for the TPU of this machine.",
+    ),
+    "split in logical devices": command_line(
+        "--config.runtime.tpu.name=pod --config.runtime.logical_devices=2",
+        "runtime.logical_devices has no effect on a TPU: set it to 0.",
+    ),
+}
+
+GPUS = {
+    "two bounds of memory": command_line(
+        "--config.runtime.gpu.memory_growth --config.runtime.gpu.memory_limit_mib=512",
+        "runtime.gpu.memory_growth and runtime.gpu.memory_limit_mib are set: set one of them.",
+    ),
+    "growth of logical devices": command_line(
+        "--config.runtime.gpu.memory_growth --config.runtime.logical_devices=2",
+        "runtime.logical_devices gives each part of a GPU its memory, and "
+        "runtime.gpu.memory_growth is set: set logical_devices to 0, or runtime.gpu.memory_growth "
+        "to false.",
+    ),
+    "limit of logical devices": command_line(
+        "--config.runtime.gpu.memory_limit_mib=512 --config.runtime.logical_devices=1",
+        "runtime.logical_devices gives each part of a GPU its memory, and "
+        "runtime.gpu.memory_limit_mib is set: set logical_devices to 0, or "
+        "runtime.gpu.memory_limit_mib to 0.",
+    ),
+    "on a TPU": command_line(
+        "--config.runtime.gpu.memory_limit_mib=512 --config.runtime.tpu.name=pod",
+        "runtime.gpu.memory_limit_mib has no effect on a TPU: set it to 0.",
+    ),
+}
+
+CONFIG_FILES = {
+    "missing": Mistake(
+        "--config=sub/expp.py",
+        "There is no config file sub/expp.py: did you mean sub/exp.py?",
+        {"sub/exp.py": EXPERIMENT},
+    ),
+    "missing with its folder": Mistake(
+        "--config=none/exp.py", "There is no config file none/exp.py: mend the path."
+    ),
+    "without .py": Mistake("--config=exp", "There is no config file exp: did you mean exp.py?"),
+    "a folder": Mistake(
+        "--config=sub", "--config=sub is a folder: name a file in it.", {"sub/exp.py": EXPERIMENT}
+    ),
+    "not Python": Mistake(
+        "--config=exp.yaml",
+        "--config=exp.yaml is not a Python file: a config is a .py file with a get_config().",
+        {"exp.yaml": "train:\n  steps: 5\n"},
+    ),
+    "does not parse": in_file(
+        "import ctl\n\ndef get_config(:\n",
+        "The config file cannot be read: bad.py:3: SyntaxError: invalid syntax",
+    ),
+    "does not import": in_file(
+        "import ctl\nimport nowhere\n",
+        "The config file cannot be read: bad.py:2: ModuleNotFoundError: No module named 'nowhere'",
+    ),
+    "raises": in_file(
+        "x = 1 / 0\n",
+        "The config file cannot be read: bad.py:1: ZeroDivisionError: division by zero",
+    ),
+    "raises an OSError": in_file(
+        "open('nowhere')\n",
+        "The config file cannot be read: bad.py:1: FileNotFoundError: [Errno 2] No such file or "
+        "directory: 'nowhere'",
+    ),
+    "ends the program": in_file(
+        "raise SystemExit(0)\n", "The config file cannot be read: bad.py:1: SystemExit: 0"
+    ),
+    "empty": in_file("", "bad.py has no get_config(): define one that returns ctl.config(...)."),
+    "get_config is a value": in_file(
+        "get_config = 3\n", "bad.py has no get_config(): define one that returns ctl.config(...)."
+    ),
+    "get_config raises": in_file(
+        "def get_config():\n    return {}['x']\n",
+        "get_config() fails: bad.py:2: KeyError: 'x'",
+    ),
+    "get_config raises a TypeError": in_file(
+        "def get_config():\n    return 1 + 'x'\n",
+        "get_config() fails: bad.py:2: TypeError: unsupported operand type(s) for +: 'int' and "
+        "'str'",
+    ),
+    "get_config raises a ValueError in a library": in_file(
+        "import json\n\ndef get_config():\n    return json.loads('')\n",
+        "get_config() fails: bad.py:4: JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+    ),
+    "get_config raises an OSError": in_file(
+        "def get_config():\n    open('nowhere')\n",
+        "get_config() fails: bad.py:2: FileNotFoundError: [Errno 2] No such file or directory: "
+        "'nowhere'",
+    ),
+    "get_config raises several lines": in_file(
+        "def get_config():\n    raise RuntimeError('one\\ntwo')\n",
+        "get_config() fails: bad.py:2: RuntimeError: one",
+    ),
+    "get_config ends the program": in_file(
+        "def get_config():\n    exit(3)\n", "get_config() fails: bad.py:2: SystemExit: 3"
+    ),
+    "get_config returns a dict": in_file(
+        "def get_config():\n    return dict(train=dict(steps=5))\n",
+        "get_config() of bad.py returned a dict: let it return what ctl.config(...) returns.",
+    ),
+    "get_config returns nothing": in_file(
+        "import ctl\n\ndef get_config():\n    ctl.config()\n",
+        "get_config() of bad.py returned None: let it return what ctl.config(...) returns.",
+    ),
+    "get_config returns a bare ConfigDict": in_file(
+        BARE, f"The config has no data.dir: {EVERY_KEY} by one."
+    ),
+    "get_config returns a bare ConfigDict, a value for a section": in_file(
+        BARE.replace("{}", "dict(train=5)"), "train is 5, want a section: train=dict(...)."
+    ),
+    "get_config returns a bare ConfigDict, a section for a value": in_file(
+        BARE.replace("{}", "dict(seed={})"), "seed is a section, want a whole number."
+    ),
+    "get_config returns a placeholder": in_body(
+        "from ml_collections import config_dict as d; "
+        "config.unlock().model.x = d.required_placeholder(int)",
+        "get_config() of bad.py leaves a required_placeholder: give it a value there.",
+    ),
+    "get_config takes no argument": Mistake(
+        "--config=exp.py:big", "get_config() of exp.py takes no argument: leave out :big."
+    ),
+    "get_config wants an argument": in_file(
+        "def get_config(size):\n    return size\n",
+        "get_config() of bad.py wants an argument: write --config=bad.py:VALUE.",
+    ),
+}
+
+TRAINERS = {
+    "not named": in_file(
+        "import ctl\n\ndef get_config():\n    return ctl.config(data=dict(global_batch_size=4))\n",
+        "trainer is not set: name a class, as path/to/file.py:Class or package.module:Class.",
+    ),
+    "no colon": command_line("--config.trainer=tiny.py", f"trainer is 'tiny.py', {WANT_TRAINER}"),
+    "no class": command_line("--config.trainer=tiny.py:", f"trainer is 'tiny.py:', {WANT_TRAINER}"),
+    "a path without .py": command_line(
+        "--config.trainer=nets/tiny:Tiny", f"trainer is 'nets/tiny:Tiny', {WANT_TRAINER}"
+    ),
+    "missing file": Mistake(
+        "--config=sub/exp.py --config.trainer=tyni.py:Tiny",
+        "trainer is 'tyni.py:Tiny', and there is no sub/tyni.py nor tyni.py: mend the path.",
+        {"sub/exp.py": EXPERIMENT},
+    ),
+    "missing module": command_line(
+        "--config.trainer=nowhere.tiny:Tiny",
+        "trainer is 'nowhere.tiny:Tiny', and there is no module nowhere: mend the name, or install "
+        "it.",
+    ),
+    "a file as a module": Mistake(
+        "--config=sub/exp.py --config.trainer=net:Net",
+        "trainer is 'net:Net', and there is no module net: did you mean net.py:Net?",
+        {"sub/exp.py": EXPERIMENT, "sub/net.py": ""},
+    ),
+    "missing class": command_line(
+        "--config.trainer=tiny.py:TinyNet",
+        "trainer is 'tiny.py:TinyNet', and tiny.py has no class TinyNet: did you mean Tiny?",
+    ),
+    "no class at all": in_trainer(
+        "x = 1\n", "trainer is 'net.py:Net', and net.py has no class Net: it has no class at all."
+    ),
+    "syntax error": in_trainer(
+        "x = 1\ndef f(:\n", "The trainer cannot be imported: net.py:2: SyntaxError: invalid syntax"
+    ),
+}
+
+FLAGS_AND_MODES = {
+    "no arguments": Mistake(
+        "", "No experiment is named: add --config=FILE, such as experiments/mnist.py."
+    ),
+    "no --config": Mistake(
+        "--mode=eval", "No experiment is named: add --config=FILE, such as experiments/mnist.py."
+    ),
+    "--config without a value": Mistake("--config", "--config has no value: write --config=FILE."),
+    "--config with an empty value": Mistake(
+        "--config=", "--config has no value: write --config=FILE."
+    ),
+    "--config with a flag for a value": Mistake(
+        "--config --mode=eval", "--config has no value: write --config=FILE."
+    ),
+    "--config twice": command_line(
+        "--config exp.py",
+        "--config is given twice: give one, and change keys by --config.KEY=VALUE.",
+    ),
+    "--mode without a value": command_line("--mode", "--mode has no value: write --mode=MODE."),
+    "--mode with a flag for a value": command_line(
+        "--mode --fresh", "--mode has no value: write --mode=MODE."
+    ),
+    "--workdir with an empty value": command_line(
+        "--workdir=", "--workdir has no value: write --workdir=FOLDER."
+    ),
+    "unknown mode": command_line("--mode=trian", "--mode is 'trian': did you mean train?"),
+    "unknown mode like no other": command_line("--mode=go", f"--mode is 'go': there are {MODES}."),
+    "unknown flag": command_line(
+        "--wrkdir=x", "There is no flag --wrkdir: did you mean --workdir?"
+    ),
+    "unknown flag like no other": command_line(
+        "--zzz", f"There is no flag --zzz: there are {FLAGS}."
+    ),
+    "key for a flag": command_line(
+        "--train.steps=5", "There is no flag --train.steps: did you mean --config.train.steps?"
+    ),
+    "last part of a key for a flag": command_line(
+        "--learning_rate=5",
+        "There is no flag --learning_rate: did you mean --config.optimizer.learning_rate?",
+    ),
+    "config file without --config": Mistake(
+        "exp.py", "'exp.py' is not a flag: write --config=exp.py."
+    ),
+    "mode without --mode": command_line("eval", "'eval' is not a flag: write --mode=eval."),
+    "key without --config.": command_line(
+        "train.steps=5", "'train.steps=5' is not a flag: write --config.train.steps=5."
+    ),
+    "stray word": command_line(
+        "please", "'please' is not a flag: write --config=FILE --mode=MODE."
+    ),
+    "word for a switch": command_line("--fresh=maybe", "--fresh is 'maybe', want true or false."),
+    "--nofresh with a value": command_line(
+        "--nofresh=3", "The command line cannot be read: --nofresh=3 does not take an argument"
+    ),
+    "missing --flagfile": command_line(
+        "--flagfile=none",
+        "The command line cannot be read: Unable to open flagfile: [Errno 2] No such file or "
+        "directory: 'none'",
+    ),
+    "--fresh where nothing is started": command_line(
+        "--mode=eval --fresh", "--fresh has no effect with --mode=eval: leave it out."
+    ),
+    "--workdir where nothing is written": Mistake(
+        "--mode=devices --workdir=old",
+        "--workdir has no effect with --mode=devices: leave it out.",
+    ),
+    "--fresh where nothing is written": Mistake(
+        "--mode=devices --fresh", "--fresh has no effect with --mode=devices: leave it out."
+    ),
+    "key of a model where there is no experiment": Mistake(
+        "--mode=devices --config.model.units=5",
+        "There is no config key model.units: this experiment sets none there.",
+    ),
+    "keys that clash where there is no experiment": Mistake(
+        "--mode=devices --config.runtime.strategy=one_device --config.runtime.logical_devices=4",
+        "runtime.logical_devices is 4 and runtime.strategy is one_device, which uses one: set "
+        "logical_devices to 0, or choose runtime.strategy=mirrored.",
+    ),
+    "--allow_config_change where nothing is resumed": command_line(
+        "--mode=explain --allow_config_change",
+        "--allow_config_change has no effect with --mode=explain: leave it out.",
+    ),
+}
+
+WORKDIRS = {
+    "a file": Mistake(
+        "--config=exp.py --workdir=old", "--workdir=old is a file: name a folder.", {"old": ""}
+    ),
+    "below a file": Mistake(
+        "--config=exp.py --workdir=old/run",
+        "--workdir=old/run: old is a file: name a folder.",
+        {"old": ""},
+    ),
+    "not writable, for root either": command_line(
+        "--workdir=/proc/run",
+        "--workdir=/proc/run cannot be written (No such file or directory): name another folder.",
+    ),
+    "too long a name": command_line(
+        f"--workdir={'x' * 300}",
+        f"--workdir={'x' * 300} cannot be written (File name too long): name another folder.",
+    ),
+    "foreign files": in_workdir(FOREIGN, photo=""),
+    "foreign files, which --fresh would move": in_workdir(FOREIGN, "--fresh", photo=""),
+    "a config.json of another program": in_workdir(FOREIGN, **{"config.json": '{"model": "bert"}'}),
+    "another's config.json, which --fresh would move": in_workdir(
+        FOREIGN, "--fresh", **{"config.json": '{"model": "bert"}'}
+    ),
+    "a broken config.json": in_workdir(
+        "old/config.json cannot be read (Expecting value: line 1 column 1 (char 0)): mend it, or "
+        "use --fresh.",
+        **{"config.json": ""},
+    ),
+    "another experiment": in_workdir(
+        "old holds a run of another experiment, trainer other.py:Net: name another --workdir, or "
+        "move it aside with --fresh.",
+        **{"config.json": '{"trainer": "other.py:Net"}'},
+    ),
+    "another arithmetic": in_workdir(
+        "old holds a run with another config (data.global_batch_size: 0 -> 4; seed: 7 -> 0): go on "
+        "with the change by --allow_config_change, or start anew by --fresh or another --workdir.",
+        **{"config.json": '{"trainer": "tiny.py:Tiny", "seed": 7}'},
+    ),
+    "nothing to evaluate": in_workdir(
+        "old has no run to evaluate: train first, or name its --workdir.", "--mode=eval"
+    ),
+    "nothing to evaluate for ever": in_workdir(
+        "old has no run to evaluate: train first, or name its --workdir.", "--mode=continuous_eval"
+    ),
+}
+
+SECTIONS = {
+    "keys": KEYS,
+    "types": TYPES,
+    "values": VALUES,
+    "TPU": TPUS,
+    "GPU": GPUS,
+    "config file": CONFIG_FILES,
+    "trainer": TRAINERS,
+    "flags": FLAGS_AND_MODES,
+    "workdir": WORKDIRS,
+}
+LIGHT = {f"{section}: {name}": m for section, all_ in SECTIONS.items() for name, m in all_.items()}
+
+# These are seen only when TensorFlow is there, and are tried in one process of their own. Where
+# another part of ctl tells them, how the line begins is enough.
+HEAVY = {
+    "trainer does not import": in_trainer(
+        "import tf_keras\nimport nowhere\nclass Net: pass\n",
+        "The trainer cannot be imported: net.py:2: ModuleNotFoundError: No module named 'nowhere'",
+    ),
+    "trainer's neighbour raises": Mistake(
+        "--config=exp.py --config.trainer=sub/net.py:Net",
+        "The trainer cannot be imported: sub/layers.py:3: NameError: name 'oops' is not defined",
+        {"sub/net.py": "import layers\nclass Net: pass\n", "sub/layers.py": "\n\noops\n"},
+    ),
+    "trainer raises in a library": in_trainer(
+        "import tensorflow as tf\ntf.constant('x', tf.float32)\nclass Net: pass\n",
+        "The trainer cannot be imported: net.py:2: TypeError: Cannot convert 'x' to EagerTensor of "
+        "dtype float",
+    ),
+    "trainer's package raises": Mistake(
+        "--config=exp.py --config.trainer=package.net:Net",
+        "The trainer cannot be imported: package/net.py:1: NameError: name 'oops' is not defined",
+        {"package/__init__.py": "", "package/net.py": "oops\n"},
+    ),
+    "trainer's package has no such module": Mistake(
+        "--config=exp.py --config.trainer=package.nett:Net",
+        "trainer is 'package.nett:Net', and there is no module package.nett: mend the name, or "
+        "install it.",
+        {"package/__init__.py": ""},
+    ),
+    "trainer's module has no such class": Mistake(
+        "--config=exp.py --config.trainer=other.net:Ned",
+        "trainer is 'other.net:Ned', and other.net has no class Ned: did you mean Net?",
+        {"other/net.py": "class Net: pass\n"},
+    ),
+    "trainer is another class": in_trainer(
+        "class Net: pass\n",
+        "trainer is 'net.py:Net', which is not a subclass of ctl.StandardTrainer: derive it from "
+        "that, or name another.",
+    ),
+    "trainer is a function": command_line(
+        "--config.trainer=tiny.py:Function",
+        "trainer is 'tiny.py:Function', which is not a subclass of ctl.StandardTrainer: derive it "
+        "from that, or name another.",
+    ),
+    "model key that the trainer never reads": in_config(
+        "model=dict(units=5)",
+        "model.units has no effect: tiny.py:Tiny never reads self.options.model.units",
+    ),
+    "data.dir that the trainer never reads": command_line(
+        "--config.data.dir=here",
+        "data.dir has no effect: tiny.py:Tiny never reads self.options.data.dir",
+    ),
+    "dataset folder missing": Mistake(
+        "--config=exp.py --config.trainer=net.py:Net --config.data.dir=nowhere",
+        "There is no folder nowhere: set data.dir to",
+        {"net.py": IDX_TRAINER},
+    ),
+    "dataset files missing": Mistake(
+        "--config=exp.py --config.trainer=net.py:Net --config.data.dir=here",
+        "here has no file train-images-idx",
+        {"net.py": IDX_TRAINER, "here/readme": ""},
+    ),
+    "no checkpoint to evaluate": in_workdir(
+        "old has no checkpoint to evaluate: train first",
+        "--mode=eval",
+        **{"config.json": '{"trainer": "tiny.py:Tiny", "data": {"global_batch_size": 4}}'},
+    ),
+    "another arithmetic, by the number of replicas": Mistake(
+        "--config=exp.py --workdir=old --config.data.global_batch_size=0 "
+        "--config.data.per_replica_batch_size=5",
+        "old holds a run with another config (data.global_batch_size: 4 -> 5): go on with the "
+        "change by --allow_config_change, or start anew by --fresh or another --workdir.",
+        {"old/config.json": '{"trainer": "tiny.py:Tiny", "data": {"global_batch_size": 4}}'},
+    ),
+    "too late to split": command_line(
+        "--config.runtime.strategy=mirrored --config.runtime.logical_devices=8",
+        "runtime.logical_devices is 8, but TensorFlow has started already, with 1 logical CPU: let "
+        "nothing use it before the strategy is built, such as a tensor that the trainer's file "
+        "makes when it is imported.",
+    ),
+}
+
+
+def make(folder: pathlib.Path, mistake: Mistake) -> None:
+    """Writes the files of a mistake."""
+    for name, text in {"exp.py": EXPERIMENT, "tiny.py": TRAINER, **mistake.files}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def content(folder: pathlib.Path) -> dict[str, bytes | None]:
+    """Everything in a folder, but what Python keeps of the modules that it imported."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+        if "__pycache__" not in path.parts
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
+    """An empty current folder, which modules can be imported from."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_mistake_is_told_in_one_line(
+    name: str, folder: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make(folder, LIGHT[name])
+    before = content(folder)
+    code = main.run(["ctl", *LIGHT[name].arguments.split()])
+    assert (code, *capfd.readouterr()) == (2, "", f"ctl: {LIGHT[name].line}\n")
+    assert content(folder) == before
+
+
+def try_all(mistakes: dict[str, Mistake]) -> None:
+    """Makes mistakes one after the other, for the tests below, in a process of their own.
+
+    Standard error gets a line with a mistake's name before those that it causes; standard output,
+    at the end, what came of each.
+    """
+    results = {}
+    sys.path.insert(0, "")  # the current folder, as it changes
+    for number, (name, mistake) in enumerate(mistakes.items()):
+        folder = pathlib.Path.cwd().parent / str(number)
+        folder.mkdir()
+        make(folder, mistake)
+        os.chdir(folder)
+        before = content(folder)
+        print(f"== {name}", file=sys.stderr, flush=True)
+        start = time.process_time()
+        code = main.run(["ctl", *mistake.arguments.split()])
+        seconds = time.process_time() - start
+        results[name] = {"code": code, "kept": content(folder) == before, "seconds": seconds}
+    print(json.dumps({"results": results, "tensorflow": "tensorflow" in sys.modules}))
+
+
+def outcome(which: str, folder: pathlib.Path) -> tuple[dict, dict[str, str], bool]:
+    """What comes of LIGHT or HEAVY in a new process: results, stderr, is TensorFlow there."""
+    (folder / "start").mkdir()
+    code = f"from tests.end_to_end import mistakes_test as m; m.try_all(m.{which})"
+    process = child.run(["-c", code], cwd=folder / "start", CUDA_VISIBLE_DEVICES="-1")
+    assert process.returncode == 0, process.stderr
+    told = dict(part.split("\n", 1) for part in process.stderr.split("== ")[1:])
+    found = json.loads(process.stdout)
+    return found["results"], told, found["tensorflow"]
+
+
+def test_a_typo_loads_no_tensorflow_and_costs_less_than_a_second(tmp_path: pathlib.Path) -> None:
+    results, told, tensorflow = outcome("LIGHT", tmp_path)
+    assert told == {name: f"ctl: {mistake.line}\n" for name, mistake in LIGHT.items()}
+    assert not tensorflow
+    assert max(result["seconds"] for result in results.values()) < 1
+
+
+def test_mistake_that_needs_tensorflow_is_told_in_one_line(tmp_path: pathlib.Path) -> None:
+    results, told, _ = outcome("HEAVY", tmp_path)
+    for name, mistake in HEAVY.items():
+        assert told[name].startswith(f"ctl: {mistake.line}"), name
+        assert told[name].count("\n") == 1, told[name]
+    assert {name: (r["code"], r["kept"]) for name, r in results.items()} == dict.fromkeys(
+        HEAVY, (2, True)
+    )
+
+
+def test_what_is_no_mistake_of_the_persons_is_not_hidden(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    make(folder, command_line("", ""))
+    monkeypatch.setattr(main.validation, "check_config", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        main.run(["ctl", "--config=exp.py"])

@@ -1,0 +1,121 @@
+"""The program with weights that are not quite its own: another run's, or a part of a checkpoint."""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+import tf_keras
+
+from ctl import main
+from tests.end_to_end import program_test
+
+TRAINER = program_test.TRAINER.replace(
+    "layers.Dense(3)", "layers.Dense(self.options.model.classes, name='head')"
+).replace("model=dict(", "model=dict(classes=3, ")
+WIDER = "--config.model.classes=5"
+STEPS = "--config.train.steps={}".format
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Runs the program in a folder of its own; returns its exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiment.py").write_text(TRAINER)
+
+    def program(workdir, *arguments):
+        tf_keras.backend.reset_uids()  # names as in a process of its own
+        code = main.run(["ctl", "--config=experiment.py", f"--workdir={workdir}", *arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return program
+
+
+def events(workdir, kind):
+    lines = map(json.loads, pathlib.Path(workdir, "events.jsonl").read_text().splitlines())
+    return [line for line in lines if line["event"] == kind]
+
+
+def model(workdir, step):
+    found = program_test.weights(workdir, step)
+    return {name: value for name, value in found.items() if name.startswith("model/")}
+
+
+def test_run_begins_with_the_weights_of_another_and_says_so(run):
+    run("old", STEPS(10))
+    still = "--config.optimizer.name=sgd", "--config.optimizer.learning_rate=1e-30"
+    first = "--config.init.checkpoint=old", STEPS(5), "--config.seed=1", *still
+    code, out, err = run("new", *first, "--config.train.checkpoint_interval=5")
+    assert (code, err) == (0, "")
+    line = (
+        "Weights of 4 of 4 variables from old/checkpoints/ckpt-10: dense/kernel, dense/bias, "
+        "head/kernel, head/bias."
+    )
+    assert line in out.splitlines()
+    old, new = model("old", 10), model("new", 5)
+    assert len(old) == 4 and all(np.array_equal(new[name], old[name]) for name in old)
+    (start,) = events("new", "start")
+    assert (start["step"], start["weights_from"]) == (0, "old/checkpoints/ckpt-10")
+    assert start["weights"] == ["dense/kernel", "dense/bias", "head/kernel", "head/bias"]
+    assert program_test.weights("new", 5)["global_step/.ATTRIBUTES/VARIABLE_VALUE"] == 5
+
+    shutil.rmtree("old")  # on resume the run's own checkpoint is the one
+    code, out, _ = run("new", *first, STEPS(10))
+    assert code == 0 and "Resumed from new/checkpoints/ckpt-5" in out and "Weights of" not in out
+    code, _, err = run("new", STEPS(15), "--config.seed=1", *still)
+    assert code == 2 and "init.checkpoint: 'old' -> ''" in err and "--allow_config_change" in err
+
+
+def test_a_new_head_is_left_out_by_patterns(run):
+    run("old", STEPS(10))
+    code, _, err = run("new", "--config.init.checkpoint=old", WIDER)
+    assert code == 2 and err.count("\n") == 1
+    assert "head/kernel is [8, 5], there [8, 3]" in err and "init.variables" in err
+    patterns = "--config.init.variables=['dense/*']"
+    code, out, _ = run("new", "--config.init.checkpoint=old", WIDER, patterns, STEPS(1))
+    assert code == 0 and "Weights of 2 of 4 variables from" in out
+
+
+@pytest.mark.parametrize("arguments", [[], ["--fresh"]])
+def test_nothing_is_written_or_moved_where_there_are_no_such_weights(run, arguments):
+    run("mine", STEPS(1))
+    before = sorted(pathlib.Path().rglob("*"))
+    folder = "mine" if arguments else "new"
+    code, _, err = run(folder, "--config.init.checkpoint=nowhere", *arguments)
+    assert code == 2 and err.startswith("ctl: init.checkpoint is nowhere, and there is none")
+    assert [p for p in sorted(pathlib.Path().rglob("*")) if p.name != "new"] == before
+    assert not list(pathlib.Path("new").glob("*"))
+
+
+def test_a_run_goes_on_in_part_where_that_is_allowed(run):
+    run("mine", STEPS(10))
+    changed = WIDER, STEPS(20), "--allow_config_change"
+    code, _, err = run("mine", *changed)
+    assert code == 2 and err.count("\n") == 1
+    assert "ckpt-10 does not fit this trainer (head/kernel is [8, 5], there [8, 3]" in err
+    assert "--allow_partial_restore" in err
+    code, out, err = run("mine", *changed, "--allow_partial_restore")
+    assert (code, err) == (0, "")
+    assert "Restored in part: left at their initial values: head/kernel, head/bias, m/head/" in out
+    (resume,) = events("mine", "resume")
+    slots = ["m/head/kernel", "v/head/kernel", "m/head/bias", "v/head/bias"]
+    assert resume["left"] == resume["dropped"] == ["head/kernel", "head/bias", *slots]
+    assert resume["step"] == 10
+    code, out, _ = run("mine", WIDER, STEPS(20), "--mode=eval")
+    assert code == 0 and "20/20" in out
+
+
+def test_evaluation_reads_what_has_more_than_it_needs(run, tmp_path):
+    more = TRAINER.replace(
+        "        dropout =", "        self.more = tf_keras.layers.Dense(1)\n"
+        "        self.more.build([None, 2])\n        dropout =",
+    )  # fmt: skip
+    (tmp_path / "experiment.py").write_text(more)
+    run("mine", STEPS(10))
+    (tmp_path / "experiment.py").write_text(TRAINER)
+    code, out, err = run("mine", STEPS(10), "--mode=eval")
+    assert code == 0 and "10/10" in out
+    code, _, err = run("mine", STEPS(20))
+    assert code == 2 and "only the checkpoint has " in err

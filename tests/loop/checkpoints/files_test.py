@@ -1,0 +1,100 @@
+"""Which checkpoints are whole, whatever happened to the files."""
+
+import json
+
+import pytest
+
+from ctl.loop.checkpoints.files import CheckpointFiles
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "checkpoints"
+
+
+def write(folder, step, *, commit=True):
+    folder.mkdir(exist_ok=True)
+    (folder / f"ckpt-{step}.index").write_bytes(b"i" * 10)
+    (folder / f"ckpt-{step}.data-00000-of-00001").write_bytes(b"d" * step)
+    if commit:
+        CheckpointFiles(folder).commit(step)
+
+
+def test_no_folder_has_no_checkpoints(folder):
+    assert CheckpointFiles(folder).steps() == [] and CheckpointFiles(folder).faults() == {}
+
+
+def test_a_marker_makes_a_checkpoint_whole(folder):
+    write(folder, 100)
+    write(folder, 20)
+    write(folder, 300, commit=False)
+    assert CheckpointFiles(folder).steps() == [20, 100]
+    assert CheckpointFiles(folder).faults() == {300: "it was not written to the end"}
+    assert CheckpointFiles(folder).damaged() == []
+    assert json.loads((folder / "ckpt-20.whole").read_text()) == {
+        "files": {"ckpt-20.index": 10, "ckpt-20.data-00000-of-00001": 20}
+    }
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        (lambda f: (f / "ckpt-9.index").unlink(), "ckpt-9.index is missing"),
+        (
+            lambda f: (f / "ckpt-9.data-00000-of-00001").write_bytes(b"d"),
+            "ckpt-9.data-00000-of-00001 has 1 bytes, not 9",
+        ),
+        (lambda f: (f / "ckpt-9.index").write_bytes(b"i" * 11), "ckpt-9.index has 11 bytes, not 10"),
+        (lambda f: (f / "ckpt-9.whole").write_text("{"), "its marker cannot be read"),
+        (lambda f: (f / "ckpt-9.whole").write_text("[1]"), "its marker cannot be read"),
+        (lambda f: (f / "ckpt-9.whole").write_text('{"files": {}}'), "its marker lists no files"),
+        (lambda f: (f / "ckpt-9.whole").write_bytes(b"\xff\xfe"), "its marker cannot be read"),
+    ],
+)  # fmt: skip
+def test_damage_is_seen_and_named(folder, damage, fault):
+    write(folder, 5)
+    write(folder, 9)
+    damage(folder)
+    assert CheckpointFiles(folder).steps() == [5]
+    assert CheckpointFiles(folder).faults() == {9: fault}
+    assert CheckpointFiles(folder).damaged() == [9]
+
+
+def test_pruning_keeps_the_newest_and_every_so_many_steps(folder):
+    for step in (10, 20, 30, 40, 50, 60):
+        write(folder, step)
+    CheckpointFiles(folder).prune(keep=2, keep_every=30)
+    assert CheckpointFiles(folder).steps() == [30, 50, 60]
+    CheckpointFiles(folder).prune(keep=2, keep_every=0)
+    assert CheckpointFiles(folder).steps() == [50, 60]
+
+
+def test_pruning_clears_what_a_kill_left_and_leaves_what_is_on_its_way(folder):
+    write(folder, 10, commit=False)
+    (folder / "ckpt-15_temp").mkdir()
+    (folder / "ckpt-15_temp/part-00000-of-00001.data-00000-of-00001").write_bytes(b"d")
+    write(folder, 20)
+    write(folder, 30, commit=False)
+    (folder / "notes.txt").write_text("mine")
+    CheckpointFiles(folder).prune(keep=1, keep_every=0)
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "ckpt-20.data-00000-of-00001", "ckpt-20.index", "ckpt-20.whole",
+        "ckpt-30.data-00000-of-00001", "ckpt-30.index", "notes.txt",
+    ]  # fmt: skip
+
+
+def test_a_kill_while_one_is_removed_leaves_it_unfinished(folder, monkeypatch):
+    write(folder, 10)
+    removed = []
+    unlink = type(folder).unlink
+
+    def die_after_one(path, *arguments):
+        if removed:
+            raise KeyboardInterrupt
+        removed.append(path.name)
+        unlink(path, *arguments)
+
+    monkeypatch.setattr(type(folder), "unlink", die_after_one)
+    with pytest.raises(KeyboardInterrupt):
+        CheckpointFiles(folder).remove(10)
+    assert removed == ["ckpt-10.whole"] and CheckpointFiles(folder).damaged() == []

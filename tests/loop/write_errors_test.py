@@ -1,0 +1,233 @@
+"""A disk that is full or shut ends a run in one line, and what was saved is whole."""
+
+import contextlib
+import errno
+import json
+import os
+import pathlib
+import subprocess
+
+import pytest
+import tensorflow as tf
+
+from ctl import main
+from ctl.errors import Failure
+from ctl.loop import workdir, write_errors
+from ctl.loop.checkpoints.files import CheckpointFiles
+from tests.end_to_end.program_test import TRAINER
+
+REASONS = [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT]
+INTACT = "The last good checkpoint, runs/experiment/checkpoints/ckpt-10, is intact."
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Runs the program on a tiny experiment; returns its exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiment.py").write_text(TRAINER)
+
+    def program(*arguments):
+        code = main.run(["ctl", "--config=experiment.py", *arguments])
+        return (code, *capsys.readouterr())
+
+    return program
+
+
+def checkpoint(folder, step):
+    """Leaves a whole checkpoint."""
+    folder.mkdir(exist_ok=True)
+    (folder / f"ckpt-{step}.index").touch()
+    CheckpointFiles(folder).commit(step)
+
+
+def told(error, checkpoints=None):
+    with (
+        pytest.raises(Failure) as failure,
+        write_errors.report_write_errors("The file", checkpoints),
+    ):
+        raise error
+    return str(failure.value)
+
+
+def test_line_says_what_why_what_is_safe_and_what_to_do(tmp_path):
+    checkpoint(tmp_path, 7)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    assert told(full, tmp_path) == (
+        f"The file could not be written: No space left on device. The last good checkpoint, "
+        f"{tmp_path / 'ckpt-7'}, is intact. Make room, then run me again."
+    )
+    shut = OSError(errno.EROFS, "Read-only file system")
+    assert told(shut) == (
+        "The file could not be written: Read-only file system. No checkpoint is there yet. Make it "
+        "writable, then run me again."
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (tf.errors.ResourceExhaustedError, "a/b; No space left on device\n\tFailed to flush"),
+        (tf.errors.ResourceExhaustedError, "a/b; Disk quota exceeded"),
+        (tf.errors.PermissionDeniedError, "a/b; Permission denied"),
+        (tf.errors.FailedPreconditionError, "a/b; Read-only file system"),
+        (tf.errors.UnknownError, "a/b; No space left on device"),
+    ],
+)
+def test_errors_of_tensorflow_are_told_by_their_reason(error, reason):
+    words = reason.partition("; ")[2].splitlines()[0]
+    assert told(error(None, None, reason)).startswith(f"The file could not be written: {words}. ")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("x"),
+        tf.errors.UnavailableError(None, None, "gone"),
+        KeyError("No space left on device"),
+    ],
+)
+def test_other_errors_pass_as_they_are(error):
+    with pytest.raises(type(error)), write_errors.report_write_errors("The file", None):
+        raise error
+
+
+def test_last_checkpoint_is_one_that_is_there(tmp_path):
+    assert write_errors.last_checkpoint(tmp_path / "none") is None
+    checkpoint(tmp_path, 7)
+    assert write_errors.last_checkpoint(tmp_path) == tmp_path / "ckpt-7"
+    (tmp_path / "ckpt-7.index").unlink()
+    assert write_errors.last_checkpoint(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", ["config.json", "result.json"])
+@pytest.mark.parametrize("number", REASONS)
+def test_file_that_cannot_be_written_is_the_old_one(tmp_path, monkeypatch, name, number):
+    def some(self, text, **_):
+        pathlib.Path.write_bytes(self, text.encode()[:5])
+        raise OSError(number, os.strerror(number))
+
+    folder = workdir.Workdir(tmp_path)
+    write = folder.create if name == "config.json" else folder.write_result
+    write({"step": 1})
+    monkeypatch.setattr(pathlib.Path, "write_text", some)
+    with pytest.raises(Failure, match=f"{name} could not be written: {os.strerror(number)}"):
+        write({"step": 2})
+    assert json.loads((tmp_path / name).read_text()) == {"step": 1}
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@contextlib.contextmanager
+def small_disk(folder):
+    """A file system of 2 MiB."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    folder.mkdir()
+    try:
+        subprocess.run(mount, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        reason = getattr(error, "stderr", None) or error
+        pytest.skip(f"this machine cannot mount a small file system: {reason}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture
+def small(tmp_path):
+    with small_disk(tmp_path / "small") as folder:
+        yield folder
+
+
+def fill(folder):
+    """Takes all the room that is left, but for that in files' last pages."""
+    with contextlib.suppress(OSError), open(folder / "filler", "wb", buffering=0) as file:
+        while True:
+            file.write(b"0" * 4096)
+
+
+def test_event_on_a_full_disk_is_whole_or_not_there(small):
+    folder = workdir.Workdir(small / "run")
+    folder.create({})
+    folder.event("start", 0)
+    fill(small)
+    with pytest.raises(Failure, match=r"events\.jsonl could not be written: No space left"):
+        for step in range(200):  # until the page is full that the file has already
+            folder.event("checkpoint", step, path="x" * 100)
+    (small / "filler").unlink()
+    folder.event("resume", 5)
+    lines = [json.loads(line) for line in (small / "run/events.jsonl").read_text().splitlines()]
+    assert 2 < len(lines) < 200
+    assert lines[-1]["event"] == "resume"
+
+
+def test_full_disk_ends_a_run_in_one_line_and_room_lets_it_go_on(run, small):
+    pathlib.Path("experiment.py").write_text(TRAINER.replace("Dense(8)", "Dense(4000)"))
+    options = [f"--workdir={small}/run", "--config.train.checkpoint_interval=5", "--mode=train"]
+    code, out, err = run(*options, "--config.train.checkpoints_to_keep=20")
+    assert (code, err) == (
+        1,
+        f"ctl: {small}/run/checkpoints/ckpt-30 could not be written: No space left on device. The "
+        f"last good checkpoint, {small}/run/checkpoints/ckpt-25, is intact. Make room, then run me "
+        "again.\n",
+    )
+    assert "Done" not in out
+    assert not (small / "run" / "run.lock").exists()
+    (small / "run/checkpoints/ckpt-5.data-00000-of-00001").unlink()
+    code, out, _ = run(*options, "--config.train.checkpoints_to_keep=20")
+    assert code == 0 and f"Resumed from {small}/run/checkpoints/ckpt-25." in out
+    assert json.loads((small / "run/result.json").read_text())["step"] == 30
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "summaries", "summary file", "event", "result"])
+def test_disk_that_fails_under_a_run_ends_it_in_one_line(run, monkeypatch, what):
+    assert run("--config.train.steps=10")[0] == 0
+
+    def denied(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    def full(*_, **__):
+        raise tf.errors.ResourceExhaustedError(None, None, "x; No space left on device")
+
+    target, error, name, reason = {
+        "checkpoint": (
+            "ctl.loop.checkpoints.checkpointer.Checkpointer.save", full,
+            "runs/experiment/checkpoints/ckpt-20", "No space left on device",
+        ),
+        "summaries": (
+            "orbit.utils.SummaryManager.flush", full, "The summaries", "No space left on device",
+        ),
+        "summary file": (
+            "orbit.utils.SummaryManager.summary_writer", full,
+            "The summaries", "No space left on device",
+        ),
+        "event": (
+            "ctl.loop.workdir._append", denied,
+            "runs/experiment/events.jsonl", "Read-only file system",
+        ),
+        "result": (
+            "ctl.loop.workdir.os.replace", denied,
+            "runs/experiment/result.json", "Read-only file system",
+        ),
+    }[what]  # fmt: skip
+    if what == "result":
+        replace = os.replace
+        error = lambda a, b: denied() if "result" in str(b) else replace(a, b)  # noqa: E731
+    with monkeypatch.context() as planted:
+        planted.setattr(target, error)
+        code, _, err = run()
+    assert code == 1 and err.count("\n") == 1
+    assert err.startswith(f"ctl: {name} could not be written: {reason}. ")
+    assert (INTACT if what != "result" else "ckpt-30, is intact") in err
+    assert json.loads(pathlib.Path("runs/experiment/result.json").read_text())["step"] == 10
+
+
+def test_data_that_may_not_be_read_is_not_taken_for_a_disk_that_may_not_be_written(
+    run,
+    monkeypatch,
+):
+    def unreadable(*_):
+        raise tf.errors.PermissionDeniedError(None, None, "data; Permission denied")
+
+    monkeypatch.setattr("ctl.StandardTrainer.train", unreadable)
+    with pytest.raises(tf.errors.PermissionDeniedError):
+        run()

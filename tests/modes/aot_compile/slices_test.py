@@ -1,0 +1,64 @@
+"""The table of slices, and what is no slice."""
+
+import pytest
+
+import ctl
+from ctl.modes.aot_compile import slices
+
+
+@pytest.mark.parametrize(
+    ("name", "cores", "hosts", "gib"),
+    [
+        ("v2:2x2", 8, 1, 7.48),
+        ("v3:4x4", 32, 4, 15.48),
+        ("v4:2x2x1", 8, 1, 15.25),
+        ("v4:2x2x2", 16, 2, 15.25),
+        ("v5e:1x1", 1, 1, 15.75),
+        ("v5e:2x4", 8, 1, 15.75),
+        ("v5e:4x4", 16, 4, 15.75),
+        ("v5p:2x2x1", 4, 1, 95.74),
+        ("v5p:4x4x4", 64, 16, 95.74),
+        ("v6e:2x2", 4, 1, 31.25),
+        ("v7x:2x2x1", 8, 1, 94.75),
+    ],
+)
+def test_a_slice_is_known_by_its_name(name, cores, hosts, gib):
+    found = slices.find(name)
+    assert (found.name, found.cores, found.hosts) == (name, cores, hosts)
+    assert found.hbm_bytes / slices.GIB == pytest.approx(gib)
+
+
+def test_other_names_of_a_generation_are_understood():
+    assert slices.find("v5litepod:2x2") == slices.find("V5E:2x2")
+    assert slices.find("tpu7x:2x2x1").compiler_name == "tpu7x:2x2x1"
+
+
+def test_a_list_keeps_its_order():
+    found = slices.parse("v6e:2x4, v5e:2x2")
+    assert [slice_.name for slice_ in found] == ["v6e:2x4", "v5e:2x2"]
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        ("v5e:3x3", "no v5e slice of 3x3 chips"),
+        ("v5e:2x2x1", "no v5e slice of 2x2x1 chips"),
+        ("v4:2x2", "no v4 slice of 2x2 chips"),
+        ("v5p:16x16x32", "no v5p slice"),
+        ("v5e:", "no v5e slice of no chips"),
+        ("v5e", "write GENERATION:CHIPS"),
+        ("v9:2x2", "the generations are v2, v3, v4, v5e, v5p, v6e, v7x"),
+        ("", "write GENERATION:CHIPS"),
+        ("v5e:2x2,", "write GENERATION:CHIPS"),
+        ("v5e:2x2,v5e:2x2", "twice"),
+    ],
+)
+def test_what_nobody_can_rent_is_refused(names, says):
+    with pytest.raises(ctl.UsageError, match=says):
+        slices.parse(names)
+
+
+def test_no_slice_is_in_the_table_twice_and_all_have_whole_machines():
+    every = slices.every()
+    assert len({s.name for s in every}) == len(every) > 50
+    assert all(s.hosts >= 1 and s.cores % s.hosts == 0 for s in every)

@@ -1,0 +1,196 @@
+"""--mode=aot_compile, from the command line to the file."""
+
+import json
+import pathlib
+import textwrap
+
+import pytest
+
+from ctl import main
+from ctl.modes.aot_compile import compiling, environment, slices, survey
+from ctl.modes.aot_compile.compiling import Compiled
+from tests import child
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+GIB = 2**30
+MNIST = ("-m", "ctl.main", "--config=experiments/mnist_tpu.py", "--mode=aot_compile")
+
+EXPERIMENT = """
+    import numpy as np
+    import tensorflow as tf
+    import tf_keras
+    import ctl
+
+    class Trainer(ctl.StandardTrainer):
+        def build_model(self):
+            return tf_keras.Sequential([tf_keras.layers.Dense(3, input_shape=(4,))])
+
+        def build_dataset(self, split, input_context):
+            rows = np.arange(64, dtype=np.float32).reshape(16, 4)
+            return ctl.data.arrays({"x": rows, "label": np.zeros(16, np.int32)})
+
+        def forward(self, batch, training):
+            return self.model(batch["x"], training=training)
+
+        def per_example_loss(self, batch, outputs):
+            BODY
+            return tf_keras.losses.sparse_categorical_crossentropy(
+                batch["label"], outputs, from_logits=True)
+
+    def get_config():
+        return ctl.config(trainer="exp.py:Trainer", data=dict(global_batch_size=16))
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Runs the program in a folder of its own; `body` is the first line of the loss."""
+    monkeypatch.chdir(tmp_path)
+
+    def go(*arguments, body="pass"):
+        (tmp_path / "exp.py").write_text(textwrap.dedent(EXPERIMENT).replace("BODY", body))
+        code = main.run(["ctl", "--config=exp.py", *arguments])
+        return code, capsys.readouterr()
+
+    return go
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """Puts a rule in the compiler's place: memory grows with the program's own number of rows."""
+    monkeypatch.setattr(environment, "python", lambda: pathlib.Path("python"))
+
+    def put(needs):
+        def compile_for(hlo, slice_, python, bounds=None):
+            peak = needs(hlo)
+            short = peak > slice_.hbm_bytes
+            return Compiled(
+                error="RESOURCE_EXHAUSTED" * short, out_of_memory=short, peak_bytes=peak
+            )
+
+        monkeypatch.setattr(compiling, "compile_for", compile_for)
+
+    return put
+
+
+def found(tmp_path):
+    return json.loads((tmp_path / "runs" / "exp" / "aot_compile.json").read_text())["topologies"]
+
+
+def test_a_list_of_slices_gives_one_table_and_one_file(run, memory, tmp_path):
+    memory(lambda hlo: GIB)
+    code, said = run("--mode=aot_compile", "--topology=v5e:2x2,v6e:2x4")
+    assert code == 0
+    assert [entry["topology"] for entry in found(tmp_path)] == ["v5e:2x2", "v6e:2x4"]
+    assert [entry["cores"] for entry in found(tmp_path)] == [4, 8]
+    assert "eval step compiles" in said.out
+    assert "no figure was compared with a physical TPU" in said.out
+
+
+def test_what_does_not_fit_ends_with_1(run, memory, tmp_path):
+    memory(lambda hlo: 20 * GIB)
+    code, said = run("--mode=aot_compile", "--topology=v5e:2x2,v5p:2x2x1")
+    assert code == 1
+    assert [entry["compiled"] for entry in found(tmp_path)] == [False, True]
+    assert "needs 20.00 GiB of HBM, and a core of v5e:2x2 has 15.75 GiB" in said.out
+
+
+def test_a_problem_in_the_step_ends_with_1_and_names_the_line(run, memory, tmp_path):
+    memory(lambda hlo: GIB)
+    code, said = run("--mode=aot_compile", body="tf.print(outputs)")
+    assert code == 1
+    line = (tmp_path / "exp.py").read_text().splitlines().index("        tf.print(outputs)") + 1
+    assert f"error: exp.py:{line}: A TPU has no such operation as " in said.out
+    assert found(tmp_path)[0]["error"].startswith(f"exp.py:{line}: ")
+
+
+def test_the_largest_batch_is_searched_for(run, monkeypatch, memory, tmp_path):
+    memory(lambda hlo: GIB)
+    sizes = []
+
+    def export_for(config, path, cores, *, batch=0, evaluates=True):
+        sizes.append(batch or 16)
+        program = survey.Program("train step", str(batch or 16).encode(), [])
+        return survey.Exported(batch or 16, [program], [], 0.0)
+
+    monkeypatch.setattr(survey, "export_for", export_for)
+    memory(lambda hlo: int(hlo) * GIB // 100)  # 1,575 rows are 15.75 GiB
+    code, said = run("--mode=aot_compile", "--find_batch")
+    largest = found(tmp_path)[0]["largest_global_batch_size"]
+    assert code == 0
+    assert 1575 * 15 / 16 - 4 <= largest <= 1575
+    assert largest % 4 == 0
+    assert f"v5e:2x2: a batch of {largest} fits" in said.out
+
+
+def test_ready_batches_cannot_be_searched(run, memory, tmp_path, capsys):
+    memory(lambda hlo: GIB)
+    ready = (
+        "ctl.data.GlobalBatches(tf.data.Dataset.from_tensor_slices("
+        '{"x": rows, "label": np.zeros(16, np.int32)}).batch(16, drop_remainder=True))'
+    )
+    run("--mode=aot_compile")
+    text = (tmp_path / "exp.py").read_text()
+    made = 'ctl.data.arrays({"x": rows, "label": np.zeros(16, np.int32)})'
+    (tmp_path / "exp.py").write_text(text.replace(made, ready))
+    assert main.run(["ctl", "--config=exp.py", "--mode=aot_compile", "--find_batch"]) == 2
+    assert "--find_batch cannot change the batches" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--topology=v5e:2x2"], "--topology has no effect but with --mode=aot_compile"),
+        (["--find_batch"], "--find_batch has no effect but with --mode=aot_compile"),
+        (["--mode=aot_compile", "--topology=v5e:3x3"], "There is no v5e slice of 3x3 chips"),
+        (["--mode=aot_compile", "--topology"], "--topology has no value"),
+        (["--mode=aot_compile", "--fresh"], "--fresh has no effect with --mode=aot_compile"),
+        (
+            ["--mode=aot_compile", "--config.runtime.precision=float16"],
+            "runtime.precision=float16",
+        ),
+        (
+            ["--mode=aot_compile", "--config.train.on_non_finite=skip"],
+            "on_non_finite=skip applies an update under a condition",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_and_nothing_is_written(run, memory, tmp_path, arguments, says):
+    memory(lambda hlo: GIB)
+    code, said = run(*arguments)
+    assert code == 2
+    assert says in said.err and len(said.err.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_may_begin_in_the_folder_that_was_written_to(run, memory, tmp_path):
+    memory(lambda hlo: GIB)
+    assert run("--mode=aot_compile")[0] == 0
+    code, _ = run("--mode=train", "--config.train.steps=1")
+    assert code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_mnist_compiles_for_four_generations(tmp_path):
+    names = "v5e:2x2,v4:2x2x1,v5p:2x2x1,v6e:2x2"
+    done = child.run(
+        [*MNIST, f"--topology={names}", f"--workdir={tmp_path}"],
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr
+    entries = json.loads((tmp_path / "aot_compile.json").read_text())["topologies"]
+    assert [entry["topology"] for entry in entries] == names.split(",")
+    for entry in entries:
+        assert entry["compiled"] and entry["error"] is None and entry["warnings"] == []
+        assert 0 < entry["peak_bytes"] < slices.find(entry["topology"]).hbm_bytes / 100
+        # Combined: all gradients, the loss and the metrics; and the learning rate, which is known first.
+        assert entry["all_reduces"] == 2
+        assert entry["all_reduce_bytes"] == 4 * (225_034 + 1 + 4 + 1)
+
+
+@pytest.mark.slow
+def test_two_compilers_at_once_do_not_meet(tmp_path):
+    started = [child.start([*MNIST, f"--workdir={tmp_path / str(i)}"]) for i in range(2)]
+    ended = [process.communicate(timeout=240) for process in started]
+    assert [process.returncode for process in started] == [0, 0], ended
