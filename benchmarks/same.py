@@ -26,7 +26,7 @@ def largest_difference(model: models.Model) -> float:
     step, _ = variants.make_step(model, network, tf_keras.optimizers.SGD(0.01))
     step = tf.function(step)
     first = trainer.model.get_weights()
-    batches = iter(trainer.feed.training(model.batch, start=0))
+    batches = iter(trainer.feed.training_dataset(model.batch, start=0))
     for _ in range(STEPS):
         batch, _ = next(batches)
         step(floats(batch["x"]), batch["label"])

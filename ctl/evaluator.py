@@ -8,7 +8,7 @@ import orbit
 import tensorflow as tf
 
 from ctl.data.source import Batch
-from ctl.data.tfrecords import corruption
+from ctl.data.tfrecords import describe_corruption
 from ctl.errors import UsageError
 from ctl.hardware import coordinator
 from ctl.replica import loss, precision
@@ -59,7 +59,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
     def eval_dataset(self) -> Any:
         """The distributed evaluation data; set it to feed batches of your own making."""
         if self._eval_dataset is None:
-            self._eval_dataset = self.trainer.feed.evaluation(self.global_batch_size)
+            self._eval_dataset = self.trainer.feed.evaluation_dataset(self.global_batch_size)
         return self._eval_dataset
 
     @eval_dataset.setter
@@ -76,7 +76,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
             return super().evaluate(num_steps)
         except tf.errors.DataLossError as error:
             raise UsageError(
-                f"The evaluation data is corrupt ({corruption(error)}): write the file again."
+                f"The evaluation data is corrupt ({describe_corruption(error)}): write the file again."
             ) from None
 
     def create_eval_loop_fn(self, has_state: bool) -> Any:

@@ -8,8 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.configs.options import TrainerOptions
-from ctl.data.batching import Data
-from ctl.data.source import Batch
+from ctl.data.source import Batch, Data
 from ctl.errors import UsageError
 from ctl.replica import precision
 

@@ -21,9 +21,11 @@ from ctl.configs import defaults, loading, overrides, validation
 from ctl.configs import flags as command_line
 from ctl.configs.flags import Changes
 from ctl.errors import Failure, LostWorker, UsageError
-from ctl.hardware import strategies, tpu
+from ctl.hardware import selection, tpu
 from ctl.hardware.cluster import Cluster
+from ctl.hardware.strategies import StrategyOptions
 from ctl.loop.workdir import Workdir
+from ctl.modes import Arguments
 
 _LONGEST = 4_000  # characters of the line that tells what is wrong
 
@@ -82,39 +84,40 @@ def _run(argv: Sequence[str]) -> int:
     config_path = values.config.partition(":")[0]
     config = _config(values.config, changes)
     loading.trainer_file(config.trainer, config_path)
-    request = strategies.Request.of(config.runtime, os.environ)
+    request = StrategyOptions.from_config(config.runtime, os.environ)
     if values.mode == "aot_compile":
-        return _aot_compile(values, config, config_path, request.cluster)
-    if strategies.resolve_name(config.runtime.strategy, request) == "tpu":
-        tpu.check(config.runtime.tpu.name or config.runtime.tpu.address)
-    workdir = Workdir(
-        _workdir(values, config_path),
-        writes=request.cluster is None or request.cluster.is_chief,
-    )
-    _check_workdir(values, config, workdir)
+        if request.cluster:
+            raise UsageError("--mode=aot_compile runs in one process: unset TF_CONFIG.")
+        _quiet_tensorflow()
+        from ctl.modes import aot_compile
+
+        return aot_compile.aot_compile(_arguments(values, config, config_path, None))
+    if selection.resolve_name(config.runtime.strategy, request) == "tpu":
+        tpu.check_available(config.runtime.tpu.name or config.runtime.tpu.address)
+    arguments = _arguments(values, config, config_path, request.cluster)
+    _check_workdir(values, config, arguments.workdir)
     if request.cluster and request.cluster.has_servers and not request.cluster.is_chief:
-        return _serve(request, config, workdir)
-    return _dispatch(values, config, config_path, workdir, request.cluster)
+        return _serve(request, config, arguments.workdir)
+    return _dispatch(values.mode, arguments, request.cluster)
 
 
-def _aot_compile(
-    values: flags.FlagValues, config: Any, config_path: str, cluster: Cluster | None
-) -> int:
-    """Compiles the step for slices that this machine need not have."""
-    from ctl.modes.aot_compile import slices
-
-    if cluster:
-        raise UsageError("--mode=aot_compile runs in one process: unset TF_CONFIG.")
-    asked = slices.parse(values.topology or slices.DEFAULT)
-    workdir = Workdir(_workdir(values, config_path))
-    _quiet_tensorflow()
-    from ctl.modes import train
-
-    return train.aot_compile(config, config_path, workdir, asked, find_batch=values.find_batch)
-
-
-def _workdir(values: flags.FlagValues, config_path: str) -> str | pathlib.Path:
-    return values.workdir or pathlib.Path("runs") / pathlib.Path(config_path).stem
+def _arguments(
+    values: flags.FlagValues,
+    config: config_dict.ConfigDict,
+    config_path: str,
+    cluster: Cluster | None,
+) -> Arguments:
+    path = values.workdir or pathlib.Path("runs") / pathlib.Path(config_path).stem
+    return Arguments(
+        config=config,
+        config_path=config_path,
+        workdir=Workdir(path, writes=cluster is None or cluster.is_chief),
+        fresh=values.fresh,
+        allow_config_change=values.allow_config_change,
+        allow_partial_restore=values.allow_partial_restore,
+        topology=values.topology or "",
+        find_batch=values.find_batch,
+    )
 
 
 def _devices(flag: str | None, changes: Changes) -> int:
@@ -131,7 +134,7 @@ def _devices(flag: str | None, changes: Changes) -> int:
     return 0
 
 
-def _serve(request: strategies.Request, config: Any, workdir: Workdir) -> int:
+def _serve(request: StrategyOptions, config: Any, workdir: Workdir) -> int:
     """Serves the chief of a run until it has gone; 75 if the run is not complete by then."""
     _quiet_tensorflow()
     from ctl.hardware import server
@@ -142,42 +145,23 @@ def _serve(request: strategies.Request, config: Any, workdir: Workdir) -> int:
     return 0 if isinstance(step, int) and step >= config.train.steps else 75
 
 
-def _dispatch(
-    values: flags.FlagValues,
-    config: Any,
-    config_path: str,
-    workdir: Workdir,
-    cluster: Cluster | None,
-) -> int:
+def _dispatch(mode: str, arguments: Arguments, cluster: Cluster | None) -> int:
     _quiet_tensorflow()
     from ctl.hardware import worker_failure
+    from ctl.modes import check, evaluate, experiment, explain, train
 
+    modes = {
+        "train": train.train,
+        "train_and_eval": train.train_and_eval,
+        "eval": evaluate.evaluate,
+        "continuous_eval": evaluate.continuous_eval,
+        "check": check.check,
+    }
     with worker_failure.report_lost_worker(cluster):
-        return _run_mode(values, config, config_path, workdir)
-
-
-def _run_mode(values: flags.FlagValues, config: Any, config_path: str, workdir: Workdir) -> int:
-    from ctl.modes import experiment, explain, train
-
-    evaluates = values.mode != "train"
-    built = experiment.build(config, config_path, evaluates=evaluates)
-    if values.mode == "explain":
-        print(explain.describe(built))
-        return 0
-    if values.mode == "check":
-        return train.check(built, config_path)
-    if values.mode == "eval":
-        return train.evaluate(built, workdir)
-    if values.mode == "continuous_eval":
-        return train.continuous_eval(built, workdir)
-    return train.train(
-        built,
-        workdir,
-        evaluates=evaluates,
-        fresh=values.fresh,
-        allow_change=values.allow_config_change,
-        allow_partial=values.allow_partial_restore,
-    )
+        if mode == "explain":
+            print(explain.describe(experiment.build(arguments.config, arguments.config_path)))
+            return 0
+        return modes[mode](arguments)
 
 
 def _config(flag: str, changes: Changes) -> config_dict.ConfigDict:

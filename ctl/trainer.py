@@ -13,7 +13,7 @@ from ctl.configs import compatibility
 from ctl.configs.options import TrainerOptions
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.source import Batch
-from ctl.data.tfrecords import corruption
+from ctl.data.tfrecords import describe_corruption
 from ctl.errors import NonFiniteStep, UsageError
 from ctl.hardware import coordinator, devices, strategies
 from ctl.hardware.coordinator import CoordinatedLoop
@@ -92,12 +92,12 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
             strategy=self.strategy,
             seed=self.options.seed,
             prefetch=self.options.prefetch,
-            building=self.building,
+            build_scope=self.building,
         )
         self.layout = self.feed.layout(global_batch_size)
         self._check_spikes()
         # Before tf_keras meets it; the options that need the model are checked with it, in Update.
-        row = strategies.name_of(self.strategy)
+        row = strategies.strategy_name(self.strategy)
         compatibility.check(compatibility.Choice(precision=self.options.precision, strategy=row))
         self._position: int | None = None
         self._own_dataset = False
@@ -115,16 +115,18 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
             self.metrics: dict[str, tf_keras.metrics.Metric] = self.build_metrics()
             self._loss = tf_keras.metrics.Mean("loss", dtype=self.variable_dtype)
             self.global_step = counter("global_step")
-            model_building.create_variables(self._outputs, self.feed.spec())
+            model_building.create_variables(self._outputs, self.feed.element_spec())
             self.optimizer.build(self.model.trainable_variables)
-            full = self.feed.always_full(global_batch_size)
+            full = self.feed.has_full_batches(global_batch_size)
             self.update = Update(
                 self.options,
                 model=self.model,
                 layout=self.layout,
                 full=full,
-                chunks=self.feed.in_chunks() and not self._own_train_step(),
-                strings=any(s.dtype == tf.string for s in tf.nest.flatten(self.feed.spec())),
+                chunks=self.feed.supports_chunks() and not self._own_train_step(),
+                strings=any(
+                    s.dtype == tf.string for s in tf.nest.flatten(self.feed.element_spec())
+                ),
             )
             self.skipped_steps, self.spikes = self.update.skipped_steps, self.update.spikes
         replica_random.key_random_layers(self.model, self.options.seed)
@@ -208,7 +210,7 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
             output = super().train(num_steps)
         except tf.errors.DataLossError as error:
             raise UsageError(
-                f"The training data is corrupt ({corruption(error)}): write the file again."
+                f"The training data is corrupt ({describe_corruption(error)}): write the file again."
             ) from None
         except tf.errors.OutOfRangeError:
             raise UsageError(
@@ -220,7 +222,9 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
                 raise
             raise UsageError(
                 out_of_memory.advice(
-                    self.layout.rows, self.update.choice, accumulates=not self._own_train_step()
+                    self.layout.rows_per_replica,
+                    self.update.choice,
+                    accumulates=not self._own_train_step(),
                 )
             ) from error
         self._position = int(self.global_step.numpy())
@@ -241,7 +245,7 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
 
     def _examples_of(self, step: int) -> list[int] | None:
         """The examples of a step's global batch, where they have numbers."""
-        return self.feed.indexes(self.global_batch_size, step)
+        return self.feed.example_indexes(self.global_batch_size, step)
 
     @property
     def train_dataset(self) -> Any:
@@ -378,8 +382,8 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
         resident = None
         if self.options.placement == "device":
             with self.strategy.scope():
-                resident = self.feed.resident(devices.replica_devices(self.strategy)[0])
-        spec = self.feed.spec() if resident is None else tf.TensorSpec([None], tf.int64)
+                resident = self.feed.copy_to_device(devices.replica_devices(self.strategy)[0])
+        spec = self.feed.element_spec() if resident is None else tf.TensorSpec([None], tf.int64)
 
         def step(batch: Batch) -> None:
             self._replica_train_step(resident.gather(batch["index"]) if resident else batch, None)
@@ -390,13 +394,13 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
 
     def _training_from(self, step: int) -> Any:
         if not self._compiled:
-            return self.feed.training(self.global_batch_size, start=step)
+            return self.feed.training_dataset(self.global_batch_size, start=step)
         self._compiled.forget()
-        return self.feed.chunks(
+        return self.feed.training_chunks(
             self.global_batch_size,
             start=step,
             size=self._compiled.size,
-            indexes=self.options.placement == "device",
+            indexes_only=self.options.placement == "device",
         )
 
     def _outputs(self, batch: Batch) -> Any:

@@ -5,13 +5,14 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from tests import tiny
+from ctl import testing
+from tests import reference_model
 
 
 def by_hand(trainer, rows, weighted=True):
     """Loss and accuracy over all examples."""
     weights = trainer.model.get_weights()
-    _, _, per_example = tiny.loss_and_gradients(weights, rows, weighted)
+    _, _, per_example = reference_model.loss_and_gradients(weights, rows, weighted)
     weight = rows["weight"] if weighted else np.ones(len(per_example))
     logits = trainer.model.predict(
         {"x": rows["x"], "token": rows["token"]}, verbose=0, batch_size=len(per_example)
@@ -19,12 +20,12 @@ def by_hand(trainer, rows, weighted=True):
     return (per_example * weight).sum() / weight.sum(), (logits.argmax(1) == rows["label"]).mean()
 
 
-class Unweighted(tiny.TinyTrainer):
+class Unweighted(reference_model.ReferenceTrainer):
     weighted = False
 
 
 def as_dataset(split):
-    return tf.data.Dataset.from_tensor_slices(tiny.examples())
+    return tf.data.Dataset.from_tensor_slices(reference_model.examples())
 
 
 def of_unknown_size(split):
@@ -37,43 +38,43 @@ def as_global_batches(split):
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 @pytest.mark.parametrize("batch", [4, 5, 7, 23, 30])
-@pytest.mark.parametrize("cls", [tiny.TinyTrainer, Unweighted])
-def test_loss_and_metrics_are_those_of_the_whole_dataset(strategy, cls, batch, replicas):
-    trainer = tiny.trainer(strategy(replicas), 8, cls=cls)
+@pytest.mark.parametrize("cls", [reference_model.ReferenceTrainer, Unweighted])
+def test_loss_and_metrics_are_those_of_the_whole_dataset(cls, batch, replicas):
+    trainer = reference_model.make_trainer(testing.make_strategy(replicas), 8, cls=cls)
     results = ctl.StandardEvaluator(trainer, global_batch_size=batch).evaluate(tf.constant(-1))
-    loss, accuracy = by_hand(trainer, tiny.examples(), cls.weighted)
-    assert results["examples"].numpy() == tiny.EXAMPLES
+    loss, accuracy = by_hand(trainer, reference_model.examples(), cls.weighted)
+    assert results["examples"].numpy() == reference_model.EXAMPLES
     assert float(results["loss"]) == pytest.approx(loss, abs=1e-12)
     assert float(results["accuracy"]) == pytest.approx(accuracy, abs=1e-6)
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 @pytest.mark.parametrize("make", [as_dataset, of_unknown_size, as_global_batches])
-def test_any_dataset_is_counted_exactly(strategy, make, replicas):
-    cls = type("Other", (tiny.TinyTrainer,), {"data_factory": staticmethod(make)})
-    trainer = tiny.trainer(strategy(replicas), 8, cls=cls)
+def test_any_dataset_is_counted_exactly(make, replicas):
+    cls = type("Other", (reference_model.ReferenceTrainer,), {"data_factory": staticmethod(make)})
+    trainer = reference_model.make_trainer(testing.make_strategy(replicas), 8, cls=cls)
     evaluator = ctl.StandardEvaluator(trainer)
-    loss, accuracy = by_hand(trainer, tiny.examples())
+    loss, accuracy = by_hand(trainer, reference_model.examples())
     for _ in range(2):  # a second evaluation counts afresh
         results = evaluator.evaluate(tf.constant(-1))
-        assert results["examples"].numpy() == tiny.EXAMPLES
+        assert results["examples"].numpy() == reference_model.EXAMPLES
         assert float(results["loss"]) == pytest.approx(loss, abs=1e-12)
         assert float(results["accuracy"]) == pytest.approx(accuracy, abs=1e-6)
 
 
-def test_evaluation_of_some_steps_begins_at_the_first_example_each_time(strategy):
-    trainer = tiny.trainer(strategy(2), 8)
+def test_evaluation_of_some_steps_begins_at_the_first_example_each_time():
+    trainer = reference_model.make_trainer(testing.make_strategy(2), 8)
     evaluator = ctl.StandardEvaluator(trainer, global_batch_size=5)
-    loss, _ = by_hand(trainer, tiny.pick(tiny.examples(), np.arange(10)))
+    loss, _ = by_hand(trainer, reference_model.pick(reference_model.examples(), np.arange(10)))
     for _ in range(2):
         results = evaluator.evaluate(tf.constant(2))
         assert results["examples"].numpy() == 10
         assert float(results["loss"]) == pytest.approx(loss, abs=1e-12)
 
 
-def test_evaluation_changes_nothing_and_dropout_is_off(strategy):
-    cls = type("Dropping", (tiny.TinyTrainer,), {"dropout": 0.5})
-    trainer = tiny.trainer(strategy(2), 8, cls=cls)
+def test_evaluation_changes_nothing_and_dropout_is_off():
+    cls = type("Dropping", (reference_model.ReferenceTrainer,), {"dropout": 0.5})
+    trainer = reference_model.make_trainer(testing.make_strategy(2), 8, cls=cls)
     trainer.train(tf.constant(3))
     before = [v.numpy() for v in (*trainer.model.variables, *trainer.optimizer.variables)]
     evaluator = ctl.StandardEvaluator(trainer)
@@ -84,30 +85,34 @@ def test_evaluation_changes_nothing_and_dropout_is_off(strategy):
     assert trainer.global_step.numpy() == 3
 
 
-def test_rows_of_weight_zero_alone_give_loss_zero_and_are_counted(strategy):
-    class Weightless(tiny.TinyTrainer):
+def test_rows_of_weight_zero_alone_give_loss_zero_and_are_counted():
+    class Weightless(reference_model.ReferenceTrainer):
         def sample_weight(self, batch):
             return tf.zeros_like(batch["weight"])
 
-    trainer = tiny.trainer(strategy(2), 8, cls=Weightless)
+    trainer = reference_model.make_trainer(testing.make_strategy(2), 8, cls=Weightless)
     results = ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
     assert float(results["loss"]) == 0.0
-    assert results["examples"].numpy() == tiny.EXAMPLES
+    assert results["examples"].numpy() == reference_model.EXAMPLES
 
 
-def test_endless_evaluation_data_is_refused(strategy):
+def test_endless_evaluation_data_is_refused():
     make = staticmethod(lambda split: as_dataset(split).repeat())
-    trainer = tiny.trainer(
-        strategy(1), 8, cls=type("Endless", (tiny.TinyTrainer,), {"data_factory": make})
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(1),
+        8,
+        cls=type("Endless", (reference_model.ReferenceTrainer,), {"data_factory": make}),
     )
     with pytest.raises(ctl.UsageError, match="never ends"):
         ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
 
 
-def test_empty_evaluation_data_is_refused(strategy):
+def test_empty_evaluation_data_is_refused():
     make = staticmethod(lambda split: as_dataset(split).filter(lambda _: split == "train"))
-    trainer = tiny.trainer(
-        strategy(1), 8, cls=type("Empty", (tiny.TinyTrainer,), {"data_factory": make})
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(1),
+        8,
+        cls=type("Empty", (reference_model.ReferenceTrainer,), {"data_factory": make}),
     )
     with pytest.raises(ctl.UsageError, match="empty"):
         ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))

@@ -10,9 +10,9 @@ import pytest
 from ctl import main
 from ctl.configs import flags
 from tests import child
-from tests.end_to_end.mistakes_test import EXPERIMENT, TRAINER
+from tests.experiments import CONFIG, TRAINER
 
-MODEL = EXPERIMENT.replace("))\n", "), model=dict(bias=True))\n")
+MODEL = CONFIG.replace("))\n", "), model=dict(bias=True))\n")
 READER = TRAINER.replace("Dense(2,", "Dense(2, use_bias=self.options.model.bias,")
 
 
@@ -69,8 +69,9 @@ def run_with(code: int, monkeypatch) -> list[tuple]:
     """Lets the last part of the program, which needs TensorFlow, only return a code."""
     calls: list[tuple] = []
 
-    def dispatch(values, config, config_path, workdir, cluster):
-        calls.append((values.mode, values.fresh, config_path, str(workdir.path)))
+    def dispatch(mode, arguments, cluster):
+        path = str(arguments.workdir.path)
+        calls.append((mode, arguments.fresh, arguments.config_path, path))
         return code
 
     monkeypatch.setattr(main, "_dispatch", dispatch)
@@ -162,11 +163,9 @@ def test_tpu_that_cannot_be_used_is_told_before_tensorflow_is_loaded(
     folder, monkeypatch, capsys, key
 ):
     calls = run_with(0, monkeypatch)
-    monkeypatch.setattr(main.tpu, "missing", lambda address, **_: f"nothing for {address}")
+    monkeypatch.setattr(main.tpu, "find_obstacle", lambda address, **_: f"nothing for {address}")
     assert main.run(["ctl", "--config=exp.py", f"--config.runtime.tpu.{key}"]) == 2
-    line = (
-        f"ctl: There is no TPU to use: nothing for {key.partition('=')[2]}. To run without a TPU: "
-    )
+    line = f"ctl: No TPU can be used: nothing for {key.partition('=')[2]}. To run without a TPU: "
     assert capsys.readouterr().err.startswith(line)
     assert calls == []
 
@@ -247,8 +246,8 @@ def test_importing_ctl_and_its_light_modules_loads_no_tensorflow():
         "import sys, ctl\n"
         "from ctl import errors, main\n"
         "from ctl.configs import compatibility, defaults, loading, options, overrides, validation\n"
-        "from ctl.loop import gpu_usage, progress, stop, workdir\n"
-        "from ctl.hardware import devices, gpu, host, strategies, tpu\n"
+        "from ctl.loop import progress, stop, workdir\n"
+        "from ctl.hardware import devices, gpu, host, selection, strategies, tpu\n"
         "ctl.config(train=dict(steps=5)); ctl.TrainerOptions(); ctl.Clip(); dir(ctl)\n"
         "heavy = {'tensorflow', 'tf_keras', 'keras', 'numpy', 'orbit'} & set(sys.modules)\n"
         "sys.exit(str(heavy) if heavy else 0)\n"

@@ -9,7 +9,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.data import sampler
-from tests import tiny
+from tests import reference_model
 
 # (global batch, replicas): even shares, uneven ones, an empty one, one replica.
 SPLITS = [(8, 1), (8, 2), (8, 4), (5, 1), (5, 2), (7, 4), (3, 4), (130, 4)]
@@ -18,13 +18,15 @@ SPLITS = [(8, 1), (8, 2), (8, 4), (5, 1), (5, 2), (7, 4), (3, 4), (130, 4)]
 def batch_rows(step, batch, seed=0):
     """The examples of a step's global batch, in the order of the sampler."""
     positions = tf.range(step * batch, (step + 1) * batch, dtype=tf.int64)
-    return sampler.shuffled(positions, count=tiny.EXAMPLES, seed=seed, span=batch).numpy()
+    return sampler.example_indexes(
+        positions, count=reference_model.EXAMPLES, seed=seed, span=batch
+    ).numpy()
 
 
 def check_one_step(trainer, strategy, rows, weighted=True):
     """Trains one step; every replica's copy must have moved by the gradient computed by hand."""
     before = trainer.model.get_weights()
-    loss, gradients, _ = tiny.loss_and_gradients(before, rows, weighted)
+    loss, gradients, _ = reference_model.loss_and_gradients(before, rows, weighted)
     outputs = trainer.train(tf.constant(1))
     assert float(outputs["loss"]) == pytest.approx(loss, abs=1e-12)
     for variable, old, gradient in zip(
@@ -36,84 +38,92 @@ def check_one_step(trainer, strategy, rows, weighted=True):
 
 @pytest.mark.parametrize("accumulation", [1, 2, 4])
 @pytest.mark.parametrize(("batch", "replicas"), SPLITS)
-def test_update_is_gradient_of_global_batch(strategy, batch, replicas, accumulation):
+def test_update_is_gradient_of_global_batch(batch, replicas, accumulation):
     if accumulation > -(-batch // replicas):
         with pytest.raises(ctl.UsageError, match="gradient_accumulation_steps"):
-            tiny.trainer(strategy(replicas), batch, gradient_accumulation_steps=accumulation)
+            reference_model.make_trainer(
+                testing.make_strategy(replicas), batch, gradient_accumulation_steps=accumulation
+            )
         return
-    where = strategy(replicas)
-    trainer = tiny.trainer(where, batch, gradient_accumulation_steps=accumulation)
-    rows = tiny.pick(tiny.examples(), batch_rows(0, batch))
+    where = testing.make_strategy(replicas)
+    trainer = reference_model.make_trainer(where, batch, gradient_accumulation_steps=accumulation)
+    rows = reference_model.pick(reference_model.examples(), batch_rows(0, batch))
     check_one_step(trainer, where, rows)
 
 
-class Unweighted(tiny.TinyTrainer):
+class Unweighted(reference_model.ReferenceTrainer):
     weighted = False
 
 
 @pytest.mark.parametrize(("batch", "replicas"), SPLITS)
-def test_update_without_weights_is_the_mean_over_the_rows_that_exist(strategy, batch, replicas):
-    where = strategy(replicas)
-    trainer = tiny.trainer(where, batch, cls=Unweighted)
-    rows = tiny.pick(tiny.examples(), batch_rows(0, batch))
+def test_update_without_weights_is_the_mean_over_the_rows_that_exist(batch, replicas):
+    where = testing.make_strategy(replicas)
+    trainer = reference_model.make_trainer(where, batch, cls=Unweighted)
+    rows = reference_model.pick(reference_model.examples(), batch_rows(0, batch))
     check_one_step(trainer, where, rows, weighted=False)
 
 
 def test_no_strategy_at_all_is_one_replica():
-    trainer = tiny.trainer(None, 5)
-    rows = tiny.pick(tiny.examples(), batch_rows(0, 5))
+    trainer = reference_model.make_trainer(None, 5)
+    rows = reference_model.pick(reference_model.examples(), batch_rows(0, 5))
     check_one_step(trainer, tf.distribute.get_strategy(), rows)
 
 
-def test_second_step_takes_the_next_global_batch(strategy):
-    where = strategy(2)
-    trainer = tiny.trainer(where, 5)
+def test_second_step_takes_the_next_global_batch():
+    where = testing.make_strategy(2)
+    trainer = reference_model.make_trainer(where, 5)
     for step in range(6):  # past the end of the first epoch, 23 examples
-        check_one_step(trainer, where, tiny.pick(tiny.examples(), batch_rows(step, 5)))
+        check_one_step(
+            trainer, where, reference_model.pick(reference_model.examples(), batch_rows(step, 5))
+        )
     assert trainer.global_step.numpy() == trainer.optimizer.iterations.numpy() == 6
 
 
-class SomeWeightsZero(tiny.TinyTrainer):
+class SomeWeightsZero(reference_model.ReferenceTrainer):
     def sample_weight(self, batch):
         return tf.where(batch["token"] < 3, batch["weight"], 0.0)
 
 
-class AllWeightsZero(tiny.TinyTrainer):
+class AllWeightsZero(reference_model.ReferenceTrainer):
     def sample_weight(self, batch):
         return tf.zeros_like(batch["weight"])
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 @pytest.mark.parametrize("cls", [SomeWeightsZero, AllWeightsZero])
-def test_rows_of_weight_zero_do_not_count(strategy, cls, replicas):
-    where = strategy(replicas)
-    rows = tiny.pick(tiny.examples(), batch_rows(0, 7))
+def test_rows_of_weight_zero_do_not_count(cls, replicas):
+    where = testing.make_strategy(replicas)
+    rows = reference_model.pick(reference_model.examples(), batch_rows(0, 7))
     rows["weight"] = np.where((rows["token"] < 3) & (cls is SomeWeightsZero), rows["weight"], 0.0)
-    check_one_step(tiny.trainer(where, 7, cls=cls), where, rows)
+    check_one_step(reference_model.make_trainer(where, 7, cls=cls), where, rows)
 
 
 def dataset_trainer(make):
-    """A TinyTrainer class with the data that `make(split)` returns."""
-    return type("DatasetTrainer", (tiny.TinyTrainer,), {"data_factory": staticmethod(make)})
+    """A ReferenceTrainer class with the data that `make(split)` returns."""
+    return type(
+        "DatasetTrainer", (reference_model.ReferenceTrainer,), {"data_factory": staticmethod(make)}
+    )
 
 
 @pytest.mark.parametrize(("batch", "replicas"), [(6, 1), (6, 2), (7, 2), (7, 4), (3, 4)])
-def test_dataset_of_examples_is_batched_and_split_in_its_own_order(strategy, batch, replicas):
-    cls = dataset_trainer(lambda split: tf.data.Dataset.from_tensor_slices(tiny.examples()))
-    where = strategy(replicas)
-    trainer = tiny.trainer(where, batch, cls=cls)
+def test_dataset_of_examples_is_batched_and_split_in_its_own_order(batch, replicas):
+    cls = dataset_trainer(
+        lambda split: tf.data.Dataset.from_tensor_slices(reference_model.examples())
+    )
+    where = testing.make_strategy(replicas)
+    trainer = reference_model.make_trainer(where, batch, cls=cls)
     for step in range(4):
-        rows = np.arange(step * batch, (step + 1) * batch) % tiny.EXAMPLES
-        check_one_step(trainer, where, tiny.pick(tiny.examples(), rows))
+        rows = np.arange(step * batch, (step + 1) * batch) % reference_model.EXAMPLES
+        check_one_step(trainer, where, reference_model.pick(reference_model.examples(), rows))
 
 
 @pytest.fixture
 def tfrecords(tmp_path):
     """Two TFRecord files with the examples alternating between them; returns their pattern."""
-    rows = tiny.examples()
+    rows = reference_model.examples()
     paths = [str(tmp_path / f"part-{i}.tfrecord") for i in range(2)]
     writers = [tf.io.TFRecordWriter(path) for path in paths]
-    for i in range(tiny.EXAMPLES):
+    for i in range(reference_model.EXAMPLES):
         feature = {
             name: tf.train.Feature(
                 float_list=tf.train.FloatList(value=np.atleast_1d(values[i]).astype(np.float32))
@@ -128,7 +138,7 @@ def tfrecords(tmp_path):
 
 
 def parse(record):
-    shapes = {"x": [tiny.FEATURES], "token": [], "label": [], "weight": []}
+    shapes = {"x": [reference_model.FEATURES], "token": [], "label": [], "weight": []}
     features = {name: tf.io.FixedLenFeature(shape, tf.float32) for name, shape in shapes.items()}
     parsed = tf.io.parse_single_example(record, features)
     kinds = {"x": tf.float64, "token": tf.int64, "label": tf.int64, "weight": tf.float64}
@@ -136,29 +146,34 @@ def parse(record):
 
 
 @pytest.mark.parametrize(("batch", "replicas"), [(6, 1), (6, 2), (7, 4)])
-def test_tfrecords_in_order(strategy, tfrecords, batch, replicas):
+def test_tfrecords_in_order(tfrecords, batch, replicas):
     tuning = {"shuffle_buffer": 0, "interleave": 2}
 
     def make(split):
         # Two files interleaved record by record give the examples back in their order.
         return ctl.data.tfrecords(tfrecords, parse, split="eval", tuning=tuning)
 
-    rows = {k: v.astype(np.float32) if v.dtype == float else v for k, v in tiny.examples().items()}
+    rows = {
+        k: v.astype(np.float32) if v.dtype == float else v
+        for k, v in reference_model.examples().items()
+    }
     rows = {k: v.astype(float) if v.dtype == np.float32 else v for k, v in rows.items()}
-    where = strategy(replicas)
-    trainer = tiny.trainer(where, batch, cls=dataset_trainer(make))
+    where = testing.make_strategy(replicas)
+    trainer = reference_model.make_trainer(where, batch, cls=dataset_trainer(make))
     for step in range(4):
-        picked = np.arange(step * batch, (step + 1) * batch) % tiny.EXAMPLES
-        check_one_step(trainer, where, tiny.pick(rows, picked))
+        picked = np.arange(step * batch, (step + 1) * batch) % reference_model.EXAMPLES
+        check_one_step(trainer, where, reference_model.pick(rows, picked))
 
 
-def test_shuffled_tfrecords_give_the_same_updates_on_any_replicas(strategy, tfrecords):
+def test_shuffled_tfrecords_give_the_same_updates_on_any_replicas(tfrecords):
     def make(split):
         return ctl.data.tfrecords(tfrecords, parse, split=split, seed=3)
 
     ends = []
     for replicas in (1, 2, 4):
-        trainer = tiny.trainer(strategy(replicas), 7, cls=dataset_trainer(make))
+        trainer = reference_model.make_trainer(
+            testing.make_strategy(replicas), 7, cls=dataset_trainer(make)
+        )
         trainer.train(tf.constant(10))
         ends.append(trainer.model.get_weights())
     for end in ends[1:]:
@@ -167,15 +182,15 @@ def test_shuffled_tfrecords_give_the_same_updates_on_any_replicas(strategy, tfre
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
-def test_ready_global_batches_with_a_partial_last_one(strategy, replicas):
+def test_ready_global_batches_with_a_partial_last_one(replicas):
     def make(split):
-        dataset = tf.data.Dataset.from_tensor_slices(tiny.examples()).take(7).batch(4)
+        dataset = tf.data.Dataset.from_tensor_slices(reference_model.examples()).take(7).batch(4)
         return ctl.data.GlobalBatches(dataset)
 
-    where = strategy(replicas)
-    trainer = tiny.trainer(where, 4, cls=dataset_trainer(make))
+    where = testing.make_strategy(replicas)
+    trainer = reference_model.make_trainer(where, 4, cls=dataset_trainer(make))
     for rows in ([0, 1, 2, 3], [4, 5, 6], [0, 1, 2, 3]):  # 3 rows on 4 replicas: one has none
-        check_one_step(trainer, where, tiny.pick(tiny.examples(), rows))
+        check_one_step(trainer, where, reference_model.pick(reference_model.examples(), rows))
 
 
 def slots(trainer):
@@ -191,12 +206,12 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize(("batch", "dropout"), [(8, 0.0), (7, 0.0), (7, 0.4)])
-def test_fifty_steps_are_the_same_on_1_2_and_4_replicas(strategy, name, dropout, batch):
-    cls = type("DroppingTrainer", (tiny.TinyTrainer,), {"dropout": dropout})
+def test_fifty_steps_are_the_same_on_1_2_and_4_replicas(name, dropout, batch):
+    cls = type("DroppingTrainer", (reference_model.ReferenceTrainer,), {"dropout": dropout})
     references = None
     for replicas in (1, 2, 4):
-        where = strategy(replicas)
-        trainer = tiny.trainer(where, batch, cls=cls, optimizer=OPTIMIZERS[name])
+        where = testing.make_strategy(replicas)
+        trainer = reference_model.make_trainer(where, batch, cls=cls, optimizer=OPTIMIZERS[name])
         trainer.train(tf.constant(50))
         variables = [*trainer.model.variables, *slots(trainer)]
         if references is None:
@@ -207,10 +222,12 @@ def test_fifty_steps_are_the_same_on_1_2_and_4_replicas(strategy, name, dropout,
                 np.testing.assert_allclose(copy, reference, rtol=0, atol=1e-10)
 
 
-def test_one_float32_step_is_the_same_on_1_2_and_4_replicas(strategy):
+def test_one_float32_step_is_the_same_on_1_2_and_4_replicas():
     ends = []
     for replicas in (1, 2, 4):
-        trainer = tiny.trainer(strategy(replicas), 7, precision="float32")
+        trainer = reference_model.make_trainer(
+            testing.make_strategy(replicas), 7, precision="float32"
+        )
         trainer.train(tf.constant(1))
         ends.append(trainer.model.get_weights())
     for end in ends[1:]:
@@ -219,14 +236,14 @@ def test_one_float32_step_is_the_same_on_1_2_and_4_replicas(strategy):
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
 
 
-def test_dropout_changes_the_update_and_its_mask_changes_with_the_step(strategy):
-    cls = type("DroppingTrainer", (tiny.TinyTrainer,), {"dropout": 0.4})
+def test_dropout_changes_the_update_and_its_mask_changes_with_the_step():
+    cls = type("DroppingTrainer", (reference_model.ReferenceTrainer,), {"dropout": 0.4})
     ends = {}
     for seed in (0, 1):
-        trainer = tiny.trainer(strategy(1), 8, cls=cls, seed=seed)
+        trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=cls, seed=seed)
         ends[seed] = trainer.model.get_weights()
-    plain = tiny.trainer(strategy(1), 8)
-    dropping = tiny.trainer(strategy(1), 8, cls=cls)
+    plain = reference_model.make_trainer(testing.make_strategy(1), 8)
+    dropping = reference_model.make_trainer(testing.make_strategy(1), 8, cls=cls)
     plain.model.set_weights(dropping.model.get_weights())
     for trainer in (plain, dropping):
         trainer.train(tf.constant(1))
@@ -234,12 +251,12 @@ def test_dropout_changes_the_update_and_its_mask_changes_with_the_step(strategy)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_same_seed_gives_the_same_bits_and_another_seed_does_not(strategy, replicas):
-    cls = type("DroppingTrainer", (tiny.TinyTrainer,), {"dropout": 0.4})
+def test_same_seed_gives_the_same_bits_and_another_seed_does_not(replicas):
+    cls = type("DroppingTrainer", (reference_model.ReferenceTrainer,), {"dropout": 0.4})
     ends = []
     for seed in (5, 5, 6):
-        trainer = tiny.trainer(
-            strategy(replicas),
+        trainer = reference_model.make_trainer(
+            testing.make_strategy(replicas),
             7,
             cls=cls,
             seed=seed,
@@ -252,18 +269,20 @@ def test_same_seed_gives_the_same_bits_and_another_seed_does_not(strategy, repli
     assert not np.array_equal(ends[0], ends[2])
 
 
-def test_building_leaves_the_callers_random_state_and_precision_alone(strategy):
+def test_building_leaves_the_callers_random_state_and_precision_alone():
     np.random.seed(3)
     expected = np.random.RandomState(3).rand()
-    tiny.trainer(strategy(1), 8)
+    reference_model.make_trainer(testing.make_strategy(1), 8)
     assert np.random.rand() == expected
     assert tf_keras.backend.floatx() == "float32"
     assert tf_keras.mixed_precision.global_policy().name == "float32"
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_orbits_own_controller_drives_trainer_and_evaluator(strategy, replicas, tmp_path, capsys):
-    trainer = tiny.trainer(strategy(replicas), 7, optimizer=OPTIMIZERS["adam"])
+def test_orbits_own_controller_drives_trainer_and_evaluator(replicas, tmp_path, capsys):
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(replicas), 7, optimizer=OPTIMIZERS["adam"]
+    )
     controller = orbit.Controller(
         trainer=trainer,
         evaluator=ctl.StandardEvaluator(trainer),
@@ -279,12 +298,12 @@ def test_orbits_own_controller_drives_trainer_and_evaluator(strategy, replicas, 
         ),
     )
     output = controller.train_and_evaluate(train_steps=30, eval_interval=10)
-    assert int(output["examples"]) == tiny.EXAMPLES
+    assert int(output["examples"]) == reference_model.EXAMPLES
     assert trainer.global_step.numpy() == 30
     assert "ckpt-30" in tf.train.latest_checkpoint(str(tmp_path))
 
 
-class Reporting(tiny.TinyTrainer):
+class Reporting(reference_model.ReferenceTrainer):
     """Trains by hand-written hooks of each size."""
 
     def regularization_losses(self):
@@ -305,37 +324,37 @@ class Reporting(tiny.TinyTrainer):
 
 
 @pytest.mark.parametrize(("batch", "replicas"), [(8, 1), (8, 2), (7, 4)])
-def test_replica_step_may_train_two_things_by_two_optimizers(strategy, batch, replicas):
-    where = strategy(replicas)
-    trainer = tiny.trainer(where, batch, cls=Reporting)
+def test_replica_step_may_train_two_things_by_two_optimizers(batch, replicas):
+    where = testing.make_strategy(replicas)
+    trainer = reference_model.make_trainer(where, batch, cls=Reporting)
     with where.scope():
         trainer.scale = tf.Variable(2.0, dtype=tf.float64)
         trainer.second_optimizer = tf_keras.optimizers.SGD(0.5)
     trainer.train(tf.constant(1))
-    rows = tiny.pick(tiny.examples(), batch_rows(0, batch))
+    rows = reference_model.pick(reference_model.examples(), batch_rows(0, batch))
     gradient = (rows["weight"] * 2 * 2.0 * rows["x"][:, 0] ** 2).sum() / rows["weight"].sum()
     for copy in testing.copies(where, trainer.scale):
         assert copy == pytest.approx(2.0 - 0.5 * gradient, abs=1e-12)
     assert {"scale", "second_optimizer"} <= set(trainer.checkpoint_items())
 
 
-def test_loss_that_is_reduced_already_is_refused(strategy):
-    class Reduced(tiny.TinyTrainer):
+def test_loss_that_is_reduced_already_is_refused():
+    class Reduced(reference_model.ReferenceTrainer):
         def per_example_loss(self, batch, outputs):
             return tf.reduce_mean(super().per_example_loss(batch, outputs))
 
     with pytest.raises(ctl.UsageError, match="want \\[rows\\]"):
-        tiny.trainer(strategy(1), 8, cls=Reduced).train(tf.constant(1))
+        reference_model.make_trainer(testing.make_strategy(1), 8, cls=Reduced).train(tf.constant(1))
 
 
-def test_variable_that_the_loss_does_not_depend_on_is_named_once(strategy, caplog):
-    class Idle(tiny.TinyTrainer):
+def test_variable_that_the_loss_does_not_depend_on_is_named_once(caplog):
+    class Idle(reference_model.ReferenceTrainer):
         def build_model(self):
             model = super().build_model()
             model.idle = tf.Variable(1.0, dtype=tf.float64, name="idle")
             return model
 
-    trainer = tiny.trainer(strategy(2), 8, cls=Idle)
+    trainer = reference_model.make_trainer(testing.make_strategy(2), 8, cls=Idle)
     trainer.train(tf.constant(2))
     trainer.train(tf.constant(1))
     named = [r.message for r in caplog.records if "idle" in r.message]
@@ -344,8 +363,8 @@ def test_variable_that_the_loss_does_not_depend_on_is_named_once(strategy, caplo
 
 
 @pytest.mark.parametrize(("batch", "refused"), [(8, False), (7, True)])
-def test_activity_regularizer_is_refused_where_shares_are_uneven(strategy, batch, refused):
-    class Active(tiny.TinyTrainer):
+def test_activity_regularizer_is_refused_where_shares_are_uneven(batch, refused):
+    class Active(reference_model.ReferenceTrainer):
         def build_model(self):
             penalty = tf_keras.regularizers.L2(0.1)
             layer = tf_keras.layers.Dense(3, activity_regularizer=penalty)
@@ -356,24 +375,28 @@ def test_activity_regularizer_is_refused_where_shares_are_uneven(strategy, batch
 
     if refused:
         with pytest.raises(ctl.UsageError, match="activity regularizer"):
-            tiny.trainer(strategy(2), batch, cls=Active)
+            reference_model.make_trainer(testing.make_strategy(2), batch, cls=Active)
     else:
         losses = []
         for replicas in (1, 2):
-            trainer = tiny.trainer(strategy(replicas), batch, cls=Active)
+            trainer = reference_model.make_trainer(
+                testing.make_strategy(replicas), batch, cls=Active
+            )
             losses.append(float(trainer.train(tf.constant(5))["loss"]))
         assert losses[0] == pytest.approx(losses[1], abs=1e-12)
 
 
-def test_empty_training_data_is_one_clear_line(strategy):
+def test_empty_training_data_is_one_clear_line():
     cls = dataset_trainer(
-        lambda split: tf.data.Dataset.from_tensor_slices(tiny.examples()).filter(lambda _: False)
+        lambda split: tf.data.Dataset.from_tensor_slices(reference_model.examples()).filter(
+            lambda _: False
+        )
     )
     with pytest.raises(ctl.UsageError, match="ended after step 0"):
-        tiny.trainer(strategy(1), 8, cls=cls).train(tf.constant(1))
+        reference_model.make_trainer(testing.make_strategy(1), 8, cls=cls).train(tf.constant(1))
 
 
-def test_corrupt_tfrecords_are_one_clear_line(strategy, tfrecords):
+def test_corrupt_tfrecords_are_one_clear_line(tfrecords):
     path = tfrecords.replace("*", "0")
     with open(path, "r+b") as file:
         file.seek(60)
@@ -382,23 +405,25 @@ def test_corrupt_tfrecords_are_one_clear_line(strategy, tfrecords):
     def make(split):
         return ctl.data.tfrecords(tfrecords, parse, split="eval")
 
-    trainer = tiny.trainer(strategy(1), 6, cls=dataset_trainer(make))
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 6, cls=dataset_trainer(make))
     with pytest.raises(ctl.UsageError, match=r"training data is corrupt \(corrupted record at"):
         trainer.train(tf.constant(1))
     with pytest.raises(ctl.UsageError, match=r"evaluation data is corrupt \(corrupted record at"):
         ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
 
 
-def test_moving_global_step_moves_the_data(strategy):
+def test_moving_global_step_moves_the_data():
     """A rollback, or a restored checkpoint, takes up the data at its step."""
-    where = strategy(2)
-    trainer = tiny.trainer(where, 5)
+    where = testing.make_strategy(2)
+    trainer = reference_model.make_trainer(where, 5)
     trainer.train(tf.constant(4))
     trainer.global_step.assign(1)
-    check_one_step(trainer, where, tiny.pick(tiny.examples(), batch_rows(1, 5)))
+    check_one_step(
+        trainer, where, reference_model.pick(reference_model.examples(), batch_rows(1, 5))
+    )
 
 
-class TwoModels(tiny.TinyTrainer):
+class TwoModels(reference_model.ReferenceTrainer):
     """A second model with dropout of its own, trained by a second update in the same step."""
 
     def __init__(self, **arguments):
@@ -435,10 +460,10 @@ class ListedModel(TwoModels):
 
 
 @pytest.mark.parametrize("cls", [TwoModels, ListedModel])
-def test_dropout_of_a_second_model_is_keyed_by_the_row_too(strategy, cls):
+def test_dropout_of_a_second_model_is_keyed_by_the_row_too(cls):
     ends = []
     for replicas in (1, 4):
-        trainer = tiny.trainer(strategy(replicas), 7, cls=cls)
+        trainer = reference_model.make_trainer(testing.make_strategy(replicas), 7, cls=cls)
         trainer.train(tf.constant(5))
         ends.append(trainer.second.get_weights())
     for end in ends[1:]:
@@ -447,45 +472,51 @@ def test_dropout_of_a_second_model_is_keyed_by_the_row_too(strategy, cls):
 
 
 @pytest.mark.parametrize("replicas", [2, 4])
-def test_partial_global_batches_keep_each_rows_dropout_mask(strategy, replicas):
+def test_partial_global_batches_keep_each_rows_dropout_mask(replicas):
     def make(split):
-        dataset = tf.data.Dataset.from_tensor_slices(tiny.examples()).take(13).batch(8)
+        dataset = tf.data.Dataset.from_tensor_slices(reference_model.examples()).take(13).batch(8)
         return ctl.data.GlobalBatches(dataset)
 
-    cls = type("DroppingBatches", (tiny.TinyTrainer,), {
+    cls = type("DroppingBatches", (reference_model.ReferenceTrainer,), {
         "data_factory": staticmethod(make), "dropout": 0.4,
     })  # fmt: skip
     ends = []
     for count in (1, replicas):
-        trainer = tiny.trainer(strategy(count), 8, cls=cls)
+        trainer = reference_model.make_trainer(testing.make_strategy(count), 8, cls=cls)
         trainer.train(tf.constant(4))
         ends.append(trainer.model.get_weights())
     for one, other in zip(*ends, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
 
 
-def test_partial_global_batches_refuse_what_wants_full_ones(strategy):
+def test_partial_global_batches_refuse_what_wants_full_ones():
     def make(split):
-        return ctl.data.GlobalBatches(tf.data.Dataset.from_tensor_slices(tiny.examples()).batch(8))
+        return ctl.data.GlobalBatches(
+            tf.data.Dataset.from_tensor_slices(reference_model.examples()).batch(8)
+        )
 
     with pytest.raises(ctl.UsageError, match="wants full batches"):
-        tiny.trainer(strategy(2), 8, cls=dataset_trainer(make), logical_shards=4)
+        reference_model.make_trainer(
+            testing.make_strategy(2), 8, cls=dataset_trainer(make), logical_shards=4
+        )
 
 
-def test_losses_of_another_number_than_the_examples_are_refused(strategy):
-    class Flattened(tiny.TinyTrainer):
+def test_losses_of_another_number_than_the_examples_are_refused():
+    class Flattened(reference_model.ReferenceTrainer):
         def per_example_loss(self, batch, outputs):
             return tf.reshape(outputs, [-1])
 
     with pytest.raises(ctl.UsageError, match="24 losses for 8 examples"):
-        tiny.trainer(strategy(1), 8, cls=Flattened).train(tf.constant(1))
+        reference_model.make_trainer(testing.make_strategy(1), 8, cls=Flattened).train(
+            tf.constant(1)
+        )
 
 
-def test_uint8_labels_are_not_pixels(strategy):
-    class Default(tiny.TinyTrainer):
+def test_uint8_labels_are_not_pixels():
+    class Default(reference_model.ReferenceTrainer):
         preprocess = ctl.StandardTrainer.preprocess
 
-    trainer = tiny.trainer(strategy(1), 8, cls=Default)
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=Default)
     batch = {
         "image": tf.fill([2, 3, 3], tf.constant(255, tf.uint8)),
         "token": tf.constant([7, 9], tf.uint8),
@@ -497,8 +528,8 @@ def test_uint8_labels_are_not_pixels(strategy):
     assert found["label"].numpy().tolist() == [1, 2]
 
 
-def test_models_and_optimizers_in_lists_and_dicts_are_saved(strategy, tmp_path):
-    trainer = tiny.trainer(strategy(1), 8)
+def test_models_and_optimizers_in_lists_and_dicts_are_saved(tmp_path):
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8)
     trainer.nets = [tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(2,))])]
     trainer.optimizers = {"second": tf_keras.optimizers.Adam()}
     path = tf.train.Checkpoint(**trainer.checkpoint_items()).write(str(tmp_path / "ckpt"))

@@ -1,164 +1,254 @@
-"""What is allowed with what: one table, used to refuse, and printed into docs/matrix.md.
+"""Which options of a trainer may be combined: one table of rules, checked and documented.
 
-Loads no TensorFlow.
+`check` rejects a combination before the first step, and `python -m ctl.configs.compatibility` prints
+the table as docs/matrix.md. Importing this module does not import TensorFlow.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 import dataclasses
 import itertools
+from typing import Any
 
 from ctl.errors import UsageError
+
+_SINGLE_REPLICA_XLA = ("loop", "step")
+_NO_LOSS_SCALE = ("central_storage", "parameter_server", "tpu")
+_INDEPENDENT_WORKERS = "parameter_server"
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The options that bear on each other.
+    """The options and facts that the rules depend on, resolved for one trainer.
 
     Attributes:
-        replicas: how many compute a step.
+        replicas: the number of replicas.
         precision: `runtime.precision`.
-        xla: what `runtime.xla` comes to, never "auto".
+        loss_scale: `runtime.loss_scale`.
+        xla: the resolved `runtime.xla`; "auto" only before the hardware is known.
+        placement: `data.placement`.
         sync_batch_norm: whether the model has synchronized batch normalization.
         micro_batches: `optimizer.gradient_accumulation_steps`.
-        per_micro_batch: whether statistics of micro-batches were asked for.
-        shards: `runtime.logical_shards`; 0 for none.
-        reduce_dtype: `runtime.all_reduce.dtype`; "" for as they are.
-        batch: the global batch.
-        strategy: the strategy's row, such as "central_storage".
+        per_micro_batch: whether batch normalization was requested per micro-batch.
+        shards: `runtime.logical_shards`; 0 if the option is off.
+        reduce_dtype: `runtime.all_reduce.dtype`; "" reduces in the dtype of the gradients.
+        batch: the global batch size.
+        rows_per_replica: the largest per-replica batch size; None if it is not known.
+        full_batches: whether every global batch has exactly `batch` examples.
+        string_features: whether the batches contain strings.
+        on_non_finite: `train.on_non_finite`.
+        loss_spike: `train.loss_spike`; 0 if the option is off.
+        strategy: the name of the strategy in `hardware.strategies`, such as "central_storage".
     """
 
     replicas: int = 1
     precision: str = "float32"
+    loss_scale: float = 0.0
     xla: str = "off"
+    placement: str = "stream"
     sync_batch_norm: bool = False
     micro_batches: int = 1
     per_micro_batch: bool = False
     shards: int = 0
     reduce_dtype: str = ""
     batch: int = 8
+    rows_per_replica: int | None = None
+    full_batches: bool = True
+    string_features: bool = False
+    on_non_finite: str = "stop"
+    loss_spike: float = 0.0
     strategy: str = "mirrored"
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """One combination that cannot be right.
+    """One combination of options that cannot compute the right update, or has no effect.
 
     Attributes:
-        broken: whether a choice is of it.
-        says: why, in one sentence without its full stop.
-        instead: a choice that works.
+        broken: returns whether a choice breaks the rule.
+        reason: why the combination is rejected; options are named by their config keys.
+        fix: what to change, as an imperative.
+        values: the fields of `Choice` whose values the message quotes.
     """
 
     broken: Callable[[Choice], bool]
-    says: str
-    instead: str
+    reason: str
+    fix: str
+    values: tuple[str, ...] = ()
 
+    def message(self, choice: Choice) -> str:
+        """Returns one line for a choice that breaks the rule: the reason, and how to fix it."""
+        starts_with_key = self.reason.partition(" ")[0].count(".")
+        reason = self.reason if starts_with_key else self.reason[0].upper() + self.reason[1:]
+        values = ", ".join(f"{name}={getattr(choice, name)}" for name in self.values)
+        return f"{reason}{f' ({values})' if values else ''}: {self.fix}."
+
+
+# These rules depend on nothing but the options, so they are checked before TensorFlow is imported.
+OPTION_RULES = (
+    Rule(
+        lambda c: c.placement == "device" and c.xla != "loop",
+        "data.placement=device requires runtime.xla=loop, which reads examples on the device",
+        "set runtime.xla=loop, or data.placement=stream",
+    ),
+    Rule(
+        lambda c: bool(c.loss_scale) and c.precision != "float16",
+        "runtime.loss_scale has no effect without runtime.precision=float16",
+        "set runtime.loss_scale=0",
+    ),
+    Rule(
+        lambda c: bool(c.loss_spike) and c.on_non_finite == "ignore",
+        "train.loss_spike has no effect with train.on_non_finite=ignore",
+        "set train.loss_spike=0, or choose train.on_non_finite=stop, skip or rollback",
+    ),
+)
 
 RULES = (
+    *OPTION_RULES,
     Rule(
-        lambda c: (
-            c.precision == "float16"
-            and c.strategy in ("central_storage", "parameter_server", "tpu")
-        ),
-        "runtime.precision=float16 needs a loss scale, which tf_keras does not have under central "
-        "storage, parameter servers and TPUs",
+        lambda c: c.precision == "float16" and c.strategy in _NO_LOSS_SCALE,
+        "runtime.precision=float16 requires a loss scale, which tf_keras does not support under "
+        "central storage, parameter servers and TPUs",
         "choose runtime.precision=bfloat16",
     ),
     Rule(
         lambda c: c.precision == "float64" and c.strategy == "tpu",
-        "runtime.precision=float64 is not what a TPU computes in",
+        "runtime.precision=float64 is not supported by TPUs",
         "choose runtime.precision=float32 or bfloat16",
     ),
     Rule(
         lambda c: c.xla == "gradients" and c.strategy in ("central_storage", "parameter_server"),
-        "runtime.xla=gradients compiles what reads variables, which central storage and parameter "
-        "servers keep on another device",
+        "runtime.xla=gradients compiles code that reads variables, which central storage and "
+        "parameter servers keep on another device",
         "choose runtime.xla=autocluster or off",
     ),
     Rule(
-        lambda c: c.xla in ("loop", "step") and c.strategy == "parameter_server",
-        "runtime.xla=loop and step compile the update, and parameter servers apply it elsewhere",
+        lambda c: c.xla in _SINGLE_REPLICA_XLA and c.strategy == _INDEPENDENT_WORKERS,
+        "runtime.xla=loop and step compile the update, which parameter servers apply on another "
+        "machine",
         "choose runtime.xla=autocluster or off",
     ),
     Rule(
-        lambda c: c.strategy == "parameter_server" and (c.sync_batch_norm or bool(c.shards)),
-        "synchronized batch normalization and runtime.logical_shards join the replicas of a step, and "
-        "workers of parameter servers step by themselves",
-        "set both off, or choose runtime.strategy=multi_worker_mirrored",
+        lambda c: c.xla in _SINGLE_REPLICA_XLA and c.string_features,
+        "runtime.xla=loop and step compile the complete step, and XLA does not support strings",
+        "remove the string features from the batch, or choose runtime.xla=off",
     ),
     Rule(
-        lambda c: bool(c.reduce_dtype) and c.strategy == "parameter_server",
-        "runtime.all_reduce.dtype is of a reduction, and parameter servers have none",
+        lambda c: c.strategy == _INDEPENDENT_WORKERS and (c.sync_batch_norm or bool(c.shards)),
+        "synchronized batch normalization and runtime.logical_shards combine the replicas of a "
+        "step, but the workers of parameter servers compute their steps independently",
+        "turn both off, or choose runtime.strategy=multi_worker_mirrored",
+    ),
+    Rule(
+        lambda c: (
+            c.strategy == _INDEPENDENT_WORKERS
+            and (c.on_non_finite in ("skip", "rollback") or bool(c.loss_spike))
+        ),
+        "train.on_non_finite=skip and rollback and train.loss_spike are decisions of all replicas "
+        "together, but the workers of parameter servers compute their steps independently",
+        "choose train.on_non_finite=stop or ignore, and set train.loss_spike=0",
+    ),
+    Rule(
+        lambda c: c.strategy == "tpu" and c.on_non_finite == "skip",
+        "train.on_non_finite=skip applies the update conditionally, which TensorFlow does not "
+        "support on a TPU",
+        "choose train.on_non_finite=rollback, stop or ignore",
+    ),
+    Rule(
+        lambda c: bool(c.reduce_dtype) and c.strategy == _INDEPENDENT_WORKERS,
+        "runtime.all_reduce.dtype is the dtype of a reduction, and parameter servers have none",
         'set runtime.all_reduce.dtype=""',
     ),
     Rule(
-        lambda c: c.xla in ("loop", "step") and c.replicas > 1,
-        "runtime.xla=loop and step make whole steps one program, which replicas cannot share",
+        lambda c: c.xla in _SINGLE_REPLICA_XLA and c.replicas > 1,
+        "runtime.xla=loop and step compile complete steps into one program, which several replicas "
+        "cannot share",
         "choose runtime.xla=gradients, autocluster or off",
     ),
     Rule(
         lambda c: c.xla == "gradients" and c.sync_batch_norm and c.replicas > 1,
         "runtime.xla=gradients compiles the model, and synchronized batch normalization reduces "
-        "over the replicas inside of it",
+        "over the replicas inside the model",
         "choose runtime.xla=autocluster or off",
     ),
     Rule(
+        lambda c: c.rows_per_replica is not None and c.micro_batches > c.rows_per_replica,
+        "optimizer.gradient_accumulation_steps is larger than the per-replica batch",
+        "set optimizer.gradient_accumulation_steps to at most the per-replica batch size",
+        ("micro_batches", "rows_per_replica"),
+    ),
+    Rule(
         lambda c: c.sync_batch_norm and c.micro_batches > 1 and not c.per_micro_batch,
-        "with gradient_accumulation_steps, synchronized batch normalization has the statistics of "
-        "a micro-batch",
-        "set gradient_accumulation_steps=1, or ask for them by "
+        "optimizer.gradient_accumulation_steps splits a batch into micro-batches, and synchronized "
+        "batch normalization would use the statistics of a micro-batch",
+        "set optimizer.gradient_accumulation_steps=1, or accept them with "
         "model.sync_batch_norm=per_micro_batch",
     ),
     Rule(
         lambda c: bool(c.shards) and c.shards % c.replicas != 0,
         "runtime.logical_shards is not a multiple of the number of replicas",
-        "choose a multiple, or 0",
+        "choose a multiple, or set runtime.logical_shards=0",
+        ("shards", "replicas"),
     ),
     Rule(
         lambda c: bool(c.shards) and c.batch % c.shards != 0,
-        "the global batch is not a multiple of runtime.logical_shards",
-        "choose a batch that is, or runtime.logical_shards=0",
+        "the global batch size is not a multiple of runtime.logical_shards",
+        "choose a multiple, or set runtime.logical_shards=0",
+        ("batch", "shards"),
+    ),
+    Rule(
+        lambda c: bool(c.shards) and not c.full_batches,
+        "runtime.logical_shards requires full batches of one known size",
+        "batch with drop_remainder=True, or return single examples and let ctl batch them",
     ),
     Rule(
         lambda c: bool(c.shards) and c.sync_batch_norm,
         "runtime.logical_shards sums gradients in a fixed order, and synchronized batch "
         "normalization sums inside the model",
-        "set runtime.logical_shards=0, or take a model without it",
+        "set runtime.logical_shards=0, or use a model without synchronized batch normalization",
     ),
     Rule(
         lambda c: bool(c.shards) and c.micro_batches > 1,
-        "runtime.logical_shards computes shard by shard already",
-        "set gradient_accumulation_steps=1",
+        "runtime.logical_shards already computes the gradients shard by shard",
+        "set optimizer.gradient_accumulation_steps=1",
     ),
     Rule(
         lambda c: bool(c.shards) and c.xla != "off",
-        "runtime.logical_shards needs each shard computed alike, and XLA fuses across shards",
+        "runtime.logical_shards requires the same computation for each shard, and XLA fuses "
+        "operations across shards",
         "set runtime.xla=off",
     ),
     Rule(
         lambda c: bool(c.shards) and bool(c.reduce_dtype),
-        "runtime.logical_shards keeps every bit, and runtime.all_reduce.dtype drops some",
-        "set one of the two",
+        "runtime.logical_shards keeps every bit of the gradients, and runtime.all_reduce.dtype "
+        "rounds them",
+        "set only one of the two",
     ),
     Rule(
         lambda c: bool(c.reduce_dtype) and c.precision == "float64",
         "runtime.all_reduce.dtype=bfloat16 would undo runtime.precision=float64",
-        "set one of the two",
+        "set only one of the two",
     ),
 )
 
 
-def check(choice: Choice) -> None:
-    """Refuses a combination that cannot be right.
-
-    Raises:
-        UsageError: says why, and what to choose instead.
-    """
-    for rule in RULES:
+def check(choice: Choice, rules: Iterable[Rule] = RULES) -> None:
+    """Raises a UsageError of one line for the first rule that a choice breaks."""
+    for rule in rules:
         if rule.broken(choice):
-            key = rule.says.startswith("runtime.")
-            says = rule.says if key else f"{rule.says[0].upper()}{rule.says[1:]}"
-            raise UsageError(f"{says}: {rule.instead}.")
+            raise UsageError(rule.message(choice))
+
+
+def check_options(values: Mapping[str, Any]) -> None:
+    """Checks `OPTION_RULES` for the values of a config, by their full keys."""
+    choice = Choice(
+        precision=values["runtime.precision"],
+        loss_scale=values["runtime.loss_scale"],
+        xla=values["runtime.xla"],
+        placement=values["data.placement"],
+        on_non_finite=values["train.on_non_finite"],
+        loss_spike=values["train.loss_spike"],
+    )
+    check(choice, OPTION_RULES)
 
 
 AXES = {
@@ -173,36 +263,34 @@ AXES = {
 
 
 def all_choices() -> Iterator[Choice]:
-    """Every combination of the options' values."""
+    """Yields every combination of the values in `AXES`."""
     for values in itertools.product(*AXES.values()):
         yield Choice(**dict(zip(AXES, values, strict=True)))  # type: ignore[arg-type]
 
 
 def matrix() -> str:
-    """docs/matrix.md."""
-    total = list(all_choices())
-    refused = [c for c in total if any(rule.broken(c) for rule in RULES)]
+    """Returns the text of docs/matrix.md."""
+    choices = list(all_choices())
+    rejected = [c for c in choices if any(rule.broken(c) for rule in RULES)]
     lines = [
-        "# What works with what",
+        "# Which options may be combined",
         "",
-        "Printed by `python -m ctl.configs.compatibility`; a test fails when it is stale. Every",
-        "combination of",
+        "This page is printed by `python -m ctl.configs.compatibility`; a test checks that it is",
+        "current. Of the combinations of",
         "",
-        *(
-            f"- {name}: {', '.join(str(v) or 'none' for v in values)}"
-            for name, values in AXES.items()
-        ),
+        *(f"- {name}: {', '.join(str(v) or 'none' for v in axis)}" for name, axis in AXES.items()),
         "",
-        f"is allowed but for {len(refused)} of {len(total)}, refused before the first step. Tests show",
-        "the update of each allowed one (`tests/combinations_test.py`: every pair of values by default,",
-        "all of them with `-m slow`). By size or strategy there are more, below.",
+        f"{len(rejected)} of {len(choices)} are rejected before the first step. Tests compare the",
+        "update of each other combination with the exact one (tests/replica/combinations_test.py:",
+        "every pair of values by default, every combination with `-m slow`). Rules without a number",
+        "depend on other options, such as the strategy or the batch size.",
         "",
-        "| refused, because | instead | combinations |",
+        "| rejected because | fix | combinations |",
         "|---|---|---:|",
     ]
     for rule in RULES:
-        count = sum(rule.broken(c) for c in total)
-        lines.append(f"| {rule.says} | {rule.instead} | {count or 'by size or strategy'} |")
+        count = sum(rule.broken(c) for c in choices)
+        lines.append(f"| {rule.reason} | {rule.fix} | {count or ''} |")
     return "\n".join(lines) + "\n"
 
 

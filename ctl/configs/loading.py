@@ -99,21 +99,21 @@ def trainer_file(trainer: str, config_path: str) -> pathlib.Path | None:
     raise UsageError(f"trainer is {trainer!r}, and there is no {tried}: mend the path.")
 
 
-def trainer_class(trainer: str, config_path: str) -> type:
+def trainer_class(trainer: str, config_path: str, base: type) -> type:
     """Imports the class that a `trainer` key names.
 
     Args:
         trainer: path/to/file.py:Class or package.module:Class.
         config_path: the experiment's config file.
+        base: the class that it must be a subclass of, `ctl.StandardTrainer`. It is an argument since
+            ctl.configs imports neither ctl.trainer nor TensorFlow.
 
     Returns:
-        A subclass of `ctl.StandardTrainer`.
+        A subclass of `base`.
 
     Raises:
         UsageError: the file or module cannot be imported, or has no such class.
     """
-    from ctl.trainer import StandardTrainer
-
     where, _, name = trainer.rpartition(":")
     file = trainer_file(trainer, config_path)
     try:
@@ -129,9 +129,9 @@ def trainer_class(trainer: str, config_path: str) -> type:
     if found is None:
         classes = [k for k, v in vars(module).items() if isinstance(v, type)]
         raise UsageError(_no_class(trainer, str(file or where), classes))
-    if not (isinstance(found, type) and issubclass(found, StandardTrainer)):
+    if not (isinstance(found, type) and issubclass(found, base)):
         raise UsageError(
-            f"trainer is {trainer!r}, which is not a subclass of ctl.StandardTrainer: derive it "
+            f"trainer is {trainer!r}, which is not a subclass of ctl.{base.__name__}: derive it "
             "from that, or name another."
         )
     return found

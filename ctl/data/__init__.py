@@ -1,8 +1,8 @@
-"""Sources of examples, their order, and the pipeline that feeds a strategy."""
+"""Sources of examples, their order, and the input pipeline that feeds a strategy."""
 
-from ctl.data.augmentation import Augmented, augmented
+from ctl.data.augmentation import augmented
 from ctl.data.idx import idx
-from ctl.data.source import Arrays, GlobalBatches, PerReplica, Source, arrays
+from ctl.data.source import Arrays, Augmented, GlobalBatches, PerReplica, Source, arrays
 from ctl.data.tfrecords import tfrecords
 
 __all__ = [

@@ -1,240 +1,187 @@
-"""Sampler + source (or a dataset) -> what `distribute_datasets_from_function` feeds to the step.
+"""Any data that `build_dataset` may return -> per-replica batches of static shape.
 
-An element is `(batch, present)`: one replica's rows of a global batch, of static shape, and the
-mask of the rows that exist. Replica r holds rows [r b, (r + 1) b) of the global batch of B rows,
-b = ceil(B / replicas); rows past the end repeat the last row of the same global batch and are
-masked, since zeros or rows of elsewhere could bring a NaN in. The mask is None where all rows
-always exist: in training, if the replicas divide B. Consecutive elements go to consecutive
-replicas of an input pipeline, so the rows and their order are the same on any number of replicas
-and pipelines.
+An element is `(batch, row_mask)`: one replica's rows of a global batch, and a [rows] float32 mask of
+the rows that exist. Replica r holds the rows [r b, (r + 1) b) of a global batch of B rows, where
+b = ceil(B / replicas). Rows past the end of the global batch are padding, masked by 0. Padding repeats
+the last row of the same global batch: zeros, or rows of another batch, might produce a NaN. The mask
+is None if every row always exists, that is in training if the replicas divide B.
+
+Consecutive elements go to consecutive replicas of an input pipeline. So the rows and their order are
+the same on any number of replicas and input pipelines.
 """
 
 import logging
 import math
-from typing import Any, TypeAlias
+from typing import Any
 
 import tensorflow as tf
 
-from ctl.data import augmentation, sampler, streams
-from ctl.data.augmentation import Augmented
+from ctl.data import sampler, streams
 from ctl.data.layout import Layout, WorkerShard
-from ctl.data.source import Arrays, GlobalBatches, Indexes, PerReplica, Source
+from ctl.data.source import (
+    Arrays,
+    Augmented,
+    Data,
+    GlobalBatches,
+    Indexes,
+    PerReplica,
+    Source,
+    dataset_of,
+)
 from ctl.errors import UsageError
 
 _LOG = logging.getLogger("ctl")
-Data: TypeAlias = Source | tf.data.Dataset | Augmented | GlobalBatches | PerReplica
 
 
-def training(
+def training_batches(
     data: Data,
     layout: Layout,
     *,
     seed: int,
     start: int,
     prefetch: int,
-    turns: WorkerShard | None = None,
+    shard: WorkerShard | None = None,
 ) -> tf.data.Dataset:
-    """The endless training stream of one input pipeline, from a step on.
+    """Returns the endless training stream of one input pipeline, from a global step on.
 
     Args:
-        data: what the trainer's `build_dataset("train", ...)` returned. A `tf.data.Dataset` that
-            shuffles must be a new one: iterated again, the same object goes on in another order.
+        data: the data of the training split. A `tf.data.Dataset` that shuffles must be a new object
+            each time: a second iteration of the same object continues in another order.
         layout: which rows this pipeline feeds to which replicas.
         seed: the run's seed.
         start: the global step of the first batch.
-        prefetch: batches to prepare ahead, each with a share for every local replica; -1 lets
-            tf.data choose.
-        turns: which batches from `start` on, where not all.
+        prefetch: number of global batches to prepare ahead; -1 lets tf.data choose.
+        shard: the batches of one worker; None for all batches.
 
     Returns:
-        A dataset of `(batch, present)`; of a `PerReplica` its batches, as they are.
+        A dataset of `(batch, row_mask)`; for `PerReplica` data, of its batches.
     """
     if isinstance(data, Source):
-        dataset = streams.training(data, layout, seed=seed, start=start, turns=turns)
+        dataset = streams.training_batches(data, layout, seed=seed, start=start, shard=shard)
     elif isinstance(data, Augmented) and isinstance(data.data, Source):
-        dataset = streams.augmented(
-            data.data, data.augment, layout, seed=seed, start=start, turns=turns
+        dataset = streams.augmented_training_batches(
+            data.data, data.augment, layout, seed=seed, start=start, shard=shard
         )
     elif isinstance(data, PerReplica):
-        dataset = _endless(data.dataset, start, each=layout.local_replicas)
+        dataset = _repeat(data.dataset, start, elements_per_step=layout.local_replicas)
     else:
-        size = layout.global_batch_size
-        examples = _examples(data, start, each=size, seed=seed)
-        batches = examples.batch(size, drop_remainder=True)
-        if turns is not None:
-            batches = batches.shard(turns.count, turns.index)
-        dataset = _split(batches, layout, full=True)
-    return _prefetched(dataset, layout, prefetch)
+        batch_size = layout.global_batch_size
+        examples = _training_examples(data, start, batch_size=batch_size, seed=seed)
+        batches = examples.batch(batch_size, drop_remainder=True)
+        if shard is not None:
+            batches = batches.shard(shard.num_workers, shard.index)
+        dataset = _split(batches, layout, always_full=True)
+    return _prefetch(dataset, layout, prefetch)
 
 
 def training_chunks(
     data: Data, layout: Layout, *, seed: int, start: int, size: int
 ) -> tf.data.Dataset:
-    """As `training`, for one replica, `size` whole batches on a first axis and no mask."""
+    """Like `training_batches` for one replica, with `size` batches stacked and without a mask."""
     if isinstance(data, Arrays | Indexes):
         chunks = streams.training_chunks(data, layout, seed=seed, start=start, size=size)
-        return chunks.map(lambda batch, present: batch).prefetch(1)
-    batches = training(data, layout, seed=seed, start=start, prefetch=2)
-    whole = batches.map(lambda batch, present: batch)
-    return whole.batch(size, drop_remainder=True).prefetch(1)
+        return chunks.map(lambda batch, row_mask: batch).prefetch(1)
+    elements = training_batches(data, layout, seed=seed, start=start, prefetch=2)
+    batches = elements.map(lambda batch, row_mask: batch)
+    return batches.batch(size, drop_remainder=True).prefetch(1)
 
 
-def evaluation(data: Data, layout: Layout, *, prefetch: int) -> tf.data.Dataset:
-    """The evaluation stream of one input pipeline: every example once, in order.
+def evaluation_batches(data: Data, layout: Layout, *, prefetch: int) -> tf.data.Dataset:
+    """Returns the evaluation stream of one input pipeline: every example once, in order.
 
     Args:
-        data: what the trainer's `build_dataset("eval", ...)` returned.
+        data: the data of the evaluation split.
         layout: which rows this pipeline feeds to which replicas.
-        prefetch: as for `training`.
+        prefetch: as for `training_batches`.
 
     Returns:
-        A dataset of `(batch, present)`; of a `PerReplica` its batches, as they are. That of a
-        `Source` goes on with absent rows for ever: run `evaluation_steps` steps of it.
+        A dataset of `(batch, row_mask)`; for `PerReplica` data, of its batches. The stream of a
+        `Source` continues with padding endlessly: read `evaluation_steps` steps of it.
     """
     if isinstance(data, Source):
-        dataset = streams.evaluation(data, layout)
+        dataset = streams.evaluation_batches(data, layout)
     elif isinstance(data, PerReplica):
-        _check_tail(data.dataset, layout)
+        _check_number_of_batches(data.dataset, layout)
         dataset = data.dataset
     else:
-        dataset = _split(_dataset(data).batch(layout.global_batch_size), layout, full=False)
-    return _prefetched(dataset, layout, prefetch)
+        batches = dataset_of(data).batch(layout.global_batch_size)
+        dataset = _split(batches, layout, always_full=False)
+    return _prefetch(dataset, layout, prefetch)
 
 
 def evaluation_steps(data: Data, layout: Layout) -> int | None:
-    """How many steps see every example once, or None where only the data's end will tell."""
+    """Returns the number of steps that read every example once; None if it is not known ahead."""
     if isinstance(data, Source):
         return math.ceil(len(data) / layout.global_batch_size)
-    dataset = _dataset(data)
+    dataset = dataset_of(data)
     count = int(dataset.cardinality())
     if count == tf.data.INFINITE_CARDINALITY:
         raise UsageError("The evaluation dataset never ends: return one without repeat().")
     if dataset is not data or count == tf.data.UNKNOWN_CARDINALITY:
-        return None
+        return None  # batches may have any size
     return math.ceil(count / layout.global_batch_size)
 
 
 def global_batches(data: GlobalBatches, *, start: int, endless: bool) -> tf.data.Dataset:
-    """The ready global batches, as they are, for `experimental_distribute_dataset`."""
-    return _endless(data.dataset, start, each=1) if endless else data.dataset
+    """Returns complete global batches, for `experimental_distribute_dataset`."""
+    return _repeat(data.dataset, start, elements_per_step=1) if endless else data.dataset
 
 
-def element_spec(data: Data) -> dict[str, tf.TensorSpec]:
-    """The spec of a batch with an unknown number of rows, to build the model by.
-
-    Raises:
-        UsageError: the elements are not dicts of tensors of known rank.
-    """
-    if isinstance(data, Augmented):
-        example = tf.nest.map_structure(
-            lambda s: tf.TensorSpec(s.shape[1:], s.dtype), element_spec(data.data)
-        )
-        spec, batched = augmentation.output_spec(data.augment, example), False
-    elif isinstance(data, Source):
-        gather = tf.function(data.gather, autograph=False)
-        indexes = tf.TensorSpec([None], tf.int64)
-        outputs = gather.get_concrete_function(indexes).structured_outputs
-        spec, batched = tf.nest.map_structure(tf.TensorSpec.from_tensor, outputs), True
-    else:
-        spec, batched = _dataset(data).element_spec, isinstance(data, GlobalBatches | PerReplica)
-    if not isinstance(spec, dict) or not spec:
-        raise UsageError(
-            f"The data's elements are {spec}: want dicts, as from "
-            '`dataset.map(lambda x, y: {"x": x, "label": y})`.'
-        )
-    return tf.nest.map_structure(lambda s: _rows_spec(s, batched, spec), spec)
-
-
-def check_data(data: Any, split: str) -> None:
-    """Refuses what `build_dataset` may not return."""
-    if not isinstance(data, Source | tf.data.Dataset | Augmented | GlobalBatches | PerReplica):
-        raise UsageError(
-            f"build_dataset({split!r}, ...) returned {type(data).__name__}: want a "
-            "ctl.data.Source, a tf.data.Dataset of examples, ctl.data.augmented(...), "
-            "ctl.data.GlobalBatches or ctl.data.PerReplica."
-        )
-    if isinstance(data, Augmented) and split != "train":
-        raise UsageError(
-            f"build_dataset({split!r}, ...) returned augmented examples: return them as they are."
-        )
-    source = source_of(data)
-    count = len(source) if source is not None else int(_dataset(data).cardinality())
-    if count == 0:
-        raise UsageError(f"build_dataset({split!r}, ...) returned no examples: want at least one.")
-    element_spec(data)
-
-
-def source_of(data: Data) -> Source | None:
-    """The source that the examples come from, augmented or not; None where there is none."""
-    examples = data.data if isinstance(data, Augmented) else data
-    return examples if isinstance(examples, Source) else None
-
-
-def _split(batches: tf.data.Dataset, layout: Layout, *, full: bool) -> tf.data.Dataset:
-    """Global batches -> each local replica's rows, one element a replica."""
-    if full and layout.replicas == 1:
+def _split(batches: tf.data.Dataset, layout: Layout, *, always_full: bool) -> tf.data.Dataset:
+    """Splits global batches into one element `(batch, row_mask)` per local replica."""
+    if always_full and layout.replicas == 1:
         return batches.map(lambda batch: (batch, None))
+    count = layout.rows_per_replica
     replicas = tf.range(layout.first_replica, layout.first_replica + layout.local_replicas)
-    rows = replicas[:, tf.newaxis] * layout.rows + tf.range(layout.rows)[tf.newaxis, :]
+    rows = replicas[:, tf.newaxis] * count + tf.range(count)[tf.newaxis, :]
 
     def split(batch: Any) -> tuple[Any, tf.Tensor | None]:
         size = tf.shape(tf.nest.flatten(batch)[0])[0]
-        shares = tf.nest.map_structure(lambda x: tf.gather(x, tf.minimum(rows, size - 1)), batch)
-        return shares, None if full and layout.even else tf.cast(rows < size, tf.float32)
+        padded = tf.nest.map_structure(lambda x: tf.gather(x, tf.minimum(rows, size - 1)), batch)
+        row_mask = None if always_full and layout.even else tf.cast(rows < size, tf.float32)
+        return padded, row_mask
 
     split_batches = batches.map(split, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     return split_batches.unbatch()
 
 
-def _dataset(data: Any) -> tf.data.Dataset:
-    if isinstance(data, GlobalBatches | PerReplica):
-        return data.dataset
-    return data.data if isinstance(data, Augmented) else data
-
-
-def _examples(data: Any, start: int, *, each: int, seed: int) -> tf.data.Dataset:
-    """The endless examples of a dataset, from a step on, augmented where asked for."""
-    examples = _endless(_dataset(data), start, each=each)
+def _training_examples(data: Any, start: int, *, batch_size: int, seed: int) -> tf.data.Dataset:
+    """The endless examples of a dataset from a global step on, augmented if it is `Augmented`."""
+    examples = _repeat(dataset_of(data), start, elements_per_step=batch_size)
     if not isinstance(data, Augmented):
         return examples
 
     def augment(position: tf.Tensor, example: Any) -> Any:
-        return data.augment(example, sampler.stream_seed(position, seed=seed))
+        return data.augment(example, sampler.position_seed(position, seed=seed))
 
-    numbered = examples.enumerate(start=start * each)
+    numbered = examples.enumerate(start=start * batch_size)
     return numbered.map(augment, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
-def _check_tail(dataset: tf.data.Dataset, layout: Layout) -> None:
-    """Refuses batches of static shape of which tf.distribute would drop the last ones."""
-    tail = max(0, int(dataset.cardinality())) % layout.local_replicas
-    if tail and all(s.shape.is_fully_defined() for s in tf.nest.flatten(dataset.element_spec)):
+def _check_number_of_batches(dataset: tf.data.Dataset, layout: Layout) -> None:
+    """Raises UsageError if tf.distribute would drop the last batches of an evaluation.
+
+    It does so if their shapes are static, since it cannot then give a replica an empty batch.
+    """
+    rest = max(0, int(dataset.cardinality())) % layout.local_replicas
+    if rest and all(s.shape.is_fully_defined() for s in tf.nest.flatten(dataset.element_spec)):
         raise UsageError(
-            f"The evaluation data ends with {tail} batches for {layout.local_replicas} replicas: "
-            "they would be dropped, so batch it without drop_remainder, or add batches."
+            f"The evaluation data ends with {rest} batches for {layout.local_replicas} replicas, "
+            "which would be dropped: batch it without drop_remainder, or add batches."
         )
 
 
-def _rows_spec(spec: Any, batched: bool, whole: Any) -> tf.TensorSpec:
-    """The spec of a feature of several examples; `batched` where `spec` has the axis of rows."""
-    if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None or spec.shape.rank < batched:
-        raise UsageError(
-            f"The data's elements are {whole}: want dense tensors of known rank"
-            f"{', their first axis the rows' * batched} (tf.ensure_shape, tf.sparse.to_dense)."
-        )
-    return tf.TensorSpec([None, *(spec.shape[1:] if batched else spec.shape)], spec.dtype)
-
-
-def _prefetched(dataset: tf.data.Dataset, layout: Layout, prefetch: int) -> tf.data.Dataset:
+def _prefetch(dataset: tf.data.Dataset, layout: Layout, prefetch: int) -> tf.data.Dataset:
+    """Prefetches global batches; each has one element per local replica."""
     return dataset.prefetch(prefetch if prefetch < 0 else prefetch * layout.local_replicas)
 
 
-def _endless(dataset: tf.data.Dataset, start: int, *, each: int) -> tf.data.Dataset:
-    """The dataset over and over, without the elements of the first `start` steps, `each` a step."""
+def _repeat(dataset: tf.data.Dataset, start: int, *, elements_per_step: int) -> tf.data.Dataset:
+    """Repeats a dataset endlessly and skips the elements of the first `start` steps."""
     if start:
         _LOG.warning(
-            "The training data is a tf.data.Dataset: to go on at step %d, all batches before it "
+            "The training data is a tf.data.Dataset: to resume at step %d, all batches before it "
             "are read again and dropped. A ctl.data.Source would seek.",
             start,
         )
-    return dataset.repeat().skip(start * each)
+    return dataset.repeat().skip(start * elements_per_step)

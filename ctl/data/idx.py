@@ -1,7 +1,7 @@
 """Reads IDX datasets, the format of MNIST and Fashion-MNIST (described on Y. LeCun's MNIST page).
 
-A file is two zero bytes, a type byte, the number of axes, each axis' length as a big-endian uint32,
-then the values, big-endian, the last axis fastest. It may be gzipped.
+A file has two zero bytes, a type byte, the number of axes, the length of each axis as a big-endian
+uint32, and the values in big-endian order, the last axis varying fastest. It may be gzipped.
 """
 
 import gzip
@@ -16,27 +16,27 @@ from ctl.data.source import Arrays
 from ctl.errors import UsageError
 
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-_MAX_AXES = 32  # as many as every numpy takes
+_MAX_AXES = 32  # supported by every numpy version; numpy 2 supports 64
 _PREFIXES = {"train": "train", "eval": "t10k"}
 
 
 def idx(directory: str | pathlib.Path, split: str) -> Arrays:
-    """The images and labels of one split of an IDX dataset.
+    """Reads the images and labels of one split of an IDX dataset.
 
         source = ctl.data.idx("experiments/data/mnist", "train")
 
     Args:
-        directory: a folder with `train-images-idx3-ubyte`, `train-labels-idx1-ubyte` and the same
-            with `t10k` for evaluation, each with or without `.gz`. Some programs unpack them as
-            `train-images.idx3-ubyte`: that is found too.
+        directory: a folder with `train-images-idx3-ubyte` and `train-labels-idx1-ubyte`, and the
+            same with `t10k` for evaluation, each with or without `.gz`. The spelling
+            `train-images.idx3-ubyte`, which some programs unpack, is found, too.
         split: "train" or "eval".
 
     Returns:
-        A source of `image` (as in the file: [28, 28] uint8 for MNIST) and `label` (int32, or as in
-        the file if that holds fractions).
+        A source of `image` (shape and dtype as in the file: [28, 28] uint8 for MNIST) and `label`
+        (int32; with the dtype of the file if that is a floating-point type).
 
     Raises:
-        UsageError: a file is missing, truncated, corrupt, or does not match its partner.
+        UsageError: a file is missing, truncated or corrupt, or images and labels do not match.
     """
     if split not in _PREFIXES:
         raise UsageError(f"An IDX dataset has no split {split!r}: choose one of {[*_PREFIXES]}.")
@@ -45,48 +45,50 @@ def idx(directory: str | pathlib.Path, split: str) -> Arrays:
     images, labels = read(images_path), read(labels_path)
     if labels.ndim != 1:
         raise UsageError(
-            f"{labels_path} has {labels.ndim} axes, want one, a label an example: it is not a file "
-            "of labels, fetch it again."
+            f"{labels_path} has {labels.ndim} axes, but a file of labels must have one: download it "
+            "again."
         )
     if len(images) != len(labels):
         raise UsageError(
             f"{images_path} has {len(images)} examples and {labels_path} has {len(labels)}: "
-            "the two files are not of one dataset, fetch them again."
+            "the two files do not belong to the same dataset, download them again."
         )
-    whole = np.issubdtype(labels.dtype, np.integer)
-    return Arrays({"image": images, "label": labels.astype(np.int32) if whole else labels})
+    is_integer = np.issubdtype(labels.dtype, np.integer)
+    return Arrays({"image": images, "label": labels.astype(np.int32) if is_integer else labels})
 
 
 def read(path: str | pathlib.Path) -> np.ndarray:
     """Reads one IDX file.
 
     Args:
-        path: the file, gzipped or not (its first bytes tell).
+        path: the file; its first bytes show whether it is gzipped.
 
     Returns:
-        The array, in this machine's byte order. It has at least one value.
+        An array of at least one value, in the byte order of this machine.
 
     Raises:
-        UsageError: the file cannot be read, or is not a whole IDX file.
+        UsageError: the file cannot be read, or is not a complete IDX file.
     """
     content = _content(pathlib.Path(path))
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _TYPES:
         raise UsageError(
-            f"{path} is not an IDX file, its first bytes are {content[:4]!r}: fetch it again."
+            f"{path} is not an IDX file, its first bytes are {content[:4]!r}: download it again."
         )
     axes, dtype = content[3], np.dtype(_TYPES[content[2]])
     start = 4 + 4 * axes
     if not 1 <= axes <= _MAX_AXES or len(content) < start:
         raise UsageError(
-            f"{path} is truncated or corrupt, {len(content)} bytes with a header of {axes} axes: "
-            "fetch it again."
+            f"{path} is truncated or corrupt, it has {len(content)} bytes and its header declares "
+            f"{axes} axes: download it again."
         )
+    # The product is computed with Python's integers: a corrupt header may declare 2**127 values,
+    # and nothing of that size may be allocated.
     shape = tuple(int(n) for n in np.frombuffer(content, ">u4", count=axes, offset=4))
-    want, found = math.prod(shape) * dtype.itemsize, len(content) - start
-    if want != found or want == 0:
+    expected, actual = math.prod(shape) * dtype.itemsize, len(content) - start
+    if expected != actual or expected == 0:
         raise UsageError(
-            f"{path} is truncated or corrupt, its header says {shape}, {want} bytes, and {found} "
-            "follow: fetch it again."
+            f"{path} is truncated or corrupt, its header declares shape {shape}, {expected} bytes, "
+            f"but {actual} follow: download it again."
         )
     values = np.frombuffer(content, dtype, offset=start).reshape(shape)
     return values.astype(dtype.newbyteorder("="), copy=False)
@@ -94,15 +96,15 @@ def read(path: str | pathlib.Path) -> np.ndarray:
 
 def _find(directory: str | pathlib.Path, stem: str) -> pathlib.Path:
     folder = pathlib.Path(directory)
-    if not os.path.isdir(folder):  # pathlib raises where a name is too long
-        raise UsageError(f"There is no folder {folder}: set data.dir to a folder of IDX files.")
-    found = sorted(path for path in folder.glob(f"{stem}[-.]idx*") if path.is_file())
-    if not found:
+    if not os.path.isdir(folder):  # pathlib raises an OSError if a name is too long
+        raise UsageError(f"Folder {folder} does not exist: set data.dir to a folder of IDX files.")
+    paths = sorted(path for path in folder.glob(f"{stem}[-.]idx*") if path.is_file())
+    if not paths:
         raise UsageError(
-            f"{folder} has no file {stem}-idxN-ubyte or {stem}-idxN-ubyte.gz: put the dataset's "
-            "four files there, or set data.dir to the folder that has them."
+            f"{folder} has no file {stem}-idxN-ubyte or {stem}-idxN-ubyte.gz: copy the four files "
+            "of the dataset there, or set data.dir to the folder that has them."
         )
-    return found[0]
+    return paths[0]
 
 
 def _content(path: pathlib.Path) -> bytes:
@@ -113,4 +115,4 @@ def _content(path: pathlib.Path) -> bytes:
     try:
         return gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
     except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"{path} is a broken gzip file ({error}): fetch it again.") from None
+        raise UsageError(f"{path} is a corrupt gzip file ({error}): download it again.") from None

@@ -1,4 +1,4 @@
-"""A trainer's `build_dataset` -> what its strategy iterates over."""
+"""The input pipeline of a trainer: from its `build_dataset` to the datasets its strategy iterates."""
 
 from collections.abc import Callable
 import contextlib
@@ -6,25 +6,32 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.data import batching, distribution, sampler
-from ctl.data.augmentation import Augmented
+from ctl.data import batching, distribution, element_spec, sampler
 from ctl.data.layout import Layout, WorkerShard
-from ctl.data.source import Arrays, GlobalBatches, Indexes, PerReplica
+from ctl.data.source import (
+    Arrays,
+    Augmented,
+    Data,
+    GlobalBatches,
+    Indexes,
+    PerReplica,
+    source_of,
+)
 from ctl.errors import UsageError
 from ctl.hardware import coordinator
 
-BuildDataset = Callable[[str, tf.distribute.InputContext], batching.Data]
+BuildDataset = Callable[[str, tf.distribute.InputContext], Data]
 
 
 class InputPipeline:
-    """Feeds the replicas of a strategy with their rows of each global batch.
+    """Gives each replica of a strategy its rows of each global batch.
 
-    feed = Feed(trainer.build_dataset, strategy=strategy, seed=0, prefetch=-1)
-    iterator = iter(feed.training(64, start=0))
-    batch, present = next(iterator)
+        pipeline = InputPipeline(trainer.build_dataset, strategy=strategy, seed=0, prefetch=-1)
+        iterator = iter(pipeline.training_dataset(64, start=0))
+        batch, row_mask = next(iterator)
 
     Attributes:
-        kinds: split -> the class of what `build_dataset` returned, as far as it was asked.
+        data_types: split -> class name of what `build_dataset` returned, for the splits read so far.
     """
 
     def __init__(
@@ -34,179 +41,187 @@ class InputPipeline:
         strategy: tf.distribute.Strategy,
         seed: int,
         prefetch: int,
-        building: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        build_scope: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ):
-        """Takes what to feed and where to.
+        """Initializes the pipeline; reads no data.
 
         Args:
-            build_dataset: makes the data of a split.
-            strategy: where the replicas are.
+            build_dataset: returns the data of a split.
+            strategy: the distribution strategy.
             seed: the run's seed.
-            prefetch: batches to prepare ahead; -1 lets tf.data choose.
-            building: what to make the data inside of.
+            prefetch: number of global batches to prepare ahead; -1 lets tf.data choose.
+            build_scope: makes the context manager in which `build_dataset` is called.
         """
         self._build_dataset = build_dataset
         self._strategy = strategy
         self._seed = seed
         self._prefetch = prefetch
-        self._building = building
-        self._sources: dict[str, batching.Data] = {}
-        self.kinds: dict[str, str] = {}
+        self._build_scope = build_scope
+        self._sources: dict[str, Data] = {}
+        self.data_types: dict[str, str] = {}
 
     def layout(self, global_batch_size: int) -> Layout:
-        """How a global batch falls to the replicas."""
+        """Returns the layout of a global batch over all replicas of the strategy."""
         return Layout(global_batch_size, self._strategy.num_replicas_in_sync)
 
-    def data(self, split: str, context: tf.distribute.InputContext | None = None) -> batching.Data:
-        """What `build_dataset` returns for a split and an input pipeline.
+    def data(self, split: str, context: tf.distribute.InputContext | None = None) -> Data:
+        """Returns the data of a split for one input pipeline.
 
-        A `Source` is made once, since every pipeline reads all of it. A dataset is made anew each
-        time: iterated again, one that shuffles would go on in another order.
+        `build_dataset` is called once for a `Source`, because every pipeline reads all of it. It is
+        called each time for a dataset: a second iteration of the same dataset object that shuffles
+        would continue in another order.
         """
         if split in self._sources:
             return self._sources[split]
         replicas = self._strategy.num_replicas_in_sync
-        with self._building():
+        with self._build_scope():
             data = self._build_dataset(
                 split, context or tf.distribute.InputContext(num_replicas_in_sync=replicas)
             )
-        batching.check_data(data, split)
-        self.kinds[split] = type(data).__name__
-        if batching.source_of(data) is not None:
+        element_spec.check_data(data, split)
+        self.data_types[split] = type(data).__name__
+        if source_of(data) is not None:
             self._sources[split] = data
         return data
 
-    def always_full(self, global_batch_size: int) -> bool:
-        """Whether every training batch has all its rows, as known before the first one."""
+    def has_full_batches(self, global_batch_size: int) -> bool:
+        """Whether every training batch is known to have all its rows, without reading any."""
         data = self.data("train")
         if not isinstance(data, GlobalBatches | PerReplica):
             return True
-        whole = global_batch_size
+        rows = global_batch_size
         if isinstance(data, PerReplica):
-            whole //= self._strategy.num_replicas_in_sync
-        return all(s.shape[0] == whole for s in tf.nest.flatten(data.dataset.element_spec))
+            rows //= self._strategy.num_replicas_in_sync
+        return all(s.shape[0] == rows for s in tf.nest.flatten(data.dataset.element_spec))
 
-    def in_chunks(self) -> bool:
-        """Whether `chunks` can give the training data."""
+    def supports_chunks(self) -> bool:
+        """Whether `training_chunks` supports the training data."""
         return not isinstance(self.data("train"), GlobalBatches | PerReplica)
 
-    def spec(self) -> dict[str, tf.TensorSpec]:
-        """The spec of a training batch of any number of rows."""
-        return batching.element_spec(self.data("train"))
+    def element_spec(self) -> dict[str, tf.TensorSpec]:
+        """Returns the spec of a training batch with an unknown number of rows."""
+        return element_spec.element_spec(self.data("train"))
 
-    def training(self, global_batch_size: int, *, start: int) -> Any:
-        """The endless training data from a global step on, distributed.
+    def training_dataset(self, global_batch_size: int, *, start: int) -> Any:
+        """Returns the endless, distributed training dataset from a global step on.
 
         Args:
-            global_batch_size: rows of a batch.
+            global_batch_size: number of rows in a global batch.
             start: the global step of the first batch.
         """
         data = self.data("train")
-        self._check_together(data)
+        self._check_strategy(data)
         if isinstance(data, GlobalBatches):
             batches = batching.global_batches(data, start=start, endless=True)
             return distribution.global_batches(self._strategy, batches)
 
         def dataset_fn(
-            context: tf.distribute.InputContext, turns: WorkerShard | None = None
+            context: tf.distribute.InputContext, shard: WorkerShard | None = None
         ) -> tf.data.Dataset:
-            return batching.training(
+            return batching.training_batches(
                 self.data("train", context),
-                Layout.of(context, global_batch_size),
+                Layout.from_context(context, global_batch_size),
                 seed=self._seed,
                 start=start,
                 prefetch=self._prefetch,
-                turns=turns,
+                shard=shard,
             )
 
         if coordinator.is_coordinated(self._strategy):
             return distribution.per_worker(self._strategy, dataset_fn)
-        return self._distributed(data, dataset_fn)
+        return self._distribute(data, dataset_fn)
 
-    def chunks(self, global_batch_size: int, *, start: int, size: int, indexes: bool) -> Any:
-        """As `training`, for one replica, `size` whole batches at a time.
+    def training_chunks(
+        self, global_batch_size: int, *, start: int, size: int, indexes_only: bool
+    ) -> Any:
+        """Returns the training data for one replica in chunks of `size` batches, without masks.
 
         Args:
-            global_batch_size: rows of a batch.
+            global_batch_size: number of rows in a global batch.
             start: the global step of the first batch.
-            size: batches of an element, on its first axis.
-            indexes: give the examples' indexes, as `index`, in place of the examples.
+            size: number of batches in an element, stacked along its first axis.
+            indexes_only: give the indexes of the examples, as `index`, instead of the examples.
         """
         data = self.data("train")
-        if not self.in_chunks():
-            raise UsageError("runtime.xla=loop wants a Source or a Dataset of examples: give one.")
-        if indexes:
-            data = Indexes(len(self._arrays()))
+        if not self.supports_chunks():
+            raise UsageError(
+                "runtime.xla=loop requires single examples: let build_dataset return a "
+                "ctl.data.Source or a tf.data.Dataset of examples."
+            )
+        if indexes_only:
+            data = Indexes(len(self._training_arrays()))
 
         def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            layout = Layout.of(context, global_batch_size)
+            layout = Layout.from_context(context, global_batch_size)
             return batching.training_chunks(data, layout, seed=self._seed, start=start, size=size)
 
         return distribution.from_function(self._strategy, dataset_fn)
 
-    def indexes(self, global_batch_size: int, step: int) -> list[int] | None:
-        """The examples of a step's global batch, of a `Source`; None of data without numbers."""
-        source = batching.source_of(self.data("train"))
+    def example_indexes(self, global_batch_size: int, step: int) -> list[int] | None:
+        """Returns the indexes of the examples in a step's global batch; None for a dataset."""
+        source = source_of(self.data("train"))
         if source is None:
             return None
         positions = tf.range(global_batch_size, dtype=tf.int64) + step * global_batch_size
-        found = sampler.shuffled(
+        indexes = sampler.example_indexes(
             positions, count=len(source), seed=self._seed, span=global_batch_size
         )
-        return found.numpy().tolist()
+        return indexes.numpy().tolist()
 
-    def resident(self, device: str) -> Arrays:
-        """The training examples in a device's memory."""
-        return self._arrays().resident(device)
+    def copy_to_device(self, device: str) -> Arrays:
+        """Returns a copy of the training examples in the memory of a device."""
+        return self._training_arrays().copy_to_device(device)
 
-    def evaluation(self, global_batch_size: int) -> Any:
-        """The evaluation data, distributed; a `Source`'s goes on with absent rows after its end."""
+    def evaluation_dataset(self, global_batch_size: int) -> Any:
+        """Returns the distributed evaluation dataset; that of a `Source` is endless, see batching."""
         data = self.data("eval")
-        self._check_together(data)
+        self._check_strategy(data)
         if isinstance(data, GlobalBatches):
             batches = batching.global_batches(data, start=0, endless=False)
             return distribution.global_batches(self._strategy, batches)
 
         def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
-            return batching.evaluation(
+            return batching.evaluation_batches(
                 self.data("eval", context),
-                Layout.of(context, global_batch_size),
+                Layout.from_context(context, global_batch_size),
                 prefetch=self._prefetch,
             )
 
-        if coordinator.is_coordinated(self._strategy):
+        if coordinator.is_coordinated(self._strategy):  # the coordinator evaluates by itself
             return distribution.disable_autotune(dataset_fn(tf.distribute.InputContext()))
-        return self._distributed(data, dataset_fn)
+        return self._distribute(data, dataset_fn)
 
     def evaluation_steps(self, global_batch_size: int) -> int | None:
-        """How many steps see every example once, or None where only the data's end will tell."""
+        """Returns the number of steps that read every example once; None if it is not known ahead."""
         return batching.evaluation_steps(self.data("eval"), self.layout(global_batch_size))
 
-    def _check_together(self, data: batching.Data) -> None:
-        """Refuses data that this strategy would not split by the global batch."""
+    def _check_strategy(self, data: Data) -> None:
+        """Raises UsageError for data that the strategy would not split by the global batch."""
         coordinated = coordinator.is_coordinated(self._strategy)
-        several = isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        ready = isinstance(data, GlobalBatches)
-        if (ready and several) or (coordinated and (ready or isinstance(data, PerReplica))):
+        multi_worker = isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        is_global = isinstance(data, GlobalBatches)
+        if (is_global and multi_worker) or (
+            coordinated and (is_global or isinstance(data, PerReplica))
+        ):
             raise UsageError(
-                f"{type(data).__name__} cannot be shared out among several processes: let "
-                "build_dataset return a ctl.data.Source or a tf.data.Dataset of examples."
+                f"{type(data).__name__} cannot be split over several processes: let build_dataset "
+                "return a ctl.data.Source or a tf.data.Dataset of examples."
             )
 
-    def _arrays(self) -> Arrays:
+    def _training_arrays(self) -> Arrays:
         data = self.data("train")
         if isinstance(data, Arrays):
             return data
         if isinstance(data, Augmented):
             raise UsageError(
-                "data.placement=device reads examples on the device, past the input pipeline that "
-                "augments them: choose data.placement=stream."
+                "data.placement=device reads examples on the device and bypasses the input pipeline "
+                "that augments them: choose data.placement=stream."
             )
         raise UsageError(
-            "data.placement=device wants arrays that fit on the device: let build_dataset return "
+            "data.placement=device requires arrays that fit on the device: let build_dataset return "
             "ctl.data.arrays or ctl.data.idx, or choose data.placement=stream."
         )
 
-    def _distributed(self, data: batching.Data, dataset_fn: distribution.DatasetFn) -> Any:
+    def _distribute(self, data: Data, dataset_fn: distribution.DatasetFn) -> Any:
         per_worker = isinstance(data, PerReplica)
         return distribution.from_function(self._strategy, dataset_fn, per_worker=per_worker)

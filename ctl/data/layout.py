@@ -1,4 +1,4 @@
-"""Which rows of a global batch fall to which replica."""
+"""How the rows of a global batch are assigned to replicas, and its batches to workers."""
 
 import dataclasses
 import math
@@ -10,14 +10,14 @@ from ctl.errors import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class WorkerShard:
-    """Which batches one of several workers takes that update by themselves.
+    """The batches of one of several workers that update asynchronously: every `num_workers`-th.
 
     Attributes:
-        count: how many workers take turns.
-        index: the first batch that this one takes, a scalar int64 below `count`.
+        num_workers: how many workers share the training stream.
+        index: the position of this worker's first batch, a scalar int64 below `num_workers`.
     """
 
-    count: int
+    num_workers: int
     index: tf.Tensor
 
 
@@ -25,11 +25,14 @@ class WorkerShard:
 class Layout:
     """Which rows of a global batch the replicas of one input pipeline hold.
 
+    Replica r holds the rows [r b, (r + 1) b), where b is `rows_per_replica`. If the replicas do not
+    divide the global batch, the last replicas hold fewer rows, or none, and are padded to b rows.
+
     Attributes:
-        global_batch_size: rows of a full global batch.
-        replicas: replicas of all pipelines together.
-        pipelines: input pipelines, one a worker as a rule.
-        pipeline: which of them this is.
+        global_batch_size: number of rows in a full global batch.
+        replicas: number of replicas that all input pipelines feed.
+        pipelines: number of input pipelines, usually one per worker.
+        pipeline: the index of this input pipeline.
     """
 
     global_batch_size: int
@@ -39,39 +42,42 @@ class Layout:
 
     def __post_init__(self) -> None:
         if self.global_batch_size < 1:
-            raise UsageError(f"global_batch_size is {self.global_batch_size}, want at least 1.")
-
-    @property
-    def rows(self) -> int:
-        """Rows that each replica gets."""
-        return math.ceil(self.global_batch_size / self.replicas)
-
-    @property
-    def local_replicas(self) -> int:
-        """Replicas that this pipeline feeds."""
-        return self.replicas // self.pipelines
-
-    @property
-    def first_replica(self) -> int:
-        """The first replica that this pipeline feeds."""
-        return self.pipeline * self.local_replicas
-
-    @property
-    def even(self) -> bool:
-        """Whether all replicas get equally many rows of a full batch."""
-        return self.rows * self.replicas == self.global_batch_size
-
-    def shares(self) -> list[int]:
-        """How many rows of a full batch exist on each replica."""
-        ends = [min((r + 1) * self.rows, self.global_batch_size) for r in range(self.replicas)]
-        return [max(0, end - r * self.rows) for r, end in enumerate(ends)]
+            raise UsageError(
+                f"global_batch_size is {self.global_batch_size}, but must be at least 1."
+            )
 
     @classmethod
-    def of(cls, context: tf.distribute.InputContext, global_batch_size: int) -> "Layout":
-        """The layout of the pipeline that `context` describes."""
+    def from_context(cls, context: tf.distribute.InputContext, global_batch_size: int) -> "Layout":
+        """Returns the layout of the input pipeline that `context` describes."""
         return cls(
             global_batch_size=global_batch_size,
             replicas=context.num_replicas_in_sync,
             pipelines=context.num_input_pipelines,
             pipeline=context.input_pipeline_id,
         )
+
+    @property
+    def rows_per_replica(self) -> int:
+        """Rows in a per-replica batch, including padding."""
+        return math.ceil(self.global_batch_size / self.replicas)
+
+    @property
+    def local_replicas(self) -> int:
+        """Number of replicas that this input pipeline feeds."""
+        return self.replicas // self.pipelines
+
+    @property
+    def first_replica(self) -> int:
+        """Index of the first replica that this input pipeline feeds."""
+        return self.pipeline * self.local_replicas
+
+    @property
+    def even(self) -> bool:
+        """Whether the replicas divide the global batch, so that no replica needs padding."""
+        return self.rows_per_replica * self.replicas == self.global_batch_size
+
+    def row_counts(self) -> list[int]:
+        """Returns the number of rows of a full global batch on each replica, without padding."""
+        rows = self.rows_per_replica
+        unassigned = (self.global_batch_size - replica * rows for replica in range(self.replicas))
+        return [min(max(0, count), rows) for count in unassigned]

@@ -1,14 +1,15 @@
-"""Which examples make the global batch of a step: a function of (seed, step) alone.
+"""Which examples form the global batch of a step: a function of (seed, step) alone.
 
-Position p of the training stream is example `permutation_e(p mod n)` of epoch `e = p div n`; step k
-takes positions [k B, (k + 1) B), running on across epochs, so that a training batch is always full.
-Any position is found without those before it, so a resumed run seeks instead of reading.
+Position p of the training stream is example `permutation_e(p mod n)` of epoch `e = p div n`, for a
+source of n examples. Step k takes the positions [k B, (k + 1) B) and continues across epochs, so a
+training batch is always full. Each position is computed without the positions before it, so a
+resumed run seeks instead of reading from the beginning.
 
-Epoch e's random numbers are block e of the Philox stream of the seed (Salmon et al. 2011, "Parallel
-random numbers: as easy as 1, 2, 3"). They key a block cipher that permutes [0, n) in place
-(TensorFlow's `RandomIndexShuffle`), or, where n is small, are sorted. The handier
-`tf.random.experimental.index_shuffle` will not do: at n = 60,000 it takes seed and epoch modulo
-256, and with its four rounds the orders of consecutive epochs correlate at 0.9.
+The random numbers of epoch e are block e of the seed's Philox stream (Salmon et al. 2011, "Parallel
+random numbers: as easy as 1, 2, 3"). For a large n they key a block cipher that permutes [0, n)
+without a table (TensorFlow's `RandomIndexShuffle`); for a small n they are sorted. The public
+`tf.random.experimental.index_shuffle` is not suitable: at n = 60,000 it reduces seed and epoch
+modulo 256, and with its four rounds the orders of consecutive epochs have a correlation of 0.9.
 """
 
 import hashlib
@@ -16,89 +17,100 @@ import math
 
 import tensorflow as tf
 
-_PHILOX = 1  # tf.random.Algorithm.PHILOX, as the raw ops number it
+_PHILOX = 1  # tf.random.Algorithm.PHILOX, as a number for the raw op
 _BLOCK = 4  # 32-bit numbers in a Philox block
-_ROUNDS = 16  # of the cipher; with 8 or more nothing tells its orders from numpy's, 4 are too few
-_SORTED = 2048  # up to so many examples sorting is fast, and the cipher, made for 2^16 and up, slow
+# Cipher rounds. Four rounds leave a visible correlation between epochs; with 8 or more the orders
+# cannot be distinguished from those of numpy.
+_ROUNDS = 16
+# Up to this number of examples sorting is fast; the cipher is designed for 2^16 or more indexes
+# and slow below.
+_MAX_SORTED = 2048
 
 
-def shuffled(positions: tf.Tensor, *, count: int, seed: int, span: int) -> tf.Tensor:
-    """The examples at positions of the endless, shuffled training stream.
+def example_indexes(positions: tf.Tensor, *, count: int, seed: int, span: int) -> tf.Tensor:
+    """Returns the examples at positions of the endless, shuffled training stream.
 
     Args:
-        positions: [rows] int64, the first the least.
-        count: how many examples the source has.
+        positions: [rows] int64; the first must be the smallest.
+        count: number of examples in the source.
         seed: the run's seed.
-        span: all positions are less than so many past the first.
+        span: upper bound of the difference to the first position, exclusive. It is static, so that
+            the number of epochs that the positions may touch is, too.
 
     Returns:
         [rows] int64 indexes of examples, each in [0, count).
     """
     epoch, place = positions // count, positions % count
     first = epoch[0]
-    epochs = 1 + (span + count - 2) // count  # that these positions may touch
-    if count <= _SORTED:
-        numbers = _random(seed, first, epochs, width=count)
+    epochs = _epochs_touched(span, count)
+    if count <= _MAX_SORTED:
+        numbers = _random_numbers(seed, first, epochs, width=count)
         orders = tf.argsort(numbers, direction="DESCENDING", stable=True)
         return tf.cast(tf.gather_nd(orders, tf.stack([epoch - first, place], axis=1)), tf.int64)
-    keys = tf.gather(_random(seed, first, epochs, width=3), epoch - first)
-    return _enciphered(place, keys, count)
+    keys = tf.gather(_random_numbers(seed, first, epochs, width=3), epoch - first)
+    return _permute(place, keys, count)
 
 
-def seeds(
+def augmentation_seeds(
     positions: tf.Tensor, indexes: tf.Tensor, *, count: int, seed: int, span: int
 ) -> tf.Tensor:
-    """Seeds for stateless random functions, each a function of (seed, epoch, example).
+    """Returns seeds for stateless random functions, each a function of (seed, epoch, example).
 
     Args:
-        positions: as for `shuffled`.
-        indexes: the examples there.
-        count: how many examples the source has.
+        positions: as for `example_indexes`.
+        indexes: [rows] int64, the examples at these positions.
+        count: number of examples in the source.
         seed: the run's seed.
-        span: as for `shuffled`.
+        span: as for `example_indexes`.
 
     Returns:
-        [rows, 2] int64: the epoch's own number, and the example.
+        [rows, 2] int64: a random number of the epoch, and the example's index.
     """
     epoch = positions // count
-    epochs = 1 + (span + count - 2) // count
-    numbers = _random(_other(seed), epoch[0], epochs, width=2)
+    epochs = _epochs_touched(span, count)
+    numbers = _random_numbers(_augmentation_seed(seed), epoch[0], epochs, width=2)
     return tf.stack([tf.gather(tf.bitcast(numbers, tf.int64), epoch - epoch[0]), indexes], axis=1)
 
 
-def stream_seed(position: tf.Tensor, *, seed: int) -> tf.Tensor:
-    """As one of `seeds`, of an example whose epoch is not known: by its position in the stream."""
-    key = tf.constant(_other(seed) - 2**63, tf.int64)
+def position_seed(position: tf.Tensor, *, seed: int) -> tf.Tensor:
+    """Returns a [2] int64 seed for an example of unknown epoch, from its position in the stream."""
+    key = tf.constant(_augmentation_seed(seed) - 2**63, tf.int64)
     return tf.stack([key, position])
 
 
-def _other(seed: int) -> int:
-    """The seed of another stream than that of the order of the examples."""
+def _epochs_touched(span: int, count: int) -> int:
+    """The largest number of epochs that positions less than `span` apart can lie in."""
+    return 1 + (span + count - 2) // count
+
+
+def _augmentation_seed(seed: int) -> int:
+    """A 64-bit seed whose random numbers are independent of those that order the examples."""
     digest = hashlib.blake2b(f"ctl augmentation {seed}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
-def _enciphered(place: tf.Tensor, keys: tf.Tensor, count: int) -> tf.Tensor:
-    """Permutes places in [0, count), each by its own key."""
-    # At count = 2^16 + 1, 2^18 + 1, ... the op never gives the last index and gives another one
-    # twice. There it permutes one index more, and who gets that one takes what that one got.
+def _permute(place: tf.Tensor, keys: tf.Tensor, count: int) -> tf.Tensor:
+    """Permutes places in [0, count), each with its own key."""
+    # Where count - 1 is a power of two (2^16, 2^18, ...), RandomIndexShuffle never returns the last
+    # index and returns another one twice. There it permutes [0, count] instead, and the place that
+    # gets the surplus index `count` takes the value at place `count`.
     last = count - 1
     power_of_two = last & (last - 1) == 0
     if power_of_two:
         last = count
 
-    def permuted(index: tf.Tensor) -> tf.Tensor:
+    def shuffle(index: tf.Tensor) -> tf.Tensor:
         return tf.raw_ops.RandomIndexShuffle(
             index=index, seed=keys, max_index=tf.constant(last, tf.int64), rounds=_ROUNDS
         )
 
-    found = permuted(place)
+    indexes = shuffle(place)
     if power_of_two:
-        found = tf.where(found == last, permuted(tf.zeros_like(place) + last), found)
-    return found
+        indexes = tf.where(indexes == last, shuffle(tf.zeros_like(place) + last), indexes)
+    return indexes
 
 
-def _random(seed: int, first: tf.Tensor, epochs: int, *, width: int) -> tf.Tensor:
+def _random_numbers(seed: int, first: tf.Tensor, epochs: int, *, width: int) -> tf.Tensor:
     """[epochs, width] int32 numbers of consecutive epochs, each a function of (seed, epoch)."""
     blocks = math.ceil(width / _BLOCK)
     numbers = tf.raw_ops.StatelessRandomUniformFullIntV2(

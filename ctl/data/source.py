@@ -1,17 +1,19 @@
-"""What a trainer's `build_dataset` may return beside a plain `tf.data.Dataset` of examples."""
+"""The kinds of data that a trainer's `build_dataset` may return."""
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
+from ctl import errors
 from ctl.errors import UsageError
 
-Batch = dict[str, tf.Tensor]
+Batch: TypeAlias = dict[str, tf.Tensor]
+Augment: TypeAlias = Callable[[Batch, tf.Tensor], Batch]  # (example, [2] int64 seed) -> example
 
 
 class Source(abc.ABC):
@@ -23,17 +25,18 @@ class Source(abc.ABC):
             def gather(self, indexes):
                 return {"x": indexes, "label": indexes ** 2}
 
-    ctl decides which indexes make a batch (a seeded permutation an epoch), so that a run can start
-    at any step at once and every split into replicas sees the same batches.
+    ctl decides which indexes form a batch (one seeded permutation per epoch). So a run can start at
+    any step without reading the examples before it, and the global batches do not depend on the
+    number of replicas.
     """
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """How many examples there are."""
+        """The number of examples."""
 
     @abc.abstractmethod
     def gather(self, indexes: tf.Tensor) -> Batch:
-        """Reads examples, in TensorFlow ops.
+        """Reads examples, using TensorFlow ops.
 
         Args:
             indexes: [rows] int64, each in [0, len(self)).
@@ -44,97 +47,83 @@ class Source(abc.ABC):
 
 
 class Arrays(Source):
-    """Examples held in memory, an array a feature."""
+    """Examples held in memory, one array per feature."""
 
     def __init__(self, features: Mapping[str, np.ndarray | tf.Tensor], *, device: str = "CPU:0"):
-        """Wraps arrays.
+        """Copies the arrays to a device.
 
         Args:
-            features: name -> array of shape [examples, ...], all with the same number of examples.
-            device: whose memory holds them.
+            features: name -> array of shape [examples, ...], with the same number of examples each.
+            device: the device whose memory holds the examples.
         """
         if not isinstance(features, Mapping) or not features:
-            raise UsageError("ctl.data.arrays wants a dict of at least one array, name -> array.")
+            raise UsageError(
+                "ctl.data.arrays requires a dict of at least one array, {name: array}."
+            )
+        # init_scope: arrays that are created while a tf.function is traced must outlive the trace.
         with tf.init_scope(), tf.device(device):
             self._features = {name: _tensor(name, value) for name, value in features.items()}
         counts = {name: int(tensor.shape[0]) for name, tensor in self._features.items()}
         self._count = min(counts.values())
         if len(set(counts.values())) > 1 or self._count == 0:
             raise UsageError(
-                f"The arrays have {counts} examples: want the same number, at least one, in each."
+                f"The arrays have {counts} examples, but each must have the same number, at least 1."
             )
 
     def __len__(self) -> int:
-        """How many examples there are."""
+        """The number of examples."""
         return self._count
 
     @property
     def row_bytes(self) -> int:
-        """The memory of an example; of a string, that of its reference."""
+        """Memory of one example in bytes; a string counts with the size of its reference."""
         return sum(math.prod(a.shape[1:]) * a.dtype.size for a in self._features.values())
 
     def gather(self, indexes: tf.Tensor) -> Batch:
         """Reads rows of every array."""
         return {name: tf.gather(array, indexes) for name, array in self._features.items()}
 
-    def resident(self, device: str) -> "Arrays":
-        """The same examples, held in a device's memory.
-
-        Args:
-            device: such as "GPU:0".
-        """
+    def copy_to_device(self, device: str) -> "Arrays":
+        """Returns a copy of the examples in the memory of a device, such as "GPU:0"."""
         return Arrays(self._features, device=device)
 
 
-def _tensor(name: str, value: Any) -> tf.Tensor:
-    try:
-        tensor = tf.identity(tf.convert_to_tensor(value))
-    except (TypeError, ValueError):
-        raise UsageError(
-            f"ctl.data.arrays cannot make a tensor of {name!r}, a {type(value).__name__}: want an "
-            "array of numbers or strings, rows of one length."
-        ) from None
-    if tensor.shape.rank == 0:
-        raise UsageError(f"ctl.data.arrays got one value as {name!r}: want one for each example.")
-    return tensor
-
-
 class Indexes(Source):
-    """The indexes of another source's examples, for who reads them elsewhere."""
+    """The indexes of another source's examples, for a step that gathers the examples itself."""
+
+    row_bytes = tf.int64.size
 
     def __init__(self, count: int):
-        """Takes how many examples the other source has."""
+        """Creates the indexes [0, count)."""
         self._count = count
-        self.row_bytes = tf.int64.size
 
     def __len__(self) -> int:
-        """How many examples there are."""
+        """The number of examples."""
         return self._count
 
     def gather(self, indexes: tf.Tensor) -> Batch:
-        """The indexes themselves, as `index`."""
+        """Returns the indexes themselves, as the feature `index`."""
         return {"index": indexes}
 
 
-def arrays(features: Mapping[str, np.ndarray | tf.Tensor]) -> Arrays:
-    """Examples held in memory.
+@dataclasses.dataclass(frozen=True)
+class Augmented:
+    """Training examples that are changed at random each time they are read.
 
-        ctl.data.arrays({"x": np.random.rand(100, 4), "label": np.arange(100) % 3})
-
-    Args:
-        features: name -> array of shape [examples, ...].
-
-    Returns:
-        A `Source`.
+    Attributes:
+        data: a `Source`, or a dataset of single examples.
+        augment: (example, [2] int64 seed) -> example.
     """
-    return Arrays(features)
+
+    data: Source | tf.data.Dataset
+    augment: Augment
 
 
 @dataclasses.dataclass(frozen=True)
 class GlobalBatches:
-    """A dataset whose elements are whole global batches, ready made.
+    """A dataset whose elements are complete global batches.
 
-    It goes through `strategy.experimental_distribute_dataset`, which splits each batch.
+    `strategy.experimental_distribute_dataset` splits each batch over the replicas.
 
     Attributes:
         dataset: elements are dicts of [global batch, ...] tensors.
@@ -145,13 +134,60 @@ class GlobalBatches:
 
 @dataclasses.dataclass(frozen=True)
 class PerReplica:
-    """A dataset that its author has split already: an element is one replica's batch.
+    """A dataset whose elements are per-replica batches.
 
-    Consecutive elements go to consecutive replicas of this input pipeline. Which rows make the
-    global batch, on any number of replicas, is then the author's promise.
+    Consecutive elements go to consecutive replicas of this input pipeline. It is up to the author of
+    the dataset that the global batches are the same on any number of replicas.
 
     Attributes:
         dataset: elements are dicts of [per-replica batch, ...] tensors.
     """
 
     dataset: tf.data.Dataset
+
+
+Data: TypeAlias = Source | tf.data.Dataset | Augmented | GlobalBatches | PerReplica
+
+
+def source_of(data: Data) -> Source | None:
+    """Returns the source of the examples, without their augmentation; None for a dataset."""
+    examples = data.data if isinstance(data, Augmented) else data
+    return examples if isinstance(examples, Source) else None
+
+
+def dataset_of(data: Any) -> tf.data.Dataset:
+    """Returns the dataset of any data but a source, without its augmentation."""
+    if isinstance(data, GlobalBatches | PerReplica):
+        return data.dataset
+    return data.data if isinstance(data, Augmented) else data
+
+
+def arrays(features: Mapping[str, np.ndarray | tf.Tensor]) -> Arrays:
+    """Returns a `Source` of examples held in memory.
+
+        ctl.data.arrays({"x": np.random.rand(100, 4), "label": np.arange(100) % 3})
+
+    Args:
+        features: name -> array of shape [examples, ...].
+
+    Raises:
+        UsageError: the arrays differ in their number of examples, or a value is not an array.
+    """
+    return Arrays(features)
+
+
+def _tensor(name: str, value: Any) -> tf.Tensor:
+    try:
+        # convert_to_tensor may share the memory of a numpy array; identity copies it, so that the
+        # user can change the array afterwards.
+        tensor = tf.identity(tf.convert_to_tensor(value))
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"ctl.data.arrays cannot convert {name!r}, {errors.type_name(value)}, to a tensor: "
+            "provide an array of numbers or strings whose rows have equal lengths."
+        ) from None
+    if tensor.shape.rank == 0:
+        raise UsageError(
+            f"ctl.data.arrays got a single value for {name!r}, but requires one per example."
+        )
+    return tensor

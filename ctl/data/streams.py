@@ -1,4 +1,4 @@
-"""A source's examples as a stream of per-replica batches, each row where the layout has it."""
+"""The examples of a source as a stream of per-replica batches `(batch, row_mask)`."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -6,50 +6,49 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ctl.data import sampler
-from ctl.data.augmentation import Augment
 from ctl.data.layout import Layout, WorkerShard
-from ctl.data.source import Arrays, Indexes, Source
+from ctl.data.source import Arrays, Augment, Indexes, Source
 
-# One call of the sampler and of a source in memory draws so much: a call costs 0.1 ms whatever it
-# draws, and what it drew stays in the processor's cache until it is read.
-MOST_AT_ONCE = 16  # per-replica batches
-BYTES_AT_ONCE = 2 * 2**20
+# Limits of one call of the sampler and of a source in memory. A call costs 0.1 ms however many
+# examples it reads, and its result should stay in the processor's cache until it is used.
+MAX_BATCHES_PER_CALL = 16
+MAX_BYTES_PER_CALL = 2 * 2**20
 
 
-class Draw(NamedTuple):
-    """The rows of some consecutive per-replica batches, one after the other.
+class Chunk(NamedTuple):
+    """The rows of several consecutive per-replica batches, concatenated.
 
     Attributes:
         examples: [batches x rows, ...] tensors.
-        seeds: [batches x rows, 2] int64, of random augmentation.
-        present: [batches, rows] mask, or None where all rows exist.
+        seeds: [batches x rows, 2] int64 seeds for random augmentation.
+        row_mask: [batches, rows] float32, 1 for rows that exist; None if all rows exist.
     """
 
     examples: Any
     seeds: tf.Tensor
-    present: tf.Tensor | None
+    row_mask: tf.Tensor | None
 
 
-def training(
-    source: Source, layout: Layout, *, seed: int, start: int, turns: WorkerShard | None = None
+def training_batches(
+    source: Source, layout: Layout, *, seed: int, start: int, shard: WorkerShard | None = None
 ) -> tf.data.Dataset:
-    """The endless, shuffled stream of `(batch, present)`, from a global step on.
+    """Returns the endless, shuffled stream of `(batch, row_mask)` from a global step on.
 
     Args:
         source: the examples.
         layout: which rows this pipeline feeds to which replicas.
         seed: the run's seed.
         start: the global step of the first batch.
-        turns: which batches from there on, where not all.
+        shard: the batches of one worker; None for all batches.
     """
-    size = at_once(source, layout)
-    drawn = training_chunks(source, layout, seed=seed, start=start, size=size, turns=turns)
+    size = batches_per_call(source, layout)
+    chunks = training_chunks(source, layout, seed=seed, start=start, size=size, shard=shard)
     if size > 1:
-        return drawn.unbatch()
-    return drawn.map(  # does not copy the batch, as unbatch would
-        lambda batch, present: (
+        return chunks.unbatch()
+    return chunks.map(  # unlike unbatch, this does not copy the batch
+        lambda batch, row_mask: (
             tf.nest.map_structure(lambda x: x[0], batch),
-            None if present is None else present[0],
+            None if row_mask is None else row_mask[0],
         )
     )
 
@@ -61,62 +60,68 @@ def training_chunks(
     seed: int,
     start: int,
     size: int,
-    turns: WorkerShard | None = None,
+    shard: WorkerShard | None = None,
 ) -> tf.data.Dataset:
-    """As `training`, `size` of its elements at a time, on a first axis."""
-    draw = _draws(source, layout, seed=seed, start=start, size=size, turns=turns)
+    """Like `training_batches`, but with `size` elements stacked along a new first axis."""
+    read_chunk = _chunk_reader(source, layout, seed=seed, start=start, size=size, shard=shard)
+    rows = layout.rows_per_replica
 
-    def fold(values: tf.Tensor) -> tf.Tensor:
-        folded = tf.reshape(values, tf.concat([[size, layout.rows], tf.shape(values)[1:]], axis=0))
-        return tf.ensure_shape(folded, [size, layout.rows, *values.shape[1:]])
+    def unflatten(values: tf.Tensor) -> tf.Tensor:
+        shape = tf.concat([[size, rows], tf.shape(values)[1:]], axis=0)
+        return tf.ensure_shape(tf.reshape(values, shape), [size, rows, *values.shape[1:]])
 
-    def chunk(index: tf.Tensor) -> tuple[Any, tf.Tensor | None]:
-        drawn = draw(index)
-        return tf.nest.map_structure(fold, drawn.examples), drawn.present
+    def stacked_batches(index: tf.Tensor) -> tuple[Any, tf.Tensor | None]:
+        chunk = read_chunk(index)
+        return tf.nest.map_structure(unflatten, chunk.examples), chunk.row_mask
 
-    # A call a core, unless calls are so large that two fill the memory's bandwidth.
-    calls = tf.data.AUTOTUNE if size <= MOST_AT_ONCE else 2
-    return tf.data.Dataset.counter().map(chunk, num_parallel_calls=calls, deterministic=True)
+    # One call per core, unless calls are so large that two saturate the memory bandwidth.
+    calls = tf.data.AUTOTUNE if size <= MAX_BATCHES_PER_CALL else 2
+    counter = tf.data.Dataset.counter()
+    return counter.map(stacked_batches, num_parallel_calls=calls, deterministic=True)
 
 
-def augmented(
+def augmented_training_batches(
     source: Source,
     augment: Augment,
     layout: Layout,
     *,
     seed: int,
     start: int,
-    turns: WorkerShard | None = None,
+    shard: WorkerShard | None = None,
 ) -> tf.data.Dataset:
-    """As `training`, each example through `augment(example, seed)`."""
-    size = at_once(source, layout)
-    draw = _draws(source, layout, seed=seed, start=start, size=size, turns=turns)
+    """Like `training_batches`, with `augment(example, seed)` applied to each example."""
+    size = batches_per_call(source, layout)
+    read_chunk = _chunk_reader(source, layout, seed=seed, start=start, size=size, shard=shard)
 
     def rows(index: tf.Tensor) -> tuple[Any, ...]:
-        drawn = draw(index)
-        masks = () if drawn.present is None else (tf.reshape(drawn.present, [-1]),)
-        return drawn.examples, drawn.seeds, *masks
+        chunk = read_chunk(index)
+        masks = () if chunk.row_mask is None else (tf.reshape(chunk.row_mask, [-1]),)
+        return chunk.examples, chunk.seeds, *masks
 
-    def row(example: Any, seeds: tf.Tensor, *mask: tf.Tensor) -> tuple[Any, ...]:
-        return augment(example, seeds), *mask
+    def augment_row(example: Any, seed: tf.Tensor, *mask: tf.Tensor) -> tuple[Any, ...]:
+        return augment(example, seed), *mask
 
     auto = tf.data.AUTOTUNE
-    drawn = tf.data.Dataset.counter().map(rows, num_parallel_calls=auto, deterministic=True)
-    examples = drawn.unbatch().map(row, num_parallel_calls=auto, deterministic=True)
-    batches = examples.batch(layout.rows, drop_remainder=True)
+    chunks = tf.data.Dataset.counter().map(rows, num_parallel_calls=auto, deterministic=True)
+    # Augmentation is the expensive part, so it runs in parallel over rows, not over chunks.
+    examples = chunks.unbatch().map(augment_row, num_parallel_calls=auto, deterministic=True)
+    batches = examples.batch(layout.rows_per_replica, drop_remainder=True)
     return batches if not layout.even else batches.map(lambda batch: (batch, None))
 
 
-def evaluation(source: Source, layout: Layout) -> tf.data.Dataset:
-    """The stream of `(batch, present)` of every example once, in order, then of absent rows."""
-    offsets = tf.range(layout.rows, dtype=tf.int64)
-    batch, local = layout.global_batch_size, layout.local_replicas
+def evaluation_batches(source: Source, layout: Layout) -> tf.data.Dataset:
+    """Returns a stream of `(batch, row_mask)`: every example once, in order, then only padding.
+
+    The stream is endless, so that every input pipeline can be read for the same number of steps.
+    """
+    offsets = tf.range(layout.rows_per_replica, dtype=tf.int64)
+    batch_size, local = layout.global_batch_size, layout.local_replicas
     count = len(source)
 
     def element(index: tf.Tensor) -> tuple[Any, tf.Tensor | None]:
         step, replica = index // local, layout.first_replica + index % local
-        positions = step * batch + replica * layout.rows + offsets
-        end = tf.minimum((step + 1) * batch, count)
+        positions = step * batch_size + replica * layout.rows_per_replica + offsets
+        end = tf.minimum((step + 1) * batch_size, count)
         examples = source.gather(tf.minimum(positions, end - 1))
         return examples, tf.cast(positions < end, tf.float32)
 
@@ -124,34 +129,38 @@ def evaluation(source: Source, layout: Layout) -> tf.data.Dataset:
     return counter.map(element, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
-def at_once(source: Source, layout: Layout) -> int:
-    """How many per-replica batches to draw in one call: several where examples are in memory.
+def batches_per_call(source: Source, layout: Layout) -> int:
+    """Returns how many per-replica batches to read in one call of `source.gather`.
 
-    A person's own source may decode images: it gets a batch a call, so that calls run in parallel.
+    Several if the examples are in memory. A user's own source may decode images: it is called once
+    per batch, so that the calls run in parallel.
     """
     if not isinstance(source, Arrays | Indexes):
         return 1
-    return max(1, min(MOST_AT_ONCE, BYTES_AT_ONCE // max(1, source.row_bytes * layout.rows)))
+    batch_bytes = max(1, source.row_bytes * layout.rows_per_replica)
+    return max(1, min(MAX_BATCHES_PER_CALL, MAX_BYTES_PER_CALL // batch_bytes))
 
 
-def _draws(
-    source: Source, layout: Layout, *, seed: int, start: int, size: int, turns: WorkerShard | None
-) -> Callable[[tf.Tensor], Draw]:
-    """What draws the per-replica batches [index x size, (index + 1) x size) of the stream."""
-    batch, local, count = layout.global_batch_size, layout.local_replicas, len(source)
+def _chunk_reader(
+    source: Source, layout: Layout, *, seed: int, start: int, size: int, shard: WorkerShard | None
+) -> Callable[[tf.Tensor], Chunk]:
+    """Returns a function that reads the batches [index x size, (index + 1) x size) of the stream."""
+    batch_size, local, count = layout.global_batch_size, layout.local_replicas, len(source)
     elements = tf.range(size, dtype=tf.int64)[:, tf.newaxis]
-    offsets = tf.range(layout.rows, dtype=tf.int64)[tf.newaxis, :]
-    first, stride = (start, 1) if turns is None else (start + turns.index, turns.count)
-    span = ((size + local - 2) // local * stride + 1) * batch
+    offsets = tf.range(layout.rows_per_replica, dtype=tf.int64)[tf.newaxis, :]
+    first, stride = (start, 1) if shard is None else (start + shard.index, shard.num_workers)
+    # A chunk touches at most this many steps; all its positions are less than `span` apart.
+    span = ((size + local - 2) // local * stride + 1) * batch_size
 
-    def draw(index: tf.Tensor) -> Draw:
+    def read_chunk(index: tf.Tensor) -> Chunk:
         element = index * size + elements
         step, replica = first + element // local * stride, layout.first_replica + element % local
-        rows = replica * layout.rows + offsets
-        positions = tf.reshape(step * batch + tf.minimum(rows, batch - 1), [-1])
-        indexes = sampler.shuffled(positions, count=count, seed=seed, span=span)
-        seeds = sampler.seeds(positions, indexes, count=count, seed=seed, span=span)
-        present = None if layout.even else tf.cast(rows < batch, tf.float32)
-        return Draw(source.gather(indexes), seeds, present)
+        rows = replica * layout.rows_per_replica + offsets
+        # Padding repeats the last row of the same global batch.
+        positions = tf.reshape(step * batch_size + tf.minimum(rows, batch_size - 1), [-1])
+        indexes = sampler.example_indexes(positions, count=count, seed=seed, span=span)
+        seeds = sampler.augmentation_seeds(positions, indexes, count=count, seed=seed, span=span)
+        row_mask = None if layout.even else tf.cast(rows < batch_size, tf.float32)
+        return Chunk(source.gather(indexes), seeds, row_mask)
 
-    return draw
+    return read_chunk

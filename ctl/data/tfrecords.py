@@ -1,64 +1,18 @@
-"""Examples from TFRecord files, read, parsed and shuffled in parallel and in a fixed order."""
+"""Examples from TFRecord files, read, parsed and shuffled in parallel and in a reproducible order."""
 
 from collections.abc import Callable, Mapping
-import dataclasses
 import re
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.lib.io import tf_record
 
-from ctl import errors
+from ctl.configs import overrides, validation
 from ctl.errors import UsageError
 
-
-@dataclasses.dataclass(frozen=True)
-class TFRecordTuning:
-    """How TFRecord files are read; `config.data.tfrecord` has the same keys.
-
-    None of these makes the order random. `parallel_calls` does not change it, the others do.
-
-    Attributes:
-        interleave: how many files are read at once; their records alternate.
-        parallel_calls: how many records are parsed at once; -1 lets tf.data choose.
-        cache: keep the parsed examples in memory after the first pass. Files are then read in the
-            same order each epoch, and only `shuffle_buffer` shuffles.
-        shuffle_buffer: how many examples are mixed at a time, in training only; 0 for none.
-    """
-
-    interleave: int = 4
-    parallel_calls: int = -1
-    cache: bool = False
-    shuffle_buffer: int = 10_000
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value, want = getattr(self, field.name), type(field.default)
-            if type(value) is not want:
-                raise UsageError(
-                    f"data.tfrecord.{field.name} is {value!r}, a {type(value).__name__}: want a "
-                    f"{want.__name__}."
-                )
-        if self.interleave < 1:
-            raise UsageError(f"data.tfrecord.interleave is {self.interleave}, want 1 or more.")
-        if self.parallel_calls != -1 and self.parallel_calls < 1:
-            raise UsageError(
-                f"data.tfrecord.parallel_calls is {self.parallel_calls}, want 1 or more, or -1."
-            )
-        if self.shuffle_buffer < 0:
-            raise UsageError(
-                f"data.tfrecord.shuffle_buffer is {self.shuffle_buffer}, want 0 or more."
-            )
-
-    @classmethod
-    def of(cls, keys: Mapping[str, Any]) -> "TFRecordTuning":
-        """The tuning that a section of a config describes; what it lacks has its default."""
-        known = [field.name for field in dataclasses.fields(cls)]
-        for key in keys:
-            if key not in known:
-                there = errors.did_you_mean(key, known)
-                raise UsageError(f"There is no key data.tfrecord.{key}{there}")
-        return cls(**keys)
+_MIN_RECORD = 16  # bytes: the length (8), its checksum (4), an empty record, its checksum (4)
+_FIRST_TAIL = 2**16  # bytes read from the end of a file; more if its last record is longer
 
 
 def tfrecords(
@@ -69,7 +23,7 @@ def tfrecords(
     seed: int = 0,
     tuning: Mapping[str, Any] | None = None,
 ) -> tf.data.Dataset:
-    """Examples from TFRecord files.
+    """Returns a dataset of the examples in TFRecord files.
 
         ctl.data.tfrecords("data/train-*.tfrecord", {
             "image": tf.io.FixedLenFeature([784], tf.float32),
@@ -77,43 +31,59 @@ def tfrecords(
             tuning=self.options.data.tfrecord)
 
     Args:
-        pattern: a file, or a pattern of files, read in sorted order; wherever TensorFlow can read.
-        features: what `tf.io.parse_single_example` takes, or a function from a serialized record to
-            a dict of tensors, in TensorFlow ops.
-        split: "train" shuffles files and examples by the seed, anew each epoch; "eval" does not.
+        pattern: path of a file, or a pattern of paths, which are read in sorted order; any file
+            system that TensorFlow supports.
+        features: the features for `tf.io.parse_single_example`, or a function from a serialized
+            record to a dict of tensors, using TensorFlow ops.
+        split: "train" shuffles files and examples by the seed, differently in each epoch; "eval"
+            keeps their order.
         seed: the run's seed.
-        tuning: the keys of `TFRecordTuning`.
+        tuning: keys of the config's section `data.tfrecord`. None of them makes the order random;
+            all but `parallel_calls` change it.
+            interleave: how many files are read at a time; their records alternate.
+            parallel_calls: how many records are parsed at a time; -1 lets tf.data choose.
+            cache: keep the parsed examples in memory after the first epoch. Files are then read in
+                the same order in each epoch, and only `shuffle_buffer` shuffles.
+            shuffle_buffer: how many examples are shuffled at a time, in training only; 0 for none.
 
     Returns:
-        A dataset of one epoch of unbatched examples. Repeated, it gives an order that depends on
-        the files, the seed and `tf.random.set_seed` alone; but iterating the same dataset object a
-        second time goes on shuffling where the first time left off.
+        A dataset of one epoch of unbatched examples. If it is repeated, the order depends on the
+        files, the seed and `tf.random.set_seed` only. A second iteration of the same dataset object
+        continues the shuffling of the first one instead of repeating it.
 
     Raises:
-        UsageError: no file matches, or one is empty or truncated, or a key of `tuning` is wrong.
+        UsageError: no file matches, a file is empty or truncated, or a key of `tuning` is wrong.
     """
     if split not in ("train", "eval"):
         raise UsageError(f"ctl.data.tfrecords has no split {split!r}: choose train or eval.")
-    how = TFRecordTuning.of(tuning or {})
+    options = overrides.config(data={"tfrecord": dict(tuning or {})})
+    validation.check_values(overrides.flat(options))
+    tuned = options.data.tfrecord
     training = split == "train"
-    files = _files(pattern)
-    names = tf.data.Dataset.from_tensor_slices(files)
-    if training and not how.cache:  # a cache would keep the first epoch's order
-        names = names.shuffle(len(files), seed=seed, reshuffle_each_iteration=True)
-    dataset = names.interleave(
+    paths = _paths(pattern)
+    files = tf.data.Dataset.from_tensor_slices(paths)
+    if training and not tuned.cache:  # a cache keeps the order of the first epoch
+        files = files.shuffle(len(paths), seed=seed, reshuffle_each_iteration=True)
+    dataset = files.interleave(
         tf.data.TFRecordDataset,
-        cycle_length=how.interleave,
-        num_parallel_calls=min(how.interleave, len(files)),
+        cycle_length=tuned.interleave,
+        num_parallel_calls=min(tuned.interleave, len(paths)),
         deterministic=True,
     )
     dataset = dataset.map(
-        _parser(features), num_parallel_calls=how.parallel_calls, deterministic=True
+        _parser(features), num_parallel_calls=tuned.parallel_calls, deterministic=True
     )
-    if how.cache:
+    if tuned.cache:
         dataset = dataset.cache()
-    if training and how.shuffle_buffer:
-        dataset = dataset.shuffle(how.shuffle_buffer, seed=seed, reshuffle_each_iteration=True)
+    if training and tuned.shuffle_buffer:
+        dataset = dataset.shuffle(tuned.shuffle_buffer, seed=seed, reshuffle_each_iteration=True)
     return dataset
+
+
+def describe_corruption(error: tf.errors.DataLossError) -> str:
+    """Extracts what is corrupt from TensorFlow's message, which is mostly a stack of its own."""
+    match = re.search(r"(corrupted|truncated) record at \d+", error.message)
+    return match[0] if match else error.message.strip().splitlines()[-1]
 
 
 def _parser(features: Any) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
@@ -122,63 +92,57 @@ def _parser(features: Any) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
     return lambda record: tf.io.parse_single_example(record, dict(features))
 
 
-def corruption(error: tf.errors.DataLossError) -> str:
-    """What TensorFlow found corrupt, out of a message that is mostly its own stack."""
-    found = re.search(r"(corrupted|truncated) record at \d+", error.message)
-    return found[0] if found else error.message.strip().splitlines()[-1]
-
-
-def _files(pattern: str) -> list[str]:
-    files = sorted(tf.io.gfile.glob(pattern))
-    if not files:
-        raise UsageError(
-            f"No TFRecord file matches {pattern!r}: set data.dir, or mend the pattern."
-        )
-    for file in files:
-        if tf.io.gfile.isdir(file):
-            raise UsageError(f"{file} is a folder, want TFRecord files: add a pattern such as /*.")
-        size = tf.io.gfile.stat(file).length
-        if size == 0:
-            raise UsageError(f"{file} is empty: write it again, or move it away.")
-        if not _ends_with_a_record(file, size):
+def _paths(pattern: str) -> list[str]:
+    paths = sorted(tf.io.gfile.glob(pattern))
+    if not paths:
+        raise UsageError(f"No TFRecord file matches {pattern!r}: set data.dir, or fix the pattern.")
+    for path in paths:
+        if tf.io.gfile.isdir(path):
             raise UsageError(
-                f"{file} is truncated or corrupt, it does not end with a whole record: write it again."
+                f"{path} is a folder, but TFRecord files are required: add a pattern such as /*."
             )
-    return files
+        size = tf.io.gfile.stat(path).length
+        if size == 0:
+            raise UsageError(f"{path} is empty: write the file again, or remove it.")
+        if not _ends_with_complete_record(path, size):
+            raise UsageError(
+                f"{path} is truncated or corrupt, it does not end with a complete record: write the "
+                "file again."
+            )
+    return paths
 
 
-def _ends_with_a_record(file: str, size: int) -> bool:
-    """Whether a file's last bytes are the end of a record.
+def _ends_with_complete_record(path: str, size: int) -> bool:
+    """Checks whether the last bytes of a file are a complete record.
 
-    TensorFlow takes a file that breaks off in the 12 bytes before a record for a whole one. A record
-    is its length, the length's checksum, its bytes and theirs; the last one is looked for from the
-    end, so that no more than it is read.
+    TensorFlow silently accepts a file that breaks off within the 12 bytes before a record. All other
+    damage it detects when the record is read. To find the last record without reading the file, the
+    tail is searched for a length that reaches exactly to the end of the file; TensorFlow's reader
+    then verifies the checksums there.
     """
-    window = 0
-    with tf.io.gfile.GFile(file, "rb") as opened:
-        while window < size:
-            window = min(size, max(2**16, 8 * window))
-            opened.seek(size - window)
-            tail = opened.read(window)
-            count = window - 15
-            if len(tail) < window or count < 1:
+    reader = tf_record.tf_record_random_reader(path)
+    tail_size = 0
+    with tf.io.gfile.GFile(path, "rb") as file:
+        while tail_size < size:
+            tail_size = min(size, max(_FIRST_TAIL, 8 * tail_size))
+            file.seek(size - tail_size)
+            tail = file.read(tail_size)
+            starts = len(tail) - _MIN_RECORD + 1  # offsets at which a record may begin
+            if len(tail) < tail_size or starts < 1:
                 return False
-            lengths: np.ndarray = np.ndarray(
-                [count], "<u8", tail, strides=[1]
-            )  # were a record to begin there
-            to_end = np.arange(count - 1, -1, -1, dtype=np.uint64)
-            for start in np.flatnonzero(lengths == to_end)[::-1]:
-                if _masked_crc(tail[start : start + 8]) == tail[start + 8 : start + 12]:
-                    return True
+            # The eight bytes at each offset, read as a length: a view, without copying.
+            lengths: np.ndarray = np.ndarray([starts], "<u8", tail, strides=[1])
+            lengths_to_end = np.arange(starts - 1, -1, -1, dtype=np.uint64)
+            candidates = np.flatnonzero(lengths == lengths_to_end)[::-1]
+            if any(_is_record(reader, size - tail_size + int(start)) for start in candidates):
+                return True
     return False
 
 
-def _masked_crc(content: bytes) -> bytes:
-    """The checksum of TFRecord files: CRC-32C, rotated by 15 bits, plus a constant."""
-    crc = 0xFFFFFFFF
-    for byte in content:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ 0x82F63B78 * (crc & 1)
-    crc ^= 0xFFFFFFFF
-    return (((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
+def _is_record(reader: Any, offset: int) -> bool:
+    """Whether a record with correct checksums begins at an offset of a file."""
+    try:
+        reader.read(offset)
+    except (tf.errors.DataLossError, IndexError):
+        return False
+    return True

@@ -1,1 +1,1 @@
-"""Where a run's steps are computed."""
+"""The devices and processes that a run uses, and the `tf.distribute.Strategy` built on them."""

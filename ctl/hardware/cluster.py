@@ -1,35 +1,34 @@
-"""Which processes make a run, and which of them this one is: TF_CONFIG, read, checked and built.
+"""Describes the processes of a run: their addresses, their roles, and which of them this one is.
 
-Importing this loads no TensorFlow.
+The description comes from TF_CONFIG or from the variables of an Indexed Job of Kubernetes. Importing
+this module does not import TensorFlow.
 """
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import json
 import re
-import socket
-import time
 from typing import Any
 
-from ctl.errors import Failure, UsageError
+from ctl.errors import UsageError
 
 ROLES = ("chief", "worker", "ps", "evaluator")
-_POLL = 0.1  # seconds between two looks for the other processes
-_LINGER = 10  # looks that this process can be found by once it has found the others
-_MOST = 100_000  # processes, as an Indexed Job has at most
+_MAX_TASKS = 100_000  # Kubernetes allows this many completions of an Indexed Job
+# A label of a DNS name has at most 63 characters. IPv6 addresses are written in brackets.
 _HOST = r"[\w-]{1,63}(?:\.[\w-]{1,63})*\.?"
+# re.ASCII: \d and \w would otherwise accept digits such as "٣", which gRPC rejects.
 _ADDRESS = re.compile(rf"(\[[0-9a-fA-F:]+\]|{_HOST}):(\d{{1,5}})", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The processes of a run, and this one's place among them.
+    """The processes of a run and the place of this process among them.
 
     Attributes:
-        addresses: role -> the host:port of each task, in order.
-        role: this process': "chief", "worker" or "ps".
-        index: its number within the role.
+        addresses: role -> the host:port of each of its tasks, in the order of their indices.
+        role: the role of this process: "chief", "worker" or "ps" (parameter server).
+        index: the index of this process within its role.
     """
 
     addresses: Mapping[str, Sequence[str]]
@@ -38,33 +37,36 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """This process' own host:port."""
+        """The host:port of this process."""
         return self.addresses[self.role][self.index]
 
     @property
     def has_servers(self) -> bool:
-        """Whether there are parameter servers."""
+        """Whether the cluster has parameter servers."""
         return bool(self.addresses.get("ps"))
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes what a run writes once."""
+        """Whether this process writes the files that only one process may write.
+
+        As in TensorFlow, worker 0 is the chief of a cluster without the role "chief".
+        """
         if "chief" in self.addresses:
             return self.role == "chief"
         return self.role == "worker" and self.index == 0
 
     @property
     def name(self) -> str:
-        """This process, as messages call it, such as "worker 1"."""
+        """The name of this process in messages, such as "worker 1"."""
         return task_name(self.role, self.index)
 
     @property
     def size(self) -> int:
-        """How many processes there are."""
+        """The number of processes, this one included."""
         return sum(len(tasks) for tasks in self.addresses.values())
 
     def others(self) -> dict[str, str]:
-        """Name -> address of all other processes."""
+        """Returns name -> address of every process but this one."""
         return {
             task_name(role, i): address
             for role, tasks in self.addresses.items()
@@ -73,255 +75,185 @@ class Cluster:
         }
 
     def tf_config(self) -> str:
-        """The cluster as TensorFlow reads it from the environment variable TF_CONFIG."""
+        """Returns the value of TF_CONFIG that describes this cluster to TensorFlow."""
         spec = {role: list(tasks) for role, tasks in self.addresses.items()}
         return json.dumps({"cluster": spec, "task": {"type": self.role, "index": self.index}})
 
 
 def task_name(role: str, index: int) -> str:
-    """A process as messages call it."""
+    """Returns the name of a process in messages, such as "worker 1"."""
     return "chief" if role == "chief" else f"{role} {index}"
 
 
-def read(environment: Mapping[str, str]) -> Cluster | None:
-    """The cluster that the environment describes, or None where it describes none.
+def from_environment(environment: Mapping[str, str]) -> Cluster | None:
+    """Reads the cluster that environment variables describe.
 
     Args:
-        environment: of the process. TF_CONFIG is read first; without it the variables of an
-            Indexed Job of Kubernetes, as deploy/kubernetes sets them: JOB_COMPLETION_INDEX, CTL_JOB,
-            CTL_SERVICE, CTL_WORKERS, CTL_PS, CTL_PORT.
+        environment: variables of the process. TF_CONFIG takes precedence; without it, the variables
+            of an Indexed Job of Kubernetes are read, which deploy/kubernetes sets:
+            JOB_COMPLETION_INDEX, CTL_JOB, CTL_SERVICE, CTL_WORKERS, CTL_PS, CTL_PORT.
+
+    Returns:
+        The cluster; None for a run of one process.
 
     Raises:
-        UsageError: the description is wrong.
+        UsageError: the description is invalid.
     """
     if environment.get("TF_CONFIG", "").strip():
-        return parse(environment["TF_CONFIG"])
+        return from_tf_config(environment["TF_CONFIG"])
     if environment.get("CTL_WORKERS", "").strip():
-        return _of_indexed_job(environment)
+        return _from_indexed_job(environment)
     return None
 
 
-def parse(text: str) -> Cluster | None:
-    """Reads and checks the text of TF_CONFIG.
+def from_tf_config(text: str) -> Cluster | None:
+    """Parses and validates the value of TF_CONFIG.
 
     Returns:
-        The cluster; None where the text names no other process, as some platforms set it.
+        The cluster; None if the text has no cluster, as some platforms set it for a single process.
+
+    Raises:
+        UsageError: the text is invalid.
     """
     try:
         config = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _wrong(f"is not JSON ({error})") from None
+    except (ValueError, RecursionError) as error:  # deep nesting exhausts the parser's recursion
+        raise _tf_config_error(f"is not JSON ({error})") from None
     if not isinstance(config, dict) or not isinstance(config.get("cluster", {}), dict):
-        raise _wrong("is not an object with an object 'cluster' in it")
+        raise _tf_config_error("must be a JSON object whose 'cluster' is an object")
     if not config.get("cluster"):
         return None
-    addresses = {role: _tasks(role, tasks) for role, tasks in config["cluster"].items()}
-    _check_addresses(addresses)
+    addresses = {role: _parse_tasks(role, tasks) for role, tasks in config["cluster"].items()}
+    _check_roles(addresses)
     task = config.get("task")
     if not isinstance(task, dict) or "type" not in task or "index" not in task:
-        raise _wrong("does not say which task this process is ('task' with 'type' and 'index')")
-    role, index = task["type"], _index(task["index"])
+        raise _tf_config_error("must identify this process by a 'task' with 'type' and 'index'")
+    role, index = task["type"], _parse_index(task["index"])
     if not isinstance(role, str) or role not in addresses:
-        raise _wrong(f"says that this task is a {role!r}, and the cluster has {_listed(addresses)}")
+        raise _tf_config_error(
+            f"has the task type {role!r}, but the cluster has only {', '.join(addresses)}"
+        )
     if not 0 <= index < len(addresses[role]):
-        raise _wrong(
-            f"says that this is task {index} of {role!r}, and there are {len(addresses[role])}, "
-            "numbered from 0"
+        raise _tf_config_error(
+            f"has the task index {index}, but the indices of {role!r} are 0 to "
+            f"{len(addresses[role]) - 1}"
         )
     return Cluster(addresses, role, index)
 
 
-def local(*, workers: int, servers: int, ports: Sequence[int]) -> list[Cluster]:
-    """The places of all processes of a run on this machine.
+def make_local_clusters(*, workers: int, servers: int, ports: Sequence[int]) -> list[Cluster]:
+    """Describes a run of several processes on this machine.
 
     Args:
-        workers: how many workers; without parameter servers worker 0 is the chief.
-        servers: how many parameter servers. With some there is a chief of its own.
-        ports: a free one for each process.
+        workers: number of workers.
+        servers: number of parameter servers. A cluster with parameter servers has a chief in
+            addition to its workers; without them worker 0 is the chief.
+        ports: a free port for each process.
+
+    Returns:
+        The same cluster once per process, with the role and index of that process.
     """
-    roles = (["chief"] if servers else []) + ["worker"] * workers + ["ps"] * servers
-    addresses: dict[str, list[str]] = {}
-    places = []
-    for role, port in zip(roles, ports, strict=True):
-        tasks = addresses.setdefault(role, [])
-        places.append((role, len(tasks)))
-        tasks.append(f"localhost:{port}")
-    return [Cluster(addresses, role, index) for role, index in places]
+    roles = _list_roles(workers, servers)
+    return _make_clusters(roles, [f"localhost:{port}" for port in ports])
 
 
-def wait_for_others(
-    cluster: Cluster,
-    *,
-    limit: float,
-    print_line: Callable[[str], None],
-    every: float = 5.0,
-) -> None:
-    """Waits until every other process of the cluster listens at its address.
-
-    TensorFlow's own wait is silent. This process listens at its own address meanwhile, so that the
-    others find it; TensorFlow takes the port over.
-
-    Args:
-        cluster: the processes.
-        limit: seconds to wait.
-        print_line: prints a line.
-        every: seconds between two lines.
-
-    Raises:
-        UsageError: this process' own port is in use, or its host is not this machine.
-        Failure: a process did not come in time.
-    """
-    missing = cluster.others()
-    start = told = time.monotonic()
-    with _listening(cluster) as listener:
-        while missing:
-            missing = {n: a for n, a in missing.items() if not listens(a)}
-            _turn_away(listener)
-            now = time.monotonic()
-            names = ", ".join(f"{name} ({address})" for name, address in missing.items())
-            if missing and now - start > limit:
-                raise Failure(
-                    f"{cluster.name} waited {limit:.0f} s for {names}: start all processes, or set "
-                    "runtime.cluster.start_timeout to more seconds."
-                )
-            if missing and now - told >= every:
-                told = now
-                print_line(f"{cluster.name} waits for {names}.")
-            if missing:
-                time.sleep(_POLL)
-        for _ in range(_LINGER):  # until all others have looked here too
-            _turn_away(listener)
-            time.sleep(_POLL)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens at now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("localhost", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
-
-
-def _listening(cluster: Cluster) -> socket.socket:
-    host, port = _split(cluster.address)
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(("", port))
-        listener.listen(128)
-    except OSError as error:
-        listener.close()
-        raise UsageError(
-            f"{cluster.name} cannot listen at {host}:{port} ({error.strerror}): stop what uses the "
-            "port, or name another one in TF_CONFIG."
-        ) from None
-    listener.setblocking(False)
-    return listener
-
-
-def _turn_away(listener: socket.socket) -> None:
-    """Closes what has connected, which knows by then that this process is there."""
-    while True:
-        try:
-            listener.accept()[0].close()
-        except OSError:
-            return
-
-
-def listens(address: str) -> bool:
-    """Whether a process listens at host:port."""
-    try:
-        socket.create_connection(_split(address), timeout=1.0).close()
-    except OSError:
-        return False
-    return True
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
-def _of_indexed_job(environment: Mapping[str, str]) -> Cluster:
-    workers = _number(environment, "CTL_WORKERS", least=1, most=_MOST)
-    servers = _number(environment, "CTL_PS", least=0, most=_MOST, default=0)
-    port = _number(environment, "CTL_PORT", least=1, most=2**16 - 1, default=2222)
-    index = _number(environment, "JOB_COMPLETION_INDEX", least=0, most=2 * _MOST)
+def _from_indexed_job(environment: Mapping[str, str]) -> Cluster:
+    workers = _read_number(environment, "CTL_WORKERS", minimum=1, maximum=_MAX_TASKS)
+    servers = _read_number(environment, "CTL_PS", minimum=0, maximum=_MAX_TASKS, default=0)
+    port = _read_number(environment, "CTL_PORT", minimum=1, maximum=2**16 - 1, default=2222)
+    index = _read_number(environment, "JOB_COMPLETION_INDEX", minimum=0, maximum=2 * _MAX_TASKS)
     for name in ("CTL_JOB", "CTL_SERVICE"):
         if not environment.get(name, "").strip():
-            raise UsageError(f"CTL_WORKERS is set and {name} is not: set it in the Job's manifest.")
+            raise UsageError(f"CTL_WORKERS is set but {name} is not: set it in the Job's manifest.")
     job, service = environment["CTL_JOB"].strip(), environment["CTL_SERVICE"].strip()
     if not _ADDRESS.fullmatch(f"{job}-{index}.{service}:{port}"):
         raise UsageError(
-            f"CTL_JOB is {job!r} and CTL_SERVICE is {service!r}, which make no host's name: set them "
-            "to the names of the Job and of its Service."
+            f"CTL_JOB is {job!r} and CTL_SERVICE is {service!r}, which do not form a valid host "
+            "name: set them to the names of the Job and of its Service."
         )
-    roles = (["chief"] if servers else []) + ["worker"] * workers + ["ps"] * servers
+    roles = _list_roles(workers, servers)
     if index >= len(roles):
         raise UsageError(
-            f"JOB_COMPLETION_INDEX is {index}, and CTL_WORKERS and CTL_PS make {len(roles)} "
-            "processes: set the Job's completions to that."
+            f"JOB_COMPLETION_INDEX is {index}, but CTL_WORKERS and CTL_PS define {len(roles)} "
+            f"processes: set the Job's completions to {len(roles)}."
         )
-    addresses: dict[str, list[str]] = {}
-    for i, role in enumerate(roles):
-        addresses.setdefault(role, []).append(f"{job}-{i}.{service}:{port}")
-    return Cluster(addresses, roles[index], roles[:index].count(roles[index]))
+    # A headless Service gives each pod of the Job the stable host name JOB-INDEX.SERVICE.
+    return _make_clusters(roles, [f"{job}-{i}.{service}:{port}" for i in range(len(roles))])[index]
 
 
-def _number(
-    environment: Mapping[str, str], name: str, *, least: int, most: int, default: int | None = None
+def _list_roles(workers: int, servers: int) -> list[str]:
+    return (["chief"] if servers else []) + ["worker"] * workers + ["ps"] * servers
+
+
+def _make_clusters(roles: Sequence[str], addresses: Sequence[str]) -> list[Cluster]:
+    tasks: dict[str, list[str]] = {}
+    clusters = []
+    for role, address in zip(roles, addresses, strict=True):
+        index = len(tasks.setdefault(role, []))
+        tasks[role].append(address)
+        clusters.append(Cluster(tasks, role, index))  # all share `tasks`, complete after the loop
+    return clusters
+
+
+def _read_number(
+    environment: Mapping[str, str],
+    name: str,
+    *,
+    minimum: int,
+    maximum: int,
+    default: int | None = None,
 ) -> int:
     text = environment.get(name, "").strip()
     if not text and default is not None:
         return default
-    if not re.fullmatch("[0-9]{1,9}", text) or not least <= int(text) <= most:
-        raise UsageError(f"{name} is {text!r}, want a whole number, {least} to {most}.")
+    # Kubernetes sets variables such as CTL_PORT=tcp://10.0.0.1 for a Service of the same name.
+    if not re.fullmatch("[0-9]{1,9}", text) or not minimum <= int(text) <= maximum:
+        raise UsageError(
+            f"{name} is {text!r}, but must be a whole number from {minimum} to {maximum}."
+        )
     return int(text)
 
 
-def _tasks(role: str, tasks: Any) -> list[str]:
+def _parse_tasks(role: str, tasks: Any) -> list[str]:
     if role not in ROLES:
-        raise _wrong(f"has the role {role!r}: want {', '.join(ROLES)}")
+        raise _tf_config_error(f"has the unknown role {role!r} (known: {', '.join(ROLES)})")
     if isinstance(tasks, dict):  # TensorFlow's sparse form, {"0": "host:port"}
-        raise _wrong(f"numbers the tasks of {role!r} by keys: give a list of host:port")
+        raise _tf_config_error(f"lists the tasks of {role!r} as an object, not as an array")
     if not isinstance(tasks, list) or not all(isinstance(task, str) for task in tasks):
-        raise _wrong(f"has no list of host:port for {role!r}")
+        raise _tf_config_error(f"must list the tasks of {role!r} as strings host:port")
     for task in tasks:
-        found = _ADDRESS.fullmatch(task)
-        if not found or not 0 < int(found[2]) < 2**16:
-            raise _wrong(f"has {task!r} for {role!r}: want host:port")
+        match = _ADDRESS.fullmatch(task)
+        if not match or not 0 < int(match[2]) < 2**16:
+            raise _tf_config_error(f"has the address {task!r} for {role!r}, which is not host:port")
     return tasks
 
 
-def _check_addresses(addresses: Mapping[str, Sequence[str]]) -> None:
-    everyone = collections.Counter(a for tasks in addresses.values() for a in tasks)
-    twice = sorted(address for address, count in everyone.items() if count > 1)
-    if twice:
-        raise _wrong(f"gives {twice[0]} to more than one task")
+def _check_roles(addresses: Mapping[str, Sequence[str]]) -> None:
+    counts = collections.Counter(a for tasks in addresses.values() for a in tasks)
+    repeated = sorted(address for address, count in counts.items() if count > 1)
+    if repeated:
+        raise _tf_config_error(f"assigns {repeated[0]} to more than one task")
     if "evaluator" in addresses:
-        raise _wrong("has an evaluator: leave it out, and run --mode=continuous_eval by its side")
+        # An evaluator takes no part in the collectives, so that it need not be in the cluster.
+        raise _tf_config_error(
+            "has an evaluator: remove it, and run --mode=continuous_eval as a separate process"
+        )
     if len(addresses.get("chief", [])) > 1:
-        raise _wrong("has more than one chief")
+        raise _tf_config_error("has more than one chief")
     if addresses.get("ps") and not (addresses.get("chief") and addresses.get("worker")):
-        raise _wrong("has parameter servers: it needs a chief and workers too")
+        raise _tf_config_error("has parameter servers, which require a chief and workers")
 
 
-def _index(value: Any) -> int:
+def _parse_index(value: Any) -> int:
+    # Some platforms write the index as a string. bool is a subclass of int.
     text = str(value)
     if isinstance(value, bool) or not re.fullmatch("-?[0-9]{1,18}", text):
-        raise _wrong(f"has {value!r} for the task's index: want a whole number")
+        raise _tf_config_error(f"has the task index {value!r}, which is not a whole number")
     return int(text)
 
 
-def _listed(addresses: Mapping[str, Sequence[str]]) -> str:
-    return ", ".join(f"{len(tasks)} {role}" for role, tasks in addresses.items())
-
-
-def _wrong(what: str) -> UsageError:
+def _tf_config_error(problem: str) -> UsageError:
     return UsageError(
-        f"TF_CONFIG {what}: mend it, or start the processes by python -m ctl.launch, which sets it."
+        f"TF_CONFIG {problem}: fix it, or start the processes with python -m ctl.launch, which sets "
+        "it."
     )

@@ -1,49 +1,60 @@
-"""What all processes of a run decide alike: to stop, where to go on, and when all are done."""
+"""Decisions that all processes of a run must make alike, such as to stop or to save."""
 
 import tensorflow as tf
 
-from ctl.hardware.strategies import Hardware
+from ctl.hardware.selection import Hardware
 
 
 class ProcessGroup:
-    """Decisions of several processes; of a single one they are its own, at no cost.
+    """Collective calls between the processes of a run; a run of one process pays nothing for them.
 
-        agreement = Agreement(hardware)
-        agreement.of_chief(latest_step)     # the chief's number, in every process
-        agreement.any(stop_was_asked)       # whether any process was asked to
+        processes = ProcessGroup(hardware)
+        step = processes.broadcast_from_chief(latest_step)
+        if processes.any_process(signal_received):
+            ...
 
-    Every process must call the same methods in the same order.
+    Every method is a collective call: every process of the run must call the same methods in the same
+    order, or the processes wait for each other until runtime.all_reduce.timeout, if it is set. A call
+    must therefore not depend on a condition that may differ between processes, such as a clock, a
+    signal, a file, or `is_chief`: pass the condition to `any_process` instead.
+
+    Each call is an all-reduce of one float64 with the strategy of the training steps.
     """
 
     def __init__(self, hardware: Hardware | None = None):
-        """Takes the strategy that the processes share; none where there is one process."""
+        """Creates the group of the processes that share a strategy.
+
+        Args:
+            hardware: the strategy; None for a group that consists of this process alone.
+        """
         cluster = hardware.cluster if hardware else None
-        # Of parameter servers the chief alone decides anything.
-        self._alone = cluster is None or cluster.has_servers
+        # With parameter servers the chief makes every decision, and the others only serve it.
+        self._is_single = cluster is None or cluster.has_servers
         self._strategy = hardware.strategy if hardware else tf.distribute.get_strategy()
-        self._total = tf.function(self._run, autograph=False)
+        self._all_reduce = tf.function(self._sum_over_replicas, autograph=False)
 
-    def any_process(self, mine: bool) -> bool:
-        """Whether it is true in any process."""
-        return mine if self._alone else self._sum(float(mine), first=False) > 0
+    def any_process(self, value: bool) -> bool:
+        """Collective: returns, in every process, whether `value` is true in any of them."""
+        return value if self._is_single else self._sum(float(value), chief_only=False) > 0
 
-    def broadcast_from_chief(self, mine: int) -> int:
-        """The chief's whole number, below 2^53."""
-        return mine if self._alone else round(self._sum(float(mine), first=True))
+    def broadcast_from_chief(self, value: int) -> int:
+        """Collective: returns, in every process, the chief's `value`, whose magnitude is < 2^53."""
+        return value if self._is_single else round(self._sum(float(value), chief_only=True))
 
     def barrier(self) -> None:
-        """Waits until every process is here."""
+        """Collective: returns when every process has called it."""
         self.any_process(False)
 
-    def _sum(self, mine: float, *, first: bool) -> float:
-        total = self._total(tf.constant(mine, tf.float64), tf.constant(first))
+    def _sum(self, value: float, *, chief_only: bool) -> float:
+        # Tensors, because Python values would trace a new graph for each value.
+        total = self._all_reduce(tf.constant(value, tf.float64), tf.constant(chief_only))
         return float(self._strategy.experimental_local_results(total)[0])
 
-    def _run(self, mine: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
-        def add() -> tf.Tensor:
+    def _sum_over_replicas(self, value: tf.Tensor, chief_only: tf.Tensor) -> tf.Tensor:
+        def all_reduce() -> tf.Tensor:
             context = tf.distribute.get_replica_context()
-            is_first = tf.equal(context.replica_id_in_sync_group, 0)  # the chief's first replica
-            counts = tf.logical_or(is_first, tf.logical_not(first))
-            return context.all_reduce("SUM", tf.where(counts, mine, tf.zeros_like(mine)))
+            is_chief = tf.equal(context.replica_id_in_sync_group, 0)  # the chief's first replica
+            counts = tf.logical_or(is_chief, tf.logical_not(chief_only))
+            return context.all_reduce("SUM", tf.where(counts, value, tf.zeros_like(value)))
 
-        return self._strategy.run(add)
+        return self._strategy.run(all_reduce)

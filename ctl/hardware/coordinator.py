@@ -1,52 +1,55 @@
-"""Many steps of workers that update by themselves, as a coordinator schedules them."""
+"""Schedules the steps of a parameter-server strategy on its workers."""
 
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-CHUNK = 10  # steps that a worker is given at once; of a lost one so many may be done again
+# Steps per scheduled function: enough to hide the cost of a remote call. When a worker is lost, up to
+# this number of its steps run a second time on another worker.
+STEPS_PER_CALL = 10
 
 
 def is_coordinated(strategy: tf.distribute.Strategy) -> bool:
-    """Whether workers step by themselves, as a coordinator tells them to."""
+    """Returns whether a coordinator schedules the steps, so that workers update asynchronously."""
     return isinstance(strategy, tf.distribute.ParameterServerStrategy)
 
 
 class CoordinatedLoop:
-    """Runs any number of steps on the workers of a parameter-server strategy; an inner loop for Orbit.
+    """An inner loop for Orbit that runs its steps on the workers of a parameter-server strategy.
 
         loop = CoordinatedLoop(trainer.train_step, strategy=strategy)
-        loop(iter(per_worker_dataset), tf.constant(250))      # 25 chunks, shared out; waits for all
+        loop(iter(per_worker_dataset), tf.constant(250))  # 25 calls, divided among the workers
 
-    A worker that is lost is left out, and its chunk given to another.
+    If a worker is lost, `ClusterCoordinator` runs its call on another one.
     """
 
     def __init__(self, train_step: Callable[[Any], None], *, strategy: tf.distribute.Strategy):
-        """Schedules nothing yet.
+        """Creates the loop without scheduling anything.
 
         Args:
-            train_step: one step of a worker, counted, that takes its iterator.
-            strategy: with parameter servers.
+            train_step: a step of one worker, which takes an iterator and increments the step count.
+            strategy: the parameter-server strategy.
         """
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
 
-        def steps(iterator: Any, count: tf.Tensor) -> None:
-            for _ in tf.range(count):
+        def run_steps(iterator: Any, num_steps: tf.Tensor) -> None:
+            for _ in tf.range(num_steps):
                 train_step(iterator)
 
-        self._steps = tf.function(steps)
+        self._run_steps = tf.function(run_steps)
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor) -> None:
-        """Runs `num_steps` steps, and waits until they are done.
+        """Runs `num_steps` steps, and returns when all workers have completed theirs.
 
         Args:
-            iterator: of a per-worker dataset.
-            num_steps: how many steps, of all workers together.
+            iterator: an iterator of a per-worker dataset.
+            num_steps: int scalar, the number of steps of all workers together.
         """
-        left = int(num_steps)
-        while left:
-            count = min(left, CHUNK)
-            self._coordinator.schedule(self._steps, args=(iterator, tf.constant(count)))
-            left -= count
+        remaining = int(num_steps)
+        while remaining:
+            count = min(remaining, STEPS_PER_CALL)
+            # As a tensor: a Python integer would retrace the function for the last, shorter call.
+            self._coordinator.schedule(self._run_steps, args=(iterator, tf.constant(count)))
+            remaining -= count
         self._coordinator.join()

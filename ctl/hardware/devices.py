@@ -1,8 +1,12 @@
-"""Which of this machine's GPUs or CPUs a strategy is built on. Importing this loads no TensorFlow."""
+"""Selects and configures the GPUs or CPUs of this machine that a strategy uses.
+
+TensorFlow fixes its logical devices and memory limits when it first uses a device, so everything here
+comes before the strategy is built. Importing this module does not import TensorFlow.
+"""
 
 from collections.abc import Sequence
+import os
 import re
-import subprocess
 from typing import TYPE_CHECKING, Any
 
 from ctl import errors
@@ -12,102 +16,149 @@ from ctl.hardware import gpu
 if TYPE_CHECKING:
     import tensorflow as tf
 
-
-def check_names(devices: Sequence[Any]) -> None:
-    """Refuses what is no list of devices, whatever the machine has."""
-    for device in devices:
-        if not isinstance(device, str) or not re.fullmatch(r"(CPU|GPU):\d{1,3}", device):
-            raise UsageError(f'runtime.devices has {device!r}, want names such as "GPU:0".')
-    if len(set(devices)) < len(devices):
-        raise UsageError("runtime.devices names a device twice: name it once.")
-    if len({device[:3] for device in devices}) > 1:
-        raise UsageError("runtime.devices mixes CPUs and GPUs: name one kind.")
+_TOO_LATE_FIX = (
+    "create no tensor before the strategy is built, for example while the trainer's file is "
+    "imported."
+)
 
 
-def select(asked: Sequence[str], *, split: int, strategy: str) -> tuple[list[str], str]:
-    """The devices that a strategy is built on, such as "CPU:0", and why these.
-
-    Args:
-        asked: those that the config names; empty for all.
-        split: how many logical devices to make of the first; 0 for none.
-        strategy: its row, or "auto".
+def check_names(names: Sequence[Any]) -> None:
+    """Checks runtime.devices, independently of the devices that the machine has.
 
     Raises:
-        UsageError: the devices cannot be had.
+        UsageError: the names are invalid.
+    """
+    for name in names:
+        if not isinstance(name, str) or not re.fullmatch(r"(CPU|GPU):\d{1,3}", name):
+            raise UsageError(f'runtime.devices contains {name!r}: use names such as "GPU:0".')
+    if len(set(names)) < len(names):
+        raise UsageError("runtime.devices contains a device twice: remove one of them.")
+    if len({name[:3] for name in names}) > 1:
+        raise UsageError("runtime.devices contains both CPUs and GPUs: use one kind.")
+
+
+def select(requested: Sequence[str], *, split: int, strategy: str) -> tuple[list[str], str]:
+    """Selects the devices for a strategy, and splits them into logical devices first.
+
+    Args:
+        requested: runtime.devices; empty for all devices.
+        split: runtime.logical_devices; 0 for no split.
+        strategy: name of the strategy, or "auto".
+
+    Returns:
+        Names of the devices, such as "CPU:0", and the reason for the selection.
+
+    Raises:
+        UsageError: the devices are not available.
     """
     import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")
-    kind = "GPU" if gpus else "CPU"
-    why = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)} here" if gpus else "no GPU here"
-    if asked:
-        kind = asked[0].partition(":")[0]
-    if strategy in ("mirrored", "central_storage") and kind == "CPU" and not split:
-        split = 1 + max((int(d.partition(":")[2]) for d in asked), default=1)
+    reason = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)}" if gpus else "no GPU"
+    device_type = requested[0].partition(":")[0] if requested else "GPU" if gpus else "CPU"
+    if strategy in ("mirrored", "central_storage") and device_type == "CPU" and not split:
+        # TensorFlow treats all cores as one device. Two logical devices let these strategies run with
+        # more than one replica on a machine without GPUs.
+        split = 1 + max((int(name.partition(":")[2]) for name in requested), default=1)
     if split:
-        _split(tf.config.list_physical_devices(kind)[0], split)
+        _split(tf.config.list_physical_devices(device_type)[0], split)
     if split > 1:
-        why += f", the {'first' if gpus else 'CPU'} split in {split}"
-    every = [
-        f"{d.device_type}:{d.name.rsplit(':', 1)[1]}" for d in tf.config.list_logical_devices(kind)
+        reason += f", {'first GPU' if gpus else 'CPU'} split into {split}"
+    available = [
+        f"{device.device_type}:{device.name.rsplit(':', 1)[1]}"
+        for device in tf.config.list_logical_devices(device_type)
     ]
-    if asked:
-        return _named(asked, every), f"{', '.join(asked)} as configured"
-    found = every[: split or None]
-    return (found if gpus or split or strategy != "auto" else found[:1]), why
+    if requested:
+        for name in requested:
+            if name not in available:
+                raise UsageError(
+                    f"runtime.devices contains {name!r}{errors.did_you_mean(name, available)}"
+                )
+        return list(requested), f"{', '.join(requested)} as configured"
+    # An earlier call may have split the CPU; "auto" without a split still means a single device.
+    count = 1 if strategy == "auto" and not gpus and not split else split or None
+    return available[:count], reason
 
 
 def replica_devices(strategy: "tf.distribute.Strategy") -> list[str]:
-    """The devices that the replicas of this process are on, such as "CPU:0"."""
+    """Returns the devices of the replicas of this process, such as "CPU:0"."""
     import tensorflow as tf
 
     try:
         names = strategy.extended.worker_devices
-    except RuntimeError:  # the default strategy does not say
+    except RuntimeError:  # the default strategy does not report its devices
         return ["GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"]
     return [name.rsplit("device:", 1)[-1] for name in names]
 
 
-def _named(asked: Sequence[str], every: Sequence[str]) -> list[str]:
-    for device in asked:
-        if device not in every:
-            raise UsageError(f"runtime.devices has {device!r}{errors.did_you_mean(device, every)}")
-    return list(asked)
+def limit_gpu_memory(*, growth: bool, limit_mib: int) -> None:
+    """Configures how much memory TensorFlow allocates on each GPU, by default nearly all of it.
+
+    Args:
+        growth: allocate memory when it is needed, and keep it.
+        limit_mib: allocate this many MiB of each GPU and no more; 0 for no limit.
+
+    Raises:
+        UsageError: there is no GPU, or TensorFlow has already initialized the GPUs.
+    """
+    if not growth and not limit_mib:
+        return
+    import tensorflow as tf
+
+    key, off = ("memory_growth", "false") if growth else ("memory_limit_mib", "0")
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        raise UsageError(
+            f"runtime.gpu.{key} has no effect, because TensorFlow detects no GPU: set it to {off}."
+        )
+    # In TensorFlow this variable overrides set_memory_growth.
+    if growth and os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() in ("false", "0"):
+        raise UsageError(
+            "runtime.gpu.memory_growth has no effect while TF_FORCE_GPU_ALLOW_GROWTH is false: "
+            "unset the variable."
+        )
+    try:
+        for device in gpus:
+            if growth:
+                tf.config.experimental.set_memory_growth(device, True)
+            else:
+                tf.config.set_logical_device_configuration(
+                    device, [tf.config.LogicalDeviceConfiguration(memory_limit=limit_mib)]
+                )
+    except (RuntimeError, ValueError):
+        raise UsageError(
+            f"runtime.gpu.{key} is set too late, because TensorFlow has already initialized its "
+            f"devices: {_TOO_LATE_FIX}"
+        ) from None
 
 
 def _split(device: Any, count: int) -> None:
-    """Splits a physical device into logical ones, which TensorFlow allows before its first use."""
+    """Splits a physical device into logical devices, which share its memory equally."""
     import tensorflow as tf
 
-    one = tf.config.LogicalDeviceConfiguration
-    parts = [one()] * count
-    if device.device_type == "GPU":
-        parts = [one(memory_limit=_gpu_memory_mib(device) // count)] * count
+    memory_limit = _usable_memory_mib(device) // count if device.device_type == "GPU" else None
+    parts = [tf.config.LogicalDeviceConfiguration(memory_limit=memory_limit)] * count
     try:
         tf.config.set_logical_device_configuration(device, parts)
     except RuntimeError:
-        found = len(tf.config.list_logical_devices(device.device_type))
-        if found < count:
+        # A process that built a strategy before, such as a test, may have enough of them already.
+        existing = len(tf.config.list_logical_devices(device.device_type))
+        if existing < count:
             raise UsageError(
-                f"runtime.logical_devices is {count}, but TensorFlow has started already, with "
-                f"{found} logical {device.device_type}{'s' * (found != 1)}: let nothing use it "
-                "before the strategy is built, such as a tensor that the trainer's file makes when "
-                "it is imported."
+                f"runtime.logical_devices is {count}, but TensorFlow has already initialized its "
+                f"devices with {existing} logical {device.device_type}{'s' * (existing != 1)}: "
+                f"{_TOO_LATE_FIX}"
             ) from None
 
 
-def _gpu_memory_mib(device: Any) -> int:
-    """Memory to split, in MiB: nine tenths of what the driver says is there."""
-    index = device.name.rsplit(":", 1)[1]
-    visible = gpu.visible_gpus()
-    if visible is not None and int(index) < len(visible):  # the driver counts those hidden too
-        index = visible[int(index)]
-    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", "-i", index]
-    try:
-        out = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
-        return int(out.split()[0]) * 9 // 10
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+def _usable_memory_mib(device: Any) -> int:
+    """Returns 9/10 of the memory of a GPU in MiB: CUDA's context and libraries need the rest."""
+    # TensorFlow numbers the GPUs that CUDA_VISIBLE_DEVICES allows, as describe_gpus does.
+    index = int(device.name.rsplit(":", 1)[1])
+    memory = {i: each.memory_mib for i, each in enumerate(gpu.describe_gpus())}.get(index)
+    if memory is None:
         raise UsageError(
-            "runtime.logical_devices needs the GPU's memory size, and nvidia-smi did not tell it: "
-            "set runtime.logical_devices to 0."
-        ) from None
+            "runtime.logical_devices requires the size of the GPU's memory, which the NVIDIA driver "
+            "does not report: set runtime.logical_devices to 0."
+        )
+    return memory * 9 // 10

@@ -1,109 +1,153 @@
-"""How much of the GPUs' memory TensorFlow takes, and which GPUs it may see.
+"""NVIDIA GPUs as the driver reports them through NVML, and which of them a process may use.
 
-Importing this loads no TensorFlow.
+This is the only module that uses nvidia-ml-py. A machine without a driver has no GPUs here, whatever
+build of TensorFlow is installed. Importing this module does not import TensorFlow.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import logging
 import os
-import subprocess
+from typing import Any, TypeVar
 
-from ctl.errors import UsageError
 from ctl.hardware.cluster import Cluster
 
 _VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+_GIB, _MIB = 2**30, 2**20
+_LOG = logging.getLogger("ctl")
+_T = TypeVar("_T")
+
+
+@dataclasses.dataclass(frozen=True)
+class DriverGpu:
+    """A GPU as the driver reports it.
+
+    Attributes:
+        name: name of the product, such as "NVIDIA H200".
+        memory_mib: total memory in MiB; None if the driver does not report it.
+        driver: version of the driver.
+    """
+
+    name: str
+    memory_mib: int | None
+    driver: str
 
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str] | None:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves to this process, by index or UUID.
+    """Reads the GPUs that CUDA_VISIBLE_DEVICES allows a process to use.
 
     Args:
-        environment: the variables of a process.
+        environment: variables of the process.
 
     Returns:
-        What CUDA takes of the list, which ends for it where an index is negative; None for all.
+        Indices, or UUIDs such as "GPU-8f3c..." or "MIG-1a..."; None if the variable is not set, which
+        allows all GPUs.
     """
-    listed = environment.get("CUDA_VISIBLE_DEVICES")
-    if listed is None:
+    value = environment.get(_VISIBLE_DEVICES)
+    if value is None:
         return None
-    found: list[str] = []
-    for name in (part.strip() for part in listed.split(",")):
+    names: list[str] = []
+    for name in (part.strip() for part in value.split(",")):
+        # CUDA ignores an invalid index, such as -1, and everything after it.
         if not name or name.startswith("-"):
             break
-        found.append(name)
-    return found
+        names.append(name)
+    return names
 
 
-def set_memory(*, growth: bool, limit_mib: int) -> None:
-    """Makes TensorFlow take less than nearly all of each GPU's memory, before it uses one.
-
-    Args:
-        growth: take memory as it is needed, and keep it.
-        limit_mib: take so many MiB of each GPU and no more; 0 for no limit.
-
-    Raises:
-        UsageError: there is no GPU, or TensorFlow has started already.
-    """
-    if not growth and not limit_mib:
-        return
-    import tensorflow as tf
-
-    key, off = ("memory_growth", "false") if growth else ("memory_limit_mib", "0")
-    gpus = tf.config.list_physical_devices("GPU")
-    if not gpus:
-        raise UsageError(f"runtime.gpu.{key} has no effect: there is no GPU here. Set it to {off}.")
-    if growth and os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() in ("false", "0"):
-        raise UsageError(
-            "runtime.gpu.memory_growth has no effect while TF_FORCE_GPU_ALLOW_GROWTH is false: "
-            "unset the variable."
-        )
-    limited = [tf.config.LogicalDeviceConfiguration(memory_limit=limit_mib)]
-    try:
-        for gpu in gpus:
-            if growth:
-                tf.config.experimental.set_memory_growth(gpu, True)
-            else:
-                tf.config.set_logical_device_configuration(gpu, limited)
-    except (RuntimeError, ValueError):
-        raise UsageError(
-            f"runtime.gpu.{key} comes too late: TensorFlow has started already. Let nothing use it "
-            "before the strategy is built, such as a tensor that the trainer's file makes when it "
-            "is imported."
-        ) from None
+def list_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Lists the indices or UUIDs of the GPUs that a process with this environment may use."""
+    names = visible_gpus(environment)
+    if names is not None:
+        return names
+    return [str(index) for index, _ in enumerate(_query(lambda nvml, handle: None, environment))]
 
 
-def list_gpus(environment: Mapping[str, str]) -> list[str]:
-    """The GPUs that a process with this environment may use: numbers or UUIDs, none without a driver."""
-    named = visible_gpus(environment)
-    if named is not None:
-        return named
-    query = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
-    try:
-        found = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return found.stdout.split()
+def describe_gpus(environment: Mapping[str, str] = os.environ) -> list[DriverGpu]:
+    """Describes the GPUs that a process with this environment may use; [] without a driver."""
+    return _query(_describe, environment)
 
 
-def divide_among_processes(places: Sequence[Cluster], gpus: Sequence[str]) -> list[dict[str, str]]:
-    """Environment variables that give each worker its own GPUs.
-
-    Args:
-        places: the processes.
-        gpus: what there is.
+def read_usage(environment: Mapping[str, str] = os.environ) -> dict[str, float]:
+    """Reads the present memory and utilization of the GPUs that this process may use.
 
     Returns:
-        For each process its variables; nothing where there are no GPUs. A chief beside parameter
-        servers and the servers compute nothing, and get none.
+        gpu_memory_gib: the memory in use on the fullest GPU, in GiB. By default TensorFlow allocates
+        nearly all memory at the start; with runtime.gpu.memory_growth this is what the run needs.
+        gpu_utilization: the fraction of the time during which the busiest GPU ran a kernel.
+        A value that the driver does not report is missing; without a driver both are.
+    """
+    usage = {
+        "gpu_memory_gib": _query(
+            lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle).used / _GIB, environment
+        ),
+        # Not reported for an instance of a partitioned GPU (MIG).
+        "gpu_utilization": _query(
+            lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100, environment
+        ),
+    }
+    return {name: max(values) for name, values in usage.items() if values}
+
+
+def divide_among_processes(
+    clusters: Sequence[Cluster], gpus: Sequence[str]
+) -> list[dict[str, str]]:
+    """Divides the GPUs of this machine among the workers of a run.
+
+    Args:
+        clusters: one per process of the run.
+        gpus: indices or UUIDs of the GPUs, as `list_gpus` returns them.
+
+    Returns:
+        The environment variables to set for each process; none if there are no GPUs. Parameter
+        servers, and the chief that coordinates them, compute nothing and may use no GPU.
     """
     if not gpus:
-        return [{} for _ in places]
-    compute = [place for place in places if place.role == "worker"]
-    result = []
-    for place in places:
-        own: Sequence[str] = []
-        if place.role == "worker":
-            each, rest = divmod(len(gpus), len(compute))
-            start = place.index * each + min(place.index, rest)
-            own = gpus[start : start + each + (place.index < rest)]
-        result.append({_VISIBLE_DEVICES: ",".join(own) or "-1"})
-    return result
+        return [{} for _ in clusters]
+    num_workers = sum(cluster.role == "worker" for cluster in clusters)
+    variables = []
+    for cluster in clusters:
+        share: Sequence[str] = []
+        if cluster.role == "worker":
+            # The first `remainder` workers get one GPU more than the others.
+            size, remainder = divmod(len(gpus), num_workers)
+            start = cluster.index * size + min(cluster.index, remainder)
+            share = gpus[start : start + size + (cluster.index < remainder)]
+        variables.append({_VISIBLE_DEVICES: ",".join(share) or "-1"})  # -1 hides all GPUs
+    return variables
+
+
+def _query(read: Callable[[Any, Any], _T], environment: Mapping[str, str]) -> list[_T]:
+    """Applies `read` to NVML and the handle of each GPU that the process may use.
+
+    Returns:
+        The results, in the order of CUDA_VISIBLE_DEVICES; [] if there is no driver, or if it rejects
+        a GPU or the query.
+    """
+    import pynvml  # 40 ms, which programs that never query the driver should not spend
+
+    try:
+        # NVML counts calls of nvmlInit, and all but the first are cheap. Hence there is no call of
+        # nvmlShutdown: the next query would load the driver's library again.
+        pynvml.nvmlInit()
+        names = visible_gpus(environment)
+        if names is None:
+            names = [str(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [read(pynvml, _find_handle(pynvml, name)) for name in names]
+    except pynvml.NVMLError as error:
+        _LOG.debug("The NVIDIA driver does not report the GPUs: %s", error)
+        return []
+
+
+def _find_handle(nvml: Any, name: str) -> Any:
+    if name.isdigit():
+        return nvml.nvmlDeviceGetHandleByIndex(int(name))
+    return nvml.nvmlDeviceGetHandleByUUID(name)  # also of a MIG instance
+
+
+def _describe(nvml: Any, handle: Any) -> DriverGpu:
+    try:
+        memory_mib = nvml.nvmlDeviceGetMemoryInfo(handle).total // _MIB
+    except nvml.NVMLError:  # GPUs that share the memory of the host do not report it
+        memory_mib = None
+    return DriverGpu(nvml.nvmlDeviceGetName(handle), memory_mib, nvml.nvmlSystemGetDriverVersion())

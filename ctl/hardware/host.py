@@ -1,83 +1,66 @@
-"""The machine around the accelerators: its CPU and its memory. Loads no TensorFlow."""
+"""Describes the CPU and the memory of this machine. Importing this does not import TensorFlow."""
 
 from collections.abc import Sequence
 import os
 import pathlib
 import re
 
-# What TensorFlow's kernels are faster by, as Linux names it on x86-64 and on ARM, and as people do.
-_FLAGS = {
-    "avx2": "AVX2",
-    "fma": "FMA",
-    "avx_vnni": "AVX-VNNI",
-    "avx512f": "AVX-512",
-    "avx512_vnni": "AVX-512 VNNI",
-    "avx512_bf16": "AVX-512 BF16",
-    "avx512_fp16": "AVX-512 FP16",
-    "amx_tile": "AMX",
-    "amx_bf16": "AMX BF16",
-    "amx_int8": "AMX INT8",
-    "asimd": "NEON",
-    "sve": "SVE",
-    "bf16": "BF16",
-    "i8mm": "I8MM",
-}
 _GIB = 2**30
-
-
-def cpu(cpuinfo: str, *, usable: int, there: int) -> str:
-    """The CPU in a line: its cores, its model, and the instructions that matter.
-
-    Args:
-        cpuinfo: the text of /proc/cpuinfo; "" where there is none.
-        usable: cores that this process may run on.
-        there: cores of the machine.
-    """
-    counted = f"{usable} of {there}" if usable < there else str(there)
-    counted += f" logical core{'s' * (there != 1)}"
-    model = re.search(r"^model name\s*: (.+)$", cpuinfo, re.MULTILINE)
-    listed = re.search(r"^(?:flags|Features)\s*: (.+)$", cpuinfo, re.MULTILINE)
-    flags = set(listed[1].split()) if listed else set()
-    names = [name for flag, name in _FLAGS.items() if flag in flags]
-    return ", ".join([counted, *([model[1].strip()] if model else []), *names])
-
-
-def memory(meminfo: str, *, limits: Sequence[str] = ()) -> str:
-    """The memory in a line: of the machine, what is available, and the bound of a container.
-
-    Args:
-        meminfo: the text of /proc/meminfo; "" where there is none.
-        limits: what control groups say of their memory, in bytes, or a word where they set none.
-    """
-    found = {
-        name: int(kib) * 1024 for name, kib in re.findall(r"^(\w+):\s+(\d+) kB", meminfo, re.M)
-    }
-    if "MemTotal" not in found:
-        return "unknown"
-    total = found["MemTotal"]
-    told = [f"{total / _GIB:.1f} GiB"]
-    if "MemAvailable" in found:
-        told.append(f"{found['MemAvailable'] / _GIB:.1f} GiB available")
-    bounds = [int(limit) for limit in limits if limit.isdigit() and int(limit) < total]
-    if bounds:
-        told.append(f"bounded to {min(bounds) / _GIB:.1f} GiB by the container")
-    return ", ".join(told)
+_CONTROL_GROUP = pathlib.Path("/sys/fs/cgroup")
+# Files of the control group of a container, in version 2 and version 1 of the interface.
+_MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 
 
 def describe() -> list[tuple[str, str]]:
-    """Lines of a name and what it comes to on this machine."""
-    there = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there
-    groups = ("memory.max", "memory/memory.limit_in_bytes")  # of version 2 and 1
-    limits = [_text(f"/sys/fs/cgroup/{name}") for name in groups]
+    """Returns rows (name, description) about this machine."""
+    total = os.cpu_count() or 1
+    # taskset and container runtimes restrict a process to some cores; macOS has no such call.
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total
+    limits = [_read(_CONTROL_GROUP / name) for name in _MEMORY_LIMITS]
     return [
-        ("CPU", cpu(_text("/proc/cpuinfo"), usable=usable, there=there)),
-        ("memory", memory(_text("/proc/meminfo"), limits=limits)),
+        ("CPU", describe_cpu(_read(pathlib.Path("/proc/cpuinfo")), usable=usable, total=total)),
+        ("memory", describe_memory(_read(pathlib.Path("/proc/meminfo")), limits=limits)),
     ]
 
 
-def _text(path: str) -> str:
+def describe_cpu(cpuinfo: str, *, usable: int, total: int) -> str:
+    """Describes the CPU in one line.
+
+    Args:
+        cpuinfo: the text of /proc/cpuinfo; "" on a system without it.
+        usable: number of logical cores that this process may run on.
+        total: number of logical cores of the machine.
+    """
+    count = f"{usable} of {total}" if usable < total else str(total)
+    # ARM kernels print no model name.
+    model = re.search(r"^model name\s*: (.+)$", cpuinfo, re.MULTILINE)
+    cores = f"{count} logical core{'s' * (total != 1)}"
+    return f"{cores}, {model[1].strip()}" if model else cores
+
+
+def describe_memory(meminfo: str, *, limits: Sequence[str] = ()) -> str:
+    """Describes the memory of the machine, and the limit of the container, in one line.
+
+    Args:
+        meminfo: the text of /proc/meminfo; "" on a system without it.
+        limits: contents of the files of control groups: bytes, or "max" for no limit.
+    """
+    sizes = {name: int(kib) * 1024 for name, kib in re.findall(r"(?m)^(\w+):\s+(\d+) kB", meminfo)}
+    if "MemTotal" not in sizes:
+        return "unknown"
+    total = sizes["MemTotal"]
+    parts = [f"{total / _GIB:.1f} GiB"]
+    if "MemAvailable" in sizes:  # since Linux 3.14
+        parts.append(f"{sizes['MemAvailable'] / _GIB:.1f} GiB available")
+    # Version 1 of control groups expresses "no limit" by a number larger than any memory.
+    effective = [int(limit) for limit in limits if limit.isdigit() and int(limit) < total]
+    if effective:
+        parts.append(f"limited to {min(effective) / _GIB:.1f} GiB by the container")
+    return ", ".join(parts)
+
+
+def _read(path: pathlib.Path) -> str:
     try:
-        return pathlib.Path(path).read_text().strip()
+        return path.read_text().strip()
     except OSError:
         return ""

@@ -1,4 +1,4 @@
-"""Keeps what TensorFlow's C++ code writes at start-up off the screen. Loads no TensorFlow."""
+"""Hides what TensorFlow's C++ code logs while it starts. Importing this does not import TensorFlow."""
 
 from collections.abc import Iterator
 import contextlib
@@ -8,25 +8,26 @@ import tempfile
 
 
 @contextlib.contextmanager
-def quiet_stderr() -> Iterator[None]:
-    """Holds back what is written to standard error, in C++ too; shows it if the block fails.
+def hold_back_stderr() -> Iterator[None]:
+    """Hides what is written to standard error in the block; prints it if the block raises.
 
-    TF_CPP_MIN_LOG_LEVEL=0 in the environment asks for all of it.
+    With TF_CPP_MIN_LOG_LEVEL=0 in the environment nothing is hidden.
     """
     if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "0":
         yield
         return
     sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
+    # C++ writes to file descriptor 2, which contextlib.redirect_stderr does not change.
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as log:
+        os.dup2(log.fileno(), 2)
         try:
             yield
         except BaseException:
-            held.seek(0)
-            os.write(kept, held.read())
+            log.seek(0)
+            os.write(stderr, log.read())
             raise
         finally:
             sys.stderr.flush()
-            os.dup2(kept, 2)
-            os.close(kept)
+            os.dup2(stderr, 2)
+            os.close(stderr)

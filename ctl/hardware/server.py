@@ -1,33 +1,37 @@
-"""What the workers and parameter servers of a coordinator do: they wait to be used."""
+"""Runs a worker or parameter server, which executes the functions that the chief sends to it."""
 
 import time
 
 from ctl.errors import print_line
-from ctl.hardware import cluster
+from ctl.hardware import rendezvous
 from ctl.hardware.cluster import Cluster
-from ctl.hardware.quiet import quiet_stderr
+from ctl.hardware.quiet import hold_back_stderr
 
-_LOOK = 1.0  # seconds between two looks for the chief
-_GONE = 10  # looks in a row that do not find it
+_POLL_SECONDS = 1.0
+_MAX_MISSED_POLLS = 10  # a short interruption of the network must not end the process
 
 
-def serve(own: Cluster, *, start_timeout: float) -> None:
-    """Serves a chief until it has gone.
+def serve(cluster: Cluster, *, start_timeout: float) -> None:
+    """Runs TensorFlow's server until the chief has ended.
+
+    The server has no method that waits for the end of the chief (`Server.join` never returns), so this
+    process polls the chief's port.
 
     Args:
-        own: this process' place, a worker or a parameter server.
+        cluster: the processes of the run; this one is a worker or a parameter server.
         start_timeout: seconds to wait for all processes to start.
     """
     import tensorflow as tf
 
-    cluster.wait_for_others(own, limit=start_timeout, print_line=print_line)
-    spec = tf.train.ClusterSpec({role: list(tasks) for role, tasks in own.addresses.items()})
-    with quiet_stderr():  # it tells of each connection
+    rendezvous.wait_for_others(cluster, timeout=start_timeout, print_line=print_line)
+    spec = tf.train.ClusterSpec({role: list(tasks) for role, tasks in cluster.addresses.items()})
+    with hold_back_stderr():  # gRPC logs each connection
         server = tf.distribute.Server(
-            spec, job_name=own.role, task_index=own.index, protocol="grpc", start=True
+            spec, job_name=cluster.role, task_index=cluster.index, protocol="grpc", start=True
         )
-        print_line(f"{own.name} serves at {server.target.removeprefix('grpc://')}.")
-        missed = 0
-        while missed < _GONE:
-            time.sleep(_LOOK)
-            missed = 0 if cluster.listens(own.addresses["chief"][0]) else missed + 1
+        print_line(f"{cluster.name} serves at {server.target.removeprefix('grpc://')}.")
+        missed_polls = 0
+        while missed_polls < _MAX_MISSED_POLLS:
+            time.sleep(_POLL_SECONDS)
+            reachable = rendezvous.is_listening(cluster.addresses["chief"][0])
+            missed_polls = 0 if reachable else missed_polls + 1

@@ -1,7 +1,7 @@
-"""A TPU: whether this install can use one here, and the strategy over it.
+"""Detects a TPU that this installation can use, and builds the strategy for it.
 
-Importing this loads no TensorFlow, whose own answer would come late: its resolver "finds" a local TPU
-on any machine, and a build that does not fit aborts or hangs while it is imported.
+The detection does not import TensorFlow, which cannot answer the question: its resolver accepts a
+local TPU on any machine, and with a libtpu that does not match, the import aborts or hangs.
 """
 
 from collections.abc import MutableMapping
@@ -18,9 +18,9 @@ from ctl.errors import UsageError
 if TYPE_CHECKING:
     import tensorflow as tf
 
-BUS = pathlib.Path("/sys/bus/pci/devices")
-_GOOGLE = "0x1ae0"  # also the vendor of the network card and the disks of Google's machines
-_GENERATIONS = {
+PCI_DEVICES = pathlib.Path("/sys/bus/pci/devices")
+_GOOGLE = "0x1ae0"  # vendor of TPUs, but also of the network cards and disks of Google's machines
+_GENERATIONS = {  # PCI device id -> generation
     "0x0027": "v2 or v3",
     "0x005e": "v4",
     "0x0062": "v5p",
@@ -28,92 +28,93 @@ _GENERATIONS = {
     "0x006f": "v6e",
     "0x0076": "v7x",
 }
-_NEWEST_LIBTPU = "0.0.30"  # with a newer one `import tensorflow` aborts the process
-_PATIENCE = 5.0  # seconds for an address to answer; TensorFlow would wait for minutes
-_REHEARSAL = "To see whether it would run on one: --mode=aot_compile."
+_NEWEST_LIBTPU = "0.0.30"  # with a newer one, `import tensorflow` aborts the process
+_CONNECT_TIMEOUT = 5.0  # seconds; TensorFlow would try for minutes
+# TPUStrategy does not expose the topology that it was built from.
 _topologies: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 
 
-def chips(bus: pathlib.Path = BUS) -> list[str]:
-    """The generation of each TPU chip of this machine.
+def list_chips(pci_devices: pathlib.Path = PCI_DEVICES) -> list[str]:
+    """Lists the generation, such as "v5e", of each TPU chip of this machine.
 
     Args:
-        bus: where the kernel lists the devices of the PCI bus.
+        pci_devices: the folder in which Linux lists PCI devices.
     """
-    found = []
-    for device in sorted(bus.glob("*")):
-        if _read(device / "vendor") == _GOOGLE:
-            found.append(_GENERATIONS.get(_read(device / "device"), ""))
-    return [generation for generation in found if generation]
+    generations = [
+        _GENERATIONS.get(_read(device / "device"), "")
+        for device in sorted(pci_devices.glob("*"))
+        if _read(device / "vendor") == _GOOGLE
+    ]
+    return [generation for generation in generations if generation]
 
 
 def skip_metadata_server(
-    environment: MutableMapping[str, str] = os.environ, bus: pathlib.Path = BUS
+    environment: MutableMapping[str, str] = os.environ, pci_devices: pathlib.Path = PCI_DEVICES
 ) -> None:
-    """Keeps `import tensorflow` from waiting minutes for a TPU's metadata server that is not there.
+    """Keeps `import tensorflow` from waiting minutes for a metadata server on a machine without TPU.
 
     Args:
-        environment: the variables of this process; one that is set is left as it is.
-        bus: where the kernel lists the devices of the PCI bus.
+        environment: variables of this process; a value that the user has set is not changed.
+        pci_devices: the folder in which Linux lists PCI devices.
     """
-    if not chips(bus):
+    if not list_chips(pci_devices):
         environment.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
 
-def missing(address: str = "", *, bus: pathlib.Path = BUS) -> str | None:
-    """What this machine lacks to use a TPU, without loading TensorFlow.
+def find_obstacle(address: str = "", *, pci_devices: pathlib.Path = PCI_DEVICES) -> str | None:
+    """Returns why this installation cannot use a TPU, or None if it can.
 
     Args:
-        address: a TPU's name or address; "" for a TPU of this machine.
-        bus: where the kernel lists the devices of the PCI bus.
-
-    Returns:
-        What is missing, or None.
+        address: name or address of a TPU; "" for a TPU of this machine.
+        pci_devices: the folder in which Linux lists PCI devices.
     """
-    if _installed("tensorflow-tpu") is None:
-        return "tensorflow-tpu is not installed, which BUILD.md tells how to"
-    libtpu = _installed("libtpu")
+    if _installed_version("tensorflow-tpu") is None:
+        return "tensorflow-tpu is not installed (see BUILD.md)"
+    libtpu = _installed_version("libtpu")
     if libtpu is None:
-        return "libtpu is not installed, which comes with ctl's extra `tpu`"
-    if _numbers(libtpu) > _numbers(_NEWEST_LIBTPU):
-        return f"libtpu is {libtpu}, and TensorFlow aborts with one after {_NEWEST_LIBTPU}"
-    if not address and not chips(bus):
-        return "no TPU chip is on this machine's PCI bus"
+        return "libtpu is not installed (it is part of ctl's extra `tpu`)"
+    if _split_version(libtpu) > _split_version(_NEWEST_LIBTPU):
+        return f"libtpu is {libtpu}, but TensorFlow aborts with a version after {_NEWEST_LIBTPU}"
+    if not address and not list_chips(pci_devices):
+        return "this machine has no TPU chip on its PCI bus"
     return None
 
 
-def check(address: str = "", *, bus: pathlib.Path = BUS) -> None:
-    """Refuses a TPU that cannot be used, before TensorFlow is imported.
+def check_available(address: str = "", *, pci_devices: pathlib.Path = PCI_DEVICES) -> None:
+    """Rejects a TPU that cannot be used, before TensorFlow is imported.
 
     Args:
-        address: a TPU's name or address; "" for a TPU of this machine.
-        bus: where the kernel lists the devices of the PCI bus.
+        address: name or address of a TPU; "" for a TPU of this machine.
+        pci_devices: the folder in which Linux lists PCI devices.
 
     Raises:
-        UsageError: says what is missing, and what to run instead.
+        UsageError: the TPU cannot be used; the message names the obstacle and the alternatives.
     """
-    lack = missing(address, bus=bus)
-    if lack:
-        raise UsageError(f"There is no TPU to use: {lack}. {_instead(address)} {_REHEARSAL}")
+    obstacle = find_obstacle(address, pci_devices=pci_devices)
+    if obstacle:
+        raise UsageError(
+            f"No TPU can be used: {obstacle}. {_alternative(address)} To check whether the "
+            "experiment would run on a TPU: --mode=aot_compile."
+        )
 
 
 def build(
     name: str = "", zone: str = "", project: str = "", address: str = ""
 ) -> "tf.distribute.TPUStrategy":
-    """Connects to a TPU, initializes it, which clears its memory, and makes the strategy.
+    """Connects to a TPU, initializes it, which erases its memory, and builds the strategy.
 
     Args:
-        name: of a TPU of Google Cloud; "" for that of `address`, or of this machine.
-        zone: where the named TPU is; "" for that of this machine.
-        project: whose the named TPU is; "" for that of this machine.
-        address: grpc://HOST:PORT of a TPU's worker.
+        name: name of a TPU of Google Cloud; "" for the TPU at `address`, or of this machine.
+        zone: zone of the named TPU; "" for the zone of this machine.
+        project: project of the named TPU; "" for the project of this machine.
+        address: grpc://HOST:PORT of a TPU worker.
 
     Raises:
-        UsageError: it cannot be had; one line says why.
+        UsageError: the TPU cannot be used; the message is one line.
     """
-    check(address or name)
+    check_available(address or name)
     if address:
-        _check_answers(address)
+        _check_reachable(address)
     import tensorflow as tf
 
     try:
@@ -121,79 +122,79 @@ def build(
             tpu=address or name or "local", zone=zone or None, project=project or None
         )
         tf.config.experimental_connect_to_cluster(resolver)
-        topology_ = tf.tpu.experimental.initialize_tpu_system(resolver)
+        topology = tf.tpu.experimental.initialize_tpu_system(resolver)
         strategy = tf.distribute.TPUStrategy(resolver)
-    except (
-        Exception
-    ) as error:  # of TensorFlow, gRPC, urllib and Google's client, without a common base
-        where = address or name or "of this machine"
-        told = f"{type(error).__name__}: {' '.join(str(error).partition('. ')[0].split())[:200]}"
+    except Exception as error:
+        # TensorFlow, gRPC, urllib and Google's client raise errors without a common base class.
+        first_sentence = " ".join(str(error).partition(". ")[0].split())[:200]
         raise UsageError(
-            f"The TPU {where} cannot be initialized ({told}). {_instead(address or name)}"
+            f"The TPU {address or name or 'of this machine'} cannot be initialized "
+            f"({type(error).__name__}: {first_sentence}). {_alternative(address or name)}"
         ) from error
-    _topologies[strategy] = topology_
+    _topologies[strategy] = topology
     return strategy
 
 
-def topology(strategy: "tf.distribute.TPUStrategy", *, bus: pathlib.Path = BUS) -> str:
-    """What a TPU is, in a few words: "v5e 2x2, 4 cores, 1 host", as far as it is known.
+def describe_topology(
+    strategy: "tf.distribute.TPUStrategy", *, pci_devices: pathlib.Path = PCI_DEVICES
+) -> str:
+    """Describes a TPU as far as its properties are known, such as "v5e 2x2, 4 cores, 1 host".
 
     Args:
-        strategy: what `build` returned, or another's.
-        bus: where the kernel lists the devices of the PCI bus.
+        strategy: a strategy of `build`, or any other TPUStrategy, whose mesh is unknown.
+        pci_devices: the folder in which Linux lists PCI devices.
     """
-    local = not strategy.cluster_resolver.master()
-    generation = " ".join(sorted(set(chips(bus)))) if local else ""
-    built = _topologies.get(strategy)
-    kind = " ".join(word for word in (generation, _mesh(built.mesh_shape) if built else "") if word)
-    counts = [
-        _count(strategy.num_replicas_in_sync, "core"),
-        _count(strategy.extended.num_hosts, "host"),
-    ]
-    return ", ".join([kind, *counts] if kind else counts)
+    is_local = not strategy.cluster_resolver.master()
+    generation = " ".join(sorted(set(list_chips(pci_devices)))) if is_local else ""
+    topology = _topologies.get(strategy)
+    mesh = _format_mesh(topology.mesh_shape) if topology else ""
+    slice_ = " ".join(word for word in (generation, mesh) if word)
+    cores = _count(strategy.num_replicas_in_sync, "core")
+    hosts = _count(strategy.extended.num_hosts, "host")
+    return ", ".join(part for part in (slice_, cores, hosts) if part)
 
 
-def _mesh(shape: Any) -> str:
-    """The chips of a mesh of [x, y, z, cores of a chip], a flat one as x times y."""
-    x, y, *rest = (int(n) for n in shape)
-    deep = rest[:1] if rest and rest[0] > 1 else []
-    return "x".join(str(n) for n in (x, y, *deep))
+def _format_mesh(shape: Any) -> str:
+    """Formats a mesh shape [x, y, z, cores per chip] as "XxYxZ", without z if it is 1."""
+    x, y, *rest = (int(size) for size in shape)
+    depth = rest[:1] if rest and rest[0] > 1 else []
+    return "x".join(str(size) for size in (x, y, *depth))
 
 
-def _count(number: int, name: str) -> str:
-    return f"{number} {name}{'s' * (number != 1)}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def _check_answers(address: str) -> None:
+def _check_reachable(address: str) -> None:
+    # Of several addresses, separated by commas, the first one is the coordinator.
     host, _, port = address.removeprefix("grpc://").partition(",")[0].rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
-    except (OSError, OverflowError) as error:
-        told = getattr(error, "strerror", None) or error
+        socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT).close()
+    except (OSError, OverflowError) as error:  # OverflowError: the port is above 65535
         raise UsageError(
-            f"The TPU {address} does not answer ({told}): mend "
-            f"runtime.tpu.address. {_instead(address)}"
+            f"The TPU {address} is not reachable ({getattr(error, 'strerror', None) or error}): fix "
+            f"runtime.tpu.address. {_alternative(address)}"
         ) from None
 
 
-def _instead(address: str) -> str:
+def _alternative(address: str) -> str:
     keys = " and no runtime.tpu keys" if address else ""
     return f"To run without a TPU: --config.runtime.strategy=auto{keys}."
 
 
-def _installed(package: str) -> str | None:
+def _installed_version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def _numbers(version: str) -> list[int]:
+def _split_version(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def _read(path: pathlib.Path) -> str:
     try:
         return path.read_text().strip()
-    except OSError:
+    except OSError:  # not Linux, or no PCI bus
         return ""

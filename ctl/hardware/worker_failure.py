@@ -1,4 +1,4 @@
-"""Tells that another process of the run has gone, in one line instead of TensorFlow's many."""
+"""Reports the loss of another process of the run in one line instead of TensorFlow's many."""
 
 from collections.abc import Iterator
 import contextlib
@@ -9,7 +9,9 @@ import tensorflow as tf
 from ctl.errors import LostWorker
 from ctl.hardware.cluster import Cluster, task_name
 
-_LOST = (
+# The error of a broken connection depends on what this process was doing: sending, receiving, waiting
+# for a peer, or being informed of the failure by the coordination service.
+_CONNECTION_ERRORS = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
     tf.errors.CancelledError,
@@ -20,26 +22,31 @@ _TASK = re.compile(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)")
 
 @contextlib.contextmanager
 def report_lost_worker(cluster: Cluster | None) -> Iterator[None]:
-    """Turns the failure of a collective into a `LostWorker`.
+    """Turns the error of a broken collective into `LostWorker`.
 
     Args:
-        cluster: the processes of the run; None for a run in one, whose errors pass as they are.
+        cluster: the processes of the run; None for a run of one process, whose errors are not changed.
+
+    Raises:
+        LostWorker: a collective failed because another process has ended.
     """
     try:
         yield
     except tf.errors.OpError as error:
-        if cluster is None or not _is_lost(error):
+        if cluster is None or not _is_lost_connection(error):
             raise
         raise LostWorker(
-            f"{cluster.name} stops: {_who(cluster, error.message)} has gone. Start all processes again "
-            "to go on from the last checkpoint."
+            f"{cluster.name} stops, because {_find_lost_tasks(cluster, error.message)} has ended: start "
+            "all processes again to continue from the last checkpoint."
         ) from None
 
 
-def _is_lost(error: tf.errors.OpError) -> bool:
-    return isinstance(error, _LOST) or "Collective ops is aborted" in error.message
+def _is_lost_connection(error: tf.errors.OpError) -> bool:
+    # Collectives after the first failure have this text, whatever their error code is.
+    return isinstance(error, _CONNECTION_ERRORS) or "Collective ops is aborted" in error.message
 
 
-def _who(cluster: Cluster, message: str) -> str:
-    found = {task_name(role, int(index)) for role, index in _TASK.findall(message)}
-    return ", ".join(sorted(found & set(cluster.others()))) or "another process"
+def _find_lost_tasks(cluster: Cluster, message: str) -> str:
+    """Returns the names of the other processes that TensorFlow's message mentions."""
+    mentioned = {task_name(role, int(index)) for role, index in _TASK.findall(message)}
+    return ", ".join(sorted(mentioned & set(cluster.others()))) or "another process"

@@ -11,10 +11,9 @@ import tensorflow as tf
 
 from ctl.errors import Failure, NonFiniteStep, UsageError
 from ctl.evaluator import Interrupted, StandardEvaluator
-from ctl.hardware import coordinator, devices
+from ctl.hardware import coordinator, devices, gpu
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.manager import CheckpointManager
-from ctl.loop.gpu_usage import GpuUsage
 from ctl.loop.progress import Progress
 from ctl.loop.rollback import RollbackPolicy
 from ctl.loop.throughput import Throughput
@@ -105,7 +104,7 @@ class Controller(orbit.Controller):
         self._progress = progress
         self._on_event = on_event or (lambda *_, **__: None)
         self._stop = stop or (lambda: False)
-        self._gpu_usage = gpu_usage or (GpuUsage() if _on_gpu(trainer.strategy) else dict)
+        self._gpu_usage = gpu_usage or (gpu.read_usage if _on_gpu(trainer.strategy) else dict)
         self._watch = watch or (lambda _: contextlib.nullcontext())
         self._guard = guard or RollbackPolicy()
         self._speed = Throughput(batch=trainer.global_batch_size)

@@ -1,69 +1,56 @@
-"""What this machine has to train on, and what a config comes to on it: --mode=devices.
+"""--mode=devices: prints the hardware of this machine, and the strategy of a config on it.
 
-Importing this loads no TensorFlow.
+Importing this module does not import TensorFlow.
 """
 
 from collections.abc import Mapping, Sequence
 import contextlib
-import dataclasses
 import os
-import subprocess
 from typing import Any
 
 from ctl.errors import UsageError
-from ctl.hardware import devices, gpu, host, strategies, tpu
+from ctl.hardware import devices, gpu, host, selection, strategies, tpu
+from ctl.hardware.gpu import DriverGpu
+from ctl.hardware.strategies import StrategyOptions
 
 Row = tuple[str, str]
-_QUERY = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version"]
 _XLA_VARIABLES = ("TF_XLA_FLAGS", "XLA_FLAGS")
 
 
-@dataclasses.dataclass(frozen=True)
-class DriverGpu:
-    """A GPU as NVIDIA's driver tells it.
-
-    Attributes:
-        name: the product's.
-        memory: in MiB, as a text; or a reason in brackets.
-        driver: its version.
-    """
-
-    name: str
-    memory: str
-    driver: str
-
-
 def describe(runtime: Any) -> str:
-    """Lines of a name and what it comes to on this machine; writes nothing, trains nothing.
+    """Describes the hardware of this machine and the strategy, without training or writing files.
 
     Args:
-        runtime: the `runtime` section of a checked config.
+        runtime: the section `runtime` of a validated config.
+
+    Returns:
+        Lines of a name and a description, aligned.
     """
     import tensorflow as tf
 
-    details = [
-        tf.config.experimental.get_device_details(d) for d in tf.config.list_physical_devices("GPU")
-    ]
-    told = driver_gpus()
+    physical = tf.config.list_physical_devices("GPU")
+    details = [tf.config.experimental.get_device_details(device) for device in physical]
     build = tf.sysconfig.get_build_info()
     rows = [
         *host.describe(),
-        ("TensorFlow", tensorflow(tf.__version__, build, os.environ)),
-        *gpus(details, told, cuda=bool(build.get("is_cuda_build"))),
-        ("TPU", tpus()),
-        *_chosen(runtime),
+        ("TensorFlow", describe_tensorflow(tf.__version__, build, os.environ)),
+        *describe_gpus(details, gpu.describe_gpus(), cuda=bool(build.get("is_cuda_build"))),
+        ("TPU", describe_tpu()),
+        *_describe_strategy(runtime),
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
 
 
-def tensorflow(version: str, build: Mapping[str, Any], environment: Mapping[str, str]) -> str:
-    """TensorFlow's build in a line, and the flags that XLA will read.
+def describe_tensorflow(
+    version: str, build: Mapping[str, Any], environment: Mapping[str, str]
+) -> str:
+    """Describes the build of TensorFlow, and the flags that XLA reads.
 
     Args:
-        version: TensorFlow's.
-        build: what `tf.sysconfig.get_build_info` returned.
-        environment: the variables of this process.
+        version: version of TensorFlow.
+        build: the result of `tf.sysconfig.get_build_info`.
+        environment: variables of this process.
     """
     if build.get("is_cuda_build"):
         kind = f"CUDA {build.get('cuda_version', '?')}, cuDNN {build.get('cudnn_version', '?')}"
@@ -75,101 +62,90 @@ def tensorflow(version: str, build: Mapping[str, Any], environment: Mapping[str,
     return ", ".join([version, kind, *(flags or ["no XLA flags in the environment"])])
 
 
-def gpus(
-    details: Sequence[Mapping[str, Any]], told: Sequence[DriverGpu], *, cuda: bool
+def describe_gpus(
+    details: Sequence[Mapping[str, Any]], driver_gpus: Sequence[DriverGpu], *, cuda: bool
 ) -> list[Row]:
-    """A row a GPU, or one that says why there is none.
+    """Describes each GPU in a row; without a GPU the only row says why.
 
     Args:
-        details: what TensorFlow tells of each GPU that it sees.
-        told: what the driver tells of each that this process may see, in the same order.
+        details: TensorFlow's details of each GPU that it detects.
+        driver_gpus: the GPUs that the driver reports for this process.
         cuda: whether TensorFlow is built for GPUs.
     """
     if details:
-        known = list(told) if len(told) == len(details) else [None] * len(details)
+        # If the counts differ, the two lists cannot be matched by their order.
+        matched = list(driver_gpus) if len(driver_gpus) == len(details) else [None] * len(details)
         return [
-            (f"GPU {i}", _gpu(*both)) for i, both in enumerate(zip(details, known, strict=True))
+            (f"GPU {i}", _describe_gpu(detail, driver_gpu))
+            for i, (detail, driver_gpu) in enumerate(zip(details, matched, strict=True))
         ]
-    if not told:
+    if not driver_gpus:
         return [("GPUs", "none")]
-    names = ", ".join(f"{g.name} (driver {g.driver})" for g in told)
-    mend = (
-        "its libraries may be missing, which TF_CPP_MIN_LOG_LEVEL=0 tells"
+    names = ", ".join(f"{each.name} (driver {each.driver})" for each in driver_gpus)
+    reason = (
+        "its libraries may be missing; TF_CPP_MIN_LOG_LEVEL=0 prints which"
         if cuda
-        else "this build is not for GPUs; BUILD.md tells how to install the one that is"
+        else "this build does not support GPUs; BUILD.md describes how to install one that does"
     )
-    return [("GPUs", f"none that TensorFlow sees, but {names}: {mend}")]
+    return [("GPUs", f"TensorFlow detects none, but the driver reports {names}: {reason}")]
 
 
-def driver_gpus() -> list[DriverGpu]:
-    """The GPUs that this process may see, as NVIDIA's driver tells them; none where it does not."""
-    names = gpu.visible_gpus()
-    if names == []:
-        return []
-    which = ["-i", ",".join(names)] if names else []
-    query = [*_QUERY, "--format=csv,noheader,nounits", *which]
-    try:
-        out = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    rows = [[cell.strip() for cell in line.split(",")] for line in out.splitlines()]
-    return [DriverGpu(*row) for row in rows if len(row) == 3]
+def describe_tpu() -> str:
+    """Describes the TPU of this machine, or why it cannot be used."""
+    chips, obstacle = tpu.list_chips(), tpu.find_obstacle()
+    if not chips:
+        return f"none: {obstacle}" if obstacle else "none"
+    description = f"{len(chips)} x {chips[0]}"
+    return f"{description}, which cannot be used: {obstacle}" if obstacle else description
 
 
-def tpus() -> str:
-    """The TPU of this machine in a line, or what is missing to use one."""
-    chips = tpu.chips()
-    lack = tpu.missing()
-    there = f"{len(chips)} x {chips[0]}" if chips else "none"
-    if not lack:
-        return there
-    return f"{there}, which cannot be used: {lack}" if chips else f"none: {lack}"
-
-
-def _gpu(details: Mapping[str, Any], told: DriverGpu | None) -> str:
-    name = details.get("device_name", "of an unknown name")
+def _describe_gpu(details: Mapping[str, Any], driver_gpu: DriverGpu | None) -> str:
+    name = details.get("device_name", "unknown name")
     capability = ".".join(str(n) for n in details.get("compute_capability", ())) or "unknown"
-    size = "unknown"
-    # Under another name it is another GPU, or the whole of which this one is a part (MIG).
-    if told and told.name == name and told.memory.isdigit():
-        size = f"{int(told.memory) / 1024:.1f} GiB"
-    driver = told.driver if told else "unknown"
-    return f"{name}, memory {size}, compute capability {capability}, driver {driver}"
+    memory = "unknown"
+    # CUDA may order the GPUs differently from the driver (CUDA_DEVICE_ORDER): a different name means
+    # a different GPU. It may also be the GPU of which TensorFlow uses one instance (MIG).
+    if driver_gpu and driver_gpu.name == name and driver_gpu.memory_mib:
+        memory = f"{driver_gpu.memory_mib / 1024:.1f} GiB"
+    driver = driver_gpu.driver if driver_gpu else "unknown"
+    return f"{name}, memory {memory}, compute capability {capability}, driver {driver}"
 
 
-def _chosen(runtime: Any) -> list[Row]:
-    """The strategy and the compilation that the config comes to, and why."""
-    from ctl.replica import xla as replica_compile
+def _describe_strategy(runtime: Any) -> list[Row]:
+    """Describes the strategy and the XLA mode of the config on this machine, with the reasons."""
+    from ctl.replica import xla
 
-    request = strategies.Request.of(runtime, os.environ)
     try:
-        name = strategies.resolve_name(runtime.strategy, request)
-        if name != "auto" and (strategies.STRATEGIES[name].processes or name == "tpu"):
+        name = selection.resolve_name(
+            runtime.strategy, StrategyOptions.from_config(runtime, os.environ)
+        )
+        # Building these would wait for other processes, or erase the memory of a TPU.
+        if name == "tpu" or (name != "auto" and strategies.STRATEGIES[name].multi_process):
             return [("strategy", f"{name}: {strategies.STRATEGIES[name].summary}")]
-        hardware = _hardware(runtime)
+        hardware = _build_hardware(runtime)
     except UsageError as error:
-        return [("strategy", f"{runtime.strategy} cannot be had: {error}")]
+        return [("strategy", f"{runtime.strategy} is not available: {error}")]
     replicas = hardware.strategy.num_replicas_in_sync
-    gpu_ = any("GPU" in device for device in devices.replica_devices(hardware.strategy))
-    mode, why = replica_compile.choose(
+    mode, reason = xla.choose(
         runtime.xla,
-        gpu=gpu_,
+        gpu=any("GPU" in device for device in devices.replica_devices(hardware.strategy)),
         replicas=replicas,
         sync_batch_norm=False,
         shards=bool(runtime.logical_shards),
     )
-    plural = "s" if replicas != 1 else ""
+    count = f"{replicas} replica{'s' * (replicas != 1)}"
     return [
-        ("strategy", f"{hardware.name} ({hardware.why}), {replicas} replica{plural}"),
-        ("xla", f"{mode} ({why}); the model and the data may change it, --mode=explain tells"),
+        ("strategy", f"{hardware.name} ({hardware.reason}), {count}"),
+        ("xla", f"{mode} ({reason}); depends on the model and the data too: see --mode=explain"),
     ]
 
 
-def _hardware(runtime: Any) -> strategies.Hardware:
+def _build_hardware(runtime: Any) -> selection.Hardware:
     import tensorflow as tf
 
-    if not runtime.logical_devices:  # to look is no reason to take a GPU's memory from who trains
+    if not runtime.logical_devices:
+        # Without memory growth, this process would allocate the memory of GPUs that others train on.
         for device in tf.config.list_physical_devices("GPU"):
-            with contextlib.suppress(RuntimeError):  # a config file has started TensorFlow
+            with contextlib.suppress(RuntimeError):  # the config file has used TensorFlow already
                 tf.config.experimental.set_memory_growth(device, True)
-    return strategies.build(runtime.strategy, strategies.Request.of(runtime, os.environ))
+    return selection.build(runtime.strategy, StrategyOptions.from_config(runtime, os.environ))

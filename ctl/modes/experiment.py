@@ -12,7 +12,8 @@ from ctl.configs import loading
 from ctl.configs.options import Clip, Section, TrainerOptions
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
-from ctl.hardware import gpu, strategies
+from ctl.hardware import devices, selection
+from ctl.hardware.strategies import StrategyOptions
 from ctl.trainer import StandardTrainer
 
 
@@ -28,7 +29,7 @@ class Experiment:
     """
 
     config: config_dict.ConfigDict
-    hardware: strategies.Hardware
+    hardware: selection.Hardware
     trainer: StandardTrainer
     evaluator: StandardEvaluator | None
 
@@ -38,7 +39,7 @@ def build(
     config_path: str,
     *,
     evaluates: bool = True,
-    hardware: strategies.Hardware | None = None,
+    hardware: selection.Hardware | None = None,
 ) -> Experiment:
     """Builds everything, and writes nothing.
 
@@ -51,7 +52,7 @@ def build(
     Raises:
         UsageError: the config cannot be right with this trainer or on this machine.
     """
-    cls = loading.trainer_class(config.trainer, config_path)
+    cls = loading.trainer_class(config.trainer, config_path, StandardTrainer)
     if config.runtime.deterministic:
         tf.config.experimental.enable_op_determinism()
     hardware = hardware or _hardware(config.runtime)
@@ -77,9 +78,11 @@ def build(
     return Experiment(config, hardware, trainer, evaluator)
 
 
-def _hardware(runtime: config_dict.ConfigDict) -> strategies.Hardware:
-    gpu.set_memory(growth=runtime.gpu.memory_growth, limit_mib=runtime.gpu.memory_limit_mib)
-    return strategies.build(runtime.strategy, strategies.Request.of(runtime, os.environ))
+def _hardware(runtime: config_dict.ConfigDict) -> selection.Hardware:
+    devices.limit_gpu_memory(
+        growth=runtime.gpu.memory_growth, limit_mib=runtime.gpu.memory_limit_mib
+    )
+    return selection.build(runtime.strategy, StrategyOptions.from_config(runtime, os.environ))
 
 
 def resolved(config: config_dict.ConfigDict, replicas: int) -> config_dict.ConfigDict:

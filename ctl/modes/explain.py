@@ -24,7 +24,7 @@ def _where(experiment: Experiment) -> list[tuple[str, str]]:
     hardware, layout = experiment.hardware, experiment.trainer.layout
     names = ", ".join(devices.replica_devices(hardware.strategy))
     return [
-        ("strategy", f"{hardware.name} ({hardware.why})"),
+        ("strategy", f"{hardware.name} ({hardware.reason})"),
         ("devices", names),
         ("replicas", str(layout.replicas)),
         ("precision", experiment.config.runtime.precision),
@@ -48,10 +48,14 @@ def _what(experiment: Experiment) -> list[tuple[str, str]]:
     layout = experiment.trainer.layout
     accumulation = experiment.trainer.options.gradient_accumulation_steps
     rows = []
-    for replica, share in enumerate(layout.shares()[:8]):
-        first = replica * layout.rows
+    for replica, share in enumerate(layout.row_counts()[:8]):
+        first = replica * layout.rows_per_replica
         there = f"{first}..{first + share - 1}" if share else "none"
-        padding = f" and {layout.rows - share} of padding, masked" if share < layout.rows else ""
+        padding = (
+            f" and {layout.rows_per_replica - share} of padding, masked"
+            if share < layout.rows_per_replica
+            else ""
+        )
         rows.append(f"replica {replica}: {there}{padding}")
     micro = f", in {accumulation} micro-batches" if accumulation > 1 else ""
     if layout.even:

@@ -25,16 +25,16 @@ def start(hardware: Any, trainer: Any) -> str:
     if hardware.name == "parameter_server":
         workers, servers = (len(hardware.cluster.addresses[role]) for role in ("worker", "ps"))
         return (
-            f"{hardware.name} ({hardware.why}): {_count(workers, 'worker')}, "
+            f"{hardware.name} ({hardware.reason}): {_count(workers, 'worker')}, "
             f"{_count(servers, 'parameter server')}; batch {layout.global_batch_size}; "
             f"{trainer.options.precision}; {trainer.model.count_params():,} parameters. Updates are "
             "asynchronous: each worker's comes from a batch of its own and from weights that others "
             "may have changed since, so this run is not a function of the batches alone."
         )
-    shares = "+".join(str(share) for share in layout.shares()[:8])
+    shares = "+".join(str(share) for share in layout.row_counts()[:8])
     more = "+..." if layout.replicas > 8 else ""
     return (
-        f"{hardware.name} ({hardware.why}): {_count(layout.replicas, 'replica')}; "
+        f"{hardware.name} ({hardware.reason}): {_count(layout.replicas, 'replica')}; "
         f"global batch {layout.global_batch_size} = {shares}{more} rows; "
         f"{trainer.options.precision}; {trainer.model.count_params():,} parameters"
     )

@@ -1,6 +1,5 @@
-"""What a run of an experiment is put together from, as its config says."""
+"""class Run: experiment, workdir, processes, progress, checkpoints and controller of one run."""
 
-from collections.abc import Callable
 import contextlib
 from typing import Any
 
@@ -13,119 +12,122 @@ from ctl.loop.preemption import GceNotice
 from ctl.loop.progress import Progress
 from ctl.loop.rollback import RollbackPolicy
 from ctl.loop.watchdog import Watchdog
-from ctl.loop.workdir import Workdir
-from ctl.modes.experiment import Experiment
+from ctl.modes import Arguments, experiment
 
 
-def sayer(experiment: Experiment) -> Callable[[str], None]:
-    """Prints a line; of several processes the chief alone does."""
-    return print_line if experiment.hardware.is_chief else lambda line: None
+class Run:
+    """One run of an experiment, in its workdir. Constructing it writes nothing.
 
+    Attributes:
+        experiment: strategy, trainer and evaluator.
+        config: the experiment's config, with the global batch size filled in.
+        trainer: the experiment's trainer.
+        workdir: the folder of the run.
+        is_chief: whether this process is the one that prints and writes.
+        processes: the processes of the run.
+        progress: prints what the user sees; prints nothing in a process that is not the chief.
+        checkpoints: saves and restores the trainer.
+    """
 
-def progress_of(experiment: Experiment) -> Progress:
-    """What tells how far the run is."""
-    return Progress(total=experiment.config.train.steps, write=sayer(experiment))
+    def __init__(self, arguments: Arguments, *, evaluates: bool = True, reads_only: bool = False):
+        """Builds the experiment.
 
-
-def checkpoints_of(
-    experiment: Experiment, workdir: Workdir, processes: ProcessGroup, **reading: bool
-) -> Checkpointer:
-    """The run's checkpoints; `reading` says how they may be read."""
-    return Checkpointer(
-        workdir.checkpoints,
-        experiment.trainer,
-        keep=experiment.config.train.checkpoints_to_keep,
-        keep_every=experiment.config.train.checkpoint_keep_every,
-        background=_in_background(experiment),
-        is_chief=experiment.hardware.is_chief,
-        processes=processes,
-        on_restored=lambda: _take_learning_rate(experiment),
-        **reading,
-    )
-
-
-def _take_learning_rate(experiment: Experiment) -> None:
-    """The config's, where it is constant: a checkpoint's own is that of the config of then."""
-    config = experiment.config
-    if config.optimizer.schedule == "constant":
-        rate = optimizers.learning_rate(config.optimizer, config.data.global_batch_size)
-        experiment.trainer.optimizer.learning_rate = rate
-
-
-def _in_background(experiment: Experiment) -> bool:
-    """Whether a thread writes checkpoints; several processes save together, each waiting."""
-    asked = experiment.config.train.checkpoint_writing
-    alone = experiment.hardware.cluster is None
-    if asked == "background" and not alone:
-        raise UsageError(
-            "train.checkpoint_writing=background is for a run in one process: choose auto or blocking."
+        Args:
+            arguments: the command line.
+            evaluates: whether the run evaluates, and so needs an evaluator and its data.
+            reads_only: whether the run only restores checkpoints and never saves one.
+        """
+        self.experiment = experiment.build(
+            arguments.config, arguments.config_path, evaluates=evaluates
         )
-    return asked == "background" or (asked == "auto" and alone)
+        self.config = self.experiment.config
+        self.trainer = self.experiment.trainer
+        self.workdir = arguments.workdir
+        self.is_chief = self.experiment.hardware.is_chief
+        self.processes = ProcessGroup(self.experiment.hardware)
+        self.progress = Progress(
+            total=self.config.train.steps,
+            write=print_line if self.is_chief else lambda line: None,
+        )
+        self.checkpoints = Checkpointer(
+            self.workdir.checkpoints,
+            self.trainer,
+            keep=self.config.train.checkpoints_to_keep,
+            keep_every=self.config.train.checkpoint_keep_every,
+            background=self._writes_in_background(),
+            is_chief=self.is_chief,
+            processes=self.processes,
+            on_restored=self._reset_learning_rate,
+            partial=arguments.allow_partial_restore,
+            reads_only=reads_only,
+        )
 
+    def make_controller(self, **training: Any) -> Controller:
+        """Makes the controller.
 
-def controller_of(
-    experiment: Experiment,
-    workdir: Workdir,
-    checkpoints: Checkpointer,
-    progress: Progress,
-    **watching: Any,
-) -> Controller:
-    """What trains and evaluates; `watching` are further arguments of a `Controller`."""
-    return Controller(
-        trainer=experiment.trainer,
-        evaluator=experiment.evaluator,
-        steps_per_loop=experiment.config.train.steps_per_loop,
-        checkpoints=checkpoints,
-        checkpoint_interval=experiment.config.train.checkpoint_interval,
-        summary_dir=workdir.summaries("train"),
-        eval_summary_dir=workdir.summaries("eval"),
-        progress=progress,
-        on_event=workdir.event,
-        **watching,
-    )
+        Args:
+            **training: further arguments of `Controller`, for a run that trains.
+        """
+        return Controller(
+            trainer=self.trainer,
+            evaluator=self.experiment.evaluator,
+            steps_per_loop=self.config.train.steps_per_loop,
+            checkpoints=self.checkpoints,
+            checkpoint_interval=self.config.train.checkpoint_interval,
+            summary_dir=self.workdir.summaries("train"),
+            eval_summary_dir=self.workdir.summaries("eval"),
+            progress=self.progress,
+            on_event=self.workdir.event,
+            **training,
+        )
 
+    def make_watchdog(self) -> Watchdog:
+        """Makes the watchdog of this process.
 
-def save_due(experiment: Experiment, processes: ProcessGroup) -> Callable[[float], bool] | None:
-    """Whether to save because of the time; the chief's clock decides."""
-    limit = experiment.config.train.checkpoint_seconds
-    if not limit:
-        return None
-    chief = experiment.hardware.is_chief
-    return lambda seconds: processes.any_process(chief and seconds >= limit)
+        Every process has one, since the input pipeline that hangs need not be the chief's.
+        """
+        return Watchdog(
+            self.config.train.stall_seconds,
+            step_of=lambda: int(self.trainer.global_step.numpy()),
+            data_kind=lambda: self.trainer.feed.data_types["train"],
+            on_event=self.workdir.event,
+        )
 
+    def make_preemption_notice(self) -> contextlib.AbstractContextManager[GceNotice | None]:
+        """Makes what asks whether this machine is to be preempted, if the config requires it."""
+        if self.config.train.preemption_notice == "none":
+            return contextlib.nullcontext()
+        return GceNotice()
 
-def stall_watch(experiment: Experiment, workdir: Workdir) -> Watchdog:
-    """Every process has one: the data that hangs may be another's than the chief's."""
-    trainer = experiment.trainer
-    return Watchdog(
-        experiment.config.train.stall_seconds,
-        step_of=lambda: int(trainer.global_step.numpy()),
-        data_kind=lambda: trainer.feed.kinds["train"],
-        on_event=workdir.event,
-    )
+    def broadcast_rollbacks(self) -> RollbackPolicy:
+        """Makes the rollback policy, with the chief's earlier decisions in every process."""
+        # Only the chief reads the file: the workdir of another process may be another folder.
+        earlier = self.workdir.rollbacks() if self.is_chief else []
+        count = self.processes.broadcast_from_chief(len(earlier))
+        earlier = earlier or [{} for _ in range(count)]
+        return RollbackPolicy(
+            limit=self.config.train.rollback_limit,
+            record=self.workdir.write_rollbacks,
+            earlier=[
+                {**decision, "step": self.processes.broadcast_from_chief(decision.get("step", 0))}
+                for decision in earlier
+            ],
+        )
 
+    def _writes_in_background(self) -> bool:
+        """Whether a thread writes the checkpoints; several processes write together and wait."""
+        writing = self.config.train.checkpoint_writing
+        one_process = self.experiment.hardware.cluster is None
+        if writing == "background" and not one_process:
+            raise UsageError(
+                "train.checkpoint_writing=background requires a run in one process: choose auto or "
+                "blocking."
+            )
+        return one_process and writing in ("auto", "background")
 
-def preemption_notice(
-    experiment: Experiment,
-) -> contextlib.AbstractContextManager[GceNotice | None]:
-    """What tells that this machine is about to go, where the config asks for it."""
-    if experiment.config.train.preemption_notice == "none":
-        return contextlib.nullcontext()
-    return GceNotice()
-
-
-def guard_of(experiment: Experiment, workdir: Workdir, processes: ProcessGroup) -> RollbackPolicy:
-    """What was decided before, in every process as in the chief, whose folder it is in."""
-    chief = experiment.hardware.is_chief
-    earlier = workdir.rollbacks() if chief else []
-    steps = range(processes.broadcast_from_chief(len(earlier)))
-    if not chief:
-        earlier = [{} for _ in steps]
-    return RollbackPolicy(
-        limit=experiment.config.train.rollback_limit,
-        record=workdir.write_rollbacks,
-        earlier=[
-            {**earlier[i], "step": processes.broadcast_from_chief(earlier[i].get("step", 0))}
-            for i in steps
-        ],
-    )
+    def _reset_learning_rate(self) -> None:
+        """Resets a constant learning rate from the config; the checkpoint holds the old value."""
+        if self.config.optimizer.schedule == "constant":
+            self.trainer.optimizer.learning_rate = optimizers.learning_rate(
+                self.config.optimizer, self.config.data.global_batch_size
+            )

@@ -91,7 +91,7 @@ def check_model(model: tf_keras.Model, layout: Layout, *, parts: int, full: bool
         parts: micro-batches, or logical shards, that the rows are computed in.
         full: whether every batch is a full one.
     """
-    even = layout.even and full and layout.rows % parts == 0
+    even = layout.even and full and layout.rows_per_replica % parts == 0
     split = layout.replicas > 1 or parts > 1 or not even
     for layer in model._flatten_layers():
         if getattr(layer, "activity_regularizer", None) is not None and not even:

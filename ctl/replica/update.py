@@ -63,10 +63,10 @@ class Update:
             UsageError: a combination cannot be right.
         """
         count = options.gradient_accumulation_steps
-        if count > layout.rows:
+        if count > layout.rows_per_replica:
             raise UsageError(
-                f"gradient_accumulation_steps is {count}, and a replica has {layout.rows} rows a "
-                "batch: want at most that."
+                f"gradient_accumulation_steps is {count}, and a replica has "
+                f"{layout.rows_per_replica} rows a batch: want at most that."
             )
         if options.logical_shards and not full:
             raise UsageError(
@@ -302,7 +302,7 @@ def _choose_xla(
         shards=bool(options.logical_shards),
         chunks=chunks,
         strings=strings,
-        strategy=strategies.name_of(tf.distribute.get_strategy()),
+        strategy=strategies.strategy_name(tf.distribute.get_strategy()),
     )
     if strings and mode in ("loop", "step"):
         raise UsageError(
@@ -319,7 +319,7 @@ def _choose_xla(
         shards=options.logical_shards,
         reduce_dtype=options.all_reduce_dtype,
         batch=layout.global_batch_size,
-        strategy=strategies.name_of(tf.distribute.get_strategy()),
+        strategy=strategies.strategy_name(tf.distribute.get_strategy()),
     )
     compatibility.check(choice)
     if mode == "autocluster":

@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ctl.testing.devices import split_cpu
+    from ctl.testing.devices import make_strategy, split_cpu
     from ctl.testing.equivalence import assert_replica_equivalent, check_replica_equivalence
     from ctl.testing.overflow import copies, plant
     from ctl.testing.processes import run_workers
@@ -20,6 +20,7 @@ _MODULES = {
     "assert_replica_equivalent": "ctl.testing.equivalence",
     "check_replica_equivalence": "ctl.testing.equivalence",
     "copies": "ctl.testing.overflow",
+    "make_strategy": "ctl.testing.devices",
     "plant": "ctl.testing.overflow",
     "run_workers": "ctl.testing.processes",
     "split_cpu": "ctl.testing.devices",
@@ -32,6 +33,7 @@ __all__ = [
     "assert_replica_equivalent",
     "check_replica_equivalence",
     "copies",
+    "make_strategy",
     "plant",
     "run_workers",
     "split_cpu",

@@ -3,7 +3,8 @@
 import tensorflow as tf
 
 from ctl.errors import UsageError
-from ctl.hardware import strategies
+from ctl.hardware import selection
+from ctl.hardware.strategies import StrategyOptions
 
 
 def split_cpu(count: int = 4) -> list[str]:
@@ -43,12 +44,18 @@ def logical_cpus() -> int:
     return len(tf.config.get_logical_device_configuration(cpu) or [])
 
 
-def strategy_of(replicas: int) -> tf.distribute.Strategy:
-    """One device or so many logical CPUs, which `split_cpu` made.
+def make_strategy(replicas: int) -> tf.distribute.Strategy:
+    """Makes a strategy with a number of replicas on this machine's CPU.
+
+        strategy = ctl.testing.make_strategy(4)
 
     Args:
-        replicas: how many.
+        replicas: 1 for a `OneDeviceStrategy`; more for a `MirroredStrategy` over logical CPUs,
+            which `split_cpu` must have made.
+
+    Returns:
+        The strategy.
     """
     name = "one_device" if replicas == 1 else "mirrored"
     devices = tuple(f"CPU:{i}" for i in range(replicas))
-    return strategies.build(name, strategies.Request(devices=devices)).strategy
+    return selection.build(name, StrategyOptions(devices=devices)).strategy

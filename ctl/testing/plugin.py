@@ -27,8 +27,8 @@ def _names() -> list[str]:
 
 
 @pytest.fixture
-def logical_devices() -> Callable[[int], list[str]]:
-    """Splits the CPU: `logical_devices(4)` -> ["CPU:0", ..., "CPU:3"].
+def ctl_logical_devices() -> Callable[[int], list[str]]:
+    """Splits the CPU: `ctl_logical_devices(4)` -> ["CPU:0", ..., "CPU:3"].
 
     TensorFlow fixes its devices at first use: call `ctl.testing.split_cpu(4)` in conftest.py if
     another test may come first. The first call makes four at least, for the tests that follow.
@@ -44,33 +44,36 @@ def logical_devices() -> Callable[[int], list[str]]:
 
 
 @pytest.fixture(params=_names())
-def strategy(request: pytest.FixtureRequest, logical_devices: Callable[[int], list[str]]) -> Any:
+def ctl_strategy(
+    request: pytest.FixtureRequest, ctl_logical_devices: Callable[[int], list[str]]
+) -> Any:
     """Each strategy that one process on this machine can run, one after the other."""
-    from ctl.hardware import strategies
+    from ctl.hardware import selection
+    from ctl.hardware.strategies import StrategyOptions
 
     if request.param in _ON_CPUS:
         name, replicas = _ON_CPUS[request.param]
-        asked = strategies.Request(devices=tuple(logical_devices(4)[:replicas]))
-        return strategies.build(name, asked).strategy
+        asked = StrategyOptions(devices=tuple(ctl_logical_devices(4)[:replicas]))
+        return selection.build(name, asked).strategy
     import tensorflow as tf
 
     if not tf.config.list_physical_devices("GPU"):
         pytest.skip("this TensorFlow sees no GPU")
     if request.param == "one_gpu":
-        return strategies.build("one_device", strategies.Request(devices=("GPU:0",))).strategy
-    return strategies.build("mirrored").strategy
+        return selection.build("one_device", StrategyOptions(devices=("GPU:0",))).strategy
+    return selection.build("mirrored").strategy
 
 
 @pytest.fixture
-def tiny_trainer() -> Callable[..., Any]:
-    """Makes a small trainer: `tiny_trainer(strategy, global_batch_size=8, precision="float64")`."""
+def ctl_tiny_trainer() -> Callable[..., Any]:
+    """Makes a small trainer: `ctl_tiny_trainer(ctl_strategy, precision="float64")`."""
     from ctl.testing import tiny
 
     return tiny.tiny_trainer
 
 
 @pytest.fixture
-def workdir(tmp_path: pathlib.Path) -> Any:
+def ctl_workdir(tmp_path: pathlib.Path) -> Any:
     """An empty `ctl.loop.workdir.Workdir` of the test's own."""
     from ctl.loop.workdir import Workdir
 
@@ -80,8 +83,8 @@ def workdir(tmp_path: pathlib.Path) -> Any:
 class FrozenTime:
     """Time that stands still until the test moves it.
 
-    def test_it(frozen_time):
-        frozen_time.advance(60)
+    def test_it(ctl_frozen_time):
+        ctl_frozen_time.advance(60)
         time.sleep(5)      # returns at once, five seconds later
     """
 
@@ -99,7 +102,7 @@ class FrozenTime:
 
 
 @pytest.fixture
-def frozen_time(monkeypatch: pytest.MonkeyPatch) -> FrozenTime:
+def ctl_frozen_time(monkeypatch: pytest.MonkeyPatch) -> FrozenTime:
     """Freezes `time.time`, `time.monotonic`, `time.perf_counter` and `time.sleep`."""
     frozen = FrozenTime(time.time())
     for name in ("time", "monotonic", "perf_counter"):

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from ctl.errors import UsageError
-from ctl.hardware import cluster
+from ctl.hardware import cluster, rendezvous
 
 _LINES = 30  # of each process' output, for a failure's message
 
@@ -46,7 +46,8 @@ def run_workers(
         AssertionError: a worker failed or did not end; each one's output is in the message.
         UsageError: the function cannot be sent to another process.
     """
-    places = cluster.local(workers=workers, servers=0, ports=cluster.free_ports(workers))
+    ports = rendezvous.find_free_ports(workers)
+    places = cluster.make_local_clusters(workers=workers, servers=0, ports=ports)
     variables = [{**(environment or {}), "TF_CONFIG": place.tf_config()} for place in places]
     return call(function, arguments, variables, timeout=timeout)
 

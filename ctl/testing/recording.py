@@ -11,7 +11,7 @@ import tf_keras
 from ctl.configs.options import TrainerOptions
 from ctl.data.input_pipeline import InputPipeline
 from ctl.evaluator import StandardEvaluator
-from ctl.testing.devices import strategy_of
+from ctl.testing.devices import make_strategy
 from ctl.testing.overflow import copies
 from ctl.testing.splits import RATE, Split
 from ctl.trainer import StandardTrainer
@@ -110,7 +110,7 @@ def build(plan: Plan, split: Split, **changes: Any) -> StandardTrainer:
     if plan.options.on_non_finite == "stop":
         settled["on_non_finite"] = "ignore"
     options = dataclasses.replace(plan.options, **{**settled, **changes})
-    make, strategy = plan.make, strategy_of(split.replicas)
+    make, strategy = plan.make, make_strategy(split.replicas)
 
     def dataset(part: str) -> tf.data.Dataset:
         # The last batch of an evaluation is a partial one.
@@ -132,10 +132,10 @@ def build(plan: Plan, split: Split, **changes: Any) -> StandardTrainer:
             strategy=strategy,
             seed=options.seed,
             prefetch=1,
-            building=trainer.building,
+            build_scope=trainer.building,
         )
         trainer.feed = feed
-        trainer.train_dataset = feed.training(split.batch, start=0)
+        trainer.train_dataset = feed.training_dataset(split.batch, start=0)
     return trainer
 
 

@@ -1,34 +1,123 @@
-"""What is allowed with what."""
+"""The rules about which options may be combined. tests/replica/combinations_test.py runs the rest."""
 
-import dataclasses
+import re
 
 import pytest
 
-import ctl
-from ctl.configs import compatibility
+from ctl.configs import compatibility, defaults, overrides
+from ctl.configs.compatibility import Choice
+from ctl.errors import UsageError
 from ctl.replica import precision
 from ctl.replica import xla as replica_compile
 from tests import child
 
+# One choice that breaks exactly one rule, by the start of that rule's message.
+BROKEN = {
+    "data.placement=device requires runtime.xla=loop": Choice(placement="device", xla="step"),
+    "runtime.loss_scale has no effect without": Choice(loss_scale=8.0),
+    "train.loss_spike has no effect with": Choice(loss_spike=3.0, on_non_finite="ignore"),
+    "runtime.precision=float16 requires a loss scale": Choice(
+        precision="float16", strategy="central_storage"
+    ),
+    "runtime.precision=float64 is not supported by TPUs": Choice(
+        precision="float64", strategy="tpu"
+    ),
+    "runtime.xla=gradients compiles code that reads variables": Choice(
+        xla="gradients", strategy="central_storage"
+    ),
+    "runtime.xla=loop and step compile the update": Choice(xla="loop", strategy="parameter_server"),
+    "runtime.xla=loop and step compile the complete step": Choice(xla="step", string_features=True),
+    "Synchronized batch normalization and runtime.logical_shards": Choice(
+        shards=4, strategy="parameter_server"
+    ),
+    "train.on_non_finite=skip and rollback and train.loss_spike": Choice(
+        on_non_finite="rollback", strategy="parameter_server"
+    ),
+    "train.on_non_finite=skip applies the update conditionally": Choice(
+        on_non_finite="skip", strategy="tpu"
+    ),
+    "runtime.all_reduce.dtype is the dtype of a reduction": Choice(
+        reduce_dtype="bfloat16", strategy="parameter_server"
+    ),
+    "runtime.xla=loop and step compile complete steps": Choice(xla="step", replicas=2),
+    "runtime.xla=gradients compiles the model": Choice(
+        xla="gradients", sync_batch_norm=True, replicas=2
+    ),
+    "optimizer.gradient_accumulation_steps is larger than the per-replica batch "
+    "(micro_batches=5, rows_per_replica=4)": Choice(micro_batches=5, rows_per_replica=4),
+    "optimizer.gradient_accumulation_steps splits": Choice(sync_batch_norm=True, micro_batches=2),
+    "runtime.logical_shards is not a multiple of the number of replicas (shards=4, replicas=3)":
+        Choice(shards=4, replicas=3),
+    "The global batch size is not a multiple of runtime.logical_shards (batch=6, shards=4)":
+        Choice(shards=4, batch=6),
+    "runtime.logical_shards requires full batches": Choice(shards=4, full_batches=False),
+    "runtime.logical_shards sums gradients": Choice(shards=4, sync_batch_norm=True),
+    "runtime.logical_shards already computes": Choice(shards=4, micro_batches=2),
+    "runtime.logical_shards requires the same computation": Choice(shards=4, xla="autocluster"),
+    "runtime.logical_shards keeps every bit": Choice(shards=4, reduce_dtype="bfloat16"),
+    "runtime.all_reduce.dtype=bfloat16 would undo": Choice(
+        reduce_dtype="bfloat16", precision="float64"
+    ),
+}  # fmt: skip
 
-def test_matrix_in_the_docs_is_the_table_of_now():
+
+def test_docs_matrix_is_current():
     assert (child.ROOT / "docs/matrix.md").read_text() == compatibility.matrix()
 
 
-def test_every_rule_refuses_something_and_says_what_works():
-    sizes = [compatibility.Choice(shards=4, batch=6), compatibility.Choice(shards=3, replicas=2)]
-    names = ("central_storage", "parameter_server", "tpu")
-    sizes += [
-        dataclasses.replace(c, strategy=name) for c in compatibility.all_choices() for name in names
-    ]
-    for rule in compatibility.RULES:
-        assert any(rule.broken(choice) for choice in [*compatibility.all_choices(), *sizes]), (
-            rule.says
-        )
-        assert rule.instead.split()[0] in ("choose", "set")
+@pytest.mark.parametrize(("message", "choice"), BROKEN.items(), ids=BROKEN)
+def test_check_rejects_in_one_line_with_a_fix(message, choice):
+    with pytest.raises(UsageError, match=f"^{re.escape(message)}") as rejection:
+        compatibility.check(choice)
+    line = str(rejection.value)
+    assert "\n" not in line
+    fix = line.rpartition(": ")[-1]
+    assert fix.split()[0] in ("batch", "choose", "remove", "set", "turn") and fix.endswith(".")
 
 
-def test_axes_are_the_options_there_are():
+def test_every_rule_has_a_choice_that_breaks_no_other_rule():
+    only = [[r for r in compatibility.RULES if r.broken(choice)] for choice in BROKEN.values()]
+    assert [rules for rules in only if len(rules) != 1] == []
+    assert [rules[0] for rules in only] == list(compatibility.RULES)
+
+
+def test_other_choices_of_parameter_servers_are_rejected():
+    for choice in (
+        Choice(sync_batch_norm=True, strategy="parameter_server"),
+        Choice(on_non_finite="skip", strategy="parameter_server"),
+        Choice(loss_spike=3.0, strategy="parameter_server"),
+    ):
+        with pytest.raises(UsageError, match="workers of parameter servers compute their steps"):
+            compatibility.check(choice)
+
+
+def test_default_choice_is_allowed():
+    compatibility.check(Choice())
+
+
+def test_micro_batches_are_allowed_while_the_per_replica_batch_is_unknown():
+    compatibility.check(Choice(micro_batches=100))
+
+
+def test_options_of_the_default_config_are_allowed():
+    compatibility.check_options(overrides.flat(defaults.defaults()))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data.placement": "device"},
+        {"data.placement": "device", "runtime.xla": "step"},
+        {"runtime.loss_scale": 8.0},
+        {"train.loss_spike": 3.0, "train.on_non_finite": "ignore"},
+    ],
+)
+def test_check_options_needs_neither_model_nor_hardware(changes):
+    with pytest.raises(UsageError):
+        compatibility.check_options(overrides.flat(defaults.defaults()) | changes)
+
+
+def test_axes_are_the_values_of_the_options():
     assert set(compatibility.AXES["precision"]) == set(precision.PRECISIONS)
     assert {*compatibility.AXES["xla"], "auto"} == set(replica_compile.MODES)
 
@@ -38,22 +127,20 @@ def test_axes_are_the_options_there_are():
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("replicas", [1, 4])
 @pytest.mark.parametrize("chunks", [False, True])
-def test_auto_never_chooses_what_is_refused(sync, shards, gpu, replicas, chunks):
+def test_auto_never_chooses_a_mode_that_is_rejected(sync, shards, gpu, replicas, chunks):
     if sync and shards:
-        return  # refused, whatever is compiled
+        return  # rejected for every mode
     mode, why = replica_compile.choose(
         "auto", gpu=gpu, replicas=replicas, sync_batch_norm=sync, shards=shards, chunks=chunks
     )
     assert why.startswith("auto: ")
     compatibility.check(
-        compatibility.Choice(
-            replicas=replicas, xla=mode, sync_batch_norm=sync, shards=4 if shards else 0
-        )
+        Choice(replicas=replicas, xla=mode, sync_batch_norm=sync, shards=4 if shards else 0)
     )
 
 
 @pytest.mark.parametrize(
-    ("given", "want"),
+    ("options", "mode"),
     [
         ({}, "loop"),
         ({"chunks": False}, "step"),
@@ -66,13 +153,6 @@ def test_auto_never_chooses_what_is_refused(sync, shards, gpu, replicas, chunks)
         ({"strategy": "parameter_server"}, "off"),
     ],
 )
-def test_auto_compiles_as_much_as_it_can(given, want):
-    choice = {"gpu": True, "replicas": 1, "sync_batch_norm": False, **given}
-    assert replica_compile.choose("auto", **choice)[0] == want
-
-
-def test_refusal_is_one_line_with_a_way_out():
-    with pytest.raises(ctl.UsageError) as refused:
-        compatibility.check(compatibility.Choice(xla="step", replicas=2))
-    assert "\n" not in str(refused.value)
-    assert "choose runtime.xla=gradients, autocluster or off" in str(refused.value)
+def test_auto_compiles_as_much_as_the_options_allow(options, mode):
+    choice = {"gpu": True, "replicas": 1, "sync_batch_norm": False, **options}
+    assert replica_compile.choose("auto", **choice)[0] == mode

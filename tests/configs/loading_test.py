@@ -24,6 +24,10 @@ def get_config():
 """
 
 
+def trainer_class(trainer, config_path):
+    return loading.trainer_class(trainer, config_path, ctl.StandardTrainer)
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """The current folder, from which modules can be imported, with a folder `sub` in it."""
@@ -90,32 +94,32 @@ def test_config_is_a_copy_without_references_and_locked(folder):
 def test_trainer_path_is_relative_to_the_configs_folder(folder):
     (folder / "sub" / "net.py").write_text(CLASS.format("beside the config"))
     (folder / "net.py").write_text(CLASS.format("in the current folder"))
-    found = loading.trainer_class("net.py:Net", "sub/exp.py")
+    found = trainer_class("net.py:Net", "sub/exp.py")
     assert found.origin == "beside the config"
     assert issubclass(found, ctl.StandardTrainer)
 
 
 def test_trainer_path_is_relative_to_the_current_folder_otherwise(folder):
     (folder / "net.py").write_text(CLASS.format("in the current folder"))
-    assert loading.trainer_class("net.py:Net", "sub/exp.py").origin == "in the current folder"
+    assert trainer_class("net.py:Net", "sub/exp.py").origin == "in the current folder"
     assert loading.trainer_file("net.py:Net", "sub/exp.py") == pathlib.Path("net.py")
 
 
 def test_trainer_path_may_be_absolute(folder):
     (folder / "sub" / "net.py").write_text(CLASS.format("absolute"))
-    assert loading.trainer_class(f"{folder}/sub/net.py:Net", "exp.py").origin == "absolute"
+    assert trainer_class(f"{folder}/sub/net.py:Net", "exp.py").origin == "absolute"
 
 
 def test_trainer_may_be_in_a_package(folder):
     (folder / "sub" / "net.py").write_text(CLASS.format("in a package"))
-    assert loading.trainer_class("sub.net:Net", "exp.py").origin == "in a package"
+    assert trainer_class("sub.net:Net", "exp.py").origin == "in a package"
     assert loading.trainer_file("sub.net:Net", "exp.py") is None
 
 
 def test_trainer_may_import_its_neighbours(folder):
     (folder / "sub" / "nets.py").write_text(CLASS.format("a neighbour"))
     (folder / "sub" / "net.py").write_text("from nets import Net\n")
-    assert loading.trainer_class("net.py:Net", "sub/exp.py").origin == "a neighbour"
+    assert trainer_class("net.py:Net", "sub/exp.py").origin == "a neighbour"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +144,7 @@ def test_config_and_trainer_may_be_one_file_which_runs_once(folder):
         f"{CONFIG}{CLASS.format('one file')}"
     )
     assert loading.load_config("exp.py").train.steps == 5
-    found = loading.trainer_class("exp.py:Net", "exp.py")
+    found = trainer_class("exp.py:Net", "exp.py")
     assert found.origin == "one file"
     assert (folder / "log").read_text() == "x"
     assert sys.modules[found.__module__].Net is found
@@ -148,16 +152,16 @@ def test_config_and_trainer_may_be_one_file_which_runs_once(folder):
 
 def test_file_that_was_changed_runs_again(folder):
     (folder / "net.py").write_text(CLASS.format("one"))
-    assert loading.trainer_class("net.py:Net", "exp.py").origin == "one"
+    assert trainer_class("net.py:Net", "exp.py").origin == "one"
     (folder / "net.py").write_text(CLASS.format("another"))
-    assert loading.trainer_class("net.py:Net", "exp.py").origin == "another"
+    assert trainer_class("net.py:Net", "exp.py").origin == "another"
 
 
 def test_files_of_one_name_are_modules_of_their_own(folder):
     files = [folder / "net.py", folder / "sub" / "net.py"]
     for file in files:
         file.write_text(CLASS.format(file))
-    found = [loading.trainer_class(f"{file}:Net", "exp.py") for file in files]
+    found = [trainer_class(f"{file}:Net", "exp.py") for file in files]
     assert [cls.origin for cls in found] == [str(file) for file in files]
     assert [sys.modules[cls.__module__].__file__ for cls in found] == [str(file) for file in files]
 
@@ -165,7 +169,7 @@ def test_files_of_one_name_are_modules_of_their_own(folder):
 def test_file_that_fails_leaves_no_module(folder):
     (folder / "broken.py").write_text("Net = 1 / 0\n")
     with pytest.raises(UsageError, match=r"broken\.py:1: ZeroDivisionError"):
-        loading.trainer_class("broken.py:Net", "exp.py")
+        trainer_class("broken.py:Net", "exp.py")
     assert not [name for name in sys.modules if "broken" in name]
 
 

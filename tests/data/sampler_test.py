@@ -1,4 +1,4 @@
-"""The order of the examples: a permutation an epoch, found at any position, that looks random."""
+"""Sampler: one random permutation per epoch, computed at any position."""
 
 import itertools
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ctl.data import distribution, sampler
 
-# On both sides of where the way of permuting changes, and around powers of two.
+# Below and above the count at which sorting changes to the cipher, and around powers of two.
 COUNTS = [1, 2, 3, 7, 2048, 2049, 4097, 60_000, 2**16, 2**16 + 1, 2**17 + 1, 2**18 + 1, 2**18 + 2]
 BEYOND_INT32 = 3 * 2**31 + 5
 
@@ -16,7 +16,7 @@ BEYOND_INT32 = 3 * 2**31 + 5
 def stream(start, stop, *, count, seed=0):
     """Positions [start, stop) of the shuffled stream."""
     positions = tf.range(start, stop, dtype=tf.int64)
-    return sampler.shuffled(positions, count=count, seed=seed, span=stop - start).numpy()
+    return sampler.example_indexes(positions, count=count, seed=seed, span=stop - start).numpy()
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -27,13 +27,13 @@ def test_every_epoch_has_every_example_exactly_once(count):
 
 
 @pytest.mark.parametrize("count", [10, 2048, 3000, 60_000])
-def test_epochs_differ_also_far_apart(count):
+def test_epochs_differ_even_far_apart(count):
     epochs = [stream(e * count, (e + 1) * count, count=count) for e in (0, 1, 2, 256, 512, 65_536)]
     assert len({order.tobytes() for order in epochs}) == len(epochs)
 
 
 @pytest.mark.parametrize("count", [10, 60_000])
-def test_seeds_differ_also_far_apart_and_may_be_any_whole_number(count):
+def test_seeds_differ_even_far_apart_and_may_be_any_integer(count):
     seeds = [0, 1, 2, 256, 512, 65_536, 2**32, 2**63, -1, -2]
     orders = [stream(0, count, count=count, seed=seed) for seed in seeds]
     assert len({order.tobytes() for order in orders}) == len(orders)
@@ -41,21 +41,21 @@ def test_seeds_differ_also_far_apart_and_may_be_any_whole_number(count):
 
 @pytest.mark.parametrize("count", [1, 5, 3000])
 @pytest.mark.parametrize("rows", [1, 2, 7, 64])
-def test_any_slice_of_the_stream_is_that_slice_of_the_whole(count, rows):
+def test_any_slice_is_computed_without_the_rest_of_the_stream(count, rows):
     whole = stream(0, 150, count=count)
     for start in range(0, 150 - rows, 13):
         assert np.array_equal(stream(start, start + rows, count=count), whole[start : start + rows])
 
 
-def test_rows_that_are_drawn_together_do_not_change_each_other():
+def test_indexes_do_not_depend_on_the_other_positions_of_a_call():
     whole = stream(0, 12, count=5)
     positions = tf.constant([3, 3, 4, 7, 11, 11, 11, 11, 11], tf.int64)
     assert np.array_equal(
-        sampler.shuffled(positions, count=5, seed=0, span=9), whole[positions.numpy()]
+        sampler.example_indexes(positions, count=5, seed=0, span=9), whole[positions.numpy()]
     )
 
 
-def test_one_batch_may_hold_several_epochs():
+def test_one_batch_may_span_several_epochs():
     batch = stream(4, 64, count=5)
     whole = stream(0, 65, count=5)
     assert np.array_equal(batch, whole[4:64])
@@ -76,19 +76,19 @@ def test_positions_and_counts_beyond_int32_stay_exact(count):
         assert near.max() > 2**32
 
 
-def test_is_the_same_inside_a_dataset_on_several_threads():
+def test_order_is_the_same_inside_a_parallel_dataset():
     offsets = tf.range(16, dtype=tf.int64)
     batches = tf.data.Dataset.range(40).map(
-        lambda step: sampler.shuffled(step * 16 + offsets, count=100, seed=3, span=16),
+        lambda step: sampler.example_indexes(step * 16 + offsets, count=100, seed=3, span=16),
         num_parallel_calls=4,
         deterministic=True,
     )
-    got = np.concatenate(list(distribution.disable_autotune(batches).as_numpy_iterator()))
-    assert np.array_equal(got, stream(0, 640, count=100, seed=3))
+    indexes = np.concatenate(list(distribution.disable_autotune(batches).as_numpy_iterator()))
+    assert np.array_equal(indexes, stream(0, 640, count=100, seed=3))
 
 
 @pytest.mark.parametrize(
-    ("count", "seed", "start", "want"),
+    ("count", "seed", "start", "expected"),
     [
         (10, 0, 0, [0, 5, 9, 7, 8, 4, 1, 2, 6, 3, 8, 3, 1, 9, 6, 4, 7, 0, 5, 2]),
         (10, 7, 1_000_005, [9, 1, 6, 0, 8, 4, 3, 7, 8, 2]),
@@ -102,33 +102,34 @@ def test_is_the_same_inside_a_dataset_on_several_threads():
         ),
     ],
 )
-def test_the_order_is_the_one_that_checkpoints_rely_on(count, seed, start, want):
-    assert stream(start, start + len(want), count=count, seed=seed).tolist() == want
+def test_order_is_the_one_that_existing_checkpoints_rely_on(count, seed, start, expected):
+    indexes = stream(start, start + len(expected), count=count, seed=seed)
+    assert indexes.tolist() == expected
 
 
 @pytest.mark.parametrize("count", [2000, 60_000])
 def test_orders_of_consecutive_epochs_are_not_correlated(count):
     epochs = [stream(e * count, (e + 1) * count, count=count, seed=5) for e in range(9)]
-    found = [np.corrcoef(a, b)[0, 1] for a, b in itertools.pairwise(epochs)]
-    assert np.abs(found).max() < 5 / np.sqrt(count)
-    assert abs(np.mean(found)) < 4 / np.sqrt(count * len(found))
+    correlations = [np.corrcoef(a, b)[0, 1] for a, b in itertools.pairwise(epochs)]
+    assert np.abs(correlations).max() < 5 / np.sqrt(count)
+    assert abs(np.mean(correlations)) < 4 / np.sqrt(count * len(correlations))
 
 
 @pytest.mark.parametrize("count", [2000, 60_000])
-def test_orders_of_neighbouring_seeds_are_not_correlated(count):
+def test_orders_of_consecutive_seeds_are_not_correlated(count):
     seeds = [stream(0, count, count=count, seed=seed) for seed in range(9)]
-    found = [np.corrcoef(a, b)[0, 1] for a, b in itertools.pairwise(seeds)]
-    assert np.abs(found).max() < 5 / np.sqrt(count)
+    correlations = [np.corrcoef(a, b)[0, 1] for a, b in itertools.pairwise(seeds)]
+    assert np.abs(correlations).max() < 5 / np.sqrt(count)
 
 
-def test_neighbours_in_the_stream_are_as_far_apart_as_by_chance():
+def test_distances_of_consecutive_examples_are_distributed_as_by_chance():
     count, epochs = 60_000, 20
     orders = np.stack([stream(e * count, (e + 1) * count, count=count) for e in range(epochs)])
     steps = np.bincount(np.diff(orders, axis=1).ravel() % count, minlength=count)[1:]
     assert steps.var() / steps.mean() == pytest.approx(1, abs=0.05)  # Poisson
 
 
-def test_batches_of_a_dataset_sorted_by_label_mix_labels_as_by_chance():
+def test_batches_of_data_sorted_by_label_mix_labels_as_by_chance():
     count, batch = 60_000, 64
     labels = np.arange(count) * 10 // count
     means = [
@@ -137,14 +138,16 @@ def test_batches_of_a_dataset_sorted_by_label_mix_labels_as_by_chance():
         .mean(axis=1)
         for e in range(10)
     ]
-    want = labels.var() / batch * (count - batch) / (count - 1)
-    assert np.var(means) == pytest.approx(want, rel=0.1)
+    expected = labels.var() / batch * (count - batch) / (count - 1)
+    assert np.var(means) == pytest.approx(expected, rel=0.1)
 
 
 @pytest.mark.parametrize("count", [2, 3, 10])
-def test_each_example_comes_at_each_place_equally_often(count):
+def test_each_example_is_at_each_place_equally_often(count):
     epochs = 2000
     order = stream(0, epochs * count, count=count).reshape(epochs, count)
     table = np.stack([np.bincount(order[:, place], minlength=count) for place in range(count)])
-    want = epochs / count
-    assert ((table - want) ** 2 / want).sum() / (count * (count - 1)) < 3  # about 1 by chance
+    expected = epochs / count
+    assert ((table - expected) ** 2 / expected).sum() / (
+        count * (count - 1)
+    ) < 3  # about 1 by chance

@@ -1,4 +1,4 @@
-"""Sources: examples that are read by their index."""
+"""Sources: examples that can be read by their index."""
 
 import numpy as np
 import pytest
@@ -21,46 +21,49 @@ def test_arrays_keeps_types(dtype):
     assert source.gather(tf.constant([1], tf.int64))["x"].dtype == tf.as_dtype(dtype)
 
 
-def test_arrays_takes_a_copy():
+def test_arrays_copies_its_input():
     array = np.arange(3)
     source = ctl.data.arrays({"x": array})
     array[:] = -1
     assert source.gather(tf.range(3, dtype=tf.int64))["x"].numpy().tolist() == [0, 1, 2]
 
 
-def test_arrays_made_inside_a_function_outlive_it():
-    made = []
+def test_arrays_created_inside_a_tf_function_outlive_it():
+    sources = []
 
     @tf.function
     def build():
-        made.append(ctl.data.arrays({"x": np.arange(3)}))
+        sources.append(ctl.data.arrays({"x": np.arange(3)}))
         return tf.constant(0)
 
     build()
-    assert made[0].gather(tf.constant([2], tf.int64))["x"].numpy().tolist() == [2]
+    assert sources[0].gather(tf.constant([2], tf.int64))["x"].numpy().tolist() == [2]
 
 
 @pytest.mark.parametrize(
-    ("features", "words"),
+    ("features", "message"),
     [
         ({}, "at least one array"),
-        (np.zeros(3), "want"),
-        ({"x": np.zeros(3), "y": np.zeros(4)}, "{'x': 3, 'y': 4} examples: want the same number"),
+        (np.zeros(3), "requires a dict"),
+        (
+            {"x": np.zeros(3), "y": np.zeros(4)},
+            "{'x': 3, 'y': 4} examples, but each must have the same number",
+        ),
         ({"x": np.zeros([0, 3])}, "{'x': 0} examples"),
-        ({"x": 3.0}, "one value as 'x'"),
+        ({"x": 3.0}, "single value for 'x'"),
         ({"x": [[1], [2, 3]]}, "'x', a list"),
-        ({"x": object()}, "'x', a object"),
+        ({"x": object()}, "'x', an object"),
     ],
-    ids=["none", "no dict", "counts", "empty", "scalar", "ragged", "object"],
+    ids=["no array", "not a dict", "counts", "empty", "scalar", "ragged", "object"],
 )
-def test_what_is_no_dict_of_arrays_is_refused_in_one_line(features, words):
-    with pytest.raises(ctl.UsageError) as caught:
+def test_unsupported_features_are_rejected_in_one_line(features, message):
+    with pytest.raises(ctl.UsageError) as error:
         ctl.data.arrays(features)
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
-def test_a_source_of_ones_own_needs_a_length_and_gather():
+def test_custom_source_must_define_gather():
     class Unfinished(ctl.data.Source):
         def __len__(self):
             return 3

@@ -108,7 +108,7 @@ def test_table_of_three_examples_is_what_is_measured():
 
 def test_output_shown_is_in_the_form_that_is_printed():
     shown = blocks("text")[0].splitlines()
-    assert shown[0].startswith("one_device (auto: no GPU here): 1 replica; global batch 128")
+    assert shown[0].startswith("one_device (auto: no GPU): 1 replica; global batch 128")
     assert re.fullmatch(
         r"eval +\d+/\d+ \| loss [\d.]+ \| accuracy 0\.99\d\d \| examples 10,000", shown[-2]
     )

@@ -15,31 +15,8 @@ import pytest
 
 from ctl import main
 from tests import child
+from tests.experiments import CONFIG, TRAINER
 
-EXPERIMENT = """\
-import ctl
-
-def get_config():
-    return ctl.config(trainer="tiny.py:Tiny", data=dict(global_batch_size=4))
-"""
-TRAINER = """\
-import tf_keras
-import ctl
-
-class Tiny(ctl.StandardTrainer):
-    def build_model(self):
-        return tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(3,))])
-
-    def build_dataset(self, split, input_context):
-        return ctl.data.arrays({"x": [[1.0, 2.0, 3.0]] * 8, "label": [0, 1] * 4})
-
-    def per_example_loss(self, batch, outputs):
-        return tf_keras.losses.sparse_categorical_crossentropy(
-            batch["label"], outputs, from_logits=True)
-
-def Function():
-    return None
-"""
 NAMES = "data, eval, init, model, optimizer, runtime, seed, train, trainer"
 MODES = "train_and_eval, train, eval, continuous_eval, check, aot_compile, explain, devices"
 FLAGS = (
@@ -70,7 +47,7 @@ def command_line(arguments: str, line: str, **files: str) -> Mistake:
 
 def in_config(arguments: str, line: str) -> Mistake:
     """A mistake in the arguments of ctl.config(...), which stands in line 4 of bad.py."""
-    text = EXPERIMENT.replace("))\n", f"), {arguments})\n")
+    text = CONFIG.replace("))\n", f"), {arguments})\n")
     return Mistake("--config=bad.py", line, {"bad.py": text})
 
 
@@ -154,7 +131,7 @@ KEYS = {
     "unknown model key": Mistake(
         "--config=exp.py --config.model.unit=5",
         "There is no config key model.unit: did you mean model.units?",
-        {"exp.py": EXPERIMENT.replace("))\n", "), model=dict(units=5))\n")},
+        {"exp.py": CONFIG.replace("))\n", "), model=dict(units=5))\n")},
     ),
     "model key where there is none": command_line(
         "--config.model.units=5",
@@ -231,7 +208,7 @@ TYPES = {
     "model key of another type": Mistake(
         "--config=exp.py --config.model.units=4.5",
         "model.units is '4.5', want a whole number.",
-        {"exp.py": EXPERIMENT.replace("))\n", "), model=dict(units=5))\n")},
+        {"exp.py": CONFIG.replace("))\n", "), model=dict(units=5))\n")},
     ),
     "string for int in the file": in_config(
         "train=dict(steps='5')", "bad.py:4: train.steps is '5', want a whole number."
@@ -362,34 +339,33 @@ VALUES = {
     ),
     "tpu": command_line(
         "--config.runtime.strategy=tpu",
-        "There is no TPU to use: tensorflow-tpu is not installed, which BUILD.md tells how to. To run "
-        "without a TPU: --config.runtime.strategy=auto. To see whether it would run on one: "
+        "No TPU can be used: tensorflow-tpu is not installed (see BUILD.md). To run without a TPU: "
+        "--config.runtime.strategy=auto. To check whether the experiment would run on a TPU: "
         "--mode=aot_compile.",
     ),
     "several processes in one": command_line(
         "--config.runtime.strategy=multi_worker_mirrored",
-        "runtime.strategy=multi_worker_mirrored runs in several processes, and TF_CONFIG does not name "
-        "them: start them by python -m ctl.launch --workers=2 -- ..., or choose runtime.strategy=auto.",
+        "runtime.strategy=multi_worker_mirrored requires several processes, but TF_CONFIG is not set: "
+        "start them with python -m ctl.launch --workers=2 -- ..., or set runtime.strategy=auto.",
     ),
     "parameter servers in one": command_line(
         "--config.runtime.strategy=parameter_server",
-        "runtime.strategy=parameter_server runs in several processes, and TF_CONFIG does not name "
-        "them: start them by python -m ctl.launch --workers=2 --ps=1 -- ..., or choose "
-        "runtime.strategy=auto.",
+        "runtime.strategy=parameter_server requires several processes, but TF_CONFIG is not set: start "
+        "them with python -m ctl.launch --workers=2 --ps=1 -- ..., or set runtime.strategy=auto.",
     ),
     "devices without effect": command_line(
         "--config.runtime.strategy=default --config.runtime.devices=['CPU:0']",
-        "runtime.devices has no effect with runtime.strategy=default: leave it out.",
+        "runtime.devices has no effect with runtime.strategy=default: remove it.",
     ),
     "algorithm of another strategy": command_line(
         "--config.runtime.strategy=mirrored --config.runtime.all_reduce.algorithm=ring",
-        "runtime.all_reduce.algorithm is 'ring', and runtime.strategy=mirrored has auto, nccl, "
-        "hierarchical_copy, one_device: choose one of them.",
+        "runtime.all_reduce.algorithm is 'ring', but runtime.strategy=mirrored requires one of auto, "
+        "nccl, hierarchical_copy, one_device: set it to one of them.",
     ),
     "packs without effect": command_line(
         "--config.runtime.strategy=mirrored --config.runtime.all_reduce.packs=2",
-        "runtime.all_reduce.packs has no effect but with runtime.all_reduce.algorithm=nccl or "
-        "hierarchical_copy: choose one of them, or leave it at 1.",
+        "runtime.all_reduce.packs requires runtime.all_reduce.algorithm=nccl or hierarchical_copy: set "
+        "one of them, or set packs to 1.",
     ),
     "placement without loop": command_line(
         "--config.data.placement=device",
@@ -503,14 +479,14 @@ CONFIG_FILES = {
     "missing": Mistake(
         "--config=sub/expp.py",
         "There is no config file sub/expp.py: did you mean sub/exp.py?",
-        {"sub/exp.py": EXPERIMENT},
+        {"sub/exp.py": CONFIG},
     ),
     "missing with its folder": Mistake(
         "--config=none/exp.py", "There is no config file none/exp.py: mend the path."
     ),
     "without .py": Mistake("--config=exp", "There is no config file exp: did you mean exp.py?"),
     "a folder": Mistake(
-        "--config=sub", "--config=sub is a folder: name a file in it.", {"sub/exp.py": EXPERIMENT}
+        "--config=sub", "--config=sub is a folder: name a file in it.", {"sub/exp.py": CONFIG}
     ),
     "not Python": Mistake(
         "--config=exp.yaml",
@@ -610,7 +586,7 @@ TRAINERS = {
     "missing file": Mistake(
         "--config=sub/exp.py --config.trainer=tyni.py:Tiny",
         "trainer is 'tyni.py:Tiny', and there is no sub/tyni.py nor tyni.py: mend the path.",
-        {"sub/exp.py": EXPERIMENT},
+        {"sub/exp.py": CONFIG},
     ),
     "missing module": command_line(
         "--config.trainer=nowhere.tiny:Tiny",
@@ -620,7 +596,7 @@ TRAINERS = {
     "a file as a module": Mistake(
         "--config=sub/exp.py --config.trainer=net:Net",
         "trainer is 'net:Net', and there is no module net: did you mean net.py:Net?",
-        {"sub/exp.py": EXPERIMENT, "sub/net.py": ""},
+        {"sub/exp.py": CONFIG, "sub/net.py": ""},
     ),
     "missing class": command_line(
         "--config.trainer=tiny.py:TinyNet",
@@ -830,7 +806,7 @@ HEAVY = {
     ),
     "dataset folder missing": Mistake(
         "--config=exp.py --config.trainer=net.py:Net --config.data.dir=nowhere",
-        "There is no folder nowhere: set data.dir to",
+        "Folder nowhere does not exist: set data.dir to",
         {"net.py": IDX_TRAINER},
     ),
     "dataset files missing": Mistake(
@@ -852,16 +828,16 @@ HEAVY = {
     ),
     "too late to split": command_line(
         "--config.runtime.strategy=mirrored --config.runtime.logical_devices=8",
-        "runtime.logical_devices is 8, but TensorFlow has started already, with 1 logical CPU: let "
-        "nothing use it before the strategy is built, such as a tensor that the trainer's file "
-        "makes when it is imported.",
+        "runtime.logical_devices is 8, but TensorFlow has already initialized its devices with 1 "
+        "logical CPU: create no tensor before the strategy is built, for example while the "
+        "trainer's file is imported.",
     ),
 }
 
 
 def make(folder: pathlib.Path, mistake: Mistake) -> None:
     """Writes the files of a mistake."""
-    for name, text in {"exp.py": EXPERIMENT, "tiny.py": TRAINER, **mistake.files}.items():
+    for name, text in {"exp.py": CONFIG, "tiny.py": TRAINER, **mistake.files}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
 

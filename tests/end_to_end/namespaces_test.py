@@ -1,90 +1,74 @@
-"""Workers on hosts of their own, as network namespaces make them: nothing shared but the disk."""
+"""Workers on separate hosts, simulated by Linux network namespaces: only the disk is shared."""
 
-import json
 import os
 import subprocess
 
 import pytest
 
 from ctl.hardware.cluster import Cluster
-from tests import child
-from tests.end_to_end.processes_test import EXPERIMENT, program, result
+from tests import child, experiments
 
 PORT = 2222
 
 
-def ip(*arguments):
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+def ip(command):
+    subprocess.run(["ip", *command.split()], check=True, capture_output=True, text=True)
 
 
 @pytest.fixture
 def hosts(request):
-    """Network namespaces with an address each, joined by a bridge in one more."""
-    count, prefix = request.param, f"ctl{os.getpid()}"
-    names = [f"{prefix}-{i}" for i in range(count)]
-    made = []
+    """The names of network namespaces 10.77.0.1, 10.77.0.2, ... on one bridge."""
+    prefix = f"ctl{os.getpid()}"  # unique, since the names are global to the machine
+    hub, names = f"{prefix}-hub", [f"{prefix}-{i}" for i in range(request.param)]
+    created = []
     try:
         try:
-            for name in (f"{prefix}-hub", *names):
-                ip("netns", "add", name)
-                made.append(name)
-                ip("-n", name, "link", "set", "lo", "up")
-            hub = made[0]
-            ip("-n", hub, "link", "add", "bridge", "type", "bridge")
-            ip("-n", hub, "link", "set", "bridge", "up")
+            for name in (hub, *names):
+                ip(f"netns add {name}")
+                created.append(name)
+                ip(f"-n {name} link set lo up")
+            ip(f"-n {hub} link add bridge type bridge")
+            ip(f"-n {hub} link set bridge up")
             for i, name in enumerate(names):
-                ip(
-                    "-n",
-                    hub,
-                    "link",
-                    "add",
-                    f"port{i}",
-                    "type",
-                    "veth",
-                    "peer",
-                    "eth0",
-                    "netns",
-                    name,
-                )
-                ip("-n", hub, "link", "set", f"port{i}", "master", "bridge", "up")
-                ip("-n", name, "addr", "add", f"10.77.0.{i + 1}/24", "dev", "eth0")
-                ip("-n", name, "link", "set", "eth0", "up")
+                ip(f"-n {hub} link add port{i} type veth peer eth0 netns {name}")
+                ip(f"-n {hub} link set port{i} master bridge up")
+                ip(f"-n {name} addr add 10.77.0.{i + 1}/24 dev eth0")
+                ip(f"-n {name} link set eth0 up")
         except (OSError, subprocess.CalledProcessError) as error:
-            told = getattr(error, "stderr", None) or error
-            pytest.skip(f"this machine cannot make network namespaces: {told}")
+            reason = getattr(error, "stderr", None) or error
+            pytest.skip(f"this machine cannot create network namespaces: {reason}")
         yield names
     finally:
-        for name in made:
+        for name in created:
             subprocess.run(["ip", "netns", "del", name], check=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hosts", [2, 3], indirect=True)
-def test_workers_on_hosts_of_their_own_train_and_evaluate_exactly(hosts, tmp_path):
-    (tmp_path / "small.py").write_text(EXPERIMENT)
+def test_workers_on_separate_hosts_train_and_evaluate_every_example_once(hosts, tmp_path):
+    experiments.write(tmp_path, {"small.py": experiments.MNIST})
     addresses = {"worker": [f"10.77.0.{i + 1}:{PORT}" for i in range(len(hosts))]}
-    workers = []
-    for i, host in enumerate(hosts):
-        place = Cluster(addresses, "worker", i)
-        command = ["ip", "netns", "exec", host, child.PYTHON]
-        workers.append(
-            subprocess.Popen(
-                [*command, *program(tmp_path, "run", "--config.data.global_batch_size=25")],
-                env=child.environment(TF_CONFIG=place.tf_config()),
-                cwd=child.ROOT,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+    arguments = [f"--config={tmp_path}/small.py", f"--workdir={tmp_path}/run"]
+    arguments += ["--config.data.global_batch_size=25"]
+    workers = [
+        subprocess.Popen(
+            ["ip", "netns", "exec", host, child.PYTHON, "-m", "ctl.main", *arguments],
+            env=child.environment(TF_CONFIG=Cluster(addresses, "worker", i).tf_config()),
+            cwd=child.ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
+        for i, host in enumerate(hosts)
+    ]
     try:
-        said = [worker.communicate(timeout=240)[0] for worker in workers]
+        outputs = [worker.communicate(timeout=240)[0] for worker in workers]
     finally:
         for worker in workers:
             worker.kill()
-    assert [worker.returncode for worker in workers] == [0] * len(hosts), said
-    found = result(tmp_path / "run")
-    assert found["step"] == 50 and found["replicas"] == len(hosts)
-    assert found["eval"]["examples"] == 203
-    events = (tmp_path / "run/events.jsonl").read_text().splitlines()
-    assert [json.loads(line)["event"] for line in events] == ["start", "checkpoint", "eval", "end"]
+    assert [worker.returncode for worker in workers] == [0] * len(hosts), outputs
+    result = experiments.read_result(tmp_path / "run")
+    assert result["step"] == 50 and result["replicas"] == len(hosts)
+    assert result["eval"]["examples"] == 203
+    events = [event for event, _ in experiments.read_events(tmp_path / "run")]
+    assert events == ["start", "checkpoint", "eval", "end"]

@@ -11,50 +11,15 @@ import pytest
 import tensorflow as tf
 
 from ctl import main
-from tests import child
-
-TRAINER = """
-import numpy as np
-import tf_keras
-import ctl
-
-DRAW = np.random.default_rng(0)
-X = DRAW.normal(size=(50, 4)).astype(np.float32)
-
-
-class Trainer(ctl.StandardTrainer):
-    def build_model(self):
-        layers = tf_keras.layers
-        dropout = layers.Dropout(self.options.model.dropout)
-        return tf_keras.Sequential([layers.Dense(8), dropout, layers.Dense(3)])
-
-    def build_dataset(self, split, input_context):
-        return ctl.data.arrays({"x": X, "label": (X[:, 0] > 0).astype(np.int32)})
-
-    def per_example_loss(self, batch, outputs):
-        return tf_keras.losses.sparse_categorical_crossentropy(
-            batch["label"], outputs, from_logits=True)
-
-    def build_metrics(self):
-        return {"accuracy": tf_keras.metrics.SparseCategoricalAccuracy()}
-
-
-def get_config():
-    return ctl.config(
-        trainer="experiment.py:Trainer",
-        data=dict(global_batch_size=7),
-        model=dict(dropout=0.3),
-        train=dict(steps=30, steps_per_loop=5, checkpoint_interval=10),
-        eval=dict(interval=15),
-    )
-"""
+from tests import child, experiments
+from tests.experiments import read_events, read_weights
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
     """Runs the program on a tiny experiment; returns its exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "experiment.py").write_text(TRAINER)
+    experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})
 
     def program(*arguments):
         code = main.run(["ctl", "--config=experiment.py", *arguments])
@@ -62,18 +27,6 @@ def run(tmp_path, monkeypatch, capsys):
         return code, out, err
 
     return program
-
-
-def events(workdir):
-    lines = pathlib.Path(workdir, "events.jsonl").read_text().splitlines()
-    return [(line["event"], line["step"]) for line in map(json.loads, lines)]
-
-
-def weights(workdir, step):
-    """Everything in a checkpoint, by name."""
-    reader = tf.train.load_checkpoint(str(pathlib.Path(workdir) / "checkpoints" / f"ckpt-{step}"))
-    names = [n for n in reader.get_variable_to_shape_map() if "OBJECT_GRAPH" not in n]
-    return {name: reader.get_tensor(name) for name in names if "save_counter" not in name}
 
 
 def test_run_writes_its_workdir(run):
@@ -100,7 +53,7 @@ def test_run_writes_its_workdir(run):
     assert result["versions"]["tensorflow"] == tf.__version__
     config = json.loads(pathlib.Path("runs/experiment/config.json").read_text())
     assert config["data"]["global_batch_size"] == 7
-    assert events("runs/experiment") == [
+    assert read_events("runs/experiment") == [
         ("start", 0),
         ("checkpoint", 10),
         ("eval", 15),
@@ -145,7 +98,7 @@ def test_fresh_moves_the_old_run_aside_and_begins_again(run):
     aside = [p for p in pathlib.Path("runs").iterdir() if p.name != "experiment"]
     assert len(aside) == 1 and str(aside[0]) in out
     assert json.loads((aside[0] / "result.json").read_text())["step"] == 30
-    first, second = weights("runs/experiment", 30), weights(aside[0], 30)
+    first, second = read_weights("runs/experiment", 30), read_weights(aside[0], 30)
     assert first.keys() == second.keys()
     assert all(np.array_equal(first[name], second[name]) for name in first)
 
@@ -168,7 +121,7 @@ def test_changed_learning_rate_is_the_one_that_trains_on(run):
     rate = "--config.optimizer.learning_rate=0.5"
     code, _, _ = run("--config.train.steps=20", rate, "--allow_config_change", "--workdir=changed")
     assert code == 0
-    same, changed = weights("same", 20), weights("changed", 20)
+    same, changed = read_weights("same", 20), read_weights("changed", 20)
     assert max(np.abs(same[name] - changed[name]).max() for name in same) > 0.1
 
 
@@ -182,12 +135,12 @@ def test_per_replica_batch_size_is_resolved_before_it_is_compared(run):
 def test_train_mode_does_not_evaluate_and_eval_mode_does_nothing_else(run):
     code, out, _ = run("--mode=train")
     assert code == 0 and "eval" not in out.replace("--mode=eval", "")
-    trained = weights("runs/experiment", 30)
+    trained = read_weights("runs/experiment", 30)
     code, out, _ = run("--mode=eval")
     assert code == 0 and out.startswith("eval       30/30")
     result = json.loads(pathlib.Path("runs/experiment/result.json").read_text())
     assert result["eval"]["examples"] == 50 and result["train"]["loss"] > 0
-    after = weights("runs/experiment", 30)
+    after = read_weights("runs/experiment", 30)
     assert all(np.array_equal(trained[name], after[name]) for name in trained)
 
 
@@ -234,7 +187,7 @@ def test_accumulation_and_replicas_may_change_between_two_halves_of_a_run(run):
         "--config.optimizer.gradient_accumulation_steps=2",
     )
     assert code == 0
-    whole, halves = weights("whole", 20), weights("halves", 20)
+    whole, halves = read_weights("whole", 20), read_weights("halves", 20)
     for name in whole:
         np.testing.assert_allclose(halves[name], whole[name], rtol=0, atol=1e-10)
 
@@ -282,10 +235,10 @@ def test_killed_and_interrupted_run_ends_with_the_bits_of_an_undisturbed_one(tmp
         assert process.returncode == 75, err
         assert "SIGINT: saving, then stopping" in out and "run me again" in out
         assert err == ""
-        assert events(broken)[-1][0] == "stop"
+        assert read_events(broken)[-1][0] == "stop"
     finished = child.run([*program, f"--workdir={broken}"])
     assert finished.returncode == 0, finished.stderr
-    one, other = weights(whole, 60), weights(broken, 60)
+    one, other = read_weights(whole, 60), read_weights(broken, 60)
     assert one.keys() == other.keys() and len(one) > 20
     for name in one:
         assert np.array_equal(one[name], other[name]), name
@@ -313,7 +266,7 @@ def test_nothing_but_ctls_own_lines_is_printed(tmp_path):
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_autoclustering_gives_the_weights_of_the_uncompiled_run(tmp_path, replicas):
     """In processes of its own: it is switched on for a whole process."""
-    (tmp_path / "experiment.py").write_text(TRAINER)
+    experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})
     for xla in ("off", "autocluster"):
         done = child.run(
             ["-m", "ctl.main", "--config=experiment.py", "--config.model.dropout=0.0",
@@ -322,7 +275,7 @@ def test_autoclustering_gives_the_weights_of_the_uncompiled_run(tmp_path, replic
              f"--workdir={xla}"], cwd=tmp_path,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-    off, on = weights(tmp_path / "off", 30), weights(tmp_path / "autocluster", 30)
+    off, on = read_weights(tmp_path / "off", 30), read_weights(tmp_path / "autocluster", 30)
     for name in off:
         np.testing.assert_allclose(on[name], off[name], rtol=0, atol=1e-10)
 
@@ -347,7 +300,7 @@ def test_mnist_reaches_99_percent(tmp_path, seed):
 
 
 def test_a_rollback_is_recorded_and_outlives_a_restart(run, monkeypatch):
-    poisoned = TRAINER.replace(
+    poisoned = experiments.DROPOUT.replace(
         "    def build_metrics",
         """    def preprocess(self, batch):
         rows = ctl.replica.current()
@@ -364,16 +317,16 @@ def test_a_rollback_is_recorded_and_outlives_a_restart(run, monkeypatch):
     assert "Step 12 is not finite: the loss is first, on the examples " in out
     assert "Back to step 10, and on without that batch (rollback 1)." in out, out
     wanted = [("non_finite", 12), ("rollback", 10), ("eval", 15), ("checkpoint", 20)]
-    assert events("mine")[3:7] == wanted
+    assert read_events("mine")[3:7] == wanted
     kept = json.loads(pathlib.Path("mine/rollbacks.json").read_text())
     assert kept == {"rollbacks": [{"step": 12, "tensor": "the loss"}]}
     # From the checkpoint before it, as after a kill: the batch is left out unseen.
-    before = weights("mine", 30)
+    before = read_weights("mine", 30)
     for path in pathlib.Path("mine/checkpoints").glob("ckpt-[23]0*"):
         path.unlink()
     code, out, err = run(*options)
     assert code == 0 and "not finite" not in out
-    for name, value in weights("mine", 30).items():
+    for name, value in read_weights("mine", 30).items():
         assert value.tobytes() == before[name].tobytes(), name
     pathlib.Path("mine/rollbacks.json").write_text("[]")
     assert run(*options, "--config.train.steps=31")[0] == 2

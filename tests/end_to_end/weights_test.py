@@ -9,9 +9,9 @@ import pytest
 import tf_keras
 
 from ctl import main
-from tests.end_to_end import program_test
+from tests import experiments
 
-TRAINER = program_test.TRAINER.replace(
+TRAINER = experiments.DROPOUT.replace(
     "layers.Dense(3)", "layers.Dense(self.options.model.classes, name='head')"
 ).replace("model=dict(", "model=dict(classes=3, ")
 WIDER = "--config.model.classes=5"
@@ -39,7 +39,7 @@ def events(workdir, kind):
 
 
 def model(workdir, step):
-    found = program_test.weights(workdir, step)
+    found = experiments.read_weights(workdir, step)
     return {name: value for name, value in found.items() if name.startswith("model/")}
 
 
@@ -59,7 +59,7 @@ def test_run_begins_with_the_weights_of_another_and_says_so(run):
     (start,) = events("new", "start")
     assert (start["step"], start["weights_from"]) == (0, "old/checkpoints/ckpt-10")
     assert start["weights"] == ["dense/kernel", "dense/bias", "head/kernel", "head/bias"]
-    assert program_test.weights("new", 5)["global_step/.ATTRIBUTES/VARIABLE_VALUE"] == 5
+    assert experiments.read_weights("new", 5)["global_step/.ATTRIBUTES/VARIABLE_VALUE"] == 5
 
     shutil.rmtree("old")  # on resume the run's own checkpoint is the one
     code, out, _ = run("new", *first, STEPS(10))

@@ -1,13 +1,11 @@
-"""TF_CONFIG: read, checked, built; and waiting for the others."""
+"""The cluster is read from TF_CONFIG or from the variables of an Indexed Job."""
 
 import json
-import socket
-import threading
 import time
 
 import pytest
 
-from ctl.errors import Failure, UsageError
+from ctl.errors import UsageError
 from ctl.hardware import cluster
 from ctl.hardware.cluster import Cluster
 
@@ -18,179 +16,160 @@ def text(addresses=TWO, role="worker", index=1):
     return json.dumps({"cluster": addresses, "task": {"type": role, "index": index}})
 
 
-def test_a_worker_finds_its_place():
-    found = cluster.read({"TF_CONFIG": text()})
-    assert (found.role, found.index, found.address, found.name) == ("worker", 1, "b:2", "worker 1")
-    assert (found.size, found.is_chief, found.has_servers) == (2, False, False)
-    assert found.others() == {"worker 0": "a:1"}
-    assert cluster.parse(text(index=0)).is_chief
+def test_a_worker_is_identified_by_its_task():
+    worker = cluster.from_environment({"TF_CONFIG": text()})
+    assert (worker.role, worker.index, worker.address, worker.name) == (
+        "worker",
+        1,
+        "b:2",
+        "worker 1",
+    )
+    assert (worker.size, worker.is_chief, worker.has_servers) == (2, False, False)
+    assert worker.others() == {"worker 0": "a:1"}
+    assert cluster.from_tf_config(text(index=0)).is_chief
 
 
-def test_a_chief_of_its_own_is_the_chief():
+def test_the_task_named_chief_is_the_chief():
     spec = {"chief": ["c:9"], "worker": ["a:1"], "ps": ["p:3"]}
-    places = [cluster.parse(text(spec, role, 0)) for role in spec]
-    assert [place.is_chief for place in places] == [True, False, False]
-    assert [place.name for place in places] == ["chief", "worker 0", "ps 0"]
-    assert all(place.has_servers for place in places)
+    clusters = [cluster.from_tf_config(text(spec, role, 0)) for role in spec]
+    assert [each.is_chief for each in clusters] == [True, False, False]
+    assert [each.name for each in clusters] == ["chief", "worker 0", "ps 0"]
+    assert all(each.has_servers for each in clusters)
 
 
-def test_tensorflow_reads_back_what_is_written():
-    place = cluster.parse(text())
-    assert json.loads(place.tf_config()) == json.loads(text())
-    assert cluster.parse(place.tf_config()) == place
+def test_tf_config_describes_the_same_cluster_again():
+    worker = cluster.from_tf_config(text())
+    assert json.loads(worker.tf_config()) == json.loads(text())
+    assert cluster.from_tf_config(worker.tf_config()) == worker
 
 
 @pytest.mark.parametrize("environment", [{}, {"TF_CONFIG": ""}, {"TF_CONFIG": " "}])
-def test_no_description_is_one_process(environment):
-    assert cluster.read(environment) is None
+def test_without_variables_the_run_has_one_process(environment):
+    assert cluster.from_environment(environment) is None
 
 
-def test_a_description_of_no_other_process_is_one_process():
-    assert cluster.parse("{}") is None
-    assert cluster.parse('{"cluster": {}, "task": {"type": "worker", "index": 0}}') is None
+def test_tf_config_without_a_cluster_is_a_run_of_one_process():
+    assert cluster.from_tf_config("{}") is None
+    assert cluster.from_tf_config('{"cluster": {}, "task": {"type": "worker", "index": 0}}') is None
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("value", "message"),
     [
-        ("{cluster", r"TF_CONFIG is not JSON \(.*mend it, or start.*ctl\.launch"),
-        ("[1]", "is not an object with an object 'cluster'"),
-        ('{"cluster": [1]}', "is not an object with an object 'cluster'"),
-        (json.dumps({"cluster": TWO}), "does not say which task this process is"),
-        (json.dumps({"cluster": TWO, "task": {"type": "worker"}}), "does not say which task"),
-        (text(role="chief", index=0), "is a 'chief', and the cluster has 2 worker"),
-        (text(index=2), "is task 2 of 'worker', and there are 2, numbered from 0"),
-        (text(index=-1), "is task -1 of 'worker'"),
-        (text(index="one"), "has 'one' for the task's index"),
-        (text(index=True), "has True for the task's index"),
-        (text({"worker": ["a:1", "a:1"]}), "gives a:1 to more than one task"),
-        (text({"worker": ["a:1"], "ps": ["a:1"]}), "gives a:1 to more than one task"),
-        (text({"worker": "a:1"}), "has no list of host:port for 'worker'"),
-        (text({"worker": [["a:1"]]}), "has no list of host:port for 'worker'"),
-        (text({"worker": {"0": "a:1"}}), "numbers the tasks of 'worker' by keys"),
-        (text({"worker": ["a"]}), "has 'a' for 'worker': want host:port"),
-        (text({"worker": ["a:99999"]}), "has 'a:99999' for 'worker'"),
-        (text({"worker": ["http://a:1"]}), "want host:port"),
-        (text({"workers": ["a:1"]}), "has the role 'workers': want chief, worker, ps"),
-        (text({"worker": ["a:1"], "evaluator": ["b:1"]}), "has an evaluator: leave it out"),
+        ("{cluster", r"TF_CONFIG is not JSON \(.*: fix it, or start.*ctl\.launch"),
+        ("[1]", "must be a JSON object whose 'cluster' is an object"),
+        ('{"cluster": [1]}', "must be a JSON object whose 'cluster' is an object"),
+        (json.dumps({"cluster": TWO}), "must identify this process by a 'task'"),
+        (
+            json.dumps({"cluster": TWO, "task": {"type": "worker"}}),
+            "must identify this process by a 'task'",
+        ),
+        (text(role="chief", index=0), "has the task type 'chief', but the cluster has only worker"),
+        (text(index=2), "has the task index 2, but the indices of 'worker' are 0 to 1"),
+        (text(index=-1), "has the task index -1"),
+        (text(index="one"), "has the task index 'one', which is not a whole"),
+        (text(index=True), "has the task index True"),
+        (text({"worker": ["a:1", "a:1"]}), "assigns a:1 to more than one task"),
+        (text({"worker": ["a:1"], "ps": ["a:1"]}), "assigns a:1 to more than one task"),
+        (text({"worker": "a:1"}), "must list the tasks of 'worker' as strings host:port"),
+        (text({"worker": [["a:1"]]}), "must list the tasks of 'worker' as strings host:port"),
+        (
+            text({"worker": {"0": "a:1"}}),
+            "lists the tasks of 'worker' as an object, not as an array",
+        ),
+        (text({"worker": ["a"]}), "has the address 'a' for 'worker', which is not host:port"),
+        (text({"worker": ["a:99999"]}), "has the address 'a:99999' for 'worker'"),
+        (text({"worker": ["http://a:1"]}), "which is not host:port"),
+        (text({"workers": ["a:1"]}), r"has the unknown role 'workers' \(known: chief, worker, ps"),
+        (
+            text({"worker": ["a:1"], "evaluator": ["b:1"]}),
+            "has an evaluator: remove it, and run --mode=continuous_eval",
+        ),
         (text({"worker": ["a:1", "b:1"], "chief": ["c:1", "d:1"]}), "more than one chief"),
-        (text({"worker": ["a:1", "b:1"], "ps": ["c:1"]}), "needs a chief and workers too"),
+        (
+            text({"worker": ["a:1", "b:1"], "ps": ["c:1"]}),
+            "has parameter servers, which require a chief and workers",
+        ),
     ],
 )
-def test_a_wrong_description_is_told_in_one_line(given, says):
-    with pytest.raises(UsageError, match=says) as refused:
-        cluster.read({"TF_CONFIG": given})
-    assert "\n" not in str(refused.value)
+def test_invalid_tf_config_is_rejected_in_one_line(value, message):
+    with pytest.raises(UsageError, match=message) as error:
+        cluster.from_environment({"TF_CONFIG": value})
+    assert "\n" not in str(error.value)
 
 
 JOB = {"CTL_JOB": "mnist", "CTL_SERVICE": "ctl", "CTL_WORKERS": "2", "JOB_COMPLETION_INDEX": "1"}
 
 
-def test_the_pods_of_an_indexed_job_find_their_places():
-    found = cluster.read(JOB)
-    assert found == Cluster({"worker": ["mnist-0.ctl:2222", "mnist-1.ctl:2222"]}, "worker", 1)
+def test_pods_of_an_indexed_job_are_identified_by_their_index():
+    worker = cluster.from_environment(JOB)
+    assert worker == Cluster({"worker": ["mnist-0.ctl:2222", "mnist-1.ctl:2222"]}, "worker", 1)
     with_servers = {**JOB, "CTL_PS": "1", "CTL_PORT": "99"}
-    places = [cluster.read({**with_servers, "JOB_COMPLETION_INDEX": str(i)}) for i in range(4)]
-    assert [place.name for place in places] == ["chief", "worker 0", "worker 1", "ps 0"]
-    assert places[3].address == "mnist-3.ctl:99"
+    clusters = [
+        cluster.from_environment({**with_servers, "JOB_COMPLETION_INDEX": str(i)}) for i in range(4)
+    ]
+    assert [each.name for each in clusters] == ["chief", "worker 0", "worker 1", "ps 0"]
+    assert clusters[3].address == "mnist-3.ctl:99"
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changes", "message"),
     [
-        ({"CTL_WORKERS": "two"}, "CTL_WORKERS is 'two', want a whole number, 1 to 100000"),
+        (
+            {"CTL_WORKERS": "two"},
+            "CTL_WORKERS is 'two', but must be a whole number from 1 to 100000",
+        ),
         ({"JOB_COMPLETION_INDEX": ""}, "JOB_COMPLETION_INDEX is ''"),
-        ({"CTL_SERVICE": ""}, "CTL_WORKERS is set and CTL_SERVICE is not"),
-        ({"JOB_COMPLETION_INDEX": "2"}, "make 2 processes: set the Job's completions to that"),
+        ({"CTL_SERVICE": ""}, "CTL_WORKERS is set but CTL_SERVICE is not"),
+        ({"JOB_COMPLETION_INDEX": "2"}, "define 2 processes: set the Job's completions to 2"),
         ({"CTL_PORT": "tcp://10.0.0.1"}, "CTL_PORT is 'tcp://10.0.0.1'"),
-        ({"CTL_PORT": "65536"}, "CTL_PORT is '65536', want a whole number, 1 to 65535"),
+        ({"CTL_PORT": "65536"}, "CTL_PORT is '65536', but must be a whole number from 1 to 65535"),
         ({"CTL_PORT": "٣"}, "CTL_PORT is '٣'"),
         ({"CTL_WORKERS": "²"}, "CTL_WORKERS is '²'"),
         ({"CTL_WORKERS": "999999999"}, "CTL_WORKERS is '999999999'"),
         ({"CTL_WORKERS": "9" * 5000}, "CTL_WORKERS is '9999"),
         (
             {"CTL_JOB": "a b"},
-            "CTL_JOB is 'a b' and CTL_SERVICE is 'ctl', which make no host's name",
+            "CTL_JOB is 'a b' and CTL_SERVICE is 'ctl', which do not form a valid host name",
         ),
-        ({"CTL_SERVICE": "a..b"}, "which make no host's name"),
+        ({"CTL_SERVICE": "a..b"}, "which do not form a valid host name"),
     ],
 )
-def test_a_wrong_job_is_told(changed, says):
-    with pytest.raises(UsageError, match=says):
-        cluster.read({**JOB, **changed})
+def test_invalid_variables_of_an_indexed_job_are_rejected(changes, message):
+    with pytest.raises(UsageError, match=message):
+        cluster.from_environment({**JOB, **changes})
 
 
-def test_places_on_this_machine_have_a_port_each():
-    ports = cluster.free_ports(4)
-    assert len(set(ports)) == 4
-    places = cluster.local(workers=2, servers=1, ports=ports)
-    assert [place.name for place in places] == ["chief", "worker 0", "worker 1", "ps 0"]
-    assert [int(place.address.rsplit(":")[-1]) for place in places] == ports
-    assert all(cluster.parse(place.tf_config()) == place for place in places)
-
-
-def waiting(place, said, found):
-    try:
-        cluster.wait_for_others(place, limit=20, print_line=said.append, every=0.2)
-        found.append(place.name)
-    except (Failure, UsageError) as error:
-        found.append(str(error))
-
-
-def test_all_wait_for_a_late_one_and_say_so():
-    places = cluster.local(workers=3, servers=0, ports=cluster.free_ports(3))
-    said, found = [], []
-    threads = [threading.Thread(target=waiting, args=(p, said, found)) for p in places]
-    for thread in threads[:2]:
-        thread.start()
-    time.sleep(1.0)
-    assert found == []
-    assert f"worker 0 waits for worker 2 ({places[2].address})." in said
-    threads[2].start()
-    for thread in threads:
-        thread.join(timeout=20)
-    assert sorted(found) == ["worker 0", "worker 1", "worker 2"]
-
-
-def test_waiting_has_an_end():
-    place, _ = cluster.local(workers=2, servers=0, ports=cluster.free_ports(2))
-    with pytest.raises(Failure, match=r"worker 0 waited 0 s for worker 1 \(localhost:\d+\): start"):
-        cluster.wait_for_others(place, limit=0.3, print_line=lambda line: None)
-
-
-def test_a_port_in_use_is_told():
-    place, _ = cluster.local(workers=2, servers=0, ports=cluster.free_ports(2))
-    with socket.socket() as other:
-        other.bind(("", int(place.address.rsplit(":")[-1])))
-        other.listen()
-        with pytest.raises(
-            UsageError, match=r"worker 0 cannot listen at localhost:\d+ \(Address al"
-        ):
-            cluster.wait_for_others(place, limit=1, print_line=lambda line: None)
+def test_local_processes_have_one_port_each():
+    ports = [11, 12, 13, 14]
+    clusters = cluster.make_local_clusters(workers=2, servers=1, ports=ports)
+    assert [each.name for each in clusters] == ["chief", "worker 0", "worker 1", "ps 0"]
+    assert [int(each.address.rsplit(":")[-1]) for each in clusters] == ports
+    assert all(cluster.from_tf_config(each.tf_config()) == each for each in clusters)
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("value", "message"),
     [
-        (text(role=["worker"]), r"says that this task is a \['worker'\]"),
-        (text(role={}), "says that this task is a {}"),
-        (text(index="²"), "has '²' for the task's index"),
-        (text(index="--1"), "has '--1' for the task's index"),
-        (text(index="9" * 5000), "for the task's index: want a whole number"),
-        (text({"worker": ["a:٣", "b:2"]}), "has 'a:٣' for 'worker'"),
-        (text({"worker": ["a..b:1", "b:2"]}), "has 'a..b:1' for 'worker'"),
-        (text({"worker": ["a" * 64 + ":1", "b:2"]}), "want host:port"),
-        (text({"worker": ["a\0b:1", "b:2"]}), "want host:port"),
+        (text(role=["worker"]), r"has the task type \['worker'\]"),
+        (text(role={}), "has the task type {}"),
+        (text(index="²"), "has the task index '²'"),
+        (text(index="--1"), "has the task index '--1'"),
+        (text(index="9" * 5000), "which is not a whole number"),
+        (text({"worker": ["a:٣", "b:2"]}), "has the address 'a:٣' for 'worker'"),
+        (text({"worker": ["a..b:1", "b:2"]}), "has the address 'a..b:1' for 'worker'"),
+        (text({"worker": ["a" * 64 + ":1", "b:2"]}), "which is not host:port"),
+        (text({"worker": ["a\0b:1", "b:2"]}), "which is not host:port"),
         ("[" * 99_999, "is not JSON"),
     ],
 )
-def test_what_only_looks_right_is_told(given, says):
-    with pytest.raises(UsageError, match=says):
-        cluster.read({"TF_CONFIG": given})
+def test_values_that_only_look_valid_are_rejected(value, message):
+    with pytest.raises(UsageError, match=message):
+        cluster.from_environment({"TF_CONFIG": value})
 
 
-def test_a_cluster_of_thousands_is_checked_at_once():
+def test_a_cluster_of_thousands_of_tasks_is_validated_quickly():
     start = time.process_time()
-    found = cluster.parse(text({"worker": [f"host-{i}:1" for i in range(50_000)]}))
-    assert found.size == 50_000
+    large = cluster.from_tf_config(text({"worker": [f"host-{i}:1" for i in range(50_000)]}))
+    assert large.size == 50_000
     assert time.process_time() - start < 10

@@ -1,35 +1,195 @@
-"""How a GPU is split into logical devices, and its memory with it."""
+"""Devices are validated, split and limited before TensorFlow uses them."""
+
+import sys
 
 import pytest
 import tensorflow as tf
 
+import ctl
 from ctl.errors import UsageError
 from ctl.hardware import devices
+from ctl.modes import experiment
+from tests.fake_nvml import FakeGpu, FakeNvml
+
+NO_GPU = not tf.config.list_physical_devices("GPU")
+on_cpu = pytest.mark.skipif(not NO_GPU, reason="is about a machine without a GPU")
+MIB = 2**20
 
 
-def test_memory_of_a_gpu_that_nobody_tells_is_told(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(UsageError, match=r"nvidia-smi did not tell it: set runtime\.logical_dev"):
-        devices._gpu_memory_mib(tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU"))
+@pytest.mark.parametrize("names", [[], ["CPU:0"], ["GPU:0", "GPU:2"], ["GPU:2", "GPU:0"]])
+def test_names_of_one_kind_of_device_are_accepted(names):
+    devices.check_names(names)
 
 
-def test_parts_of_a_gpu_share_nine_tenths_of_its_memory(monkeypatch):
-    asked = []
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["gpu:0"], "runtime.devices contains 'gpu:0': use names such as \"GPU:0\"."),
+        ([0], 'runtime.devices contains 0: use names such as "GPU:0".'),
+        (["GPU:0", "GPU:0"], "runtime.devices contains a device twice: remove one of them."),
+        (["GPU:0", "CPU:0"], "runtime.devices contains both CPUs and GPUs: use one kind."),
+    ],
+)
+def test_other_names_are_rejected(names, message):
+    with pytest.raises(UsageError) as error:
+        devices.check_names(names)
+    assert str(error.value) == message
 
-    def smi(query, **_):
-        asked.append(query[-1])
-        return devices.subprocess.CompletedProcess(query, 0, stdout="1000\n")
 
-    device = tf.config.PhysicalDevice("/physical_device:GPU:3", "GPU")
-    monkeypatch.setattr(devices.subprocess, "run", smi)
-    assert devices._gpu_memory_mib(device) == 900
-    assert asked == ["3"]
+@on_cpu
+def test_a_device_that_the_machine_does_not_have_is_rejected():
+    with pytest.raises(UsageError, match=r"runtime\.devices contains 'CPU:9': did you mean CPU:"):
+        devices.select(["CPU:9"], split=0, strategy="one_device")
 
 
-def test_a_gpu_is_split_into_equal_parts(monkeypatch):
+@on_cpu
+def test_configured_devices_are_selected_in_their_order():
+    selected = devices.select(["CPU:2", "CPU:1"], split=0, strategy="mirrored")
+    assert selected == (["CPU:2", "CPU:1"], "CPU:2, CPU:1 as configured")
+
+
+@on_cpu
+def test_replicas_of_the_default_strategy_are_on_the_first_device():
+    assert devices.replica_devices(tf.distribute.get_strategy()) == ["CPU:0"]
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    assert devices.replica_devices(strategy) == ["CPU:0", "CPU:1"]
+
+
+class Gpus:
+    """A machine with GPUs, which records what is configured for each of them."""
+
+    def __init__(self, monkeypatch, count, error=None):
+        self.growth, self.limits = {}, {}
+        self.error = error
+        physical = [
+            tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(count)
+        ]
+        monkeypatch.delenv("TF_FORCE_GPU_ALLOW_GROWTH", raising=False)
+        monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: physical)
+        monkeypatch.setattr(tf.config.experimental, "set_memory_growth", self.grow)
+        monkeypatch.setattr(tf.config, "set_logical_device_configuration", self.limit)
+
+    def grow(self, device, enable):
+        if self.error:
+            raise self.error
+        self.growth[device.name[-5:]] = enable
+
+    def limit(self, device, parts):
+        if self.error:
+            raise self.error
+        self.limits[device.name[-5:]] = [part.memory_limit for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("options", "growth", "limits"),
+    [
+        (dict(growth=False, limit_mib=0), {}, {}),
+        (dict(growth=True, limit_mib=0), {"GPU:0": True, "GPU:1": True}, {}),
+        (dict(growth=False, limit_mib=512), {}, {"GPU:0": [512], "GPU:1": [512]}),
+    ],
+)
+def test_memory_of_every_gpu_is_limited(monkeypatch, options, growth, limits):
+    machine = Gpus(monkeypatch, 2)
+    devices.limit_gpu_memory(**options)
+    assert (machine.growth, machine.limits) == (growth, limits)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            dict(growth=True, limit_mib=0),
+            "runtime.gpu.memory_growth has no effect, because TensorFlow detects no GPU: set it to "
+            "false.",
+        ),
+        (
+            dict(growth=False, limit_mib=512),
+            "runtime.gpu.memory_limit_mib has no effect, because TensorFlow detects no GPU: set it "
+            "to 0.",
+        ),
+    ],
+)
+def test_limiting_the_memory_without_a_gpu_is_rejected(monkeypatch, options, message):
+    Gpus(monkeypatch, 0)
+    with pytest.raises(UsageError) as error:
+        devices.limit_gpu_memory(**options)
+    assert str(error.value) == message
+
+
+@pytest.mark.parametrize("error", [RuntimeError("initialized"), ValueError("virtual devices")])
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        (dict(growth=True, limit_mib=0), "memory_growth"),
+        (dict(growth=False, limit_mib=512), "memory_limit_mib"),
+    ],
+)
+def test_limiting_the_memory_after_tensorflow_has_started_is_rejected(
+    monkeypatch, error, options, key
+):
+    Gpus(monkeypatch, 1, error)
+    with pytest.raises(UsageError, match=rf"runtime\.gpu\.{key} is set too late, because TensorF"):
+        devices.limit_gpu_memory(**options)
+
+
+def test_growth_that_the_environment_disables_is_rejected(monkeypatch):
+    machine = Gpus(monkeypatch, 1)
+    monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", "false")
+    with pytest.raises(UsageError, match="while TF_FORCE_GPU_ALLOW_GROWTH is false"):
+        devices.limit_gpu_memory(growth=True, limit_mib=0)
+    devices.limit_gpu_memory(growth=False, limit_mib=512)
+    assert machine.limits == {"GPU:0": [512]}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "options"),
+    [
+        ("memory_growth", True, {"growth": True, "limit_mib": 0}),
+        ("memory_limit_mib", 512, {"growth": False, "limit_mib": 512}),
+    ],
+)
+def test_config_limits_the_memory_before_the_strategy_is_built(monkeypatch, key, value, options):
+    calls = []
+    monkeypatch.setattr(devices, "limit_gpu_memory", lambda **options: calls.append(options))
+    monkeypatch.setattr(experiment.selection, "build", lambda *_, **__: calls.append("strategy"))
+    experiment._hardware(ctl.config(runtime=dict(gpu={key: value})).runtime)
+    assert calls == [options, "strategy"]
+
+
+@on_cpu
+def test_config_that_limits_the_memory_is_rejected_on_a_machine_without_a_gpu():
+    runtime = ctl.config(runtime=dict(gpu=dict(memory_growth=True))).runtime
+    with pytest.raises(UsageError, match="because TensorFlow detects no GPU"):
+        experiment._hardware(runtime)
+
+
+def physical_gpu(index):
+    return tf.config.PhysicalDevice(f"/physical_device:GPU:{index}", "GPU")
+
+
+@pytest.mark.parametrize(
+    "nvml",
+    [FakeNvml(driver=False), FakeNvml([FakeGpu(total=None)]), FakeNvml()],
+    ids=["no driver", "memory not reported", "no GPU"],
+)
+def test_splitting_a_gpu_of_unknown_memory_is_rejected(monkeypatch, nvml):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    with pytest.raises(UsageError, match=r"does not report: set runtime\.logical_devices to 0"):
+        devices._split(physical_gpu(0), 2)
+
+
+@pytest.mark.parametrize(
+    ("visible", "limit"), [(None, 450), ("0,2", 900), ("GPU-b,GPU-c", 900), ("MIG-d,GPU-a", 45)]
+)
+def test_parts_of_a_gpu_share_nine_tenths_of_its_memory(monkeypatch, visible, limit):
+    sizes = {"GPU-a": 100, "GPU-b": 1000, "GPU-c": 2000, "MIG-d": 300}
+    gpus = [FakeGpu(total=size * MIB, uuid=uuid) for uuid, size in sizes.items()]
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(gpus))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     split = {}
-    device = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
-    monkeypatch.setattr(devices, "_gpu_memory_mib", lambda device: 900)
     monkeypatch.setattr(tf.config, "set_logical_device_configuration", split.__setitem__)
-    devices._split(device, 4)
-    assert [part.memory_limit for part in split[device]] == [225] * 4
+    devices._split(physical_gpu(1), 2)  # the second of those that the process may use
+    assert [part.memory_limit for part in split[physical_gpu(1)]] == [limit] * 2

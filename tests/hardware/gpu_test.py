@@ -1,123 +1,32 @@
-"""How much of the GPUs' memory TensorFlow takes, and which GPUs a process may see."""
+"""NVIDIA GPUs as the driver reports them, and which of them a process may use."""
+
+import sys
 
 import pytest
 import tensorflow as tf
 
-import ctl
-from ctl.errors import UsageError
-from ctl.hardware import gpu
-from ctl.modes import experiment
+from ctl.hardware import cluster, gpu
+from ctl.hardware.gpu import DriverGpu
+from tests.fake_nvml import FakeGpu, FakeNvml
 
+GIB = 2**30
 NO_GPU = not tf.config.list_physical_devices("GPU")
-on_cpu = pytest.mark.skipif(not NO_GPU, reason="is about a machine without a GPU")
 
 
-class Gpus:
-    """A machine with GPUs: what was set of each."""
+@pytest.fixture
+def install(monkeypatch):
+    """Replaces pynvml: install([FakeGpu(), ...])."""
 
-    def __init__(self, monkeypatch, count, error=None):
-        self.growth, self.limits = {}, {}
-        self.error = error
-        devices = [
-            tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(count)
-        ]
-        monkeypatch.delenv("TF_FORCE_GPU_ALLOW_GROWTH", raising=False)
-        monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: devices)
-        monkeypatch.setattr(tf.config.experimental, "set_memory_growth", self.grow)
-        monkeypatch.setattr(tf.config, "set_logical_device_configuration", self.limit)
+    def replace(gpus=(), **options):
+        nvml = FakeNvml(gpus, **options)
+        monkeypatch.setitem(sys.modules, "pynvml", nvml)
+        return nvml
 
-    def grow(self, device, enable):
-        if self.error:
-            raise self.error
-        self.growth[device.name[-5:]] = enable
-
-    def limit(self, device, parts):
-        if self.error:
-            raise self.error
-        self.limits[device.name[-5:]] = [part.memory_limit for part in parts]
+    return replace
 
 
 @pytest.mark.parametrize(
-    ("options", "growth", "limits"),
-    [
-        (dict(growth=False, limit_mib=0), {}, {}),
-        (dict(growth=True, limit_mib=0), {"GPU:0": True, "GPU:1": True}, {}),
-        (dict(growth=False, limit_mib=512), {}, {"GPU:0": [512], "GPU:1": [512]}),
-    ],
-)
-def test_memory_of_every_gpu_is_set(monkeypatch, options, growth, limits):
-    machine = Gpus(monkeypatch, 2)
-    gpu.set_memory(**options)
-    assert (machine.growth, machine.limits) == (growth, limits)
-
-
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        (
-            dict(growth=True, limit_mib=0),
-            "runtime.gpu.memory_growth has no effect: there is no GPU here. Set it to false.",
-        ),
-        (
-            dict(growth=False, limit_mib=512),
-            "runtime.gpu.memory_limit_mib has no effect: there is no GPU here. Set it to 0.",
-        ),
-    ],
-)
-def test_memory_of_no_gpu_is_refused(monkeypatch, options, line):
-    Gpus(monkeypatch, 0)
-    with pytest.raises(UsageError) as refused:
-        gpu.set_memory(**options)
-    assert str(refused.value) == line
-
-
-@pytest.mark.parametrize("error", [RuntimeError("initialized"), ValueError("virtual devices")])
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        (dict(growth=True, limit_mib=0), "memory_growth"),
-        (dict(growth=False, limit_mib=512), "memory_limit_mib"),
-    ],
-)
-def test_setting_it_too_late_is_told(monkeypatch, error, options, key):
-    Gpus(monkeypatch, 1, error)
-    with pytest.raises(UsageError, match=rf"runtime\.gpu\.{key} comes too late: TensorFlow has"):
-        gpu.set_memory(**options)
-
-
-def test_growth_that_the_environment_forbids_is_told(monkeypatch):
-    machine = Gpus(monkeypatch, 1)
-    monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", "false")
-    with pytest.raises(UsageError, match="while TF_FORCE_GPU_ALLOW_GROWTH is false"):
-        gpu.set_memory(growth=True, limit_mib=0)
-    gpu.set_memory(growth=False, limit_mib=512)
-    assert machine.limits == {"GPU:0": [512]}
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "told"),
-    [
-        ("memory_growth", True, {"growth": True, "limit_mib": 0}),
-        ("memory_limit_mib", 512, {"growth": False, "limit_mib": 512}),
-    ],
-)
-def test_config_sets_it_before_the_strategy_is_built(monkeypatch, key, value, told):
-    calls = []
-    monkeypatch.setattr(gpu, "set_memory", lambda **options: calls.append(options))
-    monkeypatch.setattr(experiment.strategies, "build", lambda *_, **__: calls.append("strategy"))
-    experiment._hardware(ctl.config(runtime=dict(gpu={key: value})).runtime)
-    assert calls == [told, "strategy"]
-
-
-@on_cpu
-def test_config_that_sets_it_is_refused_on_a_machine_without_a_gpu():
-    runtime = ctl.config(runtime=dict(gpu=dict(memory_growth=True))).runtime
-    with pytest.raises(UsageError, match="there is no GPU here"):
-        experiment._hardware(runtime)
-
-
-@pytest.mark.parametrize(
-    ("variable", "found"),
+    ("variable", "names"),
     [
         (None, None),
         ("", []),
@@ -125,9 +34,130 @@ def test_config_that_sets_it_is_refused_on_a_machine_without_a_gpu():
         ("0", ["0"]),
         ("2, 0", ["2", "0"]),
         ("1,-1,0", ["1"]),
+        (" 2 , GPU-ab ", ["2", "GPU-ab"]),
         ("GPU-8f3c,MIG-1a", ["GPU-8f3c", "MIG-1a"]),
     ],
 )
-def test_gpus_that_cuda_leaves_to_a_process(variable, found):
+def test_cuda_visible_devices_names_the_gpus_until_the_first_negative_index(variable, names):
     environment = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
-    assert gpu.visible_gpus(environment) == found
+    assert gpu.visible_gpus(environment) == names
+    if names is not None:
+        assert gpu.list_gpus(environment) == names
+
+
+def test_without_the_variable_all_gpus_of_the_driver_are_listed(install):
+    install([FakeGpu(), FakeGpu()])
+    assert gpu.list_gpus({}) == ["0", "1"]
+
+
+def test_without_a_driver_there_are_no_gpus(install):
+    install(driver=False)
+    assert gpu.list_gpus({}) == []
+    assert gpu.describe_gpus({}) == []
+    assert gpu.read_usage({}) == {}
+
+
+@pytest.mark.skipif(not NO_GPU, reason="is about a machine without a GPU")
+def test_the_real_library_reports_no_gpus_on_a_machine_without_a_driver():
+    assert gpu.list_gpus({}) == []
+    assert gpu.describe_gpus({}) == []
+    assert gpu.read_usage({}) == {}
+
+
+MACHINE = [
+    FakeGpu(total=143771 * 2**20, name="NVIDIA H200", uuid="GPU-8f3c"),
+    FakeGpu(total=None, name="NVIDIA GB10", uuid="GPU-77aa"),
+    FakeGpu(total=16 * GIB, name="NVIDIA H200 MIG 1g.18gb", uuid="MIG-1a"),
+]
+H200 = DriverGpu("NVIDIA H200", 143771, "550.54.15")
+WITHOUT_MEMORY = DriverGpu("NVIDIA GB10", None, "550.54.15")
+MIG = DriverGpu("NVIDIA H200 MIG 1g.18gb", 16384, "550.54.15")
+
+
+@pytest.mark.parametrize(
+    ("variable", "indices", "described"),
+    [
+        (None, [0, 1, 2], [H200, WITHOUT_MEMORY, MIG]),
+        ("1,0", [1, 0], [WITHOUT_MEMORY, H200]),
+        ("GPU-8f3c", [0], [H200]),
+        ("MIG-1a", [2], [MIG]),
+        ("-1", [], []),
+        ("7", [], []),
+        ("GPU-unknown", [], []),
+    ],
+)
+def test_gpus_that_the_process_may_use_are_described_in_order(
+    install, variable, indices, described
+):
+    nvml = install(MACHINE)
+    environment = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
+    assert gpu.describe_gpus(environment) == described
+    assert nvml.handles == indices
+
+
+TWO = [
+    FakeGpu(used=3 * GIB, percent=90, uuid="GPU-0"),
+    FakeGpu(used=5 * GIB, percent=20, uuid="GPU-1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "variable", "usage"),
+    [
+        (TWO, None, {"gpu_memory_gib": 5.0, "gpu_utilization": 0.9}),
+        (TWO, "0", {"gpu_memory_gib": 3.0, "gpu_utilization": 0.9}),
+        (TWO, "1", {"gpu_memory_gib": 5.0, "gpu_utilization": 0.2}),
+        (TWO, "GPU-1", {"gpu_memory_gib": 5.0, "gpu_utilization": 0.2}),
+        (TWO, "-1", {}),
+        (TWO, "7", {}),
+        ([], None, {}),
+        ([FakeGpu(used=0, percent=0)], None, {"gpu_memory_gib": 0.0, "gpu_utilization": 0.0}),
+        ([FakeGpu(used=3 * GIB, percent=None)], None, {"gpu_memory_gib": 3.0}),
+        ([FakeGpu(used=None, percent=90)], None, {"gpu_utilization": 0.9}),
+    ],
+)
+def test_usage_is_the_maximum_over_the_gpus_that_the_process_may_use(
+    install, gpus, variable, usage
+):
+    install(gpus)
+    environment = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
+    assert gpu.read_usage(environment) == usage
+
+
+def test_each_call_reads_the_present_usage(install):
+    nvml = install([FakeGpu(used=1 * GIB, percent=10)])
+    assert gpu.read_usage({}) == {"gpu_memory_gib": 1.0, "gpu_utilization": 0.1}
+    nvml.gpus[0].used = 2 * GIB
+    assert gpu.read_usage({}) == {"gpu_memory_gib": 2.0, "gpu_utilization": 0.1}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(NO_GPU, reason="needs a GPU")
+def test_a_real_gpu_reports_its_name_and_its_memory():
+    tf.constant(1.0) + 1.0
+    assert gpu.read_usage()["gpu_memory_gib"] > 0
+    described = gpu.describe_gpus()
+    assert len(described) == len(gpu.list_gpus()) == len(tf.config.list_physical_devices("GPU"))
+    assert all(each.name and each.memory_mib and each.driver for each in described)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "shares"),
+    [
+        (["0", "1"], ["0", "1"]),
+        (["0", "1", "2", "3"], ["0,1", "2,3"]),
+        (["0", "1", "2"], ["0,1", "2"]),
+        (["0"], ["0", "-1"]),
+    ],
+)
+def test_workers_share_the_gpus(gpus, shares):
+    clusters = cluster.make_local_clusters(workers=2, servers=0, ports=[1, 2])
+    variables = gpu.divide_among_processes(clusters, gpus)
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in variables] == shares
+
+
+def test_only_workers_get_gpus():
+    clusters = cluster.make_local_clusters(workers=1, servers=1, ports=[1, 2, 3])
+    variables = gpu.divide_among_processes(clusters, ["0", "1"])
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in variables] == ["-1", "0,1", "-1"]
+    assert gpu.divide_among_processes(clusters, []) == [{}, {}, {}]

@@ -1,4 +1,4 @@
-"""Whether there is a TPU to use, told without TensorFlow, and the strategy over it."""
+"""A TPU is detected without TensorFlow, and its strategy is built."""
 
 import importlib.metadata
 import socket
@@ -9,16 +9,19 @@ import tensorflow as tf
 
 import ctl
 from ctl.errors import UsageError
-from ctl.hardware import strategies, tpu
+from ctl.hardware import selection, tpu
+from ctl.hardware.strategies import StrategyOptions
 from tests import child
 
-needs_tpu = pytest.mark.skipif(bool(tpu.missing()), reason="needs a TPU and TensorFlow for it")
+needs_tpu = pytest.mark.skipif(
+    bool(tpu.find_obstacle()), reason="needs a TPU and TensorFlow for it"
+)
 V5E, NETWORK_CARD = "0x0063", "0x0042"
 
 
 @pytest.fixture
 def bus(tmp_path):
-    """Makes a PCI bus with Google's devices of the given ids, and an Intel one."""
+    """Creates the files of a PCI bus with Google's devices of these ids, and an Intel one."""
 
     def build(*devices):
         for i, (vendor, device) in enumerate([("0x8086", V5E), *(("0x1ae0", d) for d in devices)]):
@@ -32,7 +35,7 @@ def bus(tmp_path):
 
 @pytest.fixture
 def install(monkeypatch):
-    """Makes an install of packages at versions: install({"libtpu": "0.0.21"})."""
+    """Simulates an installation of packages: install({"libtpu": "0.0.21"})."""
 
     def build(versions):
         def version(package):
@@ -58,80 +61,84 @@ GOOD = {"tensorflow-tpu": "2.20.0", "libtpu": "0.0.21.1"}
         ([NETWORK_CARD], []),
     ],
 )
-def test_chips_are_what_googles_tpus_are_on_the_bus(bus, devices, chips):
-    assert tpu.chips(bus(*devices)) == chips
+def test_chips_are_googles_tpus_on_the_bus(bus, devices, chips):
+    assert tpu.list_chips(bus(*devices)) == chips
 
 
-def test_machine_without_a_bus_has_no_chips(tmp_path):
-    assert tpu.chips(tmp_path / "none") == []
+def test_machine_without_a_pci_bus_has_no_chips(tmp_path):
+    assert tpu.list_chips(tmp_path / "none") == []
 
 
 @pytest.mark.parametrize(
-    ("versions", "devices", "address", "lack"),
+    ("versions", "devices", "address", "obstacle"),
     [
         (GOOD, [V5E], "", None),
-        (GOOD, [], "", "no TPU chip is on this machine's PCI bus"),
-        (GOOD, [NETWORK_CARD], "", "no TPU chip is on this machine's PCI bus"),
+        (GOOD, [], "", "this machine has no TPU chip on its PCI bus"),
+        (GOOD, [NETWORK_CARD], "", "this machine has no TPU chip on its PCI bus"),
         (GOOD, [], "grpc://10.0.0.2:8470", None),
         (GOOD, [], "pod", None),
-        ({}, [V5E], "", "tensorflow-tpu is not installed, which BUILD.md tells how to"),
-        ({}, [], "pod", "tensorflow-tpu is not installed, which BUILD.md tells how to"),
+        ({}, [V5E], "", "tensorflow-tpu is not installed (see BUILD.md)"),
+        ({}, [], "pod", "tensorflow-tpu is not installed (see BUILD.md)"),
         (
             {"tensorflow-tpu": "2.20.0"}, [V5E], "",
-            "libtpu is not installed, which comes with ctl's extra `tpu`",
+            "libtpu is not installed (it is part of ctl's extra `tpu`)",
         ),
         ({**GOOD, "libtpu": "0.0.30"}, [V5E], "", None),
         (
             {**GOOD, "libtpu": "0.0.31"}, [V5E], "pod",
-            "libtpu is 0.0.31, and TensorFlow aborts with one after 0.0.30",
+            "libtpu is 0.0.31, but TensorFlow aborts with a version after 0.0.30",
         ),
         (
             {**GOOD, "libtpu": "0.0.100"}, [V5E], "",
-            "libtpu is 0.0.100, and TensorFlow aborts with one after 0.0.30",
+            "libtpu is 0.0.100, but TensorFlow aborts with a version after 0.0.30",
         ),
     ],
 )  # fmt: skip
-def test_what_is_missing(bus, install, versions, devices, address, lack):
+def test_obstacle_to_using_a_tpu(bus, install, versions, devices, address, obstacle):
     install(versions)
-    assert tpu.missing(address, bus=bus(*devices)) == lack
+    assert tpu.find_obstacle(address, pci_devices=bus(*devices)) == obstacle
 
 
-def test_check_tells_what_is_missing_and_what_to_run_instead(bus, install):
+def test_message_names_the_obstacle_and_the_alternatives(bus, install):
     install(GOOD)
-    tpu.check(bus=bus(V5E))
+    tpu.check_available(pci_devices=bus(V5E))
     install({})
     with pytest.raises(UsageError) as local:
-        tpu.check()
+        tpu.check_available()
     with pytest.raises(UsageError) as remote:
-        tpu.check("pod")
+        tpu.check_available("pod")
     line = (
-        "There is no TPU to use: tensorflow-tpu is not installed, which BUILD.md tells how to. To "
+        "No TPU can be used: tensorflow-tpu is not installed (see BUILD.md). To "
         "run without a TPU: --config.runtime.strategy=auto"
     )
-    offer = "To see whether it would run on one: --mode=aot_compile."
+    offer = "To check whether the experiment would run on a TPU: --mode=aot_compile."
     assert str(local.value) == f"{line}. {offer}"
     assert str(remote.value) == f"{line} and no runtime.tpu keys. {offer}"
 
 
-def test_metadata_server_is_asked_only_where_there_is_a_chip(bus, tmp_path):
-    bare, set_, chip = {}, {"TPU_SKIP_MDS_QUERY": "0"}, {}
-    tpu.skip_metadata_server(bare, tmp_path / "none")
-    tpu.skip_metadata_server(set_, tmp_path / "none")
+def test_metadata_server_is_queried_only_on_a_machine_with_a_chip(bus, tmp_path):
+    none, configured, chip = {}, {"TPU_SKIP_MDS_QUERY": "0"}, {}
+    tpu.skip_metadata_server(none, tmp_path / "none")
+    tpu.skip_metadata_server(configured, tmp_path / "none")
     tpu.skip_metadata_server(chip, bus(V5E))
-    assert (bare, set_, chip) == ({"TPU_SKIP_MDS_QUERY": "1"}, {"TPU_SKIP_MDS_QUERY": "0"}, {})
+    assert (none, configured, chip) == (
+        {"TPU_SKIP_MDS_QUERY": "1"},
+        {"TPU_SKIP_MDS_QUERY": "0"},
+        {},
+    )
 
 
-def test_answer_takes_no_tensorflow():
+def test_detection_does_not_import_tensorflow():
     code = (
         "import sys\nfrom ctl.hardware import tpu\n"
-        "tpu.missing()\nsys.exit('tensorflow' in sys.modules)"
+        "tpu.find_obstacle()\nsys.exit('tensorflow' in sys.modules)"
     )
     process = child.run(["-c", code], timeout=20)
     assert (process.returncode, process.stderr) == (0, "")
 
 
 class Cluster:
-    """TensorFlow's TPU functions: what they were called with, and what they return or raise."""
+    """Replaces TensorFlow's TPU functions, and records how they are called."""
 
     def __init__(self, monkeypatch, error=None):
         self.calls = []
@@ -141,7 +148,7 @@ class Cluster:
         monkeypatch.setattr(tf.config, "experimental_connect_to_cluster", self.connect)
         monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", self.initialize)
         monkeypatch.setattr(tf.distribute, "TPUStrategy", Strategy)
-        monkeypatch.setattr(tpu, "check", lambda address="", **_: None)
+        monkeypatch.setattr(tpu, "check_available", lambda address="", **_: None)
 
     def resolver(self, **arguments):
         self.calls.append(arguments)
@@ -177,13 +184,13 @@ class Strategy:
         ),
     ],
 )
-def test_build_connects_and_then_initializes(monkeypatch, keys, arguments):
+def test_build_connects_to_the_tpu_and_then_initializes_it(monkeypatch, keys, arguments):
     cluster = Cluster(monkeypatch)
     assert isinstance(tpu.build(**keys), Strategy)
     assert cluster.calls == [arguments, "connect", "initialize"]
 
 
-def test_build_takes_an_address_that_answers(monkeypatch):
+def test_build_uses_a_reachable_address(monkeypatch):
     cluster = Cluster(monkeypatch)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"grpc://127.0.0.1:{server.getsockname()[1]}"
@@ -192,28 +199,30 @@ def test_build_takes_an_address_that_answers(monkeypatch):
 
 
 @pytest.mark.parametrize("port", ["1", "99999"])
-def test_address_that_does_not_answer_is_told_before_tensorflow_waits_for_it(monkeypatch, port):
+def test_unreachable_address_is_rejected_before_tensorflow_waits_for_it(monkeypatch, port):
     cluster = Cluster(monkeypatch)
-    with pytest.raises(UsageError, match=rf"The TPU grpc://127\.0\.0\.1:{port} does not answer \("):
+    with pytest.raises(
+        UsageError, match=rf"The TPU grpc://127\.0\.0\.1:{port} is not reachable \("
+    ):
         tpu.build(address=f"grpc://127.0.0.1:{port}")
     assert cluster.calls == []
 
 
-def test_tensorflows_error_becomes_one_line(monkeypatch):
+def test_tensorflows_error_is_reported_in_one_line(monkeypatch):
     Cluster(
         monkeypatch, tf.errors.NotFoundError(None, None, "No TPU devices\nfound. Registered: x")
     )
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as error:
         tpu.build()
-    assert str(told.value) == (
+    assert str(error.value) == (
         "The TPU of this machine cannot be initialized (NotFoundError: No TPU devices found). To run "
         "without a TPU: --config.runtime.strategy=auto."
     )
 
 
-@pytest.mark.skipif(not tpu.missing(), reason="is about a machine without a TPU")
-def test_tensorflow_itself_refuses_a_tpu_that_is_not_there(monkeypatch):
-    monkeypatch.setattr(tpu, "check", lambda address="", **_: None)
+@pytest.mark.skipif(not tpu.find_obstacle(), reason="is about a machine without a TPU")
+def test_tensorflow_itself_rejects_a_tpu_that_does_not_exist(monkeypatch):
+    monkeypatch.setattr(tpu, "check_available", lambda address="", **_: None)
     with pytest.raises(
         UsageError, match=r"of this machine cannot be initialized \(NotFoundError: "
     ):
@@ -229,17 +238,17 @@ def test_tensorflow_itself_refuses_a_tpu_that_is_not_there(monkeypatch):
         ([V5E], [4, 4, 1, 1], {"name": "pod"}, "4x4, 4 cores, 1 host"),
     ],
 )
-def test_topology_in_a_few_words(monkeypatch, bus, devices, shape, keys, words):
+def test_topology_is_described_in_a_few_words(monkeypatch, bus, devices, shape, keys, words):
     cluster = Cluster(monkeypatch)
-    found = types.SimpleNamespace(mesh_shape=shape)
-    monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", lambda resolver: found)
-    assert tpu.topology(tpu.build(**keys), bus=bus(*devices)) == words
+    topology = types.SimpleNamespace(mesh_shape=shape)
+    monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", lambda resolver: topology)
+    assert tpu.describe_topology(tpu.build(**keys), pci_devices=bus(*devices)) == words
     other = Strategy(cluster.resolver(tpu="pod"))
-    assert tpu.topology(other) == "4 cores, 1 host"
+    assert tpu.describe_topology(other) == "4 cores, 1 host"
 
 
 @pytest.mark.parametrize(
-    ("runtime", "asked"),
+    ("runtime", "uses_tpu"),
     [
         (dict(tpu=dict(name="pod")), True),
         (dict(tpu=dict(address="grpc://10.0.0.2:8470")), True),
@@ -248,13 +257,13 @@ def test_topology_in_a_few_words(monkeypatch, bus, devices, shape, keys, words):
         (dict(strategy="mirrored"), False),
     ],
 )
-def test_a_config_gets_a_tpu_by_its_strategy_or_by_any_tpu_key(monkeypatch, runtime, asked):
+def test_a_config_uses_a_tpu_by_its_strategy_or_by_any_tpu_key(monkeypatch, runtime, uses_tpu):
     Cluster(monkeypatch)
-    monkeypatch.setattr(tpu, "_check_answers", lambda address: None)
+    monkeypatch.setattr(tpu, "_check_reachable", lambda address: None)
     config = ctl.config(runtime=runtime)
-    request = strategies.Request.of(config.runtime, {})
-    hardware = strategies.build(config.runtime.strategy, request)
-    assert (hardware.name == "tpu", isinstance(hardware.strategy, Strategy)) == (asked, asked)
+    options = StrategyOptions.from_config(config.runtime, {})
+    hardware = selection.build(config.runtime.strategy, options)
+    assert (hardware.name == "tpu", isinstance(hardware.strategy, Strategy)) == (uses_tpu, uses_tpu)
 
 
 @needs_tpu
@@ -263,4 +272,4 @@ def test_a_real_tpu_adds_on_every_core():
     strategy = tpu.build()
     total = strategy.reduce("SUM", strategy.run(lambda: tf.constant(1.0)), axis=None)
     assert float(total) == strategy.num_replicas_in_sync
-    assert tpu.topology(strategy).endswith("host")
+    assert tpu.describe_topology(strategy).endswith("host")

@@ -1,20 +1,25 @@
 """Boundaries at absolute steps, and what a resumed run does."""
 
+import sys
+import types
+
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl import evaluator
+from ctl import evaluator, testing
 from ctl.errors import Failure
+from ctl.loop import controller as controller_module
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller
 from ctl.loop.progress import Progress
-from tests import tiny
+from tests import reference_model
+from tests.fake_nvml import FakeGpu, FakeNvml
 
 
-class Dropping(tiny.TinyTrainer):
+class Dropping(reference_model.ReferenceTrainer):
     dropout = 0.4
 
 
@@ -24,11 +29,13 @@ def adam():
 
 
 @pytest.fixture
-def make(strategy, tmp_path):
+def make(tmp_path):
     """Makes a controller over the folder, as a new process would; its events are in `.events`."""
 
     def build(replicas=1, *, batch=7, stop_at=None, **options):
-        trainer = tiny.trainer(strategy(replicas), batch, cls=Dropping, optimizer=adam)
+        trainer = reference_model.make_trainer(
+            testing.make_strategy(replicas), batch, cls=Dropping, optimizer=adam
+        )
         events = []
         controller = Controller(
             trainer=trainer,
@@ -115,18 +122,18 @@ def test_a_step_is_saved_once(make):
     assert controller.events == [("checkpoint", 5), ("checkpoint", 10)]
 
 
-def test_checkpoint_of_another_model_is_refused_in_one_line(make, strategy, tmp_path):
+def test_checkpoint_of_another_model_is_refused_in_one_line(make, tmp_path):
     make().train(5)
 
-    class Wider(tiny.TinyTrainer):
+    class Wider(reference_model.ReferenceTrainer):
         def build_model(self):
-            inputs = tf_keras.Input([tiny.FEATURES], name="x")
-            return tf_keras.Model(inputs, tf_keras.layers.Dense(tiny.CLASSES)(inputs))
+            inputs = tf_keras.Input([reference_model.FEATURES], name="x")
+            return tf_keras.Model(inputs, tf_keras.layers.Dense(reference_model.CLASSES)(inputs))
 
         def forward(self, batch, training):
             return self.model(batch["x"], training=training)
 
-    trainer = tiny.trainer(strategy(1), 7, cls=Wider, optimizer=adam)
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 7, cls=Wider, optimizer=adam)
     with pytest.raises(ctl.UsageError, match="does not fit this trainer") as error:
         Checkpointer(tmp_path / "checkpoints", trainer).restore_latest()
     assert "\n" not in str(error.value)
@@ -163,12 +170,12 @@ def test_summaries_and_lines_are_written(make, tmp_path):
     assert {"loss", "accuracy", "examples", "examples_per_second"} <= tags
 
 
-def test_step_that_does_not_count_itself_is_refused(make, strategy):
-    class Uncounted(tiny.TinyTrainer):
+def test_step_that_does_not_count_itself_is_refused(make):
+    class Uncounted(reference_model.ReferenceTrainer):
         def train_step(self, iterator):
             next(iterator)
 
-    trainer = tiny.trainer(strategy(1), 7, cls=Uncounted)
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 7, cls=Uncounted)
     with pytest.raises(ctl.UsageError, match="add 1 to"):
         Controller(trainer=trainer, steps_per_loop=5).train(10)
 
@@ -190,7 +197,7 @@ def test_a_wish_to_stop_is_seen_inside_an_evaluation(make, monkeypatch):
     again = make()
     again.restore_checkpoint()
     again._stop = lambda: False
-    assert again.train_and_evaluate(20, eval_interval=10)["examples"] == tiny.EXAMPLES
+    assert again.train_and_evaluate(20, eval_interval=10)["examples"] == reference_model.EXAMPLES
 
 
 def test_checkpoints_fall_due_by_time_too(make):
@@ -206,17 +213,19 @@ def test_checkpoints_fall_due_by_time_too(make):
     assert asked == [True] * 4
 
 
-def test_a_loss_that_no_look_at_gradients_saw_ends_the_run(strategy, tmp_path):
-    class Own(tiny.TinyTrainer):
+def test_a_loss_that_no_look_at_gradients_saw_ends_the_run(tmp_path):
+    class Own(reference_model.ReferenceTrainer):
         def replica_step(self, batch):
             return tf.constant(float("nan"), tf.float64)
 
-    trainer = tiny.trainer(strategy(1), 7, cls=Own)
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 7, cls=Own)
     controller = Controller(trainer=trainer, checkpoints=Checkpointer(tmp_path, trainer))
     with pytest.raises(Failure, match=r"loop that ended at step 5 is nan. Nothing was saved"):
         controller.train(5)
     assert controller.checkpoints.latest_step() is None
-    lenient = tiny.trainer(strategy(1), 7, cls=Own, on_non_finite="ignore")
+    lenient = reference_model.make_trainer(
+        testing.make_strategy(1), 7, cls=Own, on_non_finite="ignore"
+    )
     Controller(trainer=lenient).train(5)
 
 
@@ -228,3 +237,51 @@ def test_a_weight_that_is_not_finite_is_not_saved(make, tmp_path):
     with pytest.raises(Failure, match="is not finite after step 5, which is not saved"):
         controller._saving.saved_step = None
         controller.save_checkpoint()
+
+
+def summary_tags(folder):
+    return {
+        value.tag
+        for path in folder.glob("events*")
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+    }
+
+
+def test_gpu_usage_is_printed_and_summarized_next_to_the_outputs(tmp_path):
+    lines = []
+    controller = Controller(
+        trainer=reference_model.make_trainer(testing.make_strategy(1), 7),
+        steps_per_loop=5,
+        summary_dir=str(tmp_path),
+        progress=Progress(total=5, write=lines.append),
+        gpu_usage=lambda: {"gpu_memory_gib": 5.0, "gpu_utilization": 0.9},
+    )
+    controller.train(5)
+    assert "| gpu_memory_gib 5.0000 | gpu_utilization 0.9000" in lines[0]
+    assert {"loss", "gpu_memory_gib", "gpu_utilization"} <= summary_tags(tmp_path)
+    assert set(controller.outputs) == {"loss", "accuracy"}
+
+
+def test_usage_is_printed_only_if_a_replica_is_on_a_gpu(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([FakeGpu()]))
+    lines = []
+    Controller(
+        trainer=reference_model.make_trainer(testing.make_strategy(1), 7),
+        steps_per_loop=5,
+        progress=Progress(total=5, write=lines.append),
+    ).train(5)
+    assert [("gpu" in line) for line in lines] == [bool(tf.config.list_physical_devices("GPU"))]
+
+
+@pytest.mark.parametrize(
+    ("devices", "on_gpu"),
+    [
+        (("/job:localhost/replica:0/task:0/device:GPU:0",), True),
+        (("/job:localhost/replica:0/task:0/device:CPU:0",), False),
+        (("/job:worker/replica:0/task:0/device:TPU:0",), False),
+    ],
+)
+def test_replicas_on_gpus_are_detected_by_their_devices(devices, on_gpu):
+    extended = types.SimpleNamespace(worker_devices=devices)
+    assert controller_module._on_gpu(types.SimpleNamespace(extended=extended)) == on_gpu

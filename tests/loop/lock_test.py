@@ -16,8 +16,7 @@ from ctl import main
 from ctl.errors import Failure, UsageError
 from ctl.loop import lock
 from ctl.loop.lock import RunLock
-from tests import child
-from tests.end_to_end.program_test import TRAINER
+from tests import child, experiments
 
 HOLD = """
 import os, sys, time
@@ -361,7 +360,7 @@ def test_lock_that_cannot_be_written_ends_the_run_in_one_line(make, tmp_path, mo
 def run(tmp_path, monkeypatch, capsys):
     """Runs the program on a tiny experiment; returns its exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "experiment.py").write_text(TRAINER)
+    experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})
 
     def program(*arguments):
         code = main.run(["ctl", "--config=experiment.py", "--workdir=run", *arguments])
@@ -420,7 +419,7 @@ def _taken(held):
 
 
 def test_killed_program_resumes_at_once(tmp_path):
-    (tmp_path / "experiment.py").write_text(TRAINER)
+    experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})
     program = ["-m", "ctl.main", "--config=experiment.py", "--workdir=run", "--mode=train"]
     with child.start([*program, "--config.train.steps=1000000"], cwd=tmp_path) as process:
         end = time.monotonic() + 120

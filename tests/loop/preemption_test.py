@@ -83,9 +83,10 @@ def test_a_run_saves_and_ends_with_75(metadata, tmp_path, monkeypatch, capsys):
     metadata["preempted"] = "TRUE"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny_experiment.py").write_text(
-        "import ctl\nfrom tests import tiny\n"
+        "import ctl\nfrom tests import reference_model\n"
         "def get_config():\n"
-        "    return ctl.config(trainer='tests.tiny:TinyTrainer', data=dict(global_batch_size=8),\n"
+        "    return ctl.config(trainer='tests.reference_model:ReferenceTrainer',\n"
+        "                      data=dict(global_batch_size=8),\n"
         "                      train=dict(steps=1000, steps_per_loop=10))\n"
     )
     arguments = ["ctl", "--config=tiny_experiment.py", "--workdir=mine"]

@@ -12,8 +12,9 @@ from ctl.errors import Failure
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller
 from ctl.loop.rollback import RollbackPolicy
-from tests import tiny
-from tests.replica.poisoned import BAD, CASES, poisoned, same, state
+from ctl.replica.loss_spikes import WINDOW
+from tests import reference_model
+from tests.faulty_trainers import BAD, CASES, jumping, poisoned, same, state
 
 STEPS = 8
 
@@ -33,9 +34,9 @@ def run(folder, trainer, steps=STEPS, **options):
     return events, said
 
 
-def without(strategy, steps):
+def without(steps):
     """The state of a clean run to which some batches never came."""
-    clean = poisoned(strategy, 1, -1)
+    clean = poisoned(1, -1)
     for step in range(STEPS):
         if step in steps:
             clean.pass_over(1)
@@ -45,10 +46,10 @@ def without(strategy, steps):
 
 
 @pytest.mark.parametrize(("replicas", "row", "options"), CASES)
-def test_the_run_goes_on_without_the_batch(tmp_path, strategy, replicas, row, options):
-    trainer = poisoned(strategy, replicas, row, on_non_finite="rollback", **options)
+def test_the_run_goes_on_without_the_batch(tmp_path, replicas, row, options):
+    trainer = poisoned(replicas, row, on_non_finite="rollback", **options)
     events, said = run(tmp_path, trainer)
-    same(state(trainer), without(strategy, {BAD}), 1e-10)
+    same(state(trainer), without({BAD}), 1e-10)
     assert trainer.global_step.numpy() == STEPS
     assert trainer.optimizer.iterations.numpy() == STEPS - 1
     names = [(name, step) for name, step, _ in events]
@@ -57,11 +58,11 @@ def test_the_run_goes_on_without_the_batch(tmp_path, strategy, replicas, row, op
     assert said[0].startswith(f"Step {BAD} is not finite: the loss is first, on the examples ")
     assert said[0].endswith("Back to step 0, and on without that batch (rollback 1).")
     for variable in trainer.model.variables:
-        first, *rest = testing.copies(strategy(replicas), variable)
+        first, *rest = testing.copies(testing.make_strategy(replicas), variable)
         same(rest, [first] * len(rest))
 
 
-class TwiceBad(tiny.TinyTrainer):
+class TwiceBad(reference_model.ReferenceTrainer):
     """The batches of two steps are NaN."""
 
     weighted = False
@@ -74,12 +75,14 @@ class TwiceBad(tiny.TinyTrainer):
         return {**batch, "x": tf.where(tf.reduce_any(bad), x * np.nan, x) if bad else x}
 
 
-def twice_bad(strategy):
-    return tiny.trainer(strategy(2), 8, cls=TwiceBad, on_non_finite="rollback")
+def twice_bad():
+    return reference_model.make_trainer(
+        testing.make_strategy(2), 8, cls=TwiceBad, on_non_finite="rollback"
+    )
 
 
-def test_several_batches_each_with_a_rollback_of_its_own(tmp_path, strategy):
-    trainer = twice_bad(strategy)
+def test_several_batches_each_with_a_rollback_of_its_own(tmp_path):
+    trainer = twice_bad()
     events, _ = run(tmp_path, trainer, checkpoint_interval=5)
     back = [(step, fields["left_out"]) for name, step, fields in events if name == "rollback"]
     assert back == [(0, 3), (5, 6)]
@@ -88,12 +91,12 @@ def test_several_batches_each_with_a_rollback_of_its_own(tmp_path, strategy):
     assert all(np.isfinite(value).all() for value in state(trainer))
 
 
-def test_the_limit(tmp_path, strategy):
+def test_the_limit(tmp_path):
     with pytest.raises(Failure, match=r"Step 6 is not finite: .* rolled back 1 times already"):
-        run(tmp_path, twice_bad(strategy), guard=RollbackPolicy(limit=1))
+        run(tmp_path, twice_bad(), guard=RollbackPolicy(limit=1))
 
 
-def test_a_decision_survives_the_process(tmp_path, strategy):
+def test_a_decision_survives_the_process(tmp_path):
     """Killed after the rollback and before the next checkpoint: the batch is left out unseen."""
     record = tmp_path / "record.json"
 
@@ -109,37 +112,36 @@ def test_a_decision_survives_the_process(tmp_path, strategy):
     def kill(outputs):
         raise Killed
 
-    trainer = poisoned(strategy, 1, 0, on_non_finite="rollback")
+    trainer = poisoned(1, 0, on_non_finite="rollback")
     with pytest.raises(Killed):  # the first loop that ends well is that after the rollback
         run(tmp_path / "checkpoints", trainer, guard=guard(), train_actions=[kill])
     assert json.loads(record.read_text()) == [{"step": BAD, "tensor": "the loss"}]
-    again = poisoned(strategy, 1, 0, on_non_finite="rollback")
+    again = poisoned(1, 0, on_non_finite="rollback")
     events, _ = run(tmp_path / "checkpoints", again, guard=guard())
     assert [name for name, *_ in events] == ["checkpoint"]
-    same(state(again), without(strategy, {BAD}), 1e-10)
+    same(state(again), without({BAD}), 1e-10)
 
 
-def test_without_checkpoints_it_is_refused(strategy):
-    trainer = poisoned(strategy, 1, 0, on_non_finite="rollback")
+def test_without_checkpoints_it_is_refused():
+    trainer = poisoned(1, 0, on_non_finite="rollback")
     with pytest.raises(ctl.UsageError, match="goes back to `checkpoints`: give some"):
         Controller(trainer=trainer)
 
 
-def test_batches_of_ones_own_are_refused(strategy):
-    trainer = poisoned(strategy, 1, 0, on_non_finite="rollback")
+def test_batches_of_ones_own_are_refused():
+    trainer = poisoned(1, 0, on_non_finite="rollback")
     with pytest.raises(ctl.UsageError, match="reads batches again"):
         trainer.train_dataset = tf.data.Dataset.range(3)
 
 
-def test_a_loss_spike_is_a_reason_too_and_its_window_goes_back_with_the_rest(tmp_path, strategy):
-    from tests.replica.spikes_test import AT, jumping
-
+def test_a_loss_spike_is_a_reason_too_and_its_window_goes_back_with_the_rest(tmp_path):
+    at = WINDOW + 5
     options = {"on_non_finite": "rollback", "loss_spike": 5.0}
-    trainer = jumping(strategy, 1, AT, **options)
-    events, said = run(tmp_path, trainer, steps=AT + 4, checkpoint_interval=50)
+    trainer = jumping(1, at, **options)
+    events, said = run(tmp_path, trainer, steps=at + 4, checkpoint_interval=50)
     assert [(n, s) for n, s, _ in events if n != "checkpoint"] == [
-        ("non_finite", AT),
+        ("non_finite", at),
         ("rollback", 100),
     ]
-    assert f"Step {AT} has a spike of the loss" in said[0]
-    assert int(trainer.spikes._count) == AT + 3  # every loss but that one, once
+    assert f"Step {at} has a spike of the loss" in said[0]
+    assert int(trainer.spikes._count) == at + 3  # every loss but that one, once

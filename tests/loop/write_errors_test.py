@@ -14,7 +14,7 @@ from ctl import main
 from ctl.errors import Failure
 from ctl.loop import workdir, write_errors
 from ctl.loop.checkpoints.files import CheckpointFiles
-from tests.end_to_end.program_test import TRAINER
+from tests import experiments
 
 REASONS = [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT]
 INTACT = "The last good checkpoint, runs/experiment/checkpoints/ckpt-10, is intact."
@@ -24,7 +24,7 @@ INTACT = "The last good checkpoint, runs/experiment/checkpoints/ckpt-10, is inta
 def run(tmp_path, monkeypatch, capsys):
     """Runs the program on a tiny experiment; returns its exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "experiment.py").write_text(TRAINER)
+    experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})
 
     def program(*arguments):
         code = main.run(["ctl", "--config=experiment.py", *arguments])
@@ -161,7 +161,7 @@ def test_event_on_a_full_disk_is_whole_or_not_there(small):
 
 
 def test_full_disk_ends_a_run_in_one_line_and_room_lets_it_go_on(run, small):
-    pathlib.Path("experiment.py").write_text(TRAINER.replace("Dense(8)", "Dense(4000)"))
+    pathlib.Path("experiment.py").write_text(experiments.DROPOUT.replace("Dense(8)", "Dense(4000)"))
     options = [f"--workdir={small}/run", "--config.train.checkpoint_interval=5", "--mode=train"]
     code, out, err = run(*options, "--config.train.checkpoints_to_keep=20")
     assert (code, err) == (

@@ -1,17 +1,16 @@
-"""--mode=devices: what a machine has to train on, and what a config comes to on it."""
-
-import subprocess
+"""--mode=devices describes the hardware of a machine, and the strategy of a config on it."""
 
 import pytest
 import tensorflow as tf
 
 import ctl
 from ctl.hardware import tpu
+from ctl.hardware.gpu import DriverGpu
 from ctl.modes import devices
 
 NO_GPU = not tf.config.list_physical_devices("GPU")
 on_cpu = pytest.mark.skipif(not NO_GPU, reason="is about a machine without a GPU")
-H200 = devices.DriverGpu("NVIDIA H200", "143771", "550.54.15")
+H200 = DriverGpu("NVIDIA H200", 143771, "550.54.15")
 SEEN = {"device_name": "NVIDIA H200", "compute_capability": (9, 0)}
 
 
@@ -32,12 +31,14 @@ SEEN = {"device_name": "NVIDIA H200", "compute_capability": (9, 0)}
         ),
     ],
 )  # fmt: skip
-def test_tensorflow_is_its_version_its_build_and_the_flags_of_xla(build, environment, line):
-    assert devices.tensorflow("2.20.0", build, environment) == line
+def test_tensorflow_is_described_by_its_version_its_build_and_the_flags_of_xla(
+    build, environment, line
+):
+    assert devices.describe_tensorflow("2.20.0", build, environment) == line
 
 
 @pytest.mark.parametrize(
-    ("details", "told", "rows"),
+    ("details", "driver_gpus", "rows"),
     [
         ([], [], [("GPUs", "none")]),
         (
@@ -45,7 +46,7 @@ def test_tensorflow_is_its_version_its_build_and_the_flags_of_xla(build, environ
             [("GPU 0", "NVIDIA H200, memory 140.4 GiB, compute capability 9.0, driver 550.54.15")],
         ),
         (
-            [SEEN, SEEN], [H200, devices.DriverGpu("NVIDIA H200", "[N/A]", "550.54.15")],
+            [SEEN, SEEN], [H200, DriverGpu("NVIDIA H200", None, "550.54.15")],
             [
                 ("GPU 0", "NVIDIA H200, memory 140.4 GiB, compute capability 9.0, driver 550.54.15"),
                 ("GPU 1", "NVIDIA H200, memory unknown, compute capability 9.0, driver 550.54.15"),
@@ -66,7 +67,7 @@ def test_tensorflow_is_its_version_its_build_and_the_flags_of_xla(build, environ
             [
                 (
                     "GPU 0",
-                    "of an unknown name, memory unknown, compute capability unknown, driver unknown",
+                    "unknown name, memory unknown, compute capability unknown, driver unknown",
                 )
             ],
         ),
@@ -76,56 +77,31 @@ def test_tensorflow_is_its_version_its_build_and_the_flags_of_xla(build, environ
         ),
     ],
 )  # fmt: skip
-def test_gpu_is_what_tensorflow_and_the_driver_tell(details, told, rows):
-    assert devices.gpus(details, told, cuda=True) == rows
+def test_gpu_is_described_by_tensorflow_and_the_driver(details, driver_gpus, rows):
+    assert devices.describe_gpus(details, driver_gpus, cuda=True) == rows
 
 
 @pytest.mark.parametrize(
-    ("cuda", "why"),
+    ("cuda", "reason"),
     [
         (
             False,
-            "this build is not for GPUs; BUILD.md tells how to install the one that is",
+            "this build does not support GPUs; BUILD.md describes how to install one that does",
         ),
-        (True, "its libraries may be missing, which TF_CPP_MIN_LOG_LEVEL=0 tells"),
+        (True, "its libraries may be missing; TF_CPP_MIN_LOG_LEVEL=0 prints which"),
     ],
 )
-def test_gpu_that_tensorflow_does_not_see_is_told(cuda, why):
-    line = f"none that TensorFlow sees, but NVIDIA H200 (driver 550.54.15): {why}"
-    assert devices.gpus([], [H200], cuda=cuda) == [("GPUs", line)]
+def test_gpu_that_only_the_driver_reports_is_described(cuda, reason):
+    line = (
+        "TensorFlow detects none, but the driver reports NVIDIA H200 (driver 550.54.15): " + reason
+    )
+    assert devices.describe_gpus([], [H200], cuda=cuda) == [("GPUs", line)]
 
 
 @pytest.mark.parametrize(
-    ("visible", "which"), [(None, []), ("1,0", ["-i", "1,0"]), ("GPU-8f3c", ["-i", "GPU-8f3c"])]
-)
-def test_driver_is_asked_for_the_gpus_that_the_process_may_see(monkeypatch, visible, which):
-    asked = []
-
-    def smi(query, **_):
-        asked.append(query[3:])
-        out = "NVIDIA H200, 143771, 550.54.15\nnot a row\n"
-        return subprocess.CompletedProcess(query, 0, stdout=out)
-
-    monkeypatch.setattr(devices.subprocess, "run", smi)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert (devices.driver_gpus(), asked) == ([H200], [which])
-
-
-def test_no_driver_and_no_gpu_to_see_are_none(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert devices.driver_gpus() == []
-    monkeypatch.setattr(devices.subprocess, "run", lambda *_, **__: pytest.fail("it was asked"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert devices.driver_gpus() == []
-
-
-@pytest.mark.parametrize(
-    ("chips", "lack", "line"),
+    ("chips", "obstacle", "line"),
     [
-        ([], "no TPU chip is on", "none: no TPU chip is on"),
+        ([], "this machine has no TPU chip", "none: this machine has no TPU chip"),
         (["v5e"] * 4, None, "4 x v5e"),
         (
             ["v5e"],
@@ -134,10 +110,12 @@ def test_no_driver_and_no_gpu_to_see_are_none(monkeypatch):
         ),
     ],
 )
-def test_tpu_is_what_is_there_and_whether_it_can_be_used(monkeypatch, chips, lack, line):
-    monkeypatch.setattr(tpu, "chips", lambda: chips)
-    monkeypatch.setattr(tpu, "missing", lambda: lack)
-    assert devices.tpus() == line
+def test_tpu_is_described_by_its_chips_and_the_obstacle_to_using_it(
+    monkeypatch, chips, obstacle, line
+):
+    monkeypatch.setattr(tpu, "list_chips", lambda: chips)
+    monkeypatch.setattr(tpu, "find_obstacle", lambda: obstacle)
+    assert devices.describe_tpu() == line
 
 
 ON_CPU = "off (auto: on CPUs XLA makes small networks slower)"
@@ -148,37 +126,36 @@ SHARDS = "off (auto: XLA fuses across logical shards)"
 @pytest.mark.parametrize(
     ("runtime", "strategy", "xla"),
     [
-        ({}, "one_device (auto: no GPU here), 1 replica", ON_CPU),
+        ({}, "one_device (auto: no GPU), 1 replica", ON_CPU),
         (
             {"logical_devices": 2},
-            "mirrored (auto: no GPU here, the CPU split in 2), 2 replicas", ON_CPU,
+            "mirrored (auto: no GPU, CPU split into 2), 2 replicas", ON_CPU,
         ),
-        ({"strategy": "one_device"}, "one_device (no GPU here), 1 replica", ON_CPU),
-        ({"logical_shards": 4}, "one_device (auto: no GPU here), 1 replica", SHARDS),
-        ({"xla": "step"}, "one_device (auto: no GPU here), 1 replica", "step (as configured)"),
-        ({"tpu": {"name": "pod"}}, "tpu: a replica a core of a TPU slice", None),
+        ({"strategy": "one_device"}, "one_device (no GPU), 1 replica", ON_CPU),
+        ({"logical_shards": 4}, "one_device (auto: no GPU), 1 replica", SHARDS),
+        ({"xla": "step"}, "one_device (auto: no GPU), 1 replica", "step (as configured)"),
+        ({"tpu": {"name": "pod"}}, "tpu: one replica per core of a TPU slice", None),
     ],
 )  # fmt: skip
-def test_what_a_config_comes_to_here(runtime, strategy, xla):
+def test_strategy_and_xla_mode_of_a_config(runtime, strategy, xla):
     lines = devices.describe(ctl.config(runtime=runtime).runtime).splitlines()
     rows = dict(line.split("  ", 1) for line in lines)
-    found = {name: text.strip() for name, text in rows.items()}
-    assert found["strategy"] == strategy
-    assert found.get("xla", "").partition(";")[0] == (xla or "")
+    assert rows["strategy"].strip() == strategy
+    assert rows.get("xla", "").strip().partition(";")[0] == (xla or "")
 
 
 @on_cpu
-def test_strategy_that_cannot_be_had_is_told_among_the_rest():
-    told = devices.describe(ctl.config(runtime=dict(logical_devices=8)).runtime)
-    assert "strategy    auto cannot be had: runtime.logical_devices is 8, but TensorFlow" in told
-    assert "TensorFlow  2." in told
+def test_strategy_that_is_not_available_does_not_hide_the_other_rows():
+    text = devices.describe(ctl.config(runtime=dict(logical_devices=8)).runtime)
+    assert "strategy    auto is not available: runtime.logical_devices is 8, but TensorFlow" in text
+    assert "TensorFlow  2." in text
 
 
-def test_looking_at_a_gpu_takes_none_of_its_memory(monkeypatch):
+def test_describing_a_gpu_does_not_allocate_its_memory(monkeypatch):
     grown = []
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: ["GPU:0"])
     monkeypatch.setattr(
         tf.config.experimental, "set_memory_growth", lambda d, on: grown.append((d, on))
     )
-    monkeypatch.setattr(devices.strategies, "build", lambda *_, **__: list(grown))
-    assert devices._hardware(ctl.config().runtime) == [("GPU:0", True)]
+    monkeypatch.setattr(devices.selection, "build", lambda *_, **__: list(grown))
+    assert devices._build_hardware(ctl.config().runtime) == [("GPU:0", True)]

@@ -9,7 +9,7 @@ import ctl
 from ctl import testing
 from ctl.replica import batch_norm, examples
 from ctl.replica.batch_norm import SyncBatchNormalization, convert_sync_batch_norm
-from tests import tiny
+from tests import reference_model
 
 EPSILON, MOMENTUM = 1e-3, 0.9
 # (global batch, replicas): even shares, uneven ones, an empty replica.
@@ -159,23 +159,23 @@ def batch_of(count, shape, seed=1):
 
 @pytest.mark.parametrize(("batch", "replicas"), SPLITS)
 @pytest.mark.parametrize("kind", ["dense", "image"])
-def test_every_split_trains_as_the_global_batch(strategy, kind, batch, replicas):
-    where, (shape, arguments) = strategy(replicas), KINDS[kind]
+def test_every_split_trains_as_the_global_batch(kind, batch, replicas):
+    where, (shape, arguments) = testing.make_strategy(replicas), KINDS[kind]
     layer, (x, pull) = make_layer(where, shape, **arguments), batch_of(batch, shape)
     check(where, layer, x, pull, train(where, layer, x, pull, replicas=replicas))
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("kind", [k for k in KINDS if k not in ("dense", "image")])
-def test_every_shape_trains_as_the_global_batch(strategy, kind, replicas):
-    where, (shape, arguments) = strategy(replicas), KINDS[kind]
+def test_every_shape_trains_as_the_global_batch(kind, replicas):
+    where, (shape, arguments) = testing.make_strategy(replicas), KINDS[kind]
     layer, (x, pull) = make_layer(where, shape, **arguments), batch_of(5, shape)
     check(where, layer, x, pull, train(where, layer, x, pull, replicas=replicas))
 
 
 @pytest.mark.parametrize(("batch", "replicas"), [(7, 4), (3, 4)])
-def test_shares_of_different_sizes_without_padding(strategy, batch, replicas):
-    where = strategy(replicas)
+def test_shares_of_different_sizes_without_padding(batch, replicas):
+    where = testing.make_strategy(replicas)
     layer, (x, pull) = make_layer(where, [2, 3]), batch_of(batch, [2, 3])
     got = train(where, layer, x, pull, replicas=replicas, empty=True)
     check(where, layer, x, pull, got)
@@ -183,8 +183,8 @@ def test_shares_of_different_sizes_without_padding(strategy, batch, replicas):
 
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("empty", [False, True])
-def test_global_batch_without_rows_changes_nothing(strategy, replicas, empty):
-    where = strategy(replicas)
+def test_global_batch_without_rows_changes_nothing(replicas, empty):
+    where = testing.make_strategy(replicas)
     layer = make_layer(where, [3])
     before = layer.get_weights()
 
@@ -204,8 +204,8 @@ def test_global_batch_without_rows_changes_nothing(strategy, replicas, empty):
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_padded_row_gets_and_gives_nothing_even_if_it_is_not_finite(strategy):
-    layer = make_layer(strategy(1), [3])
+def test_a_padded_row_gets_and_gives_nothing_even_if_it_is_not_finite():
+    layer = make_layer(testing.make_strategy(1), [3])
     x, pull = batch_of(4, [3])
     x[3] = np.nan
     with examples(tf.constant([1.0, 1, 1, 0])), tf.GradientTape() as tape:
@@ -216,7 +216,7 @@ def test_a_padded_row_gets_and_gives_nothing_even_if_it_is_not_finite(strategy):
     dx, *sums = tape.gradient(loss, [inputs, layer.gamma, layer.beta])
     assert not dx[3].numpy().any()
     got = y[:3].numpy(), dx[:3].numpy(), [s.numpy() for s in sums]
-    check(strategy(1), layer, x[:3], pull[:3], got)
+    check(testing.make_strategy(1), layer, x[:3], pull[:3], got)
 
 
 class Masked:
@@ -230,8 +230,8 @@ class Masked:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_keras_mask_leaves_positions_out_of_the_statistics(strategy, replicas):
-    where = strategy(replicas)
+def test_a_keras_mask_leaves_positions_out_of_the_statistics(replicas):
+    where = testing.make_strategy(replicas)
     layer, (x, pull) = make_layer(where, [3, 2]), batch_of(5, [3, 2])
     mask = np.random.default_rng(5).uniform(size=[5, 3]) < 0.7
     x = x * mask[:, :, np.newaxis]
@@ -249,8 +249,8 @@ HARD = {
 
 
 @pytest.mark.parametrize(("batch", "replicas"), [(64, 1), (64, 2), (61, 4), (3, 4)])
-def test_float32_keeps_its_digits_on_hard_data(strategy, batch, replicas):
-    where, draw = strategy(replicas), np.random.default_rng(3)
+def test_float32_keeps_its_digits_on_hard_data(batch, replicas):
+    where, draw = testing.make_strategy(replicas), np.random.default_rng(3)
     n = [batch, 4, 4]
     x = np.stack([make(draw, n) for make in HARD.values()], axis=-1).astype(np.float32)
     pull = draw.normal(size=x.shape).astype(np.float32)
@@ -277,8 +277,8 @@ def test_float32_keeps_its_digits_on_hard_data(strategy, batch, replicas):
 
 
 @pytest.mark.parametrize("means", [(1000, 1000, 1000, 1000), (1000, 3000, -5, 0)])
-def test_float32_variance_within_and_between_replicas(strategy, means):
-    where, draw = strategy(4), np.random.default_rng(4)
+def test_float32_variance_within_and_between_replicas(means):
+    where, draw = testing.make_strategy(4), np.random.default_rng(4)
     x = np.concatenate([draw.normal(m, 0.1, [50, 2]) for m in means]).astype(np.float32)
 
     def replica_step(x):
@@ -312,8 +312,8 @@ def test_many_elements_keep_their_digits():
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float16"])
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_statistics_are_float32_under_16_bit_policies(strategy, policy, replicas):
-    where = strategy(replicas)
+def test_statistics_are_float32_under_16_bit_policies(policy, replicas):
+    where = testing.make_strategy(replicas)
     layer = make_layer(where, [3], policy)
     kind = tf.as_dtype(tf_keras.mixed_precision.Policy(policy).compute_dtype).as_numpy_dtype
     x, pull = batch_of(40, [3])
@@ -334,8 +334,8 @@ def test_statistics_are_float32_under_16_bit_policies(strategy, policy, replicas
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("shape", [[3], [2, 2, 3]])
-def test_xla_compiles_one_replica(strategy, shape, padded):
-    where, (x, pull) = strategy(1), batch_of(6, shape)
+def test_xla_compiles_one_replica(shape, padded):
+    where, (x, pull) = testing.make_strategy(1), batch_of(6, shape)
     x, pull = x.astype(np.float32), pull.astype(np.float32)
     results = []
     for jit in (False, True):
@@ -346,7 +346,7 @@ def test_xla_compiles_one_replica(strategy, shape, padded):
         np.testing.assert_allclose(compiled, plain, rtol=0, atol=1e-5)
 
 
-def test_all_reduces(strategy, monkeypatch):
+def test_all_reduces(monkeypatch):
     sizes = []
     whole = tf.distribute.ReplicaContext.all_reduce
 
@@ -357,7 +357,7 @@ def test_all_reduces(strategy, monkeypatch):
     monkeypatch.setattr(tf.distribute.ReplicaContext, "all_reduce", counted)
     for replicas, want in ((1, []), (2, [[2, 10]] * 2 + [[2, 1, 3]] * 2)):  # twice: two replicas
         sizes.clear()
-        where = strategy(replicas)
+        where = testing.make_strategy(replicas)
         layer, (x, pull) = make_layer(where, [3]), batch_of(5, [3])
         train(where, layer, x, pull, replicas=replicas)
         assert sorted(sizes, key=len) == want
@@ -366,18 +366,18 @@ def test_all_reduces(strategy, monkeypatch):
 # The layer in a model.
 
 
-class Normalized(tiny.TinyTrainer):
-    """TinyTrainer's model with two of the layers: before and after a dense one."""
+class Normalized(reference_model.ReferenceTrainer):
+    """ReferenceTrainer's model with two of the layers: before and after a dense one."""
 
     make = staticmethod(lambda: SyncBatchNormalization(momentum=0.875))
 
     def build_model(self):
         layers = tf_keras.layers
-        x, token = tf_keras.Input([tiny.FEATURES]), tf_keras.Input([], dtype=tf.int64)
-        embedded = layers.Embedding(tiny.TOKENS, tiny.WIDTH)(token)
+        x, token = tf_keras.Input([reference_model.FEATURES]), tf_keras.Input([], dtype=tf.int64)
+        embedded = layers.Embedding(reference_model.TOKENS, reference_model.WIDTH)(token)
         hidden = self.make()(layers.Concatenate()([x, embedded]))
-        hidden = layers.Dense(tiny.HIDDEN, activation="tanh")(hidden)
-        outputs = layers.Dense(tiny.CLASSES)(self.make()(hidden))
+        hidden = layers.Dense(reference_model.HIDDEN, activation="tanh")(hidden)
+        outputs = layers.Dense(reference_model.CLASSES)(self.make()(hidden))
         return tf_keras.Model({"x": x, "token": token}, outputs)
 
 
@@ -403,7 +403,7 @@ class Converted(Plain):
 
 def twenty_steps(strategy, cls, batch):
     """Each replica's own copies of all weights after 20 steps."""
-    trainer = tiny.trainer(
+    trainer = reference_model.make_trainer(
         strategy, batch, cls=cls, optimizer=lambda: tf_keras.optimizers.SGD(0.1, momentum=0.9)
     )
     trainer.train(tf.constant(20))
@@ -421,12 +421,12 @@ def twenty_steps(strategy, cls, batch):
         (Converted, Plain, 7, (2,)),
     ],
 )
-def test_twenty_steps_are_the_same_on_1_2_and_4_replicas(strategy, cls, plain, batch, counts):
+def test_twenty_steps_are_the_same_on_1_2_and_4_replicas(cls, plain, batch, counts):
     # tf_keras' own layer on one replica, whose batch needs no padding, is the reference.
-    reference = [copies[0] for copies in twenty_steps(strategy(1), plain, batch)]
+    reference = [copies[0] for copies in twenty_steps(testing.make_strategy(1), plain, batch)]
     assert len(reference) == 5 + 2 * 4
     for replicas in counts:
-        got = twenty_steps(strategy(replicas), cls, batch)
+        got = twenty_steps(testing.make_strategy(replicas), cls, batch)
         for want, copies in zip(reference, got, strict=True):
             assert len(copies) == replicas
             for copy in copies:
@@ -435,13 +435,13 @@ def test_twenty_steps_are_the_same_on_1_2_and_4_replicas(strategy, cls, plain, b
 
 
 @pytest.mark.parametrize("cls", [Normalized, Converted])
-def test_replicas_of_equal_copies_are_saved_as_they_are(strategy, cls, tmp_path):
-    where = strategy(3)
+def test_replicas_of_equal_copies_are_saved_as_they_are(cls, tmp_path):
+    where = testing.make_strategy(3)
     options = dict(cls=cls, precision="float32", batch=9)
-    trainer = tiny.trainer(where, **options)
+    trainer = reference_model.make_trainer(where, **options)
     trainer.train(tf.constant(5))
     path = tf.train.Checkpoint(**trainer.checkpoint_items()).save(str(tmp_path / "ckpt"))
-    restored = tiny.trainer(where, **options)
+    restored = reference_model.make_trainer(where, **options)
     tf.train.Checkpoint(**restored.checkpoint_items()).restore(path).assert_consumed()
     for one, other in zip(trainer.model.variables, restored.model.variables, strict=True):
         for mine, theirs in zip(*(testing.copies(where, v) for v in (one, other)), strict=True):
@@ -464,8 +464,8 @@ def test_inference_variables_and_checkpoints_are_tf_keras_own(tmp_path):
     assert type(again.layers[0]) is SyncBatchNormalization
 
 
-def test_functional_model_is_built_in_cross_replica_context(strategy):
-    where = strategy(2)
+def test_functional_model_is_built_in_cross_replica_context():
+    where = testing.make_strategy(2)
     with where.scope():
         inputs = tf_keras.Input([3])
         model = tf_keras.Model(inputs, SyncBatchNormalization()(inputs))

@@ -6,6 +6,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl import testing
 from ctl.replica import gradients
 
 
@@ -32,8 +33,8 @@ def test_accumulation_sums_dense_sparse_and_missing_gradients():
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
-def test_all_reduce_sums_dense_and_sparse_and_keeps_none(strategy, replicas):
-    where = strategy(replicas)
+def test_all_reduce_sums_dense_and_sparse_and_keeps_none(replicas):
+    where = testing.make_strategy(replicas)
 
     def step():
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
@@ -105,14 +106,14 @@ def test_apply_leaves_variables_without_gradient_alone():
 
 
 @pytest.mark.parametrize("rule", [{"global_norm": 0.5}, {"norm": 0.3}, {"value": 0.05}])
-def test_clipping_acts_on_the_gradient_of_the_global_batch(strategy, rule):
+def test_clipping_acts_on_the_gradient_of_the_global_batch(rule):
     """Clipped before the reduction, each split would give another update."""
-    from tests import tiny
+    from tests import reference_model
 
     ends = []
     for replicas in (1, 2, 4):
-        trainer = tiny.trainer(
-            strategy(replicas),
+        trainer = reference_model.make_trainer(
+            testing.make_strategy(replicas),
             8,
             clip=ctl.Clip(**rule),
             gradient_accumulation_steps=3 - min(replicas, 2),

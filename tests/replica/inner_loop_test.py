@@ -6,22 +6,23 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl import testing
 from ctl.replica import inner_loop
 from ctl.replica.inner_loop import CompiledLoop, chunk_size
-from tests import tiny
+from tests import reference_model
 
 
-class Dropping(tiny.TinyTrainer):
+class Dropping(reference_model.ReferenceTrainer):
     dropout = 0.4
 
 
-class Unweighted(tiny.TinyTrainer):
+class Unweighted(reference_model.ReferenceTrainer):
     weighted = False
 
 
-def make(strategy, *, cls=Unweighted, **options):
-    return tiny.trainer(
-        strategy(1) if strategy else None, 7, cls=cls,
+def make(*, cls=Unweighted, **options):
+    return reference_model.make_trainer(
+        testing.make_strategy(1) if testing.make_strategy else None, 7, cls=cls,
         optimizer=lambda: tf_keras.optimizers.Adam(1e-2), **options,
     )  # fmt: skip
 
@@ -44,10 +45,10 @@ def small_chunks(monkeypatch):
 
 @pytest.mark.parametrize("placement", ["stream", "device"])
 @pytest.mark.parametrize("loops", [[10], [1, 5, 3, 1]])
-def test_loops_that_do_not_fill_chunks_run_the_same_steps(strategy, small_chunks, placement, loops):
-    plain = make(strategy)
+def test_loops_that_do_not_fill_chunks_run_the_same_steps(small_chunks, placement, loops):
+    plain = make()
     plain.train(tf.constant(10))
-    compiled = make(strategy, xla="loop", placement=placement)
+    compiled = make(xla="loop", placement=placement)
     for steps in loops:
         compiled.train(tf.constant(steps))
     assert compiled.global_step.numpy() == 10
@@ -57,7 +58,7 @@ def test_loops_that_do_not_fill_chunks_run_the_same_steps(strategy, small_chunks
 @pytest.mark.parametrize("placement", ["stream", "device"])
 def test_weights_and_no_strategy(small_chunks, placement):
     plain, compiled = (
-        make(None, cls=tiny.TinyTrainer, **options)
+        make(None, cls=reference_model.ReferenceTrainer, **options)
         for options in ({}, {"xla": "loop", "placement": placement})
     )
     for trainer in (plain, compiled):
@@ -65,15 +66,15 @@ def test_weights_and_no_strategy(small_chunks, placement):
     close(plain, compiled)
 
 
-def test_dropout_masks_are_those_of_the_step_and_row(strategy, small_chunks):
-    one, other = (make(strategy, cls=Dropping, xla=xla) for xla in ("off", "loop"))
+def test_dropout_masks_are_those_of_the_step_and_row(small_chunks):
+    one, other = (make(cls=Dropping, xla=xla) for xla in ("off", "loop"))
     for trainer in (one, other):
         trainer.train(tf.constant(9))
     close(one, other)
 
 
-def test_rollback_drops_the_rest_of_a_chunk(strategy, small_chunks):
-    plain, compiled = make(strategy), make(strategy, xla="loop")
+def test_rollback_drops_the_rest_of_a_chunk(small_chunks):
+    plain, compiled = make(), make(xla="loop")
     for trainer in (plain, compiled):
         trainer.train(tf.constant(3))
         trainer.global_step.assign(1)
@@ -81,63 +82,69 @@ def test_rollback_drops_the_rest_of_a_chunk(strategy, small_chunks):
     close(plain, compiled)
 
 
-def test_dataset_of_examples_travels_in_chunks(strategy, small_chunks):
-    factory = staticmethod(lambda split: tf.data.Dataset.from_tensor_slices(tiny.examples()))
+def test_dataset_of_examples_travels_in_chunks(small_chunks):
+    factory = staticmethod(
+        lambda split: tf.data.Dataset.from_tensor_slices(reference_model.examples())
+    )
     cls = type("FromDataset", (Unweighted,), {"data_factory": factory})
-    plain, compiled = make(strategy, cls=cls), make(strategy, cls=cls, xla="loop")
+    plain, compiled = make(cls=cls), make(cls=cls, xla="loop")
     for trainer in (plain, compiled):
         trainer.train(tf.constant(9))
     close(plain, compiled)
     with pytest.raises(ctl.UsageError, match="wants arrays"):
-        make(strategy, cls=cls, xla="loop", placement="device")
+        make(cls=cls, xla="loop", placement="device")
 
 
-def test_what_it_cannot_run_is_refused(strategy):
+def test_what_it_cannot_run_is_refused():
     class OwnStep(Unweighted):
         def train_step(self, iterator):
             super().train_step(iterator)
 
     with pytest.raises(ctl.UsageError, match="does not call your train_step"):
-        make(strategy, cls=OwnStep, xla="loop")
+        make(cls=OwnStep, xla="loop")
     with pytest.raises(ctl.UsageError, match="replicas cannot share"):
-        tiny.trainer(strategy(2), 8, xla="loop")
+        reference_model.make_trainer(testing.make_strategy(2), 8, xla="loop")
     with pytest.raises(ctl.UsageError, match="needs xla=loop"):
-        make(strategy, placement="device")
+        make(placement="device")
     ready = staticmethod(
         lambda split: ctl.data.GlobalBatches(
-            tf.data.Dataset.from_tensor_slices(tiny.examples()).batch(7)
+            tf.data.Dataset.from_tensor_slices(reference_model.examples()).batch(7)
         )
     )
-    trainer = make(strategy, cls=type("Ready", (Unweighted,), {"data_factory": ready}), xla="loop")
-    with pytest.raises(ctl.UsageError, match="wants a Source or a Dataset"):
+    trainer = make(cls=type("Ready", (Unweighted,), {"data_factory": ready}), xla="loop")
+    with pytest.raises(ctl.UsageError, match="requires single examples"):
         trainer.train(tf.constant(1))
 
 
-def test_batches_of_ones_own_are_not_taken_for_chunks(strategy):
-    trainer = make(strategy, xla="loop")
+def test_batches_of_ones_own_are_not_taken_for_chunks():
+    trainer = make(xla="loop")
     with pytest.raises(ctl.UsageError, match=r"choose runtime\.xla=step to set train_dataset"):
-        trainer.train_dataset = tf.data.Dataset.from_tensor_slices(tiny.examples()).batch(7)
+        trainer.train_dataset = tf.data.Dataset.from_tensor_slices(
+            reference_model.examples()
+        ).batch(7)
 
 
 @pytest.mark.parametrize("xla", ["loop", "step"])
-def test_strings_are_refused_before_xla_meets_them(strategy, xla):
+def test_strings_are_refused_before_xla_meets_them(xla):
     class Named(Unweighted):
         data_factory = staticmethod(
-            lambda split: ctl.data.arrays({**tiny.examples(), "name": ["a"] * tiny.EXAMPLES})
+            lambda split: ctl.data.arrays(
+                {**reference_model.examples(), "name": ["a"] * reference_model.EXAMPLES}
+            )
         )
 
     with pytest.raises(ctl.UsageError, match="XLA takes no strings"):
-        make(strategy, cls=Named, xla=xla)
-    make(strategy, cls=Named).train(tf.constant(2))
+        make(cls=Named, xla=xla)
+    make(cls=Named).train(tf.constant(2))
 
 
-def test_one_program_serves_every_length(strategy):
+def test_one_program_serves_every_length():
     traces = []
 
     def step(batch):
         traces.append(batch)
 
-    loop = CompiledLoop(step, strategy=strategy(1), size=4)
+    loop = CompiledLoop(step, strategy=testing.make_strategy(1), size=4)
     chunks = tf.data.Dataset.range(40).batch(4)
     for steps in (1, 2, 7):
         loop(iter(chunks), tf.constant(steps))

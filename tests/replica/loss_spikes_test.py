@@ -5,10 +5,11 @@ import pytest
 import tensorflow as tf
 
 import ctl
+from ctl import testing
 from ctl.errors import NonFiniteStep
 from ctl.replica.loss_spikes import WINDOW, LossSpikes
-from tests import tiny
-from tests.replica.poisoned import BATCH, same, state
+from tests import reference_model
+from tests.faulty_trainers import BATCH, jumping, same, state
 
 
 def told(factor, losses):
@@ -46,34 +47,14 @@ def test_a_negative_median():
     assert told(3.0, [*usual, 9.9, 10.1])[-2:] == [False, True]
 
 
-class Jumping(tiny.TinyTrainer):
-    """The loss of one step is many times as large."""
-
-    jumps_at, times = -1, 100.0
-    weighted = False
-
-    def per_example_loss(self, batch, outputs):
-        losses = super().per_example_loss(batch, outputs)
-        rows = ctl.replica.current()
-        if rows is None:
-            return losses
-        times = tf.where(tf.equal(rows.step, self.jumps_at), self.times, 1.0)
-        return losses * tf.cast(times, losses.dtype)
-
-
-def jumping(strategy, replicas, at, **options):
-    cls = type("Planted", (Jumping,), {"jumps_at": at})
-    return tiny.trainer(strategy(replicas), BATCH, cls=cls, **options)
-
-
 AT = WINDOW + 5
 CASES = [(1, "off"), (1, "loop"), (1, "step"), (1, "gradients"), (2, "off"), (4, "gradients")]
 
 
 @pytest.mark.parametrize(("replicas", "xla"), CASES)
-def test_a_spike_is_left_out_on_every_replica(strategy, replicas, xla):
+def test_a_spike_is_left_out_on_every_replica(replicas, xla):
     options = {"xla": xla, "on_non_finite": "skip", "loss_spike": 5.0}
-    trainer = jumping(strategy, replicas, AT, **options)
+    trainer = jumping(replicas, AT, **options)
     trainer.train(tf.constant(AT))
     assert trainer.non_finite is None
     before = state(trainer)
@@ -87,8 +68,8 @@ def test_a_spike_is_left_out_on_every_replica(strategy, replicas, xla):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_spike_stops_the_run(strategy, replicas):
-    trainer = jumping(strategy, replicas, AT, loss_spike=5.0)
+def test_a_spike_stops_the_run(replicas):
+    trainer = jumping(replicas, AT, loss_spike=5.0)
     with pytest.raises(
         NonFiniteStep, match=f"Step {AT} has a spike of the loss, far above"
     ) as stop:
@@ -96,16 +77,16 @@ def test_a_spike_stops_the_run(strategy, replicas):
     assert stop.value.step == AT and "on the examples" in str(stop.value)
 
 
-def test_nobody_looks_unless_asked(strategy):
-    trainer = jumping(strategy, 1, AT)
+def test_nobody_looks_unless_asked():
+    trainer = jumping(1, AT)
     trainer.train(tf.constant(AT + 3))
     assert trainer.non_finite is None
 
 
-def test_a_spike_under_float16_does_not_touch_the_loss_scale(strategy):
+def test_a_spike_under_float16_does_not_touch_the_loss_scale():
     at = AT + 20  # the first steps overflow, until the scale is small enough
     options = {"precision": "float16", "on_non_finite": "skip", "loss_spike": 5.0}
-    trainer = jumping(strategy, 1, at, xla="step", **options)
+    trainer = jumping(1, at, xla="step", **options)
     trainer.train(tf.constant(at))
     trainer.optimizer._loss_scale._current_loss_scale.assign(8.0)  # the spike is not to overflow
     skipped, scale = trainer.skipped_steps.numpy(), trainer.optimizer.loss_scale.numpy()
@@ -114,10 +95,10 @@ def test_a_spike_under_float16_does_not_touch_the_loss_scale(strategy):
     assert trainer.optimizer.loss_scale.numpy() == scale
 
 
-def test_a_step_of_ones_own_is_refused(strategy):
-    class Own(tiny.TinyTrainer):
+def test_a_step_of_ones_own_is_refused():
+    class Own(reference_model.ReferenceTrainer):
         def replica_step(self, batch):
             return super().replica_step(batch)
 
     with pytest.raises(ctl.UsageError, match="loss_spike looks at the one loss of ctl's own step"):
-        tiny.trainer(strategy(1), BATCH, cls=Own, loss_spike=3.0)
+        reference_model.make_trainer(testing.make_strategy(1), BATCH, cls=Own, loss_spike=3.0)

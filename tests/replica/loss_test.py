@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import ctl
+from ctl import testing
 from ctl.replica import loss
 
 
@@ -20,42 +21,48 @@ def on_replicas(strategy, function, *per_replica):
     return [r.numpy() for r in strategy.experimental_local_results(result)]
 
 
-def test_three_examples_on_two_replicas_by_hand(strategy):
+def test_three_examples_on_two_replicas_by_hand():
     # Losses 1, 2 | 6 with weights 1, 1 | 1: the mean of all is 3, the mean of means 3.75.
     def share(per_example, present):
         weights = loss.row_weights(None, present, tf.float64)
         return loss.share(per_example, weights, loss.global_weight(weights, 2, 3, tf.float64))
 
     shares = on_replicas(
-        strategy(2), share, [np.array([1.0, 2.0]), np.array([6.0, 6.0])], [[1.0, 1.0], [1.0, 0.0]]
+        testing.make_strategy(2),
+        share,
+        [np.array([1.0, 2.0]), np.array([6.0, 6.0])],
+        [[1.0, 1.0], [1.0, 0.0]],
     )
     assert shares == pytest.approx([1.0, 2.0], abs=1e-15)
 
 
-def test_weights_count_across_replicas_by_hand(strategy):
+def test_weights_count_across_replicas_by_hand():
     # Weights 1, 3 | 4 and losses 8, 0 | 2: (8 + 0 + 8) / 8.
     def share(per_example, weight):
         weights = loss.row_weights(weight, None, tf.float64)
         return loss.share(per_example, weights, loss.global_weight(weights, 1, 2, tf.float64))
 
     shares = on_replicas(
-        strategy(2), share, [np.array([8.0, 0.0]), np.array([2.0, 0.0])], [[1.0, 3.0], [4.0, 0.0]]
+        testing.make_strategy(2),
+        share,
+        [np.array([8.0, 0.0]), np.array([2.0, 0.0])],
+        [[1.0, 3.0], [4.0, 0.0]],
     )
     assert shares == [1.0, 1.0]
 
 
-def test_full_static_batch_divides_by_a_constant(strategy):
+def test_full_static_batch_divides_by_a_constant():
     def is_constant(_):
         total = loss.global_weight(None, 4, 8, tf.float64)
         assert tf.get_static_value(total) == 8.0
         return total
 
-    assert on_replicas(strategy(2), is_constant, [1.0, 1.0]) == [8.0, 8.0]
+    assert on_replicas(testing.make_strategy(2), is_constant, [1.0, 1.0]) == [8.0, 8.0]
 
 
-def test_batch_that_is_not_full_is_counted(strategy):
+def test_batch_that_is_not_full_is_counted():
     assert on_replicas(
-        strategy(2),
+        testing.make_strategy(2),
         lambda rows: loss.global_weight(None, tf.cast(rows, tf.int32), 8, tf.float64),
         [3.0, 2.0],
     ) == [5.0, 5.0]

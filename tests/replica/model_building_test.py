@@ -5,10 +5,11 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from tests import tiny
+from ctl import testing
+from tests import reference_model
 
 
-class Normalized(tiny.TinyTrainer):
+class Normalized(reference_model.ReferenceTrainer):
     """A model with a plain batch normalization."""
 
     def build_model(self):
@@ -21,20 +22,22 @@ class Normalized(tiny.TinyTrainer):
         return self.model(batch["x"], training=training)
 
 
-def test_plain_batch_norm_is_warned_of_where_the_batch_is_split(strategy, caplog):
-    tiny.trainer(strategy(2), 8, cls=Normalized)
+def test_plain_batch_norm_is_warned_of_where_the_batch_is_split(caplog):
+    reference_model.make_trainer(testing.make_strategy(2), 8, cls=Normalized)
     assert "ctl.SyncBatchNormalization" in caplog.text
     caplog.clear()
-    tiny.trainer(strategy(1), 8, cls=Normalized)
-    tiny.trainer(strategy(2), 8, cls=Normalized, model={"sync_batch_norm": True})
+    reference_model.make_trainer(testing.make_strategy(1), 8, cls=Normalized)
+    reference_model.make_trainer(
+        testing.make_strategy(2), 8, cls=Normalized, model={"sync_batch_norm": True}
+    )
     assert caplog.text == ""
 
 
-def test_sync_batch_norm_key_makes_the_update_that_of_one_replica(strategy):
+def test_sync_batch_norm_key_makes_the_update_that_of_one_replica():
     ends = []
     for replicas, batch in ((1, 7), (2, 7), (4, 7)):
-        trainer = tiny.trainer(
-            strategy(replicas),
+        trainer = reference_model.make_trainer(
+            testing.make_strategy(replicas),
             batch,
             cls=Normalized,
             model={"sync_batch_norm": True},
@@ -47,15 +50,21 @@ def test_sync_batch_norm_key_makes_the_update_that_of_one_replica(strategy):
             assert abs(one - other).max() < 1e-10
 
 
-def test_sync_batch_norm_with_accumulation_must_be_asked_for(strategy):
+def test_sync_batch_norm_with_accumulation_must_be_asked_for():
     options = {"cls": Normalized, "gradient_accumulation_steps": 2}
     with pytest.raises(ctl.UsageError, match="sync_batch_norm=per_micro_batch"):
-        tiny.trainer(strategy(2), 8, model={"sync_batch_norm": True}, **options)
-    tiny.trainer(strategy(2), 8, model={"sync_batch_norm": "per_micro_batch"}, **options)
+        reference_model.make_trainer(
+            testing.make_strategy(2), 8, model={"sync_batch_norm": True}, **options
+        )
+    reference_model.make_trainer(
+        testing.make_strategy(2), 8, model={"sync_batch_norm": "per_micro_batch"}, **options
+    )
 
 
-def test_sync_batch_norm_without_batch_norm_or_with_another_value_is_refused(strategy):
+def test_sync_batch_norm_without_batch_norm_or_with_another_value_is_refused():
     with pytest.raises(ctl.UsageError, match="no effect"):
-        tiny.trainer(strategy(1), 8, model={"sync_batch_norm": True})
+        reference_model.make_trainer(testing.make_strategy(1), 8, model={"sync_batch_norm": True})
     with pytest.raises(ctl.UsageError, match="want True, False or"):
-        tiny.trainer(strategy(1), 8, cls=Normalized, model={"sync_batch_norm": "yes"})
+        reference_model.make_trainer(
+            testing.make_strategy(1), 8, cls=Normalized, model={"sync_batch_norm": "yes"}
+        )

@@ -8,13 +8,13 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.errors import NonFiniteStep
-from tests import tiny
-from tests.replica.poisoned import BAD, BATCH, CASES, Poisoned, batch_of, poisoned, same, state
+from tests import reference_model
+from tests.faulty_trainers import BAD, BATCH, CASES, Poisoned, batch_of, poisoned, same, state
 
 
 @pytest.mark.parametrize(("replicas", "row", "options"), CASES)
-def test_skip_leaves_the_step_out_on_every_replica(strategy, replicas, row, options):
-    trainer = poisoned(strategy, replicas, row, on_non_finite="skip", **options)
+def test_skip_leaves_the_step_out_on_every_replica(replicas, row, options):
+    trainer = poisoned(replicas, row, on_non_finite="skip", **options)
     trainer.train(tf.constant(BAD))
     before = state(trainer)
     trainer.train(tf.constant(1))
@@ -26,19 +26,19 @@ def test_skip_leaves_the_step_out_on_every_replica(strategy, replicas, row, opti
     assert trainer.non_finite is None and np.isfinite(outputs["loss"])
     assert outputs["skipped_steps"] == 1
     # The same as a run to which that step never came.
-    clean = poisoned(strategy, 1, -1)
+    clean = poisoned(1, -1)
     clean.train(tf.constant(BAD))
     clean.global_step.assign(BAD + 1)
     clean.train(tf.constant(2))
     same(state(trainer), state(clean), 1e-10)
     for variable in trainer.model.variables:
-        first, *rest = testing.copies(strategy(replicas), variable)
+        first, *rest = testing.copies(testing.make_strategy(replicas), variable)
         same(rest, [first] * len(rest))
 
 
 @pytest.mark.parametrize(("replicas", "row", "options"), CASES)
-def test_stop_names_the_step_and_its_examples(strategy, replicas, row, options):
-    trainer = poisoned(strategy, replicas, row, **options)
+def test_stop_names_the_step_and_its_examples(replicas, row, options):
+    trainer = poisoned(replicas, row, **options)
     with pytest.raises(NonFiniteStep) as stopped:
         trainer.train(tf.constant(5))
     told = str(stopped.value)
@@ -47,24 +47,24 @@ def test_stop_names_the_step_and_its_examples(strategy, replicas, row, options):
     assert stopped.value.step == BAD
 
 
-def test_a_gradient_is_named_where_the_loss_is_finite(strategy):
-    class Kinked(tiny.TinyTrainer):
+def test_a_gradient_is_named_where_the_loss_is_finite():
+    class Kinked(reference_model.ReferenceTrainer):
         """The square root has an infinite slope at zero."""
 
         def per_example_loss(self, batch, outputs):
             return super().per_example_loss(batch, outputs) + tf.sqrt(0.0 * outputs[:, 0])
 
-    trainer = tiny.trainer(strategy(2), BATCH, cls=Kinked)
+    trainer = reference_model.make_trainer(testing.make_strategy(2), BATCH, cls=Kinked)
     with pytest.raises(
         NonFiniteStep, match=r"Step 0 is not finite: the gradient of .*/.*:0 is first"
     ):
         trainer.train(tf.constant(1))
 
 
-def test_a_clean_run_is_the_same_with_and_without_looking(strategy):
+def test_a_clean_run_is_the_same_with_and_without_looking():
     runs = []
     for policy in ("stop", "skip", "ignore"):
-        trainer = poisoned(strategy, 2, -1, on_non_finite=policy)
+        trainer = poisoned(2, -1, on_non_finite=policy)
         outputs = trainer.train(tf.constant(10))
         runs.append(state(trainer))
         assert ("skipped_steps" in outputs) == (policy == "skip")
@@ -72,8 +72,8 @@ def test_a_clean_run_is_the_same_with_and_without_looking(strategy):
     same(runs[0], runs[2])
 
 
-def test_ignore_lets_it_through(strategy):
-    trainer = poisoned(strategy, 2, 0, on_non_finite="ignore")
+def test_ignore_lets_it_through():
+    trainer = poisoned(2, 0, on_non_finite="ignore")
     outputs = trainer.train(tf.constant(4))
     assert trainer.non_finite is None and np.isnan(outputs["loss"])
     assert np.isnan(state(trainer)[0]).any()
@@ -84,15 +84,17 @@ class Normalized(Poisoned):
 
     def build_model(self):
         layers = tf_keras.layers
-        x = tf_keras.Input([tiny.FEATURES])
+        x = tf_keras.Input([reference_model.FEATURES])
         token = tf_keras.Input([], dtype=tf.int64)
         normal = ctl.SyncBatchNormalization(momentum=0.5)(x)
-        return tf_keras.Model({"x": x, "token": token}, layers.Dense(tiny.CLASSES)(normal))
+        return tf_keras.Model(
+            {"x": x, "token": token}, layers.Dense(reference_model.CLASSES)(normal)
+        )
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_moving_statistics_of_a_step_that_is_left_out_are_left_out_too(strategy, replicas):
-    trainer = poisoned(strategy, replicas, 5, cls=Normalized, on_non_finite="skip")
+def test_moving_statistics_of_a_step_that_is_left_out_are_left_out_too(replicas):
+    trainer = poisoned(replicas, 5, cls=Normalized, on_non_finite="skip")
     trainer.train(tf.constant(BAD))
     before = state(trainer)
     trainer.train(tf.constant(1))
@@ -103,13 +105,15 @@ def test_moving_statistics_of_a_step_that_is_left_out_are_left_out_too(strategy,
     assert not np.array_equal(moved[2], before[2])
 
 
-def test_a_loss_scale_that_is_too_large_is_no_failure(strategy):
-    trainer = tiny.trainer(strategy(1), BATCH, precision="float16", loss_scale=0.0)
+def test_a_loss_scale_that_is_too_large_is_no_failure():
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(1), BATCH, precision="float16", loss_scale=0.0
+    )
     trainer.optimizer.loss_scale  # noqa: B018 - made
     trainer.optimizer._loss_scale._current_loss_scale.assign(2.0**40)
     trainer.train(tf.constant(3))
     assert trainer.skipped_steps.numpy() == 3 and trainer.non_finite is None
-    broken = poisoned(strategy, 1, 0, precision="float16")
+    broken = poisoned(1, 0, precision="float16")
     broken.optimizer._loss_scale._current_loss_scale.assign(1.0)
     with pytest.raises(NonFiniteStep):
         broken.train(tf.constant(3))

@@ -8,10 +8,10 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl import testing
 from ctl.data import sampler
 from ctl.replica.norms import global_norm
-from tests import tiny
-from tests.replica.step_test import Overflowing
+from tests import faulty_trainers, reference_model
 
 RATE = 0.1
 NAMES = ("gradient_norm", "parameter_norm", "update_norm")
@@ -22,8 +22,12 @@ def by_hand(weights, batch, steps, clip=0.0):
     found = []
     for step in range(steps):
         positions = tf.range(step * batch, (step + 1) * batch, dtype=tf.int64)
-        order = sampler.shuffled(positions, count=tiny.EXAMPLES, seed=0, span=batch).numpy()
-        _, gradients, _ = tiny.loss_and_gradients(weights, tiny.pick(tiny.examples(), order))
+        order = sampler.example_indexes(
+            positions, count=reference_model.EXAMPLES, seed=0, span=batch
+        ).numpy()
+        _, gradients, _ = reference_model.loss_and_gradients(
+            weights, reference_model.pick(reference_model.examples(), order)
+        )
         norm = math.sqrt(sum((g**2).sum() for g in gradients))
         factor = RATE * (min(1.0, clip / norm) if clip else 1.0)
         weights = [w - factor * g for w, g in zip(weights, gradients, strict=True)]
@@ -42,9 +46,9 @@ def by_hand(weights, batch, steps, clip=0.0):
         (8, 2, {"logical_shards": 4}),
     ],
 )
-def test_norms_are_those_of_the_global_batch(strategy, batch, replicas, options, clip):
-    trainer = tiny.trainer(
-        strategy(replicas), batch, norms=True, clip=ctl.Clip(global_norm=clip),
+def test_norms_are_those_of_the_global_batch(batch, replicas, options, clip):
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(replicas), batch, norms=True, clip=ctl.Clip(global_norm=clip),
         optimizer=lambda: tf_keras.optimizers.SGD(RATE), **options,
     )  # fmt: skip
     first = trainer.model.get_weights()
@@ -56,9 +60,11 @@ def test_norms_are_those_of_the_global_batch(strategy, batch, replicas, options,
         np.testing.assert_allclose([outputs[n].numpy() for n in NAMES], want, rtol=1e-12)
 
 
-def test_a_step_that_overflowed_is_no_part_of_the_means(strategy):
-    cls = type("Planted", (Overflowing,), {"replica": 1, "position": 0, "at": 1})
-    trainer = tiny.trainer(strategy(2), 8, cls=cls, precision="float16", norms=True)
+def test_a_step_that_overflowed_is_no_part_of_the_means():
+    cls = type("Planted", (faulty_trainers.Overflowing,), {"replica": 1, "position": 0, "at": 1})
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(2), 8, cls=cls, precision="float16", norms=True
+    )
     first = trainer.train(tf.constant(1))
     second = trainer.train(tf.constant(1))
     assert all(float(first[n]) > 0 for n in NAMES)
@@ -73,14 +79,18 @@ def test_rows_of_a_sparse_gradient_are_summed_first():
     assert float(global_norm([sparse, None, tf.constant([3.0])])) == 5.0
 
 
-def test_a_step_of_ones_own_that_has_no_norms_is_told(strategy):
-    class Own(tiny.TinyTrainer):
+def test_a_step_of_ones_own_that_has_no_norms_is_told():
+    class Own(reference_model.ReferenceTrainer):
         def replica_step(self, batch):
             return tf.zeros([], tf.float64)
 
     with pytest.raises(ctl.UsageError, match=r"norms has no effect.*never calls self\.minimize"):
-        tiny.trainer(strategy(1), 8, cls=Own, norms=True).train(tf.constant(1))
+        reference_model.make_trainer(testing.make_strategy(1), 8, cls=Own, norms=True).train(
+            tf.constant(1)
+        )
 
 
-def test_nothing_is_reported_unasked(strategy):
-    assert not set(NAMES) & set(tiny.trainer(strategy(1), 8).train(tf.constant(1)))
+def test_nothing_is_reported_unasked():
+    assert not set(NAMES) & set(
+        reference_model.make_trainer(testing.make_strategy(1), 8).train(tf.constant(1))
+    )

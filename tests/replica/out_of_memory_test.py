@@ -4,11 +4,11 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl import main
+from ctl import main, testing
 from ctl.configs import compatibility
 from ctl.replica import out_of_memory
-from tests import tiny
-from tests.end_to_end.mistakes_test import EXPERIMENT, TRAINER
+from tests import reference_model
+from tests.experiments import CONFIG, TRAINER
 
 OOM = "OOM when allocating tensor with shape[256,1024] and type float on /device:GPU:0"
 RAN_OUT = "The step ran out of memory with"
@@ -72,14 +72,14 @@ def test_what_is_about_memory(message, memory):
 def failing(message):
     """A trainer whose first step raises TensorFlow's error."""
 
-    class Failing(tiny.TinyTrainer):
+    class Failing(reference_model.ReferenceTrainer):
         def train_loop_begin(self):
             raise tf.errors.ResourceExhaustedError(None, None, message)
 
     return Failing
 
 
-class Hungry(tiny.TinyTrainer):
+class Hungry(reference_model.ReferenceTrainer):
     """Its step asks for memory that is not there, while it runs."""
 
     def per_example_loss(self, batch, outputs):
@@ -99,8 +99,10 @@ class OwnStep(Hungry):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_step_out_of_memory_is_told_in_one_line(strategy, replicas):
-    trainer = tiny.trainer(strategy(replicas), 8, cls=Hungry, gradient_accumulation_steps=2)
+def test_step_out_of_memory_is_told_in_one_line(replicas):
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(replicas), 8, cls=Hungry, gradient_accumulation_steps=2
+    )
     with pytest.raises(ctl.UsageError) as told:
         trainer.train(tf.constant(3))
     assert str(told.value) == (
@@ -110,14 +112,16 @@ def test_step_out_of_memory_is_told_in_one_line(strategy, replicas):
     assert isinstance(told.value.__cause__, tf.errors.ResourceExhaustedError)
 
 
-def test_own_step_is_not_told_to_accumulate(strategy):
-    trainer = tiny.trainer(strategy(1), 8, cls=OwnStep)
+def test_own_step_is_not_told_to_accumulate():
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=OwnStep)
     with pytest.raises(ctl.UsageError, match=r"8 rows a replica: set a smaller batch\.$"):
         trainer.train(tf.constant(3))
 
 
-def test_other_exhaustion_is_passed_on(strategy):
-    trainer = tiny.trainer(strategy(1), 8, cls=failing("Too many open files"))
+def test_other_exhaustion_is_passed_on():
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(1), 8, cls=failing("Too many open files")
+    )
     with pytest.raises(tf.errors.ResourceExhaustedError, match="Too many open files"):
         trainer.train(tf.constant(3))
 
@@ -126,7 +130,7 @@ def test_program_ends_with_the_line(tmp_path, monkeypatch, capsys):
     step = "def per_example_loss(self, batch, outputs):\n"
     error = f"tf.errors.ResourceExhaustedError(None, None, {OOM!r})"
     begin = f"def train_loop_begin(self):\n        raise {error}\n\n    {step}"
-    (tmp_path / "exp.py").write_text(EXPERIMENT)
+    (tmp_path / "exp.py").write_text(CONFIG)
     (tmp_path / "tiny.py").write_text("import tensorflow as tf\n" + TRAINER.replace(step, begin))
     monkeypatch.chdir(tmp_path)
     assert main.run(["ctl", "--config=exp.py"]) == 2

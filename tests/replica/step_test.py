@@ -8,12 +8,12 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from tests import tiny
+from tests import faulty_trainers, reference_model
 
 ADAM = {"optimizer": lambda: tf_keras.optimizers.Adam(1e-2)}
 
 
-class Unweighted(tiny.TinyTrainer):
+class Unweighted(reference_model.ReferenceTrainer):
     weighted = False
 
 
@@ -29,9 +29,9 @@ def moved(trainer, steps=1):
     return [b - a for b, a in zip(before, trainer.model.get_weights(), strict=True)]
 
 
-def exactly(strategy, trainer, batch):
+def exactly(trainer, batch):
     """The float64 gradient at a trainer's weights."""
-    exact = tiny.trainer(strategy(1), batch)
+    exact = reference_model.make_trainer(testing.make_strategy(1), batch)
     exact.model.set_weights(trainer.model.get_weights())
     return moved(exact)
 
@@ -44,16 +44,16 @@ def close(one, other, tolerance):
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("xla", ["loop", "step", "gradients"])
 @pytest.mark.parametrize(("batch", "accumulation"), [(8, 2), (7, 1)])
-def test_xla_modes_give_the_update_of_the_uncompiled_step(
-    strategy, xla, replicas, batch, accumulation
-):
+def test_xla_modes_give_the_update_of_the_uncompiled_step(xla, replicas, batch, accumulation):
     if xla != "gradients" and replicas > 1:
         with pytest.raises(ctl.UsageError, match=r"choose runtime\.xla=gradients"):
-            tiny.trainer(strategy(replicas), batch, xla=xla)
+            reference_model.make_trainer(testing.make_strategy(replicas), batch, xla=xla)
         return
     options = {"gradient_accumulation_steps": accumulation}
-    plain = tiny.trainer(strategy(1), batch, **options)
-    compiled = tiny.trainer(strategy(replicas), batch, xla=xla, **options)
+    plain = reference_model.make_trainer(testing.make_strategy(1), batch, **options)
+    compiled = reference_model.make_trainer(
+        testing.make_strategy(replicas), batch, xla=xla, **options
+    )
     for trainer in (plain, compiled):
         trainer.train(tf.constant(10))
     assert compiled.update.xla == xla
@@ -63,16 +63,18 @@ def test_xla_modes_give_the_update_of_the_uncompiled_step(
     assert one == pytest.approx(other, abs=1e-6) and one > 0
 
 
-def test_auto_compiles_nothing_on_a_cpu(strategy):
-    trainer = tiny.trainer(strategy(1), 8)
+def test_auto_compiles_nothing_on_a_cpu():
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8)
     assert trainer.update.xla == "off" and "CPU" in trainer.update.xla_why
 
 
 @pytest.mark.parametrize("batch", [8, 7])
 @pytest.mark.parametrize("replicas", [1, 2, 4])
-def test_bfloat16_computes_the_gradient_to_its_rounding(strategy, replicas, batch):
-    trainer = tiny.trainer(strategy(replicas), batch, precision="bfloat16")
-    exact = exactly(strategy, trainer, batch)
+def test_bfloat16_computes_the_gradient_to_its_rounding(replicas, batch):
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(replicas), batch, precision="bfloat16"
+    )
+    exact = exactly(trainer, batch)
     rounded = moved(trainer)
     # bfloat16 keeps 8 bits: a relative error of 2^-8 an operation, and fewer than 16 in a row here.
     for one, other in zip(exact, rounded, strict=True):
@@ -81,42 +83,15 @@ def test_bfloat16_computes_the_gradient_to_its_rounding(strategy, replicas, batc
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_float16_computes_the_gradient_to_its_rounding_whatever_the_scale(strategy, replicas):
+def test_float16_computes_the_gradient_to_its_rounding_whatever_the_scale(replicas):
     for scale in (0.0, 1.0, 1024.0):
-        trainer = tiny.trainer(strategy(replicas), 8, precision="float16", loss_scale=scale)
-        exact = exactly(strategy, trainer, 8)
+        trainer = reference_model.make_trainer(
+            testing.make_strategy(replicas), 8, precision="float16", loss_scale=scale
+        )
+        exact = exactly(trainer, 8)
         for one, other in zip(exact, moved(trainer), strict=True):
             # 11 bits, and fewer than 16 operations in a row.
             assert np.abs(one - other).max() <= 16 * 2**-11 * max(1.0, np.abs(one).max())
-
-
-class Overflowing(tiny.TinyTrainer):
-    """Gives example 0 of one replica's micro-batch an infinite gradient at one step."""
-
-    replica, position, at, what = 0, 0, 1, "gradient"
-
-    def per_example_loss(self, batch, outputs):
-        losses = super().per_example_loss(batch, outputs)
-        rows = ctl.replica.current()
-        mine = tf.distribute.get_replica_context().replica_id_in_sync_group
-        first = mine * self.layout.rows
-        hit = tf.logical_and(
-            tf.equal(rows.step, self.at),
-            tf.logical_and(
-                tf.equal(mine, self.replica),
-                tf.equal(rows.first_row - tf.cast(first, tf.int64), self.position),
-            ),
-        )
-        bad = tf.where(hit, tf.constant(np.inf, losses.dtype), tf.constant(0.0, losses.dtype))
-        if self.what == "loss":
-            return losses + tf.stop_gradient(bad)
-        # The loss stays finite: infinity times something that is zero forward, one backward.
-        return losses + _only_backward(outputs[:, 0], bad)
-
-
-@tf.custom_gradient
-def _only_backward(x, factor):
-    return tf.zeros_like(x), lambda upstream: (upstream * factor, None)
 
 
 @pytest.mark.parametrize("what", ["gradient", "loss"])
@@ -125,12 +100,12 @@ def _only_backward(x, factor):
     [(1, 0, 1, 0), (2, 0, 1, 0), (2, 1, 1, 0), (4, 3, 1, 0), (2, 1, 2, 0), (2, 0, 2, 2)],
 )
 def test_overflow_anywhere_skips_the_step_everywhere(
-    strategy, what, replicas, replica, accumulation, position
+    what, replicas, replica, accumulation, position
 ):
     planted = {"replica": replica, "position": position, "what": what}
-    cls = type("Planted", (Overflowing,), planted)
-    where = strategy(replicas)
-    trainer = tiny.trainer(
+    cls = type("Planted", (faulty_trainers.Overflowing,), planted)
+    where = testing.make_strategy(replicas)
+    trainer = reference_model.make_trainer(
         where, 8, cls=cls, precision="float16", gradient_accumulation_steps=accumulation, **ADAM
     )
     trainer.train(tf.constant(1))
@@ -158,37 +133,39 @@ def test_overflow_anywhere_skips_the_step_everywhere(
         assert all(np.array_equal(copies[0], copy) for copy in copies)
 
 
-def test_schedule_follows_updates_applied_not_batches(strategy):
+def test_schedule_follows_updates_applied_not_batches():
     def optimizer():
         schedule = tf_keras.optimizers.schedules.PiecewiseConstantDecay([1], [1.0, 0.25])
         return tf_keras.optimizers.SGD(schedule)
 
-    trainer = tiny.trainer(
-        strategy(1),
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(1),
         8,
-        cls=type("First", (Overflowing,), {"at": 0}),
+        cls=type("First", (faulty_trainers.Overflowing,), {"at": 0}),
         precision="float16",
         optimizer=optimizer,
     )
     trainer.train(tf.constant(1))  # skipped
     assert trainer.optimizer.iterations.numpy() == 0
-    reference = tiny.trainer(strategy(1), 8, precision="float16", optimizer=optimizer)
+    reference = reference_model.make_trainer(
+        testing.make_strategy(1), 8, precision="float16", optimizer=optimizer
+    )
     reference.global_step.assign(1)
     close(moved(trainer), moved(reference), 0)
 
 
-def test_loss_scale_grows_after_its_count_of_good_steps_and_survives_a_restore(strategy, tmp_path):
+def test_loss_scale_grows_after_its_count_of_good_steps_and_survives_a_restore(tmp_path):
     def optimizer():
         return tf_keras.mixed_precision.LossScaleOptimizer(
             tf_keras.optimizers.SGD(1e-3), initial_scale=8.0, dynamic_growth_steps=3
         )
 
     options = {"precision": "float16", "optimizer": optimizer}
-    trainer = tiny.trainer(strategy(2), 8, **options)
+    trainer = reference_model.make_trainer(testing.make_strategy(2), 8, **options)
     trainer.train(tf.constant(7))
     assert trainer.optimizer.loss_scale.numpy() == 32.0
     Checkpointer(tmp_path, trainer).save()
-    other = tiny.trainer(strategy(2), 8, **options)
+    other = reference_model.make_trainer(testing.make_strategy(2), 8, **options)
     Checkpointer(tmp_path, other).restore_latest()
     for one in (trainer, other):
         one.train(tf.constant(3))
@@ -196,8 +173,10 @@ def test_loss_scale_grows_after_its_count_of_good_steps_and_survives_a_restore(s
     close(end(trainer), end(other), 0)
 
 
-@pytest.mark.parametrize(("cls", "name"), [(tiny.TinyTrainer, "adam"), (Unweighted, "momentum")])
-def test_logical_shards_give_the_same_bits_on_any_replicas(strategy, cls, name):
+@pytest.mark.parametrize(
+    ("cls", "name"), [(reference_model.ReferenceTrainer, "adam"), (Unweighted, "momentum")]
+)
+def test_logical_shards_give_the_same_bits_on_any_replicas(cls, name):
     optimizers = {
         "adam": lambda: tf_keras.optimizers.Adam(1e-2),
         "momentum": lambda: tf_keras.optimizers.SGD(1e-2, momentum=0.9),
@@ -205,11 +184,13 @@ def test_logical_shards_give_the_same_bits_on_any_replicas(strategy, cls, name):
     ends, plain = [], []
     for replicas in (1, 2, 4):
         options = {"cls": cls, "precision": "float32", "optimizer": optimizers[name]}
-        trainer = tiny.trainer(strategy(replicas), 16, logical_shards=4, **options)
+        trainer = reference_model.make_trainer(
+            testing.make_strategy(replicas), 16, logical_shards=4, **options
+        )
         trainer.train(tf.constant(200))
         ends.append(end(trainer))
         if replicas != 2:
-            trainer = tiny.trainer(strategy(replicas), 16, **options)
+            trainer = reference_model.make_trainer(testing.make_strategy(replicas), 16, **options)
             trainer.train(tf.constant(200))
             plain.append(end(trainer))
     for other in ends[1:]:
@@ -218,18 +199,20 @@ def test_logical_shards_give_the_same_bits_on_any_replicas(strategy, cls, name):
     assert not all(np.array_equal(a, b) for a, b in zip(*plain, strict=True))
 
 
-def test_logical_shards_compute_the_gradient_of_the_global_batch(strategy):
+def test_logical_shards_compute_the_gradient_of_the_global_batch():
     close(
-        moved(tiny.trainer(strategy(1), 8)),
-        moved(tiny.trainer(strategy(2), 8, logical_shards=4)),
+        moved(reference_model.make_trainer(testing.make_strategy(1), 8)),
+        moved(reference_model.make_trainer(testing.make_strategy(2), 8, logical_shards=4)),
         1e-12,
     )
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
-def test_bfloat16_reduction_rounds_the_gradient_and_nothing_else(strategy, replicas):
-    exact = tiny.trainer(strategy(1), 8, precision="float32")
-    trainer = tiny.trainer(strategy(replicas), 8, precision="float32", all_reduce_dtype="bfloat16")
+def test_bfloat16_reduction_rounds_the_gradient_and_nothing_else(replicas):
+    exact = reference_model.make_trainer(testing.make_strategy(1), 8, precision="float32")
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(replicas), 8, precision="float32", all_reduce_dtype="bfloat16"
+    )
     for one, other in zip(moved(exact), moved(trainer), strict=True):
         # Each replica's share is rounded once, and each sum: 2^-8 of the largest share each.
         assert np.abs(one - other).max() <= (2 * replicas) * 2**-8 * max(1.0, np.abs(one).max())
@@ -237,16 +220,18 @@ def test_bfloat16_reduction_rounds_the_gradient_and_nothing_else(strategy, repli
             assert np.abs(one - other).max() <= 1e-6
 
 
-def test_step_that_overflowed_is_no_part_of_the_loops_mean_loss(strategy):
-    cls = type("Planted", (Overflowing,), {"what": "loss"})
-    trainer = tiny.trainer(strategy(2), 8, cls=cls, precision="float16", **ADAM)
+def test_step_that_overflowed_is_no_part_of_the_loops_mean_loss():
+    cls = type("Planted", (faulty_trainers.Overflowing,), {"what": "loss"})
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(2), 8, cls=cls, precision="float16", **ADAM
+    )
     outputs = trainer.train(tf.constant(3))
     assert np.isfinite(outputs["loss"].numpy())
     assert outputs["skipped_steps"].numpy() == 1
 
 
-def test_second_optimizer_without_a_loss_scale_is_refused_under_float16(strategy):
-    class Second(tiny.TinyTrainer):
+def test_second_optimizer_without_a_loss_scale_is_refused_under_float16():
+    class Second(reference_model.ReferenceTrainer):
         def replica_step(self, batch):
             return self.minimize(
                 batch,
@@ -255,4 +240,6 @@ def test_second_optimizer_without_a_loss_scale_is_refused_under_float16(strategy
             )
 
     with pytest.raises(ctl.UsageError, match="needs a loss scale"):
-        tiny.trainer(strategy(1), 8, cls=Second, precision="float16").train(tf.constant(1))
+        reference_model.make_trainer(
+            testing.make_strategy(1), 8, cls=Second, precision="float16"
+        ).train(tf.constant(1))

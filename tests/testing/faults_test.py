@@ -16,13 +16,13 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl import main
+from ctl import main, testing
 from ctl.errors import NonFiniteStep
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.files import CheckpointFiles
 from ctl.testing import faults
-from tests import child, tiny
-from tests.end_to_end.program_test import TRAINER, events, weights
+from tests import child, experiments, reference_model
+from tests.experiments import read_events, read_weights
 
 UNFINISHED = "it was not written to the end"
 
@@ -41,9 +41,13 @@ def struck():
     signal.signal(signal.SIGUSR1, before)
 
 
-def trainer_of(strategy, replicas=1, *, cls=tiny.TinyTrainer, **options):
-    return tiny.trainer(
-        strategy(replicas), 7, cls=cls, optimizer=lambda: tf_keras.optimizers.Adam(1e-2), **options
+def trainer_of(replicas=1, *, cls=reference_model.ReferenceTrainer, **options):
+    return reference_model.make_trainer(
+        testing.make_strategy(replicas),
+        7,
+        cls=cls,
+        optimizer=lambda: tf_keras.optimizers.Adam(1e-2),
+        **options,
     )
 
 
@@ -61,8 +65,8 @@ def same(one, other):
 @pytest.mark.parametrize(
     ("when", "at"), [("start", 0), ("step:1", 1), ("step:13", 13), ("step:20", 20)]
 )
-def test_a_kill_at_a_step_comes_when_it_is_done_and_no_later(strategy, struck, when, at):
-    calm, trainer = trainer_of(strategy), trainer_of(strategy)
+def test_a_kill_at_a_step_comes_when_it_is_done_and_no_later(struck, when, at):
+    calm, trainer = trainer_of(), trainer_of()
     seen = struck(lambda: int(trainer.global_step.numpy()))
     with faults.killing(when, by=signal.SIGUSR1):
         for _ in range(3):
@@ -72,8 +76,8 @@ def test_a_kill_at_a_step_comes_when_it_is_done_and_no_later(strategy, struck, w
     assert trainer.global_step.numpy() == 30 and same(state(trainer), state(calm))
 
 
-def test_a_run_that_begins_past_the_step_is_left_alone(strategy, struck):
-    trainer = trainer_of(strategy)
+def test_a_run_that_begins_past_the_step_is_left_alone(struck):
+    trainer = trainer_of()
     trainer.train(tf.constant(13))
     seen = struck(lambda: int(trainer.global_step.numpy()))
     with faults.killing("step:13", by=signal.SIGUSR1):
@@ -81,32 +85,32 @@ def test_a_run_that_begins_past_the_step_is_left_alone(strategy, struck):
     assert seen == [] and trainer.global_step.numpy() == 18
 
 
-def test_a_kill_in_a_save_comes_between_the_files_and_the_marker(strategy, struck, tmp_path):
-    trainer, files = trainer_of(strategy), CheckpointFiles(tmp_path)
+def test_a_kill_in_a_save_comes_between_the_files_and_the_marker(struck, tmp_path):
+    trainer, files = trainer_of(), CheckpointFiles(tmp_path)
     seen = struck(lambda: (files.steps(), files.faults(), sorted(tmp_path.glob("ckpt-2*"))))
     checkpoints = Checkpointer(tmp_path, trainer)
     with faults.killing("save:2", by=signal.SIGUSR1):
         for _ in range(3):
             trainer.train(tf.constant(1))
             checkpoints.save()
-    files = [tmp_path / "ckpt-2.data-00000-of-00001", tmp_path / "ckpt-2.index"]
-    assert seen == [([1], {2: UNFINISHED}, files)]
+    written = [tmp_path / "ckpt-2.data-00000-of-00001", tmp_path / "ckpt-2.index"]
+    assert seen == [([1], {2: UNFINISHED}, written)]
     assert files.steps() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("batches", [-1, 3])
-def test_a_kill_in_an_evaluation_comes_after_its_first_batch(strategy, struck, batches):
-    evaluator = ctl.StandardEvaluator(trainer_of(strategy), global_batch_size=5)
+def test_a_kill_in_an_evaluation_comes_after_its_first_batch(struck, batches):
+    evaluator = ctl.StandardEvaluator(trainer_of(), global_batch_size=5)
     seen = struck(lambda: int(evaluator._examples.numpy()))
     with faults.killing("eval:2", by=signal.SIGUSR1):
         first, second = (evaluator.evaluate(tf.constant(batches)) for _ in range(2))
     assert seen == [5]
-    assert int(second["examples"]) == (tiny.EXAMPLES if batches < 0 else 15)
+    assert int(second["examples"]) == (reference_model.EXAMPLES if batches < 0 else 15)
     assert float(second["loss"]) == float(first["loss"])
 
 
-def test_none_is_no_signal_and_cuts_alike(strategy, monkeypatch):
-    trainer, asked = trainer_of(strategy), []
+def test_none_is_no_signal_and_cuts_alike(monkeypatch):
+    trainer, asked = trainer_of(), []
     train = ctl.StandardTrainer.train
     monkeypatch.setattr(
         ctl.StandardTrainer, "train", lambda self, n: (asked.append(int(n)), train(self, n))[1]
@@ -144,7 +148,7 @@ def test_a_point_that_is_none_is_told(when):
         pass
 
 
-EXPERIMENT = TRAINER.replace(
+EXPERIMENT = experiments.DROPOUT.replace(
     "eval=dict(interval=15)", "eval=dict(interval=15, global_batch_size=7)"
 )
 
@@ -160,7 +164,7 @@ def calm(tmp_path_factory):
 
 
 def check_same(folder, name, step=30):
-    want, got = weights(folder / "calm", step), weights(folder / name, step)
+    want, got = read_weights(folder / "calm", step), read_weights(folder / name, step)
     assert got.keys() == want.keys()
     assert all(np.array_equal(got[key], want[key]) for key in want)
 
@@ -185,7 +189,7 @@ def test_the_program_dies_there_and_goes_on_to_the_same_bits(calm, when, happene
     ]
     killed = child.run(["-m", "ctl.testing.faults", f"--kill={when}", "--", *run], cwd=calm)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert events(calm / name) == happened
+    assert read_events(calm / name) == happened
     assert max(CheckpointFiles(calm / name / "checkpoints").steps(), default=0) == newest
     again = child.run(["-m", "ctl.main", *run], cwd=calm)
     assert again.returncode == 0 and ("Resumed from" in again.stdout) == bool(newest), again.stderr
@@ -198,7 +202,7 @@ def test_a_sigterm_at_a_step_ends_in_a_checkpoint_of_its_inner_loop(calm):
     command = ["-m", "ctl.testing.faults", "--kill=step:13", "--signal=SIGTERM", "--", *run]
     stopped = child.run(command, cwd=calm)
     assert stopped.returncode == 75, stopped.stderr
-    assert events(calm / "term")[-2:] == [("checkpoint", 15), ("stop", 15)]
+    assert read_events(calm / "term")[-2:] == [("checkpoint", 15), ("stop", 15)]
     assert child.run(["-m", "ctl.main", *run], cwd=calm).returncode == 0
     check_same(calm, "term")
 
@@ -207,7 +211,7 @@ def test_a_sigterm_at_a_step_ends_in_a_checkpoint_of_its_inner_loop(calm):
     ("arguments", "told"),
     [
         (["--kill=stop:3", "--", "--config=x.py"], "A kill at 'stop:3'"),
-        (["--kill=start"], "Nothing to run"),
+        (["--kill=start"], "There is nothing to run"),
         (["--kill=start", "--workers=2", "--worker=2", "--", "--config=x.py"], "--worker is 2"),
     ],
 )
@@ -244,7 +248,7 @@ def longer(calm):
         cwd=calm,
     )
     assert done.returncode == 0, done.stderr
-    return weights(calm / "longer", 35)
+    return read_weights(calm / "longer", 35)
 
 
 @pytest.mark.parametrize("kind", DAMAGES)
@@ -264,7 +268,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_told(calm, longer, kind, monkey
     assert passed.startswith(f"Passed over {workdir}/checkpoints/ckpt-{damaged}: ")
     assert fault in passed
     assert f"Resumed from {workdir}/checkpoints/ckpt-{newest}." in out
-    found = weights(workdir, 35)
+    found = read_weights(workdir, 35)
     assert all(np.array_equal(found[name], longer[name]) for name in longer)
 
 
@@ -298,9 +302,9 @@ def test_damage_that_cannot_be_done_is_told(calm):
 
 
 def test_poison_is_in_the_examples_named_and_in_no_others():
-    whole = tiny.examples()
+    whole = reference_model.examples()
     source = faults.poisoned(ctl.data.arrays(whole), [3, 17], "x")
-    found = source.gather(tf.range(tiny.EXAMPLES, dtype=tf.int64))
+    found = source.gather(tf.range(reference_model.EXAMPLES, dtype=tf.int64))
     assert isinstance(source, ctl.data.Arrays)
     bad = np.isnan(found["x"].numpy())
     assert bad[[3, 17]].all() and not np.delete(bad, [3, 17], axis=0).any()
@@ -313,30 +317,30 @@ class Streamed(ctl.data.Source):
     """Examples of a person's own source."""
 
     def __len__(self):
-        return tiny.EXAMPLES
+        return reference_model.EXAMPLES
 
     def gather(self, indexes):
-        return ctl.data.arrays(tiny.examples()).gather(indexes)
+        return ctl.data.arrays(reference_model.examples()).gather(indexes)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("replicas", [1, 2, 4])
-def test_the_example_of_a_replica_spoils_that_step_on_any_replicas(strategy, replicas, streamed):
-    example = faults.example_on(trainer_of(strategy, 4), step=2, replica=3)
-    plain = Streamed() if streamed else ctl.data.arrays(tiny.examples())
+def test_the_example_of_a_replica_spoils_that_step_on_any_replicas(replicas, streamed):
+    example = faults.example_on(trainer_of(4), step=2, replica=3)
+    plain = Streamed() if streamed else ctl.data.arrays(reference_model.examples())
 
-    class Poisoned(tiny.TinyTrainer):
+    class Poisoned(reference_model.ReferenceTrainer):
         data_factory = staticmethod(lambda split: faults.poisoned(plain, [example], "x"))
 
-    trainer = trainer_of(strategy, replicas, cls=Poisoned)
+    trainer = trainer_of(replicas, cls=Poisoned)
     with pytest.raises(NonFiniteStep) as raised:
         trainer.train(tf.constant(3))
     assert raised.value.step == 2
 
 
-def test_a_replicas_example_is_the_one_that_it_reads(strategy):
-    trainer = trainer_of(strategy, 4)  # rows 2, 2, 2, 1
-    read = trainer.feed.indexes(7, 5)
+def test_a_replicas_example_is_the_one_that_it_reads():
+    trainer = trainer_of(4)  # rows 2, 2, 2, 1
+    read = trainer.feed.example_indexes(7, 5)
     found = [
         faults.example_on(trainer, step=5, replica=r, row=i)
         for r in range(4)
@@ -347,20 +351,20 @@ def test_a_replicas_example_is_the_one_that_it_reads(strategy):
         faults.example_on(trainer, step=5, replica=3, row=1)
 
 
-def test_a_step_is_poisoned_on_the_replica_named_alone(strategy):
+def test_a_step_is_poisoned_on_the_replica_named_alone():
     def step(now):
         with ctl.replica.examples(step=tf.constant(now, tf.int64)):
             batch = {"x": tf.ones([2, 3]), "label": tf.zeros([2], tf.int64)}
             return faults.poisoned_step(batch, "x", step=5, replica=1)["x"]
 
-    four = strategy(4)
+    four = testing.make_strategy(4)
     for now in (4, 5, 6):
         found = four.experimental_local_results(four.run(tf.function(step), args=(now,)))
         bad = [bool(tf.reduce_all(tf.math.is_nan(x))) for x in found]
         assert bad == [now == 5 and replica == 1 for replica in range(4)]
 
 
-class PoisonedOnce(tiny.TinyTrainer):
+class PoisonedOnce(reference_model.ReferenceTrainer):
     def forward(self, batch, training):
         if training:
             batch = faults.poisoned_step(batch, "x", step=5, replica=0)
@@ -368,16 +372,16 @@ class PoisonedOnce(tiny.TinyTrainer):
 
 
 @pytest.mark.parametrize("xla", ["off", "gradients", "step", "loop"])
-def test_a_poisoned_step_is_that_step_in_every_mode_of_xla(strategy, xla):
-    trainer = trainer_of(strategy, cls=PoisonedOnce, xla=xla)
+def test_a_poisoned_step_is_that_step_in_every_mode_of_xla(xla):
+    trainer = trainer_of(cls=PoisonedOnce, xla=xla)
     trainer.train(tf.constant(5))
     with pytest.raises(NonFiniteStep) as raised:
         trainer.train(tf.constant(5))
     assert raised.value.step == 5
 
 
-def test_a_poisoned_step_is_left_out_by_skip_and_evaluation_is_clean(strategy):
-    trainer = trainer_of(strategy, 2, cls=PoisonedOnce, on_non_finite="skip")
+def test_a_poisoned_step_is_left_out_by_skip_and_evaluation_is_clean():
+    trainer = trainer_of(2, cls=PoisonedOnce, on_non_finite="skip")
     trainer.train(tf.constant(5))
     loss = ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))["loss"]  # at step 5
     assert np.isfinite(float(loss))
@@ -385,20 +389,20 @@ def test_a_poisoned_step_is_left_out_by_skip_and_evaluation_is_clean(strategy):
     assert (trainer.skipped_steps.numpy(), trainer.global_step.numpy()) == (1, 10)
 
 
-def test_poison_that_would_not_be_there_is_told(strategy):
-    source = ctl.data.arrays(tiny.examples())
+def test_poison_that_would_not_be_there_is_told():
+    source = ctl.data.arrays(reference_model.examples())
     with pytest.raises(ctl.UsageError, match=r"'label' is to be poisoned.*'x', 'weight'"):
         faults.poisoned(source, [1], "label")
     with pytest.raises(ctl.UsageError, match="want 0 to 22"):
         faults.poisoned(source, [23], "x")
 
-    class Elsewhere(tiny.TinyTrainer):
+    class Elsewhere(reference_model.ReferenceTrainer):
         def forward(self, batch, training):
             batch = faults.poisoned_step(batch, "x", step=1, replica=2)
             return super().forward(batch, training)
 
     with pytest.raises(ctl.UsageError, match="Replica 2 is to be poisoned: want 0 to 1"):
-        trainer_of(strategy, 2, cls=Elsewhere).train(tf.constant(1))
+        trainer_of(2, cls=Elsewhere).train(tf.constant(1))
 
 
 # Workers.
@@ -471,7 +475,7 @@ def two_workers(calm):
     run = ["--config=workers.py", "--mode=train"]
     done = child.run(["-m", "ctl.launch", "--workers=2", "--", *run, "--workdir=two"], cwd=calm)
     assert done.returncode == 0, done.stdout + done.stderr
-    return calm, run, weights(calm / "two", 60)
+    return calm, run, read_weights(calm / "two", 60)
 
 
 @pytest.mark.slow
@@ -485,7 +489,7 @@ def test_a_worker_that_is_killed_at_a_step_is_started_again_without_the_kill(two
     assert done.returncode == 0, done.stdout + done.stderr
     assert "worker 1 failed first (killed by SIGKILL)" in done.stderr
     assert "Resumed from restarted/checkpoints/ckpt-30." in done.stdout
-    found = weights(folder / "restarted", 60)
+    found = read_weights(folder / "restarted", 60)
     assert all(np.array_equal(found[name], want[name]) for name in want)
 
 
@@ -502,7 +506,7 @@ def test_a_delayed_worker_holds_all_up_and_changes_nothing(two_workers):
     lines = (folder / "delayed/events.jsonl").read_text().splitlines()
     times = [line["time"] for line in map(json.loads, lines) if line["event"] == "checkpoint"]
     assert 2.5 < np.diff(times).max() < 10
-    found = weights(folder / "delayed", 60)
+    found = read_weights(folder / "delayed", 60)
     assert all(np.array_equal(found[name], want[name]) for name in want)
 
 

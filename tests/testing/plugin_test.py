@@ -24,16 +24,16 @@ def test_nothing_loads_tensorflow_early(pytestconfig):
     assert pytestconfig.pluginmanager.has_plugin("ctl")
 
 
-def test_the_cpu_is_split(logical_devices):
-    assert logical_devices(2) == ["CPU:0", "CPU:1"]
+def test_the_cpu_is_split(ctl_logical_devices):
+    assert ctl_logical_devices(2) == ["CPU:0", "CPU:1"]
     assert len(tf.config.list_logical_devices("CPU")) == 4
-    assert logical_devices(4)[3] == "CPU:3"
+    assert ctl_logical_devices(4)[3] == "CPU:3"
     with pytest.raises(ctl.UsageError, match="started already, with 4 logical CPUs and not 5"):
-        logical_devices(5)
+        ctl_logical_devices(5)
 
 
-def test_each_strategy_trains_alike(strategy, tiny_trainer):
-    trainer = tiny_trainer(strategy, global_batch_size=6, precision="float64")
+def test_each_strategy_trains_alike(ctl_strategy, ctl_tiny_trainer):
+    trainer = ctl_tiny_trainer(ctl_strategy, global_batch_size=6, precision="float64")
     trainer.train(tf.constant(2))
     kernel = trainer.model.trainable_variables[0]
     for copy in testing.copies(trainer.strategy, kernel):
@@ -41,16 +41,16 @@ def test_each_strategy_trains_alike(strategy, tiny_trainer):
         np.testing.assert_allclose(copy, SEEN[0], rtol=0, atol=1e-12)
 
 
-def test_the_workdir_is_empty(workdir):
-    assert not workdir.has_run() and workdir.result() == {}
+def test_the_workdir_is_empty(ctl_workdir):
+    assert not ctl_workdir.has_run() and ctl_workdir.result() == {}
 
 
-def test_time_stands_still(frozen_time):
+def test_time_stands_still(ctl_frozen_time):
     start = time.monotonic()
     time.sleep(100)
-    frozen_time.advance(20)
+    ctl_frozen_time.advance(20)
     assert time.monotonic() - start == 120
-    assert time.time() == time.perf_counter() == frozen_time.now
+    assert time.time() == time.perf_counter() == ctl_frozen_time.now
 
 
 def test_time_goes_on_after_a_test_that_froze_it():
@@ -60,11 +60,13 @@ def test_time_goes_on_after_a_test_that_froze_it():
 
 
 @pytest.mark.parametrize("replica", [0, 1])
-def test_a_planted_overflow_is_of_one_replica_and_one_step(logical_devices, tiny_trainer, replica):
-    devices = [f"/{name}" for name in logical_devices(2)]
+def test_a_planted_overflow_is_of_one_replica_and_one_step(
+    ctl_logical_devices, ctl_tiny_trainer, replica
+):
+    devices = [f"/{name}" for name in ctl_logical_devices(2)]
     strategy = tf.distribute.MirroredStrategy(
         devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
-    trainer = tiny_trainer(strategy, on_non_finite="skip")
+    trainer = ctl_tiny_trainer(strategy, on_non_finite="skip")
     testing.plant(trainer, float("inf"), replica=replica, step=1)
     trainer.train(tf.constant(3))
     assert trainer.skipped_steps.numpy() == 1
@@ -72,7 +74,7 @@ def test_a_planted_overflow_is_of_one_replica_and_one_step(logical_devices, tiny
     with pytest.raises(ctl.UsageError, match="has trained already"):
         testing.plant(trainer, replica=0)
     with pytest.raises(ctl.UsageError, match="There is no replica 2"):
-        testing.plant(tiny_trainer(strategy), replica=2)
+        testing.plant(ctl_tiny_trainer(strategy), replica=2)
 """
 
 

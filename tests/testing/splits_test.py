@@ -12,8 +12,8 @@ from ctl.testing.splits import Split
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4])
 def test_shares_are_those_of_the_feed(batch, replicas):
     layout, split = Layout(batch, replicas), Split(batch, replicas)
-    assert split.shares == layout.shares()
-    assert (split.rows, split.even) == (layout.rows, layout.even)
+    assert split.shares == layout.row_counts()
+    assert (split.rows, split.even) == (layout.rows_per_replica, layout.even)
 
 
 @pytest.mark.parametrize("replicas", [(1, 2), (1, 2, 4), (1, 3), (2, 8)])

@@ -1,1 +1,29 @@
-"""Compiling the real step for a TPU slice, ahead of time, on a machine that has none."""
+"""--mode=aot_compile: compiles the step for TPU slices that this machine need not have."""
+
+from ctl.errors import print_line
+from ctl.modes import DONE, FAILED, Arguments
+
+
+def aot_compile(arguments: Arguments) -> int:
+    """Compiles the step for each slice of `--topology`, and writes a report into the workdir.
+
+    Returns:
+        The exit code: 1 if the step would not run on one of the slices.
+    """
+    from ctl.modes.aot_compile import slices
+
+    requested = slices.parse_topology(arguments.topology or slices.DEFAULT)
+    # These import private parts of TensorFlow, which no other mode needs.
+    from ctl.modes.aot_compile import report, survey
+
+    results = survey.compile_for_slices(
+        arguments.config,
+        arguments.config_path,
+        requested,
+        find_batch=arguments.find_batch,
+        print_line=print_line,
+    )
+    print_line(report.format_table(results))
+    path = report.write_json(results, arguments.workdir.path)
+    print_line(f"{report.DISCLAIMER} All figures: {path}")
+    return DONE if all(result.compiled for result in results) else FAILED

@@ -1,10 +1,10 @@
-"""The program that compiles HLO by libtpu. It runs in an environment of its own, without ctl.
+"""The program that compiles HLO with libtpu. It runs in its own environment, which has no ctl.
 
 python compiler.py REQUEST.json
 
-A request names the HLO's file, the topology, its cores and the chips of a machine, the effort from
--1 (quick) to 0 (the default), and the seconds that it may take. It prints one line of JSON: what the
-compiler found, or `error`.
+REQUEST.json holds: the path of the HLO, the topology, its number of cores, the chips of one host,
+the effort from -1 (quick) to 0 (the default), and a time limit in seconds. The program prints one
+line of JSON: the compiler's figures, or `error`.
 """
 
 import json
@@ -16,12 +16,12 @@ import time
 from typing import Any, NamedTuple
 
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f64": 8, "s64": 8}
-_REDUCED = re.compile(r" = (.*?) all-reduce(?:-start)?\(")
+_ALL_REDUCE = re.compile(r" = (.*?) all-reduce(?:-start)?\(")
 _TENSOR = re.compile(r"\b([a-z]+[0-9]*)\[([0-9,]*)\]")
 
 
-class Parts(NamedTuple):
-    """jax's private parts that are used here."""
+class PrivateApi(NamedTuple):
+    """The private functions of jax that this program uses."""
 
     topology: Any
     to_stablehlo: Any
@@ -33,38 +33,38 @@ class Parts(NamedTuple):
 
 
 def main(path: str) -> dict[str, Any]:
-    """Compiles what a request asks for.
+    """Compiles one program.
 
     Args:
-        path: of the request.
+        path: the file with the request.
 
     Returns:
-        What was found, or `error` and its `kind`.
+        The compiler's figures, or `error` and its `kind`.
     """
     with open(path) as file:
         request = json.load(file)
-    signal.alarm(request["seconds"])  # ends the process, inside the compiler too
+    signal.alarm(request["seconds"])  # ends the process even inside the compiler
     try:
-        parts = private_parts()
+        api = import_private_api()
     except (ImportError, AttributeError) as error:
         return {"error": str(error), "kind": "versions"}
     with open(request["hlo"], "rb") as file:
         hlo = file.read()
     start = time.monotonic()
     try:
-        devices = _devices(parts, request)
-        with parts.context() as context, parts.ir.Location.unknown(context):
-            module = parsed(parts, hlo)
+        devices = _make_devices(api, request)
+        with api.context() as context, api.ir.Location.unknown(context):
+            module = parse_module(api, hlo)
             executable = devices[0].client.compile(
-                module, parts.device_list(tuple(devices)), _options(parts, request)
+                module, api.device_list(tuple(devices)), _make_options(api, request)
             )
-    except Exception as error:  # XLA's errors have no common base, and all of them are told
-        return {"error": str(error), "kind": type(error).__name__, "seconds": _since(start)}
-    return {**_found(executable), "seconds": _since(start)}
+    except Exception as error:  # XLA's errors have no common base class; report each
+        return {"error": str(error), "kind": type(error).__name__, "seconds": _seconds_since(start)}
+    return {**_collect_figures(executable), "seconds": _seconds_since(start)}
 
 
-def private_parts() -> Parts:
-    """Jax's private parts, all of them, so that another version fails here and by name."""
+def import_private_api() -> PrivateApi:
+    """Imports all private functions at once, so that another version of jax fails here, by name."""
     from jax._src import compiler  # type: ignore[import-not-found]
     from jax._src.interpreters import mlir  # type: ignore[import-not-found]
     from jax._src.lib import _jax  # type: ignore[import-not-found]
@@ -72,7 +72,7 @@ def private_parts() -> Parts:
     from jaxlib.mlir import ir  # type: ignore[import-not-found]
     import numpy as np
 
-    return Parts(
+    return PrivateApi(
         topology=topologies.get_topology_desc,
         to_stablehlo=_jax.mlir.hlo_to_stablehlo,
         device_list=_jax.DeviceList,
@@ -83,58 +83,60 @@ def private_parts() -> Parts:
     )
 
 
-def _devices(parts: Parts, request: dict[str, Any]) -> Any:
-    devices = parts.topology(
+def _make_devices(api: PrivateApi, request: dict[str, Any]) -> Any:
+    devices = api.topology(
         platform="tpu",
         topology_name=request["topology"],
         chips_per_host_bounds=tuple(request["host_chips"]),
     ).devices
     if len(devices) != request["cores"]:
-        raise ValueError(f"the compiler sees {len(devices)} cores, want {request['cores']}")
+        raise ValueError(
+            f"the compiler reports {len(devices)} cores, but the slice has {request['cores']}"
+        )
     return devices
 
 
-def _options(parts: Parts, request: dict[str, Any]) -> Any:
+def _make_options(api: PrivateApi, request: dict[str, Any]) -> Any:
     cores = request["cores"]
-    options = parts.options(
+    options = api.options(
         num_replicas=cores,
         num_partitions=1,
-        device_assignment=parts.np.arange(cores).reshape(cores, 1),
+        device_assignment=api.np.arange(cores).reshape(cores, 1),
     )
     options.executable_build_options.exec_time_optimization_effort = request["effort"]
     return options
 
 
-def parsed(parts: Parts, hlo: bytes) -> Any:
-    """TensorFlow's HLO as a module, without what jax's newer dialect does not take."""
-    ir = parts.ir
-    module = ir.Module.parse(parts.to_stablehlo(hlo))
+def parse_module(api: PrivateApi, hlo: bytes) -> Any:
+    """Parses TensorFlow's HLO, and removes what jax's newer dialect rejects."""
+    ir = api.ir
+    module = ir.Module.parse(api.to_stablehlo(hlo))
     copies, comparisons = [], []
 
-    def look(op: Any) -> Any:
+    def visit(op: Any) -> Any:
         if op.name == "mhlo.copy":
             copies.append(op)
         elif op.name == "stablehlo.compare" and "compare_type" in op.attributes:
             comparisons.append(op)
         return ir.WalkResult.ADVANCE
 
-    module.operation.walk(look)
+    module.operation.walk(visit)
     for op in copies:
         op.results[0].replace_all_uses_with(op.operands[0])
         op.erase()
     for op in comparisons:
         element = ir.RankedTensorType(op.operands[0].type).element_type
-        whole = isinstance(element, ir.IntegerType)
-        if whole and "TOTALORDER" in str(op.attributes["compare_type"]):
-            del op.attributes["compare_type"]  # an order of floats, which integers have no need of
+        is_integer = isinstance(element, ir.IntegerType)
+        if is_integer and "TOTALORDER" in str(op.attributes["compare_type"]):
+            del op.attributes["compare_type"]  # an order of floats, which integers must not have
     return module
 
 
-def _found(executable: Any) -> dict[str, Any]:
+def _collect_figures(executable: Any) -> dict[str, Any]:
     memory, cost = executable.get_compiled_memory_stats(), executable.cost_analysis()
-    sizes = reduced(executable.hlo_modules()[0].to_string())
+    sizes = measure_all_reduces(executable.hlo_modules()[0].to_string())
     arguments = memory.argument_size_in_bytes
-    # An output that takes an argument's place costs nothing.
+    # An output that reuses an argument's memory needs none of its own.
     outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return {
         "peak_bytes": max(memory.peak_memory_in_bytes, arguments),
@@ -149,18 +151,18 @@ def _found(executable: Any) -> dict[str, Any]:
     }
 
 
-def reduced(text: str) -> list[int]:
-    """The bytes of each all-reduce of a compiled module, whose text is given."""
+def measure_all_reduces(text: str) -> list[int]:
+    """The size in bytes of each all-reduce in the text of a compiled module."""
     return [
         sum(
-            _BYTES.get(kind, 4) * math.prod(int(n) for n in shape.split(",") if n)
-            for kind, shape in _TENSOR.findall(result)
+            _BYTES.get(dtype, 4) * math.prod(int(n) for n in shape.split(",") if n)
+            for dtype, shape in _TENSOR.findall(result)
         )
-        for result in _REDUCED.findall(text)
+        for result in _ALL_REDUCE.findall(text)
     ]
 
 
-def _since(start: float) -> float:
+def _seconds_since(start: float) -> float:
     return round(time.monotonic() - start, 2)
 
 

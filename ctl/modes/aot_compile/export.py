@@ -1,4 +1,4 @@
-"""A trainer and an evaluator -> the programs, as HLO, that one core of a TPU would run."""
+"""Exports a trainer's and an evaluator's step as the HLO program that one TPU core would run."""
 
 from collections.abc import Callable
 import dataclasses
@@ -10,7 +10,7 @@ import tensorflow as tf
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
 from ctl.modes.aot_compile import problems
-from ctl.modes.aot_compile.problems import Problem, Unfit
+from ctl.modes.aot_compile.problems import NotExportable, Problem
 from ctl.modes.aot_compile.strategy import SliceStrategy
 from ctl.trainer import StandardTrainer
 
@@ -21,8 +21,8 @@ class Program:
 
     Attributes:
         name: "train step" or "eval step".
-        hlo: a serialized HLO module of one replica.
-        warnings: what compiles, and may be slow.
+        hlo: the program of one replica, a serialized HLO module.
+        warnings: what compiles, but may be slow.
     """
 
     name: str
@@ -30,94 +30,96 @@ class Program:
     warnings: list[Problem]
 
 
-def train_step(trainer: StandardTrainer) -> Program:
-    """The program of one training step, made by the trainer's own `train_step`.
+def export_train_step(trainer: StandardTrainer) -> Program:
+    """Exports one training step, traced from the trainer's own `train_step`.
 
     Args:
-        trainer: made under a `SliceStrategy`.
+        trainer: a trainer made under a `SliceStrategy`.
 
     Raises:
-        Unfit: it cannot be a program of a TPU.
+        NotExportable: the step cannot be a TPU program.
     """
-    data = trainer.feed.training(trainer.global_batch_size, start=0)
-    return _program("train step", trainer.strategy, trainer.train_step, data.element_spec)
+    data = trainer.feed.training_dataset(trainer.global_batch_size, start=0)
+    return _export("train step", trainer.strategy, trainer.train_step, data.element_spec)
 
 
-def eval_step(evaluator: StandardEvaluator) -> Program:
-    """The program of one evaluation step; as `train_step`."""
+def export_eval_step(evaluator: StandardEvaluator) -> Program:
+    """Exports one evaluation step, as `export_train_step` exports a training step."""
     data = evaluator.eval_dataset
-    return _program("eval step", evaluator.strategy, evaluator.eval_step, data.element_spec)
+    return _export("eval step", evaluator.strategy, evaluator.eval_step, data.element_spec)
 
 
-def _program(name: str, strategy: Any, step: Callable[[Any], Any], element: Any) -> Program:
+def _export(name: str, strategy: Any, step: Callable[[Any], Any], element_spec: Any) -> Program:
     assert isinstance(strategy, SliceStrategy)
-    specs = {_name(path): spec for path, spec in _flat(element)}
-    unknown = problems.unknown_sizes(specs)
+    specs = {_feature_name(path): spec for path, spec in flatten_specs(element_spec)}
+    unknown = problems.check_shapes(specs)
     if unknown:
-        raise Unfit(unknown)
+        raise NotExportable(unknown)
     strategy.traced.clear()
-    _trace(step, element, list(specs.values()))
+    _trace(step, element_spec, list(specs.values()))
     if len(strategy.traced) != 1:
         raise UsageError(
-            f"The {name} calls strategy.run {len(strategy.traced)} times: want one program, so call "
-            "it once in train_step."
+            f"The {name} calls strategy.run {len(strategy.traced)} times, but must be one program: "
+            "call it exactly once in train_step."
         )
     traced = strategy.traced[0]
     graph = traced.function.get_concrete_function(*traced.specs).graph
     try:
-        # Of the function itself: the same trace, and the text form breaks between versions.
+        # Of the function itself, which reuses the trace. The serialized form is used because the
+        # text form is not stable between versions.
         export = traced.function.experimental_get_compiler_ir(*traced.specs)
         hlo = export(stage="hlo_serialized")
     except (ValueError, tf.errors.OpError) as error:
-        raise Unfit(problems.of_export(error, graph)) from error
-    found = problems.in_graph(graph)
-    fatal = [problem for problem in found if problem.fatal]
+        raise NotExportable(problems.explain_export_error(error, graph)) from error
+    in_graph = problems.find_in_graph(graph)
+    fatal = [problem for problem in in_graph if problem.fatal]
     if fatal:
-        raise Unfit(fatal)
-    return Program(name, hlo, found)
+        raise NotExportable(fatal)
+    return Program(name, hlo, in_graph)
 
 
-def _trace(step: Callable[[Any], Any], element: Any, specs: list[tf.TensorSpec]) -> None:
+def _trace(step: Callable[[Any], Any], element_spec: Any, specs: list[tf.TensorSpec]) -> None:
     def call(*tensors: tf.Tensor) -> None:
-        step(_One(_packed(element, tensors)))
+        step(_OneElement(pack_tensors(element_spec, tensors)))
 
-    # TensorFlow logs the stack of what it cannot convert, which is told in one line instead.
+    # TensorFlow logs a stack trace of what it cannot convert; the error is reported in one line.
     logger = tf.get_logger()
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
         tf.function(call).get_concrete_function(*specs)
-    except (UsageError, Unfit):
+    except (UsageError, NotExportable):
         raise
-    except Exception as error:  # a person's own code runs here
-        raise Unfit([problems.of_tracing(error)]) from error
+    except Exception as error:  # the user's own code runs here
+        raise NotExportable([problems.explain_tracing_error(error)]) from error
     finally:
         logger.setLevel(level)
 
 
-class _One:
-    """An iterator of one element, in the place of the strategy's."""
+class _OneElement:
+    """An iterator that returns the same element each time, in place of the strategy's iterator."""
 
     def __init__(self, element: Any):
         self._element = element
 
-    def __iter__(self) -> "_One":
+    def __iter__(self) -> "_OneElement":
         return self
 
     def __next__(self) -> Any:
         return self._element
 
 
-def _flat(element: Any) -> list[tuple[tuple, tf.TensorSpec]]:
-    """The tensors of an element and where they are in it; a mask that is not there is left out."""
-    pairs = zip(_paths(element), tf.nest.flatten(element), strict=True)
+def flatten_specs(element_spec: Any) -> list[tuple[tuple, tf.TensorSpec]]:
+    """The path and the spec of each tensor of an element; skips a row mask that is None."""
+    pairs = zip(_paths(element_spec), tf.nest.flatten(element_spec), strict=True)
     return [(path, spec) for path, spec in pairs if isinstance(spec, tf.TensorSpec)]
 
 
-def _packed(element: Any, tensors: Any) -> Any:
-    left = iter(tensors)
+def pack_tensors(element_spec: Any, tensors: Any) -> Any:
+    """Packs tensors, in the order of `flatten_specs`, into an element."""
+    remaining = iter(tensors)
     return tf.nest.map_structure(
-        lambda spec: next(left) if isinstance(spec, tf.TensorSpec) else None, element
+        lambda spec: next(remaining) if isinstance(spec, tf.TensorSpec) else None, element_spec
     )
 
 
@@ -129,6 +131,6 @@ def _paths(element: Any, path: tuple = ()) -> list[tuple]:
     return [path]
 
 
-def _name(path: tuple) -> str:
-    words = [str(part) for part in path if isinstance(part, str)]
-    return ".".join(words) or "the mask of present rows"
+def _feature_name(path: tuple) -> str:
+    keys = [part for part in path if isinstance(part, str)]
+    return ".".join(keys) or "the row mask"

@@ -1,4 +1,4 @@
-"""What keeps a step from running on a TPU, told in the terms of the person who wrote it."""
+"""Explains, with the user's own file and line, why a step cannot run on a TPU."""
 
 from collections.abc import Iterator
 import dataclasses
@@ -12,35 +12,37 @@ import tensorflow as tf
 
 import ctl
 
-_HOST = "A TPU has no such operation"
 _CALLBACK = "calls back into Python on the host"
-_WHY = {
+_STRING = "makes a string"
+_IMAGE = "decodes an image"
+_SUMMARY = "writes a summary on the host"
+_HOST_ONLY = {
     "EagerPyFunc": _CALLBACK,
     "PyFunc": _CALLBACK,
     "PyFuncStateless": _CALLBACK,
     "PrintV2": "prints on the host",
     "StringFormat": "makes a string, as tf.print does",
-    "AsString": "makes a string",
-    "DecodeJpeg": "decodes an image",
-    "DecodePng": "decodes an image",
-    "DecodeImage": "decodes an image",
-    "WriteScalarSummary": "writes a summary on the host",
-    "WriteHistogramSummary": "writes a summary on the host",
-    "WriteImageSummary": "writes a summary on the host",
-    "WriteSummary": "writes a summary on the host",
+    "AsString": _STRING,
+    "DecodeJpeg": _IMAGE,
+    "DecodePng": _IMAGE,
+    "DecodeImage": _IMAGE,
+    "WriteScalarSummary": _SUMMARY,
+    "WriteHistogramSummary": _SUMMARY,
+    "WriteImageSummary": _SUMMARY,
+    "WriteSummary": _SUMMARY,
     "RaggedRange": "makes rows of different lengths",
     "RaggedTensorToTensor": "reads rows of different lengths",
     "RaggedTensorToVariant": "makes rows of different lengths",
 }
-_SIZED_BY_DATA = ("Where", "Unique", "UniqueV2", "UniqueWithCounts")
+_DATA_DEPENDENT_SIZE = ("Where", "Unique", "UniqueV2", "UniqueWithCounts")
 _UNSUPPORTED = re.compile(r"No registered '(\w+)' OpKernel .*?\{\{node ([^}]+)\}\}", re.DOTALL)
-_DYNAMIC = re.compile(
+_NOT_CONSTANT = re.compile(
     r"Input (\d+) to node `([^`]+)` with op (\w+) must be a compile-time constant"
 )
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 _LIBRARIES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["stdlib"])
-_CTL = os.path.dirname(os.path.abspath(ctl.__file__))
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_CTL = os.path.dirname(os.path.abspath(ctl.__file__)) + os.sep
+_THIS_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +50,9 @@ class Problem:
     """One thing that is wrong, or that may be slow.
 
     Attributes:
-        what: a sentence.
-        where: the person's own file and line, where it is known; else "".
-        fatal: whether the program does not compile because of it.
+        what: one sentence.
+        where: the file and line of the user's code if known, else "".
+        fatal: whether it keeps the program from compiling.
     """
 
     what: str
@@ -61,98 +63,100 @@ class Problem:
         return f"{self.where}: {self.what}" if self.where else self.what
 
 
-class Unfit(Exception):
-    """The step cannot be a program of a TPU.
+class NotExportable(Exception):
+    """The step cannot be a TPU program.
 
     Attributes:
-        problems: what is wrong.
+        problems: the reasons.
     """
 
-    ag_pass_through = True  # AutoGraph would make another exception of it
+    ag_pass_through = True  # otherwise AutoGraph replaces the exception by one of its own
 
     def __init__(self, problems: list[Problem]):
-        """Says what is wrong."""
+        """Takes the reasons."""
         super().__init__("; ".join(map(str, problems)))
         self.problems = problems
 
 
-def unknown_sizes(specs: dict[str, tf.TensorSpec]) -> list[Problem]:
-    """The tensors of a batch whose shape is not known before it is there."""
+def check_shapes(specs: dict[str, tf.TensorSpec]) -> list[Problem]:
+    """One problem for each tensor of a batch whose shape is not fully defined."""
     return [
         Problem(
-            f"{name} of the batch has the shape {tuple(spec.shape)}: a TPU's program has fixed "
-            "shapes, so batch with drop_remainder=True, or pad to one size."
+            f"{name} of the batch has the shape {tuple(spec.shape)}, but a TPU program has fixed "
+            "shapes: batch with drop_remainder=True, or pad to one size."
         )
         for name, spec in specs.items()
         if not spec.shape.is_fully_defined()
     ]
 
 
-def of_tracing(error: Exception) -> Problem:
-    """Why TensorFlow could not even trace the step."""
-    where = _own_line([(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)])
+def explain_tracing_error(error: Exception) -> Problem:
+    """Explains why TensorFlow could not trace the step."""
+    where = _user_line([(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)])
     text = str(error)
-    # AutoGraph replaces the exception, and keeps the lines in its text.
+    # AutoGraph replaces the exception, and keeps the original lines in the text of the new one.
     lines = re.findall(r'File "([^"]+)", line (\d+)', text)
-    where = _own_line([(file, int(line)) for file, line in lines]) or where
+    where = _user_line([(file, int(line)) for file, line in lines]) or where
     if "singleton tf.Variable" in text or "creating_tfvariables" in text:
         return Problem("makes a variable in every step: make it once, in build_model.", where)
     last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-    return Problem(f"the step cannot be traced ({_short(last or type(error).__name__)}).", where)
+    return Problem(f"the step cannot be traced ({_shorten(last or type(error).__name__)}).", where)
 
 
-def of_export(error: Exception, graph: tf.Graph) -> list[Problem]:
-    """Why XLA could not make a program of the traced step."""
-    found = [p for p in in_graph(graph) if p.fatal]
+def explain_export_error(error: Exception, graph: tf.Graph) -> list[Problem]:
+    """Explains why XLA could not compile the traced step."""
+    problems = [p for p in find_in_graph(graph) if p.fatal]
     text = str(error)
-    for kind, node in _UNSUPPORTED.findall(text):
-        where = _line_of(graph, node)
-        if not any(p.where == where for p in found):
-            found.append(Problem(_no_such(kind), where))
-    for number, node, kind in _DYNAMIC.findall(text):
-        found.append(
+    for op_type, node in _UNSUPPORTED.findall(text):
+        where = _line_of_node(graph, node)
+        if not any(p.where == where for p in problems):
+            problems.append(Problem(_describe_unsupported(op_type), where))
+    for number, node, op_type in _NOT_CONSTANT.findall(text):
+        problems.append(
             Problem(
-                f"argument {number} of {kind} ({node}) is a size that the data decide, and a TPU's "
-                "program has fixed shapes: give it a number that is known before the step.",
-                _line_of(graph, node),
+                f"argument {number} of {op_type} ({node}) is a size that depends on the data, but a "
+                "TPU program has fixed shapes: pass a number that is known before the step.",
+                _line_of_node(graph, node),
             )
         )
-    if not found:
-        node = _NODE.search(text)
-        where = _line_of(graph, node[1]) if node else ""
-        found.append(Problem(f"XLA refuses the step: {_short(text)}", where))
-    return found
+    if not problems:
+        match = _NODE.search(text)
+        where = _line_of_node(graph, match[1]) if match else ""
+        problems.append(Problem(f"XLA rejects the step: {_shorten(text)}", where))
+    return problems
 
 
-def in_graph(graph: tf.Graph) -> list[Problem]:
-    """What the operations of a step tell before anything compiles it."""
-    found: dict[tuple[str, str], Problem] = {}
-    for op in _operations(graph):
-        problem = _of_operation(op)
+def find_in_graph(graph: tf.Graph) -> list[Problem]:
+    """Finds the problems that the operations of a step show before XLA compiles it."""
+    unique: dict[tuple[str, str], Problem] = {}
+    for op in list_operations(graph):
+        problem = _check_operation(op)
         if problem:
-            found.setdefault((problem.what, problem.where), problem)
-    # The gradient of an operation has no line of its own, and is told with the operation.
-    placed = {problem.what for problem in found.values() if problem.where}
-    told = [p for p in found.values() if p.where or p.what not in placed]
-    doubles = [p for p in told if "float64" in p.what]
-    return [p for p in told if p not in doubles] + doubles[:1]  # one float64 makes many
+            unique.setdefault((problem.what, problem.where), problem)
+    # The gradient of an operation has no line of its own; it is reported with the operation.
+    with_line = {problem.what for problem in unique.values() if problem.where}
+    problems = [p for p in unique.values() if p.where or p.what not in with_line]
+    # One float64 tensor makes many others float64, so only the first is reported.
+    float64 = [p for p in problems if "float64" in p.what]
+    return [p for p in problems if p not in float64] + float64[:1]
 
 
-def _of_operation(op: tf.Operation) -> Problem | None:
-    where = _own_line([(f.filename, f.lineno) for f in op.traceback])
-    if op.type in _WHY:
-        return Problem(_no_such(op.type), where)
-    if op.type in _SIZED_BY_DATA and where:
+def _check_operation(op: tf.Operation) -> Problem | None:
+    where = _user_line([(f.filename, f.lineno) for f in op.traceback])
+    if op.type in _HOST_ONLY:
+        return Problem(_describe_unsupported(op.type), where)
+    if op.type in _DATA_DEPENDENT_SIZE and where:
         return Problem(
-            f"{op.type}'s size depends on the data: XLA pads it to the largest that it can be.",
+            f"the size of {op.type} depends on the data: XLA pads it to the largest possible size.",
             where,
             fatal=False,
         )
-    # Without a line it is the framework's own, such as a sum in float64 of the evaluation.
-    wide = any(o.dtype in (tf.float64, tf.complex128) for o in op.outputs)
-    if wide and where and op.type not in ("Placeholder", "Const"):
+    # An operation without a user's line belongs to the framework, such as a float64 sum of the
+    # evaluation.
+    is_64_bit = any(o.dtype in (tf.float64, tf.complex128) for o in op.outputs)
+    if is_64_bit and where and op.type not in ("Placeholder", "Const"):
         return Problem(
-            f"{op.type} computes in float64, which a TPU imitates by float32 at a fraction of the "
+            f"{op.type} computes in float64, which a TPU emulates by float32 at a fraction of the "
             "speed: cast to float32.",
             where,
             fatal=False,
@@ -160,16 +164,16 @@ def _of_operation(op: tf.Operation) -> Problem | None:
     return None
 
 
-def _no_such(kind: str) -> str:
-    why = _WHY.get(kind)
+def _describe_unsupported(op_type: str) -> str:
+    reason = f", which {_HOST_ONLY[op_type]}" if op_type in _HOST_ONLY else ""
     return (
-        f"{_HOST} as {kind}{f', which {why}' if why else ''}: take it out of the step. (Where it runs "
-        "at all, TensorFlow does it on the host, a detour in every step that is not checked here.)"
+        f"A TPU does not support {op_type}{reason}: remove it from the step. (TensorFlow may run it "
+        "on the host, at a cost in every step that is not checked here.)"
     )
 
 
-def _operations(graph: tf.Graph, seen: set[str] | None = None) -> Iterator[tf.Operation]:
-    """All operations of a graph, also those in its conditionals, loops and calls."""
+def list_operations(graph: tf.Graph, seen: set[str] | None = None) -> Iterator[tf.Operation]:
+    """Iterates over all operations of a graph and of its conditionals, loops and calls."""
     seen = set() if seen is None else seen
     for op in graph.get_operations():
         yield op
@@ -180,36 +184,32 @@ def _operations(graph: tf.Graph, seen: set[str] | None = None) -> Iterator[tf.Op
                     seen.add(name)
                     inner = getattr(graph._get_function(name), "graph", None)
                     if inner is not None:
-                        yield from _operations(inner, seen)
+                        yield from list_operations(inner, seen)
 
 
-def _line_of(graph: tf.Graph, node: str) -> str:
-    """The person's line that made a node."""
-    for op in _operations(graph):
+def _line_of_node(graph: tf.Graph, node: str) -> str:
+    """The user's line that made a node, or ""."""
+    for op in list_operations(graph):
         if op.name == node or op.name.endswith(f"/{node}") or node.endswith(f"/{op.name}"):
-            where = _own_line([(frame.filename, frame.lineno) for frame in op.traceback])
+            where = _user_line([(frame.filename, frame.lineno) for frame in op.traceback])
             if where:
                 return where
     return ""
 
 
-def _own_line(frames: list[tuple[str, int | None]]) -> str:
-    """The innermost line of the step that is neither of a library nor of ctl."""
+def _user_line(frames: list[tuple[str, int | None]]) -> str:
+    """The innermost line of the step that belongs neither to a library nor to ctl, or ""."""
     for file, line in reversed(frames):
         path = os.path.abspath(file)
-        if path.startswith(_HERE):
-            break  # from here outwards it is whoever asked for the export
-        outside = (*_LIBRARIES, _CTL + os.sep)
-        generated = "__autograph_generated_file" in path
-        if not path.startswith(outside) and not generated and pathlib.Path(path).exists():
-            return f"{_relative(path)}:{line}"
+        if path.startswith(_THIS_PACKAGE):
+            break  # the frames further out called the export; they are not the step
+        is_generated = "__autograph_generated_file" in path
+        is_library = path.startswith((*_LIBRARIES, _CTL))
+        if not is_library and not is_generated and pathlib.Path(path).exists():
+            relative = os.path.relpath(path)
+            return f"{path if relative.startswith('..') else relative}:{line}"
     return ""
 
 
-def _relative(path: str) -> str:
-    relative = os.path.relpath(path)
-    return path if relative.startswith("..") else relative
-
-
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return " ".join(text.split())[:300]

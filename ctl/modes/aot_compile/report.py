@@ -1,4 +1,4 @@
-"""What was found for each slice, as a table for people and as JSON for programs."""
+"""Prints the results of all slices as a table, and writes them as JSON."""
 
 from collections.abc import Sequence
 import json
@@ -7,123 +7,118 @@ import pathlib
 import tempfile
 from typing import Any
 
-from ctl.modes.aot_compile.compiling import Compiled
-from ctl.modes.aot_compile.survey import Outcome
+from ctl.modes.aot_compile.compiler_process import Compiled
+from ctl.modes.aot_compile.survey import SliceResult
 
-LIMITS = (
-    "What compiles and fits need not be fast, and no figure was compared with a physical TPU "
+DISCLAIMER = (
+    "A step that compiles and fits need not be fast, and no figure was compared with a physical TPU "
     "(docs/aot.md)."
 )
 _GIB, _MIB, _KIB = 2**30, 2**20, 2**10
 _NO_PROGRAM = Compiled()
-_HEADER = ("slice", "cores", "HBM a core", "result", "peak", "of HBM", "arguments", "temporaries")
+_HEADER = ("slice", "cores", "HBM per core", "result", "peak", "of HBM", "arguments", "temporaries")
 _COSTS = ("Gflop", "GiB moved", "flop/byte", "all-reduces", "compile")
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
-    """A row a slice and program, then what is wrong, each once."""
+def format_table(results: Sequence[SliceResult]) -> str:
+    """Formats one row per slice and program, then the largest batches and the problems."""
     rows: list[tuple[str, ...]] = [(*_HEADER, *_COSTS)]
-    for outcome in outcomes:
-        programs = outcome.programs or {"": _NO_PROGRAM}
-        rows += [_row(outcome, name, found) for name, found in programs.items()]
+    for result in results:
+        programs = result.programs or {"": _NO_PROGRAM}
+        rows += [_format_row(result, name, compiled) for name, compiled in programs.items()]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
     return "\n".join(
-        [*(line.rstrip() for line in lines), *_batches(outcomes), *_problems(outcomes)]
+        [*(line.rstrip() for line in lines), *_list_batches(results), *_list_problems(results)]
     )
 
 
-def record(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """What aot_compile.json holds: the train step's figures, the eval step's under `eval`."""
-    return {"topologies": [_entry(outcome) for outcome in outcomes]}
+def make_record(results: Sequence[SliceResult]) -> dict[str, Any]:
+    """The content of aot_compile.json: the train step's figures; the eval step's under `eval`."""
+    return {"topologies": [_make_entry(result) for result in results]}
 
 
-def write(outcomes: Sequence[Outcome], folder: pathlib.Path) -> pathlib.Path:
-    """Writes aot_compile.json, whole or not at all; returns where."""
+def write_json(results: Sequence[SliceResult], folder: pathlib.Path) -> pathlib.Path:
+    """Writes aot_compile.json atomically; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "aot_compile.json"
     with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
-        json.dump(record(outcomes), file, indent=2)
+        json.dump(make_record(results), file, indent=2)
     os.chmod(file.name, 0o644)
     os.replace(file.name, path)
     return path
 
 
-def _row(outcome: Outcome, name: str, found: Compiled) -> tuple[str, ...]:
-    slice_ = outcome.slice
-    about = (slice_.name, str(slice_.cores), f"{slice_.hbm_bytes / _GIB:.2f} GiB")
-    if found is _NO_PROGRAM:
-        return (*about, "would not run", *[""] * (len(_HEADER) + len(_COSTS) - 4))
-    if found.error:
-        wrong = "out of HBM" if found.out_of_memory else "does not compile"
-        return (*about, f"{name}: {wrong}", *[""] * (len(_HEADER) + len(_COSTS) - 4))
+def _format_row(result: SliceResult, name: str, compiled: Compiled) -> tuple[str, ...]:
+    slice_ = result.slice
+    first = (slice_.name, str(slice_.cores), f"{slice_.hbm_bytes / _GIB:.2f} GiB")
+    empty = ("",) * (len(_HEADER) + len(_COSTS) - 4)
+    if compiled is _NO_PROGRAM:
+        return (*first, "would not run", *empty)
+    if compiled.error:
+        reason = "out of HBM" if compiled.out_of_memory else "does not compile"
+        return (*first, f"{name}: {reason}", *empty)
     return (
-        *about,
+        *first,
         f"{name} compiles",
-        _size(found.peak_bytes),
-        f"{found.peak_bytes / slice_.hbm_bytes:.1%}",
-        _size(found.argument_bytes),
-        _size(max(0, found.peak_bytes - found.argument_bytes)),
-        f"{found.flops / 1e9:,.2f}",
-        f"{found.bytes / _GIB:,.3f}",
-        f"{_intensity(found):.1f}",
-        f"{found.all_reduces}, {_size(found.all_reduce_bytes)}",
-        f"{found.seconds:.1f} s{' (twice)' * (found.effort == 0)}",
+        _format_size(compiled.peak_bytes),
+        f"{compiled.peak_bytes / slice_.hbm_bytes:.1%}",
+        _format_size(compiled.argument_bytes),
+        _format_size(max(0, compiled.peak_bytes - compiled.argument_bytes)),
+        f"{compiled.flops / 1e9:,.2f}",
+        f"{compiled.bytes / _GIB:,.3f}",
+        f"{compiled.flops / compiled.bytes if compiled.bytes else 0.0:.1f}",
+        f"{compiled.all_reduces}, {_format_size(compiled.all_reduce_bytes)}",
+        f"{compiled.seconds:.1f} s{' (twice)' * (compiled.effort == 0)}",
     )
 
 
-def _batches(outcomes: Sequence[Outcome]) -> list[str]:
+def _list_batches(results: Sequence[SliceResult]) -> list[str]:
     return [
-        f"{o.slice.name}: the largest global batch that fits is {o.largest_batch:,}, to within 1/16."
-        for o in outcomes
-        if o.largest_batch
+        f"{r.slice.name}: the largest global batch that fits is {r.largest_batch:,}, to within 1/16."
+        for r in results
+        if r.largest_batch
     ]
 
 
-def _problems(outcomes: Sequence[Outcome]) -> list[str]:
-    lines = []
-    for outcome in outcomes:
-        for problem in outcome.problems:
-            lines.append(f"{'error' if problem.fatal else 'warning'}: {problem}")
-    return list(dict.fromkeys(lines))
+def _list_problems(results: Sequence[SliceResult]) -> list[str]:
+    """One line per problem; a problem of several slices is listed once."""
+    problems = [problem for result in results for problem in result.problems]
+    return list(dict.fromkeys(f"{'error' if p.fatal else 'warning'}: {p}" for p in problems))
 
 
-def _entry(outcome: Outcome) -> dict[str, Any]:
-    train = outcome.programs.get("train step", _NO_PROGRAM)
-    fatal = [str(problem) for problem in outcome.problems if problem.fatal]
+def _make_entry(result: SliceResult) -> dict[str, Any]:
+    train = result.programs.get("train step", _NO_PROGRAM)
+    fatal = [str(problem) for problem in result.problems if problem.fatal]
     return {
-        "topology": outcome.slice.name,
-        "cores": outcome.slice.cores,
-        "hosts": outcome.slice.hosts,
-        "global_batch_size": outcome.global_batch_size,
-        "compiled": outcome.compiled,
-        **_figures(train),
-        "hbm_bytes": outcome.slice.hbm_bytes,
-        "seconds": outcome.seconds,
+        "topology": result.slice.name,
+        "cores": result.slice.cores,
+        "hosts": result.slice.hosts,
+        "global_batch_size": result.global_batch_size,
+        "compiled": result.compiled,
+        **_make_figures(train),
+        "hbm_bytes": result.slice.hbm_bytes,
+        "seconds": result.seconds,
         "error": "; ".join(fatal) or None,
-        "warnings": [str(problem) for problem in outcome.problems if not problem.fatal],
-        "largest_global_batch_size": outcome.largest_batch or None,
-        "eval": _figures(outcome.programs.get("eval step", _NO_PROGRAM)),
+        "warnings": [str(problem) for problem in result.problems if not problem.fatal],
+        "largest_global_batch_size": result.largest_batch or None,
+        "eval": _make_figures(result.programs.get("eval step", _NO_PROGRAM)),
     }
 
 
-def _figures(found: Compiled) -> dict[str, Any]:
+def _make_figures(compiled: Compiled) -> dict[str, Any]:
     return {
-        "peak_bytes": found.peak_bytes or None,
-        "argument_bytes": found.argument_bytes,
-        "flops": found.flops,
-        "bytes": found.bytes,
-        "all_reduces": found.all_reduces,
-        "all_reduce_bytes": found.all_reduce_bytes,
-        "compile_seconds": found.seconds,
+        "peak_bytes": compiled.peak_bytes or None,
+        "argument_bytes": compiled.argument_bytes,
+        "flops": compiled.flops,
+        "bytes": compiled.bytes,
+        "all_reduces": compiled.all_reduces,
+        "all_reduce_bytes": compiled.all_reduce_bytes,
+        "compile_seconds": compiled.seconds,
     }
 
 
-def _intensity(found: Compiled) -> float:
-    return found.flops / found.bytes if found.bytes else 0.0
-
-
-def _size(number: float) -> str:
+def _format_size(number: float) -> str:
     for unit, name, digits in ((_GIB, "GiB", 2), (_MIB, "MiB", 1), (_KIB, "KiB", 1)):
         if number >= unit:
             return f"{number / unit:.{digits}f} {name}"

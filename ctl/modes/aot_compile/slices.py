@@ -1,10 +1,10 @@
-"""The TPU slices that there are. Loads no TensorFlow.
+"""The TPU slices that exist. Importing this module does not import TensorFlow.
 
-The compiler accepts slices that nobody can rent, such as v5e:3x3, so here is the list.
+The compiler also accepts slices that nobody can rent, such as v5e:3x3, so they are listed here.
 
-Sources: the shapes, chips and machines are those of Google's pages "TPU v2" to "TPU7x (Ironwood)"
-under cloud.google.com/tpu/docs. Cores and their memory are what libtpu 0.0.42 itself reports: the
-limit that its out-of-memory message names, which is less than the memory on the data sheet.
+Sources: the shapes, chips and hosts are from Google's pages "TPU v2" to "TPU7x (Ironwood)" under
+cloud.google.com/tpu/docs. Cores and their memory are as libtpu 0.0.42 reports them: the memory is the
+limit named by its out-of-memory message, which is less than the memory on the data sheet.
 """
 
 from collections.abc import Sequence
@@ -28,10 +28,10 @@ class Generation:
 
     Attributes:
         name: as in v5e:2x2.
-        cores: of a chip that TensorFlow sees; each is a replica.
-        hbm_gib: memory that a core's programs may use.
-        shapes: the chips of the slices that there are.
-        compiler_name: what libtpu calls it.
+        cores: cores per chip as TensorFlow counts them; each is a replica.
+        hbm_gib: memory available to the programs of one core.
+        shapes: the slices that exist, by their chips along each axis.
+        compiler_name: libtpu's name of the generation.
     """
 
     name: str
@@ -64,10 +64,10 @@ class Slice:
 
     Attributes:
         name: such as v5e:2x2.
-        cores: how many replicas it runs.
-        hosts: machines that it has.
-        hbm_bytes: memory that a core's programs may use.
-        compiler_name: what libtpu calls it.
+        cores: number of cores, each of which runs one replica.
+        hosts: number of machines.
+        hbm_bytes: memory available to the programs of one core.
+        compiler_name: libtpu's name of the slice.
         host_chips: the chips of one machine along x, y and z.
     """
 
@@ -79,24 +79,24 @@ class Slice:
     host_chips: tuple[int, int, int]
 
 
-def parse(names: str) -> list[Slice]:
-    """The slices of a list such as "v5e:2x2,v5p:2x2x1".
+def parse_topology(names: str) -> list[Slice]:
+    """Parses a list of slices such as "v5e:2x2,v5p:2x2x1".
 
     Raises:
-        UsageError: there is no such slice; one line says which there are.
+        UsageError: a slice does not exist, or is listed twice.
     """
-    found = [find(name.strip()) for name in names.split(",")]
-    for i, one in enumerate(found):
-        if one in found[:i]:
-            raise UsageError(f"--topology names {one.name} twice: name it once.")
-    return found
+    slices = [find_slice(name.strip()) for name in names.split(",")]
+    for i, slice_ in enumerate(slices):
+        if slice_ in slices[:i]:
+            raise UsageError(f"--topology names {slice_.name} twice: name it once.")
+    return slices
 
 
-def find(name: str) -> Slice:
-    """The slice of a name such as v5e:2x2.
+def find_slice(name: str) -> Slice:
+    """Finds a slice by a name such as v5e:2x2.
 
     Raises:
-        UsageError: there is no such slice; one line says which there are.
+        UsageError: the slice does not exist; the message lists those that do.
     """
     generation_name, colon, shape = name.lower().partition(":")
     generation_name = _OTHER_NAMES.get(generation_name, generation_name)
@@ -109,15 +109,15 @@ def find(name: str) -> Slice:
     if shape not in generation.shapes:
         hint = errors.did_you_mean(shape, generation.shapes)
         raise UsageError(f"There is no {generation.name} slice of {shape or 'no'} chips{hint}")
-    return _slice(generation, shape)
+    return _make_slice(generation, shape)
 
 
-def every() -> Sequence[Slice]:
-    """All slices."""
-    return [_slice(g, shape) for g in GENERATIONS.values() for shape in g.shapes]
+def list_slices() -> Sequence[Slice]:
+    """Lists all slices."""
+    return [_make_slice(g, shape) for g in GENERATIONS.values() for shape in g.shapes]
 
 
-def _slice(generation: Generation, shape: str) -> Slice:
+def _make_slice(generation: Generation, shape: str) -> Slice:
     sides = [int(side) for side in shape.split("x")]
     chips = math.prod(sides)
     host = _host_chips(sides)
@@ -132,7 +132,7 @@ def _slice(generation: Generation, shape: str) -> Slice:
 
 
 def _host_chips(sides: Sequence[int]) -> tuple[int, int, int]:
-    """A machine has four chips, but for the slices of one machine of one chip or of eight."""
+    """The chips of one machine: four, except in the one-machine slices of one or eight chips."""
     if list(sides) in ([1, 1], [2, 4]):
         return (sides[0], sides[1], 1)
     return (2, 2, 1)

@@ -1,4 +1,4 @@
-"""A strategy of many replicas that is only traced: what it traces is what one core of a TPU runs."""
+"""A strategy that traces the program that one core of a TPU slice would run."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -7,26 +7,26 @@ from typing import Any
 
 import tensorflow as tf
 
-# TensorFlow has these under private names alone.
+# TensorFlow has these under private names only.
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 from tensorflow.python.distribute import distribute_lib, one_device_strategy
 
 from ctl.errors import UsageError
-from ctl.modes.aot_compile.aggregated import aggregated
+from ctl.modes.aot_compile.aggregated_variable import convert_if_aggregated
 
 _NESTED = (
-    "The step calls strategy.run inside of strategy.run, and a TPU's programs cannot be nested: call "
-    "it once, in train_step."
+    "The step calls strategy.run inside strategy.run, but TPU programs cannot be nested: call it "
+    "once, in train_step."
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Traced:
-    """What one call of `run` hands to the TPU.
+class TracedProgram:
+    """The program that one call of `run` would run on the TPU.
 
     Attributes:
-        function: the replica's code, to be compiled by XLA.
-        specs: of its tensors.
+        function: the replica function, compiled by XLA.
+        specs: the specs of its arguments.
     """
 
     function: Any
@@ -40,53 +40,54 @@ class SliceStrategy(tf.distribute.TPUStrategy):
         with strategy.scope():
             trainer = ...
         tf.function(trainer.train_step).get_concrete_function(iterator)
-        strategy.traced[0].function             # what the step gave to strategy.run
+        strategy.traced[0].function             # the function that the step passed to strategy.run
 
-    A TPUStrategy, so that all who ask are told they are on a TPU. As there, a reduction in a
-    replica's code is one XLA operation, and `replica_id_in_sync_group` a tensor that the core knows.
-    The variables are one replica's, on this machine's CPU, where a program of one replica can run.
+    It is a TPUStrategy, so that code which tests for one behaves as on a TPU. As there, a reduction
+    in replica context is one XLA operation, and `replica_id_in_sync_group` is a tensor. The
+    variables are those of one replica, on this machine's CPU, where a one-replica program can run.
 
     Attributes:
-        traced: what `run` was given inside a tf.function, in order.
+        traced: the programs that `run` traced inside a tf.function, in order.
     """
 
     def __init__(self, replicas: int):
-        """Makes the strategy; it holds no device.
+        """Makes the strategy, which needs no TPU.
 
         Args:
-            replicas: cores of the slice.
+            replicas: the number of cores of the slice.
         """
-        # Not TPUStrategy's own, which asks a TPU.
+        # Not TPUStrategy.__init__, which connects to a TPU.
         tf.distribute.Strategy.__init__(self, _Extended(self, replicas))
-        self.traced: list[Traced] = []
+        self.traced: list[TracedProgram] = []
 
     def run(self, fn: Callable, args: Any = (), kwargs: Any = None, options: Any = None) -> Any:
-        """Calls a replica's code; inside a tf.function, as the program that a TPU would run."""
+        """Calls a replica function; inside a tf.function, as a program compiled by XLA."""
         del options
         if tf.executing_eagerly():
             return self.extended.call_for_each_replica(fn, args, kwargs)
         if self.extended.in_replica:
             raise UsageError(_NESTED)
-        given = (tuple(args), dict(kwargs or {}))
-        flat = tf.nest.flatten(given)
-        places = [i for i, value in enumerate(flat) if tf.is_tensor(value)]
+        structure = (tuple(args), dict(kwargs or {}))
+        values = tf.nest.flatten(structure)
+        positions = [i for i, value in enumerate(values) if tf.is_tensor(value)]
 
-        def replica(*tensors: tf.Tensor) -> Any:
-            values = list(flat)
-            for i, tensor in zip(places, tensors, strict=True):
-                values[i] = tensor
-            own_args, own_kwargs = tf.nest.pack_sequence_as(given, values)
+        def replica_fn(*tensors: tf.Tensor) -> Any:
+            inner = list(values)
+            for i, tensor in zip(positions, tensors, strict=True):
+                inner[i] = tensor
+            inner_args, inner_kwargs = tf.nest.pack_sequence_as(structure, inner)
             with self.extended.replica():
-                return fn(*own_args, **own_kwargs)
+                return fn(*inner_args, **inner_kwargs)
 
-        function = tf.function(replica, jit_compile=True)
-        tensors = [flat[i] for i in places]
-        self.traced.append(Traced(function, [tf.TensorSpec(t.shape, t.dtype) for t in tensors]))
+        function = tf.function(replica_fn, jit_compile=True)
+        tensors = [values[i] for i in positions]
+        specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors]
+        self.traced.append(TracedProgram(function, specs))
         return function(*tensors)
 
 
 class _Extended(one_device_strategy.OneDeviceExtended):
-    """One device, told that it is one of several."""
+    """One device that acts as one of several replicas."""
 
     def __init__(self, container: SliceStrategy, replicas: int):
         super().__init__(container, "/CPU:0")
@@ -99,32 +100,33 @@ class _Extended(one_device_strategy.OneDeviceExtended):
         return self._replicas
 
     def _create_variable(self, next_creator: Callable, **kwargs: Any) -> tf.Variable:
-        return aggregated(super()._create_variable(next_creator, **kwargs), kwargs)
+        variable = super()._create_variable(next_creator, **kwargs)
+        return convert_if_aggregated(variable, kwargs)
 
     @contextlib.contextmanager
     def replica(self) -> Iterator[None]:
-        """The context of a replica's code."""
-        outside, self.in_replica = self.in_replica, True
+        """Enters replica context."""
+        outer, self.in_replica = self.in_replica, True
         try:
             with _ReplicaContext(self._container_strategy()):
                 yield
         finally:
-            self.in_replica = outside
+            self.in_replica = outer
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
         with self.replica():
             return fn(*args, **kwargs)
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
-        """An all-reduce, as TPUStrategy's in a replica's code; of Python numbers there is one."""
+        """All-reduces a tensor in replica context; a Python number is the same on all replicas."""
         del destinations, options
         if self._replicas == 1 or not tf.is_tensor(value) or tf.executing_eagerly():
             return value
         mean = reduce_op == tf.distribute.ReduceOp.MEAN
         if not mean and reduce_op != tf.distribute.ReduceOp.SUM:
-            raise UsageError(f"A TPU reduces by SUM or MEAN, not by {reduce_op}.")
+            raise UsageError(f"A TPU cannot reduce by {reduce_op}: use SUM or MEAN.")
         total = gen_xla_ops.xla_all_reduce(
-            tf.convert_to_tensor(value),  # also of rows that are sparse, which XLA does not know
+            tf.convert_to_tensor(value),  # makes IndexedSlices dense, as XLA requires
             group_assignment=[list(range(self._replicas))],
             reduce_op="Add",
             mode="CrossReplica",
@@ -132,25 +134,24 @@ class _Extended(one_device_strategy.OneDeviceExtended):
         return total / tf.cast(self._replicas, total.dtype) if mean else total
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
-        """One replica's dataset, made as one of all."""
+        """Makes the dataset of one of the replicas."""
         del options
         return dataset_fn(tf.distribute.InputContext(num_replicas_in_sync=self._replicas))
 
     def _experimental_distribute_dataset(self, dataset: tf.data.Dataset, options: Any) -> Any:
-        """One replica's share of ready global batches."""
+        """Splits global batches into per-replica batches."""
         del options
-        whole = tf.nest.flatten(dataset.element_spec)[0].shape[0]
-        return dataset if whole is None else dataset.rebatch(-(-whole // self._replicas))
+        rows = tf.nest.flatten(dataset.element_spec)[0].shape[0]
+        return dataset if rows is None else dataset.rebatch(-(-rows // self._replicas))
 
 
 class _ReplicaContext(distribute_lib.ReplicaContext):
-    """The context of whichever replica runs the program."""
+    """Replica context in which the replica's id is a tensor, since all cores run one program."""
 
     def __init__(self, strategy: SliceStrategy):
-        one = strategy.num_replicas_in_sync == 1 or tf.executing_eagerly()
-        super().__init__(
-            strategy, replica_id_in_sync_group=0 if one else gen_xla_ops.xla_replica_id()
-        )
+        is_alone = strategy.num_replicas_in_sync == 1 or tf.executing_eagerly()
+        replica_id = 0 if is_alone else gen_xla_ops.xla_replica_id()
+        super().__init__(strategy, replica_id_in_sync_group=replica_id)
 
     @property
     def devices(self) -> Any:

@@ -1,4 +1,4 @@
-"""Compiles an experiment for one slice after the other."""
+"""Compiles an experiment for each of several slices, and searches for the largest batch."""
 
 from collections.abc import Callable, Sequence
 import contextlib
@@ -12,27 +12,27 @@ import tensorflow as tf
 
 from ctl.data.source import GlobalBatches, PerReplica
 from ctl.errors import UsageError
-from ctl.hardware import strategies
+from ctl.hardware import selection
 from ctl.modes import experiment
-from ctl.modes.aot_compile import batch_search, compiling, environment, export
-from ctl.modes.aot_compile.compiling import Compiled
+from ctl.modes.aot_compile import batch_search, compiler_process, environment, export
+from ctl.modes.aot_compile.compiler_process import Compiled
 from ctl.modes.aot_compile.export import Program
-from ctl.modes.aot_compile.problems import Problem, Unfit
-from ctl.modes.aot_compile.slices import Slice
+from ctl.modes.aot_compile.problems import NotExportable, Problem
+from ctl.modes.aot_compile.slices import GIB, Slice
 from ctl.modes.aot_compile.strategy import SliceStrategy
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What came of one slice.
+class SliceResult:
+    """The result for one slice.
 
     Attributes:
         slice: the slice.
-        global_batch_size: of training.
-        programs: "train step" and "eval step" -> what the compiler found.
-        problems: what keeps it from running there, and what may be slow.
-        largest_batch: the largest global batch that fits; 0 if nobody asked, or none does.
-        seconds: of building, exporting and compiling.
+        global_batch_size: the global batch size of training.
+        programs: "train step" and "eval step" -> the compiler's result.
+        problems: what keeps the experiment from running on the slice, and what may be slow.
+        largest_batch: the largest global batch that fits; 0 if not searched for, or if none fits.
+        seconds: time for building, exporting and compiling.
     """
 
     slice: Slice
@@ -44,19 +44,19 @@ class Outcome:
 
     @property
     def compiled(self) -> bool:
-        """Whether all of it compiles, and fits."""
+        """Whether all programs compile and fit."""
         return not any(problem.fatal for problem in self.problems)
 
 
 @dataclasses.dataclass(frozen=True)
-class Exported:
-    """An experiment as programs for slices of so many cores, or what is wrong with it.
+class ExportedExperiment:
+    """The programs of an experiment for slices with a certain number of cores.
 
     Attributes:
-        global_batch_size: of training.
+        global_batch_size: the global batch size of training.
         programs: the train step and the eval step.
-        problems: what keeps them from being programs.
-        seconds: of building and exporting.
+        problems: why they could not be exported; empty if they were.
+        seconds: time for building and exporting.
     """
 
     global_batch_size: int
@@ -65,132 +65,137 @@ class Exported:
     seconds: float
 
 
-def survey(
+def compile_for_slices(
     config: Any,
     config_path: str,
-    asked: Sequence[Slice],
+    slices: Sequence[Slice],
     *,
     find_batch: bool = False,
     print_line: Callable[[str], None] = print,
-) -> list[Outcome]:
-    """Compiles an experiment's train and eval step for each slice.
+) -> list[SliceResult]:
+    """Compiles an experiment's train step and eval step for each slice.
 
     Args:
-        config: a checked config.
-        config_path: the file that it is from.
-        asked: the slices.
+        config: a validated config.
+        config_path: the config file.
+        slices: the slices.
         find_batch: whether to search for the largest batch that fits.
-        print_line: prints a line.
+        print_line: prints one line.
 
     Raises:
-        UsageError: the config cannot be right on such a slice, or this machine has no compiler.
-        Failure: the compiler, or its environment, failed.
+        UsageError: the config does not work on such a slice, or this machine has no compiler.
+        Failure: the compiler or its environment failed.
     """
-    python = environment.python()
-    with contextlib.suppress(RuntimeError):  # this process has used its GPUs already
-        tf.config.set_visible_devices([], "GPU")  # what is compiled is no GPU's
-    exported = functools.lru_cache(lambda cores: export_for(config, config_path, cores))
-    outcomes = []
-    for slice_ in asked:
-        outcome = _compile(slice_, exported(slice_.cores), python)
-        print_line(_line(outcome))
+    python = environment.ensure_python()
+    # The compiled programs use no GPU. RuntimeError: this process has initialized its GPUs already.
+    with contextlib.suppress(RuntimeError):
+        tf.config.set_visible_devices([], "GPU")
+    export_for_cores = functools.lru_cache(
+        lambda cores: export_experiment(config, config_path, cores)
+    )
+    results = []
+    for slice_ in slices:
+        result = _compile(slice_, export_for_cores(slice_.cores), python)
+        state = "compiles" if result.compiled else "would not run"
+        print_line(f"{slice_.name}: {state} ({result.seconds:g} s)")
         if find_batch:
-            outcome = _with_batch(outcome, config, config_path, python, print_line)
-        outcomes.append(outcome)
-    return outcomes
+            largest = _find_largest_batch(result, config, config_path, python, print_line)
+            result = dataclasses.replace(result, largest_batch=largest)
+        results.append(result)
+    return results
 
 
-def export_for(
-    config: Any, config_path: str, cores: int, *, batch: int = 0, evaluates: bool = True
-) -> Exported:
-    """Builds an experiment for so many cores and exports it.
+def export_experiment(
+    config: Any,
+    config_path: str,
+    cores: int,
+    *,
+    global_batch_size: int = 0,
+    evaluates: bool = True,
+) -> ExportedExperiment:
+    """Builds and exports an experiment.
 
     Args:
-        config: a checked config.
-        config_path: the file that it is from.
-        cores: replicas.
-        batch: the global batch; that of the config if 0.
+        config: a validated config.
+        config_path: the config file.
+        cores: the number of replicas.
+        global_batch_size: the global batch size; the config's if 0.
         evaluates: whether to export the eval step too.
     """
     start = time.monotonic()
-    hardware = strategies.Hardware(SliceStrategy(cores), "tpu", "compiled ahead of time")
-    if batch:
+    hardware = selection.Hardware(SliceStrategy(cores), "tpu", "compiled ahead of time")
+    if global_batch_size:
         config = type(config)(config.to_dict())
-        config.data.global_batch_size, config.data.per_replica_batch_size = batch, 0
+        config.data.global_batch_size, config.data.per_replica_batch_size = global_batch_size, 0
     programs: list[Program] = []
-    wrong: list[Problem] = []
+    problems: list[Problem] = []
     size = 0
     try:
         built = experiment.build(config, config_path, evaluates=evaluates, hardware=hardware)
         size = built.trainer.global_batch_size
-        if batch and isinstance(built.trainer.feed.data("train"), GlobalBatches | PerReplica):
+        data = built.trainer.feed.data("train")
+        if global_batch_size and isinstance(data, GlobalBatches | PerReplica):
             raise UsageError(
-                "--find_batch cannot change the batches that build_dataset has made: let it return "
-                "examples."
+                "--find_batch cannot change the size of the batches that build_dataset returns: let "
+                "it return examples."
             )
-        programs.append(export.train_step(built.trainer))
+        programs.append(export.export_train_step(built.trainer))
         if built.evaluator is not None:
-            programs.append(export.eval_step(built.evaluator))
-    except Unfit as unfit:
-        wrong = unfit.problems
-    return Exported(size, programs, wrong, time.monotonic() - start)
+            programs.append(export.export_eval_step(built.evaluator))
+    except NotExportable as error:
+        problems = error.problems
+    return ExportedExperiment(size, programs, problems, time.monotonic() - start)
 
 
-def _compile(slice_: Slice, exported: Exported, python: pathlib.Path) -> Outcome:
+def _compile(slice_: Slice, exported: ExportedExperiment, python: pathlib.Path) -> SliceResult:
     start = time.monotonic()
-    found: dict[str, Compiled] = {}
-    wrong = list(exported.problems)
-    for program in exported.programs if not wrong else []:
-        wrong += program.warnings
-        found[program.name] = compiling.compile_for(program.hlo, slice_, python)
-        if found[program.name].error:
-            wrong.append(_told(program.name, found[program.name], slice_))
-    seconds = exported.seconds + time.monotonic() - start
-    return Outcome(slice_, exported.global_batch_size, found, wrong, seconds=round(seconds, 1))
+    compiled: dict[str, Compiled] = {}
+    problems = list(exported.problems)
+    for program in exported.programs if not problems else []:
+        problems += program.warnings
+        result = compiler_process.compile_program(program.hlo, slice_, python)
+        compiled[program.name] = result
+        if result.error:
+            problems.append(_describe_error(program.name, result, slice_))
+    seconds = round(exported.seconds + time.monotonic() - start, 1)
+    return SliceResult(slice_, exported.global_batch_size, compiled, problems, seconds=seconds)
 
 
-def _told(name: str, compiled: Compiled, slice_: Slice) -> Problem:
+def _describe_error(name: str, compiled: Compiled, slice_: Slice) -> Problem:
     if not compiled.out_of_memory:
         return Problem(f"the {name} does not compile: {compiled.error}")
-    limit = slice_.hbm_bytes / 2**30
-    needs = f"{compiled.peak_bytes / 2**30:.2f} GiB" if compiled.peak_bytes else "more"
+    needs = f"{compiled.peak_bytes / GIB:.2f} GiB" if compiled.peak_bytes else "more"
     return Problem(
-        f"the {name} does not fit: it needs {needs} of HBM, and a core of {slice_.name} has {limit:.2f} "
-        "GiB. Take a smaller batch (--find_batch finds the largest), more "
-        "optimizer.gradient_accumulation_steps, or a larger slice."
+        f"the {name} does not fit: it needs {needs} of HBM, but a core of {slice_.name} has "
+        f"{slice_.hbm_bytes / GIB:.2f} GiB. Use a smaller batch (--find_batch finds the largest), "
+        "more optimizer.gradient_accumulation_steps, or a larger slice."
     )
 
 
-def _line(outcome: Outcome) -> str:
-    state = "compiles" if outcome.compiled else "would not run"
-    return f"{outcome.slice.name}: {state} ({outcome.seconds:g} s)"
-
-
-def _with_batch(
-    outcome: Outcome,
+def _find_largest_batch(
+    result: SliceResult,
     config: Any,
     config_path: str,
     python: pathlib.Path,
     print_line: Callable[[str], None],
-) -> Outcome:
-    """The outcome, with the largest batch that fits, where memory is all that is in question."""
-    train = outcome.programs.get("train step")
+) -> int:
+    """The largest global batch that fits; 0 if another error than memory keeps it from compiling."""
+    train = result.programs.get("train step")
     if train is None or (train.error and not train.out_of_memory):
-        return outcome
-    cores = outcome.slice.cores
+        return 0
+    cores = result.slice.cores
 
-    def peak(rows: int) -> int | None:
-        exported = export_for(config, config_path, cores, batch=rows * cores, evaluates=False)
+    def peak_bytes(rows: int) -> int | None:
+        exported = export_experiment(
+            config, config_path, cores, global_batch_size=rows * cores, evaluates=False
+        )
         if exported.problems:
             return None
-        found = compiling.compile_for(exported.programs[0].hlo, outcome.slice, python)
-        print_line(
-            f"{outcome.slice.name}: a batch of {rows * cores} {'does not fit' * bool(found.error)}"
-            f"{'fits' * (not found.error)}"
-        )
-        return None if found.error else found.peak_bytes
+        compiled = compiler_process.compile_program(exported.programs[0].hlo, result.slice, python)
+        fits = "does not fit" if compiled.error else "fits"
+        print_line(f"{result.slice.name}: a batch of {rows * cores} {fits}")
+        return None if compiled.error else compiled.peak_bytes
 
-    rows = -(-outcome.global_batch_size // cores)
+    rows = -(-result.global_batch_size // cores)
     known = {rows: None if train.error else train.peak_bytes}
-    largest = batch_search.largest(peak, limit=outcome.slice.hbm_bytes, known=known)
-    return dataclasses.replace(outcome, largest_batch=largest * cores)
+    return cores * batch_search.find_largest(peak_bytes, limit=result.slice.hbm_bytes, known=known)

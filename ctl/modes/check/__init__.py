@@ -1,1 +1,23 @@
-"""A look at an experiment before a long run: `--mode=check`."""
+"""--mode=check: checks an experiment before a long run, and writes nothing."""
+
+from ctl.errors import UsageError, print_line
+from ctl.modes import Arguments
+
+
+def check(arguments: Arguments) -> int:
+    """Runs all checks on an experiment.
+
+    Returns:
+        The exit code: 1 if a check failed.
+    """
+    # The checks import ctl.testing, which no other mode needs.
+    from ctl.modes import experiment
+    from ctl.modes.check import checks, trainer_factory
+
+    built = experiment.build(arguments.config, arguments.config_path)
+    if built.hardware.cluster:
+        raise UsageError("--mode=check runs in one process: unset TF_CONFIG.")
+    print_line(f"Checking {built.config.trainer}, which takes about a minute.")
+    return checks.run_checks(
+        trainer_factory.TrainerFactory(built, arguments.config_path), print_line
+    )

@@ -1,4 +1,4 @@
-"""A look at the checkpoint: whether a run that is resumed is the run that was not."""
+"""Checks that a resumed run computes the same as an uninterrupted one."""
 
 import tempfile
 
@@ -11,45 +11,55 @@ from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import TrainerFactory
 from ctl.trainer import StandardTrainer
 
-_STEPS = 2  # before the checkpoint, and after
-_CLOSE = 1e-4  # of a variable's largest element
+_STEPS = 2  # steps before the checkpoint, and again after it
+_TOLERANCE = 1e-4  # relative to a variable's largest element
 
 
-def round_trip(blueprint: TrainerFactory) -> Outcome:
-    """Trains, saves, trains on; and does the latter again from the checkpoint in another trainer."""
-    trainer = blueprint.trainer()
+def check_round_trip(factory: TrainerFactory) -> Outcome:
+    """Trains, saves and trains on; then repeats the second half from the checkpoint.
+
+    The resumed trainer is a new object, so state that is in no checkpoint shows as a difference.
+    """
+    trainer = factory.make_trainer()
     trainer.train(tf.constant(_STEPS))
     with tempfile.TemporaryDirectory(prefix="ctl-check-") as folder:
         Checkpointer(folder, trainer).save()
         trainer.train(tf.constant(_STEPS))
-        resumed = blueprint.trainer()
+        resumed = factory.make_trainer()
         Checkpointer(folder, resumed).restore_latest()
     resumed.train(tf.constant(_STEPS))
-    one, other = _state(trainer), _state(resumed)
-    # By place: Keras numbers the names of layers through a process.
-    distances = [_distance(a[1], b[1]) for a, b in zip(one, other, strict=True)]
-    away = [name for (name, _), distance in zip(one, distances, strict=True) if distance]
-    if not away:
-        return Outcome(PASS, f"all {len(one)} variables the same, bit for bit")
-    worst = max(distances)
-    told = f"{len(away)} of {len(one)} variables differ, by up to {worst:.1g} of their size"
-    told = f"{told}: {list_some(away)}"
-    if worst < _CLOSE:
-        return Outcome(WARNING, told, "set runtime.deterministic=true for the same bits")
+    expected, actual = _variables(trainer), _variables(resumed)
+    # Compared by position: Keras numbers layer names per process, so the names differ.
+    distances = [_distance(a[1], b[1]) for a, b in zip(expected, actual, strict=True)]
+    different = [name for (name, _), d in zip(expected, distances, strict=True) if d]
+    if not different:
+        return Outcome(PASS, f"all {len(expected)} variables the same, bit for bit")
+    largest = max(distances)
+    observation = (
+        f"{len(different)} of {len(expected)} variables differ, by up to {largest:.1g} of their "
+        f"size: {list_some(different)}"
+    )
+    if largest < _TOLERANCE:
+        return Outcome(
+            WARNING, observation, "set runtime.deterministic=true for bitwise reproducible steps"
+        )
     return Outcome(
         FAIL,
-        told,
-        "keep all that a step depends on in tf.Variables held by the trainer, and draw random numbers "
-        "by ctl's layers or by tf.random.stateless_* from self.options.seed and the step",
+        observation,
+        "keep all state that a step depends on in tf.Variables that are attributes of the trainer, "
+        "and draw random numbers by ctl's layers or by tf.random.stateless_* from "
+        "self.options.seed and the step",
     )
 
 
-def _state(trainer: StandardTrainer) -> list[tuple[str, np.ndarray]]:
+def _variables(trainer: StandardTrainer) -> list[tuple[str, np.ndarray]]:
     return [(v.name, v.numpy()) for v in (*trainer.model.variables, *trainer.optimizer.variables)]
 
 
-def _distance(one: np.ndarray, other: np.ndarray) -> float:
-    if one.tobytes() == other.tobytes():
+def _distance(expected: np.ndarray, actual: np.ndarray) -> float:
+    """The largest difference of an element, relative to the largest element; 0 if bits agree."""
+    if expected.tobytes() == actual.tobytes():
         return 0.0
-    difference = np.abs(one.astype(np.float64) - other.astype(np.float64)).max()
-    return float(difference / max(np.abs(one.astype(np.float64)).max(), 1e-30))
+    expected = expected.astype(np.float64)
+    difference = np.abs(expected - actual.astype(np.float64)).max()
+    return float(difference / max(np.abs(expected).max(), 1e-30))

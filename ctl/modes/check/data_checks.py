@@ -1,103 +1,108 @@
-"""Looks at the data: what comes in, in which order, and whether an evaluation counts all of it."""
+"""Checks of the data: its values, its order, and the number of examples that are evaluated."""
 
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from ctl.data import batching
-from ctl.data.source import GlobalBatches, PerReplica
+from ctl.data.source import GlobalBatches, PerReplica, source_of
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import Rows, TrainerFactory
 
 _BATCHES = 4
-_MOST_EVALUATED = 200_000  # examples; more would take longer than a look should
-_FARTHEST, _WIDEST, _NARROWEST = 10.0, 10.0, 1e-3  # of a mean and a deviation: roughly normalised
+_MAX_EVALUATED = 200_000  # examples; evaluating more takes longer than a check should
+# The features of a roughly normalized data set have a mean and a standard deviation within these.
+_MAX_MEAN, _MAX_DEVIATION, _MIN_DEVIATION = 10.0, 10.0, 1e-3
 
 
-def inputs(blueprint: TrainerFactory) -> Outcome:
-    """Whether what the model gets is finite, and of a size that it can learn from."""
-    trainer = blueprint.experiment.trainer
-    seen: dict[str, list[np.ndarray]] = {}
-    for batch in blueprint.batches(_BATCHES):
+def check_inputs(factory: TrainerFactory) -> Outcome:
+    """Checks that the model's inputs are finite and roughly normalized."""
+    trainer = factory.experiment.trainer
+    parts: dict[str, list[np.ndarray]] = {}
+    for batch in factory.read_batches(_BATCHES):
         prepared = trainer.preprocess({k: tf.convert_to_tensor(v) for k, v in batch.items()})
         for name, value in prepared.items():
             if tf.as_dtype(value.dtype).is_floating and name != "weight":
-                seen.setdefault(name, []).append(np.asarray(value, np.float64))
-    told, verdict, fix = [], PASS, ""
-    for name, parts in seen.items():
-        values = np.concatenate([part.reshape(-1) for part in parts])
+                parts.setdefault(name, []).append(np.asarray(value, np.float64))
+    statistics, verdict, fix = [], PASS, ""
+    for name, arrays in parts.items():
+        values = np.concatenate([array.reshape(-1) for array in arrays])
         if not np.isfinite(values).all():
             count = int((~np.isfinite(values)).sum())
             return Outcome(
                 FAIL,
                 f"{name} has {count} values that are not finite in the first {_BATCHES} batches",
-                "mend the data, or take these values out in preprocess",
+                "fix the data, or replace these values in preprocess",
             )
         mean, deviation = values.mean(), values.std()
-        told.append(f"{name}: mean {mean:.3g}, deviation {deviation:.3g}")
-        if abs(mean) > _FARTHEST or not _NARROWEST <= deviation <= _WIDEST:
-            verdict, fix = WARNING, f"bring {name} to about mean 0 and deviation 1 in preprocess"
-    return Outcome(verdict, "; ".join(told) or "no features of floats", fix)
+        statistics.append(f"{name}: mean {mean:.3g}, deviation {deviation:.3g}")
+        if abs(mean) > _MAX_MEAN or not _MIN_DEVIATION <= deviation <= _MAX_DEVIATION:
+            verdict = WARNING
+            fix = f"normalize {name} to about mean 0 and deviation 1 in preprocess"
+    return Outcome(verdict, "; ".join(statistics) or "no floating-point features", fix)
 
 
-def order(blueprint: TrainerFactory) -> Outcome:
-    """Whether the data comes in the same order when it is read again, and from a later step on."""
-    first, again = blueprint.batches(3), blueprint.batches(3)
-    later = blueprint.batches(1, start=2)
-    for step, (one, other) in enumerate(zip(first, again, strict=True)):
-        name = _different(one, other)
+def check_order(factory: TrainerFactory) -> Outcome:
+    """Checks that the order of the data is the same when read twice, and from a later step on."""
+    first, second = factory.read_batches(3), factory.read_batches(3)
+    later = factory.read_batches(1, start=2)
+    for step, (one, other) in enumerate(zip(first, second, strict=True)):
+        name = _find_difference(one, other)
         if name:
             return Outcome(
                 FAIL,
                 f"read twice, {name} of batch {step} differs",
                 "return a ctl.data.Source, or seed the dataset's shuffles by self.options.seed with "
-                "reshuffle_each_iteration=False; or no resumed run is the run that was killed",
+                "reshuffle_each_iteration=False; otherwise a resumed run differs from an "
+                "uninterrupted one",
             )
-    name = _different(first[2], later[0])
+    name = _find_difference(first[2], later[0])
     if name:
         return Outcome(
             FAIL,
-            f"read from step 2 on, {name} is not that of batch 2",
-            "let build_dataset return the examples in one order, from the first on",
+            f"read from step 2 on, {name} of batch 2 differs",
+            "let build_dataset always return the examples in the same order, from the first on",
         )
     return Outcome(PASS, "the same when read twice, and from step 2 on")
 
 
-def evaluation(blueprint: TrainerFactory) -> Outcome:
-    """Whether an evaluation counts every example once."""
-    evaluator = blueprint.experiment.evaluator
+def check_evaluation(factory: TrainerFactory) -> Outcome:
+    """Checks that an evaluation counts every example exactly once."""
+    evaluator = factory.experiment.evaluator
     assert evaluator is not None
-    want = _count(blueprint.feed().data("eval"))
-    if want is None:
+    expected = _count_examples(factory.input_pipeline().data("eval"))
+    if expected is None:
         return Outcome(
-            WARNING, f"not run: there are more than {_MOST_EVALUATED:,} examples, or no end"
+            WARNING,
+            f"not run: the evaluation data has more than {_MAX_EVALUATED:,} examples, or no end",
         )
     outputs = evaluator.evaluate(tf.constant(-1))
-    found = int(outputs["examples"])
-    if found != want:
+    counted = int(outputs["examples"])
+    if counted != expected:
         return Outcome(
             FAIL,
-            f"counted {found} of {want} examples",
+            f"counted {counted} of {expected} examples",
             "let the evaluation data end after its last example, with no batch dropped or repeated",
         )
-    return Outcome(PASS, f"{found} of {want} examples, loss {float(outputs['loss']):.4g}")
+    return Outcome(PASS, f"{counted} of {expected} examples, loss {float(outputs['loss']):.4g}")
 
 
-def _count(data: Any) -> int | None:
-    source = batching.source_of(data)
+def _count_examples(data: Any) -> int | None:
+    """Counts the examples; None if there are more than `_MAX_EVALUATED`."""
+    source = source_of(data)
     if source is not None:
-        return len(source) if len(source) <= _MOST_EVALUATED else None
-    ready = isinstance(data, GlobalBatches | PerReplica)
+        return len(source) if len(source) <= _MAX_EVALUATED else None
+    is_batched = isinstance(data, GlobalBatches | PerReplica)
     count = 0
-    for element in data.dataset if ready else data:
-        count += len(next(iter(element.values()))) if ready else 1
-        if count > _MOST_EVALUATED:
+    for element in data.dataset if is_batched else data:
+        count += len(next(iter(element.values()))) if is_batched else 1
+        if count > _MAX_EVALUATED:
             return None
     return count
 
 
-def _different(one: Rows, other: Rows) -> str | None:
+def _find_difference(one: Rows, other: Rows) -> str | None:
+    """The name of the first feature that differs, or None."""
     if one.keys() != other.keys():
         return " and ".join(sorted(one.keys() ^ other.keys()))
     return next((name for name in one if one[name].tobytes() != other[name].tobytes()), None)

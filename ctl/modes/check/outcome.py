@@ -1,4 +1,7 @@
-"""What a look came to, and the table of all of them. Loads no TensorFlow."""
+"""The outcome of one check, and how the table of outcomes is printed.
+
+Importing this module does not import TensorFlow.
+"""
 
 from collections.abc import Sequence
 import dataclasses
@@ -8,29 +11,30 @@ PASS, WARNING, FAIL = "pass", "warning", "FAIL"
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a look came to.
+    """The outcome of one check.
 
     Attributes:
         verdict: PASS, WARNING or FAIL.
-        found: what was seen, in a line.
-        fix: what to do about it; "" where there is nothing to do.
+        observation: what the check measured, in one line.
+        fix: what the user can do about it; "" if nothing needs to be done.
     """
 
     verdict: str
-    found: str
+    observation: str
     fix: str = ""
 
 
-def row(name: str, outcome: Outcome) -> str:
-    """A row of the table, and below it what to do."""
-    lines = [f"{outcome.verdict:<8} {name:<22} {outcome.found}".rstrip()]
+def format_row(name: str, outcome: Outcome) -> str:
+    """Formats one row of the table, with the fix on a second line if there is one."""
+    lines = [f"{outcome.verdict:<8} {name:<22} {outcome.observation}".rstrip()]
     if outcome.fix:
         lines.append(f"{'':<8} {'':<22} -> {outcome.fix}")
     return "\n".join(lines)
 
 
-def summary(outcomes: Sequence[Outcome]) -> str:
-    """The last line."""
+def format_summary(outcomes: Sequence[Outcome]) -> str:
+    """Formats the last line of the table: the number of checks with each verdict."""
     counts = {v: sum(o.verdict == v for o in outcomes) for v in (PASS, WARNING, FAIL)}
+    checks = f"{len(outcomes)} check{'s' * (len(outcomes) != 1)}"
     warnings = f"{counts[WARNING]} warning{'s' * (counts[WARNING] != 1)}"
-    return f"{len(outcomes)} looks: {counts[PASS]} passed, {warnings}, {counts[FAIL]} failed."
+    return f"{checks}: {counts[PASS]} passed, {warnings}, {counts[FAIL]} failed."

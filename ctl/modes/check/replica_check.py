@@ -1,27 +1,33 @@
-"""A look at the step: whether its update is a function of the global batch alone."""
+"""Checks that the update is a function of the global batch alone, on 1, 2 and 4 replicas."""
 
 from typing import Any
 
 from ml_collections import config_dict
+import numpy as np
 
+from ctl.configs import loading
 from ctl.errors import UsageError
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import Rows, TrainerFactory
-from ctl.testing import processes
+from ctl.modes.experiment import trainer_options
+from ctl.testing import check_replica_equivalence, processes, split_cpu
 from ctl.testing.report import Report
+from ctl.trainer import StandardTrainer
 
 _REPLICAS = (1, 2, 4)
 _EXAMPLES = 8
 _TIMEOUT = 300.0  # seconds
 
 
-def equivalence(blueprint: TrainerFactory) -> Outcome:
-    """Compares the trainer on 1, 2 and 4 replicas, in a process of its own."""
-    rows = _first(blueprint, _EXAMPLES)
-    config = blueprint.experiment.config.to_dict()
+def check_equivalence(factory: TrainerFactory) -> Outcome:
+    """Compares the trainer's updates on 1, 2 and 4 replicas.
+
+    TensorFlow fixes its devices at first use, so the comparison needs a process of its own.
+    """
+    rows = _read_examples(factory, _EXAMPLES)
+    arguments = [factory.experiment.config.to_dict(), factory.config_path, rows]
     try:
-        arguments = [config, blueprint.config_path, rows]
-        report: Report = processes.call(compare, arguments, timeout=_TIMEOUT)[0]
+        report: Report = processes.call(compare_splits, arguments, timeout=_TIMEOUT)[0]
     except UsageError as error:
         return Outcome(WARNING, f"not compared: {error}")
     if not report.equivalent:
@@ -33,26 +39,20 @@ def equivalence(blueprint: TrainerFactory) -> Outcome:
     )
 
 
-def compare(config: dict[str, Any], config_path: str, rows: Rows) -> Report:
-    """The other process' part."""
-    from ctl.configs import loading
-    from ctl.modes.experiment import trainer_options
-    from ctl.testing import check_replica_equivalence, split_cpu
-
+def compare_splits(config: dict[str, Any], config_path: str, rows: Rows) -> Report:
+    """Compares the splits; it runs in the other process, so its arguments can be pickled."""
     split_cpu(max(_REPLICAS))
-    held = config_dict.ConfigDict(config)
+    resolved = config_dict.ConfigDict(config)
     return check_replica_equivalence(
-        loading.trainer_class(held.trainer, config_path),
+        loading.trainer_class(resolved.trainer, config_path, StandardTrainer),
         rows,
         replicas=_REPLICAS,
-        options=trainer_options(held),
+        options=trainer_options(resolved),
         in_process=True,
     )
 
 
-def _first(blueprint: TrainerFactory, count: int) -> Rows:
-    """The first examples, of as many batches as hold so many."""
-    import numpy as np
-
-    batches = blueprint.batches(-(-count // blueprint.batch))
+def _read_examples(factory: TrainerFactory, count: int) -> Rows:
+    """Reads the first `count` examples, from as many batches as needed."""
+    batches = factory.read_batches(-(-count // factory.global_batch_size))
     return {name: np.concatenate([b[name] for b in batches])[:count] for name in batches[0]}

@@ -1,4 +1,4 @@
-"""A config's trainer, to be made again and again, with other data or another optimizer."""
+"""Makes untrained trainers of one experiment, with other data, options or another optimizer."""
 
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -19,77 +19,82 @@ Rows = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class TrainerFactory:
-    """Makes trainers of an experiment, each untrained.
+    """Makes untrained trainers of an experiment, and reads its training data.
 
-        blueprint = Blueprint(experiment, "experiments/mnist.py")
-        trainer = blueprint.trainer()
+        factory = TrainerFactory(experiment, "experiments/mnist.py")
+        trainer = factory.make_trainer()
 
     Attributes:
-        experiment: what `experiment.build` returned.
-        config_path: the file that its config is from.
+        experiment: the result of `experiment.build`.
+        config_path: the config file; relative trainer paths start at its folder.
     """
 
     experiment: Experiment
     config_path: str
 
-    def trainer(
+    def make_trainer(
         self,
         *,
         rows: Mapping[str, np.ndarray] | None = None,
         optimizer: Callable[[], Any] | None = None,
-        **changes: Any,
+        **options: Any,
     ) -> StandardTrainer:
-        """Makes one, on the experiment's own hardware.
+        """Makes an untrained trainer on the experiment's own hardware.
 
         Args:
-            rows: what to train on in place of its data: the rows of one batch.
-            optimizer: makes the optimizer, if not the config's.
-            **changes: of its options.
+            rows: one batch, name -> [rows, ...], to train on instead of the experiment's data.
+            optimizer: makes the optimizer; the config's optimizer by default.
+            **options: fields of `TrainerOptions` that replace the config's values.
         """
         config = self.experiment.config
-        cls = loading.trainer_class(config.trainer, self.config_path)
+        cls = loading.trainer_class(config.trainer, self.config_path, StandardTrainer)
         if rows is not None:
             body = {"build_dataset": lambda trainer, split, context: data.arrays(rows)}
             cls = type(cls.__name__, (cls,), body)
-        made: StandardTrainer = cls(
+        trainer: StandardTrainer = cls(
             strategy=self.experiment.hardware.strategy,
-            global_batch_size=len(next(iter(rows.values()))) if rows else self.batch,
+            global_batch_size=len(next(iter(rows.values()))) if rows else self.global_batch_size,
             optimizer=optimizer
             or optimizers.factory(
                 config.optimizer,
-                global_batch_size=self.batch,
+                global_batch_size=self.global_batch_size,
                 steps=config.train.steps,
                 jit=config.runtime.xla != "off",
             ),
-            options=dataclasses.replace(trainer_options(config), **changes),
+            options=dataclasses.replace(trainer_options(config), **options),
         )
-        return made
+        return trainer
 
     @property
-    def batch(self) -> int:
-        """Examples of a global batch."""
+    def global_batch_size(self) -> int:
+        """The number of examples of a global batch."""
         size: int = self.experiment.config.data.global_batch_size
         return size
 
-    def feed(self) -> InputPipeline:
-        """The data of the experiment, made anew, for one replica."""
+    def input_pipeline(self) -> InputPipeline:
+        """Makes a new input pipeline over the experiment's data, for one replica."""
         trainer = self.experiment.trainer
         return InputPipeline(
             trainer.build_dataset,
             strategy=tf.distribute.OneDeviceStrategy("/CPU:0"),
             seed=trainer.options.seed,
             prefetch=1,
-            building=trainer.building,
+            build_scope=trainer.building,
         )
 
-    def batches(self, count: int, *, start: int = 0) -> list[Rows]:
-        """The first global batches from a step on, as the trainer gets them, not preprocessed."""
-        feed = self.feed()
-        ready = isinstance(feed.data("train"), GlobalBatches | PerReplica)
-        iterator = iter(feed.training(self.batch, start=start))
-        found = []
+    def read_batches(self, count: int, *, start: int = 0) -> list[Rows]:
+        """Reads global training batches before `preprocess`.
+
+        Args:
+            count: the number of batches.
+            start: the global step of the first batch.
+        """
+        pipeline = self.input_pipeline()
+        is_batched = isinstance(pipeline.data("train"), GlobalBatches | PerReplica)
+        iterator = iter(pipeline.training_dataset(self.global_batch_size, start=start))
+        batches = []
         for _ in range(count):
             element = next(iterator)
-            batch = element if ready and isinstance(element, dict) else element[0]
-            found.append({name: np.asarray(value) for name, value in batch.items()})
-        return found
+            batch = element if is_batched and isinstance(element, dict) else element[0]
+            batches.append({name: np.asarray(value) for name, value in batch.items()})
+        return batches

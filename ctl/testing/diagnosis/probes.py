@@ -176,7 +176,7 @@ def attempt(probe: Callable[[], Any]) -> Any:
 
 
 def _first(trainer: StandardTrainer) -> tuple[Any, Any]:
-    return unpack(next(iter(trainer.feed.training(trainer.global_batch_size, start=0))))
+    return unpack(next(iter(trainer.feed.training_dataset(trainer.global_batch_size, start=0))))
 
 
 def _losses(trainer: StandardTrainer, batch: Any, present: Any, training: bool) -> Any:

@@ -92,15 +92,15 @@ def example_on(trainer: StandardTrainer, *, step: int, replica: int, row: int = 
     Raises:
         UsageError: the data has no numbers, or there is no such row.
     """
-    shares = trainer.layout.shares()
+    shares = trainer.layout.row_counts()
     if not 0 <= replica < len(shares) or not 0 <= row < shares[replica]:
         raise UsageError(
             f"Row {row} of replica {replica} is asked for, and the replicas have {shares} rows."
         )
-    indexes = trainer.feed.indexes(trainer.global_batch_size, step)
+    indexes = trainer.feed.example_indexes(trainer.global_batch_size, step)
     if indexes is None:
         raise UsageError("The examples have no numbers: let build_dataset return a Source.")
-    return indexes[replica * trainer.layout.rows + row]
+    return indexes[replica * trainer.layout.rows_per_replica + row]
 
 
 class _Poisoned(Source):

@@ -8,12 +8,15 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
-from tests import tiny
+from tests import reference_model
 
 
-def trainer_of(strategy, replicas=1, **options):
-    return tiny.trainer(
-        strategy(replicas), 8, optimizer=lambda: tf_keras.optimizers.Adam(1e-2), **options
+def trainer_of(replicas=1, **options):
+    return reference_model.make_trainer(
+        testing.make_strategy(replicas),
+        8,
+        optimizer=lambda: tf_keras.optimizers.Adam(1e-2),
+        **options,
     )
 
 
@@ -27,10 +30,8 @@ def same(one, other):
 
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize(("saved_on", "restored_on"), [(1, 1), (1, 4), (4, 2), (2, 1)])
-def test_what_was_saved_comes_back_on_any_replicas(
-    strategy, tmp_path, background, saved_on, restored_on
-):
-    trainer = trainer_of(strategy, saved_on)
+def test_what_was_saved_comes_back_on_any_replicas(tmp_path, background, saved_on, restored_on):
+    trainer = trainer_of(saved_on)
     checkpoints = Checkpointer(tmp_path, trainer, background=background)
     trainer.train(tf.constant(3))
     path, want = checkpoints.save(), state(trainer)
@@ -38,21 +39,21 @@ def test_what_was_saved_comes_back_on_any_replicas(
     checkpoints.wait()
     assert checkpoints.latest_step() == 3
     assert tf.train.latest_checkpoint(str(tmp_path)) == path
-    other = trainer_of(strategy, restored_on)
+    other = trainer_of(restored_on)
     assert Checkpointer(tmp_path, other).restore_latest() == path
     assert other.global_step.numpy() == 3
     assert same(state(other), want)
     for variable in other.model.variables:
-        copies = testing.copies(strategy(restored_on), variable)
+        copies = testing.copies(testing.make_strategy(restored_on), variable)
         assert all(np.array_equal(copy, copies[0]) for copy in copies)
 
 
-def test_loss_scale_and_both_counters_come_back(strategy, tmp_path):
-    trainer = trainer_of(strategy, precision="float16")
+def test_loss_scale_and_both_counters_come_back(tmp_path):
+    trainer = trainer_of(precision="float16")
     trainer.optimizer._loss_scale._current_loss_scale.assign(2.0**40)
     trainer.train(tf.constant(2))
     Checkpointer(tmp_path, trainer).save()
-    other = trainer_of(strategy, precision="float16")
+    other = trainer_of(precision="float16")
     Checkpointer(tmp_path, other).restore_latest()
     assert float(other.optimizer.loss_scale) == 2.0**38
     assert (other.global_step.numpy(), other.optimizer.iterations.numpy()) == (2, 0)
@@ -60,9 +61,9 @@ def test_loss_scale_and_both_counters_come_back(strategy, tmp_path):
 
 
 @pytest.fixture
-def saved(strategy, tmp_path):
+def saved(tmp_path):
     """A folder with the checkpoints of steps 1, 2 and 3, and the state at each."""
-    trainer = trainer_of(strategy)
+    trainer = trainer_of()
     checkpoints = Checkpointer(tmp_path, trainer)
     states = {}
     for step in (1, 2, 3):
@@ -87,51 +88,55 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_the_newest_that_can_be_read_is_taken(strategy, saved, damage):
+def test_the_newest_that_can_be_read_is_taken(saved, damage):
     folder, states = saved
     DAMAGES[damage](folder)
-    trainer = trainer_of(strategy)
+    trainer = trainer_of()
     Checkpointer(folder, trainer).restore_latest()
     want = 3 if damage == "a leftover folder" else 2
     assert trainer.global_step.numpy() == want
     assert same(state(trainer), states[want])
 
 
-def test_no_start_from_nothing_where_all_are_damaged(strategy, saved):
+def test_no_start_from_nothing_where_all_are_damaged(saved):
     folder, _ = saved
     for path in folder.glob("*.index"):
         path.write_bytes(b"")
     with pytest.raises(ctl.UsageError, match=r"none of them can be read.*--fresh"):
-        Checkpointer(folder, trainer_of(strategy)).restore_latest()
+        Checkpointer(folder, trainer_of()).restore_latest()
 
 
-def test_a_first_save_that_was_killed_is_no_checkpoint(strategy, tmp_path):
+def test_a_first_save_that_was_killed_is_no_checkpoint(tmp_path):
     (tmp_path / "ckpt-5_temp").mkdir()
     (tmp_path / "ckpt-5.index").write_bytes(b"half")
-    assert Checkpointer(tmp_path, trainer_of(strategy)).restore_latest() is None
+    assert Checkpointer(tmp_path, trainer_of()).restore_latest() is None
 
 
-def test_one_that_cannot_be_read_is_damaged_and_one_of_another_model_does_not_fit(strategy, saved):
+def test_one_that_cannot_be_read_is_damaged_and_one_of_another_model_does_not_fit(saved):
     folder, _ = saved
     DAMAGES["data of other bytes"](folder)
-    checkpoints = Checkpointer(folder, trainer_of(strategy))
+    checkpoints = Checkpointer(folder, trainer_of())
     with pytest.raises(DamagedCheckpoint):
         checkpoints.restore(checkpoints.path(3))
 
-    class Wider(tiny.TinyTrainer):
+    class Wider(reference_model.ReferenceTrainer):
         def build_model(self):
             model = super().build_model()
             return tf_keras.Model(
                 model.input,
-                tf_keras.layers.Dense(tiny.CLASSES)(tf_keras.layers.Dense(7)(model.output)),
+                tf_keras.layers.Dense(reference_model.CLASSES)(
+                    tf_keras.layers.Dense(7)(model.output)
+                ),
             )
 
-    other = Checkpointer(folder, tiny.trainer(strategy(1), 8, cls=Wider))
+    other = Checkpointer(
+        folder, reference_model.make_trainer(testing.make_strategy(1), 8, cls=Wider)
+    )
     with pytest.raises(ctl.UsageError, match="ckpt-2 does not fit this trainer"):
         other.restore(other.path(2))
 
 
-class Other(tiny.TinyTrainer):
+class Other(reference_model.ReferenceTrainer):
     """The tiny model with another last layer, and one layer more."""
 
     def build_model(self):
@@ -142,24 +147,26 @@ class Other(tiny.TinyTrainer):
 
 
 @pytest.fixture
-def of_tiny(strategy, tmp_path):
+def of_tiny(tmp_path):
     """The path of a tiny trainer's checkpoint at step 3, and its values by name."""
     tf_keras.backend.reset_uids()
-    trainer = trainer_of(strategy)
+    trainer = trainer_of()
     trainer.train(tf.constant(3))
     variables = (*trainer.model.variables, *trainer.optimizer.variables)
     values = {v.name.removesuffix(":0"): v.numpy() for v in variables}
     return Checkpointer(tmp_path, trainer).save(), values
 
 
-def other_of(strategy, replicas=1):
+def other_of(replicas=1):
     adam = lambda: tf_keras.optimizers.Adam(1e-2)  # noqa: E731
-    return tiny.trainer(strategy(replicas), 8, cls=Other, optimizer=adam)
+    return reference_model.make_trainer(
+        testing.make_strategy(replicas), 8, cls=Other, optimizer=adam
+    )
 
 
-def test_what_does_not_fit_is_listed_by_name_and_nothing_is_restored(strategy, tmp_path, of_tiny):
+def test_what_does_not_fit_is_listed_by_name_and_nothing_is_restored(tmp_path, of_tiny):
     path, _ = of_tiny
-    other = other_of(strategy)
+    other = other_of()
     before = state(other)
     with pytest.raises(ctl.UsageError) as refused:
         Checkpointer(tmp_path, other).restore(path)
@@ -174,11 +181,9 @@ def test_what_does_not_fit_is_listed_by_name_and_nothing_is_restored(strategy, t
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_what_fits_is_restored_with_its_slots_where_that_is_allowed(
-    strategy, tmp_path, of_tiny, replicas
-):
+def test_what_fits_is_restored_with_its_slots_where_that_is_allowed(tmp_path, of_tiny, replicas):
     path, values = of_tiny
-    other = other_of(strategy, replicas)
+    other = other_of(replicas)
     before = {v.name: v.numpy() for v in other.model.variables}
     checkpoints = Checkpointer(tmp_path, other, partial=True)
     checkpoints.restore(path)
@@ -189,38 +194,36 @@ def test_what_fits_is_restored_with_its_slots_where_that_is_allowed(
     for variable in (*other.model.variables, *other.optimizer.variables):
         name = variable.name.removesuffix(":0")
         initial = before.get(variable.name, np.zeros(variable.shape))  # a slot begins at zero
-        for copy in testing.copies(strategy(replicas), variable):
+        for copy in testing.copies(testing.make_strategy(replicas), variable):
             assert np.array_equal(copy, initial if name in left else values[name]), name
     other.train(tf.constant(1))
     checkpoints.save()
-    whole = Checkpointer(tmp_path, other_of(strategy))
+    whole = Checkpointer(tmp_path, other_of())
     assert whole.restore_latest().endswith("ckpt-4") and whole.unmatched is None
 
 
-def test_nothing_is_restored_in_part_where_no_weight_or_no_counter_fits(
-    strategy, tmp_path, of_tiny
-):
+def test_nothing_is_restored_in_part_where_no_weight_or_no_counter_fits(tmp_path, of_tiny):
     path, _ = of_tiny
     with pytest.raises(ctl.UsageError, match="even in part, since no variable of the model"):
-        other = trainer_of(strategy, precision="float32")
+        other = trainer_of(precision="float32")
         Checkpointer(tmp_path, other, partial=True).restore(path)
     bare = tf.train.Checkpoint(model=other.model).write(str(tmp_path / "bare"))
     with pytest.raises(ctl.UsageError, match="even in part, since the counters"):
         Checkpointer(tmp_path, other, partial=True).restore(bare)
 
 
-def test_what_a_checkpoint_has_beside_is_not_dropped_but_by_a_reader(strategy, tmp_path):
-    trainer = trainer_of(strategy)
+def test_what_a_checkpoint_has_beside_is_not_dropped_but_by_a_reader(tmp_path):
+    trainer = trainer_of()
     trainer.temperature = tf.Variable(2.0, name="temperature")
     path = Checkpointer(tmp_path, trainer).save()
-    other = trainer_of(strategy)
+    other = trainer_of()
     with pytest.raises(ctl.UsageError, match="only the checkpoint has temperature"):
         Checkpointer(tmp_path, other).restore(path)
     Checkpointer(tmp_path, other, reads_only=True).restore(path)
     assert same(state(other), state(trainer))
 
 
-class Two(tiny.TinyTrainer):
+class Two(reference_model.ReferenceTrainer):
     """A second optimizer, whose slots are made in the first step."""
 
     second = True
@@ -238,8 +241,10 @@ class Two(tiny.TinyTrainer):
         return super().replica_step(batch)
 
 
-def test_slots_that_are_not_built_yet_are_restored_when_they_are(strategy, tmp_path):
-    one, other = (tiny.trainer(strategy(1), 8, cls=Two) for _ in range(2))
+def test_slots_that_are_not_built_yet_are_restored_when_they_are(tmp_path):
+    one, other = (
+        reference_model.make_trainer(testing.make_strategy(1), 8, cls=Two) for _ in range(2)
+    )
     one.train(tf.constant(2))
     path = Checkpointer(tmp_path, one).save()
     checkpoints = Checkpointer(tmp_path, other)
@@ -251,8 +256,10 @@ def test_slots_that_are_not_built_yet_are_restored_when_they_are(strategy, tmp_p
     assert same(other.momentum.variables, one.momentum.variables)
 
 
-def test_slots_that_are_never_built_are_not_lost_without_a_word(strategy, tmp_path):
-    one, other = (tiny.trainer(strategy(1), 8, cls=Two) for _ in range(2))
+def test_slots_that_are_never_built_are_not_lost_without_a_word(tmp_path):
+    one, other = (
+        reference_model.make_trainer(testing.make_strategy(1), 8, cls=Two) for _ in range(2)
+    )
     one.train(tf.constant(2))
     checkpoints = Checkpointer(tmp_path, other)
     path = Checkpointer(tmp_path, one).save()
@@ -263,8 +270,8 @@ def test_slots_that_are_never_built_are_not_lost_without_a_word(strategy, tmp_pa
         checkpoints.save()
 
 
-def test_only_those_asked_for_are_kept(strategy, tmp_path):
-    trainer = trainer_of(strategy)
+def test_only_those_asked_for_are_kept(tmp_path):
+    trainer = trainer_of()
     checkpoints = Checkpointer(tmp_path, trainer, keep=2, keep_every=3, background=True)
     for _ in range(8):
         trainer.train(tf.constant(1))

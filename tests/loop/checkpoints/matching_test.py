@@ -4,16 +4,17 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from ctl import testing
 from ctl.loop.checkpoints import matching
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from tests import tiny
+from tests import reference_model
 
 
 @pytest.mark.parametrize(
     ("replicas", "precision"), [(1, "float64"), (2, "float64"), (1, "float16")]
 )
-def test_a_trainer_holds_what_its_checkpoint_holds(strategy, tmp_path, replicas, precision):
-    trainer = tiny.trainer(strategy(replicas), 8, precision=precision)
+def test_a_trainer_holds_what_its_checkpoint_holds(tmp_path, replicas, precision):
+    trainer = reference_model.make_trainer(testing.make_strategy(replicas), 8, precision=precision)
     path = Checkpointer(tmp_path, trainer).save()
     root = tf.train.Checkpoint(**trainer.checkpoint_items())
     content, mine = matching.CheckpointContent(path), matching.variables_of(root)
@@ -71,12 +72,16 @@ def test_of_one_name_the_one_at_the_same_place_is_taken(tmp_path):
     assert (len(found.missing), len(found.unused)) == (1, 1)
 
 
-def test_slots_of_another_optimizer_are_no_ones_own(strategy, tmp_path):
+def test_slots_of_another_optimizer_are_no_ones_own(tmp_path):
     """RMSprop's velocities have the places and shapes of SGD's momenta."""
-    sgd = tiny.trainer(strategy(1), 8, optimizer=lambda: tf_keras.optimizers.SGD(1.0, momentum=0.9))
+    sgd = reference_model.make_trainer(
+        testing.make_strategy(1), 8, optimizer=lambda: tf_keras.optimizers.SGD(1.0, momentum=0.9)
+    )
     path = Checkpointer(tmp_path, sgd).save()
     tf_keras.backend.reset_uids()  # names as in a process of its own
-    other = tiny.trainer(strategy(1), 8, optimizer=lambda: tf_keras.optimizers.RMSprop(1.0))
+    other = reference_model.make_trainer(
+        testing.make_strategy(1), 8, optimizer=lambda: tf_keras.optimizers.RMSprop(1.0)
+    )
     root, content = (
         tf.train.Checkpoint(**other.checkpoint_items()),
         matching.CheckpointContent(path),

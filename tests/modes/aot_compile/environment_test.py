@@ -1,4 +1,4 @@
-"""The compiler's environment: made once, by one process, from the pins."""
+"""The compiler's environment is made once, by one process, from the pins."""
 
 import pathlib
 import threading
@@ -32,7 +32,7 @@ fi
 
 @pytest.fixture
 def uv(tmp_path, monkeypatch):
-    """A uv that makes folders, and writes down what it was asked; give it how it fails."""
+    """Replaces uv by a script that makes folders and logs its arguments: uv(fails=message)."""
     log = tmp_path / "log"
 
     def put(fails=""):
@@ -45,81 +45,83 @@ def uv(tmp_path, monkeypatch):
     return put
 
 
-def test_every_pin_is_exact_and_says_one_version():
-    pins = environment.pins()
+def test_every_pin_is_one_exact_version():
+    pins = environment.read_pins()
     assert {"jax", "jaxlib", "libtpu"} <= set(pins)
     assert pins["jax"] == pins["jaxlib"]
     assert all(version[0].isdigit() for version in pins.values())
 
 
-def test_it_is_made_once(uv, tmp_path):
+def test_the_environment_is_made_once(uv, tmp_path):
     log = uv()
-    python = environment.python(tmp_path / "cache")
-    assert python == environment.python(tmp_path / "cache")
+    python = environment.ensure_python(tmp_path / "cache")
+    assert python == environment.ensure_python(tmp_path / "cache")
     assert python.exists()
-    assert len(log.read_text().splitlines()) == 2  # a venv, and what goes into it
+    assert len(log.read_text().splitlines()) == 2  # uv venv, then uv pip install
 
 
-def test_several_at_once_make_one(uv, tmp_path):
+def test_concurrent_calls_make_one_environment(uv, tmp_path):
     log = uv()
-    found = []
+    pythons = []
     threads = [
-        threading.Thread(target=lambda: found.append(environment.python(tmp_path / "cache")))
+        threading.Thread(
+            target=lambda: pythons.append(environment.ensure_python(tmp_path / "cache"))
+        )
         for _ in range(4)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(set(found)) == 1 and len(found) == 4
+    assert len(set(pythons)) == 1 and len(pythons) == 4
     assert len(log.read_text().splitlines()) == 2
 
 
-def test_half_of_one_is_never_left(uv, tmp_path):
+def test_a_partly_made_environment_is_removed(uv, tmp_path):
     uv(fails="no route to the index")
     with pytest.raises(Failure, match=r"uv failed \(no route to the index\)"):
-        environment.python(tmp_path / "cache")
+        environment.ensure_python(tmp_path / "cache")
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["aot.lock"]
 
 
-def test_without_uv_it_is_uv_that_is_missing(tmp_path, monkeypatch):
+def test_a_missing_uv_is_reported(tmp_path, monkeypatch):
     monkeypatch.delenv("UV", raising=False)
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(environment.sys, "executable", "/bin/false")
     monkeypatch.setattr(environment.sys, "_base_executable", "/bin/false")
     with pytest.raises(Failure, match="uv is missing"):
-        environment.python(tmp_path / "cache")
+        environment.ensure_python(tmp_path / "cache")
 
 
-def test_other_versions_than_the_pinned_are_refused(uv, tmp_path):
+def test_versions_other_than_the_pins_are_rejected(uv, tmp_path):
     uv()
-    python = environment.python(tmp_path / "cache")
+    python = environment.ensure_python(tmp_path / "cache")
     site = next(python.parent.parent.glob("lib/*/site-packages"))
     metadata = next(site.glob("libtpu-*/METADATA"))
     metadata.write_text(metadata.read_text().replace("Version: 0", "Version: 9"))
     with pytest.raises(ctl.UsageError, match=r"has libtpu 9.*delete the folder"):
-        environment.python(tmp_path / "cache")
+        environment.ensure_python(tmp_path / "cache")
 
 
 def test_other_pins_are_another_environment(uv, tmp_path, monkeypatch):
     uv()
-    first = environment.python(tmp_path / "cache")
+    first = environment.ensure_python(tmp_path / "cache")
     pins = tmp_path / "pins.txt"
     pins.write_text(environment.PINS.read_text() + "# changed\n")
     monkeypatch.setattr(environment, "PINS", pins)
-    assert environment.python(tmp_path / "cache") != first
+    assert environment.ensure_python(tmp_path / "cache") != first
 
 
 @pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("linux", "aarch64")])
-def test_where_there_is_no_libtpu_it_says_so(monkeypatch, system, machine):
+def test_a_machine_without_libtpu_is_rejected(monkeypatch, system, machine):
     monkeypatch.setattr(environment.sys, "platform", system)
     monkeypatch.setattr(environment.platform, "machine", lambda: machine)
     with pytest.raises(ctl.UsageError, match="Linux on x86-64"):
-        environment.python(pathlib.Path("/nowhere"))
+        environment.ensure_python(pathlib.Path("/nowhere"))
 
 
-def test_a_folder_that_cannot_be_made_is_told(uv, tmp_path):
+def test_a_cache_folder_that_cannot_be_made_is_reported(uv, tmp_path):
     uv()
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(Failure, match="XDG_CACHE_HOME"):
-        environment.python(tmp_path / "cache")
+        environment.ensure_python(tmp_path / "cache")

@@ -1,17 +1,17 @@
-"""Trainers with a planted problem each, on the line that says `planted`."""
+"""Trainers with one planted problem each, on the line marked `planted`."""
 
 import tensorflow as tf
 
 import ctl
-from tests import tiny
+from tests import reference_model
 
 BATCH = 8
 
 
 def _in_loss(change):
-    """A TinyTrainer whose losses go through `change`."""
+    """A ReferenceTrainer whose losses are transformed by `change`."""
 
-    class Planted(tiny.TinyTrainer):
+    class Planted(reference_model.ReferenceTrainer):
         def per_example_loss(self, batch, outputs):
             losses = super().per_example_loss(batch, outputs)
             return change(self, batch, losses)
@@ -97,18 +97,18 @@ IN_LOSS = {
 }
 
 
-class UnknownBatch(tiny.TinyTrainer):
-    """Ready batches of a size that is not known before they are there."""
+class UnknownBatch(reference_model.ReferenceTrainer):
+    """Returns global batches of an unknown number of rows."""
 
     data_factory = staticmethod(
         lambda split: ctl.data.GlobalBatches(
-            tf.data.Dataset.from_tensor_slices(tiny.examples()).batch(BATCH).repeat()
+            tf.data.Dataset.from_tensor_slices(reference_model.examples()).batch(BATCH).repeat()
         )
     )
 
 
-class TooLarge(tiny.TinyTrainer):
-    """Holds a matrix of 64 GiB between two products."""
+class TooLarge(reference_model.ReferenceTrainer):
+    """Needs a matrix of 64 GiB between two products."""
 
     def per_example_loss(self, batch, outputs):
         losses = super().per_example_loss(batch, outputs)
@@ -118,5 +118,5 @@ class TooLarge(tiny.TinyTrainer):
 
 
 def trainer_class(name):
-    """The class of a planted problem."""
+    """The trainer class with a planted problem."""
     return _in_loss(IN_LOSS[name])

@@ -1,8 +1,8 @@
-"""Runs an exported program on the CPU, again and again: python run_on_cpu.py FOLDER STEPS.
+"""Runs an exported program repeatedly on the CPU: python run_on_cpu.py FOLDER STEPS.
 
 It runs in the compiler's environment. FOLDER holds program.hlo, arguments.npz (arg_0, arg_1, ...) and
-the compiler's own file; what an output takes the place of is the next step's argument. The arguments
-after the last step go to results.npz.
+compiler.py. An output that aliases an argument replaces it in the next step. The arguments after the
+last step are written to results.npz.
 """
 
 import pathlib
@@ -22,18 +22,18 @@ def main(folder, steps):
 
     hlo = (folder / "program.hlo").read_bytes()
     text = xla_client.XlaComputation(hlo).as_hlo_text()
-    places = {int(out): int(arg) for out, arg in re.findall(r"\{(\d+)\}: \((\d+),", text)}
-    parts = compiler.private_parts()
+    aliases = {int(out): int(arg) for out, arg in re.findall(r"\{(\d+)\}: \((\d+),", text)}
+    api = compiler.import_private_api()
     device = jax.devices("cpu")[0]
-    with parts.context() as context, parts.ir.Location.unknown(context):
-        module = compiler.parsed(parts, hlo)
-        options = parts.options(1, 1, parts.np.zeros((1, 1), int))
-        program = device.client.compile_and_load(module, parts.device_list((device,)), options)
-    held = np.load(folder / "arguments.npz")
-    values = [held[f"arg_{i}"] for i in range(len(held.files))]
+    with api.context() as context, api.ir.Location.unknown(context):
+        module = compiler.parse_module(api, hlo)
+        options = api.options(1, 1, api.np.zeros((1, 1), int))
+        program = device.client.compile_and_load(module, api.device_list((device,)), options)
+    arguments = np.load(folder / "arguments.npz")
+    values = [arguments[f"arg_{i}"] for i in range(len(arguments.files))]
     for _ in range(steps):
         outputs = program.execute([jax.device_put(value, device) for value in values])
-        for out, arg in places.items():
+        for out, arg in aliases.items():
             values[arg] = np.asarray(outputs[out])
     np.savez(folder / "results.npz", **{f"arg_{i}": v for i, v in enumerate(values)})
 

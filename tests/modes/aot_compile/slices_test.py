@@ -1,4 +1,4 @@
-"""The table of slices, and what is no slice."""
+"""The table of slices, and names that are not in it."""
 
 import pytest
 
@@ -22,24 +22,24 @@ from ctl.modes.aot_compile import slices
         ("v7x:2x2x1", 8, 1, 94.75),
     ],
 )
-def test_a_slice_is_known_by_its_name(name, cores, hosts, gib):
-    found = slices.find(name)
-    assert (found.name, found.cores, found.hosts) == (name, cores, hosts)
-    assert found.hbm_bytes / slices.GIB == pytest.approx(gib)
+def test_a_slice_is_found_by_its_name(name, cores, hosts, gib):
+    slice_ = slices.find_slice(name)
+    assert (slice_.name, slice_.cores, slice_.hosts) == (name, cores, hosts)
+    assert slice_.hbm_bytes / slices.GIB == pytest.approx(gib)
 
 
-def test_other_names_of_a_generation_are_understood():
-    assert slices.find("v5litepod:2x2") == slices.find("V5E:2x2")
-    assert slices.find("tpu7x:2x2x1").compiler_name == "tpu7x:2x2x1"
+def test_a_generation_has_other_names():
+    assert slices.find_slice("v5litepod:2x2") == slices.find_slice("V5E:2x2")
+    assert slices.find_slice("tpu7x:2x2x1").compiler_name == "tpu7x:2x2x1"
 
 
 def test_a_list_keeps_its_order():
-    found = slices.parse("v6e:2x4, v5e:2x2")
-    assert [slice_.name for slice_ in found] == ["v6e:2x4", "v5e:2x2"]
+    topology = slices.parse_topology("v6e:2x4, v5e:2x2")
+    assert [slice_.name for slice_ in topology] == ["v6e:2x4", "v5e:2x2"]
 
 
 @pytest.mark.parametrize(
-    ("names", "says"),
+    ("names", "message"),
     [
         ("v5e:3x3", "no v5e slice of 3x3 chips"),
         ("v5e:2x2x1", "no v5e slice of 2x2x1 chips"),
@@ -53,12 +53,12 @@ def test_a_list_keeps_its_order():
         ("v5e:2x2,v5e:2x2", "twice"),
     ],
 )
-def test_what_nobody_can_rent_is_refused(names, says):
-    with pytest.raises(ctl.UsageError, match=says):
-        slices.parse(names)
+def test_a_slice_that_nobody_can_rent_is_rejected(names, message):
+    with pytest.raises(ctl.UsageError, match=message):
+        slices.parse_topology(names)
 
 
-def test_no_slice_is_in_the_table_twice_and_all_have_whole_machines():
-    every = slices.every()
-    assert len({s.name for s in every}) == len(every) > 50
-    assert all(s.hosts >= 1 and s.cores % s.hosts == 0 for s in every)
+def test_slices_are_unique_and_consist_of_complete_machines():
+    table = slices.list_slices()
+    assert len({s.name for s in table}) == len(table) > 50
+    assert all(s.hosts >= 1 and s.cores % s.hosts == 0 for s in table)

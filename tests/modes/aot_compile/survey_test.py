@@ -7,11 +7,10 @@ import textwrap
 import pytest
 
 from ctl import main
-from ctl.modes.aot_compile import compiling, environment, slices, survey
-from ctl.modes.aot_compile.compiling import Compiled
+from ctl.modes.aot_compile import compiler_process, environment, slices, survey
+from ctl.modes.aot_compile.compiler_process import Compiled
 from tests import child
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 GIB = 2**30
 MNIST = ("-m", "ctl.main", "--config=experiments/mnist_tpu.py", "--mode=aot_compile")
 
@@ -44,101 +43,98 @@ EXPERIMENT = """
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """Runs the program in a folder of its own; `body` is the first line of the loss."""
+    """Runs the program in its own folder; `body` is the first line of the loss."""
     monkeypatch.chdir(tmp_path)
 
-    def go(*arguments, body="pass"):
+    def program(*arguments, body="pass"):
         (tmp_path / "exp.py").write_text(textwrap.dedent(EXPERIMENT).replace("BODY", body))
         code = main.run(["ctl", "--config=exp.py", *arguments])
         return code, capsys.readouterr()
 
-    return go
+    return program
 
 
 @pytest.fixture
-def memory(monkeypatch):
-    """Puts a rule in the compiler's place: memory grows with the program's own number of rows."""
-    monkeypatch.setattr(environment, "python", lambda: pathlib.Path("python"))
+def fake_compiler(monkeypatch):
+    """Replaces the compiler by a function from the program's HLO to its peak memory."""
+    monkeypatch.setattr(environment, "ensure_python", lambda: pathlib.Path("python"))
 
-    def put(needs):
-        def compile_for(hlo, slice_, python, bounds=None):
-            peak = needs(hlo)
-            short = peak > slice_.hbm_bytes
-            return Compiled(
-                error="RESOURCE_EXHAUSTED" * short, out_of_memory=short, peak_bytes=peak
-            )
+    def replace(peak_of):
+        def compile_program(hlo, slice_, python, limits=None):
+            peak = peak_of(hlo)
+            exceeded = peak > slice_.hbm_bytes
+            error = "RESOURCE_EXHAUSTED" * exceeded
+            return Compiled(error=error, out_of_memory=exceeded, peak_bytes=peak)
 
-        monkeypatch.setattr(compiling, "compile_for", compile_for)
+        monkeypatch.setattr(compiler_process, "compile_program", compile_program)
 
-    return put
+    return replace
 
 
-def found(tmp_path):
+def read_entries(tmp_path):
     return json.loads((tmp_path / "runs" / "exp" / "aot_compile.json").read_text())["topologies"]
 
 
-def test_a_list_of_slices_gives_one_table_and_one_file(run, memory, tmp_path):
-    memory(lambda hlo: GIB)
-    code, said = run("--mode=aot_compile", "--topology=v5e:2x2,v6e:2x4")
+def test_a_list_of_slices_gives_one_table_and_one_file(run, fake_compiler, tmp_path):
+    fake_compiler(lambda hlo: GIB)
+    code, printed = run("--mode=aot_compile", "--topology=v5e:2x2,v6e:2x4")
     assert code == 0
-    assert [entry["topology"] for entry in found(tmp_path)] == ["v5e:2x2", "v6e:2x4"]
-    assert [entry["cores"] for entry in found(tmp_path)] == [4, 8]
-    assert "eval step compiles" in said.out
-    assert "no figure was compared with a physical TPU" in said.out
+    assert [entry["topology"] for entry in read_entries(tmp_path)] == ["v5e:2x2", "v6e:2x4"]
+    assert [entry["cores"] for entry in read_entries(tmp_path)] == [4, 8]
+    assert "eval step compiles" in printed.out
+    assert "no figure was compared with a physical TPU" in printed.out
 
 
-def test_what_does_not_fit_ends_with_1(run, memory, tmp_path):
-    memory(lambda hlo: 20 * GIB)
-    code, said = run("--mode=aot_compile", "--topology=v5e:2x2,v5p:2x2x1")
+def test_an_experiment_that_does_not_fit_is_exit_code_1(run, fake_compiler, tmp_path):
+    fake_compiler(lambda hlo: 20 * GIB)
+    code, printed = run("--mode=aot_compile", "--topology=v5e:2x2,v5p:2x2x1")
     assert code == 1
-    assert [entry["compiled"] for entry in found(tmp_path)] == [False, True]
-    assert "needs 20.00 GiB of HBM, and a core of v5e:2x2 has 15.75 GiB" in said.out
+    assert [entry["compiled"] for entry in read_entries(tmp_path)] == [False, True]
+    assert "needs 20.00 GiB of HBM, but a core of v5e:2x2 has 15.75 GiB" in printed.out
 
 
-def test_a_problem_in_the_step_ends_with_1_and_names_the_line(run, memory, tmp_path):
-    memory(lambda hlo: GIB)
-    code, said = run("--mode=aot_compile", body="tf.print(outputs)")
+def test_a_problem_in_the_step_is_exit_code_1_and_names_the_line(run, fake_compiler, tmp_path):
+    fake_compiler(lambda hlo: GIB)
+    code, printed = run("--mode=aot_compile", body="tf.print(outputs)")
     assert code == 1
     line = (tmp_path / "exp.py").read_text().splitlines().index("        tf.print(outputs)") + 1
-    assert f"error: exp.py:{line}: A TPU has no such operation as " in said.out
-    assert found(tmp_path)[0]["error"].startswith(f"exp.py:{line}: ")
+    assert f"error: exp.py:{line}: A TPU does not support " in printed.out
+    assert read_entries(tmp_path)[0]["error"].startswith(f"exp.py:{line}: ")
 
 
-def test_the_largest_batch_is_searched_for(run, monkeypatch, memory, tmp_path):
-    memory(lambda hlo: GIB)
-    sizes = []
+def test_find_batch_finds_the_largest_batch(run, monkeypatch, fake_compiler, tmp_path):
+    fake_compiler(lambda hlo: GIB)
 
-    def export_for(config, path, cores, *, batch=0, evaluates=True):
-        sizes.append(batch or 16)
-        program = survey.Program("train step", str(batch or 16).encode(), [])
-        return survey.Exported(batch or 16, [program], [], 0.0)
+    def export_experiment(config, path, cores, *, global_batch_size=16, evaluates=True):
+        program = survey.Program("train step", str(global_batch_size).encode(), [])
+        return survey.ExportedExperiment(global_batch_size, [program], [], 0.0)
 
-    monkeypatch.setattr(survey, "export_for", export_for)
-    memory(lambda hlo: int(hlo) * GIB // 100)  # 1,575 rows are 15.75 GiB
-    code, said = run("--mode=aot_compile", "--find_batch")
-    largest = found(tmp_path)[0]["largest_global_batch_size"]
+    monkeypatch.setattr(survey, "export_experiment", export_experiment)
+    fake_compiler(lambda hlo: int(hlo) * GIB // 100)  # 1,575 rows are 15.75 GiB
+    code, printed = run("--mode=aot_compile", "--find_batch")
+    largest = read_entries(tmp_path)[0]["largest_global_batch_size"]
     assert code == 0
     assert 1575 * 15 / 16 - 4 <= largest <= 1575
     assert largest % 4 == 0
-    assert f"v5e:2x2: a batch of {largest} fits" in said.out
+    assert f"v5e:2x2: a batch of {largest} fits" in printed.out
 
 
-def test_ready_batches_cannot_be_searched(run, memory, tmp_path, capsys):
-    memory(lambda hlo: GIB)
-    ready = (
+def test_find_batch_requires_examples_instead_of_batches(run, fake_compiler, tmp_path, capsys):
+    fake_compiler(lambda hlo: GIB)
+    batches = (
         "ctl.data.GlobalBatches(tf.data.Dataset.from_tensor_slices("
         '{"x": rows, "label": np.zeros(16, np.int32)}).batch(16, drop_remainder=True))'
     )
     run("--mode=aot_compile")
     text = (tmp_path / "exp.py").read_text()
-    made = 'ctl.data.arrays({"x": rows, "label": np.zeros(16, np.int32)})'
-    (tmp_path / "exp.py").write_text(text.replace(made, ready))
+    examples = 'ctl.data.arrays({"x": rows, "label": np.zeros(16, np.int32)})'
+    (tmp_path / "exp.py").write_text(text.replace(examples, batches))
     assert main.run(["ctl", "--config=exp.py", "--mode=aot_compile", "--find_batch"]) == 2
-    assert "--find_batch cannot change the batches" in capsys.readouterr().err
+    assert "--find_batch cannot change the size of the batches" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["--topology=v5e:2x2"], "--topology has no effect but with --mode=aot_compile"),
         (["--find_batch"], "--find_batch has no effect but with --mode=aot_compile"),
@@ -155,16 +151,18 @@ def test_ready_batches_cannot_be_searched(run, memory, tmp_path, capsys):
         ),
     ],
 )
-def test_a_mistake_is_one_line_and_nothing_is_written(run, memory, tmp_path, arguments, says):
-    memory(lambda hlo: GIB)
-    code, said = run(*arguments)
+def test_a_mistake_is_one_line_and_nothing_is_written(
+    run, fake_compiler, tmp_path, arguments, message
+):
+    fake_compiler(lambda hlo: GIB)
+    code, printed = run(*arguments)
     assert code == 2
-    assert says in said.err and len(said.err.splitlines()) == 1
+    assert message in printed.err and len(printed.err.splitlines()) == 1
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_run_may_begin_in_the_folder_that_was_written_to(run, memory, tmp_path):
-    memory(lambda hlo: GIB)
+def test_a_run_can_start_in_the_workdir_of_the_report(run, fake_compiler, tmp_path):
+    fake_compiler(lambda hlo: GIB)
     assert run("--mode=aot_compile")[0] == 0
     code, _ = run("--mode=train", "--config.train.steps=1")
     assert code == 0
@@ -183,14 +181,14 @@ def test_mnist_compiles_for_four_generations(tmp_path):
     assert [entry["topology"] for entry in entries] == names.split(",")
     for entry in entries:
         assert entry["compiled"] and entry["error"] is None and entry["warnings"] == []
-        assert 0 < entry["peak_bytes"] < slices.find(entry["topology"]).hbm_bytes / 100
-        # Combined: all gradients, the loss and the metrics; and the learning rate, which is known first.
+        assert 0 < entry["peak_bytes"] < slices.find_slice(entry["topology"]).hbm_bytes / 100
+        # One combines all gradients, the loss and the metrics; the learning rate is known earlier.
         assert entry["all_reduces"] == 2
         assert entry["all_reduce_bytes"] == 4 * (225_034 + 1 + 4 + 1)
 
 
 @pytest.mark.slow
-def test_two_compilers_at_once_do_not_meet(tmp_path):
+def test_two_compilers_can_run_at_the_same_time(tmp_path):
     started = [child.start([*MNIST, f"--workdir={tmp_path / str(i)}"]) for i in range(2)]
     ended = [process.communicate(timeout=240) for process in started]
     assert [process.returncode for process in started] == [0, 0], ended

@@ -1,7 +1,7 @@
 """Options together: what the rules allow gives the update of the global batch.
 
 The default run takes a subset in which every allowed pair of options' values stands at least once;
-`pytest -m slow tests/combinations_test.py` takes them all.
+`pytest -m slow tests/replica/combinations_test.py` takes them all.
 """
 
 import dataclasses
@@ -12,9 +12,10 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+from ctl import testing
 from ctl.configs import compatibility
 from ctl.errors import UsageError
-from tests import tiny
+from tests import reference_model
 
 # A relative error of one rounding an operation, and fewer than 32 in a row in this model.
 TOLERANCE = {
@@ -54,31 +55,33 @@ def covering():
 COVERING = covering()
 
 
-class Plain(tiny.TinyTrainer):
+class Plain(reference_model.ReferenceTrainer):
     """The tiny model, with its hidden layer normalized where asked for."""
 
     normalized = False
 
     def build_model(self):
         layers = tf_keras.layers
-        x, token = tf_keras.Input([tiny.FEATURES]), tf_keras.Input([], dtype=tf.int64)
-        embedded = layers.Embedding(tiny.TOKENS, tiny.WIDTH)(token)
-        penalty = tf_keras.regularizers.L2(tiny.PENALTY)
-        hidden = layers.Dense(tiny.HIDDEN, activation="tanh", kernel_regularizer=penalty)(
-            layers.Concatenate()([x, embedded])
-        )
+        x, token = tf_keras.Input([reference_model.FEATURES]), tf_keras.Input([], dtype=tf.int64)
+        embedded = layers.Embedding(reference_model.TOKENS, reference_model.WIDTH)(token)
+        penalty = tf_keras.regularizers.L2(reference_model.PENALTY)
+        hidden = layers.Dense(
+            reference_model.HIDDEN, activation="tanh", kernel_regularizer=penalty
+        )(layers.Concatenate()([x, embedded]))
         if self.normalized:
             hidden = layers.BatchNormalization()(hidden)
-        return tf_keras.Model({"x": x, "token": token}, layers.Dense(tiny.CLASSES)(hidden))
+        return tf_keras.Model(
+            {"x": x, "token": token}, layers.Dense(reference_model.CLASSES)(hidden)
+        )
 
 
 class Normalized(Plain):
     normalized = True
 
 
-def make(strategy, choice):
-    return tiny.trainer(
-        strategy(choice.replicas),
+def make(choice):
+    return reference_model.make_trainer(
+        testing.make_strategy(choice.replicas),
         BATCH,
         cls=Normalized if choice.sync_batch_norm else Plain,
         precision=choice.precision,
@@ -96,10 +99,10 @@ def update(trainer):
     return [b - a for b, a in zip(before, trainer.model.get_weights(), strict=True)]
 
 
-def check(strategy, choice):
-    trainer = make(strategy, choice)
+def check(choice):
+    trainer = make(choice)
     reference = make(
-        strategy, compatibility.Choice(precision="float64", sync_batch_norm=choice.sync_batch_norm)
+        compatibility.Choice(precision="float64", sync_batch_norm=choice.sync_batch_norm)
     )
     reference.model.set_weights(trainer.model.get_weights())
     tolerance = TOLERANCE["bfloat16" if choice.reduce_dtype else choice.precision]
@@ -113,8 +116,8 @@ def name(choice):
 
 
 @pytest.mark.parametrize("choice", COVERING, ids=name)
-def test_every_pair_of_options_gives_the_right_update(strategy, choice):
-    check(strategy, choice)
+def test_every_pair_of_options_gives_the_right_update(choice):
+    check(choice)
 
 
 OTHERS = [
@@ -125,27 +128,27 @@ OTHERS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("choice", OTHERS, ids=name)
-def test_every_combination_gives_the_right_update(strategy, choice):
-    check(strategy, choice)
+def test_every_combination_gives_the_right_update(choice):
+    check(choice)
 
 
 SIZES = (compatibility.Choice(shards=3, replicas=2), compatibility.Choice(shards=16, replicas=2))
 # Those about a strategy alone are below, or need processes or hardware of their own: rules_test.
 BROKEN = {
-    rule.says[:40]: next(c for c in (*compatibility.all_choices(), *SIZES) if rule.broken(c))
+    rule.reason[:40]: next(c for c in (*compatibility.all_choices(), *SIZES) if rule.broken(c))
     for rule in compatibility.RULES
     if any(rule.broken(c) for c in (*compatibility.all_choices(), *SIZES))
 }
 
 
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
-def test_what_the_rules_refuse_is_refused_at_construction(strategy, broken):
+def test_what_the_rules_refuse_is_refused_at_construction(broken):
     with pytest.raises(UsageError):
-        make(strategy, broken)
+        make(broken)
 
 
 @pytest.mark.parametrize("options", [{"precision": "float16"}, {"xla": "gradients"}])
 def test_what_central_storage_cannot_do_is_refused_at_construction(options):
     central = tf.distribute.experimental.CentralStorageStrategy(["/CPU:0", "/CPU:1"], "/CPU:0")
     with pytest.raises(UsageError, match="central storage"):
-        tiny.trainer(central, 8, **options)
+        reference_model.make_trainer(central, 8, **options)

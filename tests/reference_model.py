@@ -25,7 +25,7 @@ def examples(count=EXAMPLES, seed=0):
     }
 
 
-class TinyTrainer(ctl.StandardTrainer):
+class ReferenceTrainer(ctl.StandardTrainer):
     """The model under ctl; `data_factory(split)` makes its data."""
 
     data_factory = staticmethod(lambda split: ctl.data.arrays(examples()))
@@ -63,8 +63,8 @@ class TinyTrainer(ctl.StandardTrainer):
         return {"accuracy": tf_keras.metrics.SparseCategoricalAccuracy()}
 
 
-def trainer(strategy, batch, *, cls=TinyTrainer, optimizer=None, **options):
-    """A TinyTrainer in float64; plain SGD with rate 1 makes the update the gradient."""
+def make_trainer(strategy, batch, *, cls=ReferenceTrainer, optimizer=None, **options):
+    """A ReferenceTrainer in float64; plain SGD with rate 1 makes the update the gradient."""
     options.setdefault("precision", "float64")
     return cls(
         strategy=strategy,

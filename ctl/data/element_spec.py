@@ -1,0 +1,83 @@
+"""Checks what a trainer's `build_dataset` returned, and derives the spec of its batches."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.data import augmentation
+from ctl.data.source import (
+    Augmented,
+    Data,
+    GlobalBatches,
+    PerReplica,
+    Source,
+    dataset_of,
+    source_of,
+)
+from ctl.errors import UsageError
+
+
+def check_data(data: Any, split: str) -> None:
+    """Raises UsageError if `build_dataset` may not return this data for a split."""
+    if not isinstance(data, Source | tf.data.Dataset | Augmented | GlobalBatches | PerReplica):
+        raise UsageError(
+            f"build_dataset({split!r}, ...) returned {type(data).__name__}, but must return a "
+            "ctl.data.Source, a tf.data.Dataset of examples, ctl.data.augmented(...), "
+            "ctl.data.GlobalBatches or ctl.data.PerReplica."
+        )
+    if isinstance(data, Augmented) and split != "train":
+        raise UsageError(
+            f"build_dataset({split!r}, ...) returned augmented examples: return them unchanged."
+        )
+    source = source_of(data)
+    count = len(source) if source is not None else int(dataset_of(data).cardinality())
+    if count == 0:
+        raise UsageError(
+            f"build_dataset({split!r}, ...) returned no examples, but must return at least one."
+        )
+    element_spec(data)
+
+
+def element_spec(data: Data) -> dict[str, tf.TensorSpec]:
+    """Returns the spec of a batch with an unknown number of rows, for building the model.
+
+    Raises:
+        UsageError: the elements are not dicts of tensors of known rank.
+    """
+    if isinstance(data, Augmented):
+        example = tf.nest.map_structure(
+            lambda s: tf.TensorSpec(s.shape[1:], s.dtype), element_spec(data.data)
+        )
+        spec, is_batched = augmentation.output_spec(data.augment, example), False
+    elif isinstance(data, Source):
+        gather = tf.function(data.gather, autograph=False)
+        indexes = tf.TensorSpec([None], tf.int64)
+        outputs = gather.get_concrete_function(indexes).structured_outputs
+        spec, is_batched = tf.nest.map_structure(tf.TensorSpec.from_tensor, outputs), True
+    else:
+        spec = dataset_of(data).element_spec
+        is_batched = isinstance(data, GlobalBatches | PerReplica)
+    if not isinstance(spec, dict) or not spec:
+        raise UsageError(
+            f"The elements of the data are {spec}, but must be dicts, as from "
+            '`dataset.map(lambda x, y: {"x": x, "label": y})`.'
+        )
+    return tf.nest.map_structure(lambda s: _batch_spec(s, is_batched, spec), spec)
+
+
+def _batch_spec(spec: Any, is_batched: bool, element: Any) -> tf.TensorSpec:
+    """The spec of a feature in a batch of unknown size.
+
+    Args:
+        spec: the feature in an element of the data.
+        is_batched: whether `spec` already has the batch axis.
+        element: the spec of the element, for the message.
+    """
+    is_dense = isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None
+    if not is_dense or spec.shape.rank < is_batched:
+        batch_axis = " whose first axis is the batch axis" if is_batched else ""
+        raise UsageError(
+            f"The elements of the data are {element}, but must be dense tensors of known rank"
+            f"{batch_axis} (tf.ensure_shape, tf.sparse.to_dense)."
+        )
+    return tf.TensorSpec([None, *(spec.shape[1:] if is_batched else spec.shape)], spec.dtype)

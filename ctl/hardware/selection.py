@@ -1,0 +1,154 @@
+"""Chooses the strategy for a config: resolves "auto", checks the options, and builds the strategy.
+
+Importing this module does not import TensorFlow.
+"""
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from ctl.errors import UsageError
+from ctl.hardware import devices, tpu
+from ctl.hardware.cluster import Cluster
+from ctl.hardware.strategies import CONFIG_KEYS, NAMES, STRATEGIES, StrategyOptions
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class Hardware:
+    """A strategy, and why it was chosen.
+
+    Attributes:
+        strategy: the strategy.
+        name: its name in `strategies.STRATEGIES`.
+        reason: why this strategy and these devices were chosen, in a few words for the user.
+        cluster: the processes of the run; None for a run of one process.
+    """
+
+    strategy: "tf.distribute.Strategy"
+    name: str
+    reason: str
+    cluster: Cluster | None = None
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes the files that only one process may write."""
+        return self.cluster is None or self.cluster.is_chief
+
+
+def resolve_name(name: str, options: StrategyOptions) -> str:
+    """Resolves "auto" as far as is possible without TensorFlow, and checks the options.
+
+    Args:
+        name: a name of the table, or "auto".
+        options: the options of the config.
+
+    Returns:
+        A name of the table; "auto" if the choice depends on the GPUs that TensorFlow detects.
+
+    Raises:
+        UsageError: the name, the options and the cluster do not fit together.
+    """
+    if name not in NAMES:
+        raise UsageError(f"There is no strategy {name!r}: choose one of {', '.join(NAMES)}.")
+    cluster = options.cluster
+    multi_process = cluster is not None and cluster.size > 1
+    if name == "auto" and multi_process:
+        assert cluster is not None
+        name = "parameter_server" if cluster.has_servers else "multi_worker_mirrored"
+    elif name == "auto" and (options.tpu or not tpu.find_obstacle()):
+        name = "tpu"
+    if name == "auto":
+        return name
+    _check_cluster(name, cluster)
+    _check_options(name, options)
+    return name
+
+
+def build(name: str = "auto", options: StrategyOptions | None = None) -> Hardware:
+    """Builds the strategy of a config.
+
+    Args:
+        name: a name of the table, or "auto": a strategy for the cluster if the run has several
+            processes, else "tpu" if there is one, else "mirrored" over several GPUs or logical
+            devices, else "one_device".
+        options: the options of the config; None for the defaults.
+
+    Returns:
+        The strategy, its name, and why it was chosen.
+
+    Raises:
+        UsageError: the options do not fit together, or the devices are not available.
+    """
+    options = options or StrategyOptions()
+    requested = name
+    name = resolve_name(name, options)
+    selected: list[str] = []
+    if name != "auto" and STRATEGIES[name].multi_process:
+        assert options.cluster is not None
+        reason = f"{options.cluster.name} of {options.cluster.size} processes"
+    elif name == "tpu":
+        reason = "a TPU is configured" if options.tpu else "this machine has a TPU"
+    else:
+        selected, reason = devices.select(
+            options.devices, split=options.logical_devices, strategy=name
+        )
+    if name == "auto":
+        name = "mirrored" if len(selected) > 1 else "one_device"
+        _check_options(name, options)  # resolve_name could not check them without the name
+    spec = STRATEGIES[name]
+    strategy = spec.build(selected[:1] if spec.scope == "one" else selected, options)
+    if name == "tpu":
+        reason += f": {tpu.describe_topology(strategy)}"
+    if requested == "auto":
+        reason = f"auto: {reason}"
+    return Hardware(strategy, name, reason, options.cluster if spec.multi_process else None)
+
+
+def _check_cluster(name: str, cluster: Cluster | None) -> None:
+    """Raises UsageError if the strategy cannot run in the processes of the cluster."""
+    if not STRATEGIES[name].multi_process:
+        # A cluster of one process is ignored: some platforms set TF_CONFIG for every job.
+        if cluster is not None and cluster.size > 1:
+            raise UsageError(
+                f"runtime.strategy={name} runs in one process, but TF_CONFIG describes "
+                f"{cluster.size}: set runtime.strategy=auto, or unset TF_CONFIG."
+            )
+        return
+    parameter_server = name == "parameter_server"
+    if cluster is None:
+        servers = "--ps=1 " if parameter_server else ""
+        raise UsageError(
+            f"runtime.strategy={name} requires several processes, but TF_CONFIG is not set: start "
+            f"them with python -m ctl.launch --workers=2 {servers}-- ..., or set "
+            "runtime.strategy=auto."
+        )
+    if cluster.has_servers != parameter_server:
+        raise UsageError(
+            f"runtime.strategy={name} requires a cluster {'with' if parameter_server else 'without'} "
+            f"parameter servers, but TF_CONFIG describes {'some' if cluster.has_servers else 'none'}: "
+            "set runtime.strategy=auto."
+        )
+
+
+def _check_options(name: str, options: StrategyOptions) -> None:
+    """Raises UsageError for an option that the strategy would silently ignore."""
+    spec, defaults = STRATEGIES[name], StrategyOptions()
+    for field, key in CONFIG_KEYS.items():
+        if getattr(options, field) != getattr(defaults, field) and field not in spec.reads:
+            raise UsageError(
+                f"runtime.{key} has no effect with runtime.strategy={name}: remove it."
+            )
+    algorithms = ("auto", *spec.algorithms)
+    if options.algorithm not in algorithms:
+        raise UsageError(
+            f"runtime.all_reduce.algorithm is {options.algorithm!r}, but runtime.strategy={name} "
+            f"requires one of {', '.join(algorithms)}: set it to one of them."
+        )
+    # Only these two classes of tf.distribute have the argument num_packs.
+    if options.packs > 1 and options.algorithm not in ("nccl", "hierarchical_copy"):
+        raise UsageError(
+            "runtime.all_reduce.packs requires runtime.all_reduce.algorithm=nccl or "
+            "hierarchical_copy: set one of them, or set packs to 1."
+        )

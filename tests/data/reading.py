@@ -1,0 +1,75 @@
+"""Reads streams of `(batch, row_mask)` as lists of ids, for the tests of this folder."""
+
+import itertools
+
+import numpy as np
+import tensorflow as tf
+
+from ctl.data import distribution
+from ctl.data.layout import Layout
+
+# (global batch size, replicas, input pipelines): even, uneven and empty per-replica batches.
+LAYOUTS = [
+    (5, 1, 1),
+    (8, 2, 1),
+    (5, 2, 1),
+    (7, 4, 1),
+    (3, 4, 1),
+    (8, 2, 2),
+    (5, 2, 2),
+    (7, 4, 2),
+    (3, 4, 2),
+    (130, 4, 4),
+    (5, 8, 4),
+]
+
+
+def numbers(count):
+    """A dataset of examples {"id": 0}, {"id": 1}, ..., not shuffled."""
+    return tf.data.Dataset.range(count).map(lambda i: {"id": i})
+
+
+def pipeline_layouts(batch, replicas, pipelines):
+    """The layouts of all input pipelines."""
+    return [Layout(batch, replicas, pipelines, p) for p in range(pipelines)]
+
+
+def read_steps(streams, layout, steps):
+    """Reads the streams of all pipelines: for each step, the element of every replica."""
+    local = layout.local_replicas
+    elements = [
+        list(itertools.islice(distribution.disable_autotune(stream), steps * local))
+        for stream in streams
+    ]
+    return [
+        [e for pipeline in elements for e in pipeline[step * local : (step + 1) * local]]
+        for step in range(steps)
+    ]
+
+
+def real_ids(step):
+    """The ids of the rows that are not padding, in the order of the replicas."""
+    masks = [np.ones(len(b["id"])) if m is None else m.numpy() for b, m in step]
+    return [i for (b, _), mask in zip(step, masks, strict=True) for i in b["id"].numpy()[mask == 1]]
+
+
+def check_rows_and_padding(step, layout, size):
+    """Checks that each replica has its contiguous rows, then masked copies of the batch's last row.
+
+    Args:
+        step: the elements of all replicas.
+        layout: the layout of any pipeline.
+        size: number of rows in this global batch.
+    """
+    last, rows = real_ids(step)[-1], layout.rows_per_replica
+    for replica, (batch, row_mask) in enumerate(step):
+        ids = batch["id"].numpy()
+        real = max(0, min(rows, size - replica * rows))
+        assert len(ids) == rows
+        assert (ids[real:] == last).all()
+        if row_mask is None:
+            assert real == rows
+        else:
+            assert row_mask.dtype == tf.float32
+            assert row_mask.numpy().tolist() == [1] * real + [0] * (rows - real)
+        assert np.array_equal(batch["x"], np.stack([2 * ids + 0.5, 2 * ids + 1.5], axis=1))

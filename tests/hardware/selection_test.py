@@ -1,0 +1,195 @@
+"""The strategy that is chosen for a config. The test processes have four logical CPUs (conftest.py)."""
+
+import dataclasses
+import json
+
+import pytest
+import tensorflow as tf
+
+from ctl.errors import UsageError
+from ctl.hardware import cluster, selection, strategies
+from ctl.hardware.strategies import StrategyOptions
+from tests import child
+
+NO_GPU = not tf.config.list_physical_devices("GPU")
+on_cpu = pytest.mark.skipif(not NO_GPU, reason="is about a machine without a GPU")
+WORKERS = cluster.make_local_clusters(workers=2, servers=0, ports=[1, 2])[0]
+SERVERS = cluster.make_local_clusters(workers=2, servers=1, ports=[1, 2, 3, 4])[0]
+
+
+def devices(hardware):
+    """The short names of a strategy's devices."""
+    return [name.rsplit("device:")[-1] for name in hardware.strategy.extended.worker_devices]
+
+
+@on_cpu
+@pytest.mark.parametrize(
+    ("requested", "count", "name", "names", "reason"),
+    [
+        ("auto", 0, "one_device", ["CPU:0"], "auto: no GPU"),
+        ("auto", 1, "one_device", ["CPU:0"], "auto: no GPU"),
+        (
+            "auto", 3, "mirrored", ["CPU:0", "CPU:1", "CPU:2"],
+            "auto: no GPU, CPU split into 3",
+        ),
+        ("one_device", 0, "one_device", ["CPU:0"], "no GPU"),
+        ("mirrored", 0, "mirrored", ["CPU:0", "CPU:1"], "no GPU, CPU split into 2"),
+        ("mirrored", 1, "mirrored", ["CPU:0"], "no GPU"),
+        (
+            "mirrored", 4, "mirrored", ["CPU:0", "CPU:1", "CPU:2", "CPU:3"],
+            "no GPU, CPU split into 4",
+        ),
+    ],
+)  # fmt: skip
+def test_strategy_devices_and_reason(requested, count, name, names, reason):
+    hardware = selection.build(requested, StrategyOptions(logical_devices=count))
+    assert (hardware.name, devices(hardware), hardware.reason) == (name, names, reason)
+    assert hardware.strategy.num_replicas_in_sync == len(names)
+
+
+class Gpus:
+    """A machine with GPUs, as far as the selection of a strategy can detect."""
+
+    def __init__(self, monkeypatch, count):
+        self.built = None
+        physical = {
+            "GPU": [
+                tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(count)
+            ],
+            "CPU": [tf.config.PhysicalDevice("/physical_device:CPU:0", "CPU")],
+        }
+        logical = [tf.config.LogicalDevice(f"/device:GPU:{i}", "GPU") for i in range(count)]
+        monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: physical[kind])
+        monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: logical)
+        for name, spec in strategies.STRATEGIES.items():
+            fake = dataclasses.replace(spec, build=self.build)
+            monkeypatch.setitem(strategies.STRATEGIES, name, fake)
+
+    def build(self, names, options):
+        self.built = names
+
+
+@pytest.mark.parametrize(
+    ("gpus", "requested", "name", "names", "reason"),
+    [
+        (1, "auto", "one_device", ["GPU:0"], "auto: 1 GPU"),
+        (2, "auto", "mirrored", ["GPU:0", "GPU:1"], "auto: 2 GPUs"),
+        (2, "one_device", "one_device", ["GPU:0"], "2 GPUs"),
+        (1, "mirrored", "mirrored", ["GPU:0"], "1 GPU"),
+        (2, "mirrored", "mirrored", ["GPU:0", "GPU:1"], "2 GPUs"),
+    ],
+)
+def test_strategy_devices_and_reason_with_gpus(monkeypatch, gpus, requested, name, names, reason):
+    machine = Gpus(monkeypatch, gpus)
+    hardware = selection.build(requested)
+    assert (hardware.name, machine.built, hardware.reason) == (name, names, reason)
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "reason"),
+    [
+        (StrategyOptions(cluster=WORKERS), "multi_worker_mirrored", "worker 0 of 2 processes"),
+        (StrategyOptions(cluster=SERVERS), "parameter_server", "chief of 4 processes"),
+    ],
+)
+def test_auto_is_a_strategy_for_the_cluster(monkeypatch, options, name, reason):
+    Gpus(monkeypatch, 0)
+    hardware = selection.build("auto", options)
+    assert (hardware.name, hardware.reason, hardware.cluster) == (
+        name, f"auto: {reason}", options.cluster,
+    )  # fmt: skip
+    assert hardware.is_chief
+
+
+def test_an_unknown_name_is_rejected():
+    with pytest.raises(UsageError, match=r"no strategy 'mirorred': choose one of auto, default"):
+        selection.build("mirorred")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        (
+            "mirrored", StrategyOptions(cluster=WORKERS),
+            "runtime.strategy=mirrored runs in one process, but TF_CONFIG describes 2: set "
+            "runtime.strategy=auto, or unset TF_CONFIG.",
+        ),
+        (
+            "parameter_server", StrategyOptions(cluster=WORKERS),
+            "runtime.strategy=parameter_server requires a cluster with parameter servers, but "
+            "TF_CONFIG describes none: set runtime.strategy=auto.",
+        ),
+        (
+            "multi_worker_mirrored", StrategyOptions(cluster=SERVERS),
+            "runtime.strategy=multi_worker_mirrored requires a cluster without parameter servers, "
+            "but TF_CONFIG describes some: set runtime.strategy=auto.",
+        ),
+        (
+            "multi_worker_mirrored", StrategyOptions(),
+            "runtime.strategy=multi_worker_mirrored requires several processes, but TF_CONFIG is "
+            "not set: start them with python -m ctl.launch --workers=2 -- ..., or set "
+            "runtime.strategy=auto.",
+        ),
+        (
+            "parameter_server", StrategyOptions(),
+            "runtime.strategy=parameter_server requires several processes, but TF_CONFIG is not "
+            "set: start them with python -m ctl.launch --workers=2 --ps=1 -- ..., or set "
+            "runtime.strategy=auto.",
+        ),
+        (
+            "default", StrategyOptions(devices=("CPU:0",)),
+            "runtime.devices has no effect with runtime.strategy=default: remove it.",
+        ),
+        (
+            "mirrored", StrategyOptions(shard_mib=1.0),
+            "runtime.cluster.shard_mib has no effect with runtime.strategy=mirrored: remove it.",
+        ),
+        (
+            "mirrored", StrategyOptions(algorithm="ring"),
+            "runtime.all_reduce.algorithm is 'ring', but runtime.strategy=mirrored requires one of "
+            "auto, nccl, hierarchical_copy, one_device: set it to one of them.",
+        ),
+        (
+            "mirrored", StrategyOptions(packs=2),
+            "runtime.all_reduce.packs requires runtime.all_reduce.algorithm=nccl or "
+            "hierarchical_copy: set one of them, or set packs to 1.",
+        ),
+    ],
+)  # fmt: skip
+def test_options_that_do_not_fit_the_strategy_are_rejected(name, options, message):
+    with pytest.raises(UsageError) as error:
+        selection.resolve_name(name, options)
+    assert str(error.value) == message
+
+
+@on_cpu
+def test_options_are_also_checked_for_the_strategy_that_auto_chooses():
+    with pytest.raises(UsageError, match=r"packs has no effect with runtime\.strategy=one_device"):
+        selection.build("auto", StrategyOptions(packs=2))
+
+
+@on_cpu
+def test_splitting_after_tensorflow_has_started_is_rejected():
+    with pytest.raises(UsageError) as error:
+        selection.build("mirrored", StrategyOptions(logical_devices=8))
+    assert str(error.value) == (
+        "runtime.logical_devices is 8, but TensorFlow has already initialized its devices with 4 "
+        "logical CPUs: create no tensor before the strategy is built, for example while the "
+        "trainer's file is imported."
+    )
+
+
+@on_cpu
+def test_a_new_process_is_split_as_configured():
+    code = (
+        "import json, tensorflow as tf\n"
+        "from ctl.hardware import selection\n"
+        "from ctl.hardware.strategies import StrategyOptions\n"
+        "built = selection.build('mirrored')\n"
+        "again = selection.build('mirrored', StrategyOptions(logical_devices=2))\n"
+        "print(json.dumps([len(tf.config.list_logical_devices('CPU')), built.reason,\n"
+        "                  again.reason, built.strategy.num_replicas_in_sync]))\n"
+    )
+    process = child.run(["-c", code], TF_CPP_MIN_LOG_LEVEL="2", CUDA_VISIBLE_DEVICES="-1")
+    reason = "no GPU, CPU split into 2"
+    assert json.loads(process.stdout) == [2, reason, reason, 2], process.stderr

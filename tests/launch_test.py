@@ -1,0 +1,82 @@
+"""The command line of the launcher. tests/end_to_end/processes_test.py runs it."""
+
+import sys
+
+import pytest
+
+from ctl import launch
+from ctl.hardware import gpu
+
+
+@pytest.fixture
+def launchers(monkeypatch):
+    """Records the launchers that are made, in place of running them."""
+    created = []
+
+    class Recorder:
+        def __init__(self, command, **options):
+            created.append((command(None), options))
+
+        def run(self):
+            return 7
+
+    monkeypatch.setattr(launch, "Launcher", Recorder)
+    monkeypatch.setattr(gpu, "list_gpus", lambda environment: [])
+    return created
+
+
+def test_arguments_after_the_dashes_go_to_the_program(launchers):
+    flags = ["--workers=3", "--ps=2", "--max_restarts=1"]
+    assert launch.main(["launch", *flags, "--", "--config=a.py", "--mode=train"]) == 7
+    command = [sys.executable, "-m", "ctl.main", "--config=a.py", "--mode=train"]
+    assert launchers == [(command, {"workers": 3, "servers": 2, "max_restarts": 1})]
+
+
+def test_default_is_one_worker_without_servers_and_restarts(launchers):
+    launch.main(["launch", "--", "--config=a.py"])
+    assert launchers[0][1] == {"workers": 1, "servers": 0, "max_restarts": 0}
+
+
+NOTHING_TO_RUN = (
+    "There is nothing to run: add `-- --config=FILE`, the arguments of ctl.main after two dashes."
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--workers=2"], NOTHING_TO_RUN),
+        (["--workers=2", "--"], NOTHING_TO_RUN),
+        (["--workers=0", "--", "--config=a.py"], "--workers is 0, but must be at least 1."),
+        (["--ps=-1", "--", "--config=a.py"], "--ps is -1, but must be at least 0."),
+        (
+            ["--max_restarts=-1", "--", "--config=a.py"],
+            "--max_restarts is -1, but must be at least 0.",
+        ),
+        (
+            ["--worker=2", "--", "--config=a.py"],
+            "The command line cannot be read: unrecognized arguments: --worker=2; see --help.",
+        ),
+    ],
+)
+def test_user_error_is_one_line_and_exit_code_2(launchers, capfd, arguments, line):
+    assert launch.main(["launch", *arguments]) == 2
+    assert capfd.readouterr() == ("", f"ctl.launch: {line}\n")
+    assert not launchers
+
+
+def test_workers_are_at_most_the_gpus(launchers, capfd, monkeypatch):
+    monkeypatch.setattr(gpu, "list_gpus", lambda environment: ["0", "1"])
+    assert launch.main(["launch", "--workers=3", "--", "--config=a.py"]) == 2
+    assert capfd.readouterr().err == (
+        "ctl.launch: --workers is 3, but this machine has 2 GPUs: start at most 2 workers, or set "
+        "CUDA_VISIBLE_DEVICES=-1 to train on the CPU.\n"
+    )
+    assert launch.main(["launch", "--workers=2", "--", "--config=a.py"]) == 7
+
+
+def test_module_does_not_import_tensorflow():
+    from tests import child
+
+    done = child.run(["-c", "import sys, ctl.launch; print('tensorflow' in sys.modules)"])
+    assert done.stdout.strip() == "False", done.stderr

@@ -1,0 +1,61 @@
+"""The data's checks pass on a correct experiment, and each detects its planted mistake."""
+
+import pytest
+
+from ctl.modes.check import data_checks
+from ctl.modes.check.outcome import FAIL, WARNING
+
+NAN_IN_DATA = """
+    def build_dataset(self, split, input_context):
+        x = X.copy()
+        x[13, 2] = np.nan
+        return ctl.data.arrays({"x": x, "label": LABEL})
+    """
+NOT_NORMALIZED = """
+    def preprocess(self, batch):
+        return {**batch, "x": 128 + 64 * batch["x"]}
+    """
+ORDER_FROM_THE_CLOCK = """
+    def build_dataset(self, split, input_context):
+        order = np.random.default_rng().permutation(50)
+        return ctl.data.arrays({"x": X[order], "label": LABEL[order]})
+    """
+CHANGING_EVALUATION_DATA = """
+    reads = 0
+
+    def build_dataset(self, split, input_context):
+        if split == "train":
+            return super().build_dataset(split, input_context)
+        def examples():
+            Planted.reads += 1
+            for i in range(20 - Planted.reads):
+                yield {"x": X[i], "label": LABEL[i]}
+        spec = {"x": tf.TensorSpec([4]), "label": tf.TensorSpec([], tf.int32)}
+        return tf.data.Dataset.from_generator(examples, output_signature=spec)
+    """
+
+
+@pytest.mark.parametrize(
+    "check", [data_checks.check_inputs, data_checks.check_order, data_checks.check_evaluation]
+)
+def test_a_correct_experiment_passes(assert_passes, check):
+    assert_passes(check)
+
+
+def test_a_nan_in_the_data_fails(assert_detects):
+    observation = "x has 1 values that are not finite"
+    assert_detects(NAN_IN_DATA, data_checks.check_inputs, FAIL, observation)
+
+
+def test_inputs_that_are_not_normalized_are_a_warning(assert_detects):
+    assert_detects(NOT_NORMALIZED, data_checks.check_inputs, WARNING, "x: mean 1")
+
+
+def test_an_order_that_depends_on_the_clock_fails(assert_detects):
+    observation = "read twice, x of batch 0 differs"
+    assert_detects(ORDER_FROM_THE_CLOCK, data_checks.check_order, FAIL, observation)
+
+
+def test_evaluation_data_that_changes_fails(assert_detects):
+    observation = "counted 18 of 19 examples"
+    assert_detects(CHANGING_EVALUATION_DATA, data_checks.check_evaluation, FAIL, observation)

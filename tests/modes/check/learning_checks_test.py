@@ -1,0 +1,78 @@
+"""The first steps' checks pass on a correct experiment, and each detects its planted mistake."""
+
+import pytest
+
+from ctl.modes.check import learning_checks
+from ctl.modes.check.outcome import FAIL, PASS, WARNING
+from tests.modes.check import planted
+
+LARGE_LOGITS = """
+    def forward(self, batch, training):
+        return 100 * super().forward(batch, training)
+    """
+LOGARITHM_OF_ZERO = """
+    def per_example_loss(self, batch, outputs):
+        return -tf.math.log(tf.nn.relu(outputs[:, 0]))
+    """
+LAYER_WITHOUT_GRADIENT = """
+    def forward(self, batch, training):
+        self.model(batch["x"])
+        first, dropout, last = self.model.layers
+        return last(tf.stop_gradient(first(batch["x"])))
+    """
+REGRESSION = """
+    def per_example_loss(self, batch, outputs):
+        return tf.square(outputs[:, 0] - tf.cast(batch["label"], outputs.dtype))
+
+    def build_dataset(self, split, input_context):
+        return ctl.data.arrays({"x": X, "label": LABEL.astype(np.float32)})
+    """
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        learning_checks.check_first_loss,
+        learning_checks.check_gradients,
+        learning_checks.check_overfitting,
+    ],
+)
+def test_a_correct_experiment_passes(assert_passes, check):
+    assert_passes(check)
+
+
+def test_logits_that_are_too_large_are_a_warning(assert_detects):
+    observation = "a uniform guess among 3 classes has 1.099"
+    assert_detects(LARGE_LOGITS, learning_checks.check_first_loss, WARNING, observation)
+
+
+def test_a_logarithm_of_zero_fails(assert_detects):
+    observation = "losses are not finite"
+    assert_detects(LOGARITHM_OF_ZERO, learning_checks.check_first_loss, FAIL, observation)
+
+
+def test_a_regression_has_no_chance_level(make_factory):
+    outcome = learning_checks.check_first_loss(make_factory(REGRESSION))
+    assert outcome.verdict == PASS and "the chance level is unknown" in outcome.observation
+
+
+def test_a_layer_without_a_gradient_is_a_warning(assert_detects):
+    observation = "2 of 4 trainable variables do not change: first/"
+    assert_detects(LAYER_WITHOUT_GRADIENT, learning_checks.check_gradients, WARNING, observation)
+
+
+def test_a_loss_without_any_gradient_fails(assert_detects):
+    observation = "4 of 4 trainable variables do not change"
+    assert_detects(planted.NO_GRADIENT, learning_checks.check_gradients, FAIL, observation)
+
+
+def test_a_learning_rate_that_is_too_small_is_a_warning(make_factory):
+    outcome = learning_checks.check_overfitting(make_factory(**{"optimizer.learning_rate": 1e-9}))
+    assert outcome.verdict == WARNING and "in 101 steps" in outcome.observation, outcome
+    assert outcome.fix.startswith("raise optimizer.learning_rate")
+
+
+def test_a_learning_rate_that_diverges_fails(make_factory):
+    keys = {"optimizer.name": "sgd", "optimizer.learning_rate": 1e3}
+    outcome = learning_checks.check_overfitting(make_factory(**keys))
+    assert outcome.verdict == FAIL and "lower optimizer.learning_rate" in outcome.fix, outcome

@@ -1,0 +1,18 @@
+"""An update that depends on the split of the batch is detected in a process of its own."""
+
+import pytest
+
+from ctl.modes.check import replica_check
+from ctl.modes.check.outcome import FAIL
+
+MEAN_OVER_THE_LOCAL_BATCH = """
+    def per_example_loss(self, batch, outputs):
+        losses = super().per_example_loss(batch, outputs)
+        return tf.fill(tf.shape(losses), tf.reduce_mean(losses))
+    """
+
+
+@pytest.mark.slow
+def test_a_mean_over_the_local_batch_fails(make_factory):
+    outcome = replica_check.check_equivalence(make_factory(MEAN_OVER_THE_LOCAL_BATCH))
+    assert outcome.verdict == FAIL and "2 replicas" in outcome.observation, outcome

@@ -1,0 +1,31 @@
+"""The factory makes untrained trainers and reads the experiment's training batches."""
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+
+
+def test_a_trainer_is_untrained_and_has_the_experiments_settings(correct_factory):
+    trainer = correct_factory.make_trainer()
+    assert int(trainer.global_step.numpy()) == 0
+    assert trainer.global_batch_size == correct_factory.global_batch_size == 8
+    assert trainer.strategy is correct_factory.experiment.hardware.strategy
+    assert trainer is not correct_factory.make_trainer()
+
+
+def test_rows_optimizer_and_options_replace_those_of_the_experiment(correct_factory):
+    rows = {name: values[:3] for name, values in correct_factory.read_batches(1)[0].items()}
+    trainer = correct_factory.make_trainer(
+        rows=rows, optimizer=lambda: tf_keras.optimizers.SGD(0.5), precision="float64"
+    )
+    assert trainer.global_batch_size == 3
+    assert trainer.optimizer.learning_rate.numpy() == 0.5
+    assert trainer.options.precision == "float64"
+    assert np.isfinite(float(trainer.train(tf.constant(1))["loss"]))
+
+
+def test_batches_are_global_and_can_start_at_a_later_step(correct_factory):
+    batches = correct_factory.read_batches(3)
+    assert [batch["x"].shape for batch in batches] == [(8, 4)] * 3
+    later = correct_factory.read_batches(1, start=2)[0]
+    assert all(np.array_equal(later[name], batches[2][name]) for name in later)
