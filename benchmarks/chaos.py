@@ -1,28 +1,28 @@
-"""Kills a training again and again, and compares where it ends with a run that nobody disturbed.
+"""Kills a training run again and again, and compares its result with that of an undisturbed run.
 
     python -m benchmarks.chaos --kills=50 --seed=0
     python -m benchmarks.chaos --kills=50 --strategy=mirrored
     python -m benchmarks.chaos --kills=10 --workers=2
     python -m benchmarks.chaos --kills=20 --signal=SIGTERM
 
-A process is killed at an instant drawn from its whole life: while it starts, trains, saves or
-evaluates. A kill counts if the process was alive and its run unfinished. The same command is then
-given again. It fails where a weight, a slot or a counter at the end differs in one bit, where an
-example of an epoch was not consumed exactly once by the updates that led there (of the experiment
-benchmarks/counting.py, the default), where a process does not resume from the newest whole checkpoint,
-or where a SIGTERM does not end in a checkpoint at the step reached and exit code 75.
+Each process is killed at a random time while it starts, trains, saves or evaluates, and the same
+command is then rerun. A kill counts if the process was alive and its run unfinished. The program
+fails if
+
+- a weight, a slot or a counter differs in one bit at the end,
+- an example of an epoch was not used exactly once by the updates that led to the end (checked for the
+  default experiment, benchmarks/counting.py),
+- a process does not resume from the latest complete checkpoint, or
+- a SIGTERM does not end in a checkpoint at the current step and exit code 75.
 """
 
 import argparse
-import collections
 from collections.abc import Sequence
-import dataclasses
 import json
 import os
 import pathlib
 import random
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,76 +31,58 @@ import time
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
-import tensorflow as tf
 
 from benchmarks import counting
+from benchmarks.chaos_report import Kill, table
+from benchmarks.workdir_state import ProcessEvents, latest_checkpoint, read_weights
 from ctl.loop.checkpoints.files import CheckpointFiles
 from ctl.testing import faults
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COUNTING = "benchmarks/counting.py"
 KEYS = {"train.steps_per_loop": 10, "train.checkpoint_interval": 50, "eval.interval": 150}
-EARLY = 0.3  # of the kills come before the first new step; most of a life is the start-up
-WINDOW = 1.0  # seconds after the first new step, in which the others come
-LOOK = 0.01  # seconds between two looks at a run; also how exactly an instant is known
-
-
-@dataclasses.dataclass
-class Death:
-    """One kill that counted.
-
-    Attributes:
-        phase: what the process was doing: start, step, save or eval.
-        after: seconds since it was started.
-        newest: the step of the newest whole checkpoint afterwards.
-        at: the instant, of the monotonic clock.
-        code: the exit code.
-        ending: seconds that it took to end.
-        recovery: seconds until a later process told of a new step; None if it was killed before.
-    """
-
-    phase: str
-    after: float
-    newest: int
-    at: float
-    code: int
-    ending: float
-    recovery: float | None = None
+# Most of the life of a process is its start, so only this fraction of the kills comes at any time
+# before its first new step. The others come within `WINDOW` seconds after it.
+EARLY = 0.3
+WINDOW = 1.0
+POLL_SECONDS = 0.01  # also the precision of the measured times
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs undisturbed, then disturbed; prints a table; fails where they differ."""
+    """Runs undisturbed, then with kills; prints a table; fails if the results differ."""
     flags = parse(arguments)
     with tempfile.TemporaryDirectory(prefix="ctl-chaos-") as folder:
-        calm, rough = pathlib.Path(folder) / "calm", pathlib.Path(folder) / "rough"
-        started, ended = run_calmly(flags, calm)
-        print_line(f"Undisturbed: {ended:.0f} s, {started:.1f} of them to the first checkpoint.")
-        deaths = disturb(flags, rough, started, ended)
-        found = weights(rough)
-        difference = largest_difference(weights(calm), found)
-        print(table(deaths, difference, consumed(found, flags), flags), flush=True)
+        undisturbed, disturbed = pathlib.Path(folder) / "calm", pathlib.Path(folder) / "rough"
+        start_seconds, seconds = run_undisturbed(flags, undisturbed)
+        print_progress(
+            f"Undisturbed: {seconds:.0f} s, {start_seconds:.1f} of them to the first checkpoint."
+        )
+        kills = run_with_kills(flags, disturbed, start_seconds, seconds)
+        weights = read_weights(disturbed)
+        difference = largest_difference(read_weights(undisturbed), weights)
+        print(table(kills, difference, count_examples(weights, flags), flags), flush=True)
         if difference != 0.0:
-            raise SystemExit("The disturbed run ended elsewhere.")
+            raise SystemExit("The disturbed run has another result.")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--kills", type=int, default=10, help="how many count; default 10")
-    parser.add_argument("--seed", type=int, default=0, help="of the instants; default 0")
+    parser.add_argument("--kills", type=int, default=10, help="number of kills; default 10")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the kill times; default 0")
     parser.add_argument("--signal", choices=("SIGKILL", "SIGTERM"), default="SIGKILL")
     parser.add_argument("--strategy", default="one_device", help="default one_device")
-    parser.add_argument("--workers", type=int, default=1, help="processes; default 1")
+    parser.add_argument("--workers", type=int, default=1, help="number of processes; default 1")
     parser.add_argument("--config", default=COUNTING, help=f"the experiment; default {COUNTING}")
-    parser.add_argument("--steps", type=int, help="of the run; default enough for the kills")
+    parser.add_argument("--steps", type=int, help="steps of the run; default enough for the kills")
     flags = parser.parse_args(arguments)
     flags.steps = flags.steps or 3000 + 400 * flags.kills
     return flags
 
 
 def start_run(flags: argparse.Namespace, workdir: pathlib.Path) -> subprocess.Popen:
-    """Starts the run, or goes on with it; what it prints goes to a file beside its folder."""
+    """Starts or resumes the run; its output goes to a file next to the workdir."""
     keys = {**KEYS, "train.steps": flags.steps}
     if flags.config == COUNTING:
         keys["model.epochs"] = 1 + flags.steps * counting.BATCH // counting.EXAMPLES
@@ -110,7 +92,7 @@ def start_run(flags: argparse.Namespace, workdir: pathlib.Path) -> subprocess.Po
         command = ["-m", "ctl.launch", f"--workers={flags.workers}", "--", *options]
     else:
         command = ["-m", "ctl.main", *options, f"--config.runtime.strategy={flags.strategy}"]
-    with open(log(workdir), "w") as file:
+    with open(log_path(workdir), "w") as file:
         return subprocess.Popen(
             [sys.executable, *command],
             cwd=ROOT,
@@ -120,224 +102,159 @@ def start_run(flags: argparse.Namespace, workdir: pathlib.Path) -> subprocess.Po
         )
 
 
-def run_calmly(flags: argparse.Namespace, workdir: pathlib.Path) -> tuple[float, float]:
-    """The undisturbed run; returns the seconds to its first new step, and to its end."""
+def run_undisturbed(flags: argparse.Namespace, workdir: pathlib.Path) -> tuple[float, float]:
+    """Runs without kills; returns the seconds to the first new step, and to the end."""
     start = time.monotonic()
-    run = start_run(flags, workdir)
-    look = Look(workdir)
-    while run.poll() is None and not look.moved():
-        time.sleep(LOOK)
-    started = time.monotonic() - start
-    run.wait()
-    check(run.returncode == 0, log(workdir).read_text())
-    return started, time.monotonic() - start
+    process = start_run(flags, workdir)
+    events = process_events(workdir)
+    while process.poll() is None and not events.made_progress():
+        time.sleep(POLL_SECONDS)
+    start_seconds = time.monotonic() - start
+    process.wait()
+    check(process.returncode == 0, log_path(workdir).read_text())
+    return start_seconds, time.monotonic() - start
 
 
-def disturb(
-    flags: argparse.Namespace, workdir: pathlib.Path, started: float, ended: float
-) -> list[Death]:
-    """Kills the run `flags.kills` times, then lets it end."""
-    draw = random.Random(flags.seed)
-    deaths: list[Death] = []
-    while len(deaths) <= flags.kills:
-        last = len(deaths) == flags.kills
-        early = draw.random() < EARLY
-        wait = draw.uniform(0, started if early else WINDOW)
-        look = Look(workdir)
-        start, whole = time.monotonic(), newest(workdir)
-        run = start_run(flags, workdir)
-        moved = watch(run, look, wait, early=early and not last)
-        if moved and deaths:
-            deaths[-1].recovery = moved - deaths[-1].at
-        if last:
-            run.wait(timeout=20 * ended + 120)
-        if run.poll() is not None:
-            check(run.returncode == 0, f"the run failed by itself:\n{log(workdir).read_text()}")
-            if not last:
-                print_line(f"The run was over after {len(deaths)} kills: give more --steps.")
-            return deaths
-        deaths.append(kill(flags, run, workdir, look, start))
-        check(look.origin in (None, whole), f"resumed from {look.origin}, not from {whole}")
-        print_line(f"{len(deaths)}: {deaths[-1]}")
-    return deaths
-
-
-def watch(run: subprocess.Popen, look: "Look", wait: float, *, early: bool) -> float | None:
-    """Waits for the instant of a kill; returns that of the first new step, if there was one.
+def run_with_kills(
+    flags: argparse.Namespace, workdir: pathlib.Path, start_seconds: float, seconds: float
+) -> list[Kill]:
+    """Kills the run `flags.kills` times, then lets it finish.
 
     Args:
-        run: the process.
-        look: sees what it records.
-        wait: seconds, since the start if `early`, else since the first new step.
+        flags: the command line.
+        workdir: the workdir of the run.
+        start_seconds: seconds that an undisturbed process takes to its first new step.
+        seconds: seconds that it takes to the end.
+    """
+    rng = random.Random(flags.seed)
+    kills: list[Kill] = []
+    while len(kills) <= flags.kills:
+        is_last = len(kills) == flags.kills
+        early = rng.random() < EARLY
+        delay = rng.uniform(0, start_seconds if early else WINDOW)
+        events = process_events(workdir)
+        start, checkpoint = time.monotonic(), latest_checkpoint(workdir)
+        process = start_run(flags, workdir)
+        progress_time = wait_for_kill(process, events, delay, early=early and not is_last)
+        if progress_time and kills:
+            kills[-1].recovery = progress_time - kills[-1].time
+        if is_last:
+            process.wait(timeout=20 * seconds + 120)
+        if process.poll() is not None:
+            output = log_path(workdir).read_text()
+            check(process.returncode == 0, f"the run failed without a kill:\n{output}")
+            if not is_last:
+                print_progress(f"The run finished after {len(kills)} kills: increase --steps.")
+            return kills
+        kills.append(kill(flags, process, workdir, events, start))
+        first_step = events.first_step
+        check(first_step in (None, checkpoint), f"resumed from step {first_step}, not {checkpoint}")
+        print_progress(f"{len(kills)}: {kills[-1]}")
+    return kills
+
+
+def wait_for_kill(
+    process: subprocess.Popen, events: ProcessEvents, delay: float, *, early: bool
+) -> float | None:
+    """Waits until it is time to kill; returns when the first new step was reported, or None.
+
+    Args:
+        process: the process.
+        events: the events that it records.
+        delay: seconds since the start if `early`, else since the first new step.
         early: whether the kill may come before a new step.
     """
-    since, moved = time.monotonic(), None
-    while run.poll() is None:
-        if moved is None and look.moved():
-            moved = time.monotonic()
-            since = since if early else moved
-        if (early or moved) and time.monotonic() - since >= wait:
+    since, progress_time = time.monotonic(), None
+    while process.poll() is None:
+        if progress_time is None and events.made_progress():
+            progress_time = time.monotonic()
+            since = since if early else progress_time
+        if (early or progress_time) and time.monotonic() - since >= delay:
             break
-        time.sleep(LOOK)
-    return moved
-
-
-class Look:
-    """What one process of a run has recorded so far."""
-
-    def __init__(self, workdir: pathlib.Path):
-        self._workdir = workdir
-        self._before = len(events(workdir))
-
-    def events(self) -> list[dict]:
-        """What the process recorded."""
-        return events(self._workdir)[self._before :]
-
-    def moved(self) -> bool:
-        """Whether it told of a step that it made."""
-        return any(event["event"] in ("checkpoint", "eval") for event in self.events())
-
-    @property
-    def origin(self) -> int | None:
-        """The step that it started from, if it came so far."""
-        steps = [e["step"] for e in self.events() if e["event"] in ("start", "resume")]
-        return steps[0] if steps else None
-
-    def phase(self) -> str:
-        """What it is doing, or did when it was killed; a save in the background goes first."""
-        if not self.moved():
-            return "start"
-        # A save removes what an earlier life left of the same step before it is recorded.
-        if CheckpointFiles(self._workdir / "checkpoints").faults():
-            return "save"
-        last = self.events()[-1]
-        due = last["step"] % KEYS["eval.interval"] == 0
-        return "eval" if last["event"] == "checkpoint" and due else "step"
+        time.sleep(POLL_SECONDS)
+    return progress_time
 
 
 def kill(
     flags: argparse.Namespace,
-    run: subprocess.Popen,
+    process: subprocess.Popen,
     workdir: pathlib.Path,
-    look: Look,
+    events: ProcessEvents,
     start: float,
-) -> Death:
-    """Sends the signal, and looks at what it left."""
-    at = time.monotonic()
+) -> Kill:
+    """Sends the signal, waits for the end of the process, and checks the workdir."""
+    kill_time = time.monotonic()
     if flags.signal == "SIGTERM":
-        phase = look.phase()
-        run.send_signal(signal.SIGTERM)
-        run.wait(timeout=60)
-        ending = time.monotonic() - at
-        check_stop(run.returncode, log(workdir).read_text(), workdir, phase)
+        phase = events.phase()
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=60)
+        ending = time.monotonic() - kill_time
+        check_stop(process.returncode, log_path(workdir).read_text(), workdir, phase)
     else:
-        run.send_signal(signal.SIGSTOP)  # a launcher starts no more
-        for pid in (*faults.workers(run.pid).values(), run.pid):
+        process.send_signal(signal.SIGSTOP)  # keeps a launcher from starting further processes
+        for pid in (*faults.workers(process.pid).values(), process.pid):
             os.kill(pid, signal.SIGKILL)
-        run.wait()
-        ending = time.monotonic() - at
-        phase = look.phase()
+        process.wait()
+        ending = time.monotonic() - kill_time
+        phase = events.phase()
     damaged = CheckpointFiles(workdir / "checkpoints").damaged()
     check(not damaged, f"damaged checkpoints {damaged}")
-    return Death(phase, at - start, newest(workdir), at, run.returncode, ending)
+    return Kill(
+        phase, kill_time - start, latest_checkpoint(workdir), kill_time, process.returncode, ending
+    )
 
 
-def check_stop(code: int, out: str, workdir: pathlib.Path, phase: str) -> None:
-    """Whether a SIGTERM ended as promised."""
-    asleep = code == -signal.SIGTERM and not out  # Python had not begun with the program
-    check(code == 75 or asleep, f"exit code {code}:\n{out}")
-    saves = "Stopped at step" in out
-    check(saves or phase == "start", f"stopped in {phase} without a checkpoint:\n{out}")
-    if saves:
+def check_stop(code: int, output: str, workdir: pathlib.Path, phase: str) -> None:
+    """Checks that a SIGTERM ended in a checkpoint and exit code 75."""
+    before_program = code == -signal.SIGTERM and not output  # Python was still starting
+    check(code == 75 or before_program, f"exit code {code}:\n{output}")
+    saved = "Stopped at step" in output
+    check(saved or phase == "start", f"stopped in {phase} without a checkpoint:\n{output}")
+    if saved:
         stopped = json.loads((workdir / "result.json").read_text())["step"]
-        check(newest(workdir) == stopped, f"stopped at {stopped}, saved {newest(workdir)}")
+        checkpoint = latest_checkpoint(workdir)
+        check(checkpoint == stopped, f"stopped at {stopped}, saved {checkpoint}")
 
 
-def log(workdir: pathlib.Path) -> pathlib.Path:
-    """What the last process printed."""
+def process_events(workdir: pathlib.Path) -> ProcessEvents:
+    """Returns the events that the next process of the run will record."""
+    return ProcessEvents(workdir, eval_interval=KEYS["eval.interval"])
+
+
+def log_path(workdir: pathlib.Path) -> pathlib.Path:
+    """Returns the path of the output of the run's last process."""
     return workdir.with_suffix(".log")
 
 
-def events(workdir: pathlib.Path) -> list[dict]:
-    """What was recorded in whole lines."""
-    try:
-        text = (workdir / "events.jsonl").read_text()
-    except OSError:
-        return []
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-
-
-def newest(workdir: pathlib.Path) -> int:
-    """The step of the newest whole checkpoint, 0 where there is none."""
-    return max(CheckpointFiles(workdir / "checkpoints").steps(), default=0)
-
-
-def weights(workdir: pathlib.Path) -> dict[str, np.ndarray]:
-    """Everything in the last checkpoint."""
-    reader = tf.train.load_checkpoint(
-        CheckpointFiles(workdir / "checkpoints").path(newest(workdir))
-    )
-    names = [name for name in reader.get_variable_to_shape_map() if "OBJECT_GRAPH" not in name]
-    return {name: reader.get_tensor(name) for name in names}
-
-
 def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
-    """0.0 where every bit is the same."""
-    check(one.keys() == other.keys(), f"{one.keys() ^ other.keys()} are in one of the two")
-    same = all(one[name].tobytes() == other[name].tobytes() for name in one)
-    worst = max(float(np.abs(one[n].astype("f8") - other[n].astype("f8")).max()) for n in one)
-    return 0.0 if same else max(worst, float(np.finfo(np.float64).tiny))
+    """Returns the largest difference of all variables; 0.0 only if every bit is the same."""
+    check(one.keys() == other.keys(), f"only one run has {one.keys() ^ other.keys()}")
+    if all(one[name].tobytes() == other[name].tobytes() for name in one):
+        return 0.0
+    largest = max(float(np.abs(one[n].astype("f8") - other[n].astype("f8")).max()) for n in one)
+    return max(largest, float(np.finfo(np.float64).tiny))
 
 
-def consumed(found: dict[str, np.ndarray], flags: argparse.Namespace) -> str:
-    """How many examples the history that survived consumed, each once an epoch."""
+def count_examples(weights: dict[str, np.ndarray], flags: argparse.Namespace) -> str:
+    """Checks that the run used each example once per epoch; returns how many it used."""
     if flags.config != COUNTING:
         return "not counted by this experiment"
-    (counts,) = [value for name, value in found.items() if name.startswith("consumed/")]
+    (counts,) = [value for name, value in weights.items() if name.startswith("consumed/")]
     try:
-        epochs, begun = counting.check_consumed(counts, flags.steps)
+        epochs, rest = counting.check_consumed(counts, flags.steps)
     except ValueError as error:
-        raise SystemExit(f"Wrong: {error}") from None
-    return f"{epochs} x {counting.EXAMPLES} and {begun}"
+        raise SystemExit(f"Error: {error}") from None
+    return f"{epochs} x {counting.EXAMPLES} and {rest}"
 
 
-def table(deaths: list[Death], difference: float, examples: str, flags: argparse.Namespace) -> str:
-    """What happened, in markdown."""
-    where = f"{flags.workers} workers" if flags.workers > 1 else flags.strategy
-    phases = collections.Counter(death.phase for death in deaths)
-    hit = ", ".join(f"{phases[phase]} {phase}" for phase in ("start", "step", "save", "eval"))
-    recoveries = [death.recovery for death in deaths if death.recovery is not None]
-    lines = [
-        f"| {flags.signal} on {where}, seed {flags.seed}, {flags.steps} steps | |",
-        "|---|---:|",
-        f"| counted | {len(deaths)} |",
-        f"| hit | {hit} |",
-        f"| seconds to the first new step, of {len(recoveries)} | {middle(recoveries)} |",
-        "| unreadable checkpoints | 0 |",
-        f"| epochs x examples, each consumed once | {examples} |",
-        f"| largest difference of all weights, slots and counters | {difference:g} |",
-    ]
-    if flags.signal == "SIGTERM":
-        stopped = [death.ending for death in deaths if death.code == 75]
-        lines.append(f"| ended with 75, seconds, of {len(stopped)} | {middle(stopped)} |")
-    return "\n".join(lines)
+def check(condition: bool, message: str) -> None:
+    """Ends the program with a message if a condition is false."""
+    if not condition:
+        raise SystemExit(f"Error: {message}")
 
 
-def middle(seconds: list[float]) -> str:
-    """Their median and the most."""
-    if not seconds:
-        return "none"
-    return f"{statistics.median(seconds):.1f}, at most {max(seconds):.1f}"
-
-
-def check(right: bool, otherwise: str) -> None:
-    """Ends the program where something is not right."""
-    if not right:
-        raise SystemExit(f"Wrong: {otherwise}")
-
-
-def print_line(line: str) -> None:
-    """Progress goes to stderr."""
+def print_progress(line: str) -> None:
+    """Prints to stderr; stdout has only the table."""
     print(line, file=sys.stderr, flush=True)
 
 

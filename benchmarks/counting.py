@@ -1,4 +1,4 @@
-"""An experiment that remembers every example it was trained on: a checkpoint holds the whole history.
+"""An experiment that counts how often each example was used: a checkpoint holds the whole history.
 
 python -m ctl.main --config=benchmarks/counting.py
 """
@@ -9,15 +9,15 @@ import tf_keras
 
 import ctl
 
-EXAMPLES, BATCH = 1003, 7  # no epoch ends with a batch
-EVAL_EXAMPLES, EVAL_BATCH = 1501, 10  # an evaluation long enough to be hit
+EXAMPLES, BATCH = 1003, 7  # no epoch ends at the end of a batch
+EVAL_EXAMPLES, EVAL_BATCH = 1501, 10  # long enough for a kill to come during an evaluation
 
 
 class CountingTrainer(ctl.StandardTrainer):
-    """Counts in `consumed`, [epochs x examples], what the updates that were applied were made of.
+    """Counts in `consumed`, [epochs x examples], the examples that applied updates were computed from.
 
-    The counts are saved with the weights, so a checkpoint's are those of the history that it came by,
-    and an update that a kill undid is not in them.
+    The counts are saved with the weights. So a checkpoint holds the counts of the history that led to
+    it, without the updates that a kill undid.
     """
 
     def __init__(self, **arguments):
@@ -52,48 +52,54 @@ class CountingTrainer(ctl.StandardTrainer):
         )
 
     def replica_step(self, batch):
-        value = super().replica_step(batch)
-        whole = ctl.replica.current()
-        row = whole.first_row + tf.range(tf.shape(batch["index"])[0], dtype=tf.int64)
-        # The epoch is told by the step, the example by what the data brought.
-        epoch = (whole.step * self.global_batch_size + row) // EXAMPLES
-        ones = tf.ones_like(row) if whole.present is None else tf.cast(whole.present, tf.int64)
-        places = tf.where(ones > 0, epoch * EXAMPLES + batch["index"], 0)
-        # Rows of all replicas, each in its place: 0 where another replica's are, or none.
-        mine = tf.scatter_nd(
-            tf.where(ones > 0, row, self.global_batch_size)[:, tf.newaxis],
-            places,
+        result = super().replica_step(batch)
+        rows = ctl.replica.current()
+        row = rows.first_row + tf.range(tf.shape(batch["index"])[0], dtype=tf.int64)
+        # The epoch follows from the step, the example from the data: both are checked.
+        epoch = (rows.step * self.global_batch_size + row) // EXAMPLES
+        real = tf.ones_like(row) if rows.present is None else tf.cast(rows.present, tf.int64)
+        index = tf.where(real > 0, epoch * EXAMPLES + batch["index"], 0)
+        # Each replica fills its rows of the global batch; the sum over replicas is complete. Padding
+        # goes to an extra row at the end.
+        local_indexes = tf.scatter_nd(
+            tf.where(real > 0, row, self.global_batch_size)[:, tf.newaxis],
+            index,
             [self.global_batch_size + 1],
         )
         context = tf.distribute.get_replica_context()
-        rows = context.all_reduce(tf.distribute.ReduceOp.SUM, mine)[:-1]
-        self.consumed.scatter_add(tf.IndexedSlices(tf.ones_like(rows, tf.int32), rows))
-        return value
+        indexes = context.all_reduce(tf.distribute.ReduceOp.SUM, local_indexes)[:-1]
+        self.consumed.scatter_add(tf.IndexedSlices(tf.ones_like(indexes, tf.int32), indexes))
+        return result
 
 
 def check_consumed(consumed, steps):
-    """What a run of so many steps consumed: every example of every epoch once, or a ValueError.
+    """Checks that a run used every example of every epoch exactly once.
 
     Args:
-        consumed: the values of the trainer's variable of that name.
-        steps: that the run made.
+        consumed: the value of `CountingTrainer.consumed`.
+        steps: number of steps of the run.
 
     Returns:
-        How many whole epochs there are, and how many examples of the one begun.
+        The number of complete epochs, and the number of examples used in the incomplete last one.
+
+    Raises:
+        ValueError: an example was not used once.
     """
-    epochs, begun = divmod(steps * BATCH, EXAMPLES)
+    epochs, rest = divmod(steps * BATCH, EXAMPLES)
     counts = np.append(consumed, np.zeros(-len(consumed) % EXAMPLES)).reshape(-1, EXAMPLES)
     wrong = np.argwhere(counts[:epochs] != 1)
     if len(wrong):
         epoch, example = wrong[0]
         raise ValueError(
-            f"Example {example} was consumed {counts[epoch, example]:.0f} times in epoch {epoch}, "
-            f"the first of {len(wrong)} such."
+            f"Example {example} was consumed {counts[epoch, example]:.0f} times in epoch {epoch}; "
+            f"{len(wrong)} examples were not consumed once."
         )
-    rest = counts[epochs:]
-    if rest.sum() != begun or rest.max(initial=0) > 1 or rest[1:].any():
-        raise ValueError(f"The last epoch has {rest.sum():.0f} examples, want {begun} once each.")
-    return epochs, begun
+    last = counts[epochs:]
+    if last.sum() != rest or last.max(initial=0) > 1 or last[1:].any():
+        raise ValueError(
+            f"The last epoch has {last.sum():.0f} examples, but must have {rest}, each once."
+        )
+    return epochs, rest
 
 
 def get_config():

@@ -1,13 +1,13 @@
-"""The speed of ctl's loops beside loops written by hand and Keras' fit, in one interleaved run.
+"""Compares the speed of ctl's loops with hand-written loops and Keras' fit.
 
     python -m benchmarks.loops --quick
 
-First it asserts that ctl and the hand-written loop end with the same weights. Then, `--processes`
-times, it starts a process for every variant; these stand still but for one, which trains for a
-window of `--seconds`; windows go round over the variants, each round in another order, so that
-whatever else the machine does falls on all alike. A window's speed is divided by that of the best
-hand-written loop in the same round. The tables go to stdout, progress to stderr. It fails if ctl's
-peak memory is more than 1.1 times the hand-written loop's.
+First it checks that ctl and the hand-written loop end with the same weights. Then, `--processes`
+times, it starts one process per variant. Only one of them trains at a time, for a window of
+`--seconds`, while the others wait. Windows alternate between the variants, in a different order each
+round, so that other load on the machine affects all variants equally. The speed of a window is
+divided by that of the best hand-written loop in the same round. Tables go to stdout, progress to
+stderr. It fails if ctl's peak memory is more than 1.1 times that of the hand-written loop.
 """
 
 import argparse
@@ -28,56 +28,64 @@ import tensorflow as tf
 
 from benchmarks import models, report, same, variants
 from ctl.configs import compatibility
+from ctl.configs.values import XLA_MODES
 from ctl.errors import UsageError
-from ctl.replica import xla as replica_compile
 
-WARM_UPS = 2  # windows that are not counted: the first one traces
-MEMORY = 1.1  # ctl's peak memory may be so many times the best hand-written loop's
+WARM_UPS = 2  # windows that are not counted: the first one includes tracing
+MAX_MEMORY_RATIO = 1.1  # of ctl's peak memory to that of the best hand-written loop
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures, prints, and writes what was asked for."""
+    """Measures the variants; prints tables and writes the requested files."""
     flags = parse(arguments)
     start = time.monotonic()
     subprocess.run([sys.executable, "-m", same.__spec__.name], check=True)
-    names = flags.variants or chosen(xla=models.GPU or flags.all)
-    lines, too_much = [], []
+    names = flags.variants or default_variants(xla=models.GPU or flags.all)
+    all_rows, too_much = [], []
     for model in flags.models:
         rates, peaks = measure(model, names, flags)
         reference = best_loop(rates)
-        found = report.rows(model, models.MODELS[model].batch, rates, peaks, reference)
-        print(f"\n{report.table(found, reference)}", flush=True)
+        rows = report.make_rows(model, models.MODELS[model].batch, rates, peaks, reference)
+        print(f"\n{report.table(rows, reference)}", flush=True)
         too_much += [
-            f"{model}: {name} takes {peak:.0f} MiB, {reference} {peaks[reference]:.0f}"
+            f"{model}: {name} uses {peak:.0f} MiB, {reference} {peaks[reference]:.0f} MiB"
             for name, peak in peaks.items()
-            if name.startswith(variants.CTL) and peak > MEMORY * peaks[reference]
+            if name.startswith(variants.CTL) and peak > MAX_MEMORY_RATIO * peaks[reference]
         ]
-        lines += found
-    print(f"\n{where()}, {flags.processes} processes of {flags.windows} windows a variant.")
-    progress(f"{time.monotonic() - start:.0f} s in all.")
+        all_rows += rows
+    print(
+        f"\n{describe_hardware()}, {flags.processes} processes of {flags.windows} windows per variant."
+    )
+    print_progress(f"{time.monotonic() - start:.0f} s in total.")
     if flags.json:
-        report.write_json(flags.json, lines)
+        report.write_json(flags.json, all_rows)
     if flags.chart:
-        print(report.write_chart(flags.chart, lines))
+        print(report.write_chart(flags.chart, all_rows))
     if too_much:
         raise SystemExit("Too much memory. " + "; ".join(too_much))
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line, with the defaults of a quick or a whole run."""
+    """Parses the command line, with the defaults of a quick or a complete run."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.loops", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--quick", action="store_true", help="under 5 minutes on 2 cores")
-    parser.add_argument("--resnet", action="store_true", help="ResNet-50 too; slow without a GPU")
-    parser.add_argument("--all", action="store_true", help="XLA without a GPU too")
-    parser.add_argument("--models", nargs="+", choices=models.MODELS, help="instead of the default")
-    parser.add_argument("--variants", nargs="+", help="names as in the table")
-    parser.add_argument("--processes", type=int, help="of each variant; default 3")
-    parser.add_argument("--windows", type=int, help="of each process; default 12")
-    parser.add_argument("--seconds", type=float, help="of a window; default 0.6")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="a line a variant")
-    parser.add_argument("--chart", type=pathlib.Path, metavar="FILE", help="a PNG, by matplotlib")
+    parser.add_argument(
+        "--resnet", action="store_true", help="also measure ResNet-50; slow without a GPU"
+    )
+    parser.add_argument("--all", action="store_true", help="also measure XLA without a GPU")
+    parser.add_argument("--models", nargs="+", choices=models.MODELS, help="models to measure")
+    parser.add_argument("--variants", nargs="+", help="variants to measure, named as in the table")
+    parser.add_argument("--processes", type=int, help="processes per variant; default 3")
+    parser.add_argument("--windows", type=int, help="windows per process; default 12")
+    parser.add_argument("--seconds", type=float, help="seconds per window; default 0.6")
+    parser.add_argument(
+        "--json", type=pathlib.Path, metavar="FILE", help="write one JSON line per variant"
+    )
+    parser.add_argument(
+        "--chart", type=pathlib.Path, metavar="FILE", help="write a PNG (requires matplotlib)"
+    )
     flags = parser.parse_args(arguments)
     default = (1, 5, 0.5) if flags.quick else (3, 12, 0.6)
     for name, value in zip(("processes", "windows", "seconds"), default, strict=True):
@@ -86,13 +94,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     resnet = ["resnet50"] if flags.resnet else []
     flags.models = flags.models or ["empty", "mnist64", "mnist256", *resnet]
     if flags.variants and not set(flags.variants) & set(variants.REFERENCES):
-        parser.error(f"--variants wants {' or '.join(map(repr, variants.REFERENCES))} among them")
+        parser.error(f"--variants must include {' or '.join(map(repr, variants.REFERENCES))}")
     return flags
 
 
-def chosen(*, xla: bool) -> list[str]:
-    """The variants for this hardware: XLA slows small networks on a CPU, so only if asked for."""
-    modes = [mode for mode in replica_compile.MODES if mode != "auto" and allowed(mode)]
+def default_variants(*, xla: bool) -> list[str]:
+    """Returns the variants to measure; with XLA only if `xla`, since it is slow on a CPU."""
+    modes = [mode for mode in XLA_MODES if mode != "auto" and is_supported(mode)]
     modes += [f"loop{variants.RESIDENT}"] if "loop" in modes else []
     names = [
         *(variants.CTL + mode for mode in modes if xla or mode == "off"),
@@ -104,8 +112,8 @@ def chosen(*, xla: bool) -> list[str]:
     return [name for name in names if xla or name not in variants.WITH_XLA]
 
 
-def allowed(mode: str) -> bool:
-    """Whether one replica may run in this mode."""
+def is_supported(mode: str) -> bool:
+    """Whether a single replica supports this mode."""
     try:
         compatibility.check(compatibility.Choice(xla=mode))
     except UsageError:
@@ -116,7 +124,7 @@ def allowed(mode: str) -> bool:
 def measure(
     model: str, names: list[str], flags: argparse.Namespace
 ) -> tuple[dict[str, list[list[float]]], dict[str, float]]:
-    """Steps per second, variant -> processes -> windows, and peak memory, variant -> MiB."""
+    """Returns variant -> processes -> windows -> steps per second, and variant -> peak MiB."""
     rates: dict[str, list[list[float]]] = {name: [] for name in names}
     peaks = dict.fromkeys(names, 0.0)
     for process in range(flags.processes):
@@ -125,9 +133,11 @@ def measure(
             for name in names:
                 rates[name].append([])
             for window in range(-WARM_UPS, flags.windows):
-                progress(f"{model}: process {process + 1}, window {window + 1} of {flags.windows}")
+                print_progress(
+                    f"{model}: process {process + 1}, window {window + 1} of {flags.windows}"
+                )
                 for name in random.Random(window).sample(names, len(names)):
-                    answer = ask(name, workers[name], flags.seconds)
+                    answer = run_window(name, workers[name], flags.seconds)
                     peaks[name] = max(peaks[name], answer["peak_mib"])
                     if window >= 0:
                         rates[name][-1].append(answer["steps"] / answer["seconds"])
@@ -136,7 +146,7 @@ def measure(
 
 @contextlib.contextmanager
 def worker(name: str, model: str):
-    """A process that trains a variant when asked."""
+    """Starts a process that trains a variant on request."""
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.worker", name, model],
         stdin=subprocess.PIPE,
@@ -150,23 +160,22 @@ def worker(name: str, model: str):
         process.communicate()
 
 
-def ask(name: str, process: subprocess.Popen, seconds: float) -> dict[str, float]:
-    """Has a process train for one window."""
-    with contextlib.suppress(BrokenPipeError):
+def run_window(name: str, process: subprocess.Popen, seconds: float) -> dict[str, float]:
+    """Lets a worker process train for one window; returns what it measured."""
+    with contextlib.suppress(BrokenPipeError):  # reported below, by the missing answer
         print(seconds, file=process.stdin, flush=True)
     answer = process.stdout.readline()
     if not answer:
-        raise SystemExit(f"'{name}' ended early: what it printed is above.")
+        raise SystemExit(f"The process of '{name}' failed; its output is above.")
     return json.loads(answer)
 
 
 def best_loop(rates: dict[str, list[list[float]]]) -> str:
-    """The fastest of the loops written by hand."""
+    """Returns the name of the fastest hand-written loop."""
     return max(variants.REFERENCES, key=lambda name: np.median(rates.get(name, 0.0)))
 
 
-def where() -> str:
-    """The hardware in a few words."""
+def describe_hardware() -> str:
     devices = tf.config.list_physical_devices("GPU")
     names = [
         tf.config.experimental.get_device_details(d).get("device_name", "GPU") for d in devices
@@ -175,8 +184,8 @@ def where() -> str:
     return f"TensorFlow {tf.__version__}, {', '.join([*names, cpus])}"
 
 
-def progress(text: str) -> None:
-    """Says where the run is."""
+def print_progress(text: str) -> None:
+    """Prints to stderr; stdout has only the tables."""
     print(text, file=sys.stderr, flush=True)
 
 

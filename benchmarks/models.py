@@ -1,4 +1,4 @@
-"""The models that the loops are measured on, for tf_keras and Keras 3 alike, with their data."""
+"""The models that the loops are measured on, in tf_keras and Keras 3, with their data."""
 
 import abc
 import dataclasses
@@ -19,9 +19,9 @@ class Model(abc.ABC):
     """A model with its data.
 
     Attributes:
-        batch: examples a step.
-        steps_per_loop: steps between two returns to Python.
-        has_accuracy: whether the loop updates an accuracy beside the mean loss.
+        batch: examples per step.
+        steps_per_loop: steps per call from Python.
+        has_accuracy: whether the loop updates an accuracy in addition to the mean loss.
     """
 
     batch: int
@@ -30,22 +30,22 @@ class Model(abc.ABC):
 
     @abc.abstractmethod
     def build(self, keras, dropout: float = 0.5):
-        """Makes the model of a Keras module."""
+        """Builds the model with a Keras module."""
 
     @abc.abstractmethod
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """The examples as they are stored, and their labels."""
+        """Returns the examples as they are stored, and their labels."""
 
     def floats(self) -> tuple[np.ndarray, np.ndarray]:
-        """The same as float32, converted up front as the tutorials do."""
+        """Returns the examples as float32, converted in advance as in the tutorials."""
         x, y = self.arrays()
         return (x / np.float32(255) if x.dtype == np.uint8 else x), y
 
     def optimizer(self, keras):
         return keras.optimizers.Adam(1e-3)
 
-    def losses(self, keras):
-        """(labels, outputs) -> the loss of each example."""
+    def loss_fn(self, keras):
+        """Returns a function (labels, outputs) -> [rows] losses."""
         return functools.partial(_cross_entropy, keras)
 
     def metrics(self, keras) -> dict:
@@ -57,7 +57,7 @@ class Model(abc.ABC):
 
 
 class Empty(Model):
-    """One scalar variable and a loss that does not look at the data: what is left is overhead."""
+    """One scalar variable and a loss that ignores the data: measures the overhead of the loop."""
 
     def build(self, keras, dropout=0.0):
         class Scalar(keras.layers.Layer):
@@ -75,12 +75,12 @@ class Empty(Model):
     def optimizer(self, keras):
         return keras.optimizers.SGD(1e-3)
 
-    def losses(self, keras):
+    def loss_fn(self, keras):
         return lambda labels, outputs: tf.square(outputs[:, 0])
 
 
 class Mnist(Model):
-    """The two-convolution network of the tutorials on MNIST."""
+    """The network with two convolutions of the MNIST tutorials."""
 
     def build(self, keras, dropout=0.5):
         layers = keras.layers

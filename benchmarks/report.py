@@ -1,4 +1,4 @@
-"""Windows -> medians, intervals of paired ratios, a table, JSON lines, a chart."""
+"""Statistics of the measured windows, as a table, JSON lines or a chart."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -12,20 +12,20 @@ RESAMPLES = 10_000
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What one variant came to on one model.
+    """The result of one variant on one model.
 
     Attributes:
-        model: its name.
-        variant: its name.
-        batch: examples a step.
+        model: name of the model.
+        variant: name of the variant.
+        batch: examples per step.
         examples_per_second: the median over windows.
-        microseconds_per_step: the same, as time.
-        ratio: the median over paired windows of the speed, divided by the reference's.
+        microseconds_per_step: the median over windows.
+        ratio: the median over paired windows of the speed divided by that of the reference.
         ratio_low: the lower end of its 95 % interval.
-        ratio_high: the upper end.
-        peak_mib: the largest resident memory of its processes.
-        windows: how many were measured.
-        processes: how many they were measured in.
+        ratio_high: the upper end of its 95 % interval.
+        peak_mib: the peak memory of its processes in MiB.
+        windows: number of measured windows.
+        processes: number of processes that the windows were measured in.
     """
 
     model: str
@@ -41,28 +41,28 @@ class Row:
     processes: int
 
 
-def rows(
+def make_rows(
     model: str,
     batch: int,
     rates: Mapping[str, Sequence[Sequence[float]]],
     peaks: Mapping[str, float],
     reference: str,
 ) -> list[Row]:
-    """One row a variant.
+    """Returns one row per variant.
 
     Args:
-        model: its name.
-        batch: examples a step.
-        rates: variant -> for each process its windows' steps per second; window w of process p
-            was measured beside window w of process p of every other variant.
+        model: name of the model.
+        batch: examples per step.
+        rates: variant -> processes -> windows -> steps per second. Window w of process p was measured
+            in the same round as window w of process p of every other variant.
         peaks: variant -> peak memory in MiB.
-        reference: the variant that the others are divided by.
+        reference: the variant that the speeds are divided by.
     """
-    base = np.array(rates[reference])
+    reference_rates = np.array(rates[reference])
     result = []
     for variant, values in rates.items():
         median = float(np.median(values))
-        ratio, low, high = interval(np.array(values) / base)
+        ratio, low, high = interval(np.array(values) / reference_rates)
         result.append(
             Row(
                 model=model,
@@ -74,19 +74,21 @@ def rows(
                 ratio_low=low,
                 ratio_high=high,
                 peak_mib=peaks[variant],
-                windows=base.size,
-                processes=len(base),
+                windows=reference_rates.size,
+                processes=len(reference_rates),
             )
         )
     return result
 
 
 def interval(ratios: np.ndarray) -> tuple[float, float, float]:
-    """The median and its 95 % bootstrap interval (Efron & Tibshirani 1993, percentiles).
+    """Returns the median and its 95 % bootstrap interval.
+
+    The percentile method of Efron & Tibshirani 1993, "An Introduction to the Bootstrap". Processes are
+    resampled, then windows within each, because the windows of one process are not independent.
 
     Args:
-        ratios: [processes, windows]. Processes are drawn, and windows within each: windows of one
-            process are not independent of each other.
+        ratios: [processes, windows].
     """
     draw = np.random.default_rng(0)
     processes, windows = ratios.shape
@@ -97,15 +99,15 @@ def interval(ratios: np.ndarray) -> tuple[float, float, float]:
     return float(np.median(ratios)), float(low), float(high)
 
 
-def table(lines: Sequence[Row], reference: str) -> str:
-    """A markdown table of one model."""
+def table(rows: Sequence[Row], reference: str) -> str:
+    """Formats the rows of one model as a markdown table."""
     parts = [
-        f"### {lines[0].model}, batch {lines[0].batch}",
+        f"### {rows[0].model}, batch {rows[0].batch}",
         "",
-        f"| loop | examples/s | µs a step | ratio to '{reference}' (95 %) | peak MiB |",
+        f"| loop | examples/s | µs per step | ratio to '{reference}' (95 %) | peak MiB |",
         "|---|---:|---:|---:|---:|",
     ]
-    for row in lines:
+    for row in rows:
         parts.append(
             f"| {row.variant} | {row.examples_per_second:,.0f} | {row.microseconds_per_step:,.0f} "
             f"| {row.ratio:.3f} ({row.ratio_low:.3f} to {row.ratio_high:.3f}) "
@@ -114,13 +116,13 @@ def table(lines: Sequence[Row], reference: str) -> str:
     return "\n".join(parts)
 
 
-def write_json(path: pathlib.Path, lines: Sequence[Row]) -> None:
-    """A JSON line a row."""
-    path.write_text("".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in lines))
+def write_json(path: pathlib.Path, rows: Sequence[Row]) -> None:
+    """Writes one JSON line per row."""
+    path.write_text("".join(json.dumps(dataclasses.asdict(row)) + "\n" for row in rows))
 
 
-def write_chart(path: pathlib.Path, lines: Sequence[Row]) -> str:
-    """Draws the ratios; says what it did."""
+def write_chart(path: pathlib.Path, rows: Sequence[Row]) -> str:
+    """Draws the ratios; returns a message for the user."""
     try:
         import matplotlib
     except ImportError:
@@ -128,13 +130,13 @@ def write_chart(path: pathlib.Path, lines: Sequence[Row]) -> str:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    models = list(dict.fromkeys(row.model for row in lines))
+    models = list(dict.fromkeys(row.model for row in rows))
     figure, axes = plt.subplots(len(models), squeeze=False, figsize=(9, 3.2 * len(models)))
     for axis, model in zip(axes[:, 0], models, strict=True):
-        own = [row for row in lines if row.model == model][::-1]
-        ratios = np.array([row.ratio for row in own])
-        spread = np.array([[r.ratio - r.ratio_low, r.ratio_high - r.ratio] for r in own]).T
-        axis.barh([row.variant for row in own], ratios, xerr=np.maximum(spread, 0), capsize=3)
+        bars = [row for row in rows if row.model == model][::-1]  # barh draws upwards
+        ratios = np.array([row.ratio for row in bars])
+        spread = np.array([[r.ratio - r.ratio_low, r.ratio_high - r.ratio] for r in bars]).T
+        axis.barh([row.variant for row in bars], ratios, xerr=np.maximum(spread, 0), capsize=3)
         axis.axvline(1.0, color="black", linewidth=0.8)
         axis.set_title(f"{model}: speed relative to the best hand-written loop, 95 % interval")
     figure.tight_layout()

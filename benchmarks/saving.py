@@ -1,11 +1,12 @@
-"""The time that a run loses to saving its checkpoints in the background, MNIST in batches of 64.
+"""Measures the time that a run loses to saving checkpoints in the background (MNIST, batch 64).
 
     python -m benchmarks.saving
 
-A process trains windows of `--steps` steps, by turns without a checkpoint and with one that is begun
-before the first step and whole after the last. What the latter take longer is what a checkpoint costs;
-the table says what part of `--interval` steps that is. Other programs on the machine disturb the
-processor's time less than the clock's. It fails above `--limit` percent of the clock's.
+A process trains windows of `--steps` steps, alternately without a checkpoint and with one that is
+started before the first step and complete after the last. The additional time of the latter is the
+cost of a checkpoint; the table shows it as a percentage of the time of `--interval` steps. It shows
+wall time and CPU time, which other programs on the machine affect less. It fails if saving takes more
+than `--limit` percent of the wall time.
 """
 
 import argparse
@@ -27,44 +28,54 @@ from benchmarks import models, report, variants
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller
 
-WARM_UPS = 2  # windows that are not counted: the first one traces
+WARM_UPS = 2  # windows that are not counted: the first one includes tracing
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures, prints a table, and fails above the limit."""
     flags = parse(arguments)
-    clock, processor = np.moveaxis(measured(flags), 2, 0)
-    lost = 100 * share(clock, flags.steps, flags.interval)
-    print(table(clock, processor, lost, flags), flush=True)
-    if lost[0] > flags.limit:
-        raise SystemExit(f"Saving costs {lost[0]:.2f} %, more than {flags.limit:g} %.")
+    wall, cpu = np.moveaxis(measure_processes(flags), 2, 0)
+    percent = 100 * saving_fraction(wall, flags.steps, flags.interval)
+    print(table(wall, cpu, percent, flags), flush=True)
+    if percent[0] > flags.limit:
+        raise SystemExit(f"Saving takes {percent[0]:.2f} %, more than {flags.limit:g} %.")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.saving", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--processes", type=int, default=3, help="default 3")
-    parser.add_argument("--windows", type=int, default=12, help="pairs a process; default 12")
-    parser.add_argument("--steps", type=int, default=100, help="of a window; default 100")
-    parser.add_argument("--interval", type=int, default=1000, help="default 1000, as ctl's own")
+    parser.add_argument(
+        "--windows", type=int, default=12, help="pairs of windows per process; default 12"
+    )
+    parser.add_argument("--steps", type=int, default=100, help="steps per window; default 100")
+    parser.add_argument(
+        "--interval",
+        type=int,
+        default=1000,
+        help="steps between checkpoints; default 1000, as in ctl",
+    )
     parser.add_argument("--limit", type=float, default=2.0, help="percent; default 2")
     return parser.parse_args(arguments)
 
 
-def measured(flags: argparse.Namespace) -> np.ndarray:
-    """[processes, windows, 2, 2] seconds, as of `measure`, of a process after the other."""
-    found = []
+def measure_processes(flags: argparse.Namespace) -> np.ndarray:
+    """Runs `measure` in one process after the other; returns [processes, windows, 2, 2] seconds."""
+    results = []
     for process in range(flags.processes):
         print(f"process {process + 1} of {flags.processes}", file=sys.stderr, flush=True)
-        spawn = multiprocessing.get_context("spawn")  # TensorFlow does not outlive a fork
+        spawn = multiprocessing.get_context("spawn")  # TensorFlow does not work after a fork
         with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as pool:
-            found.append(pool.submit(measure, flags.windows, flags.steps).result())
-    return np.array(found)
+            results.append(pool.submit(measure, flags.windows, flags.steps).result())
+    return np.array(results)
 
 
 def measure(windows: int, steps: int) -> list[list[tuple[float, float]]]:
-    """Seconds of each pair of windows, with a checkpoint and without: the clock's, the processor's."""
+    """Returns (wall, CPU) seconds of each pair of windows, with and without a checkpoint.
+
+    The shape is [windows, wall or CPU, with or without].
+    """
     tf.get_logger().setLevel("ERROR")
     model = models.MODELS["mnist64"]
     trainer = variants.Trainer(model, optimizer=lambda: model.optimizer(tf_keras))
@@ -81,38 +92,38 @@ def measure(windows: int, steps: int) -> list[list[tuple[float, float]]]:
 
 
 def one_window(controller: Controller, steps: int, *, saves: bool) -> tuple[float, float]:
-    """Seconds of so many steps, and of a checkpoint written beside them if one is asked for."""
-    start, worked = time.perf_counter(), time.process_time()
+    """Returns (wall, CPU) seconds of a window, including a checkpoint if `saves`."""
+    wall_start, cpu_start = time.perf_counter(), time.process_time()
     if saves:
         controller.save_checkpoint()
     controller.train(controller.step + steps, checkpoint_at_completion=False)
     controller.wait_for_checkpoint()
-    return time.perf_counter() - start, time.process_time() - worked
+    return time.perf_counter() - wall_start, time.process_time() - cpu_start
 
 
-def share(seconds: np.ndarray, steps: int, interval: int) -> np.ndarray:
-    """What part of the time saving takes: the median, and the ends of its 95 % interval.
+def saving_fraction(seconds: np.ndarray, steps: int, interval: int) -> np.ndarray:
+    """Returns the fraction of time that saving takes: the median and its 95 % interval.
 
     Args:
-        seconds: [processes, windows, 2], with a checkpoint and without.
-        steps: of a window.
+        seconds: [processes, windows, 2], with and without a checkpoint.
+        steps: steps per window.
         interval: steps between two checkpoints.
     """
     ratios = seconds[..., 0] / seconds[..., 1]
     return (np.array(report.interval(ratios)) - 1) * steps / interval
 
 
-def table(clock: np.ndarray, processor: np.ndarray, lost: np.ndarray, flags) -> str:
-    """What was measured, in markdown."""
-    cost, worked = (1e3 * np.median(s[..., 0] - s[..., 1]) for s in (clock, processor))
+def table(wall: np.ndarray, cpu: np.ndarray, percent: np.ndarray, flags: argparse.Namespace) -> str:
+    """Formats the result as a markdown table."""
+    wall_ms, cpu_ms = (1e3 * np.median(s[..., 0] - s[..., 1]) for s in (wall, cpu))
     return "\n".join(
         [
-            f"| MNIST, batch 64, {clock[..., 0].size} pairs of {flags.steps} steps | |",
+            f"| MNIST, batch 64, {wall[..., 0].size} pairs of {flags.steps} steps | |",
             "|---|---:|",
-            f"| ms a step without saving | {1e3 * np.median(clock[..., 1]) / flags.steps:.2f} |",
-            f"| ms that a checkpoint costs; of the processor | {cost:.0f}; {worked:.0f} |",
-            f"| % lost at every {flags.interval} steps (95 %) "
-            f"| {lost[0]:.2f} ({lost[1]:.2f} to {lost[2]:.2f}) |",
+            f"| ms per step without saving | {1e3 * np.median(wall[..., 1]) / flags.steps:.2f} |",
+            f"| ms per checkpoint: wall; CPU | {wall_ms:.0f}; {cpu_ms:.0f} |",
+            f"| % of the time, saving every {flags.interval} steps (95 %) "
+            f"| {percent[0]:.2f} ({percent[1]:.2f} to {percent[2]:.2f}) |",
         ]
     )
 

@@ -1,17 +1,17 @@
 """One training update on a global batch of 3 examples, split 2 + 1 over two replicas.
 
-Prints, for each program, the update of the only weight w of the model y = w * x after one step of
-plain SGD with learning rate 1, next to the update the batch asks for:
+Prints, for each program, how one step of plain SGD with learning rate 1 changes the only weight w of
+the model y = w * x, next to the correct update:
 
     python -m benchmarks.uneven_split
 
-Everything is computed when the program runs, on two logical CPU devices under
-tf.distribute.MirroredStrategy. The tables go to stdout, all else to stderr.
+Everything is computed when the program runs, on two logical CPU devices with
+tf.distribute.MirroredStrategy. Tables go to stdout, everything else to stderr.
 
 The numbers are small enough to check by hand. With w = 1 the errors y - w * x of the three examples
 are 3, 6 and 6, and the loss is the mean of their squares over the batch, so the update of w is
-2 / 3 * (1 * 3 + 1 * 6 + 2 * 6) = 14. The second table adds an L2 penalty of w**2 / 2 to the model,
-whose gradient, w = 1, belongs in the update once: 14 - 1 = 13.
+2 / 3 * (1 * 3 + 1 * 6 + 2 * 6) = 14. The second table adds an L2 penalty of w**2 / 2 to the model.
+Its gradient, w = 1, must enter the update once: 14 - 1 = 13.
 """
 
 import contextlib
@@ -33,11 +33,11 @@ X = np.array([[1.0], [1.0], [2.0]], np.float32)
 Y = np.array([4.0, 7.0, 8.0], np.float32)
 W = 1.0  # The weight before the update.
 L2 = 0.5  # The penalty is L2 * w**2.
-SHARES = [2, 1]
+ROWS_PER_REPLICA = [2, 1]
 
 
 def true_update(l2: float) -> float:
-    """Minus the gradient of the loss over the three examples, in numpy, without TensorFlow."""
+    """Returns minus the gradient of the loss over the three examples, computed in numpy."""
     x, y = X[:, 0].astype(np.float64), Y.astype(np.float64)
     return float(np.mean(2 * x * (y - W * x)) - 2 * l2 * W)
 
@@ -55,8 +55,8 @@ def tf_keras_fit_update(l2: float) -> float:
 def keras_3_fit_update(l2: float) -> float:
     """Keras 3 `Model.fit`, as in https://keras.io/guides/distributed_training_with_tensorflow.
 
-    It refuses an uneven batch as the first one (see below), so here the three examples come after a
-    full batch of 4 zeros, and w is set back to 1 in between: the change is the second update's.
+    It raises an error if the first batch is uneven (see below). So here the three examples follow a
+    full batch of 4 zeros, and w is reset to 1 in between: the change is that of the second update.
     """
     model = keras_3_model(l2)
     reset = keras.callbacks.LambdaCallback(
@@ -69,7 +69,7 @@ def keras_3_fit_update(l2: float) -> float:
 
 
 def keras_3_fit_first_batch_update(l2: float) -> float:
-    """The same with the uneven batch first: Keras 3 takes the mean of the replicas' inputs."""
+    """Keras 3 with the uneven batch first; it then computes the mean of the replicas' inputs."""
     model = keras_3_model(l2)
     model.fit(make_dataset(3), epochs=1, shuffle=False, verbose=0)
     return weight_change(model)
@@ -121,12 +121,12 @@ def average_loss_nominal_update(l2: float) -> float:
 
 
 def average_loss_actual_update(l2: float) -> float:
-    """The same, told the 3 examples that the batch does hold: right, if the caller knows them."""
+    """The same with the 3 examples of the actual batch: correct, if the caller knows the number."""
     return custom_loop_update(l2, dataset_batch_size=4, global_batch_size=3)
 
 
 def average_loss_default_update(l2: float) -> float:
-    """The same without the argument: its default is the replica's own rows times the replicas."""
+    """The same without the argument; its default is the replica's rows times the replicas."""
     return custom_loop_update(l2, dataset_batch_size=4, global_batch_size=None)
 
 
@@ -157,26 +157,26 @@ def custom_loop_update(l2: float, dataset_batch_size: int, global_batch_size: in
 
 
 def make_strategy() -> tf.distribute.MirroredStrategy:
-    """Two replicas on two logical CPU devices; checks that they get 2 and 1 examples."""
+    """Creates two replicas on two logical CPU devices; checks that they get 2 and 1 examples."""
     devices = [device.name for device in tf.config.list_logical_devices("CPU")]
     strategy = tf.distribute.MirroredStrategy(
         devices, cross_device_ops=tf.distribute.ReductionToOneDevice()
     )
     for batch_size in (3, 4):
         x, _ = next(iter(strategy.experimental_distribute_dataset(make_dataset(batch_size))))
-        shares = [len(rows) for rows in strategy.experimental_local_results(x)]
-        if shares != SHARES:
-            raise RuntimeError(f"expected shares of {SHARES} examples, got {shares}")
+        rows = [len(values) for values in strategy.experimental_local_results(x)]
+        if rows != ROWS_PER_REPLICA:
+            raise RuntimeError(f"expected {ROWS_PER_REPLICA} examples per replica, got {rows}")
     return strategy
 
 
 def make_dataset(batch_size: int) -> tf.data.Dataset:
-    """The three examples, in order, as one batch: a full one of 3, or a partial one of 4."""
+    """Returns the three examples, in order, as one batch; partial if `batch_size` is 4."""
     return tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch_size)
 
 
 def make_model(keras_module, l2: float):
-    """The model y = w * x in tf_keras or Keras 3, with w = 1 and, if asked for, an L2 penalty."""
+    """Builds the model y = w * x in tf_keras or Keras 3, with w = 1 and an L2 penalty unless 0."""
     return keras_module.Sequential(
         [
             keras_module.Input((1,), name="x"),
@@ -196,7 +196,7 @@ def squared_error(y: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
 
 
 def weight_change(model) -> float:
-    """What the step added to w."""
+    """Returns the difference of w to its initial value."""
     return float(model.trainable_variables[0].numpy()[0, 0]) - W
 
 
@@ -220,9 +220,9 @@ def print_table(l2: float) -> None:
 
 
 def cells(update, l2: float) -> tuple[str, str]:
-    """The update and its relative error; or the name of the error, where the program raises it."""
+    """Formats the update and its relative error, or the name of the error that is raised."""
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # Orbit's controller prints.
+        with contextlib.redirect_stdout(sys.stderr):  # Orbit's controller prints to stdout.
             value = update(l2)
     except tf.errors.InvalidArgumentError as error:
         return f"raises {type(error).__name__}", ""
@@ -234,14 +234,14 @@ def main() -> None:
     """Prints the table without and with the L2 penalty."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    print("Mean squared error, 3 examples, shares 2 + 1:\n")
+    print("Mean squared error, 3 examples, split 2 + 1:\n")
     print_table(0.0)
     print("\nThe same with an L2 penalty in the model:\n")
     print_table(L2)
 
 
 def ctl_update(l2: float = 0.0) -> float:
-    """A `ctl.StandardTrainer`, bare: it is told the global batch size and nothing of the shares."""
+    """A minimal `ctl.StandardTrainer`; it knows the global batch size, but not how it is split."""
 
     class Trainer(ctl.StandardTrainer):
         def build_model(self):

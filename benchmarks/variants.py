@@ -1,14 +1,14 @@
-"""The training loops that are compared: each trains for ever and calls `tick(steps)` as it goes.
+"""The training loops that are compared. Each trains endlessly and calls `tick(steps)` regularly.
 
-`tick` ends the training by an exception. Every hand-written loop and every fit reads the same
-tf.data pipeline, the tutorials' own; ctl reads its own.
+`tick` ends the training by raising an exception. All hand-written loops and fits read the same
+tf.data pipeline, that of the tutorials; ctl reads its own.
 """
 
 from collections.abc import Callable
 import functools
 import os
 
-os.environ["KERAS_BACKEND"] = "tensorflow"  # read when Keras 3 is imported; tf_keras ignores it
+os.environ["KERAS_BACKEND"] = "tensorflow"  # Keras 3 reads it when imported; tf_keras ignores it
 
 import tensorflow as tf
 import tf_keras
@@ -18,14 +18,14 @@ import ctl
 
 CTL = "ctl, xla="
 RESIDENT = ", data on the device"
-TUTORIAL = "hand-written, a call a step"
+TUTORIAL = "hand-written, one call per step"
 LOOP = "hand-written, tf.range"
 LOOP_XLA = "hand-written, tf.range, step in XLA"
 BARE = "bare step, one batch"
 BARE_XLA = "bare step, one batch, XLA"
 FITS = ("tf_keras fit", "tf_keras fit, best options", "Keras 3 fit", "Keras 3 fit, best options")
 HAND_WRITTEN = (TUTORIAL, LOOP, LOOP_XLA)
-REFERENCES = (LOOP, LOOP_XLA)  # the best loop by hand is the faster of them
+REFERENCES = (LOOP, LOOP_XLA)  # the faster one is the best hand-written loop
 WITH_XLA = (LOOP_XLA, BARE_XLA)
 
 Tick = Callable[[int], None]
@@ -35,8 +35,8 @@ def run(name: str, model: Model, tick: Tick) -> None:
     """Trains until `tick` raises.
 
     Args:
-        name: of the variant.
-        model: what to train.
+        name: name of the variant.
+        model: the model to train.
         tick: called with the number of steps since the last call. Its attribute `sync` is set to a
             function that waits until these steps are done on the device.
     """
@@ -51,31 +51,31 @@ def run(name: str, model: Model, tick: Tick) -> None:
 
 
 class Trainer(ctl.StandardTrainer):
-    """The model under ctl."""
+    """Trains a benchmark model with ctl."""
 
     def __init__(self, model: Model, *, dropout: float = 0.5, **arguments):
-        self._spec, self._dropout = model, dropout
+        self._benchmark, self._dropout = model, dropout
         super().__init__(global_batch_size=model.batch, **arguments)
 
     def build_model(self):
-        return self._spec.build(tf_keras, self._dropout)
+        return self._benchmark.build(tf_keras, self._dropout)
 
     def build_dataset(self, split, input_context):
-        x, y = self._spec.arrays()
+        x, y = self._benchmark.arrays()
         return ctl.data.arrays({"x": x, "label": y})
 
     def per_example_loss(self, batch, outputs):
-        return self._spec.losses(tf_keras)(batch["label"], outputs)
+        return self._benchmark.loss_fn(tf_keras)(batch["label"], outputs)
 
     def build_metrics(self):
-        return self._spec.metrics(tf_keras)
+        return self._benchmark.metrics(tf_keras)
 
 
 def run_ctl(mode: str, model: Model, tick: Tick) -> None:
     placement = {"placement": "device"} if mode.endswith(RESIDENT) else {}
     options = ctl.TrainerOptions(xla=mode.removesuffix(RESIDENT), **placement)
     trainer = Trainer(model, optimizer=lambda: model.optimizer(tf_keras), options=options)
-    tick.sync = waiting_for(trainer.model)
+    tick.sync = make_sync(trainer.model)
     steps = tf.constant(model.steps_per_loop)
     while True:
         trainer.train(steps)
@@ -83,7 +83,7 @@ def run_ctl(mode: str, model: Model, tick: Tick) -> None:
 
 
 def run_tutorial(model: Model, tick: Tick) -> None:
-    """One Python call of a tf.function a step."""
+    """Calls a tf.function once per step."""
     step, tick.sync = make_step(model)
     train_step = tf.function(step)
     for x, y in pipeline(model):
@@ -92,7 +92,7 @@ def run_tutorial(model: Model, tick: Tick) -> None:
 
 
 def run_loop(model: Model, tick: Tick, *, jit: bool, constant: bool) -> None:
-    """`steps_per_loop` steps in one tf.function, on the pipeline or on one constant batch."""
+    """Runs `steps_per_loop` steps in one tf.function, on the pipeline or on a constant batch."""
     step, tick.sync = make_step(model)
     step = tf.function(step, jit_compile=True) if jit else step
     iterator = iter(pipeline(model))
@@ -116,7 +116,7 @@ def run_loop(model: Model, tick: Tick, *, jit: bool, constant: bool) -> None:
 
 
 def run_fit(model: Model, tick: Tick, *, keras_3: bool, best: bool) -> None:
-    """One long fit; `best`: many steps a call and, on a GPU, XLA."""
+    """Runs one long fit; `best` uses many steps per call and, on a GPU, XLA."""
     if keras_3:
         import keras
     else:
@@ -125,15 +125,15 @@ def run_fit(model: Model, tick: Tick, *, keras_3: bool, best: bool) -> None:
     steps = model.steps_per_loop if best else 1
     network.compile(
         optimizer=model.optimizer(keras),
-        loss=model.losses(keras),
+        loss=model.loss_fn(keras),
         metrics=list(model.metrics(keras).values()),
         **({"steps_per_execution": steps} if best else {}),
         **({"jit_compile": True} if best and GPU else {}),
     )
-    tick.sync = waiting_for(network)
+    tick.sync = make_sync(network)
 
     class Ticking(keras.callbacks.Callback):
-        _supports_tf_logs = True  # as tf_keras' own: logs are not fetched from the device
+        _supports_tf_logs = True  # as in tf_keras' callbacks: logs stay on the device
 
         def on_train_batch_end(self, batch, logs=None):
             tick(steps)
@@ -142,39 +142,39 @@ def run_fit(model: Model, tick: Tick, *, keras_3: bool, best: bool) -> None:
         pipeline(model),
         steps_per_epoch=steps * (10**7 // steps),
         callbacks=[Ticking()],
-        shuffle=False,  # it is, by the pipeline
+        shuffle=False,  # the pipeline shuffles
         verbose=0,
     )
 
 
 def make_step(model: Model, network=None, optimizer=None):
-    """The train step of TensorFlow's custom training tutorials, and what waits for it."""
+    """Returns the train step of TensorFlow's custom training tutorials, and its sync function."""
     network = network or model.build(tf_keras)
     optimizer = optimizer or model.optimizer(tf_keras)
-    losses, train_loss = model.losses(tf_keras), tf_keras.metrics.Mean("loss")
+    loss_fn, train_loss = model.loss_fn(tf_keras), tf_keras.metrics.Mean("loss")
     metrics = model.metrics(tf_keras)
     optimizer.build(network.trainable_variables)
 
     def step(x, y):
         with tf.GradientTape() as tape:
             outputs = network(x, training=True)
-            loss = tf.reduce_mean(losses(y, outputs))
+            loss = tf.reduce_mean(loss_fn(y, outputs))
         gradients = tape.gradient(loss, network.trainable_variables)
         optimizer.apply_gradients(zip(gradients, network.trainable_variables, strict=True))
         train_loss.update_state(loss)
         for metric in metrics.values():
             metric.update_state(y, outputs)
 
-    return step, waiting_for(network)
+    return step, make_sync(network)
 
 
 def pipeline(model: Model) -> tf.data.Dataset:
-    """The tutorials' pipeline; of full batches and endless, which spares it the epochs' seams."""
+    """The pipeline of the tutorials, but endless and with full batches, without a pause per epoch."""
     dataset = tf.data.Dataset.from_tensor_slices(model.floats()).shuffle(10_000).repeat()
     return dataset.batch(model.batch, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
 
 
-def waiting_for(network) -> Callable[[], object]:
-    """Reads a weight, which waits for the steps that wrote it."""
+def make_sync(network) -> Callable[[], object]:
+    """Returns a function that waits for all steps by reading a weight that they update."""
     variables = network.trainable_variables
     return lambda: variables[-1].numpy()

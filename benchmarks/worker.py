@@ -1,11 +1,11 @@
-"""One process that trains one variant, in the windows that `benchmarks.loops` asks for.
+"""A process that trains one variant in the windows that `benchmarks.loops` requests.
 
     python -m benchmarks.worker VARIANT MODEL
 
-It reads seconds from stdin, a line a window, trains at least so long, and answers each with a line
-of JSON: steps, seconds, and the process' peak memory. The end of stdin ends it.
+It reads the seconds of each window as a line from stdin, trains at least that long, and answers with
+a line of JSON: steps, seconds, and the peak memory of the process. It ends at the end of stdin.
 
-The peak is VmHWM: `ru_maxrss`, the same number, starts at that of the process that started this one.
+The peak memory is VmHWM, because `ru_maxrss` starts at the value of the parent process.
 """
 
 import json
@@ -21,16 +21,16 @@ from benchmarks import models, variants
 
 
 class Done(Exception):
-    """The parent asked for no more windows."""
+    """The parent requests no more windows."""
 
 
 class Windows:
-    """Cuts a training that never ends into windows; between two of them it stands still."""
+    """Divides endless training into windows; the training pauses between two of them."""
 
     def __init__(self, requests, answers):
         self.sync = lambda: None
         self._requests, self._answers = requests, answers
-        self._await()
+        self._wait_for_request()
 
     def __call__(self, steps: int) -> None:
         self._steps += steps
@@ -43,9 +43,9 @@ class Windows:
             "peak_mib": peak_mib(),
         }
         print(json.dumps(answer), file=self._answers, flush=True)
-        self._await()
+        self._wait_for_request()
 
-    def _await(self) -> None:
+    def _wait_for_request(self) -> None:
         request = self._requests.readline()
         if not request:
             raise Done
@@ -60,7 +60,9 @@ def peak_mib() -> float:
 
 def main(name: str, model: str) -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a framework prints is no answer
+    os.dup2(
+        sys.stderr.fileno(), sys.stdout.fileno()
+    )  # keeps the output of frameworks out of the answers
     tf.get_logger().setLevel("ERROR")
     try:
         variants.run(name, models.MODELS[model], Windows(sys.stdin, answers))

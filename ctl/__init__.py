@@ -1,6 +1,6 @@
 """Custom training loops for TensorFlow whose update is a function of the global batch alone.
 
-`import ctl` loads no TensorFlow: each name is loaded when it is first used (PEP 562).
+`import ctl` does not import TensorFlow: each name is imported when it is first used (PEP 562).
 """
 
 import importlib

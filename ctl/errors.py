@@ -1,4 +1,8 @@
-"""What ends a run: a person's mistake, or a failure, each told in one line."""
+"""Errors that end a run with one line, and functions to compose such lines.
+
+ctl.main prints the message of these errors without a traceback. An exception of another type is a
+bug, or an error in the user's own code, and keeps its traceback.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 import difflib
@@ -6,82 +10,87 @@ import os
 import sys
 from typing import Any
 
-_SHOWN = 8  # names in a line, before the others are only counted
+_MAX_LISTED = 8  # names in one line; the rest is only counted
 
 
 class UsageError(ValueError):
-    """A mistake that the person who runs or configures ctl can mend.
+    """A mistake that the user can fix; the program exits with 2.
 
-    Its message is one line that says what is wrong, where, and what to do. The program prints that
-    line and exits with 2; in a plain script it is a `ValueError` like any other.
+    The message is one line: what is wrong, where, and what to do. A script that uses ctl as a library
+    gets it as a `ValueError`.
     """
 
-    # AutoGraph wraps what is raised while it traces into errors of its own, unless they say so.
+    # AutoGraph wraps exceptions that are raised while it traces, except those with this attribute.
     ag_pass_through = True
 
 
 class Failure(RuntimeError):
-    """Something outside of the run went wrong, such as a process that never came.
+    """A failure outside the user's control, such as a process that never starts; exit code 1.
 
-    Its message is one line as a `UsageError`'s; the program prints it and exits with 1.
+    The message is one line.
     """
 
     ag_pass_through = True
 
 
 class NonFiniteStep(Failure):
-    """A step's loss or gradients were not finite, or its loss a spike: the training is to stop there.
+    """The loss or the gradients of a step were not finite, or its loss was a spike.
 
     Attributes:
         step: the global step.
-        tensor: what was not finite first.
-        what: one sentence that says it.
+        tensor: the name of the first tensor that was not finite.
+        what: one sentence that describes the step.
     """
 
     def __init__(self, report: Any, examples: Sequence[int] | None):
-        """Says what was not finite.
+        """Composes the message.
 
         Args:
-            report: a `replica.non_finite.Report`.
-            examples: the examples of the step's batch, where they have numbers.
+            report: a `replica.non_finite.NonFiniteReport`.
+            examples: the indices of the examples in the batch, if the data source numbers them.
         """
         self.step: int = report.step
         self.tensor: str = report.tensor
-        shown = ", ".join(map(str, (examples or [])[:8]))
-        more = ", ..." if examples and len(examples) > 8 else ""
-        batch = f", on the examples {shown}{more}" if examples else ""
+        listed = ", ".join(map(str, (examples or [])[:_MAX_LISTED]))
+        more = ", ..." if examples and len(examples) > _MAX_LISTED else ""
+        batch = f", on the examples {listed}{more}" if examples else ""
         self.what = f"Step {report.step} {report}{batch}."
         super().__init__(
-            f"{self.what} Nothing was saved since: look at these examples, take a smaller learning "
-            "rate or clip the gradients, or leave such steps out by train.on_non_finite=skip or "
-            "rollback."
+            f"{self.what} No checkpoint was saved after it: check these examples, lower the learning "
+            "rate or clip the gradients, or choose train.on_non_finite=skip or rollback."
         )
 
 
 class LostWorker(RuntimeError):
-    """Another process of the run has gone; the program exits with 75: run me again."""
+    """Another process of the run was lost; exit code 75: rerun the same command to resume."""
 
     ag_pass_through = True
 
 
 def print_line(line: str) -> None:
-    """Prints a line. A reader that has gone, as `| tee` after Ctrl-C, does not end the run."""
+    """Prints a line; if the reader of a pipe has exited, this and all later lines are dropped.
+
+    Ctrl-C during `python -m ctl.main ... | tee log` ends `tee` first. Without this, a BrokenPipeError
+    would keep the run from saving its last checkpoint.
+    """
     try:
         print(line, flush=True)
     except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - it stays open, for all lines to come
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - stays open until the process exits
 
 
 def did_you_mean(name: str, *known: Mapping[str, str] | Iterable[str]) -> str:
-    """Words such as ": did you mean X?" for the closest known name, else ": there are X, Y".
+    """Suggests the known name that is closest to an unknown one.
 
     Args:
-        name: what was written.
-        *known: names, or name -> how to show it. The same name in any collection comes before a
-            close one in the first, which comes before a close one in the second.
+        name: the unknown name.
+        *known: collections of known names; a mapping gives name -> how the message shows it. An
+            equal name in any collection is preferred to a similar one, and earlier collections are
+            preferred to later ones.
 
     Returns:
-        Words to stand behind "There is no X": nothing where nothing is known.
+        The end of a message about the unknown name: ": did you mean X?", or, if none is similar,
+        ": expected one of X, Y." with the names of the first collection, or "" if it is empty.
     """
     tables = [dict(n) if isinstance(n, Mapping) else {k: k for k in n} for n in known]
     folded = [{key.lower(): shown for key, shown in table.items()} for table in tables]
@@ -92,19 +101,19 @@ def did_you_mean(name: str, *known: Mapping[str, str] | Iterable[str]) -> str:
         close = difflib.get_close_matches(name.lower(), table, n=1, cutoff=0.6)
         if close:
             return f": did you mean {table[close[0]]}?"
-    shown = list(tables[0].values()) if tables else []
-    if not shown:
+    names = list(tables[0].values()) if tables else []
+    if not names:
         return ""
-    return f": there {'is' if len(shown) == 1 else 'are'} {', '.join(shown)}."
+    return f": expected {'one of ' * (len(names) > 1)}{', '.join(names)}."
 
 
 def type_name(value: Any) -> str:
-    """What a value is, such as "a dict", "an int" or "None"."""
+    """Returns the type of a value with its article, such as "a dict" or "an int", or "None"."""
     name = type(value).__name__
     return "None" if value is None else f"a{'n' * (name[0].lower() in 'aeiou')} {name}"
 
 
 def list_some(names: Sequence[str]) -> str:
-    """Names for a line: the first, and how many more there are."""
-    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    """Returns the first names, separated by commas, and the number of the others."""
+    more = f", and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return ", ".join(names[:_MAX_LISTED]) + more

@@ -32,7 +32,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
     however the dataset divides into batches and replicas.
 
     Attributes:
-        stop: asked every few batches whether to give up; the evaluation then raises `Interrupted`.
+        any_process_stops: called every few batches, in every process: whether to raise `Interrupted`.
     """
 
     def __init__(self, trainer: StandardTrainer, *, global_batch_size: int | None = None):
@@ -44,7 +44,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
         """
         super().__init__(eval_dataset=None)
         self._eval_dataset: Any = None
-        self.stop: Callable[[], bool] = lambda: False
+        self.any_process_stops: Callable[[], bool] = lambda: False
         self._own_dataset = False
         self.trainer = trainer
         self.strategy = trainer.strategy
@@ -93,7 +93,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
                 count = min(left, STEPS_BETWEEN_LOOKS)
                 run(iterator, tf.constant(count), **state)
                 left -= count
-                if left and self.stop():
+                if left and self.any_process_stops():
                     raise Interrupted
             return None
 

@@ -1,4 +1,4 @@
-"""config.optimizer -> a tf_keras optimizer."""
+"""Makes a tf_keras optimizer and its learning rate schedule from the config."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,17 +18,17 @@ _CLASSES = {
 def factory(
     config: Any, *, global_batch_size: int, steps: int, jit: bool = True
 ) -> Callable[[], tf_keras.optimizers.Optimizer]:
-    """Returns what makes the optimizer, to be called under the strategy's scope.
+    """Returns a function that makes a new optimizer; call it under the strategy's scope.
 
     Args:
-        config: the `optimizer` section of a checked config.
-        global_batch_size: examples an update, for the linear scaling of the learning rate.
-        steps: updates that a cosine schedule is spread over, unless the section says.
-        jit: whether tf_keras may compile the update by XLA, as it does on GPUs.
+        config: the section `optimizer` of a checked config.
+        global_batch_size: the number of examples per update, which scales the learning rate.
+        steps: the total number of updates, for a cosine decay without `decay_steps`.
+        jit: whether tf_keras may compile the update with XLA, as it does on GPUs by default.
     """
     rate = learning_rate(config, global_batch_size)
     options: dict[str, Any] = {"weight_decay": config.weight_decay or None, "jit_compile": jit}
-    if config.name == "adamw":  # which wants a number
+    if config.name == "adamw":  # unlike the others, it does not accept None
         options["weight_decay"] = config.weight_decay
     if config.name in ("sgd", "rmsprop"):
         options["momentum"] = config.momentum
@@ -38,7 +38,10 @@ def factory(
 
 
 def learning_rate(config: Any, global_batch_size: int) -> float:
-    """The peak learning rate, scaled to the batch where the section asks for it."""
+    """Returns the peak learning rate, scaled linearly with the batch size if the config requires it.
+
+    Scaling follows Goyal et al. 2017, "Accurate, large minibatch SGD".
+    """
     base = config.learning_rate_batch_size
     return config.learning_rate * (global_batch_size / base if base else 1.0)
 

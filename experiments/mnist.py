@@ -2,8 +2,8 @@
 
 python -m ctl.main --config=experiments/mnist.py
 
-Eight epochs, 80 to 105 seconds on 2 CPU cores and 750 MiB; 99.11, 99.15 and 99.17 % of the test images
-right with the seeds 0, 1 and 2.
+Eight epochs take 80 to 105 seconds and 750 MiB on 2 CPU cores. Test accuracy: 99.11, 99.15 and 99.17 %
+with the seeds 0, 1 and 2.
 """
 
 import ctl

@@ -1,8 +1,8 @@
-"""MNIST on a replica a GPU, the variables once, in the memory of the CPU.
+"""MNIST with one replica per GPU and a single copy of the variables in CPU memory.
 
 python -m ctl.main --config=experiments/mnist_central_storage.py
 
-With no GPU, on two halves of the CPU.
+Without a GPU it uses two logical CPU devices.
 """
 
 import mnist

@@ -1,8 +1,8 @@
-"""MNIST on one GPU, in float16, many whole steps as one XLA program.
+"""MNIST on one GPU in float16, with many steps compiled into one XLA program.
 
 python -m ctl.main --config=experiments/mnist_gpu.py
 
-On a CPU it trains too, for trying it out, very slowly.
+It also runs on a CPU, very slowly.
 """
 
 import mnist

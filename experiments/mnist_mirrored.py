@@ -1,8 +1,8 @@
-"""MNIST on a replica a GPU; on a machine with no GPU, on two halves of the CPU.
+"""MNIST with one replica per GPU; without a GPU, on two logical CPU devices.
 
 python -m ctl.main --config=experiments/mnist_mirrored.py
 
-86 seconds on 2 CPU cores and 750 MiB; 99.18 % of the test images right with the seed 0.
+It takes 86 seconds and 750 MiB on 2 CPU cores. Test accuracy: 99.18 % with the seed 0.
 """
 
 import mnist

@@ -1,8 +1,8 @@
-"""MNIST on two processes, each a replica; on machines with GPUs, a replica a GPU.
+"""MNIST on two processes with one replica each; with GPUs, one replica per GPU.
 
 python -m ctl.launch --workers=2 -- --config=experiments/mnist_multi_worker.py
 
-On several machines TF_CONFIG names the processes, or deploy/kubernetes does.
+On several machines, set TF_CONFIG in each process, or use deploy/kubernetes.
 """
 
 import mnist

@@ -1,4 +1,4 @@
-"""MNIST on workers that update by themselves variables that a parameter server holds.
+"""MNIST on workers that asynchronously update variables on a parameter server.
 
 python -m ctl.launch --workers=2 --ps=1 -- --config=experiments/mnist_parameter_server.py
 """

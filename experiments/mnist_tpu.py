@@ -2,8 +2,8 @@
 
 python -m ctl.main --config=experiments/mnist_tpu.py
 
-Four times the batch of one device and four times the learning rate, so a quarter of the steps. It has
-not been run on a TPU; --mode=aot_compile --topology=v5e:2x4 compiles it for one that is not here.
+The batch and the learning rate are four times those of one device, with a quarter of the steps. It has
+not been run on a TPU; --mode=aot_compile --topology=v5e:2x4 compiles it without one.
 """
 
 import mnist

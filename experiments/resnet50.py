@@ -2,9 +2,10 @@
 
 python -m ctl.main --config=experiments/resnet50.py --mode=aot_compile --topology=v5e:2x2
 
-It shows what a real model comes to on a TPU; its images are made up, so that nothing has to be
-downloaded. The schedule is that of Goyal et al. 2017: 0.1 for each 256 examples of the batch, five
-epochs of linear growth, 90 epochs in all for a batch of 256. It has not been trained to the end.
+It shows the memory and cost of a real model on a TPU. Its images are synthetic, so that nothing has to
+be downloaded. The schedule is that of Goyal et al. 2017: a learning rate of 0.1 per 256 examples of the
+batch, five epochs of linear warmup, and 90 epochs in total for a batch of 256. It has not been trained
+to the end.
 """
 
 import ctl

@@ -1,13 +1,13 @@
-"""Devices and folders for every test.
+"""Splits the CPU of each test process into four logical devices, and configures hypothesis.
 
-TensorFlow fixes its devices at first use, so each test process has four logical CPUs from the start;
-a test that needs other ones runs a child process (tests/child.py).
+TensorFlow fixes its devices at first use, so this happens before any test. A test that requires other
+devices runs a child process (tests/child.py).
 """
 
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# hypothesis caches what it reads in a folder .hypothesis: not in the checkout, nor anywhere else.
+# By default hypothesis writes a cache, .hypothesis, into the checkout.
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", os.devnull)
 
 import hypothesis
@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from ctl import testing
 
-names = testing.split_cpu(4)
-assert len(tf.config.list_logical_devices("CPU")) == len(names)  # and now they are fixed
+devices = testing.split_cpu(4)
+assert len(tf.config.list_logical_devices("CPU")) == len(devices)  # initializes the devices
 tf.get_logger().setLevel("ERROR")
 
 hypothesis.settings.register_profile(

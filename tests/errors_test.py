@@ -1,4 +1,7 @@
-"""What a person may have meant."""
+"""Composing the messages of errors."""
+
+import sys
+import types
 
 import pytest
 
@@ -10,32 +13,74 @@ from ctl import errors
     [
         ("stps", [["steps", "seed"]], ": did you mean steps?"),
         ("Adam", [["adam", "adamw"]], ": did you mean adam?"),
-        ("zzz", [["steps", "seed"]], ": there are steps, seed."),
-        ("zzz", [["steps"]], ": there is steps."),
+        ("zzz", [["steps", "seed"]], ": expected one of steps, seed."),
+        ("zzz", [["steps"]], ": expected steps."),
         ("zzz", [[]], ""),
         ("zzz", [], ""),
         ("stps", [{"steps": "train.steps"}], ": did you mean train.steps?"),
-        ("zzz", [{"steps": "train.steps"}], ": there is train.steps."),
+        ("zzz", [{"steps": "train.steps"}], ": expected train.steps."),
     ],
 )
-def test_words(name, known, words):
+def test_did_you_mean(name, known, words):
     assert errors.did_you_mean(name, *known) == words
 
 
-def test_the_same_name_elsewhere_comes_before_a_close_one_here():
-    here, elsewhere = ["global_batch"], {"global_batch_size": "data.global_batch_size"}
-    words = errors.did_you_mean("global_batch_size", here, elsewhere)
+def test_equal_name_in_a_later_collection_is_preferred_to_a_similar_one():
+    first, second = ["global_batch"], {"global_batch_size": "data.global_batch_size"}
+    words = errors.did_you_mean("global_batch_size", first, second)
     assert words == ": did you mean data.global_batch_size?"
 
 
-def test_a_close_name_here_comes_before_a_close_one_elsewhere():
+def test_similar_name_in_an_earlier_collection_is_preferred():
     assert errors.did_you_mean("stps", ["steps"], ["stops"]) == ": did you mean steps?"
 
 
-def test_a_close_name_elsewhere_comes_before_the_list_of_those_here():
+def test_similar_name_in_a_later_collection_is_preferred_to_the_list():
     assert errors.did_you_mean("stps", ["seed"], ["steps"]) == ": did you mean steps?"
 
 
 @pytest.mark.parametrize(("value", "words"), [(None, "None"), ({}, "a dict"), (5, "an int")])
-def test_kind(value, words):
+def test_type_name_has_an_article(value, words):
     assert errors.type_name(value) == words
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(1, "0"), (8, "0, 1, 2, 3, 4, 5, 6, 7"), (10, "0, 1, 2, 3, 4, 5, 6, 7, and 2 more")],
+)
+def test_list_some_counts_the_names_that_it_does_not_list(count, words):
+    assert errors.list_some([str(i) for i in range(count)]) == words
+
+
+def test_print_line_survives_a_reader_that_has_exited(monkeypatch):
+    class ClosedPipe:
+        def write(self, text):
+            raise BrokenPipeError
+
+        def flush(self):
+            pass
+
+    monkeypatch.setattr(sys, "stdout", ClosedPipe())
+    errors.print_line("one")
+    errors.print_line("two")
+
+
+@pytest.mark.parametrize(
+    ("examples", "batch"),
+    [
+        (None, ""),
+        ([], ""),
+        ([3, 1], ", on the examples 3, 1"),
+        (list(range(9)), ", on the examples 0, 1, 2, 3, 4, 5, 6, 7, ..."),
+    ],
+)
+def test_non_finite_step_names_the_step_the_tensor_and_the_examples(examples, batch):
+    class Report(types.SimpleNamespace):
+        def __str__(self):
+            return "is not finite: the loss is first"
+
+    error = errors.NonFiniteStep(Report(step=33, tensor="loss"), examples)
+    assert (error.step, error.tensor) == (33, "loss")
+    assert error.what == f"Step 33 is not finite: the loss is first{batch}."
+    assert str(error).startswith(error.what)
+    assert "train.on_non_finite=skip or rollback" in str(error)

@@ -1,4 +1,7 @@
-"""The program: its command line, and the three ways to start it. Its mistakes: mistakes_test.py."""
+"""The program: its command line, its exit codes, and the three ways to start it.
+
+tests/end_to_end/mistakes_test.py has the mistakes that a user can make.
+"""
 
 import json
 import pathlib
@@ -7,8 +10,9 @@ import sys
 
 import pytest
 
-from ctl import main
+from ctl import main, modes
 from ctl.configs import flags
+from ctl.errors import Failure, LostWorker, UsageError
 from tests import child
 from tests.experiments import CONFIG, TRAINER
 
@@ -25,8 +29,8 @@ def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.P
     return tmp_path
 
 
-def explained(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
-    """What --mode=explain prints of the config's keys, by their last name."""
+def explain(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """The values that --mode=explain prints of the config's keys, by the last part of their name."""
     code = main.run(["ctl", "--mode=explain", *arguments])
     printed = capsys.readouterr()
     assert (code, printed.err) == (0, "")
@@ -55,56 +59,72 @@ def explained(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[
 )
 def test_command_line_reaches_the_config(folder, capsys, arguments, key, value):
     (folder / "flags").write_text("# of a cluster\n--config=exp.py\n--config.train.steps=8\n")
-    assert explained(arguments, capsys)[key] == value
+    assert explain(arguments, capsys)[key] == value
 
 
 def test_explain_writes_nothing(folder, capsys):
-    explained(["--config=exp.py"], capsys)
+    explain(["--config=exp.py"], capsys)
     assert sorted(p.name for p in folder.iterdir() if p.name != "__pycache__") == [
         "exp.py", "tiny.py",
     ]  # fmt: skip
 
 
-def run_with(code: int, monkeypatch) -> list[tuple]:
-    """Lets the last part of the program, which needs TensorFlow, only return a code."""
-    calls: list[tuple] = []
+@pytest.fixture
+def replace_modes(monkeypatch):
+    """Replaces every mode's function, which needs TensorFlow, by one that returns or raises."""
 
-    def dispatch(mode, arguments, cluster):
-        path = str(arguments.workdir.path)
-        calls.append((mode, arguments.fresh, arguments.config_path, path))
-        return code
+    def replace(result: int | BaseException) -> list[tuple]:
+        calls: list[tuple] = []
 
-    monkeypatch.setattr(main, "_dispatch", dispatch)
-    return calls
+        def load(mode):
+            def function(arguments):
+                path = str(arguments.workdir.path)
+                calls.append((mode.function, arguments.fresh, arguments.config_path, path))
+                if isinstance(result, BaseException):
+                    raise result
+                return result
+
+            return function
+
+        monkeypatch.setattr(modes.Mode, "load", load)
+        return calls
+
+    return replace
 
 
 @pytest.mark.parametrize(
     ("arguments", "call"),
     [
-        ("--config=exp.py", ("train_and_eval", False, "exp.py", "runs/exp")),
-        ("--config=./exp.py --mode=train", ("train", False, "./exp.py", "runs/exp")),
-        ("--config=exp.py --workdir=a/b", ("train_and_eval", False, "exp.py", "a/b")),
-        ("--config=exp.py --mode explain --fresh=0", ("explain", False, "exp.py", "runs/exp")),
-        ("--config=exp.py --fresh", ("train_and_eval", True, "exp.py", "runs/exp")),
-        ("--config=exp.py --fresh --nofresh", ("train_and_eval", False, "exp.py", "runs/exp")),
+        ("--config=exp.py", ("train:train_and_eval", False, "exp.py", "runs/exp")),
+        ("--config=./exp.py --mode=train", ("train:train", False, "./exp.py", "runs/exp")),
+        ("--config=exp.py --workdir=a/b", ("train:train_and_eval", False, "exp.py", "a/b")),
+        (
+            "--config=exp.py --mode explain --fresh=0",
+            ("explain:explain", False, "exp.py", "runs/exp"),
+        ),
+        ("--config=exp.py --fresh", ("train:train_and_eval", True, "exp.py", "runs/exp")),
+        (
+            "--config=exp.py --fresh --nofresh",
+            ("train:train_and_eval", False, "exp.py", "runs/exp"),
+        ),
     ],
 )
-def test_flags(folder, monkeypatch, arguments, call):
-    calls = run_with(75, monkeypatch)
+def test_flags_reach_the_mode_and_its_exit_code_is_returned(folder, replace_modes, arguments, call):
+    calls = replace_modes(75)
     assert main.run(["ctl", *arguments.split()]) == 75
     assert calls == [call]
 
 
-def test_run_does_not_look_at_another_command_line(folder, monkeypatch, capsys):
+def test_run_ignores_the_command_line_of_the_process(folder, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["pytest", "--config=none.py", "--config.train.stps=5"])
-    assert explained(["--config=exp.py", "--config.train.steps=7"], capsys)["steps"] == "7"
+    assert explain(["--config=exp.py", "--config.train.steps=7"], capsys)["steps"] == "7"
 
 
-def test_resume_with_a_harmless_change_and_with_a_meant_one(folder, monkeypatch, capsys):
-    calls = run_with(0, monkeypatch)
+def test_a_run_resumes_with_a_harmless_change_or_an_allowed_one(folder, replace_modes, capsys):
+    calls = replace_modes(0)
     (folder / "runs" / "exp").mkdir(parents=True)
-    kept = {"trainer": "tiny.py:Tiny", "data": {"global_batch_size": 4}, "model": {"bias": True}}
-    (folder / "runs" / "exp" / "config.json").write_text(json.dumps(kept))
+    saved = {"trainer": "tiny.py:Tiny", "data": {"global_batch_size": 4}, "model": {"bias": True}}
+    (folder / "runs" / "exp" / "config.json").write_text(json.dumps(saved))
     for more in ([], ["--config.train.steps=7"], ["--config.seed=7", "--allow_config_change"]):
         assert main.run(["ctl", "--config=exp.py", *more]) == 0
     assert main.run(["ctl", "--config=exp.py", "--config.seed=7"]) == 2
@@ -121,22 +141,34 @@ def test_help_names_every_flag_and_mode(capsys, arguments):
     assert [word for word in words if word not in printed] == []
 
 
-def test_line_that_nobody_would_read_loses_its_middle(folder, capsys):
+def test_a_very_long_message_is_printed_without_its_middle(folder, capsys):
     assert main.run(["ctl", "--config=exp.py", "--config.train.steps=" + "x" * 99_999]) == 2
     line = capsys.readouterr().err
     assert line.startswith("ctl: train.steps is 'xxx")
     assert "xxx ... xxx" in line
-    assert line.endswith("xxx', want a whole number.\n")
+    assert line.endswith("xxx', but must be an integer.\n")
     assert len(line) < 5_000
 
 
-def test_message_of_several_lines_is_told_in_one(monkeypatch, capsys):
-    def fail(argv):
-        raise main.UsageError("one\n  two")
-
-    monkeypatch.setattr(main, "_run", fail)
-    assert main.run(["ctl"]) == 2
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(UsageError("one\n  two"), 2), (Failure("one\n  two"), 1), (LostWorker("one\n  two"), 75)],
+)
+def test_an_error_is_printed_in_one_line_and_decides_the_exit_code(
+    folder, replace_modes, capsys, error, code
+):
+    replace_modes(error)
+    assert main.run(["ctl", "--config=exp.py"]) == code
     assert capsys.readouterr().err == "ctl: one two\n"
+
+
+def test_an_interrupt_before_training_is_exit_code_75(folder, replace_modes, capsys):
+    replace_modes(KeyboardInterrupt())
+    assert main.run(["ctl", "--config=exp.py"]) == 75
+    printed = capsys.readouterr()
+    assert (printed.out.count("\n"), printed.err) == (1, "")
+    assert "Stopped before training began" in printed.out
+    assert "rerun the same command" in printed.out
 
 
 @pytest.mark.parametrize(
@@ -150,7 +182,9 @@ def test_message_of_several_lines_is_told_in_one(monkeypatch, capsys):
         "--wrkdir=x",
     ],
 )
-def test_mistake_of_the_command_line_is_told_before_the_config_file_runs(folder, capsys, mistake):
+def test_a_mistake_of_the_command_line_is_reported_before_the_config_file_runs(
+    folder, capsys, mistake
+):
     (folder / "exp.py").write_text("raise RuntimeError('it ran')\n")
     assert main.run(["ctl", "--config=exp.py"]) == 2
     assert "it ran" in capsys.readouterr().err
@@ -159,10 +193,10 @@ def test_mistake_of_the_command_line_is_told_before_the_config_file_runs(folder,
 
 
 @pytest.mark.parametrize("key", ["name=pod", "address=grpc://127.0.0.1:1"])
-def test_tpu_that_cannot_be_used_is_told_before_tensorflow_is_loaded(
-    folder, monkeypatch, capsys, key
+def test_a_tpu_that_cannot_be_used_is_reported_before_tensorflow_is_imported(
+    folder, monkeypatch, replace_modes, capsys, key
 ):
-    calls = run_with(0, monkeypatch)
+    calls = replace_modes(0)
     monkeypatch.setattr(main.tpu, "find_obstacle", lambda address, **_: f"nothing for {address}")
     assert main.run(["ctl", "--config=exp.py", f"--config.runtime.tpu.{key}"]) == 2
     line = f"ctl: No TPU can be used: nothing for {key.partition('=')[2]}. To run without a TPU: "
@@ -178,19 +212,19 @@ def test_tpu_that_cannot_be_used_is_told_before_tensorflow_is_loaded(
         (["--config=exp.py", "--config.runtime.logical_devices=2"], "auto", 2),
     ],
 )
-def test_devices_needs_no_config_and_takes_one(
+def test_devices_accepts_a_config_but_does_not_require_one(
     folder, monkeypatch, capsys, arguments, strategy, devices
 ):
-    told = lambda r: f"{r.strategy} {r.logical_devices}"  # noqa: E731
-    monkeypatch.setattr("ctl.modes.devices.describe", told)
+    describe = lambda r: f"{r.strategy} {r.logical_devices}"  # noqa: E731
+    monkeypatch.setattr("ctl.modes.devices.describe", describe)
     assert main.run(["ctl", "--mode=devices", *arguments]) == 0
     assert capsys.readouterr().out == f"{strategy} {devices}\n"
 
 
-@pytest.mark.parametrize("given", [[], ["--config=exp.py"]])
-def test_devices_tells_of_this_machine_and_writes_nothing(folder, given):
+@pytest.mark.parametrize("config", [[], ["--config=exp.py"]])
+def test_devices_describes_this_machine_and_writes_nothing(folder, config):
     before = sorted(folder.iterdir())
-    process = start("as a module", ["--mode=devices", *given])
+    process = start("as a module", ["--mode=devices", *config])
     assert (process.returncode, process.stderr) == (0, "")
     names = [line.split("  ")[0] for line in process.stdout.splitlines()]
     assert [n for n in names if n.rstrip("s0123456789 ") != "GPU"] == [
@@ -207,31 +241,31 @@ STARTS = {
 
 
 def start(how: str, arguments: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
-    """Starts the program in the current folder; as a file it must find ctl by itself."""
+    """Starts the program in the current folder; as a file it must find the package ctl itself."""
     if how == "as a file":
         variables["PYTHONPATH"] = ""
     return child.run([*STARTS[how], *arguments], cwd=pathlib.Path.cwd(), **variables)
 
 
 @pytest.mark.parametrize("how", STARTS)
-def test_program_tells_a_mistake_however_it_is_started(folder, how):
+def test_the_program_reports_a_mistake_however_it_is_started(folder, how):
     process = start(how, ["--config=exp.py", "--config.train.stps=5"])
     line = "ctl: There is no config key train.stps: did you mean train.steps?\n"
     assert (process.returncode, process.stdout, process.stderr) == (2, "", line)
 
 
 @pytest.mark.parametrize("how", STARTS)
-def test_current_folder_is_importable_however_it_is_started(folder, how):
+def test_the_current_folder_is_importable_however_it_is_started(folder, how):
     (folder / "sub").mkdir()
-    (folder / "sub" / "exp.py").write_text("import here\nhere.tell()\n")
-    (folder / "here.py").write_text("def tell():\n    raise RuntimeError('found')\n")
+    (folder / "sub" / "exp.py").write_text("import sibling\nsibling.fail()\n")
+    (folder / "sibling.py").write_text("def fail():\n    raise RuntimeError('found')\n")
     process = start(how, ["--config=sub/exp.py"])
-    line = "ctl: The config file cannot be read: here.py:2: RuntimeError: found\n"
+    line = "ctl: The config file cannot be read: sibling.py:2: RuntimeError: found\n"
     assert (process.returncode, process.stdout, process.stderr) == (2, "", line)
 
 
 @pytest.mark.slow
-def test_program_explains_alike_however_it_is_started_and_keeps_tensorflow_quiet(folder):
+def test_explain_prints_the_same_however_it_is_started_and_tensorflow_is_silent(folder):
     (folder / "package").mkdir()
     (folder / "package" / "net.py").write_text(READER)
     arguments = ["--config=exp.py", "--config.trainer=package.net:Tiny", "--mode=explain"]
@@ -241,10 +275,10 @@ def test_program_explains_alike_however_it_is_started_and_keeps_tensorflow_quiet
     assert "trainer: package.net:Tiny" in processes[0].stdout
 
 
-def test_importing_ctl_and_its_light_modules_loads_no_tensorflow():
+def test_importing_ctl_and_its_light_modules_does_not_import_tensorflow():
     code = (
         "import sys, ctl\n"
-        "from ctl import errors, main\n"
+        "from ctl import errors, main, modes\n"
         "from ctl.configs import compatibility, defaults, loading, options, overrides, validation\n"
         "from ctl.loop import progress, stop, workdir\n"
         "from ctl.hardware import devices, gpu, host, selection, strategies, tpu\n"

@@ -1,4 +1,4 @@
-"""config.optimizer -> a tf_keras optimizer, by numbers computed by hand."""
+"""The optimizer and schedule that a config defines, compared with numbers computed by hand."""
 
 import math
 
@@ -13,19 +13,19 @@ CLASSES = tf_keras.optimizers
 
 
 def section(**changes):
-    """The optimizer section of a config."""
+    """Returns the section `optimizer` of a config."""
     return ctl.config(optimizer=changes).optimizer
 
 
 def build(steps=1000, global_batch_size=64, **changes):
-    """The optimizer of a section."""
+    """Makes the optimizer that a section defines."""
     return optimizers.factory(
         section(**changes), global_batch_size=global_batch_size, steps=steps
     )()
 
 
 def rates(optimizer, *steps):
-    """The learning rate at some updates."""
+    """Returns the learning rate at the given updates."""
     return [float(optimizer._learning_rate(step)) for step in steps]
 
 
@@ -40,7 +40,7 @@ def rates(optimizer, *steps):
         ("lion", CLASSES.Lion),
     ],
 )
-def test_each_name_builds_and_learns_downhill(name, cls):
+def test_each_name_makes_an_optimizer_that_descends(name, cls):
     optimizer = build(name=name, learning_rate=0.25)
     assert type(optimizer) is cls
     assert float(optimizer.learning_rate) == 0.25
@@ -52,7 +52,7 @@ def test_each_name_builds_and_learns_downhill(name, cls):
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "rmsprop", "adagrad", "lion"])
-def test_weight_decay_reaches_each_and_is_decoupled(name):
+def test_weight_decay_of_every_optimizer_is_decoupled(name):
     changes = {}
     for decay in (0.0, 0.5):
         optimizer = build(name=name, learning_rate=0.25, weight_decay=decay)
@@ -62,7 +62,7 @@ def test_weight_decay_reaches_each_and_is_decoupled(name):
     assert changes == {0.0: 0.0, 0.5: -0.25 * 0.5 * 8.0}
 
 
-def test_momentum_reaches_sgd():
+def test_momentum_of_sgd():
     optimizer = build(name="sgd", learning_rate=0.5, momentum=0.75)
     variable = tf.Variable([0.0])
     for _ in range(2):
@@ -70,14 +70,14 @@ def test_momentum_reaches_sgd():
     assert float(variable[0]) == -(0.5 + 0.5 * (1 + 0.75))
 
 
-def test_nesterov_reaches_sgd():
+def test_nesterov_of_sgd():
     optimizer = build(name="sgd", learning_rate=0.5, momentum=0.75, nesterov=True)
     variable = tf.Variable([0.0])
     optimizer.apply_gradients([(tf.constant([1.0]), variable)])
     assert float(variable[0]) == -0.5 * (1 + 0.75)
 
 
-def test_momentum_reaches_rmsprop():
+def test_momentum_of_rmsprop():
     assert build(name="rmsprop", momentum=0.75).momentum == 0.75
     assert build(name="rmsprop").momentum == 0.0
 
@@ -85,7 +85,7 @@ def test_momentum_reaches_rmsprop():
 @pytest.mark.parametrize(
     ("base", "batch", "rate"), [(0, 64, 0.5), (64, 64, 0.5), (64, 256, 2.0), (256, 64, 0.125)]
 )
-def test_learning_rate_grows_linearly_with_the_batch(base, batch, rate):
+def test_learning_rate_is_scaled_linearly_with_the_batch(base, batch, rate):
     changes = dict(learning_rate=0.5, learning_rate_batch_size=base)
     assert optimizers.learning_rate(section(**changes), batch) == rate
     assert float(build(global_batch_size=batch, **changes).learning_rate) == rate
@@ -93,32 +93,32 @@ def test_learning_rate_grows_linearly_with_the_batch(base, batch, rate):
     assert rates(cosine, 0) == [rate]
 
 
-def test_cosine_is_spread_over_all_steps():
+def test_cosine_decays_over_all_steps():
     optimizer = build(steps=200, learning_rate=0.5, schedule="cosine")
     quarter = 0.5 * (1 + math.cos(math.pi / 4)) / 2
     expected = [0.5, quarter, 0.25, 0.0, 0.0]
     assert rates(optimizer, 0, 50, 100, 200, 300) == pytest.approx(expected, abs=1e-7)
 
 
-def test_cosine_is_spread_over_its_own_steps():
+def test_cosine_decays_over_decay_steps():
     optimizer = build(steps=200, learning_rate=0.5, schedule="cosine", decay_steps=100)
     assert rates(optimizer, 0, 50, 100, 200) == pytest.approx([0.5, 0.25, 0.0, 0.0], abs=1e-7)
 
 
-def test_warm_up_comes_first_and_the_cosine_has_the_rest():
+def test_cosine_decays_over_the_steps_after_the_warm_up():
     optimizer = build(steps=220, learning_rate=0.5, schedule="cosine", warmup_steps=20)
     expected = [0.0, 0.125, 0.25, 0.5, 0.25, 0.0, 0.0]
     assert rates(optimizer, 0, 5, 10, 20, 120, 220, 300) == pytest.approx(expected, abs=1e-7)
 
 
-def test_warm_up_comes_before_a_cosine_of_its_own_length():
+def test_cosine_decays_over_decay_steps_after_the_warm_up():
     optimizer = build(
         steps=1000, learning_rate=0.5, schedule="cosine", warmup_steps=20, decay_steps=200
     )
     assert rates(optimizer, 20, 120, 220) == pytest.approx([0.5, 0.25, 0.0], abs=1e-7)
 
 
-def test_schedule_follows_the_updates():
+def test_schedule_advances_with_each_update():
     optimizer = build(steps=2, name="sgd", learning_rate=1.0, schedule="cosine")
     variable, seen = tf.Variable([0.0]), []
     for _ in range(3):
@@ -127,6 +127,6 @@ def test_schedule_follows_the_updates():
     assert seen == pytest.approx([-1.0, -1.5, -1.5], abs=1e-6)
 
 
-def test_each_call_makes_an_optimizer_of_its_own():
+def test_each_call_makes_a_new_optimizer():
     make = optimizers.factory(section(), global_batch_size=4, steps=5)
     assert make() is not make()

@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 from typing import Any
 
+from ctl.configs.values import PRECISIONS, XLA_MODES
 from ctl.errors import UsageError
 
 _SINGLE_REPLICA_XLA = ("loop", "step")
@@ -253,8 +254,8 @@ def check_options(values: Mapping[str, Any]) -> None:
 
 AXES = {
     "replicas": (1, 2, 4),
-    "precision": ("float64", "float32", "bfloat16", "float16"),
-    "xla": ("off", "loop", "step", "gradients", "autocluster"),
+    "precision": PRECISIONS,
+    "xla": tuple(mode for mode in XLA_MODES if mode != "auto"),
     "sync_batch_norm": (False, True),
     "micro_batches": (1, 2),
     "shards": (0, 4),

@@ -1,32 +1,47 @@
-"""The program's flags, and what is wrong with a command line, in one line. Loads no TensorFlow."""
+"""The program's command line: its flags, the changes of the config, and one line for each mistake.
+
+absl parses the flags, but `ml_collections.config_flags` is not used: by default it looks for changes of
+the config in sys.argv instead of the arguments that are parsed, and it runs the config file during
+parsing, before an unknown flag is reported. An error in the file or an unknown key then ends the program
+with a traceback and exit code 1, where ctl prints one line and exits with 2.
+
+Importing this module does not import TensorFlow.
+"""
 
 from collections.abc import Sequence
 import itertools
 import re
 
 from absl import flags
+from ml_collections import config_dict
 
 from ctl import errors
-from ctl.configs import defaults, overrides
+from ctl.configs import defaults, loading, overrides, validation
+from ctl.configs.values import check_values
 from ctl.errors import UsageError
 
-MODES = (
-    "train_and_eval",
-    "train",
-    "eval",
-    "continuous_eval",
-    "check",
-    "aot_compile",
-    "explain",
-    "devices",
-)
-SWITCHES = {
-    "fresh": "Start anew: move the run in the folder aside.",
-    "allow_config_change": "Resume though the arithmetic changed.",
-    "allow_partial_restore": "Resume from a checkpoint that fits in part.",
-    "find_batch": "With --mode=aot_compile: find the largest batch that fits.",
-    "help": "Show this.",
+_TRAINING_FLAGS = ("workdir", "fresh", "allow_config_change", "allow_partial_restore")
+# The values of --mode, and the flags that each mode accepts in addition to --config. The functions of
+# the modes are in ctl.modes.MODES, which has the same names; ctl.configs does not import them.
+MODES: dict[str, tuple[str, ...]] = {
+    "train_and_eval": _TRAINING_FLAGS,
+    "train": _TRAINING_FLAGS,
+    "eval": ("workdir",),
+    "continuous_eval": ("workdir",),
+    "check": (),
+    "aot_compile": ("workdir", "topology", "find_batch"),
+    "explain": ("workdir",),
+    "devices": (),
 }
+DEFAULT_MODE = "train_and_eval"
+SWITCHES = {
+    "fresh": "Start from scratch: move the existing run in the workdir aside.",
+    "allow_config_change": "Resume although the config changes the computed updates.",
+    "allow_partial_restore": "Resume from a checkpoint that matches the variables only in part.",
+    "find_batch": "With --mode=aot_compile: find the largest batch that fits into memory.",
+    "help": "Print this text.",
+}
+_VALUES = {"config": "FILE", "workdir": "FOLDER", "mode": "MODE", "topology": "SLICE"}
 _CONFIG_KEY = re.compile(r"--?(no)?config\.([^=]+)(?:=(.*))?", re.DOTALL)
 Changes = list[tuple[str, str | None]]
 
@@ -35,38 +50,66 @@ def parse(argv: Sequence[str]) -> tuple[flags.FlagValues, Changes]:
     """Parses the command line.
 
     Args:
-        argv: the program's name, then its arguments.
+        argv: the program's name and its arguments.
 
     Returns:
-        The flags, and the changes of the config: full name of a key -> its text, or None.
+        The flags, and the changes of the config as pairs of a key's full name and its new value as
+        text, or None for `--config.KEY` without a value.
 
     Raises:
-        UsageError: whatever is wrong with it, in one line.
+        UsageError: the command line is wrong; the message is one line.
     """
-    values = _flags()
+    values = _define_flags()
     try:
-        arguments, changes = _split(values.read_flags_from_files(list(argv[1:]), force_gnu=False))
-        rest = values([argv[0], *arguments])
+        arguments = values.read_flags_from_files(list(argv[1:]), force_gnu=False)
+        arguments, changes = _split_changes(arguments)
+        _check_arguments(arguments)
+        positional = values([argv[0], *arguments])[1:]
     except UsageError:
         raise
     except flags.UnrecognizedFlagError as error:
-        raise UsageError(_unknown_flag(error.flagname)) from None
-    except (flags.Error, ValueError) as error:  # what absl says: a switch's value, a --flagfile
-        told = str(error).removeprefix("ERROR:: ")
-        raise UsageError(f"The command line cannot be read: {told}") from None
-    if len(rest) > 1:
-        raise UsageError(_stray(rest[1]))
+        raise UsageError(_describe_unknown_flag(error.flagname)) from None
+    except (flags.Error, ValueError) as error:  # raised by absl, such as for a missing --flagfile
+        message = str(error).removeprefix("ERROR:: ")
+        raise UsageError(f"The command line cannot be read: {message}") from None
+    if positional:
+        raise UsageError(_describe_positional(positional[0]))
     if not values.help:
         _check_flags(values)
     return values, changes
 
 
-def _flags() -> flags.FlagValues:
+def load_config(flag: str | None, changes: Changes) -> config_dict.ConfigDict:
+    """Loads the config, changes it, and validates it.
+
+    Args:
+        flag: the value of --config; None for the default config, whose trainer need not be set.
+        changes: the changes of the command line.
+
+    Raises:
+        UsageError: a change is wrong, which is reported before the config file runs, or the config is.
+    """
+    known = defaults.defaults()
+    for name, text in changes:
+        if flag is None or not name.startswith("model."):  # the file defines the keys of `model`
+            overrides.change(known, name, text)
+    check_values(overrides.flatten(known))
+    if flag is None:
+        validation.check_runtime(overrides.flatten(known))
+        return known
+    config = loading.load_config(flag)
+    for name, text in changes:
+        overrides.change(config, name, text)
+    validation.check_config(config)
+    return config
+
+
+def _define_flags() -> flags.FlagValues:
     values = flags.FlagValues()
     texts = {
-        "config": (None, "The experiment, FILE.py; --config.KEY=VALUE changes a key of it."),
-        "workdir": (None, "The run's folder; runs/<experiment> if not given."),
-        "mode": (MODES[0], f"One of {', '.join(MODES)}."),
+        "config": (None, "The experiment, FILE.py; --config.KEY=VALUE changes one of its keys."),
+        "workdir": (None, "The folder of the run; runs/<experiment> by default."),
+        "mode": (DEFAULT_MODE, f"One of {', '.join(MODES)}."),
         "topology": (None, "With --mode=aot_compile: the TPU slices, such as v5e:2x2,v5p:2x2x1."),
     }
     for name, (default, text) in texts.items():
@@ -76,42 +119,40 @@ def _flags() -> flags.FlagValues:
     return values
 
 
-def _split(arguments: list[str]) -> tuple[list[str], Changes]:
-    """Takes --config.KEY=VALUE and its other spellings out of the command line."""
+def _split_changes(arguments: list[str]) -> tuple[list[str], Changes]:
+    """Separates --config.KEY=VALUE, --config.KEY VALUE and --noconfig.KEY from other arguments."""
     others: list[str] = []
     changes: Changes = []
-    waiting = list(arguments)
-    while waiting:
-        argument = waiting.pop(0)
-        found = _CONFIG_KEY.fullmatch(argument)
-        if not found:
+    remaining = list(arguments)
+    while remaining:
+        argument = remaining.pop(0)
+        match = _CONFIG_KEY.fullmatch(argument)
+        if not match:
             others.append(argument)
             continue
-        no, name, value = found.groups()
-        if no and value is not None:
+        negated, name, value = match.groups()
+        if negated and value is not None:
             raise UsageError(f"{argument} has a value: write --config.{name}={value}.")
-        if no:
+        if negated:
             value = "false"
-        elif value is None and waiting and not re.match("-+[a-z]", waiting[0]):
-            value = waiting.pop(0)
+        elif value is None and remaining and not re.match("-+[a-z]", remaining[0]):
+            value = remaining.pop(0)
         changes.append((name, value))
-    _check_given(others)
     return others, changes
 
 
-def _check_given(arguments: list[str]) -> None:
-    """Refuses what absl would take for a value, or let the last one win."""
-    wanted = {"config": "FILE", "workdir": "FOLDER", "mode": "MODE", "topology": "SLICE"}
+def _check_arguments(arguments: list[str]) -> None:
+    """Rejects missing values, for which absl takes the next flag, and a repeated --config."""
     for argument, following in itertools.pairwise([*arguments, "-"]):
         name, equals, value = argument.lstrip("-").partition("=")
         missing = not value if equals else following.startswith("-")
-        if argument.startswith("-") and name in wanted and missing:
-            raise UsageError(f"--{name} has no value: write --{name}={wanted[name]}.")
+        if argument.startswith("-") and name in _VALUES and missing:
+            raise UsageError(f"--{name} has no value: write --{name}={_VALUES[name]}.")
         if name in SWITCHES and equals and value.lower() not in ("true", "false", "1", "0"):
-            raise UsageError(f"--{name} is {value!r}, want true or false.")
+            raise UsageError(f"--{name} is {value!r}, but must be true or false.")
     if sum(re.match("--?config(=|$)", argument) is not None for argument in arguments) > 1:
         raise UsageError(
-            "--config is given twice: give one, and change keys by --config.KEY=VALUE."
+            "--config is given twice: name one file, and change its keys by --config.KEY=VALUE."
         )
 
 
@@ -119,32 +160,33 @@ def _check_flags(values: flags.FlagValues) -> None:
     if values.config is None and values.mode != "devices":
         raise UsageError("No experiment is named: add --config=FILE, such as experiments/mnist.py.")
     if values.mode not in MODES:
-        raise UsageError(f"--mode is {values.mode!r}{errors.did_you_mean(values.mode, MODES)}")
-    for name in ("fresh", "allow_config_change", "allow_partial_restore"):
-        if values[name].value and not values.mode.startswith("train"):
-            raise UsageError(f"--{name} has no effect with --mode={values.mode}: leave it out.")
-    for name in ("topology", "find_batch"):
-        if values[name].value and values.mode != "aot_compile":
-            raise UsageError(f"--{name} has no effect but with --mode=aot_compile: leave it out.")
-    if values.workdir is not None and values.mode in ("check", "devices"):
-        raise UsageError(f"--workdir has no effect with --mode={values.mode}: leave it out.")
+        raise UsageError(
+            f"--mode is {values.mode!r}{errors.did_you_mean(values.mode, list(MODES))}"
+        )
+    for name in dict.fromkeys(itertools.chain(*MODES.values())):
+        if values[name].value in (None, False) or name in MODES[values.mode]:
+            continue
+        modes = [mode for mode, accepted in MODES.items() if name in accepted]
+        condition = (
+            f"without --mode={modes[0]}" if len(modes) == 1 else f"with --mode={values.mode}"
+        )
+        raise UsageError(f"--{name} has no effect {condition}: remove it.")
 
 
-def _unknown_flag(name: str) -> str:
-    known = {flag: f"--{flag}" for flag in _flags()}
-    keys = overrides.flat(defaults.defaults())
-    full = {key: f"--config.{key}" for key in keys}
-    last = {key.rpartition(".")[-1]: f"--config.{key}" for key in reversed(keys)}
-    return f"There is no flag --{name}{errors.did_you_mean(name, known, full, last)}"
+def _describe_unknown_flag(name: str) -> str:
+    known = {flag: f"--{flag}" for flag in _define_flags()}
+    keys = overrides.flatten(defaults.defaults())
+    full_names = {key: f"--config.{key}" for key in keys}
+    last_parts = {key.rpartition(".")[-1]: f"--config.{key}" for key in reversed(keys)}
+    return f"There is no flag --{name}{errors.did_you_mean(name, known, full_names, last_parts)}"
 
 
-def _stray(argument: str) -> str:
-    key = argument.partition("=")[0]
-    mend = "write --config=FILE --mode=MODE"
+def _describe_positional(argument: str) -> str:
+    fix = "--config=FILE --mode=MODE"
     if argument.endswith(".py"):
-        mend = f"write --config={argument}"
+        fix = f"--config={argument}"
     elif argument in MODES:
-        mend = f"write --mode={argument}"
-    elif key in overrides.flat(defaults.defaults()):
-        mend = f"write --config.{argument}"
-    return f"{argument!r} is not a flag: {mend}."
+        fix = f"--mode={argument}"
+    elif argument.partition("=")[0] in overrides.flatten(defaults.defaults()):
+        fix = f"--config.{argument}"
+    return f"{argument!r} is not a flag: write {fix}."

@@ -1,4 +1,7 @@
-"""The config that --config names, and the class that its `trainer` names. Loads no TensorFlow."""
+"""Loads the config file of an experiment and the trainer class that it names.
+
+Importing this module does not import TensorFlow; a config or trainer file may.
+"""
 
 import ast
 from collections.abc import Callable, Iterator
@@ -9,8 +12,6 @@ import inspect
 import os
 import pathlib
 import sys
-import sysconfig
-import traceback
 from types import ModuleType
 from typing import Any
 
@@ -18,32 +19,30 @@ from ml_collections import config_dict
 
 from ctl import errors
 from ctl.configs import overrides
+from ctl.configs.error_location import error_location
 from ctl.errors import UsageError
 
-_CTL = str(pathlib.Path(__file__).resolve().parent.parent) + os.sep
-_STANDARD = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib"))
-_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_loaded: dict[tuple[str, int, int], ModuleType] = {}
+_modules: dict[tuple[str, int, int], ModuleType] = {}  # by path, time of change and size
 
 
 def load_config(flag: str) -> config_dict.ConfigDict:
-    """What the `get_config` of a config file returns.
+    """Runs the `get_config` of a config file.
 
     Args:
-        flag: path/to/file.py, or path/to/file.py:TEXT for a `get_config(text)`.
+        flag: path/to/file.py, or path/to/file.py:TEXT to call `get_config(TEXT)`.
 
     Returns:
-        A copy of the config, not checked yet.
+        A locked copy of the config, which is not checked yet.
 
     Raises:
-        UsageError: there is no such file, it fails, or it returns something else.
+        UsageError: the file does not exist, it raises, or it does not return a config.
     """
     path, colon, text = flag.partition(":")
-    file = _config_file(path)
+    file = _find_config_file(path)
     arguments = [text] if colon else []
     with _importable(file.parent):
         try:
-            module = _from_file(file)
+            module = _import_file(file)
         except (Exception, SystemExit) as error:
             raise UsageError(
                 f"The config file cannot be read: {error_location(error, file)}"
@@ -57,49 +56,52 @@ def load_config(flag: str) -> config_dict.ConfigDict:
         try:
             result = get_config(*arguments)
         except (Exception, SystemExit) as error:
-            told = isinstance(error, UsageError) or overrides.explain(error)
-            what = "" if told else "get_config() fails: "
-            raise UsageError(f"{what}{error_location(error, file)}") from error
+            has_message = isinstance(error, UsageError) or overrides.explain_error(error)
+            prefix = "" if has_message else "get_config() fails: "
+            raise UsageError(f"{prefix}{error_location(error, file)}") from error
     if not isinstance(result, config_dict.ConfigDict):
         raise UsageError(
-            f"get_config() of {path} returned {errors.type_name(result)}: let it return what "
-            "ctl.config(...) returns."
+            f"get_config() of {path} returned {errors.type_name(result)}: return the result of "
+            "ctl.config(...)."
         )
     try:
         return config_dict.ConfigDict(result.to_dict()).lock()
     except config_dict.RequiredValueError:
         raise UsageError(
-            f"get_config() of {path} leaves a required_placeholder: give it a value there."
+            f"get_config() of {path} returned a required_placeholder: replace it by a value."
         ) from None
 
 
-def trainer_file(trainer: str, config_path: str) -> pathlib.Path | None:
-    """The file that a `trainer` key names, or None where it names a package's module.
+def find_trainer_file(trainer: str, config_path: str) -> pathlib.Path | None:
+    """Finds the file that a `trainer` key names, and checks it without running it.
 
-    It is not run, since it may load TensorFlow; what can be known without is checked.
+    Running it would import TensorFlow, which takes seconds.
 
     Args:
         trainer: path/to/file.py:Class or package.module:Class.
-        config_path: the experiment's config file; paths are relative to its folder, or else to the
-            current one.
+        config_path: the experiment's config file. A relative path is searched in its folder, then in
+            the current folder.
+
+    Returns:
+        The file, or None for a module of a package.
 
     Raises:
-        UsageError: there is no such file or package, or the file has no such class.
+        UsageError: the file or package does not exist, or the file does not define the class.
     """
     path = trainer.rpartition(":")[0]
     if not path.endswith(".py"):
         _check_package(trainer, config_path)
         return None
-    candidates = _candidates(path, config_path)
+    candidates = _candidate_paths(path, config_path)
     for candidate in candidates:
         if os.path.isfile(candidate):
             _check_source(candidate, trainer)
             return candidate
     tried = " nor ".join(dict.fromkeys(str(c) for c in candidates))
-    raise UsageError(f"trainer is {trainer!r}, and there is no {tried}: mend the path.")
+    raise UsageError(f"trainer is {trainer!r}, but there is no {tried}: correct the path.")
 
 
-def trainer_class(trainer: str, config_path: str, base: type) -> type:
+def load_trainer_class(trainer: str, config_path: str, base: type) -> type:
     """Imports the class that a `trainer` key names.
 
     Args:
@@ -112,80 +114,51 @@ def trainer_class(trainer: str, config_path: str, base: type) -> type:
         A subclass of `base`.
 
     Raises:
-        UsageError: the file or module cannot be imported, or has no such class.
+        UsageError: the file or module cannot be imported, or does not define such a class.
     """
     where, _, name = trainer.rpartition(":")
-    file = trainer_file(trainer, config_path)
+    file = find_trainer_file(trainer, config_path)
     try:
-        module = _from_file(file) if file else importlib.import_module(where)
+        module = _import_file(file) if file else importlib.import_module(where)
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{where}.".startswith(f"{missing}.") and not file:
-            raise UsageError(_no_module(trainer, missing, config_path)) from None
+            raise UsageError(_describe_missing_module(trainer, missing, config_path)) from None
         raise UsageError(
             f"The trainer cannot be imported: {error_location(error, file)}"
         ) from error
-    found = getattr(module, name, None)
-    if found is None:
+    cls = getattr(module, name, None)
+    if cls is None:
         classes = [k for k, v in vars(module).items() if isinstance(v, type)]
-        raise UsageError(_no_class(trainer, str(file or where), classes))
-    if not (isinstance(found, type) and issubclass(found, base)):
+        raise UsageError(_describe_missing_class(trainer, str(file or where), classes))
+    if not (isinstance(cls, type) and issubclass(cls, base)):
         raise UsageError(
-            f"trainer is {trainer!r}, which is not a subclass of ctl.{base.__name__}: derive it "
-            "from that, or name another."
+            f"trainer is {trainer!r}, which is not a subclass of ctl.{base.__name__}: derive it from "
+            f"ctl.{base.__name__}, or name another class."
         )
-    return found
+    return cls
 
 
-def trainer_source(cls: type) -> str:
-    """The source of the modules that a trainer's class and its bases are from, but for ctl's."""
+def read_trainer_source(cls: type) -> str:
+    """Returns the source of the user's modules that define a trainer class and its bases."""
     modules = {base.__module__ for base in cls.__mro__}
-    own = [m for m in modules if m.split(".")[0] not in ("ctl", "orbit", "tensorflow", "builtins")]
-    found = []
-    for name in own:
-        try:
-            found.append(inspect.getsource(sys.modules[name]))
-        except (OSError, TypeError, KeyError):  # made in a notebook, or in C
+    sources = []
+    for name in sorted(modules):
+        if name.split(".")[0] in ("ctl", "orbit", "tensorflow", "builtins"):
             continue
-    return "\n".join(found)
+        with contextlib.suppress(OSError, TypeError, KeyError):  # from a notebook, or in C
+            sources.append(inspect.getsource(sys.modules[name]))
+    return "\n".join(sources)
 
 
-def error_location(error: BaseException, file: pathlib.Path | None = None) -> str:
-    """Where an error arose and what it is: "file:line: Kind: message".
-
-    The line is the innermost one that is neither ctl's, nor Python's, nor an installed package's.
-
-    Args:
-        error: what was raised.
-        file: what was being read, to name where no line is known.
-    """
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{_short(error.filename)}:{error.lineno}: {type(error).__name__}: {error.msg}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not _is_library(f.filename)]
-    if own:
-        return f"{_short(own[-1].filename)}:{own[-1].lineno}: {_what(error)}"
-    return f"{_short(str(file))}: {_what(error)}" if file else _what(error)
-
-
-def _what(error: BaseException) -> str:
-    if isinstance(error, UsageError):
-        return str(error)
-    try:
-        lines = str(error).strip().splitlines()
-    except Exception:  # a file may raise what cannot be shown
-        lines = []
-    return overrides.explain(error) or ": ".join([type(error).__name__, *lines[:1]])
-
-
-def _config_file(path: str) -> pathlib.Path:
+def _find_config_file(path: str) -> pathlib.Path:
     file = pathlib.Path(path)
-    if os.path.isdir(file):  # pathlib raises where a name is too long
+    if os.path.isdir(file):  # unlike Path.is_dir, this does not raise if the name is too long
         raise UsageError(f"--config={path} is a folder: name a file in it.")
     if not os.path.isfile(file):
         siblings = {p.name: str(p) for p in sorted(file.parent.glob("*.py"))}
         hint = errors.did_you_mean(file.name, siblings) if len(siblings) < 20 else ""
-        raise UsageError(f"There is no config file {path}{hint or ': mend the path.'}")
+        raise UsageError(f"There is no config file {path}{hint or ': correct the path.'}")
     if file.suffix != ".py":
         raise UsageError(
             f"--config={path} is not a Python file: a config is a .py file with a get_config()."
@@ -197,24 +170,28 @@ def _check_arguments(get_config: Callable[..., Any], arguments: list[str], path:
     try:
         inspect.signature(get_config).bind(*arguments)
     except TypeError:
-        mend = f"leave out :{arguments[0]}" if arguments else f"write --config={path}:VALUE"
-        takes = "takes no argument" if arguments else "wants an argument"
-        raise UsageError(f"get_config() of {path} {takes}: {mend}.") from None
+        if arguments:
+            raise UsageError(
+                f"get_config() of {path} takes no argument: remove :{arguments[0]}."
+            ) from None
+        raise UsageError(
+            f"get_config() of {path} requires an argument: write --config={path}:VALUE."
+        ) from None
 
 
-def _candidates(path: str, config_path: str) -> list[pathlib.Path]:
+def _candidate_paths(path: str, config_path: str) -> list[pathlib.Path]:
     return [pathlib.Path(config_path).parent / path, pathlib.Path(path)]
 
 
 def _check_package(trainer: str, config_path: str) -> None:
-    """Refuses a module whose package is not there, without importing it."""
+    """Raises UsageError if the package of a module is not installed; does not import it."""
     top = trainer.rpartition(":")[0].partition(".")[0]
     if top not in sys.modules and importlib.util.find_spec(top) is None:
-        raise UsageError(_no_module(trainer, top, config_path))
+        raise UsageError(_describe_missing_module(trainer, top, config_path))
 
 
 def _check_source(file: pathlib.Path, trainer: str) -> None:
-    """Refuses a file that does not parse, or that binds the class' name nowhere."""
+    """Raises UsageError if a file has a syntax error, or binds the name of the class nowhere."""
     name = trainer.rpartition(":")[-1]
     try:
         tree = ast.parse(file.read_bytes(), str(file))
@@ -227,30 +204,30 @@ def _check_source(file: pathlib.Path, trainer: str) -> None:
     imported = [n.asname or n.name for n in nodes if isinstance(n, ast.alias)]
     bound = {*classes, *functions, *stored, *imported}
     if name not in bound and not bound & {"*", "__getattr__"}:
-        raise UsageError(_no_class(trainer, str(file), classes))
+        raise UsageError(_describe_missing_class(trainer, str(file), classes))
 
 
-def _no_module(trainer: str, missing: str, config_path: str) -> str:
+def _describe_missing_module(trainer: str, missing: str, config_path: str) -> str:
     module, _, name = trainer.rpartition(":")
     file = module.replace(".", "/") + ".py"
-    hint = ": mend the name, or install it."
-    if any(os.path.isfile(candidate) for candidate in _candidates(file, config_path)):
+    hint = ": correct the name, or install it."
+    if any(os.path.isfile(candidate) for candidate in _candidate_paths(file, config_path)):
         hint = f": did you mean {file}:{name}?"
-    return f"trainer is {trainer!r}, and there is no module {missing}{hint}"
+    return f"trainer is {trainer!r}, but there is no module {missing}{hint}"
 
 
-def _no_class(trainer: str, where: str, classes: list[str]) -> str:
+def _describe_missing_class(trainer: str, where: str, classes: list[str]) -> str:
     name = trainer.rpartition(":")[-1]
-    hint = errors.did_you_mean(name, classes) or ": it has no class at all."
-    return f"trainer is {trainer!r}, and {where} has no class {name}{hint}"
+    hint = errors.did_you_mean(name, classes) or ": it defines no classes."
+    return f"trainer is {trainer!r}, but {where} has no class {name}{hint}"
 
 
-def _from_file(file: pathlib.Path) -> ModuleType:
-    """Runs a file as a module: once, though it be config and trainer both."""
+def _import_file(file: pathlib.Path) -> ModuleType:
+    """Imports a file as a module, once even if it holds both the config and the trainer."""
     path = file.resolve()
     state = (str(path), path.stat().st_mtime_ns, path.stat().st_size)
-    if state in _loaded:
-        return _loaded[state]
+    if state in _modules:
+        return _modules[state]
     name = _module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader  # a .py file always has both
@@ -262,12 +239,12 @@ def _from_file(file: pathlib.Path) -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
-    _loaded[state] = module
+    _modules[state] = module
     return module
 
 
 def _module_name(path: pathlib.Path) -> str:
-    """A name in sys.modules that no other file has: a config and a trainer may be called alike."""
+    """Returns a name that is unique in sys.modules: several files may be called alike."""
     name = stem = f"ctl_experiment_{path.stem}"
     number = 1
     while name in sys.modules and sys.modules[name].__file__ != str(path):
@@ -278,7 +255,7 @@ def _module_name(path: pathlib.Path) -> str:
 
 @contextlib.contextmanager
 def _importable(folder: pathlib.Path) -> Iterator[None]:
-    """Lets what runs inside import the neighbours of an experiment's file."""
+    """Makes the other modules of an experiment's folder importable within the `with` block."""
     entry = str(folder.resolve())
     sys.path.insert(0, entry)
     try:
@@ -286,14 +263,3 @@ def _importable(folder: pathlib.Path) -> Iterator[None]:
     finally:
         with contextlib.suppress(ValueError):
             sys.path.remove(entry)
-
-
-def _is_library(filename: str) -> bool:
-    if filename.startswith(("<", _CTL, *_STANDARD)):
-        return True
-    return any(part in filename for part in _INSTALLED)
-
-
-def _short(filename: str) -> str:
-    here = os.getcwd() + os.sep
-    return filename.removeprefix(here)

@@ -1,31 +1,51 @@
-"""The options of a trainer that have a good default. Loads no TensorFlow."""
+"""The options of a trainer. Importing this module does not import TensorFlow."""
 
 from collections.abc import Iterator, Mapping
+import contextlib
 import dataclasses
+import re
 from typing import Any
 
 from ctl import errors
+from ctl.configs import compatibility, overrides
+from ctl.configs.values import check_values
 from ctl.errors import UsageError
 
-NON_FINITE = ("stop", "skip", "rollback", "ignore")
+_CLIP_KEYS = {f"clip.{name}": f"optimizer.clip.{name}" for name in ("global_norm", "norm", "value")}
+# Option -> the config key that sets it. The checks know the keys alone; in the messages of a
+# `TrainerOptions(...)` in a script each key is replaced by the name of its option.
+_OPTION_KEYS = {
+    "seed": "seed",
+    "precision": "runtime.precision",
+    "loss_scale": "runtime.loss_scale",
+    "xla": "runtime.xla",
+    "placement": "data.placement",
+    "logical_shards": "runtime.logical_shards",
+    "all_reduce_dtype": "runtime.all_reduce.dtype",
+    "gradient_accumulation_steps": "optimizer.gradient_accumulation_steps",
+    "on_non_finite": "train.on_non_finite",
+    "loss_spike": "train.loss_spike",
+    "norms": "train.norms",
+    "prefetch": "data.prefetch",
+}
 
 
-class _NoKey(UsageError, AttributeError):
-    """A key that is not there; an AttributeError too, so that `getattr(section, key, 1)` works."""
+class _MissingKeyError(UsageError, AttributeError):
+    """A missing key; as an AttributeError it lets `getattr(section, key, default)` work."""
 
 
 class Section(Mapping[str, Any]):
-    """A read-only section of a config, by attribute or by key, that knows which keys were read.
+    """A read-only section of a config, by attribute or by key, which records the keys that are read.
 
-    A key that nobody reads has no effect, and `unread` finds it.
+    A key that is never read has no effect; `unread` returns these keys.
     """
 
     def __init__(self, values: Mapping[str, Any] | None = None, name: str = ""):
-        """Wraps a mapping; mappings inside become sections.
+        """Wraps a mapping and, recursively, the mappings in it.
 
         Args:
-            values: the keys and their values.
-            name: what messages call the section, such as "model".
+            values: keys and their values.
+            name: the name of the section in messages, such as "model".
         """
         self._name = name
         self._values = {
@@ -37,8 +57,8 @@ class Section(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         if key not in self._values:
             known = {name: f"{self._name}.{name}" for name in self._values}
-            hint = errors.did_you_mean(str(key), known) or ": the section is empty"
-            raise _NoKey(f"The config has no key {self._name}.{key}{hint}")
+            hint = errors.did_you_mean(str(key), known) or ": the section is empty."
+            raise _MissingKeyError(f"The config has no key {self._name}.{key}{hint}")
         self._read.add(key)
         return self._values[key]
 
@@ -51,10 +71,10 @@ class Section(Mapping[str, Any]):
         return key in self._values
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key, or a default where there is none."""
+        """Returns the value of a key, or a default if the section does not have the key."""
         try:
             return self[key]
-        except _NoKey:
+        except _MissingKeyError:
             return default
 
     def __iter__(self) -> Iterator[str]:
@@ -67,7 +87,7 @@ class Section(Mapping[str, Any]):
         return f"Section({self._values})"
 
     def unread(self) -> list[str]:
-        """The full names of the keys that were never read."""
+        """Returns the full names of the keys that were never read."""
         names = []
         for key, value in self._values.items():
             if isinstance(value, Section):
@@ -77,15 +97,38 @@ class Section(Mapping[str, Any]):
         return names
 
 
+def check_clip(values: Mapping[str, Any]) -> None:
+    """Raises UsageError if more than one of the keys `optimizer.clip.*` is set."""
+    bounds = [key for key in _CLIP_KEYS.values() if values[key]]
+    if len(bounds) > 1:
+        raise UsageError(f"{' and '.join(bounds)} are set: set one of them, and the others to 0.")
+
+
+@contextlib.contextmanager
+def _named_by_options(keys: Mapping[str, str]) -> Iterator[None]:
+    """Replaces config keys by the names of their options in the message of a UsageError.
+
+    Args:
+        keys: option -> config key.
+    """
+    try:
+        yield
+    except UsageError as error:
+        options = {key: option for option, key in keys.items()}
+        pattern = "|".join(map(re.escape, options))
+        message = re.sub(pattern, lambda match: options[match[0]], str(error))
+        raise UsageError(message) from None
+
+
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """How the reduced gradients are clipped; zero means not. At most one may be set.
+    """How the reduced gradients are clipped. At most one bound may be set; 0 means no bound.
 
     Attributes:
-        global_norm: scale all gradients so that their joint norm is at most this (Pascanu et al.
+        global_norm: scales all gradients so that their joint norm is at most this (Pascanu et al.
             2013, as `tf.clip_by_global_norm`).
-        norm: scale each gradient so that its norm is at most this.
-        value: clip each element to [-value, value].
+        norm: scales each gradient so that its norm is at most this.
+        value: clips each element to [-value, value].
     """
 
     global_norm: float = 0.0
@@ -93,12 +136,12 @@ class Clip:
     value: float = 0.0
 
     def __post_init__(self) -> None:
-        chosen = [name for name, bound in dataclasses.asdict(self).items() if bound]
-        if len(chosen) > 1:
-            raise UsageError(f"Clip by one rule, not by {' and '.join(chosen)}: set one of them.")
-        for name, bound in dataclasses.asdict(self).items():
-            if not 0.0 <= bound < float("inf"):
-                raise UsageError(f"Clip {name} is {bound}, want a positive number, or 0 for none.")
+        values = {
+            f"optimizer.clip.{name}": bound for name, bound in dataclasses.asdict(self).items()
+        }
+        with _named_by_options(_CLIP_KEYS):
+            check_values(values)
+            check_clip(values)
 
     def __str__(self) -> str:
         for name, bound in dataclasses.asdict(self).items():
@@ -109,32 +152,37 @@ class Clip:
 
 @dataclasses.dataclass(frozen=True)
 class TrainerOptions:
-    """What a trainer does beside its model, data and optimizer.
+    """The options of a trainer, in addition to its model, data and optimizer.
 
         options = ctl.TrainerOptions(seed=1, gradient_accumulation_steps=4, model={"dropout": 0.1})
 
     Attributes:
-        seed: initial weights, the order of the data and random layers are functions of it.
+        seed: determines the initial weights, the order of the data and the random layers.
         precision: "float32", "float64", "bfloat16" or "float16".
-        loss_scale: of float16: a fixed one, or 0 for a dynamic one.
+        loss_scale: a fixed loss scale for float16; 0 for a dynamic one.
         xla: what XLA compiles: "auto", "off", "loop", "step", "gradients" or "autocluster".
-        placement: "stream", or "device" to hold the examples in the device's memory (xla="loop").
-        logical_shards: if set, the gradient is the sum in a fixed order of so many shards': the same
-            bits on any number of replicas that divides it, for so many times the reduction's bytes.
-        all_reduce_dtype: "bfloat16" to halve the reduction's bytes; "" for as they are.
-        gradient_accumulation_steps: micro-batches that a replica's rows are computed in.
+        placement: "stream", or "device" to hold the examples in device memory (xla="loop").
+        logical_shards: if not 0, the gradient is the sum of this many shards in a fixed order, which
+            gives the same bits on any number of replicas that divides it. The all-reduce transfers
+            this many times the bytes.
+        all_reduce_dtype: "bfloat16" to halve the bytes of the all-reduce; "" to keep the dtype of the
+            gradients.
+        gradient_accumulation_steps: the number of micro-batches in a per-replica batch.
         clip: how the reduced gradients are clipped.
-        on_non_finite: what to do where a step's loss or gradients are not finite. "stop": end the
-            training when the loop has ended, by a `NonFiniteStep`; "skip": leave the update out and go
-            on; "rollback": end the loop likewise, and let `ctl.loop.controller.Controller` go back to
-            the last checkpoint and on without that batch; "ignore": do not look.
-        loss_spike: treat so, too, a step whose loss is more than so many times the median of the last
-            101; 0 for none.
-        norms: add the global norms of gradients, parameters and updates to a loop's outputs; it
-            takes a copy of the variables for a moment in each step.
-        prefetch: batches that the input pipeline prepares ahead; -1 lets tf.data choose.
+        on_non_finite: what happens after a step whose loss or gradients are not finite. "stop": raise
+            `NonFiniteStep` at the end of the inner loop; "skip": do not apply the update, and
+            continue; "rollback": as "stop", and `ctl.loop.controller.Controller` restores the last
+            checkpoint and continues without that batch; "ignore": do not check.
+        loss_spike: if not 0, a loss that is more than this many times the median of the last 101
+            losses is treated like one that is not finite.
+        norms: add the global norms of gradients, parameters and updates to the outputs of a loop.
+            This holds a copy of the variables during each step.
+        prefetch: the number of batches that the input pipeline prepares ahead; -1 lets tf.data choose.
         data: keys for `build_dataset` (`self.options.data.dir`).
         model: keys for `build_model` (`self.options.model.dropout`).
+
+    Raises:
+        UsageError: an option has a value that is not allowed, or two options contradict each other.
     """
 
     seed: int = 0
@@ -153,32 +201,23 @@ class TrainerOptions:
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+    @classmethod
+    def from_config(cls, config: Any) -> "TrainerOptions":
+        """Returns the options that a checked experiment config sets."""
+        values = overrides.flatten(config)
+        data = {"dir": config.data.dir, "tfrecord": config.data.tfrecord.to_dict()}
+        return cls(
+            **{option: values[key] for option, key in _OPTION_KEYS.items()},
+            clip=Clip(**config.optimizer.clip.to_dict()),
+            data=Section(data, "data"),
+            model=Section(config.model.to_dict(), "model"),
+        )
+
     def __post_init__(self) -> None:
-        count = self.gradient_accumulation_steps
-        if count < 1:
-            raise UsageError(f"gradient_accumulation_steps is {count}, want 1 or more.")
-        if self.all_reduce_dtype not in ("", "bfloat16"):
-            raise UsageError(
-                f"all_reduce_dtype is {self.all_reduce_dtype!r}, want bfloat16, or ''."
-            )
-        modes = ("auto", "off", "loop", "step", "gradients", "autocluster")
-        if self.xla not in modes:
-            raise UsageError(f"xla is {self.xla!r}{errors.did_you_mean(self.xla, modes)}")
-        if not 0.0 <= self.loss_scale < float("inf"):
-            raise UsageError(f"loss_scale is {self.loss_scale}, want 0 or a positive number.")
-        if self.on_non_finite not in NON_FINITE:
-            hint = errors.did_you_mean(self.on_non_finite, NON_FINITE)
-            raise UsageError(f"on_non_finite is {self.on_non_finite!r}{hint}")
-        if self.loss_spike and not 1.0 < self.loss_spike < float("inf"):
-            raise UsageError(f"loss_spike is {self.loss_spike}, want more than 1, or 0 for none.")
-        if self.loss_spike and self.on_non_finite == "ignore":
-            raise UsageError("loss_spike has no effect with on_non_finite=ignore: set it to 0.")
-        if self.placement not in ("stream", "device"):
-            raise UsageError(f"placement is {self.placement!r}, want stream or device.")
-        if self.placement == "device" and self.xla != "loop":
-            raise UsageError("placement=device needs xla=loop, which reads examples on the device.")
-        if self.loss_scale and self.precision != "float16":
-            raise UsageError("loss_scale has no effect without float16: leave it at 0.")
+        values = {key: getattr(self, option) for option, key in _OPTION_KEYS.items()}
+        with _named_by_options(_OPTION_KEYS):
+            check_values(values)
+            compatibility.check_options(values)
         for name in ("data", "model"):
             value = getattr(self, name)
             section = value if isinstance(value, Section) else Section(value, name)

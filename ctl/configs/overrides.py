@@ -1,4 +1,7 @@
-"""Sets, parses and explains the keys of an experiment's config. Loads no TensorFlow."""
+"""Sets the keys of an experiment's config, in Python or from the command line.
+
+Importing this module does not import TensorFlow.
+"""
 
 import ast
 from collections.abc import Callable, Mapping
@@ -14,20 +17,20 @@ from ctl.errors import UsageError
 
 
 def config(**changes: Any) -> config_dict.ConfigDict:
-    """An experiment's config: the defaults, and what the experiment changes.
+    """Returns an experiment's config: the defaults with the experiment's changes.
 
         def get_config():
             return ctl.config(trainer="my_model.py:MyTrainer", data=dict(global_batch_size=64))
 
     Args:
-        **changes: sections as mappings, or top-level keys. `model` takes any keys: they are the
-            ones that the trainer reads.
+        **changes: top-level keys, or sections as mappings. The section `model` may have any keys;
+            the trainer reads them.
 
     Returns:
-        A locked `ConfigDict`; change its values, not its keys.
+        A locked `ConfigDict`: its values can be changed, but no keys can be added.
 
     Raises:
-        UsageError: a key is unknown, or a value has the wrong type.
+        UsageError: a key does not exist, or a value has the wrong type.
     """
     result = defaults()
     model = changes.pop("model", None)
@@ -38,15 +41,15 @@ def config(**changes: Any) -> config_dict.ConfigDict:
 
 
 def change(config: config_dict.ConfigDict, name: str, text: str | None) -> None:
-    """Changes a key as the command line says: --config.NAME=TEXT.
+    """Sets a key as the command line `--config.NAME=TEXT` requires.
 
     Args:
-        config: an experiment's config.
-        name: the key's full name.
-        text: its new value; None where the command line has just the name, which means true.
+        config: an experiment's config; it is changed in place.
+        name: the full name of the key.
+        text: the new value; None for `--config.NAME` alone, which sets a boolean to true.
 
     Raises:
-        UsageError: there is no such key, or the text is not a value for it.
+        UsageError: the key does not exist, or the text is not a value of the key's type.
     """
     section: Any = config
     *path, last = name.split(".")
@@ -57,11 +60,11 @@ def change(config: config_dict.ConfigDict, name: str, text: str | None) -> None:
     holder[last] = _from_text(name, text, holder[last])
 
 
-def explain(error: BaseException) -> str | None:
-    """Says as ctl does what ml_collections means when it refuses to read or set a config's key.
+def explain_error(error: BaseException) -> str | None:
+    """Translates an error that ml_collections raises when a config's key is read or set.
 
     Returns:
-        What is wrong, or None where the error is of another kind.
+        A message in the style of ctl, or None if the error is of another kind.
     """
     nested = error.args[0] if error.args else None
     by_attribute = isinstance(error, AttributeError) and isinstance(nested, KeyError)
@@ -74,19 +77,19 @@ def explain(error: BaseException) -> str | None:
         return _unknown("", unknown[1], defaults())
     mistyped = _MISTYPED.match(text)
     if mistyped:
-        key, value, kind, want = mistyped.groups()
-        words = {known.__name__: word for known, word in _WORDS.items()}
-        shown = {"str": repr(value), "ConfigDict": "a section"}.get(kind, value)
-        return f"{key} is {shown}, want {words.get(want, 'a section')}."
+        key, value, actual, expected = mistyped.groups()
+        names = {known.__name__: name for known, name in _TYPE_NAMES.items()}
+        shown = {"str": repr(value), "ConfigDict": "a section"}.get(actual, value)
+        return f"{key} is {shown}, but must be {names.get(expected, 'a section')}."
     return None
 
 
-def flat(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """The values of a config by their full names, such as "train.steps"."""
+def flatten(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Returns the values of a config by the full names of their keys, such as "train.steps"."""
     result: dict[str, Any] = {}
     for key, value in config.items():
         if _is_section(value):
-            result |= flat(value, f"{path}{key}.")
+            result |= flatten(value, f"{path}{key}.")
         else:
             result[f"{path}{key}"] = value
     return result
@@ -100,7 +103,7 @@ def _change_section(section: config_dict.ConfigDict, changes: Mapping[str, Any],
         if _is_section(section[key]):
             _change_section(section[key], _section(name, value), name)
         else:
-            section[key] = _typed(name, value, section[key])
+            section[key] = _convert(name, value, section[key])
 
 
 def _is_section(value: Any) -> bool:
@@ -110,45 +113,46 @@ def _is_section(value: Any) -> bool:
 def _section(name: str, value: Any) -> Mapping[str, Any]:
     if not _is_section(value):
         last = name.rpartition(".")[-1]
-        raise UsageError(f"{name} is {shown(value)}, want a section: {last}=dict(...).")
+        raise UsageError(f"{name} is {show_value(value)}, but must be a section: {last}=dict(...).")
     section: Mapping[str, Any] = value
     return section
 
 
-def _typed(name: str, value: Any, default: Any) -> Any:
-    """The value, if it is of its default's type; a whole number will do for a number."""
-    want = type(default)
-    if want is float and isinstance(value, int | float) and not isinstance(value, bool):
+def _convert(name: str, value: Any, default: Any) -> Any:
+    """Returns a value of the default's type; an integer is converted for a float, nothing else."""
+    expected = type(default)
+    if expected is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
-    if type(value) is not want:
-        given = "a section" if _is_section(value) else shown(value)
-        raise UsageError(f"{name} is {given}, want {_WORDS[want]}.")
+    if type(value) is not expected:
+        actual = "a section" if _is_section(value) else show_value(value)
+        raise UsageError(f"{name} is {actual}, but must be {_TYPE_NAMES[expected]}.")
     return value
 
 
-def shown(value: Any) -> str:
-    """A value as messages show it."""
+def show_value(value: Any) -> str:
+    """Returns the repr of a value, or its type if the repr fails."""
     try:
         return repr(value)
-    except Exception:  # a list in itself, a number of thousands of digits, somebody's own class
+    except Exception:  # an integer of thousands of digits, or a user's class with a broken __repr__
         return errors.type_name(value)
 
 
 def _from_text(name: str, text: str | None, default: Any) -> Any:
-    """What a text of the command line means for a key, by the type of its default."""
+    """Parses a text of the command line as a value of the default's type."""
     if _is_section(default):
-        example = next(iter(flat(default, f"{name}.")), f"{name}.KEY")
-        raise UsageError(f"{name} is a section: change a key of it, --config.{example}=VALUE.")
+        example = next(iter(flatten(default, f"{name}.")), f"{name}.KEY")
+        raise UsageError(f"{name} is a section: set one of its keys, --config.{example}=VALUE.")
     if text is None and isinstance(default, bool):
         return True
     if text is None:
         raise UsageError(f"--config.{name} has no value: write --config.{name}=VALUE.")
-    kind = type(default)
+    expected = type(default)
     try:
-        return _PARSERS[kind](text)
-    except (KeyError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
-        want = _WORDS.get(kind, f"a {kind.__name__}, which the command line cannot give")
-        raise UsageError(f"{name} is {text!r}, want {want}.") from None
+        return _PARSERS[expected](text)
+    except _PARSE_ERRORS:
+        unsupported = f"a {expected.__name__}, which the command line does not support"
+        type_name = _TYPE_NAMES.get(expected, unsupported)
+        raise UsageError(f"{name} is {text!r}, but must be {type_name}.") from None
 
 
 def _boolean(text: str) -> bool:
@@ -158,10 +162,12 @@ def _boolean(text: str) -> bool:
 def _literal(text: str) -> Any:
     try:
         return ast.literal_eval(text)
-    except (MemoryError, RecursionError, SyntaxError, TypeError, ValueError):
+    except _PARSE_ERRORS:
         return text
 
 
+# ast.literal_eval raises MemoryError and RecursionError for deeply nested text.
+_PARSE_ERRORS = (KeyError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError)
 _PARSERS: dict[type, Callable[[str], Any]] = {
     bool: _boolean,
     float: float,
@@ -171,7 +177,7 @@ _PARSERS: dict[type, Callable[[str], Any]] = {
     str: str,
     tuple: lambda text: tuple(ast.literal_eval(text)),
 }
-# What ml_collections says; another version may say it otherwise, and is then passed on as it is.
+# Messages of ml_collections. If another version changes them, its own message is printed.
 _LOCKED = re.compile(r'Key "(\w+)" does not exist and cannot be added')
 _ABSENT = re.compile(r"'(\w+)'")
 _MISTYPED = re.compile(
@@ -179,10 +185,10 @@ _MISTYPED = re.compile(
     r"<class '(?:\w+\.)*(\w+)'> and cannot be casted to type <class '(?:\w+\.)*(\w+)'>",
     re.DOTALL,
 )
-_WORDS = {
+_TYPE_NAMES = {
     bool: "true or false",
     float: "a number",
-    int: "a whole number",
+    int: "an integer",
     list: "a list, such as [1, 2]",
     str: "a string",
     tuple: "a tuple, such as (1, 2)",
@@ -198,20 +204,18 @@ def _unknown(path: str, key: Any, section: Any) -> str:
     if not _is_section(section):
         return f"There is no config key {name}: {path} is a value, not a section."
     known = {str(k): _join(path, k) for k in section}
-    if path.split(".")[0] == "model":  # the experiment's own
-        hint = errors.did_you_mean(str(key), known) or ": this experiment sets none there."
+    if path.split(".")[0] == "model":  # any keys that the experiment sets
+        hint = errors.did_you_mean(str(key), known) or ": this experiment sets no keys there."
     else:
         hint = errors.did_you_mean(str(key), known, _full_names())
     return f"There is no config key {name}{hint}"
 
 
 def _full_names() -> dict[str, str]:
-    """Last part of a name -> the full names that end in it, of keys and of sections."""
-    found: dict[str, list[str]] = {}
-    for full in flat(defaults()):
-        parts = full.split(".")
+    """Returns last part of a name -> the full names of the keys and sections that end in it."""
+    full_names: dict[str, dict[str, None]] = {}  # the inner mapping is an ordered set
+    for key in flatten(defaults()):
+        parts = key.split(".")
         for end in range(2, len(parts) + 1):
-            names = found.setdefault(parts[end - 1], [])
-            if ".".join(parts[:end]) not in names:
-                names.append(".".join(parts[:end]))
-    return {last: " or ".join(names) for last, names in found.items()}
+            full_names.setdefault(parts[end - 1], {})[".".join(parts[:end])] = None
+    return {last: " or ".join(names) for last, names in full_names.items()}

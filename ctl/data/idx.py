@@ -27,8 +27,8 @@ def idx(directory: str | pathlib.Path, split: str) -> Arrays:
 
     Args:
         directory: a folder with `train-images-idx3-ubyte` and `train-labels-idx1-ubyte`, and the
-            same with `t10k` for evaluation, each with or without `.gz`. The spelling
-            `train-images.idx3-ubyte`, which some programs unpack, is found, too.
+            same with `t10k` for evaluation, each with or without `.gz`. The name
+            `train-images.idx3-ubyte`, which some programs create, is also accepted.
         split: "train" or "eval".
 
     Returns:

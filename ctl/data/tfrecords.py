@@ -8,7 +8,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.lib.io import tf_record
 
-from ctl.configs import overrides, validation
+from ctl.configs import overrides
+from ctl.configs.values import check_values
 from ctl.errors import UsageError
 
 _MIN_RECORD = 16  # bytes: the length (8), its checksum (4), an empty record, its checksum (4)
@@ -57,7 +58,7 @@ def tfrecords(
     if split not in ("train", "eval"):
         raise UsageError(f"ctl.data.tfrecords has no split {split!r}: choose train or eval.")
     options = overrides.config(data={"tfrecord": dict(tuning or {})})
-    validation.check_values(overrides.flat(options))
+    check_values(overrides.flatten(options))
     tuned = options.data.tfrecord
     training = split == "train"
     paths = _paths(pattern)
@@ -81,7 +82,7 @@ def tfrecords(
 
 
 def describe_corruption(error: tf.errors.DataLossError) -> str:
-    """Extracts what is corrupt from TensorFlow's message, which is mostly a stack of its own."""
+    """Extracts what is corrupt from TensorFlow's message, which is mostly a stack trace."""
     match = re.search(r"(corrupted|truncated) record at \d+", error.message)
     return match[0] if match else error.message.strip().splitlines()[-1]
 

@@ -74,10 +74,15 @@ class Cluster:
             if (role, i) != (self.role, self.index)
         }
 
+    def spec(self) -> dict[str, list[str]]:
+        """Returns the addresses in the form that `tf.train.ClusterSpec` requires."""
+        return {role: list(tasks) for role, tasks in self.addresses.items()}
+
     def tf_config(self) -> str:
         """Returns the value of TF_CONFIG that describes this cluster to TensorFlow."""
-        spec = {role: list(tasks) for role, tasks in self.addresses.items()}
-        return json.dumps({"cluster": spec, "task": {"type": self.role, "index": self.index}})
+        return json.dumps(
+            {"cluster": self.spec(), "task": {"type": self.role, "index": self.index}}
+        )
 
 
 def task_name(role: str, index: int) -> str:
@@ -99,6 +104,7 @@ def from_environment(environment: Mapping[str, str]) -> Cluster | None:
     Raises:
         UsageError: the description is invalid.
     """
+    # A variable that is set to nothing, as templates of manifests do, counts as not set.
     if environment.get("TF_CONFIG", "").strip():
         return from_tf_config(environment["TF_CONFIG"])
     if environment.get("CTL_WORKERS", "").strip():
@@ -182,6 +188,7 @@ def _from_indexed_job(environment: Mapping[str, str]) -> Cluster:
 
 
 def _list_roles(workers: int, servers: int) -> list[str]:
+    # Pods of an Indexed Job get their roles in this order of their completion indices.
     return (["chief"] if servers else []) + ["worker"] * workers + ["ps"] * servers
 
 
@@ -229,6 +236,7 @@ def _parse_tasks(role: str, tasks: Any) -> list[str]:
 
 
 def _check_roles(addresses: Mapping[str, Sequence[str]]) -> None:
+    # Of two tasks with one address, one could not bind its port, and the others would wait for it.
     counts = collections.Counter(a for tasks in addresses.values() for a in tasks)
     repeated = sorted(address for address, count in counts.items() if count > 1)
     if repeated:

@@ -33,7 +33,7 @@ def check_names(names: Sequence[Any]) -> None:
             raise UsageError(f'runtime.devices contains {name!r}: use names such as "GPU:0".')
     if len(set(names)) < len(names):
         raise UsageError("runtime.devices contains a device twice: remove one of them.")
-    if len({name[:3] for name in names}) > 1:
+    if len({name[:3] for name in names}) > 1:  # "CPU" or "GPU"
         raise UsageError("runtime.devices contains both CPUs and GPUs: use one kind.")
 
 
@@ -64,6 +64,7 @@ def select(requested: Sequence[str], *, split: int, strategy: str) -> tuple[list
         _split(tf.config.list_physical_devices(device_type)[0], split)
     if split > 1:
         reason += f", {'first GPU' if gpus else 'CPU'} split into {split}"
+    # This call initializes TensorFlow's devices: they cannot be split or limited afterwards.
     available = [
         f"{device.device_type}:{device.name.rsplit(':', 1)[1]}"
         for device in tf.config.list_logical_devices(device_type)

@@ -53,14 +53,13 @@ def resolve_name(name: str, options: StrategyOptions) -> str:
     if name not in NAMES:
         raise UsageError(f"There is no strategy {name!r}: choose one of {', '.join(NAMES)}.")
     cluster = options.cluster
-    multi_process = cluster is not None and cluster.size > 1
-    if name == "auto" and multi_process:
-        assert cluster is not None
+    # The cluster comes first: any other strategy would train a separate model in each process.
+    if name == "auto" and cluster is not None and cluster.size > 1:
         name = "parameter_server" if cluster.has_servers else "multi_worker_mirrored"
     elif name == "auto" and (options.tpu or not tpu.find_obstacle()):
         name = "tpu"
     if name == "auto":
-        return name
+        return name  # one_device or mirrored: the number of GPUs is not known without TensorFlow
     _check_cluster(name, cluster)
     _check_options(name, options)
     return name
@@ -85,6 +84,7 @@ def build(name: str = "auto", options: StrategyOptions | None = None) -> Hardwar
     requested = name
     name = resolve_name(name, options)
     selected: list[str] = []
+    # Strategies over several processes, and TPUs, detect their devices themselves.
     if name != "auto" and STRATEGIES[name].multi_process:
         assert options.cluster is not None
         reason = f"{options.cluster.name} of {options.cluster.size} processes"
@@ -101,9 +101,11 @@ def build(name: str = "auto", options: StrategyOptions | None = None) -> Hardwar
     strategy = spec.build(selected[:1] if spec.scope == "one" else selected, options)
     if name == "tpu":
         reason += f": {tpu.describe_topology(strategy)}"
-    if requested == "auto":
+    if requested == "auto":  # the user did not choose this strategy
         reason = f"auto: {reason}"
-    return Hardware(strategy, name, reason, options.cluster if spec.multi_process else None)
+    # A cluster of one process is dropped: it needs no collectives, and its process is the chief.
+    cluster = options.cluster if spec.multi_process else None
+    return Hardware(strategy, name, reason, cluster)
 
 
 def _check_cluster(name: str, cluster: Cluster | None) -> None:

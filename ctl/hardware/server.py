@@ -24,10 +24,9 @@ def serve(cluster: Cluster, *, start_timeout: float) -> None:
     import tensorflow as tf
 
     rendezvous.wait_for_others(cluster, timeout=start_timeout, print_line=print_line)
-    spec = tf.train.ClusterSpec({role: list(tasks) for role, tasks in cluster.addresses.items()})
     with hold_back_stderr():  # gRPC logs each connection
         server = tf.distribute.Server(
-            spec, job_name=cluster.role, task_index=cluster.index, protocol="grpc", start=True
+            tf.train.ClusterSpec(cluster.spec()), job_name=cluster.role, task_index=cluster.index
         )
         print_line(f"{cluster.name} serves at {server.target.removeprefix('grpc://')}.")
         missed_polls = 0

@@ -76,8 +76,8 @@ class StrategySpec:
     Attributes:
         summary: the purpose, in a few words.
         build: (devices, options) -> `tf.distribute.Strategy`.
-        scope: the devices that `build` is given: "one" or "all" of those selected, or "own" for a
-            strategy whose devices TensorFlow finds itself.
+        scope: the devices passed to `build`: "one" or "all" of those selected; "own" passes none to a
+            strategy that detects its devices itself.
         reads: the fields of `StrategyOptions` that have an effect.
         algorithms: the all-reduce algorithms that the strategy has, in addition to "auto".
         multi_process: whether the strategy runs in several processes.
@@ -103,22 +103,23 @@ def strategy_name(strategy: "tf.distribute.Strategy") -> str:
         tf.distribute.MirroredStrategy: "mirrored",
         tf.distribute.OneDeviceStrategy: "one_device",
     }
+    # isinstance also recognizes subclasses, such as the SliceStrategy of --mode=aot_compile.
     return next((name for type_, name in types.items() if isinstance(strategy, type_)), "default")
 
 
-def _build_default(devices: list[str], options: StrategyOptions) -> "tf.distribute.Strategy":
+def _build_default(devices: list[str], options: StrategyOptions) -> Any:
     import tensorflow as tf
 
-    return tf.distribute.get_strategy()
+    return tf.distribute.get_strategy()  # outside of any scope: TensorFlow's default strategy
 
 
-def _build_one_device(devices: list[str], options: StrategyOptions) -> "tf.distribute.Strategy":
+def _build_one_device(devices: list[str], options: StrategyOptions) -> Any:
     import tensorflow as tf
 
     return tf.distribute.OneDeviceStrategy(f"/{devices[0]}")
 
 
-def _build_mirrored(devices: list[str], options: StrategyOptions) -> "tf.distribute.Strategy":
+def _build_mirrored(devices: list[str], options: StrategyOptions) -> Any:
     import tensorflow as tf
 
     # MirroredStrategy's default collectives abort when one process builds strategies of different
@@ -144,19 +145,16 @@ def _build_mirrored(devices: list[str], options: StrategyOptions) -> "tf.distrib
     )
 
 
-def _build_central_storage(
-    devices: list[str], options: StrategyOptions
-) -> "tf.distribute.Strategy":
+def _build_central_storage(devices: list[str], options: StrategyOptions) -> Any:
     import tensorflow as tf
 
+    # The default of `parameter_device` is the CPU only if there are several compute devices.
     return tf.distribute.experimental.CentralStorageStrategy(
         compute_devices=[f"/{device}" for device in devices], parameter_device="/CPU:0"
     )
 
 
-def _build_multi_worker_mirrored(
-    devices: list[str], options: StrategyOptions
-) -> "tf.distribute.Strategy":
+def _build_multi_worker_mirrored(devices: list[str], options: StrategyOptions) -> Any:
     import tensorflow as tf
 
     resolver = _wait_and_resolve(options)
@@ -171,13 +169,11 @@ def _build_multi_worker_mirrored(
         )
 
 
-def _build_parameter_server(
-    devices: list[str], options: StrategyOptions
-) -> "tf.distribute.Strategy":
+def _build_parameter_server(devices: list[str], options: StrategyOptions) -> Any:
     import tensorflow as tf
 
     resolver = _wait_and_resolve(options)
-    partitioner = None
+    partitioner = None  # a variable is placed on one server, in round-robin order
     if options.shard_mib:
         partitioner = tf.distribute.experimental.partitioners.MinSizePartitioner(
             min_shard_bytes=int(options.shard_mib * 2**20),
@@ -187,7 +183,7 @@ def _build_parameter_server(
         return tf.distribute.ParameterServerStrategy(resolver, variable_partitioner=partitioner)
 
 
-def _build_tpu(devices: list[str], options: StrategyOptions) -> "tf.distribute.Strategy":
+def _build_tpu(devices: list[str], options: StrategyOptions) -> Any:
     return tpu.build(**options.tpu)
 
 
@@ -201,7 +197,7 @@ def _wait_and_resolve(options: StrategyOptions) -> Any:
     )
     # The resolver that reads TF_CONFIG itself would not know the cluster of an Indexed Job.
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({role: list(t) for role, t in options.cluster.addresses.items()}),
+        tf.train.ClusterSpec(options.cluster.spec()),
         task_type=options.cluster.role,
         task_id=options.cluster.index,
         rpc_layer="grpc",

@@ -18,7 +18,7 @@ from ctl.errors import UsageError
 if TYPE_CHECKING:
     import tensorflow as tf
 
-PCI_DEVICES = pathlib.Path("/sys/bus/pci/devices")
+_PCI_DEVICES = pathlib.Path("/sys/bus/pci/devices")
 _GOOGLE = "0x1ae0"  # vendor of TPUs, but also of the network cards and disks of Google's machines
 _GENERATIONS = {  # PCI device id -> generation
     "0x0027": "v2 or v3",
@@ -34,39 +34,31 @@ _CONNECT_TIMEOUT = 5.0  # seconds; TensorFlow would try for minutes
 _topologies: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 
 
-def list_chips(pci_devices: pathlib.Path = PCI_DEVICES) -> list[str]:
-    """Lists the generation, such as "v5e", of each TPU chip of this machine.
-
-    Args:
-        pci_devices: the folder in which Linux lists PCI devices.
-    """
+def list_chips() -> list[str]:
+    """Lists the generation, such as "v5e", of each TPU chip of this machine."""
     generations = [
         _GENERATIONS.get(_read(device / "device"), "")
-        for device in sorted(pci_devices.glob("*"))
+        for device in sorted(_PCI_DEVICES.glob("*"))
         if _read(device / "vendor") == _GOOGLE
     ]
     return [generation for generation in generations if generation]
 
 
-def skip_metadata_server(
-    environment: MutableMapping[str, str] = os.environ, pci_devices: pathlib.Path = PCI_DEVICES
-) -> None:
+def skip_metadata_server(environment: MutableMapping[str, str] = os.environ) -> None:
     """Keeps `import tensorflow` from waiting minutes for a metadata server on a machine without TPU.
 
     Args:
         environment: variables of this process; a value that the user has set is not changed.
-        pci_devices: the folder in which Linux lists PCI devices.
     """
-    if not list_chips(pci_devices):
+    if not list_chips():
         environment.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
 
-def find_obstacle(address: str = "", *, pci_devices: pathlib.Path = PCI_DEVICES) -> str | None:
+def find_obstacle(address: str = "") -> str | None:
     """Returns why this installation cannot use a TPU, or None if it can.
 
     Args:
         address: name or address of a TPU; "" for a TPU of this machine.
-        pci_devices: the folder in which Linux lists PCI devices.
     """
     if _installed_version("tensorflow-tpu") is None:
         return "tensorflow-tpu is not installed (see BUILD.md)"
@@ -75,22 +67,21 @@ def find_obstacle(address: str = "", *, pci_devices: pathlib.Path = PCI_DEVICES)
         return "libtpu is not installed (it is part of ctl's extra `tpu`)"
     if _split_version(libtpu) > _split_version(_NEWEST_LIBTPU):
         return f"libtpu is {libtpu}, but TensorFlow aborts with a version after {_NEWEST_LIBTPU}"
-    if not address and not list_chips(pci_devices):
+    if not address and not list_chips():
         return "this machine has no TPU chip on its PCI bus"
     return None
 
 
-def check_available(address: str = "", *, pci_devices: pathlib.Path = PCI_DEVICES) -> None:
+def check_available(address: str = "") -> None:
     """Rejects a TPU that cannot be used, before TensorFlow is imported.
 
     Args:
         address: name or address of a TPU; "" for a TPU of this machine.
-        pci_devices: the folder in which Linux lists PCI devices.
 
     Raises:
         UsageError: the TPU cannot be used; the message names the obstacle and the alternatives.
     """
-    obstacle = find_obstacle(address, pci_devices=pci_devices)
+    obstacle = find_obstacle(address)
     if obstacle:
         raise UsageError(
             f"No TPU can be used: {obstacle}. {_alternative(address)} To check whether the "
@@ -135,17 +126,14 @@ def build(
     return strategy
 
 
-def describe_topology(
-    strategy: "tf.distribute.TPUStrategy", *, pci_devices: pathlib.Path = PCI_DEVICES
-) -> str:
+def describe_topology(strategy: "tf.distribute.TPUStrategy") -> str:
     """Describes a TPU as far as its properties are known, such as "v5e 2x2, 4 cores, 1 host".
 
     Args:
         strategy: a strategy of `build`, or any other TPUStrategy, whose mesh is unknown.
-        pci_devices: the folder in which Linux lists PCI devices.
     """
     is_local = not strategy.cluster_resolver.master()
-    generation = " ".join(sorted(set(list_chips(pci_devices)))) if is_local else ""
+    generation = " ".join(sorted(set(list_chips()))) if is_local else ""
     topology = _topologies.get(strategy)
     mesh = _format_mesh(topology.mesh_shape) if topology else ""
     slice_ = " ".join(word for word in (generation, mesh) if word)

@@ -1,22 +1,15 @@
-"""Reports the loss of another process of the run in one line instead of TensorFlow's many."""
+"""Reports the loss of another process of the run in one line instead of TensorFlow's many.
+
+Importing this module does not import TensorFlow.
+"""
 
 from collections.abc import Iterator
 import contextlib
 import re
 
-import tensorflow as tf
-
 from ctl.errors import LostWorker
 from ctl.hardware.cluster import Cluster, task_name
 
-# The error of a broken connection depends on what this process was doing: sending, receiving, waiting
-# for a peer, or being informed of the failure by the coordination service.
-_CONNECTION_ERRORS = (
-    tf.errors.UnavailableError,
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-)
 _TASK = re.compile(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)")
 
 
@@ -32,18 +25,29 @@ def report_lost_worker(cluster: Cluster | None) -> Iterator[None]:
     """
     try:
         yield
-    except tf.errors.OpError as error:
+    except Exception as error:
         if cluster is None or not _is_lost_connection(error):
             raise
         raise LostWorker(
-            f"{cluster.name} stops, because {_find_lost_tasks(cluster, error.message)} has ended: start "
+            f"{cluster.name} stops, because {_find_lost_tasks(cluster, str(error))} has ended: start "
             "all processes again to continue from the last checkpoint."
         ) from None
 
 
-def _is_lost_connection(error: tf.errors.OpError) -> bool:
+def _is_lost_connection(error: Exception) -> bool:
+    import tensorflow as tf
+
+    # The error of a broken connection depends on what this process was doing: sending, receiving,
+    # waiting for a peer, or being informed of the failure by the coordination service.
+    kinds = (
+        tf.errors.UnavailableError,
+        tf.errors.AbortedError,
+        tf.errors.CancelledError,
+        tf.errors.DeadlineExceededError,
+    )
     # Collectives after the first failure have this text, whatever their error code is.
-    return isinstance(error, _CONNECTION_ERRORS) or "Collective ops is aborted" in error.message
+    aborted = "Collective ops is aborted" in str(error)
+    return isinstance(error, kinds) or (isinstance(error, tf.errors.OpError) and aborted)
 
 
 def _find_lost_tasks(cluster: Cluster, message: str) -> str:

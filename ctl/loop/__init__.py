@@ -1,1 +1,1 @@
-"""The outer loop: when to train, save and evaluate, and what a person sees of it."""
+"""The outer loop: when to train, save and evaluate, and what the user sees of it."""

@@ -1,6 +1,6 @@
 """Orbit's Controller with boundaries at absolute steps."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 import contextlib
 import math
 import time
@@ -11,32 +11,33 @@ import tensorflow as tf
 
 from ctl.errors import Failure, NonFiniteStep, UsageError
 from ctl.evaluator import Interrupted, StandardEvaluator
-from ctl.hardware import coordinator, devices, gpu
+from ctl.hardware import coordinator
+from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.manager import CheckpointManager
-from ctl.loop.progress import Progress
+from ctl.loop.reporter import Reporter, as_numbers
 from ctl.loop.rollback import RollbackPolicy
-from ctl.loop.throughput import Throughput
+from ctl.loop.stop import StopRequest
+from ctl.loop.watchdog import Watchdog
 from ctl.trainer import StandardTrainer
-
-Event = Callable[..., None]
 
 
 class Controller(orbit.Controller):
-    """Trains, saves and evaluates at the same steps, wherever the run was resumed.
+    """Trains, saves and evaluates at the same steps, no matter where a run was resumed.
 
         controller = Controller(trainer=trainer, evaluator=ctl.StandardEvaluator(trainer),
-                                steps_per_loop=100, checkpoints=Checkpoints("ckpts", trainer))
+                                steps_per_loop=100, checkpoints=Checkpointer("ckpts", trainer))
         controller.train_and_evaluate(train_steps=1000, eval_interval=500)
 
-    Orbit counts intervals from where a loop happened to end; here a checkpoint, an evaluation and a
-    loop's report fall on multiples of their intervals.
+    Orbit counts intervals from the step at which a loop happens to end. Here checkpoints, evaluations
+    and the ends of inner loops fall on multiples of their intervals. Every process of a run must call
+    the same methods in the same order, since the processes communicate in all of them.
 
     Attributes:
         outputs: the last loop's loss and metrics.
-        evaluation: the last evaluation's, or None.
-        evaluated_step: the step that it was at.
-        stopped: whether training ended early, at the wish of `stop`.
+        evaluation: the last evaluation's loss and metrics, or None.
+        evaluated_step: the step of that evaluation.
+        stopped: whether training ended early, on request.
     """
 
     def __init__(
@@ -47,45 +48,42 @@ class Controller(orbit.Controller):
         steps_per_loop: int = 100,
         checkpoints: Checkpointer | None = None,
         checkpoint_interval: int = 0,
-        save_due: Callable[[float], bool] | None = None,
+        checkpoint_seconds: float = 0.0,
         summary_dir: str | None = None,
         eval_summary_dir: str | None = None,
-        progress: Progress | None = None,
-        on_event: Event | None = None,
-        stop: Callable[[], bool] | None = None,
-        gpu_usage: Callable[[], dict[str, float]] | None = None,
-        watch: Callable[[int], contextlib.AbstractContextManager[None]] | None = None,
-        guard: RollbackPolicy | None = None,
+        reporter: Reporter | None = None,
+        stop: StopRequest | None = None,
+        processes: ProcessGroup | None = None,
+        watchdog: Watchdog | None = None,
+        rollback: RollbackPolicy | None = None,
         train_actions: Iterable[orbit.Action] | None = None,
         eval_actions: Iterable[orbit.Action] | None = None,
     ):
-        """Takes what to run and when.
+        """Connects the parts of a run.
 
         Args:
-            trainer: what to train.
-            evaluator: what to evaluate by.
-            steps_per_loop: steps between two looks of the host; a loop ends at its multiples.
-            checkpoints: where to save.
-            checkpoint_interval: steps between two saves; 0 for the end only.
-            save_due: asked between loops, with the seconds since the last save, whether to save.
-            summary_dir: where the training's summaries go.
-            eval_summary_dir: where the evaluation's go.
-            progress: what prints.
-            on_event: called as on_event(name, step, **fields) for what is worth a record.
-            stop: asked between loops whether to save and end.
-            gpu_usage: tells numbers to show and to summarize beside a loop's outputs; those of the
-                GPUs, where they train, if not given.
-            watch: what a loop runs inside of, called with the step that it begins at.
-            guard: which batches are left out, where the trainer's `on_non_finite` is "rollback".
+            trainer: runs the inner loops.
+            evaluator: evaluates the trainer's model.
+            steps_per_loop: steps of an inner loop, which ends at multiples of this number.
+            checkpoints: where to save; by default nothing is saved.
+            checkpoint_interval: steps between two checkpoints; 0 for the end only.
+            checkpoint_seconds: seconds between two checkpoints, in addition; 0 for no limit.
+            summary_dir: the folder of the training summaries.
+            eval_summary_dir: the folder of the evaluation summaries.
+            reporter: prints, summarizes and records what happens; by default only summarizes.
+            stop: checked after each inner loop: whether to save and end.
+            processes: the processes of the run; by default this one only.
+            watchdog: reports inner loops that hang.
+            rollback: decides which batches to skip, if the trainer's `on_non_finite` is "rollback".
             train_actions: called with each loop's outputs.
             eval_actions: called with each evaluation's outputs.
 
         Raises:
-            UsageError: rollbacks are asked for, and there are no checkpoints.
+            UsageError: on_non_finite is "rollback" and there are no checkpoints.
         """
         self._rolls_back = trainer.options.on_non_finite == "rollback"
         if self._rolls_back and checkpoints is None:
-            raise UsageError("on_non_finite=rollback goes back to `checkpoints`: give some.")
+            raise UsageError("on_non_finite=rollback requires `checkpoints` to go back to.")
         super().__init__(
             trainer=trainer,
             evaluator=evaluator,
@@ -101,20 +99,18 @@ class Controller(orbit.Controller):
         self.evaluation: dict[str, Any] | None = None
         self.evaluated_step: int | None = None
         self.stopped = False
-        self._progress = progress
-        self._on_event = on_event or (lambda *_, **__: None)
-        self._stop = stop or (lambda: False)
-        self._gpu_usage = gpu_usage or (gpu.read_usage if _on_gpu(trainer.strategy) else dict)
-        self._watch = watch or (lambda _: contextlib.nullcontext())
-        self._guard = guard or RollbackPolicy()
-        self._speed = Throughput(batch=trainer.global_batch_size)
-        self._saving = CheckpointManager(
+        self._stop = stop or StopRequest()
+        self._processes = processes or ProcessGroup()
+        self._watch = watchdog.loop if watchdog else lambda step: contextlib.nullcontext()
+        self._rollback = rollback or RollbackPolicy()
+        self._reporter = reporter or Reporter(trainer)
+        self._manager = CheckpointManager(
             trainer,
             checkpoints,
             interval=checkpoint_interval,
-            due=save_due,
-            on_event=self._on_event,
-            print_line=self.print_line,
+            seconds=checkpoint_seconds,
+            on_event=self._reporter.record,
+            print_line=self._reporter.print_line,
         )
 
     @property
@@ -124,41 +120,39 @@ class Controller(orbit.Controller):
 
     @property
     def checkpoints(self) -> Checkpointer | None:
-        """Where it saves."""
-        return self._saving.checkpoints
+        """Reads and writes the checkpoints."""
+        return self._manager.checkpoints
 
     @property
     def examples_per_second(self) -> float | None:
-        """Speed of training, after the first loop and without evaluating and saving."""
-        return self._speed.examples_per_second
+        """The speed of training after the first loop, without evaluating and saving."""
+        return self._reporter.throughput.examples_per_second
 
     def train(self, steps: int, checkpoint_at_completion: bool = True) -> None:
-        """Trains until `global_step` is `steps`, or until asked to stop.
+        """Trains until `global_step` is `steps`, or until a stop is requested.
 
-        Args:
-            steps: the global step to train to.
-            checkpoint_at_completion: whether to save at the end, whatever the interval.
+        Saves at the end, in addition to the interval, unless not `checkpoint_at_completion`.
         """
-        self._train_until(steps, end=steps)
+        self._train_loop(steps, end=steps)
         if checkpoint_at_completion or self.stopped:
             self.save_checkpoint()
 
     def train_and_evaluate(
         self, train_steps: int, eval_steps: int = -1, eval_interval: int | None = None
     ) -> dict[str, Any] | None:
-        """Trains and evaluates by turns, and evaluates at the end.
+        """Trains and evaluates alternately, and evaluates at the end.
 
         Args:
             train_steps: the global step to train to.
-            eval_steps: batches an evaluation; -1 for the whole dataset.
+            eval_steps: batches per evaluation; -1 for the complete dataset.
             eval_interval: steps between two evaluations; 0 or None for the end only.
 
         Returns:
-            The last evaluation, or None when asked to stop before it.
+            The last evaluation, or None if a stop was requested before it.
         """
         while self.step < train_steps and not self.stopped:
             until = min(train_steps, _next_multiple(self.step, eval_interval or train_steps))
-            self._train_until(until, end=train_steps)
+            self._train_loop(until, end=train_steps)
             if self.stopped or until == train_steps:
                 self.save_checkpoint()
             if not self.stopped:
@@ -168,18 +162,15 @@ class Controller(orbit.Controller):
         return self.evaluation
 
     def evaluate(self, steps: int = -1) -> dict[str, Any] | None:
-        """Evaluates now.
-
-        Args:
-            steps: how many batches; -1 for the whole dataset.
+        """Evaluates `steps` batches; -1 for the complete dataset.
 
         Returns:
-            Numbers by name, or None when asked to stop before the end.
+            Loss and metrics by name, or None if a stop was requested before the end.
         """
         self._require("evaluator", for_method="evaluate")
-        self.evaluator.stop = self._stop
+        self.evaluator.any_process_stops = self.any_process_stops
         try:
-            with self._summaries(self.eval_summary_manager):
+            with self._reporter.summary_writer(self.eval_summary_manager):
                 outputs = self.evaluator.evaluate(tf.constant(steps, tf.int32))
         except Interrupted:
             self.stopped = True
@@ -187,155 +178,115 @@ class Controller(orbit.Controller):
         for action in self.eval_actions:
             action(outputs)
         self.evaluation, self.evaluated_step = as_numbers(outputs), self.step
-        self._summarize(self.eval_summary_manager, self.evaluation)
-        if self._progress:
-            self._progress.evaluated(self.step, self.evaluation)
-        self._on_event("eval", self.step, **self.evaluation)
+        self._reporter.evaluation_ended(self.step, self.evaluation, self.eval_summary_manager)
         return self.evaluation
 
     def restore_checkpoint(self, checkpoint_path: str | None = None) -> str | None:
-        """Restores a checkpoint, the newest if none is named; returns its path, if there is one."""
-        return self._saving.restore(checkpoint_path)
+        """Restores a checkpoint, by default the newest; returns its path, or None without one."""
+        return self._manager.all_restore(checkpoint_path)
 
     def save_checkpoint(self) -> None:
-        """Saves a checkpoint, unless this step's is there already."""
-        self._saving.save()
+        """Saves a checkpoint, unless this step has one already."""
+        self._manager.save()
 
     def wait_for_checkpoint(self) -> None:
-        """Waits until the checkpoint that is being written is whole."""
-        self._saving.wait()
+        """Waits until the checkpoint that a thread is writing is complete."""
+        self._manager.wait()
 
-    def _train_until(self, until: int, *, end: int) -> None:
-        if self._rolls_back and self._saving.saved_step is None:
-            self.save_checkpoint()  # there is to be a way back from the first step on
+    def any_process_stops(self) -> bool:
+        """Whether a stop was requested in any process; every process must call it."""
+        return self._processes.any_process(self._stop.requested)
+
+    def _train_loop(self, until: int, *, end: int) -> None:
+        """Runs inner loops until `global_step` is `until`, of a run that ends at `end`."""
+        if self._rolls_back and self._manager.saved_step is None:
+            self.save_checkpoint()  # a rollback from the first steps needs a checkpoint, too
         while self.step < until and not self.stopped:
-            boundary = min(until, _next_multiple(self.step, self.steps_per_loop))
-            if self._saving.interval:
-                boundary = min(boundary, _next_multiple(self.step, self._saving.interval))
-            try:
-                self._train_to(self._guard.until(self.step, boundary), end=end)
-            except NonFiniteStep as error:
-                self._after_non_finite(error)
-                continue
-            if self._saving.is_due():
+            first = self.step
+            if self._rollback.skips(first):
+                self.trainer.pass_over(1)
+            else:
+                boundary = self._next_boundary(first, until)
+                begin = time.perf_counter()
+                try:
+                    with (
+                        self._reporter.summary_writer(self.summary_manager),
+                        tf.summary.record_if(False),
+                        self._watch(first),
+                    ):
+                        outputs = self.trainer.train(tf.constant(boundary - first, tf.int32)) or {}
+                        # Waits for the devices, so that the time below is all of the loop's.
+                        self.outputs = as_numbers(outputs)
+                except NonFiniteStep as error:
+                    self._all_roll_back(error)
+                    continue
+                steps, seconds = boundary - first, time.perf_counter() - begin
+                self._reporter.throughput.add(steps, seconds=seconds)
+                self._check_step(boundary)
+                if self.trainer.non_finite:
+                    self._reporter.steps_skipped(self.trainer.non_finite, steps=steps)
+                self._check_loss()
+                for action in self.train_actions:
+                    action(outputs)
+                self._reporter.loop_ended(
+                    self.step, self.outputs, self.summary_manager, last_step=end
+                )
+            # Every process comes here at the same step, and decides the same: the chief's clock and a
+            # signal to any process count for all.
+            due = self._manager.is_due_by_step()
+            if self._manager.seconds and not due:
+                due = bool(self._processes.broadcast_from_chief(self._manager.is_due_by_time()))
+            if due:
                 self.save_checkpoint()
-            self.stopped = self._stop()
+            self.stopped = self._processes.any_process(self._stop.requested)
 
-    def _train_to(self, boundary: int, *, end: int) -> None:
-        if self._guard.leaves_out(self.step):
-            self.trainer.pass_over(1)
-            return
-        self._train_loop(boundary - self.step, end=end)
+    def _next_boundary(self, step: int, until: int) -> int:
+        """The step at which an inner loop that begins at `step` ends."""
+        boundary = min(until, _next_multiple(step, self.steps_per_loop))
+        if self._manager.interval:
+            boundary = min(boundary, _next_multiple(step, self._manager.interval))
+        return self._rollback.boundary(step, boundary)
+
+    def _all_roll_back(self, error: NonFiniteStep) -> None:
+        """Restores the last checkpoint, to skip the batch from now on; or ends the run."""
+        policy = self.trainer.options.on_non_finite
+        self._reporter.record("non_finite", error.step, policy=policy, tensor=error.tensor)
+        if not self._rolls_back:
+            raise error
+        self._rollback.skip(error)
+        path = self._manager.all_restore(before=error.step + 1)
+        if path is None:
+            raise Failure(
+                f"{error.what} No checkpoint is left to go back to: start again with --fresh."
+            )
+        self._reporter.record("rollback", self.step, left_out=error.step, path=path)
+        self._reporter.print_line(
+            f"{error.what} Back to step {self.step}; that batch is skipped from now on "
+            f"(rollback {self._rollback.rollbacks})."
+        )
+
+    def _check_step(self, boundary: int) -> None:
+        """Checks that the loop ended where it should; a coordinator may repeat steps."""
         if self.step > boundary and coordinator.is_coordinated(self.trainer.strategy):
-            self._on_event("repeated", self.step, steps=self.step - boundary)
+            self._reporter.record("repeated", self.step, steps=self.step - boundary)
         elif self.step != boundary:
             raise UsageError(
-                f"A loop to step {boundary} ended at step {self.step}: let train_step add 1 to "
+                f"A loop to step {boundary} ended at step {self.step}: train_step must add 1 to "
                 "self.global_step."
             )
 
-    def _after_non_finite(self, error: NonFiniteStep) -> None:
-        """Ends the run, or goes back to the last checkpoint, to go on without the batch."""
-        policy = self.trainer.options.on_non_finite
-        self._on_event("non_finite", error.step, policy=policy, tensor=error.tensor)
-        if not self._rolls_back:
-            raise error
-        self._guard.leave_out(error)
-        path = self._saving.restore(before=error.step + 1)
-        if path is None:
-            raise Failure(f"{error.what} There is no checkpoint left to go back to: start anew.")
-        self._on_event("rollback", self.step, left_out=error.step, path=path)
-        self.print_line(
-            f"{error.what} Back to step {self.step}, and on without that batch "
-            f"(rollback {self._guard.rollbacks})."
-        )
-
-    def _train_loop(self, steps: int, *, end: int) -> None:
-        start = time.perf_counter()
-        with (
-            self._summaries(self.summary_manager),
-            tf.summary.record_if(False),
-            self._watch(self.step),
-        ):
-            outputs = self._train_steps(steps)
-            self.outputs = as_numbers(outputs)  # waits for the devices, so that the time is whole
-        self._speed.add(steps, seconds=time.perf_counter() - start)
-        self._check_loss()
-        for action in self.train_actions:
-            action(outputs)
-        speed = self.examples_per_second
-        rate = {"examples_per_second": speed} if speed else {}
-        usage = self._gpu_usage()
-        self._summarize(self.summary_manager, {**self.outputs, **rate, **usage})
-        if self._progress:
-            self._progress.trained(
-                self.step,
-                {**self.outputs, **usage},
-                examples_per_second=speed,
-                seconds_left=self._speed.seconds_for(end - self.step),
-            )
-
     def _check_loss(self) -> None:
-        """Sees what no look at gradients did: of a step of one's own, or of parameter servers."""
+        """Ends the run if the loss is not finite although the trainer reported no such step."""
+        # A user's own `replica_step`, or a parameter server, may apply updates that are not checked.
         loss = self.outputs.get("loss")
         policy = self.trainer.options.on_non_finite
         if policy != "ignore" and isinstance(loss, float) and not math.isfinite(loss):
-            self._on_event("non_finite", self.step, policy="stop", tensor="the loss")
+            self._reporter.record("non_finite", self.step, policy="stop", tensor="the loss")
             raise Failure(
                 f"The loss of the loop that ended at step {self.step} is {loss}. Nothing was saved "
-                "since: take a smaller learning rate or clip the gradients, or let such losses pass by "
+                "since: lower the learning rate, clip the gradients, or continue with such losses by "
                 "train.on_non_finite=ignore."
             )
-
-    def _train_steps(self, steps: int) -> Mapping[str, Any]:
-        """A loop of the trainer; what is not finite in it is recorded."""
-        outputs = self.trainer.train(tf.constant(steps, tf.int32)) or {}
-        report = self.trainer.non_finite
-        if report:
-            self._on_event(
-                "non_finite",
-                report.step,
-                policy="skip",
-                tensor=report.tensor,
-                count=report.count,
-            )
-            self.print_line(
-                f"Left out {report.count} of {steps} updates: step {report.step} {report}."
-            )
-        return outputs
-
-    def print_line(self, line: str) -> None:
-        """Prints a line, where this process prints."""
-        if self._progress:
-            self._progress.print_line(line)
-
-    def _summaries(
-        self, manager: orbit.utils.SummaryManager
-    ) -> contextlib.AbstractContextManager[Any]:
-        with self._saving.writing("The summaries"):  # the first call makes the file
-            writer: contextlib.AbstractContextManager[Any] = manager.summary_writer().as_default()
-        return writer
-
-    def _summarize(self, manager: orbit.utils.SummaryManager, outputs: Mapping[str, Any]) -> None:
-        with self._saving.writing("The summaries"):
-            manager.write_summaries(outputs)
-            manager.flush()
-
-
-def as_numbers(outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Tensors as Python numbers, nested mappings kept."""
-    return {
-        name: as_numbers(value)
-        if isinstance(value, Mapping)
-        else orbit.utils.get_value(value).tolist()
-        if tf.is_tensor(value)
-        else value
-        for name, value in outputs.items()
-    }
-
-
-def _on_gpu(strategy: tf.distribute.Strategy) -> bool:
-    return any("GPU" in device for device in devices.replica_devices(strategy))
 
 
 def _next_multiple(step: int, interval: int) -> int:

@@ -1,67 +1,56 @@
-"""One run at a time in a workdir. Loads no TensorFlow."""
+"""One run at a time in a workdir. Importing this module does not import TensorFlow."""
 
 from collections.abc import Callable
 import contextlib
 import datetime
 import errno
-import fcntl
 import json
 import os
 import pathlib
 import socket
-import tempfile
-import threading
-import time
 from typing import Any
-import uuid
+
+import filelock
 
 from ctl import errors
-from ctl.errors import Failure, UsageError
+from ctl.errors import UsageError
 from ctl.loop import write_errors
 
 NAME = "run.lock"
-STALE = 60.0  # seconds without a heartbeat, after which another host's run is taken for gone
-BEAT = 10.0  # seconds between two heartbeats
-LOOK = 1.0  # seconds between two looks at another host's heartbeat
-PATIENCE = 180.0  # seconds that a dead host's lock may be kept by the server of a shared disk
-_NO_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
-_BOOT = pathlib.Path("/proc/sys/kernel/random/boot_id")
+# How long to wait for the lock of another host. The server of a shared disk releases the locks of a
+# client that died when its lease ends: 90 s by default in Linux (RFC 7530, section 9.5). Without
+# the wait, a pod that replaces one on a dead node would end with exit code 2, which
+# deploy/kubernetes takes for a mistake of the user that no restart fixes.
+LEASE_SECONDS = 120.0
+_NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
 class RunLock:
-    """Keeps a second run out of a workdir, by a file in it that says who is there.
+    """Rejects a second run in a workdir.
 
         with RunLock("runs/mine") as lock:
-            lock.acquire()                  # or a UsageError that names the other run
-            while training:
-                lock.check()
+            lock.acquire()                  # UsageError, naming the other run
+            train()
 
-    Between processes of one machine `flock` decides, which ends with its process, however that ends.
-    For other hosts on a shared disk, where `flock` may not reach, a thread touches the file: its
-    modification time is the heartbeat. A loop's end would be no heartbeat for loops that are longer
-    than a minute.
+    The operating system holds the lock on `run.lock` (by `filelock`), and releases it when the process
+    ends, however it ends. The file also names its holder: pid, host, and since when.
     """
 
     def __init__(
-        self, folder: str | pathlib.Path, *, write: Callable[[str], None] = errors.print_line
+        self, folder: str | pathlib.Path, *, print_line: Callable[[str], None] = errors.print_line
     ):
-        """Names the workdir; nothing is locked before `acquire`.
+        """Locks nothing yet.
 
         Args:
-            folder: the workdir, which is made if it is not there.
-            write: where the line goes that says from whom the folder was taken over.
+            folder: the workdir; `acquire` creates it if it does not exist.
+            print_line: prints that the lock is waited for, or was left behind by a killed run.
         """
         self._folder = pathlib.Path(folder)
         self._path = self._folder / NAME
-        self._write = write
-        self._mine = b""
-        self._descriptor: int | None = None
-        self._seen: tuple[dict[str, Any], float] | None = None
-        self._waiting_since = 0.0
-        self._made: list[pathlib.Path] = []
-        self._beaten = 0.0
-        self._taken_by: str | None = None
-        self._released = threading.Event()
+        self._print_line = print_line
+        # A forked child closes its copy of the descriptor, so it cannot keep the lock of a killed run.
+        self._lock = filelock.FileLock(self._path, on_acquired=_write_holder)
+        self._created: list[pathlib.Path] = []
 
     def __enter__(self) -> "RunLock":
         return self
@@ -73,234 +62,98 @@ class RunLock:
         """Locks the folder.
 
         Raises:
-            UsageError: another run is in it.
+            UsageError: another run holds the lock.
             Failure: the file cannot be written.
         """
-        self._seen, self._waiting_since = None, time.monotonic()
-        with write_errors.report_write_errors(str(self._path), self._folder / "checkpoints"):
-            while not self._try():
-                time.sleep(LOOK)
-        self._beaten, self._taken_by, self._released = time.monotonic(), None, threading.Event()
-        threading.Thread(
-            target=self._beat_until, args=(self._released,), name="ctl-run-lock", daemon=True
-        ).start()
+        self._created += [p for p in (self._folder, *self._folder.parents) if not p.exists()]
+        holder = self._read_holder()
+        try:
+            with write_errors.report_write_errors(str(self._path), self._folder / "checkpoints"):
+                self._folder.mkdir(parents=True, exist_ok=True)
+                self._acquire(holder)
+        except BaseException:
+            self._remove_created()
+            raise
 
     def follow(self, moved_to: pathlib.Path) -> None:
-        """Lets go of a folder that was moved, and locks a new one in its place.
+        """Releases the lock of a folder that was moved, and locks a new folder at the old path.
 
         Args:
             moved_to: where the folder is now, with the lock's file in it.
         """
-        self._let_go(moved_to / NAME)
+        self._release(moved_to / NAME)
         self.acquire()
 
-    def check(self) -> None:
-        """Makes sure that the folder is still this run's.
-
-        Raises:
-            Failure: this process stood still for so long that another took it for gone.
-        """
-        if self._descriptor is not None and time.monotonic() - self._beaten > 1.0:
-            self._beat()
-        if self._taken_by:
-            raise Failure(
-                f"{self._folder} was taken over by {self._taken_by} after this run had stood still: "
-                "this one stops here, and leaves the folder to the other."
-            )
-
     def release(self) -> None:
-        """Unlocks the folder; one that was made for the lock and got nothing else goes, too."""
-        self._let_go(self._path)
-        self._remove_made()
+        """Unlocks the folder, and removes it if it was created for the lock and is empty."""
+        self._release(self._path)
+        self._remove_created()
 
-    def _try(self) -> bool:
-        """Locks the folder; False where it is not known yet whether another host's run is gone."""
-        descriptor, locked = self._open()
+    def _acquire(self, holder: dict[str, Any] | None) -> None:
         try:
-            taken = self._take(descriptor, locked)
-        except BaseException:
-            _close(descriptor)
-            self._remove_made()
-            raise
-        if taken:
-            self._descriptor = descriptor
-        else:
-            _close(descriptor)
-        return taken
-
-    def _open(self) -> tuple[int, bool | None]:
-        """The descriptor of the file that is at the path, and what `flock` said."""
-        while True:
-            self._make_folder()
-            try:
-                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            except FileNotFoundError:  # the folder was moved aside in between
-                continue
-            _held.add(descriptor)
-            locked = _flock(descriptor)
-            with contextlib.suppress(FileNotFoundError):  # its holder may have removed it since
-                if os.path.samestat(os.fstat(descriptor), os.stat(self._path)):
-                    return descriptor, locked
-            _close(descriptor)
-
-    def _take(self, descriptor: int, locked: bool | None) -> bool:
-        """Puts this run's name in the file, unless another's in it is to be believed."""
-        text = os.pread(descriptor, 4096, 0)
-        holder = _holder(text)
-        if locked is False and (holder is None or _is_of_this_boot(holder)):
-            raise UsageError(self._refusal(holder))
-        if holder:
-            ended = locked and _is_here(holder)
-            if not ended and self._may_be_alive(descriptor, holder, locked):
-                return False
-            self._write(f"{self._folder} is taken over from a run that has gone: {_name(holder)}.")
-        self._mine = json.dumps(_me()).encode() + b"\n"
-        try:
-            os.ftruncate(descriptor, 0)
-            if os.pwrite(descriptor, self._mine, 0) < len(self._mine):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
-            self._path.unlink(missing_ok=True)
-            raise
-        return True
-
-    def _may_be_alive(self, descriptor: int, holder: dict[str, Any], locked: bool | None) -> bool:
-        """Whether a holder that `flock` tells nothing of may yet be heard; refuses if it was."""
-        beat = os.fstat(descriptor).st_mtime
-        silent = self._now() - beat  # both are the file system's own: hosts' clocks differ
-        if silent >= STALE and locked is not False:
-            return False
-        if self._seen is None:
-            self._write(
-                f"{self._folder} has the lock of {_name(holder)}, last heard of {silent:.0f} s ago: "
-                "waiting to see whether it is still there."
+            self._lock.acquire(timeout=0)
+        except filelock.Timeout:
+            self._wait_for_lease()
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            self._print_line(
+                f"{self._folder} is on a file system without locks ({error.strerror}): make sure that "
+                "only one run uses it."
             )
-            self._seen = (holder, beat)
-        if self._seen != (holder, beat) or time.monotonic() - self._waiting_since > PATIENCE:
-            raise UsageError(self._refusal(holder))
-        return True
+        else:
+            if holder:  # a run that ends, even by an error, removes its file
+                self._print_line(f"{self._folder} was left by a killed run, {_describe(holder)}.")
 
-    def _refusal(self, holder: dict[str, Any] | None) -> str:
-        who = _name(holder) if holder else "one that is just starting"
-        return (
-            f"{self._folder} is in use by another run, {who}: stop it, wait for its end, or name "
+    def _wait_for_lease(self) -> None:
+        """Waits for the lock if its holder is on another host, which may have died."""
+        holder = self._read_holder()
+        if holder and holder["host"] != socket.gethostname():
+            self._print_line(
+                f"{self._folder} is locked by {_describe(holder)}: waiting up to "
+                f"{LEASE_SECONDS:.0f} s in case that host died."
+            )
+            with contextlib.suppress(filelock.Timeout):
+                self._lock.acquire(timeout=LEASE_SECONDS, poll_interval=1.0)
+                return
+        name = _describe(holder) if holder else "which is just starting"
+        raise UsageError(
+            f"{self._folder} is in use by another run, {name}: stop it, wait for its end, or name "
             "another --workdir."
         )
 
-    def _now(self) -> float:
-        with tempfile.TemporaryFile(dir=self._folder) as file:
-            os.utime(file.fileno())
-            return os.fstat(file.fileno()).st_mtime
+    def _read_holder(self) -> dict[str, Any] | None:
+        """The holder that the file names; None if there is no file, or nothing of use in it."""
+        try:
+            content = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return None
+        complete = isinstance(content, dict) and {"pid", "host", "since"} <= content.keys()
+        return content if complete else None
 
-    def _beat_until(self, released: threading.Event) -> None:
-        while not released.wait(BEAT):
-            self._beat()
+    def _release(self, path: pathlib.Path) -> None:
+        if self._lock.is_locked:
+            # Removed before it is unlocked: whoever waits for the lock of this file then sees that
+            # the file is gone, and opens the path again.
+            with contextlib.suppress(OSError):
+                path.unlink()
+            self._lock.release()
 
-    def _beat(self) -> None:
-        self._beaten = time.monotonic()
-        with contextlib.suppress(OSError):  # a shared disk may be away for a while
-            text = self._path.read_bytes()  # opened anew, so that NFS looks at what is there
-            if text == self._mine:
-                os.utime(self._path)
-            elif _holder(text):
-                self._taken_by = _name(_holder(text) or {})
-
-    def _let_go(self, path: pathlib.Path) -> None:
-        self._released.set()
-        if self._descriptor is None:
-            return
-        with contextlib.suppress(OSError):
-            if path.read_bytes() == self._mine:
-                path.unlink()  # before `flock` ends: who waits for it looks at the path again
-        _close(self._descriptor)
-        self._descriptor = None
-
-    def _make_folder(self) -> None:
-        missing = [p for p in (self._folder, *self._folder.parents) if not p.exists()]
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._made = [*self._made, *(p for p in missing if p not in self._made)]
-
-    def _remove_made(self) -> None:
-        for folder in self._made:
-            with contextlib.suppress(OSError):  # there is something in it
+    def _remove_created(self) -> None:
+        for folder in self._created:
+            with contextlib.suppress(OSError):  # not empty
                 folder.rmdir()
-        self._made = []
+        self._created = []
 
 
-_held: set[int] = set()
+def _write_holder(descriptor: int) -> None:
+    """Writes who holds the lock into its file."""
+    since = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+    holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
+    line = json.dumps(holder).encode() + b"\n"
+    if os.write(descriptor, line) < len(line):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _close_in_child() -> None:
-    """A forked process must not keep the lock: it may outlive the run."""
-    for descriptor in _held:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
-
-
-def _close(descriptor: int) -> None:
-    if descriptor in _held:  # not so in a forked process
-        _held.discard(descriptor)
-        os.close(descriptor)
-
-
-def _flock(descriptor: int) -> bool | None:
-    """Whether the lock was got; None where the file system has none."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_FLOCK:
-            raise
-        return None
-    return True
-
-
-def _me() -> dict[str, Any]:
-    return {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "boot": _boot(),
-        "since": datetime.datetime.now().astimezone().isoformat(" ", "seconds"),
-        "run": uuid.uuid4().hex,
-    }
-
-
-def _boot() -> str:
-    """Names the machine from its start to its end, whatever its containers are called."""
-    try:
-        return _BOOT.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
-
-
-def _is_here(holder: dict[str, Any]) -> bool:
-    """Whether `flock` decides about a holder: it is, or was, on this machine."""
-    return holder["host"] == socket.gethostname() or _is_of_this_boot(holder)
-
-
-def _is_of_this_boot(holder: dict[str, Any]) -> bool:
-    """Whether a holder that has the lock runs on this machine, and not on one that has died."""
-    boot = _boot()
-    if not boot:
-        return bool(holder["host"] == socket.gethostname())
-    return bool(holder.get("boot") == boot)
-
-
-def _holder(text: bytes) -> dict[str, Any] | None:
-    """What a lock's file says; None where it says nothing, as of a run killed while it began."""
-    try:
-        content = json.loads(text)
-    except ValueError:
-        return None
-    if not isinstance(content, dict) or not {"pid", "host", "since"} <= content.keys():
-        return None
-    return content
-
-
-def _name(holder: dict[str, Any]) -> str:
+def _describe(holder: dict[str, Any]) -> str:
     return f"pid {holder['pid']} on {holder['host']} since {holder['since']}"

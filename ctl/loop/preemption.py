@@ -1,7 +1,9 @@
-"""A cloud's notice that this machine is about to go, as a wish to stop. Loads no TensorFlow.
+"""The notice of a cloud that it is about to stop this machine.
 
-TensorFlow's own handlers are not used: `PreemptionCheckpointHandler` wants to run the training function
-and to own the checkpoints, and `PreemptionWatcher` sees notices inside Google alone.
+TensorFlow's own handlers are not used: `PreemptionCheckpointHandler` must run the training function
+and own the checkpoints, and `PreemptionWatcher` works inside Google only.
+
+Importing this module does not import TensorFlow.
 """
 
 import contextlib
@@ -10,66 +12,72 @@ import threading
 import urllib.request
 
 from ctl.errors import UsageError, print_line
+from ctl.loop.stop import StopRequest
 
 _HOST = "metadata.google.internal"
-_SECONDS = 5.0  # between two questions, and for an answer; of a preemption 30 s are left
-# What the metadata server says of each where nothing is to come, by Compute Engine's documentation.
+# Seconds between two requests, and the limit of each. Compute Engine gives 30 s after the notice
+# (https://cloud.google.com/compute/docs/instances/preemptible).
+_SECONDS = 5.0
+# The values that announce nothing, by Compute Engine's documentation of the metadata server. A
+# migration to another host pauses the machine for less than a second, so training goes on.
 _QUIET = {"preempted": ("FALSE",), "maintenance-event": ("NONE", "MIGRATE_ON_HOST_MAINTENANCE")}
 
 
 class GceNotice:
-    """Asks Compute Engine's metadata server whether this machine is to be preempted or shut down.
+    """Requests a stop when Compute Engine announces that it will preempt or stop this machine.
 
-        with GceNotice() as notice:
-            while not notice.received:
-                train_a_little()
-
-    A migration to another host goes unnoticed by what runs, and is no reason to stop.
+    with StopOnSignal() as stop, GceNotice(stop):
+        while not stop.requested:
+            train_a_little()
     """
 
-    def __init__(self, *, interval: float = _SECONDS):
-        """Asks nothing yet.
+    def __init__(self, stop: StopRequest, *, interval: float = _SECONDS):
+        """Sends no request yet: the `with` block does.
 
         Args:
-            interval: seconds between two questions.
+            stop: is requested with the reason `notice`.
+            interval: seconds between two requests to the metadata server.
         """
+        self._stop = stop
         self._interval = interval
         self._host = os.environ.get("GCE_METADATA_HOST", _HOST)
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True, name="ctl-preemption")
-        self.received: str | None = None
+        self._received = False
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._poll, daemon=True, name="ctl-preemption")
 
     def __enter__(self) -> "GceNotice":
-        """Asks once, and goes on in a thread.
+        """Reads the notice once, and then from a thread.
 
         Raises:
-            UsageError: there is no metadata server.
+            UsageError: no metadata server answers.
         """
         try:
-            self._ask()
+            self._read()
         except OSError as error:
             raise UsageError(
-                f"train.preemption_notice is gce, and no metadata server answers at {self._host} "
+                f"train.preemption_notice is gce, but no metadata server answers at {self._host} "
                 f"({error}): train on Google Cloud, or set it to none."
             ) from None
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._ended.set()
         self._thread.join()
 
-    def _watch(self) -> None:
-        while self.received is None and not self._over.wait(self._interval):
-            with contextlib.suppress(OSError):  # it is away for a moment now and then
-                self._ask()
+    def _poll(self) -> None:
+        while not self._received and not self._ended.wait(self._interval):
+            with contextlib.suppress(OSError):  # the server may be unavailable for a moment
+                self._read()
 
-    def _ask(self) -> None:
+    def _read(self) -> None:
         for name, quiet in _QUIET.items():
             url = f"http://{self._host}/computeMetadata/v1/instance/{name}"
             request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
-            with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
-                value = answer.read(200).decode(errors="replace").strip()
-            if value not in quiet:
-                self.received = f"{name}: {value}"
-                print_line(f"{self.received}: saving, then stopping.")
+            with urllib.request.urlopen(request, timeout=_SECONDS) as response:
+                value = response.read(200).decode(errors="replace").strip()
+            if value not in quiet and not self._received:
+                self._received = True
+                notice = f"{name}: {value}"
+                self._stop.request(notice=notice)
+                print_line(f"{notice}: saving, then stopping.")

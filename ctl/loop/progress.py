@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on. Loads no TensorFlow."""
+"""The lines that a run prints. Importing this module does not import TensorFlow."""
 
 from collections.abc import Callable, Mapping
 import time
@@ -8,7 +8,7 @@ from ctl.errors import print_line
 
 
 class Progress:
-    """Prints a line every few seconds of training, and one for each evaluation.
+    """Prints one line every few seconds of training, and one per evaluation.
 
     progress = Progress(total=1000)
     progress.trained(100, {"loss": 0.3}, examples_per_second=9000.0, seconds_left=12.0)
@@ -22,13 +22,13 @@ class Progress:
         write: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Takes what it prints about.
+        """Prints nothing yet.
 
         Args:
-            total: the step that training ends at.
+            total: the step at which training ends.
             every: seconds between two lines of training.
-            write: where lines go; standard output if not given.
-            clock: gives the time, in seconds.
+            write: writes one line; by default to standard output.
+            clock: returns the time, in seconds.
         """
         self._total = total
         self._every = every
@@ -37,7 +37,7 @@ class Progress:
         self._last: float | None = None
 
     def print_line(self, line: str) -> None:
-        """Prints a line of another's."""
+        """Prints any other line."""
         self._write(line)
 
     def trained(
@@ -48,32 +48,39 @@ class Progress:
         examples_per_second: float | None,
         seconds_left: float | None,
     ) -> None:
-        """A loop has ended; the first, the last, and one every few seconds is worth a line."""
+        """Reports that a loop has ended.
+
+        Prints a line for the first loop, the last, and one every few seconds.
+        """
         now = self._clock()
         if self._last is not None and now - self._last < self._every and step < self._total:
             return
         self._last = now
         speed = f" | {examples_per_second:,.0f} examples/s" if examples_per_second else ""
-        left = f" | {duration(seconds_left)} left" if seconds_left and step < self._total else ""
-        self._write(f"train {step:>7}/{self._total} | {numbers(outputs)}{speed}{left}")
+        left = (
+            f" | {format_duration(seconds_left)} left"
+            if seconds_left and step < self._total
+            else ""
+        )
+        self._write(f"train {step:>7}/{self._total} | {format_numbers(outputs)}{speed}{left}")
 
     def evaluated(self, step: int, outputs: Mapping[str, Any]) -> None:
-        """An evaluation has ended."""
-        self._write(f"eval  {step:>7}/{self._total} | {numbers(outputs)}")
+        """Reports that an evaluation has ended."""
+        self._write(f"eval  {step:>7}/{self._total} | {format_numbers(outputs)}")
 
 
-def numbers(outputs: Mapping[str, Any]) -> str:
-    """Names and values: counts as whole numbers, others with four places or four digits."""
+def format_numbers(outputs: Mapping[str, Any]) -> str:
+    """Formats names and values; floats have four decimals, or four digits if that shows nothing."""
     shown = []
     for name, value in outputs.items():
         if isinstance(value, Mapping):
-            shown.append(numbers({f"{name}/{key}": inner for key, inner in value.items()}))
+            shown.append(format_numbers({f"{name}/{key}": item for key, item in value.items()}))
         else:
-            shown.append(f"{name} {_number(value)}")
+            shown.append(f"{name} {_format_number(value)}")
     return " | ".join(shown)
 
 
-def _number(value: Any) -> str:
+def _format_number(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, float):
@@ -81,11 +88,11 @@ def _number(value: Any) -> str:
     return str(value)
 
 
-def duration(seconds: float) -> str:
-    """Seconds as a person says them: 42 s, 3 min 05 s, 2 h 07 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+def format_duration(seconds: float) -> str:
+    """Formats a duration: "42 s", "3 min 05 s", "2 h 07 min"."""
+    total = round(seconds)
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60:02d} s"
+    return f"{total // 3600} h {total % 3600 // 60:02d} min"

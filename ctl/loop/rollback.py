@@ -1,25 +1,25 @@
-"""What a run does about steps that are not finite, and the record of it. Loads no TensorFlow."""
+"""Which batches a run skips after rollbacks. Importing this module does not import TensorFlow."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ctl.errors import Failure, NonFiniteStep
 
-LIMIT = 10
+LIMIT = 10  # rollbacks of one run, by default
 
-Decision = dict[str, Any]  # {"step": 33, "tensor": "the loss"}: JSON
+Decision = dict[str, Any]  # {"step": 33, "tensor": "the loss"}, as rollbacks.json has it
 
 
 class RollbackPolicy:
-    """Decides which batches a run leaves out after a rollback.
+    """Decides which batches a run skips after it was rolled back to its last checkpoint.
 
-        guard = Guard(limit=10, record=workdir.write_rollbacks)
-        guard.leave_out(error)          # a NonFiniteStep; the run goes back to its last checkpoint
-        guard.until(step, boundary)     # ... and trains up to that batch
-        guard.leaves_out(step)          # ... without it
+        rollback = RollbackPolicy(limit=10, record=workdir.write_rollbacks)
+        rollback.skip(error)                # a NonFiniteStep; then restore the last checkpoint
+        rollback.boundary(step, boundary)   # ... train up to the batch of that step
+        rollback.skips(step)                # ... and skip it
 
-    A decision is of a step, which is a batch, for good: a run that is killed and started again leaves
-    out the same ones.
+    A decision is permanent. The batch of a step is a function of the seed and the step alone, so a run
+    that is killed and resumed skips the same batches.
     """
 
     def __init__(
@@ -29,12 +29,12 @@ class RollbackPolicy:
         record: Callable[[Sequence[Decision]], None] | None = None,
         earlier: Sequence[Decision] = (),
     ):
-        """Takes up what was decided before.
+        """Continues from earlier decisions.
 
         Args:
-            limit: how many rollbacks a run may have.
-            record: keeps the decisions, where they survive this process.
-            earlier: what it kept.
+            limit: how many rollbacks the run may have.
+            record: called with all decisions whenever one is added, to save them.
+            earlier: the decisions that `record` saved.
         """
         self._limit = limit
         self._record = record or (lambda decisions: None)
@@ -42,29 +42,30 @@ class RollbackPolicy:
 
     @property
     def rollbacks(self) -> int:
-        """How many there were."""
+        """How many rollbacks the run had."""
         return len(self._decisions)
 
-    def leaves_out(self, step: int) -> bool:
-        """Whether the batch of a step is left out."""
+    def skips(self, step: int) -> bool:
+        """Whether the batch of a step is skipped."""
         return any(decision["step"] == step for decision in self._decisions)
 
-    def until(self, step: int, boundary: int) -> int:
-        """The boundary of a loop from `step` on, or the batch before it that is left out."""
+    def boundary(self, step: int, boundary: int) -> int:
+        """The end of a loop that begins at `step`: `boundary`, or an earlier batch to skip."""
         ahead = [d["step"] for d in self._decisions if step < d["step"] < boundary]
         return min(ahead, default=boundary)
 
-    def leave_out(self, error: NonFiniteStep) -> None:
-        """Decides to go on without the batch of a step.
+    def skip(self, error: NonFiniteStep) -> None:
+        """Decides to skip the batch of a step from now on.
 
         Raises:
             Failure: the limit is reached.
         """
         if self.rollbacks >= self._limit:
             raise Failure(
-                f"{error.what} The run was rolled back {self.rollbacks} times already, which is its "
-                "limit: look at the data, take a smaller learning rate or clip the gradients, or "
-                "raise train.rollback_limit."
+                f"{error.what} The run was rolled back {self.rollbacks} times, which is its limit: "
+                "check the data, lower the learning rate, clip the gradients, or raise "
+                "train.rollback_limit."
             )
         self._decisions.append({"step": error.step, "tensor": error.tensor})
+        # Recorded before the checkpoint is restored: a run killed in between skips the batch too.
         self._record(self._decisions)

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a wish to stop, honoured between inner loops. Loads no TensorFlow."""
+"""Requests to save and stop. Importing this module does not import TensorFlow."""
 
 import contextlib
 import signal
@@ -10,8 +10,32 @@ from ctl import errors
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class StopOnSignal:
-    """Catches the first SIGINT or SIGTERM; a second one ends the process at once.
+class StopRequest:
+    """A request to save and stop, which the controller checks at the end of each inner loop.
+
+        stop = StopRequest()
+        stop.request(notice="the machine is about to be preempted")
+        stop.requested                                  # True
+
+    Attributes:
+        reasons: what requested the stop, for the record of the run; empty if nothing did.
+    """
+
+    def __init__(self) -> None:
+        self.reasons: dict[str, str] = {}
+
+    @property
+    def requested(self) -> bool:
+        """Whether this process was asked to stop. Another process of the run may not have been."""
+        return bool(self.reasons)
+
+    def request(self, **reason: str) -> None:
+        """Requests a stop, as from a signal handler or a thread."""
+        self.reasons = {**self.reasons, **reason}
+
+
+class StopOnSignal(StopRequest):
+    """Takes the first SIGINT or SIGTERM as a request; a second one ends the process immediately.
 
     with StopOnSignal() as stop:
         while not stop.requested:
@@ -19,31 +43,23 @@ class StopOnSignal:
     """
 
     def __init__(self) -> None:
-        """Catches nothing yet: that begins with the `with` block."""
-        self.received: signal.Signals | None = None
-        self._before: dict[signal.Signals, Any] = {}
-
-    @property
-    def requested(self) -> bool:
-        """Whether a signal has come."""
-        return self.received is not None
+        """Installs no handlers yet: the `with` block does."""
+        super().__init__()
+        self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopOnSignal":
-        self._before = {number: signal.signal(number, self._receive) for number in SIGNALS}
+        self._previous = {number: signal.signal(number, self._receive) for number in SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._restore()
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.received = signal.Signals(number)
+        name = signal.Signals(number).name
+        self.request(signal=name)
         for other in SIGNALS:
             signal.signal(other, signal.SIG_DFL)
-        with contextlib.suppress(RuntimeError):  # it came in the middle of another line
-            errors.print_line(
-                f"{self.received.name}: saving, then stopping; once more to stop at once."
-            )
-
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        # The signal may interrupt another print: the stream then rejects this one.
+        with contextlib.suppress(RuntimeError):
+            errors.print_line(f"{name}: saving, then stopping; once more to stop immediately.")

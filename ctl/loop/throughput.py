@@ -1,23 +1,30 @@
-"""How fast a run trains, without what is not training. Loads no TensorFlow."""
+"""Examples per second of training. Importing this module does not import TensorFlow."""
 
 
 class Throughput:
-    """Measures inner loops; the first, which traces and compiles, does not count.
+    """Measures the speed of inner loops.
 
-    speed = Speed(batch=64)
-    speed.add(100, seconds=0.5)
-    speed.examples_per_second                       # None: that was the first
+    The first loop is excluded, since it traces and compiles; so is everything outside of the loops,
+    such as evaluating and saving.
+
+        throughput = Throughput(batch=64)
+        throughput.add(100, seconds=0.5)
+        throughput.examples_per_second                  # None: that was the first loop
     """
 
     def __init__(self, *, batch: int):
-        """Takes the examples of a step."""
+        """Starts at zero.
+
+        Args:
+            batch: examples per step.
+        """
         self._batch = batch
         self._loops = 0
         self._steps = 0
         self._seconds = 0.0
 
     def add(self, steps: int, *, seconds: float) -> None:
-        """Counts a loop."""
+        """Adds one loop."""
         self._loops += 1
         if self._loops > 1:
             self._steps += steps
@@ -25,9 +32,9 @@ class Throughput:
 
     @property
     def examples_per_second(self) -> float | None:
-        """Over all loops that count; None where there is none yet."""
+        """The mean over all measured loops; None before the second loop has ended."""
         return self._steps * self._batch / self._seconds if self._steps else None
 
     def seconds_for(self, steps: int) -> float | None:
-        """How long so many steps will take."""
+        """The time that `steps` more steps will take at this speed; None if it is not known yet."""
         return self._seconds / self._steps * steps if self._steps else None

@@ -1,4 +1,10 @@
-"""Says so when no step ends for a long time, and where every thread is. Loads no TensorFlow."""
+"""Reports a run in which no step ends, and where each of its threads is.
+
+`faulthandler.dump_traceback_later` alone does not do: it cannot tell a loop that hangs from a long one
+whose steps end, and prints neither what the run waits for nor a record of it.
+
+Importing this module does not import TensorFlow.
+"""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -11,65 +17,76 @@ import time
 from types import FrameType
 
 from ctl import errors
-from ctl.loop import progress
+from ctl.loop.progress import format_duration
 
-FIRST = 10.0  # the first loop, which traces and compiles, may take so many times as long
-_LONGEST_READ = 5.0  # seconds; a device may be too busy to tell the step
-_DATA = str(pathlib.Path(__file__).parent.parent / "data")
-_COMPILED = str(pathlib.Path(__file__).parent.parent / "replica" / "inner_loop.py")
-_READING = ("from_generator_op.py", "iterator_ops.py", "distribute/input_lib.py", _DATA)
+FIRST = 10.0  # the first loop traces and compiles, so it may take this many times as long
+_PACKAGE = pathlib.Path(__file__).parent.parent
+_COMPILED_LOOP = str(_PACKAGE / "replica" / "inner_loop.py")
+# A thread that waits for data has one of these files in its stack.
+_DATA_FILES = (
+    "from_generator_op.py",
+    "iterator_ops.py",
+    "distribute/input_lib.py",
+    str(_PACKAGE / "data"),
+)
 
 
 @dataclasses.dataclass
 class _Loop:
-    """A loop that is running: where it was seen last, and since when it has stood there."""
+    """A running loop: the last step seen, when that was, and whether it was reported since."""
 
     step: int
     since: float
     limit: float
-    told: bool = False
+    reported: bool = False
 
 
 class Watchdog:
-    """Watches a run's loops, from a thread of its own that ends with the `with` block.
+    """Watches the loops of a run from a thread, which ends with the `with` block.
 
-        with StallWatch(300.0, step_of=..., data_kind=...) as watch:
-            with watch.loop(step):
+        with Watchdog(300.0, read_step=..., data_type=...) as watchdog:
+            with watchdog.loop(step):
                 train_a_little()
 
-    Evaluation and saving, which are outside of a loop, are not watched. The step is read only when a
-    loop has taken longer than the limit.
+    Evaluating and saving happen outside of a loop and are not watched. The step is read only when a
+    loop has taken longer than the limit, so watching costs nothing in a run that does not hang.
     """
 
     def __init__(
         self,
         seconds: float,
         *,
-        step_of: Callable[[], int],
-        data_kind: Callable[[], str],
+        read_step: Callable[[], int],
+        data_type: Callable[[], str],
         on_event: Callable[..., None] | None = None,
-        write: Callable[[str], None] = errors.print_line,
+        print_line: Callable[[str], None] = errors.print_line,
         stacks: int = 2,
+        read_seconds: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
     ):
         """Watches nothing yet.
 
         Args:
-            seconds: how long a step may take before a person is told; 0: for ever.
-            step_of: reads the global step; called from another thread.
-            data_kind: the class of what `build_dataset("train")` returned.
+            seconds: how long a step may take before it is reported; 0 for no limit.
+            read_step: reads the global step; called from another thread.
+            data_type: returns the type of what `build_dataset("train")` returned.
             on_event: called as on_event("stall", step, seconds=..., waits_for=...).
-            write: where lines go.
-            stacks: the file descriptor that the threads' stacks go to; standard error.
+            print_line: prints one line.
+            stacks: the file descriptor for the threads' stacks; by default standard error.
+            read_seconds: how long to wait for `read_step`.
+            clock: returns the time, in seconds.
         """
         self._seconds = seconds
-        self._step_of = step_of
-        self._data_kind = data_kind
+        self._read_step = read_step
+        self._data_type = data_type
         self._on_event = on_event or (lambda *_, **__: None)
-        self._write = write
+        self._print_line = print_line
         self._stacks = stacks
+        self._read_seconds = read_seconds
+        self._clock = clock
+        self._limit = FIRST * seconds
         self._loop: _Loop | None = None
         self._lock = threading.Lock()
-        self._limit = FIRST * seconds
         self._ended = threading.Event()
         self._reader: threading.Thread | None = None
 
@@ -83,12 +100,8 @@ class Watchdog:
 
     @contextlib.contextmanager
     def loop(self, step: int) -> Iterator[None]:
-        """Watches the block, a loop of steps.
-
-        Args:
-            step: the global step that it begins at.
-        """
-        loop = _Loop(step, time.monotonic(), self._limit)
+        """Watches the block, which runs a loop of steps from `step` on."""
+        loop = _Loop(step, self._clock(), self._limit)
         with self._lock:
             self._loop = loop
         try:
@@ -97,74 +110,74 @@ class Watchdog:
             with self._lock:
                 self._loop = None
         self._limit = self._seconds
-        if loop.told:
-            self._tell_going_on(loop)
+        if loop.reported:
+            self._report_end(loop)
 
-    def _run(self) -> None:
-        while not self._ended.wait(max(0.02, min(self._seconds / 10, 10.0))):
-            self._look()
-
-    def _look(self) -> None:
+    def check(self) -> None:
+        """Reports the running loop if no step has ended in it for too long."""
         loop = self._loop
-        if loop is None or not (loop.told or time.monotonic() - loop.since >= loop.limit):
+        if loop is None or not (loop.reported or self._clock() - loop.since >= loop.limit):
             return
-        step = self._read_step()
-        with self._lock:  # a line of a loop that has ended would come after that of its end
+        step = self._try_to_read_step()
+        # Without the lock, a line of a loop that has just ended could follow that of its end.
+        with self._lock:
             if self._loop is not loop:
                 return
             if step is not None and step != loop.step:
-                self._move(loop, step)
-            elif not loop.told:
-                loop.told = True
-                self._tell(loop)
+                if loop.reported:
+                    self._report_end(loop)
+                loop.step, loop.since, loop.reported = step, self._clock(), False
+            elif not loop.reported:
+                loop.reported = True
+                self._report(loop)
 
-    def _move(self, loop: _Loop, step: int) -> None:
-        if loop.told:
-            self._tell_going_on(loop)
-        loop.step, loop.since, loop.told = step, time.monotonic(), False
+    def _run(self) -> None:
+        while not self._ended.wait(max(0.02, min(self._seconds / 10, 10.0))):
+            self.check()
 
-    def _read_step(self) -> int | None:
-        """The step; None while the device does not tell."""
+    def _try_to_read_step(self) -> int | None:
+        """The step; None if it cannot be read now, as from a device that is busy."""
         if self._reader and self._reader.is_alive():
             return None
-        found: list[int] = []
+        steps: list[int] = []
 
         def read() -> None:
-            with contextlib.suppress(Exception):  # the main thread will meet it, too
-                found.append(self._step_of())
+            with contextlib.suppress(Exception):  # the main thread will raise it, too
+                steps.append(self._read_step())
 
         self._reader = threading.Thread(target=read, name="ctl-watchdog-step", daemon=True)
         self._reader.start()
-        self._reader.join(_LONGEST_READ)
-        return found[0] if found else None
+        self._reader.join(self._read_seconds)
+        return steps[0] if steps else None
 
-    def _tell(self, loop: _Loop) -> None:
-        seconds = time.monotonic() - loop.since
-        what = self._waits_for()
-        self._write(
-            f"No step has ended for {progress.duration(seconds)}: after step {loop.step} the run "
-            f"waits for {what}. It goes on waiting; the stacks of all threads:"
+    def _report(self, loop: _Loop) -> None:
+        seconds = self._clock() - loop.since
+        waits_for = self._find_cause()
+        self._print_line(
+            f"No step has ended for {format_duration(seconds)}: after step {loop.step} the run waits "
+            f"for {waits_for}. It keeps waiting; the stacks of all threads:"
         )
         faulthandler.dump_traceback(self._stacks, all_threads=True)
-        with contextlib.suppress(Exception):  # a full disk is the main thread's to tell
-            self._on_event("stall", loop.step, seconds=seconds, waits_for=what)
+        with contextlib.suppress(Exception):  # a full disk is for the main thread to report
+            self._on_event("stall", loop.step, seconds=seconds, waits_for=waits_for)
 
-    def _tell_going_on(self, loop: _Loop) -> None:
-        seconds = time.monotonic() - loop.since
-        self._write(f"Going on, after {progress.duration(seconds)} at step {loop.step}.")
+    def _report_end(self, loop: _Loop) -> None:
+        duration = format_duration(self._clock() - loop.since)
+        self._print_line(f"Going on, after {duration} at step {loop.step}.")
 
-    def _waits_for(self) -> str:
-        data = f'build_dataset("train") ({self._data_kind()})'
-        files = [_files(frame) for frame in sys._current_frames().values()]
-        if any(any(part in file for part in _READING) for stack in files for file in stack):
+    def _find_cause(self) -> str:
+        """What the run waits for, by the files in its threads' stacks."""
+        data = f'build_dataset("train") ({self._data_type()})'
+        stacks = [_list_files(frame) for frame in sys._current_frames().values()]
+        if any(part in file for part in _DATA_FILES for stack in stacks for file in stack):
             return f"the trainer's {data}"
-        if any(_COMPILED in stack for stack in files):  # it reads its data from Python
+        if any(_COMPILED_LOOP in stack for stack in stacks):  # it reads its data from Python
             return "the step itself"
         return f"the step itself, or the trainer's {data}"
 
 
-def _files(frame: FrameType | None) -> list[str]:
-    """The files that a thread's stack goes through."""
+def _list_files(frame: FrameType | None) -> list[str]:
+    """The files of a thread's stack."""
     files = []
     while frame:
         files.append(frame.f_code.co_filename)

@@ -1,4 +1,7 @@
-"""The folder of a run: what is in it, and whether this run may go on in it. Loads no TensorFlow."""
+"""The folder of a run: its files, and whether a run may start or resume in it.
+
+Importing this module does not import TensorFlow.
+"""
 
 from collections.abc import Mapping, Sequence
 import contextlib
@@ -12,31 +15,35 @@ import tempfile
 import time
 from typing import Any
 
-from ctl.configs import defaults, overrides
+from ctl.configs import overrides
 from ctl.errors import UsageError
 from ctl.loop import lock, write_errors
+from ctl.loop.config_changes import ConfigChanges
 
 
 class Workdir:
     """The folder of a run.
 
-        config.json                what the run was started with, every key
-        checkpoints/ckpt-<step>    weights, slots and counters
+        config.json                the config of the run, every key
+        checkpoints/ckpt-<step>    weights, slot variables and counters
         summaries/{train,eval}/    for TensorBoard
-        events.jsonl               one line a notable thing, and why
-        result.json                where the run stands
-        rollbacks.json             which batches were left out, if any were
-        run.lock                   who is running, while it runs
+        events.jsonl               one line per event: start, checkpoint, eval, rollback, ...
+        result.json                the last step, its metrics, and versions
+        rollbacks.json             which batches are skipped, if any
+        run.lock                   which process trains here, while it does
 
     Nothing is written before `create`.
+
+    Attributes:
+        path: the folder.
     """
 
     def __init__(self, path: str | pathlib.Path, *, writes: bool = True):
-        """Names the folder, and checks that it can be one.
+        """Checks that the path is, or can become, a folder to write in.
 
         Args:
             path: the folder.
-            writes: whether this process writes there; of several the chief alone does.
+            writes: whether this process writes there; only the chief does.
 
         Raises:
             UsageError: it is a file, or cannot be written.
@@ -52,7 +59,7 @@ class Workdir:
         return self.path / "checkpoints"
 
     def summaries(self, split: str) -> str | None:
-        """The folder of a split's summaries; None where this process writes none."""
+        """The folder of a split's summaries; None if this process writes none."""
         return str(self.path / "summaries" / split) if self._writes else None
 
     def has_run(self) -> bool:
@@ -60,72 +67,65 @@ class Workdir:
         return os.path.exists(self.path / "config.json")
 
     def config(self) -> dict[str, Any]:
-        """The values that the run here was started with, by their full names."""
-        return overrides.flat(self._read("config.json"))
+        """The values of config.json, by full name."""
+        return overrides.flatten(self._read("config.json"))
 
     def result(self) -> dict[str, Any]:
-        """What `result.json` says, or nothing where there is none."""
+        """The content of `result.json`; empty if it does not exist."""
         return self._read("result.json") if (self.path / "result.json").exists() else {}
 
     def check_config(self, config: Mapping[str, Any], *, allow_change: bool = False) -> list[str]:
-        """Compares a config with the one that the run here was started with.
+        """Compares a config with that of the run in the folder.
 
         Args:
-            config: the config of now. As long as it has a `per_replica_batch_size`, which the run's
-                own became a global one by, the batch sizes are not compared.
-            allow_change: whether a change of the arithmetic is meant.
+            config: the current config.
+            allow_change: whether the user allows changes of the computed updates.
 
         Returns:
-            A line for each difference that the run goes on with.
+            One line for each change that the run continues with.
 
         Raises:
-            UsageError: the run is another experiment's, or its arithmetic would change.
+            UsageError: the run is of another experiment, or its updates would change.
         """
-        self._check_no_foreign()
+        self._check_no_foreign_files()
         if not self.has_run():
             return []
-        old = {
-            **overrides.flat(defaults.defaults()),
-            **self.config(),
-        }  # an older ctl had fewer keys
-        new = overrides.flat(json.loads(json.dumps(dict(config))))  # a tuple comes back as a list
-        changed = [k for k in sorted({*old, *new}) if _differ(k, old, new)]
-        lines = {k: f"{k}: {_shown(old, k)} -> {_shown(new, k)}" for k in changed}
-        if "trainer" in changed and not allow_change:
+        saved = self.config()
+        changes = ConfigChanges(saved, config)
+        if "trainer" in changes.lines and not allow_change:
             raise UsageError(
-                f"{self.path} holds a run of another experiment, trainer {old['trainer']}: name "
+                f"{self.path} holds a run of another experiment, trainer {saved['trainer']}: name "
                 "another --workdir, or move it aside with --fresh."
             )
-        serious = [k for k in changed if not _harmless(k, old, new)]
-        if serious and not allow_change:
-            named = "; ".join(lines[k] for k in serious)
+        if changes.harmful and not allow_change:
+            lines = "; ".join(changes.lines[key] for key in changes.harmful)
             raise UsageError(
-                f"{self.path} holds a run with another config ({named}): go on with the change by "
-                "--allow_config_change, or start anew by --fresh or another --workdir."
+                f"{self.path} holds a run with another config ({lines}): resume with the change by "
+                "--allow_config_change, or start from scratch with --fresh or another --workdir."
             )
-        return list(lines.values())
+        return list(changes.lines.values())
 
     def check_run(self) -> None:
-        """Refuses a folder with no run in it."""
+        """Raises UsageError if there is no run in the folder."""
         if not self.has_run():
             raise UsageError(
                 f"{self.path} has no run to evaluate: train first, or name its --workdir."
             )
 
     def check_movable(self) -> None:
-        """Refuses a folder that `move_aside` must not touch: one that is no run's, or in use."""
-        self._check_no_foreign()
+        """Raises UsageError if `move_aside` must not move the folder."""
+        self._check_no_foreign_files()
         if self.has_run() and pathlib.Path.cwd().is_relative_to(self.path.resolve()):
             raise UsageError(
-                f"--fresh would move {self.path.resolve()} aside, and you are in it: go elsewhere, "
-                "or name another --workdir."
+                f"--fresh would move {self.path.resolve()} aside, which is the current folder: change "
+                "to another one, or name another --workdir."
             )
 
     def create(self, config: Mapping[str, Any]) -> None:
-        """Makes the folder, and writes the config of now.
+        """Creates the folder, and writes the current config.
 
         Raises:
-            UsageError: the folder cannot be made.
+            UsageError: the folder cannot be created.
             Failure: the config cannot be written.
         """
         if not self._writes:
@@ -137,13 +137,13 @@ class Workdir:
         self._write("config.json", config)
 
     def move_aside(self) -> pathlib.Path | None:
-        """Moves the run here out of the way, to a name with the time.
+        """Moves the run aside, to a sibling folder whose name has the time.
 
         Returns:
-            Where it went, or None where there is none.
+            The folder it is in now, or None if there was no run.
 
         Raises:
-            UsageError: the folder is not a run's, or cannot be moved.
+            UsageError: the folder is not that of a run, or cannot be moved.
         """
         self.check_movable()
         if not self.has_run():
@@ -164,7 +164,7 @@ class Workdir:
         return aside
 
     def event(self, event: str, step: int, **fields: Any) -> None:
-        """Adds a line to `events.jsonl`, whole or not at all.
+        """Appends a line to `events.jsonl`, completely or not at all.
 
         Raises:
             Failure: it cannot be written.
@@ -180,7 +180,7 @@ class Workdir:
             _append(file, json.dumps(line).encode() + b"\n")
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """Replaces `result.json`, whole or not at all.
+        """Replaces `result.json`, completely or not at all.
 
         Raises:
             Failure: it cannot be written.
@@ -189,18 +189,18 @@ class Workdir:
             self._write("result.json", result)
 
     def rollbacks(self) -> list[dict[str, Any]]:
-        """What `write_rollbacks` wrote, or nothing."""
+        """What `write_rollbacks` wrote; empty if it wrote nothing."""
         if not (self.path / "rollbacks.json").exists():
             return []
-        found: Any = self._read("rollbacks.json").get("rollbacks")
-        if isinstance(found, list) and all(map(_has_step, found)):
-            return found
+        decisions: Any = self._read("rollbacks.json").get("rollbacks")
+        if isinstance(decisions, list) and all(map(_has_step, decisions)):
+            return decisions
         raise UsageError(
-            f"{self.path / 'rollbacks.json'} is not what ctl wrote: mend it, or use --fresh."
+            f"{self.path / 'rollbacks.json'} is not what ctl wrote: fix it, or use --fresh."
         )
 
     def write_rollbacks(self, rollbacks: Sequence[Mapping[str, Any]]) -> None:
-        """Replaces `rollbacks.json`, whole or not at all.
+        """Replaces `rollbacks.json`, completely or not at all.
 
         Raises:
             Failure: it cannot be written.
@@ -216,7 +216,7 @@ class Workdir:
                 os.replace(temporary, self.path / name)
             except OSError:
                 with contextlib.suppress(OSError):
-                    temporary.unlink()  # it takes room that a full disk does not have
+                    temporary.unlink()  # to free the space on a full disk
                 raise
 
     def _read(self, name: str) -> dict[str, Any]:
@@ -224,44 +224,43 @@ class Workdir:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise UsageError(f"{path} cannot be read ({error}): mend it, or use --fresh.") from None
+            raise UsageError(f"{path} cannot be read ({error}): fix it, or use --fresh.") from None
         if not isinstance(content, dict):
-            raise UsageError(f"{path} is not a JSON object: mend it, or use --fresh.")
+            raise UsageError(f"{path} is not a JSON object: fix it, or use --fresh.")
         return content
 
-    def _check_no_foreign(self) -> None:
-        """Refuses a folder with files in it that are not a run's."""
-        names = os.listdir(self.path) if self.path.is_dir() else []
-        if (
-            set(names) - {_temporary("config.json"), lock.NAME, "aot_compile.json"}
-            and not self._has_own_config()
-        ):
+    def _check_no_foreign_files(self) -> None:
+        """Raises UsageError if the folder has files, and is not that of a run."""
+        names = set(os.listdir(self.path) if self.path.is_dir() else [])
+        # A run that was killed while it started leaves the first two.
+        names -= {_temporary("config.json"), lock.NAME, "aot_compile.json"}
+        if names and not self._has_config_of_ctl():
             raise UsageError(
                 f"{self.path} has files in it and no config.json of ctl, so it is not a run's "
                 "folder: name another --workdir."
             )
 
-    def _has_own_config(self) -> bool:
+    def _has_config_of_ctl(self) -> bool:
         try:
             content = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             return False
         except (OSError, ValueError, RecursionError):
-            return True  # a broken one, which may have been a run's
+            return True  # damaged, but it may be that of a run
         return isinstance(content, dict) and "trainer" in content
 
     def _check_writable(self) -> None:
-        """Refuses a path that cannot become a folder to write in, and leaves nothing there."""
+        """Raises UsageError if the path cannot become a folder to write in. Leaves no files."""
         try:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                os.lstat(self.path)  # a name may be too long, or not for us to see
+                os.lstat(self.path)  # raises if the name is too long, or permission is missing
             nearest = self.path
             while not os.path.lexists(nearest):
                 nearest = nearest.parent
             if not nearest.is_dir():
                 where = "" if nearest == self.path else f": {nearest}"
                 raise UsageError(f"--workdir={self.path}{where} is a file: name a folder.")
-            with tempfile.TemporaryFile(dir=nearest):  # os.access always says yes to root
+            with tempfile.TemporaryFile(dir=nearest):  # os.access is always True for root
                 pass
         except OSError as error:
             raise UsageError(self._not_writable(error)) from None
@@ -271,7 +270,7 @@ class Workdir:
 
 
 def _append(file: io.FileIO, line: bytes) -> None:
-    """Adds a line whole or not at all: a full disk takes the beginning of one."""
+    """Appends a line completely or not at all; a full disk takes its first bytes."""
     end = file.seek(0, os.SEEK_END)
     try:
         if file.write(line) < len(line):
@@ -288,25 +287,3 @@ def _has_step(decision: Any) -> bool:
 
 def _temporary(name: str) -> str:
     return f".{name}.new"
-
-
-def _differ(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    batch = ("data.global_batch_size", "data.per_replica_batch_size")
-    if key in batch and new.get("data.per_replica_batch_size"):  # global once replicas are known
-        return False
-    return (key in old) != (key in new) or old.get(key) != new.get(key)
-
-
-def _shown(values: Mapping[str, Any], key: str) -> str:
-    return repr(values[key]) if key in values else "absent"
-
-
-def _harmless(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    if key == "train.steps":  # a cosine without a length of its own is spread over train.steps
-        constant = new.get("optimizer.schedule") == "constant"
-        return constant or bool(new.get("optimizer.decay_steps"))
-    if key == "runtime.strategy":  # the updates of parameter servers are asynchronous
-        return "parameter_server" not in (old.get(key), new.get(key))
-    return any(
-        key == name or (name.endswith(".") and key.startswith(name)) for name in defaults.HARMLESS
-    )

@@ -1,4 +1,4 @@
-"""One module or package per `--mode`.
+"""The table of modes: one module or package per `--mode`, and one row in `MODES`.
 
 Each mode is a function of one signature:
 
@@ -11,7 +11,9 @@ for anything else that ends the run; `ctl.main` prints either in one line.
 Importing this module does not import TensorFlow.
 """
 
+from collections.abc import Callable
 import dataclasses
+import importlib
 
 from ml_collections import config_dict
 
@@ -44,3 +46,43 @@ class Arguments:
     allow_partial_restore: bool = False
     topology: str = ""
     find_batch: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Mode:
+    """One mode, and what `ctl.main` checks before it imports TensorFlow for it.
+
+    Attributes:
+        function: the mode's function as "module:function", relative to `ctl.modes`.
+        builds_trainer: whether it imports the config's trainer, and so requires a trainer.
+        builds_strategy: whether it builds the config's strategy, and so requires its hardware and
+            takes part in the cluster of TF_CONFIG.
+        workdir: "resumed" if it starts or resumes the run in the workdir, "read" if it requires a
+            run there, "" if it needs none.
+    """
+
+    function: str
+    builds_trainer: bool = True
+    builds_strategy: bool = True
+    workdir: str = ""
+
+    def load(self) -> Callable[[Arguments], int]:
+        """Imports the mode's function, and with it TensorFlow."""
+        module, name = self.function.split(":")
+        function: Callable[[Arguments], int]
+        function = getattr(importlib.import_module(f"ctl.modes.{module}"), name)
+        return function
+
+
+MODES = {
+    "train_and_eval": Mode("train:train_and_eval", workdir="resumed"),
+    "train": Mode("train:train", workdir="resumed"),
+    "eval": Mode("evaluate:evaluate", workdir="read"),
+    "continuous_eval": Mode("evaluate:continuous_eval", workdir="read"),
+    "check": Mode("check:check"),
+    "aot_compile": Mode("aot_compile:aot_compile", builds_strategy=False),
+    "explain": Mode("explain:explain"),
+    "devices": Mode("devices:show_devices", builds_trainer=False, builds_strategy=False),
+}
+# Not a value of --mode: what the workers and parameter servers of a run do, whatever its mode is.
+SERVE = Mode("serve:serve")

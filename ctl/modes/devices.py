@@ -12,9 +12,16 @@ from ctl.errors import UsageError
 from ctl.hardware import devices, gpu, host, selection, strategies, tpu
 from ctl.hardware.gpu import DriverGpu
 from ctl.hardware.strategies import StrategyOptions
+from ctl.modes import DONE, Arguments
 
 Row = tuple[str, str]
-_XLA_VARIABLES = ("TF_XLA_FLAGS", "XLA_FLAGS")
+_XLA_VARIABLES = ("TF_XLA_FLAGS", "XLA_FLAGS")  # of TensorFlow's use of XLA, and of XLA itself
+
+
+def show_devices(arguments: Arguments) -> int:
+    """Prints the description; of the config, only the section `runtime` has an effect."""
+    print(describe(arguments.config.runtime))
+    return DONE
 
 
 def describe(runtime: Any) -> str:
@@ -130,7 +137,7 @@ def _describe_strategy(runtime: Any) -> list[Row]:
         runtime.xla,
         gpu=any("GPU" in device for device in devices.replica_devices(hardware.strategy)),
         replicas=replicas,
-        sync_batch_norm=False,
+        sync_batch_norm=False,  # known only once the model is built
         shards=bool(runtime.logical_shards),
     )
     count = f"{replicas} replica{'s' * (replicas != 1)}"

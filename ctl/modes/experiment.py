@@ -1,4 +1,4 @@
-"""A checked config -> strategy, trainer and evaluator."""
+"""Builds the strategy, the trainer and the evaluator that a config describes."""
 
 import dataclasses
 import os
@@ -8,8 +8,8 @@ from ml_collections import config_dict
 import tensorflow as tf
 
 from ctl import optimizers
-from ctl.configs import loading
-from ctl.configs.options import Clip, Section, TrainerOptions
+from ctl.configs import defaults, loading, overrides
+from ctl.configs.options import Section, TrainerOptions
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
 from ctl.hardware import devices, selection
@@ -19,13 +19,13 @@ from ctl.trainer import StandardTrainer
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """What a config comes to on this machine.
+    """An experiment, built on this machine.
 
     Attributes:
-        config: with the global batch size filled in.
-        hardware: the strategy and why.
+        config: the config, with the global batch size resolved.
+        hardware: the strategy, and why it was chosen.
         trainer: the trainer.
-        evaluator: the evaluator, for the modes that evaluate.
+        evaluator: the evaluator; None in a mode that does not evaluate.
     """
 
     config: config_dict.ConfigDict
@@ -41,24 +41,28 @@ def build(
     evaluates: bool = True,
     hardware: selection.Hardware | None = None,
 ) -> Experiment:
-    """Builds everything, and writes nothing.
+    """Builds an experiment. Writes nothing.
 
     Args:
-        config: a checked config.
-        config_path: the file that it is from, which the trainer's path is relative to.
-        evaluates: whether the evaluation data is needed.
-        hardware: what to build it for, in place of what the config asks for.
+        config: a validated config.
+        config_path: the config file; the path of the trainer is relative to its folder.
+        evaluates: whether to build the evaluator, which requires evaluation data.
+        hardware: the strategy; chosen by the config by default.
 
     Raises:
-        UsageError: the config cannot be right with this trainer or on this machine.
+        UsageError: the config does not work with this trainer or on this machine.
     """
-    cls = loading.trainer_class(config.trainer, config_path, StandardTrainer)
+    trainer_class = loading.load_trainer_class(config.trainer, config_path, StandardTrainer)
     if config.runtime.deterministic:
         tf.config.experimental.enable_op_determinism()
-    hardware = hardware or _hardware(config.runtime)
-    config = resolved(config, hardware.strategy.num_replicas_in_sync)
-    options = trainer_options(config)
-    trainer = cls(
+    if hardware is None:
+        memory = config.runtime.gpu
+        devices.limit_gpu_memory(growth=memory.memory_growth, limit_mib=memory.memory_limit_mib)
+        strategy_options = StrategyOptions.from_config(config.runtime, os.environ)
+        hardware = selection.build(config.runtime.strategy, strategy_options)
+    config = resolve_batch_size(config, hardware.strategy.num_replicas_in_sync)
+    options = TrainerOptions.from_config(config)
+    trainer = trainer_class(
         strategy=hardware.strategy,
         global_batch_size=config.data.global_batch_size,
         optimizer=optimizers.factory(
@@ -73,20 +77,13 @@ def build(
     if evaluates:
         size = config.eval.global_batch_size or None
         evaluator = StandardEvaluator(trainer, global_batch_size=size)
-        trainer.feed.data("eval")
-    _refuse_unread(options, config, cls)
+        trainer.feed.data("eval")  # makes the data, so that its mistakes are reported now
+    _check_unread_keys(options, config, trainer_class)
     return Experiment(config, hardware, trainer, evaluator)
 
 
-def _hardware(runtime: config_dict.ConfigDict) -> selection.Hardware:
-    devices.limit_gpu_memory(
-        growth=runtime.gpu.memory_growth, limit_mib=runtime.gpu.memory_limit_mib
-    )
-    return selection.build(runtime.strategy, StrategyOptions.from_config(runtime, os.environ))
-
-
-def resolved(config: config_dict.ConfigDict, replicas: int) -> config_dict.ConfigDict:
-    """A copy of the config with the global batch size filled in."""
+def resolve_batch_size(config: config_dict.ConfigDict, replicas: int) -> config_dict.ConfigDict:
+    """Returns a locked copy of the config, with `data.global_batch_size` computed if necessary."""
     config = config_dict.ConfigDict(config.to_dict())
     if config.data.per_replica_batch_size:
         config.data.global_batch_size = config.data.per_replica_batch_size * replicas
@@ -94,41 +91,19 @@ def resolved(config: config_dict.ConfigDict, replicas: int) -> config_dict.Confi
     return config.lock()
 
 
-def trainer_options(config: config_dict.ConfigDict) -> TrainerOptions:
-    """The trainer's options that a resolved config holds."""
-    data = {"dir": config.data.dir, "tfrecord": config.data.tfrecord.to_dict()}
-    return TrainerOptions(
-        seed=config.seed,
-        precision=config.runtime.precision,
-        loss_scale=config.runtime.loss_scale,
-        xla=config.runtime.xla,
-        placement=config.data.placement,
-        logical_shards=config.runtime.logical_shards,
-        all_reduce_dtype=config.runtime.all_reduce.dtype,
-        gradient_accumulation_steps=config.optimizer.gradient_accumulation_steps,
-        clip=Clip(**config.optimizer.clip.to_dict()),
-        on_non_finite=config.train.on_non_finite,
-        loss_spike=config.train.loss_spike,
-        norms=config.train.norms,
-        prefetch=config.data.prefetch,
-        data=Section(data, "data"),
-        model=Section(config.model.to_dict(), "model"),
-    )
-
-
-def _refuse_unread(options: TrainerOptions, config: config_dict.ConfigDict, cls: type) -> None:
-    """Refuses keys that this experiment sets and its trainer never reads: they have no effect."""
-    from ctl.configs import defaults, overrides
-
-    default = overrides.flat(defaults.defaults())
-    values = overrides.flat(config)
+def _check_unread_keys(
+    options: TrainerOptions, config: config_dict.ConfigDict, trainer_class: type
+) -> None:
+    """Rejects keys that the config sets but the trainer never reads, since they have no effect."""
+    default = overrides.flatten(defaults.defaults())
+    values = overrides.flatten(config)
     assert isinstance(options.data, Section) and isinstance(options.model, Section)
     unread = [k for k in options.data.unread() if values[k] != default[k]] + options.model.unread()
-    # What the step reads while it runs is not read yet.
-    source = loading.trainer_source(cls)
+    # The step reads keys only when it is traced, so a key that the source mentions counts as read.
+    source = loading.read_trainer_source(trainer_class)
     unread = [k for k in unread if not re.search(rf"\b{k.rpartition('.')[-1]}\b", source)]
     if unread:
         raise UsageError(
-            f"{unread[0]} has no effect: {config.trainer} never reads self.options.{unread[0]}; take "
-            "the key out of the config, or read it."
+            f"{unread[0]} has no effect: {config.trainer} never reads self.options.{unread[0]}; "
+            "remove the key from the config, or read it."
         )

@@ -1,4 +1,4 @@
-"""What `result.json` says of a run."""
+"""What result.json records of a run."""
 
 import importlib.metadata
 import logging
@@ -13,14 +13,17 @@ from ctl.modes.experiment import Experiment
 _PACKAGES = ("ctl", "tensorflow", "tf_keras", "tf-models-official", "numpy")
 
 
-def is_complete(workdir: Workdir, reached: int, evaluates: bool) -> bool:
-    """Whether a run that reached a step has nothing left to do."""
+def is_complete(workdir: Workdir, step: int, evaluates: bool) -> bool:
+    """Whether a run whose last checkpoint is at its last step has nothing left to do.
+
+    The result is written last, so a run that was killed before has no result of that step.
+    """
     result = workdir.result()
-    return result.get("step") == reached and (not evaluates or bool(result.get("eval")))
+    return result.get("step") == step and (not evaluates or bool(result.get("eval")))
 
 
-def of_run(experiment: Experiment, controller: Controller, seconds: float) -> dict[str, Any]:
-    """What a process that trained has to say, after so many seconds."""
+def make_result(experiment: Experiment, controller: Controller, seconds: float) -> dict[str, Any]:
+    """Makes the result of a process that trained for `seconds`."""
     return {
         "step": controller.step,
         "train": controller.outputs,
@@ -33,17 +36,18 @@ def of_run(experiment: Experiment, controller: Controller, seconds: float) -> di
     }
 
 
-def of_training(workdir: Workdir) -> dict[str, Any]:
-    """What an earlier process recorded of the training, for one that only evaluated."""
-    kept = ("train", "examples_per_second")
-    return {name: value for name, value in workdir.result().items() if name in kept}
+def read_training(workdir: Workdir) -> dict[str, Any]:
+    """Reads what an earlier process recorded of the training, for one that only evaluated."""
+    names = ("train", "examples_per_second")
+    return {name: value for name, value in workdir.result().items() if name in names}
 
 
 def _versions() -> dict[str, str]:
-    found = {"tensorflow": tf.__version__}
+    # TensorFlow's package has another name on each kind of hardware: tensorflow_cpu, tensorflow_tpu.
+    versions = {"tensorflow": tf.__version__}
     for name in _PACKAGES:
         try:
-            found.setdefault(name, importlib.metadata.version(name))
+            versions.setdefault(name, importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
             logging.getLogger("ctl").debug("%s is not installed as a package", name)
-    return found
+    return versions

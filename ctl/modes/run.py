@@ -10,7 +10,9 @@ from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller
 from ctl.loop.preemption import GceNotice
 from ctl.loop.progress import Progress
+from ctl.loop.reporter import Reporter
 from ctl.loop.rollback import RollbackPolicy
+from ctl.loop.stop import StopRequest
 from ctl.loop.watchdog import Watchdog
 from ctl.modes import Arguments, experiment
 
@@ -62,11 +64,19 @@ class Run:
             reads_only=reads_only,
         )
 
-    def make_controller(self, **training: Any) -> Controller:
+    def make_controller(
+        self,
+        *,
+        stop: StopRequest | None = None,
+        watchdog: Watchdog | None = None,
+        rollback: RollbackPolicy | None = None,
+    ) -> Controller:
         """Makes the controller.
 
         Args:
-            **training: further arguments of `Controller`, for a run that trains.
+            stop: requests that the run saves and stops.
+            watchdog: reports inner loops that hang.
+            rollback: decides which batches to skip.
         """
         return Controller(
             trainer=self.trainer,
@@ -74,11 +84,19 @@ class Run:
             steps_per_loop=self.config.train.steps_per_loop,
             checkpoints=self.checkpoints,
             checkpoint_interval=self.config.train.checkpoint_interval,
+            checkpoint_seconds=self.config.train.checkpoint_seconds,
             summary_dir=self.workdir.summaries("train"),
             eval_summary_dir=self.workdir.summaries("eval"),
-            progress=self.progress,
-            on_event=self.workdir.event,
-            **training,
+            reporter=Reporter(
+                self.trainer,
+                progress=self.progress,
+                on_event=self.workdir.event,
+                checkpoint_folder=self.workdir.checkpoints,
+            ),
+            stop=stop,
+            processes=self.processes,
+            watchdog=watchdog,
+            rollback=rollback,
         )
 
     def make_watchdog(self) -> Watchdog:
@@ -88,18 +106,18 @@ class Run:
         """
         return Watchdog(
             self.config.train.stall_seconds,
-            step_of=lambda: int(self.trainer.global_step.numpy()),
-            data_kind=lambda: self.trainer.feed.data_types["train"],
+            read_step=lambda: int(self.trainer.global_step.numpy()),
+            data_type=lambda: self.trainer.feed.data_types["train"],
             on_event=self.workdir.event,
         )
 
-    def make_preemption_notice(self) -> contextlib.AbstractContextManager[GceNotice | None]:
-        """Makes what asks whether this machine is to be preempted, if the config requires it."""
+    def watch_for_preemption(self, stop: StopRequest) -> contextlib.AbstractContextManager[Any]:
+        """Requests a stop when this machine is to be preempted, if the config requires it."""
         if self.config.train.preemption_notice == "none":
             return contextlib.nullcontext()
-        return GceNotice()
+        return GceNotice(stop)
 
-    def broadcast_rollbacks(self) -> RollbackPolicy:
+    def broadcast_rollback_policy(self) -> RollbackPolicy:
         """Makes the rollback policy, with the chief's earlier decisions in every process."""
         # Only the chief reads the file: the workdir of another process may be another folder.
         earlier = self.workdir.rollbacks() if self.is_chief else []

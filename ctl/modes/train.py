@@ -51,27 +51,15 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
 
         with (
             StopOnSignal() as stop,
-            run.make_preemption_notice() as notice,
+            run.watch_for_preemption(stop),
             run.make_watchdog() as watchdog,
         ):
-            chief, limit = run.is_chief, config.train.checkpoint_seconds
-            controller = run.make_controller(
-                stop=lambda: processes.any_process(
-                    stop.requested or bool(notice and notice.received)
-                ),
-                save_due=(lambda seconds: processes.any_process(chief and seconds >= limit))
-                if limit
-                else None,
-                watch=watchdog.loop,
-                guard=run.broadcast_rollbacks(),
-                train_actions=[lambda _: lock.check()],
-            )
+            rollback = run.broadcast_rollback_policy()
+            controller = run.make_controller(stop=stop, watchdog=watchdog, rollback=rollback)
             restored = controller.restore_checkpoint()
             warm = None
             if not restored:
-                warm = warm_start.begin(
-                    run.trainer, config.init, agree=processes.broadcast_from_chief
-                )
+                warm = warm_start.all_load(run.trainer, config.init, processes)
             # Not before the checkpoint is known to match: a rejected run leaves config.json alone.
             workdir.create(config.to_dict())
 
@@ -82,12 +70,12 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
                 progress.print_line(f"Resumed from {restored}.")
                 partial = run.checkpoints.unmatched
                 if partial:
-                    progress.print_line(messages.partial(partial))
+                    progress.print_line(messages.restored_in_part(partial))
                 left = {"left": partial.left(), "dropped": partial.dropped()} if partial else {}
                 workdir.event("resume", controller.step, path=restored, changes=changes, **left)
             else:
                 if warm:
-                    progress.print_line(messages.warm(warm))
+                    progress.print_line(messages.loaded_weights(warm))
                 workdir.event("start", controller.step, **(warm.record() if warm else {}))
 
             start = time.monotonic()
@@ -101,14 +89,12 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
                 controller.evaluate()
             controller.wait_for_checkpoint()
 
-            result = results.of_run(run.experiment, controller, time.monotonic() - start)
+            result = results.make_result(run.experiment, controller, time.monotonic() - start)
             if not controller.outputs:  # only evaluated: keep what was recorded of the training
-                result |= results.of_training(workdir)
+                result |= results.read_training(workdir)
             workdir.write_result(result)
-            why = {"signal": stop.received.name} if stop.received else {}
-            if notice and notice.received:
-                why["notice"] = notice.received
-            workdir.event("stop" if controller.stopped else "end", controller.step, **why)
+            ending = "stop" if controller.stopped else "end"
+            workdir.event(ending, controller.step, **stop.reasons)
         processes.barrier()  # no process exits while another one still writes
 
     if controller.stopped:

@@ -1,31 +1,31 @@
-"""What a person's own tests need to prove their trainer right.
+"""Tests for a user's own trainer.
 
-Importing this loads no TensorFlow, since pytest imports it when it starts: each name is loaded when
-it is first used (PEP 562).
+Importing this module does not import TensorFlow, because pytest imports it when it starts: each name
+is imported when it is first used (PEP 562).
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ctl.testing.devices import make_strategy, split_cpu
+    from ctl.testing.devices import copies, make_strategy, split_cpu
     from ctl.testing.equivalence import assert_replica_equivalent, check_replica_equivalence
-    from ctl.testing.overflow import copies, plant
+    from ctl.testing.faults.poison import plant
     from ctl.testing.processes import run_workers
     from ctl.testing.report import Report
     from ctl.testing.tiny import TinyTrainer, tiny_trainer
 
 _MODULES = {
-    "Report": "ctl.testing.report",
-    "assert_replica_equivalent": "ctl.testing.equivalence",
-    "check_replica_equivalence": "ctl.testing.equivalence",
-    "copies": "ctl.testing.overflow",
-    "make_strategy": "ctl.testing.devices",
-    "plant": "ctl.testing.overflow",
-    "run_workers": "ctl.testing.processes",
-    "split_cpu": "ctl.testing.devices",
-    "TinyTrainer": "ctl.testing.tiny",
-    "tiny_trainer": "ctl.testing.tiny",
+    "Report": "report",
+    "TinyTrainer": "tiny",
+    "assert_replica_equivalent": "equivalence",
+    "check_replica_equivalence": "equivalence",
+    "copies": "devices",
+    "make_strategy": "devices",
+    "plant": "faults.poison",
+    "run_workers": "processes",
+    "split_cpu": "devices",
+    "tiny_trainer": "tiny",
 }
 __all__ = [
     "Report",
@@ -43,8 +43,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return getattr(importlib.import_module(_MODULES[name]), name)
-    raise AttributeError(f"module 'ctl.testing' has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

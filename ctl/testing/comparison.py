@@ -1,108 +1,113 @@
-"""Record against record: which quantities differ by more than rounding. Loads no TensorFlow."""
+"""Compares the records of two splits: which quantities differ by more than rounding errors.
+
+Importing this module does not import TensorFlow.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ctl.testing.report import Difference, factor_of
+from ctl.testing.report import Difference, common_factor
 
 if TYPE_CHECKING:
     from ctl.testing.recording import Name, Record
 
-# The distance from 1 to the next number.
 _EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
-_KEPT = 0.6  # of the digits of a number, what right code keeps at least in a few steps
-_SMALL = 1e-3  # of the largest update: a gradient that should be zero is all rounding
-_METRIC = 1e-5  # metrics often count in float32, whatever the model computes in
+_EXPONENT = 0.6  # right code keeps at least this share of a number's digits in a few steps
+_SMALL = 1e-3  # of the largest update: smaller ones consist of rounding errors
+_METRIC = 1e-5  # metrics often accumulate in float32, whatever the model computes in
 
 
 def tolerance_of(precision: str) -> float:
-    """How far right code may be off, relative to the largest element: 4e-10 in float64.
+    """Returns the tolerance relative to the largest element, 4e-10 in float64.
 
-    Between a rounding and 1 there are `log(1 / epsilon)` digits. Right code loses a few of them,
-    wrong code nearly all: a factor of 1.01 is off by 1e-2.
-
-    Args:
-        precision: what is computed in.
-    """
-    return _EPSILON[precision] ** _KEPT
-
-
-def compare(record: "Record", reference: "Record", precision: str, tolerance: float) -> list:
-    """The quantities of a split that are not those of one replica.
-
-    Only those of the first step that has any: all later steps follow from it.
+    A dtype has `log(1 / epsilon)` digits. Right code loses a few of them, wrong code nearly all: a
+    factor of 1.01 is an error of 1e-2.
 
     Args:
-        record: of the split.
-        reference: of the same batches on one replica.
-        precision: what both were computed in.
-        tolerance: of an element, relative to the largest.
-
-    Returns:
-        A list of `Difference`.
+        precision: dtype of the computation.
     """
-    found = list(_evaluation(record, reference, tolerance))
-    for step, (values, wanted) in enumerate(zip(record.steps, reference.steps, strict=True)):
-        copies = [c for c in record.copies if c.step == step]
-        for copy in copies:
-            kind, name = copy.name
-            # Where the copies are a loss' own sums, in another order, only rounding parts them.
-            scale = np.abs(wanted[copy.name]).max(initial=0.0) + np.abs(
+    return _EPSILON[precision] ** _EXPONENT
+
+
+def compare(
+    record: "Record", reference: "Record", precision: str, tolerance: float
+) -> list[Difference]:
+    """Finds the quantities of a split that differ from those on one replica.
+
+    Stops after the first step with a difference, since the differences of later steps follow from it.
+
+    Args:
+        record: the record of the split.
+        reference: the record of the same batches on one replica.
+        precision: dtype of both computations.
+        tolerance: maximum error of an element, relative to the largest element.
+    """
+    differences = list(_compare_evaluations(record, reference, tolerance))
+    for step, (values, expected) in enumerate(zip(record.steps, reference.steps, strict=True)):
+        for mismatch in (m for m in record.mismatches if m.step == step):
+            name = mismatch.name[1]
+            # Copies that are sums in another order may differ by rounding errors.
+            scale = _largest(expected[mismatch.name]) + _largest(
                 record.weights.get(name, np.zeros(1))
-            ).max(initial=0.0)
-            if not copy.distance <= tolerance * max(scale, _SMALL):
-                found.append(Difference("copy", name, record.split, step, None, copy.distance))
-        bounds = _bounds(wanted, reference.weights, _EPSILON[precision], tolerance)
-        for (kind, name), want in wanted.items():
-            got = values[kind, name]
-            distance = _distance(got, want)
+            )
+            if not mismatch.distance <= tolerance * max(scale, _SMALL):
+                differences.append(
+                    Difference("copy", name, record.split, step, None, mismatch.distance)
+                )
+        bounds = _bounds(expected, reference.weights, _EPSILON[precision], tolerance)
+        for (kind, name), value in expected.items():
+            distance = _distance(values[kind, name], value)
             if not distance <= bounds[kind, name]:
-                factor = factor_of(got, want, tolerance)
-                found.append(Difference(kind, name, record.split, step, factor, distance))
-        if found:
+                factor = common_factor(values[kind, name], value, tolerance)
+                differences.append(Difference(kind, name, record.split, step, factor, distance))
+        if differences:
             break
-    return found
+    return differences
 
 
-def _evaluation(record: "Record", reference: "Record", tolerance: float) -> Iterator[Difference]:
-    for name, want in reference.evaluation.items():
-        got = record.evaluation.get(name)
-        if got is None:
-            continue
-        distance = _distance(got, want)
-        if not distance <= max(tolerance, _METRIC) * max(np.abs(want).max(initial=0.0), _SMALL):
-            factor = factor_of(got, want, _METRIC)
-            yield Difference("evaluation", name[1], record.split, 0, factor, distance)
+def _compare_evaluations(
+    record: "Record", reference: "Record", tolerance: float
+) -> Iterator[Difference]:
+    for (kind, name), value in record.evaluation.items():
+        expected = reference.evaluation[kind, name]
+        distance = _distance(value, expected)
+        if not distance <= max(tolerance, _METRIC) * max(_largest(expected), _SMALL):
+            factor = common_factor(value, expected, _METRIC)
+            yield Difference(kind, name, record.split, 0, factor, distance)
 
 
 def _bounds(
-    wanted: Mapping["Name", np.ndarray],
+    expected: Mapping["Name", np.ndarray],
     weights: Mapping[str, np.ndarray],
     epsilon: float,
     tolerance: float,
 ) -> dict["Name", float]:
-    """How far each quantity may be off."""
-    sizes = {name: float(np.abs(value).max(initial=0.0)) for name, value in wanted.items()}
+    """Returns the maximum distance of each quantity."""
+    sizes = {name: _largest(value) for name, value in expected.items()}
     largest = max((size for (kind, _), size in sizes.items() if kind == "update"), default=0.0)
     bounds = {}
     for (kind, name), size in sizes.items():
-        if kind == "update":  # a difference of two weights has their rounding
-            weight = np.abs(weights[name]).max(initial=0.0) if name in weights else 0.0
-            bound = tolerance * max(size, _SMALL * largest) + 16 * epsilon * float(weight)
-        elif kind == "metric":
-            bound = max(tolerance, _METRIC) * max(size, _SMALL)
+        if kind == "update":
+            # An update is the difference of two weights and has their rounding errors.
+            rounding = 16 * epsilon * _largest(weights.get(name, np.zeros(1)))
+            bounds[kind, name] = tolerance * max(size, _SMALL * largest) + rounding
         else:
-            bound = tolerance * max(size, _SMALL)
-        bounds[kind, name] = bound
+            relative = max(tolerance, _METRIC) if kind == "metric" else tolerance
+            bounds[kind, name] = relative * max(size, _SMALL)
     return bounds
 
 
-def _distance(got: np.ndarray, want: np.ndarray) -> float:
-    if got.shape != want.shape:
+def _largest(values: np.ndarray) -> float:
+    """Returns the largest absolute value of the finite elements."""
+    return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
+
+
+def _distance(values: np.ndarray, expected: np.ndarray) -> float:
+    if values.shape != expected.shape:
         return float("inf")
-    if not np.array_equal(np.isfinite(got), np.isfinite(want)):
+    if not np.array_equal(np.isfinite(values), np.isfinite(expected)):
         return float("inf")
-    gap = np.abs(got.astype(np.float64) - want.astype(np.float64))
-    return float(np.nan_to_num(gap, nan=0.0).max(initial=0.0))
+    finite = np.isfinite(values)
+    return _largest(values[finite].astype(np.float64) - expected[finite].astype(np.float64))

@@ -1,5 +1,6 @@
 """Several replicas on any machine: the CPU split into logical devices."""
 
+import numpy as np
 import tensorflow as tf
 
 from ctl.errors import UsageError
@@ -8,22 +9,22 @@ from ctl.hardware.strategies import StrategyOptions
 
 
 def split_cpu(count: int = 4) -> list[str]:
-    """Splits the CPU into logical devices, which must be done before TensorFlow is used.
+    """Splits the CPU into logical devices. Call it before TensorFlow is used.
 
         # conftest.py
         ctl.testing.split_cpu(4)
 
     Args:
-        count: how many are wanted; there may be more already.
+        count: required number of logical devices; more may exist already.
 
     Returns:
-        Their names, such as "CPU:0".
+        The names of the first `count`, such as "CPU:0".
 
     Raises:
-        UsageError: TensorFlow has started with fewer.
+        UsageError: TensorFlow is already initialized with fewer devices.
     """
-    there = logical_cpus()
-    if there < count:
+    existing = count_logical_cpus()
+    if existing < count:
         try:
             tf.config.set_logical_device_configuration(
                 tf.config.list_physical_devices("CPU")[0],
@@ -31,15 +32,18 @@ def split_cpu(count: int = 4) -> list[str]:
             )
         except RuntimeError:
             raise UsageError(
-                f"TensorFlow has started already, with {max(there, 1)} logical CPU"
-                f"{'s' * (there > 1)} and not {count}: call ctl.testing.split_cpu({count}) in "
-                "conftest.py, before any test uses it."
+                f"TensorFlow is already initialized with {max(existing, 1)} logical CPU"
+                f"{'s' * (existing > 1)}, but {count} are required: call ctl.testing.split_cpu({count}) "
+                "in conftest.py, before any test uses TensorFlow."
             ) from None
     return [f"CPU:{i}" for i in range(count)]
 
 
-def logical_cpus() -> int:
-    """How many parts the CPU was split into, without starting TensorFlow; 0 if it was not."""
+def count_logical_cpus() -> int:
+    """Returns the number of logical devices of the CPU, 0 if it was not split.
+
+    This does not initialize TensorFlow's devices.
+    """
     cpu = tf.config.list_physical_devices("CPU")[0]
     return len(tf.config.get_logical_device_configuration(cpu) or [])
 
@@ -52,10 +56,22 @@ def make_strategy(replicas: int) -> tf.distribute.Strategy:
     Args:
         replicas: 1 for a `OneDeviceStrategy`; more for a `MirroredStrategy` over logical CPUs,
             which `split_cpu` must have made.
-
-    Returns:
-        The strategy.
     """
     name = "one_device" if replicas == 1 else "mirrored"
     devices = tuple(f"CPU:{i}" for i in range(replicas))
     return selection.build(name, StrategyOptions(devices=devices)).strategy
+
+
+def copies(strategy: tf.distribute.Strategy, variable: tf.Variable) -> list[np.ndarray]:
+    """Returns each replica's copy of a variable.
+
+        first, *others = ctl.testing.copies(trainer.strategy, trainer.model.variables[0])
+
+    Args:
+        strategy: the strategy under whose scope the variable was created.
+        variable: the variable.
+
+    Returns:
+        One array per replica of this process.
+    """
+    return [np.asarray(v) for v in strategy.experimental_local_results(variable)]

@@ -1,4 +1,4 @@
-"""Proves a trainer right: its update is a function of the global batch alone, or a test fails."""
+"""Tests that the update of a trainer is a function of the global batch alone."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -7,9 +7,9 @@ import numpy as np
 
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
-from ctl.testing import isolation, splits, trial
-from ctl.testing.recording import Plan
+from ctl.testing import splits, trial
 from ctl.testing.report import Report
+from ctl.testing.trial_spec import TrialSpec
 from ctl.trainer import StandardTrainer
 
 Batches = Mapping[str, Any] | Iterable[Mapping[str, Any]]
@@ -28,36 +28,39 @@ def assert_replica_equivalent(
     thorough: bool = False,
     in_process: bool | None = None,
 ) -> Report:
-    """Fails unless a trainer's step is a function of the global batch alone.
+    """Asserts that a trainer's update is a function of the global batch alone.
 
         def test_my_step():
             ctl.testing.assert_replica_equivalent(MyTrainer, {"x": x, "label": label})
 
-    It trains the same global batches on one replica and on several logical CPUs, with even, uneven
-    and empty shares and with micro-batches, and compares the loss, each variable's update (under
-    plain SGD a multiple of its gradient), moving statistics, metrics, an evaluation whose last
-    batch is a partial one, the optimizer's and the trainer's own variables, and the replicas'
-    copies of all of them. It computes in float64, else in float32 with a tolerance to suit.
+    Trains the same global batches on one replica and on several logical CPUs, with even, uneven and
+    empty per-replica batches and with micro-batches. Compares the loss, each variable's update
+    (under plain SGD a multiple of its gradient), moving statistics, metrics, an evaluation whose
+    last batch is a partial one, the optimizer's and the trainer's own variables, and the replicas'
+    copies of all of them. Computes in float64; in float32, with a larger tolerance, if the model
+    cannot be computed in float64.
 
     Args:
-        trainer: the class, or a function that makes one from the arguments of its constructor.
-        batches: examples, name -> [examples, ...] array; or batches of them. What is batched,
-            and how, the comparison decides. They should differ from each other.
-        replicas: how many to compare.
-        accumulation: micro-batches to compare.
-        batch_sizes: rows of a global batch; by default even, uneven and empty shares are made.
-        steps: how many to train.
-        optimizer: makes an optimizer that is compared beside plain SGD.
-        options: the trainer's.
-        thorough: take all combinations of replicas, batch sizes and micro-batches.
-        in_process: False for a process of its own, which takes a few seconds; True for this one;
-            None for this one if TensorFlow is as the comparison needs it.
+        trainer: the trainer's class, or a function with the arguments of its constructor.
+        batches: examples, name -> [examples, ...] array; or a list of such batches. The comparison
+            batches the examples itself. They should differ from each other.
+        replicas: numbers of replicas to compare.
+        accumulation: numbers of micro-batches to compare.
+        batch_sizes: global batch sizes; by default some that split evenly, unevenly, and with
+            replicas that have no row.
+        steps: number of training steps.
+        optimizer: makes an optimizer to compare in addition to plain SGD.
+        options: options of the trainer.
+        thorough: compare all combinations of replicas, batch sizes and micro-batches.
+        in_process: True to compare in this process; False for a new process, which takes a few
+            seconds more; None for this process if TensorFlow is configured as required.
 
     Returns:
-        What was compared.
+        The report of what was compared.
 
     Raises:
-        AssertionError: what differs, on which split, by what factor, and the likely cause.
+        AssertionError: something differs; the message states the quantity, the split, the factor and
+            the likely cause.
         UsageError: nothing can be compared.
     """
     report = check_replica_equivalence(
@@ -90,36 +93,37 @@ def check_replica_equivalence(
     thorough: bool = False,
     in_process: bool | None = None,
 ) -> Report:
-    """As `assert_replica_equivalent`, but returns what differs."""
-    chosen = splits.chosen(replicas, accumulation, batch_sizes, thorough=thorough)
-    plan = Plan(
+    """Does the same as `assert_replica_equivalent`, but returns the differences in the report."""
+    chosen = splits.choose_splits(replicas, accumulation, batch_sizes, thorough=thorough)
+    spec = TrialSpec(
         trainer,
-        _examples(batches, max(split.batch for split in chosen)),
+        _concatenate(batches, max(split.batch for split in chosen)),
         optimizer,
         options or TrainerOptions(),
         steps,
     )
     if in_process is None:
-        in_process = isolation.is_ready(max(replicas))
-    if in_process:
-        return trial.run(plan, chosen)
-    return isolation.run(plan, chosen)
+        in_process = trial.can_run_here(max(replicas))
+    return trial.run(spec, chosen) if in_process else trial.run_in_new_process(spec, chosen)
 
 
-def _examples(batches: Batches, least: int) -> dict[str, np.ndarray]:
-    """The examples of all batches, one after the other."""
+def _concatenate(batches: Batches, required: int) -> dict[str, np.ndarray]:
+    """Concatenates all batches; raises UsageError if they have fewer than `required` examples."""
     parts = [batches] if isinstance(batches, Mapping) else list(batches)
     if not parts or not all(isinstance(part, Mapping) and part for part in parts):
-        raise UsageError("batches is empty or no dict: give a dict of arrays, or a list of them.")
-    names = list(parts[0])
-    joined = {name: np.concatenate([np.asarray(p[name]) for p in parts]) for name in names}
-    counts = {name: len(values) for name, values in joined.items()}
-    if len(set(counts.values())) > 1:
-        raise UsageError(f"The batches have {counts} rows: want the same number in each array.")
-    count = next(iter(counts.values()))
-    if count < least:
         raise UsageError(
-            f"The batches have {count} examples together, and the comparison wants {least} that "
+            "batches is empty or not a dict of arrays: give a dict of arrays, or a list of them."
+        )
+    examples = {name: np.concatenate([np.asarray(p[name]) for p in parts]) for name in parts[0]}
+    counts = {name: len(values) for name, values in examples.items()}
+    if len(set(counts.values())) > 1:
+        raise UsageError(
+            f"The arrays in batches must have the same number of rows, but have {counts}."
+        )
+    count = next(iter(counts.values()))
+    if count < required:
+        raise UsageError(
+            f"The batches have {count} examples in total, but the comparison requires {required} that "
             "differ from each other: give more, or smaller batch_sizes."
         )
-    return joined
+    return examples

@@ -1,4 +1,4 @@
-"""The fixtures that pytest finds once ctl is installed. Loads no TensorFlow until one is used."""
+"""The pytest fixtures that ctl installs. TensorFlow is imported only when a test uses one."""
 
 from collections.abc import Callable
 import glob
@@ -11,7 +11,7 @@ import pytest
 
 from ctl.hardware import gpu
 
-_ON_CPUS = {  # name -> row of the table, replicas
+_CPU_STRATEGIES = {  # parameter -> name of the strategy, replicas
     "one_device": ("one_device", 1),
     "mirrored_2": ("mirrored", 2),
     "mirrored_4": ("mirrored", 4),
@@ -19,11 +19,14 @@ _ON_CPUS = {  # name -> row of the table, replicas
 }
 
 
-def _names() -> list[str]:
-    """The strategies that one process on this machine can run, as the GPUs' device files tell."""
-    named = gpu.visible_gpus(os.environ)
-    gpus = len(glob.glob("/dev/nvidia[0-9]*")) if named is None else len(named)
-    return [*_ON_CPUS, *(["one_gpu"] if gpus else []), *(["mirrored_gpus"] if gpus > 1 else [])]
+def _strategy_names() -> list[str]:
+    """The strategies that one process on this machine can run.
+
+    pytest needs them when it collects the tests, so GPUs are counted without TensorFlow.
+    """
+    visible = gpu.visible_gpus(os.environ)
+    gpus = len(glob.glob("/dev/nvidia[0-9]*")) if visible is None else len(visible)
+    return [*_CPU_STRATEGIES, *["one_gpu"] * (gpus > 0), *["mirrored_gpus"] * (gpus > 1)]
 
 
 @pytest.fixture
@@ -31,34 +34,34 @@ def ctl_logical_devices() -> Callable[[int], list[str]]:
     """Splits the CPU: `ctl_logical_devices(4)` -> ["CPU:0", ..., "CPU:3"].
 
     TensorFlow fixes its devices at first use: call `ctl.testing.split_cpu(4)` in conftest.py if
-    another test may come first. The first call makes four at least, for the tests that follow.
+    another test may use it first. The first call makes at least four, for the tests that follow.
     """
 
     def split(count: int) -> list[str]:
         from ctl.testing import devices
 
-        enough = devices.logical_cpus() >= count
+        enough = devices.count_logical_cpus() >= count
         return devices.split_cpu(count if enough else max(count, 4))[:count]
 
     return split
 
 
-@pytest.fixture(params=_names())
+@pytest.fixture(params=_strategy_names())
 def ctl_strategy(
     request: pytest.FixtureRequest, ctl_logical_devices: Callable[[int], list[str]]
 ) -> Any:
-    """Each strategy that one process on this machine can run, one after the other."""
+    """Runs the test under each strategy that one process on this machine can run."""
     from ctl.hardware import selection
     from ctl.hardware.strategies import StrategyOptions
 
-    if request.param in _ON_CPUS:
-        name, replicas = _ON_CPUS[request.param]
-        asked = StrategyOptions(devices=tuple(ctl_logical_devices(4)[:replicas]))
-        return selection.build(name, asked).strategy
+    if request.param in _CPU_STRATEGIES:
+        name, replicas = _CPU_STRATEGIES[request.param]
+        devices = tuple(ctl_logical_devices(4)[:replicas])
+        return selection.build(name, StrategyOptions(devices=devices)).strategy
     import tensorflow as tf
 
     if not tf.config.list_physical_devices("GPU"):
-        pytest.skip("this TensorFlow sees no GPU")
+        pytest.skip("this installation of TensorFlow finds no GPU")
     if request.param == "one_gpu":
         return selection.build("one_device", StrategyOptions(devices=("GPU:0",))).strategy
     return selection.build("mirrored").strategy
@@ -74,30 +77,30 @@ def ctl_tiny_trainer() -> Callable[..., Any]:
 
 @pytest.fixture
 def ctl_workdir(tmp_path: pathlib.Path) -> Any:
-    """An empty `ctl.loop.workdir.Workdir` of the test's own."""
+    """An empty `ctl.loop.workdir.Workdir` for this test."""
     from ctl.loop.workdir import Workdir
 
     return Workdir(tmp_path / "run")
 
 
 class FrozenTime:
-    """Time that stands still until the test moves it.
+    """A clock that only the test moves.
 
     def test_it(ctl_frozen_time):
         ctl_frozen_time.advance(60)
-        time.sleep(5)      # returns at once, five seconds later
+        time.sleep(5)      # returns immediately, and advances the clock by five seconds
     """
 
     def __init__(self, now: float):
-        """Starts at a number of seconds."""
+        """Sets the clock to a number of seconds."""
         self.now = now
 
     def advance(self, seconds: float) -> None:
-        """Moves time on; also what `time.sleep` does."""
+        """Advances the clock; replaces `time.sleep`."""
         self.now += seconds
 
     def __call__(self) -> float:
-        """The seconds that `time.time`, `monotonic` and `perf_counter` all give."""
+        """Returns the clock's seconds; replaces `time.time`, `monotonic` and `perf_counter`."""
         return self.now
 
 

@@ -1,4 +1,10 @@
-"""Runs Python functions in processes of their own, and brings back what they return or say."""
+"""Runs a function in separate processes and returns its results.
+
+Why not concurrent.futures: its workers import the caller's main module, and with it TensorFlow,
+before their environment can be set, and do not report the output of a worker that failed.
+
+Importing this module does not import TensorFlow.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 import os
@@ -13,7 +19,7 @@ from typing import Any
 from ctl.errors import UsageError
 from ctl.hardware import cluster, rendezvous
 
-_LINES = 30  # of each process' output, for a failure's message
+_OUTPUT_LINES = 30  # of each process in an error message
 
 
 def run_workers(
@@ -23,9 +29,9 @@ def run_workers(
     timeout: float = 240.0,
     environment: Mapping[str, str] | None = None,
 ) -> list[Any]:
-    """Calls a function in several real processes that know of each other by TF_CONFIG.
+    """Calls a function in several processes that form a cluster by TF_CONFIG.
 
-        def train(steps):                            # at the top level of the test's module
+        def train(steps):                            # at the top level of the test module
             strategy = tf.distribute.MultiWorkerMirroredStrategy()
             ...
             return model.get_weights()
@@ -33,22 +39,23 @@ def run_workers(
         first, second = ctl.testing.run_workers(train, 10)
 
     Args:
-        function: what each worker calls; with its arguments and result it must pickle.
-        *arguments: what with.
-        workers: how many processes.
-        timeout: seconds that all of them may take.
-        environment: variables to set beside TF_CONFIG; GPUs are hidden unless it shows them.
+        function: called once in each worker; it, its arguments and its result must be picklable.
+        *arguments: its arguments.
+        workers: number of processes.
+        timeout: seconds after which all of them are killed.
+        environment: variables to set in addition to TF_CONFIG. GPUs are hidden unless
+            CUDA_VISIBLE_DEVICES is among them.
 
     Returns:
-        Each worker's result, in order.
+        Each worker's result, in the order of the workers.
 
     Raises:
-        AssertionError: a worker failed or did not end; each one's output is in the message.
-        UsageError: the function cannot be sent to another process.
+        AssertionError: a worker failed or timed out; the message has each worker's output.
+        UsageError: the function cannot be pickled, or raised a `UsageError`.
     """
     ports = rendezvous.find_free_ports(workers)
-    places = cluster.make_local_clusters(workers=workers, servers=0, ports=ports)
-    variables = [{**(environment or {}), "TF_CONFIG": place.tf_config()} for place in places]
+    tasks = cluster.make_local_clusters(workers=workers, servers=0, ports=ports)
+    variables = [{**(environment or {}), "TF_CONFIG": task.tf_config()} for task in tasks]
     return call(function, arguments, variables, timeout=timeout)
 
 
@@ -59,33 +66,34 @@ def call(
     *,
     timeout: float,
 ) -> list[Any]:
-    """Calls a function once in each environment, all at the same time.
+    """Calls a function in one new process per environment, all at the same time.
 
     Args:
-        function: what to call.
-        arguments: what with.
-        environments: variables to set, of each process; the caller's TF_ and XLA_ ones are left out.
-        timeout: seconds that all of them may take.
+        function: what to call; it, its arguments and its result must be picklable.
+        arguments: its arguments.
+        environments: variables to set in each process. The caller's TF_ and XLA_ variables are not
+            inherited.
+        timeout: seconds after which all processes are killed.
 
     Returns:
-        Each one's result.
+        The result of each process.
 
     Raises:
-        AssertionError: one failed or did not end; each one's output is in the message.
-        UsageError: the function cannot be sent to another process.
+        AssertionError: a process failed or timed out; the message has each process' output.
+        UsageError: the function cannot be pickled, or raised a `UsageError`.
     """
-    task = _pickled(function, arguments)
+    task = _pickle_task(function, arguments)
     with tempfile.TemporaryDirectory() as name:
         folders = [pathlib.Path(name) / str(i) for i in range(len(environments))]
         processes = [_start(task, f, e) for f, e in zip(folders, environments, strict=True)]
         try:
-            _wait(processes, timeout)
+            codes = _wait(processes, timeout)
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
         if not all((folder / "result").exists() for folder in folders):
-            raise AssertionError(_told(folders, processes, timeout))
+            raise AssertionError(_describe_failure(folders, codes, timeout))
         results = [pickle.loads((folder / "result").read_bytes()) for folder in folders]
     for result in results:
         if isinstance(result, UsageError):
@@ -93,19 +101,17 @@ def call(
     return results
 
 
-def _pickled(function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
-    held = [function, *arguments]
-    own = [v for v in held if getattr(v, "__module__", "") == "__main__"]
+def _pickle_task(function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
     try:
-        if own:
-            raise TypeError("it is defined in the program itself")
-        # The path apart and first: what follows is read by it.
+        if any(getattr(v, "__module__", "") == "__main__" for v in (function, *arguments)):
+            raise TypeError("it is defined in the main module")
+        # sys.path comes in a pickle of its own: loading the second one imports modules from it.
         return pickle.dumps(sys.path) + pickle.dumps((function, list(arguments)))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        why = " ".join(str(error).split())
         raise UsageError(
-            f"What the test gives cannot be sent to a process of its own ({why}): define the "
-            "function, or the trainer's class, and what it is made with at the top level of a module."
+            "The function or trainer of the test cannot be pickled and sent to another process "
+            f"({' '.join(str(error).split())}): define it, and the classes of its arguments, at the "
+            "top level of a module."
         ) from None
 
 
@@ -114,37 +120,61 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     folder.mkdir()
     (folder / "task").write_bytes(task)
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("TF_", "XLA_", "PYTEST"))}
-    own = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2", **environment}
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("TF_", "XLA_", "PYTEST"))}
+    defaults = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     with (folder / "output").open("wb") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "ctl.testing.child", str(folder)],
-            env={**kept, **own},
+            [sys.executable, "-m", "ctl.testing.processes", str(folder)],
+            env={**inherited, **defaults, **environment},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
         )
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout: float) -> None:
-    """Returns when all have ended, or one has failed, or the time is over."""
-    end = time.monotonic() + timeout
-    while time.monotonic() < end:
+def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout: float) -> list[int | None]:
+    """Waits until all have exited, one has failed, or the timeout; returns the exit codes so far."""
+    deadline = time.monotonic() + timeout
+    while True:
         codes = [process.poll() for process in processes]
-        if None not in codes or any(codes):
-            return
+        if None not in codes or any(codes) or time.monotonic() > deadline:
+            return codes
         time.sleep(0.05)
 
 
-def _told(
-    folders: Sequence[pathlib.Path],
-    processes: Sequence[subprocess.Popen[bytes]],
-    timeout: float,
+def _describe_failure(
+    folders: Sequence[pathlib.Path], codes: Sequence[int | None], timeout: float
 ) -> str:
-    lines = [f"Not every process returned a result within {timeout:g} s."]
-    for i, (folder, process) in enumerate(zip(folders, processes, strict=True)):
-        done = (folder / "result").exists()
-        how = "returned" if done else f"ended with {process.returncode}"
-        said = (folder / "output").read_text(errors="replace").splitlines()[-_LINES:]
-        lines += [f"Process {i} {how}, and said:", *(f"  {line}" for line in said)]
+    states = {
+        i: "running"
+        if code is None
+        else "finished"
+        if (f / "result").exists()
+        else f"exit code {code}"
+        for i, (f, code) in enumerate(zip(folders, codes, strict=True))
+    }
+    failed = [f"process {i} ({state})" for i, state in states.items() if state.startswith("exit")]
+    lines = [f"Failed: {', '.join(failed)}." if failed else f"Timed out after {timeout:g} s."]
+    for i, state in states.items():
+        output = (folders[i] / "output").read_text(errors="replace").splitlines()
+        lines += [f"Output of process {i} ({state}):"]
+        lines += [f"  {line}" for line in output[-_OUTPUT_LINES:]]
     return "\n".join(lines)
+
+
+def _run_task(folder: pathlib.Path) -> None:
+    """Runs the task of a folder in this process; writes its result, or its `UsageError`."""
+    with (folder / "task").open("rb") as file:
+        sys.path[:] = pickle.load(file)
+        function, arguments = pickle.load(file)
+    try:
+        result = function(*arguments)
+    except UsageError as error:
+        result = error
+    # Renamed when complete: the file may still be written when the caller's timeout ends.
+    (folder / "part").write_bytes(pickle.dumps(result))
+    (folder / "part").rename(folder / "result")
+
+
+if __name__ == "__main__":
+    _run_task(pathlib.Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""What a comparison of splits came to. Loads no TensorFlow, so that it travels between processes."""
+"""The result of comparing splits. Importing this module does not import TensorFlow."""
 
 import dataclasses
 
@@ -9,15 +9,15 @@ from ctl.testing.splits import Split
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """One quantity that depends on how the batch was split.
+    """One quantity that depends on how the global batch was split.
 
     Attributes:
         kind: "loss", "update", "statistic", "state", "metric", "evaluation", "copy" or "probe".
-        name: the quantity's own name, such as "dense/kernel:0".
-        split: where it differs from one replica.
-        step: the step, from 0.
-        factor: how many times as large it is, where it is that in every element; else None.
-        distance: the largest difference of an element.
+        name: name of the quantity, such as "dense/kernel:0".
+        split: the split on which it differs from its value on one replica.
+        step: the training step, from 0.
+        factor: the ratio to the value on one replica if all elements have the same; else None.
+        distance: the largest absolute difference of an element.
     """
 
     kind: str
@@ -27,38 +27,36 @@ class Difference:
     factor: float | None
     distance: float
 
-    def is_times(self, factor: float) -> bool:
-        """Whether it is so many times the value of one replica, and not that value itself."""
-        found = self.factor
-        return found is not None and factor != 1 and abs(found / factor - 1) < 1e-5
+    def has_factor(self, factor: float) -> bool:
+        """Whether the value is `factor` times that on one replica, for a factor other than 1."""
+        return self.factor is not None and factor != 1 and abs(self.factor / factor - 1) < 1e-5
 
     def __str__(self) -> str:
-        """Such as `update of dense/kernel:0 on 2 replicas (...): 2 times that of one replica`."""
-        what = {"update": "update of ", "copy": "copies of ", "state": "variable "}
-        label = f"{what.get(self.kind, self.kind + ' ')}{self.name}"
-        if self.kind == "loss":
-            label = "loss"
-        how = f"off by up to {self.distance:.3g}"
+        """Returns a line such as `update of w:0 on 2 replicas (...), step 0: 2 times the value ...`."""
+        labels = {"update": "update of ", "copy": "copies of ", "state": "variable ", "loss": ""}
+        label = f"{labels.get(self.kind, self.kind + ' ')}{self.name}"
+        times = "1" if self.factor is None else as_fraction(self.factor)
+        how = f"{times} times the value on one replica"
         if self.kind == "copy":
             how = f"the replicas' copies differ by up to {self.distance:.3g}"
-        elif self.factor is not None:
-            how = f"{as_fraction(self.factor)} times that of one replica"
+        elif times == "1":
+            how = f"differs from the value on one replica by up to {self.distance:.3g}"
         return f"{label} on {self.split}, step {self.step}: {how}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What was compared, what differs, and why.
+    """What was compared, what differs, and the likely cause.
 
     Attributes:
-        trainer: its name.
-        precision: what it was computed in.
-        compared: the splits that were.
-        refused: the splits that ctl refused to build, with its reason.
-        notes: what else was not looked at, and why.
-        differences: none if the trainer is right.
-        cause: the likely one of the first difference; "" if there is none.
-        seconds: how long it took.
+        trainer: name of the trainer.
+        precision: dtype of the computation.
+        compared: the splits that were compared.
+        refused: the splits that ctl rejects, with the reason.
+        notes: what else could not be checked, and why.
+        differences: the differences; empty if the trainer is right.
+        cause: the likely cause of the first difference; "" if there are none.
+        seconds: duration of the comparison.
     """
 
     trainer: str
@@ -72,48 +70,48 @@ class Report:
 
     @property
     def equivalent(self) -> bool:
-        """Whether every quantity is that of one replica, on every split."""
+        """Whether every quantity is the same on every split."""
         return not self.differences
 
     def failure(self, limit: int = 12) -> str:
-        """The message of a failure: the first line says all, the others what else differs.
+        """Returns the error message: the difference with its cause, then the other differences.
 
         Args:
-            limit: differences to list.
+            limit: maximum number of differences to list.
         """
         first, others = self.differences[0], self.differences[1:limit]
-        lines = [f"{self.trainer}: {first}: {self.cause}"]
-        lines += [f"  also {difference}" for difference in others]
+        lines = [f"{self.trainer}: {first}. {self.cause}"]
+        lines += ["  Other differences:"] * bool(others)
+        lines += [f"    {difference}" for difference in others]
         if len(self.differences) > limit:
-            lines.append(f"  and {len(self.differences) - limit} more")
-        lines += [f"  not compared: {split}: {why}" for split, why in self.refused.items()]
+            lines.append(f"    and {len(self.differences) - limit} more")
+        lines += [f"  Not compared: {split}: {why}" for split, why in self.refused.items()]
         lines += [f"  {note}" for note in self.notes]
         return "\n".join(lines)
 
 
 def as_fraction(factor: float) -> str:
-    """A factor as a person reads it: 2, 1/4, 0.8333."""
+    """Formats a factor for a message: 2, 1/4, 0.8333."""
     for denominator in range(1, 13):
-        numerator = factor * denominator
-        if abs(numerator - round(numerator)) < 1e-6 * denominator and round(numerator):
-            whole = round(numerator)
-            return str(whole) if denominator == 1 else f"{whole}/{denominator}"
+        numerator = round(factor * denominator)
+        if numerator and abs(factor * denominator - numerator) < 1e-6 * denominator:
+            return str(numerator) if denominator == 1 else f"{numerator}/{denominator}"
     return f"{factor:.4g}"
 
 
-def factor_of(found: np.ndarray, wanted: np.ndarray, tolerance: float) -> float | None:
-    """By what one array is a multiple of the other, or None where it is no multiple.
+def common_factor(values: np.ndarray, reference: np.ndarray, tolerance: float) -> float | None:
+    """Returns f if `values` is `f * reference`, and None if it is no multiple.
 
     Args:
-        found: any shape.
-        wanted: the same shape.
-        tolerance: of each element, relative to the largest.
+        values: any shape.
+        reference: the same shape.
+        tolerance: maximum error of an element, relative to the largest element.
     """
-    found, wanted = found.astype(np.float64).ravel(), wanted.astype(np.float64).ravel()
-    square = wanted @ wanted
-    if not square or not np.isfinite(found).all():
+    values, reference = (v.astype(np.float64).ravel() for v in (values, reference))
+    square = reference @ reference
+    if not square or values.shape != reference.shape or not np.isfinite(values).all():
         return None
-    factor = float(found @ wanted / square)
-    rest = np.abs(found - factor * wanted).max(initial=0.0)
-    largest = max(np.abs(found).max(initial=0.0), np.abs(wanted).max(initial=0.0))
-    return factor if rest <= 10 * tolerance * largest else None
+    factor = float(values @ reference / square)
+    error = np.abs(values - factor * reference).max(initial=0.0)
+    largest = max(np.abs(values).max(initial=0.0), np.abs(reference).max(initial=0.0))
+    return factor if error <= 10 * tolerance * largest else None

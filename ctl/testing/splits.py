@@ -1,4 +1,7 @@
-"""The ways in which a global batch is split that a trainer is compared on. Loads no TensorFlow."""
+"""The ways to split a global batch on which a trainer is compared.
+
+Importing this module does not import TensorFlow.
+"""
 
 from collections.abc import Sequence
 import dataclasses
@@ -6,7 +9,7 @@ import math
 
 from ctl.errors import UsageError
 
-# The rate of the plain SGD that splits are compared by: an update is a multiple of its gradient.
+# Learning rate of the plain SGD that splits are compared under: an update is -RATE * gradient.
 RATE = 0.1
 
 
@@ -15,9 +18,9 @@ class Split:
     """One way to compute the update of a global batch.
 
     Attributes:
-        batch: rows of the global batch.
-        replicas: how many share it.
-        micro_batches: parts that a replica's rows are computed in.
+        batch: global batch size.
+        replicas: number of replicas.
+        micro_batches: gradient accumulation steps.
     """
 
     batch: int
@@ -25,91 +28,92 @@ class Split:
     micro_batches: int = 1
 
     @property
-    def rows(self) -> int:
-        """Rows that each replica gets, padding included."""
+    def rows_per_replica(self) -> int:
+        """Rows of each per-replica batch, padding included."""
         return math.ceil(self.batch / self.replicas)
 
     @property
-    def shares(self) -> list[int]:
-        """How many rows exist on each replica."""
-        left = [self.batch - r * self.rows for r in range(self.replicas)]
-        return [min(max(0, rows), self.rows) for rows in left]
+    def row_counts(self) -> list[int]:
+        """Number of real rows on each replica."""
+        rows = self.rows_per_replica
+        return [min(max(0, self.batch - r * rows), rows) for r in range(self.replicas)]
 
     @property
     def even(self) -> bool:
-        """Whether all replicas have equally many rows."""
-        return self.rows * self.replicas == self.batch
+        """Whether all replicas have the same number of real rows."""
+        return self.rows_per_replica * self.replicas == self.batch
 
     @property
     def reference(self) -> "Split":
-        """What it must be equal to: the whole batch at once on one replica."""
+        """The split that defines the right result: the global batch at once on one replica."""
         return Split(self.batch)
 
     @property
     def feasible(self) -> bool:
-        """Whether a replica has a row for each of its micro-batches."""
-        return self.micro_batches <= self.rows
+        """Whether each micro-batch of a replica has at least one row."""
+        return self.micro_batches <= self.rows_per_replica
 
     def __str__(self) -> str:
-        """Such as `2 replicas (3 + 2 rows of 5), accumulation 2`."""
+        """Returns, for example, `2 replicas (3 + 2 rows), accumulation 2`."""
         plural = "s" if self.replicas > 1 else ""
-        rows = " + ".join(map(str, self.shares))
-        return (
-            f"{self.replicas} replica{plural} ({rows} rows of {self.batch}), "
-            f"accumulation {self.micro_batches}"
-        )
+        rows = " + ".join(map(str, self.row_counts))
+        return f"{self.replicas} replica{plural} ({rows} rows), accumulation {self.micro_batches}"
 
 
-def sizes(replicas: int, micro_batches: int) -> list[int]:
-    """Global batches that fall evenly to so many replicas, unevenly, and so that some get no row.
+def default_batch_sizes(replicas: int, micro_batches: int) -> list[int]:
+    """Returns batch sizes that split evenly, unevenly, and with replicas that have no row.
 
     Args:
-        replicas: the most that are compared.
-        micro_batches: the most micro-batches.
+        replicas: the largest number of replicas.
+        micro_batches: the largest number of micro-batches.
     """
     if replicas < 2:
         return [2 * micro_batches]
-    # Of n + 1 rows each replica takes 2, and of three replicas or more the last have none.
-    found = [replicas * micro_batches, replicas + 1]
-    return [*found, 1] if replicas == 2 else found
+    # Of n + 1 rows each replica takes 2. With three or more replicas the last one has none; with
+    # two, a batch of one row leaves the second without any.
+    sizes = [replicas * micro_batches, replicas + 1]
+    return [*sizes, 1] if replicas == 2 else sizes
 
 
-def chosen(
+def choose_splits(
     replicas: Sequence[int],
     accumulation: Sequence[int],
     batch_sizes: Sequence[int] | None = None,
     *,
     thorough: bool = False,
 ) -> list[Split]:
-    """The splits to compare, references left out.
+    """Chooses the splits to compare with their references.
 
-    Every number of replicas meets every batch size without accumulation, and accumulation with one
-    of the batch sizes in turn; `thorough` takes all three together.
+    Every number of replicas is combined with every batch size without accumulation, and with one
+    batch size with accumulation.
 
     Args:
-        replicas: how many, such as (1, 2, 4).
-        accumulation: micro-batches, such as (1, 2).
-        batch_sizes: rows of a global batch; None for `sizes`.
-        thorough: take every combination.
+        replicas: numbers of replicas, such as (1, 2, 4).
+        accumulation: numbers of micro-batches, such as (1, 2).
+        batch_sizes: global batch sizes; `default_batch_sizes` if None.
+        thorough: take all combinations of the three.
+
+    Returns:
+        The splits, without the references themselves.
 
     Raises:
-        UsageError: there is nothing to compare.
+        UsageError: the arguments leave nothing to compare.
     """
     for name, values in (("replicas", replicas), ("accumulation", accumulation)):
         if not values or min(values) < 1:
-            raise UsageError(f"{name} is {tuple(values)}, want numbers of at least 1.")
-    batches = list(batch_sizes or sizes(max(replicas), max(accumulation)))
-    found = []
+            raise UsageError(f"{name} is {tuple(values)}, but requires numbers of at least 1.")
+    batches = list(batch_sizes or default_batch_sizes(max(replicas), max(accumulation)))
+    splits = []
     for i, count in enumerate(sorted(set(replicas))):
         for parts in sorted(set(accumulation)):
-            all_sizes = [Split(batch, count, parts) for batch in batches]
-            possible = [split for split in all_sizes if split.feasible]
-            one_of_them = [possible[i % len(possible)]] if possible else []
-            found += possible if parts == 1 or thorough else one_of_them
-    found = [split for split in dict.fromkeys(found) if split != split.reference]
-    if not found:
+            feasible = [s for batch in batches if (s := Split(batch, count, parts)).feasible]
+            if feasible and parts > 1 and not thorough:
+                feasible = [feasible[i % len(feasible)]]
+            splits += feasible
+    splits = [split for split in dict.fromkeys(splits) if split != split.reference]
+    if not splits:
         raise UsageError(
             f"replicas={tuple(replicas)} and accumulation={tuple(accumulation)} leave nothing to "
-            "compare with one replica: want 2 or more of one of them."
+            "compare with one replica: include a number of at least 2 in one of them."
         )
-    return found
+    return splits

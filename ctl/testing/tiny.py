@@ -1,4 +1,4 @@
-"""A small trainer for tests of what is around a step."""
+"""A small trainer, for tests of everything except the model."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,45 +15,45 @@ FEATURES, CLASSES = 4, 3
 
 
 def examples(count: int = 24, *, seed: int = 0) -> dict[str, np.ndarray]:
-    """Examples of three classes that differ from each other and can be learnt.
+    """Makes distinct examples of three classes that a linear model can separate.
 
     Args:
-        count: how many.
-        seed: of the draw.
+        count: number of examples.
+        seed: seed of the random numbers.
 
     Returns:
         `x`, [count, 4] float64, and `label`, [count] int64.
     """
-    draw = np.random.default_rng(seed)
-    label = draw.integers(0, CLASSES, count)
-    centres = np.eye(CLASSES, FEATURES)[label]
-    return {"x": centres + 0.3 * draw.normal(size=(count, FEATURES)), "label": label}
+    rng = np.random.default_rng(seed)
+    label = rng.integers(0, CLASSES, count)
+    centers = np.eye(CLASSES, FEATURES)[label]
+    return {"x": centers + 0.3 * rng.normal(size=(count, FEATURES)), "label": label}
 
 
 class TinyTrainer(StandardTrainer):
-    """Two dense layers.
+    """A classifier with two dense layers.
 
     trainer = TinyTrainer(global_batch_size=8, optimizer=tf_keras.optimizers.SGD(0.1))
     trainer.train(tf.constant(10))
     """
 
     def build_model(self) -> tf_keras.Model:
-        """Makes the two layers."""
+        """Makes two dense layers."""
         hidden = tf_keras.layers.Dense(5, activation="tanh", input_shape=(FEATURES,))
         return tf_keras.Sequential([hidden, tf_keras.layers.Dense(CLASSES)])
 
     def build_dataset(self, split: str, input_context: Any) -> Any:
-        """The same examples to train and to evaluate."""
+        """Returns the same examples for training and evaluation."""
         return arrays(examples())
 
     def per_example_loss(self, batch: Any, outputs: Any) -> tf.Tensor:
-        """Cross entropy."""
+        """Returns the cross entropy of each row."""
         return tf_keras.losses.sparse_categorical_crossentropy(
             batch["label"], outputs, from_logits=True
         )
 
     def build_metrics(self) -> dict[str, tf_keras.metrics.Metric]:
-        """Accuracy."""
+        """Returns the accuracy."""
         return {"accuracy": tf_keras.metrics.SparseCategoricalAccuracy()}
 
 
@@ -64,15 +64,15 @@ def tiny_trainer(
     optimizer: Callable[[], Any] | None = None,
     **options: Any,
 ) -> TinyTrainer:
-    """Makes a small trainer, by default under plain SGD.
+    """Makes a `TinyTrainer`.
 
         trainer = tiny_trainer(strategy, precision="float64")
 
     Args:
-        strategy: where; the current strategy if not given.
+        strategy: the strategy; the current one by default.
         global_batch_size: rows of a global batch.
-        optimizer: makes the optimizer.
-        **options: those of `ctl.TrainerOptions`.
+        optimizer: makes the optimizer; plain SGD by default.
+        **options: fields of `ctl.TrainerOptions`.
     """
     return TinyTrainer(
         strategy=strategy,

@@ -1,4 +1,4 @@
-"""The two-convolution network of the tutorials, for images of 28 x 28 and ten classes."""
+"""The network with two convolutions of the tutorials, for 28 x 28 images and ten classes."""
 
 import tf_keras
 
@@ -6,7 +6,7 @@ import ctl
 
 
 class MnistTrainer(ctl.StandardTrainer):
-    """Trains on any IDX dataset of that shape: MNIST, Fashion-MNIST."""
+    """Trains on any IDX dataset of this shape, such as MNIST and Fashion-MNIST."""
 
     def build_model(self):
         layers = tf_keras.layers

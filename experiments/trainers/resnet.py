@@ -1,4 +1,4 @@
-"""ResNet-50 (He et al. 2016) for images of 224 x 224 and a thousand classes."""
+"""ResNet-50 (He et al. 2016) for 224 x 224 images and a thousand classes."""
 
 import tensorflow as tf
 import tf_keras
@@ -10,7 +10,7 @@ _CLASSES = 1000
 
 
 class NoisyClasses(ctl.data.Source):
-    """Images of noise, brighter in a class's own place: something of ImageNet's size, without it."""
+    """Synthetic data of ImageNet's size: noise images with a bright row that depends on the class."""
 
     def __init__(self, count):
         self._count = count
@@ -32,7 +32,7 @@ def _image(index):
 
 
 class ResNetTrainer(ctl.StandardTrainer):
-    """Trains the network of tf_keras.applications on images that are made up as they are read."""
+    """Trains the network of tf_keras.applications on synthetic images."""
 
     def build_model(self):
         return tf_keras.applications.ResNet50(

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ctl.configs import compatibility, defaults, overrides
+from ctl.configs import compatibility, defaults, overrides, values
 from ctl.configs.compatibility import Choice
 from ctl.errors import UsageError
 from ctl.replica import precision
@@ -100,7 +100,7 @@ def test_micro_batches_are_allowed_while_the_per_replica_batch_is_unknown():
 
 
 def test_options_of_the_default_config_are_allowed():
-    compatibility.check_options(overrides.flat(defaults.defaults()))
+    compatibility.check_options(overrides.flatten(defaults.defaults()))
 
 
 @pytest.mark.parametrize(
@@ -114,12 +114,12 @@ def test_options_of_the_default_config_are_allowed():
 )
 def test_check_options_needs_neither_model_nor_hardware(changes):
     with pytest.raises(UsageError):
-        compatibility.check_options(overrides.flat(defaults.defaults()) | changes)
+        compatibility.check_options(overrides.flatten(defaults.defaults()) | changes)
 
 
 def test_axes_are_the_values_of_the_options():
     assert set(compatibility.AXES["precision"]) == set(precision.PRECISIONS)
-    assert {*compatibility.AXES["xla"], "auto"} == set(replica_compile.MODES)
+    assert {*compatibility.AXES["xla"], "auto"} == set(values.XLA_MODES)
 
 
 @pytest.mark.parametrize("sync", [False, True])

@@ -1,4 +1,4 @@
-"""Where a config and its trainer are found. What is told when they are not: mistakes_test.py."""
+"""Loading a config file and its trainer class. The messages of failures: mistakes_test.py."""
 
 import pathlib
 import sys
@@ -25,12 +25,12 @@ def get_config():
 
 
 def trainer_class(trainer, config_path):
-    return loading.trainer_class(trainer, config_path, ctl.StandardTrainer)
+    return loading.load_trainer_class(trainer, config_path, ctl.StandardTrainer)
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The current folder, from which modules can be imported, with a folder `sub` in it."""
+    """The current folder, which is importable and contains a folder `sub`."""
     (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -47,26 +47,26 @@ def test_config_file_gives_what_get_config_returns(folder):
     assert loading.load_config(str(folder / "exp.py")) == loading.load_config("exp.py")
 
 
-def test_file_whose_name_is_too_long_is_not_there(folder):
+def test_file_with_too_long_a_name_does_not_exist(folder):
     with pytest.raises(UsageError, match="There is no config file xxx"):
         loading.load_config("x" * 300 + ".py")
-    with pytest.raises(UsageError, match="and there is no"):
-        loading.trainer_file("x" * 300 + ".py:Net", "exp.py")
+    with pytest.raises(UsageError, match="but there is no"):
+        loading.find_trainer_file("x" * 300 + ".py:Net", "exp.py")
 
 
-def test_error_that_cannot_be_shown_is_named(folder):
+def test_error_that_cannot_be_printed_is_reported_by_its_type(folder):
     (folder / "exp.py").write_text("def get_config():\n    raise OSError([10**5000])\n")
     with pytest.raises(UsageError, match=r"get_config\(\) fails: exp.py:2: OSError$"):
         loading.load_config("exp.py")
 
 
-def test_config_file_gets_the_text_behind_the_colon(folder):
+def test_get_config_receives_the_text_after_the_colon(folder):
     text = "import ctl\ndef get_config(steps):\n    return ctl.config(train=dict(steps=int(steps)))"
     (folder / "exp.py").write_text(text)
     assert loading.load_config("exp.py:7").train.steps == 7
 
 
-def test_config_file_may_import_its_neighbours_when_read_and_when_called(folder):
+def test_config_file_may_import_modules_of_its_folder_when_read_and_when_called(folder):
     (folder / "sub" / "base.py").write_text(CONFIG)
     (folder / "sub" / "base2.py").write_text(CONFIG)
     (folder / "sub" / "exp.py").write_text(
@@ -78,7 +78,7 @@ def test_config_file_may_import_its_neighbours_when_read_and_when_called(folder)
     assert sys.path == path
 
 
-def test_config_is_a_copy_without_references_and_locked(folder):
+def test_config_is_a_locked_copy_without_references(folder):
     (folder / "exp.py").write_text(
         "import ctl\nfrom ml_collections import FrozenConfigDict\n"
         "CONFIG = FrozenConfigDict(ctl.config(train=dict(steps=5)))\n"
@@ -92,17 +92,17 @@ def test_config_is_a_copy_without_references_and_locked(folder):
 
 
 def test_trainer_path_is_relative_to_the_configs_folder(folder):
-    (folder / "sub" / "net.py").write_text(CLASS.format("beside the config"))
+    (folder / "sub" / "net.py").write_text(CLASS.format("next to the config"))
     (folder / "net.py").write_text(CLASS.format("in the current folder"))
-    found = trainer_class("net.py:Net", "sub/exp.py")
-    assert found.origin == "beside the config"
-    assert issubclass(found, ctl.StandardTrainer)
+    cls = trainer_class("net.py:Net", "sub/exp.py")
+    assert cls.origin == "next to the config"
+    assert issubclass(cls, ctl.StandardTrainer)
 
 
 def test_trainer_path_is_relative_to_the_current_folder_otherwise(folder):
     (folder / "net.py").write_text(CLASS.format("in the current folder"))
     assert trainer_class("net.py:Net", "sub/exp.py").origin == "in the current folder"
-    assert loading.trainer_file("net.py:Net", "sub/exp.py") == pathlib.Path("net.py")
+    assert loading.find_trainer_file("net.py:Net", "sub/exp.py") == pathlib.Path("net.py")
 
 
 def test_trainer_path_may_be_absolute(folder):
@@ -113,13 +113,13 @@ def test_trainer_path_may_be_absolute(folder):
 def test_trainer_may_be_in_a_package(folder):
     (folder / "sub" / "net.py").write_text(CLASS.format("in a package"))
     assert trainer_class("sub.net:Net", "exp.py").origin == "in a package"
-    assert loading.trainer_file("sub.net:Net", "exp.py") is None
+    assert loading.find_trainer_file("sub.net:Net", "exp.py") is None
 
 
-def test_trainer_may_import_its_neighbours(folder):
-    (folder / "sub" / "nets.py").write_text(CLASS.format("a neighbour"))
+def test_trainer_may_import_modules_of_its_folder(folder):
+    (folder / "sub" / "nets.py").write_text(CLASS.format("a module of its folder"))
     (folder / "sub" / "net.py").write_text("from nets import Net\n")
-    assert trainer_class("net.py:Net", "sub/exp.py").origin == "a neighbour"
+    assert trainer_class("net.py:Net", "sub/exp.py").origin == "a module of its folder"
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,9 @@ def test_trainer_may_import_its_neighbours(folder):
         "def __getattr__(name): return 1\n",
     ],
 )
-def test_file_that_may_have_the_class_is_not_refused_before_it_runs(folder, text):
+def test_file_that_may_define_the_class_is_not_rejected_before_it_runs(folder, text):
     (folder / "net.py").write_text(text)
-    assert loading.trainer_file("net.py:Net", "exp.py") == pathlib.Path("net.py")
+    assert loading.find_trainer_file("net.py:Net", "exp.py") == pathlib.Path("net.py")
 
 
 def test_config_and_trainer_may_be_one_file_which_runs_once(folder):
@@ -144,10 +144,10 @@ def test_config_and_trainer_may_be_one_file_which_runs_once(folder):
         f"{CONFIG}{CLASS.format('one file')}"
     )
     assert loading.load_config("exp.py").train.steps == 5
-    found = trainer_class("exp.py:Net", "exp.py")
-    assert found.origin == "one file"
+    cls = trainer_class("exp.py:Net", "exp.py")
+    assert cls.origin == "one file"
     assert (folder / "log").read_text() == "x"
-    assert sys.modules[found.__module__].Net is found
+    assert sys.modules[cls.__module__].Net is cls
 
 
 def test_file_that_was_changed_runs_again(folder):
@@ -157,13 +157,15 @@ def test_file_that_was_changed_runs_again(folder):
     assert trainer_class("net.py:Net", "exp.py").origin == "another"
 
 
-def test_files_of_one_name_are_modules_of_their_own(folder):
+def test_files_with_the_same_name_are_separate_modules(folder):
     files = [folder / "net.py", folder / "sub" / "net.py"]
     for file in files:
         file.write_text(CLASS.format(file))
-    found = [trainer_class(f"{file}:Net", "exp.py") for file in files]
-    assert [cls.origin for cls in found] == [str(file) for file in files]
-    assert [sys.modules[cls.__module__].__file__ for cls in found] == [str(file) for file in files]
+    classes = [trainer_class(f"{file}:Net", "exp.py") for file in files]
+    assert [cls.origin for cls in classes] == [str(file) for file in files]
+    assert [sys.modules[cls.__module__].__file__ for cls in classes] == [
+        str(file) for file in files
+    ]
 
 
 def test_file_that_fails_leaves_no_module(folder):
@@ -173,15 +175,21 @@ def test_file_that_fails_leaves_no_module(folder):
     assert not [name for name in sys.modules if "broken" in name]
 
 
-def test_place_is_the_persons_own_line(folder):
-    text = "import json\n\n\ndef f():\n    json.loads('{')\n\n\nf()\n"
-    with pytest.raises(ValueError, match="Expecting") as caught:
-        exec(compile(text, str(folder / "exp.py"), "exec"), {})
-    assert loading.error_location(caught.value).startswith("exp.py:5: JSONDecodeError: Expecting")
+def test_trainer_must_be_a_subclass_of_the_given_base(folder):
+    (folder / "net.py").write_text("class Net: pass\n")
+
+    class Base:
+        pass
+
+    with pytest.raises(
+        UsageError, match=r"is not a subclass of ctl\.Base: derive it from ctl\.Base"
+    ):
+        loading.load_trainer_class("net.py:Net", "exp.py", Base)
 
 
-def test_place_without_a_line_is_the_file():
-    error = ValueError("odd")
-    assert loading.error_location(error, pathlib.Path("net.py")) == "net.py: ValueError: odd"
-    assert loading.error_location(error) == "ValueError: odd"
-    assert loading.error_location(ValueError()) == "ValueError"
+def test_trainer_source_is_that_of_the_users_modules(folder):
+    (folder / "nets.py").write_text(CLASS.format("the base"))
+    (folder / "net.py").write_text("import nets\nclass Net(nets.Net): pass\n")
+    source = loading.read_trainer_source(trainer_class("net.py:Net", "exp.py"))
+    assert "class Net(nets.Net): pass" in source and "the base" in source
+    assert "def train_step" not in source

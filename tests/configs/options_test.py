@@ -1,9 +1,10 @@
-"""A trainer's options."""
+"""The options of a trainer, and the sections that it reads."""
 
 import dataclasses
 
 import pytest
 
+import ctl
 from ctl.configs import options
 from ctl.errors import UsageError
 
@@ -24,7 +25,7 @@ def test_section_is_a_mapping():
     assert ("units" in section(), "unit" in section()) == (True, False)
 
 
-def test_section_names_the_key_that_is_not_there():
+def test_section_reports_a_missing_key():
     with pytest.raises(
         UsageError, match=r"no key model\.head\.rat: did you mean model\.head\.rate\?"
     ):
@@ -35,7 +36,7 @@ def test_section_names_the_key_that_is_not_there():
         options.Section({}, "data").dir  # noqa: B018
 
 
-def test_key_that_may_be_missing_can_have_a_default():
+def test_missing_key_may_have_a_default():
     assert section().get("units", 7) == 5
     assert section().get("layers", 7) == 7
     assert section().get("layers") is None
@@ -43,12 +44,12 @@ def test_key_that_may_be_missing_can_have_a_default():
     assert not hasattr(section(), "layers")
 
 
-def test_section_can_not_be_changed():
+def test_section_is_read_only():
     with pytest.raises(TypeError):
         section()["units"] = 6
 
 
-def test_section_knows_the_keys_that_nobody_read():
+def test_section_returns_the_keys_that_were_never_read():
     model = section()
     assert model.unread() == ["model.units", "model.head.rate", "model.head.bias"]
     model.units  # noqa: B018
@@ -59,7 +60,7 @@ def test_section_knows_the_keys_that_nobody_read():
     assert model.unread() == []
 
 
-def test_asking_whether_a_key_is_there_does_not_read_it():
+def test_membership_test_does_not_count_as_reading():
     model = section()
     assert "units" in model
     assert "model.units" in model.unread()
@@ -74,21 +75,19 @@ def test_asking_whether_a_key_is_there_does_not_read_it():
         (options.Clip(value=0.5), "by value 0.5, after the reduction"),
     ],
 )
-def test_clip_says_what_it_is(clip, words):
+def test_clip_describes_itself(clip, words):
     assert str(clip) == words
 
 
 @pytest.mark.parametrize("bound", [-1.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("rule", ["global_norm", "norm", "value"])
-def test_clip_bound_is_a_positive_number(rule, bound):
-    with pytest.raises(UsageError, match=f"Clip {rule} is {bound}, want"):
+def test_clip_bound_must_be_finite_and_not_negative(rule, bound):
+    with pytest.raises(UsageError, match=rf"clip\.{rule} is {bound}, but must be"):
         options.Clip(**{rule: bound})
 
 
-def test_clip_has_one_rule():
-    with pytest.raises(
-        UsageError, match="Clip by one rule, not by norm and value: set one of them"
-    ):
+def test_clip_has_at_most_one_bound():
+    with pytest.raises(UsageError, match=r"^clip\.norm and clip\.value are set: set one of them"):
         options.Clip(norm=1.0, value=1.0)
 
 
@@ -97,11 +96,11 @@ def test_trainer_options_are_frozen():
         options.TrainerOptions().seed = 1  # type: ignore[misc]
 
 
-def test_trainer_options_make_sections_of_mappings():
-    made = options.TrainerOptions(data={"dir": "here"}, model=section())
-    assert made.data.dir == "here"
-    assert made.model.head.rate == 0.5
-    assert made.data.unread() == []
+def test_trainer_options_convert_mappings_to_sections():
+    created = options.TrainerOptions(data={"dir": "here"}, model=section())
+    assert created.data.dir == "here"
+    assert created.model.head.rate == 0.5
+    assert created.data.unread() == []
 
 
 def test_trainer_options_name_their_sections():
@@ -112,6 +111,83 @@ def test_trainer_options_name_their_sections():
 
 
 @pytest.mark.parametrize("count", [0, -1])
-def test_accumulation_is_at_least_one_micro_batch(count):
-    with pytest.raises(UsageError, match=f"gradient_accumulation_steps is {count}, want 1 or more"):
+def test_there_is_at_least_one_micro_batch(count):
+    with pytest.raises(
+        UsageError, match=f"gradient_accumulation_steps is {count}, but must be at least 1"
+    ):
         options.TrainerOptions(gradient_accumulation_steps=count)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(precision="float8"), "precision is 'float8': did you mean float"),
+        (dict(xla="lop"), "xla is 'lop': did you mean loop?"),
+        (dict(all_reduce_dtype="float16"), "all_reduce_dtype is 'float16': did you mean bfloat16?"),
+        (dict(placement="host"), "placement is 'host': expected one of stream, device."),
+        (dict(on_non_finite="retry"), "on_non_finite is 'retry': expected one of stop, skip, "),
+        (dict(loss_scale=-1.0), "loss_scale is -1.0, but must be a finite number, at least 0."),
+        (dict(loss_spike=0.5), "loss_spike is 0.5, but must be greater than 1, such as 3.0, or 0"),
+        (dict(seed=-1), "seed is -1, but must be at least 0."),
+        (dict(prefetch=-2), "prefetch is -2, but must be at least -1."),
+        (
+            dict(placement="device"),
+            "placement=device requires xla=loop, which reads examples on the device: set xla=loop, or "
+            "placement=stream.",
+        ),
+        (
+            dict(loss_scale=8.0),
+            "loss_scale has no effect without precision=float16: set loss_scale=0.",
+        ),
+        (
+            dict(loss_spike=3.0, on_non_finite="ignore"),
+            "loss_spike has no effect with on_non_finite=ignore: set loss_spike=0, or choose "
+            "on_non_finite=stop, skip or rollback.",
+        ),
+    ],
+)
+def test_messages_name_the_options_in_place_of_config_keys(changes, message):
+    with pytest.raises(UsageError) as rejection:
+        options.TrainerOptions(**changes)
+    assert str(rejection.value).startswith(message)
+    assert "\n" not in str(rejection.value)
+
+
+def test_options_of_the_default_config_are_the_default_options():
+    created = options.TrainerOptions.from_config(ctl.config())
+    default = options.TrainerOptions()
+    for field in dataclasses.fields(options.TrainerOptions):
+        if field.name not in ("data", "model"):
+            assert getattr(created, field.name) == getattr(default, field.name), field.name
+    assert dict(created.data) == {"dir": "", "tfrecord": created.data.tfrecord}
+    assert dict(created.model) == {}
+
+
+def test_from_config_reads_every_option_from_its_key():
+    config = ctl.config(
+        seed=3,
+        runtime=dict(
+            precision="float16", loss_scale=8.0, xla="loop", logical_shards=4,
+            all_reduce=dict(dtype="bfloat16"),
+        ),
+        data=dict(dir="there", placement="device", prefetch=2),
+        optimizer=dict(gradient_accumulation_steps=2, clip=dict(norm=1.5)),
+        train=dict(on_non_finite="skip", loss_spike=3.0, norms=True),
+        model=dict(units=5),
+    )  # fmt: skip
+    created = options.TrainerOptions.from_config(config)
+    values = {
+        field.name: getattr(created, field.name)
+        for field in dataclasses.fields(created)
+        if field.name not in ("data", "model")
+    }
+    assert values == dict(
+        seed=3, precision="float16", loss_scale=8.0, xla="loop", placement="device",
+        logical_shards=4, all_reduce_dtype="bfloat16", gradient_accumulation_steps=2,
+        clip=options.Clip(norm=1.5), on_non_finite="skip", loss_spike=3.0, norms=True, prefetch=2,
+    )  # fmt: skip
+    assert (created.data.dir, created.data.tfrecord.interleave, created.model.units) == (
+        "there",
+        4,
+        5,
+    )

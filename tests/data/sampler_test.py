@@ -42,24 +42,26 @@ def test_seeds_differ_even_far_apart_and_may_be_any_integer(count):
 @pytest.mark.parametrize("count", [1, 5, 3000])
 @pytest.mark.parametrize("rows", [1, 2, 7, 64])
 def test_any_slice_is_computed_without_the_rest_of_the_stream(count, rows):
-    whole = stream(0, 150, count=count)
+    complete = stream(0, 150, count=count)
     for start in range(0, 150 - rows, 13):
-        assert np.array_equal(stream(start, start + rows, count=count), whole[start : start + rows])
+        assert np.array_equal(
+            stream(start, start + rows, count=count), complete[start : start + rows]
+        )
 
 
 def test_indexes_do_not_depend_on_the_other_positions_of_a_call():
-    whole = stream(0, 12, count=5)
+    complete = stream(0, 12, count=5)
     positions = tf.constant([3, 3, 4, 7, 11, 11, 11, 11, 11], tf.int64)
     assert np.array_equal(
-        sampler.example_indexes(positions, count=5, seed=0, span=9), whole[positions.numpy()]
+        sampler.example_indexes(positions, count=5, seed=0, span=9), complete[positions.numpy()]
     )
 
 
 def test_one_batch_may_span_several_epochs():
     batch = stream(4, 64, count=5)
-    whole = stream(0, 65, count=5)
-    assert np.array_equal(batch, whole[4:64])
-    assert all(sorted(whole[e * 5 : e * 5 + 5]) == list(range(5)) for e in range(13))
+    complete = stream(0, 65, count=5)
+    assert np.array_equal(batch, complete[4:64])
+    assert all(sorted(complete[e * 5 : e * 5 + 5]) == list(range(5)) for e in range(13))
 
 
 @pytest.mark.parametrize("count", [7, 2048, 60_000, 2**31, BEYOND_INT32, 2**40])

@@ -1,4 +1,4 @@
-"""The manifests are what Kubernetes takes, and say what the program reads. No cluster, no network."""
+"""The Kubernetes manifests are valid and match what the program reads; no cluster, no network."""
 
 import copy
 import re
@@ -14,16 +14,16 @@ DEPLOY = child.ROOT / "deploy"
 MANIFESTS = {path.name: path for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))}
 CLUSTERS = ("multi-worker.yaml", "parameter-server.yaml")
 JOBS = (*CLUSTERS, "tpu.yaml")
-# The oldest that the manifests name, and the newest that the pinned validator knows.
+# The oldest version that the manifests support, and the newest that the pinned validator knows.
 VERSIONS = ("1.31", "1.37")
 
 
 class Loader(yaml.SafeLoader):
-    """Refuses a key that is given twice, of which YAML's own loader keeps the last."""
+    """Rejects a duplicate key; the loader of PyYAML silently keeps the last value."""
 
     def construct_mapping(self, node, deep=False):
         keys = [self.construct_object(key) for key, _ in node.value]
-        assert len(keys) == len(set(keys)), f"twice: {keys}, {node.start_mark}"
+        assert len(keys) == len(set(keys)), f"duplicate key: {keys}, {node.start_mark}"
         return super().construct_mapping(node, deep)
 
 
@@ -32,8 +32,8 @@ def documents(name):
 
 
 def document(name, kind):
-    (found,) = (d for d in documents(name) if d["kind"] == kind)
-    return found
+    (document,) = (d for d in documents(name) if d["kind"] == kind)
+    return document
 
 
 def pod(name):
@@ -52,7 +52,7 @@ def environment(name):
 
 
 def cluster(variables):
-    """The tasks in the order of their indexes, as the contract in deploy/kubernetes/README.md has it."""
+    """The tasks in the order of their indexes, as deploy/kubernetes/README.md specifies them."""
     workers, servers = int(variables["CTL_WORKERS"]), int(variables.get("CTL_PS", "0"))
     kinds = ["worker"] * workers
     if servers:
@@ -64,31 +64,30 @@ def cluster(variables):
 @pytest.fixture(autouse=True)
 def offline(monkeypatch):
     def refuse(*_, **__):
-        raise AssertionError("the network was asked")
+        raise AssertionError("the test opened a socket")
 
     monkeypatch.setattr(socket, "socket", refuse)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_every_document_is_of_the_schema(name, version):
-    found = documents(name)
-    assert found
-    for each in found:
-        assert kubernetes_validate.validate(each, version, strict=True) == version
+def test_every_document_matches_the_schema(name, version):
+    assert documents(name)
+    for document in documents(name):
+        assert kubernetes_validate.validate(document, version, strict=True) == version
 
 
-def test_the_newest_schema_is_the_newest_that_the_validator_has():
+def test_the_newest_tested_version_is_the_newest_of_the_validator():
     assert kubernetes_validate.latest_version() == f"{VERSIONS[-1]}.0"
 
 
-def plant_at(job, path, key, value):
-    planted = copy.deepcopy(job)
-    place = planted
+def plant_mistake(job, path, key, value):
+    changed = copy.deepcopy(job)
+    node = changed
     for step in path:
-        place = place[step]
-    place[key] = value
-    return planted
+        node = node[step]
+    node[key] = value
+    return changed
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -104,25 +103,25 @@ def plant_at(job, path, key, value):
         (("spec", "template", "spec", "containers", 0), "env", [{"name": "CTL_PS", "value": 1}]),
     ],
 )
-def test_a_planted_mistake_is_refused(path, key, value, version):
-    planted = plant_at(document("multi-worker.yaml", "Job"), path, key, value)
+def test_a_planted_mistake_is_rejected(path, key, value, version):
+    job = plant_mistake(document("multi-worker.yaml", "Job"), path, key, value)
     with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(planted, version, strict=True)
+        kubernetes_validate.validate(job, version, strict=True)
 
 
-def test_a_key_given_twice_is_refused():
-    with pytest.raises(AssertionError, match="twice"):
+def test_a_duplicate_key_is_rejected():
+    with pytest.raises(AssertionError, match="duplicate key"):
         yaml.load("env: []\nenv: []", Loader)
 
 
-def test_multi_worker_cluster_is_the_one_in_the_contract():
+def test_the_multi_worker_cluster_is_the_documented_one():
     assert cluster(environment("multi-worker.yaml")) == [
         ("worker", "mnist-multi-worker-0.mnist-multi-worker:2222"),
         ("worker", "mnist-multi-worker-1.mnist-multi-worker:2222"),
     ]
 
 
-def test_parameter_server_cluster_is_the_one_in_the_contract():
+def test_the_parameter_server_cluster_is_the_documented_one():
     assert cluster(environment("parameter-server.yaml")) == [
         ("chief", "mnist-parameter-server-0.mnist-parameter-server:2222"),
         ("worker", "mnist-parameter-server-1.mnist-parameter-server:2222"),
@@ -132,14 +131,14 @@ def test_parameter_server_cluster_is_the_one_in_the_contract():
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
-def test_there_is_a_pod_for_each_task(name):
+def test_each_task_has_a_pod(name):
     spec = document(name, "Job")["spec"]
     assert spec["completionMode"] == "Indexed"
     assert spec["completions"] == spec["parallelism"] == len(cluster(environment(name)))
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
-def test_hosts_are_the_names_that_kubernetes_gives(name):
+def test_host_names_are_those_that_kubernetes_assigns(name):
     job, service = document(name, "Job"), document(name, "Service")
     variables = environment(name)
     assert variables["CTL_JOB"] == job["metadata"]["name"]
@@ -159,12 +158,9 @@ def test_services_and_policies_select_the_pods_of_their_own_job(name):
     assert policy["ingress"] == [{"from": [{"podSelector": {"matchLabels": labels}}]}]
 
 
-def test_no_two_jobs_have_labels_or_a_workdir_in_common():
-    for of in (
-        lambda name: pod(name)["metadata"]["labels"],
-        lambda name: container(name)["command"][-1],
-    ):
-        assert len({str(of(name)) for name in JOBS}) == len(JOBS)
+def test_no_two_jobs_share_labels_or_a_workdir():
+    assert len({str(pod(name)["metadata"]["labels"]) for name in JOBS}) == len(JOBS)
+    assert len({container(name)["command"][-1] for name in JOBS}) == len(JOBS)
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -174,19 +170,19 @@ def test_all_documents_of_a_manifest_have_the_labels_of_its_pods(name):
     assert all(d["metadata"]["labels"] == labels for d in documents(name))
 
 
-def test_a_tpu_host_is_alone():
+def test_the_tpu_job_is_one_host_with_all_chips_of_its_slice():
     assert not [name for name in environment("tpu.yaml") if name.startswith("CTL_")]
     assert "completions" not in document("tpu.yaml", "Job")["spec"]
     selector = pod("tpu.yaml")["spec"]["nodeSelector"]
     rows, columns = selector["cloud.google.com/gke-tpu-topology"].split("x")
     assert selector["cloud.google.com/gke-tpu-accelerator"] == "tpu-v5-lite-podslice"
     resources = container("tpu.yaml")["resources"]
-    for of in ("requests", "limits"):
-        assert resources[of]["google.com/tpu"] == int(rows) * int(columns)
+    for kind in ("requests", "limits"):
+        assert resources[kind]["google.com/tpu"] == int(rows) * int(columns)
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_exit_codes_are_wired_and_a_mistake_comes_first(name):
+def test_exit_codes_have_rules_and_that_of_a_user_error_comes_first(name):
     rules = document(name, "Job")["spec"]["podFailurePolicy"]["rules"]
     codes = {"containerName": container(name)["name"], "operator": "In"}
     assert rules == [
@@ -199,17 +195,17 @@ def test_exit_codes_are_wired_and_a_mistake_comes_first(name):
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
-def test_the_run_is_done_when_the_chief_is(name):
+def test_the_job_succeeds_when_the_chief_does(name):
     rules = document(name, "Job")["spec"]["successPolicy"]["rules"]
     assert rules == [{"succeededIndexes": "0"}]
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_stopped_pod_hears_the_signal_and_has_time_to_save(name):
+def test_a_stopped_pod_receives_the_signal_and_has_time_to_save(name):
     spec = pod(name)["spec"]
     assert spec["terminationGracePeriodSeconds"] >= 120
     assert spec["shareProcessNamespace"] is True
-    assert container(name)["command"][0] == "python"  # a shell would keep the signal to itself
+    assert container(name)["command"][0] == "python"  # a shell would not forward the signal
 
 
 @pytest.mark.parametrize(
@@ -220,7 +216,7 @@ def test_a_stopped_pod_hears_the_signal_and_has_time_to_save(name):
         ("tpu.yaml", "mnist_tpu"),
     ],
 )
-def test_the_program_is_what_runs_in_a_workdir_on_the_shared_volume(name, experiment):
+def test_the_command_runs_the_program_with_a_workdir_on_the_shared_volume(name, experiment):
     *program, config, workdir = container(name)["command"]
     assert program == ["python", "-m", "ctl.main"]
     assert config == f"--config=experiments/{experiment}.py"
@@ -235,7 +231,7 @@ def test_the_program_is_what_runs_in_a_workdir_on_the_shared_volume(name, experi
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_pods_may_do_no_more_than_they_have_to(name):
+def test_pods_have_the_least_privileges(name):
     spec, only = pod(name)["spec"], container(name)
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert only["securityContext"]["allowPrivilegeEscalation"] is False
@@ -248,16 +244,15 @@ def test_pods_may_do_no_more_than_they_have_to(name):
         assert environment(name)["HOME"] in {m["mountPath"] for m in only["volumeMounts"]}
 
 
-def test_images_are_those_that_the_dockerfile_builds():
+def test_the_dockerfile_builds_the_images():
     dockerfile = (DEPLOY / "Dockerfile").read_text()
-    built = set(re.findall(r"^#   docker build .*-t (\S+)", dockerfile, re.MULTILINE))
-    used = {container(name)["image"] for name in JOBS}
-    assert used <= built
+    images = set(re.findall(r"^#   docker build .*-t (\S+)", dockerfile, re.MULTILINE))
+    assert {container(name)["image"] for name in JOBS} <= images
     version = re.search(r'^version = "(.+)"', (child.ROOT / "pyproject.toml").read_text(), re.M)
-    assert {image.split("-")[0] for image in built} == {f"ctl:{version[1]}"}
+    assert {image.split("-")[0] for image in images} == {f"ctl:{version[1]}"}
 
 
-def test_the_dockerfiles_user_is_the_pods():
+def test_the_user_of_the_dockerfile_is_the_user_of_the_pods():
     user = re.search(r"^USER (\d+):(\d+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
     for name in JOBS:
         context = pod(name)["spec"]["securityContext"]
@@ -271,14 +266,14 @@ def test_the_dockerfiles_extras_exist():
         assert re.search(rf"^{extra} = \[", extras, re.MULTILINE), extra
 
 
-def test_what_the_image_copies_is_there():
+def test_the_files_that_the_image_copies_exist():
     ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
-    kept = [line[1:] for line in ignored if line.startswith("!")]
-    assert {"pyproject.toml", "README.md", "LICENSE", "ctl", "experiments"} == set(kept)
-    assert all((child.ROOT / name).exists() for name in kept)
+    included = [line[1:] for line in ignored if line.startswith("!")]
+    assert {"pyproject.toml", "README.md", "LICENSE", "ctl", "experiments"} == set(included)
+    assert all((child.ROOT / name).exists() for name in included)
 
 
-def test_readme_names_every_manifest_and_exit_code():
+def test_the_readme_lists_every_manifest_and_exit_code():
     readme = (DEPLOY / "kubernetes/README.md").read_text()
     assert set(MANIFESTS) == set(re.findall(r"^\| `(\S+\.yaml)`", readme, re.MULTILINE))
     assert {"0", "1", "2", "75"} <= set(re.findall(r"^\| (\d+) \|", readme, re.MULTILINE))

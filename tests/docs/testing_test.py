@@ -1,4 +1,4 @@
-"""docs/testing.md: its examples run, and its table is what the kit says."""
+"""docs/testing.md: its code blocks run, and its table has the causes that are reported."""
 
 import re
 import subprocess
@@ -13,15 +13,15 @@ TEXT = (child.ROOT / "docs/testing.md").read_text()
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 
 
-def test_the_table_of_mistakes_is_that_of_the_tests():
-    assert TEXT.endswith(mistakes.table())
+def test_table_of_mistakes_is_that_of_the_tests():
+    assert TEXT.endswith(mistakes.make_table())
     assert len(mistakes.MISTAKES) >= 15
 
 
 @pytest.mark.slow
-def test_the_examples_run(tmp_path):
-    (tmp_path / "my_test.py").write_text("\n\n".join(["import tensorflow as tf", *EXAMPLES]))
-    done = subprocess.run(
+def test_all_code_blocks_run(tmp_path):
+    (tmp_path / "my_test.py").write_text("\n\n".join(EXAMPLES))
+    run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "my_test.py"],
         cwd=tmp_path,
         env=child.environment(),
@@ -29,9 +29,9 @@ def test_the_examples_run(tmp_path):
         text=True,
         timeout=290,
     )
-    assert "5 passed" in done.stdout, done.stdout
+    assert "5 passed" in run.stdout, run.stdout
 
 
-def test_the_first_example_is_short():
+def test_first_example_is_short():
     body = [line for line in EXAMPLES[0].split("\n\n") if not line.startswith("import")]
     assert len([line for line in "\n".join(body).splitlines() if line]) <= 15

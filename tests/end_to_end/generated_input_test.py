@@ -24,7 +24,7 @@ from tests.generated import (
 )
 from tests.generated import run_without_tensorflow as run
 
-DEFAULTS = {**overrides.flat(defaults.defaults()), "model.units": 5}
+DEFAULTS = {**overrides.flatten(defaults.defaults()), "model.units": 5}
 SECTIONS = sorted({key.rpartition(".")[0] for key in DEFAULTS} - {""})
 RUNTIME_NAMES = ["trainer", "runtime.devices", "runtime.tpu.address", "runtime.tpu.name"]
 ODD_WORDS = r"""
@@ -109,7 +109,7 @@ def command_lines(draw):
 def check_accepted(config):
     """A config that was accepted has usable numbers, and can be written and read again."""
     options.Section(config["model"], "model")
-    for name, value in overrides.flat(config).items():
+    for name, value in overrides.flatten(config).items():
         if isinstance(value, str | list | tuple) or name.startswith("model."):
             continue
         least = -1 if name in ("data.prefetch", "data.tfrecord.parallel_calls") else 0
@@ -132,7 +132,7 @@ def accepts_command_line(case):
     if outcome.config:
         check_accepted(outcome.config)
     if key and text is not None and outcome.config:
-        value, default = overrides.flat(outcome.config)[key], DEFAULTS[key]
+        value, default = overrides.flatten(outcome.config)[key], DEFAULTS[key]
         assert type(value) is type(default)
         if isinstance(default, str) or type(default) in (int, float):
             assert value == type(default)(text)
@@ -316,7 +316,7 @@ def workdirs(draw):
     content = json_texts(WORKDIR[name])
     content = draw(st.one_of(*[content] * 7, st.sampled_from(["folder", "link", "missing"])))
     options = st.sampled_from([[], [], [], ["--fresh"], ["--allow_config_change"]])
-    return name, content, [f"--mode={draw(st.sampled_from(MODES[:4]))}", *draw(options)]
+    return name, content, [f"--mode={draw(st.sampled_from(list(MODES)[:4]))}", *draw(options)]
 
 
 def accepts_workdir(case):
@@ -341,9 +341,9 @@ def accepts_workdir(case):
         assert unreadable or isinstance(result, dict)
         accepted = is_accepted(outcome, "runs/exp", "--fresh", "--allow_config_change")
         if accepted and len(arguments) == 1 and name == "config.json" and path.is_file():
-            saved = {**DEFAULTS, **overrides.flat(json.loads(path.read_bytes()))}
+            saved = {**DEFAULTS, **overrides.flatten(json.loads(path.read_bytes()))}
             for key in ("seed", "trainer", "optimizer.name", "runtime.precision"):
-                assert saved[key] == overrides.flat(CONFIG)[key], "resumes with another config"
+                assert saved[key] == overrides.flatten(CONFIG)[key], "resumes with another config"
         unmovable, aside = rejects(workdir.move_aside, "runs/exp")
         assert unmovable or not aside or (aside.exists() and not workdir.path.exists())
     return accepted

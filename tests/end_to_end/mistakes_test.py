@@ -1,6 +1,6 @@
-"""Every mistake that a person can make gets one line, exit code 2, and nothing written.
+"""Every mistake of the user is reported in one line with exit code 2, and nothing is written.
 
-The lines are spelled out: they are the specification. Read each as somebody who made that mistake.
+The tables spell out the complete lines, which are the specification of the messages.
 """
 
 from collections.abc import Iterator
@@ -31,8 +31,8 @@ class Mistake:
 
     Attributes:
         arguments: the command line.
-        line: what the person is told, behind "ctl: ".
-        files: what is in the folder beside exp.py and tiny.py, which are right.
+        line: the line that is printed, after "ctl: ".
+        files: the files in the folder, in addition to a correct exp.py and tiny.py.
     """
 
     arguments: str
@@ -41,18 +41,18 @@ class Mistake:
 
 
 def command_line(arguments: str, line: str, **files: str) -> Mistake:
-    """A mistake on the command line, the config file being right."""
+    """A mistake on the command line; the config file is correct."""
     return Mistake(f"--config=exp.py {arguments}", line, files)
 
 
 def in_config(arguments: str, line: str) -> Mistake:
-    """A mistake in the arguments of ctl.config(...), which stands in line 4 of bad.py."""
+    """A mistake in the arguments of ctl.config(...), in line 4 of bad.py."""
     text = CONFIG.replace("))\n", f"), {arguments})\n")
     return Mistake("--config=bad.py", line, {"bad.py": text})
 
 
 def in_body(statement: str, line: str) -> Mistake:
-    """A mistake in line 5 of bad.py, where a config is changed that ctl.config() gave."""
+    """A mistake in line 5 of bad.py, which changes the result of ctl.config()."""
     body = f"    config = ctl.config()\n    {statement}\n    return config\n"
     return Mistake("--config=bad.py", line, {"bad.py": f"import ctl\n\ndef get_config():\n{body}"})
 
@@ -63,12 +63,12 @@ def in_file(text: str, line: str) -> Mistake:
 
 
 def in_trainer(text: str, line: str) -> Mistake:
-    """A mistake in the trainer's file, net.py, where the class Net is looked for."""
+    """A mistake in the trainer's file, net.py, which should define the class Net."""
     return Mistake("--config=exp.py --config.trainer=net.py:Net", line, {"net.py": text})
 
 
 def in_workdir(line: str, flags: str = "", **files: str) -> Mistake:
-    """A mistake in the choice of the workdir, the folder `old`, which has the files."""
+    """A mistake in the choice of the workdir, the folder `old`, which contains the files."""
     return Mistake(
         f"--config=exp.py --workdir=old {flags}",
         line,
@@ -85,12 +85,13 @@ FOREIGN = (
     "--workdir."
 )
 CONSTANT = (
-    "and has no effect with a constant rate: set it to 0, or choose optimizer.schedule=cosine."
+    "but has no effect with optimizer.schedule=constant: set it to 0, or choose "
+    "optimizer.schedule=cosine."
 )
 EVERY_KEY = (
-    "let get_config start from ctl.config(...), which has every key, and change its keys one"
+    "let get_config start from ctl.config(...), which sets every key, and change its keys one"
 )
-WANT_TRAINER = "want path/to/file.py:Class or package.module:Class."
+TRAINER_SYNTAX = "but must be path/to/file.py:Class or package.module:Class."
 
 KEYS = {
     "unknown key": command_line(
@@ -99,8 +100,8 @@ KEYS = {
     "unknown section": command_line(
         "--config.optimiser.name=sgd", "There is no config key optimiser: did you mean optimizer?"
     ),
-    "unknown key like no other": command_line(
-        "--config.lr=5", f"There is no config key lr: there are {NAMES}."
+    "unknown key, similar to none": command_line(
+        "--config.lr=5", f"There is no config key lr: expected one of {NAMES}."
     ),
     "key without its section": command_line(
         "--config.learning_rate=0.1",
@@ -109,11 +110,11 @@ KEYS = {
     "key in the wrong section": command_line(
         "--config.data.steps=5", "There is no config key data.steps: did you mean train.steps?"
     ),
-    "key a section too high": command_line(
+    "key without its inner section": command_line(
         "--config.optimizer.global_norm=1",
         "There is no config key optimizer.global_norm: did you mean optimizer.clip.global_norm?",
     ),
-    "key that two sections have": command_line(
+    "key of two sections": command_line(
         "--config.optimizer.global_batch_size=5",
         "There is no config key optimizer.global_batch_size: did you mean data.global_batch_size "
         "or eval.global_batch_size?",
@@ -133,9 +134,9 @@ KEYS = {
         "There is no config key model.unit: did you mean model.units?",
         {"exp.py": CONFIG.replace("))\n", "), model=dict(units=5))\n")},
     ),
-    "model key where there is none": command_line(
+    "model key of an experiment without keys": command_line(
         "--config.model.units=5",
-        "There is no config key model.units: this experiment sets none there.",
+        "There is no config key model.units: this experiment sets no keys there.",
     ),
     "unknown section in the file": in_config(
         "trian=dict(steps=5)", "bad.py:4: There is no config key trian: did you mean train?"
@@ -148,7 +149,7 @@ KEYS = {
         "optimizer=dict(value=1.0)",
         "bad.py:4: There is no config key optimizer.value: did you mean optimizer.clip.value?",
     ),
-    "unknown key in a neighbour of the file": Mistake(
+    "unknown key in a module of the folder": Mistake(
         "--config=sub/bad.py",
         "sub/base.py:2: There is no config key stps: did you mean train.steps?",
         {
@@ -165,8 +166,8 @@ KEYS = {
     "unknown section read": in_body(
         "config.trian.steps = 5", "bad.py:5: There is no config key trian: did you mean train?"
     ),
-    "unknown key added by force": in_body(
-        "config.unlock().foo = 5", f"There is no config key foo: there are {NAMES}."
+    "unknown key in an unlocked config": in_body(
+        "config.unlock().foo = 5", f"There is no config key foo: expected one of {NAMES}."
     ),
     "section replaced": in_body(
         "config.train = dict(steps=5)",
@@ -176,27 +177,28 @@ KEYS = {
 
 TYPES = {
     "string for int": command_line(
-        "--config.train.steps=many", "train.steps is 'many', want a whole number."
+        "--config.train.steps=many", "train.steps is 'many', but must be an integer."
     ),
     "float for int": command_line(
-        "--config.train.steps=1e5", "train.steps is '1e5', want a whole number."
+        "--config.train.steps=1e5", "train.steps is '1e5', but must be an integer."
     ),
     "string for float": command_line(
-        "--config.optimizer.learning_rate=fast", "optimizer.learning_rate is 'fast', want a number."
+        "--config.optimizer.learning_rate=fast",
+        "optimizer.learning_rate is 'fast', but must be a number.",
     ),
     "word for bool": command_line(
         "--config.runtime.deterministic=maybe",
-        "runtime.deterministic is 'maybe', want true or false.",
+        "runtime.deterministic is 'maybe', but must be true or false.",
     ),
     "value for section": command_line(
         "--config.eval=5",
-        "eval is a section: change a key of it, --config.eval.global_batch_size=VALUE.",
+        "eval is a section: set one of its keys, --config.eval.global_batch_size=VALUE.",
     ),
     "no value": command_line(
         "--config.train.steps",
         "--config.train.steps has no value: write --config.train.steps=VALUE.",
     ),
-    "another flag for a value": command_line(
+    "no value but another flag": command_line(
         "--config.train.steps --mode=eval",
         "--config.train.steps has no value: write --config.train.steps=VALUE.",
     ),
@@ -207,118 +209,126 @@ TYPES = {
     ),
     "model key of another type": Mistake(
         "--config=exp.py --config.model.units=4.5",
-        "model.units is '4.5', want a whole number.",
+        "model.units is '4.5', but must be an integer.",
         {"exp.py": CONFIG.replace("))\n", "), model=dict(units=5))\n")},
     ),
     "string for int in the file": in_config(
-        "train=dict(steps='5')", "bad.py:4: train.steps is '5', want a whole number."
+        "train=dict(steps='5')", "bad.py:4: train.steps is '5', but must be an integer."
     ),
     "float for int in the file": in_config(
-        "train=dict(steps=1e5)", "bad.py:4: train.steps is 100000.0, want a whole number."
+        "train=dict(steps=1e5)", "bad.py:4: train.steps is 100000.0, but must be an integer."
     ),
     "bool for int in the file": in_config(
-        "train=dict(steps=True)", "bad.py:4: train.steps is True, want a whole number."
+        "train=dict(steps=True)", "bad.py:4: train.steps is True, but must be an integer."
     ),
     "string for float in the file": in_config(
         "optimizer=dict(learning_rate='1e-3')",
-        "bad.py:4: optimizer.learning_rate is '1e-3', want a number.",
+        "bad.py:4: optimizer.learning_rate is '1e-3', but must be a number.",
     ),
     "bool for float in the file": in_config(
-        "optimizer=dict(momentum=True)", "bad.py:4: optimizer.momentum is True, want a number."
+        "optimizer=dict(momentum=True)",
+        "bad.py:4: optimizer.momentum is True, but must be a number.",
     ),
     "int for bool in the file": in_config(
-        "runtime=dict(deterministic=1)", "bad.py:4: runtime.deterministic is 1, want true or false."
+        "runtime=dict(deterministic=1)",
+        "bad.py:4: runtime.deterministic is 1, but must be true or false.",
     ),
     "None for string in the file": in_config(
-        "optimizer=dict(name=None)", "bad.py:4: optimizer.name is None, want a string."
+        "optimizer=dict(name=None)", "bad.py:4: optimizer.name is None, but must be a string."
     ),
     "value for section in the file": in_config(
-        "train=5", "bad.py:4: train is 5, want a section: train=dict(...)."
+        "train=5", "bad.py:4: train is 5, but must be a section: train=dict(...)."
     ),
     "value for section in a section": in_config(
         "optimizer=dict(clip=1.0)",
-        "bad.py:4: optimizer.clip is 1.0, want a section: clip=dict(...).",
+        "bad.py:4: optimizer.clip is 1.0, but must be a section: clip=dict(...).",
     ),
     "value for the model section": in_config(
-        "model='big'", "bad.py:4: model is 'big', want a section: model=dict(...)."
+        "model='big'", "bad.py:4: model is 'big', but must be a section: model=dict(...)."
     ),
     "section for value in the file": in_config(
-        "train=dict(steps=dict(a=1))", "bad.py:4: train.steps is a section, want a whole number."
+        "train=dict(steps=dict(a=1))", "bad.py:4: train.steps is a section, but must be an integer."
     ),
     "string for int set": in_body(
-        "config.train.steps = '5'", "bad.py:5: steps is '5', want a whole number."
+        "config.train.steps = '5'", "bad.py:5: steps is '5', but must be an integer."
     ),
     "bool for int set": in_body(
-        "config.train.steps = True", "train.steps is True, want a whole number."
+        "config.train.steps = True", "train.steps is True, but must be an integer."
     ),
-    "value for section set": in_body("config.train = 5", "bad.py:5: train is 5, want a section."),
+    "value for section set": in_body(
+        "config.train = 5", "bad.py:5: train is 5, but must be a section."
+    ),
     "section for value set": in_body(
-        "config.seed = dict(a=1)", "bad.py:5: seed is a section, want a whole number."
+        "config.seed = dict(a=1)", "bad.py:5: seed is a section, but must be an integer."
     ),
-    "model value that no file can keep": in_config(
+    "model value that the workdir cannot store": in_config(
         "model=dict(layers=[dict(activation=print)])",
-        "model.layers[0].activation is a builtin_function_or_method: want numbers, strings, "
-        "booleans, None, and lists and sections of these, which the workdir can keep.",
+        "model.layers[0].activation is a builtin_function_or_method, but the workdir can store only "
+        "numbers, strings, booleans, None, and lists and sections of these.",
     ),
 }
 
 VALUES = {
-    "variables of no run": command_line(
+    "variables without a checkpoint": command_line(
         "--config.init.variables=['conv*']",
-        "init.variables has no effect without init.checkpoint: name the run to take them from, or "
-        "leave it out.",
+        "init.variables has no effect without init.checkpoint: set init.checkpoint to the run that the "
+        "variables are from, or remove init.variables.",
     ),
-    "variables that are no patterns": command_line(
+    "variables that are not patterns": command_line(
         "--config.init.checkpoint=runs/a --config.init.variables=[5]",
-        'init.variables has 5, want patterns such as "conv*/*".',
+        'init.variables contains 5, but must contain patterns such as "conv*/*".',
     ),
     "NaN rate": command_line(
         "--config.optimizer.learning_rate=nan",
-        "optimizer.learning_rate is nan, want a finite number, 0 or more.",
+        "optimizer.learning_rate is nan, but must be a finite number, at least 0.",
     ),
     "infinite rate": command_line(
         "--config.optimizer.learning_rate=inf",
-        "optimizer.learning_rate is inf, want a finite number, 0 or more.",
+        "optimizer.learning_rate is inf, but must be a finite number, at least 0.",
     ),
     "negative rate": command_line(
         "--config.optimizer.learning_rate=-0.1",
-        "optimizer.learning_rate is -0.1, want a finite number, 0 or more.",
+        "optimizer.learning_rate is -0.1, but must be a finite number, at least 0.",
     ),
     "rate 0": command_line(
         "--config.optimizer.learning_rate=0",
-        "optimizer.learning_rate is 0.0: nothing would be learned, want more.",
+        "optimizer.learning_rate is 0.0, but must be greater than 0.",
     ),
     "NaN rate in the file": in_config(
         "optimizer=dict(learning_rate=float('nan'))",
-        "optimizer.learning_rate is nan, want a finite number, 0 or more.",
+        "optimizer.learning_rate is nan, but must be a finite number, at least 0.",
     ),
     "NaN in the model": in_config(
-        "model=dict(rates=[0.1, float('nan')])", "model.rates[1] is nan, want a finite number."
+        "model=dict(rates=[0.1, float('nan')])",
+        "model.rates[1] is nan, but must be a finite number.",
     ),
     "negative weight decay": command_line(
         "--config.optimizer.weight_decay=-1",
-        "optimizer.weight_decay is -1.0, want a finite number, 0 or more.",
+        "optimizer.weight_decay is -1.0, but must be a finite number, at least 0.",
     ),
     "infinite clip": command_line(
         "--config.optimizer.clip.norm=inf",
-        "optimizer.clip.norm is inf, want a finite number, 0 or more.",
+        "optimizer.clip.norm is inf, but must be a finite number, at least 0.",
     ),
     "momentum 1": command_line(
-        "--config.optimizer.momentum=1", "optimizer.momentum is 1.0, want less than 1, such as 0.9."
+        "--config.optimizer.momentum=1",
+        "optimizer.momentum is 1.0, but must be less than 1, such as 0.9.",
     ),
-    "steps 0": command_line("--config.train.steps=0", "train.steps is 0, want 1 or more."),
-    "negative steps": command_line("--config.train.steps -5", "train.steps is -5, want 1 or more."),
-    "more steps than there are numbers": command_line(
+    "steps 0": command_line("--config.train.steps=0", "train.steps is 0, but must be at least 1."),
+    "negative steps": command_line(
+        "--config.train.steps -5", "train.steps is -5, but must be at least 1."
+    ),
+    "too many steps": command_line(
         "--config.train.steps=99999999999",
-        "train.steps is 99999999999, want 2147483647 or less.",
+        "train.steps is 99999999999, but must be at most 2147483647.",
     ),
-    "negative seed": command_line("--config.seed=-1", "seed is -1, want 0 or more."),
+    "negative seed": command_line("--config.seed=-1", "seed is -1, but must be at least 0."),
     "seed out of range": command_line(
-        "--config.seed=4294967296", "seed is 4294967296, want 4294967295 or less."
+        "--config.seed=4294967296", "seed is 4294967296, but must be at most 4294967295."
     ),
     "no parallel calls": command_line(
         "--config.data.tfrecord.parallel_calls=0",
-        "data.tfrecord.parallel_calls is 0, want 1 or more, or -1 to let tf.data choose.",
+        "data.tfrecord.parallel_calls is 0, but must be at least 1, or -1 to let tf.data choose.",
     ),
     "both batch sizes": command_line(
         "--config.data.per_replica_batch_size=2",
@@ -335,7 +345,7 @@ VALUES = {
     ),
     "loss scale without float16": command_line(
         "--config.runtime.loss_scale=8",
-        "runtime.loss_scale has no effect with runtime.precision=float32: set it to 0.",
+        "runtime.loss_scale has no effect without runtime.precision=float16: set runtime.loss_scale=0.",
     ),
     "tpu": command_line(
         "--config.runtime.strategy=tpu",
@@ -343,12 +353,12 @@ VALUES = {
         "--config.runtime.strategy=auto. To check whether the experiment would run on a TPU: "
         "--mode=aot_compile.",
     ),
-    "several processes in one": command_line(
+    "several workers in one process": command_line(
         "--config.runtime.strategy=multi_worker_mirrored",
         "runtime.strategy=multi_worker_mirrored requires several processes, but TF_CONFIG is not set: "
         "start them with python -m ctl.launch --workers=2 -- ..., or set runtime.strategy=auto.",
     ),
-    "parameter servers in one": command_line(
+    "parameter servers in one process": command_line(
         "--config.runtime.strategy=parameter_server",
         "runtime.strategy=parameter_server requires several processes, but TF_CONFIG is not set: start "
         "them with python -m ctl.launch --workers=2 --ps=1 -- ..., or set runtime.strategy=auto.",
@@ -369,8 +379,8 @@ VALUES = {
     ),
     "placement without loop": command_line(
         "--config.data.placement=device",
-        "data.placement=device needs runtime.xla=loop, which reads examples on the device: set it, "
-        "or data.placement=stream.",
+        "data.placement=device requires runtime.xla=loop, which reads examples on the device: set "
+        "runtime.xla=loop, or data.placement=stream.",
     ),
     "unknown strategy": command_line(
         "--config.runtime.strategy=mirorred",
@@ -378,30 +388,30 @@ VALUES = {
     ),
     "unknown optimizer": command_line(
         "--config.optimizer.name=LBFGS",
-        "optimizer.name is 'LBFGS': there are adam, adamw, sgd, rmsprop, adagrad, lion.",
+        "optimizer.name is 'LBFGS': expected one of adam, adamw, sgd, rmsprop, adagrad, lion.",
     ),
     "optimizer in capitals": command_line(
         "--config.optimizer.name=SGD", "optimizer.name is 'SGD': did you mean sgd?"
     ),
     "momentum with adam": command_line(
         "--config.optimizer.momentum=0.9",
-        "optimizer.momentum is 0.9 and has no effect on adam: set it to 0, or choose "
-        "optimizer.name=sgd.",
+        "optimizer.momentum is 0.9, but has no effect with optimizer.name=adam: set it to 0, or "
+        "choose optimizer.name=sgd.",
     ),
     "nesterov without momentum": command_line(
         "--config.optimizer.name=sgd --config.optimizer.nesterov",
-        "optimizer.nesterov has no effect but with optimizer.name=sgd and optimizer.momentum: set "
-        "them, or nesterov to false.",
+        "optimizer.nesterov requires optimizer.name=sgd and optimizer.momentum: set them, or "
+        "optimizer.nesterov=false.",
     ),
     "warm-up with a constant rate": command_line(
-        "--config.optimizer.warmup_steps=5", f"optimizer.warmup_steps is 5 {CONSTANT}"
+        "--config.optimizer.warmup_steps=5", f"optimizer.warmup_steps is 5, {CONSTANT}"
     ),
     "decay with a constant rate": command_line(
-        "--config.optimizer.decay_steps=5", f"optimizer.decay_steps is 5 {CONSTANT}"
+        "--config.optimizer.decay_steps=5", f"optimizer.decay_steps is 5, {CONSTANT}"
     ),
-    "nothing but warm-up": command_line(
+    "warm-up as long as the training": command_line(
         "--config.optimizer.schedule=cosine --config.optimizer.warmup_steps=1000",
-        "optimizer.warmup_steps is 1000, want less than train.steps, which is 1000.",
+        "optimizer.warmup_steps is 1000, but must be less than train.steps, which is 1000.",
     ),
     "two clips": command_line(
         "--config.optimizer.clip.norm=1 --config.optimizer.clip.value=1",
@@ -410,41 +420,41 @@ VALUES = {
     ),
     "logical devices for one device": command_line(
         "--config.runtime.strategy=one_device --config.runtime.logical_devices=4",
-        "runtime.logical_devices is 4 and runtime.strategy is one_device, which uses one: set "
-        "logical_devices to 0, or choose runtime.strategy=mirrored.",
+        "runtime.logical_devices is 4, but runtime.strategy=one_device uses one device: set "
+        "runtime.logical_devices=0, or choose runtime.strategy=mirrored.",
     ),
 }
 
 TPUS = {
     "for another strategy": command_line(
         "--config.runtime.strategy=mirrored --config.runtime.tpu.name=pod",
-        "runtime.tpu.name has no effect with runtime.strategy=mirrored: leave it out, or choose "
+        "runtime.tpu.name has no effect with runtime.strategy=mirrored: remove it, or choose "
         "runtime.strategy=auto.",
     ),
     "by name and by address": command_line(
         "--config.runtime.tpu.name=pod --config.runtime.tpu.address=grpc://10.0.0.2:8470",
         "runtime.tpu.name is pod and runtime.tpu.address is grpc://10.0.0.2:8470: set one of them.",
     ),
-    "zone of no TPU": command_line(
+    "zone without a TPU": command_line(
         "--config.runtime.tpu.zone=us-central1-a",
-        "runtime.tpu.zone says where a TPU by name is: set runtime.tpu.name, too.",
+        "runtime.tpu.zone requires runtime.tpu.name: set it, or remove runtime.tpu.zone.",
     ),
     "project of a TPU by address": command_line(
         "--config.runtime.tpu.project=mine --config.runtime.tpu.address=grpc://10.0.0.2:8470",
-        "runtime.tpu.project says where a TPU by name is: set runtime.tpu.name, too.",
+        "runtime.tpu.project requires runtime.tpu.name: set it, or remove runtime.tpu.project.",
     ),
     "address without a port": command_line(
         "--config.runtime.tpu.address=grpc://10.0.0.2",
-        "runtime.tpu.address is 'grpc://10.0.0.2', want grpc://HOST:PORT.",
+        "runtime.tpu.address is 'grpc://10.0.0.2', but must be grpc://HOST:PORT.",
     ),
-    "address for a name": command_line(
+    "address in place of a name": command_line(
         "--config.runtime.tpu.name=grpc://10.0.0.2:8470",
-        "runtime.tpu.name is 'grpc://10.0.0.2:8470', want a name of lower-case letters, digits and "
-        "hyphens.",
+        "runtime.tpu.name is 'grpc://10.0.0.2:8470', but must be a name of lower-case letters, "
+        "digits and hyphens.",
     ),
-    "this machine's by name": command_line(
+    "TPU of this machine by name": command_line(
         "--config.runtime.tpu.name=local",
-        "runtime.tpu.name is local: leave it out for the TPU of this machine.",
+        "runtime.tpu.name is local: remove it to use the TPU of this machine.",
     ),
     "split in logical devices": command_line(
         "--config.runtime.tpu.name=pod --config.runtime.logical_devices=2",
@@ -453,25 +463,25 @@ TPUS = {
 }
 
 GPUS = {
-    "two bounds of memory": command_line(
+    "two limits of memory": command_line(
         "--config.runtime.gpu.memory_growth --config.runtime.gpu.memory_limit_mib=512",
         "runtime.gpu.memory_growth and runtime.gpu.memory_limit_mib are set: set one of them.",
     ),
-    "growth of logical devices": command_line(
+    "growth with logical devices": command_line(
         "--config.runtime.gpu.memory_growth --config.runtime.logical_devices=2",
-        "runtime.logical_devices gives each part of a GPU its memory, and "
-        "runtime.gpu.memory_growth is set: set logical_devices to 0, or runtime.gpu.memory_growth "
-        "to false.",
+        "runtime.logical_devices sets the memory of each part of a GPU, and so does "
+        "runtime.gpu.memory_growth: set runtime.logical_devices=0, or "
+        "runtime.gpu.memory_growth=false.",
     ),
-    "limit of logical devices": command_line(
+    "limit with logical devices": command_line(
         "--config.runtime.gpu.memory_limit_mib=512 --config.runtime.logical_devices=1",
-        "runtime.logical_devices gives each part of a GPU its memory, and "
-        "runtime.gpu.memory_limit_mib is set: set logical_devices to 0, or "
-        "runtime.gpu.memory_limit_mib to 0.",
+        "runtime.logical_devices sets the memory of each part of a GPU, and so does "
+        "runtime.gpu.memory_limit_mib: set runtime.logical_devices=0, or "
+        "runtime.gpu.memory_limit_mib=0.",
     ),
     "on a TPU": command_line(
         "--config.runtime.gpu.memory_limit_mib=512 --config.runtime.tpu.name=pod",
-        "runtime.gpu.memory_limit_mib has no effect on a TPU: set it to 0.",
+        "runtime.gpu.memory_limit_mib has no effect on a TPU: set runtime.gpu.memory_limit_mib=0.",
     ),
 }
 
@@ -482,7 +492,7 @@ CONFIG_FILES = {
         {"sub/exp.py": CONFIG},
     ),
     "missing with its folder": Mistake(
-        "--config=none/exp.py", "There is no config file none/exp.py: mend the path."
+        "--config=none/exp.py", "There is no config file none/exp.py: correct the path."
     ),
     "without .py": Mistake("--config=exp", "There is no config file exp: did you mean exp.py?"),
     "a folder": Mistake(
@@ -544,32 +554,32 @@ CONFIG_FILES = {
     ),
     "get_config returns a dict": in_file(
         "def get_config():\n    return dict(train=dict(steps=5))\n",
-        "get_config() of bad.py returned a dict: let it return what ctl.config(...) returns.",
+        "get_config() of bad.py returned a dict: return the result of ctl.config(...).",
     ),
     "get_config returns nothing": in_file(
         "import ctl\n\ndef get_config():\n    ctl.config()\n",
-        "get_config() of bad.py returned None: let it return what ctl.config(...) returns.",
+        "get_config() of bad.py returned None: return the result of ctl.config(...).",
     ),
     "get_config returns a bare ConfigDict": in_file(
         BARE, f"The config has no data.dir: {EVERY_KEY} by one."
     ),
     "get_config returns a bare ConfigDict, a value for a section": in_file(
-        BARE.replace("{}", "dict(train=5)"), "train is 5, want a section: train=dict(...)."
+        BARE.replace("{}", "dict(train=5)"), "train is 5, but must be a section: train=dict(...)."
     ),
     "get_config returns a bare ConfigDict, a section for a value": in_file(
-        BARE.replace("{}", "dict(seed={})"), "seed is a section, want a whole number."
+        BARE.replace("{}", "dict(seed={})"), "seed is a section, but must be an integer."
     ),
     "get_config returns a placeholder": in_body(
         "from ml_collections import config_dict as d; "
         "config.unlock().model.x = d.required_placeholder(int)",
-        "get_config() of bad.py leaves a required_placeholder: give it a value there.",
+        "get_config() of bad.py returned a required_placeholder: replace it by a value.",
     ),
     "get_config takes no argument": Mistake(
-        "--config=exp.py:big", "get_config() of exp.py takes no argument: leave out :big."
+        "--config=exp.py:big", "get_config() of exp.py takes no argument: remove :big."
     ),
-    "get_config wants an argument": in_file(
+    "get_config requires an argument": in_file(
         "def get_config(size):\n    return size\n",
-        "get_config() of bad.py wants an argument: write --config=bad.py:VALUE.",
+        "get_config() of bad.py requires an argument: write --config=bad.py:VALUE.",
     ),
 }
 
@@ -578,32 +588,34 @@ TRAINERS = {
         "import ctl\n\ndef get_config():\n    return ctl.config(data=dict(global_batch_size=4))\n",
         "trainer is not set: name a class, as path/to/file.py:Class or package.module:Class.",
     ),
-    "no colon": command_line("--config.trainer=tiny.py", f"trainer is 'tiny.py', {WANT_TRAINER}"),
-    "no class": command_line("--config.trainer=tiny.py:", f"trainer is 'tiny.py:', {WANT_TRAINER}"),
+    "no colon": command_line("--config.trainer=tiny.py", f"trainer is 'tiny.py', {TRAINER_SYNTAX}"),
+    "no class": command_line(
+        "--config.trainer=tiny.py:", f"trainer is 'tiny.py:', {TRAINER_SYNTAX}"
+    ),
     "a path without .py": command_line(
-        "--config.trainer=nets/tiny:Tiny", f"trainer is 'nets/tiny:Tiny', {WANT_TRAINER}"
+        "--config.trainer=nets/tiny:Tiny", f"trainer is 'nets/tiny:Tiny', {TRAINER_SYNTAX}"
     ),
     "missing file": Mistake(
         "--config=sub/exp.py --config.trainer=tyni.py:Tiny",
-        "trainer is 'tyni.py:Tiny', and there is no sub/tyni.py nor tyni.py: mend the path.",
+        "trainer is 'tyni.py:Tiny', but there is no sub/tyni.py nor tyni.py: correct the path.",
         {"sub/exp.py": CONFIG},
     ),
     "missing module": command_line(
         "--config.trainer=nowhere.tiny:Tiny",
-        "trainer is 'nowhere.tiny:Tiny', and there is no module nowhere: mend the name, or install "
+        "trainer is 'nowhere.tiny:Tiny', but there is no module nowhere: correct the name, or install "
         "it.",
     ),
     "a file as a module": Mistake(
         "--config=sub/exp.py --config.trainer=net:Net",
-        "trainer is 'net:Net', and there is no module net: did you mean net.py:Net?",
+        "trainer is 'net:Net', but there is no module net: did you mean net.py:Net?",
         {"sub/exp.py": CONFIG, "sub/net.py": ""},
     ),
     "missing class": command_line(
         "--config.trainer=tiny.py:TinyNet",
-        "trainer is 'tiny.py:TinyNet', and tiny.py has no class TinyNet: did you mean Tiny?",
+        "trainer is 'tiny.py:TinyNet', but tiny.py has no class TinyNet: did you mean Tiny?",
     ),
     "no class at all": in_trainer(
-        "x = 1\n", "trainer is 'net.py:Net', and net.py has no class Net: it has no class at all."
+        "x = 1\n", "trainer is 'net.py:Net', but net.py has no class Net: it defines no classes."
     ),
     "syntax error": in_trainer(
         "x = 1\ndef f(:\n", "The trainer cannot be imported: net.py:2: SyntaxError: invalid syntax"
@@ -621,32 +633,34 @@ FLAGS_AND_MODES = {
     "--config with an empty value": Mistake(
         "--config=", "--config has no value: write --config=FILE."
     ),
-    "--config with a flag for a value": Mistake(
+    "--config followed by a flag": Mistake(
         "--config --mode=eval", "--config has no value: write --config=FILE."
     ),
     "--config twice": command_line(
         "--config exp.py",
-        "--config is given twice: give one, and change keys by --config.KEY=VALUE.",
+        "--config is given twice: name one file, and change its keys by --config.KEY=VALUE.",
     ),
     "--mode without a value": command_line("--mode", "--mode has no value: write --mode=MODE."),
-    "--mode with a flag for a value": command_line(
+    "--mode followed by a flag": command_line(
         "--mode --fresh", "--mode has no value: write --mode=MODE."
     ),
     "--workdir with an empty value": command_line(
         "--workdir=", "--workdir has no value: write --workdir=FOLDER."
     ),
     "unknown mode": command_line("--mode=trian", "--mode is 'trian': did you mean train?"),
-    "unknown mode like no other": command_line("--mode=go", f"--mode is 'go': there are {MODES}."),
+    "unknown mode, similar to none": command_line(
+        "--mode=go", f"--mode is 'go': expected one of {MODES}."
+    ),
     "unknown flag": command_line(
         "--wrkdir=x", "There is no flag --wrkdir: did you mean --workdir?"
     ),
-    "unknown flag like no other": command_line(
-        "--zzz", f"There is no flag --zzz: there are {FLAGS}."
+    "unknown flag, similar to none": command_line(
+        "--zzz", f"There is no flag --zzz: expected one of {FLAGS}."
     ),
-    "key for a flag": command_line(
+    "key in place of a flag": command_line(
         "--train.steps=5", "There is no flag --train.steps: did you mean --config.train.steps?"
     ),
-    "last part of a key for a flag": command_line(
+    "last part of a key in place of a flag": command_line(
         "--learning_rate=5",
         "There is no flag --learning_rate: did you mean --config.optimizer.learning_rate?",
     ),
@@ -660,7 +674,9 @@ FLAGS_AND_MODES = {
     "stray word": command_line(
         "please", "'please' is not a flag: write --config=FILE --mode=MODE."
     ),
-    "word for a switch": command_line("--fresh=maybe", "--fresh is 'maybe', want true or false."),
+    "word for a boolean flag": command_line(
+        "--fresh=maybe", "--fresh is 'maybe', but must be true or false."
+    ),
     "--nofresh with a value": command_line(
         "--nofresh=3", "The command line cannot be read: --nofresh=3 does not take an argument"
     ),
@@ -669,28 +685,28 @@ FLAGS_AND_MODES = {
         "The command line cannot be read: Unable to open flagfile: [Errno 2] No such file or "
         "directory: 'none'",
     ),
-    "--fresh where nothing is started": command_line(
-        "--mode=eval --fresh", "--fresh has no effect with --mode=eval: leave it out."
+    "--fresh with a mode that starts no run": command_line(
+        "--mode=eval --fresh", "--fresh has no effect with --mode=eval: remove it."
     ),
-    "--workdir where nothing is written": Mistake(
+    "--workdir with a mode that writes nothing": Mistake(
         "--mode=devices --workdir=old",
-        "--workdir has no effect with --mode=devices: leave it out.",
+        "--workdir has no effect with --mode=devices: remove it.",
     ),
-    "--fresh where nothing is written": Mistake(
-        "--mode=devices --fresh", "--fresh has no effect with --mode=devices: leave it out."
+    "--fresh with a mode that writes nothing": Mistake(
+        "--mode=devices --fresh", "--fresh has no effect with --mode=devices: remove it."
     ),
-    "key of a model where there is no experiment": Mistake(
+    "model key without an experiment": Mistake(
         "--mode=devices --config.model.units=5",
-        "There is no config key model.units: this experiment sets none there.",
+        "There is no config key model.units: this experiment sets no keys there.",
     ),
-    "keys that clash where there is no experiment": Mistake(
+    "contradicting keys without an experiment": Mistake(
         "--mode=devices --config.runtime.strategy=one_device --config.runtime.logical_devices=4",
-        "runtime.logical_devices is 4 and runtime.strategy is one_device, which uses one: set "
-        "logical_devices to 0, or choose runtime.strategy=mirrored.",
+        "runtime.logical_devices is 4, but runtime.strategy=one_device uses one device: set "
+        "runtime.logical_devices=0, or choose runtime.strategy=mirrored.",
     ),
-    "--allow_config_change where nothing is resumed": command_line(
+    "--allow_config_change with a mode that resumes nothing": command_line(
         "--mode=explain --allow_config_change",
-        "--allow_config_change has no effect with --mode=explain: leave it out.",
+        "--allow_config_change has no effect with --mode=explain: remove it.",
     ),
 }
 
@@ -703,7 +719,7 @@ WORKDIRS = {
         "--workdir=old/run: old is a file: name a folder.",
         {"old": ""},
     ),
-    "not writable, for root either": command_line(
+    "not writable, not even for root": command_line(
         "--workdir=/proc/run",
         "--workdir=/proc/run cannot be written (No such file or directory): name another folder.",
     ),
@@ -712,13 +728,13 @@ WORKDIRS = {
         f"--workdir={'x' * 300} cannot be written (File name too long): name another folder.",
     ),
     "foreign files": in_workdir(FOREIGN, photo=""),
-    "foreign files, which --fresh would move": in_workdir(FOREIGN, "--fresh", photo=""),
+    "foreign files, with --fresh": in_workdir(FOREIGN, "--fresh", photo=""),
     "a config.json of another program": in_workdir(FOREIGN, **{"config.json": '{"model": "bert"}'}),
-    "another's config.json, which --fresh would move": in_workdir(
+    "a config.json of another program, with --fresh": in_workdir(
         FOREIGN, "--fresh", **{"config.json": '{"model": "bert"}'}
     ),
     "a broken config.json": in_workdir(
-        "old/config.json cannot be read (Expecting value: line 1 column 1 (char 0)): mend it, or "
+        "old/config.json cannot be read (Expecting value: line 1 column 1 (char 0)): fix it, or "
         "use --fresh.",
         **{"config.json": ""},
     ),
@@ -727,15 +743,16 @@ WORKDIRS = {
         "move it aside with --fresh.",
         **{"config.json": '{"trainer": "other.py:Net"}'},
     ),
-    "another arithmetic": in_workdir(
-        "old holds a run with another config (data.global_batch_size: 0 -> 4; seed: 7 -> 0): go on "
-        "with the change by --allow_config_change, or start anew by --fresh or another --workdir.",
+    "changed seed and batch size": in_workdir(
+        "old holds a run with another config (data.global_batch_size: 0 -> 4; seed: 7 -> 0): "
+        "resume with the change by --allow_config_change, or start from scratch with --fresh or "
+        "another --workdir.",
         **{"config.json": '{"trainer": "tiny.py:Tiny", "seed": 7}'},
     ),
     "nothing to evaluate": in_workdir(
         "old has no run to evaluate: train first, or name its --workdir.", "--mode=eval"
     ),
-    "nothing to evaluate for ever": in_workdir(
+    "nothing to evaluate continuously": in_workdir(
         "old has no run to evaluate: train first, or name its --workdir.", "--mode=continuous_eval"
     ),
 }
@@ -751,16 +768,18 @@ SECTIONS = {
     "flags": FLAGS_AND_MODES,
     "workdir": WORKDIRS,
 }
-LIGHT = {f"{section}: {name}": m for section, all_ in SECTIONS.items() for name, m in all_.items()}
+WITHOUT_TENSORFLOW = {
+    f"{section}: {name}": m for section, all_ in SECTIONS.items() for name, m in all_.items()
+}
 
-# These are seen only when TensorFlow is there, and are tried in one process of their own. Where
-# another part of ctl tells them, how the line begins is enough.
-HEAVY = {
+# Detected only after TensorFlow is imported, so they run in a separate process. Here the start of the
+# line is compared: the tests of the module that reports it spell out the rest.
+WITH_TENSORFLOW = {
     "trainer does not import": in_trainer(
         "import tf_keras\nimport nowhere\nclass Net: pass\n",
         "The trainer cannot be imported: net.py:2: ModuleNotFoundError: No module named 'nowhere'",
     ),
-    "trainer's neighbour raises": Mistake(
+    "module of the trainer's folder raises": Mistake(
         "--config=exp.py --config.trainer=sub/net.py:Net",
         "The trainer cannot be imported: sub/layers.py:3: NameError: name 'oops' is not defined",
         {"sub/net.py": "import layers\nclass Net: pass\n", "sub/layers.py": "\n\noops\n"},
@@ -777,24 +796,24 @@ HEAVY = {
     ),
     "trainer's package has no such module": Mistake(
         "--config=exp.py --config.trainer=package.nett:Net",
-        "trainer is 'package.nett:Net', and there is no module package.nett: mend the name, or "
+        "trainer is 'package.nett:Net', but there is no module package.nett: correct the name, or "
         "install it.",
         {"package/__init__.py": ""},
     ),
     "trainer's module has no such class": Mistake(
         "--config=exp.py --config.trainer=other.net:Ned",
-        "trainer is 'other.net:Ned', and other.net has no class Ned: did you mean Net?",
+        "trainer is 'other.net:Ned', but other.net has no class Ned: did you mean Net?",
         {"other/net.py": "class Net: pass\n"},
     ),
     "trainer is another class": in_trainer(
         "class Net: pass\n",
         "trainer is 'net.py:Net', which is not a subclass of ctl.StandardTrainer: derive it from "
-        "that, or name another.",
+        "ctl.StandardTrainer, or name another class.",
     ),
     "trainer is a function": command_line(
         "--config.trainer=tiny.py:Function",
         "trainer is 'tiny.py:Function', which is not a subclass of ctl.StandardTrainer: derive it "
-        "from that, or name another.",
+        "from ctl.StandardTrainer, or name another class.",
     ),
     "model key that the trainer never reads": in_config(
         "model=dict(units=5)",
@@ -819,14 +838,15 @@ HEAVY = {
         "--mode=eval",
         **{"config.json": '{"trainer": "tiny.py:Tiny", "data": {"global_batch_size": 4}}'},
     ),
-    "another arithmetic, by the number of replicas": Mistake(
+    "batch size changed by the number of replicas": Mistake(
         "--config=exp.py --workdir=old --config.data.global_batch_size=0 "
         "--config.data.per_replica_batch_size=5",
-        "old holds a run with another config (data.global_batch_size: 4 -> 5): go on with the "
-        "change by --allow_config_change, or start anew by --fresh or another --workdir.",
+        "old holds a run with another config (data.global_batch_size: 4 -> 5): resume with "
+        "the change by --allow_config_change, or start from scratch with --fresh or another "
+        "--workdir.",
         {"old/config.json": '{"trainer": "tiny.py:Tiny", "data": {"global_batch_size": 4}}'},
     ),
-    "too late to split": command_line(
+    "too late to split devices": command_line(
         "--config.runtime.strategy=mirrored --config.runtime.logical_devices=8",
         "runtime.logical_devices is 8, but TensorFlow has already initialized its devices with 1 "
         "logical CPU: create no tensor before the strategy is built, for example while the "
@@ -835,15 +855,14 @@ HEAVY = {
 }
 
 
-def make(folder: pathlib.Path, mistake: Mistake) -> None:
-    """Writes the files of a mistake."""
+def write_files(folder: pathlib.Path, mistake: Mistake) -> None:
     for name, text in {"exp.py": CONFIG, "tiny.py": TRAINER, **mistake.files}.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
 
 
-def content(folder: pathlib.Path) -> dict[str, bytes | None]:
-    """Everything in a folder, but what Python keeps of the modules that it imported."""
+def read_files(folder: pathlib.Path) -> dict[str, bytes | None]:
+    """The content of each file in a folder, except the bytecode that Python caches."""
     return {
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
         for path in folder.rglob("*")
@@ -853,7 +872,7 @@ def content(folder: pathlib.Path) -> dict[str, bytes | None]:
 
 @pytest.fixture
 def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
-    """An empty current folder, which modules can be imported from."""
+    """An empty current folder, whose modules can be imported."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)
@@ -863,74 +882,79 @@ def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("name", LIGHT)
-def test_mistake_is_told_in_one_line(
+@pytest.mark.parametrize("name", WITHOUT_TENSORFLOW)
+def test_mistake_is_reported_in_one_line(
     name: str, folder: pathlib.Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    make(folder, LIGHT[name])
-    before = content(folder)
-    code = main.run(["ctl", *LIGHT[name].arguments.split()])
-    assert (code, *capfd.readouterr()) == (2, "", f"ctl: {LIGHT[name].line}\n")
-    assert content(folder) == before
+    mistake = WITHOUT_TENSORFLOW[name]
+    write_files(folder, mistake)
+    before = read_files(folder)
+    code = main.run(["ctl", *mistake.arguments.split()])
+    assert (code, *capfd.readouterr()) == (2, "", f"ctl: {mistake.line}\n")
+    assert read_files(folder) == before
 
 
-def try_all(mistakes: dict[str, Mistake]) -> None:
-    """Makes mistakes one after the other, for the tests below, in a process of their own.
+def run_all(mistakes: dict[str, Mistake]) -> None:
+    """Runs the program with one mistake after the other; `run_in_process` calls it.
 
-    Standard error gets a line with a mistake's name before those that it causes; standard output,
-    at the end, what came of each.
+    Prints the name of each mistake to standard error, before the lines that it causes, and at the end
+    the results of all to standard output.
     """
     results = {}
     sys.path.insert(0, "")  # the current folder, as it changes
     for number, (name, mistake) in enumerate(mistakes.items()):
         folder = pathlib.Path.cwd().parent / str(number)
         folder.mkdir()
-        make(folder, mistake)
+        write_files(folder, mistake)
         os.chdir(folder)
-        before = content(folder)
+        before = read_files(folder)
         print(f"== {name}", file=sys.stderr, flush=True)
         start = time.process_time()
         code = main.run(["ctl", *mistake.arguments.split()])
         seconds = time.process_time() - start
-        results[name] = {"code": code, "kept": content(folder) == before, "seconds": seconds}
+        unchanged = read_files(folder) == before
+        results[name] = {"code": code, "unchanged": unchanged, "seconds": seconds}
     print(json.dumps({"results": results, "tensorflow": "tensorflow" in sys.modules}))
 
 
-def outcome(which: str, folder: pathlib.Path) -> tuple[dict, dict[str, str], bool]:
-    """What comes of LIGHT or HEAVY in a new process: results, stderr, is TensorFlow there."""
+def run_in_process(table: str, folder: pathlib.Path) -> tuple[dict, dict[str, str], bool]:
+    """Runs a table of mistakes: the results, the lines, and whether TensorFlow was imported."""
     (folder / "start").mkdir()
-    code = f"from tests.end_to_end import mistakes_test as m; m.try_all(m.{which})"
+    code = f"from tests.end_to_end import mistakes_test as m; m.run_all(m.{table})"
     process = child.run(["-c", code], cwd=folder / "start", CUDA_VISIBLE_DEVICES="-1")
     assert process.returncode == 0, process.stderr
-    told = dict(part.split("\n", 1) for part in process.stderr.split("== ")[1:])
-    found = json.loads(process.stdout)
-    return found["results"], told, found["tensorflow"]
+    lines = dict(part.split("\n", 1) for part in process.stderr.split("== ")[1:])
+    output = json.loads(process.stdout)
+    return output["results"], lines, output["tensorflow"]
 
 
-def test_a_typo_loads_no_tensorflow_and_costs_less_than_a_second(tmp_path: pathlib.Path) -> None:
-    results, told, tensorflow = outcome("LIGHT", tmp_path)
-    assert told == {name: f"ctl: {mistake.line}\n" for name, mistake in LIGHT.items()}
+def test_mistake_is_reported_without_tensorflow_and_within_a_second(tmp_path: pathlib.Path) -> None:
+    results, lines, tensorflow = run_in_process("WITHOUT_TENSORFLOW", tmp_path)
+    expected = {name: f"ctl: {mistake.line}\n" for name, mistake in WITHOUT_TENSORFLOW.items()}
+    assert lines == expected
     assert not tensorflow
     assert max(result["seconds"] for result in results.values()) < 1
 
 
-def test_mistake_that_needs_tensorflow_is_told_in_one_line(tmp_path: pathlib.Path) -> None:
-    results, told, _ = outcome("HEAVY", tmp_path)
-    for name, mistake in HEAVY.items():
-        assert told[name].startswith(f"ctl: {mistake.line}"), name
-        assert told[name].count("\n") == 1, told[name]
-    assert {name: (r["code"], r["kept"]) for name, r in results.items()} == dict.fromkeys(
-        HEAVY, (2, True)
+def test_mistake_that_is_detected_with_tensorflow_is_reported_in_one_line(
+    tmp_path: pathlib.Path,
+) -> None:
+    results, lines, _ = run_in_process("WITH_TENSORFLOW", tmp_path)
+    for name, mistake in WITH_TENSORFLOW.items():
+        assert lines[name].startswith(f"ctl: {mistake.line}"), name
+        assert lines[name].count("\n") == 1, lines[name]
+    assert {name: (r["code"], r["unchanged"]) for name, r in results.items()} == dict.fromkeys(
+        WITH_TENSORFLOW, (2, True)
     )
 
 
-def test_what_is_no_mistake_of_the_persons_is_not_hidden(
+def test_bug_of_ctl_is_not_reported_as_a_mistake(
     folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    make(folder, command_line("", ""))
-    monkeypatch.setattr(main.validation, "check_config", fail)
+    write_files(folder, command_line("", ""))
+    monkeypatch.setattr("ctl.configs.validation.check_config", fail)
     with pytest.raises(RuntimeError, match="a bug"):
         main.run(["ctl", "--config=exp.py"])

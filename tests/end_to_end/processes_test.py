@@ -134,6 +134,37 @@ def kill_when_saved(launcher, workdir, *, step, task):
     os.kill(victim, signal.SIGKILL)
 
 
+def test_signal_to_one_worker_saves_due_by_time_and_evaluations_interleave(folder):
+    """The clock that decides is the chief's, the signal is only the other worker's."""
+    workdir = folder / "interleaved"
+    arguments = [
+        "--config.train.steps=1000000", "--config.train.steps_per_loop=2",
+        "--config.train.checkpoint_seconds=0.05", "--config.eval.interval=6",
+        "--config.eval.global_batch_size=4",  # 51 batches, so that evaluations check for a stop, too
+    ]  # fmt: skip
+    with child.start(program(folder, "interleaved", *arguments, workers=2)) as launcher:
+        deadline = time.monotonic() + 120
+        while count_events(workdir, "eval") < 2 or count_events(workdir, "checkpoint") < 2:
+            assert launcher.poll() is None, launcher.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        (worker,) = [pid for pid, p in places(str(workdir)).items() if p == ("worker", 1)]
+        os.kill(worker, signal.SIGTERM)
+        out, err = launcher.communicate(timeout=120)
+    assert launcher.returncode == 75, out + err
+    events = experiments.read_events(workdir)
+    evaluated = [step for name, step in events if name == "eval"]
+    assert evaluated == list(range(6, evaluated[-1] + 1, 6))
+    step = experiments.read_result(workdir)["step"]
+    assert events[-1] == ("stop", step)
+    assert (workdir / f"checkpoints/ckpt-{step}.whole").exists()
+
+
+def count_events(workdir, name):
+    exists = (workdir / "events.jsonl").exists()
+    return exists and sum(event == name for event, _ in experiments.read_events(workdir))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("index", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_killed_worker_is_told_and_the_restarted_run_ends_the_same(folder, one_replica, index):

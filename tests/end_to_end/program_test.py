@@ -233,7 +233,7 @@ def test_killed_and_interrupted_run_ends_with_the_bits_of_an_undisturbed_one(tmp
         out, err = process.communicate(timeout=60)
     if process.returncode != 0:  # on a fast machine it may be done before the signal comes
         assert process.returncode == 75, err
-        assert "SIGINT: saving, then stopping" in out and "run me again" in out
+        assert "SIGINT: saving, then stopping" in out and "rerun the same command" in out
         assert err == ""
         assert read_events(broken)[-1][0] == "stop"
     finished = child.run([*program, f"--workdir={broken}"])
@@ -315,7 +315,7 @@ def test_a_rollback_is_recorded_and_outlives_a_restart(run, monkeypatch):
     code, out, err = run(*options)
     assert code == 0, err
     assert "Step 12 is not finite: the loss is first, on the examples " in out
-    assert "Back to step 10, and on without that batch (rollback 1)." in out, out
+    assert "Back to step 10; that batch is skipped from now on (rollback 1)." in out, out
     wanted = [("non_finite", 12), ("rollback", 10), ("eval", 15), ("checkpoint", 20)]
     assert read_events("mine")[3:7] == wanted
     kept = json.loads(pathlib.Path("mine/rollbacks.json").read_text())

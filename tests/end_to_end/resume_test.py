@@ -27,7 +27,7 @@ def moved(folder, replicas, batch, **options):
             testing.make_strategy(count), batch, cls=Dropping, optimizer=adam, **options
         )
         checkpoints = Checkpointer(folder, trainer)
-        assert bool(checkpoints.restore_latest()) == (place > 0)
+        assert bool(checkpoints.all_restore_latest()) == (place > 0)
         assert trainer.global_step.numpy() == place * EACH
         trainer.train(tf.constant(EACH))
         checkpoints.save()

@@ -72,7 +72,7 @@ def test_a_new_head_is_left_out_by_patterns(run):
     run("old", STEPS(10))
     code, _, err = run("new", "--config.init.checkpoint=old", WIDER)
     assert code == 2 and err.count("\n") == 1
-    assert "head/kernel is [8, 5], there [8, 3]" in err and "init.variables" in err
+    assert "head/kernel is [8, 5], but [8, 3] in the checkpoint" in err and "init.variables" in err
     patterns = "--config.init.variables=['dense/*']"
     code, out, _ = run("new", "--config.init.checkpoint=old", WIDER, patterns, STEPS(1))
     assert code == 0 and "Weights of 2 of 4 variables from" in out
@@ -84,7 +84,7 @@ def test_nothing_is_written_or_moved_where_there_are_no_such_weights(run, argume
     before = sorted(pathlib.Path().rglob("*"))
     folder = "mine" if arguments else "new"
     code, _, err = run(folder, "--config.init.checkpoint=nowhere", *arguments)
-    assert code == 2 and err.startswith("ctl: init.checkpoint is nowhere, and there is none")
+    assert code == 2 and err.startswith("ctl: init.checkpoint is nowhere, which does not exist")
     assert [p for p in sorted(pathlib.Path().rglob("*")) if p.name != "new"] == before
     assert not list(pathlib.Path("new").glob("*"))
 
@@ -94,7 +94,7 @@ def test_a_run_goes_on_in_part_where_that_is_allowed(run):
     changed = WIDER, STEPS(20), "--allow_config_change"
     code, _, err = run("mine", *changed)
     assert code == 2 and err.count("\n") == 1
-    assert "ckpt-10 does not fit this trainer (head/kernel is [8, 5], there [8, 3]" in err
+    assert "ckpt-10 does not match this trainer (head/kernel is [8, 5], but [8, 3] in " in err
     assert "--allow_partial_restore" in err
     code, out, err = run("mine", *changed, "--allow_partial_restore")
     assert (code, err) == (0, "")

@@ -141,6 +141,10 @@ def test_growth_that_the_environment_disables_is_rejected(monkeypatch):
     assert machine.limits == {"GPU:0": [512]}
 
 
+class StrategyReachedError(Exception):
+    """Raised in place of building the strategy."""
+
+
 @pytest.mark.parametrize(
     ("key", "value", "options"),
     [
@@ -150,17 +154,24 @@ def test_growth_that_the_environment_disables_is_rejected(monkeypatch):
 )
 def test_config_limits_the_memory_before_the_strategy_is_built(monkeypatch, key, value, options):
     calls = []
+
+    def build_strategy(*_):
+        assert calls == [options]
+        raise StrategyReachedError
+
     monkeypatch.setattr(devices, "limit_gpu_memory", lambda **options: calls.append(options))
-    monkeypatch.setattr(experiment.selection, "build", lambda *_, **__: calls.append("strategy"))
-    experiment._hardware(ctl.config(runtime=dict(gpu={key: value})).runtime)
-    assert calls == [options, "strategy"]
+    monkeypatch.setattr(experiment.selection, "build", build_strategy)
+    monkeypatch.setattr(experiment.loading, "trainer_class", lambda *_: None)
+    with pytest.raises(StrategyReachedError):
+        experiment.build(ctl.config(runtime=dict(gpu={key: value})), "experiment.py")
 
 
 @on_cpu
-def test_config_that_limits_the_memory_is_rejected_on_a_machine_without_a_gpu():
-    runtime = ctl.config(runtime=dict(gpu=dict(memory_growth=True))).runtime
+def test_config_that_limits_the_memory_is_rejected_on_a_machine_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(experiment.loading, "trainer_class", lambda *_: None)
+    config = ctl.config(runtime=dict(gpu=dict(memory_growth=True)))
     with pytest.raises(UsageError, match="because TensorFlow detects no GPU"):
-        experiment._hardware(runtime)
+        experiment.build(config, "experiment.py")
 
 
 def physical_gpu(index):

@@ -12,7 +12,7 @@ from ctl.hardware.processes import Launcher
 
 @pytest.fixture(autouse=True)
 def restore_handlers(monkeypatch):
-    """Removes the launcher's signal handlers; finds no GPU, so that nvidia-smi is not called."""
+    """Removes the launcher's signal handlers; finds no GPU, so that the driver is not queried."""
     monkeypatch.setattr(gpu, "list_gpus", lambda environment: [])
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield

@@ -40,7 +40,7 @@ def test_options_are_read_from_the_config_and_the_environment():
 
 
 def test_every_option_is_a_config_key_with_the_same_default():
-    defaults = overrides.flat(ctl.config())
+    defaults = overrides.flatten(ctl.config())
     for field, key in strategies.CONFIG_KEYS.items():
         if key != "tpu":
             default = getattr(StrategyOptions(), field)

@@ -20,15 +20,16 @@ V5E, NETWORK_CARD = "0x0063", "0x0042"
 
 
 @pytest.fixture
-def bus(tmp_path):
+def bus(tmp_path, monkeypatch):
     """Creates the files of a PCI bus with Google's devices of these ids, and an Intel one."""
+
+    monkeypatch.setattr(tpu, "_PCI_DEVICES", tmp_path)
 
     def build(*devices):
         for i, (vendor, device) in enumerate([("0x8086", V5E), *(("0x1ae0", d) for d in devices)]):
             (tmp_path / f"0000:00:0{i}.0").mkdir()
             (tmp_path / f"0000:00:0{i}.0" / "vendor").write_text(f"{vendor}\n")
             (tmp_path / f"0000:00:0{i}.0" / "device").write_text(f"{device}\n")
-        return tmp_path
 
     return build
 
@@ -62,11 +63,13 @@ GOOD = {"tensorflow-tpu": "2.20.0", "libtpu": "0.0.21.1"}
     ],
 )
 def test_chips_are_googles_tpus_on_the_bus(bus, devices, chips):
-    assert tpu.list_chips(bus(*devices)) == chips
+    bus(*devices)
+    assert tpu.list_chips() == chips
 
 
-def test_machine_without_a_pci_bus_has_no_chips(tmp_path):
-    assert tpu.list_chips(tmp_path / "none") == []
+def test_machine_without_a_pci_bus_has_no_chips(tmp_path, monkeypatch):
+    monkeypatch.setattr(tpu, "_PCI_DEVICES", tmp_path / "none")
+    assert tpu.list_chips() == []
 
 
 @pytest.mark.parametrize(
@@ -96,12 +99,14 @@ def test_machine_without_a_pci_bus_has_no_chips(tmp_path):
 )  # fmt: skip
 def test_obstacle_to_using_a_tpu(bus, install, versions, devices, address, obstacle):
     install(versions)
-    assert tpu.find_obstacle(address, pci_devices=bus(*devices)) == obstacle
+    bus(*devices)
+    assert tpu.find_obstacle(address) == obstacle
 
 
 def test_message_names_the_obstacle_and_the_alternatives(bus, install):
     install(GOOD)
-    tpu.check_available(pci_devices=bus(V5E))
+    bus(V5E)
+    tpu.check_available()
     install({})
     with pytest.raises(UsageError) as local:
         tpu.check_available()
@@ -116,11 +121,12 @@ def test_message_names_the_obstacle_and_the_alternatives(bus, install):
     assert str(remote.value) == f"{line} and no runtime.tpu keys. {offer}"
 
 
-def test_metadata_server_is_queried_only_on_a_machine_with_a_chip(bus, tmp_path):
+def test_metadata_server_is_queried_only_on_a_machine_with_a_chip(bus):
     none, configured, chip = {}, {"TPU_SKIP_MDS_QUERY": "0"}, {}
-    tpu.skip_metadata_server(none, tmp_path / "none")
-    tpu.skip_metadata_server(configured, tmp_path / "none")
-    tpu.skip_metadata_server(chip, bus(V5E))
+    tpu.skip_metadata_server(none)
+    tpu.skip_metadata_server(configured)
+    bus(V5E)
+    tpu.skip_metadata_server(chip)
     assert (none, configured, chip) == (
         {"TPU_SKIP_MDS_QUERY": "1"},
         {"TPU_SKIP_MDS_QUERY": "0"},
@@ -242,7 +248,8 @@ def test_topology_is_described_in_a_few_words(monkeypatch, bus, devices, shape, 
     cluster = Cluster(monkeypatch)
     topology = types.SimpleNamespace(mesh_shape=shape)
     monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", lambda resolver: topology)
-    assert tpu.describe_topology(tpu.build(**keys), pci_devices=bus(*devices)) == words
+    bus(*devices)
+    assert tpu.describe_topology(tpu.build(**keys)) == words
     other = Strategy(cluster.resolver(tpu="pod"))
     assert tpu.describe_topology(other) == "4 cores, 1 host"
 

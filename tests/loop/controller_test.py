@@ -1,7 +1,4 @@
-"""Boundaries at absolute steps, and what a resumed run does."""
-
-import sys
-import types
+"""Boundaries at absolute steps, what a resumed run does, and when a run stops."""
 
 import numpy as np
 import pytest
@@ -11,12 +8,11 @@ import tf_keras
 import ctl
 from ctl import evaluator, testing
 from ctl.errors import Failure
-from ctl.loop import controller as controller_module
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller
-from ctl.loop.progress import Progress
+from ctl.loop.reporter import Reporter
+from ctl.loop.stop import StopRequest
 from tests import reference_model
-from tests.fake_nvml import FakeGpu, FakeNvml
 
 
 class Dropping(reference_model.ReferenceTrainer):
@@ -26,6 +22,21 @@ class Dropping(reference_model.ReferenceTrainer):
 def adam():
     schedule = tf_keras.optimizers.schedules.CosineDecay(1e-2, 40)
     return tf_keras.optimizers.Adam(schedule)
+
+
+class StopAt(StopRequest):
+    """A stop that is requested once a step is reached; counts how often it is checked."""
+
+    def __init__(self, trainer, step):
+        super().__init__()
+        self._trainer, self._step = trainer, step
+        self.checked_at = []
+
+    @property
+    def requested(self):
+        step = int(self._trainer.global_step.numpy())
+        self.checked_at.append(step)
+        return self._step is not None and step >= self._step
 
 
 @pytest.fixture
@@ -41,8 +52,10 @@ def make(tmp_path):
             trainer=trainer,
             evaluator=ctl.StandardEvaluator(trainer),
             checkpoints=Checkpointer(tmp_path / "checkpoints", trainer, keep=20),
-            on_event=lambda name, step, **_: events.append((name, step)),
-            stop=lambda: stop_at is not None and trainer.global_step.numpy() >= stop_at,
+            reporter=Reporter(
+                trainer, on_event=lambda name, step, **_: events.append((name, step))
+            ),
+            stop=StopAt(trainer, stop_at),
             **{"steps_per_loop": 5, **options},
         )
         controller.events = events
@@ -53,8 +66,8 @@ def make(tmp_path):
 
 def variables(controller):
     trainer = controller.trainer
-    found = (*trainer.model.variables, *trainer.optimizer.variables, trainer.global_step)
-    return [v.numpy() for v in found]
+    variables = (*trainer.model.variables, *trainer.optimizer.variables, trainer.global_step)
+    return [v.numpy() for v in variables]
 
 
 def test_checkpoints_and_evaluations_fall_on_multiples_of_their_intervals(make):
@@ -80,22 +93,20 @@ def test_resumed_run_keeps_the_boundaries(make):
 
 @pytest.mark.parametrize(("first", "second"), [(1, 1), (2, 2)])
 def test_interrupted_run_ends_with_the_same_bits(make, first, second):
-    whole = make(first)
-    whole._saving.checkpoints = None
-    whole.train(20)
+    uninterrupted = make(first)
+    uninterrupted.train(20, checkpoint_at_completion=False)
     make(first, stop_at=8, steps_per_loop=4).train(20)
     resumed = make(second, steps_per_loop=3)
     resumed.restore_checkpoint()
     assert resumed.step == 8
     resumed.train(20)
-    for one, other in zip(variables(whole), variables(resumed), strict=True):
+    for one, other in zip(variables(uninterrupted), variables(resumed), strict=True):
         assert np.array_equal(one, other)
 
 
 def test_run_resumed_on_other_replicas_goes_on_with_the_same_batches(make):
-    whole = make(1)
-    whole._saving.checkpoints = None
-    whole.train(20)
+    uninterrupted = make(1)
+    uninterrupted.train(20, checkpoint_at_completion=False)
     make(1, stop_at=5).train(20)
     four = make(4, stop_at=10)
     four.restore_checkpoint()
@@ -104,25 +115,25 @@ def test_run_resumed_on_other_replicas_goes_on_with_the_same_batches(make):
     two.restore_checkpoint()
     assert two.step == 10
     two.train(20)
-    for one, other in zip(variables(whole), variables(two), strict=True):
+    for one, other in zip(variables(uninterrupted), variables(two), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
 
 
-def test_stopping_saves_where_it_stopped_and_does_not_evaluate(make):
+def test_stop_saves_the_current_step_and_does_not_evaluate(make):
     controller = make(stop_at=5, checkpoint_interval=100)
     assert controller.train_and_evaluate(20) is None
     assert controller.stopped
     assert controller.events == [("checkpoint", 5)]
 
 
-def test_a_step_is_saved_once(make):
+def test_step_is_saved_once(make):
     controller = make(checkpoint_interval=5)
     controller.train(10)
     controller.save_checkpoint()
     assert controller.events == [("checkpoint", 5), ("checkpoint", 10)]
 
 
-def test_checkpoint_of_another_model_is_refused_in_one_line(make, tmp_path):
+def test_checkpoint_of_another_model_is_rejected_in_one_line(make, tmp_path):
     make().train(5)
 
     class Wider(reference_model.ReferenceTrainer):
@@ -134,12 +145,12 @@ def test_checkpoint_of_another_model_is_refused_in_one_line(make, tmp_path):
             return self.model(batch["x"], training=training)
 
     trainer = reference_model.make_trainer(testing.make_strategy(1), 7, cls=Wider, optimizer=adam)
-    with pytest.raises(ctl.UsageError, match="does not fit this trainer") as error:
-        Checkpointer(tmp_path / "checkpoints", trainer).restore_latest()
+    with pytest.raises(ctl.UsageError, match="does not match this trainer") as error:
+        Checkpointer(tmp_path / "checkpoints", trainer).all_restore_latest()
     assert "\n" not in str(error.value)
 
 
-def test_speed_is_that_of_training_after_the_first_loop(make):
+def test_speed_excludes_the_first_loop(make):
     controller = make()
     controller.train(5)
     assert controller.examples_per_second is None
@@ -147,73 +158,71 @@ def test_speed_is_that_of_training_after_the_first_loop(make):
     assert controller.examples_per_second > 0
 
 
-def test_summaries_and_lines_are_written(make, tmp_path):
-    lines = []
-    controller = make(
-        summary_dir=str(tmp_path / "train"),
-        eval_summary_dir=str(tmp_path / "eval"),
-        progress=Progress(total=10, every=0.0, write=lines.append),
-    )
-    controller.train_and_evaluate(10)
-    assert [line.split("|")[0].strip() for line in lines] == [
-        "train       5/10",
-        "train      10/10",
-        "eval       10/10",
-    ]
-    tags = {
-        value.tag
-        for split in ("train", "eval")
-        for path in (tmp_path / split).glob("events*")
-        for event in tf.compat.v1.train.summary_iterator(str(path))
-        for value in event.summary.value
-    }
-    assert {"loss", "accuracy", "examples", "examples_per_second"} <= tags
-
-
-def test_step_that_does_not_count_itself_is_refused(make):
+def test_train_step_that_does_not_count_itself_is_rejected(make):
     class Uncounted(reference_model.ReferenceTrainer):
         def train_step(self, iterator):
             next(iterator)
 
     trainer = reference_model.make_trainer(testing.make_strategy(1), 7, cls=Uncounted)
-    with pytest.raises(ctl.UsageError, match="add 1 to"):
+    with pytest.raises(ctl.UsageError, match="must add 1 to"):
         Controller(trainer=trainer, steps_per_loop=5).train(10)
 
 
-def test_a_wish_to_stop_is_seen_inside_an_evaluation(make, monkeypatch):
+def test_stop_is_honored_inside_an_evaluation(make, monkeypatch):
     monkeypatch.setattr(evaluator, "STEPS_BETWEEN_LOOKS", 2)
     controller = make()
-    asked = []
+    stop = controller._stop = StopAt(controller.trainer, None)
 
-    def stop():
-        asked.append(controller.step)
-        return len(asked) > 2  # after two loops, at the first look of the evaluation
+    def any_process_stops():
+        stop._step = 10  # requested after the second loop, at the first check of the evaluation
+        return stop.requested
 
-    controller._stop = stop
+    monkeypatch.setattr(controller, "any_process_stops", any_process_stops)
     assert controller.train_and_evaluate(20, eval_interval=10) is None
     assert controller.stopped and controller.step == 10
-    assert asked == [5, 10, 10]
+    assert stop.checked_at == [5, 10, 10]
     assert controller.events == [("checkpoint", 10)]
-    again = make()
-    again.restore_checkpoint()
-    again._stop = lambda: False
-    assert again.train_and_evaluate(20, eval_interval=10)["examples"] == reference_model.EXAMPLES
+    resumed = make()
+    resumed.restore_checkpoint()
+    outputs = resumed.train_and_evaluate(20, eval_interval=10)
+    assert outputs["examples"] == reference_model.EXAMPLES
 
 
-def test_checkpoints_fall_due_by_time_too(make):
-    asked = []
-
-    def due(seconds):
-        asked.append(seconds >= 0)
-        return len(asked) == 2
-
-    controller = make(save_due=due)
-    controller.train(20)
-    assert [step for name, step in controller.events if name == "checkpoint"] == [10, 20]
-    assert asked == [True] * 4
+def test_checkpoint_that_is_due_by_time_is_saved_at_the_end_of_a_loop(make, monkeypatch):
+    controller = make(checkpoint_seconds=60.0)
+    now = {0: 0.0, 5: 30.0, 10: 60.0, 15: 119.0, 20: 119.0}
+    controller._manager._saved_at = 0.0
+    controller._manager._clock = lambda: now[controller.step]
+    controller.train(20, checkpoint_at_completion=False)
+    assert [step for name, step in controller.events if name == "checkpoint"] == [10]
 
 
-def test_a_loss_that_no_look_at_gradients_saw_ends_the_run(tmp_path):
+@pytest.mark.parametrize(("other_stops", "chief_is_due"), [(True, False), (False, True)])
+def test_processes_decide_together_whether_to_stop_and_to_save(make, other_stops, chief_is_due):
+    """This process has no reason for either; the other processes' answers count."""
+
+    calls = []
+
+    class Processes:
+        def any_process(self, value):
+            calls.append(("any_process", value))
+            return value or other_stops
+
+        def broadcast_from_chief(self, value):
+            calls.append(("broadcast_from_chief", value))
+            return chief_is_due
+
+    controller = make(checkpoint_seconds=1e9, processes=Processes())
+    controller.train(10, checkpoint_at_completion=False)
+    assert controller.step == (5 if other_stops else 10)
+    assert controller.stopped == other_stops
+    saved = [step for name, step in controller.events if name == "checkpoint"]
+    assert saved == ([5, 10] if chief_is_due else [5])
+    boundary = [("broadcast_from_chief", False), ("any_process", False)]
+    assert calls == boundary * (controller.step // 5)
+
+
+def test_loss_that_is_not_finite_in_a_step_of_the_users_own_ends_the_run(tmp_path):
     class Own(reference_model.ReferenceTrainer):
         def replica_step(self, batch):
             return tf.constant(float("nan"), tf.float64)
@@ -229,59 +238,11 @@ def test_a_loss_that_no_look_at_gradients_saw_ends_the_run(tmp_path):
     Controller(trainer=lenient).train(5)
 
 
-def test_a_weight_that_is_not_finite_is_not_saved(make, tmp_path):
+def test_weight_that_is_not_finite_is_not_saved(make, tmp_path):
     controller = make()
     controller.train(5)
     weight = controller.trainer.model.trainable_variables[1]
     weight.assign(weight / 0.0)
     with pytest.raises(Failure, match="is not finite after step 5, which is not saved"):
-        controller._saving.saved_step = None
+        controller._manager.saved_step = None
         controller.save_checkpoint()
-
-
-def summary_tags(folder):
-    return {
-        value.tag
-        for path in folder.glob("events*")
-        for event in tf.compat.v1.train.summary_iterator(str(path))
-        for value in event.summary.value
-    }
-
-
-def test_gpu_usage_is_printed_and_summarized_next_to_the_outputs(tmp_path):
-    lines = []
-    controller = Controller(
-        trainer=reference_model.make_trainer(testing.make_strategy(1), 7),
-        steps_per_loop=5,
-        summary_dir=str(tmp_path),
-        progress=Progress(total=5, write=lines.append),
-        gpu_usage=lambda: {"gpu_memory_gib": 5.0, "gpu_utilization": 0.9},
-    )
-    controller.train(5)
-    assert "| gpu_memory_gib 5.0000 | gpu_utilization 0.9000" in lines[0]
-    assert {"loss", "gpu_memory_gib", "gpu_utilization"} <= summary_tags(tmp_path)
-    assert set(controller.outputs) == {"loss", "accuracy"}
-
-
-def test_usage_is_printed_only_if_a_replica_is_on_a_gpu(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([FakeGpu()]))
-    lines = []
-    Controller(
-        trainer=reference_model.make_trainer(testing.make_strategy(1), 7),
-        steps_per_loop=5,
-        progress=Progress(total=5, write=lines.append),
-    ).train(5)
-    assert [("gpu" in line) for line in lines] == [bool(tf.config.list_physical_devices("GPU"))]
-
-
-@pytest.mark.parametrize(
-    ("devices", "on_gpu"),
-    [
-        (("/job:localhost/replica:0/task:0/device:GPU:0",), True),
-        (("/job:localhost/replica:0/task:0/device:CPU:0",), False),
-        (("/job:worker/replica:0/task:0/device:TPU:0",), False),
-    ],
-)
-def test_replicas_on_gpus_are_detected_by_their_devices(devices, on_gpu):
-    extended = types.SimpleNamespace(worker_devices=devices)
-    assert controller_module._on_gpu(types.SimpleNamespace(extended=extended)) == on_gpu

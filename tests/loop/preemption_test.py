@@ -1,4 +1,4 @@
-"""The notice of a cloud that the machine is about to go."""
+"""The notice of a cloud that it is about to stop this machine."""
 
 import http.server
 import json
@@ -11,13 +11,14 @@ import pytest
 from ctl import main
 from ctl.errors import UsageError
 from ctl.loop.preemption import GceNotice
+from ctl.loop.stop import StopRequest
 
 QUIET = {"preempted": "FALSE", "maintenance-event": "NONE"}
 
 
 @pytest.fixture
 def metadata(monkeypatch):
-    """A metadata server's answers, to be changed."""
+    """The answers of a metadata server, which the test changes."""
     answers = dict(QUIET)
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -51,35 +52,38 @@ def within(seconds, condition):
     ("name", "value"),
     [("preempted", "TRUE"), ("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")],
 )
-def test_a_notice_is_a_wish_to_stop(metadata, name, value):
-    with GceNotice(interval=0.05) as notice:
-        assert not within(0.3, lambda: notice.received)
+def test_notice_requests_a_stop(metadata, name, value):
+    stop = StopRequest()
+    with GceNotice(stop, interval=0.05):
+        assert not within(0.3, lambda: stop.requested)
         metadata[name] = value
-        assert within(10, lambda: notice.received)
-        assert notice.received == f"{name}: {value}"
+        assert within(10, lambda: stop.requested)
+        assert stop.reasons == {"notice": f"{name}: {value}"}
 
 
-def test_a_migration_is_none(metadata):
+def test_migration_requests_no_stop(metadata):
     metadata["maintenance-event"] = "MIGRATE_ON_HOST_MAINTENANCE"
-    with GceNotice(interval=0.05) as notice:
-        assert not within(0.3, lambda: notice.received)
+    stop = StopRequest()
+    with GceNotice(stop, interval=0.05):
+        assert not within(0.3, lambda: stop.requested)
 
 
-def test_a_server_that_is_away_for_a_moment_ends_nothing(metadata):
-    with GceNotice(interval=0.05) as notice:
+def test_server_that_is_unavailable_for_a_moment_is_read_again(metadata):
+    stop = StopRequest()
+    with GceNotice(stop, interval=0.05):
         del metadata["preempted"]  # now it answers 404
-        assert not within(0.3, lambda: notice.received)
+        assert not within(0.3, lambda: stop.requested)
         metadata["preempted"] = "TRUE"
-        assert within(10, lambda: notice.received)
+        assert within(10, lambda: stop.requested)
 
 
-def test_where_there_is_no_server_it_is_refused(monkeypatch):
+def test_missing_server_is_rejected(monkeypatch):
     monkeypatch.setenv("GCE_METADATA_HOST", "localhost:1")
     with pytest.raises(UsageError, match="no metadata server answers at localhost:1"):
-        GceNotice().__enter__()
+        GceNotice(StopRequest()).__enter__()
 
 
-def test_a_run_saves_and_ends_with_75(metadata, tmp_path, monkeypatch, capsys):
+def test_run_saves_and_exits_with_75(metadata, tmp_path, monkeypatch, capsys):
     metadata["preempted"] = "TRUE"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny_experiment.py").write_text(

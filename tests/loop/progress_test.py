@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on, by a clock that the test sets."""
+"""The lines of a run, by a clock that the test sets."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests import child
 
 
 class Screen:
-    """A progress whose lines and clock the test holds."""
+    """A progress with a clock that the test sets, and the lines that it printed."""
 
     def __init__(self, total=1000, every=5.0):
         self.lines, self.now = [], 100.0
@@ -40,7 +40,7 @@ def test_last_step_has_no_time_left():
     assert Screen().trained(1000, at=0, left=3.0) == [line]
 
 
-def test_a_line_every_few_seconds_and_the_last():
+def test_a_line_is_printed_every_few_seconds_and_at_the_last_step():
     screen = Screen(every=5.0)
     printed = [
         bool(screen.trained(step, at))
@@ -57,7 +57,7 @@ def test_a_line_every_few_seconds_and_the_last():
     assert printed == [True, False, False, True, False, True, True]
 
 
-def test_evaluation_line_comes_always_and_delays_none_of_training():
+def test_every_evaluation_has_a_line_and_delays_no_line_of_training():
     screen = Screen()
     screen.trained(1, at=100)
     screen.now = 104
@@ -67,13 +67,13 @@ def test_evaluation_line_comes_always_and_delays_none_of_training():
     assert screen.trained(2, at=105)
 
 
-def test_say_passes_a_line_on():
+def test_other_lines_are_printed_as_they_are():
     screen = Screen()
     screen.progress.print_line("Resumed.")
     assert screen.lines == ["Resumed."]
 
 
-def test_lines_go_to_standard_output_at_once(capsys):
+def test_lines_go_to_standard_output(capsys):
     progress.Progress(total=1).print_line("one")
     assert capsys.readouterr().out == "one\n"
 
@@ -94,8 +94,8 @@ def test_lines_go_to_standard_output_at_once(capsys):
         ({"best": True, "note": "a", "none": None}, "best True | note a | none None"),
     ],
 )
-def test_numbers(outputs, line):
-    assert progress.numbers(outputs) == line
+def test_format_numbers(outputs, line):
+    assert progress.format_numbers(outputs) == line
 
 
 @pytest.mark.parametrize(
@@ -113,11 +113,11 @@ def test_numbers(outputs, line):
         (100 * 3600, "100 h 00 min"),
     ],
 )
-def test_duration(seconds, words):
-    assert progress.duration(seconds) == words
+def test_format_duration(seconds, words):
+    assert progress.format_duration(seconds) == words
 
 
-def test_a_reader_that_has_gone_does_not_end_the_run():
+def test_a_reader_that_closed_the_pipe_does_not_end_the_run():
     code = (
         "import os, sys\n"
         "from ctl.errors import print_line\n"

@@ -1,4 +1,4 @@
-"""on_non_finite=rollback: back to the last checkpoint, and on without the batch at fault."""
+"""on_non_finite=rollback: back to the last checkpoint, skipping the batch that was not finite."""
 
 import json
 
@@ -11,6 +11,8 @@ from ctl import testing
 from ctl.errors import Failure
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller
+from ctl.loop.progress import Progress
+from ctl.loop.reporter import Reporter
 from ctl.loop.rollback import RollbackPolicy
 from ctl.replica.loss_spikes import WINDOW
 from tests import reference_model
@@ -20,18 +22,22 @@ STEPS = 8
 
 
 def run(folder, trainer, steps=STEPS, **options):
-    events, said = [], []
+    events, lines = [], []
+    reporter = Reporter(
+        trainer,
+        progress=Progress(total=0, every=1e9, write=lines.append),
+        on_event=lambda name, step, **fields: events.append((name, step, fields)),
+    )
     controller = Controller(
         trainer=trainer,
         checkpoints=Checkpointer(folder, trainer),
         steps_per_loop=3,
-        on_event=lambda name, step, **fields: events.append((name, step, fields)),
+        reporter=reporter,
         **options,
     )
-    controller.print_line = said.append
     controller.restore_checkpoint()
     controller.train(steps)
-    return events, said
+    return events, [line for line in lines if not line.startswith("train ")]
 
 
 def without(steps):
@@ -48,15 +54,15 @@ def without(steps):
 @pytest.mark.parametrize(("replicas", "row", "options"), CASES)
 def test_the_run_goes_on_without_the_batch(tmp_path, replicas, row, options):
     trainer = poisoned(replicas, row, on_non_finite="rollback", **options)
-    events, said = run(tmp_path, trainer)
+    events, lines = run(tmp_path, trainer)
     same(state(trainer), without({BAD}), 1e-10)
     assert trainer.global_step.numpy() == STEPS
     assert trainer.optimizer.iterations.numpy() == STEPS - 1
     names = [(name, step) for name, step, _ in events]
     assert names == [("checkpoint", 0), ("non_finite", BAD), ("rollback", 0), ("checkpoint", STEPS)]
     assert events[2][2]["left_out"] == BAD
-    assert said[0].startswith(f"Step {BAD} is not finite: the loss is first, on the examples ")
-    assert said[0].endswith("Back to step 0, and on without that batch (rollback 1).")
+    assert lines[0].startswith(f"Step {BAD} is not finite: the loss is first, on the examples ")
+    assert lines[0].endswith("Back to step 0; that batch is skipped from now on (rollback 1).")
     for variable in trainer.model.variables:
         first, *rest = testing.copies(testing.make_strategy(replicas), variable)
         same(rest, [first] * len(rest))
@@ -92,15 +98,17 @@ def test_several_batches_each_with_a_rollback_of_its_own(tmp_path):
 
 
 def test_the_limit(tmp_path):
-    with pytest.raises(Failure, match=r"Step 6 is not finite: .* rolled back 1 times already"):
-        run(tmp_path, twice_bad(), guard=RollbackPolicy(limit=1))
+    with pytest.raises(
+        Failure, match=r"Step 6 is not finite: .* rolled back 1 times, which is its limit"
+    ):
+        run(tmp_path, twice_bad(), rollback=RollbackPolicy(limit=1))
 
 
 def test_a_decision_survives_the_process(tmp_path):
     """Killed after the rollback and before the next checkpoint: the batch is left out unseen."""
     record = tmp_path / "record.json"
 
-    def guard():
+    def make_policy():
         earlier = json.loads(record.read_text()) if record.exists() else []
         return RollbackPolicy(
             record=lambda made: record.write_text(json.dumps(made)), earlier=earlier
@@ -114,17 +122,17 @@ def test_a_decision_survives_the_process(tmp_path):
 
     trainer = poisoned(1, 0, on_non_finite="rollback")
     with pytest.raises(Killed):  # the first loop that ends well is that after the rollback
-        run(tmp_path / "checkpoints", trainer, guard=guard(), train_actions=[kill])
+        run(tmp_path / "checkpoints", trainer, rollback=make_policy(), train_actions=[kill])
     assert json.loads(record.read_text()) == [{"step": BAD, "tensor": "the loss"}]
     again = poisoned(1, 0, on_non_finite="rollback")
-    events, _ = run(tmp_path / "checkpoints", again, guard=guard())
+    events, _ = run(tmp_path / "checkpoints", again, rollback=make_policy())
     assert [name for name, *_ in events] == ["checkpoint"]
     same(state(again), without({BAD}), 1e-10)
 
 
 def test_without_checkpoints_it_is_refused():
     trainer = poisoned(1, 0, on_non_finite="rollback")
-    with pytest.raises(ctl.UsageError, match="goes back to `checkpoints`: give some"):
+    with pytest.raises(ctl.UsageError, match="requires `checkpoints` to go back to"):
         Controller(trainer=trainer)
 
 
@@ -138,10 +146,10 @@ def test_a_loss_spike_is_a_reason_too_and_its_window_goes_back_with_the_rest(tmp
     at = WINDOW + 5
     options = {"on_non_finite": "rollback", "loss_spike": 5.0}
     trainer = jumping(1, at, **options)
-    events, said = run(tmp_path, trainer, steps=at + 4, checkpoint_interval=50)
+    events, lines = run(tmp_path, trainer, steps=at + 4, checkpoint_interval=50)
     assert [(n, s) for n, s, _ in events if n != "checkpoint"] == [
         ("non_finite", at),
         ("rollback", 100),
     ]
-    assert f"Step {at} has a spike of the loss" in said[0]
+    assert f"Step {at} has a spike of the loss" in lines[0]
     assert int(trainer.spikes._count) == at + 3  # every loss but that one, once

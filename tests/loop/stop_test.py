@@ -1,4 +1,4 @@
-"""The first signal is a wish, the second an order."""
+"""The first signal requests a stop, the second ends the process."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from ctl.loop.stop import SIGNALS, StopOnSignal
+from ctl.loop.stop import SIGNALS, StopOnSignal, StopRequest
 from tests import child
 
 TRAINING = """
@@ -22,12 +22,12 @@ with StopOnSignal() as stop:
     print("saved", flush=True)
 sys.exit(75)
 """
-LINE = "{}: saving, then stopping; once more to stop at once."
+LINE = "{}: saving, then stopping; once more to stop immediately."
 
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """The handlers of this process, put back after a test that fails."""
+    """Restores the handlers of this process after a test that fails."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     yield
     for number, handler in before.items():
@@ -35,12 +35,21 @@ def handlers():
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_first_signal_sets_the_flag_and_says_so(number, capsys):
+def test_first_signal_requests_a_stop_and_prints_so(number, capsys):
     with StopOnSignal() as stop:
-        assert (stop.requested, stop.received) == (False, None)
+        assert (stop.requested, stop.reasons) == (False, {})
         os.kill(os.getpid(), number)
-        assert (stop.requested, stop.received) == (True, number)
+        assert (stop.requested, stop.reasons) == (True, {"signal": number.name})
     assert capsys.readouterr().out == LINE.format(number.name) + "\n"
+
+
+def test_reasons_of_several_requests_are_all_kept():
+    stop = StopRequest()
+    assert not stop.requested
+    stop.request(signal="SIGTERM")
+    stop.request(notice="preempted: TRUE")
+    assert stop.requested
+    assert stop.reasons == {"signal": "SIGTERM", "notice": "preempted: TRUE"}
 
 
 @pytest.mark.parametrize("signalled", [False, True])
@@ -65,13 +74,13 @@ def test_handlers_are_restored_after_an_error():
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def test_nothing_is_caught_before_it_is_entered():
+def test_no_handlers_are_installed_before_the_with_block():
     before = [signal.getsignal(number) for number in SIGNALS]
     StopOnSignal()
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def test_signal_in_the_middle_of_a_line_sets_the_flag_all_the_same(monkeypatch):
+def test_signal_in_the_middle_of_a_printed_line_requests_a_stop_too(monkeypatch):
     def reentrant(*_, **__):
         raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stdout>'>")
 
@@ -82,7 +91,7 @@ def test_signal_in_the_middle_of_a_line_sets_the_flag_all_the_same(monkeypatch):
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_process_ends_as_it_wants_after_one_signal(number):
+def test_process_saves_and_exits_after_one_signal(number):
     with child.start(["-c", TRAINING]) as process:
         assert process.stdout.readline() == "started\n"
         process.send_signal(number)
@@ -91,7 +100,7 @@ def test_process_ends_as_it_wants_after_one_signal(number):
 
 
 @pytest.mark.parametrize("second", SIGNALS)
-def test_process_ends_at_once_after_a_second_signal(second):
+def test_second_signal_ends_the_process_immediately(second):
     with child.start(["-c", TRAINING, "patient"]) as process:
         assert process.stdout.readline() == "started\n"
         process.send_signal(signal.SIGTERM)

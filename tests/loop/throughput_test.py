@@ -1,13 +1,13 @@
-"""Examples a second, of training alone."""
+"""Examples per second, without the first loop."""
 
 from ctl.loop.throughput import Throughput
 
 
-def test_the_first_loop_does_not_count():
-    speed = Throughput(batch=10)
-    speed.add(5, seconds=100.0)
-    assert speed.examples_per_second is None and speed.seconds_for(7) is None
-    speed.add(4, seconds=2.0)
-    speed.add(6, seconds=3.0)
-    assert speed.examples_per_second == 20.0  # 10 steps of 10 in 5 s
-    assert speed.seconds_for(7) == 3.5
+def test_first_loop_is_excluded():
+    throughput = Throughput(batch=10)
+    throughput.add(5, seconds=100.0)
+    assert throughput.examples_per_second is None and throughput.seconds_for(7) is None
+    throughput.add(4, seconds=2.0)
+    throughput.add(6, seconds=3.0)
+    assert throughput.examples_per_second == 20.0  # 10 steps of 10 in 5 s
+    assert throughput.seconds_for(7) == 3.5

@@ -1,35 +1,37 @@
-"""A run that hangs says so, shows where, and goes on waiting."""
+"""A run that hangs is reported with the stacks of its threads, and keeps waiting."""
 
 import json
+import pathlib
 import threading
 import time
 
 import pytest
 
 from ctl import main
-from ctl.loop import watchdog
-from ctl.loop.watchdog import Watchdog
-from tests import child
+from ctl.loop.watchdog import FIRST, Watchdog
 
-LIMIT = 0.2
+LIMIT = 300.0
 
 
 class Run:
-    """A watch over a run whose step the test moves, and what it said."""
+    """A watched run whose step and clock the test sets, and what was reported."""
 
-    def __init__(self, tmp_path, seconds=LIMIT):
+    def __init__(self, tmp_path, seconds=LIMIT, read_seconds=5.0):
+        self.now = 1000.0
         self.step = 0
         self.reads = 0
         self.lines = []
         self.events = []
         self.stacks = open(tmp_path / "stacks", "w+")  # noqa: SIM115 - closed by the fixture
-        self.watch = Watchdog(
+        self.watchdog = Watchdog(
             seconds,
-            step_of=self._read,
-            data_kind=lambda: "Arrays",
+            read_step=self._read,
+            data_type=lambda: "Arrays",
             on_event=lambda name, step, **fields: self.events.append((name, step, fields)),
-            write=self.lines.append,
+            print_line=self.lines.append,
             stacks=self.stacks.fileno(),
+            read_seconds=read_seconds,
+            clock=lambda: self.now,
         )
 
     def _read(self):
@@ -37,170 +39,164 @@ class Run:
         return self.step
 
     def short_loop(self):
-        with self.watch.loop(self.step):
+        with self.watchdog.loop(self.step):
             self.step += 1
 
-    def stalled(self):
-        return [line for line in self.lines if line.startswith("No step has ended")]
+    def check_after(self, seconds):
+        self.now += seconds
+        self.watchdog.check()
 
 
 @pytest.fixture
 def run(tmp_path):
-    made = Run(tmp_path)
-    yield made
-    made.stacks.close()
-
-
-def wait_for(condition, seconds=20):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.01)
-
-
-def test_stall_is_said_once_with_the_stacks_and_its_end_is_said_too(run):
+    """A run whose first loop has ended."""
+    run = Run(tmp_path)
     run.step = 5
-    with run.watch:
-        run.short_loop()
-        with run.watch.loop(6):
-            wait_for(run.stalled)
-            time.sleep(3 * LIMIT)
-        run.stacks.seek(0)
-        assert "most recent call first" in run.stacks.read()
-    assert len(run.lines) == 2
-    assert run.lines[0] == (
-        "No step has ended for 0 s: after step 6 the run waits for the step itself, or the trainer's "
-        'build_dataset("train") (Arrays). It goes on waiting; the stacks of all threads:'
-    )
-    assert run.lines[1] == "Going on, after 1 s at step 6."
-    [(name, step, fields)] = run.events
-    assert (name, step, set(fields)) == ("stall", 6, {"seconds", "waits_for"})
-    assert fields["seconds"] >= LIMIT
+    run.short_loop()
+    yield run
+    run.stacks.close()
 
 
-def test_each_stall_is_said(run):
-    with run.watch:
-        run.short_loop()
-        for count in (1, 2):
-            with run.watch.loop(1):
-                wait_for(lambda count=count: len(run.stalled()) == count)
+def test_stall_is_reported_once_with_the_stacks_and_its_end_is_reported_too(run):
+    with run.watchdog.loop(6):
+        run.check_after(LIMIT + 1)
+        run.check_after(LIMIT)
+        run.check_after(LIMIT)
+    run.stacks.seek(0)
+    assert "most recent call first" in run.stacks.read()
+    assert run.lines == [
+        "No step has ended for 5 min 01 s: after step 6 the run waits for the step itself, or the "
+        'trainer\'s build_dataset("train") (Arrays). It keeps waiting; the stacks of all threads:',
+        "Going on, after 15 min 01 s at step 6.",
+    ]
+    assert [(name, step) for name, step, _ in run.events] == [("stall", 6)]
+    assert run.events[0][2]["seconds"] == LIMIT + 1
+    assert run.events[0][2]["waits_for"] in run.lines[0]
 
 
-def test_step_that_moves_in_a_long_loop_is_no_stall(run):
-    with run.watch:
-        run.short_loop()
-        with run.watch.loop(run.step):
-            end = time.monotonic() + 5 * LIMIT
-            while time.monotonic() < end:
-                run.step += 1
-                time.sleep(0.01)
+def test_every_stall_is_reported(run):
+    for count in (1, 2):
+        with run.watchdog.loop(run.step):
+            run.check_after(LIMIT)
+        assert len(run.events) == count
+
+
+def test_long_loop_whose_steps_end_is_no_stall(run):
+    with run.watchdog.loop(run.step):
+        for _ in range(5):
+            run.step += 1
+            run.check_after(LIMIT)
     assert run.reads > 0
     assert run.lines == []
 
 
-def test_step_that_moves_again_in_the_same_loop_ends_the_stall(run):
-    with run.watch:
-        run.short_loop()
-        with run.watch.loop(1):
-            wait_for(run.stalled)
-            run.step = 9
-            wait_for(lambda: len(run.lines) == 2)
-            assert run.lines[1].startswith("Going on, after")
-            wait_for(lambda: len(run.stalled()) == 2)
-            assert "after step 9" in run.stalled()[1]
+def test_step_that_ends_in_the_same_loop_ends_the_stall(run):
+    with run.watchdog.loop(run.step):
+        run.check_after(LIMIT)
+        run.step = 9
+        run.check_after(1)
+        assert run.lines[1] == "Going on, after 5 min 01 s at step 6."
+        run.check_after(LIMIT)
+        assert "after step 9" in run.lines[2]
 
 
-def test_first_loop_may_take_ten_times_as_long(run):
-    with run.watch:
-        with run.watch.loop(0):
-            time.sleep(4 * LIMIT)
-            assert run.lines == []
-            wait_for(run.stalled)
-        with run.watch.loop(0):
-            start = time.monotonic()
-            wait_for(lambda: len(run.stalled()) == 2)
-            assert time.monotonic() - start < 5 * LIMIT
+def test_first_loop_may_take_ten_times_as_long(tmp_path):
+    run = Run(tmp_path)
+    with run.watchdog.loop(0):
+        run.check_after(FIRST * LIMIT - 1)
+        assert run.lines == []
+        run.check_after(1)
+        assert len(run.lines) == 1
+    with run.watchdog.loop(0):
+        run.check_after(LIMIT)
+    assert len(run.events) == 2
+    run.stacks.close()
 
 
-def test_evaluation_and_saving_are_not_watched(run):
-    with run.watch:
-        for _ in range(2):  # the second has the limit of all that follow
-            run.short_loop()
-        time.sleep(4 * LIMIT)
-        assert (run.lines, run.reads) == ([], 0)
+def test_evaluating_and_saving_are_not_watched(run):
+    run.check_after(100 * LIMIT)
+    assert (run.lines, run.reads) == ([], 0)
 
 
-def test_nothing_is_read_while_loops_end_in_time(run):
-    with run.watch:
-        for _ in range(10):
-            with run.watch.loop(run.step):
-                time.sleep(LIMIT / 4)
+def test_step_is_not_read_while_loops_end_in_time(run):
+    for _ in range(10):
+        with run.watchdog.loop(run.step):
+            run.check_after(LIMIT - 1)
     assert run.reads == 0
 
 
-def test_step_that_the_device_does_not_tell_has_not_moved(run, monkeypatch):
-    monkeypatch.setattr(watchdog, "_LONGEST_READ", 0.05)
-    told = threading.Event()
-    run.watch._step_of = lambda: told.wait(20)
-    with run.watch:
-        run.short_loop()
-        with run.watch.loop(1):
-            wait_for(run.stalled)
-            time.sleep(2 * LIMIT)  # time for more looks, which must not read each in a thread more
-            reading = [t for t in threading.enumerate() if t.name == "ctl-watchdog-step"]
-            assert len(reading) == 1
-            told.set()
+def test_step_that_a_busy_device_does_not_return_is_read_by_one_thread_only(tmp_path):
+    run = Run(tmp_path, read_seconds=0.01)
+    run.short_loop()
+    returned = threading.Event()
+    run.watchdog._read_step = lambda: returned.wait(60)
+    with run.watchdog.loop(run.step):
+        for _ in range(5):
+            run.check_after(LIMIT)
+        reading = [t for t in threading.enumerate() if t.name == "ctl-watchdog-step"]
+        assert len(reading) == 1
+        returned.set()
+    assert len(run.events) == 1
+    run.stacks.close()
 
 
-def test_step_that_cannot_be_read_has_not_moved(run):
-    run.watch._step_of = lambda: 1 / 0
-    with run.watch:
-        run.short_loop()
-        with run.watch.loop(1):
-            wait_for(run.stalled)
+def test_step_that_cannot_be_read_counts_as_not_ended(run):
+    run.watchdog._read_step = lambda: 1 / 0
+    with run.watchdog.loop(run.step):
+        run.check_after(LIMIT)
+    assert len(run.events) == 1
 
 
-def test_record_that_cannot_be_written_ends_no_watch(run):
-    def full(*_, **__):
+def test_event_that_cannot_be_written_does_not_end_the_watch(run):
+    def fail(*_, **__):
         raise OSError("No space left on device")
 
-    run.watch._on_event = full
-    with run.watch:
-        run.short_loop()
-        for count in (1, 2):
-            with run.watch.loop(1):
-                wait_for(lambda count=count: len(run.stalled()) == count)
+    run.watchdog._on_event = fail
+    for count in (2, 4):
+        with run.watchdog.loop(run.step):
+            run.check_after(LIMIT)
+        assert len(run.lines) == count
 
 
 def test_loop_that_fails_does_not_go_on(run):
-    with run.watch:
-        run.short_loop()
-        with pytest.raises(KeyError), run.watch.loop(1):
-            wait_for(run.stalled)
-            raise KeyError
+    with pytest.raises(KeyError), run.watchdog.loop(run.step):
+        run.check_after(LIMIT)
+        raise KeyError
     assert len(run.lines) == 1
 
 
-def watching():
+def has_thread():
     return any(thread.name == "ctl-watchdog" for thread in threading.enumerate())
 
 
-def test_thread_ends_with_the_run(run):
-    with run.watch:
-        assert watching()
-    wait_for(lambda: not watching())
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.01)
 
 
-def test_zero_seconds_switch_it_off(tmp_path):
-    off = Run(tmp_path, seconds=0.0)
-    with off.watch:
-        off.short_loop()
-        with off.watch.loop(1):
-            assert not watching()
-    off.stacks.close()
+def test_thread_checks_until_the_run_ends(tmp_path):
+    run = Run(tmp_path, seconds=0.1)
+    run.short_loop()
+    with run.watchdog:
+        assert has_thread()
+        with run.watchdog.loop(run.step):
+            run.now += 1
+            wait_for(lambda: run.events)
+    wait_for(lambda: not has_thread())
+    run.stacks.close()
+
+
+def test_zero_seconds_start_no_thread(tmp_path):
+    run = Run(tmp_path, seconds=0.0)
+    with run.watchdog, run.watchdog.loop(run.step):
+        assert not has_thread()
+    run.stacks.close()
 
 
 EXPERIMENT = """
+import pathlib
 import time
 import numpy as np
 import tensorflow as tf
@@ -216,7 +212,7 @@ class Trainer(ctl.StandardTrainer):
         def slow_examples():
             for i in range(400 if split == "train" else 20):
                 if i == 300:
-                    time.sleep({sleep})
+                    wait()
                 yield {{"x": np.full(4, i % 7, np.float32), "label": np.int32(i % 3)}}
 
         spec = {{"x": tf.TensorSpec([4]), "label": tf.TensorSpec([], tf.int32)}}
@@ -225,6 +221,13 @@ class Trainer(ctl.StandardTrainer):
     def per_example_loss(self, batch, outputs):
         return tf_keras.losses.sparse_categorical_crossentropy(
             batch["label"], outputs, from_logits=True)
+
+
+def wait():
+    deadline = time.monotonic() + 60
+    while {stalls} and "stall" not in pathlib.Path("run/events.jsonl").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def get_config():
@@ -236,24 +239,25 @@ def get_config():
 """
 
 
-def test_generator_that_hangs_is_named_and_seen_in_the_stacks(tmp_path):
-    (tmp_path / "slow.py").write_text(EXPERIMENT.format(sleep=3.0, limit=0.5))
-    done = child.run(["-m", "ctl.main", "--config=slow.py", "--workdir=run"], cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    said = [line for line in done.stdout.splitlines() if line.startswith(("No step", "Going on"))]
-    assert len(said) == 2
-    assert 'waits for the trainer\'s build_dataset("train") (_FlatMapDataset). It' in said[0]
-    assert said[1].startswith("Going on, after ")
-    assert 'slow.py", line' in done.stderr and "in slow_examples" in done.stderr
-    lines = [json.loads(line) for line in (tmp_path / "run/events.jsonl").read_text().splitlines()]
-    assert [line["event"] for line in lines].count("stall") == 1
-    assert lines[-1]["event"] == "end"
-
-
-def test_run_without_a_stall_says_nothing_of_it(tmp_path, monkeypatch, capfd):
+def train(tmp_path, monkeypatch, capfd, **values):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "slow.py").write_text(EXPERIMENT.format(sleep=0.0, limit=300.0))
+    pathlib.Path("slow.py").write_text(EXPERIMENT.format(**values))
     assert main.run(["ctl", "--config=slow.py", "--workdir=run"]) == 0
-    out, err = capfd.readouterr()
-    assert "No step" not in out and err == ""
-    wait_for(lambda: not watching())
+    events = map(json.loads, pathlib.Path("run/events.jsonl").read_text().splitlines())
+    return (*capfd.readouterr(), [event["event"] for event in events])
+
+
+def test_generator_that_hangs_is_named_and_is_in_the_stacks(tmp_path, monkeypatch, capfd):
+    out, err, events = train(tmp_path, monkeypatch, capfd, stalls=True, limit=1.0)
+    lines = [line for line in out.splitlines() if line.startswith(("No step", "Going on"))]
+    assert len(lines) == 2
+    assert 'waits for the trainer\'s build_dataset("train") (_FlatMapDataset). It' in lines[0]
+    assert lines[1].startswith("Going on, after ")
+    assert 'slow.py", line' in err and "in slow_examples" in err
+    assert events.count("stall") == 1 and events[-1] == "end"
+
+
+def test_run_that_does_not_hang_reports_nothing(tmp_path, monkeypatch, capfd):
+    out, err, events = train(tmp_path, monkeypatch, capfd, stalls=False, limit=300.0)
+    assert "No step" not in out and err == "" and "stall" not in events
+    wait_for(lambda: not has_thread())

@@ -1,4 +1,4 @@
-"""A disk that is full or shut ends a run in one line, and what was saved is whole."""
+"""A full or read-only disk ends a run in one line; what was saved stays complete."""
 
 import contextlib
 import errno
@@ -17,7 +17,7 @@ from ctl.loop.checkpoints.files import CheckpointFiles
 from tests import experiments
 
 REASONS = [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT]
-INTACT = "The last good checkpoint, runs/experiment/checkpoints/ckpt-10, is intact."
+INTACT = "The last complete checkpoint, runs/experiment/checkpoints/ckpt-10, is intact."
 
 
 @pytest.fixture
@@ -33,14 +33,14 @@ def run(tmp_path, monkeypatch, capsys):
     return program
 
 
-def checkpoint(folder, step):
-    """Leaves a whole checkpoint."""
+def write_checkpoint(folder, step):
+    """Writes a complete checkpoint."""
     folder.mkdir(exist_ok=True)
     (folder / f"ckpt-{step}.index").touch()
     CheckpointFiles(folder).commit(step)
 
 
-def told(error, checkpoints=None):
+def report(error, checkpoints=None):
     with (
         pytest.raises(Failure) as failure,
         write_errors.report_write_errors("The file", checkpoints),
@@ -49,17 +49,17 @@ def told(error, checkpoints=None):
     return str(failure.value)
 
 
-def test_line_says_what_why_what_is_safe_and_what_to_do(tmp_path):
-    checkpoint(tmp_path, 7)
+def test_message_has_what_why_which_checkpoint_is_intact_and_the_fix(tmp_path):
+    write_checkpoint(tmp_path, 7)
     full = OSError(errno.ENOSPC, "No space left on device")
-    assert told(full, tmp_path) == (
-        f"The file could not be written: No space left on device. The last good checkpoint, "
-        f"{tmp_path / 'ckpt-7'}, is intact. Make room, then run me again."
+    assert report(full, tmp_path) == (
+        f"The file could not be written: No space left on device. The last complete checkpoint, "
+        f"{tmp_path / 'ckpt-7'}, is intact. Free some space, then rerun the same command."
     )
     shut = OSError(errno.EROFS, "Read-only file system")
-    assert told(shut) == (
-        "The file could not be written: Read-only file system. No checkpoint is there yet. Make it "
-        "writable, then run me again."
+    assert report(shut) == (
+        "The file could not be written: Read-only file system. No checkpoint exists yet. Make "
+        "it writable, then rerun the same command."
     )
 
 
@@ -73,9 +73,9 @@ def test_line_says_what_why_what_is_safe_and_what_to_do(tmp_path):
         (tf.errors.UnknownError, "a/b; No space left on device"),
     ],
 )
-def test_errors_of_tensorflow_are_told_by_their_reason(error, reason):
+def test_errors_of_tensorflow_are_reported_by_their_reason(error, reason):
     words = reason.partition("; ")[2].splitlines()[0]
-    assert told(error(None, None, reason)).startswith(f"The file could not be written: {words}. ")
+    assert report(error(None, None, reason)).startswith(f"The file could not be written: {words}. ")
 
 
 @pytest.mark.parametrize(
@@ -86,22 +86,23 @@ def test_errors_of_tensorflow_are_told_by_their_reason(error, reason):
         KeyError("No space left on device"),
     ],
 )
-def test_other_errors_pass_as_they_are(error):
+def test_other_errors_are_raised_as_they_are(error):
     with pytest.raises(type(error)), write_errors.report_write_errors("The file", None):
         raise error
 
 
-def test_last_checkpoint_is_one_that_is_there(tmp_path):
-    assert write_errors.last_checkpoint(tmp_path / "none") is None
-    checkpoint(tmp_path, 7)
-    assert write_errors.last_checkpoint(tmp_path) == tmp_path / "ckpt-7"
+def test_only_a_complete_checkpoint_is_intact(tmp_path):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    assert "No checkpoint exists yet" in report(full, tmp_path / "none")
+    write_checkpoint(tmp_path, 7)
+    assert f"{tmp_path / 'ckpt-7'}, is intact" in report(full, tmp_path)
     (tmp_path / "ckpt-7.index").unlink()
-    assert write_errors.last_checkpoint(tmp_path) is None
+    assert "No checkpoint exists yet" in report(full, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["config.json", "result.json"])
 @pytest.mark.parametrize("number", REASONS)
-def test_file_that_cannot_be_written_is_the_old_one(tmp_path, monkeypatch, name, number):
+def test_file_that_cannot_be_replaced_stays_as_it_was(tmp_path, monkeypatch, name, number):
     def some(self, text, **_):
         pathlib.Path.write_bytes(self, text.encode()[:5])
         raise OSError(number, os.strerror(number))
@@ -139,13 +140,13 @@ def small(tmp_path):
 
 
 def fill(folder):
-    """Takes all the room that is left, but for that in files' last pages."""
+    """Fills the disk, except for the free part of the last page of each file."""
     with contextlib.suppress(OSError), open(folder / "filler", "wb", buffering=0) as file:
         while True:
             file.write(b"0" * 4096)
 
 
-def test_event_on_a_full_disk_is_whole_or_not_there(small):
+def test_event_on_a_full_disk_is_complete_or_absent(small):
     folder = workdir.Workdir(small / "run")
     folder.create({})
     folder.event("start", 0)
@@ -160,15 +161,15 @@ def test_event_on_a_full_disk_is_whole_or_not_there(small):
     assert lines[-1]["event"] == "resume"
 
 
-def test_full_disk_ends_a_run_in_one_line_and_room_lets_it_go_on(run, small):
+def test_full_disk_ends_a_run_in_one_line_and_free_space_lets_it_resume(run, small):
     pathlib.Path("experiment.py").write_text(experiments.DROPOUT.replace("Dense(8)", "Dense(4000)"))
     options = [f"--workdir={small}/run", "--config.train.checkpoint_interval=5", "--mode=train"]
     code, out, err = run(*options, "--config.train.checkpoints_to_keep=20")
     assert (code, err) == (
         1,
         f"ctl: {small}/run/checkpoints/ckpt-30 could not be written: No space left on device. The "
-        f"last good checkpoint, {small}/run/checkpoints/ckpt-25, is intact. Make room, then run me "
-        "again.\n",
+        f"last complete checkpoint, {small}/run/checkpoints/ckpt-25, is intact. Free some space, then "
+        "rerun the same command.\n",
     )
     assert "Done" not in out
     assert not (small / "run" / "run.lock").exists()
@@ -179,7 +180,7 @@ def test_full_disk_ends_a_run_in_one_line_and_room_lets_it_go_on(run, small):
 
 
 @pytest.mark.parametrize("what", ["checkpoint", "summaries", "summary file", "event", "result"])
-def test_disk_that_fails_under_a_run_ends_it_in_one_line(run, monkeypatch, what):
+def test_disk_that_fails_during_a_run_ends_it_in_one_line(run, monkeypatch, what):
     assert run("--config.train.steps=10")[0] == 0
 
     def denied(*_, **__):
@@ -221,7 +222,7 @@ def test_disk_that_fails_under_a_run_ends_it_in_one_line(run, monkeypatch, what)
     assert json.loads(pathlib.Path("runs/experiment/result.json").read_text())["step"] == 10
 
 
-def test_data_that_may_not_be_read_is_not_taken_for_a_disk_that_may_not_be_written(
+def test_unreadable_data_is_not_reported_as_an_unwritable_disk(
     run,
     monkeypatch,
 ):

@@ -1,7 +1,8 @@
-"""Options together: what the rules allow gives the update of the global batch.
+"""Every combination of options that the rules allow computes the update of the global batch.
 
-The default run takes a subset in which every allowed pair of options' values stands at least once;
-`pytest -m slow tests/replica/combinations_test.py` takes them all.
+The default run tests a subset that contains every allowed pair of two options' values; with `-m slow`
+the remaining combinations are tested too. The file is named after what it tests, not after a module:
+it runs the whole of ctl/replica against the rules of ctl/configs/compatibility.py.
 """
 
 import dataclasses
@@ -17,7 +18,7 @@ from ctl.configs import compatibility
 from ctl.errors import UsageError
 from tests import reference_model
 
-# A relative error of one rounding an operation, and fewer than 32 in a row in this model.
+# One rounding error per operation, and fewer than 32 operations in sequence in this model.
 TOLERANCE = {
     "float64": 1e-10, "float32": 1e-5, "bfloat16": 32 * 2**-8, "float16": 32 * 2**-11,
 }  # fmt: skip
@@ -28,7 +29,7 @@ def allowed(choice):
     return not any(rule.broken(choice) for rule in compatibility.RULES)
 
 
-# Auto-clustering is switched on for a whole process, on CPUs by a flag of the environment.
+# Auto-clustering is enabled per process, and on CPUs by an environment variable.
 CHOICES = [c for c in compatibility.all_choices() if allowed(c) and c.xla != "autocluster"]
 
 
@@ -41,15 +42,15 @@ def pairs(choice):
 
 
 def covering():
-    """A small subset of the choices with every pair that any of them has."""
-    has = {choice: pairs(choice) for choice in CHOICES}
-    left = set().union(*has.values())
-    chosen = []
-    while left:
-        best = max(CHOICES, key=lambda choice: len(has[choice] & left))
-        left -= has[best]
-        chosen.append(best)
-    return chosen
+    """A small subset of the choices that contains every pair of values of all choices."""
+    pairs_of = {choice: pairs(choice) for choice in CHOICES}
+    remaining = set().union(*pairs_of.values())
+    subset = []
+    while remaining:
+        best = max(CHOICES, key=lambda choice: len(pairs_of[choice] & remaining))
+        remaining -= pairs_of[best]
+        subset.append(best)
+    return subset
 
 
 COVERING = covering()
@@ -106,17 +107,17 @@ def check(choice):
     )
     reference.model.set_weights(trainer.model.get_weights())
     tolerance = TOLERANCE["bfloat16" if choice.reduce_dtype else choice.precision]
-    for exact, found in zip(update(reference), update(trainer), strict=True):
+    for exact, actual in zip(update(reference), update(trainer), strict=True):
         bound = tolerance * max(1.0, np.abs(exact).max())
-        np.testing.assert_allclose(found, exact, rtol=0, atol=bound)
+        np.testing.assert_allclose(actual, exact, rtol=0, atol=bound)
 
 
 def name(choice):
-    return "-".join(str(v) for v in dataclasses.astuple(choice)[: len(compatibility.AXES) + 1])
+    return "-".join(str(getattr(choice, axis)) for axis in compatibility.AXES)
 
 
 @pytest.mark.parametrize("choice", COVERING, ids=name)
-def test_every_pair_of_options_gives_the_right_update(choice):
+def test_every_pair_of_options_computes_the_exact_update(choice):
     check(choice)
 
 
@@ -128,12 +129,12 @@ OTHERS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("choice", OTHERS, ids=name)
-def test_every_combination_gives_the_right_update(choice):
+def test_every_combination_computes_the_exact_update(choice):
     check(choice)
 
 
 SIZES = (compatibility.Choice(shards=3, replicas=2), compatibility.Choice(shards=16, replicas=2))
-# Those about a strategy alone are below, or need processes or hardware of their own: rules_test.
+# One choice per rule that AXES and SIZES can break; compatibility_test.py checks the others.
 BROKEN = {
     rule.reason[:40]: next(c for c in (*compatibility.all_choices(), *SIZES) if rule.broken(c))
     for rule in compatibility.RULES
@@ -142,13 +143,13 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
-def test_what_the_rules_refuse_is_refused_at_construction(broken):
+def test_trainer_rejects_what_the_rules_reject(broken):
     with pytest.raises(UsageError):
         make(broken)
 
 
 @pytest.mark.parametrize("options", [{"precision": "float16"}, {"xla": "gradients"}])
-def test_what_central_storage_cannot_do_is_refused_at_construction(options):
+def test_trainer_rejects_what_central_storage_does_not_support(options):
     central = tf.distribute.experimental.CentralStorageStrategy(["/CPU:0", "/CPU:1"], "/CPU:0")
     with pytest.raises(UsageError, match="central storage"):
         reference_model.make_trainer(central, 8, **options)

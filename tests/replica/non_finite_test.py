@@ -43,7 +43,9 @@ def test_stop_names_the_step_and_its_examples(replicas, row, options):
         trainer.train(tf.constant(5))
     told = str(stopped.value)
     assert told.startswith(f"Step {BAD} is not finite: the loss is first, on the examples ")
-    assert f"examples {', '.join(map(str, batch_of(BAD)))}. Nothing was saved since" in told
+    assert (
+        f"examples {', '.join(map(str, batch_of(BAD)))}. No checkpoint was saved after it" in told
+    )
     assert stopped.value.step == BAD
 
 

@@ -166,7 +166,7 @@ def test_loss_scale_grows_after_its_count_of_good_steps_and_survives_a_restore(t
     assert trainer.optimizer.loss_scale.numpy() == 32.0
     Checkpointer(tmp_path, trainer).save()
     other = reference_model.make_trainer(testing.make_strategy(2), 8, **options)
-    Checkpointer(tmp_path, other).restore_latest()
+    Checkpointer(tmp_path, other).all_restore_latest()
     for one in (trainer, other):
         one.train(tf.constant(3))
     assert other.optimizer.loss_scale.numpy() == trainer.optimizer.loss_scale.numpy() == 64.0

@@ -1,4 +1,4 @@
-"""Small trainers that are right; `mistakes` has those that get one thing wrong."""
+"""Small trainers whose updates are right; `mistakes` has those with a mistake."""
 
 import numpy as np
 import tensorflow as tf
@@ -12,16 +12,16 @@ layers = tf_keras.layers
 
 
 def examples(count=16, seed=0):
-    """Examples that differ from each other."""
-    draw = np.random.default_rng(seed)
+    """Makes distinct examples."""
+    rng = np.random.default_rng(seed)
     return {
-        "x": draw.normal(size=(count, FEATURES)) * draw.uniform(0.3, 3, (count, 1)),
-        "label": draw.integers(0, CLASSES, count),
+        "x": rng.normal(size=(count, FEATURES)) * rng.uniform(0.3, 3, (count, 1)),
+        "label": rng.integers(0, CLASSES, count),
     }
 
 
 class Right(ctl.StandardTrainer):
-    """By ctl's own step."""
+    """Uses the step of ctl."""
 
     def build_model(self):
         return tf_keras.Sequential(
@@ -83,50 +83,50 @@ class Normalized(Right):
 
 
 class ByHand(Right):
-    """The whole step of a replica by hand, in one pass."""
+    """Overrides replica_step completely, without accumulation."""
 
     def replica_step(self, batch):
         variables = self.model.trainable_variables
         with tf.GradientTape() as tape:
             outputs = self.forward(batch, training=True)
             loss = self.share_of_loss(batch, outputs)
-            scaled = self.scaled(loss)
-        gradients = self.reduced(tape.gradient(scaled, variables))
+            scaled = self.scale(loss)
+        gradients = self.all_reduce(tape.gradient(scaled, variables))
         self.apply(gradients, variables)
         self.update_metrics(self.metrics, batch, outputs, ctl.replica.present())
-        return self.reduced([loss])[0]
+        return self.all_reduce([loss])[0]
 
     def share_of_loss(self, batch, outputs):
-        losses = self.counted(self.per_example_loss(batch, outputs))
+        losses = self.masked(self.per_example_loss(batch, outputs))
         return tf.reduce_sum(losses) / self.global_batch_size
 
-    def scaled(self, loss):
+    def scale(self, loss):
         return loss * tf.cast(self.loss_scale(), loss.dtype)
 
     def loss_scale(self):
         return getattr(self.optimizer, "loss_scale", 1.0)
 
-    def counted(self, losses):
-        """[rows] losses, zero where a row is padding."""
+    def masked(self, losses):
+        """Sets the losses of padding rows to zero; losses are [rows]."""
         present = ctl.replica.present()
         return losses if present is None else losses * tf.cast(present, losses.dtype)
 
-    def rows_here(self, losses):
-        """How many rows of this replica exist."""
+    def count_rows(self, losses):
+        """Returns the number of real rows on this replica."""
         present = ctl.replica.present()
         count = losses.shape[0] if present is None else tf.reduce_sum(present)
         return tf.cast(count, losses.dtype)
 
-    def reduced(self, values):
+    def all_reduce(self, values):
         return tf.distribute.get_replica_context().all_reduce(SUM, values)
 
-    def changed(self, gradients, variables):
-        """What is done to gradients that are reduced and unscaled."""
+    def transform(self, gradients, variables):
+        """Returns the gradients to apply; these are summed over the replicas and unscaled."""
         return gradients
 
     def apply(self, gradients, variables):
         gradients = [g / tf.cast(self.loss_scale(), g.dtype) for g in gradients]
-        gradients = self.changed(gradients, variables)
+        gradients = self.transform(gradients, variables)
         optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         optimizer.apply_gradients(
             zip(gradients, variables, strict=True), experimental_aggregate_gradients=False
@@ -134,21 +134,21 @@ class ByHand(Right):
 
 
 class Clipped(ByHand):
-    """Clips what is reduced."""
+    """Clips the summed gradients."""
 
-    def changed(self, gradients, variables):
+    def transform(self, gradients, variables):
         return tf.clip_by_global_norm(gradients, 0.05)[0]
 
 
 class Decayed(ByHand):
-    """Adds weight decay to what is reduced."""
+    """Adds weight decay to the summed gradients."""
 
-    def changed(self, gradients, variables):
+    def transform(self, gradients, variables):
         return [g + 0.1 * v for g, v in zip(gradients, variables, strict=True)]
 
 
 class Penalized(Regularized, ByHand):
-    """The penalty divided by the number of replicas, since they are summed."""
+    """Divides the penalty by the number of replicas, since the shares are summed."""
 
     def share_of_loss(self, batch, outputs):
         replicas = self.strategy.num_replicas_in_sync
@@ -156,16 +156,16 @@ class Penalized(Regularized, ByHand):
 
 
 class TwoLosses(ByHand):
-    """An auxiliary loss on the same outputs, reduced as the first."""
+    """Adds an auxiliary loss on the same outputs."""
 
     def share_of_loss(self, batch, outputs):
-        second = self.counted(tf.reduce_sum(tf.square(outputs), axis=1))
+        second = self.masked(tf.reduce_sum(tf.square(outputs), axis=1))
         first = super().share_of_loss(batch, outputs)
         return first + 0.1 * tf.reduce_sum(second) / self.global_batch_size
 
 
 class Adversarial(Right):
-    """Two models, two optimizers, by ctl's `minimize`."""
+    """Trains two models with two optimizers by `minimize`."""
 
     def __init__(self, **arguments):
         super().__init__(**arguments)
@@ -186,7 +186,7 @@ class Adversarial(Right):
 
 
 class Counting(Right):
-    """Counts the examples that it saw, each replica its own."""
+    """Counts examples in a variable that each replica updates for its own rows."""
 
     def __init__(self, **arguments):
         super().__init__(**arguments)

@@ -1,4 +1,4 @@
-"""The planted mistakes: each trainer gets one thing wrong, and `MISTAKES` says what the kit says."""
+"""Trainers that each have one planted mistake, and the cause that the test kit must report."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ layers = tf_keras.layers
 
 class ReducedTwice(ByHand):
     def apply(self, gradients, variables):
-        # apply_gradients sums over the replicas once more, as it does by default.
+        # By default apply_gradients sums over the replicas again.
         self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
 
@@ -25,19 +25,19 @@ class LocalMean(ByHand):
 
 
 class Averaged(ByHand):
-    def reduced(self, values):
+    def all_reduce(self, values):
         return tf.distribute.get_replica_context().all_reduce(MEAN, values)
 
 
 class MeanOfMeans(ByHand):
     def share_of_loss(self, batch, outputs):
         losses = self.per_example_loss(batch, outputs)
-        mean = tf.math.divide_no_nan(tf.reduce_sum(self.counted(losses)), self.rows_here(losses))
+        mean = tf.math.divide_no_nan(tf.reduce_sum(self.masked(losses)), self.count_rows(losses))
         return mean / self.strategy.num_replicas_in_sync
 
 
 class PaddingCounted(ByHand):
-    def counted(self, losses):
+    def masked(self, losses):
         return losses
 
 
@@ -60,11 +60,11 @@ class MicroBatchMean(ByHand):
                 # Rows of a micro-batch on all replicas.
                 rows = tf.cast(self.global_batch_size, losses.dtype) / parts
                 loss = tf.reduce_sum(losses) / rows
-            found = tape.gradient(loss, variables)
-            total = [a + b for a, b in zip(total, found, strict=True)]
+            gradients = tape.gradient(loss, variables)
+            total = [a + b for a, b in zip(total, gradients, strict=True)]
             value += loss
-        self.apply(self.reduced(total), variables)
-        return self.reduced([value])[0] / parts
+        self.apply(self.all_reduce(total), variables)
+        return self.all_reduce([value])[0] / parts
 
     def sizes(self, value, parts):
         rows = value.shape[0]
@@ -84,10 +84,10 @@ class WeightsOverLocalBatch(Right):
 
 
 class ClippedBeforeReduction(ByHand):
-    def reduced(self, values):
+    def all_reduce(self, values):
         if len(values) > 1:
             values = tf.clip_by_global_norm(values, 0.05)[0]
-        return super().reduced(values)
+        return super().all_reduce(values)
 
 
 class PlainBatchNorm(Normalized):
@@ -101,7 +101,7 @@ class PaddedSyncBatchNorm(Normalized):
 
 
 class SquaresBatchNorm(layers.BatchNormalization):
-    """Synchronized, without padding, by the mean of the squares less the square of the mean."""
+    """Synchronized, excludes padding, and computes the variance as E[x^2] - E[x]^2."""
 
     def __init__(self, **arguments):
         super().__init__(**{**arguments, "synchronized": True})
@@ -109,8 +109,8 @@ class SquaresBatchNorm(layers.BatchNormalization):
     def _calculate_mean_and_var(self, x, axes, keep_dims, mask=None):
         present = ctl.replica.present()
         ones = tf.ones_like(x[:, 0]) if present is None else tf.cast(present, x.dtype)
-        kept = x * ones[:, tf.newaxis]
-        sums = [tf.reduce_sum(ones), tf.reduce_sum(kept, 0), tf.reduce_sum(kept * x, 0)]
+        masked = x * ones[:, tf.newaxis]
+        sums = [tf.reduce_sum(ones), tf.reduce_sum(masked, 0), tf.reduce_sum(masked * x, 0)]
         context = tf.distribute.get_replica_context()
         if context is not None and context.num_replicas_in_sync > 1:
             sums = context.all_reduce(SUM, sums)
@@ -124,7 +124,7 @@ class SquaresOfLargeNumbers(Normalized):
 
 
 class MeanOfReplicas(tf_keras.metrics.Metric):
-    """Each replica's accuracy, and of these the mean."""
+    """The mean of the replicas' accuracies."""
 
     def __init__(self, name="accuracy"):
         super().__init__(name=name)
@@ -161,15 +161,15 @@ class CountAveraged(Right):
         metrics["hits"].update_state(tf.cast(hits, tf.float64), sample_weight=weights)
 
 
-class DecayedOnceAReplica(ByHand):
-    def reduced(self, values):
+class DecayedOncePerReplica(ByHand):
+    def all_reduce(self, values):
         if len(values) > 1:
             pairs = zip(values, self.model.trainable_variables, strict=True)
             values = [g + 0.1 * v for g, v in pairs]
-        return super().reduced(values)
+        return super().all_reduce(values)
 
 
-class PenaltyOnceAReplica(Regularized, ByHand):
+class PenaltyOncePerReplica(Regularized, ByHand):
     def share_of_loss(self, batch, outputs):
         return super().share_of_loss(batch, outputs) + tf.add_n(self.model.losses)
 
@@ -186,15 +186,15 @@ class AuxiliaryNotReduced(ByHand):
         variables = self.model.trainable_variables
         with tf.GradientTape() as tape:
             outputs = self.forward(batch, training=True)
-            second = self.counted(tf.reduce_sum(tf.square(outputs), axis=1))
+            second = self.masked(tf.reduce_sum(tf.square(outputs), axis=1))
             share = 0.1 * tf.reduce_sum(second) / self.global_batch_size
         self.apply(tape.gradient(share, variables), variables)
         return loss
 
 
 class LossNotReduced(ByHand):
-    def reduced(self, values):
-        return values if len(values) == 1 else super().reduced(values)
+    def all_reduce(self, values):
+        return values if len(values) == 1 else super().all_reduce(values)
 
 
 class OneReplicaOnly(Right):
@@ -230,14 +230,14 @@ class CountedByEach(Right):
 
 
 class LocalMask(layers.Layer):
-    """Dropout of a seed that every replica has: the same mask everywhere."""
+    """Dropout with the same seed, and so the same mask, on every replica."""
 
     def call(self, inputs, training=None):
         if not training:
             return inputs
         step = tf.cast(ctl.replica.row_mask.current().step, tf.int32)
-        kept = tf.random.stateless_uniform(tf.shape(inputs), seed=[7, step]) > 0.4
-        return inputs * tf.cast(kept, inputs.dtype) / 0.6
+        keep = tf.random.stateless_uniform(tf.shape(inputs), seed=[7, step]) > 0.4
+        return inputs * tf.cast(keep, inputs.dtype) / 0.6
 
 
 class SameMask(Dropping):
@@ -264,12 +264,13 @@ class Mistake:
     """One planted mistake.
 
     Attributes:
-        trainer: who makes it.
-        what: in a few words.
-        where: what the kit's first line must name of quantity and split.
-        cause: what it must say of the cause.
-        replicas: what it takes to see that.
-        accumulation: the same.
+        trainer: the trainer that makes it.
+        what: short description.
+        where: what the first line of the message must contain about the quantity and the split.
+        cause: the cause that the message must state.
+        replicas: numbers of replicas that reveal it.
+        accumulation: numbers of micro-batches that reveal it.
+        batch_sizes: global batch sizes that reveal it: even on 2 replicas (8), or uneven (5).
     """
 
     trainer: type
@@ -278,164 +279,173 @@ class Mistake:
     cause: str
     replicas: tuple[int, ...] = (1, 2)
     accumulation: tuple[int, ...] = (1,)
+    batch_sizes: tuple[int, ...] = (8,)
 
 
+KERNEL = "update of dense/kernel:0 on 2 replicas (4 + 4 rows), accumulation 1, step 0: "
 MISTAKES = [
     Mistake(
         ReducedTwice,
-        "gradients are reduced, and summed again by the optimizer",
-        "update of dense/kernel:0 on 2 replicas (4 + 4 rows of 8), accumulation 1, step 0: 2 times",
+        "gradients are summed by all_reduce, and again by the optimizer",
+        f"{KERNEL}2 times the value on one replica",
         causes.REDUCED_TWICE,
     ),
     Mistake(
         LocalMean,
         "the loss is the mean of the local batch",
-        "update of dense/kernel:0 on 2 replicas (4 + 4 rows of 8), accumulation 1, step 0: 2 times",
+        f"{KERNEL}2 times the value on one replica",
         causes.PADDING_MEAN.format(times=2),
+        batch_sizes=(8, 5),
     ),
     Mistake(
         Averaged,
         "shares of the loss are averaged over the replicas",
-        "update of dense/kernel:0 on 2 replicas (4 + 4 rows of 8), accumulation 1, step 0: 1/2 times",
+        f"{KERNEL}1/2 times the value on one replica",
         causes.AVERAGED,
     ),
     Mistake(
         MeanOfMeans,
         "the loss is a mean of the replicas' means",
-        "update of dense/kernel:0 on 2 replicas (3 + 2 rows of 5)",
+        "update of dense/kernel:0 on 2 replicas (3 + 2 rows)",
         causes.OWN_ROWS.format(how="averaged"),
+        batch_sizes=(5,),
     ),
     Mistake(
         PaddingCounted,
         "padding counts in the loss",
-        "update of dense/kernel:0 on 2 replicas (3 + 2 rows of 5)",
+        "update of dense/kernel:0 on 2 replicas (3 + 2 rows)",
         causes.PADDING.format(times=2),
+        batch_sizes=(5,),
     ),
     Mistake(
         MicroBatchMean,
         "the loss is divided by the micro-batch",
-        "update of dense/kernel:0 on 1 replica (8 rows of 8), accumulation 2, step 0: 2 times",
+        "update of dense/kernel:0 on 1 replica (8 rows), accumulation 2, step 0: 2 times",
         causes.MICRO_BATCH,
         accumulation=(1, 2),
     ),
     Mistake(
         LossOverLocalBatch,
-        "the loss has a maximum over the local batch in it",
-        "on 2 replicas (4 + 4 rows of 8)",
+        "the loss is divided by its maximum over the local batch",
+        "on 2 replicas (4 + 4 rows)",
         causes.PER_EXAMPLE.format(hook="per_example_loss"),
     ),
     Mistake(
         WeightsOverLocalBatch,
         "sample weights are normalized by the local batch",
-        "on 2 replicas (4 + 4 rows of 8)",
+        "on 2 replicas (4 + 4 rows)",
         causes.PER_EXAMPLE.format(hook="sample_weight"),
     ),
     Mistake(
         ClippedBeforeReduction,
         "gradients are clipped before the reduction",
-        "update of dense/kernel:0 on 2 replicas (4 + 4 rows of 8)",
-        "gradients are clipped before the reduction: on one replica every update has the norm 0.05",
+        "update of dense/kernel:0 on 2 replicas (4 + 4 rows)",
+        "Gradients are clipped before they are summed over the replicas: every update has the norm 0.05",
     ),
     Mistake(
         PlainBatchNorm,
         "plain batch normalization",
-        "statistic batch_normalization/moving_variance:0 on 2 replicas (4 + 4 rows of 8)",
+        "statistic batch_normalization/moving_variance:0 on 2 replicas (4 + 4 rows)",
         causes.OWN_STATISTICS,
     ),
     Mistake(
         PaddedSyncBatchNorm,
         "tf_keras' synchronized batch normalization, which counts padding",
-        "statistic batch_normalization/moving_mean:0 on 2 replicas (3 + 2 rows of 5)",
+        "statistic batch_normalization/moving_mean:0 on 2 replicas (3 + 2 rows)",
         causes.PADDED_STATISTICS,
+        batch_sizes=(8, 5),
     ),
     Mistake(
         SquaresOfLargeNumbers,
         "synchronized batch normalization by E[x^2] - E[x]^2",
         "variance of squares_batch_norm",
         causes.SQUARES,
+        batch_sizes=(5,),
     ),
     Mistake(
         MetricAveraged,
-        "a mean metric is averaged over the replicas",
-        "metric accuracy on 2 replicas (3 + 2 rows of 5)",
+        "a metric that is a mean is averaged over the replicas",
+        "metric accuracy on 2 replicas (3 + 2 rows)",
         causes.METRIC_AVERAGED,
+        batch_sizes=(5,),
     ),
     Mistake(
         MetricOfPadding,
         "a metric counts padding",
-        "metric accuracy on 2 replicas (3 + 2 rows of 5)",
+        "metric accuracy on 2 replicas (3 + 2 rows)",
         causes.METRIC_PADDING,
+        batch_sizes=(5,),
     ),
     Mistake(
         CountAveraged,
-        "a count is averaged over the replicas",
-        "metric hits on 2 replicas (4 + 4 rows of 8), accumulation 1, step 0: 1/2 times",
+        "a metric that is a count is averaged over the replicas",
+        "metric hits on 2 replicas (4 + 4 rows), accumulation 1, step 0: 1/2 times",
         causes.METRIC_NOT_SUMMED,
     ),
     Mistake(
-        DecayedOnceAReplica,
-        "weight decay is added once a replica",
-        "update of dense/kernel:0 on 2 replicas (4 + 4 rows of 8)",
+        DecayedOncePerReplica,
+        "weight decay is added once per replica",
+        "update of dense/kernel:0 on 2 replicas (4 + 4 rows)",
         causes.DECAY.format(times=2),
     ),
     Mistake(
-        PenaltyOnceAReplica,
-        "the regularization loss is added once a replica",
-        "update of dense/kernel:0 on 2 replicas (4 + 4 rows of 8)",
+        PenaltyOncePerReplica,
+        "the regularization loss is added once per replica",
+        "update of dense/kernel:0 on 2 replicas (4 + 4 rows)",
         causes.PENALTY.format(times=2),
     ),
     Mistake(
         AuxiliaryMean,
         "an auxiliary loss is the mean of the local batch",
-        "update of dense/kernel:0 on 2 replicas (4 + 4 rows of 8)",
+        "update of dense/kernel:0 on 2 replicas (4 + 4 rows)",
         causes.PART_SUMMED,
         replicas=(1, 2, 4),
     ),
     Mistake(
         AuxiliaryNotReduced,
         "the gradient of an auxiliary loss is applied without a reduction",
-        "copies of dense/kernel:0 on 2 replicas (4 + 4 rows of 8)",
+        "copies of dense/kernel:0 on 2 replicas (4 + 4 rows)",
         causes.NOT_REDUCED,
     ),
     Mistake(
         LossNotReduced,
-        "the loss that is returned is not reduced",
-        "loss on 2 replicas (4 + 4 rows of 8), accumulation 1, step 0: 1/2 times",
+        "replica_step returns a loss that is not reduced",
+        "loss on 2 replicas (4 + 4 rows), accumulation 1, step 0: 1/2 times",
         causes.OWN_SHARE,
     ),
     Mistake(
         OneReplicaOnly,
         "a variable is updated on one replica only",
-        "copies of steps_seen:0 on 2 replicas (4 + 4 rows of 8)",
+        "copies of steps_seen:0 on 2 replicas (4 + 4 rows)",
         causes.SOME_REPLICAS.format(which=0),
     ),
     Mistake(
         CountedByEach,
-        "each replica adds to a count",
-        "variable steps_seen:0 on 2 replicas (4 + 4 rows of 8), accumulation 1, step 0: 2 times",
+        "each replica increments a step counter",
+        "variable steps_seen:0 on 2 replicas (4 + 4 rows), accumulation 1, step 0: 2 times",
         causes.ADDED_BY_EACH,
     ),
     Mistake(
         SameMask,
         "the dropout mask is the same on all replicas",
-        "on 2 replicas (4 + 4 rows of 8)",
+        "on 2 replicas (4 + 4 rows)",
         causes.SAME_NUMBERS,
     ),
     Mistake(
         NotUnscaled,
-        "the loss scale is not undone",
-        "update under the loss scale 8 on 1 replica (2 rows of 2), accumulation 1, step 0: 8 times",
+        "gradients are not divided by the loss scale",
+        "update under the loss scale 8 on 1 replica (2 rows), accumulation 1, step 0: 8 times",
         causes.LOSS_SCALE,
     ),
 ]
 
 
-def table():
-    """The end of docs/testing.md."""
-    lines = ["| what the trainer gets wrong | what the kit says of it |", "|---|---|"]
+def make_table():
+    """Returns the table at the end of docs/testing.md."""
+    lines = ["| mistake of the trainer | reported cause |", "|---|---|"]
     lines += [f"| {m.what} | {m.cause} |" for m in MISTAKES]
     return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    print(table(), end="")
+    print(make_table(), end="")

@@ -1,4 +1,4 @@
-"""The fixtures that pytest finds once ctl is installed, as a person's own tests use them."""
+"""The fixtures that pytest finds when ctl is installed, used from another project's tests."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ import pytest
 
 from tests import child
 
-THEIRS = """
+USER_TESTS = """
 import time
 
 import numpy as np
@@ -17,35 +17,41 @@ import tensorflow as tf
 import ctl
 from ctl import testing
 
-SEEN = []
+COPIES = []
 
 
-def test_nothing_loads_tensorflow_early(pytestconfig):
+@pytest.fixture
+def strategy():
+    return "a fixture of the user"
+
+
+def test_plugin_is_installed_and_takes_no_common_names(pytestconfig, strategy):
     assert pytestconfig.pluginmanager.has_plugin("ctl")
+    assert strategy == "a fixture of the user"
 
 
-def test_the_cpu_is_split(ctl_logical_devices):
+def test_cpu_is_split(ctl_logical_devices):
     assert ctl_logical_devices(2) == ["CPU:0", "CPU:1"]
     assert len(tf.config.list_logical_devices("CPU")) == 4
     assert ctl_logical_devices(4)[3] == "CPU:3"
-    with pytest.raises(ctl.UsageError, match="started already, with 4 logical CPUs and not 5"):
+    with pytest.raises(ctl.UsageError, match="initialized with 4 logical CPUs, but 5 are required"):
         ctl_logical_devices(5)
 
 
-def test_each_strategy_trains_alike(ctl_strategy, ctl_tiny_trainer):
+def test_each_strategy_trains_to_the_same_weights(ctl_strategy, ctl_tiny_trainer):
     trainer = ctl_tiny_trainer(ctl_strategy, global_batch_size=6, precision="float64")
     trainer.train(tf.constant(2))
     kernel = trainer.model.trainable_variables[0]
     for copy in testing.copies(trainer.strategy, kernel):
-        SEEN.append(copy)
-        np.testing.assert_allclose(copy, SEEN[0], rtol=0, atol=1e-12)
+        COPIES.append(copy)
+        np.testing.assert_allclose(copy, COPIES[0], rtol=0, atol=1e-12)
 
 
-def test_the_workdir_is_empty(ctl_workdir):
+def test_workdir_is_empty(ctl_workdir):
     assert not ctl_workdir.has_run() and ctl_workdir.result() == {}
 
 
-def test_time_stands_still(ctl_frozen_time):
+def test_time_is_frozen(ctl_frozen_time):
     start = time.monotonic()
     time.sleep(100)
     ctl_frozen_time.advance(20)
@@ -53,16 +59,14 @@ def test_time_stands_still(ctl_frozen_time):
     assert time.time() == time.perf_counter() == ctl_frozen_time.now
 
 
-def test_time_goes_on_after_a_test_that_froze_it():
+def test_time_continues_after_a_test_that_froze_it():
     start = time.monotonic()
     time.sleep(0.01)
     assert 0 < time.monotonic() - start < 50
 
 
 @pytest.mark.parametrize("replica", [0, 1])
-def test_a_planted_overflow_is_of_one_replica_and_one_step(
-    ctl_logical_devices, ctl_tiny_trainer, replica
-):
+def test_planted_overflow_skips_one_step(ctl_logical_devices, ctl_tiny_trainer, replica):
     devices = [f"/{name}" for name in ctl_logical_devices(2)]
     strategy = tf.distribute.MirroredStrategy(
         devices, cross_device_ops=tf.distribute.ReductionToOneDevice())
@@ -71,18 +75,14 @@ def test_a_planted_overflow_is_of_one_replica_and_one_step(
     trainer.train(tf.constant(3))
     assert trainer.skipped_steps.numpy() == 1
     assert trainer.optimizer.iterations.numpy() == 2
-    with pytest.raises(ctl.UsageError, match="has trained already"):
-        testing.plant(trainer, replica=0)
-    with pytest.raises(ctl.UsageError, match="There is no replica 2"):
-        testing.plant(ctl_tiny_trainer(strategy), replica=2)
 """
 
 
-def pytest_run(folder, *arguments):
-    (folder / "theirs_test.py").write_text(THEIRS)
+def run_pytest(folder, *arguments):
+    (folder / "user_test.py").write_text(USER_TESTS)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     return subprocess.run(
-        [*command, "theirs_test.py"],
+        [*command, "user_test.py"],
         cwd=folder,
         env=child.environment(),
         capture_output=True,
@@ -92,17 +92,17 @@ def pytest_run(folder, *arguments):
 
 
 @pytest.mark.slow
-def test_fixtures_work_where_ctl_is_installed(tmp_path):
-    done = pytest_run(tmp_path)
-    assert "11 passed" in done.stdout, done.stdout
+def test_fixtures_work_in_another_project(tmp_path):
+    run = run_pytest(tmp_path)
+    assert "11 passed" in run.stdout, run.stdout
 
 
 @pytest.mark.slow
 def test_fixtures_work_under_xdist(tmp_path):
-    done = pytest_run(tmp_path, "-n", "2", "--dist", "loadfile")
-    assert "11 passed" in done.stdout, done.stdout
+    run = run_pytest(tmp_path, "-n", "2", "--dist", "loadfile")
+    assert "11 passed" in run.stdout, run.stdout
 
 
-def test_the_plugin_loads_no_tensorflow():
+def test_plugin_does_not_import_tensorflow():
     script = "import sys, ctl.testing, ctl.testing.plugin; print('tensorflow' in sys.modules)"
     assert child.run(["-c", script]).stdout.strip() == "False"

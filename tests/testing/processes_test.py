@@ -1,4 +1,4 @@
-"""Functions in real processes of their own."""
+"""Functions run in real processes with their own environment."""
 
 import json
 import os
@@ -7,10 +7,10 @@ import time
 import pytest
 
 from ctl.errors import UsageError
-from ctl.testing import run_workers
+from ctl.testing import processes, run_workers
 
 
-def place(extra):
+def describe_task(extra):
     config = json.loads(os.environ["TF_CONFIG"])
     return (
         config["task"]["index"],
@@ -20,7 +20,7 @@ def place(extra):
     )
 
 
-def add_up(value):
+def all_reduce(value):
     import tensorflow as tf
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -30,51 +30,81 @@ def add_up(value):
     return float(total)
 
 
-def second_fails():
+def fail_on_second_worker():
     index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-    print(f"worker {index} is here", flush=True)
+    print(f"worker {index} is running", flush=True)
     if index == 1:
-        raise RuntimeError("the disk is gone")
+        raise RuntimeError("the disk is full")
     time.sleep(60)
 
 
-def refused():
+def exit_without_result():
+    os._exit(0)
+
+
+def raise_usage_error():
     raise UsageError("Choose another batch.")
 
 
-def sleep():
-    time.sleep(60)
+def environment_at_start():
+    import sys
+
+    assert "tensorflow" not in sys.modules
+    names = ("TF_CONFIG", "TF_TEST_INHERITED", "XLA_TEST_INHERITED", "CUDA_VISIBLE_DEVICES")
+    return {name: os.environ.get(name) for name in names}
 
 
-def test_each_worker_knows_its_place_and_returns_its_result():
-    found = run_workers(place, "more", workers=3, environment={"GREETING": "hello"})
-    assert found == [(i, 3, "more", "hello") for i in range(3)]
+def test_each_worker_knows_its_task_and_returns_its_result():
+    results = run_workers(describe_task, "more", workers=3, environment={"GREETING": "hello"})
+    assert results == [(i, 3, "more", "hello") for i in range(3)]
+
+
+def test_environment_is_set_before_tensorflow_is_imported(monkeypatch):
+    for name in ("TF_CONFIG", "TF_TEST_INHERITED", "XLA_TEST_INHERITED"):
+        monkeypatch.setenv(name, "inherited")
+    environments = [{}, {"CUDA_VISIBLE_DEVICES": "0", "TF_CONFIG": "{}"}]
+    hidden, shown = processes.call(environment_at_start, [], environments, timeout=60)
+    unset = dict.fromkeys(("TF_CONFIG", "TF_TEST_INHERITED", "XLA_TEST_INHERITED"))
+    assert hidden == {**unset, "CUDA_VISIBLE_DEVICES": "-1"}
+    assert shown == {**unset, "CUDA_VISIBLE_DEVICES": "0", "TF_CONFIG": "{}"}
 
 
 @pytest.mark.slow
 def test_workers_reduce_over_the_processes():
-    assert run_workers(add_up, 1.5, workers=2) == [3.0, 3.0]
+    assert run_workers(all_reduce, 1.5, workers=2) == [3.0, 3.0]
 
 
-def test_a_failure_shows_what_every_worker_said_and_ends_the_others():
-    began = time.monotonic()
+def test_failure_names_the_process_and_shows_the_output_of_all():
+    start = time.monotonic()
     with pytest.raises(AssertionError) as error:
-        run_workers(second_fails, workers=2)
-    assert "Process 1 ended with 1, and said:" in str(error.value)
-    assert "RuntimeError: the disk is gone" in str(error.value)
-    assert time.monotonic() - began < 50
+        run_workers(fail_on_second_worker, workers=2)
+    lines = str(error.value).splitlines()
+    assert lines[0] == "Failed: process 1 (exit code 1)."
+    assert "Output of process 0 (running):" in lines
+    assert "Output of process 1 (exit code 1):" in lines
+    assert "  worker 1 is running" in lines
+    assert "  RuntimeError: the disk is full" in lines
+    assert "Timed out" not in str(error.value)
+    assert time.monotonic() - start < 50
 
 
-def test_workers_that_do_not_end_are_ended():
-    with pytest.raises(AssertionError, match="within 3 s"):
-        run_workers(sleep, workers=1, timeout=3)
+def test_process_that_exits_without_a_result_has_failed():
+    with pytest.raises(AssertionError, match=r"Failed: process 0 \(exit code 0\)\."):
+        run_workers(exit_without_result, workers=1)
 
 
-def test_a_mistake_told_in_a_worker_is_told_here():
+def test_processes_that_do_not_finish_are_killed_at_the_timeout():
+    with pytest.raises(
+        AssertionError, match=r"^Timed out after 3 s\.\nOutput of process 0 \(running"
+    ):
+        run_workers(time.sleep, 60, workers=1, timeout=3)
+
+
+def test_usage_error_of_a_worker_is_raised_here():
     with pytest.raises(UsageError, match="another batch"):
-        run_workers(refused, workers=1)
+        run_workers(raise_usage_error, workers=1)
 
 
-def test_what_does_not_pickle_is_told():
+def test_function_that_cannot_be_pickled_is_an_error():
     with pytest.raises(UsageError, match="top level of a module"):
         run_workers(lambda: None)

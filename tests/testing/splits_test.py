@@ -10,42 +10,42 @@ from ctl.testing.splits import Split
 
 @pytest.mark.parametrize("batch", [1, 3, 5, 8, 9])
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4])
-def test_shares_are_those_of_the_feed(batch, replicas):
+def test_rows_are_those_of_the_input_pipeline(batch, replicas):
     layout, split = Layout(batch, replicas), Split(batch, replicas)
-    assert split.shares == layout.row_counts()
-    assert (split.rows, split.even) == (layout.rows_per_replica, layout.even)
+    assert split.row_counts == layout.row_counts()
+    assert (split.rows_per_replica, split.even) == (layout.rows_per_replica, layout.even)
 
 
 @pytest.mark.parametrize("replicas", [(1, 2), (1, 2, 4), (1, 3), (2, 8)])
 def test_default_splits_are_even_uneven_and_empty_with_and_without_accumulation(replicas):
-    found = splits.chosen(replicas, (1, 2))
-    several = [s for s in found if s.replicas == max(replicas)]
+    chosen = splits.choose_splits(replicas, (1, 2))
+    several = [s for s in chosen if s.replicas == max(replicas)]
     assert any(s.even for s in several)
-    assert any(not s.even and len(set(s.shares)) > 1 for s in several)
-    assert any(0 in s.shares for s in several)
+    assert any(not s.even and len(set(s.row_counts)) > 1 for s in several)
+    assert any(0 in s.row_counts for s in several)
     for count in replicas:
-        assert any(s.replicas == count and s.micro_batches == 2 for s in found)
-    assert all(s != s.reference for s in found)
+        assert any(s.replicas == count and s.micro_batches == 2 for s in chosen)
+    assert all(s != s.reference for s in chosen)
 
 
-def test_thorough_takes_every_combination():
-    found = splits.chosen((1, 2), (1, 2), (8, 5), thorough=True)
-    assert len(found) == len(set(found)) == 2 * 2 * 2 - 2
+def test_thorough_takes_all_combinations():
+    chosen = splits.choose_splits((1, 2), (1, 2), (8, 5), thorough=True)
+    assert len(chosen) == len(set(chosen)) == 2 * 2 * 2 - 2
 
 
-def test_a_split_says_what_it_is():
-    assert str(Split(5, 4)) == "4 replicas (2 + 2 + 1 + 0 rows of 5), accumulation 1"
-    assert str(Split(4, 1, 2)) == "1 replica (4 rows of 4), accumulation 2"
+def test_text_of_a_split():
+    assert str(Split(5, 4)) == "4 replicas (2 + 2 + 1 + 0 rows), accumulation 1"
+    assert str(Split(4, 1, 2)) == "1 replica (4 rows), accumulation 2"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "line"),
+    ("arguments", "message"),
     [
-        (((), (1,)), "replicas is"),
-        (((1, 2), (0,)), "accumulation is"),
-        (((1,), (1,)), "nothing to compare"),
+        (((), (1,)), r"replicas is \(\), but requires numbers of at least 1"),
+        (((1, 2), (0,)), r"accumulation is \(0,\), but requires"),
+        (((1,), (1,)), "leave nothing to compare"),
     ],
 )
-def test_nothing_to_compare_is_told_in_a_line(arguments, line):
-    with pytest.raises(UsageError, match=line):
-        splits.chosen(*arguments)
+def test_arguments_that_leave_nothing_to_compare_are_an_error(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        splits.choose_splits(*arguments)

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Checkpoints of a trainer: files, saving and restoring, when to save, other runs' weights."""

@@ -1,4 +1,4 @@
-"""Checkpoints of a trainer, numbered by global step."""
+"""Saves and restores a trainer, in checkpoints numbered by global step."""
 
 from collections.abc import Callable
 import errno
@@ -16,17 +16,24 @@ from ctl.trainer import StandardTrainer
 
 
 class DamagedCheckpoint(Exception):
-    """A checkpoint's files are there and cannot be read; the one before may be."""
+    """The files of a checkpoint exist and cannot be read; an older checkpoint may be intact."""
 
 
 class Checkpointer:
-    """Saves and restores everything that a trainer's next step depends on.
+    """Saves and restores everything that the next step of a trainer depends on.
 
-    checkpoints = Checkpoints("runs/mine/checkpoints", trainer)
-    checkpoints.restore_latest()
-    trainer.train(tf.constant(100))
-    checkpoints.save()                              # runs/mine/checkpoints/ckpt-100
-    checkpoints.wait()
+        checkpoints = Checkpointer("runs/mine/checkpoints", trainer)
+        checkpoints.all_restore_latest()
+        trainer.train(tf.constant(100))
+        checkpoints.save()                              # runs/mine/checkpoints/ckpt-100
+        checkpoints.wait()
+
+    Every process of a run must call the same methods in the same order.
+
+    Attributes:
+        directory: the folder of the checkpoints.
+        files: the checkpoints in the folder.
+        unmatched: the variables that the last restore could not match, if it was partial; else None.
     """
 
     def __init__(
@@ -43,27 +50,26 @@ class Checkpointer:
         partial: bool = False,
         reads_only: bool = False,
     ):
-        """Names the folder; nothing is written or read yet.
+        """Reads and writes nothing yet.
 
         Args:
-            directory: the folder.
-            trainer: whose `checkpoint_items` are saved.
-            keep: how many checkpoints are kept, the newest.
-            keep_every: those at multiples of so many steps are kept too; 0 for none.
-            background: copy the values and go on, while a thread writes them; for a run in one
-                process.
-            is_chief: whether this process' checkpoints are the run's. TensorFlow wants every process
-                to save; the others' go to a temporary folder and away again.
-            processes: by which the processes restore the same one; not needed for one process.
-            on_restored: called when a checkpoint was restored.
-            partial: restore what matches by name and shape where a checkpoint does not fit.
-            reads_only: nothing is saved after, so that what a checkpoint has beside the trainer's
-                state is not lost by leaving it.
+            directory: the folder, which need not exist.
+            trainer: its `checkpoint_items` are saved and restored.
+            keep: how many of the newest checkpoints are kept.
+            keep_every: those at multiples of this number of steps are kept as well; 0 for none.
+            background: copy the values and return, while a thread writes them; for a run in one
+                process only.
+            is_chief: whether this process writes the checkpoints of the run.
+            processes: the processes of the run; by default this one only.
+            on_restored: called after a checkpoint was restored.
+            partial: if a checkpoint does not match, restore the variables of the same name and shape.
+            reads_only: nothing will be saved, so a checkpoint may have more than the trainer.
         """
+        self.directory = pathlib.Path(directory)
         self.files = CheckpointFiles(directory)
+        self.unmatched: matching.Comparison | None = None
         self._trainer = trainer
         self._checkpoint = tf.train.Checkpoint(**trainer.checkpoint_items())
-        self._directory = pathlib.Path(directory)
         self._keep = keep
         self._keep_every = keep_every
         self._background = background
@@ -72,35 +78,36 @@ class Checkpointer:
         self._on_restored = on_restored or (lambda: None)
         self._partial = partial
         self._reads_only = reads_only
-        self._writing: int | None = None  # the step that is being written
-        # What is restored when the trainer builds it, and the checkpoint that it is in.
-        self._waiting: list[matching.Variable] = []
+        self._writing: int | None = None  # the step that a thread is writing
+        # The restored checkpoint, and its variables that TensorFlow will restore when the trainer
+        # builds them.
         self._restored: matching.CheckpointContent | None = None
-        # What the last restore could not match, of one that was partial.
-        self.unmatched: matching.Comparison | None = None
+        self._deferred: list[matching.Variable] = []
 
     def latest_step(self, before: int | None = None) -> int | None:
-        """The step of the newest whole checkpoint, or of the newest before a step."""
+        """The step of the newest complete checkpoint, or of the newest before a step."""
         steps = [step for step in self.files.steps() if before is None or step < before]
         return steps[-1] if steps else None
 
     def path(self, step: int) -> str:
-        """Where the checkpoint of a step is."""
+        """The path of the checkpoint of a step."""
         return self.files.path(step)
 
     def save(self) -> str:
-        """Saves a checkpoint at the present step; returns its path.
+        """Saves a checkpoint of the current step; returns its path.
 
-        Where it is written in the background, it is whole some time after, or after `wait`.
+        A checkpoint that is written in the background is complete after `wait`.
         """
-        self._refuse_if_lost()
+        self._check_deferred()
         step = int(self._trainer.global_step.numpy())
         if not self._is_chief:
+            # TensorFlow requires every process to save: reading a variable that has a value per
+            # replica is a collective operation. These files are not needed.
             with tempfile.TemporaryDirectory(prefix="ctl-checkpoint-") as folder:
                 self._checkpoint.write(f"{folder}/ckpt")
             return self.path(step)
         self.wait()
-        os.makedirs(self._directory, exist_ok=True)
+        os.makedirs(self.directory, exist_ok=True)
         self.files.remove(step)
         options = tf.train.CheckpointOptions(
             experimental_enable_async_checkpoint=self._background,
@@ -111,7 +118,7 @@ class Checkpointer:
         return self.path(step)
 
     def wait(self) -> None:
-        """Waits until the checkpoint that is being written is whole.
+        """Waits until the checkpoint that a thread is writing is complete.
 
         Raises:
             OSError or tf.errors.OpError: it could not be written.
@@ -121,37 +128,29 @@ class Checkpointer:
         step, self._writing = self._writing, None
         self._checkpoint.sync()
         if self.files.fault(step):
-            raise self._thread_error() or OSError(errno.EIO, "it was not written to the end")
+            raise self._take_thread_error() or OSError(errno.EIO, "it was not written to the end")
 
-    def _thread_error(self) -> BaseException | None:
-        """What went wrong in the thread that writes, which TensorFlow tells nobody but the log."""
-        helper = getattr(self._checkpoint, "_async_checkpointer_impl", None)
-        error: BaseException | None = getattr(helper, "_async_error", None)
-        if error:
-            helper._async_error = None  # type: ignore[union-attr]
-        return error
-
-    def restore_latest(
+    def all_restore_latest(
         self, *, before: int | None = None, print_line: Callable[[str], None] | None = None
     ) -> str | None:
         """Restores the newest checkpoint that every process can read.
 
         Args:
-            before: only one of an earlier step than this.
-            print_line: is told of those that are passed over.
+            before: restore one of a step before this one.
+            print_line: prints which newer checkpoints are skipped, and why.
 
         Returns:
-            Its path, or None where there is none.
+            Its path, or None if there is no checkpoint.
 
         Raises:
-            UsageError: there are some, and none can be read.
+            UsageError: there are checkpoints, but none can be read.
         """
         print_line = print_line or (lambda line: None)
-        self.wait()  # the newest may be on its way
-        step = self._latest(before)
+        self.wait()  # a thread may be writing the newest one
+        step = self._broadcast_latest_step(before)
         for newer, fault in self.files.faults().items():
             if newer > step and (before is None or newer < before):
-                print_line(f"Passed over {self.path(newer)}: {fault}.")
+                print_line(f"Skipped {self.path(newer)}: {fault}.")
         while step >= 0:
             fault = ""
             try:
@@ -160,33 +159,25 @@ class Checkpointer:
                 fault = str(error)
             if not self._processes.any_process(bool(fault)):
                 return self.path(step)
-            print_line(f"Passed over {self.path(step)}: {fault}.")
-            step = self._latest(before=step)
-        self._refuse_if_all_damaged()
-        return None
-
-    def _latest(self, before: int | None) -> int:
-        """The chief's newest, -1 for none."""
-        step = self.latest_step(before)
-        return self._processes.broadcast_from_chief(-1 if step is None else step)
-
-    def _refuse_if_all_damaged(self) -> None:
-        """Refuses to start anew where there were checkpoints and none is of use."""
+            print_line(f"Skipped {self.path(step)}: {fault}.")
+            step = self._broadcast_latest_step(before=step)
+        # Training from scratch would overwrite what the user may still be able to repair.
         if self.files.steps() or self.files.damaged():
             raise UsageError(
-                f"{self._directory} has checkpoints, and none of them can be read: mend the files, or "
-                "start anew by --fresh."
+                f"{self.directory} has checkpoints, but none of them can be read: fix the files, or "
+                "start from scratch with --fresh."
             )
+        return None
 
     def restore(self, path: str) -> None:
-        """Restores a checkpoint, the whole of it unless a part is allowed.
+        """Restores a checkpoint: all of it, unless `partial`.
 
         Raises:
-            UsageError: it is not of this trainer.
-            Damaged: it cannot be read.
+            UsageError: it is of another trainer.
+            DamagedCheckpoint: it cannot be read.
         """
         self.wait()
-        self.unmatched, self._waiting = None, []
+        self.unmatched, self._deferred = None, []
         with self._trainer.strategy.scope():
             try:
                 content = matching.CheckpointContent(path)
@@ -196,84 +187,100 @@ class Checkpointer:
                 raise
             except (AssertionError, ValueError, tf.errors.OpError) as error:
                 reason = str(error).splitlines()[0]
-                if _unreadable(error):
+                if _is_damage(error):
                     raise DamagedCheckpoint(reason) from None
-                raise UsageError(_misfit(path, reason)) from None
+                raise UsageError(_format_mismatch(path, reason)) from None
         self._on_restored()
 
+    def _broadcast_latest_step(self, before: int | None) -> int:
+        """The newest step of the chief; -1 for none. A shared disk may show others an older state."""
+        step = self.latest_step(before)
+        return self._processes.broadcast_from_chief(-1 if step is None else step)
+
     def _restore_by_place(self, path: str, content: matching.CheckpointContent) -> bool:
-        """As TensorFlow does; not where that would leave out a part of either side."""
+        """Restores as TensorFlow does, unless that would skip variables of either side."""
         places = content.places(self._checkpoint)
-        at_odds, beside = matching.misplaced(
-            matching.variables_of(self._checkpoint), content, places
+        mismatch, extra = matching.find_misplaced(
+            matching.list_variables(self._checkpoint), content, places
         )
-        waiting = [v for v in beside if content.waits(v, places)]
-        if at_odds or (len(waiting) < len(beside) and not self._reads_only):
+        deferred = [v for v in extra if content.is_deferred(v, places)]
+        if mismatch or (len(deferred) < len(extra) and not self._reads_only):
             return False
         self._checkpoint.read(path).assert_existing_objects_matched()
-        self._restored, self._waiting = content, waiting
+        self._restored, self._deferred = content, deferred
         return True
 
     def _restore_by_name(self, path: str, content: matching.CheckpointContent) -> None:
-        mine = matching.variables_of(self._checkpoint)
-        found = matching.compare(mine, content.variables, content.places(self._checkpoint))
-        told = found.told()
-        if not self._partial and not found.complete:
-            raise UsageError(_misfit(path, told))
-        restored = {id(variable.source) for variable, _ in found.pairs}
+        """Restores the variables of the same name, for a trainer whose objects have moved."""
+        variables = matching.list_variables(self._checkpoint)
+        comparison = matching.compare(
+            variables, content.variables, content.places(self._checkpoint)
+        )
+        mismatch = comparison.describe()
+        if not self._partial and not comparison.complete:
+            raise UsageError(_format_mismatch(path, mismatch))
+        restored = {id(variable.source) for variable, _ in comparison.pairs}
         trainer = self._trainer
-        model = {id(variable.source) for variable in matching.variables_of(trainer.model)}
+        model = {id(variable.source) for variable in matching.list_variables(trainer.model)}
         if not {id(trainer.global_step), id(trainer.optimizer.iterations)} <= restored:
             raise UsageError(
-                f"{path} does not fit this trainer even in part, since the counters of steps and "
-                f"updates do not match ({told}): use --fresh or another --workdir."
+                f"{path} does not match this trainer even in part, since the counters of steps and "
+                f"updates do not match ({mismatch}): use --fresh or another --workdir."
             )
         if not model & restored:
             raise UsageError(
-                f"{path} does not fit this trainer even in part, since no variable of the model "
-                f"matches ({told}): use --fresh or another --workdir."
+                f"{path} does not match this trainer even in part, since no variable of the model "
+                f"matches ({mismatch}): use --fresh or another --workdir."
             )
-        # All are read before one is changed.
-        values = [(variable.source, content.value(other)) for variable, other in found.pairs]
+        # All values are read before a variable changes: a damaged file must leave the trainer as it is.
+        values = [(variable.source, content.value(saved)) for variable, saved in comparison.pairs]
         for variable, value in values:
             variable.assign(value)
-        self.unmatched = None if found.complete else found
+        self.unmatched = None if comparison.complete else comparison
 
-    def _refuse_if_lost(self) -> None:
-        """Saves nothing without what was in the restored checkpoint for parts not yet built then."""
-        if not self._waiting or not self._restored:
+    def _check_deferred(self) -> None:
+        """Raises UsageError if saving would lose values that wait for the trainer to build them."""
+        if not self._deferred or not self._restored:
             return
         built = self._restored.places(self._checkpoint)
-        lost = [variable.name for variable in self._waiting if variable.node not in built]
+        lost = [variable.name for variable in self._deferred if variable.node not in built]
         if lost:
             raise UsageError(
-                f"The checkpoint that was restored has {list_some(lost)}, and the trainer built "
-                "nothing to restore it into, so that saving would lose it: build in the constructor "
-                "what these belong to, or use --fresh or another --workdir."
+                f"The restored checkpoint has {list_some(lost)}, which the trainer never built, so "
+                "saving would lose them: build in the constructor what they belong to, or use "
+                "--fresh or another --workdir."
             )
-        self._waiting = []
+        self._deferred = []
+
+    def _take_thread_error(self) -> BaseException | None:
+        """The error of the thread that writes; TensorFlow only logs it."""
+        helper = getattr(self._checkpoint, "_async_checkpointer_impl", None)
+        error: BaseException | None = getattr(helper, "_async_error", None)
+        if error:
+            helper._async_error = None  # type: ignore[union-attr]
+        return error
 
     def _commit(self, step: int) -> None:
         self.files.commit(step)
         self.files.prune(keep=self._keep, keep_every=self._keep_every)
-        whole = [self.path(found) for found in self.files.steps()]
+        complete = [self.path(step) for step in self.files.steps()]
         # For TensorFlow's own tools, such as `tf.train.latest_checkpoint`.
         tf.compat.v1.train.update_checkpoint_state(
-            str(self._directory), whole[-1], all_model_checkpoint_paths=whole
+            str(self.directory), complete[-1], all_model_checkpoint_paths=complete
         )
 
 
-def _misfit(path: str, reason: str) -> str:
+def _format_mismatch(path: str, reason: str) -> str:
     return (
-        f"{path} does not fit this trainer ({reason}): go on with what matches by "
-        "--allow_partial_restore, start anew by --fresh or another --workdir, or use the trainer "
-        "that wrote it."
+        f"{path} does not match this trainer ({reason}): restore what matches with "
+        "--allow_partial_restore, start from scratch with --fresh or another --workdir, or use the "
+        "trainer that wrote it."
     )
 
 
-def _unreadable(error: Exception) -> bool:
-    """Whether the files are at fault, and not what they are read into."""
-    # TensorFlow raises a bare OpError where an index is not one.
-    files = (tf.errors.DataLossError, tf.errors.OutOfRangeError)
+def _is_damage(error: Exception) -> bool:
+    """Whether an error is of the files, and not of the variables that they are read into."""
+    # TensorFlow raises a bare OpError if an index file is not one.
+    damage = (tf.errors.DataLossError, tf.errors.OutOfRangeError)
     missing = isinstance(error, tf.errors.NotFoundError) and "matching files" in str(error)
-    return isinstance(error, files) or type(error) is tf.errors.OpError or missing
+    return isinstance(error, damage) or type(error) is tf.errors.OpError or missing

@@ -1,8 +1,8 @@
-"""Which checkpoints of a folder were written to the end. Loads no TensorFlow.
+"""Which checkpoints of a folder are complete. Importing this module does not import TensorFlow.
 
-A checkpoint's files are followed by a marker, `ckpt-<step>.whole`, that lists their sizes. Whatever a
-kill, a full disk or a person does to the files before or after: without a marker that fits, a
-checkpoint is passed over.
+After a checkpoint's files, a marker is written, `ckpt-<step>.whole`, which lists their sizes. A
+checkpoint whose marker is missing or does not match is skipped, no matter what cut its files short: a
+kill, a full disk, or the user.
 """
 
 import contextlib
@@ -18,15 +18,15 @@ _UNFINISHED = "it was not written to the end"
 
 
 class CheckpointFiles:
-    """The checkpoints of a folder.
+    """The checkpoints in a folder.
 
-    commits = Commits("runs/mine/checkpoints")
-    commits.commit(500)                             # its files are all there
-    commits.steps()                                 # [..., 500]
+    files = CheckpointFiles("runs/mine/checkpoints")
+    files.commit(500)                               # all files of the checkpoint are written
+    files.steps()                                   # [..., 500]
     """
 
     def __init__(self, directory: str | pathlib.Path):
-        """Names the folder, which need not exist."""
+        """Takes the folder, which need not exist."""
         self._directory = pathlib.Path(directory)
 
     def path(self, step: int) -> str:
@@ -34,16 +34,16 @@ class CheckpointFiles:
         return str(self._directory / f"ckpt-{step}")
 
     def steps(self) -> list[int]:
-        """The steps of the whole checkpoints, ascending."""
+        """The steps of the complete checkpoints, ascending."""
         return [step for step in sorted(self._files()) if self.fault(step) is None]
 
     def faults(self) -> dict[int, str]:
-        """Step -> what is wrong with its checkpoint, of those that are not whole."""
-        found = {step: self.fault(step) for step in sorted(self._files())}
-        return {step: fault for step, fault in found.items() if fault}
+        """The faults of the checkpoints that are not complete, by step."""
+        faults = {step: self.fault(step) for step in sorted(self._files())}
+        return {step: fault for step, fault in faults.items() if fault}
 
     def damaged(self) -> list[int]:
-        """The steps of the checkpoints that were whole once and are not now."""
+        """The steps of the checkpoints that were complete once and are not any more."""
         return [step for step, fault in self.faults().items() if fault != _UNFINISHED]
 
     def fault(self, step: int) -> str | None:
@@ -57,16 +57,18 @@ class CheckpointFiles:
             return "its marker cannot be read"
         for name, size in sizes.items():
             try:
-                found = (self._directory / name).stat().st_size
+                actual = (self._directory / name).stat().st_size
             except OSError:
                 return f"{name} is missing"
-            if found != size:
-                return f"{name} has {found} bytes, not {size}"
+            if actual != size:
+                return f"{name} has {actual} bytes, not {size}"
         return None if sizes else "its marker lists no files"
 
     def commit(self, step: int) -> None:
-        """Says that a checkpoint's files are all written, once they are on the disk."""
+        """Marks a checkpoint as complete. All its files must have been written."""
         files = [path for path in self._files()[step] if path.suffix != _MARKER]
+        # The files reach the disk before the marker: after a power failure there must be no marker
+        # of files that are missing.
         for path in (*files, self._directory):
             _flush(path)
         marker = pathlib.Path(self.path(step) + _MARKER)
@@ -77,7 +79,8 @@ class CheckpointFiles:
         _flush(self._directory)
 
     def remove(self, step: int) -> None:
-        """Deletes a checkpoint, its marker first."""
+        """Deletes a checkpoint."""
+        # The marker first, so that a kill in between leaves no checkpoint that seems complete.
         for path in sorted(self._files().get(step, []), key=lambda p: p.suffix != _MARKER):
             with contextlib.suppress(FileNotFoundError):
                 if path.is_dir():
@@ -86,33 +89,34 @@ class CheckpointFiles:
                     path.unlink()
 
     def prune(self, *, keep: int, keep_every: int) -> None:
-        """Deletes all whole checkpoints but the newest ones, and what was never written to the end.
+        """Deletes old checkpoints, and those that were not written to the end.
 
         Args:
-            keep: how many of the newest to keep.
-            keep_every: keep those at multiples of so many steps too; 0 for none.
+            keep: how many of the newest complete checkpoints to keep.
+            keep_every: also keep those at multiples of this number of steps; 0 for none.
         """
-        whole = self.steps()
-        newest = whole[-1] if whole else 0
-        for step in whole[:-keep]:
+        complete = self.steps()
+        newest = complete[-1] if complete else 0
+        for step in complete[:-keep]:
             if not keep_every or step % keep_every:
                 self.remove(step)
         for step in self.faults():
-            if step < newest:  # a newer one may be on its way
+            if step < newest:  # a thread may still be writing a newer one
                 self.remove(step)
 
     def _files(self) -> dict[int, list[pathlib.Path]]:
-        found: dict[int, list[pathlib.Path]] = {}
+        """The files of each checkpoint, by step."""
+        files: dict[int, list[pathlib.Path]] = {}
         names = os.listdir(self._directory) if self._directory.is_dir() else []
         for name in names:
             match = _NAME.fullmatch(name)
             if match:
-                found.setdefault(int(match[1]), []).append(self._directory / name)
-        return found
+                files.setdefault(int(match[1]), []).append(self._directory / name)
+        return files
 
 
 def _flush(path: pathlib.Path) -> None:
-    """Has the disk hold what was written; a marker must not outlive the files through a crash."""
+    """Waits until the disk has what was written to a file or folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

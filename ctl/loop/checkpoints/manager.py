@@ -1,10 +1,7 @@
-"""When a run saves, and what is told of it."""
+"""When a run saves a checkpoint, and the record of it."""
 
 from collections.abc import Callable
-import contextlib
-import pathlib
 import time
-from typing import Any
 
 from ctl.errors import Failure
 from ctl.loop import write_errors
@@ -13,19 +10,23 @@ from ctl.trainer import StandardTrainer
 
 
 class CheckpointManager:
-    """Saves a trainer when it is time, each step once, and nothing that is not finite.
+    """Saves each step at most once, and no step whose weights are not finite.
 
-        saving = Saving(trainer, Checkpoints("ckpts", trainer), interval=500)
-        saving.restore()
+        manager = CheckpointManager(trainer, Checkpointer("ckpts", trainer), interval=500)
+        manager.all_restore()
         while training:
             ...
-            if saving.is_due():
-                saving.save()
-        saving.wait()
+            if manager.is_due_by_step():
+                manager.save()
+        manager.wait()
+
+    Every process of a run must call `all_restore`, `save` and `wait` in the same order.
 
     Attributes:
-        checkpoints: where to; None to save nothing.
-        saved_step: the step of the newest checkpoint that this process wrote or restored, or None.
+        checkpoints: reads and writes the checkpoints; None to save nothing.
+        interval: steps between two checkpoints; 0 for the end only.
+        seconds: seconds between two checkpoints; 0 for no limit.
+        saved_step: the step of the newest checkpoint that this process saved or restored, or None.
     """
 
     def __init__(
@@ -34,36 +35,42 @@ class CheckpointManager:
         checkpoints: Checkpointer | None,
         *,
         interval: int = 0,
-        due: Callable[[float], bool] | None = None,
+        seconds: float = 0.0,
         on_event: Callable[..., None] | None = None,
         print_line: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ):
-        """Takes what to save, where to, and when.
+        """Saves and restores nothing yet.
 
         Args:
             trainer: what is saved.
-            checkpoints: where to.
-            interval: steps between two saves; 0 for the end only.
-            due: asked, with the seconds since the last save, whether to save as well.
-            on_event: called as on_event(name, step, **fields) for what is worth a record.
-            print_line: is told of checkpoints that are passed over.
+            checkpoints: reads and writes the checkpoints; None to save nothing.
+            interval: steps between two checkpoints; 0 for the end only.
+            seconds: seconds between two checkpoints, in addition to `interval`; 0 for no limit.
+            on_event: called as on_event(name, step, **fields), to record a checkpoint.
+            print_line: prints which checkpoints are skipped, and why.
+            clock: returns the time, in seconds.
         """
         self.checkpoints = checkpoints
         self.interval = interval
+        self.seconds = seconds
         self.saved_step: int | None = None
         self._trainer = trainer
-        self._due = due or (lambda seconds: False)
         self._on_event = on_event or (lambda *_, **__: None)
         self._print_line = print_line
-        self._saved_at = time.monotonic()
+        self._clock = clock
+        self._saved_at = clock()
 
-    def is_due(self) -> bool:
-        """Whether to save at the present step."""
-        at_interval = self.interval and self._step % self.interval == 0
-        return at_interval or self._due(time.monotonic() - self._saved_at)
+    def is_due_by_step(self) -> bool:
+        """Whether the current step is a multiple of the interval."""
+        return bool(self.interval) and self._step % self.interval == 0
+
+    def is_due_by_time(self) -> bool:
+        """Whether the last checkpoint is old enough, by this process's clock: others differ."""
+        return bool(self.seconds) and self._clock() - self._saved_at >= self.seconds
 
     def save(self) -> None:
-        """Saves a checkpoint, unless this step's is there already.
+        """Saves a checkpoint, unless this step has one already.
 
         Raises:
             Failure: it cannot be written, or a weight is not finite.
@@ -71,52 +78,47 @@ class CheckpointManager:
         step = self._step
         if self.checkpoints is None or self.saved_step == step:
             return
-        broken = None
         if self._trainer.options.on_non_finite != "ignore":
-            broken = self._trainer.not_finite()
-        if broken:
-            raise Failure(
-                f"{broken} is not finite after step {step}, which is not saved: take a smaller "
-                "learning rate or clip the gradients, and go on from the last checkpoint."
-            )
+            variable = self._trainer.not_finite()
+            if variable:
+                raise Failure(
+                    f"{variable} is not finite after step {step}, which is not saved: lower the "
+                    "learning rate or clip the gradients, then resume from the last checkpoint."
+                )
         self.wait()
-        with self.writing(self.checkpoints.path(step)):
-            path = self.checkpoints.save()
-        self.saved_step, self._saved_at = step, time.monotonic()
+        path = self.checkpoints.path(step)
+        with write_errors.report_write_errors(path, self.checkpoints.directory):
+            self.checkpoints.save()
+        self.saved_step, self._saved_at = step, self._clock()
         self._on_event("checkpoint", step, path=path)
 
     def wait(self) -> None:
-        """Waits until the checkpoint that is being written is whole."""
+        """Waits until the checkpoint that a thread is writing is complete."""
         if self.checkpoints is not None:
-            with self.writing(self.checkpoints.path(self.saved_step or 0)):
+            path = self.checkpoints.path(self.saved_step or 0)
+            with write_errors.report_write_errors(path, self.checkpoints.directory):
                 self.checkpoints.wait()
 
-    def restore(self, path: str | None = None, *, before: int | None = None) -> str | None:
-        """Restores a checkpoint.
+    def all_restore(self, path: str | None = None, *, before: int | None = None) -> str | None:
+        """Restores the same checkpoint in every process.
 
         Args:
-            path: which; the newest if none is named.
-            before: the newest of an earlier step than this.
+            path: which one; by default the newest.
+            before: restore the newest checkpoint of a step before this one.
 
         Returns:
-            Its path, or None where there is none.
+            Its path, or None if there is no checkpoint.
         """
         if self.checkpoints is None:
-            raise ValueError("There are no `checkpoints` to restore: give some to the constructor.")
+            raise ValueError("Nothing to restore from: pass `checkpoints` to the constructor.")
         self.wait()
         if path:
             self.checkpoints.restore(path)
         else:
-            path = self.checkpoints.restore_latest(before=before, print_line=self._print_line)
+            path = self.checkpoints.all_restore_latest(before=before, print_line=self._print_line)
         self.saved_step = self._step if path else None
         return path
 
-    def writing(self, what: str) -> contextlib.AbstractContextManager[None]:
-        """Tells in one line that it could not be written, and which checkpoint is intact."""
-        folder = pathlib.Path(self.checkpoints.path(0)).parent if self.checkpoints else None
-        return write_errors.report_write_errors(what, folder)
-
     @property
     def _step(self) -> int:
-        step: Any = self._trainer.global_step.numpy()
-        return int(step)
+        return int(self._trainer.global_step.numpy())

@@ -1,4 +1,8 @@
-"""Which variables of a checkpoint are which of a trainer, by their places and by their names."""
+"""Which variable of a checkpoint is which variable of a trainer, by place and by name.
+
+TensorFlow restores by place: the path of attributes from the root to the variable. ctl checks the
+result, and matches by name if the places have moved.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,22 +16,22 @@ import tf_keras
 
 from ctl.errors import list_some
 
-_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # where TensorFlow keeps which object is whose child
+_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # TensorFlow's key of the graph of objects
 _VALUE = "VARIABLE_VALUE"
-_IN_PARTS = "ShardedVariable"  # what TensorFlow calls each variable that parameter servers cut
+_SHARDED = "ShardedVariable"  # TensorFlow's name of every variable that parameter servers shard
 
 
 @dataclasses.dataclass(frozen=True)
 class Variable:
-    """A variable of a trainer, or one in a checkpoint.
+    """A variable of a trainer or of a checkpoint.
 
     Attributes:
-        name: as the model's summary has it, such as "dense/kernel"; "m/dense/kernel" is a slot.
-        shape: its shape, all parts of it together.
+        name: its name in the model, such as "dense/kernel"; "m/dense/kernel" is a slot variable.
+        shape: its shape, with all its shards.
         dtype: its type.
-        source: the variable itself, or the key that a checkpoint has its value under.
-        node: its number in a checkpoint's graph of objects.
-        slot: whether an optimizer keeps it for another variable.
+        source: the variable itself, or the key of its value in the checkpoint.
+        node: its number in the checkpoint's graph of objects; -1 for a variable of a trainer.
+        slot: whether it is a slot variable of an optimizer.
     """
 
     name: str
@@ -37,24 +41,27 @@ class Variable:
     node: int = -1
     slot: bool = False
 
-    def fits(self, other: "Variable") -> bool:
-        """Whether one can have the other's value as it is."""
+    def matches(self, other: "Variable") -> bool:
+        """Whether both have the same type and shape."""
         return self.dtype == other.dtype and self.same_shape(other)
 
     def same_shape(self, other: "Variable") -> bool:
-        """Whether the two are of one shape."""
+        """Whether both have the same shape."""
         return tf.TensorShape(self.shape).is_compatible_with(other.shape)
 
 
 class CheckpointContent:
-    """What is in a checkpoint.
+    """The variables in a checkpoint.
 
-    content = Content("runs/mine/checkpoints/ckpt-500")
+    content = CheckpointContent("runs/mine/checkpoints/ckpt-500")
     content.variables[0].name                       # "dense/kernel"
+
+    Attributes:
+        variables: all variables, without their values.
     """
 
     def __init__(self, path: str):
-        """Reads what is there; values are read when they are asked for.
+        """Reads names, shapes and types; `value` reads the values.
 
         Raises:
             ValueError or tf.errors.OpError: it cannot be read.
@@ -76,30 +83,37 @@ class CheckpointContent:
         value: np.ndarray = self._reader.get_tensor(variable.source)
         return value
 
-    def under(self, child: str) -> list[Variable]:
-        """The variables that one of the root's children holds, such as "model"."""
-        reached, waiting = set(), [self._view.children(0).get(child)]
-        while waiting:
-            node = waiting.pop()
+    def variables_of(self, child: str) -> list[Variable]:
+        """The variables of one of the root's children, such as "model"."""
+        reached, queue = set(), [self._view.children(0).get(child)]
+        while queue:
+            node = queue.pop()
             if node is not None and node not in reached:
                 reached.add(node)
-                waiting += self._view.children(node).values()
+                queue += self._view.children(node).values()
         return [variable for variable in self.variables if variable.node in reached]
 
     def places(self, root: tf.train.Checkpoint) -> dict[int, Any]:
-        """Number of an object in the checkpoint -> the object at the same place under a root."""
-        found: dict[int, Any] = self._view.match(root)
-        return found
+        """Matches the checkpoint's objects by place.
 
-    def waits(self, variable: Variable, places: dict[int, Any]) -> bool:
-        """Whether TensorFlow restores a variable later, when what holds it is built."""
-        reached, waiting = set(), [variable.node]
-        while waiting:
-            node = waiting.pop()
-            if _unbuilt(places.get(node)):
+        Args:
+            root: what a checkpoint is made of.
+
+        Returns:
+            Number of an object in the checkpoint -> the object at the same place of `root`.
+        """
+        places: dict[int, Any] = self._view.match(root)
+        return places
+
+    def is_deferred(self, variable: Variable, places: dict[int, Any]) -> bool:
+        """Whether TensorFlow will restore a variable when the layer or optimizer of it is built."""
+        reached, queue = set(), [variable.node]
+        while queue:
+            node = queue.pop()
+            if _is_unbuilt(places.get(node)):
                 return True
             reached.add(node)
-            waiting += [p for p in self._parents.get(node, []) if p not in reached]
+            queue += [p for p in self._parents.get(node, []) if p not in reached]
         return False
 
     def _variables(self) -> Iterator[Variable]:
@@ -108,8 +122,9 @@ class CheckpointContent:
         for number, node in enumerate(self._nodes):
             for attribute in node.attributes:
                 key = attribute.checkpoint_key
-                own = number not in self._by_slot and not key.startswith("save_counter/")
-                if attribute.name == _VALUE and key in shapes and own:
+                # Slot variables are nodes of their own, too; TensorFlow counts its saves itself.
+                duplicate = number in self._by_slot or key.startswith("save_counter/")
+                if attribute.name == _VALUE and key in shapes and not duplicate:
                     yield Variable(
                         attribute.full_name or key,
                         tuple(shapes[key]),
@@ -122,131 +137,135 @@ class CheckpointContent:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A trainer's variables beside those of a checkpoint, by name.
+    """The variables of a trainer compared by name with those of a checkpoint.
 
     Attributes:
-        pairs: (the trainer's, the checkpoint's), of one name, shape and type.
-        others: (the trainer's, the checkpoint's), of one name, but not of one shape or type.
-        missing: what the trainer has and the checkpoint has not.
-        unused: what the checkpoint has and the trainer has not.
+        pairs: (the trainer's, the checkpoint's) of the same name, shape and type.
+        mismatches: (the trainer's, the checkpoint's) of the same name but another shape or type.
+        missing: the trainer's that the checkpoint does not have.
+        unused: the checkpoint's that the trainer does not have.
     """
 
     pairs: list[tuple[Variable, Variable]]
-    others: list[tuple[Variable, Variable]]
+    mismatches: list[tuple[Variable, Variable]]
     missing: list[Variable]
     unused: list[Variable]
 
     @property
     def complete(self) -> bool:
-        """Whether each is the other's."""
-        return not (self.others or self.missing or self.unused)
+        """Whether every variable of either side has a match."""
+        return not (self.mismatches or self.missing or self.unused)
 
-    def told(self) -> str:
-        """What does not match, for a line; the model's own variables before their slots."""
-        shapes = [f"{a.name} is {_kind(a, b)}, there {_kind(b, a)}" for a, b in _first(self.others)]
+    def describe(self) -> str:
+        """What does not match, for a message; the model's own variables before their slots."""
+        shapes = [
+            f"{a.name} is {_describe(a, b)}, but {_describe(b, a)} in the checkpoint"
+            for a, b in _sort(self.mismatches)
+        ]
         parts = [
             ("", shapes),
-            ("only the trainer has ", [v.name for v in _first(self.missing)]),
-            ("only the checkpoint has ", [v.name for v in _first(self.unused)]),
+            ("only the trainer has ", [v.name for v in _sort(self.missing)]),
+            ("only the checkpoint has ", [v.name for v in _sort(self.unused)]),
         ]
         return "; ".join(start + list_some(names) for start, names in parts if names)
 
     def left(self) -> list[str]:
-        """The names of the trainer's variables that the checkpoint has no value for."""
-        return [v.name for v in _first([*(a for a, _ in self.others), *self.missing])]
+        """The names of the trainer's variables that keep their initial values."""
+        return [v.name for v in _sort([*(a for a, _ in self.mismatches), *self.missing])]
 
     def dropped(self) -> list[str]:
-        """The names of the checkpoint's variables that the trainer has no use for."""
-        return [v.name for v in _first([*(b for _, b in self.others), *self.unused])]
+        """The names of the checkpoint's variables that are not used."""
+        return [v.name for v in _sort([*(b for _, b in self.mismatches), *self.unused])]
 
 
-def variables_of(root: Any) -> list[Variable]:
-    """The variables that an object holds, as a checkpoint of it would."""
-    found, seen, waiting = [], {id(root)}, [(root, False)]
-    while waiting:
-        thing, slot = waiting.pop(0)
+def list_variables(root: Any) -> list[Variable]:
+    """Lists the variables that a checkpoint of an object would have."""
+    variables, seen, queue = [], {id(root)}, [(root, False)]
+    while queue:
+        thing, slot = queue.pop(0)
         if callable(getattr(thing, "assign", None)) and hasattr(thing, "shape"):
             name = thing.name.removesuffix(":0")
-            found.append(Variable(name, tuple(thing.shape), thing.dtype, thing, slot=slot))
+            variables.append(Variable(name, tuple(thing.shape), thing.dtype, thing, slot=slot))
             continue
         for name, child in tf.train.TrackableView.children(thing).items():
             if id(child) not in seen:
                 seen.add(id(child))
-                waiting.append((child, slot or name == "_variables"))
-    return found
+                queue.append((child, slot or name == "_variables"))
+    return variables
 
 
-def compare(mine: Sequence[Variable], theirs: Sequence[Variable], places: Any = ()) -> Comparison:
-    """Finds what is the same variable by name; where several have it, by place.
+def compare(
+    variables: Sequence[Variable], saved: Sequence[Variable], places: dict[int, Any]
+) -> Comparison:
+    """Matches variables by name; by place if several have the same name.
 
     Args:
-        mine: of a trainer.
-        theirs: of a checkpoint.
-        places: what `Content.places` returned.
+        variables: the trainer's.
+        saved: the checkpoint's.
+        places: the result of `CheckpointContent.places`.
     """
-    at = {id(thing): node for node, thing in dict(places).items()}
-    mine_of, theirs_of = (Counter(v.name for v in side) for side in (mine, theirs))
+    node_of = {id(thing): node for node, thing in places.items()}
+    counts, saved_counts = (Counter(v.name for v in side) for side in (variables, saved))
     pairs: list[tuple[Variable, Variable]] = []
-    others: list[tuple[Variable, Variable]] = []
+    mismatches: list[tuple[Variable, Variable]] = []
     missing = []
-    for variable in mine:
-        found = [v for v in theirs if v.name == variable.name]
-        if max(mine_of[variable.name], theirs_of[variable.name]) > 1:
-            # The place of a slot is a number, which moves with the number of variables.
-            place = None if variable.slot else at.get(id(variable.source))
-            found = [v for v in found if v.node == place]
-        if not found:
+    for variable in variables:
+        candidates = [v for v in saved if v.name == variable.name]
+        if max(counts[variable.name], saved_counts[variable.name]) > 1:
+            # The place of a slot is a number, which changes with the number of variables.
+            node = None if variable.slot else node_of.get(id(variable.source))
+            candidates = [v for v in candidates if v.node == node]
+        if not candidates:
             missing.append(variable)
         else:
-            (pairs if variable.fits(found[0]) else others).append((variable, found[0]))
-    used = {b.node for _, b in (*pairs, *others)}
-    return Comparison(pairs, others, missing, [v for v in theirs if v.node not in used])
+            matches = variable.matches(candidates[0])
+            (pairs if matches else mismatches).append((variable, candidates[0]))
+    used = {b.node for _, b in (*pairs, *mismatches)}
+    return Comparison(pairs, mismatches, missing, [v for v in saved if v.node not in used])
 
 
-def misplaced(
-    mine: Sequence[Variable], content: CheckpointContent, places: dict[int, Any]
+def find_misplaced(
+    variables: Sequence[Variable], content: CheckpointContent, places: dict[int, Any]
 ) -> tuple[bool, list[Variable]]:
-    """Whether TensorFlow can restore a trainer by the places of its variables.
+    """Checks whether TensorFlow can restore a trainer by the places of its variables.
 
     Returns:
-        Whether one of the trainer's has no value of its shape, type and role at its place, and the
-        checkpoint's that are at no place of the trainer.
+        Whether a variable of the trainer has no value of its shape, type and role at its place; and
+        the checkpoint's variables that are at no place of the trainer.
     """
-    there = {id(places[v.node]): v for v in content.variables if v.node in places}
-    at_odds = any(
-        id(v.source) not in there
-        or not v.fits(there[id(v.source)])
-        or not _same_role(v, there[id(v.source)])
-        for v in mine
+    saved = {id(places[v.node]): v for v in content.variables if v.node in places}
+    mismatch = any(
+        id(v.source) not in saved
+        or not v.matches(saved[id(v.source)])
+        or not _same_role(v, saved[id(v.source)])
+        for v in variables
     )
-    return at_odds, [v for v in content.variables if v.node not in places]
+    return mismatch, [v for v in content.variables if v.node not in places]
 
 
-def _first(variables: Sequence[Any]) -> list[Any]:
-    """The model's own before slots, which say little more."""
+def _sort(variables: Sequence[Any]) -> list[Any]:
+    """The model's own variables first: their slots add little information."""
     return sorted(variables, key=lambda v: (v[0] if isinstance(v, tuple) else v).slot)
 
 
-def _kind(variable: Variable, other: Variable) -> str:
-    shown = str(list(variable.shape))
-    return (
-        shown
-        if variable.same_shape(other) is variable.fits(other)
-        else (f"{variable.dtype.name} {shown}")
-    )
+def _describe(variable: Variable, other: Variable) -> str:
+    """The shape of a variable; its type too, if only the type differs from the other's."""
+    shape = str(list(variable.shape))
+    same_type = variable.same_shape(other) is variable.matches(other)
+    return shape if same_type else f"{variable.dtype.name} {shape}"
 
 
 def _same_role(one: Variable, other: Variable) -> bool:
-    """Whether both are "m/..." of some variable: another optimizer's slots are other numbers."""
+    """Whether both are "m/..." of a variable: the slots of different optimizers do not mix."""
     if not one.slot or one.name.partition("/")[0] == other.name.partition("/")[0]:
         return True
-    if _IN_PARTS in (one.name, other.name):  # it has no name of its own
+    if _SHARDED in (one.name, other.name):  # the name says nothing
         return True
-    # An optimizer that is built in a step puts its own name before: "SGD/m/dense/kernel".
+    # An optimizer that is built in a step prefixes its own name: "SGD/m/dense/kernel".
     return one.name.endswith(f"/{other.name}") or other.name.endswith(f"/{one.name}")
 
 
-def _unbuilt(thing: Any) -> bool:
+def _is_unbuilt(thing: Any) -> bool:
     if isinstance(thing, tf_keras.optimizers.Optimizer):
         inner = getattr(thing, "inner_optimizer", thing)  # of a LossScaleOptimizer
         return not getattr(inner, "_built", False)

@@ -1,6 +1,6 @@
-"""Another run's weights for the beginning of this one: no slots, no counters."""
+"""Weights of another run to start from, without its slots and counters."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
 import fnmatch
@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.errors import UsageError, list_some
+from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.checkpoints import matching
 from ctl.loop.checkpoints.files import CheckpointFiles
 from ctl.trainer import StandardTrainer
@@ -19,82 +20,83 @@ _Pairs = list[tuple[matching.Variable, matching.Variable]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Taken:
-    """What was taken.
+class LoadedWeights:
+    """Which weights a model got.
 
     Attributes:
         path: the checkpoint.
-        names: the model's variables that have its values now.
-        of: how many variables the model has.
-        cast: the type that values were cast from, or nothing.
+        names: the model's variables that were loaded.
+        total: how many variables the model has.
+        cast: the types that values were cast from, or "".
     """
 
     path: str
     names: list[str]
-    of: int
+    total: int
     cast: str
 
     def record(self) -> dict[str, Any]:
-        """What `events.jsonl` keeps of it."""
+        """The fields of the event in events.jsonl."""
         return {"weights_from": self.path, "weights": self.names}
 
 
 def check(trainer: StandardTrainer, init: Any, *, moved: pathlib.Path | None = None) -> None:
-    """Refuses what `begin` could not take, before anything is written.
+    """Checks, before anything is written, that `all_load` can load the weights.
 
     Args:
-        trainer: whose model it is.
-        init: the config's section.
-        moved: the folder that `--fresh` is to move aside.
+        trainer: its model gets the weights.
+        init: the section `init` of the config.
+        moved: the folder that `--fresh` is going to move aside.
 
     Raises:
-        UsageError: there is no such checkpoint, or it has not what is asked for.
+        UsageError: the checkpoint does not exist, or does not have the requested weights.
     """
     if not init.checkpoint:
         return
-    path = _found(init.checkpoint, int)
+    path = _path(init.checkpoint, _latest_step(init.checkpoint))
     if moved and pathlib.Path(path).resolve().is_relative_to(moved.resolve()):
         raise UsageError(
             f"init.checkpoint is {init.checkpoint}, which --fresh moves aside: name another --workdir."
         )
-    with _reading(init.checkpoint):
-        _pairs(trainer, matching.CheckpointContent(path), init)
+    with _report_read_errors(init.checkpoint):
+        _match(trainer, matching.CheckpointContent(path), init)
 
 
-def begin(
-    trainer: StandardTrainer, init: Any, *, agree: Callable[[int], int] = int
-) -> Taken | None:
-    """Gives a model the weights that the config's `init` names.
+def all_load(
+    trainer: StandardTrainer, init: Any, processes: ProcessGroup | None = None
+) -> LoadedWeights | None:
+    """Loads the weights that the config's `init` names; every process must call it.
 
     Args:
-        trainer: whose model it is, before the first step.
-        init: the config's section.
-        agree: makes a step that of the chief, so that all processes take one checkpoint, though the
-            other run may save meanwhile.
+        trainer: its model gets the weights, before the first step.
+        init: the section `init` of the config.
+        processes: the processes of the run; by default this one only.
 
     Returns:
-        What was taken, or None where `init` names nothing.
+        What was loaded, or None if `init` names no checkpoint.
 
     Raises:
-        UsageError: there is no such checkpoint, or it has not what is asked for.
+        UsageError: the checkpoint does not exist, or does not have the requested weights.
     """
     if not init.checkpoint:
         return None
-    path = _found(init.checkpoint, agree)
-    with _reading(init.checkpoint):
+    # The other run may save meanwhile, so that the processes see different newest checkpoints.
+    step = (processes or ProcessGroup()).broadcast_from_chief(_latest_step(init.checkpoint))
+    path = _path(init.checkpoint, step)
+    with _report_read_errors(init.checkpoint):
         content = matching.CheckpointContent(path)
-        pairs, of = _pairs(trainer, content, init)
-        # All are read before one is changed.
-        values = [(mine, content.value(other)) for mine, other in pairs]
+        pairs, total = _match(trainer, content, init)
+        # All values are read before a variable changes.
+        values = [(variable, content.value(saved)) for variable, saved in pairs]
     with trainer.strategy.scope():
-        for mine, value in values:
-            mine.source.assign(tf.cast(value, mine.dtype))
-    cast = sorted({other.dtype.name for mine, other in pairs if other.dtype != mine.dtype})
-    return Taken(path, [mine.name for mine, _ in pairs], of, " and ".join(cast))
+        for variable, value in values:
+            variable.source.assign(tf.cast(value, variable.dtype))
+    cast = sorted({b.dtype.name for a, b in pairs if b.dtype != a.dtype})
+    return LoadedWeights(path, [a.name for a, _ in pairs], total, " and ".join(cast))
 
 
 @contextlib.contextmanager
-def _reading(name: str) -> Iterator[None]:
+def _report_read_errors(name: str) -> Iterator[None]:
     try:
         yield
     except UsageError:
@@ -106,58 +108,72 @@ def _reading(name: str) -> Iterator[None]:
         ) from None
 
 
-def _found(name: str, agree: Callable[[int], int]) -> str:
-    """The prefix of the files that a run's folder, a folder of checkpoints or a prefix means."""
+def _files(name: str) -> CheckpointFiles:
+    """The checkpoints of a run's workdir, or of a folder of checkpoints."""
+    inner = os.path.join(name, "checkpoints")
+    return CheckpointFiles(inner if os.path.isdir(inner) else name)
+
+
+def _latest_step(name: str) -> int:
+    """The step of the newest complete checkpoint in a folder; 0 if there is none."""
+    return max(_files(name).steps(), default=0) if os.path.isdir(name) else 0
+
+
+def _path(name: str, step: int) -> str:
+    """The path of the checkpoint that `init.checkpoint` names: of a step, if it names a folder."""
     if not os.path.isdir(name):
         if not os.path.isfile(f"{name}.index"):
             raise UsageError(
-                f"init.checkpoint is {name}, and there is none: name a run's workdir, its folder of "
+                f"init.checkpoint is {name}, which does not exist: name a run's workdir, its folder of "
                 "checkpoints, or a checkpoint in it, such as runs/mine/checkpoints/ckpt-500."
             )
         return name
-    inner = os.path.join(name, "checkpoints")
-    files = CheckpointFiles(inner if os.path.isdir(inner) else name)
-    step = agree(max(files.steps(), default=0))
     if not step:
         raise UsageError(
-            f"init.checkpoint is {name}, which has no whole checkpoint: name another run, or train "
+            f"init.checkpoint is {name}, which has no complete checkpoint: name another run, or train "
             "that one first."
         )
-    return files.path(step)
+    return _files(name).path(step)
 
 
-def _pairs(
+def _match(
     trainer: StandardTrainer, content: matching.CheckpointContent, init: Any
 ) -> tuple[_Pairs, int]:
-    """(the model's variable, the checkpoint's) of those asked for, and how many the model has."""
-    mine = matching.variables_of(trainer.model)
-    chosen = _chosen(mine, init.variables)
+    """Matches the requested variables.
+
+    Returns:
+        (the model's variable, the checkpoint's) of each, and how many variables the model has.
+    """
+    variables = matching.list_variables(trainer.model)
+    requested = _filter(variables, init.variables)
     places = content.places(tf.train.Checkpoint(model=trainer.model))
-    found = matching.compare(chosen, content.under("model"), places)
-    pairs = found.pairs + [pair for pair in found.others if pair[0].same_shape(pair[1])]
-    shapes = [
-        f"{a.name} is {list(a.shape)}, there {list(b.shape)}"
-        for a, b in found.others
-        if not a.same_shape(b)
-    ]
-    missing = [v.name for v in found.missing]
-    told = [f"no {list_some(missing)}"] * bool(missing) + [list_some(shapes)] * bool(shapes)
-    if told:
+    comparison = matching.compare(requested, content.variables_of("model"), places)
+    pairs, shapes = list(comparison.pairs), []
+    for a, b in comparison.mismatches:
+        if a.same_shape(b):  # of another type, which is cast
+            pairs.append((a, b))
+        else:
+            shapes.append(f"{a.name} is {list(a.shape)}, but {list(b.shape)} in the checkpoint")
+    missing = [v.name for v in comparison.missing]
+    reasons = [f"no {list_some(missing)}"] * bool(missing) + [list_some(shapes)] * bool(shapes)
+    if reasons:
         raise UsageError(
-            f"init.checkpoint is {init.checkpoint}, which does not fit the model "
-            f"({'; '.join(told)}): name what to take by init.variables, or another checkpoint."
+            f"init.checkpoint is {init.checkpoint}, which does not match the model "
+            f"({'; '.join(reasons)}): name what to load by init.variables, or another checkpoint."
         )
-    return pairs, len(mine)
+    return pairs, len(variables)
 
 
-def _chosen(mine: list[matching.Variable], patterns: Sequence[str]) -> list[matching.Variable]:
-    """The variables that patterns name; all where there are none."""
+def _filter(variables: list[matching.Variable], patterns: Sequence[str]) -> list[matching.Variable]:
+    """The variables that match a pattern; all if there are no patterns."""
     for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(variable.name, pattern) for variable in mine):
+        if not any(fnmatch.fnmatchcase(variable.name, pattern) for variable in variables):
             raise UsageError(
-                f"init.variables has {pattern!r}, which no variable of the model matches: there are "
-                f"{list_some([variable.name for variable in mine])}."
+                f"init.variables has {pattern!r}, which no variable of the model matches: its "
+                f"variables are {list_some([variable.name for variable in variables])}."
             )
     return [
-        v for v in mine if not patterns or any(fnmatch.fnmatchcase(v.name, p) for p in patterns)
+        v
+        for v in variables
+        if not patterns or any(fnmatch.fnmatchcase(v.name, p) for p in patterns)
     ]

@@ -1,7 +1,11 @@
 """--mode=aot_compile: compiles the step for TPU slices that this machine need not have."""
 
-from ctl.errors import print_line
+import os
+
+from ctl.errors import UsageError, print_line
+from ctl.hardware.strategies import StrategyOptions
 from ctl.modes import DONE, FAILED, Arguments
+from ctl.modes.aot_compile import slices
 
 
 def aot_compile(arguments: Arguments) -> int:
@@ -10,10 +14,10 @@ def aot_compile(arguments: Arguments) -> int:
     Returns:
         The exit code: 1 if the step would not run on one of the slices.
     """
-    from ctl.modes.aot_compile import slices
-
+    if StrategyOptions.from_config(arguments.config.runtime, os.environ).cluster:
+        raise UsageError("--mode=aot_compile runs in one process: unset TF_CONFIG.")
     requested = slices.parse_topology(arguments.topology or slices.DEFAULT)
-    # These import private parts of TensorFlow, which no other mode needs.
+    # Imported after the checks: they import private parts of TensorFlow.
     from ctl.modes.aot_compile import report, survey
 
     results = survey.compile_for_slices(

@@ -1,7 +1,7 @@
 """--mode=check: checks an experiment before a long run, and writes nothing."""
 
 from ctl.errors import UsageError, print_line
-from ctl.modes import Arguments
+from ctl.modes import Arguments, experiment
 
 
 def check(arguments: Arguments) -> int:
@@ -10,8 +10,7 @@ def check(arguments: Arguments) -> int:
     Returns:
         The exit code: 1 if a check failed.
     """
-    # The checks import ctl.testing, which no other mode needs.
-    from ctl.modes import experiment
+    # Imported here since the checks import ctl.testing, and they need this package.
     from ctl.modes.check import checks, trainer_factory
 
     built = experiment.build(arguments.config, arguments.config_path)

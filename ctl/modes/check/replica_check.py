@@ -6,10 +6,10 @@ from ml_collections import config_dict
 import numpy as np
 
 from ctl.configs import loading
+from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import Rows, TrainerFactory
-from ctl.modes.experiment import trainer_options
 from ctl.testing import check_replica_equivalence, processes, split_cpu
 from ctl.testing.report import Report
 from ctl.trainer import StandardTrainer
@@ -44,10 +44,10 @@ def compare_splits(config: dict[str, Any], config_path: str, rows: Rows) -> Repo
     split_cpu(max(_REPLICAS))
     resolved = config_dict.ConfigDict(config)
     return check_replica_equivalence(
-        loading.trainer_class(resolved.trainer, config_path, StandardTrainer),
+        loading.load_trainer_class(resolved.trainer, config_path, StandardTrainer),
         rows,
         replicas=_REPLICAS,
-        options=trainer_options(resolved),
+        options=TrainerOptions.from_config(resolved),
         in_process=True,
     )
 

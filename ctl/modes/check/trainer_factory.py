@@ -9,9 +9,10 @@ import tensorflow as tf
 
 from ctl import data, optimizers
 from ctl.configs import loading
+from ctl.configs.options import TrainerOptions
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.source import GlobalBatches, PerReplica
-from ctl.modes.experiment import Experiment, trainer_options
+from ctl.modes.experiment import Experiment
 from ctl.trainer import StandardTrainer
 
 Rows = dict[str, np.ndarray]
@@ -47,7 +48,7 @@ class TrainerFactory:
             **options: fields of `TrainerOptions` that replace the config's values.
         """
         config = self.experiment.config
-        cls = loading.trainer_class(config.trainer, self.config_path, StandardTrainer)
+        cls = loading.load_trainer_class(config.trainer, self.config_path, StandardTrainer)
         if rows is not None:
             body = {"build_dataset": lambda trainer, split, context: data.arrays(rows)}
             cls = type(cls.__name__, (cls,), body)
@@ -61,7 +62,7 @@ class TrainerFactory:
                 steps=config.train.steps,
                 jit=config.runtime.xla != "off",
             ),
-            options=dataclasses.replace(trainer_options(config), **options),
+            options=dataclasses.replace(TrainerOptions.from_config(config), **options),
         )
         return trainer
 

@@ -1,1 +1,5 @@
-"""TODO."""
+"""Finds the likely cause of a difference between splits.
+
+`rules` tries the known mistakes in order, `probes` runs a trainer to measure single rows, `scaling`
+recognizes mistakes by factors, `numerics` checks what no split reveals, `causes` has the texts.
+"""

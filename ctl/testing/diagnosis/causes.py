@@ -1,125 +1,147 @@
-"""What the kit says of each mistake that it knows: what is wrong, and what to do instead."""
+"""The text of each known cause: what is wrong and how to fix it."""
 
 UNKNOWN = (
-    "no known mistake looks like this: look for what depends on the rows that a replica holds, on "
-    "how many replicas there are, or on num_replicas_in_sync"
+    "The cause is none of the known mistakes: look for a computation that depends on the rows of one "
+    "replica, on the number of replicas, or on num_replicas_in_sync."
 )
 OPTIMIZER = (
-    "under plain SGD there was no difference: the optimizer, or what it is given beside the "
-    "gradients, depends on the replicas"
+    "There was no difference under plain SGD, so the optimizer, or what it receives in addition to "
+    "the gradients, depends on the replicas."
 )
 
 # The loss and its gradient.
 REDUCED_TWICE = (
-    "a share of the global sum is reduced twice, or a mean stands where a share belongs: "
-    "apply_gradients sums once more unless experimental_aggregate_gradients=False"
+    "The gradients are summed over the replicas twice: apply_gradients sums them again unless it is "
+    "called with experimental_aggregate_gradients=False. The same factor results if a mean over the "
+    "replica's own rows is summed over the replicas."
 )
 AVERAGED = (
-    "shares of the global loss are averaged over the replicas, or divided by their number: they "
-    "have the global denominator already, so sum them"
+    "Each replica's share of the global loss is averaged over the replicas, or divided by their "
+    "number. The shares are divided by the size of the global batch already: sum them."
 )
 OWN_ROWS = (
-    "each replica divides by its own number of rows and not by that of the global batch, so the "
-    "replicas' means are {how}"
+    "Each replica divides its loss by the number of its own rows, and the replicas' means are {how}: "
+    "divide by the number of rows of the global batch, and sum over the replicas."
 )
 PADDING = (
-    "padding rows count in the loss: the last row, which padding repeats, counts {times} times as "
-    "often as the others; multiply by ctl.replica.present()"
+    "Padding rows count in the loss: padding repeats the last row, which counts {times} times as much "
+    "as the others. Multiply the losses by ctl.replica.present()."
 )
-PADDING_MEAN = f"{PADDING}; and each replica divides by its own number of rows"
+PADDING_MEAN = (
+    f"{PADDING} Each replica divides by the number of its own rows, too: divide by the number of rows "
+    "of the global batch."
+)
 MICRO_BATCH = (
-    "each micro-batch divides by its own rows: divide by the rows of the global batch, and sum"
+    "The loss of each micro-batch is divided by the rows of that micro-batch: divide by the number of "
+    "rows of the global batch, and sum over the micro-batches."
 )
 MICRO_BATCH_TWICE = (
-    "gradients with the global denominator are divided by the number of micro-batches once more: "
-    "sum them"
+    "The sum of the gradients is divided by the number of micro-batches, but their loss is divided by "
+    "the size of the global batch already: only sum them."
 )
 DENOMINATOR = (
-    "the rows count {times} times as often as on one replica: the denominator depends on the split"
+    "The rows count {times} times as much as on one replica, so the denominator of the loss depends on "
+    "the split: divide by the number of rows of the global batch."
 )
 CLIPPED = (
-    "gradients are clipped before the reduction: on one replica every update has the norm "
-    "{norm:.4g}, and here {times} times that; clip what is reduced"
+    "Gradients are clipped before they are summed over the replicas: every update has the norm "
+    "{norm:.4g} on one replica, but {times} times this norm here. Clip the summed gradients."
 )
 PENALTY = (
-    "the regularization losses count {times} times, and every row as it should: each replica adds "
-    "them, so divide them by replicas x micro-batches"
+    "The regularization losses count {times} times, since each replica adds them: divide them by the "
+    "number of replicas times the number of micro-batches."
 )
 DECAY = (
-    "the weight decay counts {times} times, and every row as it should: each replica adds it before "
-    "the reduction; add it to the reduced gradient"
+    "The weight decay counts {times} times, since each replica adds it before the gradients are "
+    "summed: add it to the summed gradients."
 )
 PART_SUMMED = (
-    "a part of the loss counts once a replica, such as an auxiliary loss that is a local mean: "
-    "divide its sum by the rows of the global batch"
+    "One term of the loss counts once per replica, such as an auxiliary loss that is a mean over the "
+    "replica's own rows: divide its sum by the number of rows of the global batch."
 )
-PART_AVERAGED = "a part of the loss is divided by the number of replicas once too often"
+PART_AVERAGED = (
+    "One term of the loss is divided by the number of replicas, although its denominator is that of "
+    "the global batch already: remove this division."
+)
 PER_EXAMPLE = (
-    "{hook} gives a row another value by the other rows of its replica: it reduces over the local "
-    "batch, and ctl wants one value a row that depends on that row alone"
+    "{hook} returns values that depend on the other rows of the replica: it must return one value per "
+    "row, computed from that row alone, so do not reduce over the rows in it."
 )
 FORWARD = (
-    "the outputs of a row depend on the other rows of its replica: forward, or preprocess, reduces "
-    "over the local batch"
+    "The model's outputs for a row depend on the other rows of the replica: do not reduce over the "
+    "rows in forward or preprocess."
 )
 OWN_SHARE = (
-    "the updates are right, and replica_step returns its own share of the loss: return the "
-    "all-reduced SUM of the shares"
+    "The updates are right, but replica_step returns this replica's share of the loss: return the "
+    "shares summed over the replicas by all_reduce."
 )
-LOSS_ONLY = "the updates are right, and the loss that replica_step returns is reduced wrongly"
+LOSS_ONLY = (
+    "The updates are right, but the loss that replica_step returns is not the loss of the global "
+    "batch: sum the replicas' shares by all_reduce."
+)
 LOSS_SCALE = (
-    "the update follows the loss scale, which is not undone: divide the reduced gradients by "
-    "optimizer.loss_scale, or let ctl's minimize do it"
+    "The update depends on the loss scale: divide the summed gradients by optimizer.loss_scale, or "
+    "call minimize of ctl, which does it."
 )
 
-# What a model keeps and draws.
+# Normalization and random layers.
 OWN_STATISTICS = (
-    "each replica normalizes by the statistics of its own rows: use ctl.SyncBatchNormalization, or "
-    "options.model={'sync_batch_norm': True}"
+    "Each replica normalizes by the statistics of its own rows: use ctl.SyncBatchNormalization, or "
+    "options.model={'sync_batch_norm': True}."
 )
 MICRO_BATCH_STATISTICS = (
-    "each micro-batch normalizes by the statistics of its own rows: a normalization over the global "
-    "batch and accumulation exclude each other"
+    "Each micro-batch normalizes by the statistics of its own rows: normalization over the global "
+    "batch requires gradient_accumulation_steps=1."
 )
 PADDED_STATISTICS = (
-    "the statistics are right on even shares alone, so padding rows count in them: use "
-    "ctl.SyncBatchNormalization, which leaves them out"
+    "The statistics are right only if all replicas have the same number of rows, so they include "
+    "padding rows: use ctl.SyncBatchNormalization, which excludes them."
 )
 SQUARES = (
-    "in float32, of values near 3000 with a deviation of 0.3, the variance is lost: it is computed as "
-    "E[x^2] - E[x]^2; use ctl.SyncBatchNormalization"
+    "The variance is computed as E[x^2] - E[x]^2, which in float32 loses all digits for values near "
+    "3000 with a standard deviation of 0.3: use ctl.SyncBatchNormalization."
 )
 _KEY = (
-    "key them by the row of the global batch, as ctl does for tf_keras' random layers "
-    "(ctl.replica.row_mask.current().first_row)"
+    "key them by the row of the global batch, ctl.replica.current().first_row, as ctl does for the "
+    "random layers of tf_keras."
 )
-SAME_NUMBERS = f"all replicas draw the same random numbers: {_KEY}"
-OTHER_NUMBERS = f"the random numbers of a row depend on which replica holds it: {_KEY}"
+SAME_NUMBERS = f"All replicas draw the same random numbers: {_KEY}"
+OTHER_NUMBERS = f"The random numbers of a row depend on the replica that holds it: {_KEY}"
 
 # Metrics and other variables.
 METRIC_AVERAGED = (
-    "each replica computes its own value, and these are averaged over the replicas: keep sums and "
-    "counts with aggregation SUM, and divide in result()"
+    "Each replica computes the metric of its own rows, and these values are averaged: keep sums and "
+    "counts in variables with aggregation SUM, and divide in result()."
 )
 METRIC_NOT_SUMMED = (
-    "the replicas' sums are averaged over the replicas: give the metric's variables aggregation SUM"
+    "The replicas' sums are averaged over the replicas: create the metric's variables with "
+    "aggregation SUM."
 )
-METRIC_SUMMED = "each replica counts what is the same on all of them: it is summed once too often"
+METRIC_SUMMED = (
+    "A value that is the same on all replicas is summed over them: update the metric with the "
+    "replica's own rows only, or create its variables with aggregation ONLY_FIRST_REPLICA."
+)
 METRIC_PADDING = (
-    "it counts padding rows: hand `weights` of update_metrics to update_state, as sample_weight"
+    "The metric counts padding rows: pass the `weights` of update_metrics to update_state as "
+    "sample_weight."
 )
 METRIC = (
-    "update_metrics, or the metric, depends on the split: hand `weights` to update_state as "
-    "sample_weight, and let the metric's variables be summed (aggregation SUM)"
+    "update_metrics, or the metric, depends on the split: pass `weights` to update_state as "
+    "sample_weight, and create the metric's variables with aggregation SUM."
 )
 NOT_REDUCED = (
-    "each replica applied a gradient of its own, which was never reduced: all_reduce it by SUM "
-    "before the optimizer gets it, or let ctl's minimize do both"
+    "Each replica applies its own gradient: sum the gradients over the replicas by all_reduce before "
+    "the optimizer applies them, or call minimize of ctl, which does both."
 )
 SOME_REPLICAS = (
-    "it is updated on replica {which} only: update it on all alike, from what is reduced"
+    "The variable is updated on replica {which} only, and the replicas' copies differ: assign the same "
+    "value on all replicas."
 )
-OWN_UPDATE = "each replica updates it by its own rows: reduce the value first"
+OWN_UPDATE = (
+    "Each replica updates the variable with a value from its own rows: reduce the value over the "
+    "replicas first."
+)
 ADDED_BY_EACH = (
-    "every replica adds to it what is to be added once: give it aggregation ONLY_FIRST_REPLICA"
+    "Every replica adds to the variable what must be added once: create it with aggregation "
+    "ONLY_FIRST_REPLICA."
 )

@@ -1,26 +1,30 @@
-"""Looks closer at a trainer: what single rows come to, and with what weight each counts."""
+"""Measures a trainer in detail: the values of single rows, and how much each counts in an update."""
 
 from collections.abc import Callable, Sequence
+import contextlib
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
-from ctl.testing.recording import Plan, Record, build, variables
+from ctl.testing.recording import Record, name_variables
 from ctl.testing.splits import RATE, Split
+from ctl.testing.trial_spec import TrialSpec, build_trainer
 from ctl.trainer import StandardTrainer, unpack
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
-    """What the rows of the first batch come to, in the order of the global batch.
+class RowValues:
+    """Values of the rows of the first batch, in the order of the global batch.
 
     Attributes:
-        outputs: [batch, ...] each.
-        losses: [batch], not reduced.
+        outputs: the model's outputs, [batch, ...] each.
+        losses: [batch] losses, not reduced.
         weights: [batch] sample weights.
-        by_replica: of each replica the [rows, ...] outputs, padding included.
+        by_replica: for each replica its outputs, [rows, ...] each, padding included.
     """
 
     outputs: list[np.ndarray]
@@ -30,144 +34,27 @@ class Rows:
 
 
 @dataclasses.dataclass(frozen=True)
-class Counts:
-    """How often an update counts each gradient that it can be made of.
+class Coefficients:
+    """How much each gradient counts in an update, relative to one replica.
 
     Attributes:
-        rows: [batch] how often each row's, against one replica.
-        penalty: how often that of the regularization losses, against one replica; 1 if there is
-            none.
-        decay: what multiple of the weights was added, beyond that on one replica.
-        decay_of_reference: what multiple is added on one replica.
+        rows: [batch] the factor of each row's gradient.
+        penalty: the factor of the gradient of the regularization losses; 1 if there are none.
+        extra_decay: the multiple of the weights that is added beyond that on one replica.
+        reference_decay: the multiple of the weights that is added on one replica.
     """
 
     rows: np.ndarray
     penalty: float
-    decay: float
-    decay_of_reference: float
+    extra_decay: float
+    reference_decay: float
 
 
-def rows(plan: Plan, split: Split, precision: str, *, training: bool) -> Rows:
-    """The rows of the first batch under a split, without accumulation."""
-    split = Split(split.batch, split.replicas)
-    trainer = build(plan, split, precision=precision)
-    batch, present = _first(trainer)
-    strategy = trainer.strategy
+def attempt(probe: Callable[[], T]) -> T | None:
+    """Returns the result of a probe, or None if it raises.
 
-    def replica(batch: Any, present: Any) -> Any:
-        outputs, losses, weight = _losses(trainer, batch, present, training)
-        return tf.nest.flatten(outputs), losses, weight
-
-    run = tf.function(lambda *args: strategy.run(replica, args=args))
-    outputs, losses, weights = run(batch, present)
-
-    def local(values: Any) -> list[np.ndarray]:
-        return [np.asarray(v) for v in strategy.experimental_local_results(values)]
-
-    def joined(values: Any) -> np.ndarray:
-        return np.concatenate(local(values))[: split.batch]
-
-    each = [local(values) for values in outputs]
-    return Rows(
-        [joined(values) for values in outputs],
-        joined(losses),
-        joined(weights),
-        [list(of_replica) for of_replica in zip(*each, strict=True)],
-    )
-
-
-class Decomposition:
-    """Takes the updates of a batch size apart into the gradients of its rows.
-
-    counts = Decomposition(plan, batch, precision).counts(record, reference)
-
-    The update of the reference must be made of nothing else: not so where rows depend on each
-    other, or an own step adds another loss; then there are no counts.
-    """
-
-    def __init__(self, plan: Plan, batch: int, precision: str):
-        """Computes the gradient of each row on one replica, at the first weights."""
-        trainer = build(plan, Split(batch), precision=precision)
-        self._trainer = trainer
-        self._variables = trainer.model.trainable_variables
-        batch_rows, present = _first(trainer)
-
-        @tf.function
-        def gradients() -> Any:
-            with tf.GradientTape(persistent=True) as tape:
-                _, losses, _ = _losses(trainer, batch_rows, present, True)
-                each = tf.unstack(losses)
-                penalty = tf.add_n([tf.zeros([], losses.dtype), *trainer.regularization_losses()])
-            found = [_flat(tape.gradient(loss, self._variables), self._variables) for loss in each]
-            return found, _flat(tape.gradient(penalty, self._variables), self._variables)
-
-        found, penalty = gradients()
-        weights = _flat(self._variables, self._variables)
-        columns = [np.asarray(v, np.float64) for v in (*found, penalty, weights)]
-        self._sizes = [np.linalg.norm(c) for c in columns]
-        self._columns = np.stack(columns, axis=1)
-        self._batch = batch
-
-    def counts(self, record: Record, reference: Record) -> Counts | None:
-        """What the first update under a split is made of; None if it cannot be told."""
-        base, found = self._solve(reference), self._solve(record)
-        if base is None or found is None or not base[: self._batch].all():
-            return None
-        penalty = 1.0
-        if self._sizes[-2]:
-            penalty = found[-2] / base[-2] if base[-2] else float("inf")
-        n = self._batch
-        return Counts(found[:n] / base[:n], penalty, found[-1] - base[-1], base[-1])
-
-    def _solve(self, record: Record) -> np.ndarray | None:
-        named = {id(v): name for name, v in variables(self._trainer, record.names).items()}
-        names = [named[id(v)] for v in self._variables]
-        if not all(name in record.steps[0] for name in names):
-            return None
-        target = -np.concatenate([record.steps[0][name].ravel() for name in names]) / RATE
-        used = [i for i, size in enumerate(self._sizes) if size > 0]
-        matrix = self._columns[:, used]
-        scale = np.linalg.norm(matrix, axis=0)
-        solution, _, rank, _ = np.linalg.lstsq(matrix / scale, target, rcond=1e-9)
-        rest = np.linalg.norm(matrix / scale @ solution - target)
-        if rank < len(used) or rest > 1e-5 * np.linalg.norm(target):
-            return None
-        result = np.zeros(len(self._sizes))
-        result[used] = solution / scale
-        return result
-
-
-def metrics_if(
-    plan: Plan, batch: int, precision: str, shares: Sequence[Sequence[int]], *, training: bool
-) -> list[dict[str, np.ndarray]]:
-    """What the trainer's metrics give on one replica for chosen rows of the first batch.
-
-    Args:
-        plan: what to run.
-        batch: rows of the global batch.
-        precision: what to compute in.
-        shares: lists of rows, each for metrics of its own.
-        training: what the model is called with.
-    """
-    trainer = build(plan, Split(batch), precision=precision)
-    whole, _ = _first(trainer)
-    found = []
-    for indexes in shares:
-        part = {name: tf.gather(value, list(indexes)) for name, value in whole.items()}
-        with trainer.building(), trainer.rows(part, None):
-            part = trainer.preprocess(part)
-            metrics = trainer.build_metrics()
-            outputs = trainer.forward(part, training=training)
-            trainer.update_metrics(metrics, part, outputs, None)
-        found.append({name: np.asarray(m.result()) for name, m in metrics.items()})
-    return found
-
-
-def attempt(probe: Callable[[], Any]) -> Any:
-    """What a probe finds, or None where this trainer cannot be looked at in that way.
-
-    An own step may leave out hooks that the probe calls, with any error at all; the difference
-    stands without its cause.
+    A trainer with its own step may not implement the methods that a probe calls, and fail with any
+    error; the difference is then reported without its cause.
     """
     try:
         return probe()
@@ -175,22 +62,171 @@ def attempt(probe: Callable[[], Any]) -> Any:
         return None
 
 
-def _first(trainer: StandardTrainer) -> tuple[Any, Any]:
-    return unpack(next(iter(trainer.feed.training_dataset(trainer.global_batch_size, start=0))))
+def computes_in_float64(trainer: StandardTrainer) -> bool:
+    """Whether a trainer's outputs and losses are float64; a cast in its code has fewer digits."""
+
+    def dtypes() -> list[tf.DType]:
+        batch, row_mask = _first_batch(trainer)
+
+        @tf.function
+        def compute() -> Any:
+            outputs, losses, _ = _row_values(trainer, batch, row_mask)
+            return outputs, losses
+
+        return [
+            v.dtype for v in tf.nest.flatten(compute.get_concrete_function().structured_outputs)
+        ]
+
+    return all(d == tf.float64 for d in attempt(dtypes) or () if d.is_floating)
 
 
-def _losses(trainer: StandardTrainer, batch: Any, present: Any, training: bool) -> Any:
-    with trainer.rows(batch, present):
+def compute_rows(spec: TrialSpec, split: Split, precision: str) -> RowValues | None:
+    """Computes the rows of the first batch on a split, without accumulation.
+
+    Returns:
+        The values, or None if the trainer does not implement the methods of ctl's step.
+    """
+
+    def probe() -> RowValues:
+        trainer = build_trainer(spec, Split(split.batch, split.replicas), precision=precision)
+        batch, row_mask = _first_batch(trainer)
+        strategy = trainer.strategy
+
+        def replica(batch: Any, row_mask: Any) -> Any:
+            outputs, losses, weights = _row_values(trainer, batch, row_mask)
+            return tf.nest.flatten(outputs), losses, weights
+
+        compute = tf.function(lambda *args: strategy.run(replica, args=args))
+
+        def per_replica(values: Any) -> list[np.ndarray]:
+            return [np.asarray(v) for v in strategy.experimental_local_results(values)]
+
+        outputs, losses, weights = compute(batch, row_mask)
+        by_output = [per_replica(values) for values in outputs]
+        return RowValues(
+            [np.concatenate(values)[: split.batch] for values in by_output],
+            np.concatenate(per_replica(losses))[: split.batch],
+            np.concatenate(per_replica(weights))[: split.batch],
+            [list(values) for values in zip(*by_output, strict=True)],
+        )
+
+    return attempt(probe)
+
+
+class Decomposition:
+    """Writes the updates of a batch size as a linear combination of the gradients of its rows.
+
+    coefficients = Decomposition(spec, batch, precision).coefficients(record, reference)
+
+    It has no solution if rows depend on each other, or if a trainer's own step adds another loss.
+    """
+
+    def __init__(self, spec: TrialSpec, batch: int, precision: str):
+        """Computes the gradient of each row on one replica, with the initial weights."""
+        trainer = build_trainer(spec, Split(batch), precision=precision)
+        self._trainer = trainer
+        self._variables = trainer.model.trainable_variables
+        rows, row_mask = _first_batch(trainer)
+
+        @tf.function
+        def compute_gradients() -> Any:
+            with tf.GradientTape(persistent=True) as tape:
+                _, losses, _ = _row_values(trainer, rows, row_mask)
+                terms = tf.unstack(losses)
+                terms.append(
+                    tf.add_n([tf.zeros([], losses.dtype), *trainer.regularization_losses()])
+                )
+            return [_flatten(tape.gradient(t, self._variables), self._variables) for t in terms]
+
+        weights = _flatten(self._variables, self._variables)
+        columns = [np.asarray(v, np.float64) for v in (*compute_gradients(), weights)]
+        self._columns = np.stack(columns, axis=1)
+        self._norms = np.linalg.norm(self._columns, axis=0)
+        self._batch = batch
+
+    def coefficients(self, record: Record, reference: Record) -> Coefficients | None:
+        """Returns the coefficients of the first update, or None if there is no solution."""
+        expected, actual = self._solve(reference), self._solve(record)
+        n = self._batch
+        if expected is None or actual is None or not expected[:n].all():
+            return None
+        penalty = 1.0
+        if self._norms[n]:
+            penalty = actual[n] / expected[n] if expected[n] else float("inf")
+        extra_decay = actual[-1] - expected[-1]
+        return Coefficients(actual[:n] / expected[:n], penalty, extra_decay, expected[-1])
+
+    def _solve(self, record: Record) -> np.ndarray | None:
+        """Returns the coefficient of each column, by least squares."""
+        named = name_variables(self._trainer, record.names)
+        by_id = {id(variable): name for name, variable in named.items()}
+        names = [by_id[id(v)] for v in self._variables]
+        if not all(name in record.steps[0] for name in names):
+            return None
+        target = -np.concatenate([record.steps[0][name].ravel() for name in names]) / RATE
+        used = self._norms > 0
+        matrix = self._columns[:, used] / self._norms[used]
+        solution, _, rank, _ = np.linalg.lstsq(matrix, target, rcond=1e-9)
+        error = np.linalg.norm(matrix @ solution - target)
+        if rank < used.sum() or error > 1e-5 * np.linalg.norm(target):
+            return None
+        result = np.zeros(len(self._norms))
+        result[used] = solution / self._norms[used]
+        return result
+
+
+def metrics_of_rows(
+    spec: TrialSpec, batch: int, precision: str, selections: Sequence[Sequence[int]]
+) -> list[dict[str, np.ndarray]]:
+    """Computes the trainer's metrics on one replica for selected rows of the first batch.
+
+    Args:
+        spec: what to run.
+        batch: global batch size.
+        precision: dtype of the computation.
+        selections: lists of row indexes, each for new metrics.
+    """
+    trainer = build_trainer(spec, Split(batch), precision=precision)
+    rows, _ = _first_batch(trainer)
+    results = []
+    for indexes in selections:
+        part = {name: tf.gather(value, list(indexes)) for name, value in rows.items()}
+        with _scope(trainer, part, None):
+            part = trainer.preprocess(part)
+            metrics = trainer.build_metrics()
+            outputs = trainer.forward(part, training=True)
+            trainer.update_metrics(metrics, part, outputs, None)
+        results.append({name: np.asarray(m.result()) for name, m in metrics.items()})
+    return results
+
+
+def _first_batch(trainer: StandardTrainer) -> tuple[Any, Any]:
+    """Returns the first distributed batch and its row mask."""
+    dataset = trainer.feed.training_dataset(trainer.global_batch_size, start=0)
+    return unpack(next(iter(dataset)))
+
+
+@contextlib.contextmanager
+def _scope(trainer: StandardTrainer, batch: Any, row_mask: Any) -> Any:
+    """The scope in which the trainer's own step calls its methods."""
+    with trainer.building(), trainer.rows(batch, row_mask):
+        yield
+
+
+def _row_values(trainer: StandardTrainer, batch: Any, row_mask: Any) -> Any:
+    """Returns outputs, losses and sample weights of one replica's rows."""
+    with trainer.rows(batch, row_mask):
         batch = trainer.preprocess(batch)
-        outputs = trainer.forward(batch, training=training)
+        outputs = trainer.forward(batch, training=True)
         losses = trainer.per_example_loss(batch, outputs)
-        weight = trainer.sample_weight(batch)
-    return outputs, losses, tf.ones_like(losses) if weight is None else weight
+        weights = trainer.sample_weight(batch)
+    return outputs, losses, tf.ones_like(losses) if weights is None else weights
 
 
-def _flat(values: Sequence[Any], variables: Sequence[tf.Variable]) -> tf.Tensor:
-    there = [
-        tf.zeros_like(v) if value is None else tf.convert_to_tensor(value)
-        for value, v in zip(values, variables, strict=True)
+def _flatten(values: Sequence[Any], variables: Sequence[tf.Variable]) -> tf.Tensor:
+    """Concatenates all elements; zeros for a gradient that is None."""
+    tensors = [
+        tf.zeros_like(variable) if value is None else tf.convert_to_tensor(value)
+        for value, variable in zip(values, variables, strict=True)
     ]
-    return tf.concat([tf.reshape(value, [-1]) for value in there], axis=0)
+    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)

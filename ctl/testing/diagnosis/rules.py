@@ -1,4 +1,4 @@
-"""Differences between splits -> which to name first, and the mistake that makes such ones."""
+"""Rules that map differences between splits to a likely cause."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
@@ -7,272 +7,267 @@ import functools
 import numpy as np
 
 from ctl.testing.diagnosis import causes, probes, scaling
-from ctl.testing.recording import Plan, Record, build, record
+from ctl.testing.recording import Record, record_run
 from ctl.testing.report import Difference
 from ctl.testing.splits import Split
+from ctl.testing.trial_spec import TrialSpec, build_trainer
 
-_OTHER_BATCHES = 4  # to tell mistakes of a metric apart by
+_EXTRA_BATCHES = 4  # tried to distinguish mistakes of a metric
 
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """What was seen of a trainer that is not right.
+    """What is known about a trainer that depends on the split.
 
     Attributes:
-        plan: what was run.
-        precision: what in.
-        records: of the splits.
-        references: of one replica, by the rows of the global batch.
-        differences: what differs.
+        spec: what was run.
+        precision: dtype of the computation.
+        records: the record of each split.
+        references: global batch size -> the record on one replica.
+        differences: the differences between them.
     """
 
-    plan: Plan
+    spec: TrialSpec
     precision: str
     records: Mapping[Split, Record]
     references: Mapping[int, Record]
     differences: Sequence[Difference]
 
     def of_kind(self, *kinds: str) -> list[Difference]:
-        """The differences of some kinds, the simplest split first."""
-        found = [d for d in self.differences if d.kind in kinds]
-        return sorted(found, key=lambda d: (d.step, d.split.micro_batches, d.split.replicas))
+        """Returns the differences of some kinds, those on the simplest split first."""
+        differences = [d for d in self.differences if d.kind in kinds]
+        return sorted(differences, key=lambda d: (d.step, d.split.micro_batches, d.split.replicas))
 
     def on_several_replicas(self) -> list[Difference]:
-        """The differences of losses and updates that the number of replicas makes."""
-        found = [*self.of_kind("update"), *self.of_kind("loss")]
-        return [d for d in found if d.split.replicas > 1]
+        """Returns the differences of updates and losses on more than one replica."""
+        differences = [*self.of_kind("update"), *self.of_kind("loss")]
+        return [d for d in differences if d.split.replicas > 1]
 
-    def on(self, split: Split, *kinds: str) -> list[Difference]:
-        """The differences of a split."""
-        return [d for d in self.of_kind(*kinds) if d.split == split]
+    def rows(self, split: Split) -> tuple[probes.RowValues, probes.RowValues] | None:
+        """Returns the first batch's rows on one replica and on a split, or None if unknown."""
+        reference = probes.compute_rows(self.spec, split.reference, self.precision)
+        values = probes.compute_rows(self.spec, split, self.precision)
+        return None if reference is None or values is None else (reference, values)
 
 
-Finding = tuple[Difference, str]  # what to name first, and the cause
+Finding = tuple[Difference, str]  # the difference to report first, and its cause
 
 
 def explain(evidence: Evidence) -> tuple[list[Difference], str]:
-    """The differences, the one that gives the cause away first; and the cause.
+    """Returns the differences, the one that shows the cause first; and the cause.
 
     Args:
         evidence: with at least one difference.
     """
     rules: Sequence[Callable[[Evidence], Finding | None]] = (
-        _statistics,
-        _copies,
-        _random,
-        _forward,
-        _update,
-        _loss,
-        _metric,
-        _state,
+        _explain_statistics,
+        _explain_copies,
+        _explain_random,
+        _explain_forward,
+        _explain_update,
+        _explain_loss,
+        _explain_metric,
+        _explain_state,
     )
     for rule in rules:
-        found = rule(evidence)
-        if found is not None:
-            first, cause = found
+        finding = rule(evidence)
+        if finding is not None:
+            first, cause = finding
             return [first, *_others(evidence, first)], cause
     order = evidence.of_kind("update", "loss", "metric", "evaluation", "statistic", "state", "copy")
     return [order[0], *_others(evidence, order[0])], causes.UNKNOWN
 
 
-def first_rows(plan: Plan, split: Split, precision: str) -> probes.Rows | None:
-    """What the rows of the first batch come to, or None where the hooks do not tell."""
-    found: probes.Rows | None = probes.attempt(
-        lambda: probes.rows(plan, split, precision, training=True)
-    )
-    return found
-
-
 def _others(evidence: Evidence, first: Difference) -> Iterator[Difference]:
-    near = evidence.on(first.split, *{d.kind for d in evidence.differences})
-    far = [d for d in evidence.differences if d.split != first.split]
-    return (d for d in (*near, *far) if d is not first)
+    """Yields the other differences, those on the same split first."""
+    ordered = evidence.of_kind(*{d.kind for d in evidence.differences})
+    ordered.sort(key=lambda d: d.split != first.split)
+    return (d for d in ordered if d is not first)
 
 
-def _statistics(evidence: Evidence) -> Finding | None:
-    found = evidence.of_kind("statistic")
-    if not found or _draws_by_replica(evidence, found[0].split):
+def _explain_statistics(evidence: Evidence) -> Finding | None:
+    differences = evidence.of_kind("statistic")
+    if not differences or _explain_draws(evidence, differences[0].split):
         return None
-    first = found[0]
-    if all(not d.split.even for d in found) and any(s.even for s in evidence.records):
+    first = differences[0]
+    if all(not d.split.even for d in differences) and any(s.even for s in evidence.records):
         return first, causes.PADDED_STATISTICS
     one = first.split.replicas == 1
     return first, causes.MICRO_BATCH_STATISTICS if one else causes.OWN_STATISTICS
 
 
-def _copies(evidence: Evidence) -> Finding | None:
-    found = evidence.of_kind("copy")
-    if not found:
+def _explain_copies(evidence: Evidence) -> Finding | None:
+    differences = evidence.of_kind("copy")
+    if not differences:
         return None
-    first = found[0]
-    copies = [c for c in evidence.records[first.split].copies if c.name[1] == first.name]
-    if any(kind == "update" for kind, _ in (copy.name for copy in copies)):
+    first = differences[0]
+    mismatches = [m for m in evidence.records[first.split].mismatches if m.name[1] == first.name]
+    if any(mismatch.name[0] == "update" for mismatch in mismatches):
         return first, causes.NOT_REDUCED
-    moved = copies[0].moved
-    if len(moved) < copies[0].of:
-        return first, causes.SOME_REPLICAS.format(which=" and ".join(map(str, moved)))
+    changed = mismatches[0].changed
+    if len(changed) < mismatches[0].replicas:
+        return first, causes.SOME_REPLICAS.format(which=" and ".join(map(str, changed)))
     return first, causes.OWN_UPDATE
 
 
-def _random(evidence: Evidence) -> Finding | None:
+def _explain_random(evidence: Evidence) -> Finding | None:
     for difference in evidence.on_several_replicas():
-        cause = _draws_by_replica(evidence, difference.split)
-        return None if cause is None else (difference, cause)
+        cause = _explain_draws(evidence, difference.split)
+        return (difference, cause) if cause else None
     return None
 
 
-def _draws_by_replica(evidence: Evidence, split: Split) -> str | None:
-    """How the random numbers of a row depend on the split, or None if they do not.
+def _explain_draws(evidence: Evidence, split: Split) -> str | None:
+    """Returns how the random numbers of a row depend on the split, or None if they do not.
 
-    Of rows that are all the same, only random numbers can make different outputs.
+    If all rows are equal, only random numbers can make their outputs different.
     """
     if split.replicas < 2:
         return None
-    plan = evidence.plan
-    same = {name: values[:1].repeat(split.batch, 0) for name, values in plan.examples.items()}
-    alike = dataclasses.replace(evidence, plan=dataclasses.replace(plan, examples=same))
-    one, several = _rows_of(alike, split)
-    if one is None or several is None or all(_is_constant(v) for v in one.outputs):
+    examples = evidence.spec.examples
+    equal = {name: values[:1].repeat(split.batch, 0) for name, values in examples.items()}
+    spec = dataclasses.replace(evidence.spec, examples=equal)
+    rows = dataclasses.replace(evidence, spec=spec).rows(split)
+    if rows is None:
         return None
-    if _all_close(one.outputs, several.outputs):
+    reference, values = rows
+    if all(_is_constant(v) for v in reference.outputs):
         return None
-    first, *others = several.by_replica
+    if _all_close(reference.outputs, values.outputs):
+        return None
+    first, *others = values.by_replica
     same_numbers = all(_all_close(first, other) for other in others)
     return causes.SAME_NUMBERS if same_numbers else causes.OTHER_NUMBERS
 
 
-def _forward(evidence: Evidence) -> Finding | None:
-    """A difference that is in the rows already, before anything is summed."""
+def _explain_forward(evidence: Evidence) -> Finding | None:
+    """Recognizes rows that differ before anything is summed over them."""
     for difference in evidence.on_several_replicas():
-        one, several = _rows_of(evidence, difference.split)
-        if one is None or several is None:
+        rows = evidence.rows(difference.split)
+        if rows is None:
             return None
-        if not _all_close(one.outputs, several.outputs):
+        reference, values = rows
+        if not _all_close(reference.outputs, values.outputs):
             return difference, causes.FORWARD
-        if not _close(one.losses, several.losses):
+        if not _close(reference.losses, values.losses):
             return difference, causes.PER_EXAMPLE.format(hook="per_example_loss")
-        if not _close(one.weights, several.weights):
+        if not _close(reference.weights, values.weights):
             return difference, causes.PER_EXAMPLE.format(hook="sample_weight")
         return None
     return None
 
 
-def _update(evidence: Evidence) -> Finding | None:
-    found = evidence.of_kind("update")
-    if not found:
+def _explain_update(evidence: Evidence) -> Finding | None:
+    differences = evidence.of_kind("update")
+    if not differences:
         return None
-    first = found[0]
+    first = differences[0]
     cause = (
-        scaling.clipping(evidence.records, evidence.references, first.split)
-        or _made_of(evidence, first.split)
-        or scaling.partial(evidence.records, evidence.references)
+        scaling.explain_clipping(evidence.records, evidence.references, first.split)
+        or _explain_coefficients(evidence, first.split)
+        or scaling.explain_partial(evidence.records, evidence.references)
     )
     return (first, cause) if cause else None
 
 
-def _made_of(evidence: Evidence, split: Split) -> str | None:
-    """The cause by how often each row counts, on the first split and on the first uneven one."""
+def _explain_coefficients(evidence: Evidence, split: Split) -> str | None:
+    """Explains the coefficients on the first split and on the first uneven one."""
     uneven = [d.split for d in evidence.of_kind("update") if not d.split.even]
     uneven = [s for s in uneven if s.replicas == split.replicas] or uneven
-    counts = {}
+    coefficients = {}
     for each in dict.fromkeys([split, *uneven[:1]]):
-        found = probes.attempt(functools.partial(_counts, evidence, each))
-        if found is not None:
-            counts[each] = found
-    return scaling.cause(counts, split) if split in counts else None
+        solution = probes.attempt(functools.partial(_decompose, evidence, each))
+        if solution is not None:
+            coefficients[each] = solution
+    return scaling.explain_coefficients(coefficients, split) if split in coefficients else None
 
 
-def _counts(evidence: Evidence, split: Split) -> probes.Counts | None:
-    parts = probes.Decomposition(evidence.plan, split.batch, evidence.precision)
-    return parts.counts(evidence.records[split], evidence.references[split.batch])
+def _decompose(evidence: Evidence, split: Split) -> probes.Coefficients | None:
+    decomposition = probes.Decomposition(evidence.spec, split.batch, evidence.precision)
+    return decomposition.coefficients(evidence.records[split], evidence.references[split.batch])
 
 
-def _loss(evidence: Evidence) -> Finding | None:
-    found = evidence.of_kind("loss")
-    if not found or evidence.of_kind("update"):
+def _explain_loss(evidence: Evidence) -> Finding | None:
+    differences = evidence.of_kind("loss")
+    if not differences or evidence.of_kind("update"):
         return None
-    first = found[0]
-    share = first.is_times(1 / first.split.replicas)
+    first = differences[0]
+    share = first.has_factor(1 / first.split.replicas)
     return first, causes.OWN_SHARE if share else causes.LOSS_ONLY
 
 
-def _metric(evidence: Evidence) -> Finding | None:
-    found = [*evidence.of_kind("metric"), *evidence.of_kind("evaluation")]
-    if not found or evidence.of_kind("update", "statistic"):
+def _explain_metric(evidence: Evidence) -> Finding | None:
+    differences = [*evidence.of_kind("metric"), *evidence.of_kind("evaluation")]
+    if not differences or evidence.of_kind("update", "statistic"):
         return None
-    for difference in found:
-        if difference.split.even and difference.is_times(1 / difference.split.replicas):
+    for difference in differences:
+        if difference.split.even and difference.has_factor(1 / difference.split.replicas):
             return difference, causes.METRIC_NOT_SUMMED
-        if difference.split.even and difference.is_times(difference.split.replicas):
+        if difference.split.even and difference.has_factor(difference.split.replicas):
             return difference, causes.METRIC_SUMMED
-    plain = [d for d in found if d.kind == "metric" and d.split.micro_batches == 1]
+    plain = [d for d in differences if d.kind == "metric" and d.split.micro_batches == 1]
     if not plain:
-        return found[0], causes.METRIC
-    told = probes.attempt(functools.partial(_told_apart, evidence, plain[0])) or set()
-    return plain[0], told.pop() if len(told) == 1 else causes.METRIC
+        return differences[0], causes.METRIC
+    matches = probes.attempt(functools.partial(_match_metric_mistakes, evidence, plain[0])) or set()
+    return plain[0], matches.pop() if len(matches) == 1 else causes.METRIC
 
 
-def _told_apart(evidence: Evidence, difference: Difference) -> set[str]:
-    """The mistakes that give a metric's value on this batch, and on others if these are several.
+def _match_metric_mistakes(evidence: Evidence, difference: Difference) -> set[str]:
+    """Returns the mistakes that give a metric's value, on more batches while there are several.
 
-    Of few rows two mistakes often give the same value.
+    With few rows, two mistakes often give the same value.
     """
-    possible = _made_on_purpose(evidence, difference)
-    for shift in range(1, _OTHER_BATCHES + 1):
-        if len(possible) < 2:
+    matches = _simulate_metric_mistakes(evidence, difference)
+    for shift in range(1, _EXTRA_BATCHES + 1):
+        if len(matches) < 2:
             break
-        examples = {name: np.roll(v, -shift, axis=0) for name, v in evidence.plan.examples.items()}
-        plan = dataclasses.replace(evidence.plan, examples=examples, steps=1)
-        trainer = build(plan, difference.split, precision=evidence.precision)
-        again = record(trainer, plan, difference.split, evaluate=False)
-        other = dataclasses.replace(evidence, plan=plan, records={difference.split: again})
-        possible &= _made_on_purpose(other, difference)
-    return possible
+        examples = {name: np.roll(v, -shift, axis=0) for name, v in evidence.spec.examples.items()}
+        spec = dataclasses.replace(evidence.spec, examples=examples)
+        trainer = build_trainer(spec, difference.split, precision=evidence.precision)
+        record = record_run(trainer, difference.split, steps=1)
+        other = dataclasses.replace(evidence, spec=spec, records={difference.split: record})
+        matches &= _simulate_metric_mistakes(other, difference)
+    return matches
 
 
-def _made_on_purpose(evidence: Evidence, difference: Difference) -> set[str]:
-    """The mistakes that give the value of a metric when they are made on one replica."""
+def _simulate_metric_mistakes(evidence: Evidence, difference: Difference) -> set[str]:
+    """Makes each known mistake on one replica; returns those that give the metric's value."""
     split, name = difference.split, difference.name
-    got = evidence.records[split].steps[0]["metric", name]
-    padded = [min(i, split.batch - 1) for i in range(split.rows * split.replicas)]
-    begins = range(0, split.rows * split.replicas, split.rows)
-    shares = [padded[b : b + n] for b, n in zip(begins, split.shares, strict=True) if n]
-    of_padded, *of_shares = (
+    value = evidence.records[split].steps[0]["metric", name]
+    rows = split.rows_per_replica
+    padded = [min(i, split.batch - 1) for i in range(rows * split.replicas)]
+    shares = [padded[r * rows :][:count] for r, count in enumerate(split.row_counts) if count]
+    with_padding, *by_replica = (
         np.asarray(values[name], np.float64)
-        for values in probes.metrics_if(
-            evidence.plan, split.batch, evidence.precision, [padded, *shares], training=True
+        for values in probes.metrics_of_rows(
+            evidence.spec, split.batch, evidence.precision, [padded, *shares]
         )
     )
-    # The value of a replica without rows may be left out of the mean, or count as zero.
-    means = [np.sum(of_shares, axis=0) / count for count in (split.replicas, len(of_shares))]
-    found = {causes.METRIC_PADDING} if _close(got, of_padded) else set()
-    return found | {causes.METRIC_AVERAGED for mean in means if _close(got, mean)}
+    # The mean may exclude a replica without rows, or include it as zero.
+    means = [np.sum(by_replica, axis=0) / count for count in (split.replicas, len(by_replica))]
+    matches = {causes.METRIC_PADDING} if _close(value, with_padding) else set()
+    return matches | {causes.METRIC_AVERAGED for mean in means if _close(value, mean)}
 
 
-def _state(evidence: Evidence) -> Finding | None:
-    found = evidence.of_kind("state")
-    if not found or evidence.of_kind("update"):
+def _explain_state(evidence: Evidence) -> Finding | None:
+    differences = evidence.of_kind("state")
+    if not differences or evidence.of_kind("update"):
         return None
-    first = found[0]
-    by_each = first.is_times(first.split.replicas)
-    return first, causes.ADDED_BY_EACH if by_each else causes.OWN_UPDATE
-
-
-def _rows_of(evidence: Evidence, split: Split) -> tuple[probes.Rows | None, probes.Rows | None]:
-    plan, precision = evidence.plan, evidence.precision
-    return first_rows(plan, split.reference, precision), first_rows(plan, split, precision)
+    first = differences[0]
+    added_by_each = first.has_factor(first.split.replicas)
+    return first, causes.ADDED_BY_EACH if added_by_each else causes.OWN_UPDATE
 
 
 def _is_constant(values: np.ndarray) -> bool:
     return _close(values, values[:1].repeat(len(values), 0))
 
 
-def _all_close(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
-    return all(_close(a, b) for a, b in zip(one, other, strict=True))
+def _all_close(values: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
+    return all(_close(a, b) for a, b in zip(values, others, strict=True))
 
 
-def _close(one: np.ndarray, other: np.ndarray) -> bool:
-    if one.shape != other.shape:
+def _close(values: np.ndarray, others: np.ndarray) -> bool:
+    if values.shape != others.shape:
         return False
-    # Numbers that should be zero are rounding alone, and have no digits to compare.
-    return bool(np.allclose(one, other, rtol=0, atol=1e-5 * np.abs(one).max(initial=0.1)))
+    # The minimum of 0.1 is for values that should be zero: they are rounding errors only.
+    return bool(np.allclose(values, others, rtol=0, atol=1e-5 * np.abs(values).max(initial=0.1)))

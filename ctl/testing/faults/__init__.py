@@ -1,14 +1,14 @@
-"""Faults to inject: kills at exact points, damaged checkpoints, NaN in a batch, slow or lost workers.
+"""Fault injection: kills at exact points, damaged checkpoints, NaN in a batch, slow or lost workers.
 
     from ctl.testing import faults
 
-    with faults.killing("save:2"):                          # this process, in its second save
+    with faults.killing("save:2"):                          # during this process' second save
         ctl.main.run(["ctl", "--config=experiments/mnist.py"])
-    faults.truncate("runs/mnist/checkpoints", 938)          # what a cut-off copy leaves
-    faults.delay(launcher.pid, "worker 1", seconds=10)      # stands still, and goes on
+    faults.truncate("runs/mnist/checkpoints", 938)          # as after an interrupted copy
+    faults.delay(launcher.pid, "worker 1", seconds=10)      # pauses the process
 
-`python -m ctl.testing.faults --kill=step:33 -- --config=...` is the whole program with a kill in it.
-Each name is loaded when it is first used (PEP 562); damage and processes load no TensorFlow.
+`python -m ctl.testing.faults --kill=step:33 -- --config=...` runs the complete program with a kill.
+Each name is imported when it is first used (PEP 562); damage and processes do not import TensorFlow.
 """
 
 import importlib

@@ -1,4 +1,7 @@
-"""Damage to the files of a checkpoint, as a cut-off copy, a bad disk or a kill leaves it."""
+"""Damages the files of a checkpoint as an interrupted copy, a bad disk or a kill does.
+
+Importing this module does not import TensorFlow.
+"""
 
 import os
 import pathlib
@@ -11,29 +14,29 @@ _SUFFIXES = {"data": ".data-*", "index": ".index", "marker": ".whole"}
 
 
 def truncate(folder: Folder, step: int, part: str = "data", *, keep: int = 100) -> pathlib.Path:
-    """Cuts a file of a checkpoint off.
+    """Truncates a file of a checkpoint.
 
     Args:
-        folder: of the checkpoints.
-        step: the checkpoint's.
+        folder: the folder of the checkpoints.
+        step: step of the checkpoint.
         part: "data", "index" or "marker".
-        keep: bytes that are left; fewer than there are.
+        keep: number of bytes to keep, less than the size of the file.
 
     Returns:
-        The file.
+        The path of the file.
 
     Raises:
-        UsageError: there is no such file, or it is not longer.
+        UsageError: there is no such file, or it has no more than `keep` bytes.
     """
     path = _file(folder, step, part)
     if path.stat().st_size <= keep:
-        raise UsageError(f"{path} has {path.stat().st_size} bytes: want keep to be less.")
+        raise UsageError(f"{path} has {path.stat().st_size} bytes: keep must be less.")
     os.truncate(path, keep)
     return path
 
 
 def delete(folder: Folder, step: int, part: str = "data") -> pathlib.Path:
-    """Removes a file of a checkpoint; arguments and result as of `truncate`."""
+    """Deletes a file of a checkpoint; see `truncate` for the arguments and the result."""
     path = _file(folder, step, part)
     path.unlink()
     return path
@@ -42,40 +45,43 @@ def delete(folder: Folder, step: int, part: str = "data") -> pathlib.Path:
 def flip(
     folder: Folder, step: int, part: str = "data", *, at: int | None = None, count: int = 1
 ) -> pathlib.Path:
-    """Inverts bytes of a checkpoint's file, which keeps its size.
+    """Inverts bytes of a checkpoint's file without changing its size.
 
     Args:
-        folder: of the checkpoints.
-        step: the checkpoint's.
+        folder: the folder of the checkpoints.
+        step: step of the checkpoint.
         part: "data", "index" or "marker".
-        at: the first byte; that in the middle, if not given.
-        count: how many bytes.
+        at: position of the first byte; the middle of the file by default.
+        count: number of bytes.
 
     Returns:
-        The file.
+        The path of the file.
 
     Raises:
-        UsageError: there is no such file, or it has no such bytes.
+        UsageError: there is no such file, or it is too short.
     """
     path = _file(folder, step, part)
     content = bytearray(path.read_bytes())
     first = len(content) // 2 if at is None else at
     if not 0 <= first < first + count <= len(content):
-        raise UsageError(f"{path} has {len(content)} bytes: want {count} from {first} among them.")
+        raise UsageError(
+            f"{path} has {len(content)} bytes, but flipping {count} from byte {first} requires "
+            f"{first + count}."
+        )
     content[first : first + count] = bytes(byte ^ 0xFF for byte in content[first : first + count])
     path.write_bytes(content)
     return path
 
 
 def leave_unfinished(folder: Folder, step: int) -> pathlib.Path:
-    """Leaves behind what a kill leaves that hits a save: a temporary folder with half the data.
+    """Creates what a kill during a save leaves: a temporary folder with half of the data.
 
     Args:
-        folder: of the checkpoints.
-        step: of the checkpoint that was on its way.
+        folder: the folder of the checkpoints.
+        step: step of the unfinished checkpoint.
 
     Returns:
-        The temporary folder.
+        The path of the temporary folder.
     """
     temporary = pathlib.Path(CheckpointFiles(folder).path(step) + "_temp")
     temporary.mkdir(parents=True)
@@ -85,9 +91,9 @@ def leave_unfinished(folder: Folder, step: int) -> pathlib.Path:
 
 def _file(folder: Folder, step: int, part: str) -> pathlib.Path:
     if part not in _SUFFIXES:
-        raise UsageError(f"part is {part!r}: want one of {', '.join(map(repr, _SUFFIXES))}.")
+        raise UsageError(f"part is {part!r}, but must be one of {', '.join(map(repr, _SUFFIXES))}.")
     prefix = pathlib.Path(CheckpointFiles(folder).path(step))
-    found = sorted(prefix.parent.glob(prefix.name + _SUFFIXES[part]))
-    if not found:
-        raise UsageError(f"{prefix} has no {part} file: name a step that has a checkpoint.")
-    return found[0]
+    paths = sorted(prefix.parent.glob(prefix.name + _SUFFIXES[part]))
+    if not paths:
+        raise UsageError(f"{prefix} has no {part} file: choose a step that has a checkpoint.")
+    return paths[0]

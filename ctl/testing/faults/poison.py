@@ -1,7 +1,8 @@
-"""NaN in the training data: in examples, or in one replica's batch of one step."""
+"""Non-finite values: in examples, in one replica's batch at one step, or in its losses."""
 
 from collections.abc import Sequence
 import math
+from typing import Any
 
 import tensorflow as tf
 
@@ -14,131 +15,174 @@ from ctl.trainer import StandardTrainer
 def poisoned(
     source: Source, examples: Sequence[int], feature: str, *, value: float = math.nan
 ) -> Source:
-    """A source with some examples that are not finite, whenever and wherever they are read.
+    """Makes some examples of a source non-finite, every time they are read.
 
         def build_dataset(self, split, input_context):
             return faults.poisoned(ctl.data.arrays({"x": X, "label": Y}), [17], "x")
 
     Args:
         source: the examples.
-        examples: their numbers.
-        feature: of floating point.
-        value: what all numbers of the feature become.
+        examples: indexes of the examples to change.
+        feature: name of a floating-point feature.
+        value: the new value of all its elements.
 
     Returns:
-        A source of the same length; of arrays again arrays, which may be placed on a device.
+        A source of the same length. For arrays it is `Arrays` again, which can be placed on a device.
 
     Raises:
-        UsageError: there is no such example, or no such feature of floating point.
+        UsageError: there is no such example or no such floating-point feature.
     """
     outside = [example for example in examples if not 0 <= example < len(source)]
     if outside:
-        raise UsageError(f"Example {outside[0]} is to be poisoned: want 0 to {len(source) - 1}.")
-    found = _Poisoned(source, examples, feature, value)
-    found.gather(tf.constant([0], tf.int64))  # tells a mistake now
+        raise UsageError(
+            f"Example {outside[0]} cannot be poisoned: indexes must be 0 to {len(source) - 1}."
+        )
+    result = _Poisoned(source, examples, feature, value)
+    result.gather(tf.constant([0], tf.int64))  # raises for a wrong feature now, not in training
     if isinstance(source, Arrays):
-        return Arrays(found.gather(tf.range(len(source), dtype=tf.int64)))
-    return found
+        return Arrays(result.gather(tf.range(len(source), dtype=tf.int64)))
+    return result
 
 
 def poisoned_step(
     batch: Batch, feature: str, *, step: int, replica: int, value: float = math.nan
 ) -> Batch:
-    """A batch that is not finite on one replica in one step; call it where the replica's step is.
+    """Makes a batch non-finite on one replica at one step. Call it inside the replica's step.
 
         def forward(self, batch, training):
             if training:
                 batch = faults.poisoned_step(batch, "x", step=33, replica=1)
             return super().forward(batch, training)
 
-    It is a function of the step and the replica, so a run that comes by the step again meets it
-    again.
+    It depends only on the step and the replica, so a run that repeats the step is poisoned again.
 
     Args:
         batch: the replica's rows.
-        feature: of floating point.
-        step: the global step of the batch: how many were made before.
-        replica: whose rows, numbered over all workers.
-        value: what all numbers of the feature become.
+        feature: name of a floating-point feature.
+        step: global step of the batch, counted from 0.
+        replica: index of the replica, over all workers.
+        value: the new value of all elements of the feature.
 
     Returns:
-        The batch; the same outside of any step, as when the model is built.
+        The batch; unchanged outside of a step, as when the model is built.
 
     Raises:
-        UsageError: there is no such replica, or no such feature of floating point.
+        UsageError: there is no such replica or no such floating-point feature.
     """
-    _check(batch, feature)
-    whole, context = row_mask.current(), tf.distribute.get_replica_context()
-    if whole is None or context is None:
+    _check_feature(batch, feature)
+    rows, context = row_mask.current(), tf.distribute.get_replica_context()
+    if rows is None or context is None:
         return batch
     if not 0 <= replica < context.num_replicas_in_sync:
         raise UsageError(
-            f"Replica {replica} is to be poisoned: want 0 to {context.num_replicas_in_sync - 1}."
+            f"Replica {replica} cannot be poisoned: replicas are numbered 0 to "
+            f"{context.num_replicas_in_sync - 1}."
         )
-    now = tf.equal(tf.cast(whole.step, tf.int64), step)
-    here = tf.equal(tf.cast(context.replica_id_in_sync_group, tf.int32), replica)
-    return _with(batch, feature, tf.logical_and(now, here), value)
+    at_step = tf.equal(tf.cast(rows.step, tf.int64), step)
+    return _replace(batch, feature, tf.logical_and(at_step, _is_replica(replica)), value)
+
+
+def plant(
+    trainer: StandardTrainer, value: float = math.nan, *, replica: int = 0, step: int = 0
+) -> None:
+    """Makes the losses of one replica non-finite at one step, and with them its gradients.
+
+        ctl.testing.plant(trainer, float("inf"), replica=1, step=3)
+        trainer.train(tf.constant(5))      # step 3 overflows, only on replica 1
+
+    An evaluation at that step is non-finite, too.
+
+    Args:
+        trainer: a trainer that has not trained yet, since a traced step cannot be changed.
+        value: infinity for an overflow, or NaN.
+        replica: index of the replica.
+        step: value of `global_step` before the step.
+
+    Raises:
+        UsageError: there is no such replica, or the trainer has already trained.
+    """
+    replicas = trainer.strategy.num_replicas_in_sync
+    if not 0 <= replica < replicas:
+        raise UsageError(
+            f"There is no replica {replica}: replicas are numbered 0 to {replicas - 1}."
+        )
+    if trainer._train_loop_fn is not None:
+        raise UsageError("The trainer has already trained: call plant before its first step.")
+    per_example_loss = trainer.per_example_loss
+
+    def planted(batch: Any, outputs: Any) -> tf.Tensor:
+        losses = per_example_loss(batch, outputs)
+        at_step = tf.equal(trainer.global_step.read_value(), step)
+        factor = tf.where(tf.logical_and(at_step, _is_replica(replica)), value, 1.0)
+        return losses * tf.cast(factor, losses.dtype)
+
+    trainer.per_example_loss = planted  # type: ignore[method-assign]
 
 
 def example_on(trainer: StandardTrainer, *, step: int, replica: int, row: int = 0) -> int:
-    """Which example a replica reads in a row of a step, to be poisoned in the source.
+    """Returns the index of the example that a replica reads in one row of a step.
 
     Args:
-        trainer: whose data and replicas.
-        step: the global step of the batch: how many were made before.
-        replica: numbered over all workers.
-        row: among the replica's own.
+        trainer: the trainer whose data is read.
+        step: global step of the batch, counted from 0.
+        replica: index of the replica, over all workers.
+        row: row of the per-replica batch.
 
     Raises:
-        UsageError: the data has no numbers, or there is no such row.
+        UsageError: the data has no indexes, or there is no such row.
     """
-    shares = trainer.layout.row_counts()
-    if not 0 <= replica < len(shares) or not 0 <= row < shares[replica]:
+    counts = trainer.layout.row_counts()
+    if not 0 <= replica < len(counts) or not 0 <= row < counts[replica]:
         raise UsageError(
-            f"Row {row} of replica {replica} is asked for, and the replicas have {shares} rows."
+            f"There is no row {row} on replica {replica}: the replicas have {counts} rows."
         )
     indexes = trainer.feed.example_indexes(trainer.global_batch_size, step)
     if indexes is None:
-        raise UsageError("The examples have no numbers: let build_dataset return a Source.")
+        raise UsageError("The examples have no indexes: return a Source from build_dataset.")
     return indexes[replica * trainer.layout.rows_per_replica + row]
 
 
 class _Poisoned(Source):
-    """Another source, of which some examples are not finite."""
+    """A source with non-finite values in some examples of another one."""
 
     def __init__(self, source: Source, examples: Sequence[int], feature: str, value: float):
-        """Reads nothing yet."""
         self._source = source
         self._examples = list(examples)
         self._feature = feature
         self._value = value
 
     def __len__(self) -> int:
-        """How many examples there are."""
+        """Returns the number of examples."""
         return len(self._source)
 
     def gather(self, indexes: tf.Tensor) -> Batch:
-        """Reads examples, the poisoned ones among them."""
+        """Reads examples and replaces the values of those to be poisoned."""
         batch = self._source.gather(indexes)
-        _check(batch, self._feature)
+        _check_feature(batch, self._feature)
         examples = tf.constant(self._examples, tf.int64)
-        found = tf.reduce_any(tf.equal(indexes[:, tf.newaxis], examples), axis=1)
-        return _with(batch, self._feature, found, self._value)
+        is_poisoned = tf.reduce_any(tf.equal(indexes[:, tf.newaxis], examples), axis=1)
+        return _replace(batch, self._feature, is_poisoned, self._value)
 
 
-def _check(batch: Batch, feature: str) -> None:
-    floats = [name for name, values in batch.items() if values.dtype.is_floating]
-    if feature not in floats:
+def _check_feature(batch: Batch, feature: str) -> None:
+    names = [name for name, values in batch.items() if values.dtype.is_floating]
+    if feature not in names:
         raise UsageError(
-            f"{feature!r} is to be poisoned: want a feature of floating point, "
-            f"{', '.join(map(repr, floats)) or 'of which there is none'}."
+            f"Feature {feature!r} cannot be poisoned: the floating-point features are "
+            f"{', '.join(map(repr, names)) or 'none'}."
         )
 
 
-def _with(batch: Batch, feature: str, where: tf.Tensor, value: float) -> Batch:
-    """The batch with another value in the rows, or in all, where `where` is true."""
+def _is_replica(replica: int) -> tf.Tensor:
+    """Whether the code runs on a replica, a scalar bool."""
+    context = tf.distribute.get_replica_context()
+    return tf.equal(tf.cast(context.replica_id_in_sync_group, tf.int32), replica)
+
+
+def _replace(batch: Batch, feature: str, where: tf.Tensor, value: float) -> Batch:
+    """Replaces a feature where `where` is true, a scalar or [rows]."""
     values = batch[feature]
     if where.shape.rank:
         where = tf.reshape(where, tf.concat([[-1], tf.ones([tf.rank(values) - 1], tf.int32)], 0))
-    bad = tf.constant(value, values.dtype)
-    return {**batch, feature: tf.ensure_shape(tf.where(where, bad, values), values.shape)}
+    constant = tf.constant(value, values.dtype)
+    return {**batch, feature: tf.ensure_shape(tf.where(where, constant, values), values.shape)}

@@ -1,4 +1,7 @@
-"""The processes that `ctl.launch` started: lost, or standing still for a while. Linux alone."""
+"""Kills or pauses the processes that `ctl.launch` started. Linux only.
+
+Importing this module does not import TensorFlow.
+"""
 
 import json
 import os
@@ -11,55 +14,55 @@ from ctl.hardware import cluster
 
 
 def workers(launcher: int) -> dict[str, int]:
-    """The processes of a launcher that run now.
+    """Finds the running processes of a launcher.
 
     Args:
-        launcher: its pid.
+        launcher: pid of the launcher.
 
     Returns:
-        Name, as the launcher has it ("worker 1", "chief", "ps 0") -> pid.
+        Task name as printed by the launcher ("worker 1", "chief", "ps 0") -> pid.
     """
-    found = {}
-    for entry in pathlib.Path("/proc").iterdir():
-        name = _name(entry, launcher) if entry.name.isdigit() else None
+    pids = {}
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        name = _task_name(folder, launcher)
         if name:
-            found[name] = int(entry.name)
-    return dict(sorted(found.items()))
+            pids[name] = int(folder.name)
+    return dict(sorted(pids.items()))
 
 
 def drop(launcher: int, name: str) -> int:
-    """Kills a process of a launcher, as a machine that goes away does.
+    """Kills a process of a launcher, as the loss of its machine does.
 
     Args:
-        launcher: its pid.
-        name: of the process, such as "worker 1".
+        launcher: pid of the launcher.
+        name: task name of the process, such as "worker 1".
 
     Returns:
-        The pid that it had.
+        The pid of the killed process.
 
     Raises:
         UsageError: there is no such process.
     """
-    pid = _pid(launcher, name)
+    pid = _find(launcher, name)
     os.kill(pid, signal.SIGKILL)
     return pid
 
 
 def delay(launcher: int, name: str, *, seconds: float) -> int:
-    """Makes a process of a launcher stand still, as a machine that is overloaded does.
+    """Pauses a process of a launcher, as on an overloaded machine, and waits until it continues.
 
     Args:
-        launcher: its pid.
-        name: of the process, such as "worker 1".
-        seconds: how long; this call takes as long.
+        launcher: pid of the launcher.
+        name: task name of the process, such as "worker 1".
+        seconds: duration of the pause.
 
     Returns:
-        Its pid.
+        The pid of the process.
 
     Raises:
         UsageError: there is no such process.
     """
-    pid = _pid(launcher, name)
+    pid = _find(launcher, name)
     os.kill(pid, signal.SIGSTOP)
     try:
         time.sleep(seconds)
@@ -68,25 +71,25 @@ def delay(launcher: int, name: str, *, seconds: float) -> int:
     return pid
 
 
-def _pid(launcher: int, name: str) -> int:
-    found = workers(launcher)
-    if name not in found:
+def _find(launcher: int, name: str) -> int:
+    pids = workers(launcher)
+    if name not in pids:
         raise UsageError(
-            f"There is no {name!r} among the processes of {launcher}: "
-            f"{', '.join(found) or 'it has none that run'}."
+            f"Process {launcher} has no running child process {name!r}; it has: "
+            f"{', '.join(pids) or 'none'}."
         )
-    return found[name]
+    return pids[name]
 
 
-def _name(entry: pathlib.Path, launcher: int) -> str | None:
-    """The name in its run of a process, if the launcher started it."""
+def _task_name(folder: pathlib.Path, launcher: int) -> str | None:
+    """Returns the task name of a process in /proc, or None if the launcher did not start it."""
     try:
-        # The command, in brackets, may have spaces and brackets in it.
-        parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        # The command precedes the parent's pid in parentheses, and may contain spaces and ")".
+        parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
         if parent != launcher:
             return None
-        variables = (entry / "environ").read_bytes().split(b"\0")
-    except (OSError, IndexError):  # it has ended since
+        variables = (folder / "environ").read_bytes().split(b"\0")
+    except (OSError, IndexError):  # the process has ended meanwhile
         return None
     for variable in variables:
         key, _, value = variable.partition(b"=")

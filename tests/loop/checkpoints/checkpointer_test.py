@@ -1,4 +1,4 @@
-"""What is saved comes back; what is damaged is passed over."""
+"""What is saved is restored; damaged checkpoints are skipped."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
 from tests import reference_model
 
 
-def trainer_of(replicas=1, **options):
+def make_trainer(replicas=1, **options):
     return reference_model.make_trainer(
         testing.make_strategy(replicas),
         8,
@@ -30,8 +30,8 @@ def same(one, other):
 
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize(("saved_on", "restored_on"), [(1, 1), (1, 4), (4, 2), (2, 1)])
-def test_what_was_saved_comes_back_on_any_replicas(tmp_path, background, saved_on, restored_on):
-    trainer = trainer_of(saved_on)
+def test_state_is_restored_on_any_number_of_replicas(tmp_path, background, saved_on, restored_on):
+    trainer = make_trainer(saved_on)
     checkpoints = Checkpointer(tmp_path, trainer, background=background)
     trainer.train(tf.constant(3))
     path, want = checkpoints.save(), state(trainer)
@@ -39,8 +39,8 @@ def test_what_was_saved_comes_back_on_any_replicas(tmp_path, background, saved_o
     checkpoints.wait()
     assert checkpoints.latest_step() == 3
     assert tf.train.latest_checkpoint(str(tmp_path)) == path
-    other = trainer_of(restored_on)
-    assert Checkpointer(tmp_path, other).restore_latest() == path
+    other = make_trainer(restored_on)
+    assert Checkpointer(tmp_path, other).all_restore_latest() == path
     assert other.global_step.numpy() == 3
     assert same(state(other), want)
     for variable in other.model.variables:
@@ -48,13 +48,13 @@ def test_what_was_saved_comes_back_on_any_replicas(tmp_path, background, saved_o
         assert all(np.array_equal(copy, copies[0]) for copy in copies)
 
 
-def test_loss_scale_and_both_counters_come_back(tmp_path):
-    trainer = trainer_of(precision="float16")
+def test_loss_scale_and_both_counters_are_restored(tmp_path):
+    trainer = make_trainer(precision="float16")
     trainer.optimizer._loss_scale._current_loss_scale.assign(2.0**40)
     trainer.train(tf.constant(2))
     Checkpointer(tmp_path, trainer).save()
-    other = trainer_of(precision="float16")
-    Checkpointer(tmp_path, other).restore_latest()
+    other = make_trainer(precision="float16")
+    Checkpointer(tmp_path, other).all_restore_latest()
     assert float(other.optimizer.loss_scale) == 2.0**38
     assert (other.global_step.numpy(), other.optimizer.iterations.numpy()) == (2, 0)
     assert other.skipped_steps.numpy() == 2
@@ -63,7 +63,7 @@ def test_loss_scale_and_both_counters_come_back(tmp_path):
 @pytest.fixture
 def saved(tmp_path):
     """A folder with the checkpoints of steps 1, 2 and 3, and the state at each."""
-    trainer = trainer_of()
+    trainer = make_trainer()
     checkpoints = Checkpointer(tmp_path, trainer)
     states = {}
     for step in (1, 2, 3):
@@ -88,34 +88,34 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_the_newest_that_can_be_read_is_taken(saved, damage):
+def test_newest_checkpoint_that_can_be_read_is_restored(saved, damage):
     folder, states = saved
     DAMAGES[damage](folder)
-    trainer = trainer_of()
-    Checkpointer(folder, trainer).restore_latest()
+    trainer = make_trainer()
+    Checkpointer(folder, trainer).all_restore_latest()
     want = 3 if damage == "a leftover folder" else 2
     assert trainer.global_step.numpy() == want
     assert same(state(trainer), states[want])
 
 
-def test_no_start_from_nothing_where_all_are_damaged(saved):
+def test_run_does_not_start_from_scratch_if_all_checkpoints_are_damaged(saved):
     folder, _ = saved
     for path in folder.glob("*.index"):
         path.write_bytes(b"")
     with pytest.raises(ctl.UsageError, match=r"none of them can be read.*--fresh"):
-        Checkpointer(folder, trainer_of()).restore_latest()
+        Checkpointer(folder, make_trainer()).all_restore_latest()
 
 
-def test_a_first_save_that_was_killed_is_no_checkpoint(tmp_path):
+def test_first_save_that_was_killed_is_no_checkpoint(tmp_path):
     (tmp_path / "ckpt-5_temp").mkdir()
     (tmp_path / "ckpt-5.index").write_bytes(b"half")
-    assert Checkpointer(tmp_path, trainer_of()).restore_latest() is None
+    assert Checkpointer(tmp_path, make_trainer()).all_restore_latest() is None
 
 
-def test_one_that_cannot_be_read_is_damaged_and_one_of_another_model_does_not_fit(saved):
+def test_unreadable_checkpoint_is_damaged_and_one_of_another_model_is_a_mismatch(saved):
     folder, _ = saved
     DAMAGES["data of other bytes"](folder)
-    checkpoints = Checkpointer(folder, trainer_of())
+    checkpoints = Checkpointer(folder, make_trainer())
     with pytest.raises(DamagedCheckpoint):
         checkpoints.restore(checkpoints.path(3))
 
@@ -132,12 +132,12 @@ def test_one_that_cannot_be_read_is_damaged_and_one_of_another_model_does_not_fi
     other = Checkpointer(
         folder, reference_model.make_trainer(testing.make_strategy(1), 8, cls=Wider)
     )
-    with pytest.raises(ctl.UsageError, match="ckpt-2 does not fit this trainer"):
+    with pytest.raises(ctl.UsageError, match="ckpt-2 does not match this trainer"):
         other.restore(other.path(2))
 
 
 class Other(reference_model.ReferenceTrainer):
-    """The tiny model with another last layer, and one layer more."""
+    """The reference model with another last layer, and one layer more."""
 
     def build_model(self):
         tf_keras.backend.reset_uids()  # names as in a process of its own
@@ -147,43 +147,43 @@ class Other(reference_model.ReferenceTrainer):
 
 
 @pytest.fixture
-def of_tiny(tmp_path):
-    """The path of a tiny trainer's checkpoint at step 3, and its values by name."""
+def of_reference(tmp_path):
+    """The path of a reference trainer's checkpoint at step 3, and its values by name."""
     tf_keras.backend.reset_uids()
-    trainer = trainer_of()
+    trainer = make_trainer()
     trainer.train(tf.constant(3))
     variables = (*trainer.model.variables, *trainer.optimizer.variables)
     values = {v.name.removesuffix(":0"): v.numpy() for v in variables}
     return Checkpointer(tmp_path, trainer).save(), values
 
 
-def other_of(replicas=1):
+def make_other(replicas=1):
     adam = lambda: tf_keras.optimizers.Adam(1e-2)  # noqa: E731
     return reference_model.make_trainer(
         testing.make_strategy(replicas), 8, cls=Other, optimizer=adam
     )
 
 
-def test_what_does_not_fit_is_listed_by_name_and_nothing_is_restored(tmp_path, of_tiny):
-    path, _ = of_tiny
-    other = other_of()
+def test_mismatches_are_listed_by_name_and_nothing_is_restored(tmp_path, of_reference):
+    path, _ = of_reference
+    other = make_other()
     before = state(other)
-    with pytest.raises(ctl.UsageError) as refused:
+    with pytest.raises(ctl.UsageError) as rejected:
         Checkpointer(tmp_path, other).restore(path)
-    assert str(refused.value) == (
-        f"{path} does not fit this trainer (dense_1/kernel is [4, 3], there [5, 3], m/dense_1/kernel "
-        "is [4, 3], there [5, 3], v/dense_1/kernel is [4, 3], there [5, 3]; only the trainer has "
-        "more/kernel, more/bias, m/more/kernel, v/more/kernel, m/more/bias, v/more/bias): go on with "
-        "what matches by --allow_partial_restore, start anew by --fresh or another --workdir, or use "
-        "the trainer that wrote it."
+    assert str(rejected.value) == (
+        f"{path} does not match this trainer (dense_1/kernel is [4, 3], but [5, 3] in the checkpoint, "
+        "m/dense_1/kernel is [4, 3], but [5, 3] in the checkpoint, v/dense_1/kernel is [4, 3], but "
+        "[5, 3] in the checkpoint; only the trainer has more/kernel, more/bias, m/more/kernel, "
+        "v/more/kernel, m/more/bias, v/more/bias): restore what matches with --allow_partial_restore, "
+        "start from scratch with --fresh or another --workdir, or use the trainer that wrote it."
     )
     assert same(state(other), before) and other.global_step.numpy() == 0
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_what_fits_is_restored_with_its_slots_where_that_is_allowed(tmp_path, of_tiny, replicas):
-    path, values = of_tiny
-    other = other_of(replicas)
+def test_partial_restore_restores_what_matches_with_its_slots(tmp_path, of_reference, replicas):
+    path, values = of_reference
+    other = make_other(replicas)
     before = {v.name: v.numpy() for v in other.model.variables}
     checkpoints = Checkpointer(tmp_path, other, partial=True)
     checkpoints.restore(path)
@@ -198,25 +198,25 @@ def test_what_fits_is_restored_with_its_slots_where_that_is_allowed(tmp_path, of
             assert np.array_equal(copy, initial if name in left else values[name]), name
     other.train(tf.constant(1))
     checkpoints.save()
-    whole = Checkpointer(tmp_path, other_of())
-    assert whole.restore_latest().endswith("ckpt-4") and whole.unmatched is None
+    complete = Checkpointer(tmp_path, make_other())
+    assert complete.all_restore_latest().endswith("ckpt-4") and complete.unmatched is None
 
 
-def test_nothing_is_restored_in_part_where_no_weight_or_no_counter_fits(tmp_path, of_tiny):
-    path, _ = of_tiny
+def test_partial_restore_requires_a_weight_and_the_counters_to_match(tmp_path, of_reference):
+    path, _ = of_reference
     with pytest.raises(ctl.UsageError, match="even in part, since no variable of the model"):
-        other = trainer_of(precision="float32")
+        other = make_trainer(precision="float32")
         Checkpointer(tmp_path, other, partial=True).restore(path)
     bare = tf.train.Checkpoint(model=other.model).write(str(tmp_path / "bare"))
     with pytest.raises(ctl.UsageError, match="even in part, since the counters"):
         Checkpointer(tmp_path, other, partial=True).restore(bare)
 
 
-def test_what_a_checkpoint_has_beside_is_not_dropped_but_by_a_reader(tmp_path):
-    trainer = trainer_of()
+def test_only_a_reader_ignores_what_only_the_checkpoint_has(tmp_path):
+    trainer = make_trainer()
     trainer.temperature = tf.Variable(2.0, name="temperature")
     path = Checkpointer(tmp_path, trainer).save()
-    other = trainer_of()
+    other = make_trainer()
     with pytest.raises(ctl.UsageError, match="only the checkpoint has temperature"):
         Checkpointer(tmp_path, other).restore(path)
     Checkpointer(tmp_path, other, reads_only=True).restore(path)
@@ -241,7 +241,7 @@ class Two(reference_model.ReferenceTrainer):
         return super().replica_step(batch)
 
 
-def test_slots_that_are_not_built_yet_are_restored_when_they_are(tmp_path):
+def test_slots_that_are_not_built_yet_are_restored_when_they_are_built(tmp_path):
     one, other = (
         reference_model.make_trainer(testing.make_strategy(1), 8, cls=Two) for _ in range(2)
     )
@@ -256,7 +256,7 @@ def test_slots_that_are_not_built_yet_are_restored_when_they_are(tmp_path):
     assert same(other.momentum.variables, one.momentum.variables)
 
 
-def test_slots_that_are_never_built_are_not_lost_without_a_word(tmp_path):
+def test_saving_without_slots_that_were_never_built_is_rejected(tmp_path):
     one, other = (
         reference_model.make_trainer(testing.make_strategy(1), 8, cls=Two) for _ in range(2)
     )
@@ -266,12 +266,12 @@ def test_slots_that_are_never_built_are_not_lost_without_a_word(tmp_path):
     checkpoints.restore(path)
     other.second = False
     other.train(tf.constant(1))
-    with pytest.raises(ctl.UsageError, match=r"has SGD/m/extra, and the trainer built nothing"):
+    with pytest.raises(ctl.UsageError, match=r"has SGD/m/extra, which the trainer never built"):
         checkpoints.save()
 
 
-def test_only_those_asked_for_are_kept(tmp_path):
-    trainer = trainer_of()
+def test_newest_checkpoints_and_multiples_of_keep_every_are_kept(tmp_path):
+    trainer = make_trainer()
     checkpoints = Checkpointer(tmp_path, trainer, keep=2, keep_every=3, background=True)
     for _ in range(8):
         trainer.train(tf.constant(1))

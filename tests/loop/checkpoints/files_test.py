@@ -1,4 +1,4 @@
-"""Which checkpoints are whole, whatever happened to the files."""
+"""Which checkpoints are complete, no matter what happened to the files."""
 
 import json
 
@@ -20,11 +20,11 @@ def write(folder, step, *, commit=True):
         CheckpointFiles(folder).commit(step)
 
 
-def test_no_folder_has_no_checkpoints(folder):
+def test_missing_folder_has_no_checkpoints(folder):
     assert CheckpointFiles(folder).steps() == [] and CheckpointFiles(folder).faults() == {}
 
 
-def test_a_marker_makes_a_checkpoint_whole(folder):
+def test_checkpoint_with_a_marker_is_complete(folder):
     write(folder, 100)
     write(folder, 20)
     write(folder, 300, commit=False)
@@ -51,7 +51,7 @@ def test_a_marker_makes_a_checkpoint_whole(folder):
         (lambda f: (f / "ckpt-9.whole").write_bytes(b"\xff\xfe"), "its marker cannot be read"),
     ],
 )  # fmt: skip
-def test_damage_is_seen_and_named(folder, damage, fault):
+def test_damage_is_detected_and_named(folder, damage, fault):
     write(folder, 5)
     write(folder, 9)
     damage(folder)
@@ -60,7 +60,7 @@ def test_damage_is_seen_and_named(folder, damage, fault):
     assert CheckpointFiles(folder).damaged() == [9]
 
 
-def test_pruning_keeps_the_newest_and_every_so_many_steps(folder):
+def test_pruning_keeps_the_newest_and_multiples_of_keep_every(folder):
     for step in (10, 20, 30, 40, 50, 60):
         write(folder, step)
     CheckpointFiles(folder).prune(keep=2, keep_every=30)
@@ -69,7 +69,7 @@ def test_pruning_keeps_the_newest_and_every_so_many_steps(folder):
     assert CheckpointFiles(folder).steps() == [50, 60]
 
 
-def test_pruning_clears_what_a_kill_left_and_leaves_what_is_on_its_way(folder):
+def test_pruning_removes_what_a_kill_left_but_nothing_newer(folder):
     write(folder, 10, commit=False)
     (folder / "ckpt-15_temp").mkdir()
     (folder / "ckpt-15_temp/part-00000-of-00001.data-00000-of-00001").write_bytes(b"d")
@@ -83,7 +83,7 @@ def test_pruning_clears_what_a_kill_left_and_leaves_what_is_on_its_way(folder):
     ]  # fmt: skip
 
 
-def test_a_kill_while_one_is_removed_leaves_it_unfinished(folder, monkeypatch):
+def test_kill_while_a_checkpoint_is_removed_leaves_it_incomplete(folder, monkeypatch):
     write(folder, 10)
     removed = []
     unlink = type(folder).unlink

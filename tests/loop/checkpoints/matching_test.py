@@ -1,4 +1,4 @@
-"""Each variable of a trainer is found in its checkpoint, and by name where places differ."""
+"""Each variable of a trainer has a match in its checkpoint: by place, else by name."""
 
 import pytest
 import tensorflow as tf
@@ -13,51 +13,53 @@ from tests import reference_model
 @pytest.mark.parametrize(
     ("replicas", "precision"), [(1, "float64"), (2, "float64"), (1, "float16")]
 )
-def test_a_trainer_holds_what_its_checkpoint_holds(tmp_path, replicas, precision):
+def test_trainer_and_its_checkpoint_have_the_same_variables(tmp_path, replicas, precision):
     trainer = reference_model.make_trainer(testing.make_strategy(replicas), 8, precision=precision)
     path = Checkpointer(tmp_path, trainer).save()
     root = tf.train.Checkpoint(**trainer.checkpoint_items())
-    content, mine = matching.CheckpointContent(path), matching.variables_of(root)
-    told = [sorted((v.name, v.shape, v.dtype.name, v.slot) for v in s) for s in
-            (mine, content.variables)]  # fmt: skip
-    assert told[0] == told[1]
-    assert matching.misplaced(mine, content, content.places(root)) == (False, [])
-    assert matching.compare(mine, content.variables).complete
+    content, variables = matching.CheckpointContent(path), matching.list_variables(root)
+    expected, saved = (
+        sorted((v.name, v.shape, v.dtype.name, v.slot) for v in side)
+        for side in (variables, content.variables)
+    )
+    assert saved == expected
+    assert matching.find_misplaced(variables, content, content.places(root)) == (False, [])
+    assert matching.compare(variables, content.variables, {}).complete
     names = [v.name.removesuffix(":0") for v in trainer.model.variables]
-    assert sorted(v.name for v in content.under("model")) == sorted(names)
+    assert sorted(v.name for v in content.variables_of("model")) == sorted(names)
 
 
 def variable(name, shape, dtype=tf.float32, node=0, slot=False):
     return matching.Variable(name, shape, dtype, name, node, slot)
 
 
-def test_what_does_not_match_is_told_by_name():
-    mine = [
+def test_mismatches_are_described_by_name():
+    variables = [
         variable("m/a", (2,), slot=True),
         variable("a", (2,)),
         variable("b", (3,)),
         variable("c", (), tf.float64),
         variable("new", ()),
     ]
-    theirs = [
+    saved = [
         variable("a", (4,), node=1),
         variable("b", (3,), node=2),
         variable("c", (), node=3),
         variable("m/a", (4,), node=4, slot=True),
         *(variable(f"old{n}", (), node=10 + n) for n in range(11)),
     ]
-    found = matching.compare(mine, theirs)
-    assert [(a.name, b.node) for a, b in found.pairs] == [("b", 2)]
-    assert found.told() == (
-        "a is [2], there [4], c is float64 [], there float32 [], m/a is [2], there [4]; only the "
-        "trainer has new; only the checkpoint has "
+    comparison = matching.compare(variables, saved, {})
+    assert [(a.name, b.node) for a, b in comparison.pairs] == [("b", 2)]
+    assert comparison.describe() == (
+        "a is [2], but [4] in the checkpoint, c is float64 [], but float32 [] in the checkpoint, m/a is "
+        "[2], but [4] in the checkpoint; only the trainer has new; only the checkpoint has "
         "old0, old1, old2, old3, old4, old5, old6, old7, and 3 more"
     )
-    assert found.left() == ["a", "c", "new", "m/a"]
+    assert comparison.left() == ["a", "c", "new", "m/a"]
 
 
-def test_of_one_name_the_one_at_the_same_place_is_taken(tmp_path):
-    """Two models may each have a layer of one name."""
+def test_variables_of_the_same_name_are_matched_by_place(tmp_path):
+    """Two models may each have a layer of the same name."""
 
     def root(**values):
         checkpoint = tf.train.Checkpoint(**{name: tf.Module() for name in values})
@@ -67,12 +69,16 @@ def test_of_one_name_the_one_at_the_same_place_is_taken(tmp_path):
 
     path = root(x=1.0, y=2.0).write(str(tmp_path / "ckpt"))
     other, content = root(y=0.0, z=0.0), matching.CheckpointContent(path)
-    found = matching.compare(matching.variables_of(other), content.variables, content.places(other))
-    assert [(a.source is other.y.weight, content.value(b)) for a, b in found.pairs] == [(True, 2.0)]
-    assert (len(found.missing), len(found.unused)) == (1, 1)
+    comparison = matching.compare(
+        matching.list_variables(other), content.variables, content.places(other)
+    )
+    assert [(a.source is other.y.weight, content.value(b)) for a, b in comparison.pairs] == [
+        (True, 2.0)
+    ]
+    assert (len(comparison.missing), len(comparison.unused)) == (1, 1)
 
 
-def test_slots_of_another_optimizer_are_no_ones_own(tmp_path):
+def test_slots_of_another_optimizer_do_not_match(tmp_path):
     """RMSprop's velocities have the places and shapes of SGD's momenta."""
     sgd = reference_model.make_trainer(
         testing.make_strategy(1), 8, optimizer=lambda: tf_keras.optimizers.SGD(1.0, momentum=0.9)
@@ -86,5 +92,7 @@ def test_slots_of_another_optimizer_are_no_ones_own(tmp_path):
         tf.train.Checkpoint(**other.checkpoint_items()),
         matching.CheckpointContent(path),
     )
-    at_odds, beside = matching.misplaced(matching.variables_of(root), content, content.places(root))
-    assert at_odds and beside == []
+    mismatch, extra = matching.find_misplaced(
+        matching.list_variables(root), content, content.places(root)
+    )
+    assert mismatch and extra == []

@@ -136,8 +136,8 @@ def test_find_batch_requires_examples_instead_of_batches(run, fake_compiler, tmp
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--topology=v5e:2x2"], "--topology has no effect but with --mode=aot_compile"),
-        (["--find_batch"], "--find_batch has no effect but with --mode=aot_compile"),
+        (["--topology=v5e:2x2"], "--topology has no effect without --mode=aot_compile"),
+        (["--find_batch"], "--find_batch has no effect without --mode=aot_compile"),
         (["--mode=aot_compile", "--topology=v5e:3x3"], "There is no v5e slice of 3x3 chips"),
         (["--mode=aot_compile", "--topology"], "--topology has no value"),
         (["--mode=aot_compile", "--fresh"], "--fresh has no effect with --mode=aot_compile"),

@@ -1,0 +1,57 @@
+"""Which changes of the config a run may continue with.
+
+Importing this module does not import TensorFlow.
+"""
+
+from collections.abc import Mapping
+import json
+from typing import Any
+
+from ctl.configs import defaults, overrides
+
+_BATCH_SIZES = ("data.global_batch_size", "data.per_replica_batch_size")
+
+
+class ConfigChanges:
+    """The differences between the saved config of a run and the current one.
+
+    Attributes:
+        lines: key -> "key: old -> new".
+        harmful: the keys whose change changes the computed updates.
+    """
+
+    def __init__(self, saved: Mapping[str, Any], current: Mapping[str, Any]):
+        """Compares two configs.
+
+        Args:
+            saved: the values of config.json, by full name.
+            current: the current config, nested. As long as it has a `per_replica_batch_size`, the
+                batch sizes are not compared: the global one depends on the number of replicas.
+        """
+        # An older ctl had fewer keys, and JSON has lists for tuples.
+        old = {**overrides.flatten(defaults.defaults()), **saved}
+        new = overrides.flatten(json.loads(json.dumps(dict(current))))
+        changed = [key for key in sorted({*old, *new}) if _differs(key, old, new)]
+        self.lines = {key: f"{key}: {_show(old, key)} -> {_show(new, key)}" for key in changed}
+        self.harmful = [key for key in changed if not _is_harmless(key, old, new)]
+
+
+def _differs(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    if key in _BATCH_SIZES and new.get("data.per_replica_batch_size"):
+        return False
+    return (key in old) != (key in new) or old.get(key) != new.get(key)
+
+
+def _show(values: Mapping[str, Any], key: str) -> str:
+    return repr(values[key]) if key in values else "absent"
+
+
+def _is_harmless(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    if key == "train.steps":  # a cosine schedule without a length of its own ends at train.steps
+        constant = new.get("optimizer.schedule") == "constant"
+        return constant or bool(new.get("optimizer.decay_steps"))
+    if key == "runtime.strategy":  # parameter servers update asynchronously
+        return "parameter_server" not in (old.get(key), new.get(key))
+    return any(
+        key == name or (name.endswith(".") and key.startswith(name)) for name in defaults.HARMLESS
+    )

@@ -1,0 +1,134 @@
+"""What a run prints, summarizes and records of its loops and evaluations."""
+
+from collections.abc import Callable, Mapping
+import contextlib
+import pathlib
+from typing import Any
+
+import orbit
+import tensorflow as tf
+
+from ctl.hardware import devices, gpu
+from ctl.loop import write_errors
+from ctl.loop.progress import Progress
+from ctl.loop.throughput import Throughput
+from ctl.replica.non_finite import NonFiniteReport
+from ctl.trainer import StandardTrainer
+
+
+class Reporter:
+    """Reports to the user's screen, to TensorBoard, and to events.jsonl.
+
+    Attributes:
+        throughput: the speed of the loops.
+    """
+
+    def __init__(
+        self,
+        trainer: StandardTrainer,
+        *,
+        progress: Progress | None = None,
+        on_event: Callable[..., None] | None = None,
+        gpu_usage: Callable[[], dict[str, float]] | None = None,
+        checkpoint_folder: pathlib.Path | None = None,
+    ):
+        """Reports nothing yet.
+
+        Args:
+            trainer: what is trained.
+            progress: prints the lines; by default nothing is printed.
+            on_event: called as on_event(name, step, **fields).
+            gpu_usage: returns numbers to report next to a loop's outputs; by default the usage of the
+                GPUs, if the replicas are on GPUs.
+            checkpoint_folder: where the run saves, for the message if the summaries cannot be
+                written.
+        """
+        self.throughput = Throughput(batch=trainer.global_batch_size)
+        self._progress = progress
+        self._on_event = on_event or (lambda *_, **__: None)
+        self._gpu_usage = gpu_usage or (gpu.read_usage if _on_gpu(trainer.strategy) else dict)
+        self._checkpoint_folder = checkpoint_folder
+
+    def print_line(self, line: str) -> None:
+        """Prints a line, if this process prints."""
+        if self._progress:
+            self._progress.print_line(line)
+
+    def record(self, event: str, step: int, **fields: Any) -> None:
+        """Records an event."""
+        self._on_event(event, step, **fields)
+
+    def loop_ended(
+        self,
+        step: int,
+        outputs: Mapping[str, Any],
+        summaries: orbit.utils.SummaryManager,
+        *,
+        last_step: int,
+    ) -> None:
+        """Reports the outputs of an inner loop.
+
+        Args:
+            step: the step at which it ended.
+            outputs: its loss and metrics, as numbers.
+            summaries: writes the training summaries.
+            last_step: the step at which the run ends, for the time that is left.
+        """
+        speed = self.throughput.examples_per_second
+        usage = self._gpu_usage()
+        rate = {"examples_per_second": speed} if speed else {}
+        self._summarize(summaries, {**outputs, **rate, **usage})
+        if self._progress:
+            self._progress.trained(
+                step,
+                {**outputs, **usage},
+                examples_per_second=speed,
+                seconds_left=self.throughput.seconds_for(last_step - step),
+            )
+
+    def steps_skipped(self, report: NonFiniteReport, *, steps: int) -> None:
+        """Reports that updates of a loop of `steps` steps were skipped."""
+        tensor, count = report.tensor, report.count
+        self.record("non_finite", report.step, policy="skip", tensor=tensor, count=count)
+        self.print_line(f"Skipped {count} of {steps} updates: step {report.step} {report}.")
+
+    def evaluation_ended(
+        self, step: int, outputs: Mapping[str, Any], summaries: orbit.utils.SummaryManager
+    ) -> None:
+        """Reports the outputs of an evaluation."""
+        self._summarize(summaries, outputs)
+        if self._progress:
+            self._progress.evaluated(step, outputs)
+        self.record("eval", step, **outputs)
+
+    def summary_writer(
+        self, summaries: orbit.utils.SummaryManager
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Makes the default writer of the user's own summaries, for the `with` around a loop."""
+        with self._report_write_errors():  # the first call creates the file
+            writer: contextlib.AbstractContextManager[Any] = summaries.summary_writer().as_default()
+        return writer
+
+    def _summarize(self, summaries: orbit.utils.SummaryManager, outputs: Mapping[str, Any]) -> None:
+        with self._report_write_errors():
+            summaries.write_summaries(outputs)
+            summaries.flush()
+
+    def _report_write_errors(self) -> contextlib.AbstractContextManager[None]:
+        return write_errors.report_write_errors("The summaries", self._checkpoint_folder)
+
+
+def as_numbers(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Converts tensors to Python numbers; nested mappings stay nested."""
+    return {
+        name: as_numbers(value)
+        if isinstance(value, Mapping)
+        else orbit.utils.get_value(value).tolist()
+        if tf.is_tensor(value)
+        else value
+        for name, value in outputs.items()
+    }
+
+
+def _on_gpu(strategy: tf.distribute.Strategy) -> bool:
+    return any("GPU" in device for device in devices.replica_devices(strategy))

@@ -1,0 +1,31 @@
+"""A worker process measures each window of any variant."""
+
+import io
+import json
+
+import pytest
+
+from benchmarks import models, variants, worker
+
+EMPTY = models.MODELS["empty"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        f"{variants.CTL}off",
+        variants.TUTORIAL,
+        variants.LOOP,
+        variants.BARE,
+        "tf_keras fit",
+        "tf_keras fit, best options",
+    ],
+)
+def test_worker_answers_each_window_with_steps_and_seconds(name):
+    answers = io.StringIO()
+    with pytest.raises(worker.Done):
+        variants.run(name, EMPTY, worker.Windows(io.StringIO("0\n0.05\n"), answers))
+    first, second = (json.loads(line) for line in answers.getvalue().splitlines())
+    assert first["steps"] in (1, EMPTY.steps_per_loop)
+    assert second["steps"] > 10 and 0.05 <= second["seconds"] < 5
+    assert second["peak_mib"] > 100

@@ -1,0 +1,42 @@
+"""Where an error in a user's file is, in one line."""
+
+import json
+import pathlib
+
+import pytest
+
+from ctl.configs.error_location import error_location
+from ctl.errors import UsageError
+
+
+def test_line_is_the_innermost_one_of_the_users_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "import json\n\n\ndef f():\n    json.loads('{')\n\n\nf()\n"
+    with pytest.raises(json.JSONDecodeError) as caught:
+        exec(compile(text, str(tmp_path / "exp.py"), "exec"), {})
+    assert error_location(caught.value).startswith("exp.py:5: JSONDecodeError: Expecting")
+
+
+def test_syntax_error_is_located_in_the_file_that_has_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SyntaxError) as caught:
+        compile("x = 1\ny = (\n", str(tmp_path / "exp.py"), "exec")
+    assert error_location(caught.value) == "exp.py:2: SyntaxError: '(' was never closed"
+
+
+def test_without_a_line_the_file_is_named():
+    error = ValueError("odd")
+    assert error_location(error, pathlib.Path("net.py")) == "net.py: ValueError: odd"
+    assert error_location(error) == "ValueError: odd"
+
+
+def test_error_without_a_message_is_its_type():
+    assert error_location(ValueError()) == "ValueError"
+
+
+def test_message_of_a_user_error_has_no_type_before_it():
+    assert error_location(UsageError("Set it to 0.")) == "Set it to 0."
+
+
+def test_only_the_first_line_of_a_message_is_kept():
+    assert error_location(RuntimeError("one\ntwo")) == "RuntimeError: one"

@@ -1,0 +1,84 @@
+"""Parsing the command line. The messages for its mistakes: mistakes_test.py."""
+
+import sys
+
+import pytest
+
+from ctl.configs import flags
+from ctl.errors import UsageError
+
+
+def parse(*arguments):
+    return flags.parse(["ctl", *arguments])
+
+
+def test_defaults():
+    values, changes = parse("--config=exp.py")
+    assert (values.config, values.workdir, values.mode, values.topology) == (
+        "exp.py", None, "train_and_eval", None,
+    )  # fmt: skip
+    assert not any(values[name].value for name in flags.SWITCHES)
+    assert changes == []
+
+
+@pytest.mark.parametrize("mode", flags.MODES)
+def test_every_mode_is_accepted(mode):
+    assert parse("--config=exp.py", f"--mode={mode}")[0].mode == mode
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changes"),
+    [
+        (["--config.train.steps=7"], [("train.steps", "7")]),
+        (["-config.train.steps=7"], [("train.steps", "7")]),
+        (["--config.train.steps", "7"], [("train.steps", "7")]),
+        (["--config.data.prefetch", "-1"], [("data.prefetch", "-1")]),
+        (["--config.train.steps="], [("train.steps", "")]),
+        (["--config.data.dir=a=b\nc"], [("data.dir", "a=b\nc")]),
+        (["--config.train.norms"], [("train.norms", None)]),
+        (["--config.train.norms", "--fresh"], [("train.norms", None)]),
+        (["--noconfig.train.norms"], [("train.norms", "false")]),
+        (["--config.seed=1", "--config.seed=2"], [("seed", "1"), ("seed", "2")]),
+    ],
+)
+def test_changes_of_the_config_are_separated_from_the_flags(arguments, changes):
+    for command_line in (["--config=exp.py", *arguments], [*arguments, "--config=exp.py"]):
+        values, parsed = parse(*command_line)
+        assert (values.config, parsed) == ("exp.py", changes)
+
+
+def test_flagfile_may_contain_flags_and_changes(tmp_path):
+    (tmp_path / "flags").write_text("# a comment\n--config=exp.py\n--config.train.steps=8\n")
+    values, changes = parse(f"--flagfile={tmp_path / 'flags'}", "--config.train.steps=9")
+    assert values.config == "exp.py"
+    assert changes == [("train.steps", "8"), ("train.steps", "9")]
+
+
+def test_last_spelling_of_a_switch_wins():
+    assert parse("--config=exp.py", "--nofresh", "--fresh=1")[0].fresh
+    assert not parse("--config=exp.py", "--fresh", "--nofresh")[0].fresh
+
+
+def test_sys_argv_and_earlier_command_lines_are_not_read(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["pytest", "--config=other.py", "--config.train.stps=5"])
+    parse("--config=first.py", "--fresh")
+    values, changes = parse("--config=exp.py")
+    assert (values.config, values.fresh, changes) == ("exp.py", False, [])
+
+
+def test_config_file_is_not_read():
+    assert parse("--config=nowhere.py:text")[0].config == "nowhere.py:text"
+
+
+def test_help_is_accepted_with_nothing_else():
+    assert parse("--help")[0].help
+    with pytest.raises(UsageError, match="No experiment is named"):
+        parse()
+
+
+@pytest.mark.parametrize("name", ["topology=v5e:2x2", "find_batch"])
+def test_flags_of_aot_compile_are_rejected_with_other_modes(name):
+    flag = name.partition("=")[0]
+    parse("--config=exp.py", "--mode=aot_compile", f"--{name}")
+    with pytest.raises(UsageError, match=f"--{flag} has no effect without --mode=aot_compile"):
+        parse("--config=exp.py", f"--{name}")

@@ -1,0 +1,130 @@
+"""The processes of a run make the same decisions."""
+
+import os
+import pathlib
+import time
+
+import pytest
+import tensorflow as tf
+
+from ctl import testing
+from ctl.hardware import cluster, selection
+from ctl.hardware.collectives import ProcessGroup
+from ctl.hardware.selection import Hardware
+from ctl.hardware.strategies import StrategyOptions
+
+LARGEST = 2**53 - 1  # the largest integer below which float64 is exact
+SIGNAL_AT = (7, 3)  # the steps at which the two processes receive a signal
+SAVE_EVERY = 2
+
+
+@pytest.fixture
+def reject_collectives(monkeypatch):
+    """Fails the test if a collective is run."""
+    monkeypatch.setattr(ProcessGroup, "_sum", lambda *_, **__: pytest.fail("ran a collective"))
+
+
+def check_answers(processes):
+    assert processes.any_process(True) is True
+    assert processes.any_process(False) is False
+    assert processes.broadcast_from_chief(LARGEST) == LARGEST
+    assert processes.broadcast_from_chief(-3) == -3
+    processes.barrier()
+
+
+def test_a_single_process_answers_without_a_collective(reject_collectives):
+    check_answers(ProcessGroup())
+    check_answers(ProcessGroup(selection.build("one_device")))
+    check_answers(ProcessGroup(selection.build("mirrored", StrategyOptions(logical_devices=2))))
+
+
+def test_the_chief_of_parameter_servers_answers_without_a_collective(reject_collectives):
+    chief = cluster.make_local_clusters(workers=2, servers=1, ports=[1, 2, 3, 4])[0]
+    strategy = tf.distribute.get_strategy()
+    check_answers(ProcessGroup(Hardware(strategy, "parameter_server", "a test", chief)))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_collective_gives_every_replica_the_same_answer(replicas):
+    """A group of one process, made to run the collectives that several processes would."""
+    hardware = selection.build("mirrored", StrategyOptions(logical_devices=replicas))
+    processes = ProcessGroup(hardware)
+    processes._is_single = False
+    check_answers(processes)
+
+
+def build_group():
+    options = StrategyOptions(cluster=cluster.from_environment(os.environ))
+    hardware = selection.build("multi_worker_mirrored", options)
+    return hardware, ProcessGroup(hardware), hardware.cluster.index
+
+
+def answer_all(folder):
+    """Calls every method with a different value in each process, and returns the answers."""
+    _, processes, index = build_group()
+    answers = [
+        processes.any_process(False),
+        processes.any_process(index == 0),
+        processes.any_process(index == 1),
+        processes.any_process(True),
+        processes.broadcast_from_chief(LARGEST - index),
+        processes.broadcast_from_chief(-5 + index),
+        processes.broadcast_from_chief(0 if index == 0 else 9),
+    ]
+    if index == 1:
+        time.sleep(0.5)  # so that a barrier that does not wait would return before the file exists
+        (pathlib.Path(folder) / "arrived").touch()
+    processes.barrier()
+    answers.append((pathlib.Path(folder) / "arrived").exists())
+    return answers
+
+
+@pytest.mark.slow
+def test_two_processes_agree(tmp_path):
+    answers = [False, True, True, True, LARGEST, -5, 0, True]
+    assert testing.run_workers(answer_all, str(tmp_path)) == [answers, answers]
+
+
+def run_steps(num_steps):
+    """A training loop with a signal, saves and evaluations, whose conditions differ by process."""
+    hardware, processes, index = build_group()
+
+    @tf.function
+    def train_step():
+        return hardware.strategy.run(
+            lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(1.0))
+        )
+
+    events = []
+    for step in range(num_steps):
+        events.append(("train", float(train_step())))
+        # The decision of the chief, whose clock alone counts.
+        if processes.any_process(hardware.is_chief and step % SAVE_EVERY == 1):
+            events.append(("save", processes.broadcast_from_chief(step + 100 * index)))
+            processes.barrier()
+        if step % 3 == 2:
+            events.append(("evaluate", float(train_step())))
+        if processes.any_process(step >= SIGNAL_AT[index]):
+            events.append(("stop", step))
+            break
+    processes.barrier()
+    return events
+
+
+@pytest.mark.slow
+def test_signals_saves_evaluations_and_steps_of_two_processes_interleave():
+    first, second = testing.run_workers(run_steps, 10)
+    assert (
+        first
+        == second
+        == [
+            ("train", 2.0),
+            ("train", 2.0),
+            ("save", 1),
+            ("train", 2.0),
+            ("evaluate", 2.0),
+            ("train", 2.0),
+            ("save", 3),
+            ("stop", 3),
+        ]
+    )

@@ -1,0 +1,61 @@
+"""Steps are scheduled on the workers of a parameter-server strategy."""
+
+import pytest
+import tensorflow as tf
+
+from ctl.hardware import coordinator, selection
+from ctl.hardware.coordinator import CoordinatedLoop
+
+
+class FakeCoordinator:
+    """Runs at `join` what was scheduled, as a single worker would."""
+
+    def __init__(self, strategy):
+        self.scheduled = []
+
+    def schedule(self, function, args):
+        self.scheduled.append((function, args))
+
+    def join(self):
+        for function, args in self.scheduled:
+            function(*args)
+        self.scheduled = []
+
+
+@pytest.mark.parametrize("name", ["default", "one_device", "mirrored", "central_storage"])
+def test_other_strategies_are_not_coordinated(name):
+    assert not coordinator.is_coordinated(selection.build(name).strategy)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "counts"), [(0, []), (3, [3]), (10, [10]), (25, [10, 10, 5])]
+)
+def test_all_steps_are_scheduled_in_calls_of_at_most_ten(monkeypatch, num_steps, counts):
+    monkeypatch.setattr(tf.distribute.coordinator, "ClusterCoordinator", FakeCoordinator)
+    steps = tf.Variable(0)
+    loop = CoordinatedLoop(lambda iterator: steps.assign_add(1), strategy=None)
+    scheduled = []
+    schedule = loop._coordinator.schedule
+
+    def record(function, args):
+        scheduled.append(int(args[1]))
+        schedule(function, args)
+
+    monkeypatch.setattr(loop._coordinator, "schedule", record)
+    loop(iter([]), tf.constant(num_steps))
+    assert scheduled == counts
+    assert int(steps) == num_steps
+
+
+def test_a_shorter_last_call_does_not_retrace(monkeypatch):
+    monkeypatch.setattr(tf.distribute.coordinator, "ClusterCoordinator", FakeCoordinator)
+    traces = []
+    steps = tf.Variable(0)
+
+    def train_step(iterator):
+        traces.append(iterator)
+        steps.assign_add(1)
+
+    dataset = iter(tf.data.Dataset.range(1))
+    CoordinatedLoop(train_step, strategy=None)(dataset, tf.constant(25))
+    assert len(traces) == 1

@@ -1,0 +1,40 @@
+"""What C++ code writes to standard error is hidden, unless the block fails."""
+
+import os
+
+import pytest
+
+from ctl.hardware.quiet import hold_back_stderr
+
+
+def write(text):
+    """Writes to file descriptor 2, as TensorFlow's C++ code does."""
+    os.write(2, text.encode())
+
+
+@pytest.fixture(autouse=True)
+def default_log_level(monkeypatch):
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+
+
+def test_output_of_a_block_that_succeeds_is_hidden(capfd):
+    write("before\n")
+    with hold_back_stderr():
+        write("inside\n")
+    write("after\n")
+    assert capfd.readouterr().err == "before\nafter\n"
+
+
+def test_output_of_a_block_that_fails_is_printed(capfd):
+    with pytest.raises(KeyboardInterrupt), hold_back_stderr():
+        write("inside\n")
+        raise KeyboardInterrupt
+    write("after\n")
+    assert capfd.readouterr().err == "inside\nafter\n"
+
+
+def test_the_lowest_log_level_prints_everything(monkeypatch, capfd):
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+    with hold_back_stderr():
+        write("inside\n")
+        assert capfd.readouterr().err == "inside\n"

@@ -1,0 +1,119 @@
+"""Which changes of the config a run may continue with."""
+
+import pytest
+
+import ctl
+from ctl.configs import defaults, overrides
+from ctl.loop.config_changes import ConfigChanges
+
+KEYS = overrides.flatten(defaults.defaults())
+
+
+def config(**changes):
+    """A complete config, nested."""
+    return ctl.config(**(dict(trainer="net.py:Net") | changes)).to_dict()
+
+
+def compare(saved, current):
+    return ConfigChanges(overrides.flatten(saved), current)
+
+
+# The keys that change the updates. A new key belongs here or in defaults.HARMLESS.
+HARMFUL = {
+    "seed", "init.checkpoint", "init.variables",
+    "runtime.precision", "runtime.loss_scale", "runtime.logical_shards",
+    "runtime.all_reduce.dtype", "data.dir", "data.global_batch_size", "data.tfrecord.interleave",
+    "data.tfrecord.cache", "data.tfrecord.shuffle_buffer", "optimizer.name",
+    "optimizer.learning_rate", "optimizer.learning_rate_batch_size", "optimizer.schedule",
+    "optimizer.warmup_steps", "optimizer.decay_steps", "optimizer.momentum", "optimizer.nesterov",
+    "optimizer.weight_decay", "optimizer.clip.global_norm", "optimizer.clip.norm",
+    "optimizer.clip.value",
+}  # fmt: skip
+
+
+def other(value):
+    """Another value of the same type."""
+    if isinstance(value, bool):
+        return not value
+    return value + {str: "x", list: ["CPU:0"]}.get(type(value), 1)
+
+
+def nested(name, value):
+    """A key as ctl.config takes it."""
+    for part in reversed(name.split(".")):
+        value = {part: value}
+    return value
+
+
+def test_same_config_has_no_changes():
+    model = dict(shape=(1, 2), head=dict(rate=0.1 + 0.2, nothing=None))
+    saved = overrides.flatten(config(model=model)) | {"model.shape": [1, 2]}  # as JSON has it
+    changes = ConfigChanges(saved, config(model=model))
+    assert (changes.lines, changes.harmful) == ({}, [])
+
+
+@pytest.mark.parametrize("name", [name for name in KEYS if name != "trainer"])
+def test_every_key_is_harmless_or_harmful(name):
+    value = other(KEYS[name])
+    changes = compare(config(), config(**nested(name, value)))
+    if name == "data.per_replica_batch_size":  # the global batch is not known yet
+        assert changes.lines == {}
+    else:
+        assert changes.lines == {name: f"{name}: {KEYS[name]!r} -> {value!r}"}
+        assert changes.harmful == [name] * (name in HARMFUL)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "harmful"),
+    [
+        ("auto", "mirrored", False),
+        ("mirrored", "parameter_server", True),
+        ("parameter_server", "mirrored", True),
+    ],
+)
+def test_changing_to_or_from_asynchronous_updates_is_harmful(before, after, harmful):
+    changes = compare(config(runtime=dict(strategy=before)), config(runtime=dict(strategy=after)))
+    assert changes.lines == {"runtime.strategy": f"runtime.strategy: {before!r} -> {after!r}"}
+    assert bool(changes.harmful) == harmful
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "harmful"),
+    [
+        (dict(schedule="constant"), False),
+        (dict(schedule="cosine"), True),
+        (dict(schedule="cosine", warmup_steps=3), True),
+        (dict(schedule="cosine", decay_steps=50), False),
+    ],
+)
+def test_train_steps_is_harmful_if_a_cosine_schedule_depends_on_it(optimizer, harmful):
+    longer = config(optimizer=optimizer, train=dict(steps=2000))
+    changes = compare(config(optimizer=optimizer), longer)
+    assert changes.lines == {"train.steps": "train.steps: 1000 -> 2000"}
+    assert changes.harmful == ["train.steps"] * harmful
+
+
+def test_model_keys_that_appear_and_disappear_are_named():
+    changes = compare(
+        config(model=dict(units=5, nothing=None)), config(model=dict(units=5, rate=0))
+    )
+    assert list(changes.lines.values()) == [
+        "model.nothing: None -> absent",
+        "model.rate: absent -> 0",
+    ]
+    assert changes.harmful == ["model.nothing", "model.rate"]
+
+
+def test_key_that_an_older_ctl_did_not_have_was_at_its_default():
+    saved = overrides.flatten(config())
+    saved = {key: value for key, value in saved.items() if not key.startswith("optimizer.clip.")}
+    assert ConfigChanges(saved, config()).lines == {}
+    changes = ConfigChanges(saved, config(optimizer=dict(clip=dict(norm=1.0))))
+    assert changes.lines == {"optimizer.clip.norm": "optimizer.clip.norm: 0.0 -> 1.0"}
+
+
+def test_batch_sizes_are_compared_once_the_replicas_are_known():
+    saved = config(data=dict(global_batch_size=8))
+    assert compare(saved, config(data=dict(per_replica_batch_size=4))).lines == {}
+    changes = compare(saved, config(data=dict(global_batch_size=4)))
+    assert changes.harmful == ["data.global_batch_size"]

@@ -1,0 +1,81 @@
+"""A config becomes a strategy, a trainer and an evaluator, with the global batch size resolved."""
+
+import pytest
+
+import ctl
+from ctl.configs import loading
+from ctl.modes import experiment
+from tests import experiments
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """Loads the config of an experiment with keys changed: load(**{key: value})."""
+    monkeypatch.chdir(tmp_path)
+    experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})
+
+    def load(**keys):
+        config = loading.load_config("experiment.py")
+        config.update_from_flattened_dict(keys)
+        return config
+
+    return load
+
+
+def build(config, **arguments):
+    return experiment.build(config, "experiment.py", **arguments)
+
+
+def test_the_trainer_and_the_evaluator_have_the_settings_of_the_config(load):
+    built = build(load(**{"eval.global_batch_size": 25, "runtime.precision": "float64"}))
+    assert type(built.trainer).__name__ == "Trainer"
+    assert built.trainer.global_batch_size == 7
+    assert built.trainer.options.precision == "float64"
+    assert built.trainer.options.model.dropout == 0.3
+    assert built.evaluator.global_batch_size == 25
+    assert built.hardware.name == "one_device"
+
+
+def test_the_evaluator_is_built_only_for_a_mode_that_evaluates(load):
+    assert build(load(), evaluates=False).evaluator is None
+
+
+def test_the_global_batch_size_is_computed_from_the_per_replica_batch_size(load):
+    sizes = {"data.global_batch_size": 0, "data.per_replica_batch_size": 3}
+    config = load(**sizes)
+    built = build(
+        load(**sizes, **{"runtime.strategy": "mirrored", "runtime.logical_devices": 4}),
+        evaluates=False,
+    )
+    assert built.config.data.to_dict() | {"global_batch_size": 12} == built.config.data.to_dict()
+    assert built.config.data.per_replica_batch_size == 0
+    assert built.trainer.global_batch_size == 12
+    assert config.data.per_replica_batch_size == 3  # the config itself is not changed
+    assert built.config.is_locked
+
+
+def test_another_strategy_can_replace_that_of_the_config(load):
+    hardware = build(load(), evaluates=False).hardware
+    assert build(load(), evaluates=False, hardware=hardware).hardware is hardware
+
+
+def test_a_model_key_that_the_trainer_never_reads_is_rejected(load, tmp_path):
+    # In two files: a key that the trainer's own file mentions counts as read.
+    config = experiments.CONFIG.replace("))\n", "), model=dict(units=4))\n")
+    experiments.write(tmp_path, {"experiment.py": config, "tiny.py": experiments.TRAINER})
+    with pytest.raises(ctl.UsageError, match=r"model\.units has no effect: .* never reads"):
+        build(load(), evaluates=False)
+
+
+def test_a_model_key_that_only_the_step_reads_is_accepted(load, tmp_path):
+    text = experiments.DROPOUT.replace(
+        "model=dict(dropout=0.3)", "model=dict(dropout=0.3, scale=4.0)"
+    )
+    text = text.replace(
+        "    def build_metrics",
+        "    def forward(self, batch, training):\n"
+        "        return self.options.model.scale * super().forward(batch, training)\n\n"
+        "    def build_metrics",
+    )
+    experiments.write(tmp_path, {"experiment.py": text})
+    assert build(load(), evaluates=False).trainer.options.model.scale == 4.0

@@ -1,0 +1,70 @@
+"""--mode=explain prints the step of a config and the complete config, and writes nothing."""
+
+import pathlib
+
+import pytest
+
+from ctl import main
+from tests import experiments
+
+
+@pytest.fixture
+def explain(tmp_path, monkeypatch, capsys):
+    """Explains the config with changes; returns the rows by name, and the complete output."""
+    monkeypatch.chdir(tmp_path)
+    experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})
+
+    def run(*changes):
+        arguments = [f"--config.{change}" for change in changes]
+        assert main.run(["ctl", "--config=experiment.py", "--mode=explain", *arguments]) == 0
+        out = capsys.readouterr().out
+        lines = out.partition("config:")[0].splitlines()
+        return dict(line.split(None, 1) for line in lines if line), out
+
+    return run
+
+
+def test_the_rows_describe_an_uneven_step_with_micro_batches(explain):
+    rows, _ = explain(
+        "runtime.strategy=mirrored",
+        "runtime.logical_devices=2",
+        "optimizer.clip.global_norm=1.5",
+        "optimizer.gradient_accumulation_steps=2",
+    )
+    assert rows["strategy"].startswith("mirrored (")
+    assert rows["replicas"] == "2"
+    assert "replica 0: 0..3; replica 1: 4..6 and 1 of padding, masked" in rows["rows"]
+    assert rows["rows"].endswith("in 2 micro-batches")
+    assert rows["denominator"].startswith("the total weight of the rows that exist")
+    assert rows["reduction"].startswith("one SUM all-reduce, ")
+    assert "by global norm 1.5, after the reduction" in rows["clip"]
+    assert not pathlib.Path("runs").exists()
+
+
+def test_the_rows_describe_one_replica(explain):
+    rows, _ = explain("data.global_batch_size=8")
+    assert rows["rows"] == "replica 0: 0..7"
+    assert rows["denominator"] == "8, a constant, unless the batch has weights"
+    assert rows["reduction"] == "none: one replica"
+    assert rows["optimizer"] == "adam, constant learning rate 0.001"
+    assert rows["compiled"].startswith("nothing by XLA (")
+    assert "2 trainable" not in rows["variables"] and "4 trainable" in rows["variables"]
+
+
+def test_logical_shards_and_a_reduced_dtype_are_part_of_the_reduction(explain):
+    mirrored = (
+        "runtime.strategy=mirrored",
+        "runtime.logical_devices=2",
+        "data.global_batch_size=8",
+    )
+    full = explain(*mirrored)[0]["reduction"]
+    sharded = explain(*mirrored, "runtime.logical_shards=4")[0]["reduction"]
+    assert sharded.endswith("; the gradient is the ordered sum over 4 logical shards")
+    half = explain(*mirrored, "runtime.all_reduce.dtype=bfloat16")[0]["reduction"]
+    assert half.endswith(" in bfloat16") and half.split(",")[0] == full.split(",")[0]
+
+
+def test_the_complete_config_is_printed_after_the_rows(explain):
+    _, out = explain("train.steps=77")
+    config = out.partition("config:")[2]
+    assert "steps: 77" in config and "dropout: 0.3" in config and "global_batch_size: 7" in config

@@ -1,0 +1,75 @@
+"""Mistakes are recognized by the coefficients of rows, regularization and weights."""
+
+import numpy as np
+import pytest
+
+from ctl.testing.diagnosis import causes, scaling
+from ctl.testing.diagnosis.probes import Coefficients
+from ctl.testing.recording import Record
+from ctl.testing.splits import RATE, Split
+
+EVEN, UNEVEN = Split(4, replicas=2), Split(5, replicas=2)
+ACCUMULATED, UNEQUAL_PARTS = Split(4, micro_batches=2), Split(5, micro_batches=2)
+
+
+def coefficients(rows, penalty=1.0, extra_decay=0.0):
+    return Coefficients(np.array(rows, float), penalty, extra_decay, reference_decay=0.1)
+
+
+@pytest.mark.parametrize(
+    ("split", "rows", "cause"),
+    [
+        (EVEN, [2, 2, 2, 2], causes.REDUCED_TWICE),
+        (EVEN, [0.5] * 4, causes.AVERAGED),
+        (ACCUMULATED, [2] * 4, causes.MICRO_BATCH),
+        (ACCUMULATED, [0.5] * 4, causes.MICRO_BATCH_TWICE),
+        (UNEQUAL_PARTS, [5 / 2, 5 / 2, 5 / 3, 5 / 3, 5 / 3], causes.MICRO_BATCH),
+        (UNEVEN, [5 / 3, 5 / 3, 5 / 3, 5 / 2, 5 / 2], causes.OWN_ROWS.format(how="summed")),
+        (UNEVEN, [5 / 6, 5 / 6, 5 / 6, 5 / 4, 5 / 4], causes.OWN_ROWS.format(how="averaged")),
+        (UNEVEN, [1, 1, 1, 1, 2], causes.PADDING.format(times=2)),
+        (UNEVEN, [0.5, 0.5, 0.5, 0.5, 1], causes.PADDING_MEAN.format(times=2)),
+        (EVEN, [1, 2, 3, 4], causes.DENOMINATOR.format(times="1, 2, 3, 4")),
+        (EVEN, [3, 3, 3, 3], None),
+        (EVEN, [1, 1, 1, 1], None),
+    ],
+)
+def test_rows(split, rows, cause):
+    assert scaling.explain_coefficients({split: coefficients(rows)}, split) == cause
+
+
+def test_uneven_split_decides_between_causes_that_are_equal_on_even_ones():
+    found = {EVEN: coefficients([0.5] * 4), UNEVEN: coefficients([5 / 6] * 3 + [5 / 4] * 2)}
+    assert scaling.explain_coefficients(found, EVEN) == causes.OWN_ROWS.format(how="averaged")
+
+
+def test_penalty_and_decay():
+    ones = [1.0] * 4
+    penalty = scaling.explain_coefficients({EVEN: coefficients(ones, penalty=2.0)}, EVEN)
+    assert penalty == causes.PENALTY.format(times=2)
+    decay = scaling.explain_coefficients({EVEN: coefficients(ones, extra_decay=0.1)}, EVEN)
+    assert decay == causes.DECAY.format(times=2)
+
+
+def record(split, *updates):
+    """A record of one variable with the given updates."""
+    steps = [{("update", "w:0"): np.asarray(u, float)} for u in updates]
+    return Record(split, {}, steps, {}, [])
+
+
+def test_updates_of_equal_norm_are_clipped():
+    references = {4: record(Split(4), [0.3, 0.4], [0.5, 0.0000001])}
+    clipped = scaling.explain_clipping({EVEN: record(EVEN, [0.6, 0.8])}, references, EVEN)
+    assert clipped == causes.CLIPPED.format(norm=0.5 / RATE, times=2)
+    references = {4: record(Split(4), [0.3, 0.4], [0.1, 0.2])}
+    assert scaling.explain_clipping({EVEN: record(EVEN, [0.6, 0.8])}, references, EVEN) is None
+
+
+@pytest.mark.parametrize(
+    ("extra", "cause"),
+    [((1.0, 3.0), causes.PART_SUMMED), ((-0.5, -0.75), causes.PART_AVERAGED), ((1.0, 2.0), None)],
+)
+def test_one_term_that_grows_with_the_replicas(extra, cause):
+    base, part = np.array([1.0, 2.0]), np.array([0.1, -0.3])
+    two, four = Split(4, 2), Split(4, 4)
+    records = {s: record(s, base + e * part) for s, e in zip((two, four), extra, strict=True)}
+    assert scaling.explain_partial(records, {4: record(Split(4), base)}) == cause

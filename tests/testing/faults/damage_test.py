@@ -1,0 +1,114 @@
+"""A run skips a damaged checkpoint, reports it, and ends with the same bits."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import ctl
+from ctl import main
+from ctl.loop.checkpoints.files import CheckpointFiles
+from ctl.testing import faults
+from tests import child
+from tests.experiments import read_weights
+
+UNFINISHED = "it was not written to the end"
+DAMAGES = {
+    "data cut": (lambda f: faults.truncate(f, 30), "has 100 bytes, not"),
+    "index cut": (lambda f: faults.truncate(f, 30, "index", keep=0), "has 0 bytes, not"),
+    "marker cut": (lambda f: faults.truncate(f, 30, "marker", keep=9), "its marker cannot be read"),
+    "data gone": (lambda f: faults.delete(f, 30), "ckpt-30.data-00000-of-00001 is missing"),
+    "index gone": (lambda f: faults.delete(f, 30, "index"), "ckpt-30.index is missing"),
+    "marker gone": (lambda f: faults.delete(f, 30, "marker"), UNFINISHED),
+    "data flipped": (lambda f: faults.flip(f, 30), "hecksum"),
+    "index flipped": (lambda f: faults.flip(f, 30, "index"), "hecksum"),
+    "marker flipped": (lambda f: faults.flip(f, 30, "marker"), "its marker cannot be read"),
+    "one unfinished": (lambda f: faults.leave_unfinished(f, 40), UNFINISHED),
+}
+
+
+def continue_run(workdir):
+    """Continues a copy of the undisturbed run to step 35; returns its exit code."""
+    return main.run(
+        ["ctl", "--config=experiment.py", f"--workdir={workdir}", "--config.train.steps=35"]
+    )
+
+
+@pytest.fixture(scope="module")
+def weights_at_step_35(undisturbed):
+    before = os.getcwd()
+    os.chdir(undisturbed)
+    try:
+        shutil.copytree("undisturbed", "longer")
+        assert continue_run("longer") == 0
+        return read_weights("longer", 35)
+    finally:
+        os.chdir(before)
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_damaged_checkpoint_is_skipped_and_reported(
+    undisturbed, weights_at_step_35, kind, monkeypatch, capsys
+):
+    damage, fault = DAMAGES[kind]
+    workdir = pathlib.Path(kind.replace(" ", "-"))
+    monkeypatch.chdir(undisturbed)
+    shutil.copytree("undisturbed", workdir)
+    damage(workdir / "checkpoints")
+    code = continue_run(workdir)
+    out, _ = capsys.readouterr()
+    assert code == 0, out
+    damaged, newest = (40, 30) if kind == "one unfinished" else (30, 20)
+    (message,) = [line for line in out.splitlines() if line.startswith("Skipped")]
+    assert message.startswith(f"Skipped {workdir}/checkpoints/ckpt-{damaged}: ")
+    assert fault in message
+    assert f"Resumed from {workdir}/checkpoints/ckpt-{newest}." in out
+    weights = read_weights(workdir, 35)
+    assert weights.keys() == weights_at_step_35.keys()
+    assert all(np.array_equal(weights[k], weights_at_step_35[k]) for k in weights)
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    """A folder with three files that have the names of a checkpoint's."""
+    for suffix in ("data-00000-of-00001", "index", "whole"):
+        (tmp_path / f"ckpt-20.{suffix}").write_bytes(bytes(range(200)))
+    return tmp_path
+
+
+def test_flipping_bytes_twice_restores_them(checkpoints):
+    path = checkpoints / "ckpt-20.data-00000-of-00001"
+    before = path.read_bytes()
+    assert faults.flip(checkpoints, 20, at=3, count=2) == path
+    pairs = enumerate(zip(before, path.read_bytes(), strict=True))
+    assert [i for i, (old, new) in pairs if old != new] == [3, 4]
+    faults.flip(checkpoints, 20, at=3, count=2)
+    assert path.read_bytes() == before
+
+
+def test_impossible_damage_is_an_error_and_changes_nothing(checkpoints):
+    with pytest.raises(ctl.UsageError, match="ckpt-7 has no index file"):
+        faults.delete(checkpoints, 7, "index")
+    with pytest.raises(ctl.UsageError, match="part is 'body'"):
+        faults.delete(checkpoints, 20, "body")
+    with pytest.raises(ctl.UsageError, match="has 200 bytes: keep must be less"):
+        faults.truncate(checkpoints, 20, "marker", keep=10_000)
+    with pytest.raises(ctl.UsageError, match="flipping 1 from byte 10000 requires 10001"):
+        faults.flip(checkpoints, 20, "marker", at=10_000)
+    assert {path.read_bytes() for path in checkpoints.iterdir()} == {bytes(range(200))}
+
+
+def test_undamaged_run_has_three_checkpoints(undisturbed):
+    assert CheckpointFiles(undisturbed / "undisturbed/checkpoints").steps() == [10, 20, 30]
+
+
+def test_damage_and_processes_do_not_import_tensorflow():
+    program = (
+        "import sys; from ctl.testing import faults; faults.flip, faults.drop; "
+        "assert not [name for name in sys.modules if name.startswith('tensorflow')]"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=child.ROOT)

@@ -1,0 +1,115 @@
+"""A kill arrives exactly at its point, once, and a run that survives it is not changed by it."""
+
+import signal
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.loop.checkpoints.files import CheckpointFiles
+from ctl.testing import faults
+from tests import reference_model
+
+
+def make_trainer():
+    return reference_model.make_trainer(
+        testing.make_strategy(1), 7, optimizer=lambda: tf_keras.optimizers.Adam(1e-2)
+    )
+
+
+def state(trainer):
+    return [v.numpy() for v in (*trainer.model.variables, *trainer.optimizer.variables)]
+
+
+@pytest.fixture(scope="module")
+def state_after_30_steps():
+    trainer = make_trainer()
+    trainer.train(tf.constant(30))
+    return state(trainer)
+
+
+@pytest.mark.parametrize(
+    ("when", "step"), [("start", 0), ("step:1", 1), ("step:13", 13), ("step:20", 20)]
+)
+def test_kill_at_a_step_arrives_when_the_step_is_finished(
+    observe_signal, state_after_30_steps, when, step
+):
+    trainer = make_trainer()
+    steps = observe_signal(lambda: int(trainer.global_step.numpy()))
+    with faults.killing(when, by=signal.SIGUSR1):
+        for _ in range(3):
+            trainer.train(tf.constant(10))
+    assert steps == [step]
+    assert trainer.global_step.numpy() == 30
+    for value, expected in zip(state(trainer), state_after_30_steps, strict=True):
+        np.testing.assert_array_equal(value, expected)
+
+
+def test_run_that_starts_after_the_step_is_not_killed(observe_signal):
+    trainer = make_trainer()
+    trainer.train(tf.constant(13))
+    steps = observe_signal(lambda: int(trainer.global_step.numpy()))
+    with faults.killing("step:13", by=signal.SIGUSR1):
+        trainer.train(tf.constant(5))
+    assert steps == []
+    assert trainer.global_step.numpy() == 18
+
+
+def test_kill_in_a_save_arrives_between_the_files_and_the_marker(observe_signal, tmp_path):
+    trainer, files = make_trainer(), CheckpointFiles(tmp_path)
+    seen = observe_signal(lambda: (files.steps(), files.faults(), sorted(tmp_path.glob("ckpt-2*"))))
+    checkpoints = Checkpointer(tmp_path, trainer)
+    with faults.killing("save:2", by=signal.SIGUSR1):
+        for _ in range(3):
+            trainer.train(tf.constant(1))
+            checkpoints.save()
+    paths = [tmp_path / "ckpt-2.data-00000-of-00001", tmp_path / "ckpt-2.index"]
+    assert seen == [([1], {2: "it was not written to the end"}, paths)]
+    assert files.steps() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("batches", [-1, 3])
+def test_kill_in_an_evaluation_arrives_after_its_first_batch(observe_signal, batches):
+    evaluator = ctl.StandardEvaluator(make_trainer(), global_batch_size=5)
+    seen = observe_signal(lambda: int(evaluator._examples.numpy()))
+    with faults.killing("eval:2", by=signal.SIGUSR1):
+        first, second = (evaluator.evaluate(tf.constant(batches)) for _ in range(2))
+    assert seen == [5]
+    assert int(second["examples"]) == (reference_model.EXAMPLES if batches < 0 else 15)
+    assert float(second["loss"]) == float(first["loss"])
+
+
+def test_no_signal_splits_the_loop_in_the_same_way(monkeypatch):
+    trainer, calls = make_trainer(), []
+    train = ctl.StandardTrainer.train
+    monkeypatch.setattr(
+        ctl.StandardTrainer, "train", lambda self, n: (calls.append(int(n)), train(self, n))[1]
+    )
+    with faults.killing("step:3", by=None):
+        trainer.train(tf.constant(10))
+    assert calls == [3, 7]
+
+
+def test_patched_methods_are_restored_after_the_block():
+    def methods():
+        return (
+            ctl.StandardTrainer.train,
+            ctl.StandardEvaluator.create_eval_loop_fn,
+            CheckpointFiles.commit,
+        )
+
+    before = methods()
+    for when in ("start", "step:1", "save:1", "eval:1"):
+        with faults.killing(when):
+            assert methods() != before
+    assert methods() == before
+
+
+@pytest.mark.parametrize("when", ["step", "step:0", "step:-1", "start:1", "stop:3", "save:x", ""])
+def test_unknown_point_is_an_error(when):
+    with pytest.raises(ctl.UsageError, match="start, step:K, save:N, eval:N"), faults.killing(when):
+        pass

@@ -1,0 +1,158 @@
+"""Processes of a launcher are found by name, killed, and paused."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import ctl
+from ctl.loop.checkpoints.files import CheckpointFiles
+from ctl.testing import faults
+from tests import child, experiments
+
+LAUNCHER = """
+import json, os, subprocess, sys
+for index in range(2):
+    config = json.dumps({"task": {"type": "worker", "index": index}})
+    subprocess.Popen(["sleep", "60"], env={**os.environ, "TF_CONFIG": config})
+subprocess.Popen(["sleep", "60"])
+print("started", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def launcher():
+    """The pid of a process that has two workers and one other child process."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout.readline() == "started\n"
+    yield process.pid
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def wait_for_state(pid, states, seconds=30):
+    """Waits until the state of a process in /proc is one of `states`: T stopped, Z zombie, ..."""
+    deadline = time.monotonic() + seconds
+    while True:
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        if state in states:
+            return
+        assert time.monotonic() < deadline, f"{pid} is in state {state}"
+        time.sleep(0.01)
+
+
+RUNNING = "RSD"
+
+
+def test_workers_are_found_by_their_names_and_dropped(launcher):
+    pids = faults.workers(launcher)
+    assert list(pids) == ["worker 0", "worker 1"]
+    assert len(set(pids.values())) == 2
+    assert faults.drop(launcher, "worker 1") == pids["worker 1"]
+    wait_for_state(pids["worker 1"], "Z")
+    wait_for_state(pids["worker 0"], RUNNING)
+    assert faults.workers(launcher) == {"worker 0": pids["worker 0"]}
+    with pytest.raises(ctl.UsageError, match=r"no running child process 'worker 1'.*: worker 0\."):
+        faults.drop(launcher, "worker 1")
+    assert faults.workers(os.getpid()) == {}
+
+
+def test_delayed_worker_is_stopped_and_continues(launcher):
+    pid = faults.workers(launcher)["worker 0"]
+    delay = threading.Thread(
+        target=faults.delay, args=(launcher, "worker 0"), kwargs={"seconds": 1}
+    )
+    delay.start()
+    wait_for_state(pid, "T")
+    delay.join()
+    wait_for_state(pid, RUNNING)
+
+
+WORKERS = """
+import experiment
+
+def get_config():
+    config = experiment.get_config()
+    config.train.update(steps=60, steps_per_loop=2, checkpoint_interval=10)
+    return config
+"""
+RUN = ["--config=workers.py", "--mode=train"]
+
+
+@pytest.fixture(scope="module")
+def two_workers(undisturbed):
+    """A folder with workers.py, and the weights of its run on two workers without faults."""
+    experiments.write(undisturbed, {"workers.py": WORKERS})
+    command = ["-m", "ctl.launch", "--workers=2", "--", *RUN, "--workdir=two"]
+    run = child.run(command, cwd=undisturbed)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return undisturbed, experiments.read_weights(undisturbed / "two", 60)
+
+
+def check_same_weights(workdir, expected):
+    weights = experiments.read_weights(workdir, 60)
+    assert all(np.array_equal(weights[name], expected[name]) for name in expected)
+
+
+def wait_for_checkpoint(launcher, workdir):
+    deadline = time.monotonic() + 120
+    while not CheckpointFiles(workdir / "checkpoints").steps():
+        assert launcher.poll() is None and time.monotonic() < deadline, launcher.communicate()
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_worker_killed_at_a_step_is_restarted_without_the_kill(two_workers):
+    folder, expected = two_workers
+    kill = ["--kill=step:33", "--workers=2", "--worker=1", "--max_restarts=1"]
+    run = child.run(
+        ["-m", "ctl.testing.faults", *kill, "--", *RUN, "--workdir=restarted"], cwd=folder
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "worker 1 failed first (killed by SIGKILL)" in run.stderr
+    assert "Resumed from restarted/checkpoints/ckpt-30." in run.stdout
+    check_same_weights(folder / "restarted", expected)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_delayed_worker_delays_the_run_and_changes_nothing(two_workers):
+    folder, expected = two_workers
+    command = ["-m", "ctl.launch", "--workers=2", "--", *RUN, "--workdir=delayed"]
+    with child.start(command, cwd=folder) as launcher:
+        wait_for_checkpoint(launcher, folder / "delayed")
+        faults.delay(launcher.pid, "worker 1", seconds=3)
+        out, err = launcher.communicate(timeout=240)
+    assert launcher.returncode == 0, out + err
+    lines = (folder / "delayed/events.jsonl").read_text().splitlines()
+    times = [line["time"] for line in map(json.loads, lines) if line["event"] == "checkpoint"]
+    assert np.diff(times).max() > 2.5
+    check_same_weights(folder / "delayed", expected)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_dropped_worker_ends_the_launcher_with_its_exit_code(two_workers):
+    folder, _ = two_workers
+    command = ["-m", "ctl.launch", "--workers=2", "--", *RUN, "--workdir=dropped"]
+    with child.start(command, cwd=folder) as launcher:
+        wait_for_checkpoint(launcher, folder / "dropped")
+        faults.drop(launcher.pid, "worker 1")
+        _, err = launcher.communicate(timeout=240)
+    assert launcher.returncode == 128 + signal.SIGKILL
+    assert "worker 1 failed first (killed by SIGKILL)" in err

@@ -1,0 +1,71 @@
+"""Every quantity of a trainer is recorded, under a name that splits share."""
+
+import numpy as np
+import tensorflow as tf
+
+from ctl.configs.options import TrainerOptions
+from ctl.testing import make_strategy
+from ctl.testing.recording import name_variables, read_value, record_run
+from ctl.testing.splits import Split
+from ctl.testing.trial_spec import TrialSpec, build_trainer
+from tests.testing import gallery, mistakes
+
+SPLIT = Split(4, replicas=2)
+
+
+def build(cls, split=SPLIT):
+    spec = TrialSpec(cls, gallery.examples(), None, TrainerOptions(), steps=2)
+    return build_trainer(spec, split, precision="float64")
+
+
+def test_record_has_every_quantity_of_each_step():
+    trainer = build(gallery.Normalized)
+    weights = [v.numpy() for v in trainer.model.trainable_variables]
+    record = record_run(trainer, SPLIT, steps=2, evaluate=True)
+    assert len(record.steps) == 2
+    kinds = [kind for kind, _ in record.steps[0]]
+    assert kinds.count("update") == len(weights)
+    assert kinds.count("statistic") == 2
+    assert {"loss", "metric", "state"} <= set(kinds)
+    assert {name for _, name in record.evaluation} == {"accuracy", "examples", "loss"}
+    assert record.mismatches == []
+    updates = zip(
+        *[[v for (k, _), v in s.items() if k == "update"] for s in record.steps], strict=True
+    )
+    for variable, start, changes in zip(
+        trainer.model.trainable_variables, weights, updates, strict=True
+    ):
+        np.testing.assert_allclose(start + sum(changes), variable.numpy(), rtol=1e-12)
+
+
+def test_second_trainer_gets_the_names_of_the_first():
+    first, second = build(gallery.Right), build(gallery.Right, SPLIT.reference)
+    names = tuple(name_variables(first))
+    assert tuple(name_variables(second)) != names  # Keras continues to number the layers
+    assert tuple(name_variables(second, names)) == names
+
+
+def test_copies_that_differ_are_recorded_with_the_replicas_that_changed():
+    record = record_run(build(mistakes.OneReplicaOnly), SPLIT, steps=1)
+    (mismatch,) = record.mismatches
+    assert mismatch.name[1] == "steps_seen:0"
+    assert (mismatch.changed, mismatch.replicas, mismatch.distance) == ((0,), 2, 1.0)
+
+
+def test_local_variable_is_read_as_its_aggregation_requires():
+    trainer = build(gallery.Right)
+    strategy = make_strategy(2)
+    for aggregation, expected in (("SUM", 3.0), ("MEAN", 1.5), ("ONLY_FIRST_REPLICA", 1.0)):
+        with strategy.scope():
+            variable = tf.Variable(
+                0.0,
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=tf.VariableAggregation[aggregation],
+            )
+
+        def assign(variable=variable):
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            variable.assign(tf.cast(replica, tf.float32) + 1.0)
+
+        strategy.run(tf.function(assign))
+        assert read_value(trainer, variable) == expected

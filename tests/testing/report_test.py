@@ -1,0 +1,84 @@
+"""The messages of a report."""
+
+import numpy as np
+import pytest
+
+from ctl.testing.report import Difference, Report, as_fraction, common_factor
+from ctl.testing.splits import Split
+
+SPLIT = Split(5, replicas=2)
+
+
+def difference(kind="update", name="w:0", factor=2.0, distance=0.125):
+    return Difference(kind, name, SPLIT, 0, factor, distance)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({}, "update of w:0 on {}, step 0: 2 times the value on one replica"),
+        (
+            dict(factor=None),
+            "update of w:0 on {}, step 0: differs from the value on one replica by up to 0.125",
+        ),
+        (
+            dict(factor=1 + 1e-9, distance=2e-9),
+            "update of w:0 on {}, step 0: differs from the value on one replica by up to 2e-09",
+        ),
+        (
+            dict(kind="loss", name="loss", factor=0.5),
+            "loss on {}, step 0: 1/2 times the value on one replica",
+        ),
+        (
+            dict(kind="copy", factor=None),
+            "copies of w:0 on {}, step 0: the replicas' copies differ by up to 0.125",
+        ),
+    ],
+)
+def test_difference_is_one_line(arguments, line):
+    assert str(difference(**arguments)) == line.format("2 replicas (3 + 2 rows), accumulation 1")
+
+
+def test_failure_starts_with_the_difference_and_its_cause():
+    others = [difference(name=f"v{i}:0") for i in range(14)]
+    report = Report(
+        trainer="MyTrainer",
+        precision="float64",
+        compared=(SPLIT,),
+        refused={Split(5, 2, 2): "not supported"},
+        notes=("A note.",),
+        differences=(difference(), *others),
+        cause="Fix it.",
+    )
+    lines = report.failure().splitlines()
+    assert lines[0] == f"MyTrainer: {difference()}. Fix it."
+    assert lines[1] == "  Other differences:"
+    assert lines[2] == f"    {others[0]}"
+    assert lines[13:] == [
+        "    and 3 more",
+        "  Not compared: 2 replicas (3 + 2 rows), accumulation 2: not supported",
+        "  A note.",
+    ]
+    assert not report.equivalent
+
+
+def test_single_difference_is_a_single_line():
+    report = Report("T", "float64", (SPLIT,), {}, differences=(difference(),), cause="Fix it.")
+    assert report.failure() == f"T: {difference()}. Fix it."
+
+
+@pytest.mark.parametrize(
+    ("factor", "text"),
+    [(2.0, "2"), (0.25, "1/4"), (5 / 6, "5/6"), (-2.0, "-2"), (0.123456, "0.1235")],
+)
+def test_factor_is_a_fraction_if_it_is_simple(factor, text):
+    assert as_fraction(factor) == text
+
+
+def test_common_factor():
+    values = np.array([[1.0, -2.0], [3.0, 0.0]])
+    assert common_factor(2 * values, values, 1e-9) == pytest.approx(2)
+    assert common_factor(values + 1, values, 1e-9) is None
+    assert common_factor(values, np.zeros([2, 2]), 1e-9) is None
+    assert common_factor(np.full([2, 2], np.inf), values, 1e-9) is None
+    assert common_factor(values[:1], values, 1e-9) is None

@@ -1,0 +1,33 @@
+"""The small trainer that ctl.testing provides."""
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+
+from ctl import testing
+from ctl.testing import tiny
+
+
+def test_examples_are_distinct_and_depend_on_the_seed():
+    examples = tiny.examples(24)
+    assert examples["x"].shape == (24, 4)
+    assert len(np.unique(examples["x"], axis=0)) == 24
+    assert set(examples["label"]) == {0, 1, 2}
+    np.testing.assert_array_equal(tiny.examples(24)["x"], examples["x"])
+    assert not np.array_equal(tiny.examples(24, seed=1)["x"], examples["x"])
+
+
+def test_tiny_trainer_learns():
+    trainer = testing.tiny_trainer(
+        testing.make_strategy(2), optimizer=lambda: tf_keras.optimizers.SGD(0.5)
+    )
+    assert isinstance(trainer, testing.TinyTrainer)
+    first, _, last = (trainer.train(tf.constant(20)) for _ in range(3))
+    assert last["loss"] < 0.5 * first["loss"]
+    assert last["accuracy"] > 0.9
+
+
+def test_options_are_those_of_the_trainer():
+    trainer = testing.tiny_trainer(global_batch_size=6, precision="float64")
+    assert trainer.global_batch_size == 6
+    assert trainer.options.precision == "float64"

@@ -1,0 +1,46 @@
+"""The trainer of a split reads the examples of the spec, not its own data."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ctl
+from ctl.configs.options import TrainerOptions
+from ctl.testing.splits import Split
+from ctl.testing.trial_spec import TrialSpec, build_trainer
+from tests.testing import gallery
+
+
+class WithoutData(gallery.Right):
+    """Its own data does not exist."""
+
+    def build_dataset(self, split, input_context):
+        raise FileNotFoundError("no data here")
+
+
+def make_spec(factory, **options):
+    return TrialSpec(factory, gallery.examples(), None, TrainerOptions(**options), steps=2)
+
+
+@pytest.mark.parametrize("factory", [WithoutData, lambda **a: gallery.Right(**a)])
+def test_trainer_reads_the_examples_in_order(factory):
+    split = Split(5, replicas=2)
+    trainer = build_trainer(make_spec(factory), split, precision="float64")
+    evaluated = ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
+    assert int(evaluated["examples"]) == 2 * split.batch - 1
+    batch = next(iter(trainer.feed.training_dataset(split.batch, start=0)))[0]
+    labels = np.concatenate(trainer.strategy.experimental_local_results(batch["label"]))
+    np.testing.assert_array_equal(labels[:5], gallery.examples()["label"][:5])
+
+
+def test_options_that_the_split_determines_are_replaced():
+    spec = make_spec(gallery.Right, seed=7, norms=True, gradient_accumulation_steps=4)
+    options = build_trainer(spec, Split(4, micro_batches=2), precision="float64").options
+    assert (options.gradient_accumulation_steps, options.norms) == (2, False)
+    assert (options.precision, options.seed, options.xla) == ("float64", 7, "off")
+    assert options.on_non_finite == "ignore"
+
+
+def test_name_of_the_trainer():
+    assert make_spec(gallery.Right).trainer_name == "Right"
+    assert make_spec(lambda **a: gallery.Right(**a)).trainer_name == "<lambda>"

@@ -1,0 +1,79 @@
+"""What a trial compares, rejects, and reports."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from ctl import testing
+from ctl.configs.options import TrainerOptions
+from ctl.errors import UsageError
+from ctl.testing import trial
+from ctl.testing.splits import Split
+from ctl.testing.trial_spec import TrialSpec
+from tests.testing import gallery
+
+UNEVEN = Split(5, replicas=2)
+
+
+def make_spec(cls=gallery.Right, *, examples=None, optimizer=None, steps=2):
+    return TrialSpec(cls, examples or gallery.examples(), optimizer, TrainerOptions(), steps)
+
+
+class PerReplicaRate(tf_keras.optimizers.SGD):
+    """An optimizer that depends on the number of replicas."""
+
+    def apply_gradients(self, pairs, **arguments):
+        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+        super().apply_gradients([(g / replicas, v) for g, v in pairs], **arguments)
+
+
+def test_users_optimizer_is_compared_in_addition_to_plain_sgd():
+    adam = make_spec(optimizer=lambda: tf_keras.optimizers.Adam(0.01))
+    assert trial.run(adam, [UNEVEN]).equivalent
+    report = trial.run(make_spec(optimizer=lambda: PerReplicaRate(0.1)), [UNEVEN])
+    assert "1/2 times the value on one replica. There was no difference under plain SGD" in (
+        report.failure()
+    )
+
+
+def test_rejected_splits_are_reported_and_are_not_failures():
+    splits = [UNEVEN, Split(5, replicas=2, micro_batches=2)]
+    report = trial.run(make_spec(gallery.Normalized), splits)
+    assert report.equivalent
+    assert report.compared == (UNEVEN,)
+    (reason,) = report.refused.values()
+    assert "micro-batch" in reason
+
+
+def test_trainer_that_is_rejected_on_every_split_is_an_error():
+    with pytest.raises(UsageError, match=r"ctl rejects every split: .*micro-batch"):
+        trial.run(make_spec(gallery.Normalized), [Split(5, micro_batches=2)])
+
+
+def test_loss_that_is_not_finite_cannot_be_compared():
+    examples = gallery.examples()
+    examples["x"][0] = np.nan
+    with pytest.raises(UsageError, match=r"The loss is not finite on one replica at step 0"):
+        trial.run(make_spec(examples=examples), [UNEVEN])
+
+
+def test_one_split_per_number_of_replicas_is_evaluated(monkeypatch):
+    evaluated = []
+    record_run = trial.record_run
+
+    def record(trainer, split, **arguments):
+        if arguments.get("evaluate"):
+            evaluated.append(split)
+        return record_run(trainer, split, **arguments)
+
+    monkeypatch.setattr(trial, "record_run", record)
+    trial.run(make_spec(steps=1), [Split(4, replicas=2), UNEVEN, Split(4, micro_batches=2)])
+    assert evaluated == [Split(5), UNEVEN]
+
+
+def test_trial_needs_split_cpus_and_no_current_strategy():
+    assert trial.can_run_here(4)
+    assert not trial.can_run_here(5)
+    with testing.make_strategy(2).scope():
+        assert not trial.can_run_here(2)
