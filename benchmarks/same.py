@@ -9,6 +9,7 @@ import tf_keras
 
 from benchmarks import models, variants
 import ctl
+from ctl.replica.engine import engine_of
 
 STEPS, TOLERANCE = 20, 1e-5
 
@@ -29,7 +30,7 @@ def largest_difference(model: models.Model) -> float:
     step, _ = variants.make_step(model, network, tf_keras.optimizers.SGD(0.01))
     step = tf.function(step)
     initial = trainer.model.get_weights()
-    batches = iter(trainer.feed.training_dataset(model.batch, start=0))
+    batches = iter(engine_of(trainer).pipeline.training_dataset(model.batch, start=0))
     for _ in range(STEPS):
         batch, _ = next(batches)
         step(floats(batch["x"]), batch["label"])

@@ -1,4 +1,4 @@
-"""StandardEvaluator: every example of the evaluation data, counted exactly once."""
+"""StandardEvaluator: counts every example of the evaluation data exactly once."""
 
 from collections.abc import Callable
 import contextlib
@@ -12,54 +12,63 @@ from ctl.data.tfrecords import describe_corruption
 from ctl.errors import UsageError
 from ctl.hardware import coordinator
 from ctl.replica import loss, precision
-from ctl.replica.step import row_count
-from ctl.trainer import StandardTrainer, unpack
+from ctl.replica.engine import engine_of
+from ctl.replica.microbatches import row_count, unpack
+from ctl.trainer import StandardTrainer
 
-STEPS_BETWEEN_LOOKS = 20  # steps after which an evaluation asks whether to stop
+STEPS_BETWEEN_CHECKS = 20  # an evaluation can be stopped after each of these many steps
 
 
 class Interrupted(Exception):
-    """An evaluation was asked to stop before its end."""
+    """An evaluation was stopped before its end."""
 
 
 class StandardEvaluator(orbit.StandardEvaluator):
-    """Evaluates a trainer's model on its `build_dataset("eval", ...)`.
+    """Evaluates a trainer's model on the data of its `build_dataset("eval", ...)`.
 
         evaluator = ctl.StandardEvaluator(trainer)
         evaluator.evaluate(tf.constant(-1))    # {"loss": ..., "accuracy": ..., "examples": 10000}
 
-    The loss is the weighted mean over the whole dataset of `per_example_loss`, without regularization,
-    however the dataset divides into batches and replicas.
+    The loss is the weighted mean of `per_example_loss` over the complete dataset, without
+    regularization. It does not depend on how the dataset is divided into batches and replicas.
 
     Attributes:
-        any_process_stops: called every few batches, in every process: whether to raise `Interrupted`.
+        trainer: the trainer.
+        strategy: the trainer's strategy.
+        global_batch_size: examples per step.
+        metrics: name -> metric.
+        any_process_stops: called every `STEPS_BETWEEN_CHECKS` steps; if it returns True, the
+            evaluation raises `Interrupted`. It may be a collective: every process calls it after the
+            same steps.
     """
 
     def __init__(self, trainer: StandardTrainer, *, global_batch_size: int | None = None):
-        """Takes model, loss, metrics and data from a trainer.
+        """Creates the metrics.
 
         Args:
-            trainer: what to evaluate.
-            global_batch_size: examples a step, over all replicas; by default the trainer's.
+            trainer: provides the model, the loss, the metrics and the data.
+            global_batch_size: examples per step, over all replicas; the trainer's by default.
         """
         super().__init__(eval_dataset=None)
         self._eval_dataset: Any = None
-        self.any_process_stops: Callable[[], bool] = lambda: False
         self._own_dataset = False
+        self.any_process_stops: Callable[[], bool] = lambda: False
         self.trainer = trainer
         self.strategy = trainer.strategy
         self.global_batch_size = global_batch_size or trainer.global_batch_size
-        with trainer.building(), self.strategy.scope():
+        with StandardTrainer.build_scope(trainer):
             self.metrics = trainer.build_metrics()
-            self._loss_sum = self._accumulator("loss_sum", tf.float64)
-            self._weight_sum = self._accumulator("weight_sum", tf.float64)
-            self._examples = self._accumulator("examples", tf.int64)
+            self._loss_sum = _accumulator("loss_sum", tf.float64)
+            self._weight_sum = _accumulator("weight_sum", tf.float64)
+            self._examples = _accumulator("examples", tf.int64)
 
     @property
     def eval_dataset(self) -> Any:
-        """The distributed evaluation data; set it to feed batches of your own making."""
+        """The distributed evaluation data; set it to evaluate batches of your own."""
         if self._eval_dataset is None:
-            self._eval_dataset = self.trainer.feed.evaluation_dataset(self.global_batch_size)
+            self._eval_dataset = engine_of(self.trainer).pipeline.evaluation_dataset(
+                self.global_batch_size
+            )
         return self._eval_dataset
 
     @eval_dataset.setter
@@ -68,9 +77,20 @@ class StandardEvaluator(orbit.StandardEvaluator):
         self._own_dataset = True
 
     def evaluate(self, num_steps: tf.Tensor) -> dict[str, Any]:
-        """Evaluates `num_steps` batches; -1 for the whole dataset."""
+        """Evaluates batches.
+
+        Args:
+            num_steps: scalar, the number of batches; -1 for the complete dataset.
+
+        Returns:
+            What `eval_end` returned.
+
+        Raises:
+            UsageError: the data is corrupt or empty.
+            Interrupted: `any_process_stops` returned True.
+        """
         if int(num_steps) == -1 and not self._own_dataset:
-            steps = self.trainer.feed.evaluation_steps(self.global_batch_size)
+            steps = engine_of(self.trainer).pipeline.evaluation_steps(self.global_batch_size)
             num_steps = num_steps if steps is None else tf.constant(steps)
         try:
             return super().evaluate(num_steps)
@@ -80,81 +100,87 @@ class StandardEvaluator(orbit.StandardEvaluator):
             ) from None
 
     def create_eval_loop_fn(self, has_state: bool) -> Any:
-        """The loop over the batches: Orbit's, a few at a time, so that it can be stopped."""
+        """Returns Orbit's loop over the batches, cut into parts so that it can be stopped."""
         run = super().create_eval_loop_fn(has_state)
         if coordinator.is_coordinated(self.strategy):
-            run = self._plain_loop()
+            run = self._coordinated_loop()
 
         def loop(iterator: Any, num_steps: tf.Tensor, **state: Any) -> Any:
-            left = int(num_steps)
-            if left < 0 or has_state:  # the data's end will tell, or a person's own reduction
+            remaining = int(num_steps)
+            # Up to the end of the data, or with a user's own reduction, it runs in one part.
+            if remaining < 0 or has_state:
                 return run(iterator, num_steps, **state)
-            while left:
-                count = min(left, STEPS_BETWEEN_LOOKS)
+            while remaining:
+                count = min(remaining, STEPS_BETWEEN_CHECKS)
                 run(iterator, tf.constant(count), **state)
-                left -= count
-                if left and self.any_process_stops():
+                remaining -= count
+                if remaining and self.any_process_stops():
                     raise Interrupted
             return None
 
         return loop
 
-    def _plain_loop(self) -> Any:
-        """Not in an `async_scope`, as Orbit's: leaving it waits for workers that are lost."""
+    def _coordinated_loop(self) -> Any:
+        """A loop without Orbit's `async_scope`: leaving that scope waits for workers that are lost."""
         step = tf.function(self.eval_step)
 
         def loop(iterator: Any, num_steps: tf.Tensor, **_: Any) -> None:
-            done, asked = 0, int(num_steps)
+            done, total = 0, int(num_steps)
             with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
-                while done != asked:
+                while done != total:
                     step(iterator)
                     done += 1
 
         return loop
 
     def eval_begin(self) -> None:
-        """Resets the counts and metrics."""
+        """Resets the sums and the metrics."""
         for variable in (self._loss_sum, self._weight_sum, self._examples):
             variable.assign(tf.zeros_like(variable))
         for metric in self.metrics.values():
             metric.reset_state()
 
     def eval_step(self, iterator: Any) -> None:
-        """One step of every replica; Orbit's hook."""
-        batch, present = unpack(next(iterator))
+        """Runs one step on every replica; Orbit calls it in its loop."""
+        batch, row_mask = unpack(next(iterator))
         if coordinator.is_coordinated(self.strategy):  # the coordinator evaluates by itself
-            self._replica_eval_step(batch, present)
+            self._replica_eval_step(batch, row_mask)
         else:
-            self.strategy.run(self._replica_eval_step, args=(batch, present))
+            self.strategy.run(self._replica_eval_step, args=(batch, row_mask))
 
     def eval_end(self) -> dict[str, Any]:
-        """Returns the loss, the metrics, and how many examples they are of."""
+        """Returns the loss, the metrics and the number of examples."""
         if int(self._examples.numpy()) == 0:
-            raise UsageError("The evaluation dataset is empty: want at least one example.")
+            raise UsageError("The evaluation dataset is empty: at least one example is required.")
         results = {name: metric.result() for name, metric in self.metrics.items()}
         mean = tf.math.divide_no_nan(self._loss_sum.read_value(), self._weight_sum.read_value())
         return {"loss": mean, **results, "examples": self._examples.read_value()}
 
-    def _replica_eval_step(self, batch: Batch, present: tf.Tensor | None) -> None:
+    def _replica_eval_step(self, batch: Batch, row_mask: tf.Tensor | None) -> None:
         trainer = self.trainer
-        with trainer.rows(batch, present):
+        with engine_of(trainer).rows(batch, row_mask):
             batch = trainer.preprocess(batch)
             outputs = precision.cast_to_float32(trainer.forward(batch, training=False))
             per_example = tf.cast(trainer.per_example_loss(batch, outputs), tf.float64)
-            weights = loss.row_weights(trainer.sample_weight(batch), present, tf.float64)
-            trainer.update_metrics(self.metrics, batch, outputs, present)
+            weights = loss.row_weights(trainer.sample_weight(batch), row_mask, tf.float64)
+            trainer.update_metrics(self.metrics, batch, outputs, row_mask)
         rows = tf.cast(row_count(batch), tf.int64)
-        ones = tf.cast(rows, tf.float64)
+        # The sum of the losses: the division by the weight of the dataset comes at the end.
         self._loss_sum.assign_add(loss.share(per_example, weights, tf.ones([], tf.float64)))
-        self._weight_sum.assign_add(ones if weights is None else tf.reduce_sum(weights))
-        there = rows if present is None else tf.cast(tf.reduce_sum(present), tf.int64)
-        self._examples.assign_add(there)
-
-    def _accumulator(self, name: str, dtype: tf.DType) -> tf.Variable:
-        return tf.Variable(
-            tf.zeros([], dtype),
-            trainable=False,
-            name=name,
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.SUM,
+        self._weight_sum.assign_add(
+            tf.cast(rows, tf.float64) if weights is None else tf.reduce_sum(weights)
         )
+        self._examples.assign_add(
+            rows if row_mask is None else tf.cast(tf.reduce_sum(row_mask), tf.int64)
+        )
+
+
+def _accumulator(name: str, dtype: tf.DType) -> tf.Variable:
+    """Creates a variable whose value is the sum of the replicas' own values."""
+    return tf.Variable(
+        tf.zeros([], dtype),
+        trainable=False,
+        name=name,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.SUM,
+    )

@@ -1,37 +1,28 @@
-"""StandardTrainer: a person's step, and around it everything that must be right on every replica."""
+"""StandardTrainer: subclass it with a model, data and a loss, and override as much more as you need."""
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
+import functools
 from typing import Any
 
 import orbit
 import tensorflow as tf
 import tf_keras
 
-from ctl.configs import compatibility
 from ctl.configs.options import TrainerOptions
-from ctl.data.input_pipeline import InputPipeline
-from ctl.data.source import Batch
-from ctl.data.tfrecords import describe_corruption
-from ctl.errors import NonFiniteStep, UsageError
-from ctl.hardware import coordinator, devices, strategies
-from ctl.hardware.coordinator import CoordinatedLoop
-from ctl.hooks import Hooks
-from ctl.replica import dropout as replica_random
-from ctl.replica import model_building, out_of_memory, precision
-from ctl.replica import row_mask as replica_rows
-from ctl.replica import xla as replica_compile
-from ctl.replica.inner_loop import CompiledLoop, chunk_size
+from ctl.data.source import Batch, Data
+from ctl.errors import UsageError
+from ctl.hardware import coordinator
+from ctl.replica import precision, xla
+from ctl.replica.engine import build_engine
+from ctl.replica.microbatches import unpack
+from ctl.replica.model_building import build_scope
 from ctl.replica.non_finite import NonFiniteReport
-from ctl.replica.step import Losses, Result, row_count
-from ctl.replica.update import Update, counter
-
-Optimizer = Any  # a tf_keras optimizer; the package has no types
 
 
-class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
-    """A training loop around a step of your own, whose update the global batch alone defines.
+class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
+    """Trains a model by a step whose update is a function of the global batch alone.
 
         class Digits(ctl.StandardTrainer):
             def build_model(self):
@@ -45,101 +36,147 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
                     batch["label"], outputs, from_logits=True)
 
         trainer = Digits(global_batch_size=64, optimizer=lambda: tf_keras.optimizers.Adam(1e-3))
-        controller = orbit.Controller(
-            trainer=trainer, global_step=trainer.global_step, steps_per_loop=100)
-        controller.train(steps=1000)
+        trainer.train(tf.constant(1000))
 
-    Override, from small to large: `preprocess`, `forward`, `per_example_loss`, `sample_weight`,
-    `regularization_losses`, `build_metrics`, `update_metrics`, `replica_step`, `train_step`. A batch
-    is a dict of tensors of shape [rows, ...].
+    The methods to override come first, from small to large; each is given what the ones before it
+    returned. A batch is a dict of tensors of shape [rows, ...].
 
     Attributes:
-        strategy: the `tf.distribute.Strategy`.
-        global_batch_size: examples an update is computed from, over all replicas and micro-batches.
-        options: the frozen `TrainerOptions`.
+        strategy, options: the strategy and the frozen `TrainerOptions`.
+        global_batch_size: examples per update, over all replicas and micro-batches.
         model: what `build_model` returned.
-        optimizer: a tf_keras optimizer; its `iterations` counts updates applied.
-        global_step: int64 variable: batches consumed, which is the position in the data.
-        metrics: name -> metric, of the training loop.
-        non_finite: what was not finite in the last loop, or None.
+        optimizer: a tf_keras optimizer; its `iterations` counts the applied updates.
+        metrics: name -> metric of the training loop.
+        global_step: int64 variable, the number of consumed batches, which is the position in the data.
+        skipped_steps: int64 variable, the number of updates that were not applied.
+        non_finite_report: the steps of the last loop that were not finite; None if all were.
     """
+
+    model: tf_keras.Model
+    optimizer: Any
+    metrics: dict[str, tf_keras.metrics.Metric]
+    global_step: tf.Variable
+    skipped_steps: tf.Variable
 
     def __init__(
         self,
         *,
         global_batch_size: int,
-        optimizer: Optimizer | Callable[[], Optimizer],
+        optimizer: Any,
         strategy: tf.distribute.Strategy | None = None,
         options: TrainerOptions | None = None,
     ):
         """Builds the model, the optimizer and the training data.
 
         Args:
-            global_batch_size: examples an update is computed from, over all replicas.
-            optimizer: makes the optimizer, under the strategy's scope; or one made there.
-            strategy: where the replicas are; the current strategy if not given.
-            options: everything else.
+            global_batch_size: examples per update, over all replicas.
+            optimizer: an optimizer made in the strategy's scope, or a function that makes one.
+            strategy: where the replicas are; the current strategy by default.
+            options: all other options.
 
         Raises:
-            UsageError: an option cannot be right with this model, data or strategy.
+            UsageError: the options cannot compute the right update with this model, data or strategy.
         """
         super().__init__(train_dataset=None)
         self.strategy = strategy or tf.distribute.get_strategy()
         self.global_batch_size = global_batch_size
         self.options = options or TrainerOptions()
-        self.feed = InputPipeline(
-            self.build_dataset,
-            strategy=self.strategy,
-            seed=self.options.seed,
-            prefetch=self.options.prefetch,
-            build_scope=self.building,
-        )
-        self.layout = self.feed.layout(global_batch_size)
-        self._check_spikes()
-        # Before tf_keras meets it; the options that need the model are checked with it, in Update.
-        row = strategies.strategy_name(self.strategy)
-        compatibility.check(compatibility.Choice(precision=self.options.precision, strategy=row))
-        self._position: int | None = None
-        self._own_dataset = False
-        self.non_finite: NonFiniteReport | None = None
-        self._keyed: set[str] = set()
-        with self.building(), self.strategy.scope():
-            self.model = model_building.apply_sync_batch_norm(
-                self.build_model(), self.options.model
-            )
-            self.optimizer: Any = precision.wrap_loss_scale(
-                model_building.make_optimizer(optimizer),
-                self.options.precision,
-                self.options.loss_scale,
-            )
-            self.metrics: dict[str, tf_keras.metrics.Metric] = self.build_metrics()
-            self._loss = tf_keras.metrics.Mean("loss", dtype=self.variable_dtype)
-            self.global_step = counter("global_step")
-            model_building.create_variables(self._outputs, self.feed.element_spec())
-            self.optimizer.build(self.model.trainable_variables)
-            full = self.feed.has_full_batches(global_batch_size)
-            self.update = Update(
-                self.options,
-                model=self.model,
-                layout=self.layout,
-                full=full,
-                chunks=self.feed.supports_chunks() and not self._own_train_step(),
-                strings=any(
-                    s.dtype == tf.string for s in tf.nest.flatten(self.feed.element_spec())
-                ),
-            )
-            self.skipped_steps, self.spikes = self.update.skipped_steps, self.update.spikes
-        replica_random.key_random_layers(self.model, self.options.seed)
-        self._compiled = self._compile_loop() if self.update.xla == "loop" else None
-        model_building.check_model(
-            self.model,
-            self.layout,
-            parts=self.options.logical_shards or self.options.gradient_accumulation_steps,
-            full=full,
-        )
+        self.non_finite_report: NonFiniteReport | None = None
+        # The only private attribute, so that those of a subclass cannot collide with ctl's.
+        self._ctl_engine = build_engine(self, optimizer, StandardTrainer)
+
+    # What a subclass must define.
+
+    @abc.abstractmethod
+    def build_model(self) -> tf_keras.Model:
+        """Builds the model; called once, in `build_scope`."""
+
+    @abc.abstractmethod
+    def build_dataset(self, split: str, input_context: tf.distribute.InputContext) -> Data:
+        """Builds the examples of a split.
+
+        Args:
+            split: "train" or "eval".
+            input_context: the input pipeline that the examples are for. Return ALL examples to every
+                pipeline: ctl selects the rows of each replica.
+
+        Returns:
+            A `ctl.data.Source`; a `tf.data.Dataset` of single examples, in the same order in every
+            run; or `ctl.data.GlobalBatches` or `ctl.data.PerReplica`.
+        """
+
+    @abc.abstractmethod
+    def per_example_loss(self, batch: Batch, outputs: Any) -> tf.Tensor:
+        """Computes the loss of each example.
+
+        Args:
+            batch: what `preprocess` returned, [rows, ...] each.
+            outputs: what `forward` returned.
+
+        Returns:
+            [rows] losses, not reduced: ctl divides once, by the weight of the global batch.
+        """
+
+    # What a subclass may override, from small to large.
+
+    def preprocess(self, batch: Batch) -> Batch:
+        """Prepares a batch on the device, so that uint8 is sent there instead of floats.
+
+        By default, uint8 features with three or more axes are images and are scaled to [0, 1]. Labels
+        and weights are unchanged.
+        """
+        images = [
+            name
+            for name, value in batch.items()
+            if value.dtype == tf.uint8 and value.shape.rank > 2 and name not in ("label", "weight")
+        ]
+        return {**batch, **{k: tf.cast(batch[k], self.compute_dtype) / 255 for k in images}}
+
+    def forward(self, batch: Batch, training: bool) -> Any:
+        """Computes the model's outputs.
+
+        By default the model is called with the one feature that is neither `label` nor `weight`, or
+        with a dict of them if there are several.
+        """
+        features = {k: v for k, v in batch.items() if k not in ("label", "weight")}
+        inputs = next(iter(features.values())) if len(features) == 1 else features
+        return self.model(inputs, training=training)
+
+    def sample_weight(self, batch: Batch) -> tf.Tensor | None:
+        """Returns the [rows] weights of the examples in the loss; `batch["weight"]` by default."""
+        return batch.get("weight")
+
+    def regularization_losses(self) -> Sequence[tf.Tensor]:
+        """Returns scalars that depend on the variables alone; they are added once per update."""
+        return self.model.losses
+
+    def build_metrics(self) -> dict[str, tf_keras.metrics.Metric]:
+        """Builds the metrics by name; called in `build_scope`, for training and for evaluation."""
+        return {}
+
+    def update_metrics(
+        self,
+        metrics: Mapping[str, tf_keras.metrics.Metric],
+        batch: Batch,
+        outputs: Any,
+        weights: tf.Tensor | None,
+    ) -> None:
+        """Updates the metrics with one replica's batch.
+
+        Args:
+            metrics: what `build_metrics` returned.
+            batch: what `preprocess` returned.
+            outputs: what `forward` returned.
+            weights: [rows], 1 for a row that exists and 0 for padding; None if all exist. Pass it to
+                `update_state` as `sample_weight`. It does not contain the loss' sample weights.
+        """
+        if metrics and "label" not in batch:
+            raise UsageError('The batch has no "label": override update_metrics.')
+        for metric in metrics.values():
+            metric.update_state(batch["label"], outputs, sample_weight=weights)
 
     def replica_step(self, batch: Batch) -> tf.Tensor:
-        """One replica's whole step; `minimize` once, by default. Override it for a GAN.
+        """Computes one replica's step; an override calls `minimize` for each update, as in a GAN.
 
         Args:
             batch: this replica's rows, preprocessed.
@@ -147,266 +184,115 @@ class StandardTrainer(Hooks, orbit.StandardTrainer, metaclass=abc.ABCMeta):
         Returns:
             The loss of the global batch, a scalar, the same on every replica.
         """
-        result = self._update(batch, self._example_losses)
-        for part, present, outputs in result.parts:
-            self.update_metrics(self.metrics, part, outputs, present)
+        result = self._ctl_engine.step(
+            batch,
+            self.per_example_loss,
+            forward=functools.partial(self.forward, training=True),
+            sample_weight=self.sample_weight(batch),
+            variables=self.model.trainable_variables,
+            optimizer=self.optimizer,
+            regularization=self.regularization_losses,
+        )
+        for part in result.micro_batches:
+            self.update_metrics(self.metrics, part.batch, part.outputs, part.row_mask)
         return result.loss
 
     def minimize(
         self,
         batch: Batch,
-        losses: Callable[[Batch], tf.Tensor],
+        loss_fn: Callable[[Batch], tf.Tensor],
         *,
         variables: Sequence[tf.Variable] | None = None,
-        optimizer: Optimizer | None = None,
+        optimizer: Any = None,
         regularization: Callable[[], Sequence[tf.Tensor]] | None = None,
     ) -> tf.Tensor:
-        """Applies the one update that the global batch defines.
+        """Computes and applies the one update that the global batch defines.
 
-        Call it in `replica_step`: a micro-batch at a time it computes this replica's share of the
-        loss and its gradients, sums them over the replicas, clips, and applies.
+        Call it in `replica_step`, on every replica.
 
         Args:
             batch: this replica's rows, preprocessed.
-            losses: a micro-batch -> [rows] losses, not reduced.
-            variables: what to train; by default the model's trainable variables.
-            optimizer: by default the trainer's; under float16 give it in a LossScaleOptimizer.
-            regularization: gives the scalars to add once; by default `regularization_losses`.
+            loss_fn: micro-batch -> [rows] losses, not reduced.
+            variables: the variables to train; the model's trainable variables by default.
+            optimizer: the trainer's by default. Under float16 it must be a LossScaleOptimizer.
+            regularization: returns scalars to add once; `regularization_losses` by default.
 
         Returns:
             The loss of the global batch, the same on every replica.
         """
-        return self._update(
+        return self._ctl_engine.step(
             batch,
-            lambda rows: (losses(rows), None),
-            variables=variables,
-            optimizer=optimizer,
-            regularization=regularization,
+            lambda rows, _: loss_fn(rows),
+            forward=None,
+            sample_weight=self.sample_weight(batch),
+            variables=self.model.trainable_variables if variables is None else variables,
+            optimizer=self.optimizer if optimizer is None else optimizer,
+            regularization=regularization or self.regularization_losses,
         ).loss
 
     def train_step(self, iterator: Any) -> None:
-        """One step of every replica; Orbit's hook.
-
-        Args:
-            iterator: of `(batch, present)`, or of batches.
-        """
-        batch, present = unpack(next(iterator))
-        step = self._replica_train_step
-        if self.update.xla == "step":
-            step = replica_compile.jit(step)
-        value = self.strategy.run(step, args=(batch, present))
+        """Runs one step on every replica; `iterator` yields `(batch, row_mask)`, or batches."""
+        engine = self._ctl_engine
+        batch, row_mask = unpack(next(iterator))
+        step = engine.replica_train_step
+        if engine.plan.xla == "step":
+            step = xla.jit(step)
+        loss = self.strategy.run(step, args=(batch, row_mask))
         # A step that fails is not counted.
-        with tf.control_dependencies(list(self.strategy.experimental_local_results(value))):
+        with tf.control_dependencies(list(self.strategy.experimental_local_results(loss))):
             self.global_step.assign_add(1)
 
     def train(self, num_steps: tf.Tensor) -> dict[str, Any] | None:
-        """Trains `num_steps` steps from where `global_step` stands in the data."""
-        self._key_other_models()
-        step = int(self.global_step.numpy())
-        if not self._own_dataset and self._position != step:
-            self._train_dataset, self._train_iter = self._training_from(step), None
-        self._position = None  # until the loop has ended well
-        try:
-            output = super().train(num_steps)
-        except tf.errors.DataLossError as error:
-            raise UsageError(
-                f"The training data is corrupt ({describe_corruption(error)}): write the file again."
-            ) from None
-        except tf.errors.OutOfRangeError:
-            raise UsageError(
-                f"The training data ended after step {int(self.global_step.numpy())}: return at least "
-                "one whole global batch of examples, or a dataset that repeats."
-            ) from None
-        except tf.errors.ResourceExhaustedError as error:
-            if not out_of_memory.is_told_by(error):
-                raise
-            raise UsageError(
-                out_of_memory.advice(
-                    self.layout.rows_per_replica,
-                    self.update.choice,
-                    accumulates=not self._own_train_step(),
-                )
-            ) from error
-        self._position = int(self.global_step.numpy())
-        self.non_finite = self.update.non_finite.take() if self.update.non_finite else None
-        if self.non_finite and self.options.on_non_finite != "skip":
-            raise NonFiniteStep(self.non_finite, self._examples_of(self.non_finite.step))
-        return output
+        """Trains `num_steps` (scalar int32) steps and returns what `train_loop_end` returns.
 
-    def pass_over(self, batches: int) -> None:
-        """Leaves the next batches out: `global_step` goes on, and the weights stay as they are."""
-        self.global_step.assign_add(batches)
+        Raises:
+            UsageError: the data is corrupt or has ended, or a step does not fit into memory.
+            NonFiniteStep: a step was not finite, and the options do not say to skip it.
+        """
+        self._ctl_engine.prepare_loop()
+        with self._ctl_engine.report_errors():
+            outputs = super().train(num_steps)
+        self.non_finite_report = self._ctl_engine.finish_loop()
+        return outputs
 
-    def not_finite(self) -> str | None:
-        """The name of the first variable of the model that is not finite, or None."""
-        variables = [v for v in self.model.trainable_variables if v.dtype.is_floating]
-        flags = [bool(tf.reduce_all(tf.math.is_finite(v))) for v in variables]
-        return next((v.name for v, flag in zip(variables, flags, strict=True) if not flag), None)
+    def train_loop_begin(self) -> None:
+        """Resets the loss and the metrics of the loop."""
+        self._ctl_engine.reset_metrics()
 
-    def _examples_of(self, step: int) -> list[int] | None:
-        """The examples of a step's global batch, where they have numbers."""
-        return self.feed.example_indexes(self.global_batch_size, step)
+    def train_loop_end(self) -> dict[str, Any]:
+        """Returns the mean loss, the metrics, and what the options ask for besides."""
+        return self._ctl_engine.results()
+
+    def create_train_loop_fn(self) -> Any:
+        """Returns the inner loop: Orbit's, one XLA program, or the one of a coordinator."""
+        if coordinator.is_coordinated(self.strategy):
+            return coordinator.CoordinatedLoop(self.train_step, strategy=self.strategy)
+        return self._ctl_engine.compiled_loop or super().create_train_loop_fn()
 
     @property
     def train_dataset(self) -> Any:
-        """The distributed training data; set it to feed batches of your own making."""
+        """The distributed training data; set it to train on batches of your own."""
         return self._train_dataset
 
     @train_dataset.setter
     def train_dataset(self, dataset: Any) -> None:
-        if self._compiled:
-            raise UsageError(
-                "runtime.xla=loop reads its data many batches at a time: choose runtime.xla=step to "
-                "set train_dataset."
-            )
-        if self.options.on_non_finite == "rollback":
-            raise UsageError(
-                "on_non_finite=rollback reads batches again, as it can those of build_dataset alone: "
-                "choose stop, skip or ignore to set train_dataset."
-            )
-        self._train_dataset, self._train_iter, self._own_dataset = dataset, None, True
-
-    def train_loop_begin(self) -> None:
-        """Resets the loop's metrics."""
-        for metric in (self._loss, *self.metrics.values()):
-            metric.reset_state()
-        if self.update.norms:
-            self.update.norms.reset()
-
-    def train_loop_end(self) -> dict[str, Any]:
-        """Returns the loop's mean loss and its metrics."""
-        results = {name: metric.result() for name, metric in self.metrics.items()}
-        results = {"loss": self._loss.result(), **results}
-        if precision.has_loss_scale(self.optimizer):
-            results["loss_scale"] = self.optimizer.loss_scale
-        if precision.has_loss_scale(self.optimizer) or self.options.on_non_finite == "skip":
-            results["skipped_steps"] = self.skipped_steps.read_value()
-        if self.update.norms:
-            results.update(self.update.norms.result())
-        return results
+        self._ctl_engine.use_own_dataset()
+        self._train_dataset, self._train_iter = dataset, None
 
     def checkpoint_items(self) -> dict[str, Any]:
-        """What a checkpoint must hold: every model, optimizer and variable, also those in lists.
+        """Returns what a checkpoint must hold: every model, optimizer and variable, also in lists."""
+        return self._ctl_engine.checkpoint_items()
 
-        Metrics are left out, since a loop resets them; the data position is `global_step`, and random
-        layers have no state.
-        """
-        trackable = tf.__internal__.tracking.Trackable
-        passing = (tf_keras.metrics.Metric, tf.data.Dataset, tf.data.Iterator)
-        left_out = ("metrics", "_train_dataset", "_train_iter", "_train_loop_fn")
-        return {
-            name: value
-            for name, value in vars(self).items()
-            if isinstance(value, trackable)
-            and not isinstance(value, passing)
-            and name not in left_out
-            and not name.startswith("_self_")
-        }
+    def build_scope(self) -> contextlib.AbstractContextManager[None]:
+        """The strategy's scope with the options' seed and precision, to build more models in."""
+        return build_scope(self.options, self.strategy)
 
-    def building(self) -> contextlib.AbstractContextManager[None]:
-        """What everything of the trainer is made inside of: its seed and its precision."""
-        return model_building.seed_and_precision(self.options.seed, self.options.precision)
+    @property
+    def compute_dtype(self) -> tf.DType:
+        """The dtype that layers compute in."""
+        return tf.as_dtype(precision.of(self.options.precision).compute)
 
-    def rows(
-        self, batch: Batch, present: tf.Tensor | None
-    ) -> contextlib.AbstractContextManager[replica_rows.Examples]:
-        """The rows that this replica holds, for the `with` around its step."""
-        first, step = replica_rows.first_row(row_count(batch)), self.global_step.read_value()
-        return replica_rows.examples(present, first_row=first, step=step)
-
-    def _replica_train_step(self, batch: Batch, present: tf.Tensor | None) -> tf.Tensor:
-        with self.rows(batch, present):
-            value = self.replica_step(self.preprocess(batch))
-            weight = None
-            # A step that is left out is no part of the mean.
-            if precision.has_loss_scale(self.optimizer) or self.options.on_non_finite == "skip":
-                weight = tf.cast(tf.math.is_finite(value), value.dtype)
-                value = tf.where(tf.math.is_finite(value), value, tf.zeros_like(value))
-            self._loss.update_state(value, sample_weight=weight)
-        return value
-
-    def _example_losses(self, batch: Batch) -> tuple[tf.Tensor, Any]:
-        outputs = precision.cast_to_float32(self.forward(batch, training=True))
-        return self.per_example_loss(batch, outputs), outputs
-
-    def _update(
-        self,
-        batch: Batch,
-        losses: Losses,
-        *,
-        variables: Sequence[tf.Variable] | None = None,
-        optimizer: Optimizer | None = None,
-        regularization: Callable[[], Sequence[tf.Tensor]] | None = None,
-    ) -> Result:
-        return self.update(
-            batch,
-            losses,
-            weight=self.sample_weight(batch),
-            variables=self.model.trainable_variables if variables is None else variables,
-            optimizer=self.optimizer if optimizer is None else optimizer,
-            regularization=regularization or self.regularization_losses,
-        )
-
-    def _key_other_models(self) -> None:
-        """Keys the random layers of models that a subclass has beside `self.model`."""
-        for name, held in vars(self).items():
-            values = tf.nest.flatten(held) if isinstance(held, list | dict) else [held]
-            for i, value in enumerate(values):
-                scope = f"{name}/{i}"
-                if not isinstance(value, tf_keras.Model) or value is self.model:
-                    continue
-                if scope not in self._keyed:
-                    replica_random.key_random_layers(value, self.options.seed, scope=scope)
-                    self._keyed.add(scope)
-
-    def create_train_loop_fn(self) -> Any:
-        """The inner loop: Orbit's, one XLA program, or what a coordinator schedules."""
-        if coordinator.is_coordinated(self.strategy):
-            return CoordinatedLoop(self.train_step, strategy=self.strategy)
-        return self._compiled or super().create_train_loop_fn()
-
-    def _check_spikes(self) -> None:
-        own = type(self).replica_step is not StandardTrainer.replica_step
-        if self.options.loss_spike and (own or self._own_train_step()):
-            raise UsageError(
-                "loss_spike looks at the one loss of ctl's own step, and this trainer has its own: set "
-                "it to 0."
-            )
-
-    def _own_train_step(self) -> bool:
-        return type(self).train_step is not StandardTrainer.train_step
-
-    def _compile_loop(self) -> CompiledLoop:
-        if self._own_train_step():
-            raise UsageError("xla=loop does not call your train_step: choose another runtime.xla.")
-        resident = None
-        if self.options.placement == "device":
-            with self.strategy.scope():
-                resident = self.feed.copy_to_device(devices.replica_devices(self.strategy)[0])
-        spec = self.feed.element_spec() if resident is None else tf.TensorSpec([None], tf.int64)
-
-        def step(batch: Batch) -> None:
-            self._replica_train_step(resident.gather(batch["index"]) if resident else batch, None)
-            self.global_step.assign_add(1)
-
-        size = chunk_size(spec, self.global_batch_size)
-        return CompiledLoop(step, strategy=self.strategy, size=size)
-
-    def _training_from(self, step: int) -> Any:
-        if not self._compiled:
-            return self.feed.training_dataset(self.global_batch_size, start=step)
-        self._compiled.forget()
-        return self.feed.training_chunks(
-            self.global_batch_size,
-            start=step,
-            size=self._compiled.size,
-            indexes_only=self.options.placement == "device",
-        )
-
-    def _outputs(self, batch: Batch) -> Any:
-        return self.forward(self.preprocess(batch), training=False)
-
-
-def unpack(element: Any) -> tuple[Batch, tf.Tensor | None]:
-    """An element of a dataset of `(batch, present)`, or of batches, as `(batch, present)`."""
-    return element if isinstance(element, tuple) else (element, None)
+    @property
+    def variable_dtype(self) -> tf.DType:
+        """The dtype of the variables."""
+        return tf.as_dtype(precision.of(self.options.precision).floatx)

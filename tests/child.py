@@ -1,4 +1,4 @@
-"""Runs Python in a process of its own: for other devices, exit codes, signals, and what is printed."""
+"""Runs Python in a child process, to test other devices, exit codes, signals and output."""
 
 from collections.abc import Sequence
 import os
@@ -12,7 +12,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """This process' environment, with the project importable and without pytest's own settings."""
+    """Returns this process' environment without pytest's and TensorFlow's variables.
+
+    The project can be imported from any working directory.
+    """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST", "COV_", "TF_"))}
     return {**inherited, "PYTHONPATH": str(ROOT), **variables}
 
@@ -20,7 +23,7 @@ def environment(**variables: str) -> dict[str, str]:
 def run(
     arguments: Sequence[str], *, cwd: pathlib.Path = ROOT, timeout: float = 240, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `python *arguments` to its end; the caller looks at returncode, stdout and stderr."""
+    """Runs `python *arguments` until it exits; kills its process group if an exception is raised."""
     with start(arguments, cwd=cwd, **variables) as process:
         try:
             stdout, stderr = process.communicate(timeout=timeout)
@@ -33,7 +36,7 @@ def run(
 def start(
     arguments: Sequence[str], *, cwd: pathlib.Path = ROOT, **variables: str
 ) -> subprocess.Popen[str]:
-    """Starts `python *arguments` in a process group of its own, its output piped as text."""
+    """Starts `python *arguments` in a new process group, with its output piped as text."""
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=cwd,

@@ -10,6 +10,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.data import sampler
+from ctl.replica.engine import engine_of
 from tests import reference_model
 
 BATCH, BAD = 8, 2  # the global batch, and the step that fails
@@ -94,7 +95,7 @@ class Overflowing(reference_model.ReferenceTrainer):
         losses = super().per_example_loss(batch, outputs)
         rows = ctl.replica.current()
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        first = replica * self.layout.rows_per_replica
+        first = replica * engine_of(self).plan.layout.rows_per_replica
         is_bad = tf.logical_and(
             tf.equal(rows.step, self.at),
             tf.logical_and(

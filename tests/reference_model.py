@@ -1,6 +1,6 @@
-"""A tiny model with an embedding and a regularizer, once as a trainer and once in numpy.
+"""A small model as a trainer, and its loss and gradients computed by hand in numpy.
 
-outputs = tanh([x, E[token]] W + b) V + c, cross entropy with logits, 0.1 x the sum of W's squares.
+outputs = tanh([x, E[token]] W + b) V + c; loss = cross entropy of the logits + 0.1 sum(W^2).
 """
 
 import numpy as np
@@ -15,18 +15,18 @@ TOKENS, CLASSES, HIDDEN, WIDTH, FEATURES = 6, 3, 5, 2, 4
 
 
 def examples(count=EXAMPLES, seed=0):
-    """Examples that differ from each other, with sample weights."""
-    draw = np.random.default_rng(seed)
+    """Makes distinct examples with sample weights."""
+    rng = np.random.default_rng(seed)
     return {
-        "x": draw.normal(size=(count, FEATURES)) * draw.uniform(0.1, 3, (count, 1)),
-        "token": draw.integers(0, TOKENS, count),
-        "label": draw.integers(0, CLASSES, count),
-        "weight": draw.uniform(0.2, 3.0, count),
+        "x": rng.normal(size=(count, FEATURES)) * rng.uniform(0.1, 3, (count, 1)),
+        "token": rng.integers(0, TOKENS, count),
+        "label": rng.integers(0, CLASSES, count),
+        "weight": rng.uniform(0.2, 3.0, count),
     }
 
 
 class ReferenceTrainer(ctl.StandardTrainer):
-    """The model under ctl; `data_factory(split)` makes its data."""
+    """The model as a trainer; `data_factory(split)` makes its data."""
 
     data_factory = staticmethod(lambda split: ctl.data.arrays(examples()))
     dropout = 0.0
@@ -64,7 +64,7 @@ class ReferenceTrainer(ctl.StandardTrainer):
 
 
 def make_trainer(strategy, batch, *, cls=ReferenceTrainer, optimizer=None, **options):
-    """A ReferenceTrainer in float64; plain SGD with rate 1 makes the update the gradient."""
+    """Makes a trainer in float64. Under the default SGD with rate 1 the update is the gradient."""
     options.setdefault("precision", "float64")
     return cls(
         strategy=strategy,
@@ -75,12 +75,12 @@ def make_trainer(strategy, batch, *, cls=ReferenceTrainer, optimizer=None, **opt
 
 
 def loss_and_gradients(weights, rows, weighted=True):
-    """The loss of a global batch and its gradients, by hand.
+    """Computes the loss of a global batch and its gradients by hand.
 
     Args:
         weights: E, W, b, V, c as arrays.
         rows: the examples of the batch.
-        weighted: whether `weight` counts.
+        weighted: whether to weight the examples by `weight`.
 
     Returns:
         The loss, the gradients in the order of `weights`, and the [rows] losses of the examples.
@@ -113,5 +113,5 @@ def loss_and_gradients(weights, rows, weighted=True):
 
 
 def pick(rows, indexes):
-    """The examples at `indexes`."""
+    """Selects the examples at `indexes`."""
     return {name: values[indexes] for name, values in rows.items()}

@@ -428,7 +428,7 @@ class TwoModels(reference_model.ReferenceTrainer):
 
     def __init__(self, **arguments):
         super().__init__(**arguments)
-        with self.building(), self.strategy.scope():
+        with self.build_scope():
             layers = tf_keras.layers
             self.second = tf_keras.Sequential(
                 [layers.InputLayer([4]), layers.Dropout(0.5), layers.Dense(1)]
@@ -495,7 +495,7 @@ def test_partial_global_batches_refuse_what_wants_full_ones():
             tf.data.Dataset.from_tensor_slices(reference_model.examples()).batch(8)
         )
 
-    with pytest.raises(ctl.UsageError, match="wants full batches"):
+    with pytest.raises(ctl.UsageError, match="requires full batches"):
         reference_model.make_trainer(
             testing.make_strategy(2), 8, cls=dataset_trainer(make), logical_shards=4
         )

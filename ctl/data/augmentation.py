@@ -9,6 +9,8 @@ from ctl.data.source import Augment, Augmented, Source
 from ctl.errors import UsageError
 
 # The stateful ops behind tf.random.uniform and similar functions, and behind tf.random.Generator.
+# Their state is not in the checkpoint, so a resumed run would repeat or change their numbers. The op
+# RandomIndexShuffle is stateless in spite of its name.
 _STATEFUL = re.compile(
     "Random(?!IndexShuffle)|Rng|Multinomial|(Parameterized)?TruncatedNormal"
     "|Stateful(Random|Standard|Truncated|Uniform)"

@@ -67,6 +67,9 @@ def training_batches(
     else:
         batch_size = layout.global_batch_size
         examples = _training_examples(data, start, batch_size=batch_size, seed=seed)
+        # Every input pipeline forms the complete global batches and keeps its rows of them, so the
+        # batches do not depend on the number of pipelines. The examples are endless:
+        # drop_remainder only makes the shape static.
         batches = examples.batch(batch_size, drop_remainder=True)
         if shard is not None:
             batches = batches.shard(shard.num_workers, shard.index)
@@ -80,6 +83,7 @@ def training_chunks(
     """Like `training_batches` for one replica, with `size` batches stacked and without a mask."""
     if isinstance(data, Arrays | Indexes):
         chunks = streams.training_chunks(data, layout, seed=seed, start=start, size=size)
+        # One chunk ahead is enough: it holds many batches.
         return chunks.map(lambda batch, row_mask: batch).prefetch(1)
     elements = training_batches(data, layout, seed=seed, start=start, prefetch=2)
     batches = elements.map(lambda batch, row_mask: batch)
@@ -129,6 +133,7 @@ def global_batches(data: GlobalBatches, *, start: int, endless: bool) -> tf.data
 
 def _split(batches: tf.data.Dataset, layout: Layout, *, always_full: bool) -> tf.data.Dataset:
     """Splits global batches into one element `(batch, row_mask)` per local replica."""
+    # The batch is used as it is: the gather below would copy it.
     if always_full and layout.replicas == 1:
         return batches.map(lambda batch: (batch, None))
     count = layout.rows_per_replica
@@ -136,6 +141,7 @@ def _split(batches: tf.data.Dataset, layout: Layout, *, always_full: bool) -> tf
     rows = replicas[:, tf.newaxis] * count + tf.range(count)[tf.newaxis, :]
 
     def split(batch: Any) -> tuple[Any, tf.Tensor | None]:
+        # The last batch of an evaluation may be partial: its size is known only here.
         size = tf.shape(tf.nest.flatten(batch)[0])[0]
         padded = tf.nest.map_structure(lambda x: tf.gather(x, tf.minimum(rows, size - 1)), batch)
         row_mask = None if always_full and layout.even else tf.cast(rows < size, tf.float32)
@@ -154,6 +160,8 @@ def _training_examples(data: Any, start: int, *, batch_size: int, seed: int) -> 
     def augment(position: tf.Tensor, example: Any) -> Any:
         return data.augment(example, sampler.position_seed(position, seed=seed))
 
+    # The positions of a resumed run continue those of the interrupted one. The skipped examples are
+    # read again, but not augmented.
     numbered = examples.enumerate(start=start * batch_size)
     return numbered.map(augment, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
@@ -184,4 +192,5 @@ def _repeat(dataset: tf.data.Dataset, start: int, *, elements_per_step: int) -> 
             "are read again and dropped. A ctl.data.Source would seek.",
             start,
         )
+    # repeat() comes first: `start` may lie in any epoch, and the number of examples may be unknown.
     return dataset.repeat().skip(start * elements_per_step)

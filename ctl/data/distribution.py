@@ -38,6 +38,7 @@ def from_function(
     def untuned_dataset(context: tf.distribute.InputContext) -> tf.data.Dataset:
         return disable_autotune(dataset_fn(context))
 
+    # The exact types: subclasses may place replicas or data in other ways.
     if type(strategy) is tf.distribute.OneDeviceStrategy and _on_cpu(strategy):
         return untuned_dataset(tf.distribute.InputContext())
     mirrored = type(strategy) is tf.distribute.MirroredStrategy

@@ -31,6 +31,7 @@ def check_data(data: Any, split: str) -> None:
         )
     source = source_of(data)
     count = len(source) if source is not None else int(dataset_of(data).cardinality())
+    # An unknown or infinite cardinality is negative.
     if count == 0:
         raise UsageError(
             f"build_dataset({split!r}, ...) returned no examples, but must return at least one."
@@ -45,11 +46,13 @@ def element_spec(data: Data) -> dict[str, tf.TensorSpec]:
         UsageError: the elements are not dicts of tensors of known rank.
     """
     if isinstance(data, Augmented):
+        # The augmentation takes single examples, so its input has no batch axis.
         example = tf.nest.map_structure(
             lambda s: tf.TensorSpec(s.shape[1:], s.dtype), element_spec(data.data)
         )
         spec, is_batched = augmentation.output_spec(data.augment, example), False
     elif isinstance(data, Source):
+        # Traces `gather` without reading any example.
         gather = tf.function(data.gather, autograph=False)
         indexes = tf.TensorSpec([None], tf.int64)
         outputs = gather.get_concrete_function(indexes).structured_outputs

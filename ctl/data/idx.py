@@ -53,6 +53,7 @@ def idx(directory: str | pathlib.Path, split: str) -> Arrays:
             f"{images_path} has {len(images)} examples and {labels_path} has {len(labels)}: "
             "the two files do not belong to the same dataset, download them again."
         )
+    # TensorFlow's sparse cross-entropy requires int32 or int64 labels; MNIST stores bytes.
     is_integer = np.issubdtype(labels.dtype, np.integer)
     return Arrays({"image": images, "label": labels.astype(np.int32) if is_integer else labels})
 
@@ -90,6 +91,7 @@ def read(path: str | pathlib.Path) -> np.ndarray:
             f"{path} is truncated or corrupt, its header declares shape {shape}, {expected} bytes, "
             f"but {actual} follow: download it again."
         )
+    # Native byte order is faster to compute with. Types of one byte are not copied.
     values = np.frombuffer(content, dtype, offset=start).reshape(shape)
     return values.astype(dtype.newbyteorder("="), copy=False)
 

@@ -57,6 +57,7 @@ class InputPipeline:
         self._seed = seed
         self._prefetch = prefetch
         self._build_scope = build_scope
+        # By split; only sources, augmented or not, since a dataset must be built each time.
         self._sources: dict[str, Data] = {}
         self.data_types: dict[str, str] = {}
 
@@ -73,6 +74,7 @@ class InputPipeline:
         """
         if split in self._sources:
             return self._sources[split]
+        # Without an input pipeline, for the spec or to count examples, the default context will do.
         replicas = self._strategy.num_replicas_in_sync
         with self._build_scope():
             data = self._build_dataset(
@@ -88,10 +90,11 @@ class InputPipeline:
         """Whether every training batch is known to have all its rows, without reading any."""
         data = self.data("train")
         if not isinstance(data, GlobalBatches | PerReplica):
-            return True
+            return True  # ctl batches the endless examples
         rows = global_batch_size
         if isinstance(data, PerReplica):
             rows //= self._strategy.num_replicas_in_sync
+        # A batch that may be partial, without drop_remainder, has an unknown static size.
         return all(s.shape[0] == rows for s in tf.nest.flatten(data.dataset.element_spec))
 
     def supports_chunks(self) -> bool:
@@ -151,6 +154,7 @@ class InputPipeline:
         if indexes_only:
             data = Indexes(len(self._training_arrays()))
 
+        # Chunks are for one replica, so there is one input pipeline, which can use `data` directly.
         def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
             layout = Layout.from_context(context, global_batch_size)
             return batching.training_chunks(data, layout, seed=self._seed, start=start, size=size)
@@ -197,6 +201,8 @@ class InputPipeline:
 
     def _check_strategy(self, data: Data) -> None:
         """Raises UsageError for data that the strategy would not split by the global batch."""
+        # With several workers, experimental_distribute_dataset shards by files or examples: which
+        # examples form a global batch would depend on the number of workers.
         coordinated = coordinator.is_coordinated(self._strategy)
         multi_worker = isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy)
         is_global = isinstance(data, GlobalBatches)

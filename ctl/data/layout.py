@@ -18,7 +18,7 @@ class WorkerShard:
     """
 
     num_workers: int
-    index: tf.Tensor
+    index: tf.Tensor  # a tensor, since a worker learns its index only when it creates its dataset
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +78,7 @@ class Layout:
 
     def row_counts(self) -> list[int]:
         """Returns the number of rows of a full global batch on each replica, without padding."""
+        # The rows that the replicas before this one leave; negative after the last row.
         rows = self.rows_per_replica
         unassigned = (self.global_batch_size - replica * rows for replica in range(self.replicas))
         return [min(max(0, count), rows) for count in unassigned]

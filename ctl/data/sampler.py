@@ -44,6 +44,7 @@ def example_indexes(positions: tf.Tensor, *, count: int, seed: int, span: int) -
     first = epoch[0]
     epochs = _epochs_touched(span, count)
     if count <= _MAX_SORTED:
+        # A stable sort is deterministic even if two of the random numbers are equal.
         numbers = _random_numbers(seed, first, epochs, width=count)
         orders = tf.argsort(numbers, direction="DESCENDING", stable=True)
         return tf.cast(tf.gather_nd(orders, tf.stack([epoch - first, place], axis=1)), tf.int64)

@@ -121,6 +121,7 @@ def evaluation_batches(source: Source, layout: Layout) -> tf.data.Dataset:
     def element(index: tf.Tensor) -> tuple[Any, tf.Tensor | None]:
         step, replica = index // local, layout.first_replica + index % local
         positions = step * batch_size + replica * layout.rows_per_replica + offsets
+        # Padding repeats the last example of the batch; after the end, the last of all.
         end = tf.minimum((step + 1) * batch_size, count)
         examples = source.gather(tf.minimum(positions, end - 1))
         return examples, tf.cast(positions < end, tf.float32)

@@ -65,6 +65,8 @@ def tfrecords(
     files = tf.data.Dataset.from_tensor_slices(paths)
     if training and not tuned.cache:  # a cache keeps the order of the first epoch
         files = files.shuffle(len(paths), seed=seed, reshuffle_each_iteration=True)
+    # deterministic=True everywhere: the order must not depend on which file is read or which record
+    # is parsed first.
     dataset = files.interleave(
         tf.data.TFRecordDataset,
         cycle_length=tuned.interleave,
@@ -74,6 +76,7 @@ def tfrecords(
     dataset = dataset.map(
         _parser(features), num_parallel_calls=tuned.parallel_calls, deterministic=True
     )
+    # The cache comes before the shuffle, so that each epoch has another order.
     if tuned.cache:
         dataset = dataset.cache()
     if training and tuned.shuffle_buffer:
@@ -121,6 +124,7 @@ def _ends_with_complete_record(path: str, size: int) -> bool:
     tail is searched for a length that reaches exactly to the end of the file; TensorFlow's reader
     then verifies the checksums there.
     """
+    # Not exported as tf.io, but the only reader that verifies the checksums at a given offset.
     reader = tf_record.tf_record_random_reader(path)
     tail_size = 0
     with tf.io.gfile.GFile(path, "rb") as file:

@@ -81,6 +81,7 @@ class Controller(orbit.Controller):
         Raises:
             UsageError: on_non_finite is "rollback" and there are no checkpoints.
         """
+        # Without checkpoints the first non-finite step would end the run: say so before it starts.
         self._rolls_back = trainer.options.on_non_finite == "rollback"
         if self._rolls_back and checkpoints is None:
             raise UsageError("on_non_finite=rollback requires `checkpoints` to go back to.")
@@ -129,10 +130,7 @@ class Controller(orbit.Controller):
         return self._reporter.throughput.examples_per_second
 
     def train(self, steps: int, checkpoint_at_completion: bool = True) -> None:
-        """Trains until `global_step` is `steps`, or until a stop is requested.
-
-        Saves at the end, in addition to the interval, unless not `checkpoint_at_completion`.
-        """
+        """Trains until `global_step` is `steps`, or until a stop is requested."""
         self._train_loop(steps, end=steps)
         if checkpoint_at_completion or self.stopped:
             self.save_checkpoint()
@@ -153,6 +151,7 @@ class Controller(orbit.Controller):
         while self.step < train_steps and not self.stopped:
             until = min(train_steps, _next_multiple(self.step, eval_interval or train_steps))
             self._train_loop(until, end=train_steps)
+            # Before the last evaluation, so that a run killed in it need not train again.
             if self.stopped or until == train_steps:
                 self.save_checkpoint()
             if not self.stopped:
@@ -168,6 +167,7 @@ class Controller(orbit.Controller):
             Loss and metrics by name, or None if a stop was requested before the end.
         """
         self._require("evaluator", for_method="evaluate")
+        # An evaluation may take longer than a cloud waits after its notice, so it checks for a stop.
         self.evaluator.any_process_stops = self.any_process_stops
         try:
             with self._reporter.summary_writer(self.eval_summary_manager):
@@ -203,14 +203,15 @@ class Controller(orbit.Controller):
             self.save_checkpoint()  # a rollback from the first steps needs a checkpoint, too
         while self.step < until and not self.stopped:
             first = self.step
-            if self._rollback.skips(first):
-                self.trainer.pass_over(1)
+            if self._rollback.skips(first):  # a batch before the boundary of an earlier rollback
+                self.trainer.global_step.assign_add(1)
             else:
                 boundary = self._next_boundary(first, until)
                 begin = time.perf_counter()
                 try:
                     with (
                         self._reporter.summary_writer(self.summary_manager),
+                        # The user's own summaries are written once per loop, and not in each step.
                         tf.summary.record_if(False),
                         self._watch(first),
                     ):
@@ -223,8 +224,8 @@ class Controller(orbit.Controller):
                 steps, seconds = boundary - first, time.perf_counter() - begin
                 self._reporter.throughput.add(steps, seconds=seconds)
                 self._check_step(boundary)
-                if self.trainer.non_finite:
-                    self._reporter.steps_skipped(self.trainer.non_finite, steps=steps)
+                if self.trainer.non_finite_report:
+                    self._reporter.steps_skipped(self.trainer.non_finite_report, steps=steps)
                 self._check_loss()
                 for action in self.train_actions:
                     action(outputs)
@@ -249,11 +250,13 @@ class Controller(orbit.Controller):
 
     def _all_roll_back(self, error: NonFiniteStep) -> None:
         """Restores the last checkpoint, to skip the batch from now on; or ends the run."""
+        # The trainer checks reduced values, so that every process comes here.
         policy = self.trainer.options.on_non_finite
         self._reporter.record("non_finite", error.step, policy=policy, tensor=error.tensor)
         if not self._rolls_back:
             raise error
         self._rollback.skip(error)
+        # A checkpoint of the step itself was saved before its batch was read.
         path = self._manager.all_restore(before=error.step + 1)
         if path is None:
             raise Failure(

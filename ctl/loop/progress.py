@@ -52,6 +52,7 @@ class Progress:
 
         Prints a line for the first loop, the last, and one every few seconds.
         """
+        # Loops may be short: a line for each would cost more time than the loop.
         now = self._clock()
         if self._last is not None and now - self._last < self._every and step < self._total:
             return
@@ -81,7 +82,7 @@ def format_numbers(outputs: Mapping[str, Any]) -> str:
 
 
 def _format_number(value: Any) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, int) and not isinstance(value, bool):  # a count
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.3e}"
@@ -90,7 +91,7 @@ def _format_number(value: Any) -> str:
 
 def format_duration(seconds: float) -> str:
     """Formats a duration: "42 s", "3 min 05 s", "2 h 07 min"."""
-    total = round(seconds)
+    total = round(seconds)  # first, so that 59.6 s is not "60 s"
     if total < 60:
         return f"{total} s"
     if total < 3600:

@@ -46,6 +46,7 @@ class Reporter:
         self.throughput = Throughput(batch=trainer.global_batch_size)
         self._progress = progress
         self._on_event = on_event or (lambda *_, **__: None)
+        # Read once per loop, by the driver: the devices have just been waited for.
         self._gpu_usage = gpu_usage or (gpu.read_usage if _on_gpu(trainer.strategy) else dict)
         self._checkpoint_folder = checkpoint_folder
 
@@ -74,6 +75,7 @@ class Reporter:
             summaries: writes the training summaries.
             last_step: the step at which the run ends, for the time that is left.
         """
+        # None until the second loop ends: the first one's time is that of tracing and compiling.
         speed = self.throughput.examples_per_second
         usage = self._gpu_usage()
         rate = {"examples_per_second": speed} if speed else {}
@@ -112,6 +114,7 @@ class Reporter:
     def _summarize(self, summaries: orbit.utils.SummaryManager, outputs: Mapping[str, Any]) -> None:
         with self._report_write_errors():
             summaries.write_summaries(outputs)
+            # Else a full disk would be met in the destructor of the writer, which cannot report it.
             summaries.flush()
 
     def _report_write_errors(self) -> contextlib.AbstractContextManager[None]:
@@ -130,5 +133,6 @@ def as_numbers(outputs: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+# By the replicas and not by the machine: the GPUs of a run that trains on the CPU are another's.
 def _on_gpu(strategy: tf.distribute.Strategy) -> bool:
     return any("GPU" in device for device in devices.replica_devices(strategy))

@@ -31,6 +31,8 @@ class StopRequest:
 
     def request(self, **reason: str) -> None:
         """Requests a stop, as from a signal handler or a thread."""
+        # One assignment, so that a thread and a signal handler need no lock: a handler that waits for
+        # a lock of the code that it interrupts never returns.
         self.reasons = {**self.reasons, **reason}
 
 
@@ -58,6 +60,7 @@ class StopOnSignal(StopRequest):
     def _receive(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         self.request(signal=name)
+        # A step may hang, or a checkpoint take minutes: the user must be able to end the process.
         for other in SIGNALS:
             signal.signal(other, signal.SIG_DFL)
         # The signal may interrupt another print: the stream then rejects this one.

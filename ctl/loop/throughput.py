@@ -26,6 +26,7 @@ class Throughput:
     def add(self, steps: int, *, seconds: float) -> None:
         """Adds one loop."""
         self._loops += 1
+        # Compiling takes seconds to minutes; a mean that included it would be wrong for hours.
         if self._loops > 1:
             self._steps += steps
             self._seconds += seconds

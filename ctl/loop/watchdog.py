@@ -84,7 +84,7 @@ class Watchdog:
         self._stacks = stacks
         self._read_seconds = read_seconds
         self._clock = clock
-        self._limit = FIRST * seconds
+        self._limit = FIRST * seconds  # of the next loop
         self._loop: _Loop | None = None
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -132,11 +132,14 @@ class Watchdog:
                 self._report(loop)
 
     def _run(self) -> None:
+        # Often enough that a report is at most a tenth late, but rarely enough to cost nothing.
         while not self._ended.wait(max(0.02, min(self._seconds / 10, 10.0))):
             self.check()
 
     def _try_to_read_step(self) -> int | None:
         """The step; None if it cannot be read now, as from a device that is busy."""
+        # Reading a variable waits for the step that writes it. A thread of its own keeps the watchdog
+        # from hanging, too; a second one would only wait for the first.
         if self._reader and self._reader.is_alive():
             return None
         steps: list[int] = []
@@ -157,6 +160,7 @@ class Watchdog:
             f"No step has ended for {format_duration(seconds)}: after step {loop.step} the run waits "
             f"for {waits_for}. It keeps waiting; the stacks of all threads:"
         )
+        # Writes to the descriptor directly: a thread that hangs may hold the lock of sys.stderr.
         faulthandler.dump_traceback(self._stacks, all_threads=True)
         with contextlib.suppress(Exception):  # a full disk is for the main thread to report
             self._on_event("stall", loop.step, seconds=seconds, waits_for=waits_for)

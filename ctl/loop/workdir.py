@@ -87,11 +87,13 @@ class Workdir:
         Raises:
             UsageError: the run is of another experiment, or its updates would change.
         """
+        # A typo in --workdir must not mix a run with somebody's files.
         self._check_no_foreign_files()
         if not self.has_run():
             return []
         saved = self.config()
         changes = ConfigChanges(saved, config)
+        # First, since the rest of the config differs in everything.
         if "trainer" in changes.lines and not allow_change:
             raise UsageError(
                 f"{self.path} holds a run of another experiment, trainer {saved['trainer']}: name "
@@ -115,6 +117,7 @@ class Workdir:
     def check_movable(self) -> None:
         """Raises UsageError if `move_aside` must not move the folder."""
         self._check_no_foreign_files()
+        # The user's shell would be in the moved folder, and the relative paths of the run, too.
         if self.has_run() and pathlib.Path.cwd().is_relative_to(self.path.resolve()):
             raise UsageError(
                 f"--fresh would move {self.path.resolve()} aside, which is the current folder: change "
@@ -148,6 +151,7 @@ class Workdir:
         self.check_movable()
         if not self.has_run():
             return None
+        # A sibling: a rename within one file system is atomic and takes no time.
         stamp = datetime.datetime.now().strftime("%Y-%m-%d-%H%M%S")
         aside = self.path.with_name(f"{self.path.name}.{stamp}")
         number = 1
@@ -175,6 +179,7 @@ class Workdir:
         path = self.path / "events.jsonl"
         with (
             write_errors.report_write_errors(str(path), self.checkpoints),
+            # Unbuffered: the line must be in the file when the process is killed later.
             open(path, "ab", buffering=0) as file,
         ):
             _append(file, json.dumps(line).encode() + b"\n")
@@ -209,6 +214,7 @@ class Workdir:
             self._write("rollbacks.json", {"rollbacks": list(rollbacks)})
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
+        # Written next to the file, then renamed: a kill leaves the old content or the new one.
         temporary = self.path / _temporary(name)
         with write_errors.report_write_errors(str(self.path / name), self.checkpoints):
             try:
@@ -254,6 +260,7 @@ class Workdir:
         try:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.lstat(self.path)  # raises if the name is too long, or permission is missing
+            # The folder need not exist yet: its nearest existing parent decides.
             nearest = self.path
             while not os.path.lexists(nearest):
                 nearest = nearest.parent

@@ -42,8 +42,10 @@ def _find_reason(error: Exception) -> str | None:
     """Why something could not be written; None for an error of another kind."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
+    # By the name of the module, since TensorFlow need not be imported.
     if not type(error).__module__.startswith("tensorflow."):
         return None
+    # The types vary with the operation: a full disk is ResourceExhausted or Unknown.
     match = _REASONS.search(str(error))
     if match:
         return match[0]

@@ -14,6 +14,7 @@ from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
 from ctl.hardware import devices, selection
 from ctl.hardware.strategies import StrategyOptions
+from ctl.replica.engine import engine_of
 from ctl.trainer import StandardTrainer
 
 
@@ -55,11 +56,7 @@ def build(
     trainer_class = loading.load_trainer_class(config.trainer, config_path, StandardTrainer)
     if config.runtime.deterministic:
         tf.config.experimental.enable_op_determinism()
-    if hardware is None:
-        memory = config.runtime.gpu
-        devices.limit_gpu_memory(growth=memory.memory_growth, limit_mib=memory.memory_limit_mib)
-        strategy_options = StrategyOptions.from_config(config.runtime, os.environ)
-        hardware = selection.build(config.runtime.strategy, strategy_options)
+    hardware = hardware or build_hardware(config.runtime)
     config = resolve_batch_size(config, hardware.strategy.num_replicas_in_sync)
     options = TrainerOptions.from_config(config)
     trainer = trainer_class(
@@ -77,9 +74,19 @@ def build(
     if evaluates:
         size = config.eval.global_batch_size or None
         evaluator = StandardEvaluator(trainer, global_batch_size=size)
-        trainer.feed.data("eval")  # makes the data, so that its mistakes are reported now
+        engine_of(trainer).pipeline.data(
+            "eval"
+        )  # makes the data, so that its mistakes are reported now
     _check_unread_keys(options, config, trainer_class)
     return Experiment(config, hardware, trainer, evaluator)
+
+
+def build_hardware(runtime: config_dict.ConfigDict) -> selection.Hardware:
+    """Limits the GPUs' memory and builds the strategy, as the section `runtime` of a config sets."""
+    devices.limit_gpu_memory(
+        growth=runtime.gpu.memory_growth, limit_mib=runtime.gpu.memory_limit_mib
+    )
+    return selection.build(runtime.strategy, StrategyOptions.from_config(runtime, os.environ))
 
 
 def resolve_batch_size(config: config_dict.ConfigDict, replicas: int) -> config_dict.ConfigDict:

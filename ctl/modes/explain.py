@@ -4,6 +4,7 @@ from ctl import optimizers
 from ctl.hardware import devices
 from ctl.modes import DONE, Arguments, experiment
 from ctl.modes.experiment import Experiment
+from ctl.replica.engine import engine_of
 
 _MAX_REPLICAS = 8  # replicas whose rows are listed
 _COMPILED = {
@@ -34,18 +35,18 @@ def describe(experiment: Experiment) -> str:
 
 
 def _describe_hardware(experiment: Experiment) -> list[tuple[str, str]]:
-    hardware, update = experiment.hardware, experiment.trainer.update
+    hardware, plan = experiment.hardware, engine_of(experiment.trainer).plan
     return [
         ("strategy", f"{hardware.name} ({hardware.reason})"),
         ("devices", ", ".join(devices.replica_devices(hardware.strategy))),
-        ("replicas", str(experiment.trainer.layout.replicas)),
+        ("replicas", str(engine_of(experiment.trainer).plan.layout.replicas)),
         ("precision", experiment.config.runtime.precision),
-        ("compiled", f"{_COMPILED[update.xla]} ({update.xla_why})"),
+        ("compiled", f"{_COMPILED[plan.xla]} ({plan.xla_reason})"),
     ]
 
 
 def _describe_batch(experiment: Experiment) -> list[tuple[str, str]]:
-    layout = experiment.trainer.layout
+    layout = engine_of(experiment.trainer).plan.layout
     per_replica = []
     for replica, count in enumerate(layout.row_counts()[:_MAX_REPLICAS]):
         first, padding = replica * layout.rows_per_replica, layout.rows_per_replica - count
@@ -86,7 +87,7 @@ def _describe_update(experiment: Experiment) -> list[tuple[str, str]]:
 
 def _describe_reduction(experiment: Experiment) -> str:
     trainer, options = experiment.trainer, experiment.trainer.options
-    if trainer.layout.replicas == 1:
+    if engine_of(trainer).plan.layout.replicas == 1:
         text = "none: one replica"
     else:
         variables = trainer.model.trainable_variables

@@ -8,6 +8,7 @@ from typing import Any
 
 from ctl.errors import list_some
 from ctl.loop.progress import format_numbers
+from ctl.replica.engine import engine_of
 
 
 def complete(step: int, evaluation: Mapping[str, Any], config: Any) -> str:
@@ -24,7 +25,7 @@ def complete(step: int, evaluation: Mapping[str, Any], config: Any) -> str:
 
 def start(hardware: Any, trainer: Any) -> str:
     """What is going to train, on what, and why there."""
-    layout = trainer.layout
+    layout = engine_of(trainer).plan.layout
     what = f"{trainer.options.precision}; {trainer.model.count_params():,} parameters"
     if hardware.name == "parameter_server":
         workers, servers = (len(hardware.cluster.addresses[role]) for role in ("worker", "ps"))
@@ -43,7 +44,7 @@ def start(hardware: Any, trainer: Any) -> str:
 
 
 def restored_in_part(comparison: Any) -> str:
-    """Which variables of the trainer and of the checkpoint a partial restore left out.
+    """Which variables of the trainer and of the checkpoint a partial restore ignored.
 
     Args:
         comparison: a `checkpoints.matching.Comparison`.

@@ -9,6 +9,7 @@ import tensorflow as tf
 from ctl.loop.controller import Controller
 from ctl.loop.workdir import Workdir
 from ctl.modes.experiment import Experiment
+from ctl.replica.engine import engine_of
 
 _PACKAGES = ("ctl", "tensorflow", "tf_keras", "tf-models-official", "numpy")
 
@@ -31,7 +32,7 @@ def make_result(experiment: Experiment, controller: Controller, seconds: float) 
         "examples_per_second": controller.examples_per_second,
         "seconds": seconds,
         "strategy": experiment.hardware.name,
-        "replicas": experiment.trainer.layout.replicas,
+        "replicas": engine_of(experiment.trainer).plan.layout.replicas,
         "versions": _versions(),
     }
 

@@ -15,6 +15,7 @@ from ctl.loop.rollback import RollbackPolicy
 from ctl.loop.stop import StopRequest
 from ctl.loop.watchdog import Watchdog
 from ctl.modes import Arguments, experiment
+from ctl.replica.engine import engine_of
 
 
 class Run:
@@ -46,6 +47,7 @@ class Run:
         self.trainer = self.experiment.trainer
         self.workdir = arguments.workdir
         self.is_chief = self.experiment.hardware.is_chief
+        # The same group everywhere in the run, so that all its collective calls have one order.
         self.processes = ProcessGroup(self.experiment.hardware)
         self.progress = Progress(
             total=self.config.train.steps,
@@ -107,7 +109,7 @@ class Run:
         return Watchdog(
             self.config.train.stall_seconds,
             read_step=lambda: int(self.trainer.global_step.numpy()),
-            data_type=lambda: self.trainer.feed.data_types["train"],
+            data_type=lambda: engine_of(self.trainer).pipeline.data_types["train"],
             on_event=self.workdir.event,
         )
 

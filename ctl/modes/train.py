@@ -23,7 +23,7 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
     run = Run(arguments, evaluates=evaluates)
     config, workdir, processes, progress = run.config, run.workdir, run.processes, run.progress
 
-    # Everything that can be wrong with the request is found before the folder changes.
+    # Mistakes are reported before anything in the folder changes.
     if arguments.fresh or not run.checkpoints.files.steps():
         moved = workdir.path if arguments.fresh else None
         warm_start.check(run.trainer, config.init, moved=moved)

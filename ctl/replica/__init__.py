@@ -1,5 +1,7 @@
-"""The arithmetic of a training step on one replica. Imports nothing of the other rooms."""
+"""The arithmetic of a training step on one replica."""
 
-from ctl.replica.row_mask import Examples, current, examples, present
+from ctl.replica.row_mask import Examples, current, current_mask, examples
+
+present = current_mask  # the public name
 
 __all__ = ["Examples", "current", "examples", "present"]

@@ -249,7 +249,7 @@ def _normalize(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, batch: _Batch) -
 
 def _masks(x: tf.Tensor, mask: Any, layer: SyncBatchNormalization) -> tuple[Any, Any]:
     """Bool of the leading axes of x, or None for all: what exists, and what counts of it."""
-    exists = row_mask.present()
+    exists = row_mask.current_mask()
     if exists is not None:
         if not x.shape[:1].is_compatible_with(exists.shape):
             raise UsageError(

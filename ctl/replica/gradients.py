@@ -1,8 +1,8 @@
-"""Accumulate, all-reduce, unscale, check, clip, apply: in that order.
+"""Operations on the gradients of a step: accumulate, reduce, unscale, check, clip, apply.
 
-Sparse gradients (`tf.IndexedSlices`, of embeddings) stay sparse, but where they are added to dense
-ones or summed in the order of shards. A gradient that is None (the loss does not depend on the
-variable) stays None and is left out of the update.
+Sparse gradients (`tf.IndexedSlices`, of embeddings) stay sparse, except where they are added to dense
+gradients or summed in the order of shards. A gradient that is None (the loss does not depend on the
+variable) stays None and is excluded from the update.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,34 +13,34 @@ import tensorflow as tf
 
 from ctl.configs.options import Clip
 
-Gradient: TypeAlias = Any  # a tf.Tensor, tf.IndexedSlices, or None; TensorFlow has no types
+Gradient: TypeAlias = Any  # a tf.Tensor, tf.IndexedSlices, or None; TensorFlow has no type hints
 
 
-def accumulate(parts: Sequence[Sequence[Gradient]]) -> list[Gradient]:
+def accumulate(micro_batches: Sequence[Sequence[Gradient]]) -> list[Gradient]:
     """Sums the gradients of micro-batches.
 
     Args:
-        parts: for each micro-batch its gradients, one a variable.
+        micro_batches: for each micro-batch, one gradient per variable.
 
     Returns:
-        The sums, one a variable.
+        One sum per variable.
     """
-    result = list(parts[0])
-    for part in parts[1:]:
-        result = [_add(one, two) for one, two in zip(result, part, strict=True)]
-    return result
+    total = list(micro_batches[0])
+    for gradients in micro_batches[1:]:
+        total = [_add(one, other) for one, other in zip(total, gradients, strict=True)]
+    return total
 
 
 def all_reduce(
     gradients: Sequence[Gradient], loss: tf.Tensor, *, dtype: tf.DType | None = None
 ) -> tuple[list[Gradient], tf.Tensor]:
-    """Sums gradients and loss over the replicas, batched into one call.
+    """Sums gradients and loss over the replicas, in one batched all-reduce.
 
     Args:
-        gradients: this replica's, None where there is none (on every replica alike).
+        gradients: this replica's gradients; None for the same variables on every replica.
         loss: this replica's share of the loss.
-        dtype: what gradients travel in, such as bfloat16; None for as they are. The loss, which
-            tells an overflow, travels as it is.
+        dtype: the dtype that gradients are sent and summed in, such as bfloat16; None for their own.
+            The loss keeps its own dtype, because it reveals an overflow.
 
     Returns:
         The gradients and the loss of the global batch, the same on every replica.
@@ -48,49 +48,50 @@ def all_reduce(
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
         return list(gradients), loss
-    there = [gradient for gradient in gradients if gradient is not None]
-    sent = [_cast(gradient, dtype) for gradient in there] if dtype else there
+    existing = [gradient for gradient in gradients if gradient is not None]
+    sent = [_cast(gradient, dtype) for gradient in existing] if dtype else existing
     *reduced, loss = context.all_reduce(tf.distribute.ReduceOp.SUM, [*sent, loss])
-    following = iter(_cast(new, old.dtype) for new, old in zip(reduced, there, strict=True))
-    return [None if gradient is None else next(following) for gradient in gradients], loss
+    results = iter(_cast(new, old.dtype) for new, old in zip(reduced, existing, strict=True))
+    return [None if gradient is None else next(results) for gradient in gradients], loss
 
 
 def sum_in_order(shards: Sequence[Sequence[Gradient]], count: int) -> list[Gradient]:
-    """Sums the values of `count` shards in the order of the shards, whoever computed them.
+    """Sums the values of `count` logical shards in the order of the shards.
 
-    Each replica fills its own slots of a [count, ...] buffer, zeros elsewhere; a SUM all-reduce
-    then only adds zeros, which is exact, and every replica sums the slots in the same order: the
-    result has the same bits on any number of replicas. It sends `count` times the bytes.
+    Each replica fills its own slots of a [count, ...] buffer and leaves zeros elsewhere. The SUM
+    all-reduce then only adds zeros, which is exact, and every replica sums the slots in the same
+    order: the result has the same bits on any number of replicas. It sends `count` times the bytes.
 
     Args:
-        shards: for each shard of this replica, in order, its values; None in all or in none.
-        count: the shards of all replicas.
+        shards: for each shard of this replica, in order, its values; a value is None in all shards
+            or in none.
+        count: the number of shards of all replicas.
 
     Returns:
         The sums.
     """
     context = tf.distribute.get_replica_context()
-    there = [i for i, value in enumerate(shards[0]) if value is not None]
-    mine = [tf.stack([tf.convert_to_tensor(shard[i]) for shard in shards]) for i in there]
+    places = [i for i, value in enumerate(shards[0]) if value is not None]
+    stacks = [tf.stack([tf.convert_to_tensor(shard[i]) for shard in shards]) for i in places]
     if context.num_replicas_in_sync > 1:
-        before = context.replica_id_in_sync_group * len(shards)
-        mine = [_in_slots(stack, before, count) for stack in mine]
-        mine = list(context.all_reduce(tf.distribute.ReduceOp.SUM, mine))
-    result: list[Gradient] = [None] * len(shards[0])
-    for i, slots in zip(there, mine, strict=True):
-        result[i] = functools.reduce(tf.add, tf.unstack(slots, count))
-    return result
+        first = context.replica_id_in_sync_group * len(shards)
+        buffers = [_fill_slots(stack, first, count) for stack in stacks]
+        stacks = list(context.all_reduce(tf.distribute.ReduceOp.SUM, buffers))
+    sums: list[Gradient] = [None] * len(shards[0])
+    for i, stack in zip(places, stacks, strict=True):
+        sums[i] = functools.reduce(tf.add, tf.unstack(stack, count))
+    return sums
 
 
 def unscale(gradients: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradient]:
     """Divides reduced gradients by the loss scale."""
-    return [_on_values(g, lambda v: v / tf.cast(loss_scale, v.dtype)) for g in gradients]
+    return [_map_values(g, lambda v: v / tf.cast(loss_scale, v.dtype)) for g in gradients]
 
 
 def finite_flags(gradients: Sequence[Gradient], loss: tf.Tensor) -> tf.Tensor:
-    """Whether the loss, and each gradient, is finite: [1 + gradients] bool, True for None.
+    """Checks the loss and each gradient: [1 + gradients] bool, True for finite values and for None.
 
-    The loss is looked at too: an infinite loss can leave finite gradients.
+    The loss is checked too, because an infinite loss can leave finite gradients.
     """
     values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
     return tf.stack(
@@ -104,12 +105,12 @@ def finite_flags(gradients: Sequence[Gradient], loss: tf.Tensor) -> tf.Tensor:
 def clip(gradients: Sequence[Gradient], rule: Clip) -> list[Gradient]:
     """Clips reduced gradients.
 
-    Rows of a sparse gradient that stand for the same variable row are summed first: the norm of
-    the unsummed rows would depend on how the batch was split.
+    Rows of a sparse gradient that belong to the same row of the variable are summed first: the norm
+    of the unsummed rows would depend on how the batch was split.
 
     Args:
         gradients: the gradients of the global batch.
-        rule: what to clip by.
+        rule: the bound; at most one of its fields is set.
 
     Returns:
         The clipped gradients.
@@ -120,112 +121,95 @@ def clip(gradients: Sequence[Gradient], rule: Clip) -> list[Gradient]:
     if rule.global_norm:
         return list(tf.clip_by_global_norm(summed, rule.global_norm)[0])
     if rule.norm:
-        return [_on_values(g, lambda v: tf.clip_by_norm(v, rule.norm)) for g in summed]
-    return [_on_values(g, lambda v: tf.clip_by_value(v, -rule.value, rule.value)) for g in summed]
+        return [_map_values(g, lambda v: tf.clip_by_norm(v, rule.norm)) for g in summed]
+    return [_map_values(g, lambda v: tf.clip_by_value(v, -rule.value, rule.value)) for g in summed]
 
 
 def apply(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[tf.Variable]) -> None:
-    """Applies reduced gradients, as they are, to every replica's copy of the variables.
+    """Applies reduced gradients to every replica's copy of the variables, without another reduction.
 
     Args:
         optimizer: a tf_keras optimizer.
-        gradients: the gradients of the global batch, None for a variable to leave alone.
+        gradients: the gradients of the global batch; None for a variable that stays unchanged.
         variables: the variables, in the same order.
     """
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
     if pairs:
-        # The argument's old name, which the legacy optimizers take too.
+        # The argument's old name, which the legacy optimizers accept too.
         optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
 
 
-def unless(finite: tf.Tensor, told: Sequence[tf.Tensor], then: Callable[..., Any]) -> None:
-    """Calls something once, across replicas, where a step is not finite.
+def call_unless(
+    condition: tf.Tensor, function: Callable[..., Any], *, arguments: Sequence[tf.Tensor]
+) -> None:
+    """Calls a function once, in the cross-replica context, if a condition is false.
 
     Args:
-        finite: scalar bool, the same on every replica.
-        told: what `then` is called with, the same on every replica.
-        then: called across replicas; it may change variables.
+        condition: scalar bool, the same on every replica.
+        function: called in the cross-replica context; it may assign variables.
+        arguments: the arguments of `function`, the same on every replica.
     """
 
-    def decide(strategy: tf.distribute.Strategy, finite: Any, told: Any) -> None:
+    def decide(strategy: tf.distribute.Strategy, condition: Any, arguments: Any) -> None:
         def call() -> None:
-            then(*(strategy.experimental_local_results(value)[0] for value in told))
+            function(*_first_replica(strategy, arguments))
 
-        tf.cond(strategy.experimental_local_results(finite)[0], lambda: None, call)
+        tf.cond(strategy.experimental_local_results(condition)[0], lambda: None, call)
 
-    tf.distribute.get_replica_context().merge_call(decide, args=(finite, list(told)))
+    tf.distribute.get_replica_context().merge_call(decide, args=(condition, list(arguments)))
 
 
-def apply_if(
-    right: tf.Tensor,
+def apply_or_skip(
+    should_apply: tf.Tensor,
     optimizer: Any,
     gradients: Sequence[Gradient],
     variables: Sequence[tf.Variable],
     *,
+    on_skip: Callable[..., Any],
+    skip_arguments: Sequence[tf.Tensor],
     overflow: tf.Tensor,
-    told: Sequence[tf.Tensor],
-    otherwise: Callable[..., Any],
-    decided: Callable[[Any], None],
+    afterwards: Callable[[Any], None],
 ) -> None:
     """Applies reduced gradients on all replicas, or on none.
 
-    A conditional in the replicas' own code would hold the optimizer's collectives, which
-    tf.distribute refuses; so the replicas meet, and one conditional decides for all.
+    A conditional in the code of each replica would contain the optimizer's collectives, which
+    tf.distribute rejects. So the replicas merge, and one conditional decides for all of them.
 
     Args:
-        right: scalar bool, the same on every replica.
+        should_apply: scalar bool, the same on every replica.
         optimizer: a tf_keras optimizer.
-        gradients: the gradients of the global batch, None for a variable to leave alone.
+        gradients: the gradients of the global batch; None for a variable that stays unchanged.
         variables: the variables, in the same order.
-        overflow: scalar float, infinity where the gradients overflowed, else 0.
-        told: what `otherwise` is called with, the same on every replica.
-        otherwise: called across replicas where the update is skipped.
-        decided: called across replicas with each replica's `overflow`.
+        on_skip: called in the cross-replica context if the update is skipped.
+        skip_arguments: the arguments of `on_skip`, the same on every replica.
+        overflow: scalar float, infinity if the gradients overflowed, else 0.
+        afterwards: called in the cross-replica context with the replicas' `overflow`.
     """
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
-    there, targets = [g for g, _ in pairs], [v for _, v in pairs]
+    existing, targets = [g for g, _ in pairs], [v for _, v in pairs]
 
     def decide(
-        strategy: tf.distribute.Strategy, right: Any, overflow: Any, there: Any, told: Any
+        strategy: tf.distribute.Strategy,
+        should_apply: Any,
+        overflow: Any,
+        gradients: Any,
+        arguments: Any,
     ) -> None:
         def update() -> None:
-            strategy.run(lambda *values: apply(optimizer, values, targets), args=tuple(there))
+            strategy.run(lambda *values: apply(optimizer, values, targets), args=tuple(gradients))
 
         def skip() -> None:
-            otherwise(*(strategy.experimental_local_results(value)[0] for value in told))
+            on_skip(*_first_replica(strategy, arguments))
 
-        tf.cond(strategy.experimental_local_results(right)[0], update, skip)
-        decided(overflow)
+        tf.cond(strategy.experimental_local_results(should_apply)[0], update, skip)
+        afterwards(overflow)
 
     context = tf.distribute.get_replica_context()
-    context.merge_call(decide, args=(right, overflow, there, list(told)))
-
-
-def _cast(gradient: Gradient, dtype: tf.DType) -> Gradient:
-    return _on_values(gradient, lambda values: tf.cast(values, dtype))
-
-
-def _in_slots(stack: tf.Tensor, before: tf.Tensor, count: int) -> tf.Tensor:
-    """[own, ...] -> [count, ...], zeros around."""
-    after = count - before - stack.shape[0]
-    padding = [[before, after], *[[0, 0]] * (stack.shape.rank - 1)]
-    return tf.ensure_shape(tf.pad(stack, padding), [count, *stack.shape[1:]])
-
-
-def _add(one: Gradient, two: Gradient) -> Gradient:
-    if one is None or two is None:
-        return two if one is None else one
-    if isinstance(one, tf.IndexedSlices) and isinstance(two, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            values=tf.concat([one.values, two.values], axis=0),
-            indices=tf.concat([one.indices, two.indices], axis=0),
-            dense_shape=one.dense_shape,
-        )
-    return tf.convert_to_tensor(one) + tf.convert_to_tensor(two)
+    context.merge_call(decide, args=(should_apply, overflow, existing, list(skip_arguments)))
 
 
 def sum_rows(gradient: Gradient) -> Gradient:
-    """A sparse gradient with one row for each row of the variable; others as they are."""
+    """Returns a sparse gradient with one row per row of the variable; dense gradients unchanged."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     indices, position = tf.unique(gradient.indices)
@@ -233,13 +217,41 @@ def sum_rows(gradient: Gradient) -> Gradient:
     return tf.IndexedSlices(values=values, indices=indices, dense_shape=gradient.dense_shape)
 
 
-def _on_values(gradient: Gradient, change: Callable[[tf.Tensor], tf.Tensor]) -> Gradient:
+def _first_replica(strategy: tf.distribute.Strategy, values: Any) -> list[tf.Tensor]:
+    """The first local replica's values, of values that are the same on every replica."""
+    return [strategy.experimental_local_results(value)[0] for value in values]
+
+
+def _cast(gradient: Gradient, dtype: tf.DType) -> Gradient:
+    return _map_values(gradient, lambda values: tf.cast(values, dtype))
+
+
+def _fill_slots(stack: tf.Tensor, first: tf.Tensor, count: int) -> tf.Tensor:
+    """[shards, ...] -> [count, ...], with zeros before `first` and after this replica's shards."""
+    after = count - first - stack.shape[0]
+    padding = [[first, after], *[[0, 0]] * (stack.shape.rank - 1)]
+    return tf.ensure_shape(tf.pad(stack, padding), [count, *stack.shape[1:]])
+
+
+def _add(one: Gradient, other: Gradient) -> Gradient:
+    if one is None or other is None:
+        return other if one is None else one
+    if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            values=tf.concat([one.values, other.values], axis=0),
+            indices=tf.concat([one.indices, other.indices], axis=0),
+            dense_shape=one.dense_shape,
+        )
+    return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)
+
+
+def _map_values(gradient: Gradient, function: Callable[[tf.Tensor], tf.Tensor]) -> Gradient:
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(
-            values=change(gradient.values),
+            values=function(gradient.values),
             indices=gradient.indices,
             dense_shape=gradient.dense_shape,
         )
-    return change(gradient)
+    return function(gradient)

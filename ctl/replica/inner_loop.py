@@ -1,4 +1,4 @@
-"""Many whole steps as one XLA program: `runtime.xla=loop`."""
+"""The inner loop as one XLA program of many steps: `runtime.xla=loop`."""
 
 from collections.abc import Callable
 import math
@@ -6,74 +6,74 @@ from typing import Any
 
 import tensorflow as tf
 
-# A chunk is held three times: in use, on its way, and being made.
+# Three chunks are in memory at a time: one in use, one in transfer, one in preparation.
 CHUNK_BYTES = 256 * 2**20
-MOST_STEPS = 512
+MAX_STEPS = 512
 
 
 class CompiledLoop:
-    """Runs any number of steps over chunks of batches; an inner loop for Orbit.
+    """Runs any number of steps over chunks of batches; Orbit calls it as an inner loop.
 
         loop = CompiledLoop(step, strategy=strategy, size=100)
         loop(iter(chunks), tf.constant(250))        # two chunks and a half; the rest is kept
 
-    A chunk is longer or shorter than an inner loop as memory allows; one program with the number of
-    steps as an argument serves them all, so nothing is compiled again for the last steps.
+    The length of a chunk depends on memory, not on the length of an inner loop. The number of steps
+    is an argument of the one program, so that a shorter last loop is not compiled again.
 
     Attributes:
-        size: steps in a chunk.
+        size: steps per chunk.
     """
 
     def __init__(self, step: Callable[[Any], None], *, strategy: tf.distribute.Strategy, size: int):
-        """Compiles nothing yet.
+        """Prepares the program; it is compiled by the first call.
 
         Args:
-            step: one replica's whole step on one batch, counted.
-            strategy: of one replica.
-            size: steps in a chunk.
+            step: runs one replica's step on a batch and counts it.
+            strategy: a strategy with one replica.
+            size: steps per chunk.
         """
+        self.size = size
         self._step = step
         self._strategy = strategy
-        self.size = size
         self._chunk: Any = None
         self._used = size
-        self._program = tf.function(self._steps, jit_compile=True)
+        self._program = tf.function(self._run_steps, jit_compile=True)
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor) -> None:
-        """Runs `num_steps` steps.
+        """Runs steps.
 
         Args:
-            iterator: of chunks, tensors of shape [size, ...].
-            num_steps: how many steps.
+            iterator: yields chunks, tensors of shape [size, ...].
+            num_steps: scalar, the number of steps.
         """
-        left = int(num_steps)
-        while left:
+        remaining = int(num_steps)
+        while remaining:
             if self._used == self.size:
                 self._chunk, self._used = next(iterator), 0
-            steps = min(left, self.size - self._used)
+            steps = min(remaining, self.size - self._used)
             arguments = (self._chunk, tf.constant(self._used), tf.constant(steps))
             self._strategy.run(self._program, args=arguments)
             self._used += steps
-            left -= steps
+            remaining -= steps
 
-    def forget(self) -> None:
-        """Drops what is left of a chunk: the data begins elsewhere."""
+    def discard_chunk(self) -> None:
+        """Drops the rest of the current chunk, because the data moves to another step."""
         self._chunk, self._used = None, self.size
 
-    def _steps(self, chunk: Any, start: tf.Tensor, steps: tf.Tensor) -> None:
+    def _run_steps(self, chunk: Any, start: tf.Tensor, steps: tf.Tensor) -> None:
         for i in tf.range(steps):
             self._step(tf.nest.map_structure(lambda values, i=i: values[start + i], chunk))
 
 
 def chunk_size(spec: Any, rows: int) -> int:
-    """Steps in a chunk: as many as fit, and not more than are worth it.
+    """Returns the number of steps per chunk: as many as fit into `CHUNK_BYTES`, at most `MAX_STEPS`.
 
     Args:
-        spec: of a batch, `tf.TensorSpec`s of [rows, ...].
-        rows: rows of a batch.
+        spec: `tf.TensorSpec`s of a batch, [rows, ...] each.
+        rows: rows per batch.
     """
-    row = sum(
-        math.prod(n or 1 for n in s.shape[1:].as_list()) * s.dtype.size
-        for s in tf.nest.flatten(spec)
+    row_bytes = sum(
+        math.prod(n or 1 for n in feature.shape[1:].as_list()) * feature.dtype.size
+        for feature in tf.nest.flatten(spec)
     )
-    return max(1, min(MOST_STEPS, CHUNK_BYTES // max(1, row * rows)))
+    return max(1, min(MAX_STEPS, CHUNK_BYTES // max(1, row_bytes * rows)))

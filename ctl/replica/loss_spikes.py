@@ -1,28 +1,29 @@
-"""Which steps have a loss far above those of the steps before."""
+"""Recognizes a step whose loss is far above the median of the steps before it."""
 
 import tensorflow as tf
 
-WINDOW = 101  # losses that the median is of
+WINDOW = 101  # number of losses that the median is computed from; odd, so that it is one of them
 
 
 class LossSpikes(tf.Module):
-    """Remembers the last losses, and tells the next one by their median.
+    """Keeps the last losses and compares each new one with their median.
 
-        spikes = Spikes(3.0, dtype=tf.float32)              # under the strategy's scope
-        seen = spikes.seen(loss)                            # in a replica context
+        spikes = LossSpikes(3.0, dtype=tf.float32)              # in the strategy's scope
+        spike = spikes.is_spike(loss)                           # in a replica context
 
-    The losses are those of global batches, so that every replica decides alike, and belong to the
-    state of a run: a step is judged alike however often the run was killed. Spikes are remembered
-    too, so that a loss that stays high becomes the median.
+    The losses are those of global batches, so every replica decides alike. They are saved in the
+    checkpoint, so a step is judged alike however often the run was restarted. Spikes enter the
+    window too: a loss that stays high becomes the median.
     """
 
     def __init__(self, factor: float, *, dtype: tf.DType):
-        """Makes the variables; call it under the strategy's scope.
+        """Creates the variables; call it in the strategy's scope.
 
         Args:
-            factor: how many times the median is a spike; 0 if nobody asks.
-            dtype: of the loss.
+            factor: the multiple of the median above which a loss is a spike; 0 switches the check off.
+            dtype: dtype of the loss.
         """
+        # The names of this module, its attributes and its variables are part of every checkpoint.
         super().__init__(name="spikes")
         self.factor = factor
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA
@@ -33,14 +34,14 @@ class LossSpikes(tf.Module):
             0, dtype=tf.int64, trainable=False, name="losses_seen", aggregation=first
         )
 
-    def seen(self, loss: tf.Tensor) -> tf.Tensor:
-        """Whether a loss is a spike; remembers it if it is finite. Call it once a step.
+    def is_spike(self, loss: tf.Tensor) -> tf.Tensor:
+        """Compares a loss and stores it if it is finite; call it once per step.
 
-        With median m of the last `WINDOW` losses, a loss above m + (factor - 1) |m| is one: above
-        factor times m where m is positive. Before there are so many losses, none is.
+        With the median m of the last `WINDOW` losses, a loss above m + (factor - 1) |m| is a spike,
+        which is factor times m if m is positive. No loss is a spike before the window is full.
 
         Args:
-            loss: of the global batch, a scalar, the same on every replica.
+            loss: scalar, the loss of the global batch, the same on every replica.
 
         Returns:
             A scalar bool.
@@ -49,8 +50,9 @@ class LossSpikes(tf.Module):
         loss = tf.cast(loss, losses.dtype)
         finite = tf.math.is_finite(loss)
         median = tf.sort(losses)[WINDOW // 2]
-        spike = loss > median + (self.factor - 1) * tf.abs(median)
-        here = tf.logical_and(tf.equal(tf.range(WINDOW, dtype=tf.int64), count % WINDOW), finite)
-        self._losses.assign(tf.where(here, loss, losses))
+        high = loss > median + (self.factor - 1) * tf.abs(median)
+        # The window is a ring buffer: the new loss replaces the oldest one.
+        oldest = tf.equal(tf.range(WINDOW, dtype=tf.int64), count % WINDOW)
+        self._losses.assign(tf.where(tf.logical_and(oldest, finite), loss, losses))
         self._count.assign_add(tf.cast(finite, tf.int64))
-        return tf.reduce_all([spike, finite, count >= WINDOW])
+        return tf.reduce_all([high, finite, count >= WINDOW])

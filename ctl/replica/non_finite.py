@@ -1,4 +1,4 @@
-"""Which step was the first that is to be left out, and for what in it."""
+"""Records in the graph which steps were not finite, for the host to read after an inner loop."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -11,13 +11,13 @@ SPIKE = "a spike of the loss"
 
 @dataclasses.dataclass(frozen=True)
 class NonFiniteReport:
-    """What was not finite since the last look.
+    """The steps of an inner loop that were not finite, or whose loss was a spike.
 
     Attributes:
-        step: the global step of the first batch that gave it.
-        tensor: what was not finite first: "the loss", or the name of a variable whose gradient; or
-            "a spike of the loss".
-        count: how many updates were left out.
+        step: the global step of the first one.
+        tensor: its first offending quantity: "the loss", "a spike of the loss", or the name of the
+            variable whose gradient is not finite.
+        count: the number of such steps.
     """
 
     step: int
@@ -27,57 +27,67 @@ class NonFiniteReport:
     def __str__(self) -> str:
         if self.tensor == SPIKE:
             return f"has {SPIKE}, far above the running median"
-        of = LOSS if self.tensor == LOSS else f"the gradient of {self.tensor}"
-        return f"is not finite: {of} is first"
+        quantity = LOSS if self.tensor == LOSS else f"the gradient of {self.tensor}"
+        return f"is not finite: {quantity} is first"
 
 
 class NonFiniteRecorder:
-    """Notes non-finite steps in the graph, for the host to look at when a loop has ended.
+    """Records steps that are not finite in variables.
 
-    noted = NonFinite()                                     # under the strategy's scope
-    position = noted.position([LOSS, "kernel:0"])           # while the step is traced
-    noted.note(step, position, flags, serious=True)         # across replicas, in the false branch
-    noted.take()                                            # on the host
+    recorder = NonFiniteRecorder()                              # in the strategy's scope
+    position = recorder.add_names([LOSS, "kernel:0"])           # while the step is traced
+    recorder.record(step, position, flags, counts=True)         # in a cross-replica context
+    recorder.take()                                             # on the host
     """
 
     def __init__(self) -> None:
-        """Makes the variables; call it under the strategy's scope."""
+        """Creates the variables; call it in the strategy's scope."""
         self._step = self._variable("first_non_finite_step", -1)
         self._tensor = self._variable("first_non_finite_tensor", 0)
         self._count = self._variable("non_finite_steps", 0)
+        # Graphs hold numbers only, so the names stay on the host, those of all calls in one list.
         self._names: list[str] = []
 
-    def position(self, names: Sequence[str]) -> int:
-        """Remembers what the flags of a call of `note` stand for; returns where they begin."""
+    def add_names(self, names: Sequence[str]) -> int:
+        """Registers what the flags of one call of `record` stand for; returns their position."""
         self._names += names
         return len(self._names) - len(names)
 
-    def note(self, step: tf.Tensor, position: int, flags: tf.Tensor, *, serious: tf.Tensor) -> None:
-        """Counts a step that is left out; call it across replicas.
+    def record(
+        self, step: tf.Tensor, position: int, flags: tf.Tensor, *, counts: tf.Tensor
+    ) -> None:
+        """Records a step; call it in a cross-replica context.
 
         Args:
-            step: its global step, a scalar int64.
-            position: what `position` returned.
-            flags: [names] bool, whether each of them was as it should be.
-            serious: scalar bool, whether it counts.
+            step: scalar int64, the global step.
+            position: what `add_names` returned.
+            flags: [names] bool, whether each quantity is acceptable.
+            counts: scalar bool, whether to record the step at all.
         """
-        first = tf.logical_and(serious, tf.equal(self._count.read_value(), 0))
+        is_first = tf.logical_and(counts, tf.equal(self._count.read_value(), 0))
         tensor = position + tf.argmin(tf.cast(flags, tf.int32), output_type=tf.int64)
-        self._step.assign(tf.where(first, step, self._step.read_value()))
-        self._tensor.assign(tf.where(first, tensor, self._tensor.read_value()))
-        self._count.assign_add(tf.cast(serious, tf.int64))
+        self._step.assign(tf.where(is_first, step, self._step.read_value()))
+        self._tensor.assign(tf.where(is_first, tensor, self._tensor.read_value()))
+        self._count.assign_add(tf.cast(counts, tf.int64))
 
     def take(self) -> NonFiniteReport | None:
-        """What was noted since the last call, or None where all was finite."""
+        """Returns what was recorded since the last call; None if all steps were finite."""
         count = int(self._count.numpy())
         if not count:
             return None
-        report = NonFiniteReport(
-            int(self._step.numpy()), self._names[int(self._tensor.numpy())], count
-        )
+        name = self._names[int(self._tensor.numpy())]
+        report = NonFiniteReport(int(self._step.numpy()), name, count)
         self._count.assign(0)
         return report
 
     def _variable(self, name: str, value: int) -> tf.Variable:
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA
         return tf.Variable(value, dtype=tf.int64, trainable=False, name=name, aggregation=first)
+
+
+def first_non_finite_variable(variables: Sequence[tf.Variable]) -> str | None:
+    """Returns the name of the first variable with an infinite or NaN element; None if all are finite."""
+    for variable in variables:
+        if variable.dtype.is_floating and not bool(tf.reduce_all(tf.math.is_finite(variable))):
+            return variable.name
+    return None

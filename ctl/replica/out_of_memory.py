@@ -1,45 +1,36 @@
-"""What to do when a training step does not fit into memory. Loads no TensorFlow."""
+"""What a user can change if a training step does not fit into memory."""
 
 import dataclasses
 import re
 
 from ctl.configs import compatibility
+from ctl.replica.plan import Plan
 
-# Files and messages can be exhausted, too: "Too many open files" is the same exception.
-_OF_MEMORY = re.compile(r"\bOOM\b|memory|allocat", re.IGNORECASE)
-
-
-def is_told_by(error: BaseException) -> bool:
-    """Whether a ResourceExhaustedError is about memory.
-
-    Args:
-        error: the exception.
-    """
-    return bool(_OF_MEMORY.search(str(error)))
+# "Too many open files" raises the same exception.
+_MEMORY = re.compile(r"\bOOM\b|memory|allocat", re.IGNORECASE)
 
 
-def advice(rows: int, choice: compatibility.Choice, *, accumulates: bool = True) -> str:
-    """One line that says what did not fit, and what would take half of it.
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a ResourceExhaustedError is about memory."""
+    return bool(_MEMORY.search(str(error)))
+
+
+def advice(plan: Plan) -> str:
+    """Returns one line: what did not fit, and what takes about half of the memory.
 
     Args:
-        rows: of a replica's share of the global batch.
-        choice: the trainer's options that bear on accumulation.
-        accumulates: whether the step is one that micro-batches work in.
+        plan: the trainer's resolved options.
     """
-    count = choice.micro_batches
+    rows, count = plan.layout.rows_per_replica, plan.options.gradient_accumulation_steps
     parts = f" in {count} micro-batches" if count > 1 else ""
-    told = f"The step ran out of memory with {rows} rows a replica{parts}"
-    more = dataclasses.replace(choice, micro_batches=min(2 * count, rows))
-    if (
-        accumulates
-        and more.micro_batches > count
-        and not any(r.broken(more) for r in compatibility.RULES)
-    ):
-        twice = " (twice the present one)" if more.micro_batches == 2 * count else ""
+    problem = f"The step ran out of memory with {rows} rows per replica{parts}"
+    doubled = min(2 * count, rows)
+    choice = dataclasses.replace(plan.choice, micro_batches=doubled)
+    allowed = not any(rule.broken(choice) for rule in compatibility.RULES)
+    if doubled > count and allowed and not plan.own_train_step:
+        twice = " (twice the present number)" if doubled == 2 * count else ""
         return (
-            f"{told}: set optimizer.gradient_accumulation_steps={more.micro_batches}{twice}, or a "
-            "smaller batch."
+            f"{problem}: set optimizer.gradient_accumulation_steps={doubled}{twice}, or reduce the "
+            "batch size."
         )
-    if rows > count:
-        return f"{told}: set a smaller batch."
-    return f"{told}: take a smaller model."
+    return f"{problem}: {'reduce the batch size' if rows > count else 'use a smaller model'}."

@@ -1,4 +1,4 @@
-"""Which dtype a run computes in and keeps its variables in, and the loss scale of float16."""
+"""The dtypes of layers and variables, and the loss scale of float16."""
 
 from collections.abc import Iterator
 import contextlib
@@ -13,10 +13,10 @@ from ctl.errors import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class Precision:
-    """What a name in `runtime.precision` stands for.
+    """The dtypes of one value of `runtime.precision`.
 
     Attributes:
-        policy: the tf_keras policy of the layers.
+        policy: the tf_keras dtype policy of the layers.
         floatx: the dtype of variables, losses, metrics and reductions.
         compute: the dtype that layers compute in.
     """
@@ -35,7 +35,7 @@ PRECISIONS = {
 
 
 def of(name: str) -> Precision:
-    """The precision of a name."""
+    """Returns the precision with a name."""
     if name not in PRECISIONS:
         raise UsageError(f"There is no precision {name!r}: choose one of {', '.join(PRECISIONS)}.")
     return PRECISIONS[name]
@@ -43,7 +43,7 @@ def of(name: str) -> Precision:
 
 @contextlib.contextmanager
 def precision_scope(name: str) -> Iterator[None]:
-    """Makes layers, metrics and optimizers that are built inside use this precision."""
+    """Sets the precision of the layers, metrics and optimizers that are built inside."""
     precision = of(name)
     policy = tf_keras.mixed_precision.global_policy()
     floatx = tf_keras.backend.floatx()
@@ -57,18 +57,18 @@ def precision_scope(name: str) -> Iterator[None]:
 
 
 def cast_to_float32(outputs: Any) -> Any:
-    """A model's outputs with 16-bit floats as float32: a loss is not computed in 16 bits."""
-    narrow = (tf.float16, tf.bfloat16)
+    """Casts 16-bit floats of a model's outputs to float32, in which losses are computed."""
+    half = (tf.float16, tf.bfloat16)
     return tf.nest.map_structure(
-        lambda x: tf.cast(x, tf.float32) if tf.is_tensor(x) and x.dtype in narrow else x, outputs
+        lambda x: tf.cast(x, tf.float32) if tf.is_tensor(x) and x.dtype in half else x, outputs
     )
 
 
 def wrap_loss_scale(optimizer: Any, name: str, loss_scale: float) -> Any:
-    """The optimizer, in tf_keras' LossScaleOptimizer where the precision needs a loss scale.
+    """Wraps an optimizer into tf_keras' LossScaleOptimizer if the precision requires a loss scale.
 
     Args:
-        optimizer: a tf_keras optimizer; one that is in a LossScaleOptimizer already stays as it is.
+        optimizer: a tf_keras optimizer; a LossScaleOptimizer is returned unchanged.
         name: the precision.
         loss_scale: a fixed scale; 0 for a dynamic one, which halves when a step overflows and
             doubles after 2,000 steps that did not (Micikevicius et al. 2018, "Mixed precision
@@ -84,17 +84,17 @@ def wrap_loss_scale(optimizer: Any, name: str, loss_scale: float) -> Any:
 
 
 def has_loss_scale(optimizer: Any) -> bool:
-    """Whether the optimizer is in a LossScaleOptimizer."""
+    """Whether an optimizer is a LossScaleOptimizer."""
     return isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer)
 
 
 def update_loss_scale(optimizer: Any, overflow: Any) -> None:
-    """Moves a dynamic loss scale; call it across replicas.
+    """Updates a dynamic loss scale; call it in the cross-replica context.
 
     Args:
         optimizer: a LossScaleOptimizer.
-        overflow: each replica's float, infinite where the step overflowed and else 0. It stands
-            for the gradients, which the optimizer would look at one by one.
+        overflow: the replicas' float: infinity if the step overflowed, else 0. The loss scale checks
+            it in place of the gradients, which are already checked.
     """
     if optimizer.dynamic:
         optimizer._loss_scale.update([overflow])

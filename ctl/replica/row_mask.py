@@ -1,8 +1,8 @@
-"""Which rows of this replica's batch are present, and where they stand in the global batch.
+"""Which rows of a replica's batch exist, and their position in the global batch.
 
-The step enters `examples(...)` inside the replica function, around the forward pass and the backward
-pass; layers and losses ask `present()` or `current()`. The state is thread-local, because
-`tf.distribute.MirroredStrategy` traces each replica in a thread of its own.
+The step enters `examples(...)` around the forward and the backward pass of one replica. Layers and
+losses read it by `current_mask()` or `current()`. The state is thread-local, because
+`tf.distribute.MirroredStrategy` traces each replica in its own thread.
 """
 
 from collections.abc import Iterator
@@ -19,44 +19,51 @@ _THREAD = threading.local()
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """The rows that one replica holds of one micro-batch.
+    """The rows of one micro-batch on one replica.
 
     Attributes:
-        present: [rows] tensor, 1 for a row that exists and 0 for padding; None when all exist.
-        first_row: scalar int64, the position in the global batch of this batch's first row.
-        step: scalar int64, the global step that the batch belongs to.
-        calls: how often each random layer has drawn so far for these rows.
+        row_mask: [rows] tensor, 1 for a row that exists and 0 for padding; None if all rows exist.
+        first_row: scalar int64, the position of the first row in the global batch.
+        step: scalar int64, the global step.
+        calls: number of draws so far of each random layer, by the key of the layer.
+        applied: one scalar bool for each update that this step may skip: whether it was applied.
     """
 
-    present: tf.Tensor | None
+    row_mask: tf.Tensor | None
     first_row: tf.Tensor | int
     step: tf.Tensor | int
     calls: dict[str, int] = dataclasses.field(default_factory=dict)
+    applied: list[tf.Tensor] = dataclasses.field(default_factory=list)
+
+    @property
+    def present(self) -> tf.Tensor | None:
+        """The row mask."""
+        return self.row_mask
 
 
 @contextlib.contextmanager
 def examples(
-    present: tf.Tensor | None = None,
+    row_mask: tf.Tensor | None = None,
     *,
     first_row: tf.Tensor | int = 0,
     step: tf.Tensor | int = 0,
     calls: dict[str, int] | None = None,
 ) -> Iterator[Examples]:
-    """Says which rows the code inside the `with` block works on.
+    """Sets the rows that the code inside the `with` block computes.
 
-    Enclose the forward pass and `tape.gradient` alike: layers read it in both.
+    Enclose both the forward pass and `tape.gradient`: layers read the rows in both.
 
     Args:
-        present: [rows] tensor, 1 for a row that exists and 0 for padding; None when all exist.
-        first_row: the position in the global batch of this batch's first row.
-        step: the global step that the batch belongs to.
-        calls: how often each random layer has drawn for these rows before, in the same step.
+        row_mask: [rows] tensor, 1 for a row that exists and 0 for padding; None if all rows exist.
+        first_row: the position of the first row in the global batch.
+        step: the global step.
+        calls: number of earlier draws of each random layer for these rows in the same step.
 
     Yields:
-        The `Examples` that `current()` returns inside.
+        The `Examples` that `current()` returns inside the block.
     """
     outer = getattr(_THREAD, "examples", None)
-    _THREAD.examples = Examples(present, first_row, step, {} if calls is None else calls)
+    _THREAD.examples = Examples(row_mask, first_row, step, {} if calls is None else calls)
     try:
         yield _THREAD.examples
     finally:
@@ -64,31 +71,31 @@ def examples(
 
 
 def current() -> Examples | None:
-    """Returns the rows that the enclosing step works on, or None outside of any step.
+    """Returns the rows that the enclosing step computes, or None outside of a step.
 
     Raises:
-        UsageError: if they belong to another graph than the one being traced, as happens in a
-            function of a person's own that was traced in an earlier step.
+        UsageError: the rows belong to a graph other than the one that is being traced. This happens
+            in a user's own `tf.function` that was traced in an earlier step.
     """
-    found: Examples | None = getattr(_THREAD, "examples", None)
-    if found is not None:
-        for value in (found.present, found.first_row, found.step):
+    rows: Examples | None = getattr(_THREAD, "examples", None)
+    if rows is not None:
+        for value in (rows.row_mask, rows.first_row, rows.step):
             _check_graph(value)
-    return found
+    return rows
 
 
-def present() -> tf.Tensor | None:
-    """Returns the [rows] mask of the rows that exist, or None when all do (or outside a step)."""
-    found = current()
-    return None if found is None else found.present
+def current_mask() -> tf.Tensor | None:
+    """Returns the [rows] mask of the rows that exist; None if all exist, and outside of a step."""
+    rows = current()
+    return None if rows is None else rows.row_mask
 
 
 def first_row(count: int | tf.Tensor) -> tf.Tensor:
-    """Where this replica's rows begin in the global batch; call it in a replica context.
+    """Returns where this replica's rows begin in the global batch; call it in a replica context.
 
     Args:
-        count: how many rows this replica holds, as a Python int where all hold equally many.
-            Counts that are known only when the step runs are shared among the replicas first.
+        count: number of rows of this replica. A Python int means that all replicas have the same
+            number; a tensor is known only when the step runs, and is shared by an all-reduce.
 
     Returns:
         A scalar int64.
@@ -97,8 +104,8 @@ def first_row(count: int | tf.Tensor) -> tf.Tensor:
     replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
     if isinstance(count, int) or replicas == 1:
         return tf.cast(replica, tf.int64) * tf.cast(count, tf.int64)
-    mine = tf.one_hot(replica, replicas, dtype=tf.int64) * tf.cast(count, tf.int64)
-    counts = context.all_reduce(tf.distribute.ReduceOp.SUM, mine)
+    own_count = tf.one_hot(replica, replicas, dtype=tf.int64) * tf.cast(count, tf.int64)
+    counts = context.all_reduce(tf.distribute.ReduceOp.SUM, own_count)
     return tf.cumsum(counts, exclusive=True)[replica]
 
 
@@ -112,5 +119,5 @@ def _check_graph(value: object) -> None:
         graph = getattr(graph, "outer_graph", None)
     raise UsageError(
         "The rows of the current step were read from a function that was traced outside of it: "
-        "remove your own @tf.function (or recompute_grad) from inside the model, ctl traces the step."
+        "remove your own @tf.function (or recompute_grad) from the model, ctl traces the step."
     )

@@ -1,212 +1,267 @@
-"""One replica's part in the one update that a global batch defines; docs/step.md derives it."""
+"""The update of a global batch on one replica, in the order of docs/step.md, section 6.
+
+`MicroBatches` computes this replica's contributions. The step reduces them over the replicas,
+unscales, checks and clips the gradients of the global batch, decides whether to apply the update, and
+applies it on all replicas or on none.
+"""
 
 from collections.abc import Callable, Sequence
 import dataclasses
-import functools
-import itertools
+import logging
 from typing import Any
 
 import tensorflow as tf
 
-from ctl.configs.options import Clip
 from ctl.errors import UsageError
-from ctl.replica import gradients, loss, row_mask
+from ctl.replica import gradients, loss, precision, row_mask
 from ctl.replica.gradients import Gradient
+from ctl.replica.loss_spikes import LossSpikes
+from ctl.replica.microbatches import (
+    Batch,
+    Contributions,
+    Inputs,
+    LossFn,
+    MicroBatch,
+    MicroBatches,
+    row_count,
+)
+from ctl.replica.non_finite import LOSS, SPIKE, NonFiniteRecorder
+from ctl.replica.norms import Norms
+from ctl.replica.plan import Plan
 
-Batch = dict[str, tf.Tensor]
-Losses = Callable[[Batch], tuple[tf.Tensor, Any]]
+_LOG = logging.getLogger("ctl")
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
-    """What a step comes to before it is applied, the same on every replica but for `parts`.
+class StepResult:
+    """The result of a step.
 
     Attributes:
-        gradients: of the global batch, unscaled and clipped; None where there is none.
-        unclipped: the same before clipping.
-        loss: of the global batch.
-        flags: [1 + gradients] bool, whether the loss and each gradient is finite; of reduced values,
-            so that all replicas decide alike.
-        finite: scalar bool, whether all of them are.
-        parts: this replica's own micro-batches: each batch, its mask, and what `losses` gave along.
+        loss: scalar, the loss of the global batch, the same on every replica.
+        micro_batches: this replica's own micro-batches, for metrics.
+        applied: scalar bool, whether the update was applied, the same on every replica; True if this
+            step can never be skipped.
     """
 
-    gradients: list[Gradient]
-    unclipped: list[Gradient]
     loss: tf.Tensor
-    flags: tf.Tensor
-    finite: tf.Tensor
-    parts: list[tuple[Batch, tf.Tensor | None, Any]]
+    micro_batches: list[MicroBatch]
+    applied: tf.Tensor | bool
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
-    """The fixed part of a training step.
+class Decision:
+    """Whether an update is applied, decided from reduced values and so alike on every replica.
 
     Attributes:
-        global_batch_size: rows of a full global batch.
-        micro_batches: parts that a replica's rows are computed in, one after the other.
-        clip: how the reduced gradients are clipped.
-        dtype: of the weights, the denominator and the loss.
-        reduce_dtype: what gradients travel between the replicas in; None for as they are.
-        shards: if set, the gradient is the sum in a fixed order of so many shards' gradients,
-            whatever number of replicas computes them.
-        jit: compile the forward and backward pass by XLA, without reduction and update.
+        should_apply: scalar bool.
+        finite: scalar bool, whether the loss and all gradients are finite.
+        flags: [names] bool, whether each named quantity is acceptable.
+        names: the loss, the spike check if there is one, and the variables.
     """
 
-    global_batch_size: int
-    micro_batches: int = 1
-    clip: Clip = dataclasses.field(default_factory=Clip)
-    dtype: tf.DType = tf.float32
-    reduce_dtype: tf.DType | None = None
-    shards: int = 0
-    jit: bool = False
+    should_apply: tf.Tensor
+    finite: tf.Tensor
+    flags: tf.Tensor
+    names: list[str]
 
-    def global_gradients(
-        self,
-        batch: Batch,
-        losses: Losses,
-        *,
-        variables: Sequence[tf.Variable],
-        weight: tf.Tensor | None = None,
-        regularization: Callable[[], Sequence[tf.Tensor]] = tuple,
-        loss_scale: tf.Tensor | None = None,
-    ) -> Result:
-        """The clipped gradients and the loss of the global batch.
 
-        Call it in a replica context, inside `replica.examples(...)`.
+class Step:
+    """Computes and applies the one update that a global batch defines.
+
+        step = Step(plan)                                       # in the strategy's scope
+        result = step(batch, loss_fn, forward=forward, ...)     # in a replica context
+
+    Attributes:
+        skipped_steps: int64 variable, the number of updates that were not applied.
+        loss_spikes: the last losses, by which a spike is recognized.
+        recorder: records the steps that are not finite; None if the plan does not check for them.
+        norms: norms of gradients, parameters and updates; None unless the options ask for them.
+    """
+
+    def __init__(self, plan: Plan):
+        """Creates the step's variables; call it in the strategy's scope.
 
         Args:
-            batch: this replica's rows.
-            losses: a micro-batch -> [rows] losses, not reduced, and anything to hand along.
-            variables: what to differentiate by.
-            weight: [rows] sample weights, or None for 1.
-            regularization: gives the scalars to add once.
-            loss_scale: what the loss is multiplied by while gradients are computed.
+            plan: the resolved options.
+        """
+        self._plan = plan
+        self._unused: list[str] = []
+        self.skipped_steps = counter("skipped_steps")
+        # Created in any case, because a checkpoint holds it: a later run may switch the check on.
+        self.loss_spikes = LossSpikes(plan.options.loss_spike, dtype=plan.dtype)
+        self.recorder = NonFiniteRecorder() if plan.checks_finite else None
+        self.norms = Norms(plan.dtype) if plan.options.norms else None
+
+    def __call__(
+        self,
+        batch: Batch,
+        loss_fn: LossFn,
+        *,
+        forward: Callable[[Batch], Any] | None,
+        sample_weight: tf.Tensor | None,
+        variables: Sequence[tf.Variable],
+        optimizer: Any,
+        regularization: Callable[[], Sequence[tf.Tensor]],
+    ) -> StepResult:
+        """Computes the update and applies it; call it in a replica context, on every replica.
+
+        Args:
+            batch: this replica's rows, preprocessed.
+            loss_fn: (micro-batch, outputs) -> [rows] losses, not reduced.
+            forward: micro-batch -> outputs; None if `loss_fn` calls the model itself.
+            sample_weight: [rows] sample weights; None for 1.
+            variables: the variables to train.
+            optimizer: a tf_keras optimizer. Steps that overflow are skipped if it is a
+                LossScaleOptimizer.
+            regularization: returns the scalars that are added to the loss once.
 
         Returns:
-            The result, the same on every replica.
+            The loss, the micro-batches, and whether the update was applied.
         """
-        whole = row_mask.current() or row_mask.Examples(None, 0, 0)
-        weights = loss.row_weights(weight, whole.present, self.dtype)
+        plan = self._plan
+        rows = row_mask.current() or row_mask.Examples(None, 0, 0)
+        loss_scale = self._loss_scale(optimizer)
+
+        # The denominator is that of the global batch, known before the first backward pass.
+        weights = loss.row_weights(sample_weight, rows.row_mask, plan.dtype)
         denominator = self._denominator(weights, row_count(batch))
-
-        def compute(batch, present, weights, denominator, first_row, step, loss_scale):  # type: ignore[no-untyped-def]
-            return self._compute(
-                row_mask.Examples(present, first_row, step, whole.calls),
-                batch,
-                weights,
-                losses=functools.partial(self._share, losses, denominator, regularization),
-                variables=variables,
-                loss_scale=loss_scale,
-            )
-
-        # What the step knows of its rows goes into a compiled function as arguments: a tensor of
-        # the graph around it would be a constant of the first trace.
-        call = tf.function(compute, jit_compile=True) if self.jit else compute
-        found, values, parts = call(
-            batch, whole.present, weights, denominator, whole.first_row, whole.step, loss_scale
+        compute = MicroBatches(
+            count=plan.parts_per_replica,
+            loss_fn=loss_fn,
+            forward=forward,
+            regularization=regularization,
+            variables=variables,
+            dtype=plan.dtype,
+            keep_shards=bool(plan.options.logical_shards),
+            calls=rows.calls,
         )
-        found, value = self._reduce(found, values)
-        if loss_scale is not None:
-            found = gradients.unscale(found, loss_scale)
-        flags = gradients.finite_flags(found, value)
-        clipped = gradients.clip(found, self.clip)
-        return Result(clipped, found, value, flags, tf.reduce_all(flags), parts)
+        if plan.xla == "gradients":
+            compute = tf.function(compute, jit_compile=True)
+        inputs = Inputs(
+            batch, rows.row_mask, weights, denominator, rows.first_row, rows.step, loss_scale
+        )
+        contributions = compute(inputs)
 
-    @property
-    def _parts(self) -> int:
-        """Micro-batches, or shards, that one replica computes."""
-        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-        return self.shards // replicas if self.shards else self.micro_batches
+        reduced, value = self._reduce(contributions)
+        if loss_scale is not None:
+            reduced = gradients.unscale(reduced, loss_scale)
+        decision = self._decide(reduced, value, variables)
+        clipped = gradients.clip(reduced, plan.options.clip)
+        self._warn_unused(reduced, variables)
+        before = self.norms.before(variables) if self.norms else []
+        applied: tf.Tensor | bool = True
+        if plan.skips or loss_scale is not None:
+            self._apply_or_skip(decision, clipped, variables, optimizer)
+            applied = decision.should_apply
+            rows.applied.append(applied)
+        else:
+            gradients.apply(optimizer, clipped, variables)
+            self._record_non_finite(decision, rows.step)
+        if self.norms:
+            self.norms.update(reduced, before, variables, applied=tf.convert_to_tensor(applied))
+        return StepResult(value, contributions.micro_batches, applied)
+
+    def _loss_scale(self, optimizer: Any) -> tf.Tensor | None:
+        if precision.has_loss_scale(optimizer):
+            return optimizer.loss_scale
+        if self._plan.options.precision == "float16":
+            raise UsageError(
+                "Under float16 every optimizer requires a loss scale: pass minimize a "
+                "tf_keras.mixed_precision.LossScaleOptimizer."
+            )
+        return None
 
     def _denominator(self, weights: tf.Tensor | None, count: int | tf.Tensor) -> tf.Tensor:
-        """Of the whole batch, before the backward pass: no micro-batch has one of its own."""
-        if self.shards and weights is not None:
-            each = [tf.reduce_sum(part) for part in tf.split(weights, self._parts)]
-            return gradients.sum_in_order([[value] for value in each], self.shards)[0]
-        return loss.global_weight(weights, count, self.global_batch_size, self.dtype)
+        shards = self._plan.options.logical_shards
+        if shards and weights is not None:
+            # Summed like the gradients, so that its bits do not depend on the replicas either.
+            parts = tf.split(weights, self._plan.parts_per_replica)
+            return gradients.sum_in_order([[tf.reduce_sum(part)] for part in parts], shards)[0]
+        batch_size = self._plan.layout.global_batch_size
+        return loss.global_weight(weights, count, batch_size, self._plan.dtype)
 
-    def _compute(
-        self,
-        whole: row_mask.Examples,
-        batch: Batch,
-        weights: tf.Tensor | None,
-        *,
-        losses: Callable[[Batch, tf.Tensor | None], tuple[tf.Tensor, Any]],
-        variables: Sequence[tf.Variable],
-        loss_scale: tf.Tensor | None,
-    ) -> tuple[list[list[Gradient]], list[tf.Tensor], list[Any]]:
-        """Each part's gradients, share of the loss, and what `losses` gave along.
-
-        Unrolled in Python, because a collective inside `tf.while_loop` (of a synchronized batch
-        normalization) breaks under tf.distribute.
-        """
-        found, values, parts = [], [], []
-        count = row_count(batch)
-        cuts = [count * i // self._parts for i in range(self._parts + 1)]
-        for start, end in itertools.pairwise(cuts):
-            cut = functools.partial(_cut, start, end) if self._parts > 1 else _whole
-            first = tf.cast(whole.first_row, tf.int64) + tf.cast(start, tf.int64)
-            present, part = cut(whole.present), tf.nest.map_structure(cut, batch)
-            calls = dict(whole.calls)  # every micro-batch draws as the whole batch would
-            with row_mask.examples(present, first_row=first, step=whole.step, calls=calls):
-                with tf.GradientTape() as tape:
-                    value, along = losses(part, cut(weights))
-                    scaled = value if loss_scale is None else value * loss_scale
-                found.append(tape.gradient(scaled, variables))
-            values.append(value)
-            parts.append((part, present, along))
-        whole.calls.update(calls)
-        if not self.shards:
-            found, values = [gradients.accumulate(found)], [tf.add_n(values)]
-        return found, values, parts
-
-    def _share(
-        self,
-        losses: Losses,
-        denominator: tf.Tensor,
-        regularization: Callable[[], Sequence[tf.Tensor]],
-        batch: Batch,
-        weights: tf.Tensor | None,
-    ) -> tuple[tf.Tensor, Any]:
-        """A part's share of the global loss, and what `losses` gave along."""
-        per_example, along = losses(batch)
-        found = per_example.shape
-        if found.rank == 1 and not found.is_compatible_with([_static(row_count(batch))]):
-            raise UsageError(
-                f"per_example_loss returned {found[0]} losses for {row_count(batch)} "
-                "examples: want one an example, reduced over all other axes."
+    def _reduce(self, contributions: Contributions) -> tuple[list[Gradient], tf.Tensor]:
+        shards = self._plan.options.logical_shards
+        if not shards:
+            return gradients.all_reduce(
+                contributions.gradients[0], contributions.losses[0], dtype=self._plan.reduce_dtype
             )
-        share = loss.share(tf.cast(per_example, self.dtype), weights, denominator)
-        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-        parts = replicas * self._parts
-        penalty = loss.regularization_share(list(regularization()), parts, self.dtype)
-        return (share if penalty is None else share + penalty), along
-
-    def _reduce(
-        self, found: list[list[Gradient]], values: list[tf.Tensor]
-    ) -> tuple[list[Gradient], tf.Tensor]:
-        if not self.shards:
-            return gradients.all_reduce(found[0], values[0], dtype=self.reduce_dtype)
-        shards = [[*each, value] for each, value in zip(found, values, strict=True)]
-        *reduced, value = gradients.sum_in_order(shards, self.shards)
+        values = zip(contributions.gradients, contributions.losses, strict=True)
+        *reduced, value = gradients.sum_in_order([[*each, share] for each, share in values], shards)
         return reduced, value
 
+    def _decide(
+        self, reduced: Sequence[Gradient], value: tf.Tensor, variables: Sequence[tf.Variable]
+    ) -> Decision:
+        """Checks before clipping, which can hide an infinite element."""
+        names = [LOSS, *(variable.name for variable in variables)]
+        flags = gradients.finite_flags(reduced, value)
+        finite = tf.reduce_all(flags)
+        if not self.loss_spikes.factor:
+            return Decision(finite, finite, flags, names)
+        normal = tf.logical_not(self.loss_spikes.is_spike(value))
+        flags = tf.concat([flags[:1], [normal], flags[1:]], axis=0)
+        names = [LOSS, SPIKE, *names[1:]]
+        return Decision(tf.logical_and(finite, normal), finite, flags, names)
 
-def row_count(batch: Batch) -> int | tf.Tensor:
-    """The number of rows of a batch, as a Python int where it is known."""
-    first = tf.nest.flatten(batch)[0]
-    return first.shape[0] if first.shape[0] is not None else tf.shape(first)[0]
+    def _record_non_finite(self, decision: Decision, step: tf.Tensor | int) -> None:
+        """Records the step after its update: a run that stops need not delay the update."""
+        recorder = self.recorder
+        if recorder is None:
+            return
+        position = recorder.add_names(decision.names)
+        gradients.call_unless(
+            decision.should_apply,
+            lambda step, flags: recorder.record(step, position, flags, counts=tf.constant(True)),
+            arguments=(tf.cast(step, tf.int64), decision.flags),
+        )
+
+    def _apply_or_skip(
+        self,
+        decision: Decision,
+        clipped: Sequence[Gradient],
+        variables: Sequence[tf.Variable],
+        optimizer: Any,
+    ) -> None:
+        has_scale = precision.has_loss_scale(optimizer)
+        recorder = self.recorder
+        position = recorder.add_names(decision.names) if recorder else 0
+        # An overflow is recorded only if a smaller loss scale cannot prevent it.
+        scale_can_shrink = has_scale and (optimizer.loss_scale > 1 if optimizer.dynamic else True)
+        counts = tf.logical_or(decision.finite, tf.logical_not(scale_can_shrink))
+        rows = row_mask.current()
+        step = tf.cast(rows.step if rows else 0, tf.int64)
+
+        def on_skip(step: tf.Tensor, flags: tf.Tensor, counts: tf.Tensor) -> None:
+            self.skipped_steps.assign_add(1)
+            if recorder:
+                recorder.record(step, position, flags, counts=counts)
+
+        def afterwards(overflow: Any) -> None:
+            if has_scale:
+                precision.update_loss_scale(optimizer, overflow)
+
+        gradients.apply_or_skip(
+            decision.should_apply,
+            # Not the LossScaleOptimizer's own apply_gradients, which counts a skipped step in
+            # `iterations`, and so advances schedules and Adam's bias correction.
+            optimizer.inner_optimizer if has_scale else optimizer,
+            clipped,
+            variables,
+            on_skip=on_skip,
+            skip_arguments=(step, decision.flags, counts),
+            overflow=tf.where(decision.finite, 0.0, float("inf")),
+            afterwards=afterwards,
+        )
+
+    def _warn_unused(self, reduced: Sequence[Gradient], variables: Sequence[tf.Variable]) -> None:
+        names = [v.name for g, v in zip(reduced, variables, strict=True) if g is None]
+        if names and names != self._unused:
+            self._unused = names
+            _LOG.warning("The loss does not depend on %s: they stay unchanged.", ", ".join(names))
 
 
-def _static(count: int | tf.Tensor) -> int | None:
-    return count if isinstance(count, int) else None
-
-
-def _cut(start: Any, end: Any, value: tf.Tensor | None) -> tf.Tensor | None:
-    return None if value is None else value[start:end]
-
-
-def _whole(value: tf.Tensor | None) -> tf.Tensor | None:
-    return value
+def counter(name: str) -> tf.Variable:
+    """Creates an int64 variable that all replicas count alike; call it in the strategy's scope."""
+    first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+    return tf.Variable(0, dtype=tf.int64, trainable=False, name=name, aggregation=first)

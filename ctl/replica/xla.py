@@ -5,7 +5,6 @@ from typing import Any
 
 import tensorflow as tf
 
-MODES = ("auto", "off", "loop", "step", "gradients", "autocluster")
 _CPU_FLAG = "--tf_xla_cpu_global_jit"
 
 
@@ -20,20 +19,20 @@ def choose(
     strings: bool = False,
     strategy: str = "mirrored",
 ) -> tuple[str, str]:
-    """The mode that `runtime.xla` comes to, and why.
+    """Resolves `runtime.xla`.
 
     Args:
-        xla: one of `MODES`.
+        xla: one of `ctl.configs.values.XLA_MODES`.
         gpu: whether the replicas are on GPUs.
-        replicas: how many there are.
-        sync_batch_norm: whether the model has collectives inside.
+        replicas: the number of replicas.
+        sync_batch_norm: whether the model contains collectives.
         shards: whether gradients are summed shard by shard.
-        chunks: whether many batches may travel at once, to steps that ctl alone calls.
-        strategy: where the replicas are, by the name of `hardware.strategies`.
-        strings: whether a batch holds strings, which XLA does not take.
+        chunks: whether many batches may be sent at a time, to steps that only ctl calls.
+        strings: whether a batch contains strings.
+        strategy: the name of the strategy in `hardware.strategies`.
 
     Returns:
-        The mode, never "auto", and a reason in a few words.
+        The mode, never "auto", and the reason in a few words.
     """
     if xla != "auto":
         return xla, "as configured"
@@ -42,22 +41,24 @@ def choose(
     if not gpu:
         return "off", "auto: on CPUs XLA makes small networks slower"
     if strings:
-        return "off", "auto: XLA takes no strings, and the batches hold some"
+        return "off", "auto: XLA does not support strings, and the batches contain some"
     if strategy in ("central_storage", "parameter_server"):
         return "off", "auto: the variables are on another device"
     if replicas == 1 and chunks:
         return "loop", "auto: one replica on a GPU"
     if replicas == 1:
-        return "step", "auto: one replica on a GPU, given batch by batch"
+        return "step", "auto: one replica on a GPU, with one batch at a time"
     if sync_batch_norm:
-        return "autocluster", "auto: collectives inside the model"
+        return "autocluster", "auto: the model contains collectives"
     return "gradients", "auto: reduction and update stay outside"
 
 
 def enable_autoclustering(*, gpu: bool) -> None:
-    """Turns TensorFlow's auto-clustering on, for this process.
+    """Turns TensorFlow's auto-clustering on for this process.
 
-    On CPUs it needs a flag that TensorFlow reads once, from the environment.
+    Args:
+        gpu: whether the replicas are on GPUs. On CPUs auto-clustering requires a flag that TensorFlow
+            reads once, from the environment.
     """
     if not gpu and _CPU_FLAG not in os.environ.get("TF_XLA_FLAGS", ""):
         os.environ["TF_XLA_FLAGS"] = f"{os.environ.get('TF_XLA_FLAGS', '')} {_CPU_FLAG}".strip()
@@ -65,5 +66,5 @@ def enable_autoclustering(*, gpu: bool) -> None:
 
 
 def jit(function: Any) -> Any:
-    """The function as one XLA program."""
+    """Returns the function as one XLA program."""
     return tf.function(function, jit_compile=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.data.input_pipeline import InputPipeline
+from ctl.replica.engine import engine_of
+from ctl.replica.model_building import seed_and_precision
 from ctl.testing.devices import make_strategy
 from ctl.testing.splits import RATE, Split
 from ctl.trainer import StandardTrainer
@@ -97,11 +100,11 @@ def build_trainer(spec: TrialSpec, split: Split, **changes: Any) -> StandardTrai
 def _replace_data(trainer: StandardTrainer, spec: TrialSpec) -> None:
     """Replaces the input pipeline of a trainer that a function built."""
     batch = trainer.global_batch_size
-    trainer.feed = InputPipeline(
+    engine_of(trainer).pipeline = InputPipeline(
         lambda part, _: spec.dataset(part, batch),
         strategy=trainer.strategy,
         seed=trainer.options.seed,
         prefetch=1,
-        build_scope=trainer.building,
+        build_scope=functools.partial(seed_and_precision, trainer.options),
     )
-    trainer.train_dataset = trainer.feed.training_dataset(batch, start=0)
+    trainer.train_dataset = engine_of(trainer).pipeline.training_dataset(batch, start=0)

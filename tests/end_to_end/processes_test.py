@@ -1,220 +1,73 @@
-"""The same weights under every strategy, real processes among them; and what a lost process does."""
-
-import json
-import os
-import signal
-import time
+"""The weights are the same with every strategy and any number of processes."""
 
 import numpy as np
 import pytest
 
-from tests import child, experiments
-from tests.experiments import read_result, read_weights
+from ctl import main
+from tests import child
+from tests.end_to_end.launching import check_same, flags, launch
+from tests.experiments import read_events, read_result, read_weights
+
+LONG = [pytest.mark.slow, pytest.mark.long]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("small")
-    experiments.write(folder, {"small.py": experiments.MNIST})
-    return folder
+# 24 rows are split evenly, 25 are not: of each strategy, one of them runs in .ci/run.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "replicas", "batch"),
+    [
+        ("default", 1, 24),
+        ("mirrored", 2, 25),
+        ("mirrored", 4, 24),
+        ("central_storage", 2, 25),
+        pytest.param("mirrored", 2, 24, marks=pytest.mark.long),
+        pytest.param("mirrored", 4, 25, marks=pytest.mark.long),
+        pytest.param("central_storage", 2, 24, marks=pytest.mark.long),
+    ],
+)
+def test_fifty_steps_of_mnist_in_one_process_are_those_of_one_replica(
+    folder, one_replica, strategy, replicas, batch
+):
+    name = f"{strategy}-{replicas}-{batch}"
+    arguments = [
+        f"--config.runtime.strategy={strategy}",
+        f"--config.data.global_batch_size={batch}",
+    ]
+    if replicas > 1:
+        arguments.append(f"--config.runtime.logical_devices={replicas}")
+    assert main.run(["ctl", *flags(folder, name, *arguments)]) == 0
+    assert read_result(folder / name)["replicas"] == replicas
+    check_same(folder, name, one_replica, batch)
 
 
-def program(folder, name, *arguments, workers=0, servers=0):
-    """The command of a run in a workdir of its own."""
-    main = [f"--config={folder / 'small.py'}", f"--workdir={folder / name}", *arguments]
-    if not workers:
-        return ["-m", "ctl.main", *main]
-    return ["-m", "ctl.launch", f"--workers={workers}", f"--ps={servers}", "--", *main]
-
-
-@pytest.fixture(scope="module")
-def one_replica(folder):
-    """batch -> the weights and the result of one replica."""
-    found = {}
-
-    def train(batch):
-        if batch not in found:
-            done = child.run(
-                program(folder, f"one-{batch}", f"--config.data.global_batch_size={batch}")
-            )
-            assert done.returncode == 0, done.stderr
-            workdir = folder / f"one-{batch}"
-            found[batch] = read_weights(workdir), read_result(workdir)
-        return found[batch]
-
-    return train
-
-
-def check_same(folder, name, one_replica, batch, *, same_loops=True):
-    want, told = one_replica(batch)
-    got = read_weights(folder / name)
-    assert got.keys() == want.keys()
-    for key, value in want.items():
-        np.testing.assert_allclose(got[key], value, rtol=0, atol=1e-10, err_msg=key)
-    found = read_result(folder / name)
-    assert found["eval"]["examples"] == told["eval"]["examples"] == 203
-    assert found["eval"]["loss"] == pytest.approx(told["eval"]["loss"], abs=1e-9)
-    if same_loops:  # it is the mean of the last loop
-        assert found["train"]["loss"] == pytest.approx(told["train"]["loss"], abs=1e-9)
-
-
-SLOW = pytest.mark.slow
-CASES = [("multi_worker", 25, [], 2)]
-SLOW_CASES = [
-    ("central_storage", 25, ["--config.runtime.strategy=central_storage"], 0),
-    ("default", 24, ["--config.runtime.strategy=default"], 0),
-    ("mirrored", 25, ["--config.runtime.strategy=mirrored"], 0),
-    ("mirrored", 24, ["--config.runtime.strategy=mirrored"], 0),
-    *(
-        (
-            "mirrored", batch,
-            ["--config.runtime.strategy=mirrored", "--config.runtime.logical_devices=4"], 0,
-        )
-        for batch in (24, 25)
-    ),
-    ("central_storage", 24, ["--config.runtime.strategy=central_storage"], 0),
-    ("multi_worker", 25, ["--config.optimizer.gradient_accumulation_steps=2"], 3),
-]  # fmt: skip
-LONG_CASES = [
-    ("multi_worker", 24, ["--config.runtime.all_reduce.algorithm=ring"], 2),
-    ("multi_worker", 24, [], 3),
-]
+ACCUMULATION = "--config.optimizer.gradient_accumulation_steps=2"
+RING = "--config.runtime.all_reduce.algorithm=ring"
 
 
 @pytest.mark.parametrize(
-    ("name", "batch", "arguments", "workers"),
+    ("workers", "batch", "arguments"),
     [
-        *CASES,
-        *(pytest.param(*case, marks=SLOW) for case in SLOW_CASES),
-        *(pytest.param(*case, marks=[SLOW, pytest.mark.long]) for case in LONG_CASES),
+        (2, 25, []),
+        pytest.param(3, 25, [ACCUMULATION], marks=pytest.mark.slow),
+        pytest.param(2, 24, [RING], marks=LONG),
+        pytest.param(3, 24, [], marks=LONG),
     ],
 )
-def test_fifty_steps_of_mnist_are_those_of_one_replica(
-    folder, one_replica, name, batch, arguments, workers, request
+def test_fifty_steps_of_mnist_in_several_processes_are_those_of_one_replica(
+    folder, one_replica, workers, batch, arguments
 ):
-    run = f"{name}-{abs(hash(request.node.name))}"
+    name = f"multi-worker-{workers}-{batch}"
     size = f"--config.data.global_batch_size={batch}"
-    done = child.run(program(folder, run, size, *arguments, workers=workers))
+    done = child.run(launch(folder, name, size, *arguments, workers=workers))
     assert done.returncode == 0, done.stdout + done.stderr
-    check_same(folder, run, one_replica, batch)
-    if workers:  # the chief alone writes
-        assert done.stdout.count("Done:") == 1
-        assert {p.name for p in (folder / run).iterdir()} == {
-            "checkpoints", "config.json", "events.jsonl", "result.json", "summaries",
-        }  # fmt: skip
-        assert not [p for p in (folder / run / "checkpoints").iterdir() if p.is_dir()]
-        assert len(list((folder / run / "summaries/train").iterdir())) == 1
-
-
-def places(pattern):
-    """pid -> TF_CONFIG's task of the running processes whose command line has a text in it."""
-    found = {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/cmdline") as file:
-                command = file.read()
-            with open(f"/proc/{pid}/environ") as file:
-                environment = dict(e.partition("=")[::2] for e in file.read().split("\0"))
-        except OSError:
-            continue
-        if pattern in command and "ctl.main" in command and "TF_CONFIG" in environment:
-            task = json.loads(environment["TF_CONFIG"])["task"]
-            found[int(pid)] = (task["type"], task["index"])
-    return found
-
-
-def kill_when_saved(launcher, workdir, *, step, task):
-    """Waits for a checkpoint, and kills one process."""
-    end = time.monotonic() + 120
-    while not (workdir / f"checkpoints/ckpt-{step}.index").exists():
-        assert launcher.poll() is None, launcher.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    (victim,) = [pid for pid, place in places(str(workdir)).items() if place == task]
-    os.kill(victim, signal.SIGKILL)
-
-
-def test_signal_to_one_worker_saves_due_by_time_and_evaluations_interleave(folder):
-    """The clock that decides is the chief's, the signal is only the other worker's."""
-    workdir = folder / "interleaved"
-    arguments = [
-        "--config.train.steps=1000000", "--config.train.steps_per_loop=2",
-        "--config.train.checkpoint_seconds=0.05", "--config.eval.interval=6",
-        "--config.eval.global_batch_size=4",  # 51 batches, so that evaluations check for a stop, too
-    ]  # fmt: skip
-    with child.start(program(folder, "interleaved", *arguments, workers=2)) as launcher:
-        deadline = time.monotonic() + 120
-        while count_events(workdir, "eval") < 2 or count_events(workdir, "checkpoint") < 2:
-            assert launcher.poll() is None, launcher.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        (worker,) = [pid for pid, p in places(str(workdir)).items() if p == ("worker", 1)]
-        os.kill(worker, signal.SIGTERM)
-        out, err = launcher.communicate(timeout=120)
-    assert launcher.returncode == 75, out + err
-    events = experiments.read_events(workdir)
-    evaluated = [step for name, step in events if name == "eval"]
-    assert evaluated == list(range(6, evaluated[-1] + 1, 6))
-    step = experiments.read_result(workdir)["step"]
-    assert events[-1] == ("stop", step)
-    assert (workdir / f"checkpoints/ckpt-{step}.whole").exists()
-
-
-def count_events(workdir, name):
-    exists = (workdir / "events.jsonl").exists()
-    return exists and sum(event == name for event, _ in experiments.read_events(workdir))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("index", [pytest.param(0, marks=pytest.mark.long), 1])
-def test_a_killed_worker_is_told_and_the_restarted_run_ends_the_same(folder, one_replica, index):
-    name = f"killed-{index}"
-    arguments = ["--config.train.checkpoint_interval=10", "--config.train.steps_per_loop=2"]
-    command = program(folder, name, *arguments, workers=2)
-    command[2:2] = ["--max_restarts=1"]
-    with child.start(command) as launcher:
-        kill_when_saved(launcher, folder / name, step=20, task=("worker", index))
-        out, err = launcher.communicate(timeout=240)
-    assert launcher.returncode == 0, out + err
-    assert f"worker {index} failed first (killed by SIGKILL)" in err
-    assert "restarting all processes; 0 more restarts." in err
-    assert "Resumed from" in out
-    check_same(folder, name, one_replica, 24, same_loops=False)
-
-
-@pytest.mark.slow
-def test_a_killed_worker_without_restarts_ends_the_launcher_with_its_code(folder):
-    command = program(folder, "ended", "--config.train.steps_per_loop=2", workers=2)
-    command += ["--config.train.checkpoint_interval=10", "--config.train.steps=5000"]
-    with child.start(command) as launcher:
-        kill_when_saved(launcher, folder / "ended", step=10, task=("worker", 1))
-        killed = time.monotonic()
-        for line in launcher.stderr:
-            if "worker 1 failed first (killed by SIGKILL)" in line:
-                break
-        assert time.monotonic() - killed < 5
-        out, err = launcher.communicate(timeout=120)
-    assert launcher.returncode == 128 + signal.SIGKILL, out + err
-    assert not places(str(folder / "ended"))
-
-
-@pytest.mark.slow
-def test_ctrl_c_stops_all_workers_at_one_step_and_the_run_goes_on(folder, one_replica):
-    arguments = ["--config.train.steps_per_loop=2", "--config.train.checkpoint_interval=10"]
-    command = program(folder, "stopped", *arguments, workers=2)
-    with child.start(command) as launcher:
-        end = time.monotonic() + 120
-        while not (folder / "stopped/checkpoints/ckpt-10.index").exists():
-            assert time.monotonic() < end
-            time.sleep(0.02)
-        launcher.send_signal(signal.SIGINT)
-        out, err = launcher.communicate(timeout=120)
-    assert launcher.returncode == 75, out + err
-    assert "Stopped at step" in out
-    assert 10 <= read_result(folder / "stopped")["step"] < 50
-    again = child.run(command)
-    assert again.returncode == 0 and "Resumed from" in again.stdout, again.stderr
-    check_same(folder, "stopped", one_replica, 24, same_loops=False)
+    check_same(folder, name, one_replica, batch)
+    # Only the chief writes.
+    assert done.stdout.count("Done:") == 1
+    assert {path.name for path in (folder / name).iterdir()} == {
+        "checkpoints", "config.json", "events.jsonl", "result.json", "summaries",
+    }  # fmt: skip
+    assert not [path for path in (folder / name / "checkpoints").iterdir() if path.is_dir()]
+    assert len(list((folder / name / "summaries/train").iterdir())) == 1
 
 
 @pytest.mark.slow
@@ -226,27 +79,23 @@ def test_ctrl_c_stops_all_workers_at_one_step_and_the_run_goes_on(folder, one_re
         pytest.param("stop", marks=pytest.mark.long),
     ],
 )
-def test_two_workers_decide_alike_on_a_row_that_one_of_them_has(folder, policy):
-    ends = {}
-    for name, workers in (("alone", 0), ("both", 2)):
-        arguments = [
-            "--config.trainer=small.py:Poisoned", f"--config.train.on_non_finite={policy}",
-            "--config.train.checkpoint_interval=10",
-        ]  # fmt: skip
-        name = f"poisoned-{policy}-{name}"
-        done = child.run(program(folder, name, *arguments, workers=workers))
-        assert done.returncode == (1 if policy == "stop" else 0), done.stdout + done.stderr
-        if policy == "stop":
-            assert (
-                "Step 13 is not finite: the loss is first, on the examples "
-                in done.stdout + done.stderr
-            )
-        lines = (folder / name / "events.jsonl").read_text().splitlines()
-        events = [(e["event"], e["step"]) for e in map(json.loads, lines)]
-        ends[workers] = read_weights(folder / name), events
-    (alone, alone_events), (both, both_events) = ends.values()
-    assert alone_events == both_events and ("non_finite", 13) in both_events
-    for key, value in alone.items():
+def test_two_workers_take_the_same_decision_on_a_row_that_one_of_them_has(folder, capfd, policy):
+    arguments = [
+        "--config.trainer=small.py:Poisoned", f"--config.train.on_non_finite={policy}",
+        "--config.train.checkpoint_interval=10",
+    ]  # fmt: skip
+    one, two = f"{policy}-one", f"{policy}-two"
+    code = 1 if policy == "stop" else 0
+    assert main.run(["ctl", *flags(folder, one, *arguments)]) == code
+    done = child.run(launch(folder, two, *arguments))
+    assert done.returncode == code, done.stdout + done.stderr
+    if policy != "skip":  # these two name the step and its examples
+        for printed in ("".join(capfd.readouterr()), done.stdout + done.stderr):
+            assert "Step 13 is not finite: the loss is first, on the examples " in printed
+    assert read_events(folder / two) == read_events(folder / one)
+    assert ("non_finite", 13) in read_events(folder / two)
+    both = read_weights(folder / two)
+    for key, value in read_weights(folder / one).items():
         np.testing.assert_allclose(both[key], value, rtol=0, atol=1e-10, err_msg=key)
     steps = {"skip": (50, 48), "rollback": (50, 48), "stop": (10, 10)}[policy]
     assert (
@@ -261,58 +110,32 @@ def test_parameter_servers_count_their_steps_and_learn(folder):
         "--config.runtime.precision=float32", "--config.train.steps=600",
         "--config.data.global_batch_size=100", "--config.train.steps_per_loop=100",
     ]  # fmt: skip
-    done = child.run(program(folder, "ps", *arguments, workers=2, servers=1))
+    done = child.run(launch(folder, "ps", *arguments, servers=1))
     assert done.returncode == 0, done.stdout + done.stderr
-    found = read_result(folder / "ps")
-    assert found["step"] == 600 and found["eval"]["examples"] == 203
-    assert found["eval"]["accuracy"] > 0.97
+    result = read_result(folder / "ps")
+    assert result["step"] == 600 and result["eval"]["examples"] == 203
+    assert result["eval"]["accuracy"] > 0.97
     assert "Updates are asynchronous" in done.stdout
-    assert (read_weights(folder / "ps")["global_step/.ATTRIBUTES/VARIABLE_VALUE"]) == 600
+    assert read_weights(folder / "ps")["global_step/.ATTRIBUTES/VARIABLE_VALUE"] == 600
 
 
 @pytest.mark.slow
-def test_parameter_servers_go_on_without_a_killed_worker(folder):
-    arguments = [
-        "--config.runtime.precision=float32", "--config.train.steps=300",
-        "--config.train.checkpoint_interval=50", "--config.train.steps_per_loop=50",
-    ]  # fmt: skip
-    command = program(folder, "ps-killed", *arguments, workers=2, servers=1)
-    with child.start(command) as launcher:
-        kill_when_saved(launcher, folder / "ps-killed", step=50, task=("worker", 1))
-        out, err = launcher.communicate(timeout=240)
-    assert launcher.returncode == 0, out + err
-    assert "worker 1 is lost (killed by SIGKILL); the chief continues with the others." in err
-    assert 300 <= read_result(folder / "ps-killed")["step"] <= 310
-    assert read_result(folder / "ps-killed")["eval"]["examples"] == 203
-
-
-def test_a_mistake_is_told_and_ends_all(folder):
-    done = child.run(program(folder, "wrong", "--config.train.stpes=5", workers=2))
-    assert done.returncode == 2
-    assert "did you mean train.steps" in done.stdout
-    assert done.stderr.count("failed first (exit code 2)") == 1
-    assert not (folder / "wrong").exists()
-
-
-@pytest.mark.slow
-def test_variables_in_parts_go_on_whole_in_one_process_and_in_parts_again(folder):
+def test_a_run_with_sharded_variables_resumes_in_one_process_and_with_shards_again(folder):
     constant = [
         "--config.runtime.precision=float32", "--config.optimizer.schedule=constant",
         "--config.optimizer.warmup_steps=0", "--allow_config_change",
     ]  # fmt: skip
-    parts = "--config.runtime.cluster.shard_mib=0.01"
-    before = None
-    for steps, workers, servers, more in (
-        (60, 2, 2, [parts]),
-        (90, 0, 0, []),
-        (120, 2, 2, [parts]),
-    ):
-        arguments = [*constant, *more, f"--config.train.steps={steps}"]
-        command = program(folder, "parts", *arguments, workers=workers, servers=servers)
-        done = child.run(command)
-        assert done.returncode == 0, done.stdout + done.stderr
-        found = read_result(folder / "parts")
-        assert found["step"] == steps
-        # The loss goes on from where it was: a model whose slots or weights were lost begins at 2.3.
-        assert before is None or found["train"]["loss"] < 1.2 * before
-        before = found["train"]["loss"]
+    shards = "--config.runtime.cluster.shard_mib=0.01"
+    losses = []
+    for steps, is_sharded in ((60, True), (90, False), (120, True)):
+        arguments = [*constant, f"--config.train.steps={steps}"]
+        if is_sharded:
+            done = child.run(launch(folder, "sharded", *arguments, shards, servers=2))
+            assert done.returncode == 0, done.stdout + done.stderr
+        else:
+            assert main.run(["ctl", *flags(folder, "sharded", *arguments)]) == 0
+        result = read_result(folder / "sharded")
+        assert result["step"] == steps
+        losses.append(result["train"]["loss"])
+    # A model that lost its weights or slot variables would start again at a loss of 2.3.
+    assert losses[1] < 1.2 * losses[0] and losses[2] < 1.2 * losses[1]

@@ -1,5 +1,8 @@
-"""The program from end to end: what it writes, resumes, and says."""
+"""The program from end to end: the files it writes, how it resumes, and what it prints."""
 
+import contextlib
+import dataclasses
+import io
 import json
 import pathlib
 import shutil
@@ -12,184 +15,202 @@ import tensorflow as tf
 
 from ctl import main
 from tests import child, experiments
-from tests.experiments import read_events, read_weights
+from tests.experiments import read_events, read_result, read_weights
+
+WORKDIR = pathlib.Path("runs", "experiment")
+FLOAT64 = "--config.runtime.precision=float64"
+
+
+@dataclasses.dataclass(frozen=True)
+class Printed:
+    """The exit code of the program and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run(*arguments):
+    """Runs the program on the experiment in the current folder."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main.run(["ctl", "--config=experiment.py", *arguments])
+    return Printed(code, out.getvalue(), err.getvalue())
+
+
+def run_in(folder, *arguments):
+    """Runs the program in a new folder with the experiment."""
+    experiments.write(folder, {"experiment.py": experiments.DROPOUT})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return run(*arguments)
+
+
+@pytest.fixture(scope="module")
+def complete_run(tmp_path_factory):
+    """The folder of a complete run of 30 steps, and what it printed; not to be changed."""
+    folder = tmp_path_factory.mktemp("complete")
+    return folder, run_in(folder)
+
+
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory):
+    """The folder of a run of 10 steps; not to be changed."""
+    folder = tmp_path_factory.mktemp("short")
+    assert run_in(folder, "--config.train.steps=10").code == 0
+    return folder
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    """Runs the program on a tiny experiment; returns its exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
+def folder(tmp_path, monkeypatch):
+    """The current folder, with the experiment."""
     experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})
-
-    def program(*arguments):
-        code = main.run(["ctl", "--config=experiment.py", *arguments])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return program
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-def test_run_writes_its_workdir(run):
-    code, out, err = run()
-    assert (code, err) == (0, "")
-    assert "one_device" in out.splitlines()[0] and "global batch 7" in out.splitlines()[0]
-    assert out.splitlines()[-1].startswith("Done: runs/experiment/result.json")
-    result = json.loads(pathlib.Path("runs/experiment/result.json").read_text())
+def copy_run(source, workdir=WORKDIR):
+    """Copies a run into a workdir of the current folder, to go on with it there."""
+    shutil.copytree(source / WORKDIR, workdir)
+
+
+def test_a_run_writes_its_workdir(complete_run, monkeypatch):
+    folder, printed = complete_run
+    monkeypatch.chdir(folder)
+    assert (printed.code, printed.err) == (0, "")
+    first, *_, last = printed.out.splitlines()
+    assert "one_device" in first and "global batch 7" in first
+    assert last.startswith("Done: runs/experiment/result.json")
+    result = read_result(WORKDIR)
     assert set(result) == {
-        "step",
-        "train",
-        "eval",
-        "examples_per_second",
-        "seconds",
-        "strategy",
-        "replicas",
-        "versions",
-    }
+        "step", "train", "eval", "examples_per_second", "seconds", "strategy", "replicas", "versions",
+    }  # fmt: skip
     assert result["step"] == 30
     assert result["eval"]["examples"] == 50
     assert set(result["eval"]) == {"loss", "accuracy", "examples"}
     assert result["examples_per_second"] > 0 and result["seconds"] > 0
     assert (result["strategy"], result["replicas"]) == ("one_device", 1)
     assert result["versions"]["tensorflow"] == tf.__version__
-    config = json.loads(pathlib.Path("runs/experiment/config.json").read_text())
+    config = json.loads((WORKDIR / "config.json").read_text())
     assert config["data"]["global_batch_size"] == 7
-    assert read_events("runs/experiment") == [
-        ("start", 0),
-        ("checkpoint", 10),
-        ("eval", 15),
-        ("checkpoint", 20),
-        ("checkpoint", 30),
-        ("eval", 30),
-        ("end", 30),
-    ]
-    assert set(pathlib.Path("runs/experiment/summaries").iterdir()) == {
-        pathlib.Path("runs/experiment/summaries", split) for split in ("train", "eval")
-    }
+    assert read_events(WORKDIR) == [
+        ("start", 0), ("checkpoint", 10), ("eval", 15), ("checkpoint", 20), ("checkpoint", 30),
+        ("eval", 30), ("end", 30),
+    ]  # fmt: skip
+    summaries = WORKDIR / "summaries"
+    assert set(summaries.iterdir()) == {summaries / "train", summaries / "eval"}
 
 
-def test_durations_do_not_depend_on_the_wall_clock(run, monkeypatch):
+def test_durations_do_not_depend_on_the_wall_clock(folder, monkeypatch):
     now = iter(range(10**9, 0, -3600))
-    monkeypatch.setattr(time, "time", lambda: float(next(now)))  # an hour back at each look
+    monkeypatch.setattr(time, "time", lambda: float(next(now)))  # an hour back at each reading
     start = time.monotonic()
-    code, out, _ = run()
-    took = time.monotonic() - start
-    assert code == 0 and " left" not in out.replace(" 0 s left", "").replace(" 1 s left", "")
-    result = json.loads(pathlib.Path("runs/experiment/result.json").read_text())
-    assert 0 < result["seconds"] < took
-    assert 25 * 7 / took < result["examples_per_second"] < 1e6
+    printed = run()
+    seconds = time.monotonic() - start
+    left = printed.out.replace(" 0 s left", "").replace(" 1 s left", "")
+    assert printed.code == 0 and " left" not in left
+    result = read_result(WORKDIR)
+    assert 0 < result["seconds"] < seconds
+    assert 25 * 7 / seconds < result["examples_per_second"] < 1e6
 
 
-def test_complete_run_says_so_and_how_to_go_on(run):
-    run()
-    before = pathlib.Path("runs/experiment/result.json").read_text()
-    code, out, _ = run()
-    assert code == 0
-    assert "complete: 30 steps" in out and "--config.train.steps=60" in out and "--fresh" in out
-    assert pathlib.Path("runs/experiment/result.json").read_text() == before
-    code, out, _ = run("--config.train.steps=60")
-    assert code == 0 and "Resumed from" in out
-    assert json.loads(pathlib.Path("runs/experiment/result.json").read_text())["step"] == 60
+def test_a_complete_run_is_left_alone_and_can_be_extended(folder, complete_run):
+    copy_run(complete_run[0])
+    before = (WORKDIR / "result.json").read_text()
+    printed = run()
+    assert printed.code == 0
+    assert "complete: 30 steps" in printed.out
+    assert "--config.train.steps=60" in printed.out and "--fresh" in printed.out
+    assert (WORKDIR / "result.json").read_text() == before
+    printed = run("--config.train.steps=60")
+    assert printed.code == 0 and "Resumed from" in printed.out
+    assert read_result(WORKDIR)["step"] == 60
 
 
-def test_fresh_moves_the_old_run_aside_and_begins_again(run):
-    run()
-    code, out, _ = run("--fresh")
-    assert code == 0
-    aside = [p for p in pathlib.Path("runs").iterdir() if p.name != "experiment"]
-    assert len(aside) == 1 and str(aside[0]) in out
-    assert json.loads((aside[0] / "result.json").read_text())["step"] == 30
-    first, second = read_weights("runs/experiment", 30), read_weights(aside[0], 30)
+def test_fresh_moves_the_old_run_aside_and_starts_from_scratch(folder, complete_run):
+    copy_run(complete_run[0])
+    printed = run("--fresh")
+    assert printed.code == 0
+    (aside,) = [path for path in pathlib.Path("runs").iterdir() if path.name != "experiment"]
+    assert str(aside) in printed.out
+    assert read_result(aside)["step"] == 30
+    first, second = read_weights(WORKDIR, 30), read_weights(aside, 30)
     assert first.keys() == second.keys()
     assert all(np.array_equal(first[name], second[name]) for name in first)
 
 
-def test_changed_arithmetic_stops_a_resume_and_names_both_ways_out(run):
-    run("--config.train.steps=10")
-    code, _, err = run("--config.optimizer.learning_rate=0.1")
-    assert code == 2 and err.count("\n") == 1
-    assert "optimizer.learning_rate: 0.001 -> 0.1" in err
-    assert "--allow_config_change" in err and "--fresh" in err
-    code, out, _ = run("--config.optimizer.learning_rate=0.1", "--allow_config_change")
-    assert code == 0
-    assert "Changed since the run was started: optimizer.learning_rate" in out
+def test_a_change_of_the_arithmetic_is_rejected_and_both_solutions_are_named(folder, short_run):
+    copy_run(short_run)
+    change = "--config.optimizer.learning_rate=0.5"
+    printed = run("--config.train.steps=20", change)
+    assert printed.code == 2 and printed.err.count("\n") == 1
+    assert "optimizer.learning_rate: 0.001 -> 0.5" in printed.err
+    assert "--allow_config_change" in printed.err and "--fresh" in printed.err
 
 
-def test_changed_learning_rate_is_the_one_that_trains_on(run):
-    run("--config.train.steps=10", "--workdir=changed")
-    run("--config.train.steps=10", "--workdir=same")
-    run("--config.train.steps=20", "--workdir=same")
-    rate = "--config.optimizer.learning_rate=0.5"
-    code, _, _ = run("--config.train.steps=20", rate, "--allow_config_change", "--workdir=changed")
-    assert code == 0
+def test_an_allowed_change_of_the_learning_rate_has_an_effect(folder, short_run):
+    copy_run(short_run, "same")
+    copy_run(short_run, "changed")
+    assert run("--config.train.steps=20", "--workdir=same").code == 0
+    change = ("--config.optimizer.learning_rate=0.5", "--allow_config_change")
+    printed = run("--config.train.steps=20", "--workdir=changed", *change)
+    assert printed.code == 0
+    assert "Changed since the run was started: optimizer.learning_rate" in printed.out
     same, changed = read_weights("same", 20), read_weights("changed", 20)
     assert max(np.abs(same[name] - changed[name]).max() for name in same) > 0.1
 
 
-def test_per_replica_batch_size_is_resolved_before_it_is_compared(run):
-    run("--config.train.steps=10")
+def test_a_per_replica_batch_size_is_resolved_before_the_configs_are_compared(folder, short_run):
+    copy_run(short_run)
     sizes = ("--config.data.global_batch_size=0", "--config.data.per_replica_batch_size=7")
-    code, out, _ = run("--config.train.steps=20", *sizes)
-    assert code == 0 and "Resumed" in out
+    printed = run("--config.train.steps=20", *sizes)
+    assert printed.code == 0 and "Resumed" in printed.out
 
 
-def test_train_mode_does_not_evaluate_and_eval_mode_does_nothing_else(run):
-    code, out, _ = run("--mode=train")
-    assert code == 0 and "eval" not in out.replace("--mode=eval", "")
-    trained = read_weights("runs/experiment", 30)
-    code, out, _ = run("--mode=eval")
-    assert code == 0 and out.startswith("eval       30/30")
-    result = json.loads(pathlib.Path("runs/experiment/result.json").read_text())
+def test_mode_train_does_not_evaluate_and_mode_eval_only_evaluates(folder):
+    printed = run("--mode=train")
+    assert printed.code == 0 and "eval" not in printed.out.replace("--mode=eval", "")
+    trained = read_weights(WORKDIR, 30)
+    printed = run("--mode=eval")
+    assert printed.code == 0 and printed.out.startswith("eval       30/30")
+    result = read_result(WORKDIR)
     assert result["eval"]["examples"] == 50 and result["train"]["loss"] > 0
-    after = read_weights("runs/experiment", 30)
+    after = read_weights(WORKDIR, 30)
     assert all(np.array_equal(trained[name], after[name]) for name in trained)
 
 
-def test_continuous_eval_ends_with_the_last_checkpoint(run):
-    run("--mode=train")
-    code, out, _ = run("--mode=continuous_eval")
-    assert code == 0 and "eval       30/30" in out
+def test_continuous_eval_ends_with_the_last_checkpoint(folder, complete_run):
+    copy_run(complete_run[0])
+    printed = run("--mode=continuous_eval")
+    assert printed.code == 0
+    steps = [line.split()[1] for line in printed.out.splitlines() if line.startswith("eval ")]
+    assert steps == ["10/30", "20/30", "30/30"]
 
 
 @pytest.mark.parametrize("mode", ["eval", "continuous_eval"])
-def test_evaluating_where_no_run_is_says_so(run, mode):
-    code, _, err = run(f"--mode={mode}")
-    assert code == 2 and err.count("\n") == 1 and "train first" in err
+def test_an_evaluation_without_a_run_is_rejected(folder, mode):
+    printed = run(f"--mode={mode}")
+    assert printed.code == 2 and printed.err.count("\n") == 1 and "train first" in printed.err
     assert not pathlib.Path("runs").exists()
 
 
-def test_explain_says_what_step_will_run_and_writes_nothing(run):
-    code, out, _ = run(
-        "--mode=explain",
-        "--config.runtime.strategy=mirrored",
-        "--config.runtime.logical_devices=2",
-        "--config.optimizer.clip.global_norm=1.5",
-        "--config.optimizer.gradient_accumulation_steps=2",
-    )
-    assert code == 0
-    said = dict(line.split(None, 1) for line in out.split("config:")[0].splitlines() if line)
-    assert said["strategy"].startswith("mirrored (")
-    assert said["replicas"] == "2"
-    assert "replica 0: 0..3; replica 1: 4..6 and 1 of padding, masked" in out
-    assert "2 micro-batches" in out
-    assert "by global norm 1.5, after the reduction" in said["clip"]
-    assert not pathlib.Path("runs").exists()
-
-
-def test_accumulation_and_replicas_may_change_between_two_halves_of_a_run(run):
-    run("--config.train.steps=20", "--config.runtime.precision=float64", "--workdir=whole")
-    run("--config.train.steps=10", "--config.runtime.precision=float64", "--workdir=halves")
-    code, _, _ = run(
+def test_replicas_and_micro_batches_may_change_in_the_middle_of_a_run(folder):
+    run("--config.train.steps=10", FLOAT64, "--mode=train", "--workdir=unchanged")
+    shutil.copytree("unchanged", "changed")
+    run("--config.train.steps=20", FLOAT64, "--mode=train", "--workdir=unchanged")
+    printed = run(
         "--config.train.steps=20",
-        "--config.runtime.precision=float64",
-        "--workdir=halves",
+        FLOAT64,
+        "--mode=train",
+        "--workdir=changed",
         "--config.runtime.strategy=mirrored",
         "--config.runtime.logical_devices=4",
         "--config.optimizer.gradient_accumulation_steps=2",
     )
-    assert code == 0
-    whole, halves = read_weights("whole", 20), read_weights("halves", 20)
-    for name in whole:
-        np.testing.assert_allclose(halves[name], whole[name], rtol=0, atol=1e-10)
+    assert printed.code == 0
+    unchanged, changed = read_weights("unchanged", 20), read_weights("changed", 20)
+    for name in unchanged:
+        np.testing.assert_allclose(changed[name], unchanged[name], rtol=0, atol=1e-10)
 
 
 def wait_for(condition, process, seconds=120):
@@ -203,8 +224,8 @@ def wait_for(condition, process, seconds=120):
 
 
 @pytest.mark.slow
-def test_killed_and_interrupted_run_ends_with_the_bits_of_an_undisturbed_one(tmp_path):
-    """Real MNIST, dropout on: kill -9 after a checkpoint, Ctrl-C later, then to the end."""
+def test_a_killed_and_interrupted_run_ends_with_the_bits_of_an_uninterrupted_one(tmp_path):
+    """MNIST with dropout: SIGKILL after a checkpoint, SIGINT after the next, then to the end."""
     settings = [
         "--config=experiments/mnist.py",
         "--config.train.steps=60",
@@ -214,58 +235,51 @@ def test_killed_and_interrupted_run_ends_with_the_bits_of_an_undisturbed_one(tmp
         "--config.train.checkpoints_to_keep=20",
     ]
     program = ["-m", "ctl.main", *settings]
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    undisturbed = child.run([*program, f"--workdir={whole}"])
-    assert undisturbed.returncode == 0, undisturbed.stderr
+    uninterrupted, interrupted = tmp_path / "uninterrupted", tmp_path / "interrupted"
+    finished = child.run([*program, f"--workdir={uninterrupted}"])
+    assert finished.returncode == 0, finished.stderr
 
     def saved(step):
-        return (broken / "checkpoints" / f"ckpt-{step}.index").exists()
+        return (interrupted / "checkpoints" / f"ckpt-{step}.index").exists()
 
-    with child.start([*program, f"--workdir={broken}"]) as process:
+    with child.start([*program, f"--workdir={interrupted}"]) as process:
         wait_for(lambda: saved(8), process)
         process.send_signal(signal.SIGKILL)
         process.communicate()
         assert process.returncode == -signal.SIGKILL
-    before = set((broken / "checkpoints").glob("*.index"))
-    with child.start([*program, f"--workdir={broken}"]) as process:
-        wait_for(lambda: set((broken / "checkpoints").glob("*.index")) - before, process)
+    before = set((interrupted / "checkpoints").glob("*.index"))
+    with child.start([*program, f"--workdir={interrupted}"]) as process:
+        wait_for(lambda: set((interrupted / "checkpoints").glob("*.index")) - before, process)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    if process.returncode != 0:  # on a fast machine it may be done before the signal comes
+    if process.returncode != 0:  # on a fast machine it may end before the signal arrives
         assert process.returncode == 75, err
         assert "SIGINT: saving, then stopping" in out and "rerun the same command" in out
         assert err == ""
-        assert read_events(broken)[-1][0] == "stop"
-    finished = child.run([*program, f"--workdir={broken}"])
+        assert read_events(interrupted)[-1][0] == "stop"
+    finished = child.run([*program, f"--workdir={interrupted}"])
     assert finished.returncode == 0, finished.stderr
-    one, other = read_weights(whole, 60), read_weights(broken, 60)
+    one, other = read_weights(uninterrupted, 60), read_weights(interrupted, 60)
     assert one.keys() == other.keys() and len(one) > 20
     for name in one:
         assert np.array_equal(one[name], other[name]), name
 
 
-def test_nothing_but_ctls_own_lines_is_printed(tmp_path):
-    """TensorFlow's start-up noise stays out."""
-    shutil.copytree(child.ROOT / "experiments/data/mnist", tmp_path / "data")
+def test_only_ctls_own_lines_are_printed(folder):
+    """TensorFlow's messages at start-up are suppressed."""
     done = child.run(
-        [
-            "-m",
-            "ctl.main",
-            "--config=experiments/mnist.py",
-            "--config.train.steps=3",
-            f"--config.data.dir={tmp_path / 'data'}",
-            f"--workdir={tmp_path / 'run'}",
-        ]
+        ["-m", "ctl.main", "--config=experiment.py", "--config.train.steps=3"], cwd=folder
     )
     assert (done.returncode, done.stderr) == (0, "")
-    starts = [line.split()[0] for line in done.stdout.splitlines()]
-    assert starts == ["one_device", "train", "eval", "Done:"]
+    first_words = [line.split()[0] for line in done.stdout.splitlines()]
+    assert first_words == ["one_device", "train", "eval", "Done:"]
 
 
+# One replica compiles a subset of what two compile.
 @pytest.mark.slow
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_autoclustering_gives_the_weights_of_the_uncompiled_run(tmp_path, replicas):
-    """In processes of its own: it is switched on for a whole process."""
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.long), 2])
+def test_autoclustering_computes_the_weights_of_the_uncompiled_run(tmp_path, replicas):
+    """Auto-clustering is enabled for a complete process, so each run has its own."""
     experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})
     for xla in ("off", "autocluster"):
         done = child.run(
@@ -299,7 +313,7 @@ def test_mnist_reaches_99_percent(tmp_path, seed):
     assert result["eval"]["examples"] == 10_000
 
 
-def test_a_rollback_is_recorded_and_outlives_a_restart(run, monkeypatch):
+def test_a_rollback_is_recorded_and_remembered_after_a_restart(folder):
     poisoned = experiments.DROPOUT.replace(
         "    def build_metrics",
         """    def preprocess(self, batch):
@@ -310,23 +324,25 @@ def test_a_rollback_is_recorded_and_outlives_a_restart(run, monkeypatch):
 
     def build_metrics""",
     ).replace("import tf_keras", "import tensorflow as tf\nimport tf_keras")
-    pathlib.Path("experiment.py").write_text(poisoned)
-    options = ["--workdir=mine", "--config.train.on_non_finite=rollback"]
-    code, out, err = run(*options)
-    assert code == 0, err
-    assert "Step 12 is not finite: the loss is first, on the examples " in out
-    assert "Back to step 10; that batch is skipped from now on (rollback 1)." in out, out
-    wanted = [("non_finite", 12), ("rollback", 10), ("eval", 15), ("checkpoint", 20)]
-    assert read_events("mine")[3:7] == wanted
-    kept = json.loads(pathlib.Path("mine/rollbacks.json").read_text())
-    assert kept == {"rollbacks": [{"step": 12, "tensor": "the loss"}]}
-    # From the checkpoint before it, as after a kill: the batch is left out unseen.
-    before = read_weights("mine", 30)
-    for path in pathlib.Path("mine/checkpoints").glob("ckpt-[23]0*"):
+    experiments.write(folder, {"experiment.py": poisoned})
+    options = ["--workdir=run", "--config.train.on_non_finite=rollback"]
+    printed = run(*options)
+    assert printed.code == 0, printed.err
+    assert "Step 12 is not finite: the loss is first, on the examples " in printed.out
+    assert "Back to step 10; that batch is skipped from now on (rollback 1)." in printed.out, (
+        printed.out
+    )
+    expected = [("non_finite", 12), ("rollback", 10), ("eval", 15), ("checkpoint", 20)]
+    assert read_events("run")[3:7] == expected
+    saved = json.loads(pathlib.Path("run/rollbacks.json").read_text())
+    assert saved == {"rollbacks": [{"step": 12, "tensor": "the loss"}]}
+    # Resumed from step 10, as after a kill: the batch is skipped before it is computed.
+    weights = read_weights("run", 30)
+    for path in pathlib.Path("run/checkpoints").glob("ckpt-[23]0*"):
         path.unlink()
-    code, out, err = run(*options)
-    assert code == 0 and "not finite" not in out
-    for name, value in read_weights("mine", 30).items():
-        assert value.tobytes() == before[name].tobytes(), name
-    pathlib.Path("mine/rollbacks.json").write_text("[]")
-    assert run(*options, "--config.train.steps=31")[0] == 2
+    printed = run(*options)
+    assert printed.code == 0 and "not finite" not in printed.out
+    for name, value in read_weights("run", 30).items():
+        assert value.tobytes() == weights[name].tobytes(), name
+    pathlib.Path("run/rollbacks.json").write_text("[]")
+    assert run(*options, "--config.train.steps=31").code == 2

@@ -39,11 +39,11 @@ def events(workdir, kind):
 
 
 def model(workdir, step):
-    found = experiments.read_weights(workdir, step)
-    return {name: value for name, value in found.items() if name.startswith("model/")}
+    weights = experiments.read_weights(workdir, step)
+    return {name: value for name, value in weights.items() if name.startswith("model/")}
 
 
-def test_run_begins_with_the_weights_of_another_and_says_so(run):
+def test_run_starts_from_the_weights_of_another_and_prints_so(run):
     run("old", STEPS(10))
     still = "--config.optimizer.name=sgd", "--config.optimizer.learning_rate=1e-30"
     first = "--config.init.checkpoint=old", STEPS(5), "--config.seed=1", *still
@@ -68,7 +68,7 @@ def test_run_begins_with_the_weights_of_another_and_says_so(run):
     assert code == 2 and "init.checkpoint: 'old' -> ''" in err and "--allow_config_change" in err
 
 
-def test_a_new_head_is_left_out_by_patterns(run):
+def test_new_head_is_excluded_by_patterns(run):
     run("old", STEPS(10))
     code, _, err = run("new", "--config.init.checkpoint=old", WIDER)
     assert code == 2 and err.count("\n") == 1
@@ -79,7 +79,7 @@ def test_a_new_head_is_left_out_by_patterns(run):
 
 
 @pytest.mark.parametrize("arguments", [[], ["--fresh"]])
-def test_nothing_is_written_or_moved_where_there_are_no_such_weights(run, arguments):
+def test_nothing_is_written_or_moved_if_the_weights_do_not_exist(run, arguments):
     run("mine", STEPS(1))
     before = sorted(pathlib.Path().rglob("*"))
     folder = "mine" if arguments else "new"
@@ -89,7 +89,7 @@ def test_nothing_is_written_or_moved_where_there_are_no_such_weights(run, argume
     assert not list(pathlib.Path("new").glob("*"))
 
 
-def test_a_run_goes_on_in_part_where_that_is_allowed(run):
+def test_checkpoint_that_matches_in_part_is_restored_if_allowed(run):
     run("mine", STEPS(10))
     changed = WIDER, STEPS(20), "--allow_config_change"
     code, _, err = run("mine", *changed)
@@ -107,7 +107,7 @@ def test_a_run_goes_on_in_part_where_that_is_allowed(run):
     assert code == 0 and "20/20" in out
 
 
-def test_evaluation_reads_what_has_more_than_it_needs(run, tmp_path):
+def test_evaluation_ignores_variables_that_only_the_checkpoint_has(run, tmp_path):
     more = TRAINER.replace(
         "        dropout =", "        self.more = tf_keras.layers.Dense(1)\n"
         "        self.more.build([None, 2])\n        dropout =",

@@ -14,6 +14,7 @@ from tests.fake_nvml import FakeGpu, FakeNvml
 NO_GPU = not tf.config.list_physical_devices("GPU")
 on_cpu = pytest.mark.skipif(not NO_GPU, reason="is about a machine without a GPU")
 MIB = 2**20
+TRAINER = "tests.reference_model:ReferenceTrainer"
 
 
 @pytest.mark.parametrize("names", [[], ["CPU:0"], ["GPU:0", "GPU:2"], ["GPU:2", "GPU:0"]])
@@ -141,10 +142,6 @@ def test_growth_that_the_environment_disables_is_rejected(monkeypatch):
     assert machine.limits == {"GPU:0": [512]}
 
 
-class StrategyReachedError(Exception):
-    """Raised in place of building the strategy."""
-
-
 @pytest.mark.parametrize(
     ("key", "value", "options"),
     [
@@ -154,24 +151,17 @@ class StrategyReachedError(Exception):
 )
 def test_config_limits_the_memory_before_the_strategy_is_built(monkeypatch, key, value, options):
     calls = []
-
-    def build_strategy(*_):
-        assert calls == [options]
-        raise StrategyReachedError
-
     monkeypatch.setattr(devices, "limit_gpu_memory", lambda **options: calls.append(options))
-    monkeypatch.setattr(experiment.selection, "build", build_strategy)
-    monkeypatch.setattr(experiment.loading, "trainer_class", lambda *_: None)
-    with pytest.raises(StrategyReachedError):
-        experiment.build(ctl.config(runtime=dict(gpu={key: value})), "experiment.py")
+    monkeypatch.setattr(experiment.selection, "build", lambda *_, **__: calls.append("strategy"))
+    experiment.build_hardware(ctl.config(runtime=dict(gpu={key: value})).runtime)
+    assert calls == [options, "strategy"]
 
 
 @on_cpu
-def test_config_that_limits_the_memory_is_rejected_on_a_machine_without_a_gpu(monkeypatch):
-    monkeypatch.setattr(experiment.loading, "trainer_class", lambda *_: None)
-    config = ctl.config(runtime=dict(gpu=dict(memory_growth=True)))
+def test_config_that_limits_the_memory_is_rejected_on_a_machine_without_a_gpu():
+    runtime = ctl.config(runtime=dict(gpu=dict(memory_growth=True))).runtime
     with pytest.raises(UsageError, match="because TensorFlow detects no GPU"):
-        experiment.build(config, "experiment.py")
+        experiment.build_hardware(runtime)
 
 
 def physical_gpu(index):

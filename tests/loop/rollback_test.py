@@ -14,6 +14,7 @@ from ctl.loop.controller import Controller
 from ctl.loop.progress import Progress
 from ctl.loop.reporter import Reporter
 from ctl.loop.rollback import RollbackPolicy
+from ctl.replica.engine import engine_of
 from ctl.replica.loss_spikes import WINDOW
 from tests import reference_model
 from tests.faulty_trainers import BAD, CASES, jumping, poisoned, same, state
@@ -41,18 +42,18 @@ def run(folder, trainer, steps=STEPS, **options):
 
 
 def without(steps):
-    """The state of a clean run to which some batches never came."""
+    """The state of a clean run that skips the batches of some steps."""
     clean = poisoned(1, -1)
     for step in range(STEPS):
         if step in steps:
-            clean.pass_over(1)
+            clean.global_step.assign_add(1)
         else:
             clean.train(tf.constant(1))
     return state(clean)
 
 
 @pytest.mark.parametrize(("replicas", "row", "options"), CASES)
-def test_the_run_goes_on_without_the_batch(tmp_path, replicas, row, options):
+def test_run_skips_the_batch_after_a_rollback(tmp_path, replicas, row, options):
     trainer = poisoned(replicas, row, on_non_finite="rollback", **options)
     events, lines = run(tmp_path, trainer)
     same(state(trainer), without({BAD}), 1e-10)
@@ -87,7 +88,7 @@ def twice_bad():
     )
 
 
-def test_several_batches_each_with_a_rollback_of_its_own(tmp_path):
+def test_each_of_several_batches_has_its_own_rollback(tmp_path):
     trainer = twice_bad()
     events, _ = run(tmp_path, trainer, checkpoint_interval=5)
     back = [(step, fields["left_out"]) for name, step, fields in events if name == "rollback"]
@@ -97,15 +98,15 @@ def test_several_batches_each_with_a_rollback_of_its_own(tmp_path):
     assert all(np.isfinite(value).all() for value in state(trainer))
 
 
-def test_the_limit(tmp_path):
+def test_limit_of_rollbacks_ends_the_run(tmp_path):
     with pytest.raises(
         Failure, match=r"Step 6 is not finite: .* rolled back 1 times, which is its limit"
     ):
         run(tmp_path, twice_bad(), rollback=RollbackPolicy(limit=1))
 
 
-def test_a_decision_survives_the_process(tmp_path):
-    """Killed after the rollback and before the next checkpoint: the batch is left out unseen."""
+def test_decision_outlives_the_process(tmp_path):
+    """Killed after the rollback and before the next checkpoint: the batch is skipped again."""
     record = tmp_path / "record.json"
 
     def make_policy():
@@ -130,19 +131,19 @@ def test_a_decision_survives_the_process(tmp_path):
     same(state(again), without({BAD}), 1e-10)
 
 
-def test_without_checkpoints_it_is_refused():
+def test_rollback_without_checkpoints_is_rejected():
     trainer = poisoned(1, 0, on_non_finite="rollback")
     with pytest.raises(ctl.UsageError, match="requires `checkpoints` to go back to"):
         Controller(trainer=trainer)
 
 
-def test_batches_of_ones_own_are_refused():
+def test_rollback_with_the_users_own_dataset_is_rejected():
     trainer = poisoned(1, 0, on_non_finite="rollback")
     with pytest.raises(ctl.UsageError, match="reads batches again"):
         trainer.train_dataset = tf.data.Dataset.range(3)
 
 
-def test_a_loss_spike_is_a_reason_too_and_its_window_goes_back_with_the_rest(tmp_path):
+def test_loss_spike_is_rolled_back_and_its_window_is_restored(tmp_path):
     at = WINDOW + 5
     options = {"on_non_finite": "rollback", "loss_spike": 5.0}
     trainer = jumping(1, at, **options)
@@ -152,4 +153,6 @@ def test_a_loss_spike_is_a_reason_too_and_its_window_goes_back_with_the_rest(tmp
         ("rollback", 100),
     ]
     assert f"Step {at} has a spike of the loss" in lines[0]
-    assert int(trainer.spikes._count) == at + 3  # every loss but that one, once
+    assert (
+        int(engine_of(trainer).step.loss_spikes._count) == at + 3
+    )  # every loss but that one, once

@@ -149,11 +149,11 @@ def test_current_folder_is_not_moved(tmp_path, monkeypatch, name):
 
 
 def test_folder_that_cannot_be_moved_is_reported(tmp_path, monkeypatch):
-    def refuse(*_):
+    def fail(*_):
         raise OSError(16, "Device or resource busy")
 
     folder = run(tmp_path / "run")
-    monkeypatch.setattr(pathlib.Path, "rename", refuse)
+    monkeypatch.setattr(pathlib.Path, "rename", fail)
     with pytest.raises(
         UsageError, match=r"cannot be moved to .*run\..* \(Device or resource busy\)"
     ):

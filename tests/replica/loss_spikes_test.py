@@ -15,7 +15,7 @@ from tests.faulty_trainers import BATCH, jumping, same, state
 def told(factor, losses):
     """Which of the losses are spikes."""
     spikes = LossSpikes(factor, dtype=tf.float64)
-    seen = tf.function(spikes.seen)
+    seen = tf.function(spikes.is_spike)
     return [bool(seen(tf.constant(loss, tf.float64))) for loss in losses]
 
 
@@ -56,15 +56,15 @@ def test_a_spike_is_left_out_on_every_replica(replicas, xla):
     options = {"xla": xla, "on_non_finite": "skip", "loss_spike": 5.0}
     trainer = jumping(replicas, AT, **options)
     trainer.train(tf.constant(AT))
-    assert trainer.non_finite is None
+    assert trainer.non_finite_report is None
     before = state(trainer)
     outputs = trainer.train(tf.constant(1))
     same(state(trainer), before)
-    assert (trainer.non_finite.step, trainer.non_finite.count) == (AT, 1)
-    assert str(trainer.non_finite) == "has a spike of the loss, far above the running median"
+    assert (trainer.non_finite_report.step, trainer.non_finite_report.count) == (AT, 1)
+    assert str(trainer.non_finite_report) == "has a spike of the loss, far above the running median"
     assert outputs["skipped_steps"] == 1
     trainer.train(tf.constant(1))
-    assert trainer.non_finite is None and trainer.optimizer.iterations.numpy() == AT + 1
+    assert trainer.non_finite_report is None and trainer.optimizer.iterations.numpy() == AT + 1
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -80,7 +80,7 @@ def test_a_spike_stops_the_run(replicas):
 def test_nobody_looks_unless_asked():
     trainer = jumping(1, AT)
     trainer.train(tf.constant(AT + 3))
-    assert trainer.non_finite is None
+    assert trainer.non_finite_report is None
 
 
 def test_a_spike_under_float16_does_not_touch_the_loss_scale():
@@ -91,7 +91,7 @@ def test_a_spike_under_float16_does_not_touch_the_loss_scale():
     trainer.optimizer._loss_scale._current_loss_scale.assign(8.0)  # the spike is not to overflow
     skipped, scale = trainer.skipped_steps.numpy(), trainer.optimizer.loss_scale.numpy()
     trainer.train(tf.constant(1))
-    assert trainer.non_finite is not None and trainer.skipped_steps.numpy() == skipped + 1
+    assert trainer.non_finite_report is not None and trainer.skipped_steps.numpy() == skipped + 1
     assert trainer.optimizer.loss_scale.numpy() == scale
 
 
@@ -100,5 +100,5 @@ def test_a_step_of_ones_own_is_refused():
         def replica_step(self, batch):
             return super().replica_step(batch)
 
-    with pytest.raises(ctl.UsageError, match="loss_spike looks at the one loss of ctl's own step"):
+    with pytest.raises(ctl.UsageError, match="checks the single loss of ctl's own step"):
         reference_model.make_trainer(testing.make_strategy(1), BATCH, cls=Own, loss_spike=3.0)

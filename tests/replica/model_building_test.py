@@ -64,7 +64,7 @@ def test_sync_batch_norm_with_accumulation_must_be_asked_for():
 def test_sync_batch_norm_without_batch_norm_or_with_another_value_is_refused():
     with pytest.raises(ctl.UsageError, match="no effect"):
         reference_model.make_trainer(testing.make_strategy(1), 8, model={"sync_batch_norm": True})
-    with pytest.raises(ctl.UsageError, match="want True, False or"):
+    with pytest.raises(ctl.UsageError, match="must be True, False or"):
         reference_model.make_trainer(
             testing.make_strategy(1), 8, cls=Normalized, model={"sync_batch_norm": "yes"}
         )

@@ -19,11 +19,11 @@ def test_skip_leaves_the_step_out_on_every_replica(replicas, row, options):
     before = state(trainer)
     trainer.train(tf.constant(1))
     same(state(trainer), before)
-    report = trainer.non_finite
+    report = trainer.non_finite_report
     assert (report.step, report.tensor, report.count) == (BAD, "the loss", 1)
     assert trainer.global_step.numpy() == BAD + 1 and trainer.optimizer.iterations.numpy() == BAD
     outputs = trainer.train(tf.constant(2))
-    assert trainer.non_finite is None and np.isfinite(outputs["loss"])
+    assert trainer.non_finite_report is None and np.isfinite(outputs["loss"])
     assert outputs["skipped_steps"] == 1
     # The same as a run to which that step never came.
     clean = poisoned(1, -1)
@@ -77,7 +77,7 @@ def test_a_clean_run_is_the_same_with_and_without_looking():
 def test_ignore_lets_it_through():
     trainer = poisoned(2, 0, on_non_finite="ignore")
     outputs = trainer.train(tf.constant(4))
-    assert trainer.non_finite is None and np.isnan(outputs["loss"])
+    assert trainer.non_finite_report is None and np.isnan(outputs["loss"])
     assert np.isnan(state(trainer)[0]).any()
 
 
@@ -114,7 +114,7 @@ def test_a_loss_scale_that_is_too_large_is_no_failure():
     trainer.optimizer.loss_scale  # noqa: B018 - made
     trainer.optimizer._loss_scale._current_loss_scale.assign(2.0**40)
     trainer.train(tf.constant(3))
-    assert trainer.skipped_steps.numpy() == 3 and trainer.non_finite is None
+    assert trainer.skipped_steps.numpy() == 3 and trainer.non_finite_report is None
     broken = poisoned(1, 0, precision="float16")
     broken.optimizer._loss_scale._current_loss_scale.assign(1.0)
     with pytest.raises(NonFiniteStep):

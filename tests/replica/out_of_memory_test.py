@@ -1,57 +1,71 @@
-"""A training step that does not fit into memory: one line that says what would."""
+"""A training step that does not fit into memory: one line says what would."""
 
 import pytest
 import tensorflow as tf
 
 import ctl
 from ctl import main, testing
-from ctl.configs import compatibility
+from ctl.data.layout import Layout
 from ctl.replica import out_of_memory
+from ctl.replica.plan import Plan
 from tests import reference_model
 from tests.experiments import CONFIG, TRAINER
 
 OOM = "OOM when allocating tensor with shape[256,1024] and type float on /device:GPU:0"
-RAN_OUT = "The step ran out of memory with"
+PROBLEM = "The step ran out of memory with"
+
+
+def make_plan(rows, *, sync_batch_norm=False, own_train_step=False, **options):
+    return Plan(
+        options=ctl.TrainerOptions(**options),
+        layout=Layout(rows, 1),
+        strategy="one_device",
+        full_batches=True,
+        xla="off",
+        xla_reason="",
+        sync_batch_norm=sync_batch_norm,
+        string_features=False,
+        own_replica_step=False,
+        own_train_step=own_train_step,
+    )
+
+
+DOUBLED = "(twice the present number), or reduce the batch size."
 
 
 @pytest.mark.parametrize(
-    ("rows", "options", "line"),
+    ("rows", "arguments", "line"),
     [
         (
             256, {},
-            "256 rows a replica: set optimizer.gradient_accumulation_steps=2 (twice the present "
-            "one), or a smaller batch.",
+            f"256 rows per replica: set optimizer.gradient_accumulation_steps=2 {DOUBLED}",
         ),
         (
-            256, dict(micro_batches=4),
-            "256 rows a replica in 4 micro-batches: set optimizer.gradient_accumulation_steps=8 "
-            "(twice the present one), or a smaller batch.",
+            256, dict(gradient_accumulation_steps=4),
+            "256 rows per replica in 4 micro-batches: set "
+            f"optimizer.gradient_accumulation_steps=8 {DOUBLED}",
         ),
         (
-            3, dict(micro_batches=2),
-            "3 rows a replica in 2 micro-batches: set optimizer.gradient_accumulation_steps=3, or a "
-            "smaller batch.",
+            3, dict(gradient_accumulation_steps=2),
+            "3 rows per replica in 2 micro-batches: set optimizer.gradient_accumulation_steps=3, or "
+            "reduce the batch size.",
         ),
-        (1, {}, "1 rows a replica: take a smaller model."),
-        (4, dict(micro_batches=4), "4 rows a replica in 4 micro-batches: take a smaller model."),
-        (256, dict(shards=4), "256 rows a replica: set a smaller batch."),
-        (256, dict(sync_batch_norm=True), "256 rows a replica: set a smaller batch."),
+        (1, {}, "1 rows per replica: use a smaller model."),
         (
-            256, dict(sync_batch_norm=True, per_micro_batch=True),
-            "256 rows a replica: set optimizer.gradient_accumulation_steps=2 (twice the present "
-            "one), or a smaller batch.",
+            4, dict(gradient_accumulation_steps=4),
+            "4 rows per replica in 4 micro-batches: use a smaller model.",
         ),
+        (256, dict(logical_shards=4), "256 rows per replica: reduce the batch size."),
+        (256, dict(sync_batch_norm=True), "256 rows per replica: reduce the batch size."),
+        (
+            256, dict(sync_batch_norm=True, model={"sync_batch_norm": "per_micro_batch"}),
+            f"256 rows per replica: set optimizer.gradient_accumulation_steps=2 {DOUBLED}",
+        ),
+        (256, dict(own_train_step=True), "256 rows per replica: reduce the batch size."),
     ],
 )  # fmt: skip
-def test_advice_halves_the_rows_that_are_computed_at_once_where_that_is_allowed(
-    rows, options, line
-):
-    assert out_of_memory.advice(rows, compatibility.Choice(**options)) == f"{RAN_OUT} {line}"
-
-
-def test_advice_for_a_step_that_micro_batches_do_not_reach():
-    line = out_of_memory.advice(256, compatibility.Choice(), accumulates=False)
-    assert line == f"{RAN_OUT} 256 rows a replica: set a smaller batch."
+def test_advice_doubles_the_micro_batches_if_the_options_allow_it(rows, arguments, line):
+    assert out_of_memory.advice(make_plan(rows, **arguments)) == f"{PROBLEM} {line}"
 
 
 @pytest.mark.parametrize(
@@ -64,9 +78,9 @@ def test_advice_for_a_step_that_micro_batches_do_not_reach():
         ("No space left on device", False),
     ],
 )
-def test_what_is_about_memory(message, memory):
+def test_errors_about_memory_are_recognized(message, memory):
     error = tf.errors.ResourceExhaustedError(None, None, message)
-    assert out_of_memory.is_told_by(error) == memory
+    assert out_of_memory.is_out_of_memory(error) == memory
 
 
 def failing(message):
@@ -80,7 +94,7 @@ def failing(message):
 
 
 class Hungry(reference_model.ReferenceTrainer):
-    """Its step asks for memory that is not there, while it runs."""
+    """Its step requests memory that does not exist."""
 
     def per_example_loss(self, batch, outputs):
         loss = super().per_example_loss(batch, outputs)
@@ -92,33 +106,33 @@ class Hungry(reference_model.ReferenceTrainer):
 
 
 class OwnStep(Hungry):
-    """Calls nothing that would split the rows."""
+    """Overrides train_step, which ctl cannot split into micro-batches."""
 
     def train_step(self, iterator):
         super().train_step(iterator)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_step_out_of_memory_is_told_in_one_line(replicas):
+def test_step_out_of_memory_raises_one_line(replicas):
     trainer = reference_model.make_trainer(
         testing.make_strategy(replicas), 8, cls=Hungry, gradient_accumulation_steps=2
     )
-    with pytest.raises(ctl.UsageError) as told:
+    with pytest.raises(ctl.UsageError) as raised:
         trainer.train(tf.constant(3))
-    assert str(told.value) == (
-        f"{RAN_OUT} {8 // replicas} rows a replica in 2 micro-batches: set "
-        "optimizer.gradient_accumulation_steps=4 (twice the present one), or a smaller batch."
+    assert str(raised.value) == (
+        f"{PROBLEM} {8 // replicas} rows per replica in 2 micro-batches: set "
+        f"optimizer.gradient_accumulation_steps=4 {DOUBLED}"
     )
-    assert isinstance(told.value.__cause__, tf.errors.ResourceExhaustedError)
+    assert isinstance(raised.value.__cause__, tf.errors.ResourceExhaustedError)
 
 
-def test_own_step_is_not_told_to_accumulate():
+def test_own_train_step_is_not_advised_to_accumulate():
     trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=OwnStep)
-    with pytest.raises(ctl.UsageError, match=r"8 rows a replica: set a smaller batch\.$"):
+    with pytest.raises(ctl.UsageError, match=r"8 rows per replica: reduce the batch size\.$"):
         trainer.train(tf.constant(3))
 
 
-def test_other_exhaustion_is_passed_on():
+def test_other_exhaustion_is_raised_unchanged():
     trainer = reference_model.make_trainer(
         testing.make_strategy(1), 8, cls=failing("Too many open files")
     )
@@ -135,6 +149,6 @@ def test_program_ends_with_the_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main.run(["ctl", "--config=exp.py"]) == 2
     assert capsys.readouterr().err == (
-        f"ctl: {RAN_OUT} 4 rows a replica: set optimizer.gradient_accumulation_steps=2 (twice the "
-        "present one), or a smaller batch.\n"
+        f"ctl: {PROBLEM} 4 rows per replica: set optimizer.gradient_accumulation_steps=2 "
+        f"{DOUBLED}\n"
     )

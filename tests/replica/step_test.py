@@ -8,6 +8,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.replica.engine import engine_of
 from tests import faulty_trainers, reference_model
 
 ADAM = {"optimizer": lambda: tf_keras.optimizers.Adam(1e-2)}
@@ -65,7 +66,7 @@ def test_xla_modes_give_the_update_of_the_uncompiled_step(xla, replicas, batch, 
 
 def test_auto_compiles_nothing_on_a_cpu():
     trainer = reference_model.make_trainer(testing.make_strategy(1), 8)
-    assert trainer.update.xla == "off" and "CPU" in trainer.update.xla_why
+    assert engine_of(trainer).plan.xla == "off" and "CPU" in engine_of(trainer).plan.xla_reason
 
 
 @pytest.mark.parametrize("batch", [8, 7])
@@ -239,7 +240,7 @@ def test_second_optimizer_without_a_loss_scale_is_refused_under_float16():
                 optimizer=tf_keras.optimizers.SGD(0.1),
             )
 
-    with pytest.raises(ctl.UsageError, match="needs a loss scale"):
+    with pytest.raises(ctl.UsageError, match="requires a loss scale"):
         reference_model.make_trainer(
             testing.make_strategy(1), 8, cls=Second, precision="float16"
         ).train(tf.constant(1))

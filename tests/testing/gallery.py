@@ -169,7 +169,7 @@ class Adversarial(Right):
 
     def __init__(self, **arguments):
         super().__init__(**arguments)
-        with self.building(), self.strategy.scope():
+        with self.build_scope():
             self.second = tf_keras.Sequential([layers.Dense(1, input_shape=(FEATURES,))])
             self.second_optimizer = tf_keras.optimizers.Adam(0.01)
 

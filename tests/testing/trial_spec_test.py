@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import ctl
 from ctl.configs.options import TrainerOptions
+from ctl.replica.engine import engine_of
 from ctl.testing.splits import Split
 from ctl.testing.trial_spec import TrialSpec, build_trainer
 from tests.testing import gallery
@@ -28,7 +29,7 @@ def test_trainer_reads_the_examples_in_order(factory):
     trainer = build_trainer(make_spec(factory), split, precision="float64")
     evaluated = ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
     assert int(evaluated["examples"]) == 2 * split.batch - 1
-    batch = next(iter(trainer.feed.training_dataset(split.batch, start=0)))[0]
+    batch = next(iter(engine_of(trainer).pipeline.training_dataset(split.batch, start=0)))[0]
     labels = np.concatenate(trainer.strategy.experimental_local_results(batch["label"]))
     np.testing.assert_array_equal(labels[:5], gallery.examples()["label"][:5])
 

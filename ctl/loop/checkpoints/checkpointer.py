@@ -108,9 +108,11 @@ class Checkpointer:
             return self.path(step)
         self.wait()
         os.makedirs(self.directory, exist_ok=True)
+        # A damaged checkpoint of the same step may exist: its marker must not match the new files.
         self.files.remove(step)
         options = tf.train.CheckpointOptions(
             experimental_enable_async_checkpoint=self._background,
+            # Called in the thread that writes, once all files are written.
             experimental_write_callbacks=[lambda _: self._commit(step)],
         )
         self._writing = step if self._background else None
@@ -126,6 +128,7 @@ class Checkpointer:
         if self._writing is None:
             return
         step, self._writing = self._writing, None
+        # Does not raise the error of the thread, in TensorFlow 2.20.
         self._checkpoint.sync()
         if self.files.fault(step):
             raise self._take_thread_error() or OSError(errno.EIO, "it was not written to the end")
@@ -157,6 +160,7 @@ class Checkpointer:
                 self.restore(self.path(step))
             except DamagedCheckpoint as error:
                 fault = str(error)
+            # A file may be unreadable in one process only: all go on to the next older one then.
             if not self._processes.any_process(bool(fault)):
                 return self.path(step)
             print_line(f"Skipped {self.path(step)}: {fault}.")
@@ -176,7 +180,7 @@ class Checkpointer:
             UsageError: it is of another trainer.
             DamagedCheckpoint: it cannot be read.
         """
-        self.wait()
+        self.wait()  # a thread may still copy values of the trainer
         self.unmatched, self._deferred = None, []
         with self._trainer.strategy.scope():
             try:
@@ -206,6 +210,7 @@ class Checkpointer:
         deferred = [v for v in extra if content.is_deferred(v, places)]
         if mismatch or (len(deferred) < len(extra) and not self._reads_only):
             return False
+        # Not `restore`, which would also number the checkpoints, by a variable `save_counter`.
         self._checkpoint.read(path).assert_existing_objects_matched()
         self._restored, self._deferred = content, deferred
         return True
@@ -222,6 +227,8 @@ class Checkpointer:
         restored = {id(variable.source) for variable, _ in comparison.pairs}
         trainer = self._trainer
         model = {id(variable.source) for variable in matching.list_variables(trainer.model)}
+        # Without the counters the data order and the learning rate would start at zero, with weights
+        # of a later step.
         if not {id(trainer.global_step), id(trainer.optimizer.iterations)} <= restored:
             raise UsageError(
                 f"{path} does not match this trainer even in part, since the counters of steps and "

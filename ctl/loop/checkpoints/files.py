@@ -55,6 +55,8 @@ class CheckpointFiles:
             return _UNFINISHED
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return "its marker cannot be read"
+        # Sizes, no checksums: reading every byte at each start would take minutes for a large model.
+        # TensorFlow checks its own checksums when it reads.
         for name, size in sizes.items():
             try:
                 actual = (self._directory / name).stat().st_size
@@ -117,6 +119,7 @@ class CheckpointFiles:
 
 def _flush(path: pathlib.Path) -> None:
     """Waits until the disk has what was written to a file or folder."""
+    # A folder must be flushed, too: its entry of a new file is written separately.
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -6,6 +6,7 @@ import time
 from ctl.errors import Failure
 from ctl.loop import write_errors
 from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.replica.non_finite import first_non_finite_variable
 from ctl.trainer import StandardTrainer
 
 
@@ -59,6 +60,7 @@ class CheckpointManager:
         self._on_event = on_event or (lambda *_, **__: None)
         self._print_line = print_line
         self._clock = clock
+        # The time to the first checkpoint counts from the start of the process.
         self._saved_at = clock()
 
     def is_due_by_step(self) -> bool:
@@ -78,13 +80,16 @@ class CheckpointManager:
         step = self._step
         if self.checkpoints is None or self.saved_step == step:
             return
+        # A step may make weights infinite with finite gradients. A checkpoint of them would replace the
+        # one to go back to.
         if self._trainer.options.on_non_finite != "ignore":
-            variable = self._trainer.not_finite()
+            variable = first_non_finite_variable(self._trainer.model.trainable_variables)
             if variable:
                 raise Failure(
                     f"{variable} is not finite after step {step}, which is not saved: lower the "
                     "learning rate or clip the gradients, then resume from the last checkpoint."
                 )
+        # One thread writes at a time; its error belongs to the earlier checkpoint.
         self.wait()
         path = self.checkpoints.path(step)
         with write_errors.report_write_errors(path, self.checkpoints.directory):
@@ -116,6 +121,7 @@ class CheckpointManager:
             self.checkpoints.restore(path)
         else:
             path = self.checkpoints.all_restore_latest(before=before, print_line=self._print_line)
+        # The restored checkpoint is not saved again.
         self.saved_step = self._step if path else None
         return path
 

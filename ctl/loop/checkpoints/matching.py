@@ -66,12 +66,14 @@ class CheckpointContent:
         Raises:
             ValueError or tf.errors.OpError: it cannot be read.
         """
+        # The view matches objects by place; the reader has shapes, types and values.
         self._view = tf.train.CheckpointView(path)
         self._reader = tf.train.load_checkpoint(path)
         graph = trackable_object_graph_pb2.TrackableObjectGraph()
         graph.ParseFromString(self._reader.get_tensor(_GRAPH))
         self._nodes = graph.nodes
         self._parents: dict[int, list[int]] = {}
+        # The graph has children only; deferred variables are found from below.
         for node, content in enumerate(graph.nodes):
             for child in content.children:
                 self._parents.setdefault(child.node_id, []).append(node)
@@ -180,9 +182,11 @@ class Comparison:
 
 def list_variables(root: Any) -> list[Variable]:
     """Lists the variables that a checkpoint of an object would have."""
+    # Breadth first, so that the model's variables come in the order of its layers.
     variables, seen, queue = [], {id(root)}, [(root, False)]
     while queue:
         thing, slot = queue.pop(0)
+        # Not isinstance: distributed and sharded variables have no common class.
         if callable(getattr(thing, "assign", None)) and hasattr(thing, "shape"):
             name = thing.name.removesuffix(":0")
             variables.append(Variable(name, tuple(thing.shape), thing.dtype, thing, slot=slot))
@@ -220,6 +224,7 @@ def compare(
         else:
             matches = variable.matches(candidates[0])
             (pairs if matches else mismatches).append((variable, candidates[0]))
+    # By node, since names need not be unique.
     used = {b.node for _, b in (*pairs, *mismatches)}
     return Comparison(pairs, mismatches, missing, [v for v in saved if v.node not in used])
 
@@ -233,6 +238,7 @@ def find_misplaced(
         Whether a variable of the trainer has no value of its shape, type and role at its place; and
         the checkpoint's variables that are at no place of the trainer.
     """
+    # TensorFlow itself checks shapes only: it restores m of SGD into v of RMSprop without an error.
     saved = {id(places[v.node]): v for v in content.variables if v.node in places}
     mismatch = any(
         id(v.source) not in saved

@@ -53,7 +53,9 @@ def check(trainer: StandardTrainer, init: Any, *, moved: pathlib.Path | None = N
     """
     if not init.checkpoint:
         return
+    # Not collective: each process checks by itself, before the first collective call of the run.
     path = _path(init.checkpoint, _latest_step(init.checkpoint))
+    # The weights would be gone from that path by the time they are loaded.
     if moved and pathlib.Path(path).resolve().is_relative_to(moved.resolve()):
         raise UsageError(
             f"init.checkpoint is {init.checkpoint}, which --fresh moves aside: name another --workdir."
@@ -88,6 +90,7 @@ def all_load(
         pairs, total = _match(trainer, content, init)
         # All values are read before a variable changes.
         values = [(variable, content.value(saved)) for variable, saved in pairs]
+    # In the scope, a value is assigned to the copies on all replicas.
     with trainer.strategy.scope():
         for variable, value in values:
             variable.source.assign(tf.cast(value, variable.dtype))
@@ -121,7 +124,7 @@ def _latest_step(name: str) -> int:
 
 def _path(name: str, step: int) -> str:
     """The path of the checkpoint that `init.checkpoint` names: of a step, if it names a folder."""
-    if not os.path.isdir(name):
+    if not os.path.isdir(name):  # the prefix of a checkpoint's files
         if not os.path.isfile(f"{name}.index"):
             raise UsageError(
                 f"init.checkpoint is {name}, which does not exist: name a run's workdir, its folder of "
@@ -166,6 +169,7 @@ def _match(
 
 def _filter(variables: list[matching.Variable], patterns: Sequence[str]) -> list[matching.Variable]:
     """The variables that match a pattern; all if there are no patterns."""
+    # A pattern without a match is a typing error, which would leave random weights unnoticed.
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(variable.name, pattern) for variable in variables):
             raise UsageError(

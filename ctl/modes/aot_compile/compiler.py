@@ -136,14 +136,9 @@ def _collect_figures(executable: Any) -> dict[str, Any]:
     memory, cost = executable.get_compiled_memory_stats(), executable.cost_analysis()
     sizes = measure_all_reduces(executable.hlo_modules()[0].to_string())
     arguments = memory.argument_size_in_bytes
-    # An output that reuses an argument's memory needs none of its own.
-    outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return {
         "peak_bytes": max(memory.peak_memory_in_bytes, arguments),
         "argument_bytes": arguments,
-        "output_bytes": outputs,
-        "temporary_bytes": memory.temp_size_in_bytes,
-        "code_bytes": memory.generated_code_size_in_bytes,
         "flops": cost.get("flops", 0.0),
         "bytes": cost.get("bytes accessed", 0.0),
         "all_reduces": len(sizes),

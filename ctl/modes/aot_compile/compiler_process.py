@@ -59,7 +59,6 @@ class Compiled:
         out_of_memory: whether it does not compile because it needs too much memory.
         peak_bytes: peak memory, also if that is too much; 0 if the compiler does not report it.
         argument_bytes: weights, slot variables and the batch.
-        temporary_bytes: activations and other tensors that live within the step.
         flops: floating-point operations of one step.
         bytes: bytes read and written by one step.
         all_reduces: number of all-reduces after the compiler combined them.
@@ -72,7 +71,6 @@ class Compiled:
     out_of_memory: bool = False
     peak_bytes: int = 0
     argument_bytes: int = 0
-    temporary_bytes: int = 0
     flops: float = 0.0
     bytes: float = 0.0
     all_reduces: int = 0

@@ -12,6 +12,7 @@ from ctl.evaluator import StandardEvaluator
 from ctl.modes.aot_compile import problems
 from ctl.modes.aot_compile.problems import NotExportable, Problem
 from ctl.modes.aot_compile.strategy import SliceStrategy
+from ctl.replica.engine import engine_of
 from ctl.trainer import StandardTrainer
 
 
@@ -39,7 +40,7 @@ def export_train_step(trainer: StandardTrainer) -> Program:
     Raises:
         NotExportable: the step cannot be a TPU program.
     """
-    data = trainer.feed.training_dataset(trainer.global_batch_size, start=0)
+    data = engine_of(trainer).pipeline.training_dataset(trainer.global_batch_size, start=0)
     return _export("train step", trainer.strategy, trainer.train_step, data.element_spec)
 
 

@@ -20,6 +20,7 @@ from ctl.modes.aot_compile.export import Program
 from ctl.modes.aot_compile.problems import NotExportable, Problem
 from ctl.modes.aot_compile.slices import GIB, Slice
 from ctl.modes.aot_compile.strategy import SliceStrategy
+from ctl.replica.engine import engine_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +134,7 @@ def export_experiment(
     try:
         built = experiment.build(config, config_path, evaluates=evaluates, hardware=hardware)
         size = built.trainer.global_batch_size
-        data = built.trainer.feed.data("train")
+        data = engine_of(built.trainer).pipeline.data("train")
         if global_batch_size and isinstance(data, GlobalBatches | PerReplica):
             raise UsageError(
                 "--find_batch cannot change the size of the batches that build_dataset returns: let "

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from ctl.configs.options import TrainerOptions
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.source import GlobalBatches, PerReplica
 from ctl.modes.experiment import Experiment
+from ctl.replica.model_building import seed_and_precision
 from ctl.trainer import StandardTrainer
 
 Rows = dict[str, np.ndarray]
@@ -80,7 +82,7 @@ class TrainerFactory:
             strategy=tf.distribute.OneDeviceStrategy("/CPU:0"),
             seed=trainer.options.seed,
             prefetch=1,
-            build_scope=trainer.building,
+            build_scope=functools.partial(seed_and_precision, trainer.options),
         )
 
     def read_batches(self, count: int, *, start: int = 0) -> list[Rows]:

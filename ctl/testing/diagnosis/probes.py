@@ -8,10 +8,12 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from ctl.replica.engine import engine_of
+from ctl.replica.microbatches import unpack
 from ctl.testing.recording import Record, name_variables
 from ctl.testing.splits import RATE, Split
 from ctl.testing.trial_spec import TrialSpec, build_trainer
-from ctl.trainer import StandardTrainer, unpack
+from ctl.trainer import StandardTrainer
 
 T = TypeVar("T")
 
@@ -202,20 +204,20 @@ def metrics_of_rows(
 
 def _first_batch(trainer: StandardTrainer) -> tuple[Any, Any]:
     """Returns the first distributed batch and its row mask."""
-    dataset = trainer.feed.training_dataset(trainer.global_batch_size, start=0)
+    dataset = engine_of(trainer).pipeline.training_dataset(trainer.global_batch_size, start=0)
     return unpack(next(iter(dataset)))
 
 
 @contextlib.contextmanager
 def _scope(trainer: StandardTrainer, batch: Any, row_mask: Any) -> Any:
     """The scope in which the trainer's own step calls its methods."""
-    with trainer.building(), trainer.rows(batch, row_mask):
+    with trainer.build_scope(), engine_of(trainer).rows(batch, row_mask):
         yield
 
 
 def _row_values(trainer: StandardTrainer, batch: Any, row_mask: Any) -> Any:
     """Returns outputs, losses and sample weights of one replica's rows."""
-    with trainer.rows(batch, row_mask):
+    with engine_of(trainer).rows(batch, row_mask):
         batch = trainer.preprocess(batch)
         outputs = trainer.forward(batch, training=True)
         losses = trainer.per_example_loss(batch, outputs)

@@ -9,6 +9,7 @@ import tensorflow as tf
 from ctl.data.source import Arrays, Batch, Source
 from ctl.errors import UsageError
 from ctl.replica import row_mask
+from ctl.replica.engine import engine_of
 from ctl.trainer import StandardTrainer
 
 
@@ -131,15 +132,15 @@ def example_on(trainer: StandardTrainer, *, step: int, replica: int, row: int = 
     Raises:
         UsageError: the data has no indexes, or there is no such row.
     """
-    counts = trainer.layout.row_counts()
+    counts = engine_of(trainer).plan.layout.row_counts()
     if not 0 <= replica < len(counts) or not 0 <= row < counts[replica]:
         raise UsageError(
             f"There is no row {row} on replica {replica}: the replicas have {counts} rows."
         )
-    indexes = trainer.feed.example_indexes(trainer.global_batch_size, step)
+    indexes = engine_of(trainer).pipeline.example_indexes(trainer.global_batch_size, step)
     if indexes is None:
         raise UsageError("The examples have no indexes: return a Source from build_dataset.")
-    return indexes[replica * trainer.layout.rows_per_replica + row]
+    return indexes[replica * engine_of(trainer).plan.layout.rows_per_replica + row]
 
 
 class _Poisoned(Source):

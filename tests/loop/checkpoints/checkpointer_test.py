@@ -230,7 +230,7 @@ class Two(reference_model.ReferenceTrainer):
 
     def __init__(self, **arguments):
         super().__init__(**arguments)
-        with self.building(), self.strategy.scope():
+        with self.build_scope():
             self.extra = tf.Variable(1.0, dtype=tf.float64, name="extra")
             self.momentum = tf_keras.optimizers.SGD(0.1, momentum=0.9)
 

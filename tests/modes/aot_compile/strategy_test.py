@@ -16,6 +16,7 @@ import ctl
 from ctl.hardware import strategies
 from ctl.modes.aot_compile import export, problems
 from ctl.modes.aot_compile.strategy import SliceStrategy
+from ctl.replica.engine import engine_of
 from tests import reference_model
 
 BATCH, CORES = 8, 2
@@ -32,7 +33,7 @@ def test_the_strategy_is_named_tpu():
 
 def test_a_replica_gets_its_part_of_the_global_batch():
     trainer = make_trainer(SliceStrategy(4))
-    batch, row_mask = trainer.feed.training_dataset(BATCH, start=0).element_spec
+    batch, row_mask = engine_of(trainer).pipeline.training_dataset(BATCH, start=0).element_spec
     assert {spec.shape[0] for spec in batch.values()} == {BATCH // 4}
     assert not isinstance(row_mask, tf.TensorSpec)
 
@@ -46,7 +47,7 @@ def test_global_batches_of_build_dataset_are_split_too():
         data_factory = staticmethod(lambda split: ctl.data.GlobalBatches(dataset.repeat()))
 
     trainer = make_trainer(SliceStrategy(4), cls=Batched)
-    spec = trainer.feed.training_dataset(BATCH, start=0).element_spec
+    spec = engine_of(trainer).pipeline.training_dataset(BATCH, start=0).element_spec
     assert {s.shape[0] for s in tf.nest.flatten(spec)} == {BATCH // 4}
 
 

@@ -10,6 +10,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.errors import NonFiniteStep
+from ctl.replica.engine import engine_of
 from ctl.testing import faults
 from tests import reference_model
 from tests.reference_model import EXAMPLES, ReferenceTrainer, examples
@@ -70,7 +71,7 @@ def test_example_on_returns_the_examples_in_the_order_of_the_global_batch():
         for r in range(4)
         for i in range(2 - (r == 3))
     ]
-    assert indexes == trainer.feed.example_indexes(7, 5)
+    assert indexes == engine_of(trainer).pipeline.example_indexes(7, 5)
     with pytest.raises(ctl.UsageError, match=r"no row 1 on replica 3.*\[2, 2, 2, 1\]"):
         faults.example_on(trainer, step=5, replica=3, row=1)
 

@@ -1,0 +1,296 @@
+"""What a `StandardTrainer` keeps for itself: its plan, data, step, inner loop and error reports."""
+
+from collections.abc import Iterator, Sequence
+import contextlib
+import functools
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from ctl.configs.options import TrainerOptions
+from ctl.data.input_pipeline import InputPipeline
+from ctl.data.tfrecords import describe_corruption
+from ctl.errors import NonFiniteStep, UsageError
+from ctl.hardware import devices
+from ctl.replica import dropout, out_of_memory, precision, row_mask
+from ctl.replica.batch_norm import convert_sync_batch_norm
+from ctl.replica.inner_loop import CompiledLoop, chunk_size
+from ctl.replica.microbatches import Batch, row_count
+from ctl.replica.model_building import (
+    build_scope,
+    create_variables,
+    make_optimizer,
+    seed_and_precision,
+)
+from ctl.replica.non_finite import NonFiniteReport
+from ctl.replica.plan import Plan, check_before_model, make_plan
+from ctl.replica.step import Step, counter
+
+
+class Engine:
+    """Runs a trainer's steps. One attribute of the trainer holds it, apart from the user's own.
+
+    Attributes:
+        plan: the resolved options.
+        pipeline: the training and evaluation data.
+        step: computes and applies updates.
+        loss: the mean loss of the applied steps of an inner loop.
+        compiled_loop: the inner loop as one XLA program; None unless the plan says so.
+    """
+
+    def __init__(self, trainer: Any, plan: Plan, pipeline: InputPipeline):
+        """Creates the step; call it in the trainer's `build_scope`, once its model is built.
+
+        Args:
+            trainer: the `StandardTrainer`.
+            plan: the resolved options.
+            pipeline: the training and evaluation data.
+        """
+        self.plan = plan
+        self.pipeline = pipeline
+        self.step = Step(plan)
+        self.loss = tf_keras.metrics.Mean("loss", dtype=plan.dtype)
+        self._trainer = trainer
+        self._data_step: int | None = None  # the global step that the data iterator stands at
+        self._own_dataset = False
+        self._keyed: set[str] = set()
+        self.compiled_loop = self._compile_loop() if plan.xla == "loop" else None
+        dropout.key_random_layers(trainer.model, plan.options.seed)
+
+    def rows(
+        self, batch: Batch, mask: tf.Tensor | None
+    ) -> contextlib.AbstractContextManager[row_mask.Examples]:
+        """The context of one replica's rows; enter it in a replica context.
+
+        Args:
+            batch: this replica's rows.
+            mask: [rows] mask of the rows that exist; None if all exist.
+        """
+        first_row = row_mask.first_row(row_count(batch))
+        step = self._trainer.global_step.read_value()
+        return row_mask.examples(mask, first_row=first_row, step=step)
+
+    def replica_train_step(self, batch: Batch, mask: tf.Tensor | None) -> tf.Tensor:
+        """Runs one replica's step; call it in a replica context.
+
+        A skipped step leaves no trace in the reported loss, in metrics and in moving statistics.
+
+        Args:
+            batch: this replica's rows.
+            mask: [rows] mask of the rows that exist; None if all exist.
+
+        Returns:
+            What `replica_step` returned.
+        """
+        trainer = self._trainer
+        with self.rows(batch, mask) as rows:
+            changed = self._variables_of_forward_pass() if self._may_skip() else []
+            before = [tf.identity(variable) for variable in changed]
+            loss = trainer.replica_step(trainer.preprocess(batch))
+            if not rows.applied:
+                self.loss.update_state(loss)
+                return loss
+            applied = tf.reduce_all(rows.applied)
+            for variable, old in zip(changed, before, strict=True):
+                variable.assign(tf.where(applied, tf.convert_to_tensor(variable), old))
+            # Not a product with the weight: a skipped loss can be NaN, and 0 x NaN is NaN.
+            counted = tf.where(applied, loss, tf.zeros_like(loss))
+            self.loss.update_state(counted, sample_weight=tf.cast(applied, loss.dtype))
+        return loss
+
+    def prepare_loop(self) -> None:
+        """Moves the data to `global_step`, and keys the random layers of models made since."""
+        for name, model in self._other_models():
+            if name not in self._keyed:
+                dropout.key_random_layers(model, self.plan.options.seed, scope=name)
+                self._keyed.add(name)
+        step = int(self._trainer.global_step.numpy())
+        if not self._own_dataset and self._data_step != step:
+            # Orbit's own attributes: its `train` reads them.
+            self._trainer._train_dataset = self._dataset(step)
+            self._trainer._train_iter = None
+        self._data_step = None  # unknown until the loop has ended without an error
+
+    def finish_loop(self) -> NonFiniteReport | None:
+        """Returns the report of the steps that were not finite.
+
+        Raises:
+            NonFiniteStep: there were some, and the options do not say to skip them.
+        """
+        self._data_step = int(self._trainer.global_step.numpy())
+        report = self.step.recorder.take() if self.step.recorder else None
+        if report and self.plan.options.on_non_finite != "skip":
+            batch_size = self.plan.layout.global_batch_size
+            raise NonFiniteStep(report, self.pipeline.example_indexes(batch_size, report.step))
+        return report
+
+    @contextlib.contextmanager
+    def report_errors(self) -> Iterator[None]:
+        """Turns TensorFlow's errors about data and memory into a UsageError of one line."""
+        try:
+            yield
+        except tf.errors.DataLossError as error:
+            raise UsageError(
+                f"The training data is corrupt ({describe_corruption(error)}): write the file again."
+            ) from None
+        except tf.errors.OutOfRangeError:
+            raise UsageError(
+                f"The training data ended after step {int(self._trainer.global_step.numpy())}: return "
+                "at least one complete global batch of examples, or a dataset that repeats."
+            ) from None
+        except tf.errors.ResourceExhaustedError as error:
+            if not out_of_memory.is_out_of_memory(error):
+                raise
+            raise UsageError(out_of_memory.advice(self.plan)) from error
+
+    def reset_metrics(self) -> None:
+        """Resets what `results` returns."""
+        for metric in (self.loss, *self._trainer.metrics.values()):
+            metric.reset_state()
+        if self.step.norms:
+            self.step.norms.reset()
+
+    def results(self) -> dict[str, Any]:
+        """Returns the mean loss and the metrics of an inner loop; scale, skips and norms if in use."""
+        results = {"loss": self.loss.result()}
+        results |= {name: metric.result() for name, metric in self._trainer.metrics.items()}
+        optimizer = self._trainer.optimizer
+        has_scale = precision.has_loss_scale(optimizer)
+        if has_scale:
+            results["loss_scale"] = optimizer.loss_scale
+        if has_scale or self.plan.options.on_non_finite == "skip":
+            results["skipped_steps"] = self.step.skipped_steps.read_value()
+        return {**results, **(self.step.norms.result() if self.step.norms else {})}
+
+    def checkpoint_items(self) -> dict[str, Any]:
+        """Returns every model, optimizer and variable of the trainer, by the attribute's name."""
+        trackable = tf.__internal__.tracking.Trackable
+        stateless = (tf_keras.metrics.Metric, tf.data.Dataset, tf.data.Iterator)
+        excluded = ("metrics", "_train_dataset", "_train_iter", "_train_loop_fn")
+        items = {
+            name: value
+            for name, value in vars(self._trainer).items()
+            if isinstance(value, trackable)
+            and not isinstance(value, stateless)
+            and name not in excluded
+            and not name.startswith("_self_")
+        }
+        # "spikes" is the name in every checkpoint, unless a subclass has such an attribute itself.
+        name = "ctl_spikes" if "spikes" in items else "spikes"
+        return {**items, name: self.step.loss_spikes}
+
+    def use_own_dataset(self) -> None:
+        """Leaves the position in the data to the user, who has set `train_dataset`."""
+        self.plan.check_own_dataset()
+        self._own_dataset = True
+
+    def _may_skip(self) -> bool:
+        optimizers = vars(self._trainer).values()
+        return self.plan.skips or any(precision.has_loss_scale(value) for value in optimizers)
+
+    def _variables_of_forward_pass(self) -> list[tf.Variable]:
+        """Moving statistics and metrics: what a forward pass can assign in a replica context."""
+        models = [self._trainer.model, *(model for _, model in self._other_models())]
+        statistics = [v for model in models for v in model.non_trainable_variables]
+        metrics = [v for metric in self._trainer.metrics.values() for v in metric.variables]
+        unique = {id(variable): variable for variable in (*statistics, *metrics)}
+        return [
+            v
+            for v in unique.values()
+            if v.synchronization == tf.VariableSynchronization.ON_READ
+            or v.aggregation != tf.VariableAggregation.NONE
+        ]
+
+    def _other_models(self) -> Iterator[tuple[str, tf_keras.Model]]:
+        """The models that a subclass holds besides `model`, each with a name that does not change."""
+        for name, value in vars(self._trainer).items():
+            values: Sequence[Any] = [value]
+            if isinstance(value, list | dict):
+                values = tf.nest.flatten(value)
+            for i, model in enumerate(values):
+                if isinstance(model, tf_keras.Model) and model is not self._trainer.model:
+                    yield f"{name}/{i}", model
+
+    def _compile_loop(self) -> CompiledLoop:
+        trainer, options = self._trainer, self.plan.options
+        resident = None
+        if options.placement == "device":
+            device = devices.replica_devices(trainer.strategy)[0]
+            resident = self.pipeline.copy_to_device(device)
+        spec = tf.TensorSpec([None], tf.int64) if resident else self.pipeline.element_spec()
+
+        def step(batch: Batch) -> None:
+            self.replica_train_step(resident.gather(batch["index"]) if resident else batch, None)
+            trainer.global_step.assign_add(1)
+
+        size = chunk_size(spec, self.plan.layout.global_batch_size)
+        return CompiledLoop(step, strategy=trainer.strategy, size=size)
+
+    def _dataset(self, step: int) -> Any:
+        """The distributed training data from a global step on."""
+        batch_size = self.plan.layout.global_batch_size
+        if not self.compiled_loop:
+            return self.pipeline.training_dataset(batch_size, start=step)
+        self.compiled_loop.discard_chunk()
+        return self.pipeline.training_chunks(
+            batch_size,
+            start=step,
+            size=self.compiled_loop.size,
+            indexes_only=self.plan.options.placement == "device",
+        )
+
+
+def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
+    """Builds a trainer's model, optimizer, metrics and counters, then its engine.
+
+    Args:
+        trainer: the `StandardTrainer`, with its strategy, batch size and options.
+        optimizer: a function that makes the optimizer, or an optimizer.
+        base: `StandardTrainer`, whose methods the trainer's class may override.
+
+    Raises:
+        UsageError: the options cannot compute the right update with this model, data or strategy.
+    """
+    options: TrainerOptions = trainer.options
+    pipeline = InputPipeline(
+        trainer.build_dataset,
+        strategy=trainer.strategy,
+        seed=options.seed,
+        prefetch=options.prefetch,
+        build_scope=functools.partial(seed_and_precision, options),
+    )
+    layout = pipeline.layout(trainer.global_batch_size)
+    check_before_model(options, trainer.strategy)
+    with build_scope(options, trainer.strategy):
+        trainer.model = trainer.build_model()
+        if options.model.get("sync_batch_norm"):
+            convert_sync_batch_norm(trainer.model)
+        trainer.optimizer = precision.wrap_loss_scale(
+            make_optimizer(optimizer), options.precision, options.loss_scale
+        )
+        trainer.metrics = trainer.build_metrics()
+        trainer.global_step = counter("global_step")
+        create_variables(
+            lambda batch: trainer.forward(trainer.preprocess(batch), training=False),
+            pipeline.element_spec(),
+        )
+        trainer.optimizer.build(trainer.model.trainable_variables)
+        plan = make_plan(
+            options,
+            strategy=trainer.strategy,
+            pipeline=pipeline,
+            layout=layout,
+            model=trainer.model,
+            own_replica_step=type(trainer).replica_step is not base.replica_step,
+            own_train_step=type(trainer).train_step is not base.train_step,
+        )
+        engine = Engine(trainer, plan, pipeline)
+        trainer.skipped_steps = engine.step.skipped_steps
+    return engine
+
+
+def engine_of(trainer: Any) -> Engine:
+    """Returns the engine of a `StandardTrainer`, for the other packages of ctl."""
+    engine: Engine = trainer._ctl_engine
+    return engine

@@ -1,0 +1,166 @@
+"""Forward pass, backward pass and accumulation: the micro-batches of one replica (docs/step.md, 5)."""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+import itertools
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from ctl.data.source import Batch
+from ctl.errors import UsageError
+from ctl.replica import gradients, loss, precision, row_mask
+from ctl.replica.gradients import Gradient
+
+LossFn = Callable[[Batch, Any], tf.Tensor]
+
+
+class MicroBatch(NamedTuple):
+    """One micro-batch after its forward pass.
+
+    Attributes:
+        batch: [rows, ...] tensors.
+        row_mask: [rows] mask of the rows that exist; None if all exist.
+        outputs: what `forward` returned, 16-bit floats cast to float32; None without `forward`.
+    """
+
+    batch: Batch
+    row_mask: tf.Tensor | None
+    outputs: Any
+
+
+class Inputs(NamedTuple):
+    """The tensors that a replica's gradients are computed from.
+
+    They are one argument, because a compiled function must receive them as arguments: a tensor that
+    it captured would stay a constant of the first trace.
+
+    Attributes:
+        batch: [rows, ...] tensors, preprocessed.
+        row_mask: [rows] mask of the rows that exist; None if all exist.
+        weights: [rows] weights of the rows in the loss; None if every row has weight 1.
+        denominator: scalar, the weight of the global batch.
+        first_row: scalar int64, the position of the first row in the global batch.
+        step: scalar int64, the global step.
+        loss_scale: scalar factor of the loss while gradients are computed; None for 1.
+    """
+
+    batch: Batch
+    row_mask: tf.Tensor | None
+    weights: tf.Tensor | None
+    denominator: tf.Tensor
+    first_row: tf.Tensor | int
+    step: tf.Tensor | int
+    loss_scale: tf.Tensor | None
+
+
+class Contributions(NamedTuple):
+    """What one replica contributes to the update.
+
+    Attributes:
+        gradients: one list of gradients per shard, or a single list, the sum over micro-batches.
+        losses: this replica's share of the global loss, per shard or as a single sum.
+        micro_batches: the micro-batches, for metrics.
+    """
+
+    gradients: list[list[Gradient]]
+    losses: list[tf.Tensor]
+    micro_batches: list[MicroBatch]
+
+
+@dataclasses.dataclass(frozen=True)
+class MicroBatches:
+    """Computes a replica's contributions, one micro-batch after the other.
+
+    Attributes:
+        count: number of micro-batches, or of logical shards, of this replica.
+        loss_fn: (micro-batch, outputs) -> [rows] losses, not reduced.
+        forward: micro-batch -> outputs; None if `loss_fn` calls the model itself.
+        regularization: returns the scalars that are added to the loss once.
+        variables: the variables to differentiate by.
+        dtype: dtype of the loss.
+        keep_shards: return the gradients of each shard instead of their sum.
+        calls: number of draws so far of each random layer.
+    """
+
+    count: int
+    loss_fn: LossFn
+    forward: Callable[[Batch], Any] | None
+    regularization: Callable[[], Sequence[tf.Tensor]]
+    variables: Sequence[tf.Variable]
+    dtype: tf.DType
+    keep_shards: bool
+    calls: dict[str, int]
+
+    def __call__(self, inputs: Inputs) -> Contributions:
+        """Computes the contributions; call it in a replica context.
+
+        The loop is unrolled in Python: a collective inside `tf.while_loop` (of a synchronized batch
+        normalization) fails under tf.distribute.
+        """
+        total = row_count(inputs.batch)
+        bounds = [total * i // self.count for i in range(self.count + 1)]
+        all_gradients, losses, micro_batches = [], [], []
+        for start, end in itertools.pairwise(bounds):
+            cut = functools.partial(_cut, start, end) if self.count > 1 else _all_rows
+            mask, batch = cut(inputs.row_mask), tf.nest.map_structure(cut, inputs.batch)
+            first_row = tf.cast(inputs.first_row, tf.int64) + tf.cast(start, tf.int64)
+            calls = dict(self.calls)  # every micro-batch draws the numbers of the undivided batch
+            with row_mask.examples(mask, first_row=first_row, step=inputs.step, calls=calls):
+                with tf.GradientTape() as tape:
+                    outputs = (
+                        precision.cast_to_float32(self.forward(batch)) if self.forward else None
+                    )
+                    per_example = self.loss_fn(batch, outputs)
+                    share = self._share(per_example, batch, cut(inputs.weights), inputs.denominator)
+                    scaled = share if inputs.loss_scale is None else share * inputs.loss_scale
+                all_gradients.append(tape.gradient(scaled, self.variables))
+            losses.append(share)
+            micro_batches.append(MicroBatch(batch, mask, outputs))
+        self.calls.update(calls)
+        if self.keep_shards:
+            return Contributions(all_gradients, losses, micro_batches)
+        summed = gradients.accumulate(all_gradients)
+        return Contributions([summed], [tf.add_n(losses)], micro_batches)
+
+    def _share(
+        self,
+        per_example: tf.Tensor,
+        batch: Batch,
+        weights: tf.Tensor | None,
+        denominator: tf.Tensor,
+    ) -> tf.Tensor:
+        """A micro-batch's share of the global loss, with its share of the regularization."""
+        rows = row_count(batch)
+        known_rows = rows if isinstance(rows, int) else None
+        if per_example.shape.rank == 1 and not per_example.shape.is_compatible_with([known_rows]):
+            raise UsageError(
+                f"per_example_loss returned {per_example.shape[0]} losses for {rows} examples: return "
+                "one loss per example, reduced over all other axes."
+            )
+        share = loss.share(tf.cast(per_example, self.dtype), weights, denominator)
+        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+        penalty = loss.regularization_share(
+            list(self.regularization()), replicas * self.count, self.dtype
+        )
+        return share if penalty is None else share + penalty
+
+
+def row_count(batch: Batch) -> int | tf.Tensor:
+    """The number of rows of a batch: a Python int if it is static, else a scalar tensor."""
+    first = tf.nest.flatten(batch)[0]
+    return first.shape[0] if first.shape[0] is not None else tf.shape(first)[0]
+
+
+def unpack(element: Any) -> tuple[Batch, tf.Tensor | None]:
+    """Splits an element of a dataset into the batch and its row mask; None if it has no mask."""
+    return element if isinstance(element, tuple) else (element, None)
+
+
+def _cut(start: Any, end: Any, value: tf.Tensor | None) -> tf.Tensor | None:
+    return None if value is None else value[start:end]
+
+
+def _all_rows(value: tf.Tensor | None) -> tf.Tensor | None:
+    return value

@@ -1,0 +1,253 @@
+"""How a trainer computes its updates: every option resolved and validated, once.
+
+A rejection that depends on the options alone is in `ctl.configs`. Those that depend on the model, the
+data or an override of the trainer are here.
+"""
+
+import dataclasses
+import logging
+
+import tensorflow as tf
+import tf_keras
+
+from ctl.configs import compatibility
+from ctl.configs.options import TrainerOptions
+from ctl.data.input_pipeline import InputPipeline
+from ctl.data.layout import Layout
+from ctl.errors import UsageError
+from ctl.hardware import strategies
+from ctl.replica import model_building, precision, xla
+from ctl.replica.batch_norm import SyncBatchNormalization
+
+_LOG = logging.getLogger("ctl")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The resolved options of one trainer.
+
+    Attributes:
+        options: the options as the user gave them.
+        layout: which replica holds which rows of a global batch.
+        strategy: the name of the strategy, such as "mirrored".
+        full_batches: whether every training batch has exactly `layout.global_batch_size` rows.
+        xla: what XLA compiles; never "auto".
+        xla_reason: why, in a few words.
+        sync_batch_norm: whether the model normalizes by the statistics of the global batch.
+        string_features: whether a batch contains strings.
+        own_replica_step: whether the trainer overrides `replica_step`.
+        own_train_step: whether the trainer overrides `train_step`.
+    """
+
+    options: TrainerOptions
+    layout: Layout
+    strategy: str
+    full_batches: bool
+    xla: str
+    xla_reason: str
+    sync_batch_norm: bool
+    string_features: bool
+    own_replica_step: bool
+    own_train_step: bool
+
+    @property
+    def dtype(self) -> tf.DType:
+        """The dtype of variables, losses, denominators and reductions."""
+        return tf.as_dtype(precision.of(self.options.precision).floatx)
+
+    @property
+    def reduce_dtype(self) -> tf.DType | None:
+        """The dtype that gradients are reduced in; None for their own."""
+        return tf.as_dtype(self.options.all_reduce_dtype) if self.options.all_reduce_dtype else None
+
+    @property
+    def parts(self) -> int:
+        """The parts that a global batch is computed in, besides the split over replicas."""
+        return self.options.logical_shards or self.options.gradient_accumulation_steps
+
+    @property
+    def parts_per_replica(self) -> int:
+        """The micro-batches, or logical shards, that one replica computes."""
+        shards = self.options.logical_shards
+        if shards:
+            return shards // self.layout.replicas
+        return self.options.gradient_accumulation_steps
+
+    @property
+    def checks_finite(self) -> bool:
+        """Whether steps that are not finite are recorded.
+
+        Workers of parameter servers step independently: no step could be decided for all of them.
+        """
+        return self.options.on_non_finite != "ignore" and self.strategy != "parameter_server"
+
+    @property
+    def skips(self) -> bool:
+        """Whether an update that is not finite is skipped."""
+        return self.checks_finite and self.options.on_non_finite == "skip"
+
+    @property
+    def choice(self) -> compatibility.Choice:
+        """What the rules of `compatibility` depend on."""
+        options = self.options
+        return compatibility.Choice(
+            replicas=self.layout.replicas,
+            precision=options.precision,
+            loss_scale=options.loss_scale,
+            xla=self.xla,
+            placement=options.placement,
+            sync_batch_norm=self.sync_batch_norm,
+            micro_batches=options.gradient_accumulation_steps,
+            per_micro_batch=options.model.get("sync_batch_norm") == "per_micro_batch",
+            shards=options.logical_shards,
+            reduce_dtype=options.all_reduce_dtype,
+            batch=self.layout.global_batch_size,
+            rows_per_replica=self.layout.rows_per_replica,
+            full_batches=self.full_batches,
+            string_features=self.string_features,
+            on_non_finite=options.on_non_finite,
+            loss_spike=options.loss_spike,
+            strategy=self.strategy,
+        )
+
+    def check_own_dataset(self) -> None:
+        """Raises a UsageError if `trainer.train_dataset` cannot be set under these options."""
+        if self.xla == "loop":
+            raise UsageError(
+                "runtime.xla=loop reads many batches at a time: choose runtime.xla=step to set "
+                "train_dataset."
+            )
+        if self.options.on_non_finite == "rollback":
+            raise UsageError(
+                "train.on_non_finite=rollback reads batches again, which is possible only with the "
+                "data of build_dataset: choose stop, skip or ignore to set train_dataset."
+            )
+
+
+def check_before_model(options: TrainerOptions, strategy: tf.distribute.Strategy) -> None:
+    """Rejects what would make tf_keras fail, with an error of its own, while the model is built.
+
+    Args:
+        options: the trainer's options.
+        strategy: where the replicas are.
+
+    Raises:
+        UsageError: the precision is not supported, or `model.sync_batch_norm` has a wrong value.
+    """
+    compatibility.check(
+        compatibility.Choice(
+            precision=options.precision, strategy=strategies.strategy_name(strategy)
+        )
+    )
+    value = options.model.get("sync_batch_norm")
+    if value not in (None, False, True, "per_micro_batch"):
+        raise UsageError(
+            f"model.sync_batch_norm is {value!r}, but must be True, False or 'per_micro_batch'."
+        )
+
+
+def make_plan(
+    options: TrainerOptions,
+    *,
+    strategy: tf.distribute.Strategy,
+    pipeline: InputPipeline,
+    layout: Layout,
+    model: tf_keras.Model,
+    own_replica_step: bool,
+    own_train_step: bool,
+) -> Plan:
+    """Resolves and validates the options of a trainer.
+
+    Args:
+        options: the trainer's options.
+        strategy: where the replicas are.
+        pipeline: the training and evaluation data.
+        layout: which replica holds which rows.
+        model: the built model.
+        own_replica_step: whether the trainer overrides `replica_step`.
+        own_train_step: whether the trainer overrides `train_step`.
+
+    Returns:
+        The plan.
+
+    Raises:
+        UsageError: a combination cannot compute the right update.
+    """
+    sync = model_building.has_sync_batch_norm(model)
+    if options.model.get("sync_batch_norm") and not sync:
+        raise UsageError(
+            "model.sync_batch_norm has no effect: the model has no BatchNormalization."
+        )
+    name = strategies.strategy_name(strategy)
+    spec = tf.nest.flatten(pipeline.element_spec())
+    strings = any(feature.dtype == tf.string for feature in spec)
+    gpu = bool(tf.config.list_logical_devices("GPU"))
+    mode, reason = xla.choose(
+        options.xla,
+        gpu=gpu,
+        replicas=layout.replicas,
+        sync_batch_norm=sync,
+        shards=bool(options.logical_shards),
+        chunks=pipeline.supports_chunks() and not own_train_step,
+        strings=strings,
+        strategy=name,
+    )
+    plan = Plan(
+        options=options,
+        layout=layout,
+        strategy=name,
+        full_batches=pipeline.has_full_batches(layout.global_batch_size),
+        xla=mode,
+        xla_reason=reason,
+        sync_batch_norm=sync,
+        string_features=strings,
+        own_replica_step=own_replica_step,
+        own_train_step=own_train_step,
+    )
+    compatibility.check(plan.choice)
+    _check_overrides(plan, pipeline)
+    _check_layers(plan, model)
+    if mode == "autocluster":
+        xla.enable_autoclustering(gpu=gpu)
+    return plan
+
+
+def _check_overrides(plan: Plan, pipeline: InputPipeline) -> None:
+    if plan.options.loss_spike and (plan.own_replica_step or plan.own_train_step):
+        raise UsageError(
+            "train.loss_spike checks the single loss of ctl's own step, but this trainer overrides "
+            f"{'replica_step' if plan.own_replica_step else 'train_step'}: set train.loss_spike=0."
+        )
+    if plan.xla == "loop" and plan.own_train_step:
+        raise UsageError(
+            "runtime.xla=loop does not call your train_step: choose another runtime.xla."
+        )
+    if plan.xla == "loop" and not pipeline.supports_chunks():
+        raise UsageError(
+            "runtime.xla=loop requires a Source or a Dataset of single examples: return one from "
+            "build_dataset, or choose runtime.xla=step."
+        )
+
+
+def _check_layers(plan: Plan, model: tf_keras.Model) -> None:
+    """Rejects, or warns of, layers that make the update depend on how the batch is split."""
+    layout, parts = plan.layout, plan.parts
+    even = layout.even and plan.full_batches and layout.rows_per_replica % parts == 0
+    split = layout.replicas > 1 or parts > 1 or not even
+    for layer in model._flatten_layers():
+        if getattr(layer, "activity_regularizer", None) is not None and not even:
+            raise UsageError(
+                f"Layer {layer.name} has an activity regularizer, which is a mean over the rows of a "
+                f"part of the batch, and the {layout.global_batch_size} rows do not split into equal "
+                "parts: choose a batch that splits evenly, or add the penalty to per_example_loss."
+            )
+        is_plain = isinstance(layer, tf_keras.layers.BatchNormalization) and not isinstance(
+            layer, SyncBatchNormalization
+        )
+        if is_plain and split:
+            _LOG.warning(
+                "%s normalizes by the statistics of a part of the batch, including padding, so the "
+                "update depends on how the batch is split. Use ctl.SyncBatchNormalization, or "
+                "model.sync_batch_norm=True.",
+                layer.name,
+            )

@@ -1,0 +1,144 @@
+"""What a signal, a killed process and a user error cause in a run of several processes."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from tests import child
+from tests.end_to_end.launching import check_same, launch
+from tests.experiments import read_events, read_result
+
+
+def running_tasks(workdir):
+    """Process id -> (type, index) in TF_CONFIG, of the running processes of a workdir."""
+    tasks = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline") as file:
+                command = file.read()
+            with open(f"/proc/{pid}/environ") as file:
+                environment = dict(e.partition("=")[::2] for e in file.read().split("\0"))
+        except OSError:
+            continue
+        if str(workdir) in command and "ctl.main" in command and "TF_CONFIG" in environment:
+            task = json.loads(environment["TF_CONFIG"])["task"]
+            tasks[int(pid)] = (task["type"], task["index"])
+    return tasks
+
+
+def send_signal(workdir, task, number):
+    (pid,) = [pid for pid, running in running_tasks(workdir).items() if running == task]
+    os.kill(pid, number)
+
+
+def wait_for(launcher, condition):
+    """Waits until a condition holds; fails if the launcher ends before."""
+    deadline = time.monotonic() + 200
+    while not condition():
+        assert launcher.poll() is None, launcher.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_signal_to_one_worker_saves_due_by_time_and_evaluations_interleave(folder):
+    """The clock that decides is the chief's, the signal is only the other worker's."""
+    workdir = folder / "interleaved"
+    arguments = [
+        "--config.train.steps=1000000", "--config.train.steps_per_loop=2",
+        "--config.train.checkpoint_seconds=0.05", "--config.eval.interval=6",
+        "--config.eval.global_batch_size=4",  # 51 batches, so that evaluations check for a stop, too
+    ]  # fmt: skip
+    with child.start(launch(folder, "interleaved", *arguments)) as launcher:
+        wait_for(launcher, lambda: min(count(workdir, "eval"), count(workdir, "checkpoint")) > 1)
+        send_signal(workdir, ("worker", 1), signal.SIGTERM)
+        out, err = launcher.communicate(timeout=120)
+    assert launcher.returncode == 75, out + err
+    events = read_events(workdir)
+    evaluated = [step for name, step in events if name == "eval"]
+    assert evaluated == list(range(6, evaluated[-1] + 1, 6))
+    step = read_result(workdir)["step"]
+    assert events[-1] == ("stop", step)
+    assert (workdir / f"checkpoints/ckpt-{step}.whole").exists()
+
+
+def count(workdir, event):
+    """How many events of a kind the run has recorded until now."""
+    path = workdir / "events.jsonl"
+    return path.read_text().count(f'"event": "{event}"') if path.exists() else 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", [pytest.param(0, marks=pytest.mark.long), 1])
+def test_a_killed_worker_is_reported_and_the_restarted_run_ends_with_the_same_weights(
+    folder, one_replica, index
+):
+    name = f"killed-{index}"
+    arguments = ["--config.train.checkpoint_interval=10", "--config.train.steps_per_loop=2"]
+    command = launch(folder, name, *arguments)
+    command[2:2] = ["--max_restarts=1"]
+    with child.start(command) as launcher:
+        wait_for(launcher, (folder / name / "checkpoints/ckpt-20.index").exists)
+        send_signal(folder / name, ("worker", index), signal.SIGKILL)
+        out, err = launcher.communicate(timeout=240)
+    assert launcher.returncode == 0, out + err
+    assert f"worker {index} failed first (killed by SIGKILL)" in err
+    assert "restarting all processes; 0 more restarts." in err
+    assert "Resumed from" in out
+    check_same(folder, name, one_replica, 24, same_loops=False)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_without_restarts_ends_the_launcher_with_its_code(folder):
+    command = launch(folder, "ended", "--config.train.steps_per_loop=2")
+    command += ["--config.train.checkpoint_interval=10", "--config.train.steps=5000"]
+    with child.start(command) as launcher:
+        wait_for(launcher, (folder / "ended" / "checkpoints/ckpt-10.index").exists)
+        send_signal(folder / "ended", ("worker", 1), signal.SIGKILL)
+        out, err = launcher.communicate(timeout=120)
+    assert "worker 1 failed first (killed by SIGKILL)" in err
+    assert launcher.returncode == 128 + signal.SIGKILL, out + err
+    assert not running_tasks(folder / "ended")
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_all_workers_at_the_same_step_and_the_run_resumes(folder, one_replica):
+    arguments = ["--config.train.steps_per_loop=2", "--config.train.checkpoint_interval=10"]
+    command = launch(folder, "stopped", *arguments)
+    with child.start(command) as launcher:
+        wait_for(launcher, (folder / "stopped" / "checkpoints/ckpt-10.index").exists)
+        launcher.send_signal(signal.SIGINT)
+        out, err = launcher.communicate(timeout=120)
+    assert launcher.returncode == 75, out + err
+    assert "Stopped at step" in out
+    assert 10 <= read_result(folder / "stopped")["step"] < 50
+    again = child.run(command)
+    assert again.returncode == 0 and "Resumed from" in again.stdout, again.stderr
+    check_same(folder, "stopped", one_replica, 24, same_loops=False)
+
+
+@pytest.mark.slow
+def test_parameter_servers_continue_without_a_killed_worker(folder):
+    arguments = [
+        "--config.runtime.precision=float32", "--config.train.steps=300",
+        "--config.train.checkpoint_interval=50", "--config.train.steps_per_loop=50",
+    ]  # fmt: skip
+    command = launch(folder, "ps-killed", *arguments, servers=1)
+    with child.start(command) as launcher:
+        wait_for(launcher, (folder / "ps-killed" / "checkpoints/ckpt-50.index").exists)
+        send_signal(folder / "ps-killed", ("worker", 1), signal.SIGKILL)
+        out, err = launcher.communicate(timeout=240)
+    assert launcher.returncode == 0, out + err
+    assert "worker 1 is lost (killed by SIGKILL); the chief continues with the others." in err
+    assert 300 <= read_result(folder / "ps-killed")["step"] <= 310
+    assert read_result(folder / "ps-killed")["eval"]["examples"] == 203
+
+
+def test_a_user_error_is_reported_and_ends_all_processes(folder):
+    done = child.run(launch(folder, "wrong", "--config.train.stpes=5"))
+    assert done.returncode == 2
+    assert "did you mean train.steps" in done.stdout
+    assert done.stderr.count("failed first (exit code 2)") == 1
+    assert not (folder / "wrong").exists()

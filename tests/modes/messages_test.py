@@ -1,0 +1,81 @@
+"""The lines that a run prints when it starts and ends."""
+
+import types
+
+import pytest
+
+from ctl.modes import messages
+
+
+def make_config(schedule="constant", decay_steps=0):
+    optimizer = types.SimpleNamespace(schedule=schedule, decay_steps=decay_steps)
+    return types.SimpleNamespace(optimizer=optimizer)
+
+
+def test_complete_run_names_the_flag_that_trains_longer():
+    assert messages.complete(30, {"loss": 0.5}, make_config()) == (
+        "This run is complete: 30 steps, loss 0.5000. To train longer, increase train.steps "
+        "(--config.train.steps=60); to start from scratch, add --fresh."
+    )
+
+
+@pytest.mark.parametrize(("decay_steps", "stretches"), [(0, True), (100, False)])
+def test_complete_run_with_a_cosine_schedule_over_its_steps_requires_the_change(
+    decay_steps, stretches
+):
+    line = messages.complete(30, {}, make_config("cosine", decay_steps))
+    assert ("--allow_config_change" in line) == stretches
+
+
+def make_trainer(replicas, row_counts):
+    return types.SimpleNamespace(
+        layout=types.SimpleNamespace(
+            replicas=replicas, global_batch_size=sum(row_counts), row_counts=lambda: row_counts
+        ),
+        options=types.SimpleNamespace(precision="float32"),
+        model=types.SimpleNamespace(count_params=lambda: 1234),
+    )
+
+
+@pytest.mark.parametrize(
+    ("row_counts", "words"),
+    [([7], "1 replica; global batch 7 = 7 rows"), ([4, 3], "2 replicas; global batch 7 = 4+3 rows"),
+     ([1] * 9, "9 replicas; global batch 9 = 1+1+1+1+1+1+1+1+... rows")],
+)  # fmt: skip
+def test_start_says_on_what_and_how_the_batch_is_split(row_counts, words):
+    hardware = types.SimpleNamespace(name="mirrored", reason="2 GPUs")
+    trainer = make_trainer(len(row_counts), row_counts)
+    assert messages.start(hardware, trainer) == (
+        f"mirrored (2 GPUs): {words}; float32; 1,234 parameters"
+    )
+
+
+def test_start_with_parameter_servers_warns_of_asynchronous_updates():
+    cluster = types.SimpleNamespace(addresses={"worker": ["a", "b"], "ps": ["c"]})
+    hardware = types.SimpleNamespace(name="parameter_server", reason="TF_CONFIG", cluster=cluster)
+    line = messages.start(hardware, make_trainer(2, [4, 4]))
+    assert "2 workers, 1 parameter server; batch 8" in line
+    assert "Updates are asynchronous" in line
+
+
+def test_partial_restore_lists_both_sides():
+    comparison = types.SimpleNamespace(left=lambda: ["a", "b"], dropped=lambda: ["c"])
+    assert messages.restored_in_part(comparison) == (
+        "Restored in part: left at their initial values: a, b; not used of the checkpoint: c."
+    )
+
+
+@pytest.mark.parametrize(("cast", "words"), [("", ""), ("float64", ", cast from float64")])
+def test_loaded_weights_are_listed(cast, words):
+    loaded = types.SimpleNamespace(path="old/ckpt-5", names=["a", "b"], total=3, cast=cast)
+    assert (
+        messages.loaded_weights(loaded)
+        == f"Weights of 2 of 3 variables from old/ckpt-5{words}: a, b."
+    )
+
+
+def test_stopped_and_done():
+    assert messages.stopped(7, "run") == (
+        "Stopped at step 7, saved in run: rerun the same command to resume."
+    )
+    assert messages.done("run") == "Done: run/result.json; tensorboard --logdir run/summaries"

@@ -1,0 +1,191 @@
+"""What a trainer reports of a loop, and what it keeps apart from the attributes of a subclass."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from ctl.replica.loss_spikes import WINDOW
+from tests import reference_model
+from tests.faulty_trainers import BAD, BATCH, Jumping, Overflowing, Poisoned
+
+
+class ReportsOutputs:
+    """Mixin: a metric that is the mean of the first output, so that each step changes it."""
+
+    def build_metrics(self):
+        return {"output": tf_keras.metrics.Mean()}
+
+    def update_metrics(self, metrics, batch, outputs, weights):
+        metrics["output"].update_state(outputs[:, 0], sample_weight=weights)
+
+
+def reporting(cls, replicas, *, attributes=(), **options):
+    planted = type("Planted", (ReportsOutputs, cls), dict(attributes))
+    return reference_model.make_trainer(
+        testing.make_strategy(replicas), BATCH, cls=planted,
+        optimizer=lambda: tf_keras.optimizers.Adam(1e-2), **options,
+    )  # fmt: skip
+
+
+def check_report(make, *, first, skipped, steps=4):
+    """A loop reports the mean over its applied steps, as loops of one step show them."""
+    one_by_one, together = make(), make()
+    for trainer in (one_by_one, together):
+        if first:
+            trainer.train(tf.constant(first))
+    reports = [one_by_one.train(tf.constant(1)) for _ in range(steps)]
+    applied = [r for i, r in enumerate(reports, start=first) if i != skipped]
+    assert len(applied) == steps - 1
+    outputs = together.train(tf.constant(steps))
+    assert together.skipped_steps.numpy() == one_by_one.skipped_steps.numpy() >= 1
+    for name in ("loss", "output"):
+        expected = np.mean([float(report[name]) for report in applied])
+        assert float(outputs[name]) == pytest.approx(expected, rel=1e-5), name
+
+
+@pytest.mark.parametrize(
+    ("replicas", "replica", "options"),
+    [
+        (1, 0, {}),
+        (1, 0, {"xla": "step"}),
+        (1, 0, {"xla": "loop"}),
+        (2, 1, {}),
+        (2, 1, {"gradient_accumulation_steps": 2}),
+        (4, 3, {}),
+        (4, 3, {"xla": "gradients"}),
+    ],
+)
+def test_overflow_of_a_gradient_with_a_finite_loss_is_not_reported(replicas, replica, options):
+    planted = {"replica": replica, "at": BAD, "what": "gradient"}
+    check_report(
+        lambda: reporting(
+            Overflowing, replicas, attributes=planted, precision="float16", **options
+        ),
+        first=1,
+        skipped=BAD,
+    )
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_spike_that_is_skipped_is_not_reported(replicas):
+    at = WINDOW + 2
+    check_report(
+        lambda: reporting(
+            Jumping, replicas, attributes={"jumps_at": at}, on_non_finite="skip", loss_spike=5.0
+        ),
+        first=at - 1,
+        skipped=at,
+    )
+
+
+@pytest.mark.parametrize(("replicas", "row"), [(1, 0), (2, 5), (4, 7)])
+def test_nan_in_the_outputs_of_a_skipped_step_does_not_reach_the_metrics(replicas, row):
+    check_report(
+        lambda: reporting(Poisoned, replicas, attributes={"row": row}, on_non_finite="skip"),
+        first=1,
+        skipped=BAD,
+    )
+
+
+def test_skipped_step_of_a_trainer_with_its_own_replica_step_is_not_reported():
+    class Own(Poisoned):
+        def replica_step(self, batch):
+            outputs = []
+
+            def loss_fn(rows):
+                outputs.append(self.forward(rows, training=True))
+                return self.per_example_loss(rows, outputs[-1])
+
+            loss = self.minimize(batch, loss_fn)
+            self.update_metrics(self.metrics, batch, outputs[-1], ctl.replica.present())
+            return loss
+
+    check_report(
+        lambda: reporting(Own, 2, attributes={"row": 1}, on_non_finite="skip"), first=1, skipped=BAD
+    )
+
+
+def test_statistics_of_a_second_model_are_restored_if_the_step_is_skipped():
+    class TwoModels(Poisoned):
+        def __init__(self, **arguments):
+            super().__init__(**arguments)
+            with self.build_scope():
+                self.second = tf_keras.Sequential([tf_keras.layers.BatchNormalization()])
+                self.second.build([None, 3])
+
+        def replica_step(self, batch):
+            self.second(self.forward(batch, training=True), training=True)
+            return super().replica_step(batch)
+
+    trainer = reporting(TwoModels, 2, attributes={"row": 1}, on_non_finite="skip")
+    trainer.train(tf.constant(BAD))
+    variables = trainer.second.non_trainable_variables
+    before = [testing.copies(trainer.strategy, variable) for variable in variables]
+    trainer.train(tf.constant(1))
+    after = [testing.copies(trainer.strategy, variable) for variable in variables]
+    np.testing.assert_array_equal(np.stack(after), np.stack(before))
+    trainer.train(tf.constant(1))
+    moved = [testing.copies(trainer.strategy, variable) for variable in variables]
+    assert not np.array_equal(np.stack(moved), np.stack(before))
+
+
+# What the base class kept under these names before, its present private name without the prefix, and
+# names that a subclass is likely to use.
+ATTRIBUTES = (
+    *(
+        "update",
+        "feed",
+        "layout",
+        "rows",
+        "spikes",
+        "building",
+        "engine",
+        "plan",
+        "step",
+        "pipeline",
+    ),
+    *("_update", "_feed", "_loss", "_plan", "_step", "_engine", "_compiled", "_position", "_keyed"),
+    *("_own_dataset", "_outputs", "_internals", "_metrics", "_data", "_iterator"),
+)
+
+
+@pytest.mark.parametrize("value", ["number", "variable"])
+def test_attributes_of_a_subclass_do_not_collide_with_those_of_ctl(value, tmp_path):
+    class Plain(reference_model.ReferenceTrainer):
+        pass
+
+    class Assigning(reference_model.ReferenceTrainer):
+        def __init__(self, **arguments):
+            for name in ATTRIBUTES:
+                setattr(self, name, 3)
+            super().__init__(**arguments)
+            for name in ATTRIBUTES:
+                own = 3 if value == "number" else tf.Variable(3.0, name=name.strip("_"))
+                setattr(self, name, own)
+
+    ends = []
+    for cls in (Plain, Assigning):
+        options = {"precision": "float16", "xla": "off", "norms": True}
+        trainer = reference_model.make_trainer(testing.make_strategy(2), 8, cls=cls, **options)
+        trainer.train(tf.constant(2))
+        path = tf.train.Checkpoint(**trainer.checkpoint_items()).write(str(tmp_path / cls.__name__))
+        trainer.train(tf.constant(2))
+        again = reference_model.make_trainer(testing.make_strategy(2), 8, cls=cls, **options)
+        tf.train.Checkpoint(**again.checkpoint_items()).read(path).assert_consumed()
+        again.train(tf.constant(2))
+        evaluation = ctl.StandardEvaluator(again).evaluate(tf.constant(-1))
+        assert int(evaluation["examples"]) == reference_model.EXAMPLES
+        ends.append([v.numpy() for t in (trainer, again) for v in t.model.variables])
+    for one, other in zip(*ends, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_checkpoint_names_are_those_of_the_first_version():
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8)
+    items = trainer.checkpoint_items()
+    assert {*items} == {"global_step", "model", "optimizer", "skipped_steps", "spikes"}
+    names = {v.name for v in items["spikes"].variables}
+    assert names == {"last_losses:0", "losses_seen:0"}
