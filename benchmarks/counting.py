@@ -1,4 +1,4 @@
-"""An experiment that counts how often each example was used: a checkpoint holds the whole history.
+"""An experiment that counts how often each example was used: a checkpoint holds the complete history.
 
 python -m ctl.main --config=benchmarks/counting.py
 """

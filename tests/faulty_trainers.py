@@ -4,6 +4,7 @@ The row decides which replica and which micro-batch hold the bad value.
 """
 
 import numpy as np
+import pytest
 import tensorflow as tf
 import tf_keras
 
@@ -14,12 +15,22 @@ from ctl.replica.engine import engine_of
 from tests import reference_model
 
 BATCH, BAD = 8, 2  # the global batch, and the step that fails
-# (replicas, row, options)
+# (replicas, row, options). By default, one of each kind: one replica, a compiled loop, several replicas,
+# accumulation; the others repeat these with another row or another XLA mode.
+SLOW, LONG = [pytest.mark.slow], [pytest.mark.slow, pytest.mark.long]
 CASES = [
-    (1, 0, {}), (1, 7, {"xla": "loop"}), (1, 3, {"xla": "step"}), (1, 5, {"xla": "gradients"}),
-    (2, 0, {}), (2, 7, {}), (4, 5, {}), (2, 6, {"xla": "gradients"}), (2, 3, {"xla": "autocluster"}),
-    (2, 5, {"gradient_accumulation_steps": 2}), (2, 5, {"logical_shards": 4}),
-]  # fmt: skip
+    (1, 0, {}),
+    (1, 7, {"xla": "loop"}),
+    (4, 5, {}),
+    (2, 5, {"gradient_accumulation_steps": 2}),
+    pytest.param(2, 7, {}, marks=SLOW),
+    pytest.param(2, 6, {"xla": "gradients"}, marks=SLOW),
+    pytest.param(2, 5, {"logical_shards": 4}, marks=SLOW),
+    pytest.param(1, 3, {"xla": "step"}, marks=LONG),
+    pytest.param(1, 5, {"xla": "gradients"}, marks=LONG),
+    pytest.param(2, 0, {}, marks=LONG),
+    pytest.param(2, 3, {"xla": "autocluster"}, marks=LONG),
+]
 
 
 def batch_of(step):

@@ -204,8 +204,23 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize(("batch", "dropout"), [(8, 0.0), (7, 0.0), (7, 0.4)])
+REPEATED = [
+    pytest.mark.slow,
+    pytest.mark.long,
+]  # the same with the other optimizer or without dropout
+
+
+@pytest.mark.parametrize(
+    ("batch", "dropout", "name"),
+    [
+        (8, 0.0, "momentum"),
+        (7, 0.4, "adam"),
+        pytest.param(8, 0.0, "adam", marks=REPEATED),
+        pytest.param(7, 0.0, "adam", marks=REPEATED),
+        pytest.param(7, 0.0, "momentum", marks=REPEATED),
+        pytest.param(7, 0.4, "momentum", marks=REPEATED),
+    ],
+)
 def test_fifty_steps_are_the_same_on_1_2_and_4_replicas(name, dropout, batch):
     cls = type("DroppingTrainer", (reference_model.ReferenceTrainer,), {"dropout": dropout})
     references = None

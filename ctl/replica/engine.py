@@ -5,6 +5,7 @@ import contextlib
 import functools
 from typing import Any
 
+import orbit
 import tensorflow as tf
 import tf_keras
 
@@ -26,6 +27,8 @@ from ctl.replica.model_building import (
 from ctl.replica.non_finite import NonFiniteReport
 from ctl.replica.plan import Plan, check_before_model, make_plan
 from ctl.replica.step import Step, counter
+
+_RESERVED = "self.{name} belongs to orbit.StandardTrainer: give your attribute another name."
 
 
 class Engine:
@@ -101,6 +104,11 @@ class Engine:
 
     def prepare_loop(self) -> None:
         """Moves the data to `global_step`, and keys the random layers of models made since."""
+        # The base class keeps its own attributes on the same object; its `train` uses these two.
+        if not isinstance(self._trainer._train_options, orbit.StandardTrainerOptions):
+            raise UsageError(_RESERVED.format(name="_train_options"))
+        if not callable(self._trainer._train_loop_fn or callable):
+            raise UsageError(_RESERVED.format(name="_train_loop_fn"))
         for name, model in self._other_models():
             if name not in self._keyed:
                 dropout.key_random_layers(model, self.plan.options.seed, scope=name)

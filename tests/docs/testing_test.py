@@ -1,4 +1,4 @@
-"""docs/testing.md: its code blocks run, and its table has the causes that are reported."""
+"""The code blocks of docs/testing.md run, and its table has the causes that are reported."""
 
 import re
 import subprocess
@@ -13,7 +13,7 @@ TEXT = (child.ROOT / "docs/testing.md").read_text()
 EXAMPLES = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 
 
-def test_table_of_mistakes_is_that_of_the_tests():
+def test_the_page_ends_with_the_table_of_mistakes():
     assert TEXT.endswith(mistakes.make_table())
     assert len(mistakes.MISTAKES) >= 15
 

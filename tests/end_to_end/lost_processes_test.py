@@ -43,6 +43,7 @@ def wait_for(launcher, condition):
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_signal_to_one_worker_saves_due_by_time_and_evaluations_interleave(folder):
     """The clock that decides is the chief's, the signal is only the other worker's."""
     workdir = folder / "interleaved"

@@ -47,7 +47,7 @@ RING = "--config.runtime.all_reduce.algorithm=ring"
 @pytest.mark.parametrize(
     ("workers", "batch", "arguments"),
     [
-        (2, 25, []),
+        pytest.param(2, 25, [], marks=pytest.mark.slow),
         pytest.param(3, 25, [ACCUMULATION], marks=pytest.mark.slow),
         pytest.param(2, 24, [RING], marks=LONG),
         pytest.param(3, 24, [], marks=LONG),

@@ -169,7 +169,7 @@ def test_train_step_that_does_not_count_itself_is_rejected(make):
 
 
 def test_stop_is_honored_inside_an_evaluation(make, monkeypatch):
-    monkeypatch.setattr(evaluator, "STEPS_BETWEEN_LOOKS", 2)
+    monkeypatch.setattr(evaluator, "STEPS_BETWEEN_CHECKS", 2)
     controller = make()
     stop = controller._stop = StopAt(controller.trainer, None)
 

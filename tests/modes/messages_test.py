@@ -28,10 +28,12 @@ def test_complete_run_with_a_cosine_schedule_over_its_steps_requires_the_change(
 
 
 def make_trainer(replicas, row_counts):
+    layout = types.SimpleNamespace(
+        replicas=replicas, global_batch_size=sum(row_counts), row_counts=lambda: row_counts
+    )
+    plan = types.SimpleNamespace(layout=layout)
     return types.SimpleNamespace(
-        layout=types.SimpleNamespace(
-            replicas=replicas, global_batch_size=sum(row_counts), row_counts=lambda: row_counts
-        ),
+        _ctl_engine=types.SimpleNamespace(plan=plan),
         options=types.SimpleNamespace(precision="float32"),
         model=types.SimpleNamespace(count_params=lambda: 1234),
     )

@@ -32,10 +32,10 @@ def test_result_has_only_an_evaluation_of_the_last_step(evaluated_step, evaluati
         evaluated_step=evaluated_step,
         examples_per_second=70.0,
     )
-    layout = types.SimpleNamespace(replicas=2)
+    plan = types.SimpleNamespace(layout=types.SimpleNamespace(replicas=2))
     experiment = types.SimpleNamespace(
         hardware=types.SimpleNamespace(name="mirrored"),
-        trainer=types.SimpleNamespace(layout=layout),
+        trainer=types.SimpleNamespace(_ctl_engine=types.SimpleNamespace(plan=plan)),
     )
     result = results.make_result(experiment, controller, 3.0)
     versions = result.pop("versions")

@@ -410,7 +410,7 @@ def twenty_steps(strategy, cls, batch):
     return [testing.copies(strategy, v) for v in trainer.model.variables]
 
 
-@pytest.mark.slow  # tests/building_test.py has a short one
+@pytest.mark.slow  # tests/replica/model_building_test.py has a short one
 @pytest.mark.parametrize(
     ("cls", "plain", "batch", "counts"),
     [

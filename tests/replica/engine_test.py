@@ -183,6 +183,22 @@ def test_attributes_of_a_subclass_do_not_collide_with_those_of_ctl(value, tmp_pa
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("name", ["_train_options", "_train_loop_fn"])
+def test_attributes_of_orbit_that_a_subclass_overwrites_are_reported(name):
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8)
+    setattr(trainer, name, 3)
+    with pytest.raises(ctl.UsageError, match=f"self.{name} belongs to orbit.StandardTrainer"):
+        trainer.train(tf.constant(1))
+
+
+@pytest.mark.parametrize("name", ["_train_iter", "_train_dataset"])
+def test_attributes_of_orbit_that_ctl_sets_itself_may_be_overwritten(name):
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8)
+    setattr(trainer, name, 3)
+    trainer.train(tf.constant(1))
+    assert trainer.global_step.numpy() == 1
+
+
 def test_checkpoint_names_are_those_of_the_first_version():
     trainer = reference_model.make_trainer(testing.make_strategy(1), 8)
     items = trainer.checkpoint_items()

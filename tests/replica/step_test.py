@@ -57,7 +57,7 @@ def test_xla_modes_give_the_update_of_the_uncompiled_step(xla, replicas, batch, 
     )
     for trainer in (plain, compiled):
         trainer.train(tf.constant(10))
-    assert compiled.update.xla == xla
+    assert engine_of(compiled).plan.xla == xla
     close(end(plain), end(compiled), 1e-10)
     # Metrics are fed by what the compiled part hands out.
     one, other = (t.train_loop_end()["accuracy"].numpy() for t in (plain, compiled))

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from ctl.replica.engine import engine_of
 from ctl.replica.microbatches import unpack
+from ctl.replica.model_building import seed_and_precision
 from ctl.testing.recording import Record, name_variables
 from ctl.testing.splits import RATE, Split
 from ctl.testing.trial_spec import TrialSpec, build_trainer
@@ -211,7 +212,7 @@ def _first_batch(trainer: StandardTrainer) -> tuple[Any, Any]:
 @contextlib.contextmanager
 def _scope(trainer: StandardTrainer, batch: Any, row_mask: Any) -> Any:
     """The scope in which the trainer's own step calls its methods."""
-    with trainer.build_scope(), engine_of(trainer).rows(batch, row_mask):
+    with seed_and_precision(trainer.options), engine_of(trainer).rows(batch, row_mask):
         yield
 
 

@@ -147,7 +147,7 @@ def test_find_batch_requires_examples_instead_of_batches(run, fake_compiler, tmp
         ),
         (
             ["--mode=aot_compile", "--config.train.on_non_finite=skip"],
-            "on_non_finite=skip applies an update under a condition",
+            "on_non_finite=skip applies the update conditionally",
         ),
     ],
 )

@@ -1,0 +1,57 @@
+"""The packages of ctl import each other in one direction, also inside functions."""
+
+import ast
+import pathlib
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+# From the lowest layer up: a module may import from its own layer and from those before it.
+LAYERS = (
+    ("errors", "optimizers"),
+    ("hardware",),
+    ("configs", "launch"),
+    ("data",),
+    ("replica",),
+    ("trainer",),
+    ("evaluator",),
+    ("loop",),
+    ("testing",),
+    ("modes",),
+    ("main",),
+)
+LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
+FILES = sorted(
+    p for p in (ROOT / "ctl").rglob("*.py") if p.parent != ROOT / "ctl" or p.stem in LEVELS
+)
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """The entries of ctl/ that a module imports, other than through the names of `import ctl`."""
+    entries = set()
+    for node in ast.walk(tree):
+        modules = []
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules = [f"{node.module}.{alias.name}" for alias in node.names]
+        parts = [module.split(".") for module in modules]
+        entries |= {p[1] for p in parts if p[0] == "ctl" and len(p) > 1 and p[1] in LEVELS}
+    return entries
+
+
+def entry(path: pathlib.Path) -> str:
+    return path.relative_to(ROOT / "ctl").parts[0].removesuffix(".py")
+
+
+def test_every_entry_of_the_package_has_a_layer():
+    names = {p.name.removesuffix(".py") for p in (ROOT / "ctl").iterdir() if p.name[0] not in "_."}
+    assert names - {"py.typed"} == {*LEVELS}
+
+
+def test_imports_go_down():
+    upwards = {
+        f"{path.relative_to(ROOT)} imports ctl.{name}"
+        for path in FILES
+        for name in imported(ast.parse(path.read_text()))
+        if LEVELS[name] > LEVELS[entry(path)]
+    }
+    assert not upwards

@@ -1,0 +1,83 @@
+"""Every file, module, test, flag and config key that the documentation names exists."""
+
+import re
+
+import pytest
+
+from ctl.configs import defaults, flags, overrides
+from ctl.modes import MODES
+from tests import child
+
+PAGES = [
+    *("README.md", "BUILD.md", "deploy/kubernetes/README.md"),
+    *(
+        "docs/aot.md",
+        "docs/hardware.md",
+        "docs/matrix.md",
+        "docs/reliability.md",
+        "docs/testing.md",
+    ),
+]
+TEXTS = {page: (child.ROOT / page).read_text() for page in PAGES}
+FOLDERS = "ctl|tests|benchmarks|experiments|deploy|docs|\\.ci"
+SOURCES = [path.read_text() for path in child.ROOT.glob("tests/**/*.py")]
+TESTS = set(re.findall(r"^\s*def (test_\w+)", "\n".join(SOURCES), re.MULTILINE))
+SECTIONS = "init|runtime|data|model|optimizer|train|eval"
+ATTRIBUTES = {"optimizer.iterations", "optimizer.loss_scale"}  # of the optimizers of tf_keras
+
+
+def exists(path):
+    return (child.ROOT / path).exists()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files(page):
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", TEXTS[page])
+    folder = (child.ROOT / page).parent
+    local = [target for target in targets if "://" not in target]
+    assert [target for target in local if not (folder / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_paths_of_the_repository_exist(page):
+    # A path ends in a file extension or a slash; experiments/mine.py is a file of the reader.
+    paths = re.findall(rf"(?<![\w./-])((?:{FOLDERS})/[\w./-]*(?:\.\w+|/))(?![\w*])", TEXTS[page])
+    assert [path for path in paths if not exists(path) and "/mine.py" not in path] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_names_of_tests_exist(page):
+    # The examples define tests of their own.
+    named = set(re.findall(r"(?<!def )\b(test_\w+)(?!\w*\.py)", TEXTS[page]))
+    defined = set(re.findall(r"def (test_\w+)", TEXTS[page]))
+    assert named - defined - TESTS == set()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_tests_are_in_the_files_that_are_named_with_them(page):
+    for path, name in re.findall(r"(tests/[\w/]+_test\.py)::(test_\w+)", TEXTS[page]):
+        assert re.search(rf"def {name}\b", (child.ROOT / path).read_text()), (path, name)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_modules_that_commands_run_exist(page):
+    modules = set(re.findall(r"python3? -m ((?:ctl|benchmarks|tests)[\w.]*)", TEXTS[page]))
+    paths = [module.replace(".", "/") for module in modules]
+    assert [p for p in paths if not exists(f"{p}.py") and not exists(f"{p}/__main__.py")] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_flags_and_modes_exist(page):
+    commands = "".join(re.findall(r"python3? -m ctl\.main[^`\n]*", TEXTS[page]))
+    known = {"config", "workdir", "mode", "topology", *flags.SWITCHES}
+    assert set(re.findall(r"--(\w+)(?![\w.])", commands)) <= known
+    assert set(re.findall(r"--mode=(\w+)", TEXTS[page])) <= set(MODES)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_config_keys_exist(page):
+    known = {*overrides.flatten(defaults.defaults()), *ATTRIBUTES}
+    named = re.findall(rf"(?:`|--config\.)((?:{SECTIONS})(?:\.[a-z_]+)+)\b(?!\()", TEXTS[page])
+    unknown = {key for key in named if not key.startswith("model.") and key not in known}
+    # A section is named by itself, too, such as `runtime.gpu`.
+    assert {key for key in unknown if not any(k.startswith(f"{key}.") for k in known)} == set()
