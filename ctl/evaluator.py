@@ -166,7 +166,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
             trainer.update_metrics(self.metrics, batch, outputs, row_mask)
         rows = tf.cast(row_count(batch), tf.int64)
         # The sum of the losses: the division by the weight of the dataset comes at the end.
-        self._loss_sum.assign_add(loss.share(per_example, weights, tf.ones([], tf.float64)))
+        self._loss_sum.assign_add(loss.contribution(per_example, weights, tf.ones([], tf.float64)))
         self._weight_sum.assign_add(
             tf.cast(rows, tf.float64) if weights is None else tf.reduce_sum(weights)
         )

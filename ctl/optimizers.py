@@ -1,23 +1,28 @@
-"""Makes a tf_keras optimizer and its learning rate schedule from the config."""
+"""Makes a tf_keras optimizer and its learning rate schedule from the config.
+
+A new optimizer is an entry of `CLASSES`. Importing this module does not import TensorFlow, so that a
+config can be validated without it.
+"""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tf_keras
+if TYPE_CHECKING:
+    import tf_keras
 
-_CLASSES = {
-    "adagrad": tf_keras.optimizers.Adagrad,
-    "adam": tf_keras.optimizers.Adam,
-    "adamw": tf_keras.optimizers.AdamW,
-    "lion": tf_keras.optimizers.Lion,
-    "rmsprop": tf_keras.optimizers.RMSprop,
-    "sgd": tf_keras.optimizers.SGD,
+CLASSES = {  # optimizer.name -> the name of the class in tf_keras.optimizers
+    "adam": "Adam",
+    "adamw": "AdamW",
+    "sgd": "SGD",
+    "rmsprop": "RMSprop",
+    "adagrad": "Adagrad",
+    "lion": "Lion",
 }
 
 
 def factory(
     config: Any, *, global_batch_size: int, steps: int, jit: bool = True
-) -> Callable[[], tf_keras.optimizers.Optimizer]:
+) -> "Callable[[], tf_keras.optimizers.Optimizer]":
     """Returns a function that makes a new optimizer; call it under the strategy's scope.
 
     Args:
@@ -34,7 +39,14 @@ def factory(
         options["momentum"] = config.momentum
     if config.name == "sgd":
         options["nesterov"] = config.nesterov
-    return lambda: _CLASSES[config.name](learning_rate=_schedule(config, rate, steps), **options)
+
+    def make() -> "tf_keras.optimizers.Optimizer":
+        import tf_keras
+
+        optimizer = getattr(tf_keras.optimizers, CLASSES[config.name])
+        return optimizer(learning_rate=_schedule(config, rate, steps), **options)
+
+    return make
 
 
 def learning_rate(config: Any, global_batch_size: int) -> float:
@@ -47,6 +59,8 @@ def learning_rate(config: Any, global_batch_size: int) -> float:
 
 
 def _schedule(config: Any, rate: float, steps: int) -> Any:
+    import tf_keras
+
     if config.schedule == "constant":
         return rate
     decay_steps = config.decay_steps or steps - config.warmup_steps

@@ -15,7 +15,7 @@ from ctl.data.source import Batch, Data
 from ctl.errors import UsageError
 from ctl.hardware import coordinator
 from ctl.replica import precision, xla
-from ctl.replica.engine import build_engine
+from ctl.replica.build import build_engine
 from ctl.replica.microbatches import unpack
 from ctl.replica.model_building import build_scope
 from ctl.replica.non_finite import NonFiniteReport

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 import math
 from typing import Any
 
-from ctl import errors
+from ctl import errors, optimizers
 from ctl.configs import overrides
 from ctl.errors import UsageError
 from ctl.hardware import devices, strategies
@@ -27,7 +27,7 @@ _CHOICES = {
     "train.on_non_finite": ON_NON_FINITE,
     "train.preemption_notice": ("none", "gce"),
     "train.checkpoint_writing": ("auto", "background", "blocking"),
-    "optimizer.name": ("adam", "adamw", "sgd", "rmsprop", "adagrad", "lion"),
+    "optimizer.name": tuple(optimizers.CLASSES),
     "optimizer.schedule": ("constant", "cosine"),
 }
 _MINIMUM = {

@@ -75,6 +75,7 @@ class StrategySpec:
 
     Attributes:
         summary: the purpose, in a few words.
+        type: the name of the class in `tf.distribute`; "" for TensorFlow's default strategy.
         build: (devices, options) -> `tf.distribute.Strategy`.
         scope: the devices passed to `build`: "one" or "all" of those selected; "own" passes none to a
             strategy that detects its devices itself.
@@ -84,6 +85,7 @@ class StrategySpec:
     """
 
     summary: str
+    type: str
     build: Callable[[list[str], StrategyOptions], Any]
     scope: str
     reads: tuple[str, ...] = ()
@@ -95,16 +97,11 @@ def strategy_name(strategy: "tf.distribute.Strategy") -> str:
     """Returns the name in `STRATEGIES` of any strategy, including one built without the table."""
     import tensorflow as tf
 
-    types = {
-        tf.distribute.experimental.CentralStorageStrategy: "central_storage",
-        tf.distribute.ParameterServerStrategy: "parameter_server",
-        tf.distribute.TPUStrategy: "tpu",
-        tf.distribute.MultiWorkerMirroredStrategy: "multi_worker_mirrored",
-        tf.distribute.MirroredStrategy: "mirrored",
-        tf.distribute.OneDeviceStrategy: "one_device",
-    }
-    # isinstance also recognizes subclasses, such as the SliceStrategy of --mode=aot_compile.
-    return next((name for type_, name in types.items() if isinstance(strategy, type_)), "default")
+    for name, spec in STRATEGIES.items():
+        # isinstance also recognizes subclasses, such as the SliceStrategy of --mode=aot_compile.
+        if spec.type and isinstance(strategy, operator.attrgetter(spec.type)(tf.distribute)):
+            return name
+    return "default"
 
 
 def _build_default(devices: list[str], options: StrategyOptions) -> Any:
@@ -207,17 +204,20 @@ def _wait_and_resolve(options: StrategyOptions) -> Any:
 STRATEGIES: dict[str, StrategySpec] = {
     "default": StrategySpec(
         "one replica without a strategy, on the device that TensorFlow chooses",
+        "",
         _build_default,
         "own",
     ),
     "one_device": StrategySpec(
         "one replica on the first GPU, or on the CPU",
+        "OneDeviceStrategy",
         _build_one_device,
         "one",
         reads=("logical_devices", "devices"),
     ),
     "mirrored": StrategySpec(
         "one replica per device of this machine",
+        "MirroredStrategy",
         _build_mirrored,
         "all",
         reads=("logical_devices", "devices", "algorithm", "packs"),
@@ -225,21 +225,26 @@ STRATEGIES: dict[str, StrategySpec] = {
     ),
     "central_storage": StrategySpec(
         "one replica per device of this machine, with a single copy of the variables on the CPU",
+        "experimental.CentralStorageStrategy",
         _build_central_storage,
         "all",
         reads=("logical_devices", "devices"),
     ),
     "multi_worker_mirrored": StrategySpec(
         "one replica per device of several processes, on one machine or more",
+        "MultiWorkerMirroredStrategy",
         _build_multi_worker_mirrored,
         "own",
         reads=("algorithm", "timeout", "start_timeout"),
         algorithms=("nccl", "ring"),
         multi_process=True,
     ),
-    "tpu": StrategySpec("one replica per core of a TPU slice", _build_tpu, "own", reads=("tpu",)),
+    "tpu": StrategySpec(
+        "one replica per core of a TPU slice", "TPUStrategy", _build_tpu, "own", reads=("tpu",)
+    ),
     "parameter_server": StrategySpec(
         "workers that asynchronously update variables on parameter servers",
+        "ParameterServerStrategy",
         _build_parameter_server,
         "own",
         reads=("start_timeout", "shard_mib"),

@@ -1,5 +1,7 @@
 """The table of modes: one module or package per `--mode`, and one row in `MODES`.
 
+The flags that a mode accepts are a row of `ctl.configs.flags.MODES`; a test compares both tables.
+
 Each mode is a function of one signature:
 
     def train(arguments: Arguments) -> int

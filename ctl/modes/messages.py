@@ -1,7 +1,4 @@
-"""The lines that a run prints when it starts and ends.
-
-Importing this module does not import TensorFlow.
-"""
+"""The lines that a run prints when it starts and ends."""
 
 from collections.abc import Mapping
 from typing import Any

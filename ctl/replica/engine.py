@@ -2,31 +2,23 @@
 
 from collections.abc import Iterator, Sequence
 import contextlib
-import functools
 from typing import Any
 
 import orbit
 import tensorflow as tf
 import tf_keras
 
-from ctl.configs.options import TrainerOptions
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.tfrecords import describe_corruption
 from ctl.errors import NonFiniteStep, UsageError
 from ctl.hardware import devices
 from ctl.replica import dropout, out_of_memory, precision, row_mask
-from ctl.replica.batch_norm import convert_sync_batch_norm
 from ctl.replica.inner_loop import CompiledLoop, chunk_size
 from ctl.replica.microbatches import Batch, row_count
-from ctl.replica.model_building import (
-    build_scope,
-    create_variables,
-    make_optimizer,
-    seed_and_precision,
-)
 from ctl.replica.non_finite import NonFiniteReport
-from ctl.replica.plan import Plan, check_before_model, make_plan
-from ctl.replica.step import Step, counter
+from ctl.replica.plan import Plan
+from ctl.replica.snapshot import Snapshot, assigned_in_forward_pass
+from ctl.replica.step import Step
 
 _RESERVED = "self.{name} belongs to orbit.StandardTrainer: give your attribute another name."
 
@@ -59,6 +51,7 @@ class Engine:
         self._own_dataset = False
         self._keyed: set[str] = set()
         self.compiled_loop = self._compile_loop() if plan.xla == "loop" else None
+        # The step is traced later, so it draws by row from the first step on.
         dropout.key_random_layers(trainer.model, plan.options.seed)
 
     def rows(
@@ -71,6 +64,8 @@ class Engine:
             mask: [rows] mask of the rows that exist; None if all exist.
         """
         first_row = row_mask.first_row(row_count(batch))
+        # Random layers are keyed by the consumed batches, not by `iterations`: a batch after a skipped
+        # one draws the same numbers whether or not the update was skipped.
         step = self._trainer.global_step.read_value()
         return row_mask.examples(mask, first_row=first_row, step=step)
 
@@ -88,15 +83,19 @@ class Engine:
         """
         trainer = self._trainer
         with self.rows(batch, mask) as rows:
-            changed = self._variables_of_forward_pass() if self._may_skip() else []
-            before = [tf.identity(variable) for variable in changed]
+            # The forward pass runs before anything is known of the gradients, so its assignments can
+            # only be undone.
+            models = (trainer.model, *(model for _, model in self._other_models()))
+            changed = assigned_in_forward_pass(models, trainer.metrics.values())
+            snapshot = Snapshot(changed if self._may_skip() else [])
             loss = trainer.replica_step(trainer.preprocess(batch))
+            # Decided while tracing: a step that can never be skipped has no ops for it.
             if not rows.applied:
                 self.loss.update_state(loss)
                 return loss
+            # An own `replica_step` may contain several updates, with one entry each.
             applied = tf.reduce_all(rows.applied)
-            for variable, old in zip(changed, before, strict=True):
-                variable.assign(tf.where(applied, tf.convert_to_tensor(variable), old))
+            snapshot.restore_unless(applied)
             # Not a product with the weight: a skipped loss can be NaN, and 0 x NaN is NaN.
             counted = tf.where(applied, loss, tf.zeros_like(loss))
             self.loss.update_state(counted, sample_weight=tf.cast(applied, loss.dtype))
@@ -109,13 +108,15 @@ class Engine:
             raise UsageError(_RESERVED.format(name="_train_options"))
         if not callable(self._trainer._train_loop_fn or callable):
             raise UsageError(_RESERVED.format(name="_train_loop_fn"))
+        # A subclass creates further models after this engine, or between two loops.
         for name, model in self._other_models():
             if name not in self._keyed:
                 dropout.key_random_layers(model, self.plan.options.seed, scope=name)
                 self._keyed.add(name)
         step = int(self._trainer.global_step.numpy())
         if not self._own_dataset and self._data_step != step:
-            # Orbit's own attributes: its `train` reads them.
+            # Orbit's `train` reads these attributes; the public setter would mark the data as the
+            # user's own.
             self._trainer._train_dataset = self._dataset(step)
             self._trainer._train_iter = None
         self._data_step = None  # unknown until the loop has ended without an error
@@ -175,6 +176,7 @@ class Engine:
         """Returns every model, optimizer and variable of the trainer, by the attribute's name."""
         trackable = tf.__internal__.tracking.Trackable
         stateless = (tf_keras.metrics.Metric, tf.data.Dataset, tf.data.Iterator)
+        # Reset by every loop, or made again from `global_step`.
         excluded = ("metrics", "_train_dataset", "_train_iter", "_train_loop_fn")
         items = {
             name: value
@@ -194,21 +196,9 @@ class Engine:
         self._own_dataset = True
 
     def _may_skip(self) -> bool:
+        # A subclass can pass `minimize` another optimizer, which has a loss scale of its own.
         optimizers = vars(self._trainer).values()
         return self.plan.skips or any(precision.has_loss_scale(value) for value in optimizers)
-
-    def _variables_of_forward_pass(self) -> list[tf.Variable]:
-        """Moving statistics and metrics: what a forward pass can assign in a replica context."""
-        models = [self._trainer.model, *(model for _, model in self._other_models())]
-        statistics = [v for model in models for v in model.non_trainable_variables]
-        metrics = [v for metric in self._trainer.metrics.values() for v in metric.variables]
-        unique = {id(variable): variable for variable in (*statistics, *metrics)}
-        return [
-            v
-            for v in unique.values()
-            if v.synchronization == tf.VariableSynchronization.ON_READ
-            or v.aggregation != tf.VariableAggregation.NONE
-        ]
 
     def _other_models(self) -> Iterator[tuple[str, tf_keras.Model]]:
         """The models that a subclass holds besides `model`, each with a name that does not change."""
@@ -228,6 +218,7 @@ class Engine:
             resident = self.pipeline.copy_to_device(device)
         spec = tf.TensorSpec([None], tf.int64) if resident else self.pipeline.element_spec()
 
+        # No mask: one replica computes every row of a full batch, and chunks contain full batches only.
         def step(batch: Batch) -> None:
             self.replica_train_step(resident.gather(batch["index"]) if resident else batch, None)
             trainer.global_step.assign_add(1)
@@ -240,6 +231,7 @@ class Engine:
         batch_size = self.plan.layout.global_batch_size
         if not self.compiled_loop:
             return self.pipeline.training_dataset(batch_size, start=step)
+        # The rest of the chunk belongs to the step that the data leaves.
         self.compiled_loop.discard_chunk()
         return self.pipeline.training_chunks(
             batch_size,
@@ -247,55 +239,6 @@ class Engine:
             size=self.compiled_loop.size,
             indexes_only=self.plan.options.placement == "device",
         )
-
-
-def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
-    """Builds a trainer's model, optimizer, metrics and counters, then its engine.
-
-    Args:
-        trainer: the `StandardTrainer`, with its strategy, batch size and options.
-        optimizer: a function that makes the optimizer, or an optimizer.
-        base: `StandardTrainer`, whose methods the trainer's class may override.
-
-    Raises:
-        UsageError: the options cannot compute the right update with this model, data or strategy.
-    """
-    options: TrainerOptions = trainer.options
-    pipeline = InputPipeline(
-        trainer.build_dataset,
-        strategy=trainer.strategy,
-        seed=options.seed,
-        prefetch=options.prefetch,
-        build_scope=functools.partial(seed_and_precision, options),
-    )
-    layout = pipeline.layout(trainer.global_batch_size)
-    check_before_model(options, trainer.strategy)
-    with build_scope(options, trainer.strategy):
-        trainer.model = trainer.build_model()
-        if options.model.get("sync_batch_norm"):
-            convert_sync_batch_norm(trainer.model)
-        trainer.optimizer = precision.wrap_loss_scale(
-            make_optimizer(optimizer), options.precision, options.loss_scale
-        )
-        trainer.metrics = trainer.build_metrics()
-        trainer.global_step = counter("global_step")
-        create_variables(
-            lambda batch: trainer.forward(trainer.preprocess(batch), training=False),
-            pipeline.element_spec(),
-        )
-        trainer.optimizer.build(trainer.model.trainable_variables)
-        plan = make_plan(
-            options,
-            strategy=trainer.strategy,
-            pipeline=pipeline,
-            layout=layout,
-            model=trainer.model,
-            own_replica_step=type(trainer).replica_step is not base.replica_step,
-            own_train_step=type(trainer).train_step is not base.train_step,
-        )
-        engine = Engine(trainer, plan, pipeline)
-        trainer.skipped_steps = engine.step.skipped_steps
-    return engine
 
 
 def engine_of(trainer: Any) -> Engine:

@@ -49,6 +49,8 @@ def all_reduce(
     if context.num_replicas_in_sync == 1:
         return list(gradients), loss
     existing = [gradient for gradient in gradients if gradient is not None]
+    # One call for all tensors: tf.distribute packs them into few transfers, and every replica issues
+    # the same collectives in the same order.
     sent = [_cast(gradient, dtype) for gradient in existing] if dtype else existing
     *reduced, loss = context.all_reduce(tf.distribute.ReduceOp.SUM, [*sent, loss])
     results = iter(_cast(new, old.dtype) for new, old in zip(reduced, existing, strict=True))
@@ -78,6 +80,7 @@ def sum_in_order(shards: Sequence[Sequence[Gradient]], count: int) -> list[Gradi
         buffers = [_fill_slots(stack, first, count) for stack in stacks]
         stacks = list(context.all_reduce(tf.distribute.ReduceOp.SUM, buffers))
     sums: list[Gradient] = [None] * len(shards[0])
+    # Explicitly one after the other: tf.reduce_sum and tf.add_n choose their own order.
     for i, stack in zip(places, stacks, strict=True):
         sums[i] = functools.reduce(tf.add, tf.unstack(stack, count))
     return sums
@@ -85,6 +88,8 @@ def sum_in_order(shards: Sequence[Sequence[Gradient]], count: int) -> list[Gradi
 
 def unscale(gradients: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradient]:
     """Divides reduced gradients by the loss scale."""
+    # A division, because the product with the inverse of a scale that is not a power of two would be
+    # rounded twice.
     return [_map_values(g, lambda v: v / tf.cast(loss_scale, v.dtype)) for g in gradients]
 
 
@@ -117,6 +122,7 @@ def clip(gradients: Sequence[Gradient], rule: Clip) -> list[Gradient]:
     """
     if not (rule.global_norm or rule.norm or rule.value):
         return list(gradients)
+    # tf.clip_by_* would use the norm of the unsummed rows.
     summed = [sum_rows(gradient) for gradient in gradients]
     if rule.global_norm:
         return list(tf.clip_by_global_norm(summed, rule.global_norm)[0])
@@ -135,7 +141,8 @@ def apply(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[tf.
     """
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
     if pairs:
-        # The argument's old name, which the legacy optimizers accept too.
+        # Without a second reduction: the sum over replicas of equal sums would be N times as large.
+        # The old name of the argument, because the legacy optimizers accept it too.
         optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
 
 
@@ -150,6 +157,8 @@ def call_unless(
         arguments: the arguments of `function`, the same on every replica.
     """
 
+    # To assign a mirrored variable, tf.distribute merges the replicas, which it rejects inside of a
+    # replica's own tf.cond. So the replicas merge first, and one conditional decides for all.
     def decide(strategy: tf.distribute.Strategy, condition: Any, arguments: Any) -> None:
         def call() -> None:
             function(*_first_replica(strategy, arguments))
@@ -195,6 +204,7 @@ def apply_or_skip(
         gradients: Any,
         arguments: Any,
     ) -> None:
+        # tf_keras' optimizers apply gradients in a replica context, so `run` enters it again.
         def update() -> None:
             strategy.run(lambda *values: apply(optimizer, values, targets), args=tuple(gradients))
 
@@ -202,6 +212,7 @@ def apply_or_skip(
             on_skip(*_first_replica(strategy, arguments))
 
         tf.cond(strategy.experimental_local_results(should_apply)[0], update, skip)
+        # Outside of the conditional, because the loss scale also counts the applied steps.
         afterwards(overflow)
 
     context = tf.distribute.get_replica_context()
@@ -228,6 +239,7 @@ def _cast(gradient: Gradient, dtype: tf.DType) -> Gradient:
 
 def _fill_slots(stack: tf.Tensor, first: tf.Tensor, count: int) -> tf.Tensor:
     """[shards, ...] -> [count, ...], with zeros before `first` and after this replica's shards."""
+    # `first` is a tensor, so tf.pad loses the static shape, which the variables' updates rely on.
     after = count - first - stack.shape[0]
     padding = [[first, after], *[[0, 0]] * (stack.shape.rank - 1)]
     return tf.ensure_shape(tf.pad(stack, padding), [count, *stack.shape[1:]])

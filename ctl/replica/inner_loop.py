@@ -37,6 +37,7 @@ class CompiledLoop:
         self._strategy = strategy
         self._chunk: Any = None
         self._used = size
+        # The trip count is an argument, not a Python int, so that one program serves all lengths.
         self._program = tf.function(self._run_steps, jit_compile=True)
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor) -> None:
@@ -51,6 +52,7 @@ class CompiledLoop:
             if self._used == self.size:
                 self._chunk, self._used = next(iterator), 0
             steps = min(remaining, self.size - self._used)
+            # The complete chunk and a start: slices of different lengths would each be compiled.
             arguments = (self._chunk, tf.constant(self._used), tf.constant(steps))
             self._strategy.run(self._program, args=arguments)
             self._used += steps
@@ -61,6 +63,7 @@ class CompiledLoop:
         self._chunk, self._used = None, self.size
 
     def _run_steps(self, chunk: Any, start: tf.Tensor, steps: tf.Tensor) -> None:
+        # AutoGraph turns this into a tf.while_loop, which XLA compiles into the program.
         for i in tf.range(steps):
             self._step(tf.nest.map_structure(lambda values, i=i: values[start + i], chunk))
 

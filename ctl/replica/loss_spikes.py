@@ -26,6 +26,8 @@ class LossSpikes(tf.Module):
         # The names of this module, its attributes and its variables are part of every checkpoint.
         super().__init__(name="spikes")
         self.factor = factor
+        # Every replica assigns the same reduced loss; without an aggregation tf.distribute rejects an
+        # assignment in a replica context.
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA
         self._losses = tf.Variable(
             tf.zeros([WINDOW], dtype), trainable=False, name="last_losses", aggregation=first
@@ -50,6 +52,7 @@ class LossSpikes(tf.Module):
         loss = tf.cast(loss, losses.dtype)
         finite = tf.math.is_finite(loss)
         median = tf.sort(losses)[WINDOW // 2]
+        # The distance from the median, so that the check holds for negative losses too.
         high = loss > median + (self.factor - 1) * tf.abs(median)
         # The window is a ring buffer: the new loss replaces the oldest one.
         oldest = tf.equal(tf.range(WINDOW, dtype=tf.int64), count % WINDOW)

@@ -100,13 +100,17 @@ class MicroBatches:
         normalization) fails under tf.distribute.
         """
         total = row_count(inputs.batch)
+        # Python ints if the shape is static, so that XLA gets static slices.
         bounds = [total * i // self.count for i in range(self.count + 1)]
         all_gradients, losses, micro_batches = [], [], []
         for start, end in itertools.pairwise(bounds):
+            # A single micro-batch is not sliced, which saves an op per tensor.
             cut = functools.partial(_cut, start, end) if self.count > 1 else _all_rows
             mask, batch = cut(inputs.row_mask), tf.nest.map_structure(cut, inputs.batch)
             first_row = tf.cast(inputs.first_row, tf.int64) + tf.cast(start, tf.int64)
             calls = dict(self.calls)  # every micro-batch draws the numbers of the undivided batch
+            # Entered around the backward pass too: the gradients of layers (synchronized batch
+            # normalization) read the mask.
             with row_mask.examples(mask, first_row=first_row, step=inputs.step, calls=calls):
                 with tf.GradientTape() as tape:
                     outputs = (
@@ -114,10 +118,12 @@ class MicroBatches:
                     )
                     per_example = self.loss_fn(batch, outputs)
                     share = self._share(per_example, batch, cut(inputs.weights), inputs.denominator)
+                    # Only what is differentiated is scaled; the reported loss is not.
                     scaled = share if inputs.loss_scale is None else share * inputs.loss_scale
                 all_gradients.append(tape.gradient(scaled, self.variables))
             losses.append(share)
             micro_batches.append(MicroBatch(batch, mask, outputs))
+        # A second update in the same step continues the count, so that it draws other numbers.
         self.calls.update(calls)
         if self.keep_shards:
             return Contributions(all_gradients, losses, micro_batches)
@@ -133,15 +139,17 @@ class MicroBatches:
     ) -> tf.Tensor:
         """A micro-batch's share of the global loss, with its share of the regularization."""
         rows = row_count(batch)
+        # A wrong number of losses could broadcast against the weights without an error.
         known_rows = rows if isinstance(rows, int) else None
         if per_example.shape.rank == 1 and not per_example.shape.is_compatible_with([known_rows]):
             raise UsageError(
                 f"per_example_loss returned {per_example.shape[0]} losses for {rows} examples: return "
                 "one loss per example, reduced over all other axes."
             )
-        share = loss.share(tf.cast(per_example, self.dtype), weights, denominator)
+        share = loss.contribution(tf.cast(per_example, self.dtype), weights, denominator)
+        # Every micro-batch of every replica adds its part, also one without rows: the sum has it once.
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-        penalty = loss.regularization_share(
+        penalty = loss.regularization_contribution(
             list(self.regularization()), replicas * self.count, self.dtype
         )
         return share if penalty is None else share + penalty

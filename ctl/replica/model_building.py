@@ -21,6 +21,7 @@ def seed_and_precision(options: TrainerOptions) -> Iterator[None]:
     afterwards.
     """
     python_state, numpy_state = random.getstate(), np.random.get_state()
+    # This sets TensorFlow's global seed too, which is not restored: it has no public getter.
     tf_keras.utils.set_random_seed(options.seed)
     try:
         with precision.precision_scope(options.precision):
@@ -64,6 +65,7 @@ def create_variables(forward: Callable[[Any], Any], spec: Any) -> None:
         forward: the forward pass.
         spec: the `tf.TensorSpec`s of a batch.
     """
+    # A trace computes nothing, and it accepts a spec with an unknown number of rows.
     tf.function(forward).get_concrete_function(spec)
 
 

@@ -64,7 +64,9 @@ class NonFiniteRecorder:
             flags: [names] bool, whether each quantity is acceptable.
             counts: scalar bool, whether to record the step at all.
         """
+        # tf.where and not tf.cond, which would nest in the conditional that decides about the update.
         is_first = tf.logical_and(counts, tf.equal(self._count.read_value(), 0))
+        # The first False, since the kernels of argmin return the first of equal minima.
         tensor = position + tf.argmin(tf.cast(flags, tf.int32), output_type=tf.int64)
         self._step.assign(tf.where(is_first, step, self._step.read_value()))
         self._tensor.assign(tf.where(is_first, tensor, self._tensor.read_value()))
@@ -72,6 +74,7 @@ class NonFiniteRecorder:
 
     def take(self) -> NonFiniteReport | None:
         """Returns what was recorded since the last call; None if all steps were finite."""
+        # One transfer from the device if all steps were finite.
         count = int(self._count.numpy())
         if not count:
             return None
@@ -81,6 +84,7 @@ class NonFiniteRecorder:
         return report
 
     def _variable(self, name: str, value: int) -> tf.Variable:
+        # All replicas write the same value, so any copy is right; a sum would count replicas.
         first = tf.VariableAggregation.ONLY_FIRST_REPLICA
         return tf.Variable(value, dtype=tf.int64, trainable=False, name=name, aggregation=first)
 

@@ -34,6 +34,7 @@ class Norms:
 
     def before(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
         """Copies the variables, so that the update can be measured."""
+        # tf.identity reads the value now; the variable itself would later give the new value.
         return [tf.identity(variable) for variable in variables]
 
     def update(
@@ -52,6 +53,7 @@ class Norms:
             variables: the variables.
             applied: scalar bool, whether the update was applied.
         """
+        # Set while tracing, which is enough to know that the step contains `minimize`.
         self._is_updated = True
         updates = [tf.convert_to_tensor(v) - old for v, old in zip(variables, before, strict=True)]
         norms = (global_norm(gradients), global_norm(variables), global_norm(updates))
@@ -84,4 +86,5 @@ def global_norm(values: Sequence[Gradient]) -> tf.Tensor:
     Args:
         values: tensors, variables, `tf.IndexedSlices` or None.
     """
+    # Several entries of a sparse gradient for one row are one number of the gradient.
     return tf.linalg.global_norm([sum_rows(value) for value in values])

@@ -24,8 +24,10 @@ def advice(plan: Plan) -> str:
     rows, count = plan.layout.rows_per_replica, plan.options.gradient_accumulation_steps
     parts = f" in {count} micro-batches" if count > 1 else ""
     problem = f"The step ran out of memory with {rows} rows per replica{parts}"
+    # Activations, the largest part, are proportional to the rows of a micro-batch.
     doubled = min(2 * count, rows)
     choice = dataclasses.replace(plan.choice, micro_batches=doubled)
+    # The advice must not lead to the next rejection.
     allowed = not any(rule.broken(choice) for rule in compatibility.RULES)
     if doubled > count and allowed and not plan.own_train_step:
         twice = " (twice the present number)" if doubled == 2 * count else ""

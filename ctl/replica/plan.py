@@ -179,8 +179,10 @@ def make_plan(
             "model.sync_batch_norm has no effect: the model has no BatchNormalization."
         )
     name = strategies.strategy_name(strategy)
+    # XLA has no strings: they are detected here, because its own error comes from inside the step.
     spec = tf.nest.flatten(pipeline.element_spec())
     strings = any(feature.dtype == tf.string for feature in spec)
+    # Logical devices, because those that the user hid from TensorFlow do not count.
     gpu = bool(tf.config.list_logical_devices("GPU"))
     mode, reason = xla.choose(
         options.xla,
@@ -204,9 +206,11 @@ def make_plan(
         own_replica_step=own_replica_step,
         own_train_step=own_train_step,
     )
+    # Validated after "auto" is resolved, so the rules see the mode that is used.
     compatibility.check(plan.choice)
     _check_overrides(plan, pipeline)
     _check_layers(plan, model)
+    # Only for a valid plan, because it changes the complete process.
     if mode == "autocluster":
         xla.enable_autoclustering(gpu=gpu)
     return plan
@@ -219,6 +223,7 @@ def _check_overrides(plan: Plan, pipeline: InputPipeline) -> None:
             f"{'replica_step' if plan.own_replica_step else 'train_step'}: set train.loss_spike=0."
         )
     if plan.xla == "loop" and plan.own_train_step:
+        # The compiled loop calls the replica step directly; an ignored override would be silent.
         raise UsageError(
             "runtime.xla=loop does not call your train_step: choose another runtime.xla."
         )
@@ -232,9 +237,11 @@ def _check_overrides(plan: Plan, pipeline: InputPipeline) -> None:
 def _check_layers(plan: Plan, model: tf_keras.Model) -> None:
     """Rejects, or warns of, layers that make the update depend on how the batch is split."""
     layout, parts = plan.layout, plan.parts
+    # Equal parts without padding: only then is the mean over the parts the mean over the batch.
     even = layout.even and plan.full_batches and layout.rows_per_replica % parts == 0
     split = layout.replicas > 1 or parts > 1 or not even
     for layer in model._flatten_layers():
+        # tf_keras divides the penalty by the rows of the part, so it has no global denominator.
         if getattr(layer, "activity_regularizer", None) is not None and not even:
             raise UsageError(
                 f"Layer {layer.name} has an activity regularizer, which is a mean over the rows of a "
@@ -244,6 +251,7 @@ def _check_layers(plan: Plan, model: tf_keras.Model) -> None:
         is_plain = isinstance(layer, tf_keras.layers.BatchNormalization) and not isinstance(
             layer, SyncBatchNormalization
         )
+        # A warning and not an error: statistics per replica are the usual practice.
         if is_plain and split:
             _LOG.warning(
                 "%s normalizes by the statistics of a part of the batch, including padding, so the "

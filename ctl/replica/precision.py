@@ -47,6 +47,7 @@ def precision_scope(name: str) -> Iterator[None]:
     precision = of(name)
     policy = tf_keras.mixed_precision.global_policy()
     floatx = tf_keras.backend.floatx()
+    # Both are needed: the policy sets the dtypes of layers, floatx those of metrics and optimizers.
     tf_keras.backend.set_floatx(precision.floatx)
     tf_keras.mixed_precision.set_global_policy(precision.policy)
     try:
@@ -58,6 +59,7 @@ def precision_scope(name: str) -> Iterator[None]:
 
 def cast_to_float32(outputs: Any) -> Any:
     """Casts 16-bit floats of a model's outputs to float32, in which losses are computed."""
+    # 8 or 11 bits are too few for the sum of a cross entropy; float64 outputs stay as they are.
     half = (tf.float16, tf.bfloat16)
     return tf.nest.map_structure(
         lambda x: tf.cast(x, tf.float32) if tf.is_tensor(x) and x.dtype in half else x, outputs
@@ -96,5 +98,6 @@ def update_loss_scale(optimizer: Any, overflow: Any) -> None:
         overflow: the replicas' float: infinity if the step overflowed, else 0. The loss scale checks
             it in place of the gradients, which are already checked.
     """
+    # The public way, apply_gradients, would check the gradients and count the step once more.
     if optimizer.dynamic:
         optimizer._loss_scale.update([overflow])

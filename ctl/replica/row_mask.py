@@ -62,6 +62,7 @@ def examples(
     Yields:
         The `Examples` that `current()` returns inside the block.
     """
+    # Restored afterwards, because the micro-batches of a step nest in the step.
     outer = getattr(_THREAD, "examples", None)
     _THREAD.examples = Examples(row_mask, first_row, step, {} if calls is None else calls)
     try:
@@ -102,6 +103,7 @@ def first_row(count: int | tf.Tensor) -> tf.Tensor:
     """
     context = tf.distribute.get_replica_context()
     replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
+    # Static shapes are equal on all replicas, so the position needs no communication.
     if isinstance(count, int) or replicas == 1:
         return tf.cast(replica, tf.int64) * tf.cast(count, tf.int64)
     own_count = tf.one_hot(replica, replicas, dtype=tf.int64) * tf.cast(count, tf.int64)
@@ -113,6 +115,7 @@ def _check_graph(value: object) -> None:
     if not tf.is_tensor(value) or not hasattr(value, "graph"):  # a number or an eager tensor
         return
     graph = tf.compat.v1.get_default_graph()
+    # Outer graphs count: tf.cond and compiled functions capture tensors of the step.
     while graph is not None:
         if value.graph is graph:
             return

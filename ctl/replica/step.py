@@ -120,9 +120,11 @@ class Step:
         """
         plan = self._plan
         rows = row_mask.current() or row_mask.Examples(None, 0, 0)
+        # Read once: scaling and unscaling must use the same number.
         loss_scale = self._loss_scale(optimizer)
 
-        # The denominator is that of the global batch, known before the first backward pass.
+        # The denominator is that of the global batch, known before the first backward pass. A mean per
+        # replica or per micro-batch would weight a row by the size of its part.
         weights = loss.row_weights(sample_weight, rows.row_mask, plan.dtype)
         denominator = self._denominator(weights, row_count(batch))
         compute = MicroBatches(
@@ -135,6 +137,8 @@ class Step:
             keep_shards=bool(plan.options.logical_shards),
             calls=rows.calls,
         )
+        # Reduction and update stay outside: XLA on one replica cannot call the other replicas, nor
+        # assign variables of other devices.
         if plan.xla == "gradients":
             compute = tf.function(compute, jit_compile=True)
         inputs = Inputs(
@@ -142,13 +146,19 @@ class Step:
         )
         contributions = compute(inputs)
 
+        # From here on every value is that of the global batch, the same on every replica, so all
+        # replicas decide alike without another message.
         reduced, value = self._reduce(contributions)
+        # Before the check and the clipping, because a bound applies to the unscaled gradient.
         if loss_scale is not None:
             reduced = gradients.unscale(reduced, loss_scale)
         decision = self._decide(reduced, value, variables)
+        # After the reduction, because a norm is not linear: the sum of clipped contributions depends on
+        # the split.
         clipped = gradients.clip(reduced, plan.options.clip)
         self._warn_unused(reduced, variables)
         before = self.norms.before(variables) if self.norms else []
+        # A Python bool if no step can be skipped: the update is then unconditional in the graph.
         applied: tf.Tensor | bool = True
         if plan.skips or loss_scale is not None:
             self._apply_or_skip(decision, clipped, variables, optimizer)
@@ -186,6 +196,7 @@ class Step:
             return gradients.all_reduce(
                 contributions.gradients[0], contributions.losses[0], dtype=self._plan.reduce_dtype
             )
+        # The loss is one more value of each shard, so that its bits do not depend on the replicas.
         values = zip(contributions.gradients, contributions.losses, strict=True)
         *reduced, value = gradients.sum_in_order([[*each, share] for each, share in values], shards)
         return reduced, value
@@ -193,10 +204,13 @@ class Step:
     def _decide(
         self, reduced: Sequence[Gradient], value: tf.Tensor, variables: Sequence[tf.Variable]
     ) -> Decision:
-        """Checks before clipping, which can hide an infinite element."""
+        """Decides whether the update is applied, from gradients that are not yet clipped."""
+        # Clipping by value turns an infinite element into the bound, and clipping by a norm turns the
+        # other elements into 0 or NaN.
         names = [LOSS, *(variable.name for variable in variables)]
         flags = gradients.finite_flags(reduced, value)
         finite = tf.reduce_all(flags)
+        # Off by default, because sorting the window of losses costs time in every step.
         if not self.loss_spikes.factor:
             return Decision(finite, finite, flags, names)
         normal = tf.logical_not(self.loss_spikes.is_spike(value))
@@ -226,7 +240,8 @@ class Step:
         has_scale = precision.has_loss_scale(optimizer)
         recorder = self.recorder
         position = recorder.add_names(decision.names) if recorder else 0
-        # An overflow is recorded only if a smaller loss scale cannot prevent it.
+        # An overflow is recorded only if a smaller loss scale cannot prevent it: the first steps of a
+        # float16 run overflow by design, until the scale fits. A spike is recorded in any case.
         scale_can_shrink = has_scale and (optimizer.loss_scale > 1 if optimizer.dynamic else True)
         counts = tf.logical_or(decision.finite, tf.logical_not(scale_can_shrink))
         rows = row_mask.current()

@@ -36,6 +36,7 @@ def choose(
     """
     if xla != "auto":
         return xla, "as configured"
+    # The order of these checks decides the reason that is reported; the bit-exact guarantee is first.
     if shards:
         return "off", "auto: XLA fuses across logical shards"
     if not gpu:
@@ -48,6 +49,7 @@ def choose(
         return "loop", "auto: one replica on a GPU"
     if replicas == 1:
         return "step", "auto: one replica on a GPU, with one batch at a time"
+    # A jitted function cannot contain merge_call, but clusters form around the collectives.
     if sync_batch_norm:
         return "autocluster", "auto: the model contains collectives"
     return "gradients", "auto: reduction and update stay outside"
@@ -60,6 +62,7 @@ def enable_autoclustering(*, gpu: bool) -> None:
         gpu: whether the replicas are on GPUs. On CPUs auto-clustering requires a flag that TensorFlow
             reads once, from the environment.
     """
+    # Appended, because the user may have set other flags.
     if not gpu and _CPU_FLAG not in os.environ.get("TF_XLA_FLAGS", ""):
         os.environ["TF_XLA_FLAGS"] = f"{os.environ.get('TF_XLA_FLAGS', '')} {_CPU_FLAG}".strip()
     tf.config.optimizer.set_jit("autoclustering")

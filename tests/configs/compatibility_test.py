@@ -8,7 +8,6 @@ from ctl.configs import compatibility, defaults, overrides, values
 from ctl.configs.compatibility import Choice
 from ctl.errors import UsageError
 from ctl.replica import precision
-from ctl.replica import xla as replica_compile
 from tests import child
 
 # One choice that breaks exactly one rule, by the start of that rule's message.
@@ -120,39 +119,3 @@ def test_check_options_needs_neither_model_nor_hardware(changes):
 def test_axes_are_the_values_of_the_options():
     assert set(compatibility.AXES["precision"]) == set(precision.PRECISIONS)
     assert {*compatibility.AXES["xla"], "auto"} == set(values.XLA_MODES)
-
-
-@pytest.mark.parametrize("sync", [False, True])
-@pytest.mark.parametrize("shards", [False, True])
-@pytest.mark.parametrize("gpu", [False, True])
-@pytest.mark.parametrize("replicas", [1, 4])
-@pytest.mark.parametrize("chunks", [False, True])
-def test_auto_never_chooses_a_mode_that_is_rejected(sync, shards, gpu, replicas, chunks):
-    if sync and shards:
-        return  # rejected for every mode
-    mode, why = replica_compile.choose(
-        "auto", gpu=gpu, replicas=replicas, sync_batch_norm=sync, shards=shards, chunks=chunks
-    )
-    assert why.startswith("auto: ")
-    compatibility.check(
-        Choice(replicas=replicas, xla=mode, sync_batch_norm=sync, shards=4 if shards else 0)
-    )
-
-
-@pytest.mark.parametrize(
-    ("options", "mode"),
-    [
-        ({}, "loop"),
-        ({"chunks": False}, "step"),
-        ({"strings": True}, "off"),
-        ({"replicas": 2}, "gradients"),
-        ({"replicas": 2, "sync_batch_norm": True}, "autocluster"),
-        ({"shards": True}, "off"),
-        ({"gpu": False}, "off"),
-        ({"replicas": 2, "strategy": "central_storage"}, "off"),
-        ({"strategy": "parameter_server"}, "off"),
-    ],
-)
-def test_auto_compiles_as_much_as_the_options_allow(options, mode):
-    choice = {"gpu": True, "replicas": 1, "sync_batch_norm": False, **options}
-    assert replica_compile.choose("auto", **choice)[0] == mode

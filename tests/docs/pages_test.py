@@ -8,16 +8,8 @@ from ctl.configs import defaults, flags, overrides
 from ctl.modes import MODES
 from tests import child
 
-PAGES = [
-    *("README.md", "BUILD.md", "deploy/kubernetes/README.md"),
-    *(
-        "docs/aot.md",
-        "docs/hardware.md",
-        "docs/matrix.md",
-        "docs/reliability.md",
-        "docs/testing.md",
-    ),
-]
+DOCS = sorted(path.name for path in (child.ROOT / "docs").glob("*.md"))
+PAGES = ["README.md", "BUILD.md", "deploy/kubernetes/README.md", *(f"docs/{name}" for name in DOCS)]
 TEXTS = {page: (child.ROOT / page).read_text() for page in PAGES}
 FOLDERS = "ctl|tests|benchmarks|experiments|deploy|docs|\\.ci"
 SOURCES = [path.read_text() for path in child.ROOT.glob("tests/**/*.py")]

@@ -1,5 +1,9 @@
 """Boundaries at absolute steps, what a resumed run does, and when a run stops."""
 
+import os
+import pathlib
+import traceback
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -246,3 +250,33 @@ def test_weight_that_is_not_finite_is_not_saved(make, tmp_path):
     with pytest.raises(Failure, match="is not finite after step 5, which is not saved"):
         controller._manager.saved_step = None
         controller.save_checkpoint()
+
+
+def test_path_from_the_controller_to_the_model_is_at_most_9_frames_of_ctl(tmp_path):
+    paths = []
+
+    class Traced(reference_model.ReferenceTrainer):
+        def forward(self, batch, training):
+            names = [(f.filename, f.name) for f in traceback.extract_stack()]
+            if training:
+                paths.append(names)
+            return super().forward(batch, training)
+
+    # One replica: the replicas of MirroredStrategy are traced in threads of their own.
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=Traced)
+    controller = Controller(
+        trainer=trainer,
+        evaluator=ctl.StandardEvaluator(trainer),
+        checkpoints=Checkpointer(tmp_path, trainer),
+        steps_per_loop=1,
+    )
+    # Eagerly, because AutoGraph traces generated copies of the functions, in files of their own.
+    tf.config.run_functions_eagerly(True)
+    try:
+        controller.train_and_evaluate(1)
+    finally:
+        tf.config.run_functions_eagerly(False)
+    package = f"{pathlib.Path(ctl.__file__).parent}{os.sep}"
+    own = [name for filename, name in paths[0] if filename.startswith(package)]
+    own = [*own[own.index("train_and_evaluate") :], "forward"]
+    assert own[-2:] == ["__call__", "forward"] and len(own) <= 9, own

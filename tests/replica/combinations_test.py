@@ -6,6 +6,7 @@ it runs the whole of ctl/replica against the rules of ctl/configs/compatibility.
 """
 
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
@@ -57,7 +58,7 @@ COVERING = covering()
 
 
 class Plain(reference_model.ReferenceTrainer):
-    """The tiny model, with its hidden layer normalized where asked for."""
+    """The reference model; its hidden layer is normalized if `normalized`."""
 
     normalized = False
 
@@ -100,11 +101,15 @@ def update(trainer):
     return [b - a for b, a in zip(before, trainer.model.get_weights(), strict=True)]
 
 
+@functools.cache
+def make_reference(sync_batch_norm):
+    return make(compatibility.Choice(precision="float64", sync_batch_norm=sync_batch_norm))
+
+
 def check(choice):
     trainer = make(choice)
-    reference = make(
-        compatibility.Choice(precision="float64", sync_batch_norm=choice.sync_batch_norm)
-    )
+    reference = make_reference(choice.sync_batch_norm)
+    reference.global_step.assign(0)
     reference.model.set_weights(trainer.model.get_weights())
     tolerance = TOLERANCE["bfloat16" if choice.reduce_dtype else choice.precision]
     for exact, actual in zip(update(reference), update(trainer), strict=True):

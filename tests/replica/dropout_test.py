@@ -1,4 +1,4 @@
-"""A row's random numbers do not depend on who holds the row."""
+"""The random numbers of a row do not depend on the replica that computes it."""
 
 import itertools
 
@@ -36,18 +36,18 @@ def outputs(model, start, end, step=0):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_replicas_numbers_are_its_slice_of_the_global_ones(name):
+def test_numbers_of_a_replica_are_its_slice_of_those_of_the_global_batch(name):
     model = model_of(LAYERS[name])
-    whole = outputs(model, 0, ROWS)
+    expected = outputs(model, 0, ROWS)
     for cuts in ([0, 4, 7], [0, 2, 4, 6, 7], [0, 1, 7]):
-        shares = [outputs(model, a, b) for a, b in itertools.pairwise(cuts)]
+        parts = [outputs(model, a, b) for a, b in itertools.pairwise(cuts)]
         # Sums of an LSTM's products may differ in the last bit with the number of rows.
-        np.testing.assert_allclose(np.concatenate(shares), whole, rtol=0, atol=1e-6)
-    assert len({row.tobytes() for row in whole}) > 1, "all rows alike: the test shows nothing"
+        np.testing.assert_allclose(np.concatenate(parts), expected, rtol=0, atol=1e-6)
+    assert len({row.tobytes() for row in expected}) > 1, "equal rows show nothing"
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_numbers_change_with_step_and_seed_and_come_back(name):
+def test_numbers_depend_on_step_and_seed_alone(name):
     model = model_of(LAYERS[name])
     first, second = outputs(model, 0, ROWS, step=1), outputs(model, 0, ROWS, step=2)
     assert not np.array_equal(first, second)
@@ -72,15 +72,15 @@ def test_xla_draws_the_same_numbers(name):
 def test_two_layers_and_two_calls_of_a_layer_draw_different_numbers():
     layer = tf_keras.layers.Dropout(0.5)
     inputs = tf_keras.Input([64])
-    drawn = [layer(inputs), layer(inputs), tf_keras.layers.Dropout(0.5)(inputs)]
-    model = tf_keras.Model(inputs, drawn)
+    outputs = [layer(inputs), layer(inputs), tf_keras.layers.Dropout(0.5)(inputs)]
+    model = tf_keras.Model(inputs, outputs)
     key_random_layers(model, 0)
     with examples():
         masks = [m.numpy().tobytes() for m in model(tf.ones([4, 64]), training=True)]
     assert len(set(masks)) == 3
 
 
-def test_dropout_keeps_its_share_and_scales_what_it_keeps():
+def test_dropout_drops_at_its_rate_and_scales_the_rest():
     model = model_of(LAYERS["dropout"])
     with examples():
         dropped = model(tf.ones([4000, 5, 3]), training=True).numpy()
@@ -89,7 +89,7 @@ def test_dropout_keeps_its_share_and_scales_what_it_keeps():
     assert dropped.mean() == pytest.approx(1.0, abs=0.015)
 
 
-def test_normal_noise_has_its_mean_and_deviation():
+def test_normal_noise_has_mean_0_and_deviation_1():
     model = model_of(LAYERS["gaussian noise"])
     with examples():
         noise = model(tf.zeros([4000, 5, 3]), training=True).numpy()
@@ -103,13 +103,13 @@ def test_noise_shared_by_all_rows_is_shared_by_all_replicas():
     assert np.array_equal(one[0], other[0]) and np.array_equal(one[0], one[2])
 
 
-def test_outside_of_a_step_a_layer_draws_as_tf_keras_does():
+def test_layer_draws_as_in_tf_keras_outside_of_a_step():
     model = model_of(LAYERS["dropout"])
     drawn = [model(tf.ones([8, 5, 3]), training=True).numpy().tobytes() for _ in range(2)]
     assert drawn[0] != drawn[1]
 
 
-def test_layer_that_draws_for_its_whole_batch_is_refused_by_name():
+def test_layer_that_draws_for_its_complete_batch_is_rejected_by_name():
     model = tf_keras.Sequential([tf_keras.layers.RandomFlip(name="flip")])
     key_random_layers(model, 0)
     with examples(), pytest.raises(ctl.UsageError, match="Layer flip draws"):

@@ -7,7 +7,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.replica.loss_spikes import WINDOW
+from ctl.replica import loss_spikes
 from tests import reference_model
 from tests.faulty_trainers import BAD, BATCH, Jumping, Overflowing, Poisoned
 
@@ -30,67 +30,69 @@ def reporting(cls, replicas, *, attributes=(), **options):
     )  # fmt: skip
 
 
-def check_report(make, *, first, skipped, steps=4):
-    """A loop reports the mean over its applied steps, as loops of one step show them."""
-    one_by_one, together = make(), make()
-    for trainer in (one_by_one, together):
-        if first:
-            trainer.train(tf.constant(first))
-    reports = [one_by_one.train(tf.constant(1)) for _ in range(steps)]
+def check_report(trainer, path, *, first, skipped, steps=4):
+    """Checks that a loop reports the mean over its applied steps, as loops of one step report them."""
+    trainer.train(tf.constant(first))
+    checkpoint = tf.train.Checkpoint(**trainer.checkpoint_items())
+    saved = checkpoint.write(str(path / "ckpt"))
+    reports = [trainer.train(tf.constant(1)) for _ in range(steps)]
     applied = [r for i, r in enumerate(reports, start=first) if i != skipped]
     assert len(applied) == steps - 1
-    outputs = together.train(tf.constant(steps))
-    assert together.skipped_steps.numpy() == one_by_one.skipped_steps.numpy() >= 1
+    skipped_steps = trainer.skipped_steps.numpy()
+    checkpoint.read(saved).assert_consumed()
+    outputs = trainer.train(tf.constant(steps))
+    assert trainer.skipped_steps.numpy() == skipped_steps >= 1
     for name in ("loss", "output"):
         expected = np.mean([float(report[name]) for report in applied])
         assert float(outputs[name]) == pytest.approx(expected, rel=1e-5), name
+
+
+SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
     ("replicas", "replica", "options"),
     [
         (1, 0, {}),
-        (1, 0, {"xla": "step"}),
+        pytest.param(1, 0, {"xla": "step"}, marks=SLOW),
         (1, 0, {"xla": "loop"}),
-        (2, 1, {}),
+        pytest.param(2, 1, {}, marks=SLOW),
         (2, 1, {"gradient_accumulation_steps": 2}),
-        (4, 3, {}),
+        pytest.param(4, 3, {}, marks=SLOW),
         (4, 3, {"xla": "gradients"}),
     ],
 )
-def test_overflow_of_a_gradient_with_a_finite_loss_is_not_reported(replicas, replica, options):
+def test_overflow_of_a_gradient_with_a_finite_loss_is_not_reported(
+    replicas, replica, options, tmp_path
+):
     planted = {"replica": replica, "at": BAD, "what": "gradient"}
-    check_report(
-        lambda: reporting(
-            Overflowing, replicas, attributes=planted, precision="float16", **options
-        ),
-        first=1,
-        skipped=BAD,
+    trainer = reporting(Overflowing, replicas, attributes=planted, precision="float16", **options)
+    check_report(trainer, tmp_path, first=1, skipped=BAD)
+
+
+def test_infinite_loss_of_a_skipped_step_is_not_reported(tmp_path):
+    planted = {"at": BAD, "what": "loss"}
+    trainer = reporting(Overflowing, 2, attributes=planted, precision="float16")
+    check_report(trainer, tmp_path, first=1, skipped=BAD)
+
+
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=SLOW), 4])
+def test_spike_that_is_skipped_is_not_reported(replicas, tmp_path, monkeypatch):
+    monkeypatch.setattr(loss_spikes, "WINDOW", 11)
+    at = loss_spikes.WINDOW + 2
+    trainer = reporting(
+        Jumping, replicas, attributes={"jumps_at": at}, on_non_finite="skip", loss_spike=5.0
     )
+    check_report(trainer, tmp_path, first=at - 1, skipped=at)
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
-def test_spike_that_is_skipped_is_not_reported(replicas):
-    at = WINDOW + 2
-    check_report(
-        lambda: reporting(
-            Jumping, replicas, attributes={"jumps_at": at}, on_non_finite="skip", loss_spike=5.0
-        ),
-        first=at - 1,
-        skipped=at,
-    )
+@pytest.mark.parametrize(("replicas", "row"), [(1, 0), pytest.param(2, 5, marks=SLOW), (4, 7)])
+def test_nan_in_the_outputs_of_a_skipped_step_is_not_in_the_metrics(replicas, row, tmp_path):
+    trainer = reporting(Poisoned, replicas, attributes={"row": row}, on_non_finite="skip")
+    check_report(trainer, tmp_path, first=1, skipped=BAD)
 
 
-@pytest.mark.parametrize(("replicas", "row"), [(1, 0), (2, 5), (4, 7)])
-def test_nan_in_the_outputs_of_a_skipped_step_does_not_reach_the_metrics(replicas, row):
-    check_report(
-        lambda: reporting(Poisoned, replicas, attributes={"row": row}, on_non_finite="skip"),
-        first=1,
-        skipped=BAD,
-    )
-
-
-def test_skipped_step_of_a_trainer_with_its_own_replica_step_is_not_reported():
+def test_skipped_step_of_a_trainer_with_its_own_replica_step_is_not_reported(tmp_path):
     class Own(Poisoned):
         def replica_step(self, batch):
             outputs = []
@@ -103,9 +105,8 @@ def test_skipped_step_of_a_trainer_with_its_own_replica_step_is_not_reported():
             self.update_metrics(self.metrics, batch, outputs[-1], ctl.replica.present())
             return loss
 
-    check_report(
-        lambda: reporting(Own, 2, attributes={"row": 1}, on_non_finite="skip"), first=1, skipped=BAD
-    )
+    trainer = reporting(Own, 2, attributes={"row": 1}, on_non_finite="skip")
+    check_report(trainer, tmp_path, first=1, skipped=BAD)
 
 
 def test_statistics_of_a_second_model_are_restored_if_the_step_is_skipped():
@@ -132,55 +133,59 @@ def test_statistics_of_a_second_model_are_restored_if_the_step_is_skipped():
     assert not np.array_equal(np.stack(moved), np.stack(before))
 
 
-# What the base class kept under these names before, its present private name without the prefix, and
-# names that a subclass is likely to use.
-ATTRIBUTES = (
-    *(
-        "update",
-        "feed",
-        "layout",
-        "rows",
-        "spikes",
-        "building",
-        "engine",
-        "plan",
-        "step",
-        "pipeline",
-    ),
+# Names that ctl once used on the trainer, the present private one without its prefix, and names that a
+# subclass is likely to use.
+ATTRIBUTES = [
+    *("update", "feed", "layout", "rows", "spikes", "building", "engine", "plan", "step", "pipeline"),
     *("_update", "_feed", "_loss", "_plan", "_step", "_engine", "_compiled", "_position", "_keyed"),
     *("_own_dataset", "_outputs", "_internals", "_metrics", "_data", "_iterator"),
-)
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("value", ["number", "variable"])
-def test_attributes_of_a_subclass_do_not_collide_with_those_of_ctl(value, tmp_path):
-    class Plain(reference_model.ReferenceTrainer):
-        pass
+class Assigning(reference_model.ReferenceTrainer):
+    """Assigns every name, before and after the constructor of the base class."""
 
-    class Assigning(reference_model.ReferenceTrainer):
-        def __init__(self, **arguments):
-            for name in ATTRIBUTES:
-                setattr(self, name, 3)
-            super().__init__(**arguments)
-            for name in ATTRIBUTES:
-                own = 3 if value == "number" else tf.Variable(3.0, name=name.strip("_"))
-                setattr(self, name, own)
+    as_variable = False
 
-    ends = []
-    for cls in (Plain, Assigning):
-        options = {"precision": "float16", "xla": "off", "norms": True}
-        trainer = reference_model.make_trainer(testing.make_strategy(2), 8, cls=cls, **options)
+    def __init__(self, **arguments):
+        for name in ATTRIBUTES:
+            setattr(self, name, 3)
+        super().__init__(**arguments)
+        for name in ATTRIBUTES:
+            variable = tf.Variable(3.0, name=name.strip("_")) if self.as_variable else None
+            setattr(self, name, 3 if variable is None else variable)
+
+
+def make_float16(cls):
+    options = {"precision": "float16", "xla": "off", "norms": True}
+    return reference_model.make_trainer(testing.make_strategy(2), 8, cls=cls, **options)
+
+
+@pytest.fixture(scope="module")
+def weights_after_four_steps():
+    trainer = make_float16(reference_model.ReferenceTrainer)
+    for _ in range(2):
         trainer.train(tf.constant(2))
-        path = tf.train.Checkpoint(**trainer.checkpoint_items()).write(str(tmp_path / cls.__name__))
-        trainer.train(tf.constant(2))
-        again = reference_model.make_trainer(testing.make_strategy(2), 8, cls=cls, **options)
-        tf.train.Checkpoint(**again.checkpoint_items()).read(path).assert_consumed()
-        again.train(tf.constant(2))
-        evaluation = ctl.StandardEvaluator(again).evaluate(tf.constant(-1))
-        assert int(evaluation["examples"]) == reference_model.EXAMPLES
-        ends.append([v.numpy() for t in (trainer, again) for v in t.model.variables])
-    for one, other in zip(*ends, strict=True):
-        np.testing.assert_array_equal(one, other)
+    return trainer.model.get_weights()
+
+
+@pytest.mark.parametrize("as_variable", [False, True])
+def test_attributes_of_a_subclass_do_not_collide_with_those_of_ctl(
+    as_variable, weights_after_four_steps, tmp_path
+):
+    cls = type("Assigning", (Assigning,), {"as_variable": as_variable})
+    trainer = make_float16(cls)
+    trainer.train(tf.constant(2))
+    path = tf.train.Checkpoint(**trainer.checkpoint_items()).write(str(tmp_path / "ckpt"))
+    trainer.train(tf.constant(2))
+    restored = make_float16(cls)
+    tf.train.Checkpoint(**restored.checkpoint_items()).read(path).assert_consumed()
+    restored.train(tf.constant(2))
+    evaluation = ctl.StandardEvaluator(restored).evaluate(tf.constant(-1))
+    assert int(evaluation["examples"]) == reference_model.EXAMPLES
+    for end in (trainer.model.get_weights(), restored.model.get_weights()):
+        for weights, expected in zip(end, weights_after_four_steps, strict=True):
+            np.testing.assert_array_equal(weights, expected)
 
 
 @pytest.mark.parametrize("name", ["_train_options", "_train_loop_fn"])

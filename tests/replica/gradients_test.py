@@ -24,12 +24,12 @@ def test_accumulation_sums_dense_sparse_and_missing_gradients():
         [rows([[4.0]], [2]), tf.constant(7.0), None, tf.constant([[1.0], [2.0], [3.0], [4.0]])],
         [rows([[8.0]], [1]), None, None, None],
     ]
-    found = gradients.accumulate(parts)
-    assert isinstance(found[0], tf.IndexedSlices)
-    assert dense(found[0]).tolist() == [[0.0], [11.0], [4.0], [0.0]]
-    assert dense(found[1]) == 12.0
-    assert found[2] is None
-    assert dense(found[3]).tolist() == [[1.0], [2.0], [3.0], [5.0]]
+    sums = gradients.accumulate(parts)
+    assert isinstance(sums[0], tf.IndexedSlices)
+    assert dense(sums[0]).tolist() == [[0.0], [11.0], [4.0], [0.0]]
+    assert dense(sums[1]) == 12.0
+    assert sums[2] is None
+    assert dense(sums[3]).tolist() == [[1.0], [2.0], [3.0], [5.0]]
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
@@ -42,10 +42,10 @@ def test_all_reduce_sums_dense_and_sparse_and_keeps_none(replicas):
         sparse = tf.IndexedSlices(
             tf.reshape(value, [1, 1]), tf.reshape(replica % 2, [1]), tf.constant([3, 1])
         )
-        found, loss = gradients.all_reduce([value * [1.0, 2.0], None, sparse], value * 10)
-        assert found[1] is None
-        assert isinstance(found[2], tf.IndexedSlices)
-        return found[0], tf.convert_to_tensor(found[2]), loss
+        reduced, loss = gradients.all_reduce([value * [1.0, 2.0], None, sparse], value * 10)
+        assert reduced[1] is None
+        assert isinstance(reduced[2], tf.IndexedSlices)
+        return reduced[0], tf.convert_to_tensor(reduced[2]), loss
 
     results = tf.function(lambda: where.run(step))()
     total = replicas * (replicas + 1) / 2
@@ -64,41 +64,41 @@ def sparse(values, indices, size):
 
 def test_clip_by_global_norm_by_hand():
     # (3, 4) and 12 have the joint norm 13; rows 1 of the sparse one sum to 12.
-    found = [tf.constant([3.0, 4.0]), None, sparse([[5.0], [7.0]], [1, 1], 2)]
-    one, none, rows = gradients.clip(found, ctl.Clip(global_norm=6.5))
+    values = [tf.constant([3.0, 4.0]), None, sparse([[5.0], [7.0]], [1, 1], 2)]
+    one, none, rows = gradients.clip(values, ctl.Clip(global_norm=6.5))
     assert none is None
     assert one.numpy().tolist() == [1.5, 2.0]
     assert dense(rows).tolist() == [[0.0], [6.0]]
 
 
-def test_clip_by_global_norm_leaves_small_gradients_alone():
-    found = gradients.clip([tf.constant([3.0, 4.0])], ctl.Clip(global_norm=5.5))
-    assert found[0].numpy().tolist() == [3.0, 4.0]
+def test_clip_by_global_norm_does_not_change_small_gradients():
+    clipped = gradients.clip([tf.constant([3.0, 4.0])], ctl.Clip(global_norm=5.5))
+    assert clipped[0].numpy().tolist() == [3.0, 4.0]
 
 
-def test_clip_by_norm_takes_each_gradient_by_itself():
-    found = [tf.constant([3.0, 4.0]), tf.constant([0.6]), sparse([[6.0], [4.0]], [0, 0], 2)]
-    one, two, rows = gradients.clip(found, ctl.Clip(norm=2.5))
+def test_clip_by_norm_bounds_each_gradient_separately():
+    values = [tf.constant([3.0, 4.0]), tf.constant([0.6]), sparse([[6.0], [4.0]], [0, 0], 2)]
+    one, two, rows = gradients.clip(values, ctl.Clip(norm=2.5))
     assert one.numpy().tolist() == [1.5, 2.0]
     assert two.numpy() == pytest.approx([0.6])
     assert dense(rows).tolist() == [[2.5], [0.0]]
 
 
 def test_clip_by_value_sums_rows_first():
-    found = [tf.constant([-3.0, 0.5]), sparse([[0.8], [0.8]], [1, 1], 2)]
-    one, rows = gradients.clip(found, ctl.Clip(value=1.0))
+    values = [tf.constant([-3.0, 0.5]), sparse([[0.8], [0.8]], [1, 1], 2)]
+    one, rows = gradients.clip(values, ctl.Clip(value=1.0))
     assert one.numpy().tolist() == [-1.0, 0.5]
     assert dense(rows).tolist() == [[0.0], [1.0]]
 
 
-def test_clip_by_two_rules_or_a_negative_bound_is_refused():
+def test_clip_by_two_rules_or_a_negative_bound_is_rejected():
     with pytest.raises(ctl.UsageError, match=r"clip\.global_norm and clip\.value are set"):
         ctl.Clip(global_norm=1.0, value=1.0)
     with pytest.raises(ctl.UsageError, match=r"clip\.norm is -1"):
         ctl.Clip(norm=-1.0)
 
 
-def test_apply_leaves_variables_without_gradient_alone():
+def test_apply_does_not_change_variables_without_a_gradient():
     one, two = tf.Variable([1.0]), tf.Variable([1.0])
     gradients.apply(tf_keras.optimizers.SGD(0.5), [tf.constant([2.0]), None], [one, two])
     assert one.numpy() == [0.0]
@@ -107,7 +107,7 @@ def test_apply_leaves_variables_without_gradient_alone():
 
 @pytest.mark.parametrize("rule", [{"global_norm": 0.5}, {"norm": 0.3}, {"value": 0.05}])
 def test_clipping_acts_on_the_gradient_of_the_global_batch(rule):
-    """Clipped before the reduction, each split would give another update."""
+    """If gradients were clipped before the reduction, the update would depend on the split."""
     from tests import reference_model
 
     ends = []

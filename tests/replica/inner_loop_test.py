@@ -1,4 +1,6 @@
-"""Many steps as one program: the same steps, whatever the chunks and the loops."""
+"""Many steps as one XLA program: the same steps for all chunks and loops."""
+
+import functools
 
 import numpy as np
 import pytest
@@ -37,6 +39,13 @@ def close(one, other, tolerance=1e-12):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=0, atol=tolerance)
 
 
+@functools.cache
+def uncompiled(steps):
+    trainer = make()
+    trainer.train(tf.constant(steps))
+    return trainer
+
+
 @pytest.fixture
 def small_chunks(monkeypatch):
     """Chunks of 4 steps."""
@@ -45,18 +54,16 @@ def small_chunks(monkeypatch):
 
 @pytest.mark.parametrize("placement", ["stream", "device"])
 @pytest.mark.parametrize("loops", [[10], [1, 5, 3, 1]])
-def test_loops_that_do_not_fill_chunks_run_the_same_steps(small_chunks, placement, loops):
-    plain = make()
-    plain.train(tf.constant(10))
+def test_loops_that_do_not_fill_chunks_compute_the_same_steps(small_chunks, placement, loops):
     compiled = make(xla="loop", placement=placement)
     for steps in loops:
         compiled.train(tf.constant(steps))
     assert compiled.global_step.numpy() == 10
-    close(plain, compiled)
+    close(uncompiled(10), compiled)
 
 
 @pytest.mark.parametrize("placement", ["stream", "device"])
-def test_weights_and_no_strategy(small_chunks, placement):
+def test_weighted_examples_under_the_default_strategy(small_chunks, placement):
     plain, compiled = (
         make(cls=reference_model.ReferenceTrainer, default_strategy=True, **options)
         for options in ({}, {"xla": "loop", "placement": placement})
@@ -73,7 +80,7 @@ def test_dropout_masks_are_those_of_the_step_and_row(small_chunks):
     close(one, other)
 
 
-def test_rollback_drops_the_rest_of_a_chunk(small_chunks):
+def test_moving_global_step_discards_the_rest_of_a_chunk(small_chunks):
     plain, compiled = make(), make(xla="loop")
     for trainer in (plain, compiled):
         trainer.train(tf.constant(3))
@@ -82,7 +89,7 @@ def test_rollback_drops_the_rest_of_a_chunk(small_chunks):
     close(plain, compiled)
 
 
-def test_dataset_of_examples_travels_in_chunks(small_chunks):
+def test_dataset_of_examples_is_read_in_chunks(small_chunks):
     factory = staticmethod(
         lambda split: tf.data.Dataset.from_tensor_slices(reference_model.examples())
     )
@@ -95,7 +102,7 @@ def test_dataset_of_examples_travels_in_chunks(small_chunks):
         make(cls=cls, xla="loop", placement="device")
 
 
-def test_what_it_cannot_run_is_refused():
+def test_unsupported_steps_strategies_and_data_are_rejected():
     class OwnStep(Unweighted):
         def train_step(self, iterator):
             super().train_step(iterator)
@@ -115,7 +122,7 @@ def test_what_it_cannot_run_is_refused():
         make(cls=type("Ready", (Unweighted,), {"data_factory": ready}), xla="loop")
 
 
-def test_batches_of_ones_own_are_not_taken_for_chunks():
+def test_setting_train_dataset_is_rejected_with_the_compiled_loop():
     trainer = make(xla="loop")
     with pytest.raises(ctl.UsageError, match=r"choose runtime\.xla=step to set train_dataset"):
         trainer.train_dataset = tf.data.Dataset.from_tensor_slices(
@@ -124,7 +131,7 @@ def test_batches_of_ones_own_are_not_taken_for_chunks():
 
 
 @pytest.mark.parametrize("xla", ["loop", "step"])
-def test_strings_are_refused_before_xla_meets_them(xla):
+def test_strings_are_rejected_before_anything_is_compiled(xla):
     class Named(Unweighted):
         data_factory = staticmethod(
             lambda split: ctl.data.arrays(
@@ -137,7 +144,7 @@ def test_strings_are_refused_before_xla_meets_them(xla):
     make(cls=Named).train(tf.constant(2))
 
 
-def test_one_program_serves_every_length():
+def test_one_program_runs_loops_of_every_length():
     traces = []
 
     def step(batch):
@@ -150,7 +157,7 @@ def test_one_program_serves_every_length():
     assert len(traces) == 1
 
 
-def test_chunk_is_what_fits_and_not_more_than_is_worth_it():
+def test_chunk_size_is_limited_by_bytes_and_by_steps():
     image = {"image": tf.TensorSpec([None, 28, 28], tf.uint8)}
     assert chunk_size(image, rows=128) == inner_loop.MAX_STEPS
     large = {"image": tf.TensorSpec([None, 224, 224, 3], tf.float32)}

@@ -1,70 +1,76 @@
-"""What is built before the first step, and what must be true of it."""
+"""The scope in which models and optimizers are built, and the creation of variables."""
 
+import random
+
+import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.replica import model_building
 from tests import reference_model
 
 
-class Normalized(reference_model.ReferenceTrainer):
-    """A model with a plain batch normalization."""
-
-    def build_model(self):
-        layers = tf_keras.layers
-        return tf_keras.Sequential(
-            [layers.InputLayer([4]), layers.Dense(5), layers.BatchNormalization(), layers.Dense(3)]
-        )
-
-    def forward(self, batch, training):
-        return self.model(batch["x"], training=training)
+def test_building_restores_the_random_state_and_the_precision():
+    np.random.seed(3)
+    expected = np.random.RandomState(3).rand()
+    reference_model.make_trainer(testing.make_strategy(1), 8)
+    assert np.random.rand() == expected
+    assert tf_keras.backend.floatx() == "float32"
+    assert tf_keras.mixed_precision.global_policy().name == "float32"
 
 
-def test_plain_batch_norm_is_warned_of_where_the_batch_is_split(caplog):
-    reference_model.make_trainer(testing.make_strategy(2), 8, cls=Normalized)
-    assert "ctl.SyncBatchNormalization" in caplog.text
-    caplog.clear()
-    reference_model.make_trainer(testing.make_strategy(1), 8, cls=Normalized)
-    reference_model.make_trainer(
-        testing.make_strategy(2), 8, cls=Normalized, model={"sync_batch_norm": True}
-    )
-    assert caplog.text == ""
+def test_weights_and_random_numbers_depend_on_the_seed():
+    def build(seed):
+        with model_building.seed_and_precision(ctl.TrainerOptions(seed=seed)):
+            dense = tf_keras.layers.Dense(3)
+            dense.build([None, 2])
+            return [dense.kernel.numpy().tolist(), random.random(), np.random.rand()]
+
+    assert build(1) == build(1) != build(2)
 
 
-def test_sync_batch_norm_key_makes_the_update_that_of_one_replica():
-    ends = []
-    for replicas, batch in ((1, 7), (2, 7), (4, 7)):
-        trainer = reference_model.make_trainer(
-            testing.make_strategy(replicas),
-            batch,
-            cls=Normalized,
-            model={"sync_batch_norm": True},
-            optimizer=lambda: tf_keras.optimizers.SGD(0.1, momentum=0.9),
-        )
-        trainer.train(tf.constant(20))
-        ends.append(trainer.model.get_weights())
-    for end in ends[1:]:
-        for one, other in zip(ends[0], end, strict=True):
-            assert abs(one - other).max() < 1e-10
+def test_scope_is_left_with_an_error():
+    state = random.getstate()
+    with (
+        pytest.raises(ZeroDivisionError),
+        model_building.seed_and_precision(ctl.TrainerOptions(precision="float64")),
+    ):
+        random.random()
+        raise ZeroDivisionError
+    assert random.getstate() == state and tf_keras.backend.floatx() == "float32"
 
 
-def test_sync_batch_norm_with_accumulation_must_be_asked_for():
-    options = {"cls": Normalized, "gradient_accumulation_steps": 2}
-    with pytest.raises(ctl.UsageError, match="sync_batch_norm=per_micro_batch"):
-        reference_model.make_trainer(
-            testing.make_strategy(2), 8, model={"sync_batch_norm": True}, **options
-        )
-    reference_model.make_trainer(
-        testing.make_strategy(2), 8, model={"sync_batch_norm": "per_micro_batch"}, **options
-    )
+def test_optimizer_may_be_a_function_or_an_object():
+    optimizer = tf_keras.optimizers.SGD(0.1)
+    assert model_building.make_optimizer(optimizer) is optimizer
+    assert model_building.make_optimizer(lambda: optimizer) is optimizer
 
 
-def test_sync_batch_norm_without_batch_norm_or_with_another_value_is_refused():
-    with pytest.raises(ctl.UsageError, match="no effect"):
-        reference_model.make_trainer(testing.make_strategy(1), 8, model={"sync_batch_norm": True})
-    with pytest.raises(ctl.UsageError, match="must be True, False or"):
-        reference_model.make_trainer(
-            testing.make_strategy(1), 8, cls=Normalized, model={"sync_batch_norm": "yes"}
-        )
+def test_rate_of_a_schedule_can_be_assigned_by_every_replica():
+    schedule = tf_keras.optimizers.schedules.CosineDecay(0.1, 10)
+    with testing.make_strategy(2).scope():
+        optimizer = model_building.make_optimizer(lambda: tf_keras.optimizers.SGD(schedule))
+    first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+    assert optimizer._current_learning_rate.aggregation == first
+
+
+def test_variables_are_created_without_running_the_forward_pass():
+    model = tf_keras.Sequential([tf_keras.layers.Dense(3)])
+
+    def forward(batch):
+        with tf.control_dependencies([tf.debugging.assert_positive(batch["x"])]):
+            return model(batch["x"])
+
+    model_building.create_variables(forward, {"x": tf.TensorSpec([None, 2])})
+    assert [v.shape.as_list() for v in model.variables] == [[2, 3], [3]]
+
+
+def test_sync_batch_norm_is_recognized_in_nested_models():
+    layers = tf_keras.layers
+    plain = tf_keras.Sequential([tf_keras.Sequential([layers.BatchNormalization()])])
+    sync = tf_keras.Sequential([tf_keras.Sequential([ctl.SyncBatchNormalization()])])
+    assert not model_building.has_sync_batch_norm(plain)
+    assert model_building.has_sync_batch_norm(sync)

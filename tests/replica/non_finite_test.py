@@ -1,4 +1,6 @@
-"""A step whose loss or gradients are not finite: not applied, told, and the next one is normal."""
+"""A step whose loss or gradients are not finite is reported and, under `skip`, not applied."""
+
+import functools
 
 import numpy as np
 import pytest
@@ -12,8 +14,18 @@ from tests import reference_model
 from tests.faulty_trainers import BAD, BATCH, CASES, Poisoned, batch_of, poisoned, same, state
 
 
+@functools.cache
+def state_without_the_bad_step():
+    """The end of a run that never computes the step BAD."""
+    trainer = poisoned(1, -1)
+    trainer.train(tf.constant(BAD))
+    trainer.global_step.assign(BAD + 1)
+    trainer.train(tf.constant(2))
+    return state(trainer)
+
+
 @pytest.mark.parametrize(("replicas", "row", "options"), CASES)
-def test_skip_leaves_the_step_out_on_every_replica(replicas, row, options):
+def test_skip_applies_the_step_on_no_replica(replicas, row, options):
     trainer = poisoned(replicas, row, on_non_finite="skip", **options)
     trainer.train(tf.constant(BAD))
     before = state(trainer)
@@ -25,12 +37,7 @@ def test_skip_leaves_the_step_out_on_every_replica(replicas, row, options):
     outputs = trainer.train(tf.constant(2))
     assert trainer.non_finite_report is None and np.isfinite(outputs["loss"])
     assert outputs["skipped_steps"] == 1
-    # The same as a run to which that step never came.
-    clean = poisoned(1, -1)
-    clean.train(tf.constant(BAD))
-    clean.global_step.assign(BAD + 1)
-    clean.train(tf.constant(2))
-    same(state(trainer), state(clean), 1e-10)
+    same(state(trainer), state_without_the_bad_step(), 1e-10)
     for variable in trainer.model.variables:
         first, *rest = testing.copies(testing.make_strategy(replicas), variable)
         same(rest, [first] * len(rest))
@@ -41,15 +48,16 @@ def test_stop_names_the_step_and_its_examples(replicas, row, options):
     trainer = poisoned(replicas, row, **options)
     with pytest.raises(NonFiniteStep) as stopped:
         trainer.train(tf.constant(5))
-    told = str(stopped.value)
-    assert told.startswith(f"Step {BAD} is not finite: the loss is first, on the examples ")
+    message = str(stopped.value)
+    assert message.startswith(f"Step {BAD} is not finite: the loss is first, on the examples ")
     assert (
-        f"examples {', '.join(map(str, batch_of(BAD)))}. No checkpoint was saved after it" in told
+        f"examples {', '.join(map(str, batch_of(BAD)))}. No checkpoint was saved after it"
+        in message
     )
     assert stopped.value.step == BAD
 
 
-def test_a_gradient_is_named_where_the_loss_is_finite():
+def test_stop_names_the_gradient_if_the_loss_is_finite():
     class Kinked(reference_model.ReferenceTrainer):
         """The square root has an infinite slope at zero."""
 
@@ -63,7 +71,7 @@ def test_a_gradient_is_named_where_the_loss_is_finite():
         trainer.train(tf.constant(1))
 
 
-def test_a_clean_run_is_the_same_with_and_without_looking():
+def test_finite_run_is_the_same_under_every_policy():
     runs = []
     for policy in ("stop", "skip", "ignore"):
         trainer = poisoned(2, -1, on_non_finite=policy)
@@ -74,7 +82,7 @@ def test_a_clean_run_is_the_same_with_and_without_looking():
     same(runs[0], runs[2])
 
 
-def test_ignore_lets_it_through():
+def test_ignore_applies_the_step():
     trainer = poisoned(2, 0, on_non_finite="ignore")
     outputs = trainer.train(tf.constant(4))
     assert trainer.non_finite_report is None and np.isnan(outputs["loss"])
@@ -82,7 +90,7 @@ def test_ignore_lets_it_through():
 
 
 class Normalized(Poisoned):
-    """With moving statistics, which the forward pass of a poisoned batch would spoil."""
+    """Has moving statistics, which the forward pass of a poisoned batch makes NaN."""
 
     def build_model(self):
         layers = tf_keras.layers
@@ -95,7 +103,7 @@ class Normalized(Poisoned):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_moving_statistics_of_a_step_that_is_left_out_are_left_out_too(replicas):
+def test_moving_statistics_of_a_skipped_step_are_restored(replicas):
     trainer = poisoned(replicas, 5, cls=Normalized, on_non_finite="skip")
     trainer.train(tf.constant(BAD))
     before = state(trainer)
@@ -107,11 +115,11 @@ def test_moving_statistics_of_a_step_that_is_left_out_are_left_out_too(replicas)
     assert not np.array_equal(moved[2], before[2])
 
 
-def test_a_loss_scale_that_is_too_large_is_no_failure():
+def test_overflow_is_a_failure_only_at_the_smallest_loss_scale():
     trainer = reference_model.make_trainer(
         testing.make_strategy(1), BATCH, precision="float16", loss_scale=0.0
     )
-    trainer.optimizer.loss_scale  # noqa: B018 - made
+    trainer.optimizer.loss_scale  # noqa: B018 - creates the variable
     trainer.optimizer._loss_scale._current_loss_scale.assign(2.0**40)
     trainer.train(tf.constant(3))
     assert trainer.skipped_steps.numpy() == 3 and trainer.non_finite_report is None

@@ -1,4 +1,4 @@
-"""A training step that does not fit into memory: one line says what would."""
+"""A training step that does not fit into memory ends with one line of advice."""
 
 import pytest
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""Which rows are present, asked from inside the step."""
+"""The rows that a step computes, read from inside the step."""
 
 import threading
 
@@ -9,7 +9,7 @@ import ctl
 from ctl import replica
 
 
-def test_outside_of_a_step_all_rows_are_present():
+def test_all_rows_exist_outside_of_a_step():
     assert replica.current() is None
     assert replica.present() is None
 
@@ -23,13 +23,13 @@ def test_blocks_nest_and_end():
     assert replica.current() is None
 
 
-def test_a_block_ends_where_an_error_leaves_it():
+def test_block_ends_with_an_error():
     with pytest.raises(ZeroDivisionError), replica.examples(tf.ones([2])):
         raise ZeroDivisionError
     assert replica.current() is None
 
 
-def test_each_replicas_thread_has_its_own():
+def test_each_replica_thread_has_its_own_rows():
     seen = []
     with replica.examples(tf.ones([2])):
         thread = threading.Thread(target=lambda: seen.append(replica.current()))
@@ -38,7 +38,7 @@ def test_each_replicas_thread_has_its_own():
     assert seen == [None]
 
 
-def test_rows_are_seen_in_functions_traced_inside_the_step():
+def test_functions_traced_inside_the_step_read_its_rows():
     @tf.function
     def step(present):
         with replica.examples(present):
@@ -47,19 +47,19 @@ def test_rows_are_seen_in_functions_traced_inside_the_step():
     assert step(tf.constant([1.0, 0.0])).numpy().tolist() == [2.0, 0.0]
 
 
-def test_rows_of_another_graph_are_an_error_in_one_line():
-    held = []
+def test_rows_of_another_graph_raise_an_error_of_one_line():
+    captured = []
 
     @tf.function
     def earlier(present):
-        held.append(present)
+        captured.append(present)
         return present
 
     earlier(tf.ones([2]))
 
     @tf.function
     def later():
-        with replica.examples(held[0]):
+        with replica.examples(captured[0]):
             return replica.present()
 
     with pytest.raises(ctl.UsageError, match=r"remove your own @tf\.function") as error:

@@ -101,7 +101,7 @@ def count_operations(strategy, **options):
     """The number of operations of each type in a train step."""
     trainer = make_trainer(strategy, **options)
     per_replica = make_trainer(SliceStrategy(CORES))
-    element_spec = per_replica.feed.training_dataset(BATCH, start=0).element_spec
+    element_spec = engine_of(per_replica).pipeline.training_dataset(BATCH, start=0).element_spec
 
     @tf.function
     def step(*tensors):

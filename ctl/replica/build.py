@@ -1,0 +1,70 @@
+"""Builds a trainer: data, model, optimizer, metrics, counters, plan and engine, in this order."""
+
+import functools
+from typing import Any
+
+from ctl.configs.options import TrainerOptions
+from ctl.data.input_pipeline import InputPipeline
+from ctl.replica import precision
+from ctl.replica.batch_norm import convert_sync_batch_norm
+from ctl.replica.engine import Engine
+from ctl.replica.model_building import (
+    build_scope,
+    create_variables,
+    make_optimizer,
+    seed_and_precision,
+)
+from ctl.replica.plan import check_before_model, make_plan
+from ctl.replica.step import counter
+
+
+def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
+    """Builds a trainer's model, optimizer, metrics and counters, then its engine.
+
+    Args:
+        trainer: the `StandardTrainer`, with its strategy, batch size and options.
+        optimizer: a function that makes the optimizer, or an optimizer.
+        base: `StandardTrainer`, whose methods the trainer's class may override.
+
+    Raises:
+        UsageError: the options cannot compute the right update with this model, data or strategy.
+    """
+    options: TrainerOptions = trainer.options
+    pipeline = InputPipeline(
+        trainer.build_dataset,
+        strategy=trainer.strategy,
+        seed=options.seed,
+        prefetch=options.prefetch,
+        build_scope=functools.partial(seed_and_precision, options),
+    )
+    layout = pipeline.layout(trainer.global_batch_size)
+    # tf_keras would reject these only while it builds layers, with errors of its own.
+    check_before_model(options, trainer.strategy)
+    with build_scope(options, trainer.strategy):
+        trainer.model = trainer.build_model()
+        if options.model.get("sync_batch_norm"):
+            convert_sync_batch_norm(trainer.model)
+        trainer.optimizer = precision.wrap_loss_scale(
+            make_optimizer(optimizer), options.precision, options.loss_scale
+        )
+        trainer.metrics = trainer.build_metrics()
+        trainer.global_step = counter("global_step")
+        # Also variables that the model creates in its first call: a checkpoint is restored, and slots
+        # are created, before the first step.
+        create_variables(
+            lambda batch: trainer.forward(trainer.preprocess(batch), training=False),
+            pipeline.element_spec(),
+        )
+        trainer.optimizer.build(trainer.model.trainable_variables)
+        plan = make_plan(
+            options,
+            strategy=trainer.strategy,
+            pipeline=pipeline,
+            layout=layout,
+            model=trainer.model,
+            own_replica_step=type(trainer).replica_step is not base.replica_step,
+            own_train_step=type(trainer).train_step is not base.train_step,
+        )
+        engine = Engine(trainer, plan, pipeline)
+        trainer.skipped_steps = engine.step.skipped_steps
+    return engine

@@ -1,0 +1,116 @@
+"""The dtypes of each precision, the rounding of its gradients, and the loss scale of float16."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.replica import precision
+from tests import faulty_trainers, reference_model
+
+
+def gradient(trainer):
+    """One step of SGD with rate 1 moves the weights by the gradient."""
+    before = trainer.model.get_weights()
+    trainer.train(tf.constant(1))
+    return [b - a for b, a in zip(before, trainer.model.get_weights(), strict=True)]
+
+
+@functools.cache
+def exact_trainer(batch):
+    return reference_model.make_trainer(testing.make_strategy(1), batch)
+
+
+def exact_gradient(trainer, batch):
+    """The float64 gradient of the first step at a trainer's weights."""
+    exact = exact_trainer(batch)
+    exact.global_step.assign(0)
+    exact.model.set_weights(trainer.model.get_weights())
+    return gradient(exact)
+
+
+@pytest.mark.parametrize("name", precision.PRECISIONS)
+def test_precision_sets_the_dtypes_of_layers_and_metrics_inside_its_scope(name):
+    expected = precision.of(name)
+    with precision.precision_scope(name):
+        layer, metric = tf_keras.layers.Dense(1), tf_keras.metrics.Mean()
+        layer.build([None, 2])
+        assert layer.compute_dtype == expected.compute
+        assert layer.kernel.dtype == metric.dtype == expected.floatx
+    assert tf_keras.backend.floatx() == "float32"
+    assert tf_keras.mixed_precision.global_policy().name == "float32"
+
+
+def test_unknown_precision_is_rejected():
+    with pytest.raises(ctl.UsageError, match="There is no precision 'half': choose one of float64"):
+        precision.of("half")
+
+
+def test_16_bit_outputs_are_cast_to_float32():
+    outputs = {"a": tf.constant(1.0, tf.bfloat16), "b": [tf.constant(1.0, tf.float16)]}
+    outputs |= {"c": tf.constant(1.0, tf.float64), "d": tf.constant(1)}
+    cast = precision.cast_to_float32(outputs)
+    assert [v.dtype for v in tf.nest.flatten(cast)] == [
+        tf.float32, tf.float32, tf.float64, tf.int32,
+    ]  # fmt: skip
+
+
+def test_only_float16_gets_a_loss_scale_and_only_one():
+    optimizer = tf_keras.optimizers.SGD(0.1)
+    for name in ("float32", "float64", "bfloat16"):
+        assert precision.wrap_loss_scale(optimizer, name, 0.0) is optimizer
+    dynamic = precision.wrap_loss_scale(optimizer, "float16", 0.0)
+    assert dynamic.dynamic and dynamic.loss_scale.numpy() == 2.0**15
+    assert precision.wrap_loss_scale(dynamic, "float16", 8.0) is dynamic
+    fixed = precision.wrap_loss_scale(tf_keras.optimizers.SGD(0.1), "float16", 8.0)
+    assert not fixed.dynamic and fixed.loss_scale.numpy() == 8.0
+
+
+@pytest.mark.parametrize("batch", [8, 7])
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_bfloat16_computes_the_gradient_to_its_rounding(replicas, batch):
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(replicas), batch, precision="bfloat16"
+    )
+    exact = exact_gradient(trainer, batch)
+    rounded = gradient(trainer)
+    # bfloat16 keeps 8 bits: a relative error of 2^-8 an operation, and fewer than 16 in a row here.
+    for one, other in zip(exact, rounded, strict=True):
+        assert other.dtype == np.float32
+        assert np.abs(one - other).max() <= 16 * 2**-8 * max(1.0, np.abs(one).max())
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_float16_computes_the_gradient_to_its_rounding_with_every_scale(replicas):
+    for scale in (0.0, 1.0, 1024.0):
+        trainer = reference_model.make_trainer(
+            testing.make_strategy(replicas), 8, precision="float16", loss_scale=scale
+        )
+        exact = exact_gradient(trainer, 8)
+        for one, other in zip(exact, gradient(trainer), strict=True):
+            # 11 bits, and fewer than 16 operations in a row.
+            assert np.abs(one - other).max() <= 16 * 2**-11 * max(1.0, np.abs(one).max())
+
+
+def test_loss_scale_grows_after_finite_steps_and_is_restored(tmp_path):
+    def optimizer():
+        return tf_keras.mixed_precision.LossScaleOptimizer(
+            tf_keras.optimizers.SGD(1e-3), initial_scale=8.0, dynamic_growth_steps=3
+        )
+
+    options = {"precision": "float16", "optimizer": optimizer}
+    trainer = reference_model.make_trainer(testing.make_strategy(2), 8, **options)
+    trainer.train(tf.constant(7))
+    assert trainer.optimizer.loss_scale.numpy() == 32.0
+    Checkpointer(tmp_path, trainer).save()
+    other = reference_model.make_trainer(testing.make_strategy(2), 8, **options)
+    Checkpointer(tmp_path, other).all_restore_latest()
+    for one in (trainer, other):
+        one.train(tf.constant(3))
+    assert other.optimizer.loss_scale.numpy() == trainer.optimizer.loss_scale.numpy() == 64.0
+    faulty_trainers.same(faulty_trainers.state(trainer), faulty_trainers.state(other))
