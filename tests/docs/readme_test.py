@@ -87,12 +87,14 @@ def test_explain_prints_what_the_text_promises(folder, monkeypatch, capsys):
         assert f"\n{name} " in printed
 
 
+@pytest.mark.slow
 def test_the_mirrored_strategy_trains(folder):
     result = train(folder, *arguments("mnist_mirrored.py$"), "--config.train.steps=10")
     assert (result["strategy"], result["replicas"]) == ("mirrored", 2)
     assert result["eval"]["examples"] == TEST_EXAMPLES
 
 
+@pytest.mark.slow
 def test_two_processes_train(folder):
     result = train(folder, *arguments("-m ctl.launch"), "--config.train.steps=10")
     assert (result["strategy"], result["replicas"]) == ("multi_worker_mirrored", 2)

@@ -285,6 +285,7 @@ def test_modes_that_do_not_train_run_while_another_holds_the_lock(run, tmp_path)
             assert run(f"--mode={mode}")[0] == 0
 
 
+@pytest.mark.slow
 def test_killed_program_resumes_immediately(run, tmp_path):
     arguments = ["--config=experiment.py", "--workdir=run", "--mode=train"]
     command = ["-m", "ctl.main", *arguments, "--config.train.steps=1000000"]

@@ -55,6 +55,7 @@ def test_no_seed_gives_a_false_alarm(seed):
     )
 
 
+@pytest.mark.slow
 def test_default_comparison_takes_at_most_twenty_seconds_of_two_cores():
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     report = assert_replica_equivalent(gallery.Right, gallery.examples(), in_process=False)
