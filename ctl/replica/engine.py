@@ -44,7 +44,7 @@ class Engine:
         """
         self.plan = plan
         self.pipeline = pipeline
-        self.step = Step(plan)
+        self.step = Step(plan, trainer.global_step)
         self.loss = tf_keras.metrics.Mean("loss", dtype=plan.dtype)
         self._trainer = trainer
         self._data_step: int | None = None  # the global step that the data iterator stands at

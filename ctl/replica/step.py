@@ -68,7 +68,7 @@ class Decision:
 class Step:
     """Computes and applies the one update that a global batch defines.
 
-        step = Step(plan)                                       # in the strategy's scope
+        step = Step(plan, global_step)                          # in the strategy's scope
         result = step(batch, loss_fn, forward=forward, ...)     # in a replica context
 
     Attributes:
@@ -78,13 +78,15 @@ class Step:
         norms: norms of gradients, parameters and updates; None unless the options ask for them.
     """
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: Plan, global_step: tf.Variable):
         """Creates the step's variables; call it in the strategy's scope.
 
         Args:
             plan: the resolved options.
+            global_step: scalar int64, the number of consumed batches.
         """
         self._plan = plan
+        self._global_step = global_step
         self._unused: list[str] = []
         self.skipped_steps = counter("skipped_steps")
         # Created in any case, because a checkpoint holds it: a later run may switch the check on.
@@ -166,7 +168,7 @@ class Step:
             rows.applied.append(applied)
         else:
             gradients.apply(optimizer, clipped, variables)
-            self._record_non_finite(decision, rows.step)
+            self._record_non_finite(decision)
         if self.norms:
             self.norms.update(reduced, before, variables, applied=tf.convert_to_tensor(applied))
         return StepResult(value, contributions.micro_batches, applied)
@@ -218,7 +220,7 @@ class Step:
         names = [LOSS, SPIKE, *names[1:]]
         return Decision(tf.logical_and(finite, normal), finite, flags, names)
 
-    def _record_non_finite(self, decision: Decision, step: tf.Tensor | int) -> None:
+    def _record_non_finite(self, decision: Decision) -> None:
         """Records the step after its update: a run that stops need not delay the update."""
         recorder = self.recorder
         if recorder is None:
@@ -226,9 +228,18 @@ class Step:
         position = recorder.add_names(decision.names)
         gradients.call_unless(
             decision.should_apply,
-            lambda step, flags: recorder.record(step, position, flags, counts=tf.constant(True)),
-            arguments=(tf.cast(step, tf.int64), decision.flags),
+            lambda flags: self._record(position, flags, counts=tf.constant(True)),
+            arguments=(decision.flags,),
         )
+
+    def _record(self, position: int, flags: tf.Tensor, *, counts: tf.Tensor) -> None:
+        """Records this step; call it in a cross-replica context, inside of a conditional."""
+        if self.recorder is None:
+            return
+        # Read inside of the conditional, which orders the increment after it. Grappler may remove the
+        # edge from an earlier read to the increment, if another path between them is a constant.
+        step = self._global_step.read_value()
+        self.recorder.record(step, position, flags, counts=counts)
 
     def _apply_or_skip(
         self,
@@ -244,13 +255,10 @@ class Step:
         # float16 run overflow by design, until the scale fits. A spike is recorded in any case.
         scale_can_shrink = has_scale and (optimizer.loss_scale > 1 if optimizer.dynamic else True)
         counts = tf.logical_or(decision.finite, tf.logical_not(scale_can_shrink))
-        rows = row_mask.current()
-        step = tf.cast(rows.step if rows else 0, tf.int64)
 
-        def on_skip(step: tf.Tensor, flags: tf.Tensor, counts: tf.Tensor) -> None:
+        def on_skip(flags: tf.Tensor, counts: tf.Tensor) -> None:
             self.skipped_steps.assign_add(1)
-            if recorder:
-                recorder.record(step, position, flags, counts=counts)
+            self._record(position, flags, counts=counts)
 
         def afterwards(overflow: Any) -> None:
             if has_scale:
@@ -264,7 +272,7 @@ class Step:
             clipped,
             variables,
             on_skip=on_skip,
-            skip_arguments=(step, decision.flags, counts),
+            skip_arguments=(decision.flags, counts),
             overflow=tf.where(decision.finite, 0.0, float("inf")),
             afterwards=afterwards,
         )

@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context
 import tf_keras
 
 import ctl
@@ -41,6 +42,55 @@ def test_skip_applies_the_step_on_no_replica(replicas, row, options):
     for variable in trainer.model.variables:
         first, *rest = testing.copies(testing.make_strategy(replicas), variable)
         same(rest, [first] * len(rest))
+
+
+@pytest.mark.parametrize("action", ["skip", "stop"])
+def test_recorded_step_is_read_before_it_is_incremented(action):
+    trainer = poisoned(4, 5, on_non_finite=action)
+    nodes = optimized_nodes(lambda: trainer.train(tf.constant(1)))
+    writes = {name for name in nodes if name.endswith("body/_1/update_0/AssignAddVariableOp")}
+    variable = root(nodes, next(iter(writes)))
+    reads = {
+        name
+        for name, node in nodes.items()
+        if node.op == "ReadVariableOp" and "/cond/" in name and root(nodes, name) == variable
+    }
+    assert len(writes) == len(reads) == 1
+    assert reads <= ancestors(nodes, writes)
+
+
+def optimized_nodes(function):
+    """Returns the nodes of the largest graph that a function runs, after all of Grappler's passes."""
+    context.context().enable_run_metadata()
+    try:
+        function()
+        graphs = context.context().export_run_metadata().function_graphs
+    finally:
+        context.context().disable_run_metadata()
+    largest = max((graph.post_optimization_graph for graph in graphs), key=lambda g: len(g.node))
+    return {node.name: node for node in largest.node}
+
+
+def inputs(node):
+    return [name.lstrip("^").split(":")[0] for name in node.input]
+
+
+def root(nodes, name):
+    """Returns the argument of the graph that is the first input of a node."""
+    while nodes[name].op != "_Arg":
+        name = inputs(nodes[name])[0]
+    return name
+
+
+def ancestors(nodes, names):
+    """Returns all nodes that run before the nodes `names` in the same iteration of a loop."""
+    reached, waiting = set(), list(names)
+    while waiting:
+        node = nodes[waiting.pop()]
+        new = set() if node.op == "NextIteration" else set(inputs(node)) - reached
+        reached |= new
+        waiting += new
+    return reached
 
 
 @pytest.mark.parametrize(("replicas", "row", "options"), CASES)
