@@ -63,11 +63,12 @@ class Engine:
             batch: this replica's rows.
             mask: [rows] mask of the rows that exist; None if all exist.
         """
-        first_row = row_mask.first_row(row_count(batch))
+        count = row_count(batch)
+        first_row = tf.cast(row_mask.row_range(count)[0], tf.int64)
         # Random layers are keyed by the consumed batches, not by `iterations`: a batch after a skipped
         # one draws the same numbers whether or not the update was skipped.
         step = self._trainer.global_step.read_value()
-        return row_mask.examples(mask, first_row=first_row, step=step)
+        return row_mask.examples(mask, first_row=first_row, step=step, count=count)
 
     def replica_train_step(self, batch: Batch, mask: tf.Tensor | None) -> tf.Tensor:
         """Runs one replica's step; call it in a replica context.

@@ -82,6 +82,7 @@ class MicroBatches:
         dtype: dtype of the loss.
         keep_shards: return the gradients of each shard instead of their sum.
         calls: number of draws so far of each random layer.
+        isolated: why a micro-batch cannot read the other rows of the global batch; empty if it can.
     """
 
     count: int
@@ -92,6 +93,7 @@ class MicroBatches:
     dtype: tf.DType
     keep_shards: bool
     calls: dict[str, int]
+    isolated: str = ""
 
     def __call__(self, inputs: Inputs) -> Contributions:
         """Computes the contributions; call it in a replica context.
@@ -108,16 +110,24 @@ class MicroBatches:
             cut = functools.partial(_cut, start, end) if self.count > 1 else _all_rows
             mask, batch = cut(inputs.row_mask), tf.nest.map_structure(cut, inputs.batch)
             first_row = tf.cast(inputs.first_row, tf.int64) + tf.cast(start, tf.int64)
+            rows = row_count(batch)
             calls = dict(self.calls)  # every micro-batch draws the numbers of the undivided batch
             # Entered around the backward pass too: the gradients of layers (synchronized batch
             # normalization) read the mask.
-            with row_mask.examples(mask, first_row=first_row, step=inputs.step, calls=calls):
+            with row_mask.examples(
+                mask,
+                first_row=first_row,
+                step=inputs.step,
+                calls=calls,
+                count=rows,
+                isolated=self.isolated,
+            ):
                 with tf.GradientTape() as tape:
                     outputs = (
                         precision.cast_to_float32(self.forward(batch)) if self.forward else None
                     )
                     per_example = self.loss_fn(batch, outputs)
-                    share = self._share(per_example, batch, cut(inputs.weights), inputs.denominator)
+                    share = self._share(per_example, rows, cut(inputs.weights), inputs.denominator)
                     # Only what is differentiated is scaled; the reported loss is not.
                     scaled = share if inputs.loss_scale is None else share * inputs.loss_scale
                 all_gradients.append(tape.gradient(scaled, self.variables))
@@ -133,12 +143,11 @@ class MicroBatches:
     def _share(
         self,
         per_example: tf.Tensor,
-        batch: Batch,
+        rows: int | tf.Tensor,
         weights: tf.Tensor | None,
         denominator: tf.Tensor,
     ) -> tf.Tensor:
         """A micro-batch's share of the global loss, with its share of the regularization."""
-        rows = row_count(batch)
         # A wrong number of losses could broadcast against the weights without an error.
         known_rows = rows if isinstance(rows, int) else None
         if per_example.shape.rank == 1 and not per_example.shape.is_compatible_with([known_rows]):

@@ -74,6 +74,27 @@ class Plan:
         return self.options.gradient_accumulation_steps
 
     @property
+    def isolation(self) -> str:
+        """Why a layer or a loss cannot read the rows of the complete global batch; empty if it can.
+
+        The end of a message, such as "but ...: set ...".
+        """
+        options = self.options
+        if options.logical_shards > 1:
+            return "but runtime.logical_shards computes one shard at a time: set it to 0."
+        if self.parts > 1:
+            return (
+                "but a micro-batch is computed without the others: set "
+                "optimizer.gradient_accumulation_steps=1."
+            )
+        if self.xla == "gradients" and self.layout.replicas > 1:
+            return (
+                "but runtime.xla=gradients compiles the model and the loss without the reductions over "
+                "replicas: choose runtime.xla=autocluster or off."
+            )
+        return ""
+
+    @property
     def checks_finite(self) -> bool:
         """Whether steps that are not finite are recorded.
 

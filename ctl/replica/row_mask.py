@@ -27,6 +27,9 @@ class Examples:
         step: scalar int64, the global step.
         calls: number of draws so far of each random layer, by the key of the layer.
         applied: one scalar bool for each update that this step may skip: whether it was applied.
+        count: number of rows, including padding: an int if it is static; None if it is not known.
+        isolated: why the code inside cannot read the rows of other replicas and micro-batches, as the
+            end of a message; empty if it can.
     """
 
     row_mask: tf.Tensor | None
@@ -34,6 +37,8 @@ class Examples:
     step: tf.Tensor | int
     calls: dict[str, int] = dataclasses.field(default_factory=dict)
     applied: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    count: int | tf.Tensor | None = None
+    isolated: str = ""
 
     @property
     def present(self) -> tf.Tensor | None:
@@ -48,6 +53,8 @@ def examples(
     first_row: tf.Tensor | int = 0,
     step: tf.Tensor | int = 0,
     calls: dict[str, int] | None = None,
+    count: int | tf.Tensor | None = None,
+    isolated: str = "",
 ) -> Iterator[Examples]:
     """Sets the rows that the code inside the `with` block computes.
 
@@ -58,13 +65,16 @@ def examples(
         first_row: the position of the first row in the global batch.
         step: the global step.
         calls: number of earlier draws of each random layer for these rows in the same step.
+        count: the number of rows; None if it is not known.
+        isolated: why the rows of other replicas and micro-batches cannot be read; empty if they can.
 
     Yields:
         The `Examples` that `current()` returns inside the block.
     """
     # Restored afterwards, because the micro-batches of a step nest in the step.
     outer = getattr(_THREAD, "examples", None)
-    _THREAD.examples = Examples(row_mask, first_row, step, {} if calls is None else calls)
+    calls = {} if calls is None else calls
+    _THREAD.examples = Examples(row_mask, first_row, step, calls, count=count, isolated=isolated)
     try:
         yield _THREAD.examples
     finally:
@@ -80,7 +90,7 @@ def current() -> Examples | None:
     """
     rows: Examples | None = getattr(_THREAD, "examples", None)
     if rows is not None:
-        for value in (rows.row_mask, rows.first_row, rows.step):
+        for value in (rows.row_mask, rows.first_row, rows.step, rows.count):
             _check_graph(value)
     return rows
 
@@ -91,24 +101,29 @@ def current_mask() -> tf.Tensor | None:
     return None if rows is None else rows.row_mask
 
 
-def first_row(count: int | tf.Tensor) -> tf.Tensor:
-    """Returns where this replica's rows begin in the global batch; call it in a replica context.
+def row_range(count: int | tf.Tensor) -> tuple[tf.Tensor, int | tf.Tensor]:
+    """Returns where this replica's rows begin in the global batch, and its number of rows.
+
+    Outside of a replica context, such as while a model is built, all rows are those of one replica.
 
     Args:
         count: number of rows of this replica. A Python int means that all replicas have the same
             number; a tensor is known only when the step runs, and is shared by an all-reduce.
 
     Returns:
-        A scalar int64.
+        The position of the first row, int32, and the number of rows of all replicas: an int if `count`
+        is one.
     """
     context = tf.distribute.get_replica_context()
+    if context is None:
+        return tf.constant(0), count
     replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
     # Static shapes are equal on all replicas, so the position needs no communication.
     if isinstance(count, int) or replicas == 1:
-        return tf.cast(replica, tf.int64) * tf.cast(count, tf.int64)
+        return replica * count, replicas * count
     own_count = tf.one_hot(replica, replicas, dtype=tf.int64) * tf.cast(count, tf.int64)
-    counts = context.all_reduce(tf.distribute.ReduceOp.SUM, own_count)
-    return tf.cumsum(counts, exclusive=True)[replica]
+    counts = tf.cast(context.all_reduce(tf.distribute.ReduceOp.SUM, own_count), tf.int32)
+    return tf.cumsum(counts, exclusive=True)[replica], tf.reduce_sum(counts)
 
 
 def _check_graph(value: object) -> None:

@@ -138,6 +138,7 @@ class Step:
             dtype=plan.dtype,
             keep_shards=bool(plan.options.logical_shards),
             calls=rows.calls,
+            isolated=plan.isolation,
         )
         # Reduction and update stay outside: XLA on one replica cannot call the other replicas, nor
         # assign variables of other devices.
