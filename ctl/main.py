@@ -23,6 +23,7 @@ from ctl.hardware import selection, tpu, worker_failure
 from ctl.hardware.strategies import StrategyOptions
 from ctl.loop.workdir import Workdir
 from ctl.modes import MODES, SERVE, Arguments
+from ctl.modes.user_errors import report_user_errors
 
 _MAX_LINE = 4_000  # characters of an error message
 
@@ -97,7 +98,8 @@ def _run(argv: Sequence[str]) -> int:
     if cluster and cluster.has_servers and not cluster.is_chief:
         mode = SERVE
     _silence_tensorflow()
-    with worker_failure.report_lost_worker(cluster):
+    workdir = arguments.workdir if mode.workdir else None
+    with report_user_errors(workdir), worker_failure.report_lost_worker(cluster):
         return mode.load()(arguments)
 
 

@@ -1,10 +1,12 @@
-"""Describes an error in a user's file by the user's own line, not by a traceback.
+"""Describes an error in a user's code by one line with the user's own file and line.
 
 Importing this module does not import TensorFlow.
 """
 
+from collections.abc import Iterator
 import os
 import pathlib
+import re
 import sysconfig
 import traceback
 
@@ -14,6 +16,22 @@ from ctl.errors import UsageError
 _CTL = str(pathlib.Path(__file__).resolve().parent.parent) + os.sep
 _STANDARD_LIBRARY = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib"))
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_GENERATED = "__autograph_generated_file"  # AutoGraph runs a translation of the user's function
+_MAX_MESSAGE = 400  # characters; tf.debugging.assert_* prints tensors
+
+# Parts of TensorFlow's and tf_keras' messages. If another version changes them, the line that is
+# printed is less helpful, but still one line.
+_FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.MULTILINE)
+_HEADER = re.compile(
+    r"Graph execution error:|Detected at node|<stack traces unavailable>|in user code:"
+    r"|Exception encountered when calling|Traceback \(most recent|\[\[|\d+ root error|\(\d+\) "
+)
+_LAYER = re.compile(r"Exception encountered when calling (?:layer )?[\"']([^\"']+)[\"']")
+_NOISE = re.compile(
+    r"\{\{function_node \S+\}\} "
+    r"|Error in user-defined function passed to \S+ transformation with iterator: \S+: "
+    r"| ?\[Op:\w+\]( name: \S*)?"
+)
 
 
 def error_location(error: BaseException, file: pathlib.Path | None = None) -> str:
@@ -22,33 +40,95 @@ def error_location(error: BaseException, file: pathlib.Path | None = None) -> st
     The line is the innermost one outside of ctl, Python's library and the installed packages.
 
     Args:
-        error: the exception.
+        error: the exception. TensorFlow may have raised it while it traced or ran the user's code.
         file: the file that was being read, which is named if the line is not known.
     """
     if isinstance(error, SyntaxError) and error.filename:
         place = f"{_relative(error.filename)}:{error.lineno}"
         return f"{place}: {type(error).__name__}: {error.msg}"
+    place = user_line(error) or (_relative(str(file)) if file else "")
+    return f"{place}: {describe(error)}" if place else describe(error)
+
+
+def user_line(error: BaseException) -> str | None:
+    """Returns "file:line" of the innermost line of the user's code that an error passed through.
+
+    Returns:
+        None if the error passed through no code of the user, other than what called ctl.
+    """
+    for frames in _stacks(error):
+        inside_ctl = [i for i, (name, _) in enumerate(frames) if name.startswith(_CTL)]
+        called_by_ctl = frames[inside_ctl[0] + 1 :] if inside_ctl else frames
+        lines = [(name, line) for name, line in called_by_ctl if not _is_library(name)]
+        if lines:
+            return f"{_relative(lines[-1][0])}:{lines[-1][1]}"
+    return None
+
+
+def raised_by_library(error: BaseException) -> bool:
+    """Whether an installed package raised an error, and not ctl or Python's library."""
     frames = traceback.extract_tb(error.__traceback__)
-    user_frames = [frame for frame in frames if not _is_library(frame.filename)]
-    description = _describe(error)
-    if user_frames:
-        frame = user_frames[-1]
-        return f"{_relative(frame.filename)}:{frame.lineno}: {description}"
-    return f"{_relative(str(file))}: {description}" if file else description
+    return bool(frames) and any(part in frames[-1].filename for part in _INSTALLED)
 
 
-def _describe(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
+    """Describes an error by one line, "Type: message", without the stacks in TensorFlow's messages."""
     if isinstance(error, UsageError):
         return str(error)
-    try:
-        lines = str(error).strip().splitlines()
-    except Exception:  # the user's own exception class may have a broken __str__
-        lines = []
-    return overrides.explain_error(error) or ": ".join([type(error).__name__, *lines[:1]])
+    config_error = overrides.explain_error(error)
+    if config_error:
+        return config_error
+    metadata = getattr(error, "ag_error_metadata", None)
+    if metadata:  # AutoGraph replaces the exception; this is the message of the original one
+        name, _, text = metadata.cause_message.partition(": ")
+    else:
+        name = type(error).__name__
+        try:
+            text = str(error)
+        except Exception:  # the user's own exception class may have a broken __str__
+            text = ""
+    message = _main_line(text)
+    if re.match(r"\w+(Error|Exception): ", message):  # tf_keras repeats the type in its message
+        return message
+    return f"{name}: {message}" if message else name
+
+
+def _stacks(error: BaseException) -> Iterator[list[tuple[str, int]]]:
+    """Yields stacks as (file, line), outermost first; the most informative stack first."""
+    metadata = getattr(error, "ag_error_metadata", None)
+    if metadata:  # in the user's own file, not in its translation
+        stack = reversed(metadata.translated_stack)
+        yield [(frame.filename, frame.lineno) for frame in stack]
+    # An error of a running graph lists where the user's code created the op.
+    if hasattr(error, "node_def"):
+        yield [(name, int(line)) for name, line in _FRAME.findall(str(error))]
+    frames = traceback.extract_tb(error.__traceback__)
+    yield [(frame.filename, frame.lineno or 0) for frame in frames]
+
+
+def _main_line(text: str) -> str:
+    """Returns the first line of a message that is neither a header nor a part of a stack."""
+    layer = _LAYER.findall(text)
+    frame_indent: int | None = None
+    for line in text.splitlines():
+        stripped = line.strip()
+        indent = len(line) - len(line.lstrip())
+        # A source line follows the line of its frame and is indented further.
+        is_source = frame_indent is not None and indent > frame_indent
+        if not stripped or is_source or _HEADER.match(stripped):
+            continue
+        if _FRAME.match(line):
+            frame_indent = indent
+            continue
+        message = _NOISE.sub("", stripped)
+        if len(message) > _MAX_MESSAGE:
+            message = f"{message[:_MAX_MESSAGE]} ..."
+        return f'{message} (in layer "{layer[-1]}")' if layer else message
+    return ""
 
 
 def _is_library(filename: str) -> bool:
-    if filename.startswith(("<", _CTL, *_STANDARD_LIBRARY)):
+    if _GENERATED in filename or filename.startswith(("<", _CTL, *_STANDARD_LIBRARY)):
         return True
     return any(part in filename for part in _INSTALLED)
 

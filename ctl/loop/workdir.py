@@ -49,7 +49,7 @@ class Workdir:
             UsageError: it is a file, or cannot be written.
         """
         self.path = pathlib.Path(path)
-        self._writes = writes
+        self.writes = writes
         if writes:
             self._check_writable()
 
@@ -60,7 +60,7 @@ class Workdir:
 
     def summaries(self, split: str) -> str | None:
         """The folder of a split's summaries; None if this process writes none."""
-        return str(self.path / "summaries" / split) if self._writes else None
+        return str(self.path / "summaries" / split) if self.writes else None
 
     def has_run(self) -> bool:
         """Whether a run was started here."""
@@ -131,7 +131,7 @@ class Workdir:
             UsageError: the folder cannot be created.
             Failure: the config cannot be written.
         """
-        if not self._writes:
+        if not self.writes:
             return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -173,7 +173,7 @@ class Workdir:
         Raises:
             Failure: it cannot be written.
         """
-        if not self._writes:
+        if not self.writes:
             return
         line = {"time": time.time(), "event": event, "step": step, **fields}
         path = self.path / "events.jsonl"
@@ -190,7 +190,7 @@ class Workdir:
         Raises:
             Failure: it cannot be written.
         """
-        if self._writes:
+        if self.writes:
             self._write("result.json", result)
 
     def rollbacks(self) -> list[dict[str, Any]]:
@@ -210,7 +210,7 @@ class Workdir:
         Raises:
             Failure: it cannot be written.
         """
-        if self._writes:
+        if self.writes:
             self._write("rollbacks.json", {"rollbacks": list(rollbacks)})
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:

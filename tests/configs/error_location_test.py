@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from ctl.configs.error_location import error_location
+from ctl.configs.error_location import describe, error_location
 from ctl.errors import UsageError
 
 
@@ -40,3 +40,43 @@ def test_message_of_a_user_error_has_no_type_before_it():
 
 def test_only_the_first_line_of_a_message_is_kept():
     assert error_location(RuntimeError("one\ntwo")) == "RuntimeError: one"
+
+
+KERAS = """Exception encountered when calling layer "attention" (type Attention).
+
+in user code:
+
+    File "/tmp/net.py", line 3, in call  *
+        return inputs["key"]
+
+    KeyError: 'key'
+
+
+Call arguments received by layer "attention" (type Attention):
+  - inputs=tf.Tensor(shape=(4, 2), dtype=float32)"""
+GRAPH = """Graph execution error:
+
+Detected at node Gather defined at (most recent call last):
+  File "/tmp/net.py", line 3, in <module>
+
+  File "/tmp/net.py", line 9, in per_example_loss
+
+{{function_node __wrapped__Gather}} indices[1] = 7 is not in [0, 2)
+\t [[{{node Gather}}]] [Op:__inference_loop_fn_1]"""
+DATASET = """Error in user-defined function passed to MapDataset:5 transformation with iterator: \
+Iterator::Root::Map: ValueError: odd
+Traceback (most recent call last):
+
+  File "/tmp/net.py", line 5, in parse
+    raise ValueError("odd")"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [(KERAS, "KeyError: 'key' (in layer \"attention\")"),
+     (GRAPH, "RuntimeError: indices[1] = 7 is not in [0, 2)"),
+     (DATASET, "ValueError: odd"), ("x" * 500, f"RuntimeError: {'x' * 400} ...")],
+    ids=["layer", "graph", "dataset", "long"],
+)  # fmt: skip
+def test_stacks_and_headers_in_a_message_of_tensorflow_are_left_out(text, line):
+    assert describe(RuntimeError(text)) == line

@@ -1,0 +1,67 @@
+"""Reports an exception of the user's own code in one line, and keeps its traceback in a file."""
+
+from collections.abc import Iterator
+import contextlib
+import pathlib
+import tempfile
+import traceback
+from typing import Any
+
+from ctl.configs.error_location import error_location, raised_by_library, user_line
+from ctl.errors import Failure, LostWorker, UsageError
+from ctl.loop.workdir import Workdir
+
+# Codes of TensorFlow's errors that a restart would meet again: INVALID_ARGUMENT, NOT_FOUND,
+# UNIMPLEMENTED.
+_PERMANENT_CODES = (3, 5, 12)
+_PERMANENT_OS_ERRORS = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+
+
+@contextlib.contextmanager
+def report_user_errors(workdir: Workdir | None) -> Iterator[None]:
+    """Turns an exception of the user's code into an error of one line.
+
+    Args:
+        workdir: the folder of the run, in which the traceback is kept; None to keep it in the folder
+            for temporary files.
+
+    Raises:
+        UsageError: the exception is a mistake in the code or in the data.
+        Failure: it may not recur, such as a lost connection, so that the run may be restarted.
+    """
+    try:
+        yield
+    except (UsageError, Failure, LostWorker):
+        raise
+    except Exception as error:
+        # An exception that ctl itself raises is a bug of ctl, and is printed with its traceback.
+        if user_line(error) is None and not raised_by_library(error):
+            raise
+        line = f"{error_location(error)} (traceback: {_save_traceback(error, workdir)})"
+        raise (Failure if _may_succeed_later(error) else UsageError)(line) from error
+
+
+def _is_graph_error(error: Exception) -> bool:
+    return hasattr(error, "error_code") and hasattr(error, "node_def")
+
+
+def _may_succeed_later(error: Any) -> bool:
+    if _is_graph_error(error):
+        return error.error_code not in _PERMANENT_CODES
+    if isinstance(error, OSError):
+        return not isinstance(error, _PERMANENT_OS_ERRORS)
+    return isinstance(error, MemoryError)
+
+
+def _save_traceback(error: Exception, workdir: Workdir | None) -> pathlib.Path:
+    text = "".join(traceback.format_exception(error))
+    if workdir and workdir.writes and (workdir.path / "config.json").exists():
+        path = workdir.path / "traceback.txt"
+        with contextlib.suppress(OSError):  # such as a full disk
+            path.write_text(text)
+            return path
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="ctl-traceback-", suffix=".txt", delete=False
+    ) as file:
+        file.write(text)
+    return pathlib.Path(file.name)
