@@ -8,7 +8,7 @@ import numpy as np
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
 from ctl.testing import splits, trial
-from ctl.testing.report import Report
+from ctl.testing.report import NotComparable, Report
 from ctl.testing.trial_spec import TrialSpec
 from ctl.trainer import StandardTrainer
 
@@ -61,7 +61,7 @@ def assert_replica_equivalent(
     Raises:
         AssertionError: something differs; the message states the quantity, the split, the factor and
             the likely cause.
-        UsageError: nothing can be compared.
+        UsageError: nothing can be compared, or ctl rejects the trainer on one replica.
     """
     report = check_replica_equivalence(
         trainer,
@@ -122,7 +122,7 @@ def _concatenate(batches: Batches, required: int) -> dict[str, np.ndarray]:
         )
     count = next(iter(counts.values()))
     if count < required:
-        raise UsageError(
+        raise NotComparable(
             f"The batches have {count} examples in total, but the comparison requires {required} that "
             "differ from each other: give more, or smaller batch_sizes."
         )

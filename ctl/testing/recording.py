@@ -10,10 +10,12 @@ import tf_keras
 
 from ctl.evaluator import StandardEvaluator
 from ctl.testing.devices import copies
+from ctl.testing.nested import named_leaves, unwrap
 from ctl.testing.splits import Split
 from ctl.trainer import StandardTrainer
 
 Name = tuple[str, str]  # kind of a quantity, name of the quantity
+Names = tuple[Name, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +47,8 @@ class Record:
         steps: for each step, quantity -> value; an "update" is the change of a trainable variable.
         evaluation: results of an evaluation with the initial weights, if it was made.
         mismatches: the variables whose copies differ.
-        names: the variables, in order.
+        names: the variables in order, before the first step and after the last one: an optimizer may
+            create its slots in the first step.
     """
 
     split: Split
@@ -53,7 +56,7 @@ class Record:
     steps: list[dict[Name, np.ndarray]]
     evaluation: dict[Name, np.ndarray]
     mismatches: list[CopyMismatch]
-    names: tuple[Name, ...] = ()
+    names: tuple[Names, ...] = ()
 
 
 def record_run(
@@ -62,7 +65,7 @@ def record_run(
     *,
     steps: int,
     evaluate: bool = False,
-    names: Sequence[Name] = (),
+    names: Sequence[Names] = (),
 ) -> Record:
     """Trains a trainer and records every quantity after each step.
 
@@ -71,9 +74,9 @@ def record_run(
         split: the split.
         steps: number of training steps.
         evaluate: whether to evaluate before the first step.
-        names: names of the same trainer's variables on another split, used instead of its own.
+        names: `Record.names` of the same trainer on another split, used instead of its own names.
     """
-    named = name_variables(trainer, names)
+    named = first_named = name_variables(trainer, names)
     evaluation = {}
     if evaluate:
         results = StandardEvaluator(trainer).evaluate(tf.constant(-1))
@@ -89,23 +92,28 @@ def record_run(
             for name, v in _flatten_numbers(outputs)
             if name not in ("loss_scale", "skipped_steps")
         }
+        named = name_variables(trainer, names)  # with those that this step created
         for name, variable in named.items():
             value = read_value(trainer, variable)
-            quantities[name] = value - values[name] if name[0] == "update" else value
+            is_update = name[0] == "update" and name in values
+            quantities[name] = value - values[name] if is_update else value
             values[name] = value
             new = copies(trainer.strategy, variable)
-            mismatches += _copy_mismatches(name, step, old[name], new, variable)
+            mismatches += _copy_mismatches(name, step, old.get(name, new), new, variable)
         records.append(quantities)
-    return Record(split, weights, records, evaluation, mismatches, tuple(named))
+    stages = (tuple(first_named), tuple(named))
+    return Record(split, weights, records, evaluation, mismatches, stages)
 
 
-def name_variables(trainer: StandardTrainer, names: Sequence[Name] = ()) -> dict[Name, tf.Variable]:
+def name_variables(
+    trainer: StandardTrainer, names: Sequence[Names] = ()
+) -> dict[Name, tf.Variable]:
     """Names each numeric variable of a trainer by its kind and its own name.
 
     Args:
         trainer: the trainer.
-        names: names of another instance of the trainer, whose layers Keras numbered differently;
-            they are used instead if the variables have the same kinds.
+        names: `Record.names` of another instance of the trainer, whose layers Keras numbered
+            differently; those of the stage with variables of the same kinds are used instead.
     """
     named: dict[Name, tf.Variable] = {}
     ids: set[int] = set()
@@ -118,9 +126,31 @@ def name_variables(trainer: StandardTrainer, names: Sequence[Name] = ()) -> dict
         while (kind, name) in named:
             name, count = f"{variable.name}#{count}", count + 1
         named[kind, name] = variable
-    if [kind for kind, _ in names] == [kind for kind, _ in named]:
-        return dict(zip(names, named.values(), strict=True))
+    kinds = [kind for kind, _ in named]
+    for stage in names:
+        if [kind for kind, _ in stage] == kinds:
+            return dict(zip(stage, named.values(), strict=True))
     return named
+
+
+def name_models(trainer: StandardTrainer) -> dict[str, tf_keras.layers.Layer]:
+    """Returns every model of a trainer by its attribute, and the layers that are in no model.
+
+    The name of a model in a list or dict is such as "members/1".
+    """
+    items = named_leaves(trainer.checkpoint_items())
+    layers = [(name, item) for name, item in items if isinstance(item, tf_keras.layers.Layer)]
+    models = {id(model): (name, model) for name, model in reversed(layers)}
+    parts = {
+        id(layer) for _, model in layers for layer in model._flatten_layers(include_self=False)
+    }
+    return {name: model for key, (name, model) in models.items() if key not in parts}
+
+
+def list_optimizers(trainer: StandardTrainer) -> list[Any]:
+    """Returns every optimizer that is an attribute of the trainer, also in lists and dicts."""
+    items = tf.nest.flatten(unwrap(trainer.checkpoint_items()))
+    return list({id(item): item for item in items if hasattr(item, "apply_gradients")}.values())
 
 
 def read_value(trainer: StandardTrainer, variable: tf.Variable) -> np.ndarray:
@@ -143,28 +173,22 @@ def moving_statistics(model: tf_keras.layers.Layer) -> list[tf.Variable]:
 
 def _each_variable(trainer: StandardTrainer) -> Iterator[tuple[str, tf.Variable]]:
     """Yields the kind and the variable, in the order of the trainer's attributes."""
-    for item in tf.nest.flatten(_unwrap(trainer.checkpoint_items())):
+    for item in tf.nest.flatten(unwrap(trainer.checkpoint_items())):
         if isinstance(item, tf_keras.Model | tf_keras.layers.Layer):
             statistics = {id(v) for v in moving_statistics(item)}
             for v in item.trainable_variables:
                 yield "update", v
             for v in item.non_trainable_variables:
                 yield ("statistic" if id(v) in statistics else "state"), v
-        elif isinstance(item, tf.Variable):
-            yield ("update" if item.trainable else "state"), item
         elif hasattr(item, "apply_gradients"):
             variables = item.variables
             for v in variables() if callable(variables) else variables:
                 yield "state", v
-
-
-def _unwrap(item: Any) -> Any:
-    """Converts the lists and dicts that Keras wrapped, which `tf.nest` takes for leaves."""
-    if isinstance(item, dict):
-        return {name: _unwrap(value) for name, value in item.items()}
-    if isinstance(item, list | tuple):
-        return [_unwrap(value) for value in item]
-    return item
+        elif isinstance(item, tf.Module):
+            for v in item.variables:
+                yield ("update" if v.trainable else "state"), v
+        elif isinstance(item, tf.Variable):
+            yield ("update" if item.trainable else "state"), item
 
 
 def _is_local(variable: tf.Variable) -> bool:

@@ -4,7 +4,12 @@ import dataclasses
 
 import numpy as np
 
+from ctl.errors import UsageError
 from ctl.testing.splits import Split
+
+
+class NotComparable(UsageError):
+    """The batches or the splits leave nothing to compare; this is no mistake of the trainer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +40,14 @@ class Difference:
         """Returns a line such as `update of w:0 on 2 replicas (...), step 0: 2 times the value ...`."""
         labels = {"update": "update of ", "copy": "copies of ", "state": "variable ", "loss": ""}
         label = f"{labels.get(self.kind, self.kind + ' ')}{self.name}"
-        times = "1" if self.factor is None else as_fraction(self.factor)
-        how = f"{times} times the value on one replica"
         if self.kind == "copy":
             how = f"the replicas' copies differ by up to {self.distance:.3g}"
-        elif times == "1":
+        elif self.factor is None or abs(self.factor - 1) < 1e-3:
             how = f"differs from the value on one replica by up to {self.distance:.3g}"
+        else:
+            how = f"{as_fraction(self.factor)} times the value on one replica"
+        if self.kind == "evaluation":  # it neither accumulates nor trains
+            return f"{label} on {self.split.replica_rows}: {how}"
         return f"{label} on {self.split}, step {self.step}: {how}"
 
 
@@ -53,6 +60,8 @@ class Report:
         precision: dtype of the computation.
         compared: the splits that were compared.
         refused: the splits that ctl rejects, with the reason.
+        errors: the splits on which the user's code raises an exception, with its line and message.
+        why: why the tolerance is not that of float64; "" if it is.
         notes: what else could not be checked, and why.
         differences: the differences; empty if the trainer is right.
         cause: the likely cause of the first difference; "" if there are none.
@@ -67,11 +76,24 @@ class Report:
     differences: tuple[Difference, ...] = ()
     cause: str = ""
     seconds: float = 0.0
+    errors: dict[Split, str] = dataclasses.field(default_factory=dict)
+    why: str = ""
 
     @property
     def equivalent(self) -> bool:
-        """Whether every quantity is the same on every split."""
-        return not self.differences
+        """Whether every quantity is computed, and is the same, on every split."""
+        return not self.differences and not self.errors
+
+    @property
+    def headline(self) -> tuple[str, str]:
+        """The difference or the exception to report first, and what to do about it."""
+        if self.differences:
+            return str(self.differences[0]), self.cause
+        split, error = next(iter(self.errors.items()))
+        return f"fails on {split}: {error}", (
+            "The same batch works on one replica: the step must work for any number of rows of a "
+            "replica, also for one."
+        )
 
     def failure(self, limit: int = 12) -> str:
         """Returns the error message: the difference with its cause, then the other differences.
@@ -79,14 +101,18 @@ class Report:
         Args:
             limit: maximum number of differences to list.
         """
-        first, others = self.differences[0], self.differences[1:limit]
-        lines = [f"{self.trainer}: {first}. {self.cause}"]
+        first, fix = self.headline
+        others = self.differences[1:limit]
+        lines = [f"{self.trainer}: {first}. {fix}"]
         lines += ["  Other differences:"] * bool(others)
         lines += [f"    {difference}" for difference in others]
         if len(self.differences) > limit:
             lines.append(f"    and {len(self.differences) - limit} more")
-        lines += [f"  Not compared: {split}: {why}" for split, why in self.refused.items()]
+        lines += [f"  Fails on {split}: {error}" for split, error in self.errors.items()]
+        lines += [f"  Not compared: {split}: {reason}" for split, reason in self.refused.items()]
         lines += [f"  {note}" for note in self.notes]
+        if self.why:
+            lines.append(f"  The tolerance is that of float32: {self.why}")
         return "\n".join(lines)
 
 
@@ -96,7 +122,8 @@ def as_fraction(factor: float) -> str:
         numerator = round(factor * denominator)
         if numerator and abs(factor * denominator - numerator) < 1e-6 * denominator:
             return str(numerator) if denominator == 1 else f"{numerator}/{denominator}"
-    return f"{factor:.4g}"
+    # A factor that differs from 1 is not printed as 1.
+    return next(text for digits in (4, 6, 17) if (text := f"{factor:.{digits}g}") != "1")
 
 
 def common_factor(values: np.ndarray, reference: np.ndarray, tolerance: float) -> float | None:

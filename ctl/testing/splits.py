@@ -53,11 +53,15 @@ class Split:
         """Whether each micro-batch of a replica has at least one row."""
         return self.micro_batches <= self.rows_per_replica
 
+    @property
+    def replica_rows(self) -> str:
+        """For example `2 replicas (3 + 2 rows)`."""
+        rows = " + ".join(map(str, self.row_counts))
+        return f"{self.replicas} replica{'s' * (self.replicas > 1)} ({rows} rows)"
+
     def __str__(self) -> str:
         """Returns, for example, `2 replicas (3 + 2 rows), accumulation 2`."""
-        plural = "s" if self.replicas > 1 else ""
-        rows = " + ".join(map(str, self.row_counts))
-        return f"{self.replicas} replica{plural} ({rows} rows), accumulation {self.micro_batches}"
+        return f"{self.replica_rows}, accumulation {self.micro_batches}"
 
 
 def default_batch_sizes(replicas: int, micro_batches: int) -> list[int]:

@@ -1,23 +1,34 @@
 """Runs a trainer on several splits and reports what differs between them."""
 
 from collections.abc import Sequence
+import dataclasses
 import time
 
 import numpy as np
 import tensorflow as tf
 
+from ctl.configs.error_location import error_location
 from ctl.errors import UsageError
 from ctl.testing import processes
 from ctl.testing.comparison import compare, tolerance_of
 from ctl.testing.devices import count_logical_cpus, split_cpu
 from ctl.testing.diagnosis import causes, numerics, probes, rules
-from ctl.testing.recording import Name, Record, record_run
-from ctl.testing.report import Difference, Report
+from ctl.testing.diagnosis.evidence import Evidence
+from ctl.testing.recording import Names, Record, list_optimizers, record_run
+from ctl.testing.report import Difference, NotComparable, Report
 from ctl.testing.splits import Split
 from ctl.testing.trial_spec import TrialSpec, build_trainer
 from ctl.trainer import StandardTrainer
 
 _TIMEOUT = 600.0  # seconds, of a comparison in another process
+# What is tried in this order: the precision, and whether examples in float32 are cast to it. Without
+# the cast, the difference of float64 outputs and float32 targets is an error.
+_ATTEMPTS = (("float64", True), ("float64", False), ("float32", False))
+
+# An element of Adam's first update is about its gradient divided by its own size.
+_OPTIMIZER_NOT_COMPARED = (
+    "The optimizer was not compared: it may amplify the rounding errors of float32."
+)
 
 
 def can_run_here(devices: int) -> bool:
@@ -75,8 +86,10 @@ def run(spec: TrialSpec, splits: Sequence[Split]) -> Report:
     return Report(
         trainer=spec.trainer_name,
         precision=trial.precision,
+        why=trial.why,
         compared=tuple(trial.records),
         refused=trial.refused,
+        errors=trial.errors,
         notes=tuple(notes),
         differences=tuple(differences),
         cause=cause,
@@ -90,13 +103,15 @@ class _Trial:
     def __init__(self, spec: TrialSpec):
         self._spec = spec
         # Under plain SGD first, where an update is a multiple of the gradient.
-        self._plain = TrialSpec(spec.factory, spec.examples, None, spec.options, spec.steps)
-        self._names: tuple[Name, ...] = ()
+        self._plain = dataclasses.replace(spec, plain=True)
+        self._names: tuple[Names, ...] = ()
         self._references: dict[int, Record] = {}
         self._trainer: StandardTrainer  # of a reference
         self.records: dict[Split, Record] = {}
         self.refused: dict[Split, str] = {}
+        self.errors: dict[Split, str] = {}
         self.precision = "float64"
+        self.why = ""  # the tolerance is not that of float64
         self._tolerance = tolerance_of("float64")
 
     def run(self, splits: Sequence[Split]) -> None:
@@ -108,12 +123,13 @@ class _Trial:
                 self._references[split.batch] = self._run_reference(split.reference, evaluate)
             try:
                 trainer = build_trainer(self._plain, split, precision=self.precision)
+                self.records[split] = self._record(trainer, split, split in evaluated)
             except UsageError as error:  # ctl rejects the split, so it computes nothing wrong there
                 self.refused[split] = str(error)
-                continue
-            self.records[split] = self._record(trainer, split, split in evaluated)
-        if not self.records:
-            raise UsageError(f"ctl rejects every split: {next(iter(self.refused.values()))}")
+            except Exception as error:  # of the user's code, which computes the reference
+                self.errors[split] = error_location(error)
+        if not self.records and not self.errors:
+            raise NotComparable(f"ctl rejects every split: {next(iter(self.refused.values()))}")
 
     def diagnose(self) -> tuple[list[Difference], str, list[str]]:
         """Returns the differences, the cause of the first one, and notes."""
@@ -125,13 +141,16 @@ class _Trial:
             )
         ]
         if differences:
-            evidence = rules.Evidence(
+            evidence = Evidence(
                 self._plain, self.precision, self.records, self._references, differences
             )
             return *rules.explain(evidence), []
         differences, cause, notes = numerics.check(self._plain, self._trainer)
-        if not differences and self._spec.optimizer:
-            differences = self._compare_under_own_optimizer()
+        own_optimizer = self._spec.optimizer or len(list_optimizers(self._trainer)) > 1
+        if not differences and own_optimizer and self.records:
+            if self.why:
+                return differences, cause, [*notes, _OPTIMIZER_NOT_COMPARED]
+            differences = self._compare_under_own_optimizers()
             cause = causes.OPTIMIZER if differences else ""
         return differences, cause, notes
 
@@ -139,17 +158,23 @@ class _Trial:
         """Records a reference; the first one determines the precision."""
         if self._references:
             return self._record_reference(split, evaluate)
-        try:
-            record = self._record_reference(split, evaluate)
-        except UsageError:
-            raise
-        except (TypeError, ValueError, tf.errors.InvalidArgumentError):
-            # The model has a cast of its own and cannot be computed in float64.
-            self.precision = "float32"
-            self._tolerance = tolerance_of("float32")
-            return self._record_reference(split, evaluate)
-        if not probes.computes_in_float64(self._trainer):
-            self._tolerance = tolerance_of("float32")
+        given = self._plain
+        for precision, casts in _ATTEMPTS:
+            self.precision, self._tolerance = precision, tolerance_of(precision)
+            self._plain = given.cast_examples(precision) if casts else given
+            try:
+                record = self._record_reference(split, evaluate)
+                break
+            except Exception as error:
+                # The code may have a cast of its own, or an operation without a float64 kernel.
+                if precision == "float32":
+                    raise
+                self.why = f"float64 fails with {error_location(error)}"
+        if precision == "float64":
+            narrow = probes.find_narrow(self._trainer)
+            self._tolerance = tolerance_of("float32" if narrow else "float64")
+            self.why = narrow and f"computed in float64, but {narrow}"
+        self._spec = dataclasses.replace(self._spec, examples=self._plain.examples)
         return record
 
     def _record_reference(self, split: Split, evaluate: bool) -> Record:
@@ -161,7 +186,7 @@ class _Trial:
             for (kind, name), value in values.items():
                 if kind in ("loss", "update") and not np.isfinite(value).all():
                     label = name if kind == "loss" else f"{kind} of {name}"
-                    raise UsageError(
+                    raise NotComparable(
                         f"The {label} is not finite on one replica at step {step}: give batches that "
                         "the model can be trained on, or compare one step (steps=1)."
                     )
@@ -171,8 +196,8 @@ class _Trial:
         steps = self._spec.steps
         return record_run(trainer, split, steps=steps, evaluate=evaluate, names=self._names)
 
-    def _compare_under_own_optimizer(self) -> list[Difference]:
-        """Compares one split again with the user's optimizer, the one most likely to differ."""
+    def _compare_under_own_optimizers(self) -> list[Difference]:
+        """Compares one split again with the user's optimizers, the one most likely to differ."""
         split = max(self.records, key=lambda s: (s.replicas, not s.even, -s.micro_batches))
         records: list[Record] = []
         for each in (split.reference, split):

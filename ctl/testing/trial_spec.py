@@ -14,6 +14,7 @@ from ctl.data.input_pipeline import InputPipeline
 from ctl.replica.engine import engine_of
 from ctl.replica.model_building import seed_and_precision
 from ctl.testing.devices import make_strategy
+from ctl.testing.nested import unwrap
 from ctl.testing.splits import RATE, Split
 from ctl.trainer import StandardTrainer
 
@@ -29,6 +30,7 @@ class TrialSpec:
         options: options of the trainer. Those that the split or the comparison determines are
             replaced.
         steps: number of training steps.
+        plain: replace every optimizer of the trainer by plain SGD.
     """
 
     factory: Callable[..., StandardTrainer]
@@ -36,11 +38,20 @@ class TrialSpec:
     optimizer: Callable[[], Any] | None
     options: TrainerOptions
     steps: int
+    plain: bool = False
 
     @property
     def trainer_name(self) -> str:
         """The name of the trainer for messages."""
         return getattr(self.factory, "__name__", None) or str(self.factory)
+
+    def cast_examples(self, dtype: str) -> "TrialSpec":
+        """Returns a spec whose floating-point examples have another dtype."""
+        examples = {
+            name: values.astype(dtype) if values.dtype.kind == "f" else values
+            for name, values in self.examples.items()
+        }
+        return dataclasses.replace(self, examples=examples)
 
     def dataset(self, part: str, batch: int) -> tf.data.Dataset:
         """Makes the dataset of examples that replaces the trainer's own.
@@ -89,12 +100,41 @@ def build_trainer(spec: TrialSpec, split: Split, **changes: Any) -> StandardTrai
     trainer = factory(
         strategy=make_strategy(split.replicas),
         global_batch_size=split.batch,
-        optimizer=spec.optimizer or (lambda: tf_keras.optimizers.SGD(RATE)),
+        optimizer=(None if spec.plain else spec.optimizer) or _make_sgd,
         options=options,
     )
     if not isinstance(factory, type):
         _replace_data(trainer, spec)
+    if spec.plain:
+        _replace_own_optimizers(trainer)
     return trainer
+
+
+def _make_sgd() -> Any:
+    return tf_keras.optimizers.SGD(RATE)
+
+
+def _replace_own_optimizers(trainer: StandardTrainer) -> None:
+    """Replaces the optimizers that the trainer makes itself, such as the second one of a GAN.
+
+    An update by Adam does not show a wrong factor of the gradient.
+    """
+    for name, value in trainer.checkpoint_items().items():
+        leaves = tf.nest.flatten(unwrap(value))
+        with trainer.build_scope():
+            replaced = [
+                _make_sgd() if item is not trainer.optimizer and _is_replaceable(item) else item
+                for item in leaves
+            ]
+        if any(a is not b for a, b in zip(leaves, replaced, strict=True)):
+            setattr(trainer, name, tf.nest.pack_sequence_as(unwrap(value), replaced))
+
+
+def _is_replaceable(item: Any) -> bool:
+    """Whether an object is an optimizer of tf_keras; a user's own may have methods of its own."""
+    is_optimizer = isinstance(item, tf_keras.optimizers.Optimizer)
+    has_scale = isinstance(item, tf_keras.mixed_precision.LossScaleOptimizer)
+    return is_optimizer and not has_scale and type(item).__module__.startswith("tf_keras.")
 
 
 def _replace_data(trainer: StandardTrainer, spec: TrialSpec) -> None:

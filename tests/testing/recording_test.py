@@ -42,7 +42,7 @@ def test_second_trainer_gets_the_names_of_the_first():
     first, second = build(gallery.Right), build(gallery.Right, SPLIT.reference)
     names = tuple(name_variables(first))
     assert tuple(name_variables(second)) != names  # Keras continues to number the layers
-    assert tuple(name_variables(second, names)) == names
+    assert tuple(name_variables(second, (names,))) == names
 
 
 def test_copies_that_differ_are_recorded_with_the_replicas_that_changed():

@@ -1,5 +1,7 @@
 """--mode=check: checks an experiment before a long run, and writes nothing."""
 
+import time
+
 from ctl.errors import UsageError, print_line
 from ctl.modes import Arguments, experiment
 
@@ -11,12 +13,12 @@ def check(arguments: Arguments) -> int:
         The exit code: 1 if a check failed.
     """
     # Imported here since the checks import ctl.testing, and they need this package.
-    from ctl.modes.check import checks, trainer_factory
+    from ctl.modes.check import checks, estimate, trainer_factory
 
+    startup = time.process_time()
     built = experiment.build(arguments.config, arguments.config_path)
     if built.hardware.cluster:
         raise UsageError("--mode=check runs in one process: unset TF_CONFIG.")
-    print_line(f"Checking {built.config.trainer}, which takes about a minute.")
-    return checks.run_checks(
-        trainer_factory.TrainerFactory(built, arguments.config_path), print_line
-    )
+    factory = trainer_factory.TrainerFactory(built, arguments.config_path)
+    print_line(estimate.announce(factory, startup=startup))
+    return checks.run_checks(factory, print_line)

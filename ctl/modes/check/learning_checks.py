@@ -1,5 +1,6 @@
 """Checks of the first steps: the initial loss, the gradients, and whether one batch is learned."""
 
+from collections.abc import Mapping, Sequence
 import math
 from typing import Any
 
@@ -10,9 +11,12 @@ import tf_keras
 from ctl.errors import NonFiniteStep, list_some
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import TrainerFactory
+from ctl.replica.engine import engine_of
+from ctl.testing.recording import list_optimizers, name_models, name_variables, read_value
 from ctl.trainer import StandardTrainer
 
 _STEPS, _LOOPS = 20, 5  # steps per inner loop, and loops, when one batch is overfitted
+_MORE_STEPS = 9  # for models that are not updated in the first step
 _LOWER_RATE = "check the labels, and lower optimizer.learning_rate"
 # Relative to the first loss: below _LEARNED the batch was learned. An increase of up to _NOISE is
 # no failure, since dropout alone moves the loss.
@@ -22,12 +26,21 @@ _LEARNED, _NOISE = 0.5, 0.5
 def check_first_loss(factory: TrainerFactory) -> Outcome:
     """Checks that the loss of an untrained classifier is about that of a uniform guess."""
     trainer, batch = factory.experiment.trainer, factory.read_batches(1)[0]
-    losses, outputs = _compute_losses(trainer, batch)
+    losses, outputs, weights = _compute_losses(trainer, batch)
     if not np.isfinite(losses).all():
         return Outcome(
             FAIL,
             f"{int((~np.isfinite(losses)).sum())} of {losses.size} losses are not finite",
             "inspect these examples and per_example_loss: a logarithm of 0, a division by 0",
+        )
+    if weights is not None and _counts_twice(losses, weights):
+        return Outcome(
+            WARNING,
+            f"{losses.mean():.4g}; the losses are proportional to the sample weights "
+            f"{weights.min():g} to {weights.max():g}, so a sum over the tokens of a row is multiplied "
+            "by their number, which counts each token twice",
+            "let per_example_loss return the mean over the tokens of a row, or the loss of each token "
+            "with a weight for each token",
         )
     loss, classes = float(losses.mean()), _count_classes(batch, outputs)
     if classes is None:
@@ -44,7 +57,11 @@ def check_first_loss(factory: TrainerFactory) -> Outcome:
 
 
 def check_gradients(factory: TrainerFactory) -> Outcome:
-    """Checks that one step of plain SGD changes each trainable variable."""
+    """Checks that one step of plain SGD changes each trainable variable of every model.
+
+    An optimizer that the trainer makes itself is not replaced. Where a variable does not change, a few
+    steps more are made: some models are updated in every few steps only.
+    """
     # Small gradients vanish in float16, which would be reported as variables without a gradient.
     is_float16 = factory.experiment.config.runtime.precision == "float16"
     trainer = factory.make_trainer(
@@ -52,40 +69,72 @@ def check_gradients(factory: TrainerFactory) -> Outcome:
         optimizer=lambda: tf_keras.optimizers.SGD(1.0),
         **({"precision": "float32"} if is_float16 else {}),
     )
-    variables = trainer.model.trainable_variables
-    before = [variable.numpy() for variable in variables]
-    trainer.train(tf.constant(1))
-    unchanged = [
-        variable.name
-        for variable, value in zip(variables, before, strict=True)
-        if np.array_equal(variable.numpy(), value)
-    ]
+    named = name_variables(trainer)
+    variables = {name: v for (kind, name), v in named.items() if kind == "update"}
+    before = {name: read_value(trainer, v) for name, v in variables.items()}
+    unchanged = list(variables)
+    for steps in (1, _MORE_STEPS):
+        trainer.train(tf.constant(steps))
+        unchanged = [
+            n for n in unchanged if np.array_equal(read_value(trainer, variables[n]), before[n])
+        ]
+        # The only model is updated in every step.
+        if not unchanged or len(name_models(trainer)) < 2:
+            break
     if unchanged:
         return Outcome(
             FAIL if len(unchanged) == len(variables) else WARNING,
             f"{len(unchanged)} of {len(variables)} trainable variables do not change: "
-            f"{list_some(unchanged)}",
+            f"{list_some(_name_by_model(trainer, unchanged, variables))}",
             "let the loss depend on them, or set trainable=False on their layers",
         )
-    return Outcome(PASS, f"all {len(variables)} trainable variables change")
+    models = len(name_models(trainer))
+    of_models = f" of {models} models" if models > 1 else ""
+    return Outcome(PASS, f"all {len(variables)} trainable variables{of_models} change")
+
+
+def _name_by_model(
+    trainer: StandardTrainer, names: Sequence[str], variables: Mapping[str, tf.Variable]
+) -> list[str]:
+    """Puts the name of the model in front of each variable's, if there are several models."""
+    models = name_models(trainer)
+    if len(models) < 2:
+        return list(names)
+    owners = {id(v): name for name, model in models.items() for v in model.trainable_variables}
+    return [f"{owners.get(id(variables[name]), 'trainer')}: {name}" for name in names]
 
 
 def check_overfitting(factory: TrainerFactory) -> Outcome:
-    """Checks that the model can overfit one batch."""
-    trainer = factory.make_trainer(rows=factory.read_batches(1)[0])
-    losses: list[float] = []
-    for steps in (1, *[_STEPS] * _LOOPS):
-        try:
-            outputs = trainer.train(tf.constant(steps)) or {}
-        except NonFiniteStep as error:
-            return Outcome(FAIL, error.what, _LOWER_RATE)
-        if "loss" not in outputs:
-            return Outcome(WARNING, "not run: the outputs of the trainer's loop have no loss")
-        losses.append(float(outputs["loss"]))
-        if losses[-1] < 0.1 * losses[0]:
-            break
+    """Checks that the model can overfit one batch.
+
+    The loss of a trainer with several optimizers need not fall, since the models may compete; all
+    variables must stay finite.
+    """
+    try:
+        start = factory.first_steps
+        trainer, losses = start.trainer, list(start.losses)
+        while losses and trainer.global_step < 1 + _STEPS * _LOOPS:
+            if losses[-1] < 0.1 * losses[0]:
+                break
+            remainder = (int(trainer.global_step.numpy()) - 1) % _STEPS
+            outputs = trainer.train(tf.constant(_STEPS - remainder)) or {}
+            losses.append(float(outputs["loss"]))
+    except NonFiniteStep as error:
+        return Outcome(FAIL, error.what, _LOWER_RATE)
+    if not losses:
+        return Outcome(WARNING, "not run: the outputs of the trainer's loop have no loss")
     first, last = losses[0], losses[-1]
-    observation = f"loss {first:.4g} -> {last:.4g} in {1 + _STEPS * (len(losses) - 1)} steps"
+    observation = f"loss {first:.4g} -> {last:.4g} in {int(trainer.global_step.numpy())} steps"
+    named = name_variables(trainer)
+    infinite = [n for (_, n), v in named.items() if not np.isfinite(read_value(trainer, v)).all()]
+    if infinite:
+        observation += f", and values that are not finite in {list_some(infinite)}"
+        return Outcome(FAIL, observation, _LOWER_RATE)
+    optimizers = len(list_optimizers(trainer))
+    if optimizers > 1 and np.isfinite(last) and last > _LEARNED * first:
+        return Outcome(
+            PASS, f"{observation}; it need not fall with {optimizers} optimizers, and all is finite"
+        )
     if not last < first + _NOISE * abs(first):  # also true of NaN
         return Outcome(FAIL, observation, _LOWER_RATE)
     if last > _LEARNED * first:
@@ -98,11 +147,38 @@ def check_overfitting(factory: TrainerFactory) -> Outcome:
     return Outcome(PASS, observation)
 
 
-def _compute_losses(trainer: StandardTrainer, batch: dict[str, Any]) -> tuple[np.ndarray, Any]:
-    """Computes the [rows] losses of a batch and the model's outputs, without dropout."""
-    prepared = trainer.preprocess({k: tf.convert_to_tensor(v) for k, v in batch.items()})
-    outputs = trainer.forward(prepared, training=False)
-    return np.asarray(trainer.per_example_loss(prepared, outputs), np.float64), outputs
+def _compute_losses(
+    trainer: StandardTrainer, batch: dict[str, Any]
+) -> tuple[np.ndarray, Any, np.ndarray | None]:
+    """Computes the losses and the sample weights of a batch and its outputs, without dropout."""
+    tensors = {k: tf.convert_to_tensor(v) for k, v in batch.items()}
+    with engine_of(trainer).rows(tensors, None):
+        prepared = trainer.preprocess(tensors)
+        outputs = trainer.forward(prepared, training=False)
+        losses = np.asarray(trainer.per_example_loss(prepared, outputs), np.float64)
+        weights = trainer.sample_weight(prepared)
+    return losses, outputs, None if weights is None else np.asarray(weights, np.float64)
+
+
+def _counts_twice(losses: np.ndarray, weights: np.ndarray) -> bool:
+    """Whether each row's loss is about one constant times its weight, a number of at least 1.
+
+    The losses of an untrained model differ little from token to token, so their sum is about
+    proportional to their number; their mean is not.
+    """
+    if losses.ndim != 1 or losses.shape != weights.shape:
+        return False
+    rows = weights > 0
+    losses, weights = losses[rows], weights[rows]
+    whole = len(weights) > 3 and bool((weights == np.round(weights)).all())
+    if not whole or weights.std() < 0.1 * weights.mean() or losses.min() <= 0:
+        return False
+    per_token = losses / weights
+    logs = np.log(losses), np.log(weights)
+    correlation, slope = np.corrcoef(*logs)[0, 1], np.polyfit(logs[1], logs[0], 1)[0]
+    # The loss of a token varies less than the loss of a row.
+    steady = per_token.std() / per_token.mean() < 0.5 * losses.std() / losses.mean()
+    return bool(steady and correlation > 0.9 and abs(slope - 1) < 0.2)
 
 
 def _count_classes(batch: dict[str, Any], outputs: Any) -> int | None:

@@ -1,58 +1,150 @@
 """Checks that the update is a function of the global batch alone, on 1, 2 and 4 replicas."""
 
+from collections.abc import Callable, Sequence
+import concurrent.futures
 from typing import Any
 
 from ml_collections import config_dict
 import numpy as np
 
+from ctl import optimizers
 from ctl.configs import loading
+from ctl.configs.error_location import error_location
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import Rows, TrainerFactory
 from ctl.testing import check_replica_equivalence, processes, split_cpu
-from ctl.testing.report import Report
+from ctl.testing.report import NotComparable, Report
 from ctl.trainer import StandardTrainer
 
-_REPLICAS = (1, 2, 4)
-_EXAMPLES = 8
-_TIMEOUT = 300.0  # seconds
+REPLICAS = (1, 2, 4)
+_EXAMPLES = 8  # of the smallest batches; more are read in case that the step requires them
+_MAX_ROWS = 32  # of the larger batches
+_TIMEOUT = 600.0  # seconds
 
 
-def check_equivalence(factory: TrainerFactory) -> Outcome:
-    """Compares the trainer's updates on 1, 2 and 4 replicas.
+def start(factory: TrainerFactory) -> Callable[[], Outcome]:
+    """Starts to compare the trainer's updates on 1, 2 and 4 replicas; returns a function that waits.
 
     TensorFlow fixes its devices at first use, so the comparison needs a process of its own.
     """
-    rows = _read_examples(factory, _EXAMPLES)
-    arguments = [factory.experiment.config.to_dict(), factory.config_path, rows]
+    rows = read_examples(factory, max(_EXAMPLES, _larger(factory.global_batch_size) + 1))
+    config = factory.experiment.config
+    arguments = [config.to_dict(), factory.config_path, rows, factory.global_batch_size]
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    future = pool.submit(processes.call, compare_splits, arguments, timeout=_TIMEOUT)
+    pool.shutdown(wait=False)
+    return lambda: _judge(future, notes=config.runtime.precision == "float16")
+
+
+def check_equivalence(factory: TrainerFactory) -> Outcome:
+    """Compares the trainer's updates on 1, 2 and 4 replicas."""
+    return start(factory)()
+
+
+def _judge(future: "concurrent.futures.Future[list[Any]]", *, notes: bool) -> Outcome:
     try:
-        report: Report = processes.call(compare_splits, arguments, timeout=_TIMEOUT)[0]
-    except UsageError as error:
+        result: Report | str = future.result()[0]
+    except NotComparable as error:
         return Outcome(WARNING, f"not compared: {error}")
+    except AssertionError as error:  # the process was killed, or took too long
+        return Outcome(FAIL, f"not compared: {' '.join(str(error).split())[:1000]}")
+    if isinstance(result, str):
+        return Outcome(FAIL, result)
+    return describe_report(result, notes=notes)
+
+
+def describe_report(report: Report, *, notes: bool = False) -> Outcome:
+    """Returns the outcome of a comparison: the first difference with its cause, or what was equal.
+
+    Args:
+        report: the comparison.
+        notes: whether to add the notes, which are about float16.
+    """
     if not report.equivalent:
-        first, *rest = report.failure().splitlines()
-        return Outcome(FAIL, first, " ".join(line.strip() for line in rest[:2]))
+        first, fix = report.headline
+        others = len(report.differences) + len(report.errors) - 1
+        more = f" (and {others} other difference{'s' * (others > 1)})" if others else ""
+        return Outcome(FAIL, first + more, fix)
+    precision = report.precision
+    if report.why:
+        precision += f" with the tolerance of float32 ({report.why})"
+    parts = max(split.micro_batches for split in report.compared)
+    accumulation = f", with accumulation {parts}" if parts > 1 else ", without accumulation"
     return Outcome(
         PASS,
-        f"{len(report.compared)} ways to split a batch, in {report.precision}, give one update",
+        f"{len(report.compared)} ways to split a batch{accumulation}, in {precision}, give one update"
+        + "".join(f"; {note}" for note in report.notes * notes),
     )
 
 
-def compare_splits(config: dict[str, Any], config_path: str, rows: Rows) -> Report:
-    """Compares the splits; it runs in the other process, so its arguments can be pickled."""
-    split_cpu(max(_REPLICAS))
+def compare_splits(
+    config: dict[str, Any], config_path: str, rows: Rows, global_batch_size: int
+) -> Report | str:
+    """Compares the splits; it runs in the other process, so its arguments can be pickled.
+
+    A step that requires more rows than the smallest batches have, such as a top-k over the batch, is
+    compared on larger batches.
+
+    Returns:
+        The report; or the user's line and the message, if the user's code raises an exception.
+    """
+    split_cpu(max(REPLICAS))
     resolved = config_dict.ConfigDict(config)
+
+    def compare(batch_sizes: Sequence[int] | None) -> Report | str:
+        try:
+            return compare_trainer(resolved, config_path, rows, batch_sizes)
+        except UsageError:
+            raise
+        except Exception as error:
+            return error_location(error)
+
+    result = compare(None)
+    failed = isinstance(result, str) or (result.errors and not result.differences)
+    larger = _larger(global_batch_size)
+    if not failed or larger <= _EXAMPLES:
+        return result
+    # Even and uneven.
+    second = compare((larger, larger + 1))
+    return result if isinstance(second, str) else second
+
+
+def compare_trainer(
+    config: config_dict.ConfigDict,
+    config_path: str,
+    rows: Rows,
+    batch_sizes: Sequence[int] | None = None,
+    *,
+    replicas: Sequence[int] = REPLICAS,
+) -> Report:
+    """Compares the splits of an experiment in this process."""
+    micro_batches = config.optimizer.gradient_accumulation_steps
     return check_replica_equivalence(
-        loading.load_trainer_class(resolved.trainer, config_path, StandardTrainer),
+        loading.load_trainer_class(config.trainer, config_path, StandardTrainer),
         rows,
-        replicas=_REPLICAS,
-        options=TrainerOptions.from_config(resolved),
+        replicas=replicas,
+        # What the config does; more would reject a loss that cannot accumulate.
+        accumulation=sorted({1, min(micro_batches, 2)}),
+        batch_sizes=batch_sizes,
+        optimizer=optimizers.factory(
+            config.optimizer,
+            global_batch_size=config.data.global_batch_size,
+            steps=config.train.steps,
+            jit=False,
+        ),
+        options=TrainerOptions.from_config(config),
         in_process=True,
     )
 
 
-def _read_examples(factory: TrainerFactory, count: int) -> Rows:
+def _larger(global_batch_size: int) -> int:
+    """The number of rows of the larger batches: at most those of the experiment's own."""
+    return min(global_batch_size, _MAX_ROWS) // 4 * 4
+
+
+def read_examples(factory: TrainerFactory, count: int) -> Rows:
     """Reads the first `count` examples, from as many batches as needed."""
     batches = factory.read_batches(-(-count // factory.global_batch_size))
     return {name: np.concatenate([b[name] for b in batches])[:count] for name in batches[0]}

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
+import time
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,27 @@ Rows = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
+class FirstSteps:
+    """A trainer after two steps on the first batch, and the seconds that each part took.
+
+    Attributes:
+        trainer: the trainer, which reads that batch in every step.
+        losses: the loss of each step; empty if the outputs of the trainer's loop have none.
+        read: seconds to read the batch.
+        build: seconds to build the trainer.
+        trace: seconds of the first step, which is traced first.
+        step: seconds of the second step.
+    """
+
+    trainer: StandardTrainer
+    losses: tuple[float, ...]
+    read: float
+    build: float
+    trace: float
+    step: float
+
+
+@dataclasses.dataclass(frozen=True)
 class TrainerFactory:
     """Makes untrained trainers of an experiment, and reads its training data.
 
@@ -34,6 +56,21 @@ class TrainerFactory:
 
     experiment: Experiment
     config_path: str
+
+    @functools.cached_property
+    def first_steps(self) -> FirstSteps:
+        """A trainer that has made two steps on the first batch; made once."""
+        times = [time.monotonic()]
+        batch = self.read_batches(1)[0]
+        times.append(time.monotonic())
+        trainer = self.make_trainer(rows=batch)
+        times.append(time.monotonic())
+        losses = []
+        for _ in range(2):
+            outputs = trainer.train(tf.constant(1)) or {}
+            losses += [float(outputs["loss"])] if "loss" in outputs else []
+            times.append(time.monotonic())
+        return FirstSteps(trainer, tuple(losses), *np.diff(times).tolist())
 
     def make_trainer(
         self,

@@ -65,11 +65,17 @@ PART_AVERAGED = (
 )
 PER_EXAMPLE = (
     "{hook} returns values that depend on the other rows of the replica: it must return one value per "
-    "row, computed from that row alone, so do not reduce over the rows in it."
+    "row, computed from that row alone, so do not reduce over the rows in it. A loss over pairs of the "
+    "global batch compares each row with ctl.replica.all_gather(values)."
 )
 FORWARD = (
     "The model's outputs for a row depend on the other rows of the replica: do not reduce over the "
     "rows in forward or preprocess."
+)
+ALL_UPDATES = (
+    "Every update of {variables} has this factor, so its gradients are {how}: sum the replicas' "
+    "gradients once, of a loss that is divided by the number of rows of the global batch. `minimize` "
+    "does both for each model and optimizer."
 )
 OWN_SHARE = (
     "The updates are right, but replica_step returns this replica's share of the loss: return the "
@@ -107,6 +113,11 @@ _KEY = (
 )
 SAME_NUMBERS = f"All replicas draw the same random numbers: {_KEY}"
 OTHER_NUMBERS = f"The random numbers of a row depend on the replica that holds it: {_KEY}"
+
+EVALUATION_NOISE = (
+    "The evaluation draws random numbers, which depend on the replica that holds a row: draw none if "
+    "training is False, or draw them by ctl.random, which keys them by the row of the global batch."
+)
 
 # Metrics and other variables.
 METRIC_AVERAGED = (

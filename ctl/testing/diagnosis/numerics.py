@@ -9,7 +9,7 @@ import tf_keras
 
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.diagnosis import causes
-from ctl.testing.recording import Name, Record, record_run
+from ctl.testing.recording import Name, Record, name_models, record_run
 from ctl.testing.report import Difference
 from ctl.testing.splits import Split
 from ctl.testing.trial_spec import TrialSpec, build_trainer
@@ -53,7 +53,12 @@ def _has_own_step(trainer: StandardTrainer) -> bool:
 
 def _check_normalization(trainer: StandardTrainer, split: Split) -> Difference | None:
     """Checks one layer of each class; returns a difference for the first inexact variance."""
-    layers = [x for x in trainer.model._flatten_layers() if hasattr(x, "moving_variance")]
+    layers = [
+        layer
+        for model in name_models(trainer).values()
+        for layer in model._flatten_layers()
+        if hasattr(layer, "moving_variance")
+    ]
     for layer in {type(layer): layer for layer in layers}.values():
         error = _normalization_error(layer)
         if error is not None and error > 0.1:

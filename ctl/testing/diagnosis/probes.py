@@ -65,10 +65,10 @@ def attempt(probe: Callable[[], T]) -> T | None:
         return None
 
 
-def computes_in_float64(trainer: StandardTrainer) -> bool:
-    """Whether a trainer's outputs and losses are float64; a cast in its code has fewer digits."""
+def find_narrow(trainer: StandardTrainer) -> str:
+    """Names what a trainer computes in fewer digits than float64, by a cast in its code; "" if none."""
 
-    def dtypes() -> list[tf.DType]:
+    def probe() -> str:
         batch, row_mask = _first_batch(trainer)
 
         @tf.function
@@ -76,15 +76,26 @@ def computes_in_float64(trainer: StandardTrainer) -> bool:
             outputs, losses, _ = _row_values(trainer, batch, row_mask)
             return outputs, losses
 
-        return [
-            v.dtype for v in tf.nest.flatten(compute.get_concrete_function().structured_outputs)
-        ]
+        specs = compute.get_concrete_function().structured_outputs
+        for hook, values in zip(("forward", "per_example_loss"), specs, strict=True):
+            for value in tf.nest.flatten(values):
+                if value.dtype.is_floating and value.dtype != tf.float64:
+                    return f"{hook} returns {value.dtype.name}"
+        return ""
 
-    return all(d == tf.float64 for d in attempt(dtypes) or () if d.is_floating)
+    return attempt(probe) or ""
 
 
-def compute_rows(spec: TrialSpec, split: Split, precision: str) -> RowValues | None:
+def compute_rows(
+    spec: TrialSpec, split: Split, precision: str, *, training: bool = True
+) -> RowValues | None:
     """Computes the rows of the first batch on a split, without accumulation.
+
+    Args:
+        spec: what to run.
+        split: how the batch is split.
+        precision: dtype of the computation.
+        training: whether `forward` computes as in training, or as in evaluation.
 
     Returns:
         The values, or None if the trainer does not implement the methods of ctl's step.
@@ -96,7 +107,7 @@ def compute_rows(spec: TrialSpec, split: Split, precision: str) -> RowValues | N
         strategy = trainer.strategy
 
         def replica(batch: Any, row_mask: Any) -> Any:
-            outputs, losses, weights = _row_values(trainer, batch, row_mask)
+            outputs, losses, weights = _row_values(trainer, batch, row_mask, training=training)
             return tf.nest.flatten(outputs), losses, weights
 
         compute = tf.function(lambda *args: strategy.run(replica, args=args))
@@ -216,11 +227,13 @@ def _scope(trainer: StandardTrainer, batch: Any, row_mask: Any) -> Any:
         yield
 
 
-def _row_values(trainer: StandardTrainer, batch: Any, row_mask: Any) -> Any:
+def _row_values(
+    trainer: StandardTrainer, batch: Any, row_mask: Any, *, training: bool = True
+) -> Any:
     """Returns outputs, losses and sample weights of one replica's rows."""
     with engine_of(trainer).rows(batch, row_mask):
         batch = trainer.preprocess(batch)
-        outputs = trainer.forward(batch, training=True)
+        outputs = trainer.forward(batch, training=training)
         losses = trainer.per_example_loss(batch, outputs)
         weights = trainer.sample_weight(batch)
     return outputs, losses, tf.ones_like(losses) if weights is None else weights

@@ -1,10 +1,20 @@
 """--mode=check from the command line: the table, the exit code, and that nothing is written."""
 
+import os
+import re
+
 import pytest
 
 from ctl import main
-from ctl.modes.check import checks, learning_checks
+from ctl.modes.check import checks, data_checks, learning_checks, replica_check
+from ctl.modes.check.outcome import FAIL
 from tests.modes.check import planted
+
+
+def run_only(monkeypatch, **functions):
+    """Makes --mode=check run some checks only, in this process."""
+    monkeypatch.setattr(checks, "CHECKS", functions)
+    monkeypatch.setattr(checks, "BACKGROUND", {})
 
 
 @pytest.fixture
@@ -27,12 +37,54 @@ def test_all_checks_pass_on_a_correct_experiment_and_write_nothing(folder, capsy
 
 
 def test_a_failed_check_is_exit_code_1(folder, capsys, monkeypatch):
-    monkeypatch.setattr(checks, "CHECKS", {"gradients": learning_checks.check_gradients})
+    run_only(monkeypatch, gradients=learning_checks.check_gradients)
     planted.write_experiment(folder, planted.NO_GRADIENT)
     assert main.run(["ctl", "--config=experiment.py", "--mode=check"]) == 1
     out = capsys.readouterr().out
     assert "FAIL     gradients" in out and "-> let the loss depend on them" in out
     assert "1 check: 0 passed, 0 warnings, 1 failed." in out
+
+
+def test_an_exception_is_a_failed_row_with_the_users_line_and_the_others_go_on(
+    folder, capsys, monkeypatch
+):
+    run_only(
+        monkeypatch,
+        first_loss=learning_checks.check_first_loss,
+        gradients=learning_checks.check_gradients,
+        evaluation=data_checks.check_evaluation,
+    )
+    config = planted.write_user_experiment(folder, "RaisesInMetrics")
+    assert main.run(["ctl", f"--config={config}", "--mode=check"]) == 1
+    captured = capsys.readouterr()
+    rows = captured.out.splitlines()
+    assert rows[0] == "Checking user_trainers.py:RaisesInMetrics."
+    assert rows[1].startswith("pass     first_loss ")
+    for row, name in zip(rows[2:], ("gradients", "evaluation"), strict=False):
+        assert re.fullmatch(rf"FAIL     {name} +user_trainers.py:\d+: KeyError: 'accurracy'", row)
+    assert rows[4:] == ["3 checks: 1 passed, 0 warnings, 2 failed."]
+    assert "Traceback" not in captured.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "verdicts"),
+    [("Gan", "pass"), ("TwoTowers", "pass"), ("HardExamples", "FAIL"), ("RaisesInMetrics", "FAIL")],
+)
+def test_the_comparison_in_its_own_process_has_one_row(folder, capsys, name, verdicts):
+    config = planted.write_user_experiment(folder, name)
+    assert main.run(["ctl", f"--config={config}", "--mode=check"]) == (verdicts == "FAIL")
+    out = capsys.readouterr().out
+    (row,) = [line for line in out.splitlines() if " replica equivalence " in line]
+    assert row.startswith(verdicts) and "Not every process" not in out and "exit code" not in out
+    assert out.splitlines()[-1].startswith("8 checks: ")
+
+
+def test_a_killed_comparison_is_one_row(make_factory, monkeypatch):
+    monkeypatch.setattr(replica_check, "compare_splits", os.abort)
+    outcome = replica_check.check_equivalence(make_factory())
+    assert outcome.verdict == FAIL and "\n" not in outcome.observation
+    assert outcome.observation.startswith("not compared: Failed: process 0 (exit code")
 
 
 @pytest.mark.parametrize("arguments", [["--workdir=x"], ["--fresh"]])

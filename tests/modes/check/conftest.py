@@ -17,6 +17,13 @@ def make_factory(tmp_path, monkeypatch):
     return functools.partial(planted.make_factory, tmp_path)
 
 
+@pytest.fixture
+def make_user_factory(tmp_path, monkeypatch):
+    """Makes the TrainerFactory of a trainer of user_trainers.py: make_user_factory("Gan", **keys)."""
+    monkeypatch.chdir(tmp_path)
+    return functools.partial(planted.make_user_factory, tmp_path)
+
+
 @pytest.fixture(scope="session")
 def correct_factories(tmp_path_factory):
     """The correct experiment's factories on 1 and 2 replicas, built once for all tests."""

@@ -40,6 +40,15 @@ def get_config():
         optimizer=dict(learning_rate=0.03))
 """
 
+USER_EXPERIMENT = """
+import ctl
+
+def get_config():
+    return ctl.config(
+        trainer="user_trainers.py:{name}", data=dict(global_batch_size=8),
+        optimizer=dict(learning_rate=0.03))
+"""
+
 NO_GRADIENT = """
 def per_example_loss(self, batch, outputs):
     return tf.stop_gradient(super().per_example_loss(batch, outputs))
@@ -59,3 +68,19 @@ def make_factory(folder: pathlib.Path, body: str = "pass", **keys: object) -> Tr
     config.update_from_flattened_dict(keys)
     built = experiment.build(config, "experiment.py", evaluates=True)
     return TrainerFactory(built, "experiment.py")
+
+
+def make_user_factory(folder: pathlib.Path, name: str, **keys: object) -> TrainerFactory:
+    """Writes an experiment of a trainer of `user_trainers.py` to `folder`, the current one."""
+    path = write_user_experiment(folder, name)
+    config = loading.load_config(path)
+    config.update_from_flattened_dict(keys)
+    return TrainerFactory(experiment.build(config, path, evaluates=True), path)
+
+
+def write_user_experiment(folder: pathlib.Path, name: str) -> str:
+    """Writes user_experiment.py, whose trainer is a class of `user_trainers.py`; returns its path."""
+    source = pathlib.Path(__file__).with_name("user_trainers.py")
+    (folder / "user_trainers.py").write_text(source.read_text())
+    (folder / "user_experiment.py").write_text(USER_EXPERIMENT.format(name=name))
+    return "user_experiment.py"

@@ -1,0 +1,53 @@
+"""Estimates how long the checks take, from the first two steps of a trainer."""
+
+import os
+
+from ctl.modes.check import replica_check
+from ctl.modes.check.trainer_factory import FirstSteps, TrainerFactory
+from ctl.replica.engine import engine_of
+
+_READS = 12  # of a batch, by the checks of the data
+# Trainers of one number of replicas, in units of the trainer that is measured.
+_COST = {1: 3.0, 2: 3.0, 4: 5.0}
+
+
+def announce(factory: TrainerFactory, *, startup: float) -> str:
+    """Returns the line that is printed before the checks: the trainer, and about how long they take.
+
+    Args:
+        factory: makes trainers of the experiment.
+        startup: seconds of processor time to start Python and to import TensorFlow, which the process
+            of the comparison does too.
+    """
+    trainer = factory.experiment.config.trainer
+    try:
+        first = factory.first_steps
+    except Exception:  # a check reports it
+        return f"Checking {trainer}."
+    seconds = estimate(factory, first, startup=startup)
+    return f"Checking {trainer}, which takes about {seconds:.0f} seconds."
+
+
+def estimate(factory: TrainerFactory, first: FirstSteps, *, startup: float) -> float:
+    """Estimates the seconds of all checks; the arguments are those of `announce`."""
+    here = _seconds_here(factory, first)
+    there = startup + _seconds_of_comparison(first)
+    return max(here, there) if (os.cpu_count() or 1) > 1 else here + there
+
+
+def _seconds_here(factory: TrainerFactory, first: FirstSteps) -> float:
+    """The checks in this process: they read data, evaluate, and build and train three trainers."""
+    trainer, evaluator = factory.experiment.trainer, factory.experiment.evaluator
+    assert evaluator is not None
+    batch = evaluator.global_batch_size
+    batches = engine_of(trainer).pipeline.evaluation_steps(batch) or 0
+    # A forward pass takes about a third of a step.
+    evaluation = 0.5 * first.trace + batches * first.step / 3 * batch / factory.global_batch_size
+    trained = 3 * (first.build + first.trace) + 100 * first.step
+    return _READS * first.read + evaluation + trained
+
+
+def _seconds_of_comparison(first: FirstSteps) -> float:
+    """The comparison in its own process: a trainer for each split, whose replicas are traced."""
+    traced = sum(_COST[replicas] for replicas in replica_check.REPLICAS)
+    return traced * (first.build + first.trace)

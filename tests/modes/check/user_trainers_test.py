@@ -1,0 +1,146 @@
+"""--mode=check on trainers as users write them: GANs, contrastive losses, tokens, casts, exceptions."""
+
+import pytest
+
+from ctl.modes.check import checkpoint_check, data_checks, learning_checks, replica_check
+from ctl.modes.check.outcome import FAIL, PASS, WARNING
+from ctl.testing.diagnosis import causes
+from tests.modes.check import user_trainers
+
+
+def compare(factory, batch_sizes=None, replicas=(1, 2)):
+    """Compares splits in this process, as the process of --mode=check does."""
+    rows = replica_check.read_examples(factory, 8)
+    return replica_check.compare_trainer(
+        factory.experiment.config, factory.config_path, rows, batch_sizes, replicas=replicas
+    )
+
+
+def line_of(text):
+    """The place of the only line of user_trainers.py that contains a text, as check prints it."""
+    with open(user_trainers.__file__) as file:
+        (number,) = [i for i, line in enumerate(file, 1) if text in line]
+    return f"user_trainers.py:{number}: "
+
+
+@pytest.mark.parametrize("name", ["Gan", "Ensemble"])
+def test_optimizer_that_creates_its_slots_in_the_first_step_is_saved_and_restored(
+    make_user_factory, name
+):
+    outcome = checkpoint_check.check_round_trip(make_user_factory(name))
+    # Two models with four variables each, and two Adam optimizers with their slots.
+    assert outcome.verdict == PASS and "all 30 variables" in outcome.observation, outcome
+
+
+def test_gradients_of_every_model_are_checked(make_user_factory):
+    outcome = learning_checks.check_gradients(make_user_factory("Gan"))
+    assert outcome.verdict == PASS, outcome
+    assert outcome.observation == "all 8 trainable variables of 2 models change"
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("GanWithoutDiscriminatorGradient", "discriminator"),
+        pytest.param("EnsembleWithFrozenMember", "members/1", marks=pytest.mark.slow),
+    ],
+)
+def test_second_model_without_gradient_is_a_warning_that_names_it(make_user_factory, name, model):
+    outcome = learning_checks.check_gradients(make_user_factory(name))
+    assert outcome.verdict == WARNING, outcome
+    assert f"4 of 8 trainable variables do not change: {model}: dense" in outcome.observation
+
+
+def test_losses_of_competing_models_need_not_fall(make_user_factory):
+    outcome = learning_checks.check_overfitting(make_user_factory("Gan"))
+    assert outcome.verdict == PASS, outcome
+    assert "in 101 steps; it need not fall with 2 optimizers" in outcome.observation
+
+
+def test_both_models_of_a_gan_are_compared(make_user_factory):
+    report = compare(make_user_factory("Gan"), (5,))
+    assert report.equivalent and report.precision == "float64", report.failure()
+
+
+def test_wrong_scale_of_the_second_model_is_named_although_its_optimizer_hides_it(
+    make_user_factory,
+):
+    report = compare(make_user_factory("GanWithLocalMean"), (4,))
+    first, cause = report.headline
+    assert first.startswith("update of dense_") and "2 times the value on one replica" in first
+    assert "summed over the replicas 2 times, or are those of a local mean" in cause
+
+
+def test_contrastive_loss_over_the_global_batch_passes(make_user_factory):
+    report = compare(make_user_factory("TwoTowers"))
+    assert report.equivalent and not report.refused, report
+    # Also in evaluation, whose last batch is a partial one.
+    assert {split.micro_batches for split in report.compared} == {1}
+
+
+def test_contrastive_loss_over_the_local_batch_fails(make_user_factory):
+    report = compare(make_user_factory("LocalNegatives"), (4,))
+    assert report.headline[1] == causes.PER_EXAMPLE.format(hook="per_example_loss")
+    assert "ctl.replica.all_gather" in report.headline[1]
+
+
+def test_noise_in_evaluation_is_named(make_user_factory):
+    report = compare(make_user_factory("NoisyAutoencoder"), (5,))
+    first, cause = report.headline
+    assert first.startswith("evaluation loss on 2 replicas (3 + 2 rows): ")
+    assert cause == causes.EVALUATION_NOISE
+
+
+def test_float32_examples_are_compared_in_float64(make_user_factory):
+    report = compare(make_user_factory("Regression"), (5,))
+    assert report.equivalent and (report.precision, report.why) == ("float64", "")
+    outcome = replica_check.describe_report(report)
+    assert outcome.verdict == PASS and "without accumulation, in float64," in outcome.observation
+
+
+def test_reason_for_float32_is_the_users_line(make_user_factory):
+    report = compare(make_user_factory("OnlyFloat32"), (5,))
+    assert report.equivalent and report.precision == "float32"
+    place = line_of("tf.constant([0.5], tf.float32)")
+    assert report.why.startswith("float64 fails with ") and f"{place}TypeError: " in report.why
+    observation = replica_check.describe_report(report).observation
+    assert "in float32 with the tolerance of float32 (float64 fails with " in observation
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_accumulation_is_compared_only_if_the_config_accumulates(make_user_factory, steps):
+    factory = make_user_factory("Regression", **{"optimizer.gradient_accumulation_steps": steps})
+    report = compare(factory)
+    assert {split.micro_batches for split in report.compared} == set(range(1, steps + 1))
+
+
+def test_step_that_fails_on_few_rows_is_compared_on_more_rows(make_user_factory):
+    factory = make_user_factory("HardExamples")
+    report = compare(factory, (2, 4))
+    ((split, error),) = report.errors.items()
+    assert (split.batch, split.replicas) == (2, 2)
+    assert line_of("tf.math.top_k") + "ValueError: input must have" in error
+    assert report.headline[1] == causes.PER_EXAMPLE.format(hook="per_example_loss")
+    assert f"  Fails on {split}: {error}" in report.failure()
+
+
+def test_exception_on_a_split_is_reported_if_nothing_differs(make_user_factory):
+    report = compare(make_user_factory("HardExamples"), (2,))
+    assert not report.equivalent and not report.differences
+    outcome = replica_check.describe_report(report)
+    assert outcome.verdict == FAIL
+    assert outcome.observation.startswith("fails on 2 replicas (1 + 1 rows), accumulation 1: ")
+    assert line_of("tf.math.top_k") in outcome.observation
+
+
+def test_tokens_that_are_counted_twice_are_a_warning(make_user_factory):
+    outcome = learning_checks.check_first_loss(make_user_factory("TokensCountedTwice"))
+    assert outcome.verdict == WARNING, outcome
+    assert "which counts each token twice" in outcome.observation
+    assert "the mean over the tokens of a row" in outcome.fix
+
+
+def test_mean_over_tokens_with_their_number_as_weight_passes(make_user_factory):
+    factory = make_user_factory("Tagger")
+    assert learning_checks.check_first_loss(factory).verdict == PASS
+    assert data_checks.check_evaluation(factory).verdict == PASS
