@@ -7,8 +7,9 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
+from ctl.configs.error_location import error_location
+from ctl.data.data_errors import report_data_errors
 from ctl.data.source import Batch
-from ctl.data.tfrecords import describe_corruption
 from ctl.errors import UsageError
 from ctl.hardware import coordinator
 from ctl.replica import loss, precision
@@ -76,6 +77,32 @@ class StandardEvaluator(orbit.StandardEvaluator):
         self._eval_dataset = dataset
         self._own_dataset = True
 
+    def check_data(self) -> None:
+        """Checks the evaluation data without reading it, so that mistakes are found before training.
+
+        Raises:
+            UsageError: the data never ends, or the model or the loss does not accept its features.
+        """
+        pipeline = engine_of(self.trainer).pipeline
+        pipeline.evaluation_steps(self.global_batch_size)
+        training, evaluation = pipeline.element_spec(), pipeline.element_spec("eval")
+        # The first step of the training traces the same code with the same features.
+        if evaluation == training or coordinator.is_coordinated(self.strategy):
+            return
+        rows = pipeline.layout(self.global_batch_size).rows_per_replica
+        spec = tf.nest.map_structure(
+            lambda s: tf.TensorSpec([rows, *s.shape[1:]], s.dtype), evaluation
+        )
+        step = tf.function(lambda batch: self.strategy.run(self._replica_eval_step, (batch, None)))
+        try:
+            step.get_concrete_function(spec)  # traces the step and does not run it
+        except Exception as error:
+            raise UsageError(
+                "The evaluation examples are not like the training examples ("
+                f"{_describe_differences(evaluation, training)}) and cannot be evaluated: "
+                f"{error_location(error)}"
+            ) from error
+
     def evaluate(self, num_steps: tf.Tensor) -> dict[str, Any]:
         """Evaluates batches.
 
@@ -92,12 +119,9 @@ class StandardEvaluator(orbit.StandardEvaluator):
         if int(num_steps) == -1 and not self._own_dataset:
             steps = engine_of(self.trainer).pipeline.evaluation_steps(self.global_batch_size)
             num_steps = num_steps if steps is None else tf.constant(steps)
-        try:
+        pipeline = engine_of(self.trainer).pipeline
+        with report_data_errors("evaluation", lambda: pipeline.element_spec("eval")):
             return super().evaluate(num_steps)
-        except tf.errors.DataLossError as error:
-            raise UsageError(
-                f"The evaluation data is corrupt ({describe_corruption(error)}): write the file again."
-            ) from None
 
     def create_eval_loop_fn(self, has_state: bool) -> Any:
         """Returns Orbit's loop over the batches, cut into parts so that it can be stopped."""
@@ -173,6 +197,21 @@ class StandardEvaluator(orbit.StandardEvaluator):
         self._examples.assign_add(
             rows if row_mask is None else tf.cast(tf.reduce_sum(row_mask), tf.int64)
         )
+
+
+def _describe_differences(evaluation: dict[str, Any], training: dict[str, Any]) -> str:
+    """Lists the features whose specs differ."""
+
+    def show(spec: Any) -> str:
+        if not isinstance(spec, tf.TensorSpec):
+            return "missing" if spec is None else str(spec)
+        return f"{spec.dtype.name} {spec.shape[1:]}"
+
+    return "; ".join(
+        f"{name} is {show(evaluation.get(name))} instead of {show(training.get(name))}"
+        for name in sorted(evaluation.keys() | training.keys())
+        if evaluation.get(name) != training.get(name)
+    )
 
 
 def _accumulator(name: str, dtype: tf.DType) -> tf.Variable:

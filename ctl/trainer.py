@@ -97,12 +97,14 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
 
         Args:
             split: "train" or "eval".
-            input_context: the input pipeline that the examples are for. Return ALL examples to every
-                pipeline: ctl selects the rows of each replica.
+            input_context: the input pipeline of `ctl.data.PerReplica` data. For all other data it
+                describes a single pipeline, since every pipeline reads ALL examples: ctl selects the
+                rows of each replica.
 
         Returns:
             A `ctl.data.Source`; a `tf.data.Dataset` of single examples, in the same order in every
-            run; or `ctl.data.GlobalBatches` or `ctl.data.PerReplica`.
+            run; or `ctl.data.GlobalBatches` or `ctl.data.PerReplica`. The elements of a dataset are
+            dicts; `(x, y)` and `(x, y, w)` are read as {"x": x, "label": y, "weight": w}.
         """
 
     @abc.abstractmethod
@@ -231,7 +233,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         ).loss
 
     def train_step(self, iterator: Any) -> None:
-        """Runs one step on every replica; `iterator` yields `(batch, row_mask)`, or batches."""
+        """Runs one step on every replica; `iterator` yields batches, or `(batch, row_mask)`."""
         engine = self._ctl_engine
         batch, row_mask = unpack(next(iterator))
         step = engine.replica_train_step

@@ -107,6 +107,88 @@ def test_endless_evaluation_data_is_refused():
         ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
 
 
+def make_evaluator(data_factory, replicas=1):
+    cls = type(
+        "Other", (reference_model.ReferenceTrainer,), {"data_factory": staticmethod(data_factory)}
+    )
+    trainer = reference_model.make_trainer(testing.make_strategy(replicas), 8, cls=cls)
+    return ctl.StandardEvaluator(trainer, global_batch_size=5)
+
+
+def test_endless_evaluation_data_is_rejected_without_reading_it():
+    with pytest.raises(ctl.UsageError, match="never ends"):
+        make_evaluator(lambda split: as_dataset(split).repeat()).check_data()
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_evaluation_data_of_another_shape_is_rejected_without_reading_it(replicas):
+    def narrow(split):
+        width = None if split == "train" else reference_model.FEATURES - 1
+        return as_dataset(split).map(lambda rows: {**rows, "x": rows["x"][:width]})
+
+    evaluator = make_evaluator(narrow, replicas)
+    with pytest.raises(ctl.UsageError) as error:
+        evaluator.check_data()
+    assert "x is float64 (3,) instead of float64 (4,)" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_evaluation_data_with_other_features_that_the_model_accepts_is_evaluated(replicas):
+    def with_another_feature(split):
+        return as_dataset(split).map(lambda rows: {**rows, "more": 1} if split == "eval" else rows)
+
+    class Selects(reference_model.ReferenceTrainer):
+        data_factory = staticmethod(with_another_feature)
+
+        def forward(self, batch, training):
+            return self.model({name: batch[name] for name in ("x", "token")}, training=training)
+
+    trainer = reference_model.make_trainer(testing.make_strategy(replicas), 8, cls=Selects)
+    evaluator = ctl.StandardEvaluator(trainer, global_batch_size=5)
+    evaluator.check_data()
+    results = evaluator.evaluate(tf.constant(-1))
+    loss, _ = by_hand(trainer, reference_model.examples())
+    assert results["examples"].numpy() == reference_model.EXAMPLES
+    assert float(results["loss"]) == pytest.approx(loss, abs=1e-12)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_own_evaluation_data_of_tuples_is_that_of_the_dicts(replicas):
+    rows = reference_model.examples(10)
+    features = {name: rows[name] for name in ("x", "token")}
+    elements = (features, rows["label"], rows["weight"])
+    evaluator = make_evaluator(as_dataset, replicas)
+    evaluator.eval_dataset = evaluator.strategy.experimental_distribute_dataset(
+        tf.data.Dataset.from_tensor_slices(elements).batch(4)
+    )
+    results = evaluator.evaluate(tf.constant(-1))
+    assert float(results["loss"]) == pytest.approx(by_hand(evaluator.trainer, rows)[0], abs=1e-12)
+    assert int(results["examples"]) == 10
+
+
+def test_ragged_evaluation_data_is_rejected_in_one_line():
+    def ragged(split):
+        def cut(i, rows):
+            return {**rows, "more": tf.zeros([i % 3])} if split == "eval" else rows
+
+        return as_dataset(split).enumerate().map(cut)
+
+    class Selects(reference_model.ReferenceTrainer):
+        data_factory = staticmethod(ragged)
+
+        def forward(self, batch, training):
+            return self.model({name: batch[name] for name in ("x", "token")}, training=training)
+
+    evaluator = ctl.StandardEvaluator(
+        reference_model.make_trainer(testing.make_strategy(1), 8, cls=Selects)
+    )
+    with pytest.raises(
+        ctl.UsageError, match=r"more has shape \[0\] in one evaluation example and \[1\]"
+    ):
+        evaluator.evaluate(tf.constant(-1))
+
+
 def test_empty_evaluation_data_is_refused():
     make = staticmethod(lambda split: as_dataset(split).filter(lambda _: split == "train"))
     trainer = reference_model.make_trainer(

@@ -10,6 +10,7 @@ import re
 import sysconfig
 import traceback
 
+from ctl import errors
 from ctl.configs import overrides
 from ctl.errors import UsageError
 
@@ -78,6 +79,9 @@ def describe(error: BaseException) -> str:
     config_error = overrides.explain_error(error)
     if config_error:
         return config_error
+    feature_error = _describe_missing_feature(error)
+    if feature_error:
+        return feature_error
     metadata = getattr(error, "ag_error_metadata", None)
     if metadata:  # AutoGraph replaces the exception; this is the message of the original one
         name, _, text = metadata.cause_message.partition(": ")
@@ -91,6 +95,30 @@ def describe(error: BaseException) -> str:
     if re.match(r"\w+(Error|Exception): ", message):  # tf_keras repeats the type in its message
         return message
     return f"{name}: {message}" if message else name
+
+
+def _describe_missing_feature(error: BaseException) -> str | None:
+    """Describes a KeyError of a batch, which names a feature that the batch does not have."""
+    # AutoGraph replaces the exception once per enclosing tf.function, and keeps the original message.
+    metadata = getattr(error, "ag_error_metadata", None)
+    name, _, key = metadata.cause_message.partition(": ") if metadata else ("", "", "")
+    while getattr(error.__context__, "ag_error_metadata", None):
+        error = error.__context__  # type: ignore[assignment]
+    if isinstance(error, KeyError) and error.args and not metadata:
+        name, key = "KeyError", repr(error.args[0])
+    trace = error.__traceback__
+    if name != "KeyError" or trace is None:
+        return None
+    while trace.tb_next:
+        trace = trace.tb_next
+    source = traceback.extract_tb(trace)[-1].line or ""
+    for variable, value in trace.tb_frame.f_locals.items():
+        is_batch = isinstance(value, dict) and all(hasattr(v, "shape") for v in value.values())
+        # batch["key"], which AutoGraph translates to ag__.ld(batch)['key']
+        read = rf"\b{variable}\)?\[[\"']{re.escape(key[1:-1])}[\"']\]"
+        if is_batch and value and re.search(read, source):
+            return f"The batch has no {key}{errors.did_you_mean(key[1:-1], list(value))}"
+    return None
 
 
 def _stacks(error: BaseException) -> Iterator[list[tuple[str, int]]]:

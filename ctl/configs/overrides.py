@@ -72,15 +72,19 @@ def explain_error(error: BaseException) -> str | None:
     text = inner.args[0] if isinstance(inner, Exception) and inner.args else None
     if not isinstance(text, str):
         return None
-    unknown = _LOCKED.match(text) or (_ABSENT.match(text) if by_attribute else None)
-    if unknown:
-        return _unknown("", unknown[1], defaults())
+    path, section = _find_section(error)
+    locked = _LOCKED.match(text)
+    if locked:
+        return _unknown(path, locked[1], section, is_new=True)
+    absent = _ABSENT.match(text) if by_attribute else None
+    if absent:
+        return _unknown(path, absent[1], section)
     mistyped = _MISTYPED.match(text)
     if mistyped:
         key, value, actual, expected = mistyped.groups()
         names = {known.__name__: name for known, name in _TYPE_NAMES.items()}
         shown = {"str": repr(value), "ConfigDict": "a section"}.get(actual, value)
-        return f"{key} is {shown}, but must be {names.get(expected, 'a section')}."
+        return f"{_join(path, key)} is {shown}, but must be {names.get(expected, 'a section')}."
     return None
 
 
@@ -93,6 +97,39 @@ def flatten(config: Mapping[str, Any], path: str = "") -> dict[str, Any]:
         else:
             result[f"{path}{key}"] = value
     return result
+
+
+def _find_section(error: BaseException) -> tuple[str, Any]:
+    """Finds the section whose key was read or set when ml_collections raised an error.
+
+    Returns:
+        The full name of the section and its values; "" and the default config if it is not known.
+    """
+    # The error does not name the section, but it passed through a method of it and through the user's
+    # function, which holds the complete config.
+    configs, section, trace = [], None, error.__traceback__
+    while trace:
+        variables = trace.tb_frame.f_locals
+        configs += [v for v in variables.values() if isinstance(v, config_dict.ConfigDict)]
+        section = variables.get("self")
+        trace = trace.tb_next
+    for config in configs:
+        path = _path_to(section, config) if defaults().keys() <= config.keys() else None
+        if path is not None:
+            return path, section
+    return "", defaults()
+
+
+def _path_to(section: Any, config: Any, path: str = "") -> str | None:
+    """Returns the full name of a section of a config; None if the config does not contain it."""
+    if config is section:
+        return path
+    for key, value in config.items():
+        if _is_section(value):
+            name = _path_to(section, value, _join(path, key))
+            if name is not None:
+                return name
+    return None
 
 
 def _change_section(section: config_dict.ConfigDict, changes: Mapping[str, Any], path: str) -> None:
@@ -199,13 +236,26 @@ def _join(path: str, key: Any) -> str:
     return f"{path}.{key}".lstrip(".")
 
 
-def _unknown(path: str, key: Any, section: Any) -> str:
+def _unknown(path: str, key: Any, section: Any, *, is_new: bool = False) -> str:
+    """Describes a key that does not exist.
+
+    Args:
+        path: the full name of the section; "" for the config itself.
+        key: the key.
+        section: the values of the section.
+        is_new: whether a value was assigned to the key in Python.
+    """
     name = _join(path, key)
     if not _is_section(section):
         return f"There is no config key {name}: {path} is a value, not a section."
     known = {str(k): _join(path, k) for k in section}
     if path.split(".")[0] == "model":  # any keys that the experiment sets
         hint = errors.did_you_mean(str(key), known) or ": this experiment sets no keys there."
+        if is_new and not hint.startswith(": did you mean"):
+            keys = f"{key}=..."
+            for part in reversed(path.split(".")):
+                keys = f"{part}=dict({keys})"
+            hint = f": the config is locked, so add the key in ctl.config({keys})."
     else:
         hint = errors.did_you_mean(str(key), known, _full_names())
     return f"There is no config key {name}{hint}"

@@ -154,6 +154,13 @@ def _check_optimizer(values: Mapping[str, Any]) -> None:
             "optimizer.nesterov requires optimizer.name=sgd and optimizer.momentum: set them, or "
             "optimizer.nesterov=false."
         )
+    # Each update also subtracts this fraction of every weight; from 1 on, it reverses their signs.
+    decay, rate = values["optimizer.weight_decay"], values["optimizer.learning_rate"]
+    if decay * rate >= 1:
+        raise UsageError(
+            f"optimizer.weight_decay is {decay} and optimizer.learning_rate is {rate}: their product, "
+            "the fraction of each weight that an update subtracts, must be less than 1."
+        )
     _check_schedule(values)
     options.check_clip(values)
 

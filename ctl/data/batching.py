@@ -1,10 +1,10 @@
 """Any data that `build_dataset` may return -> per-replica batches of static shape.
 
-An element is `(batch, row_mask)`: one replica's rows of a global batch, and a [rows] float32 mask of
-the rows that exist. Replica r holds the rows [r b, (r + 1) b) of a global batch of B rows, where
-b = ceil(B / replicas). Rows past the end of the global batch are padding, masked by 0. Padding repeats
-the last row of the same global batch: zeros, or rows of another batch, might produce a NaN. The mask
-is None if every row always exists, that is in training if the replicas divide B.
+An element is a `MaskedBatch`, `(batch, row_mask)`: one replica's rows of a global batch, and a [rows]
+float32 mask of the rows that exist. Replica r holds the rows [r b, (r + 1) b) of a global batch of B
+rows, where b = ceil(B / replicas). Rows past the end of the global batch are padding, masked by 0.
+Padding repeats the last row of the same global batch: zeros, or rows of another batch, might produce a
+NaN. The mask is None if every row always exists, that is in training if the replicas divide B.
 
 Consecutive elements go to consecutive replicas of an input pipeline. So the rows and their order are
 the same on any number of replicas and input pipelines.
@@ -24,6 +24,7 @@ from ctl.data.source import (
     Data,
     GlobalBatches,
     Indexes,
+    MaskedBatch,
     PerReplica,
     Source,
     dataset_of,
@@ -54,7 +55,7 @@ def training_batches(
         shard: the batches of one worker; None for all batches.
 
     Returns:
-        A dataset of `(batch, row_mask)`; for `PerReplica` data, of its batches.
+        A dataset of `MaskedBatch`es; for `PerReplica` data, of its batches.
     """
     if isinstance(data, Source):
         dataset = streams.training_batches(data, layout, seed=seed, start=start, shard=shard)
@@ -84,9 +85,9 @@ def training_chunks(
     if isinstance(data, Arrays | Indexes):
         chunks = streams.training_chunks(data, layout, seed=seed, start=start, size=size)
         # One chunk ahead is enough: it holds many batches.
-        return chunks.map(lambda batch, row_mask: batch).prefetch(1)
+        return chunks.map(lambda element: element.batch).prefetch(1)
     elements = training_batches(data, layout, seed=seed, start=start, prefetch=2)
-    batches = elements.map(lambda batch, row_mask: batch)
+    batches = elements.map(lambda element: element.batch)
     return batches.batch(size, drop_remainder=True).prefetch(1)
 
 
@@ -99,7 +100,7 @@ def evaluation_batches(data: Data, layout: Layout, *, prefetch: int) -> tf.data.
         prefetch: as for `training_batches`.
 
     Returns:
-        A dataset of `(batch, row_mask)`; for `PerReplica` data, of its batches. The stream of a
+        A dataset of `MaskedBatch`es; for `PerReplica` data, of its batches. The stream of a
         `Source` continues with padding endlessly: read `evaluation_steps` steps of it.
     """
     if isinstance(data, Source):
@@ -135,17 +136,17 @@ def _split(batches: tf.data.Dataset, layout: Layout, *, always_full: bool) -> tf
     """Splits global batches into one element `(batch, row_mask)` per local replica."""
     # The batch is used as it is: the gather below would copy it.
     if always_full and layout.replicas == 1:
-        return batches.map(lambda batch: (batch, None))
+        return batches.map(lambda batch: MaskedBatch(batch, None))
     count = layout.rows_per_replica
     replicas = tf.range(layout.first_replica, layout.first_replica + layout.local_replicas)
     rows = replicas[:, tf.newaxis] * count + tf.range(count)[tf.newaxis, :]
 
-    def split(batch: Any) -> tuple[Any, tf.Tensor | None]:
+    def split(batch: Any) -> MaskedBatch:
         # The last batch of an evaluation may be partial: its size is known only here.
         size = tf.shape(tf.nest.flatten(batch)[0])[0]
         padded = tf.nest.map_structure(lambda x: tf.gather(x, tf.minimum(rows, size - 1)), batch)
         row_mask = None if always_full and layout.even else tf.cast(rows < size, tf.float32)
-        return padded, row_mask
+        return MaskedBatch(padded, row_mask)
 
     split_batches = batches.map(split, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     return split_batches.unbatch()

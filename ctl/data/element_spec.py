@@ -1,5 +1,6 @@
 """Checks what a trainer's `build_dataset` returned, and derives the spec of its batches."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -37,6 +38,8 @@ def check_data(data: Any, split: str) -> None:
             f"build_dataset({split!r}, ...) returned no examples, but must return at least one."
         )
     element_spec(data)
+    if source is None and not isinstance(data, GlobalBatches | PerReplica):
+        _check_single_examples(dataset_of(data))
 
 
 def element_spec(data: Data) -> dict[str, tf.TensorSpec]:
@@ -62,10 +65,48 @@ def element_spec(data: Data) -> dict[str, tf.TensorSpec]:
         is_batched = isinstance(data, GlobalBatches | PerReplica)
     if not isinstance(spec, dict) or not spec:
         raise UsageError(
-            f"The elements of the data are {spec}, but must be dicts, as from "
-            '`dataset.map(lambda x, y: {"x": x, "label": y})`.'
+            f"The elements of the data are {spec}, but must be dicts, such as "
+            '{"x": ..., "label": ...}, or (x, label) or (x, label, weight) of a dataset.'
         )
     return tf.nest.map_structure(lambda s: _batch_spec(s, is_batched, spec), spec)
+
+
+# The transformations of tf.data after which the elements are still those of the dataset before.
+_SAME_ELEMENTS = ("Cache", "Options", "Prefetch", "Repeat", "Shard", "Shuffle", "Skip", "Take")
+_SPLIT_ELEMENTS = ("FlatMap", "Interleave", "Unbatch", "Window")
+
+
+def _check_single_examples(dataset: tf.data.Dataset) -> None:
+    """Raises UsageError for a dataset whose elements are batches."""
+    specs = tf.nest.flatten(dataset.element_spec)
+    # In a batch, the first axis of every feature is that of the rows.
+    sizes = {spec.shape[0] if spec.shape.rank else 0 for spec in specs}
+    if len(sizes) != 1 or 0 in sizes:
+        return
+    # A static size after a `map` may also be the length of a sequence, made by `batch` as in
+    # TensorFlow's text tutorials.
+    is_static = None not in sizes
+    while True:
+        kind = type(dataset).__name__
+        if "Batch" in kind and "Unbatch" not in kind:
+            raise UsageError(
+                f"The elements of the data are batches, {element_shapes(specs)}, but must be single "
+                "examples, which ctl batches: remove batch(...) from the dataset, or return "
+                "ctl.data.GlobalBatches(dataset). If they are single examples, give them a static "
+                "shape by tf.ensure_shape."
+            )
+        transparent = any(name in kind for name in _SAME_ELEMENTS)
+        if any(name in kind for name in _SPLIT_ELEMENTS) or (is_static and not transparent):
+            return
+        inputs = dataset._inputs()
+        if len(inputs) != 1:
+            return
+        dataset = inputs[0]
+
+
+def element_shapes(specs: Sequence[tf.TensorSpec]) -> str:
+    """Returns the shapes of specs for a message, such as "(None, 3) and (None,)"."""
+    return " and ".join(str(tuple(spec.shape)) for spec in specs)
 
 
 def _batch_spec(spec: Any, is_batched: bool, element: Any) -> tf.TensorSpec:

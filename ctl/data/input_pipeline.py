@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.data import batching, distribution, element_spec, sampler
+from ctl.data import batching, distribution, element_spec, features, sampler
 from ctl.data.layout import Layout, WorkerShard
 from ctl.data.source import (
     Arrays,
@@ -74,14 +74,16 @@ class InputPipeline:
         """
         if split in self._sources:
             return self._sources[split]
-        # Without an input pipeline, for the spec or to count examples, the default context will do.
+        # Every pipeline must read all examples, since ctl selects its rows of each global batch. So
+        # each gets the context of a single pipeline: a dataset that its author shards by the context,
+        # as tf.distribute's guide does, would lose the examples of the other pipelines.
         replicas = self._strategy.num_replicas_in_sync
-        with self._build_scope():
-            data = self._build_dataset(
-                split, context or tf.distribute.InputContext(num_replicas_in_sync=replicas)
-            )
-        element_spec.check_data(data, split)
+        data = self._build(split, tf.distribute.InputContext(num_replicas_in_sync=replicas))
+        if isinstance(data, PerReplica) and context is not None:  # its author selects the rows
+            data = self._build(split, context)
         self.data_types[split] = type(data).__name__
+        data = features.name_dataset_features(data)
+        element_spec.check_data(data, split)
         if source_of(data) is not None:
             self._sources[split] = data
         return data
@@ -101,9 +103,9 @@ class InputPipeline:
         """Whether `training_chunks` supports the training data."""
         return not isinstance(self.data("train"), GlobalBatches | PerReplica)
 
-    def element_spec(self) -> dict[str, tf.TensorSpec]:
-        """Returns the spec of a training batch with an unknown number of rows."""
-        return element_spec.element_spec(self.data("train"))
+    def element_spec(self, split: str = "train") -> dict[str, tf.TensorSpec]:
+        """Returns the spec of a batch of a split with an unknown number of rows."""
+        return element_spec.element_spec(self.data(split))
 
     def training_dataset(self, global_batch_size: int, *, start: int) -> Any:
         """Returns the endless, distributed training dataset from a global step on.
@@ -198,6 +200,10 @@ class InputPipeline:
     def evaluation_steps(self, global_batch_size: int) -> int | None:
         """Returns the number of steps that read every example once; None if it is not known ahead."""
         return batching.evaluation_steps(self.data("eval"), self.layout(global_batch_size))
+
+    def _build(self, split: str, context: tf.distribute.InputContext) -> Data:
+        with self._build_scope():
+            return self._build_dataset(split, context)
 
     def _check_strategy(self, data: Data) -> None:
         """Raises UsageError for data that the strategy would not split by the global batch."""

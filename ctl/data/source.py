@@ -4,7 +4,7 @@ import abc
 from collections.abc import Callable, Mapping
 import dataclasses
 import math
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -14,6 +14,20 @@ from ctl.errors import UsageError
 
 Batch: TypeAlias = dict[str, tf.Tensor]
 Augment: TypeAlias = Callable[[Batch, tf.Tensor], Batch]  # (example, [2] int64 seed) -> example
+
+
+class MaskedBatch(NamedTuple):
+    """One replica's rows of a global batch, as an input pipeline yields them.
+
+    A type of its own, so that the step can tell it from a user's `(x, label)`.
+
+    Attributes:
+        batch: [rows, ...] tensors.
+        row_mask: [rows] float32, 1 for a row that exists and 0 for padding; None if all rows exist.
+    """
+
+    batch: Batch
+    row_mask: tf.Tensor | None
 
 
 class Source(abc.ABC):

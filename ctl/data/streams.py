@@ -1,4 +1,4 @@
-"""The examples of a source as a stream of per-replica batches `(batch, row_mask)`."""
+"""The examples of a source as a stream of per-replica batches, `MaskedBatch`."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from ctl.data import sampler
 from ctl.data.layout import Layout, WorkerShard
-from ctl.data.source import Arrays, Augment, Indexes, Source
+from ctl.data.source import Arrays, Augment, Indexes, MaskedBatch, Source
 
 # Limits of one call of the sampler and of a source in memory. A call costs 0.1 ms however many
 # examples it reads, and its result should stay in the processor's cache until it is used.
@@ -45,12 +45,12 @@ def training_batches(
     chunks = training_chunks(source, layout, seed=seed, start=start, size=size, shard=shard)
     if size > 1:
         return chunks.unbatch()
-    return chunks.map(  # unlike unbatch, this does not copy the batch
-        lambda batch, row_mask: (
-            tf.nest.map_structure(lambda x: x[0], batch),
-            None if row_mask is None else row_mask[0],
-        )
-    )
+
+    def first(values: tf.Tensor | None) -> tf.Tensor | None:
+        return None if values is None else values[0]
+
+    # Unlike unbatch, this does not copy the batch.
+    return chunks.map(lambda chunk: tf.nest.map_structure(first, chunk))
 
 
 def training_chunks(
@@ -70,9 +70,9 @@ def training_chunks(
         shape = tf.concat([[size, rows], tf.shape(values)[1:]], axis=0)
         return tf.ensure_shape(tf.reshape(values, shape), [size, rows, *values.shape[1:]])
 
-    def stacked_batches(index: tf.Tensor) -> tuple[Any, tf.Tensor | None]:
+    def stacked_batches(index: tf.Tensor) -> MaskedBatch:
         chunk = read_chunk(index)
-        return tf.nest.map_structure(unflatten, chunk.examples), chunk.row_mask
+        return MaskedBatch(tf.nest.map_structure(unflatten, chunk.examples), chunk.row_mask)
 
     # One call per core, unless calls are so large that two saturate the memory bandwidth.
     calls = tf.data.AUTOTUNE if size <= MAX_BATCHES_PER_CALL else 2
@@ -106,7 +106,9 @@ def augmented_training_batches(
     # Augmentation is the expensive part, so it runs in parallel over rows, not over chunks.
     examples = chunks.unbatch().map(augment_row, num_parallel_calls=auto, deterministic=True)
     batches = examples.batch(layout.rows_per_replica, drop_remainder=True)
-    return batches if not layout.even else batches.map(lambda batch: (batch, None))
+    if layout.even:
+        return batches.map(lambda batch: MaskedBatch(batch, None))
+    return batches.map(MaskedBatch)
 
 
 def evaluation_batches(source: Source, layout: Layout) -> tf.data.Dataset:
@@ -118,13 +120,13 @@ def evaluation_batches(source: Source, layout: Layout) -> tf.data.Dataset:
     batch_size, local = layout.global_batch_size, layout.local_replicas
     count = len(source)
 
-    def element(index: tf.Tensor) -> tuple[Any, tf.Tensor | None]:
+    def element(index: tf.Tensor) -> MaskedBatch:
         step, replica = index // local, layout.first_replica + index % local
         positions = step * batch_size + replica * layout.rows_per_replica + offsets
         # Padding repeats the last example of the batch; after the end, the last of all.
         end = tf.minimum((step + 1) * batch_size, count)
         examples = source.gather(tf.minimum(positions, end - 1))
-        return examples, tf.cast(positions < end, tf.float32)
+        return MaskedBatch(examples, tf.cast(positions < end, tf.float32))
 
     counter = tf.data.Dataset.counter()
     return counter.map(element, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)

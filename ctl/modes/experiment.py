@@ -1,20 +1,20 @@
 """Builds the strategy, the trainer and the evaluator that a config describes."""
 
 import dataclasses
+import inspect
 import os
 import re
 
 from ml_collections import config_dict
 import tensorflow as tf
 
-from ctl import optimizers
+from ctl import errors, optimizers
 from ctl.configs import defaults, loading, overrides
 from ctl.configs.options import Section, TrainerOptions
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
 from ctl.hardware import devices, selection
 from ctl.hardware.strategies import StrategyOptions
-from ctl.replica.engine import engine_of
 from ctl.trainer import StandardTrainer
 
 
@@ -59,6 +59,7 @@ def build(
     hardware = hardware or build_hardware(config.runtime)
     config = resolve_batch_size(config, hardware.strategy.num_replicas_in_sync)
     options = TrainerOptions.from_config(config)
+    _check_class(trainer_class, config.trainer)
     trainer = trainer_class(
         strategy=hardware.strategy,
         global_batch_size=config.data.global_batch_size,
@@ -74,9 +75,7 @@ def build(
     if evaluates:
         size = config.eval.global_batch_size or None
         evaluator = StandardEvaluator(trainer, global_batch_size=size)
-        engine_of(trainer).pipeline.data(
-            "eval"
-        )  # makes the data, so that its mistakes are reported now
+        evaluator.check_data()
     _check_unread_keys(options, config, trainer_class)
     return Experiment(config, hardware, trainer, evaluator)
 
@@ -96,6 +95,25 @@ def resolve_batch_size(config: config_dict.ConfigDict, replicas: int) -> config_
         config.data.global_batch_size = config.data.per_replica_batch_size * replicas
         config.data.per_replica_batch_size = 0
     return config.lock()
+
+
+def _check_class(trainer_class: type, name: str) -> None:
+    """Raises UsageError if the class lacks a method, or its `__init__` requires other arguments."""
+    missing = sorted(getattr(trainer_class, "__abstractmethods__", ()))
+    if missing:
+        methods = [name for name, value in vars(trainer_class).items() if callable(value)]
+        hint = errors.did_you_mean(missing[0], methods)
+        fix = hint if hint.startswith(": did you mean") else ": define it."
+        raise UsageError(f"{name} does not define {missing[0]}{fix}")
+    arguments = ("strategy", "global_batch_size", "optimizer", "options")
+    try:
+        inspect.signature(trainer_class).bind(**dict.fromkeys(arguments))
+    except TypeError as error:
+        raise UsageError(
+            f"{name} cannot be constructed with {', '.join(arguments)} ({error}): let its __init__ "
+            "accept **arguments only, pass them to super().__init__, and read further values from "
+            "self.options.model."
+        ) from None
 
 
 def _check_unread_keys(

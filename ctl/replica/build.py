@@ -1,10 +1,13 @@
 """Builds a trainer: data, model, optimizer, metrics, counters, plan and engine, in this order."""
 
+import contextlib
 import functools
 from typing import Any
 
 from ctl.configs.options import TrainerOptions
 from ctl.data.input_pipeline import InputPipeline
+from ctl.data.source import Batch
+from ctl.errors import UsageError, type_name
 from ctl.replica import precision
 from ctl.replica.batch_norm import convert_sync_batch_norm
 from ctl.replica.engine import Engine
@@ -12,6 +15,7 @@ from ctl.replica.model_building import (
     build_scope,
     create_variables,
     make_optimizer,
+    report_rejected_features,
     seed_and_precision,
 )
 from ctl.replica.plan import check_before_model, make_plan
@@ -51,10 +55,10 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         trainer.global_step = counter("global_step")
         # Also variables that the model creates in its first call: a checkpoint is restored, and slots
         # are created, before the first step.
-        create_variables(
-            lambda batch: trainer.forward(trainer.preprocess(batch), training=False),
-            pipeline.element_spec(),
-        )
+        spec = pipeline.element_spec()
+        is_default = type(trainer).forward is base.forward
+        with report_rejected_features(spec) if is_default else contextlib.nullcontext():
+            create_variables(functools.partial(_forward, trainer), spec)
         trainer.optimizer.build(trainer.model.trainable_variables)
         plan = make_plan(
             options,
@@ -68,3 +72,12 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         engine = Engine(trainer, plan, pipeline)
         trainer.skipped_steps = engine.step.skipped_steps
     return engine
+
+
+def _forward(trainer: Any, batch: Batch) -> Any:
+    prepared = trainer.preprocess(batch)
+    if not isinstance(prepared, dict):
+        raise UsageError(
+            f"preprocess returned {type_name(prepared)}, but must return the batch, a dict of tensors."
+        )
+    return trainer.forward(prepared, training=False)

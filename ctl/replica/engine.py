@@ -8,8 +8,8 @@ import orbit
 import tensorflow as tf
 import tf_keras
 
+from ctl.data.data_errors import report_data_errors
 from ctl.data.input_pipeline import InputPipeline
-from ctl.data.tfrecords import describe_corruption
 from ctl.errors import NonFiniteStep, UsageError
 from ctl.hardware import devices
 from ctl.replica import dropout, out_of_memory, precision, row_mask
@@ -139,11 +139,8 @@ class Engine:
     def report_errors(self) -> Iterator[None]:
         """Turns TensorFlow's errors about data and memory into a UsageError of one line."""
         try:
-            yield
-        except tf.errors.DataLossError as error:
-            raise UsageError(
-                f"The training data is corrupt ({describe_corruption(error)}): write the file again."
-            ) from None
+            with report_data_errors("training", self.pipeline.element_spec):
+                yield
         except tf.errors.OutOfRangeError:
             raise UsageError(
                 f"The training data ended after step {int(self._trainer.global_step.numpy())}: return "

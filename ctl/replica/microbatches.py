@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ctl.data.source import Batch
+from ctl.data.features import name_features
+from ctl.data.source import Batch, MaskedBatch
 from ctl.errors import UsageError
 from ctl.replica import gradients, loss, precision, row_mask
 from ctl.replica.gradients import Gradient
@@ -171,8 +172,26 @@ def row_count(batch: Batch) -> int | tf.Tensor:
 
 
 def unpack(element: Any) -> tuple[Batch, tf.Tensor | None]:
-    """Splits an element of a dataset into the batch and its row mask; None if it has no mask."""
-    return element if isinstance(element, tuple) else (element, None)
+    """Splits an element of a dataset into the batch and its row mask.
+
+    Args:
+        element: a `MaskedBatch` of an input pipeline; of a user's own dataset also a batch,
+            `(batch, row_mask)`, `(x, label)` or `(x, label, weight)`.
+
+    Returns:
+        The batch, and its row mask; None if all rows exist.
+    """
+    if isinstance(element, MaskedBatch):
+        return element
+    if isinstance(element, tuple) and len(element) == 2 and isinstance(element[0], dict):
+        batch, second = element
+        if second is None or "label" in batch:
+            return batch, second
+        raise UsageError(
+            f"An element of the dataset is a dict of {', '.join(batch)}, and a tensor that may be the "
+            'labels or the row mask: put the labels into the dict as "label", or weights as "weight".'
+        )
+    return name_features(element), None
 
 
 def _cut(start: Any, end: Any, value: tf.Tensor | None) -> tf.Tensor | None:

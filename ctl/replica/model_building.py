@@ -1,6 +1,6 @@
 """Builds a trainer's model and optimizer as functions of the seed and the precision."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import random
 from typing import Any
@@ -9,7 +9,9 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
+from ctl.configs.error_location import describe, user_line
 from ctl.configs.options import TrainerOptions
+from ctl.errors import UsageError
 from ctl.replica import precision
 
 
@@ -67,6 +69,31 @@ def create_variables(forward: Callable[[Any], Any], spec: Any) -> None:
     """
     # A trace computes nothing, and it accepts a spec with an unknown number of rows.
     tf.function(forward).get_concrete_function(spec)
+
+
+@contextlib.contextmanager
+def report_rejected_features(features: Mapping[str, Any]) -> Iterator[None]:
+    """Turns tf_keras' error about a model's inputs into a UsageError; for the default `forward`.
+
+    Args:
+        features: name -> spec of the features of a batch.
+
+    Raises:
+        UsageError: the model does not accept the features.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, UsageError) or user_line(error):
+            raise
+        passed = [name for name in features if name not in ("label", "weight")]
+        fix = "fix the model's inputs or the data"
+        if "label" not in features and len(passed) > 1:
+            fix = 'name the target "label", which is not passed to the model'
+        raise UsageError(
+            f"The model does not accept {', '.join(passed)} ({describe(error)}): {fix}, or override "
+            "forward."
+        ) from error
 
 
 def has_sync_batch_norm(model: tf_keras.Model) -> bool:

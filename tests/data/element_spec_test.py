@@ -73,6 +73,16 @@ def sparse():
     return example(b"").map(lambda record: tf.io.parse_single_example(record, features))
 
 
+def batches(count=4, **options):
+    return two_features(8).batch(count, **options)
+
+
+def sequences():
+    """Characters in sequences of four, input and target, as in TensorFlow's text tutorial."""
+    characters = tf.data.Dataset.range(50).batch(5, drop_remainder=True)
+    return characters.map(lambda x: {"x": x[:-1], "label": x[1:]})
+
+
 REJECTED = {
     "None": (lambda: None, "returned NoneType, but must return a ctl.data.Source"),
     "arrays": (lambda: (np.zeros(3), np.zeros(3)), "returned tuple, but must return"),
@@ -82,7 +92,7 @@ REJECTED = {
     "a source without examples": (lambda: Squares(0), "no examples, but must return at least one"),
     "no batches": (lambda: ctl.data.GlobalBatches(numbers(0).batch(2)), "no examples"),
     "numbers": (lambda: tf.data.Dataset.range(3), "must be dicts"),
-    "pairs": (lambda: example((1, 2)), "must be dicts, as from `dataset.map("),
+    "pairs": (lambda: example((1, 2)), "must be dicts, such as"),
     "batches of pairs": (lambda: ctl.data.PerReplica(example((1, 2)).batch(2)), "must be dicts"),
     "a source of pairs": (lambda: Pairs(3), "must be dicts"),
     "a source without features": (lambda: NoFeatures(3), "must be dicts"),
@@ -91,9 +101,47 @@ REJECTED = {
         lambda: ctl.data.GlobalBatches(numbers(3)),
         "first axis is the batch axis",
     ),
+    "batches": (batches, "are batches, (None,) and (None, 1), but must be single examples"),
+    "batches, prefetched": (lambda: batches().repeat().prefetch(2), "are batches"),
+    "batches, mapped": (
+        lambda: batches().map(lambda e: {**e, "label": -e["label"]}),
+        "are batches",
+    ),
+    "batches in parallel": (lambda: batches(num_parallel_calls=2), "are batches"),
+    "full batches": (lambda: batches(drop_remainder=True), "are batches, (4,) and (4, 1)"),
+    "padded batches": (lambda: two_features(8).padded_batch(4), "are batches"),
+    "ragged batches": (lambda: two_features(8).ragged_batch(4), "are batches"),
     "unknown rank": (unknown_rank, "known rank (tf.ensure_shape"),
     "sparse tensors": (sparse, "must be dense tensors"),
 }
+
+
+SINGLE_EXAMPLES = {
+    "sequences made by batch": sequences,
+    "rows of a batch": lambda: batches().unbatch(),
+    "windows": lambda: (
+        tf.data.Dataset.range(9).window(3).flat_map(lambda w: w.batch(3)).map(lambda x: {"x": x})
+    ),
+    "an image without a label, of unknown size": lambda: example(b"").map(
+        lambda file: {"image": tf.io.decode_jpeg(file)}
+    ),
+    "a batch with a static shape": lambda: batches(2).map(
+        lambda e: {k: tf.ensure_shape(v, [2, *v.shape[1:]]) for k, v in e.items()}
+    ),
+    "two datasets": lambda: tf.data.Dataset.zip({"x": batches(), "label": batches()}).map(
+        lambda e: {"x": e["x"]["x"], "label": e["label"]["label"]}
+    ),
+}
+
+
+def test_augmented_batches_are_rejected():
+    with pytest.raises(ctl.UsageError, match="are batches"):
+        check_data(ctl.data.augmented(batches(), lambda example, seed: example), "train")
+
+
+@pytest.mark.parametrize("make_data", SINGLE_EXAMPLES.values(), ids=SINGLE_EXAMPLES)
+def test_examples_whose_first_axis_is_not_that_of_a_batch_are_accepted(make_data):
+    check_data(make_data(), "train")
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])

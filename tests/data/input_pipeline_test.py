@@ -82,6 +82,33 @@ def test_source_is_built_once_per_split_and_dataset_each_time():
     assert len(calls) > before
 
 
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_dataset_that_its_author_shards_by_the_context_loses_no_example(replicas):
+    strategy = testing.make_strategy(replicas)
+
+    def build_dataset(split, context):
+        return numbers(12).shard(context.num_input_pipelines, context.input_pipeline_id)
+
+    pipeline = InputPipeline(build_dataset, strategy=strategy, seed=0, prefetch=2)
+    for dataset in (pipeline.training_dataset(4, start=0), pipeline.evaluation_dataset(4)):
+        assert np.concatenate(ids_of_steps(strategy, dataset, 3)).tolist() == list(range(12))
+
+
+@pytest.mark.parametrize("kind", ["dataset", "per replica"])
+def test_only_the_author_of_per_replica_data_gets_the_context_of_each_pipeline(kind):
+    contexts = []
+
+    def build_dataset(split, context):
+        contexts.append((context.num_input_pipelines, context.input_pipeline_id))
+        return KINDS[kind]()
+
+    strategy = testing.make_strategy(2)
+    pipeline = InputPipeline(build_dataset, strategy=strategy, seed=0, prefetch=2)
+    context = tf.distribute.InputContext(2, 1, num_replicas_in_sync=2)
+    pipeline.data("train", context)
+    assert contexts == [(1, 0)] + [(2, 1)] * (kind == "per replica")
+
+
 def test_unsupported_data_is_rejected():
     pipeline, _ = make_pipeline(testing.make_strategy(1), lambda: [1, 2])
     with pytest.raises(ctl.UsageError, match="returned list, but must return"):

@@ -76,6 +76,13 @@ def in_workdir(line: str, flags: str = "", **files: str) -> Mistake:
     )
 
 
+NET = (
+    TRAINER.replace("class Tiny", "class Net").replace(
+        "import ctl", "import tensorflow as tf\nimport ctl"
+    )
+).partition("\ndef Function")[0]
+DATA = 'ctl.data.arrays({"x": [[1.0, 2.0, 3.0]] * 8, "label": [0, 1] * 4})'
+EXAMPLES = 'tf.data.Dataset.from_tensor_slices({"x": tf.ones([8, 3]), "label": [0, 1] * 4})'
 IDX_TRAINER = TRAINER.replace("class Tiny", "class Net").replace(
     'arrays({"x": [[1.0, 2.0, 3.0]] * 8, "label": [0, 1] * 4})', "idx(self.options.data.dir, split)"
 )
@@ -158,13 +165,46 @@ KEYS = {
         },
     ),
     "unknown key set": in_body(
-        "config.train.stps = 5", "bad.py:5: There is no config key stps: did you mean train.steps?"
+        "config.train.stps = 5",
+        "bad.py:5: There is no config key train.stps: did you mean train.steps?",
     ),
     "unknown item set": in_body(
         "config['stps'] = 5", "bad.py:5: There is no config key stps: did you mean train.steps?"
     ),
     "unknown section read": in_body(
         "config.trian.steps = 5", "bad.py:5: There is no config key trian: did you mean train?"
+    ),
+    "unknown key of a section in a variable": in_body(
+        "train = config.train; train.stps = 5",
+        "bad.py:5: There is no config key train.stps: did you mean train.steps?",
+    ),
+    "unknown key of an inner section set": in_body(
+        "config.optimizer.clip.nrom = 1.0",
+        "bad.py:5: There is no config key optimizer.clip.nrom: did you mean optimizer.clip.norm?",
+    ),
+    "new model key set": in_body(
+        "config.model.how = 5",
+        "bad.py:5: There is no config key model.how: the config is locked, so add the key in "
+        "ctl.config(model=dict(how=...)).",
+    ),
+    "new key of a model section set": Mistake(
+        "--config=bad.py",
+        "bad.py:5: There is no config key model.head.size: the config is locked, so add the key in "
+        "ctl.config(model=dict(head=dict(size=...))).",
+        {
+            "bad.py": "import ctl\n\ndef get_config():\n"
+            "    config = ctl.config(model=dict(head=dict(units=3)))\n"
+            "    config.model.head.size = 5\n    return config\n"
+        },
+    ),
+    "model key set that is similar to one": Mistake(
+        "--config=bad.py",
+        "bad.py:5: There is no config key model.unit: did you mean model.units?",
+        {
+            "bad.py": "import ctl\n\ndef get_config():\n"
+            "    config = ctl.config(model=dict(units=3))\n"
+            "    config.model.unit = 5\n    return config\n"
+        },
     ),
     "unknown key in an unlocked config": in_body(
         "config.unlock().foo = 5", f"There is no config key foo: expected one of {NAMES}."
@@ -250,7 +290,7 @@ TYPES = {
         "train=dict(steps=dict(a=1))", "bad.py:4: train.steps is a section, but must be an integer."
     ),
     "string for int set": in_body(
-        "config.train.steps = '5'", "bad.py:5: steps is '5', but must be an integer."
+        "config.train.steps = '5'", "bad.py:5: train.steps is '5', but must be an integer."
     ),
     "bool for int set": in_body(
         "config.train.steps = True", "train.steps is True, but must be an integer."
@@ -305,6 +345,11 @@ VALUES = {
     "negative weight decay": command_line(
         "--config.optimizer.weight_decay=-1",
         "optimizer.weight_decay is -1.0, but must be a finite number, at least 0.",
+    ),
+    "weight decay that is larger than the weights": command_line(
+        "--config.optimizer.weight_decay=1e30",
+        "optimizer.weight_decay is 1e+30 and optimizer.learning_rate is 0.001: their product, the "
+        "fraction of each weight that an update subtracts, must be less than 1.",
     ),
     "infinite clip": command_line(
         "--config.optimizer.clip.norm=inf",
@@ -772,6 +817,12 @@ WITHOUT_TENSORFLOW = {
     f"{section}: {name}": m for section, all_ in SECTIONS.items() for name, m in all_.items()
 }
 
+
+def with_data(data: str, line: str) -> Mistake:
+    """A mistake in what the `build_dataset` of net.py returns, in line 10."""
+    return in_trainer(NET.replace(DATA, data), line)
+
+
 # Detected only after TensorFlow is imported, so they run in a separate process. Here the start of the
 # line is compared: the tests of the module that reports it spell out the rest.
 WITH_TENSORFLOW = {
@@ -845,6 +896,54 @@ WITH_TENSORFLOW = {
         "the change by --allow_config_change, or start from scratch with --fresh or another "
         "--workdir.",
         {"old/config.json": '{"trainer": "tiny.py:Tiny", "data": {"global_batch_size": 4}}'},
+    ),
+    "target that the default forward passes to the model": with_data(
+        'ctl.data.arrays({"x": [[1.0, 2.0, 3.0]] * 8, "y": [0, 1] * 4})',
+        'The model does not accept x, y (ValueError: Missing data for input "',
+    ),
+    "input of another shape than the model's": with_data(
+        'ctl.data.arrays({"x": [[1.0, 2.0]] * 8, "label": [0, 1] * 4})',
+        'The model does not accept x (ValueError: Input 0 of layer "sequential',
+    ),
+    "dataset that is batched already": with_data(
+        f"{EXAMPLES}.batch(4)",
+        "The elements of the data are batches, (None,) and (None, 3), but must be single examples, "
+        "which ctl batches: remove batch(...) from the dataset, or return ctl.data.GlobalBatches(",
+    ),
+    "endless evaluation dataset": with_data(
+        f'{EXAMPLES} if split == "train" else {EXAMPLES}.repeat()',
+        "The evaluation dataset never ends: return one without repeat().",
+    ),
+    "evaluation examples of another shape": with_data(
+        f'{EXAMPLES} if split == "train" else {EXAMPLES}.map(lambda e: {{**e, "x": e["x"][:2]}})',
+        "The evaluation examples are not like the training examples (x is float32 (2,) instead of "
+        'float32 (3,)) and cannot be evaluated: ValueError: Input 0 of layer "sequential',
+    ),
+    "evaluation examples without a label": with_data(
+        f'{EXAMPLES} if split == "train" else {EXAMPLES}.map(lambda e: {{"x": e["x"]}})',
+        "The evaluation examples are not like the training examples (label is missing instead of int32 "
+        "()) and cannot be evaluated: net.py:14: The batch has no 'label': expected x.",
+    ),
+    "misspelt feature in a function of the dataset": with_data(
+        f'{EXAMPLES}.map(lambda e: {{"x": e["X"], "label": e["label"]}})',
+        "net.py:10: The batch has no 'X': did you mean x? (traceback: ",
+    ),
+    "misspelt name of a method": in_trainer(
+        NET.replace("per_example_loss", "per_exmple_loss"),
+        "net.py:Net does not define per_example_loss: did you mean per_exmple_loss?",
+    ),
+    "constructor with an argument of its own": in_trainer(
+        f"{NET}    def __init__(self, size, **arguments):\n        super().__init__(**arguments)\n",
+        "net.py:Net cannot be constructed with strategy, global_batch_size, optimizer, options (missing "
+        "a required argument: 'size'): let its __init__ accept **arguments only",
+    ),
+    "preprocess returns nothing": in_trainer(
+        f"{NET}    def preprocess(self, batch):\n        pass\n",
+        "preprocess returned None, but must return the batch, a dict of tensors.",
+    ),
+    "build_model raises": in_trainer(
+        NET.replace("return tf_keras.Seq", "oops\n        return tf_keras.Seq"),
+        "net.py:7: NameError: name 'oops' is not defined (traceback: ",
     ),
     "too late to split devices": command_line(
         "--config.runtime.strategy=mirrored --config.runtime.logical_devices=8",
@@ -921,7 +1020,9 @@ def run_in_process(table: str, folder: pathlib.Path) -> tuple[dict, dict[str, st
     """Runs a table of mistakes: the results, the lines, and whether TensorFlow was imported."""
     (folder / "start").mkdir()
     code = f"from tests.end_to_end import mistakes_test as m; m.run_all(m.{table})"
-    process = child.run(["-c", code], cwd=folder / "start", CUDA_VISIBLE_DEVICES="-1")
+    process = child.run(
+        ["-c", code], cwd=folder / "start", CUDA_VISIBLE_DEVICES="-1", TMPDIR=str(folder)
+    )
     assert process.returncode == 0, process.stderr
     lines = dict(part.split("\n", 1) for part in process.stderr.split("== ")[1:])
     output = json.loads(process.stdout)

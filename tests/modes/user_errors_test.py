@@ -56,7 +56,11 @@ MISTAKES = {
         f"tf.debugging.assert_greater(outputs, 1e9, message='mine')\n        {LOSS}",
         "tiny.py:12: InvalidArgumentError: assertion failed: [mine]", 2),
     "a function of the dataset raises": (DATA, f'{DATASET}.map(lambda e: {{**e, "x": e["z"]}})',
-        "tiny.py:9: KeyError: 'z'", 2),
+        "tiny.py:9: The batch has no 'z': expected one of x, label. (", 2),
+    "the loss reads a misspelt feature": ('batch["label"]', 'batch["lable"]',
+        "tiny.py:13: The batch has no 'lable': did you mean label? (", 2),
+    "a KeyError of another dict": (LOSS, f'{{"a": outputs[0, 0]}}["b"]\n        {LOSS}'.replace("{", "{", 1),
+        "tiny.py:12: KeyError: 'b'", 2),
     "a generator raises": (DATA, GENERATOR,
         "tiny.py:9: ZeroDivisionError: integer division or modulo by zero", 1),
     "tf_keras rejects a layer's input": ("def per_example", 'def forward(self, batch, training):\n'

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import ctl
 from ctl import testing
+from ctl.data.source import MaskedBatch
 from ctl.replica import row_mask
 from ctl.replica.microbatches import Inputs, MicroBatches, row_count, unpack
 from tests import reference_model
@@ -92,9 +93,45 @@ def test_row_count_is_an_int_if_the_shape_is_static():
 
 
 def test_elements_with_and_without_a_mask_are_unpacked():
-    batch, mask = {"x": np.zeros(2)}, np.ones(2)
+    batch, mask = {"label": np.zeros(2)}, np.ones(2)
     assert unpack((batch, mask)) == (batch, mask)
     assert unpack(batch) == (batch, None)
+
+
+def test_tuples_of_a_users_own_dataset_are_unpacked_as_tf_keras_does():
+    x, label, weight = np.zeros(2), np.ones(2), np.ones(2)
+    assert unpack((x, label)) == ({"x": x, "label": label}, None)
+    assert unpack(({"a": x}, label, weight)) == ({"a": x, "label": label, "weight": weight}, None)
+    assert unpack(({"x": x}, None)) == ({"x": x}, None)
+
+
+def test_tensor_that_may_be_the_labels_or_the_mask_is_rejected():
+    with pytest.raises(ctl.UsageError, match='put the labels into the dict as "label"'):
+        unpack(({"a": np.zeros(2)}, np.ones(2)))
+
+
+def test_batch_of_an_input_pipeline_may_have_no_label():
+    batch, mask = {"x": np.zeros(2)}, np.ones(2)
+    assert unpack(MaskedBatch(batch, mask)) == (batch, mask)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_own_dataset_of_tuples_has_the_step_of_the_dicts(replicas):
+    rows = reference_model.examples(8)
+    features = {name: rows[name] for name in ("x", "token")}
+    results = []
+    for elements in (rows, (features, rows["label"], rows["weight"])):
+        strategy = testing.make_strategy(replicas)
+        trainer = reference_model.make_trainer(strategy, 8)
+        dataset = tf.data.Dataset.from_tensor_slices(elements).batch(8, drop_remainder=True)
+        trainer.train_dataset = strategy.experimental_distribute_dataset(dataset.repeat())
+        before = trainer.model.get_weights()
+        trainer.train(tf.constant(1))
+        results.append(trainer.model.get_weights())
+    _, gradients, _ = reference_model.loss_and_gradients(before, rows)
+    for one, other, weight, gradient in zip(*results, before, gradients, strict=True):
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, weight - gradient, rtol=0, atol=1e-12)
 
 
 def test_wrong_number_of_losses_is_rejected():

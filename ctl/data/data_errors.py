@@ -1,0 +1,57 @@
+"""Reports errors of a running input pipeline in one line."""
+
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
+import re
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.data.tfrecords import describe_corruption
+from ctl.errors import UsageError
+
+# TensorFlow's messages; if another version changes them, its own error is reported.
+_SHAPES = re.compile(
+    r"Cannot batch tensors with different shapes in component (?P<component>\d+)\. First element had "
+    r"shape (?P<one>\[[\d,]*\]) and element \d+ had shape (?P<other>\[[\d,]*\])"
+    r"|Cannot add tensor to the batch: .* Shapes are: \[tensor\]: (?P<added>\[[\d,]*\]), "
+    r"\[batch\]: (?P<batch>\[[\d,]*\])"
+)
+
+
+@contextlib.contextmanager
+def report_data_errors(kind: str, read_spec: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
+    """Turns TensorFlow's errors about corrupt or ragged data into a UsageError.
+
+    Args:
+        kind: "training" or "evaluation", for the message.
+        read_spec: returns the spec of a batch, whose keys name the features.
+
+    Raises:
+        UsageError: a file is corrupt, or examples of different shapes cannot be batched.
+    """
+    try:
+        yield
+    except tf.errors.DataLossError as error:
+        raise UsageError(
+            f"The {kind} data is corrupt ({describe_corruption(error)}): write the file again."
+        ) from None
+    except tf.errors.InvalidArgumentError as error:
+        shapes = _SHAPES.search(error.message)
+        if not shapes:
+            raise
+        one, other = shapes["one"] or shapes["batch"], shapes["other"] or shapes["added"]
+        raise UsageError(
+            f"{_find_feature(read_spec(), shapes['component'])} has shape {one} in one {kind} example "
+            f"and {other} in another: pad or "
+            "crop the examples to one shape in the dataset (tf.pad, tf.image.resize), or return "
+            "ctl.data.GlobalBatches(dataset.padded_batch(...))."
+        ) from None
+
+
+def _find_feature(spec: Mapping[str, Any], component: str | None) -> str:
+    """Returns the name of the feature whose shapes differ, or the names that it may be."""
+    if component is not None:
+        return sorted(spec)[int(component)]  # tf.data orders the features by their names
+    variable = [name for name, s in spec.items() if None in s.shape[1:].as_list()]
+    return " or ".join(variable)
