@@ -59,7 +59,7 @@ MISTAKES = {
         "tiny.py:9: The batch has no 'z': expected one of x, label. (", 2),
     "the loss reads a misspelt feature": ('batch["label"]', 'batch["lable"]',
         "tiny.py:13: The batch has no 'lable': did you mean label? (", 2),
-    "a KeyError of another dict": (LOSS, f'{{"a": outputs[0, 0]}}["b"]\n        {LOSS}'.replace("{", "{", 1),
+    "a KeyError of another dict": (LOSS, f'dict(a=outputs)["b"]\n        {LOSS}',
         "tiny.py:12: KeyError: 'b'", 2),
     "a generator raises": (DATA, GENERATOR,
         "tiny.py:9: ZeroDivisionError: integer division or modulo by zero", 1),
