@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from ctl.configs.overrides import config
     from ctl.errors import UsageError
     from ctl.evaluator import StandardEvaluator
+    from ctl.loop.actions.action import Action, as_action
     from ctl.replica.batch_norm import SyncBatchNormalization, convert_sync_batch_norm
     from ctl.trainer import StandardTrainer
 
 __version__ = "0.1.0"
 _MODULES = {
+    "Action": "ctl.loop.actions.action",
     "SyncBatchNormalization": "ctl.replica.batch_norm",
     "convert_sync_batch_norm": "ctl.replica.batch_norm",
     "Clip": "ctl.configs.options",
@@ -24,16 +26,19 @@ _MODULES = {
     "StandardTrainer": "ctl.trainer",
     "TrainerOptions": "ctl.configs.options",
     "UsageError": "ctl.errors",
+    "as_action": "ctl.loop.actions.action",
     "config": "ctl.configs.overrides",
 }
 _PACKAGES = ("data", "hardware", "loop", "replica", "testing")
 __all__ = [
+    "Action",
     "Clip",
     "StandardEvaluator",
     "StandardTrainer",
     "SyncBatchNormalization",
     "TrainerOptions",
     "UsageError",
+    "as_action",
     "config",
     "convert_sync_batch_norm",
     "data",

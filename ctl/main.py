@@ -75,6 +75,7 @@ def _run(argv: Sequence[str]) -> int:
     # Mistakes are reported before TensorFlow is imported, which takes seconds.
     if mode.builds_trainer:
         loading.find_trainer_file(config.trainer, config_path)
+        loading.find_action_files(config.actions, config_path)
     cluster = None
     if mode.builds_strategy:
         options = StrategyOptions.from_config(config.runtime, os.environ)
@@ -91,6 +92,7 @@ def _run(argv: Sequence[str]) -> int:
         fresh=values.fresh,
         allow_config_change=values.allow_config_change,
         allow_partial_restore=values.allow_partial_restore,
+        checkpoint=values.checkpoint or "",
         topology=values.topology or "",
         find_batch=values.find_batch,
     )

@@ -156,6 +156,10 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         """Builds the metrics by name; called in `build_scope`, for training and for evaluation."""
         return {}
 
+    def build_actions(self) -> Sequence[Callable[[Any], Any]]:
+        """Builds actions for the ends of loops and evaluations: `ctl.Action`s or Orbit's."""
+        return []
+
     def update_metrics(
         self,
         metrics: Mapping[str, tf_keras.metrics.Metric],

@@ -26,6 +26,7 @@ HARMLESS = (
     "optimizer.gradient_accumulation_steps",
     "train.",
     "eval.",
+    "actions",
 )
 
 
@@ -137,6 +138,20 @@ def defaults() -> config_dict.ConfigDict:
     train.loss_spike = 0.0
     # Log the global norms of the gradients (before clipping), the parameters and the updates.
     train.norms = False
+    # Keep the checkpoints of the best evaluations in best/, apart from the others.
+    train.best = best = config_dict.ConfigDict()
+    best.metric = ""  # such as eval/accuracy; "": off
+    best.mode = ""  # max if higher values are better, min if lower ones are, as of a loss
+    best.keep = 1  # the number of checkpoints
+    # End training when a metric has stopped improving.
+    train.early_stopping = stopping = config_dict.ConfigDict()
+    stopping.metric = ""  # such as eval/loss; "": off
+    stopping.mode = ""  # max or min
+    stopping.patience = 3  # evaluations in a row without an improvement
+    stopping.min_delta = 0.0  # an improvement is a change by more than this
+    stopping.restore_best = False  # the run's result is the best checkpoint, not the last step
+    # Steps between two writes of the trainer's own tf.summary calls in a step; 0: steps_per_loop.
+    train.summary_interval = 0
     train.checkpoint_interval = 1000  # steps; 0: save only at the end
     train.checkpoint_seconds = 0.0  # also save after this many seconds; 0: only after steps
     train.checkpoints_to_keep = 3
@@ -148,6 +163,10 @@ def defaults() -> config_dict.ConfigDict:
     train.preemption_notice = "none"
     # Print a line and the stacks of all threads after this many seconds without a step; 0: never.
     train.stall_seconds = 300.0
+
+    # Actions at the end of inner loops and evaluations, each a name or a dict(name=..., **arguments):
+    # early_stopping, path/to/file.py:Class or package.module:Class; see docs/actions.md.
+    config.actions = []
 
     config.eval = evaluation = config_dict.ConfigDict()
     evaluation.interval = 0  # steps; 0: evaluate only at the end

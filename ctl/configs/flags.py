@@ -26,7 +26,7 @@ _TRAINING_FLAGS = ("workdir", "fresh", "allow_config_change", "allow_partial_res
 MODES: dict[str, tuple[str, ...]] = {
     "train_and_eval": _TRAINING_FLAGS,
     "train": _TRAINING_FLAGS,
-    "eval": ("workdir",),
+    "eval": ("workdir", "checkpoint"),
     "continuous_eval": ("workdir",),
     "check": (),
     "aot_compile": ("workdir", "topology", "find_batch"),
@@ -41,7 +41,13 @@ SWITCHES = {
     "find_batch": "With --mode=aot_compile: find the largest batch that fits into memory.",
     "help": "Print this text.",
 }
-_VALUES = {"config": "FILE", "workdir": "FOLDER", "mode": "MODE", "topology": "SLICE"}
+_VALUES = {
+    "config": "FILE",
+    "workdir": "FOLDER",
+    "mode": "MODE",
+    "checkpoint": "best",
+    "topology": "SLICE",
+}
 _CONFIG_KEY = re.compile(r"--?(no)?config\.([^=]+)(?:=(.*))?", re.DOTALL)
 Changes = list[tuple[str, str | None]]
 
@@ -110,6 +116,7 @@ def _define_flags() -> flags.FlagValues:
         "config": (None, "The experiment, FILE.py; --config.KEY=VALUE changes one of its keys."),
         "workdir": (None, "The folder of the run; runs/<experiment> by default."),
         "mode": (DEFAULT_MODE, f"One of {', '.join(MODES)}."),
+        "checkpoint": (None, "With --mode=eval: best, a step, or a path; the newest by default."),
         "topology": (None, "With --mode=aot_compile: the TPU slices, such as v5e:2x2,v5p:2x2x1."),
     }
     for name, (default, text) in texts.items():

@@ -4,7 +4,7 @@ Importing this module does not import TensorFlow; a config or trainer file may.
 """
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 import contextlib
 import importlib
 import importlib.util
@@ -72,7 +72,9 @@ def load_config(flag: str) -> config_dict.ConfigDict:
         ) from None
 
 
-def find_trainer_file(trainer: str, config_path: str) -> pathlib.Path | None:
+def find_trainer_file(
+    trainer: str, config_path: str, *, key: str = "trainer"
+) -> pathlib.Path | None:
     """Finds the file that a `trainer` key names, and checks it without running it.
 
     Running it would import TensorFlow, which takes seconds.
@@ -81,6 +83,7 @@ def find_trainer_file(trainer: str, config_path: str) -> pathlib.Path | None:
         trainer: path/to/file.py:Class or package.module:Class.
         config_path: the experiment's config file. A relative path is searched in its folder, then in
             the current folder.
+        key: the key of the config, for messages.
 
     Returns:
         The file, or None for a module of a package.
@@ -90,15 +93,15 @@ def find_trainer_file(trainer: str, config_path: str) -> pathlib.Path | None:
     """
     path = trainer.rpartition(":")[0]
     if not path.endswith(".py"):
-        _check_package(trainer, config_path)
+        _check_package(trainer, config_path, key)
         return None
     candidates = _candidate_paths(path, config_path)
     for candidate in candidates:
         if os.path.isfile(candidate):
-            _check_source(candidate, trainer)
+            _check_source(candidate, trainer, key)
             return candidate
     tried = " nor ".join(dict.fromkeys(str(c) for c in candidates))
-    raise UsageError(f"trainer is {trainer!r}, but there is no {tried}: correct the path.")
+    raise UsageError(f"{key} is {trainer!r}, but there is no {tried}: correct the path.")
 
 
 def load_trainer_class(trainer: str, config_path: str, base: type) -> type:
@@ -116,27 +119,62 @@ def load_trainer_class(trainer: str, config_path: str, base: type) -> type:
     Raises:
         UsageError: the file or module cannot be imported, or does not define such a class.
     """
-    where, _, name = trainer.rpartition(":")
-    file = find_trainer_file(trainer, config_path)
-    try:
-        module = _import_file(file) if file else importlib.import_module(where)
-    except (Exception, SystemExit) as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing and f"{where}.".startswith(f"{missing}.") and not file:
-            raise UsageError(_describe_missing_module(trainer, missing, config_path)) from None
-        raise UsageError(
-            f"The trainer cannot be imported: {error_location(error, file)}"
-        ) from error
-    cls = getattr(module, name, None)
-    if cls is None:
-        classes = [k for k, v in vars(module).items() if isinstance(v, type)]
-        raise UsageError(_describe_missing_class(trainer, str(file or where), classes))
+    cls = _load_attribute(trainer, config_path, key="trainer")
     if not (isinstance(cls, type) and issubclass(cls, base)):
         raise UsageError(
             f"trainer is {trainer!r}, which is not a subclass of ctl.{base.__name__}: derive it from "
             f"ctl.{base.__name__}, or name another class."
         )
-    return cls
+    loaded: type = cls
+    return loaded
+
+
+def find_action_files(actions: Iterable[Any], config_path: str) -> None:
+    """Raises UsageError if a file or package that `actions` names does not exist; imports none."""
+    for index, action in enumerate(actions):
+        name = action if isinstance(action, str) else action["name"]
+        if ":" in name:
+            find_trainer_file(name, config_path, key=f"actions[{index}]")
+
+
+def load_action_factory(reference: str, config_path: str, *, key: str) -> Callable[..., Any]:
+    """Imports the class or function that an element of `actions` names.
+
+    Args:
+        reference: path/to/file.py:Name or package.module:Name.
+        config_path: the experiment's config file.
+        key: the element, for messages, such as "actions[0]".
+
+    Raises:
+        UsageError: the file or module cannot be imported, or the name is not callable.
+    """
+    factory = _load_attribute(reference, config_path, key=key)
+    if not callable(factory):
+        raise UsageError(
+            f"{key} is {reference!r}, which is {errors.type_name(factory)}: name a class."
+        )
+    checked: Callable[..., Any] = factory
+    return checked
+
+
+def _load_attribute(reference: str, config_path: str, *, key: str) -> Any:
+    """Imports what path/to/file.py:Name or package.module:Name names."""
+    where, _, name = reference.rpartition(":")
+    file = find_trainer_file(reference, config_path, key=key)
+    try:
+        module = _import_file(file) if file else importlib.import_module(where)
+    except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{where}.".startswith(f"{missing}.") and not file:
+            raise UsageError(
+                _describe_missing_module(reference, missing, config_path, key)
+            ) from None
+        raise UsageError(_describe_import_error(error, file, key)) from error
+    value = getattr(module, name, None)
+    if value is None:
+        classes = [k for k, v in vars(module).items() if isinstance(v, type)]
+        raise UsageError(_describe_missing_class(reference, str(file or where), classes, key))
+    return value
 
 
 def read_trainer_source(cls: type) -> str:
@@ -183,20 +221,20 @@ def _candidate_paths(path: str, config_path: str) -> list[pathlib.Path]:
     return [pathlib.Path(config_path).parent / path, pathlib.Path(path)]
 
 
-def _check_package(trainer: str, config_path: str) -> None:
+def _check_package(trainer: str, config_path: str, key: str) -> None:
     """Raises UsageError if the package of a module is not installed; does not import it."""
     top = trainer.rpartition(":")[0].partition(".")[0]
     if top not in sys.modules and importlib.util.find_spec(top) is None:
-        raise UsageError(_describe_missing_module(trainer, top, config_path))
+        raise UsageError(_describe_missing_module(trainer, top, config_path, key))
 
 
-def _check_source(file: pathlib.Path, trainer: str) -> None:
+def _check_source(file: pathlib.Path, trainer: str, key: str) -> None:
     """Raises UsageError if a file has a syntax error, or binds the name of the class nowhere."""
     name = trainer.rpartition(":")[-1]
     try:
         tree = ast.parse(file.read_bytes(), str(file))
     except (SyntaxError, ValueError) as error:
-        raise UsageError(f"The trainer cannot be imported: {error_location(error, file)}") from None
+        raise UsageError(_describe_import_error(error, file, key)) from None
     nodes = list(ast.walk(tree))
     classes = [n.name for n in nodes if isinstance(n, ast.ClassDef)]
     functions = [n.name for n in nodes if isinstance(n, ast.FunctionDef)]
@@ -204,22 +242,27 @@ def _check_source(file: pathlib.Path, trainer: str) -> None:
     imported = [n.asname or n.name for n in nodes if isinstance(n, ast.alias)]
     bound = {*classes, *functions, *stored, *imported}
     if name not in bound and not bound & {"*", "__getattr__"}:
-        raise UsageError(_describe_missing_class(trainer, str(file), classes))
+        raise UsageError(_describe_missing_class(trainer, str(file), classes, key))
 
 
-def _describe_missing_module(trainer: str, missing: str, config_path: str) -> str:
+def _describe_import_error(error: BaseException, file: pathlib.Path | None, key: str) -> str:
+    subject = "The trainer" if key == "trainer" else key
+    return f"{subject} cannot be imported: {error_location(error, file)}"
+
+
+def _describe_missing_module(trainer: str, missing: str, config_path: str, key: str) -> str:
     module, _, name = trainer.rpartition(":")
     file = module.replace(".", "/") + ".py"
     hint = ": correct the name, or install it."
     if any(os.path.isfile(candidate) for candidate in _candidate_paths(file, config_path)):
         hint = f": did you mean {file}:{name}?"
-    return f"trainer is {trainer!r}, but there is no module {missing}{hint}"
+    return f"{key} is {trainer!r}, but there is no module {missing}{hint}"
 
 
-def _describe_missing_class(trainer: str, where: str, classes: list[str]) -> str:
+def _describe_missing_class(trainer: str, where: str, classes: list[str], key: str) -> str:
     name = trainer.rpartition(":")[-1]
     hint = errors.did_you_mean(name, classes) or ": it defines no classes."
-    return f"trainer is {trainer!r}, but {where} has no class {name}{hint}"
+    return f"{key} is {trainer!r}, but {where} has no class {name}{hint}"
 
 
 def _import_file(file: pathlib.Path) -> ModuleType:

@@ -6,6 +6,7 @@ Importing this module does not import TensorFlow.
 
 from collections.abc import Callable, Iterable, Mapping
 import math
+import re
 from typing import Any
 
 from ctl import errors, optimizers
@@ -15,6 +16,7 @@ from ctl.hardware import devices, strategies
 
 PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 XLA_MODES = ("auto", "off", "loop", "step", "gradients", "autocluster")
+ACTIONS = ("early_stopping",)  # the names in ctl.loop.actions.registry
 ON_NON_FINITE = ("stop", "skip", "rollback", "ignore")
 
 _CHOICES = {
@@ -27,6 +29,8 @@ _CHOICES = {
     "train.on_non_finite": ON_NON_FINITE,
     "train.preemption_notice": ("none", "gce"),
     "train.checkpoint_writing": ("auto", "background", "blocking"),
+    "train.best.mode": ("", "max", "min"),
+    "train.early_stopping.mode": ("", "max", "min"),
     "optimizer.name": tuple(optimizers.CLASSES),
     "optimizer.schedule": ("constant", "cosine"),
 }
@@ -49,6 +53,9 @@ _MINIMUM = {
     "train.steps": 1,
     "train.steps_per_loop": 1,
     "train.rollback_limit": 1,
+    "train.best.keep": 1,
+    "train.early_stopping.patience": 1,
+    "train.summary_interval": 0,
     "train.checkpoint_interval": 0,
     "train.checkpoints_to_keep": 1,
     "train.checkpoint_keep_every": 0,
@@ -69,6 +76,7 @@ _NOT_NEGATIVE = (
     "optimizer.clip.norm",
     "optimizer.clip.value",
     "train.checkpoint_seconds",
+    "train.early_stopping.min_delta",
     "train.loss_spike",
     "train.stall_seconds",
 )
@@ -85,6 +93,7 @@ _OTHER_BOUNDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "at least 1, or -1 to let tf.data choose",
     ),
 }
+_METRICS = ("train.best.metric", "train.early_stopping.metric")
 MAX_DIGITS = 99  # of an integer; Python refuses to print integers of thousands of digits
 
 
@@ -107,6 +116,14 @@ def check_values(values: Mapping[str, Any]) -> None:
         allowed, requirement = _OTHER_BOUNDS.get(key, (None, ""))
         if allowed and not allowed(value):
             raise UsageError(f"{key} is {value}, but must be {requirement}.")
+    for key in _METRICS:
+        name = values.get(key, "")
+        if name and not re.fullmatch("eval/.+", name):
+            raise UsageError(
+                f"{key} is {name!r}, but must be the name of a metric of the evaluation, eval/NAME, "
+                "such as eval/loss."
+            )
+    _check_actions(values.get("actions", ()))
     _check_strings("runtime.devices", values.get("runtime.devices", ()), 'names such as "GPU:0"')
     devices.check_names(values.get("runtime.devices", ()))
     _check_strings("init.variables", values.get("init.variables", ()), 'patterns such as "conv*/*"')
@@ -117,6 +134,22 @@ def format_integer(number: int) -> str:
     if abs(number) < 10**MAX_DIGITS:
         return str(number)
     return f"a number of {int(math.log10(abs(number))) + 1} digits"
+
+
+def _check_actions(actions: Iterable[Any]) -> None:
+    for index, action in enumerate(actions):
+        key = f"actions[{index}]"
+        name = action.get("name") if isinstance(action, Mapping) else action
+        if not isinstance(name, str) or not name:
+            raise UsageError(
+                f"{key} is {overrides.show_value(action)}, but must be a name, or a dict with a name "
+                "and arguments."
+            )
+        if ":" not in name and name not in ACTIONS:
+            raise UsageError(
+                f"{key} is {name!r}, but must be path/to/file.py:Class, package.module:Class, or "
+                f"{' or '.join(ACTIONS)}."
+            )
 
 
 def _check_strings(key: str, elements: Iterable[Any], requirement: str) -> None:

@@ -1,8 +1,8 @@
 """Orbit's Controller with boundaries at absolute steps."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 import contextlib
-import math
+import pathlib
 import time
 from typing import Any
 
@@ -11,12 +11,15 @@ import tensorflow as tf
 
 from ctl.errors import Failure, NonFiniteStep, UsageError
 from ctl.evaluator import Interrupted, StandardEvaluator
-from ctl.hardware import coordinator
 from ctl.hardware.collectives import ProcessGroup
+from ctl.loop import loop_checks
+from ctl.loop.actions.action import as_action
+from ctl.loop.actions.action_list import ActionList
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.manager import CheckpointManager
 from ctl.loop.reporter import Reporter, as_numbers
 from ctl.loop.rollback import RollbackPolicy
+from ctl.loop.step_summaries import StepSummaries
 from ctl.loop.stop import StopRequest
 from ctl.loop.watchdog import Watchdog
 from ctl.trainer import StandardTrainer
@@ -37,7 +40,13 @@ class Controller(orbit.Controller):
         outputs: the last loop's loss and metrics.
         evaluation: the last evaluation's loss and metrics, or None.
         evaluated_step: the step of that evaluation.
-        stopped: whether training ended early, on request.
+        stopped: whether training was interrupted, to be resumed later.
+        trained_step: the step at which training ended; None before.
+        actions: what is called with the outputs of inner loops and evaluations.
+        workdir: the folder of the run, for actions; None if it has none.
+        is_chief: whether this process is the one that prints and writes.
+        processes: the processes of the run.
+        reporter: prints, summarizes and records what happens.
     """
 
     def __init__(
@@ -56,8 +65,12 @@ class Controller(orbit.Controller):
         processes: ProcessGroup | None = None,
         watchdog: Watchdog | None = None,
         rollback: RollbackPolicy | None = None,
+        summary_interval: int | None = None,
         train_actions: Iterable[orbit.Action] | None = None,
         eval_actions: Iterable[orbit.Action] | None = None,
+        actions: Iterable[Callable[[Any], Any]] = (),
+        workdir: pathlib.Path | None = None,
+        is_chief: bool = True,
     ):
         """Connects the parts of a run.
 
@@ -75,11 +88,17 @@ class Controller(orbit.Controller):
             processes: the processes of the run; by default this one only.
             watchdog: reports inner loops that hang.
             rollback: decides which batches to skip, if the trainer's `on_non_finite` is "rollback".
-            train_actions: called with each loop's outputs.
-            eval_actions: called with each evaluation's outputs.
+            summary_interval: steps between two writes of `tf.summary` calls in a step; by default
+                `steps_per_loop`.
+            train_actions: Orbit actions, called with each loop's outputs in every process.
+            eval_actions: the same with each evaluation's outputs.
+            actions: further actions, each called where it says; see `loop.actions.action.Action`.
+            workdir: the folder of the run, for actions.
+            is_chief: whether this process is the one that prints and writes.
 
         Raises:
-            UsageError: on_non_finite is "rollback" and there are no checkpoints.
+            UsageError: on_non_finite is "rollback" and there are no checkpoints, or an action cannot
+                work in this run.
         """
         # Without checkpoints the first non-finite step would end the run: say so before it starts.
         self._rolls_back = trainer.options.on_non_finite == "rollback"
@@ -93,26 +112,40 @@ class Controller(orbit.Controller):
             steps_per_loop=steps_per_loop,
             summary_dir=summary_dir,
             eval_summary_dir=eval_summary_dir,
-            train_actions=train_actions,
-            eval_actions=eval_actions,
         )
         self.outputs: dict[str, Any] = {}
         self.evaluation: dict[str, Any] | None = None
         self.evaluated_step: int | None = None
         self.stopped = False
+        self.trained_step: int | None = None
+        self.workdir = workdir
+        self.is_chief = is_chief
+        self.processes = processes or ProcessGroup()
         self._stop = stop or StopRequest()
-        self._processes = processes or ProcessGroup()
+        self._has_restored = False  # since the last evaluation
         self._watch = watchdog.loop if watchdog else lambda step: contextlib.nullcontext()
         self._rollback = rollback or RollbackPolicy()
-        self._reporter = reporter or Reporter(trainer)
+        self.reporter = reporter or Reporter(trainer)
         self._manager = CheckpointManager(
             trainer,
             checkpoints,
             interval=checkpoint_interval,
             seconds=checkpoint_seconds,
-            on_event=self._reporter.record,
-            print_line=self._reporter.print_line,
+            on_event=self.reporter.record,
+            print_line=self.reporter.print_line,
+            get_notes=self._get_notes,
+            set_notes=lambda notes: self.actions.set_state(notes.get("actions", {})),
         )
+        self._step_summaries = StepSummaries(
+            trainer,
+            interval=summary_interval or steps_per_loop,
+            print_line=self.reporter.print_line,
+        )
+        orbit_actions = (
+            *(as_action(action, at="train") for action in train_actions or ()),
+            *(as_action(action, at="eval") for action in eval_actions or ()),
+        )
+        self.actions = ActionList((*orbit_actions, *actions), self)
 
     @property
     def step(self) -> int:
@@ -127,13 +160,14 @@ class Controller(orbit.Controller):
     @property
     def examples_per_second(self) -> float | None:
         """The speed of training after the first loop, without evaluating and saving."""
-        return self._reporter.throughput.examples_per_second
+        return self.reporter.throughput.examples_per_second
 
     def train(self, steps: int, checkpoint_at_completion: bool = True) -> None:
         """Trains until `global_step` is `steps`, or until a stop is requested."""
         self._train_loop(steps, end=steps)
-        if checkpoint_at_completion or self.stopped:
+        if checkpoint_at_completion or self._has_ended:
             self.save_checkpoint()
+        self.end_training()
 
     def train_and_evaluate(
         self, train_steps: int, eval_steps: int = -1, eval_interval: int | None = None
@@ -148,16 +182,29 @@ class Controller(orbit.Controller):
         Returns:
             The last evaluation, or None if a stop was requested before it.
         """
-        while self.step < train_steps and not self.stopped:
-            until = min(train_steps, _next_multiple(self.step, eval_interval or train_steps))
-            self._train_loop(until, end=train_steps)
+        while self.step < train_steps and not self._has_ended:
+            # A checkpoint is saved before the evaluation of its step, so that the states of actions in
+            # it do not include that evaluation, which is repeated.
+            if (
+                self._has_restored
+                and eval_interval
+                and self.step
+                and self.step % eval_interval == 0
+            ):
+                until = self.step
+            else:
+                until = min(train_steps, _next_multiple(self.step, eval_interval or train_steps))
+                self._train_loop(until, end=train_steps)
             # Before the last evaluation, so that a run killed in it need not train again.
-            if self.stopped or until == train_steps:
+            if self._has_ended or until == train_steps:
                 self.save_checkpoint()
+            if self.step < until and not self._has_ended:
+                continue  # rolled back, maybe to before an earlier evaluation
             if not self.stopped:
                 self.evaluate(eval_steps)
-                if self.stopped:
+                if self._has_ended:
                     self.save_checkpoint()
+        self.end_training()
         return self.evaluation
 
     def evaluate(self, steps: int = -1) -> dict[str, Any] | None:
@@ -170,20 +217,30 @@ class Controller(orbit.Controller):
         # An evaluation may take longer than a cloud waits after its notice, so it checks for a stop.
         self.evaluator.any_process_stops = self.any_process_stops
         try:
-            with self._reporter.summary_writer(self.eval_summary_manager):
+            with self.reporter.summary_writer(self.eval_summary_manager):
                 outputs = self.evaluator.evaluate(tf.constant(steps, tf.int32))
         except Interrupted:
             self.stopped = True
             return None
-        for action in self.eval_actions:
-            action(outputs)
-        self.evaluation, self.evaluated_step = as_numbers(outputs), self.step
-        self._reporter.evaluation_ended(self.step, self.evaluation, self.eval_summary_manager)
-        return self.evaluation
+        self._has_restored = False
+        self.evaluation = numbers = as_numbers(outputs)
+        self.evaluated_step = self.step
+        self.reporter.evaluation_ended(self.step, numbers, self.eval_summary_manager)
+        with self.reporter.summary_writer(self.eval_summary_manager, flush=True):
+            self.actions.run("eval", numbers)
+        return numbers
+
+    def end_training(self) -> None:
+        """Lets the actions end, unless training was interrupted; `train...` call it, too."""
+        self.trained_step = self.step
+        if not self.stopped:
+            self.actions.end()
 
     def restore_checkpoint(self, checkpoint_path: str | None = None) -> str | None:
         """Restores a checkpoint, by default the newest; returns its path, or None without one."""
-        return self._manager.all_restore(checkpoint_path)
+        path = self._manager.all_restore(checkpoint_path)
+        self._has_restored = self.actions.has("eval")
+        return path
 
     def save_checkpoint(self) -> None:
         """Saves a checkpoint, unless this step has one already."""
@@ -195,13 +252,13 @@ class Controller(orbit.Controller):
 
     def any_process_stops(self) -> bool:
         """Whether a stop was requested in any process; every process must call it."""
-        return self._processes.any_process(self._stop.requested)
+        return self.processes.any_process(self._stop.requested)
 
     def _train_loop(self, until: int, *, end: int) -> None:
         """Runs inner loops until `global_step` is `until`, of a run that ends at `end`."""
         if self._rolls_back and self._manager.saved_step is None:
             self.save_checkpoint()  # a rollback from the first steps needs a checkpoint, too
-        while self.step < until and not self.stopped:
+        while self.step < until and not self._has_ended:
             first = self.step
             if self._rollback.skips(first):  # a batch before the boundary of an earlier rollback
                 self.trainer.global_step.assign_add(1)
@@ -210,9 +267,8 @@ class Controller(orbit.Controller):
                 begin = time.perf_counter()
                 try:
                     with (
-                        self._reporter.summary_writer(self.summary_manager),
-                        # The user's own summaries are written once per loop, and not in each step.
-                        tf.summary.record_if(False),
+                        self.reporter.summary_writer(self.summary_manager),
+                        self._step_summaries.recording(),
                         self._watch(first),
                     ):
                         outputs = self.trainer.train(tf.constant(boundary - first, tf.int32)) or {}
@@ -220,26 +276,39 @@ class Controller(orbit.Controller):
                         self.outputs = as_numbers(outputs)
                 except NonFiniteStep as error:
                     self._all_roll_back(error)
+                    if self._has_restored:
+                        return  # to repeat the evaluations since, for the actions
                     continue
                 steps, seconds = boundary - first, time.perf_counter() - begin
-                self._reporter.throughput.add(steps, seconds=seconds)
-                self._check_step(boundary)
+                self.reporter.throughput.add(steps, seconds=seconds)
+                repeated = loop_checks.count_repeated_steps(self.trainer, self.step, boundary)
+                if repeated:
+                    self.reporter.record("repeated", self.step, steps=repeated)
                 if self.trainer.non_finite_report:
-                    self._reporter.steps_skipped(self.trainer.non_finite_report, steps=steps)
-                self._check_loss()
-                for action in self.train_actions:
-                    action(outputs)
-                self._reporter.loop_ended(
+                    self.reporter.steps_skipped(self.trainer.non_finite_report, steps=steps)
+                loop_checks.check_loss(self.trainer, self.step, self.outputs, self.reporter)
+                with self.reporter.summary_writer(self.summary_manager):
+                    self.actions.run("train", self.outputs)
+                self.reporter.loop_ended(
                     self.step, self.outputs, self.summary_manager, last_step=end
                 )
             # Every process comes here at the same step, and decides the same: the chief's clock and a
             # signal to any process count for all.
             due = self._manager.is_due_by_step()
             if self._manager.seconds and not due:
-                due = bool(self._processes.broadcast_from_chief(self._manager.is_due_by_time()))
+                due = bool(self.processes.broadcast_from_chief(self._manager.is_due_by_time()))
             if due:
                 self.save_checkpoint()
-            self.stopped = self._processes.any_process(self._stop.requested)
+            self.stopped = self.processes.any_process(self._stop.requested)
+
+    @property
+    def _has_ended(self) -> bool:
+        return self.stopped or self.actions.stop_reason is not None
+
+    def _get_notes(self) -> dict[str, Any]:
+        """What a checkpoint holds besides the trainer: nothing, unless an action has a state."""
+        states = self.actions.get_state()
+        return {"actions": states} if states else {}
 
     def _next_boundary(self, step: int, until: int) -> int:
         """The step at which an inner loop that begins at `step` ends."""
@@ -252,7 +321,7 @@ class Controller(orbit.Controller):
         """Restores the last checkpoint, to skip the batch from now on; or ends the run."""
         # The trainer checks reduced values, so that every process comes here.
         policy = self.trainer.options.on_non_finite
-        self._reporter.record("non_finite", error.step, policy=policy, tensor=error.tensor)
+        self.reporter.record("non_finite", error.step, policy=policy, tensor=error.tensor)
         if not self._rolls_back:
             raise error
         self._rollback.skip(error)
@@ -262,34 +331,12 @@ class Controller(orbit.Controller):
             raise Failure(
                 f"{error.what} No checkpoint is left to go back to: start again with --fresh."
             )
-        self._reporter.record("rollback", self.step, left_out=error.step, path=path)
-        self._reporter.print_line(
+        self._has_restored = self.actions.has("eval")
+        self.reporter.record("rollback", self.step, left_out=error.step, path=path)
+        self.reporter.print_line(
             f"{error.what} Back to step {self.step}; that batch is skipped from now on "
             f"(rollback {self._rollback.rollbacks})."
         )
-
-    def _check_step(self, boundary: int) -> None:
-        """Checks that the loop ended where it should; a coordinator may repeat steps."""
-        if self.step > boundary and coordinator.is_coordinated(self.trainer.strategy):
-            self._reporter.record("repeated", self.step, steps=self.step - boundary)
-        elif self.step != boundary:
-            raise UsageError(
-                f"A loop to step {boundary} ended at step {self.step}: train_step must add 1 to "
-                "self.global_step."
-            )
-
-    def _check_loss(self) -> None:
-        """Ends the run if the loss is not finite although the trainer reported no such step."""
-        # A user's own `replica_step`, or a parameter server, may apply updates that are not checked.
-        loss = self.outputs.get("loss")
-        policy = self.trainer.options.on_non_finite
-        if policy != "ignore" and isinstance(loss, float) and not math.isfinite(loss):
-            self._reporter.record("non_finite", self.step, policy="stop", tensor="the loss")
-            raise Failure(
-                f"The loss of the loop that ended at step {self.step} is {loss}. Nothing was saved "
-                "since: lower the learning rate, clip the gradients, or continue with such losses by "
-                "train.on_non_finite=ignore."
-            )
 
 
 def _next_multiple(step: int, interval: int) -> int:

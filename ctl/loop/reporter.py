@@ -1,6 +1,6 @@
 """What a run prints, summarizes and records of its loops and evaluations."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import pathlib
 from typing import Any
@@ -103,13 +103,23 @@ class Reporter:
             self._progress.evaluated(step, outputs)
         self.record("eval", step, **outputs)
 
+    @contextlib.contextmanager
     def summary_writer(
-        self, summaries: orbit.utils.SummaryManager
-    ) -> contextlib.AbstractContextManager[Any]:
-        """Makes the default writer of the user's own summaries, for the `with` around a loop."""
+        self, summaries: orbit.utils.SummaryManager, *, flush: bool = False
+    ) -> Iterator[None]:
+        """Makes the default writer of the user's own summaries, for a loop or its actions.
+
+        Args:
+            summaries: owns the writer.
+            flush: whether to write to the file at the end.
+        """
         with self._report_write_errors():  # the first call creates the file
-            writer: contextlib.AbstractContextManager[Any] = summaries.summary_writer().as_default()
-        return writer
+            writer = summaries.summary_writer()
+        with writer.as_default():
+            yield
+        if flush:
+            with self._report_write_errors():
+                summaries.flush()
 
     def _summarize(self, summaries: orbit.utils.SummaryManager, outputs: Mapping[str, Any]) -> None:
         with self._report_write_errors():

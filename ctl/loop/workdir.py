@@ -26,6 +26,7 @@ class Workdir:
 
         config.json                the config of the run, every key
         checkpoints/ckpt-<step>    weights, slot variables and counters
+        best/ckpt-<step>           the best checkpoints, if train.best is set
         summaries/{train,eval}/    for TensorBoard
         events.jsonl               one line per event: start, checkpoint, eval, rollback, ...
         result.json                the last step, its metrics, and versions
@@ -57,6 +58,11 @@ class Workdir:
     def checkpoints(self) -> pathlib.Path:
         """The folder of checkpoints."""
         return self.path / "checkpoints"
+
+    @property
+    def best(self) -> pathlib.Path:
+        """The folder of the best checkpoints."""
+        return self.path / "best"
 
     def summaries(self, split: str) -> str | None:
         """The folder of a split's summaries; None if this process writes none."""

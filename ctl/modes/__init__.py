@@ -36,6 +36,7 @@ class Arguments:
         allow_config_change: resume although the config changed (`--allow_config_change`).
         allow_partial_restore: resume from a checkpoint that matches the trainer only in part
             (`--allow_partial_restore`).
+        checkpoint: what to evaluate (`--checkpoint`): "best", a step, a path, or "" for the newest.
         topology: the TPU slices to compile for (`--topology`), or "".
         find_batch: search for the largest batch that fits (`--find_batch`).
     """
@@ -46,6 +47,7 @@ class Arguments:
     fresh: bool = False
     allow_config_change: bool = False
     allow_partial_restore: bool = False
+    checkpoint: str = ""
     topology: str = ""
     find_batch: bool = False
 

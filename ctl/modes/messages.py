@@ -8,8 +8,15 @@ from ctl.loop.progress import format_numbers
 from ctl.replica.engine import engine_of
 
 
-def complete(step: int, evaluation: Mapping[str, Any], config: Any) -> str:
+def complete(step: int, result: Mapping[str, Any], config: Any) -> str:
     """A run has nothing left to do; how to train longer."""
+    evaluation, stopped = result.get("eval") or {}, result.get("stopped")
+    if stopped:
+        return (
+            f"This run is complete: it ended at step {step}, because {stopped['reason']}. To train "
+            "longer, change what ended it, such as train.early_stopping.patience; to start from "
+            "scratch, add --fresh."
+        )
     numbers = f", {format_numbers(evaluation)}" if evaluation else ""
     flags = f"--config.train.steps={step * 2}"
     if config.optimizer.schedule == "cosine" and not config.optimizer.decay_steps:

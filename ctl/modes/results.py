@@ -1,5 +1,6 @@
 """What result.json records of a run."""
 
+from collections.abc import Sequence
 import importlib.metadata
 import logging
 from typing import Any
@@ -14,19 +15,37 @@ from ctl.replica.engine import engine_of
 _PACKAGES = ("ctl", "tensorflow", "tf_keras", "tf-models-official", "numpy")
 
 
-def is_complete(workdir: Workdir, step: int, evaluates: bool) -> bool:
-    """Whether a run whose last checkpoint is at its last step has nothing left to do.
+# A run that an action has ended continues if one of these keys changes.
+_KEYS_OF_STOPS = ("train.early_stopping.", "eval.", "actions:")
+
+
+def is_complete(
+    workdir: Workdir, step: int, *, steps: int, evaluates: bool, changes: Sequence[str]
+) -> bool:
+    """Whether a run has nothing left to do.
 
     The result is written last, so a run that was killed before has no result of that step.
+
+    Args:
+        workdir: the folder of the run.
+        step: the step of its last checkpoint.
+        steps: the step to train to.
+        evaluates: whether it must have been evaluated.
+        changes: one line for each change of the config, "key: old -> new".
     """
     result = workdir.result()
-    return result.get("step") == step and (not evaluates or bool(result.get("eval")))
+    stopped = bool(result.get("stopped")) and not any(
+        line.startswith(_KEYS_OF_STOPS) for line in changes
+    )
+    is_last = result.get("step") == step and (step >= steps or stopped)
+    return is_last and (not evaluates or bool(result.get("eval")))
 
 
 def make_result(experiment: Experiment, controller: Controller, seconds: float) -> dict[str, Any]:
     """Makes the result of a process that trained for `seconds`."""
+    stopped = controller.actions.stop_reason
     return {
-        "step": controller.step,
+        "step": controller.trained_step,
         "train": controller.outputs,
         "eval": controller.evaluation if controller.evaluated_step == controller.step else None,
         "examples_per_second": controller.examples_per_second,
@@ -34,6 +53,8 @@ def make_result(experiment: Experiment, controller: Controller, seconds: float) 
         "strategy": experiment.hardware.name,
         "replicas": engine_of(experiment.trainer).plan.layout.replicas,
         "versions": _versions(),
+        **({"stopped": stopped} if stopped else {}),
+        **controller.actions.results(),
     }
 
 

@@ -1,11 +1,17 @@
 """class Run: experiment, workdir, processes, progress, checkpoints and controller of one run."""
 
+from collections.abc import Callable, Iterable
 import contextlib
 from typing import Any
 
 from ctl import optimizers
 from ctl.errors import UsageError, print_line
 from ctl.hardware.collectives import ProcessGroup
+from ctl.loop.actions import registry
+from ctl.loop.actions.action import Action
+from ctl.loop.actions.action_list import check_action
+from ctl.loop.actions.memory_growth import MemoryGrowth
+from ctl.loop.actions.retraces import Retraces
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller
 from ctl.loop.preemption import GceNotice
@@ -46,6 +52,7 @@ class Run:
         self.config = self.experiment.config
         self.trainer = self.experiment.trainer
         self.workdir = arguments.workdir
+        self._config_path = arguments.config_path
         self.is_chief = self.experiment.hardware.is_chief
         # The same group everywhere in the run, so that all its collective calls have one order.
         self.processes = ProcessGroup(self.experiment.hardware)
@@ -72,6 +79,7 @@ class Run:
         stop: StopRequest | None = None,
         watchdog: Watchdog | None = None,
         rollback: RollbackPolicy | None = None,
+        actions: Iterable[Callable[[Any], Any]] = (),
     ) -> Controller:
         """Makes the controller.
 
@@ -79,6 +87,7 @@ class Run:
             stop: requests that the run saves and stops.
             watchdog: reports inner loops that hang.
             rollback: decides which batches to skip.
+            actions: called at the end of inner loops and evaluations.
         """
         return Controller(
             trainer=self.trainer,
@@ -99,7 +108,19 @@ class Run:
             processes=self.processes,
             watchdog=watchdog,
             rollback=rollback,
+            summary_interval=self.config.train.summary_interval or None,
+            actions=actions,
+            workdir=self.workdir.path,
+            is_chief=self.is_chief,
         )
+
+    def make_actions(self) -> list[Action]:
+        """Makes the actions of the config, of the trainer, and the ones that watch every run."""
+        configured = registry.make_actions(
+            self.config, self._config_path, best_folder=self.workdir.best
+        )
+        actions = [*configured, *self.trainer.build_actions(), Retraces(), MemoryGrowth()]
+        return [check_action(action, self.experiment.evaluator) for action in actions]
 
     def make_watchdog(self) -> Watchdog:
         """Makes the watchdog of this process.

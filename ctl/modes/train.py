@@ -27,6 +27,7 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
     if arguments.fresh or not run.checkpoints.files.steps():
         moved = workdir.path if arguments.fresh else None
         warm_start.check(run.trainer, config.init, moved=moved)
+    actions = run.make_actions()
 
     with RunLock(workdir.path) as lock:
         changes: list[str] = []
@@ -42,11 +43,14 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
         processes.barrier()  # no process reads the folder before the chief has moved the old run
 
         latest = processes.broadcast_from_chief(run.checkpoints.latest_step() or 0)
-        if latest >= config.train.steps and processes.any_process(
-            results.is_complete(workdir, latest, evaluates)
+        # The chief's result and its changes of the config decide for all processes.
+        if processes.any_process(
+            run.is_chief
+            and results.is_complete(
+                workdir, latest, steps=config.train.steps, evaluates=evaluates, changes=changes
+            )
         ):
-            evaluation = workdir.result().get("eval") or {}
-            progress.print_line(messages.complete(latest, evaluation, config))
+            progress.print_line(messages.complete(latest, workdir.result(), config))
             return DONE
 
         with (
@@ -55,7 +59,9 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
             run.make_watchdog() as watchdog,
         ):
             rollback = run.broadcast_rollback_policy()
-            controller = run.make_controller(stop=stop, watchdog=watchdog, rollback=rollback)
+            controller = run.make_controller(
+                stop=stop, watchdog=watchdog, rollback=rollback, actions=actions
+            )
             restored = controller.restore_checkpoint()
             warm = None
             if not restored:
@@ -87,6 +93,7 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
                 )
             else:  # killed between the last checkpoint and the last evaluation
                 controller.evaluate()
+                controller.end_training()
             controller.wait_for_checkpoint()
 
             result = results.make_result(run.experiment, controller, time.monotonic() - start)
@@ -94,7 +101,9 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
                 result |= results.read_training(workdir)
             workdir.write_result(result)
             ending = "stop" if controller.stopped else "end"
-            workdir.event(ending, controller.step, **stop.reasons)
+            ended_by = controller.actions.stop_reason or {}
+            reasons = stop.reasons | {k: v for k, v in ended_by.items() if k == "reason"}
+            workdir.event(ending, result["step"], **reasons)
         processes.barrier()  # no process exits while another one still writes
 
     if controller.stopped:

@@ -158,6 +158,7 @@ SWITCHES = {
     "data.tfrecord.cache",
     "optimizer.nesterov",
     "train.norms",
+    "train.early_stopping.restore_best",
 }
 
 
@@ -185,6 +186,8 @@ def test_every_key_has_values_that_are_rejected(name):
         float: [-1.0, float("nan"), float("inf")],
         list: [["CPU"], ["GPU:0", "GPU:0"], ["GPU:0", "CPU:0"], [5]],
     }[type(KEYS[name])]
+    if name == "actions":
+        rejected = [["?"], [5], [{"every": 5}], [{"name": "a:B", "x": float("nan")}]]
     if name in SWITCHES or name in FREE:  # ConfigDict itself checks the type
         with pytest.raises(TypeError):
             is_rejected(name, rejected[0])
@@ -196,6 +199,10 @@ def test_free_keys_and_switches_are_all_strings_and_booleans():
     assert {name for name in KEYS if type(KEYS[name]) is bool} == SWITCHES
     assert {name for name in KEYS if not KEYS[name] and type(KEYS[name]) is str} == FREE | {
         "trainer",
+        "train.best.metric",
+        "train.best.mode",
+        "train.early_stopping.metric",
+        "train.early_stopping.mode",
         "runtime.all_reduce.dtype",
         "runtime.tpu.name",
         "runtime.tpu.zone",
@@ -222,6 +229,53 @@ def test_free_keys_and_switches_are_all_strings_and_booleans():
 def test_section_runtime_and_trainer_options_are_checked_without_the_rest(changes, message):
     with pytest.raises(UsageError, match=message):
         validation.check_runtime(overrides.flatten(ctl.config(**changes)))
+
+
+BEST = dict(metric="eval/accuracy", mode="max")
+
+
+@pytest.mark.parametrize(
+    ("train", "evaluation", "message"),
+    [
+        (dict(best=dict(metric="eval/loss")), {}, "train.best.mode is not set: choose max"),
+        (
+            dict(best=dict(mode="max")),
+            {},
+            "train.best.mode has no effect without train.best.metric",
+        ),
+        (dict(best=dict(keep=2)), {}, "train.best.keep has no effect without train.best.metric"),
+        (dict(best=dict(BEST, mode="high")), {}, "train.best.mode is 'high'"),
+        (dict(best=dict(BEST, metric="accuracy")), {}, "must be the name of a metric of the eval"),
+        (
+            dict(best=dict(BEST, metric="train/loss")),
+            {},
+            "must be the name of a metric of the eval",
+        ),
+        (dict(best=dict(BEST, keep=0)), {}, "train.best.keep is 0, but must be at least 1"),
+        (dict(early_stopping=BEST), {}, "has no effect with eval.interval=0"),
+        (dict(early_stopping=dict(patience=5)), dict(interval=5), "patience has no effect without"),
+        (
+            dict(early_stopping=dict(BEST, min_delta=-1.0)),
+            dict(interval=5),
+            "min_delta is -1.0, but must be a finite number, at least 0",
+        ),
+        (
+            dict(early_stopping=dict(BEST, restore_best=True), best=dict(BEST, metric="eval/f1")),
+            dict(interval=5),
+            "restores the best eval/accuracy, but train.best.metric is eval/f1: use one metric",
+        ),
+    ],
+)
+def test_monitored_metrics_are_checked(train, evaluation, message):
+    with pytest.raises(UsageError, match=message):
+        validation.check_config(valid(train=train, eval=evaluation))
+
+
+def test_monitored_metrics_may_be_combined():
+    stopping = dict(BEST, patience=2, restore_best=True)
+    train = dict(best=dict(BEST, keep=3), early_stopping=stopping)
+    validation.check_config(valid(train=train, eval=dict(interval=5)))
+    validation.check_config(valid(train=dict(best=dict(BEST, metric="eval/test/accuracy"))))
 
 
 def test_rollback_limit_requires_rollback():

@@ -13,9 +13,17 @@ def make_config(schedule="constant", decay_steps=0):
 
 
 def test_complete_run_names_the_flag_that_trains_longer():
-    assert messages.complete(30, {"loss": 0.5}, make_config()) == (
+    assert messages.complete(30, {"eval": {"loss": 0.5}}, make_config()) == (
         "This run is complete: 30 steps, loss 0.5000. To train longer, increase train.steps "
         "(--config.train.steps=60); to start from scratch, add --fresh."
+    )
+
+
+def test_run_that_an_action_has_ended_names_the_reason():
+    result = {"eval": {"loss": 0.5}, "stopped": {"step": 30, "reason": "eval/loss is bad"}}
+    assert messages.complete(30, result, make_config()) == (
+        "This run is complete: it ended at step 30, because eval/loss is bad. To train longer, change "
+        "what ended it, such as train.early_stopping.patience; to start from scratch, add --fresh."
     )
 
 

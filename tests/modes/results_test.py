@@ -20,13 +20,35 @@ from ctl.modes import results
 )
 def test_run_is_complete_once_its_last_step_has_a_result(result, evaluates, complete):
     workdir = types.SimpleNamespace(result=lambda: result)
-    assert results.is_complete(workdir, 30, evaluates) == complete
+    is_complete = results.is_complete(workdir, 30, steps=30, evaluates=evaluates, changes=[])
+    assert is_complete == complete
+    assert not results.is_complete(workdir, 30, steps=60, evaluates=evaluates, changes=[])
+
+
+@pytest.mark.parametrize(
+    ("step", "changes", "complete"),
+    [
+        (30, [], True),
+        (30, ["train.steps: 60 -> 90", "runtime.xla: 'off' -> 'auto'"], True),
+        (30, ["train.early_stopping.patience: 3 -> 5"], False),
+        (30, ["eval.interval: 5 -> 10"], False),
+        (30, ["actions: [] -> ['a.py:A']"], False),
+        (20, [], False),
+    ],
+)
+def test_run_that_an_action_has_ended_is_complete_unless_that_is_changed(step, changes, complete):
+    result = {"step": 30, "eval": {"loss": 1.0}, "stopped": {"step": 30, "reason": "x"}}
+    workdir = types.SimpleNamespace(result=lambda: result)
+    is_complete = results.is_complete(workdir, step, steps=60, evaluates=True, changes=changes)
+    assert is_complete == complete
 
 
 @pytest.mark.parametrize(("evaluated_step", "evaluation"), [(30, {"loss": 1.0}), (20, None)])
 def test_result_has_only_an_evaluation_of_the_last_step(evaluated_step, evaluation):
     controller = types.SimpleNamespace(
         step=30,
+        trained_step=30,
+        actions=types.SimpleNamespace(stop_reason=None, results=dict),
         outputs={"loss": 0.5},
         evaluation={"loss": 1.0},
         evaluated_step=evaluated_step,
@@ -49,6 +71,28 @@ def test_result_has_only_an_evaluation_of_the_last_step(evaluated_step, evaluati
         "replicas": 2,
     }
     assert {"tensorflow", "numpy"} <= versions.keys()
+
+
+def test_result_says_why_an_action_ended_the_run_and_what_was_best():
+    reason = {"step": 30, "reason": "eval/loss has not improved"}
+    best = {"best": {"step": 20, "value": 0.5}}
+    controller = types.SimpleNamespace(
+        step=20,  # the best checkpoint was restored
+        trained_step=30,
+        actions=types.SimpleNamespace(stop_reason=reason, results=lambda: best),
+        outputs={},
+        evaluation={"loss": 0.5},
+        evaluated_step=20,
+        examples_per_second=None,
+    )
+    plan = types.SimpleNamespace(layout=types.SimpleNamespace(replicas=1))
+    experiment = types.SimpleNamespace(
+        hardware=types.SimpleNamespace(name="default"),
+        trainer=types.SimpleNamespace(_ctl_engine=types.SimpleNamespace(plan=plan)),
+    )
+    result = results.make_result(experiment, controller, 3.0)
+    assert (result["step"], result["eval"]) == (30, {"loss": 0.5})
+    assert result["stopped"] == reason and result["best"] == best["best"]
 
 
 def test_training_of_an_earlier_process_is_read_without_the_rest():

@@ -2,9 +2,11 @@
 
 import json
 import pathlib
+import re
 
 import pytest
 
+import ctl
 from ctl.errors import UsageError
 from ctl.modes import DONE, STOPPED, train
 from tests import experiments
@@ -69,3 +71,70 @@ def test_reason_of_a_stop_is_recorded(make_arguments, monkeypatch):
     assert train.train(make_arguments()) == STOPPED
     last = json.loads(pathlib.Path("run/events.jsonl").read_text().splitlines()[-1])
     assert (last["event"], last["signal"]) == ("stop", "SIGTERM")
+
+
+STOPPING = {
+    "train.steps": 100, "eval.interval": 5, "train.early_stopping.metric": "eval/loss",
+    "train.early_stopping.mode": "max", "train.early_stopping.patience": 2,
+    "train.early_stopping.restore_best": True,
+}  # fmt: skip
+
+
+def test_early_stopping_ends_the_run_and_the_result_says_why(make_arguments, capsys):
+    assert train.train_and_eval(make_arguments(STOPPING)) == DONE
+    result = experiments.read_result("run")
+    reason = result["stopped"]["reason"]
+    assert re.fullmatch(
+        r"eval/loss has not improved over [\d.]+ at step 5 for 2 evaluations", reason
+    )
+    # The loss falls, so that the first evaluation is the "best" one.
+    assert result["step"] == result["stopped"]["step"] == 15
+    assert result["best"]["step"] == 5 and result["best"]["restored"]
+    assert result["eval"]["loss"] == result["best"]["value"]
+    events = [
+        json.loads(line) for line in pathlib.Path("run/events.jsonl").read_text().splitlines()
+    ]
+    assert [(e["event"], e["step"]) for e in events if e["event"] not in ("checkpoint", "eval")] == [
+        ("start", 0), ("best", 5), ("stop_requested", 15), ("end", 15),
+    ]  # fmt: skip
+    assert [e["reason"] for e in events if "reason" in e] == [reason, reason]
+    capsys.readouterr()
+    assert train.train_and_eval(make_arguments(STOPPING)) == DONE
+    assert "This run is complete: it ended at step 15, because" in capsys.readouterr().out
+    longer = STOPPING | {"train.early_stopping.patience": 3}
+    assert train.train_and_eval(make_arguments(longer)) == DONE
+    assert experiments.read_result("run")["stopped"]["step"] == 20
+
+
+@pytest.mark.parametrize(
+    ("keys", "mode", "message"),
+    [
+        ({}, train.train, "eval/loss requires evaluations: use --mode=train_and_eval"),
+        (
+            {"train.early_stopping.metric": "eval/acuracy"},
+            train.train_and_eval,
+            "The evaluation has no metric eval/acuracy: did you mean eval/accuracy",
+        ),
+    ],
+)
+def test_metric_that_is_not_evaluated_is_rejected_before_anything_changes(
+    make_arguments, keys, mode, message
+):
+    assert train.train(make_arguments()) == DONE
+    before = sorted(pathlib.Path(".").rglob("*"))
+    with pytest.raises(UsageError, match=message):
+        mode(make_arguments(STOPPING | keys, fresh=True))
+    assert sorted(pathlib.Path(".").rglob("*")) == before
+
+
+def test_actions_of_the_trainer_and_of_the_config_are_called(make_arguments, monkeypatch, capsys):
+    class Hello(ctl.Action):
+        def __call__(self, outputs):
+            print("hello", self.controller.step, self.controller.workdir, outputs["examples"])
+
+    monkeypatch.setattr("ctl.StandardTrainer.build_actions", lambda trainer: [Hello()])
+    experiments.write(".", {"mine.py": "def make(word):\n    return lambda o: print(word)\n"})
+    arguments = make_arguments({"actions": '[{"name": "mine.py:make", "word": "by config"}]'})
+    assert train.train_and_eval(arguments) == DONE
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.index("by config") < lines.index("hello 10 run 50")

@@ -1,10 +1,11 @@
 """Saves and restores a trainer, in checkpoints numbered by global step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import errno
 import os
 import pathlib
 import tempfile
+from typing import Any
 
 import tensorflow as tf
 
@@ -49,6 +50,7 @@ class Checkpointer:
         on_restored: Callable[[], None] | None = None,
         partial: bool = False,
         reads_only: bool = False,
+        rank: Callable[[int], Any] | None = None,
     ):
         """Reads and writes nothing yet.
 
@@ -64,6 +66,7 @@ class Checkpointer:
             on_restored: called after a checkpoint was restored.
             partial: if a checkpoint does not match, restore the variables of the same name and shape.
             reads_only: nothing will be saved, so a checkpoint may have more than the trainer.
+            rank: the key that orders steps from the first to delete to the last; by default the step.
         """
         self.directory = pathlib.Path(directory)
         self.files = CheckpointFiles(directory)
@@ -78,6 +81,7 @@ class Checkpointer:
         self._on_restored = on_restored or (lambda: None)
         self._partial = partial
         self._reads_only = reads_only
+        self._rank = rank
         self._writing: int | None = None  # the step that a thread is writing
         # The restored checkpoint, and its variables that TensorFlow will restore when the trainer
         # builds them.
@@ -93,10 +97,13 @@ class Checkpointer:
         """The path of the checkpoint of a step."""
         return self.files.path(step)
 
-    def save(self) -> str:
+    def save(self, notes: Mapping[str, Any] | None = None) -> str:
         """Saves a checkpoint of the current step; returns its path.
 
         A checkpoint that is written in the background is complete after `wait`.
+
+        Args:
+            notes: what `files.notes` returns for it, in JSON types; the chief's notes are saved.
         """
         self._check_deferred()
         step = int(self._trainer.global_step.numpy())
@@ -113,7 +120,7 @@ class Checkpointer:
         options = tf.train.CheckpointOptions(
             experimental_enable_async_checkpoint=self._background,
             # Called in the thread that writes, once all files are written.
-            experimental_write_callbacks=[lambda _: self._commit(step)],
+            experimental_write_callbacks=[lambda _: self._commit(step, notes)],
         )
         self._writing = step if self._background else None
         self._checkpoint.write(self.path(step), options)
@@ -267,10 +274,10 @@ class Checkpointer:
             helper._async_error = None  # type: ignore[union-attr]
         return error
 
-    def _commit(self, step: int) -> None:
-        self.files.commit(step)
-        self.files.prune(keep=self._keep, keep_every=self._keep_every)
-        complete = [self.path(step) for step in self.files.steps()]
+    def _commit(self, step: int, notes: Mapping[str, Any] | None) -> None:
+        self.files.commit(step, notes)
+        self.files.prune(keep=self._keep, keep_every=self._keep_every, rank=self._rank)
+        complete = [self.path(step) for step in sorted(self.files.steps(), key=self._rank)]
         # For TensorFlow's own tools, such as `tf.train.latest_checkpoint`.
         tf.compat.v1.train.update_checkpoint_state(
             str(self.directory), complete[-1], all_model_checkpoint_paths=complete

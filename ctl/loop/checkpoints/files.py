@@ -2,15 +2,18 @@
 
 After a checkpoint's files, a marker is written, `ckpt-<step>.whole`, which lists their sizes. A
 checkpoint whose marker is missing or does not match is skipped, no matter what cut its files short: a
-kill, a full disk, or the user.
+kill, a full disk, or the user. The marker also holds the notes of a checkpoint: what belongs to it and
+is not a variable, such as the states of actions.
 """
 
+from collections.abc import Callable, Mapping
 import contextlib
 import json
 import os
 import pathlib
 import re
 import shutil
+from typing import Any
 
 _NAME = re.compile(r"ckpt-(\d+)(\.(?:index|data-\d{5}-of-\d{5}|whole)|_temp)")
 _MARKER = ".whole"
@@ -66,8 +69,21 @@ class CheckpointFiles:
                 return f"{name} has {actual} bytes, not {size}"
         return None if sizes else "its marker lists no files"
 
-    def commit(self, step: int) -> None:
-        """Marks a checkpoint as complete. All its files must have been written."""
+    def notes(self, step: int) -> dict[str, Any]:
+        """The notes that `commit` recorded for a checkpoint; {} if there are none."""
+        try:
+            notes = json.loads(pathlib.Path(self.path(step) + _MARKER).read_text())["notes"]
+        except (OSError, ValueError, TypeError, KeyError):
+            return {}
+        return notes if isinstance(notes, dict) else {}
+
+    def commit(self, step: int, notes: Mapping[str, Any] | None = None) -> None:
+        """Marks a checkpoint as complete. All its files must have been written.
+
+        Args:
+            step: the checkpoint.
+            notes: what to record with it, in JSON types.
+        """
         files = [path for path in self._files()[step] if path.suffix != _MARKER]
         # The files reach the disk before the marker: after a power failure there must be no marker
         # of files that are missing.
@@ -75,7 +91,8 @@ class CheckpointFiles:
             _flush(path)
         marker = pathlib.Path(self.path(step) + _MARKER)
         temporary = marker.with_suffix(".new")
-        temporary.write_text(json.dumps({"files": {p.name: p.stat().st_size for p in files}}))
+        content: dict[str, Any] = {"files": {p.name: p.stat().st_size for p in files}}
+        temporary.write_text(json.dumps({**content, "notes": dict(notes)} if notes else content))
         _flush(temporary)
         os.replace(temporary, marker)
         _flush(self._directory)
@@ -90,16 +107,19 @@ class CheckpointFiles:
                 else:
                     path.unlink()
 
-    def prune(self, *, keep: int, keep_every: int) -> None:
+    def prune(
+        self, *, keep: int, keep_every: int, rank: Callable[[int], Any] | None = None
+    ) -> None:
         """Deletes old checkpoints, and those that were not written to the end.
 
         Args:
-            keep: how many of the newest complete checkpoints to keep.
+            keep: how many of the last complete checkpoints to keep.
             keep_every: also keep those at multiples of this number of steps; 0 for none.
+            rank: the key that orders the steps; by default the step.
         """
         complete = self.steps()
         newest = complete[-1] if complete else 0
-        for step in complete[:-keep]:
+        for step in sorted(complete, key=rank)[:-keep]:
             if not keep_every or step % keep_every:
                 self.remove(step)
         for step in self.faults():

@@ -1,11 +1,14 @@
 """When a run saves a checkpoint, and the record of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+import pathlib
 import time
+from typing import Any
 
 from ctl.errors import Failure
 from ctl.loop import write_errors
 from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.loop.checkpoints.files import CheckpointFiles
 from ctl.replica.non_finite import first_non_finite_variable
 from ctl.trainer import StandardTrainer
 
@@ -39,6 +42,8 @@ class CheckpointManager:
         seconds: float = 0.0,
         on_event: Callable[..., None] | None = None,
         print_line: Callable[[str], None] | None = None,
+        get_notes: Callable[[], Mapping[str, Any]] | None = None,
+        set_notes: Callable[[Mapping[str, Any]], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         """Saves and restores nothing yet.
@@ -50,6 +55,8 @@ class CheckpointManager:
             seconds: seconds between two checkpoints, in addition to `interval`; 0 for no limit.
             on_event: called as on_event(name, step, **fields), to record a checkpoint.
             print_line: prints which checkpoints are skipped, and why.
+            get_notes: returns what to record with a checkpoint besides the trainer, in JSON types.
+            set_notes: called with what a restored checkpoint has recorded.
             clock: returns the time, in seconds.
         """
         self.checkpoints = checkpoints
@@ -59,6 +66,8 @@ class CheckpointManager:
         self._trainer = trainer
         self._on_event = on_event or (lambda *_, **__: None)
         self._print_line = print_line
+        self._get_notes = get_notes or (lambda: {})
+        self._set_notes = set_notes or (lambda notes: None)
         self._clock = clock
         # The time to the first checkpoint counts from the start of the process.
         self._saved_at = clock()
@@ -93,7 +102,7 @@ class CheckpointManager:
         self.wait()
         path = self.checkpoints.path(step)
         with write_errors.report_write_errors(path, self.checkpoints.directory):
-            self.checkpoints.save()
+            self.checkpoints.save(self._get_notes())
         self.saved_step, self._saved_at = step, self._clock()
         self._on_event("checkpoint", step, path=path)
 
@@ -123,6 +132,10 @@ class CheckpointManager:
             path = self.checkpoints.all_restore_latest(before=before, print_line=self._print_line)
         # The restored checkpoint is not saved again.
         self.saved_step = self._step if path else None
+        if path:
+            files, name = CheckpointFiles(pathlib.Path(path).parent), pathlib.Path(path).name
+            step = name.removeprefix("ckpt-")
+            self._set_notes(files.notes(int(step)) if step.isdecimal() else {})
         return path
 
     @property

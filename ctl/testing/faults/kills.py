@@ -106,10 +106,10 @@ def _at_step(original: Callable[..., Any], count: int, send: Send) -> Callable[.
 def _in_save(original: Callable[..., Any], count: int, send: Send) -> Callable[..., Any]:
     calls = iter(range(1, count + 1))
 
-    def commit(files: CheckpointFiles, step: int) -> None:
+    def commit(files: CheckpointFiles, step: int, notes: Any = None) -> None:
         if next(calls, None) == count:
             send()
-        original(files, step)
+        original(files, step, notes)
 
     return commit
 

@@ -1,0 +1,149 @@
+"""Keeps the checkpoints of the best evaluations in a folder of their own."""
+
+from collections.abc import Mapping
+import pathlib
+from typing import Any
+
+from ctl.errors import UsageError
+from ctl.loop import write_errors
+from ctl.loop.actions.action import Action
+from ctl.loop.actions.monitored_metric import MonitoredMetric
+from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.loop.checkpoints.files import CheckpointFiles
+
+
+class BestCheckpoint(Action):
+    """Saves the trainer after an evaluation that is better than the ones kept so far.
+
+        BestCheckpoint("eval/accuracy", "max", folder="runs/mine/best", keep=1)
+
+    The value is recorded in the marker that makes a checkpoint complete (loop/checkpoints/files.py),
+    so that no kill can separate the two, and the folder alone tells what was best: a resumed run needs
+    no other state. Of equal values the first one is kept. A NaN is never saved.
+    """
+
+    everywhere = True  # saving is a collective operation
+    may_stop = False
+
+    def __init__(
+        self,
+        metric: str,
+        mode: str,
+        *,
+        folder: str | pathlib.Path,
+        keep: int = 1,
+        restore_at_end: bool = False,
+    ):
+        """Writes nothing yet.
+
+        Args:
+            metric: the name of the metric, such as "eval/accuracy".
+            mode: "max" if higher values are better, "min" if lower ones are.
+            folder: where to save, apart from the checkpoints of the run.
+            keep: how many of the best checkpoints to keep.
+            restore_at_end: restore the best one when training has ended.
+
+        Raises:
+            UsageError: an argument has a value that is not allowed.
+        """
+        self._metric = MonitoredMetric(metric, mode)
+        self._keep = keep
+        self._restore_at_end = restore_at_end
+        self._folder = pathlib.Path(folder)
+        self._checkpoints: Checkpointer
+
+    def check(self, evaluator: Any) -> None:
+        """Checks that the evaluation has the metric."""
+        self._metric.check(evaluator)
+
+    def begin(self, controller: Any) -> None:
+        """Makes the checkpointer."""
+        super().begin(controller)
+        self._checkpoints = Checkpointer(
+            self._folder,
+            controller.trainer,
+            keep=self._keep,
+            is_chief=controller.is_chief,
+            processes=controller.processes,
+            rank=self._rank,
+        )
+
+    def __call__(self, outputs: Mapping[str, Any]) -> None:
+        """Saves the trainer if the outputs are better than the worst one that is kept."""
+        controller, value = self.controller, self._metric.read(outputs)
+        # The chief's files decide for all processes.
+        is_new = controller.is_chief and self._is_among_best(value, controller.step)
+        if not controller.processes.broadcast_from_chief(int(is_new)):
+            return
+        path = self._checkpoints.path(controller.step)
+        notes = {"metric": self._metric.name, "mode": self._metric.mode, "value": value}
+        with write_errors.report_write_errors(path, self._folder):
+            self._checkpoints.save({**notes, "outputs": dict(outputs)})
+        controller.reporter.record(
+            "best", controller.step, metric=self._metric.name, value=value, path=path
+        )
+
+    def end(self) -> None:
+        """Restores the best checkpoint, if that was requested."""
+        if not self._restore_at_end:
+            return
+        best = self._best_step() if self.controller.is_chief else None
+        step = self.controller.processes.broadcast_from_chief(-1 if best is None else best)
+        if step >= 0:
+            self._checkpoints.restore(self._checkpoints.path(step))
+            outputs = self._checkpoints.files.notes(step).get("outputs")
+            self.controller.evaluation = outputs
+            self.controller.evaluated_step = step
+            self.controller.reporter.print_line(f"Restored the best checkpoint, of step {step}.")
+
+    def result(self) -> dict[str, Any]:
+        """Returns the step and the value of the best checkpoint."""
+        step = self._best_step()
+        if step is None:
+            return {}
+        value = self._values()[step]
+        restored = {"restored": True} if self._restore_at_end else {}
+        best = {"step": step, "metric": self._metric.name, "value": value, **restored}
+        return {"best": {**best, "checkpoint": self._checkpoints.path(step)}}
+
+    def _values(self) -> dict[int, float]:
+        """The values of the complete checkpoints that were saved for this metric, by step."""
+        files = self._checkpoints.files
+        notes = {step: files.notes(step) for step in files.steps()}
+        rule = {"metric": self._metric.name, "mode": self._metric.mode}
+        return {k: n["value"] for k, n in notes.items() if rule.items() <= n.items()}
+
+    def _is_among_best(self, value: float, step: int) -> bool:
+        values = self._values()
+        if values.pop(step, None) == value:
+            return False  # a resumed run repeats its evaluations
+        if len(values) < self._keep:
+            return self._metric.is_better(value, None)
+        worst = min(values.values(), key=lambda kept: self._metric.sign * kept)
+        return self._metric.is_better(value, worst)
+
+    def _best_step(self) -> int | None:
+        return max(self._values(), key=self._rank, default=None)
+
+    def _rank(self, step: int) -> tuple[bool, float, int]:
+        """Orders the checkpoints of the folder from the worst to the best."""
+        # Those of another metric, from before the config was changed, are deleted first.
+        values = self._values()
+        return (step in values, self._metric.sign * values.get(step, 0.0), -step)
+
+
+def find_best(folder: pathlib.Path) -> str:
+    """Returns the path of the best checkpoint in a folder that a `BestCheckpoint` has written.
+
+    Raises:
+        UsageError: there is none.
+    """
+    files = CheckpointFiles(folder)
+    notes = {step: files.notes(step) for step in files.steps()}
+    # The newest checkpoint is of the current metric, unless the config was changed since.
+    rules = [(n["metric"], n["mode"]) for _, n in sorted(notes.items()) if "metric" in n]
+    if not rules:
+        raise UsageError(f"{folder} has no checkpoint: set train.best.metric, and train.")
+    metric = MonitoredMetric(*rules[-1])
+    of_metric = {k: n["value"] for k, n in notes.items() if n.get("metric") == metric.name}
+    return files.path(max(of_metric, key=lambda k: (metric.sign * of_metric[k], -k)))

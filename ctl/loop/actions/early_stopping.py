@@ -1,0 +1,77 @@
+"""Ends training when a metric of the evaluation has stopped improving."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ctl.errors import UsageError
+from ctl.loop.actions.action import Action
+from ctl.loop.actions.monitored_metric import MonitoredMetric
+from ctl.loop.progress import format_numbers
+
+
+class EarlyStopping(Action):
+    """Requests a stop after a number of evaluations in a row without an improvement.
+
+        EarlyStopping("eval/loss", "min", patience=3)
+
+    As the callback of the same name in Keras, but counted in evaluations, and its state is in the
+    checkpoints: a run that is killed and resumed ends at the same step. A NaN is no improvement.
+    """
+
+    def __init__(self, metric: str, mode: str, *, patience: int = 3, min_delta: float = 0.0):
+        """Starts with no evaluation seen.
+
+        Args:
+            metric: the name of the metric, such as "eval/accuracy".
+            mode: "max" if higher values are better, "min" if lower ones are.
+            patience: the number of evaluations in a row without an improvement.
+            min_delta: an improvement is a change by more than this.
+
+        Raises:
+            UsageError: an argument has a value that is not allowed.
+        """
+        if patience < 1 or not 0 <= min_delta < float("inf"):
+            raise UsageError(
+                f"early_stopping: patience={patience} and min_delta={min_delta}, but they must be at "
+                "least 1 and at least 0."
+            )
+        self._metric = MonitoredMetric(metric, mode)
+        self._patience = patience
+        self._min_delta = min_delta
+        self._best: float | None = None
+        self._best_step = 0
+        self._count = 0  # evaluations since the best one
+        self._step = -1  # of the last evaluation that was counted
+
+    def check(self, evaluator: Any) -> None:
+        """Checks that the evaluation has the metric."""
+        self._metric.check(evaluator)
+
+    def __call__(self, outputs: Mapping[str, Any]) -> None:
+        """Counts an evaluation."""
+        value, step = self._metric.read(outputs), self.controller.step
+        # A resumed run repeats an evaluation whose end is not in the checkpoint for certain.
+        if step > self._step:
+            self._step = step
+            self._count += 1
+            if self._metric.is_better(value, self._best, min_delta=self._min_delta):
+                self._best, self._best_step, self._count = value, step, 0
+        if self._count >= self._patience:
+            shown = "" if self._best is None else format_numbers({" over": self._best})
+            best = f"{shown} at step {self._best_step}" if shown else ", which was never a number,"
+            evaluations = f"{self._count} evaluation{'s' * (self._count > 1)}"
+            self.request_stop(f"{self._metric.name} has not improved{best} for {evaluations}")
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the best value and the count since."""
+        return {
+            "best": self._best,
+            "best_step": self._best_step,
+            "count": self._count,
+            "step": self._step,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues to count."""
+        self._best, self._best_step = state["best"], state["best_step"]
+        self._count, self._step = state["count"], state["step"]

@@ -1,0 +1,85 @@
+"""A metric of the evaluation that decisions depend on."""
+
+from collections.abc import Mapping
+import math
+from typing import Any
+
+from ctl import errors
+from ctl.errors import UsageError
+from ctl.evaluator import StandardEvaluator
+
+PREFIX = "eval/"
+
+
+class MonitoredMetric:
+    """Reads one value of an evaluation's outputs, and compares two of them.
+
+        metric = MonitoredMetric("eval/accuracy", "max")
+        metric.is_better(metric.read({"accuracy": 0.9}), 0.8)      # True
+
+    Attributes:
+        name: the name, such as "eval/accuracy"; "eval/a/b" is the value "b" of the nested outputs "a".
+        mode: "max" if higher values are better, "min" if lower ones are.
+    """
+
+    def __init__(self, name: str, mode: str):
+        """Takes the name and the mode.
+
+        Raises:
+            UsageError: one of them is not allowed.
+        """
+        if not name.startswith(PREFIX) or name == PREFIX:
+            raise UsageError(f"The metric is {name!r}, but must be {PREFIX}NAME, as {PREFIX}loss.")
+        if mode not in ("min", "max"):
+            raise UsageError(
+                f"The mode of {name} is {mode!r}{errors.did_you_mean(mode, ['min', 'max'])}"
+            )
+        self.name = name
+        self.mode = mode
+
+    def check(self, evaluator: Any) -> None:
+        """Raises UsageError if an evaluator has no such metric, as far as that is known."""
+        if evaluator is None:
+            raise UsageError(
+                f"{self.name} requires evaluations: use --mode=train_and_eval, or remove the metric."
+            )
+        # An evaluator of the user's own may return anything: then the first evaluation decides.
+        if type(evaluator).eval_end is StandardEvaluator.eval_end:
+            names = {"loss": None, **dict.fromkeys(evaluator.metrics), "examples": None}
+            self._check_name(self.name.removeprefix(PREFIX).partition("/")[0], names)
+
+    def read(self, outputs: Mapping[str, Any]) -> float:
+        """Returns the value in an evaluation's outputs.
+
+        Raises:
+            UsageError: there is no such value, or it is not a number.
+        """
+        value: Any = outputs
+        for part in self.name.removeprefix(PREFIX).split("/"):
+            self._check_name(part, value if isinstance(value, Mapping) else {})
+            value = value[part]
+        if isinstance(value, Mapping | list | str):
+            raise UsageError(f"{self.name} is {errors.type_name(value)}, but must be one number.")
+        return float(value)
+
+    def is_better(self, value: float, than: float | None, *, min_delta: float = 0.0) -> bool:
+        """Whether a value is better than another one by more than `min_delta`.
+
+        NaN is never better, and any other value is better than None or NaN.
+        """
+        if math.isnan(value):
+            return False
+        if than is None or math.isnan(than):
+            return True
+        return self.sign * value > self.sign * than + min_delta
+
+    @property
+    def sign(self) -> int:
+        """1 if higher values are better, -1 if lower ones are."""
+        return 1 if self.mode == "max" else -1
+
+    def _check_name(self, part: str, names: Mapping[str, Any]) -> None:
+        if part not in names:
+            known = {name: f"{PREFIX}{name}" for name in names}
+            hint = errors.did_you_mean(part, known) or ": it is not a section."
+            raise UsageError(f"The evaluation has no metric {self.name}{hint}")

@@ -1,0 +1,65 @@
+"""The actions that a config requires."""
+
+from collections.abc import Mapping, Sequence
+import pathlib
+from typing import Any
+
+from ctl.configs import loading
+from ctl.configs.error_location import error_location
+from ctl.errors import UsageError
+from ctl.loop.actions.action import Action, as_action
+from ctl.loop.actions.best_checkpoint import BestCheckpoint
+from ctl.loop.actions.early_stopping import EarlyStopping
+
+# Name -> class. Other actions are named by path/to/file.py:Class or package.module:Class.
+CLASSES: dict[str, type[Action]] = {"early_stopping": EarlyStopping}
+_OPTIONS = ("at", "everywhere")  # of `as_action`; all others are arguments of the class
+
+
+def make_actions(config: Any, config_path: str, *, best_folder: pathlib.Path) -> list[Action]:
+    """Makes the actions of `train.best`, `train.early_stopping` and `actions`, in this order.
+
+    Args:
+        config: a validated config.
+        config_path: the config file; the paths of actions are relative to its folder.
+        best_folder: where the best checkpoints are.
+
+    Raises:
+        UsageError: an action cannot be made.
+    """
+    best, stopping = config.train.best.to_dict(), config.train.early_stopping.to_dict()
+    restore = stopping.pop("restore_best")
+    if restore and not best["metric"]:
+        best |= {"metric": stopping["metric"], "mode": stopping["mode"]}
+    actions: list[Action] = []
+    if best["metric"]:
+        actions.append(BestCheckpoint(**best, folder=best_folder, restore_at_end=restore))
+    if stopping["metric"]:
+        actions.append(EarlyStopping(**stopping))
+    return actions + _make_listed(config.actions, config_path)
+
+
+def _make_listed(entries: Sequence[Any], config_path: str) -> list[Action]:
+    actions = []
+    for index, entry in enumerate(entries):
+        key = f"actions[{index}]"
+        arguments: dict[str, Any] = dict(entry) if isinstance(entry, Mapping) else {"name": entry}
+        name = arguments.pop("name")
+        options = {option: arguments.pop(option) for option in _OPTIONS if option in arguments}
+        factory = CLASSES.get(name) or loading.load_action_factory(name, config_path, key=key)
+        try:
+            action = factory(**arguments)
+        except UsageError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"{key} is {name!r}, which fails with the arguments {arguments}: "
+                f"{error_location(error)}"
+            ) from error
+        if not callable(action):
+            raise UsageError(
+                f"{key} is {name!r}, which does not return an action: name a class, or a function that "
+                "returns a callable of the outputs."
+            )
+        actions.append(as_action(action, **options))
+    return actions

@@ -1,0 +1,123 @@
+"""Reports functions that are traced again while training runs."""
+
+from collections.abc import Iterator, Mapping
+import re
+import sys
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.loop.actions.action import Action
+
+_FIRST_LOOPS = 2  # these trace what the following loops run
+_ARGUMENT = re.compile(r"^ +(\w+) \(\w+\): (.+)$", re.MULTILINE)
+_TENSOR = re.compile(r"(?:('\w+'): )?TensorSpec\(shape=(\([^)]*\)|None), dtype=tf\.(\w+)")
+_FACTOR = 10  # a function is reported again when it was traced this many times as often
+
+
+class Retraces(Action):
+    """Prints and records one line for a `tf.function` that is traced again after the second loop.
+
+    Each trace takes seconds, and its graph is never freed (tensorflow#62854). Checked are the inner
+    loop, and the functions that are attributes of the trainer, its model or its evaluator, or are
+    defined in the trainer's module. Reading their counters costs microseconds per loop.
+    """
+
+    at = "train"
+    may_stop = False
+
+    def __init__(self) -> None:
+        self._loops = 0
+        self._counts: dict[str, int] = {}
+        self._limits: dict[str, int] = {}
+        self._signatures: dict[str, list[str]] = {}
+
+    def __call__(self, outputs: Mapping[str, Any]) -> None:
+        """Compares the number of traces with that after the loop before."""
+        self._loops += 1
+        if self._loops < _FIRST_LOOPS:
+            return
+        for name, function in _list_functions(self.controller.trainer, self.controller.evaluator):
+            count = function.experimental_get_tracing_count()
+            before = self._counts.get(name, 0)
+            if count == before:
+                continue
+            self._counts[name] = count
+            signatures = _list_signatures(function)
+            old, self._signatures[name] = self._signatures.get(name, []), signatures
+            # The first loop or evaluation that calls a function may trace it more than once.
+            if before and count >= self._limits.get(name, 0):
+                self._limits[name] = _FACTOR * count
+                new = [signature for signature in signatures if signature not in old]
+                self._report(name, count, _describe_change(old, new))
+
+    def _report(self, name: str, count: int, change: str) -> None:
+        reporter, step = self.controller.reporter, self.controller.step
+        reporter.record("retrace", step, function=name, traces=count, change=change)
+        reporter.print_line(
+            f"{name} was traced again before step {step}, {count} times so far{change}: each trace "
+            "takes time and memory; pass tensors of constant shape and dtype, and no Python numbers."
+        )
+
+
+def _list_functions(trainer: Any, evaluator: Any) -> Iterator[tuple[str, Any]]:
+    """The `tf.function`s of a run, with the names that the user knows them by."""
+    loop = getattr(trainer, "_train_loop_fn", None)
+    compiled = getattr(loop, "_program", None) or getattr(loop, "_run_steps", None)
+    for function in (loop, compiled):
+        if _is_function(function):
+            yield "the training loop", function
+    model = getattr(trainer, "model", None)
+    for owner, value in (("trainer", trainer), ("model", model), ("evaluator", evaluator)):
+        for name in _list_names(value):
+            function = getattr(value, name, None)
+            if _is_function(function) and function is not loop:
+                yield f"{owner}.{name}", function
+    module = sys.modules.get(type(trainer).__module__)
+    for name, function in vars(module).items() if module else ():
+        if _is_function(function):
+            yield name, function
+
+
+def _list_names(value: Any) -> list[str]:
+    """The attributes that are `tf.function`s, without calling properties."""
+    own = [name for name, item in vars(value).items() if _is_function(item)] if value else []
+    bases = [c for c in type(value).__mro__ if c.__module__.split(".")[0] != "tf_keras"]
+    return own + [name for c in bases for name, item in vars(c).items() if _is_function(item)]
+
+
+def _is_function(value: Any) -> bool:
+    return isinstance(value, tf.types.experimental.PolymorphicFunction)
+
+
+def _list_signatures(function: Any) -> list[str]:
+    return str(function.pretty_printed_concrete_signatures()).split("\n\n")
+
+
+def _describe_change(old: list[str], new: list[str]) -> str:
+    """Which argument differs from an earlier trace; "" if that is not known."""
+    if not (old and new):
+        return ""
+    before, after = _read_arguments(old[-1]), _read_arguments(new[-1])
+    changed = [
+        f"{name} was {before[name]}, and is {value}"
+        for name, value in after.items()
+        if name in before and before[name] != value
+    ]
+    return f" ({'; '.join(changed)})" if changed else ""
+
+
+def _read_arguments(signature: str) -> dict[str, str]:
+    """The arguments in a signature as TensorFlow prints it: name -> value, or dtype and shape.
+
+    A structure of tensors, as in an iterator, has one entry for each: "iterator['label']".
+    """
+    arguments: dict[str, str] = {}
+    for name, text in _ARGUMENT.findall(signature.partition("Output Type:")[0]):
+        specs = _TENSOR.findall(text)
+        if not specs:
+            arguments[name] = text.removeprefix("Literal[").removesuffix("]")
+        for index, (key, shape, dtype) in enumerate(specs):
+            place = f"[{key or index}]" if len(specs) > 1 else ""
+            arguments[f"{name}{place}"] = f"{dtype} {shape}"
+    return arguments

@@ -1,0 +1,72 @@
+"""When the user's `tf.summary` calls inside of a training step are written."""
+
+from collections.abc import Callable
+import contextlib
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.hardware import coordinator
+from ctl.replica.engine import engine_of
+from ctl.trainer import StandardTrainer
+
+
+class StepSummaries:
+    """Writes them every few steps; in code that cannot write them, reports that in one line.
+
+        summaries = StepSummaries(trainer, interval=100, print_line=print)
+        with writer.as_default(), summaries.recording():
+            trainer.train(tf.constant(250))         # written in the steps 0, 100 and 200
+
+    A summary in a step is one of the first replica, before the reduction. A step without `tf.summary`
+    calls is traced into the same graph as without this class.
+    """
+
+    def __init__(
+        self, trainer: StandardTrainer, *, interval: int, print_line: Callable[[str], None]
+    ):
+        """Records nothing yet.
+
+        Args:
+            trainer: its `global_step` decides, so that a resumed run writes at the same steps.
+            interval: steps between two summaries of the same name.
+            print_line: prints the line about summaries that are not written.
+        """
+        self._trainer = trainer
+        self._interval = interval
+        self._print_line = print_line
+        self._reason = _why_not(trainer)
+        self._dropped = False
+        self._reported = False
+
+    @contextlib.contextmanager
+    def recording(self) -> Any:
+        """The context of a training loop."""
+        with tf.summary.record_if(self._should_record):
+            yield
+        if self._dropped and not self._reported:
+            self._reported = True
+            self._print_line(f"tf.summary calls in the step are not written: {self._reason}.")
+
+    def _should_record(self) -> Any:
+        """Called by each `tf.summary` call, while a graph is traced or in a hook of the trainer."""
+        if tf.executing_eagerly():  # `train_loop_begin` and `train_loop_end` run once per loop
+            return True
+        if self._reason:
+            self._dropped = True
+            return False
+        return tf.equal(self._trainer.global_step % self._interval, 0)
+
+
+def _why_not(trainer: StandardTrainer) -> str:
+    """Why summaries in the step of a trainer cannot be written; "" if they can."""
+    xla = engine_of(trainer).plan.xla
+    fix = "call tf.summary in an action or in train_loop_end"
+    # XLA has no operation that writes to a file. Under autocluster these operations stay outside.
+    if xla in ("loop", "step", "gradients"):
+        return f"runtime.xla={xla} compiles it: choose runtime.xla=off, or {fix}"
+    if isinstance(trainer.strategy, tf.distribute.TPUStrategy):
+        return f"a TPU runs it: {fix}"
+    if coordinator.is_coordinated(trainer.strategy):
+        return f"the workers of parameter servers run it: {fix}"
+    return ""

@@ -1,0 +1,146 @@
+"""Which checkpoints are kept as the best ones."""
+
+import functools
+import json
+
+import pytest
+import tensorflow as tf
+
+import ctl
+from ctl import testing
+from ctl.errors import Failure
+from ctl.loop.actions.best_checkpoint import BestCheckpoint, find_best
+from ctl.loop.checkpoints.files import CheckpointFiles
+from tests import reference_model
+
+NAN = float("nan")
+
+
+@functools.cache
+def make_trainer():
+    return reference_model.make_trainer(testing.make_strategy(1), 7)
+
+
+@pytest.fixture
+def evaluate(fake_controller, tmp_path):
+    """Calls an action, made anew as by a resumed run, with the value of a step."""
+    fake_controller.trainer = make_trainer()
+    fake_controller.evaluator = ctl.StandardEvaluator(fake_controller.trainer)
+
+    def call(step, value, *, mode="max", keep=1, metric="eval/loss"):
+        action = BestCheckpoint(metric, mode, folder=tmp_path / "best", keep=keep)
+        action.begin(fake_controller)
+        fake_controller.step = step
+        fake_controller.trainer.global_step.assign(step)
+        action({"loss": value, "accuracy": value})
+        return action
+
+    return call
+
+
+def kept(tmp_path):
+    return CheckpointFiles(tmp_path / "best").steps()
+
+
+def saved(controller):
+    return [event["step"] for event in controller.reporter.events if event["event"] == "best"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "keep", "values", "steps", "best"),
+    [
+        ("max", 1, [0.1, 0.3, 0.2], [2], 2),
+        ("min", 1, [0.3, 0.1, 0.2], [2], 2),
+        ("max", 1, [0.5, 0.5, 0.5], [1], 1),  # of equal values the first
+        ("max", 2, [0.5, 0.5, 0.5], [1, 2], 1),
+        ("max", 2, [0.3, 0.1, 0.2], [1, 3], 1),
+        ("min", 2, [0.3, 0.1, 0.2, 0.4], [2, 3], 2),
+        ("max", 1, [NAN, 0.1], [2], 2),
+        ("max", 1, [0.1, NAN], [1], 1),
+        ("max", 2, [NAN, 0.1, NAN, 0.2, 0.3], [4, 5], 5),
+    ],
+)
+def test_best_ones_are_kept_in_any_order(evaluate, tmp_path, mode, keep, values, steps, best):
+    for step, value in enumerate(values, 1):
+        action = evaluate(step, value, mode=mode, keep=keep)
+    assert kept(tmp_path) == steps
+    assert find_best(tmp_path / "best").endswith(f"ckpt-{best}")
+    result = action.result()["best"]
+    assert (result["step"], result["value"]) == (best, values[best - 1])
+    # TensorFlow's own tools find the best one as the latest.
+    assert tf.train.latest_checkpoint(str(tmp_path / "best")).endswith(f"ckpt-{best}")
+
+
+def test_nothing_is_kept_before_the_first_number(evaluate, tmp_path):
+    action = evaluate(1, NAN)
+    assert kept(tmp_path) == [] and action.result() == {}
+    with pytest.raises(ctl.UsageError, match="has no checkpoint: set train"):
+        find_best(tmp_path / "best")
+
+
+def test_resumed_run_neither_repeats_a_best_checkpoint_nor_forgets_it(
+    evaluate, tmp_path, fake_controller
+):
+    evaluate(1, 0.5)
+    evaluate(3, 0.75)
+    for step, value in ((1, 0.5), (2, 0.625), (3, 0.75), (4, 0.7)):  # resumed at step 1
+        evaluate(step, value)
+    assert saved(fake_controller) == [1, 3] and kept(tmp_path) == [3]
+
+
+def test_kill_while_the_best_checkpoint_is_written_loses_neither_the_old_nor_the_new_one(
+    evaluate, tmp_path, monkeypatch
+):
+    evaluate(1, 0.5)
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(CheckpointFiles, "commit", fail)
+        evaluate(2, 0.75)
+    assert kept(tmp_path) == [1]
+    evaluate(2, 0.75)
+    assert kept(tmp_path) == [2]
+
+
+def test_checkpoints_of_another_metric_are_replaced(evaluate, tmp_path):
+    evaluate(1, 0.5, mode="max")
+    action = evaluate(2, 0.25, mode="min")
+    assert kept(tmp_path) == [2]
+    assert action.result()["best"]["value"] == 0.25
+
+
+def test_value_and_outputs_are_in_the_marker(evaluate, tmp_path):
+    evaluate(5, 0.1 + 0.2)
+    notes = json.loads((tmp_path / "best/ckpt-5.whole").read_text())["notes"]
+    assert notes == {
+        "metric": "eval/loss", "mode": "max", "value": 0.1 + 0.2,
+        "outputs": {"loss": 0.1 + 0.2, "accuracy": 0.1 + 0.2},
+    }  # fmt: skip
+
+
+def test_the_chief_decides_for_all_processes(evaluate, tmp_path, fake_controller):
+    sent = []
+
+    class Processes:
+        def broadcast_from_chief(self, value):
+            sent.append(value)
+            return 1
+
+        def any_process(self, value):
+            return value
+
+    fake_controller.is_chief, fake_controller.processes = False, Processes()
+    evaluate(1, NAN)
+    # Saved on the chief's word, into a temporary folder.
+    assert sent == [0] and saved(fake_controller) == [1] and kept(tmp_path) == []
+
+
+def test_full_disk_is_reported_in_one_line(evaluate, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(CheckpointFiles, "commit", fail)
+    with pytest.raises(Failure, match=r"best/ckpt-1 could not be written: No space left on device"):
+        evaluate(1, 0.5)

@@ -1,0 +1,77 @@
+"""Reading and comparing a metric."""
+
+import pytest
+
+import ctl
+from ctl.evaluator import StandardEvaluator
+from ctl.loop.actions.monitored_metric import MonitoredMetric
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("mode", "value", "than", "min_delta", "better"),
+    [
+        ("max", 0.9, 0.8, 0.0, True),
+        ("min", 0.9, 0.8, 0.0, False),
+        ("min", 0.7, 0.8, 0.0, True),
+        ("max", 0.8, 0.8, 0.0, False),  # a tie
+        ("max", 0.875, 0.75, 0.125, False),  # exactly min_delta
+        ("max", 1.0, 0.75, 0.125, True),
+        ("min", 0.5, 0.75, 0.125, True),
+        ("min", 0.625, 0.75, 0.125, False),
+        ("max", -1e300, None, 0.0, True),
+        ("max", NAN, None, 0.0, False),
+        ("max", NAN, 0.5, 0.0, False),
+        ("min", 0.5, NAN, 0.0, True),
+        ("max", float("-inf"), None, 0.0, True),
+    ],
+)
+def test_better(mode, value, than, min_delta, better):
+    assert MonitoredMetric("eval/x", mode).is_better(value, than, min_delta=min_delta) == better
+
+
+def test_nested_outputs_are_read_by_path():
+    metric = MonitoredMetric("eval/test/accuracy", "max")
+    assert metric.read({"loss": 1.0, "test": {"accuracy": 0.5}}) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("eval/acuracy", "no metric eval/acuracy: did you mean eval/accuracy?"),
+        ("eval/f1", "no metric eval/f1: expected one of eval/loss, eval/accuracy, eval/by_class"),
+        ("eval/loss/a", "no metric eval/loss/a: it is not a section"),
+        ("eval/by_class", "eval/by_class is a list, but must be one number"),
+    ],
+)
+def test_value_that_does_not_exist_or_is_no_number_is_rejected(name, message):
+    with pytest.raises(ctl.UsageError, match=message):
+        MonitoredMetric(name, "max").read({"loss": 0.5, "accuracy": 0.5, "by_class": [0.1, 0.9]})
+
+
+class Evaluator(StandardEvaluator):
+    def __init__(self):
+        self.metrics = {"accuracy": None}
+
+
+class Own(Evaluator):
+    def eval_end(self):
+        return {"anything": 1.0}
+
+
+def test_unknown_name_is_rejected_before_training_unless_the_evaluator_is_the_users():
+    metric = MonitoredMetric("eval/acuracy", "max")
+    with pytest.raises(ctl.UsageError, match="did you mean eval/accuracy"):
+        metric.check(Evaluator())
+    with pytest.raises(ctl.UsageError, match="requires evaluations: use --mode=train_and_eval"):
+        metric.check(None)
+    metric.check(Own())
+    for name in ("accuracy", "loss", "examples"):
+        MonitoredMetric(f"eval/{name}", "max").check(Evaluator())
+
+
+@pytest.mark.parametrize(("name", "mode"), [("loss", "min"), ("eval/", "min"), ("eval/a", "low")])
+def test_bad_arguments_are_rejected(name, mode):
+    with pytest.raises(ctl.UsageError):
+        MonitoredMetric(name, mode)

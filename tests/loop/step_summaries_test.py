@@ -1,0 +1,108 @@
+"""Which `tf.summary` calls of a user's step are written, and what they cost."""
+
+import collections
+import functools
+
+import pytest
+import tensorflow as tf
+
+import ctl
+from ctl import testing
+from ctl.loop.controller import Controller
+from ctl.loop.step_summaries import StepSummaries
+from tests import reference_model
+
+
+class Summarizing(reference_model.ReferenceTrainer):
+    """Writes the replica's number of rows in each step, and a value in a hook."""
+
+    def replica_step(self, batch):
+        tf.summary.scalar("rows", tf.shape(batch["x"])[0])
+        return super().replica_step(batch)
+
+    def train_loop_end(self):
+        tf.summary.scalar("hook", 1.0)
+        return super().train_loop_end()
+
+
+class Summary(ctl.Action):
+    def __init__(self, at):
+        self.at = at
+
+    def __call__(self, outputs):
+        tf.summary.scalar("action", outputs["loss"])
+
+
+def read(folder):
+    """The summaries in a folder: name -> {step: value}."""
+    found = collections.defaultdict(dict)
+    for path in folder.glob("events*"):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                found[value.tag][event.step] = float(tf.make_ndarray(value.tensor))
+    return found
+
+
+def run(folder, *, cls=Summarizing, replicas=1, interval=None, steps=12, **options):
+    lines = []
+    trainer = reference_model.make_trainer(testing.make_strategy(replicas), 7, cls=cls, **options)
+    controller = Controller(
+        trainer=trainer,
+        evaluator=ctl.StandardEvaluator(trainer),
+        steps_per_loop=4,
+        summary_dir=str(folder / "train"),
+        eval_summary_dir=str(folder / "eval"),
+        summary_interval=interval,
+        actions=[Summary("train"), Summary("eval")],
+    )
+    controller._step_summaries._print_line = lines.append
+    controller.train_and_evaluate(steps, eval_interval=6)
+    return controller, lines
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_step_hook_and_action_write_at_multiples_of_the_interval(tmp_path, replicas):
+    controller, lines = run(tmp_path, replicas=replicas)
+    summaries = read(tmp_path / "train")
+    # The step counts the consumed batches: the first one is step 0. Loops end at 4, 6, 8 and 12.
+    rows = 7 if replicas == 1 else 4
+    assert summaries["rows"] == {0: rows, 4: rows, 8: rows}
+    assert list(summaries["hook"]) == list(summaries["action"]) == [4, 6, 8, 12]
+    assert summaries["action"][12] == pytest.approx(controller.outputs["loss"])
+    assert list(read(tmp_path / "eval")["action"]) == [6, 12]
+    assert lines == []
+
+
+def test_interval_may_be_shorter_than_a_loop(tmp_path):
+    run(tmp_path, interval=3)
+    assert list(read(tmp_path / "train")["rows"]) == [0, 3, 6, 9]
+
+
+def test_compiled_step_trains_and_one_line_says_what_is_not_written(tmp_path):
+    controller, lines = run(tmp_path, xla="loop", precision="float32")
+    assert controller.step == 12
+    summaries = read(tmp_path / "train")
+    assert "rows" not in summaries and list(summaries["hook"]) == [4, 6, 8, 12]
+    assert lines == [
+        "tf.summary calls in the step are not written: runtime.xla=loop compiles it: choose "
+        "runtime.xla=off, or call tf.summary in an action or in train_loop_end."
+    ]
+
+
+@functools.cache
+def operations(*, recording, cls=reference_model.ReferenceTrainer):
+    """The number of operations of each type in the graph of a training loop."""
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 7, cls=cls)
+    summaries = StepSummaries(trainer, interval=4, print_line=print)
+    with tf.summary.create_noop_writer().as_default(), summaries.recording():
+        if recording:
+            trainer.train(tf.constant(1))
+    trainer.train(tf.constant(1))
+    (graph,) = {f.graph for f in trainer._train_loop_fn._list_all_concrete_functions()}
+    definition = graph.as_graph_def()
+    bodies = [node for function in definition.library.function for node in function.node_def]
+    return collections.Counter(node.op for node in (*definition.node, *bodies))
+
+
+def test_step_without_summaries_has_the_same_graph():
+    assert operations(recording=True) == operations(recording=False)
