@@ -173,29 +173,37 @@ class StandardEvaluator(orbit.StandardEvaluator):
             self.strategy.run(self._replica_eval_step, args=(batch, row_mask))
 
     def eval_end(self) -> dict[str, Any]:
-        """Returns the loss, the metrics and the number of examples."""
+        """Returns the loss (if the trainer defines one), the metrics and the number of examples."""
         if int(self._examples.numpy()) == 0:
             raise UsageError("The evaluation dataset is empty: at least one example is required.")
         results = {name: metric.result() for name, metric in self.metrics.items()}
-        mean = tf.math.divide_no_nan(self._loss_sum.read_value(), self._weight_sum.read_value())
-        return {"loss": mean, **results, "examples": self._examples.read_value()}
+        if engine_of(self.trainer).plan.has_loss:
+            mean = tf.math.divide_no_nan(self._loss_sum.read_value(), self._weight_sum.read_value())
+            results = {"loss": mean, **results}
+        return {**results, "examples": self._examples.read_value()}
 
     def _replica_eval_step(self, batch: Batch, row_mask: tf.Tensor | None) -> None:
-        trainer = self.trainer
-        with engine_of(trainer).rows(batch, row_mask):
+        trainer, engine = self.trainer, engine_of(self.trainer)
+        with engine.rows(batch, row_mask) as rows:
             batch = trainer.preprocess(batch)
             outputs = precision.cast_to_float32(trainer.forward(batch, training=False))
-            per_example = tf.cast(trainer.per_example_loss(batch, outputs), tf.float64)
-            weights = loss.row_weights(trainer.sample_weight(batch), row_mask, tf.float64)
-            trainer.update_metrics(self.metrics, batch, outputs, row_mask)
-        rows = tf.cast(row_count(batch), tf.int64)
+            if engine.plan.has_loss:
+                self._add_loss(batch, outputs, rows.row_mask)
+            trainer.update_metrics(self.metrics, batch, outputs, rows.row_mask)
+        self._examples.assign_add(
+            tf.cast(row_count(batch), tf.int64)
+            if row_mask is None
+            else tf.cast(tf.reduce_sum(row_mask), tf.int64)
+        )
+
+    def _add_loss(self, batch: Batch, outputs: Any, row_mask: tf.Tensor | None) -> None:
+        per_example = tf.cast(self.trainer.per_example_loss(batch, outputs), tf.float64)
+        weights = loss.row_weights(self.trainer.sample_weight(batch), row_mask, tf.float64)
         # The sum of the losses: the division by the weight of the dataset comes at the end.
-        self._loss_sum.assign_add(loss.contribution(per_example, weights, tf.ones([], tf.float64)))
+        rows, one = row_count(batch), tf.ones([], tf.float64)
+        self._loss_sum.assign_add(loss.contribution(per_example, weights, one, rows=rows))
         self._weight_sum.assign_add(
             tf.cast(rows, tf.float64) if weights is None else tf.reduce_sum(weights)
-        )
-        self._examples.assign_add(
-            rows if row_mask is None else tf.cast(tf.reduce_sum(row_mask), tf.int64)
         )
 
 

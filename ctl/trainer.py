@@ -107,17 +107,19 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             dicts; `(x, y)` and `(x, y, w)` are read as {"x": x, "label": y, "weight": w}.
         """
 
-    @abc.abstractmethod
     def per_example_loss(self, batch: Batch, outputs: Any) -> tf.Tensor:
-        """Computes the loss of each example.
+        """Computes the loss of each example; not needed if `replica_step` is overridden.
 
         Args:
             batch: what `preprocess` returned, [rows, ...] each.
             outputs: what `forward` returned.
 
         Returns:
-            [rows] losses, not reduced: ctl divides once, by the weight of the global batch.
+            [rows] losses, not reduced: ctl divides once, by the weight of the global batch. Losses of
+            tokens or pixels, [rows, ...], require weights of the same shape from `sample_weight`. A
+            loss that compares rows reads those of the global batch by `ctl.replica.all_gather`.
         """
+        raise UsageError(f"{type(self).__name__} does not define per_example_loss.")
 
     # What a subclass may override, from small to large.
 
@@ -145,7 +147,11 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         return self.model(inputs, training=training)
 
     def sample_weight(self, batch: Batch) -> tf.Tensor | None:
-        """Returns the [rows] weights of the examples in the loss; `batch["weight"]` by default."""
+        """Returns the weights of the losses, in their shape; `batch["weight"]` by default.
+
+        The loss of the global batch is sum(weights x losses) / sum(weights). So if the weight of an
+        example is its number of tokens, its loss must be the mean over its tokens, not the sum.
+        """
         return batch.get("weight")
 
     def regularization_losses(self) -> Sequence[tf.Tensor]:
@@ -218,7 +224,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
 
         Args:
             batch: this replica's rows, preprocessed.
-            loss_fn: micro-batch -> [rows] losses, not reduced.
+            loss_fn: micro-batch -> [rows] losses, not reduced; like those of `per_example_loss`.
             variables: the variables to train; the model's trainable variables by default.
             optimizer: the trainer's by default. Under float16 it must be a LossScaleOptimizer.
             regularization: returns scalars to add once; `regularization_losses` by default.

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import ctl
 from ctl import testing
@@ -198,3 +199,67 @@ def test_empty_evaluation_data_is_refused():
     )
     with pytest.raises(ctl.UsageError, match="empty"):
         ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
+
+
+class ColumnLabels(reference_model.ReferenceTrainer):
+    """A metric that requires the same dtype of labels, outputs and weights."""
+
+    def build_metrics(self):
+        return {"r2": tf_keras.metrics.R2Score(dtype=self.variable_dtype)}
+
+    def update_metrics(self, metrics, batch, outputs, weights):
+        metrics["r2"].update_state(batch["x"][:, :1], outputs[:, :1], sample_weight=weights)
+
+
+@pytest.mark.parametrize(("batch", "replicas"), [(23, 1), (5, 1), (5, 2), (7, 4)])
+def test_metric_in_float64_accepts_the_mask_in_training_and_evaluation(batch, replicas):
+    trainer = reference_model.make_trainer(testing.make_strategy(replicas), batch, cls=ColumnLabels)
+    rows = reference_model.examples()
+    results = ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
+    inputs = {"x": tf.constant(rows["x"]), "token": tf.constant(rows["token"])}
+    outputs = trainer.model(inputs).numpy()[:, 0]  # `predict` would round to float32
+    labels = rows["x"][:, 0]
+    r2 = 1 - np.sum((labels - outputs) ** 2) / np.sum((labels - labels.mean()) ** 2)
+    assert float(results["r2"]) == pytest.approx(r2, rel=1e-12)
+    in_training = float(trainer.train(tf.constant(1))["r2"])
+    if batch == reference_model.EXAMPLES:  # the one batch of an epoch
+        assert in_training == pytest.approx(r2, rel=1e-12)
+
+
+class Adversarial(reference_model.ReferenceTrainer):
+    """Two models with a loss each, and none that evaluation could report."""
+
+    per_example_loss = ctl.StandardTrainer.per_example_loss
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        with self.build_scope():
+            self.critic = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(3,))])
+            self.critics = tf_keras.optimizers.SGD(0.1)
+
+    def replica_step(self, batch):
+        def loss(sign):
+            return lambda rows: sign * self.critic(self.forward(rows, training=True))[:, 0]
+
+        self.minimize(
+            batch, loss(-1), variables=self.critic.trainable_variables, optimizer=self.critics
+        )
+        return self.minimize(batch, loss(1), regularization=lambda: [])
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_trainer_without_per_example_loss_is_evaluated_by_its_metrics(replicas):
+    trainer = reference_model.make_trainer(testing.make_strategy(replicas), 5, cls=Adversarial)
+    assert np.isfinite(trainer.train(tf.constant(2))["loss"])
+    results = ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
+    _, accuracy = by_hand(trainer, reference_model.examples())
+    assert results.keys() == {"accuracy", "examples"}
+    assert float(results["accuracy"]) == pytest.approx(accuracy, abs=1e-12)
+
+
+def test_trainer_without_any_loss_is_rejected_before_training():
+    class NoLoss(reference_model.ReferenceTrainer):
+        per_example_loss = ctl.StandardTrainer.per_example_loss
+
+    with pytest.raises(ctl.UsageError, match="has no loss: define per_example_loss, or override"):
+        reference_model.make_trainer(testing.make_strategy(1), 5, cls=NoLoss)

@@ -17,11 +17,12 @@ from ctl.loop.actions.action import as_action
 from ctl.loop.actions.action_list import ActionList
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.manager import CheckpointManager
-from ctl.loop.reporter import Reporter, as_numbers
+from ctl.loop.reporter import Reporter, as_numbers, without_nan
 from ctl.loop.rollback import RollbackPolicy
 from ctl.loop.step_summaries import StepSummaries
 from ctl.loop.stop import StopRequest
 from ctl.loop.watchdog import Watchdog
+from ctl.replica.engine import engine_of
 from ctl.trainer import StandardTrainer
 
 
@@ -274,6 +275,9 @@ class Controller(orbit.Controller):
                         outputs = self.trainer.train(tf.constant(boundary - first, tf.int32)) or {}
                         # Waits for the devices, so that the time below is all of the loop's.
                         self.outputs = as_numbers(outputs)
+                        if engine_of(self.trainer).skipped_all():
+                            # Means over no step are NaN, which is not valid in result.json.
+                            self.outputs = without_nan(self.outputs)
                 except NonFiniteStep as error:
                     self._all_roll_back(error)
                     if self._has_restored:

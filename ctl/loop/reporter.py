@@ -5,6 +5,7 @@ import contextlib
 import pathlib
 from typing import Any
 
+import numpy as np
 import orbit
 import tensorflow as tf
 
@@ -141,6 +142,11 @@ def as_numbers(outputs: Mapping[str, Any]) -> dict[str, Any]:
         else value
         for name, value in outputs.items()
     }
+
+
+def without_nan(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the outputs of a loop, as numbers, except those that are NaN or contain a NaN."""
+    return {k: v for k, v in outputs.items() if not np.isnan(tf.nest.flatten(v)).any()}
 
 
 # By the replicas and not by the machine: the GPUs of a run that trains on the CPU are another's.

@@ -81,7 +81,10 @@ def _describe_update(experiment: Experiment) -> list[tuple[str, str]]:
         ("reduction", _describe_reduction(experiment)),
         ("clip", str(trainer.options.clip)),
         ("optimizer", optimizer),
-        ("variables", f"{len(variables)} trainable, {trainer.model.count_params():,} parameters"),
+        (
+            "variables",
+            f"{len(variables)} trainable, {engine_of(trainer).parameter_count():,} parameters",
+        ),
     ]
 
 

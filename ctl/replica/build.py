@@ -68,6 +68,7 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
             model=trainer.model,
             own_replica_step=type(trainer).replica_step is not base.replica_step,
             own_train_step=type(trainer).train_step is not base.train_step,
+            has_loss=type(trainer).per_example_loss is not base.per_example_loss,
         )
         engine = Engine(trainer, plan, pipeline)
         trainer.skipped_steps = engine.step.skipped_steps

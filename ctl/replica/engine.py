@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 import contextlib
+import math
 from typing import Any
 
 import orbit
@@ -50,6 +51,7 @@ class Engine:
         self._data_step: int | None = None  # the global step that the data iterator stands at
         self._own_dataset = False
         self._keyed: set[str] = set()
+        self._has_loss = False  # whether the traced step reports its loss
         self.compiled_loop = self._compile_loop() if plan.xla == "loop" else None
         # The step is traced later, so it draws by row from the first step on.
         dropout.key_random_layers(trainer.model, plan.options.seed)
@@ -63,6 +65,9 @@ class Engine:
             batch: this replica's rows.
             mask: [rows] mask of the rows that exist; None if all exist.
         """
+        # In the dtype of losses and metrics: data has float32 masks in every precision, and a metric
+        # in float64 cannot always use those.
+        mask = None if mask is None else tf.cast(mask, self.plan.dtype)
         count = row_count(batch)
         first_row = tf.cast(row_mask.row_range(count)[0], tf.int64)
         # Random layers are keyed by the consumed batches, not by `iterations`: a batch after a skipped
@@ -90,6 +95,7 @@ class Engine:
             changed = assigned_in_forward_pass(models, trainer.metrics.values())
             snapshot = Snapshot(changed if self._may_skip() else [])
             loss = trainer.replica_step(trainer.preprocess(batch))
+            self._has_loss = True
             # Decided while tracing: a step that can never be skipped has no ops for it.
             if not rows.applied:
                 self.loss.update_state(loss)
@@ -159,16 +165,34 @@ class Engine:
             self.step.norms.reset()
 
     def results(self) -> dict[str, Any]:
-        """Returns the mean loss and the metrics of an inner loop; scale, skips and norms if in use."""
-        results = {"loss": self.loss.result()}
+        """Returns the mean loss and the metrics of an inner loop; scale, skips and norms if in use.
+
+        If no step of the loop was applied, means over the applied steps do not exist: they are NaN. A
+        user's own `train_step` that does not call `replica_step` has no loss.
+        """
+        results = {"loss": self.loss.result()} if self._has_loss else {}
         results |= {name: metric.result() for name, metric in self._trainer.metrics.items()}
+        norms = self.step.norms.result() if self.step.norms else {}
+        if self.skipped_all():
+            results, norms = tf.nest.map_structure(_to_nan, (results, norms))
         optimizer = self._trainer.optimizer
         has_scale = precision.has_loss_scale(optimizer)
         if has_scale:
             results["loss_scale"] = optimizer.loss_scale
         if has_scale or self.plan.options.on_non_finite == "skip":
             results["skipped_steps"] = self.step.skipped_steps.read_value()
-        return {**results, **(self.step.norms.result() if self.step.norms else {})}
+        return {**results, **norms}
+
+    def skipped_all(self) -> bool:
+        """Whether all steps of the inner loop were skipped."""
+        return self._has_loss and self._may_skip() and not self.loss.count.read_value().numpy()
+
+    def parameter_count(self) -> int:
+        """The number of parameters of all models of the trainer."""
+        models = (self._trainer.model, *(model for _, model in self._other_models()))
+        # A model may contain another one, and a model that is not built yet has no parameters.
+        weights = {id(v): v for model in models if model.built for v in model.weights}
+        return sum(variable.shape.num_elements() for variable in weights.values())
 
     def checkpoint_items(self) -> dict[str, Any]:
         """Returns every model, optimizer and variable of the trainer, by the attribute's name."""
@@ -237,6 +261,15 @@ class Engine:
             size=self.compiled_loop.size,
             indexes_only=self.plan.options.placement == "device",
         )
+
+
+def _to_nan(value: Any) -> Any:
+    value = tf.convert_to_tensor(value)
+    return (
+        tf.fill(tf.shape(value), tf.constant(math.nan, value.dtype))
+        if value.dtype.is_floating
+        else value
+    )
 
 
 def engine_of(trainer: Any) -> Engine:

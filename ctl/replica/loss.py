@@ -1,7 +1,7 @@
-"""Per-example losses and weights -> one replica's contribution to the loss of the global batch.
+"""Losses and weights -> one replica's contribution to the loss of the global batch.
 
-This is the only module that knows the denominator. For a global batch of examples i with losses l_i
-and weights w_i, on whichever replica each of them is,
+This is the only module that knows the denominator. For a global batch of examples i, or of their
+tokens, with losses l_i and weights w_i, on whichever replica each of them is,
 
     loss = sum_i w_i l_i / sum_i w_i + regularization
 
@@ -12,38 +12,41 @@ its gradient (see "Define the loss function" in TensorFlow's custom-training gui
 derives it).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
 from ctl.errors import UsageError
+from ctl.replica import dataflow
 
 
 def row_weights(
     sample_weight: tf.Tensor | None, row_mask: tf.Tensor | None, dtype: tf.DType
 ) -> tf.Tensor | None:
-    """Returns the weight of each row in the loss: its sample weight, and 0 for padding.
+    """Returns the weight of each loss: its sample weight, and 0 in rows of padding.
 
     Args:
-        sample_weight: [rows] sample weights; None for 1.
+        sample_weight: [rows] sample weights, or [rows, ...] for losses of that shape; None for 1.
         row_mask: [rows] mask of the rows that exist; None if all exist.
         dtype: the dtype of the result.
 
     Returns:
-        [rows] weights; None if every row has weight 1.
+        [rows] weights, or [rows, ...] like the sample weights; None if every row has weight 1.
     """
     if sample_weight is None and row_mask is None:
         return None
     if sample_weight is None:
         return tf.cast(row_mask, dtype)
-    # [rows, 1] would broadcast against [rows] losses to [rows, rows], without any error.
-    if sample_weight.shape.rank != 1:
+    if not sample_weight.shape.rank:
         raise UsageError(
-            f"sample_weight has shape {sample_weight.shape}, but must be [rows]: return one weight "
-            "per example, such as by tf.squeeze."
+            f"sample_weight has shape {sample_weight.shape}, but must be [rows], or have the shape of "
+            "the losses: return one weight per example."
         )
     weights = tf.cast(sample_weight, dtype)
-    return weights if row_mask is None else weights * tf.cast(row_mask, dtype)
+    if row_mask is None:
+        return weights
+    mask = tf.cast(row_mask, dtype)
+    return weights * tf.reshape(mask, [-1] + [1] * (weights.shape.rank - 1))
 
 
 def global_weight(
@@ -54,7 +57,7 @@ def global_weight(
     Call it in a replica context, with all rows of the replica, never with those of a micro-batch.
 
     Args:
-        weights: [rows] from `row_weights`, or None.
+        weights: from `row_weights`, or None.
         rows: the number of rows of this replica; a Python int if it is static.
         global_batch_size: the number of rows of all replicas if the batch is full.
         dtype: the dtype of the result.
@@ -77,21 +80,33 @@ def global_weight(
 
 
 def contribution(
-    per_example: tf.Tensor, weights: tf.Tensor | None, denominator: tf.Tensor
+    per_example: tf.Tensor,
+    weights: tf.Tensor | None,
+    denominator: tf.Tensor,
+    *,
+    rows: int | tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Returns what a micro-batch contributes to the loss of the global batch.
 
     Args:
-        per_example: [rows] losses, not reduced.
-        weights: [rows] from `row_weights`, or None.
+        per_example: [rows] losses, not reduced; or [rows, ...] losses, such as those of tokens, if the
+            weights have the same shape.
+        weights: from `row_weights`, or None.
         denominator: scalar from `global_weight`. If it is zero (all weights are zero), the
             contribution and its gradient are zero.
+        rows: the number of rows; a tensor is not compared with the number of losses.
 
     Returns:
         A scalar; the sum over all replicas and micro-batches is the loss of the global batch.
+
+    Raises:
+        UsageError: the shapes do not fit each other.
     """
-    _check_shape(per_example)
+    _check_shapes(per_example, weights, rows if isinstance(rows, int) else None)
     if weights is not None:
+        # Dimensions that are known only when the step runs must not broadcast either.
+        if not (per_example.shape.is_fully_defined() and weights.shape.is_fully_defined()):
+            weights = tf.reshape(weights, tf.shape(per_example))
         per_example = per_example * tf.cast(weights, per_example.dtype)
     # The gradient of a plain quotient would be NaN for a denominator of zero.
     return tf.math.divide_no_nan(
@@ -123,11 +138,50 @@ def regularization_contribution(
     return tf.add_n([tf.cast(loss, dtype) for loss in losses]) / tf.cast(parts, dtype)
 
 
-def _check_shape(per_example: tf.Tensor) -> None:
-    # Already reduced losses would be divided a second time, by the weight of the global batch.
-    if per_example.shape.rank != 1:
+def check_regularization(losses: Sequence[tf.Tensor], rows: Iterable[tf.Tensor | None]) -> None:
+    """Raises UsageError if a regularization loss depends on the rows of a micro-batch.
+
+    It would be added once per part of the batch, so its weight would depend on the split. A tf_keras
+    activity regularizer is a mean over the rows of a part: the plan accepts it if all parts are equal.
+
+    Args:
+        losses: the losses, in the graph that is being traced.
+        rows: the tensors of the micro-batch.
+    """
+    rows = [tensor for tensor in rows if tensor is not None]
+    for loss in losses:
+        if not dataflow.depends_on(loss, rows) or "/ActivityRegularizer/" in loss.op.name:
+            continue
         raise UsageError(
-            f"per_example_loss returned shape {per_example.shape}, but must return [rows]: one loss "
-            "per example, not reduced over the batch (ctl divides, once) and reduced over all other "
-            "axes."
+            f'The loss "{loss.op.name}" of add_loss or regularization_losses depends on the rows of the '
+            "batch: return its values from forward, one per row, and add them in per_example_loss."
+        )
+
+
+def _check_shapes(per_example: tf.Tensor, weights: tf.Tensor | None, rows: int | None) -> None:
+    shape = per_example.shape
+    # Already reduced losses would be divided a second time, by the weight of the global batch.
+    if not shape.rank:
+        raise UsageError(
+            f"per_example_loss returned shape {shape}, but must return [rows]: one loss per example, "
+            "not reduced over the batch (ctl divides, once)."
+        )
+    # A wrong number of losses could broadcast against the weights without an error.
+    if not shape[:1].is_compatible_with([rows]):
+        raise UsageError(
+            f"per_example_loss returned {shape[0]} losses for {rows} examples: return one loss per "
+            "example, reduced over all other axes."
+        )
+    # Whether each row or each token counts the same is not ctl's decision.
+    if shape.rank > 1 and (weights is None or weights.shape.rank == 1):
+        raise UsageError(
+            f"per_example_loss returned shape {shape}: return weights of this shape from sample_weight "
+            "(such as 1 per token and 0 for padding), or reduce the losses to one loss per example "
+            "(tf.reduce_mean over all axes but the first)."
+        )
+    # [rows, 1] would broadcast against [rows] to [rows, rows].
+    if weights is not None and not shape.is_compatible_with(weights.shape):
+        raise UsageError(
+            f"sample_weight has shape {weights.shape}, but per_example_loss returned {shape}: return "
+            "one weight for each loss, in the same shape."
         )

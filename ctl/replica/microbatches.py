@@ -40,7 +40,7 @@ class Inputs(NamedTuple):
     Attributes:
         batch: [rows, ...] tensors, preprocessed.
         row_mask: [rows] mask of the rows that exist; None if all exist.
-        weights: [rows] weights of the rows in the loss; None if every row has weight 1.
+        weights: weights of the losses, [rows] or [rows, ...]; None if every row has weight 1.
         denominator: scalar, the weight of the global batch.
         first_row: scalar int64, the position of the first row in the global batch.
         step: scalar int64, the global step.
@@ -76,7 +76,7 @@ class MicroBatches:
 
     Attributes:
         count: number of micro-batches, or of logical shards, of this replica.
-        loss_fn: (micro-batch, outputs) -> [rows] losses, not reduced.
+        loss_fn: (micro-batch, outputs) -> [rows] losses, not reduced; or [rows, ...].
         forward: micro-batch -> outputs; None if `loss_fn` calls the model itself.
         regularization: returns the scalars that are added to the loss once.
         variables: the variables to differentiate by.
@@ -128,7 +128,12 @@ class MicroBatches:
                         precision.cast_to_float32(self.forward(batch)) if self.forward else None
                     )
                     per_example = self.loss_fn(batch, outputs)
-                    share = self._share(per_example, rows, cut(inputs.weights), inputs.denominator)
+                    weights = cut(inputs.weights)
+                    share = loss.contribution(
+                        tf.cast(per_example, self.dtype), weights, inputs.denominator, rows=rows
+                    )
+                    penalty = self._penalty([*tf.nest.flatten(batch), mask, weights])
+                    share = share if penalty is None else share + penalty
                     # Only what is differentiated is scaled; the reported loss is not.
                     scaled = share if inputs.loss_scale is None else share * inputs.loss_scale
                 all_gradients.append(tape.gradient(scaled, self.variables))
@@ -141,28 +146,13 @@ class MicroBatches:
         summed = gradients.accumulate(all_gradients)
         return Contributions([summed], [tf.add_n(losses)], micro_batches)
 
-    def _share(
-        self,
-        per_example: tf.Tensor,
-        rows: int | tf.Tensor,
-        weights: tf.Tensor | None,
-        denominator: tf.Tensor,
-    ) -> tf.Tensor:
-        """A micro-batch's share of the global loss, with its share of the regularization."""
-        # A wrong number of losses could broadcast against the weights without an error.
-        known_rows = rows if isinstance(rows, int) else None
-        if per_example.shape.rank == 1 and not per_example.shape.is_compatible_with([known_rows]):
-            raise UsageError(
-                f"per_example_loss returned {per_example.shape[0]} losses for {rows} examples: return "
-                "one loss per example, reduced over all other axes."
-            )
-        share = loss.contribution(tf.cast(per_example, self.dtype), weights, denominator)
+    def _penalty(self, rows: Sequence[tf.Tensor | None]) -> tf.Tensor | None:
+        """A micro-batch's share of the regularization; `rows` are the tensors that differ by row."""
+        penalties = list(self.regularization())
+        loss.check_regularization(penalties, rows)
         # Every micro-batch of every replica adds its part, also one without rows: the sum has it once.
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-        penalty = loss.regularization_contribution(
-            list(self.regularization()), replicas * self.count, self.dtype
-        )
-        return share if penalty is None else share + penalty
+        return loss.regularization_contribution(penalties, replicas * self.count, self.dtype)
 
 
 def row_count(batch: Batch) -> int | tf.Tensor:

@@ -37,6 +37,7 @@ class Plan:
         string_features: whether a batch contains strings.
         own_replica_step: whether the trainer overrides `replica_step`.
         own_train_step: whether the trainer overrides `train_step`.
+        has_loss: whether the trainer defines `per_example_loss`, which evaluation reports.
     """
 
     options: TrainerOptions
@@ -49,6 +50,7 @@ class Plan:
     string_features: bool
     own_replica_step: bool
     own_train_step: bool
+    has_loss: bool = True
 
     @property
     def dtype(self) -> tf.DType:
@@ -176,6 +178,7 @@ def make_plan(
     model: tf_keras.Model,
     own_replica_step: bool,
     own_train_step: bool,
+    has_loss: bool = True,
 ) -> Plan:
     """Resolves and validates the options of a trainer.
 
@@ -187,6 +190,7 @@ def make_plan(
         model: the built model.
         own_replica_step: whether the trainer overrides `replica_step`.
         own_train_step: whether the trainer overrides `train_step`.
+        has_loss: whether the trainer defines `per_example_loss`.
 
     Returns:
         The plan.
@@ -226,6 +230,7 @@ def make_plan(
         string_features=strings,
         own_replica_step=own_replica_step,
         own_train_step=own_train_step,
+        has_loss=has_loss,
     )
     # Validated after "auto" is resolved, so the rules see the mode that is used.
     compatibility.check(plan.choice)
@@ -238,6 +243,11 @@ def make_plan(
 
 
 def _check_overrides(plan: Plan, pipeline: InputPipeline) -> None:
+    if not (plan.has_loss or plan.own_replica_step or plan.own_train_step):
+        raise UsageError(
+            "The trainer has no loss: define per_example_loss, or override replica_step for a step of "
+            "your own."
+        )
     if plan.options.loss_spike and (plan.own_replica_step or plan.own_train_step):
         raise UsageError(
             "train.loss_spike checks the single loss of ctl's own step, but this trainer overrides "

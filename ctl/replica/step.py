@@ -109,9 +109,10 @@ class Step:
 
         Args:
             batch: this replica's rows, preprocessed.
-            loss_fn: (micro-batch, outputs) -> [rows] losses, not reduced.
+            loss_fn: (micro-batch, outputs) -> [rows] losses, not reduced; or [rows, ...] if the
+                sample weights have that shape.
             forward: micro-batch -> outputs; None if `loss_fn` calls the model itself.
-            sample_weight: [rows] sample weights; None for 1.
+            sample_weight: [rows] sample weights, or weights in the shape of the losses; None for 1.
             variables: the variables to train.
             optimizer: a tf_keras optimizer. Steps that overflow are skipped if it is a
                 LossScaleOptimizer.

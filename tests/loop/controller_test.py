@@ -14,6 +14,7 @@ from ctl import evaluator, testing
 from ctl.errors import Failure
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller
+from ctl.loop.progress import Progress
 from ctl.loop.reporter import Reporter
 from ctl.loop.stop import StopRequest
 from tests import reference_model
@@ -240,6 +241,22 @@ def test_loss_that_is_not_finite_in_a_step_of_the_users_own_ends_the_run(tmp_pat
         testing.make_strategy(1), 7, cls=Own, on_non_finite="ignore"
     )
     Controller(trainer=lenient).train(5)
+
+
+def test_loop_of_which_all_steps_are_skipped_reports_no_loss_and_goes_on(tmp_path):
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(1), 7, precision="float16", loss_scale=1e30
+    )
+    lines = []
+    controller = Controller(
+        trainer=trainer,
+        checkpoints=Checkpointer(tmp_path, trainer),
+        reporter=Reporter(trainer, progress=Progress(total=4, every=0, write=lines.append)),
+        steps_per_loop=2,
+    )
+    controller.train(4)
+    assert controller.outputs == {"loss_scale": pytest.approx(1e30), "skipped_steps": 4}
+    assert lines[0].startswith("train       2/4 | loss_scale 1.000e+30 | skipped_steps 2")
 
 
 def test_weight_that_is_not_finite_is_not_saved(make, tmp_path):

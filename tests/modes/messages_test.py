@@ -41,9 +41,8 @@ def make_trainer(replicas, row_counts):
     )
     plan = types.SimpleNamespace(layout=layout)
     return types.SimpleNamespace(
-        _ctl_engine=types.SimpleNamespace(plan=plan),
+        _ctl_engine=types.SimpleNamespace(plan=plan, parameter_count=lambda: 1234),
         options=types.SimpleNamespace(precision="float32"),
-        model=types.SimpleNamespace(count_params=lambda: 1234),
     )
 
 

@@ -8,6 +8,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.replica import loss_spikes
+from ctl.replica.engine import engine_of
 from tests import reference_model
 from tests.faulty_trainers import BAD, BATCH, Jumping, Overflowing, Poisoned
 
@@ -210,3 +211,56 @@ def test_checkpoint_names_are_those_of_the_first_version():
     assert {*items} == {"global_step", "model", "optimizer", "skipped_steps", "spikes"}
     names = {v.name for v in items["spikes"].variables}
     assert names == {"last_losses:0", "losses_seen:0"}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "row", "options"),
+    [
+        (1, 0, {}),
+        (2, 5, {}),
+        pytest.param(1, 0, {"xla": "loop"}, marks=SLOW),
+        pytest.param(2, 5, {"gradient_accumulation_steps": 2, "norms": True}, marks=SLOW),
+    ],
+)
+def test_loop_without_an_applied_step_has_no_loss_and_no_metrics(replicas, row, options):
+    trainer = reporting(
+        Poisoned, replicas, attributes={"row": row}, on_non_finite="skip", **options
+    )
+    assert np.isfinite(trainer.train(tf.constant(BAD))["loss"])
+    outputs = trainer.train(tf.constant(1))
+    assert int(outputs.pop("skipped_steps")) == 1
+    assert {"loss", "output"} <= outputs.keys()
+    assert all(np.isnan(value) for value in outputs.values())
+    assert np.isfinite(trainer.train(tf.constant(1))["loss"])
+
+
+def test_loop_that_overflows_in_every_step_has_no_loss():
+    trainer = reporting(reference_model.ReferenceTrainer, 1, precision="float16", loss_scale=1e30)
+    outputs = trainer.train(tf.constant(3))
+    assert np.isnan(outputs["loss"]) and np.isnan(outputs["output"])
+    assert outputs["loss_scale"] == 1e30 and outputs["skipped_steps"] == 3
+
+
+def test_own_train_step_that_reports_no_loss_has_none():
+    class Own(reference_model.ReferenceTrainer):
+        def train_step(self, iterator):
+            next(iterator)
+            self.global_step.assign_add(1)
+
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 7, cls=Own)
+    assert "loss" not in trainer.train(tf.constant(2))
+
+
+def test_parameters_of_all_models_are_counted_once():
+    class Two(reference_model.ReferenceTrainer):
+        def build_model(self):
+            self.first = super().build_model()  # also part of `model`
+            self.others = [tf_keras.Sequential([tf_keras.layers.Dense(2, input_shape=(3,))])]
+            return tf_keras.Sequential([tf_keras.layers.Dense(4, input_shape=(5,))])
+
+        def forward(self, batch, training):
+            return self.first({"x": batch["x"], "token": batch["token"]})
+
+    trainer = reference_model.make_trainer(testing.make_strategy(2), 8, cls=Two)
+    own = trainer.first.count_params()
+    assert engine_of(trainer).parameter_count() == own + (3 + 1) * 2 + (5 + 1) * 4

@@ -1,18 +1,17 @@
 """The rows of the global batch on every replica: values, gradients, and losses over pairs of rows."""
 
-import functools
-
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import ctl
 from ctl import testing
 from ctl.replica import row_mask
+from tests import one_batch
 
 # (rows that exist, replicas): even shares, uneven ones, empty ones, one replica.
 SPLITS = [(8, 1), (8, 2), (8, 4), (7, 2), (7, 4), (5, 4), (3, 4), (1, 2)]
-strategy = functools.cache(testing.make_strategy)
 
 
 def shares(rows, replicas):
@@ -27,7 +26,7 @@ def run(function, rows, replicas, *, masked=True):
 
     The function returns a dict.
     """
-    where = strategy(replicas)
+    where = one_batch.strategy(replicas)
     numbers, masks = shares(rows, replicas)
     has_mask = masked and rows % replicas != 0
 
@@ -155,7 +154,7 @@ def test_static_shape_is_kept_if_no_row_can_be_missing():
 
 
 def test_model_that_gathers_can_be_built_outside_of_a_replica():
-    with strategy(2).scope():
+    with one_batch.strategy(2).scope():
         assert ctl.replica.all_gather(tf.ones([3, 2])).shape == [3, 2]
         np.testing.assert_array_equal(ctl.replica.positions(tf.ones([3, 2])), [0, 1, 2])
 
@@ -182,3 +181,231 @@ def test_conditional_is_rejected():
     with pytest.raises(ctl.UsageError, match="inside of a conditional") as error:
         run(lambda i: {"x": tf.cond(i[0] > 0, lambda: ctl.replica.all_gather(i), lambda: i)}, 8, 2)
     assert "\n" not in str(error.value)
+
+
+VIEWS = {
+    "views": np.random.default_rng(0).normal(size=(11, 2, 4)),
+    "label": np.random.default_rng(1).integers(0, 3, 11),
+}
+
+
+class Pairs(one_batch.Trainer):
+    """Embeds two views of each row."""
+
+    EXAMPLES = VIEWS
+
+    def build_model(self):
+        layers = tf_keras.layers
+        return tf_keras.Sequential(
+            [layers.Dense(5, "tanh", input_shape=(2, 4)), layers.Dense(3), layers.Flatten()]
+        )
+
+    @classmethod
+    def embed(cls, outputs):
+        return tf.nn.l2_normalize(tf.reshape(outputs, [-1, 2, 3]), axis=2)
+
+
+class NTXent(Pairs):
+    """Chen et al. 2020, "A simple framework for contrastive learning": 2 rows - 1 negatives each."""
+
+    def per_example_loss(self, batch, outputs):
+        own = self.embed(outputs)  # [rows, 2, width]
+        both = tf.concat(tf.unstack(ctl.replica.all_gather(own), axis=1), axis=0)  # [2 all, width]
+        count, place = tf.shape(both)[0] // 2, ctl.replica.positions(own)
+        loss = 0.0
+        for view in (0, 1):
+            logits = tf.matmul(own[:, view], both, transpose_b=True) / 0.5  # [rows, 2 all]
+            itself = tf.one_hot(place + view * count, 2 * count, dtype=logits.dtype)
+            loss += tf.nn.sparse_softmax_cross_entropy_with_logits(
+                place + (1 - view) * count, logits - 1e9 * itself
+            )
+        return loss / 2
+
+    @classmethod
+    def reference(cls, model, rows):
+        own = cls.embed(model(rows["views"]))
+        both = tf.concat([own[:, 0], own[:, 1]], axis=0)
+        count = own.shape[0]
+        products = tf.exp(tf.matmul(both, both, transpose_b=True) / 0.5)
+        products *= 1 - tf.eye(2 * count, dtype=products.dtype)
+        partner = tf.gather(products, (np.arange(2 * count) + count) % (2 * count), batch_dims=1)
+        losses = -tf.math.log(partner / tf.reduce_sum(products, axis=1))
+        return (losses[:count] + losses[count:]) / 2, tf.ones([count], losses.dtype)
+
+
+class HardTriplets(Pairs):
+    """Hermans et al. 2017, "In defense of the triplet loss": the hardest rows of the global batch."""
+
+    def per_example_loss(self, batch, outputs):
+        own, label = self.embed(outputs)[:, 0], batch["label"]
+        rows, labels = ctl.replica.all_gather((own, label))
+        distance = tf.reduce_sum((own[:, tf.newaxis] - rows) ** 2, axis=2)  # [rows, all rows]
+        same = label[:, tf.newaxis] == labels
+        positive = tf.reduce_max(tf.where(same, distance, 0.0), axis=1)
+        negative = tf.reduce_min(distance + 4 * tf.cast(same, distance.dtype), axis=1)
+        return tf.nn.relu(positive - negative + 1)
+
+    @classmethod
+    def reference(cls, model, rows):
+        own, label = cls.embed(model(rows["views"]))[:, 0], rows["label"].numpy()
+        losses = []
+        for i, row in enumerate(label):
+            distance = [tf.reduce_sum((own[i] - other) ** 2) for other in tf.unstack(own)]
+            positive = tf.reduce_max(
+                [d for d, same in zip(distance, label == row, strict=True) if same]
+            )
+            others = [d for d, same in zip(distance, label == row, strict=True) if not same]
+            negative = tf.reduce_min([tf.constant(4.0, tf.float64), *others])
+            losses.append(tf.nn.relu(positive - negative + 1))
+        return tf.stack(losses), tf.ones([len(losses)], tf.float64)
+
+
+@pytest.mark.parametrize(("batch", "replicas"), [split[:2] for split in one_batch.SPLITS])
+@pytest.mark.parametrize("cls", [NTXent, HardTriplets])
+def test_loss_over_pairs_is_that_of_the_global_batch(cls, batch, replicas):
+    trainer = one_batch.make(cls, batch, replicas)
+    one_batch.check_first_step(trainer)
+    one_batch.check_evaluation(trainer, 4)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gradient_accumulation_steps": 2}, "optimizer.gradient_accumulation_steps=1"),
+        ({"logical_shards": 2}, "runtime.logical_shards computes one shard at a time: set it to 0"),
+    ],
+)
+def test_part_of_a_batch_cannot_see_the_other_parts(replicas, options, message):
+    trainer = one_batch.make(NTXent, 8, replicas, **options)
+    with pytest.raises(ctl.UsageError, match=message) as error:
+        trainer.train(tf.constant(1))
+    assert "\n" not in str(error.value)
+    one_batch.check_evaluation(trainer, 4)
+
+
+def test_compiled_gradients_of_several_replicas_cannot_communicate():
+    with pytest.raises(
+        ctl.UsageError, match=r"xla=gradients .* choose runtime.xla=autocluster or off"
+    ):
+        one_batch.make(NTXent, 8, 2, xla="gradients").train(tf.constant(1))
+
+
+@pytest.mark.parametrize("xla", ["gradients", "step"])
+def test_one_replica_needs_no_communication(xla):
+    one_batch.check_first_step(one_batch.make(NTXent, 8, 1, xla=xla))
+
+
+class Mixed(one_batch.Trainer):
+    """Mixes each row with the one that mirrors it in the global batch, in `preprocess`."""
+
+    EXAMPLES = VIEWS
+
+    build_model = Pairs.build_model
+
+    def preprocess(self, batch):
+        views = ctl.replica.all_gather(batch["views"])
+        place = tf.shape(views)[0] - 1 - ctl.replica.positions(batch["views"])
+        return {**batch, "views": 0.7 * batch["views"] + 0.3 * tf.gather(views, place)}
+
+    def per_example_loss(self, batch, outputs):
+        return tf.reduce_sum(outputs**2, axis=1) * tf.cast(batch["label"] + 1, outputs.dtype)
+
+    @staticmethod
+    def reference(model, rows):
+        outputs = model(0.7 * rows["views"] + 0.3 * rows["views"][::-1])
+        losses = tf.reduce_sum(outputs**2, axis=1) * tf.cast(rows["label"] + 1, tf.float64)
+        return losses, tf.ones_like(losses)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize(("batch", "replicas"), [(8, 1), (8, 2), (11, 2), (11, 4)])
+def test_rows_may_be_mixed_before_they_are_accumulated(batch, replicas, micro_batches):
+    options = {"gradient_accumulation_steps": micro_batches if batch / replicas > 2.5 else 2}
+    one_batch.check_first_step(one_batch.make(Mixed, batch, replicas, **options))
+
+
+class GlobalBatchesOfPairs(NTXent):
+    def build_dataset(self, split, input_context):
+        return ctl.data.GlobalBatches(super().build_dataset(split, input_context).batch(8))
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_pairs_of_a_partial_global_batch(replicas):
+    trainer = one_batch.make(GlobalBatchesOfPairs, 8, replicas)
+    one_batch.check_first_step(trainer)
+    rows = {name: tf.constant(values[8:]) for name, values in VIEWS.items()}
+    loss, _ = one_batch.reference(trainer, rows)
+    assert float(trainer.train(tf.constant(1))["loss"]) == pytest.approx(float(loss), rel=1e-12)
+    one_batch.check_evaluation(trainer, 8)
+
+
+class NormalizedPairs(NTXent):
+    """The statistics and the pairs are both those of the global batch."""
+
+    def build_model(self):
+        layers = tf_keras.layers
+        return tf_keras.Sequential(
+            [
+                layers.Dense(5, use_bias=False, input_shape=(2, 4)),
+                ctl.SyncBatchNormalization(),
+                layers.Flatten(),
+            ]
+        )
+
+    @classmethod
+    def embed(cls, outputs):
+        return tf.nn.l2_normalize(tf.reshape(outputs, [-1, 2, 5]), axis=2)
+
+    @classmethod
+    def reference(cls, model, rows):
+        return super().reference(lambda views: model(views, training=True), rows)
+
+
+@pytest.mark.parametrize(("batch", "replicas"), [(8, 2), (7, 4)])
+def test_pairs_with_synchronized_batch_normalization(batch, replicas):
+    one_batch.check_first_step(one_batch.make(NormalizedPairs, batch, replicas), tolerance=1e-10)
+
+
+def test_float16_gradients_of_pairs_are_summed_in_float32():
+    class Gathered(NTXent):
+        """Gathers the float16 outputs of the model instead of float32 ones."""
+
+        def forward(self, batch, training):
+            outputs = super().forward(batch, training)
+            assert outputs.dtype == tf.float16
+            return outputs, ctl.replica.all_gather(outputs)
+
+        def per_example_loss(self, batch, outputs):
+            own, rows = map(self.embed, outputs)
+            return tf.reduce_sum((own[:, 0][:, tf.newaxis] - rows[:, 1]) ** 2, axis=[1, 2])
+
+    options = {"precision": "float16", "loss_scale": 1024.0}
+    updates = []
+    for replicas in (1, 4):
+        trainer = one_batch.make(Gathered, 8, replicas, **options)
+        before = trainer.model.get_weights()
+        trainer.train(tf.constant(1))
+        assert trainer.skipped_steps.numpy() == 0
+        updates.append(
+            [old - new for old, new in zip(before, trainer.model.get_weights(), strict=True)]
+        )
+    for one, four in zip(*updates, strict=True):
+        np.testing.assert_allclose(four, one, rtol=0, atol=4e-3 * np.abs(one).max())
+
+
+def train_in_one_process(cls, batch):
+    where = tf.distribute.MultiWorkerMirroredStrategy()
+    trainer = one_batch.make(cls, batch, where)
+    one_batch.check_first_step(trainer)
+    one_batch.check_evaluation(trainer, 4)
+    return where.num_replicas_in_sync, trainer.model.get_weights()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", [NTXent, HardTriplets])
+def test_two_processes_compare_the_rows_of_the_global_batch(cls):
+    (replicas, first), (_, second) = testing.run_workers(train_in_one_process, cls, 7)
+    assert replicas == 2
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one, other)
