@@ -62,7 +62,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         self,
         *,
         global_batch_size: int,
-        optimizer: Any,
+        optimizer: Any = None,
         strategy: tf.distribute.Strategy | None = None,
         options: TrainerOptions | None = None,
     ):
@@ -70,7 +70,8 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
 
         Args:
             global_batch_size: examples per update, over all replicas.
-            optimizer: an optimizer made in the strategy's scope, or a function that makes one.
+            optimizer: an optimizer made in the strategy's scope, or a function that makes one. It may
+                be omitted if the class overrides `build_optimizer`.
             strategy: where the replicas are; the current strategy by default.
             options: all other options.
 
@@ -157,6 +158,23 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
     def regularization_losses(self) -> Sequence[tf.Tensor]:
         """Returns scalars that depend on the variables alone; they are added once per update."""
         return self.model.losses
+
+    def build_optimizer(self, optimizer: Any) -> Any:
+        """Returns the optimizer; called in `build_scope`, after `build_model`.
+
+        Args:
+            optimizer: the constructor's argument. In an experiment it is a function that makes the
+                optimizer of the config's section `optimizer`.
+
+        Returns:
+            A tf_keras optimizer. By default `optimizer()`, or `optimizer` itself if it is one.
+        """
+        if optimizer is None:
+            raise UsageError(
+                "The trainer has no optimizer: pass its constructor optimizer=..., or override "
+                "build_optimizer."
+            )
+        return optimizer() if callable(optimizer) else optimizer
 
     def build_metrics(self) -> dict[str, tf_keras.metrics.Metric]:
         """Builds the metrics by name; called in `build_scope`, for training and for evaluation."""

@@ -4,8 +4,8 @@ python -m ctl.main --config=experiments/resnet50.py --mode=aot_compile --topolog
 
 It shows the memory and cost of a real model on a TPU. Its images are synthetic, so that nothing has to
 be downloaded. The schedule is that of Goyal et al. 2017: a learning rate of 0.1 per 256 examples of the
-batch, five epochs of linear warmup, and 90 epochs in total for a batch of 256. It has not been trained
-to the end.
+batch, five epochs of linear warm-up, and 90 epochs in total: in epochs, so that the batch, which grows
+with the number of cores, does not change the length. It has not been trained to the end.
 """
 
 import ctl
@@ -24,8 +24,8 @@ def get_config():
             learning_rate=0.1,
             learning_rate_batch_size=256,
             schedule="cosine",
-            warmup_steps=25_020,
+            warmup_steps="5 epochs",
         ),
-        train=dict(steps=450_360, checkpoint_interval=5_004),
-        eval=dict(interval=5_004),
+        train=dict(steps="90 epochs", checkpoint_interval="1 epoch"),
+        eval=dict(interval="1 epoch"),
     )

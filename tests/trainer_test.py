@@ -9,6 +9,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.data import sampler
+from ctl.testing import tiny
 from tests import reference_model
 
 # (global batch, replicas): even shares, uneven ones, an empty one, one replica.
@@ -480,3 +481,35 @@ def test_models_and_optimizers_in_lists_and_dicts_are_saved(tmp_path):
     names = " ".join(name for name, _ in tf.train.list_variables(path))
     assert "nets/0" in names and "optimizers/second" in names
     assert "accuracy" not in names
+
+
+class OwnOptimizer(tiny.TinyTrainer):
+    """Halves the rate of the optimizer that it is given; without one, makes its own."""
+
+    def build_optimizer(self, optimizer):
+        if optimizer is None:
+            return tf_keras.optimizers.Adam(0.25)
+        result = super().build_optimizer(optimizer)
+        result.learning_rate = result.learning_rate / 2
+        return result
+
+
+def test_build_optimizer_may_change_or_replace_the_optimizer():
+    trainer = OwnOptimizer(global_batch_size=8, optimizer=lambda: tf_keras.optimizers.SGD(0.5))
+    assert float(trainer.optimizer.learning_rate) == 0.25
+    trainer = OwnOptimizer(global_batch_size=8)
+    assert type(trainer.optimizer) is tf_keras.optimizers.Adam
+    trainer.train(tf.constant(2))
+    assert int(trainer.optimizer.iterations) == 2
+
+
+def test_optimizer_may_be_a_function_or_an_object():
+    optimizer = tf_keras.optimizers.SGD(0.5)
+    assert tiny.TinyTrainer(global_batch_size=8, optimizer=optimizer).optimizer is optimizer
+    made = tf_keras.optimizers.SGD(0.5)
+    assert tiny.TinyTrainer(global_batch_size=8, optimizer=lambda: made).optimizer is made
+
+
+def test_trainer_without_an_optimizer_is_rejected():
+    with pytest.raises(ctl.UsageError, match="no optimizer: pass its constructor optimizer="):
+        tiny.TinyTrainer(global_batch_size=8)

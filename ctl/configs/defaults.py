@@ -30,6 +30,16 @@ HARMLESS = (
 )
 
 
+# Sections whose keys the experiment chooses: those of its own model, and arguments of functions.
+FREE_SECTIONS = ("model", "optimizer.arguments", "optimizer.schedule_arguments")
+
+
+def _duration(steps: int) -> config_dict.FieldReference:
+    """A number of steps that may be replaced by a text such as "90 epochs"."""
+    # Of any type, because ConfigDict rejects a string where the default is an integer.
+    return config_dict.FieldReference(steps, field_type=object)
+
+
 def defaults() -> config_dict.ConfigDict:
     """Returns an unlocked config with every key at its default."""
     config = config_dict.ConfigDict()
@@ -107,17 +117,31 @@ def defaults() -> config_dict.ConfigDict:
     config.model = config_dict.ConfigDict()
 
     config.optimizer = optimizer = config_dict.ConfigDict()
-    optimizer.name = "adam"  # adam, adamw, sgd, rmsprop, adagrad, lion
+    # adam, adamw, sgd, rmsprop, adagrad, lion, adamax, adadelta, ftrl, adafactor, lamb, lars, or
+    # package.module:function; see docs/optimizers.md.
+    optimizer.name = "adam"
+    # Further arguments of the optimizer's class, such as beta_2 or epsilon.
+    optimizer.arguments = config_dict.ConfigDict()
     optimizer.learning_rate = 1e-3
     # If not 0, learning_rate is for this global batch size and is scaled linearly with the actual one
     # (Goyal et al. 2017, "Accurate, large minibatch SGD").
     optimizer.learning_rate_batch_size = 0
-    optimizer.schedule = "constant"  # constant, cosine
-    optimizer.warmup_steps = 0  # updates of linear warm-up from 0 before the cosine decay
-    optimizer.decay_steps = 0  # updates of the cosine decay after the warm-up; 0: up to train.steps
-    optimizer.momentum = 0.0  # sgd, rmsprop
-    optimizer.nesterov = False  # sgd with momentum
+    # constant, cosine, linear, polynomial, exponential, piecewise, inverse_sqrt, cosine_restarts, or
+    # package.module:function.
+    optimizer.schedule = "constant"
+    # Arguments of the schedule, such as end_factor: the last rate as a fraction of learning_rate.
+    optimizer.schedule_arguments = config_dict.ConfigDict()
+    optimizer.warmup_steps = _duration(0)  # updates of linear warm-up from 0 before the schedule
+    # Updates of the decay after the warm-up; 0: up to train.steps.
+    optimizer.decay_steps = _duration(0)
+    optimizer.momentum = 0.0  # sgd, rmsprop, lars
+    optimizer.nesterov = False  # sgd or lars with momentum
     optimizer.weight_decay = 0.0  # decoupled, as the argument of tf_keras optimizers
+    # Variables without weight decay, as patterns of names such as ["*/bias", "*/gamma", "*/beta"].
+    optimizer.weight_decay_exclude = []
+    # Layers with another learning rate or without updates, the first match counts:
+    # [dict(variables="backbone/*", learning_rate_scale=0.1), dict(variables="stem/*", frozen=True)].
+    optimizer.groups = []
     # The number of micro-batches in a per-replica batch; the update does not depend on it.
     optimizer.gradient_accumulation_steps = 1
     optimizer.clip = clip = config_dict.ConfigDict()  # of the reduced gradients; set at most one
@@ -126,8 +150,11 @@ def defaults() -> config_dict.ConfigDict:
     clip.value = 0.0  # clip each element to [-value, value]
 
     config.train = train = config_dict.ConfigDict()
-    train.steps = 1000  # the total number of steps (global batches)
-    train.steps_per_loop = 100  # steps of an inner loop, after which the host logs and may save
+    # The total number of steps (global batches), or a duration: "90 epochs", "5000000 examples". All
+    # intervals, and the warm-up and decay of the learning rate, accept durations too.
+    train.steps = _duration(1000)
+    # Steps of an inner loop, after which the host logs and may save.
+    train.steps_per_loop = _duration(100)
     # After a step whose loss or gradients are not finite: stop (the run ends after the inner loop
     # without saving), skip (the update is not applied), rollback (the run restores its last checkpoint
     # and continues without that batch), ignore (no check).
@@ -152,10 +179,10 @@ def defaults() -> config_dict.ConfigDict:
     stopping.restore_best = False  # the run's result is the best checkpoint, not the last step
     # Steps between two writes of the trainer's own tf.summary calls in a step; 0: steps_per_loop.
     train.summary_interval = 0
-    train.checkpoint_interval = 1000  # steps; 0: save only at the end
+    train.checkpoint_interval = _duration(1000)  # or "30 minutes"; 0: save only at the end
     train.checkpoint_seconds = 0.0  # also save after this many seconds; 0: only after steps
     train.checkpoints_to_keep = 3
-    train.checkpoint_keep_every = 0  # also keep the checkpoints at multiples of this step; 0: none
+    train.checkpoint_keep_every = _duration(0)  # also keep those at its multiples; 0: none
     # background: copy the values and continue while a thread writes them (one process only);
     # blocking: wait until they are written; auto: background if possible.
     train.checkpoint_writing = "auto"
@@ -169,6 +196,6 @@ def defaults() -> config_dict.ConfigDict:
     config.actions = []
 
     config.eval = evaluation = config_dict.ConfigDict()
-    evaluation.interval = 0  # steps; 0: evaluate only at the end
+    evaluation.interval = _duration(0)  # 0: evaluate only at the end
     evaluation.global_batch_size = 0  # 0: the global batch size of training
     return config

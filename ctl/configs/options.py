@@ -1,6 +1,6 @@
 """The options of a trainer. Importing this module does not import TensorFlow."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import re
@@ -14,7 +14,7 @@ from ctl.errors import UsageError
 _CLIP_KEYS = {f"clip.{name}": f"optimizer.clip.{name}" for name in ("global_norm", "norm", "value")}
 # Option -> the config key that sets it. The checks know the keys alone; in the messages of a
 # `TrainerOptions(...)` in a script each key is replaced by the name of its option.
-_OPTION_KEYS = {
+OPTION_KEYS: dict[str, str] = {
     "seed": "seed",
     "precision": "runtime.precision",
     "loss_scale": "runtime.loss_scale",
@@ -26,6 +26,8 @@ _OPTION_KEYS = {
     "on_non_finite": "train.on_non_finite",
     "loss_spike": "train.loss_spike",
     "norms": "train.norms",
+    "weight_decay_exclude": "optimizer.weight_decay_exclude",
+    "optimizer_groups": "optimizer.groups",
     "prefetch": "data.prefetch",
 }
 
@@ -169,6 +171,9 @@ class TrainerOptions:
             gradients.
         gradient_accumulation_steps: the number of micro-batches in a per-replica batch.
         clip: how the reduced gradients are clipped.
+        weight_decay_exclude: patterns of the names of variables that have no weight decay.
+        optimizer_groups: dicts with `variables`, which is a pattern of names or a list of them, and
+            either `learning_rate_scale` or `frozen`. The first group that matches counts.
         on_non_finite: what happens after a step whose loss or gradients are not finite. "stop": raise
             `NonFiniteStep` at the end of the inner loop; "skip": do not apply the update, and
             continue; "rollback": as "stop", and `ctl.loop.controller.Controller` restores the last
@@ -197,6 +202,8 @@ class TrainerOptions:
     on_non_finite: str = "stop"
     loss_spike: float = 0.0
     norms: bool = False
+    weight_decay_exclude: Sequence[str] = ()
+    optimizer_groups: Sequence[Mapping[str, Any]] = ()
     prefetch: int = -1
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -207,17 +214,19 @@ class TrainerOptions:
         values = overrides.flatten(config)
         data = {"dir": config.data.dir, "tfrecord": config.data.tfrecord.to_dict()}
         return cls(
-            **{option: values[key] for option, key in _OPTION_KEYS.items()},
+            **{option: values[key] for option, key in OPTION_KEYS.items()},
             clip=Clip(**config.optimizer.clip.to_dict()),
             data=Section(data, "data"),
             model=Section(config.model.to_dict(), "model"),
         )
 
     def __post_init__(self) -> None:
-        values = {key: getattr(self, option) for option, key in _OPTION_KEYS.items()}
-        with _named_by_options(_OPTION_KEYS):
+        values = {key: getattr(self, option) for option, key in OPTION_KEYS.items()}
+        with _named_by_options(OPTION_KEYS):
             check_values(values)
             compatibility.check_options(values)
+        for name in ("weight_decay_exclude", "optimizer_groups"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         for name in ("data", "model"):
             value = getattr(self, name)
             section = value if isinstance(value, Section) else Section(value, name)

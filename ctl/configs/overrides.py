@@ -12,7 +12,8 @@ from typing import Any
 from ml_collections import config_dict
 
 from ctl import errors
-from ctl.configs.defaults import defaults
+from ctl.configs import durations
+from ctl.configs.defaults import FREE_SECTIONS, defaults
 from ctl.errors import UsageError
 
 
@@ -24,7 +25,7 @@ def config(**changes: Any) -> config_dict.ConfigDict:
 
     Args:
         **changes: top-level keys, or sections as mappings. The section `model` may have any keys;
-            the trainer reads them.
+            the trainer reads them. So may those with the arguments of an optimizer and a schedule.
 
     Returns:
         A locked `ConfigDict`: its values can be changed, but no keys can be added.
@@ -33,9 +34,8 @@ def config(**changes: Any) -> config_dict.ConfigDict:
         UsageError: a key does not exist, or a value has the wrong type.
     """
     result = defaults()
-    model = changes.pop("model", None)
-    for key, value in _section("model", {} if model is None else model).items():
-        result.model[key] = value
+    if changes.get("model", {}) is None:
+        del changes["model"]
     _change_section(result, changes, "")
     return result.lock()
 
@@ -54,10 +54,17 @@ def change(config: config_dict.ConfigDict, name: str, text: str | None) -> None:
     section: Any = config
     *path, last = name.split(".")
     for depth, part in enumerate([*path, last]):
+        # A key that the config file does not set is a new argument of the optimizer or schedule. The
+        # keys of `model` are those that the experiment defines.
+        if part is last and ".".join(path) in FREE_SECTIONS[1:] and part not in section:
+            with section.unlocked():
+                section[part] = _literal(_required(name, text))
+            return
         if not _is_section(section) or part not in section:
             raise UsageError(_unknown(".".join(path[:depth]), part, section))
         holder, section = section, section[part]
-    holder[last] = _from_text(name, text, holder[last])
+    with holder.ignore_type():
+        holder[last] = _from_text(name, text, holder[last])
 
 
 def explain_error(error: BaseException) -> str | None:
@@ -135,6 +142,9 @@ def _path_to(section: Any, config: Any, path: str = "") -> str | None:
 def _change_section(section: config_dict.ConfigDict, changes: Mapping[str, Any], path: str) -> None:
     for key, value in changes.items():
         name = _join(path, key)
+        if path in FREE_SECTIONS:
+            section[key] = value
+            continue
         if key not in section:
             raise UsageError(_unknown(path, key, section))
         if _is_section(section[key]):
@@ -157,7 +167,11 @@ def _section(name: str, value: Any) -> Mapping[str, Any]:
 
 def _convert(name: str, value: Any, default: Any) -> Any:
     """Returns a value of the default's type; an integer is converted for a float, nothing else."""
-    expected = type(default)
+    if name in durations.KEYS and isinstance(value, str):
+        durations.check(name, value)
+        return value
+    # A duration that the config file gives with a unit is a text here.
+    expected = int if name in durations.KEYS else type(default)
     if expected is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if type(value) is not expected:
@@ -181,8 +195,9 @@ def _from_text(name: str, text: str | None, default: Any) -> Any:
         raise UsageError(f"{name} is a section: set one of its keys, --config.{example}=VALUE.")
     if text is None and isinstance(default, bool):
         return True
-    if text is None:
-        raise UsageError(f"--config.{name} has no value: write --config.{name}=VALUE.")
+    text = _required(name, text)
+    if name in durations.KEYS:
+        return durations.from_text(name, text)
     expected = type(default)
     try:
         return _PARSERS[expected](text)
@@ -190,6 +205,12 @@ def _from_text(name: str, text: str | None, default: Any) -> Any:
         unsupported = f"a {expected.__name__}, which the command line does not support"
         type_name = _TYPE_NAMES.get(expected, unsupported)
         raise UsageError(f"{name} is {text!r}, but must be {type_name}.") from None
+
+
+def _required(name: str, text: str | None) -> str:
+    if text is None:
+        raise UsageError(f"--config.{name} has no value: write --config.{name}=VALUE.")
+    return text
 
 
 def _boolean(text: str) -> bool:

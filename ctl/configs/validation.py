@@ -6,16 +6,19 @@ Importing this module does not import TensorFlow.
 """
 
 from collections.abc import Mapping
+import functools
 import math
+import operator
 import re
 from typing import Any
 
 from ml_collections import config_dict
 
-from ctl import errors
-from ctl.configs import compatibility, defaults, options, overrides
+from ctl import errors, optimizers
+from ctl.configs import compatibility, defaults, durations, options, overrides
 from ctl.configs.values import MAX_DIGITS, check_values, format_integer
 from ctl.errors import UsageError
+from ctl.optimizers import schedules
 
 _MAX_DEPTH = 50  # of sections and lists in each other; far below Python's recursion limit
 _TPU_KEYS = tuple(f"runtime.tpu.{key}" for key in ("name", "zone", "project", "address"))
@@ -45,7 +48,9 @@ def check_config(config: Any) -> None:
             "plain ones."
         ) from None
     check_values(values)
-    _check_model(config.model, "model", sections=(dict, config_dict.ConfigDict))
+    for section in defaults.FREE_SECTIONS:
+        value = functools.reduce(operator.getitem, section.split("."), config)
+        _check_model(value, section, sections=(dict, config_dict.ConfigDict))
     if values["init.variables"] and not values["init.checkpoint"]:
         raise UsageError(
             "init.variables has no effect without init.checkpoint: set init.checkpoint to the run "
@@ -90,10 +95,14 @@ def _check_keys(config: config_dict.ConfigDict) -> None:
                 f"The config has no {name}: let get_config start from ctl.config(...), which sets "
                 "every key, and change its keys one by one."
             )
-    if not isinstance(config.get("model"), config_dict.ConfigDict):
-        raise UsageError(
-            "The config has no section model: set its keys by config.model.KEY = VALUE."
-        )
+    for name in defaults.FREE_SECTIONS:  # `flatten` does not show an empty one
+        section: Any = config
+        for part in name.split("."):
+            section = section.get(part)
+        if not isinstance(section, config_dict.ConfigDict):
+            raise UsageError(
+                f"The config has no section {name}: set its keys by config.{name}.KEY = VALUE."
+            )
 
 
 def _check_model(value: Any, name: str, *, sections: Any, depth: int = 0) -> None:
@@ -146,15 +155,22 @@ def _check_batch(values: Mapping[str, Any]) -> None:
 
 def _check_optimizer(values: Mapping[str, Any]) -> None:
     name, momentum = values["optimizer.name"], values["optimizer.momentum"]
-    if momentum and name not in ("sgd", "rmsprop"):
+    known = name in optimizers.CLASSES  # a user's own function may have any argument
+    if momentum and known and name not in optimizers.MOMENTUM:
         raise UsageError(
             f"optimizer.momentum is {momentum}, but has no effect with optimizer.name={name}: set it "
             "to 0, or choose optimizer.name=sgd."
         )
-    if values["optimizer.nesterov"] and not (name == "sgd" and momentum):
+    if values["optimizer.nesterov"] and known and not (name in optimizers.NESTEROV and momentum):
         raise UsageError(
             "optimizer.nesterov requires optimizer.name=sgd and optimizer.momentum: set them, or "
             "optimizer.nesterov=false."
+        )
+    decays = values["optimizer.weight_decay"] or name in optimizers.LAYERWISE
+    if values["optimizer.weight_decay_exclude"] and known and not decays:
+        raise UsageError(
+            "optimizer.weight_decay_exclude has no effect without optimizer.weight_decay: set it, or "
+            "remove optimizer.weight_decay_exclude."
         )
     # Each update also subtracts this fraction of every weight; from 1 on, it reverses their signs.
     decay, rate = values["optimizer.weight_decay"], values["optimizer.learning_rate"]
@@ -168,15 +184,15 @@ def _check_optimizer(values: Mapping[str, Any]) -> None:
 
 
 def _check_schedule(values: Mapping[str, Any]) -> None:
+    schedules.check(values)
+    durations.check_combinations(values)
     warmup, steps = values["optimizer.warmup_steps"], values["train.steps"]
-    if values["optimizer.schedule"] == "constant":
-        for key in ("optimizer.warmup_steps", "optimizer.decay_steps"):
-            if values[key]:
-                raise UsageError(
-                    f"{key} is {values[key]}, but has no effect with optimizer.schedule=constant: set "
-                    "it to 0, or choose optimizer.schedule=cosine."
-                )
-    elif warmup >= steps:
+    # Durations with units are compared once they are resolved, by another call.
+    comparable = isinstance(warmup, int) and isinstance(steps, int)
+    ends = schedules.ends_at_last_step(
+        values["optimizer.schedule"], values["optimizer.decay_steps"]
+    )
+    if comparable and warmup >= steps and ends:
         raise UsageError(
             f"optimizer.warmup_steps is {warmup}, but must be less than train.steps, which is {steps}."
         )

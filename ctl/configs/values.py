@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from ctl import errors, optimizers
-from ctl.configs import overrides
+from ctl.configs import overrides, parameter_groups
 from ctl.errors import UsageError
 from ctl.hardware import devices, strategies
 
@@ -31,8 +31,6 @@ _CHOICES = {
     "train.checkpoint_writing": ("auto", "background", "blocking"),
     "train.best.mode": ("", "max", "min"),
     "train.early_stopping.mode": ("", "max", "min"),
-    "optimizer.name": tuple(optimizers.CLASSES),
-    "optimizer.schedule": ("constant", "cosine"),
 }
 _MINIMUM = {
     "seed": 0,
@@ -109,7 +107,7 @@ def check_values(values: Mapping[str, Any]) -> None:
     for key, value in values.items():
         if key in _CHOICES and value not in _CHOICES[key]:
             raise UsageError(f"{key} is {value!r}{errors.did_you_mean(str(value), _CHOICES[key])}")
-        if key in _MINIMUM:
+        if key in _MINIMUM and not isinstance(value, str):  # a duration is a text
             _check_integer(key, value)
         if key in _NOT_NEGATIVE and not 0.0 <= value < math.inf:
             raise UsageError(f"{key} is {value}, but must be a finite number, at least 0.")
@@ -126,6 +124,9 @@ def check_values(values: Mapping[str, Any]) -> None:
     _check_actions(values.get("actions", ()))
     _check_strings("runtime.devices", values.get("runtime.devices", ()), 'names such as "GPU:0"')
     devices.check_names(values.get("runtime.devices", ()))
+    if "optimizer.name" in values:
+        optimizers.check_name(values["optimizer.name"])
+    parameter_groups.check(values)
     _check_strings("init.variables", values.get("init.variables", ()), 'patterns such as "conv*/*"')
 
 

@@ -88,6 +88,18 @@ class InputPipeline:
             self._sources[split] = data
         return data
 
+    def examples_per_epoch(self) -> int | None:
+        """Returns the number of training examples; None for a dataset of unknown length."""
+        data = self.data("train")
+        source = source_of(data)
+        if source is not None:
+            return len(source)
+        dataset = data.data if isinstance(data, Augmented) else data
+        if not isinstance(dataset, tf.data.Dataset):
+            return None
+        count = int(dataset.cardinality())
+        return count if count > 0 else None  # negative: endless, or not known
+
     def has_full_batches(self, global_batch_size: int) -> bool:
         """Whether every training batch is known to have all its rows, without reading any."""
         data = self.data("train")

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import json
 from typing import Any
 
-from ctl.configs import defaults, overrides
+from ctl.configs import defaults, durations, overrides
+from ctl.optimizers import schedules
 
 _BATCH_SIZES = ("data.global_batch_size", "data.per_replica_batch_size")
 
@@ -26,7 +27,8 @@ class ConfigChanges:
         Args:
             saved: the values of config.json, by full name.
             current: the current config, nested. As long as it has a `per_replica_batch_size`, the
-                batch sizes are not compared: the global one depends on the number of replicas.
+                batch sizes are not compared: the global one depends on the number of replicas. Nor
+                are durations that still have a unit.
         """
         # An older ctl had fewer keys, and JSON has lists for tuples.
         old = {**overrides.flatten(defaults.defaults()), **saved}
@@ -39,6 +41,9 @@ class ConfigChanges:
 def _differs(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     if key in _BATCH_SIZES and new.get("data.per_replica_batch_size"):
         return False
+    # "90 epochs" is compared once it is resolved: config.json has the number of steps.
+    if key in durations.KEYS and isinstance(new.get(key), str):
+        return False
     return (key in old) != (key in new) or old.get(key) != new.get(key)
 
 
@@ -47,9 +52,10 @@ def _show(values: Mapping[str, Any], key: str) -> str:
 
 
 def _is_harmless(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    if key == "train.steps":  # a cosine schedule without a length of its own ends at train.steps
-        constant = new.get("optimizer.schedule") == "constant"
-        return constant or bool(new.get("optimizer.decay_steps"))
+    if key == "train.steps":  # a decay without a length of its own ends at train.steps
+        return not schedules.ends_at_last_step(
+            new.get("optimizer.schedule", "constant"), new.get("optimizer.decay_steps", 0)
+        )
     if key == "runtime.strategy":  # parameter servers update asynchronously
         return "parameter_server" not in (old.get(key), new.get(key))
     return any(

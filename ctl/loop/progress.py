@@ -18,6 +18,7 @@ class Progress:
         self,
         *,
         total: int,
+        steps_per_epoch: float | None = None,
         every: float = 5.0,
         write: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -26,11 +27,13 @@ class Progress:
 
         Args:
             total: the step at which training ends.
+            steps_per_epoch: steps in which every training example is read once; None if not known.
             every: seconds between two lines of training.
             write: writes one line; by default to standard output.
             clock: returns the time, in seconds.
         """
         self._total = total
+        self._steps_per_epoch = steps_per_epoch
         self._every = every
         self._write = write or print_line
         self._clock = clock
@@ -63,7 +66,10 @@ class Progress:
             if seconds_left and step < self._total
             else ""
         )
-        self._write(f"train {step:>7}/{self._total} | {format_numbers(outputs)}{speed}{left}")
+        epoch = f" | epoch {step / self._steps_per_epoch:.2f}" if self._steps_per_epoch else ""
+        self._write(
+            f"train {step:>7}/{self._total}{epoch} | {format_numbers(outputs)}{speed}{left}"
+        )
 
     def evaluated(self, step: int, outputs: Mapping[str, Any]) -> None:
         """Reports that an evaluation has ended."""

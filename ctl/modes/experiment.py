@@ -1,6 +1,7 @@
 """Builds the strategy, the trainer and the evaluator that a config describes."""
 
 import dataclasses
+import functools
 import inspect
 import os
 import re
@@ -9,8 +10,8 @@ from ml_collections import config_dict
 import tensorflow as tf
 
 from ctl import errors, optimizers
-from ctl.configs import defaults, loading, overrides
-from ctl.configs.options import Section, TrainerOptions
+from ctl.configs import defaults, durations, loading, overrides, validation
+from ctl.configs.options import OPTION_KEYS, Section, TrainerOptions
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
 from ctl.hardware import devices, selection
@@ -27,12 +28,20 @@ class Experiment:
         hardware: the strategy, and why it was chosen.
         trainer: the trainer.
         evaluator: the evaluator; None in a mode that does not evaluate.
+        optimizer: makes the config's optimizer; a trainer's `build_optimizer` may not have called it.
     """
 
     config: config_dict.ConfigDict
     hardware: selection.Hardware
     trainer: StandardTrainer
     evaluator: StandardEvaluator | None
+    optimizer: optimizers.FromConfig
+
+    @property
+    def steps_per_epoch(self) -> float | None:
+        """The steps in which every training example is read once; None if it is not known."""
+        examples = self.optimizer.examples_per_epoch
+        return examples / self.trainer.global_batch_size if examples else None
 
 
 def build(
@@ -60,24 +69,22 @@ def build(
     config = resolve_batch_size(config, hardware.strategy.num_replicas_in_sync)
     options = TrainerOptions.from_config(config)
     _check_class(trainer_class, config.trainer)
+    optimizer = optimizers.FromConfig(functools.partial(resolve_durations, config))
     trainer = trainer_class(
         strategy=hardware.strategy,
         global_batch_size=config.data.global_batch_size,
-        optimizer=optimizers.factory(
-            config.optimizer,
-            global_batch_size=config.data.global_batch_size,
-            steps=config.train.steps,
-            jit=config.runtime.xla != "off",
-        ),
+        optimizer=optimizer,
         options=options,
     )
+    _check_optimizer_is_used(optimizer, config)
+    config = resolve_durations(config, optimizer.examples_per_epoch)
     evaluator = None
     if evaluates:
         size = config.eval.global_batch_size or None
         evaluator = StandardEvaluator(trainer, global_batch_size=size)
         evaluator.check_data()
     _check_unread_keys(options, config, trainer_class)
-    return Experiment(config, hardware, trainer, evaluator)
+    return Experiment(config, hardware, trainer, evaluator, optimizer)
 
 
 def build_hardware(runtime: config_dict.ConfigDict) -> selection.Hardware:
@@ -95,6 +102,41 @@ def resolve_batch_size(config: config_dict.ConfigDict, replicas: int) -> config_
         config.data.global_batch_size = config.data.per_replica_batch_size * replicas
         config.data.per_replica_batch_size = 0
     return config.lock()
+
+
+def resolve_durations(
+    config: config_dict.ConfigDict, examples_per_epoch: int | None
+) -> config_dict.ConfigDict:
+    """Returns a locked copy of the config with every duration as a number of steps.
+
+    Raises:
+        UsageError: a duration cannot be resolved, or contradicts another key.
+    """
+    resolved = durations.resolve(config, examples_per_epoch=examples_per_epoch)
+    validation.check_config(resolved)
+    return resolved
+
+
+def _check_optimizer_is_used(
+    optimizer: optimizers.FromConfig, config: config_dict.ConfigDict
+) -> None:
+    """Rejects keys of the optimizer that a trainer's own `build_optimizer` never reads."""
+    if optimizer.called:
+        return
+    default, values = overrides.flatten(defaults.defaults()), overrides.flatten(config)
+    for key, value in values.items():
+        # The trainer itself reads its options, whoever makes the optimizer.
+        if (
+            not key.startswith("optimizer.")
+            or key in OPTION_KEYS.values()
+            or key.startswith("optimizer.clip")
+        ):
+            continue
+        if value != default.get(key):
+            raise UsageError(
+                f"{key} has no effect: build_optimizer of {config.trainer} never calls its argument; "
+                "call it, or remove the key from the config."
+            )
 
 
 def _check_class(trainer_class: type, name: str) -> None:

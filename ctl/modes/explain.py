@@ -1,12 +1,22 @@
 """--mode=explain: prints the step that a config runs on this machine."""
 
+from typing import Any
+
 from ctl import optimizers
+from ctl.configs.parameter_groups import patterns
 from ctl.hardware import devices
 from ctl.modes import DONE, Arguments, experiment
 from ctl.modes.experiment import Experiment
+from ctl.optimizers import schedules
+from ctl.replica import precision
 from ctl.replica.engine import engine_of
 
 _MAX_REPLICAS = 8  # replicas whose rows are listed
+# Arguments of every optimizer that are shown elsewhere or that ctl replaces.
+_NOT_SHOWN = {
+    "name", "learning_rate", "jit_compile", "is_legacy_optimizer", "clipnorm", "clipvalue",
+    "global_clipnorm", "use_ema", "ema_momentum", "ema_overwrite_frequency",
+}  # fmt: skip
 _COMPILED = {
     "off": "nothing by XLA",
     "loop": "several complete steps, one XLA program",
@@ -73,19 +83,59 @@ def _describe_batch(experiment: Experiment) -> list[tuple[str, str]]:
 
 
 def _describe_update(experiment: Experiment) -> list[tuple[str, str]]:
-    trainer, config = experiment.trainer, experiment.config
+    trainer = experiment.trainer
     variables = trainer.model.trainable_variables
-    rate = optimizers.learning_rate(config.optimizer, trainer.global_batch_size)
-    optimizer = f"{config.optimizer.name}, {config.optimizer.schedule} learning rate {rate:g}"
     return [
         ("reduction", _describe_reduction(experiment)),
         ("clip", str(trainer.options.clip)),
-        ("optimizer", optimizer),
+        ("optimizer", _describe_optimizer(trainer.optimizer)),
+        ("schedule", _describe_learning_rate(experiment)),
+        *_describe_groups(experiment),
         (
             "variables",
             f"{len(variables)} trainable, {engine_of(trainer).parameter_count():,} parameters",
         ),
     ]
+
+
+def _describe_optimizer(optimizer: Any) -> str:
+    """The class of the optimizer that is used, and its arguments."""
+    scale = " with a loss scale" if precision.has_loss_scale(optimizer) else ""
+    inner = optimizer.inner_optimizer if scale else optimizer
+    values = {k: v for k, v in inner.get_config().items() if k not in _NOT_SHOWN and v is not None}
+    arguments = ", ".join(f"{name}={value}" for name, value in values.items())
+    return f"{type(inner).__name__}({arguments}){scale}"
+
+
+def _describe_learning_rate(experiment: Experiment) -> str:
+    """The schedule of the config, and values of the optimizer that is used."""
+    config, optimizer = experiment.config, experiment.trainer.optimizer
+    if precision.has_loss_scale(optimizer):
+        optimizer = optimizer.inner_optimizer
+    text = "set by build_optimizer"
+    if experiment.optimizer.called:
+        peak = optimizers.learning_rate(config.optimizer, config.data.global_batch_size)
+        text = schedules.describe(config.optimizer, peak, config.train.steps)
+    rate = optimizer._learning_rate
+    if not callable(rate):
+        return f"{text}: {float(rate.numpy()):g}"
+    last = config.train.steps
+    steps = sorted({0, config.optimizer.warmup_steps, last // 4, last // 2, last * 3 // 4, last})
+    shown = ", ".join(f"{float(rate(step)):.4g} at update {step}" for step in steps)
+    return f"{text}: {shown}"
+
+
+def _describe_groups(experiment: Experiment) -> list[tuple[str, str]]:
+    options = experiment.trainer.options
+    texts = []
+    for group in options.optimizer_groups:
+        scale = group.get("learning_rate_scale")
+        text = f"learning rate times {scale:g}" if scale else "frozen"
+        texts.append(f"{', '.join(patterns(group))}: {text}")
+    rows = [("groups", "; ".join(texts))] if texts else []
+    if options.weight_decay_exclude:
+        rows.append(("no decay", ", ".join(options.weight_decay_exclude)))
+    return rows
 
 
 def _describe_reduction(experiment: Experiment) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 from ctl.errors import list_some
 from ctl.loop.progress import format_numbers
+from ctl.optimizers import schedules
 from ctl.replica.engine import engine_of
 
 
@@ -19,8 +20,9 @@ def complete(step: int, result: Mapping[str, Any], config: Any) -> str:
         )
     numbers = f", {format_numbers(evaluation)}" if evaluation else ""
     flags = f"--config.train.steps={step * 2}"
-    if config.optimizer.schedule == "cosine" and not config.optimizer.decay_steps:
-        flags += " --allow_config_change, which stretches the cosine schedule"
+    name = config.optimizer.schedule
+    if schedules.ends_at_last_step(name, config.optimizer.decay_steps):
+        flags += f" --allow_config_change, which stretches the {name} schedule"
     return (
         f"This run is complete: {step} steps{numbers}. To train longer, increase train.steps "
         f"({flags}); to start from scratch, add --fresh."

@@ -58,6 +58,7 @@ class Run:
         self.processes = ProcessGroup(self.experiment.hardware)
         self.progress = Progress(
             total=self.config.train.steps,
+            steps_per_epoch=self.experiment.steps_per_epoch,
             write=print_line if self.is_chief else lambda line: None,
         )
         self.checkpoints = Checkpointer(
@@ -168,7 +169,9 @@ class Run:
 
     def _reset_learning_rate(self) -> None:
         """Resets a constant learning rate from the config; the checkpoint holds the old value."""
-        if self.config.optimizer.schedule == "constant":
+        optimizer = self.config.optimizer
+        constant = optimizer.schedule == "constant" and not optimizer.warmup_steps
+        if constant and self.experiment.optimizer.called:
             self.trainer.optimizer.learning_rate = optimizers.learning_rate(
-                self.config.optimizer, self.config.data.global_batch_size
+                optimizer, self.config.data.global_batch_size
             )

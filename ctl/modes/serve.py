@@ -16,6 +16,8 @@ def serve(arguments: Arguments) -> int:
     options = StrategyOptions.from_config(arguments.config.runtime, os.environ)
     assert options.cluster is not None
     server.serve(options.cluster, start_timeout=options.start_timeout)
-    step = arguments.workdir.result().get("step")
-    is_complete = isinstance(step, int) and step >= arguments.config.train.steps
+    workdir = arguments.workdir
+    step = workdir.result().get("step")
+    # The chief's config.json, in which a length in epochs is a number of steps.
+    is_complete = isinstance(step, int) and step >= workdir.config()["train.steps"]
     return DONE if is_complete else STOPPED

@@ -8,7 +8,8 @@ from ctl.configs.options import TrainerOptions
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
-from ctl.replica import precision
+from ctl.optimizers import FromConfig
+from ctl.replica import parameter_groups, precision
 from ctl.replica.batch_norm import convert_sync_batch_norm
 from ctl.replica.engine import Engine
 from ctl.replica.model_building import (
@@ -48,8 +49,12 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         trainer.model = trainer.build_model()
         if options.model.get("sync_batch_norm"):
             convert_sync_batch_norm(trainer.model)
+        if isinstance(optimizer, FromConfig):
+            optimizer.examples_per_epoch = pipeline.examples_per_epoch()
         trainer.optimizer = precision.wrap_loss_scale(
-            make_optimizer(optimizer), options.precision, options.loss_scale
+            make_optimizer(functools.partial(trainer.build_optimizer, optimizer)),
+            options.precision,
+            options.loss_scale,
         )
         trainer.metrics = trainer.build_metrics()
         trainer.global_step = counter("global_step")
@@ -59,6 +64,8 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         is_default = type(trainer).forward is base.forward
         with report_rejected_features(spec) if is_default else contextlib.nullcontext():
             create_variables(functools.partial(_forward, trainer), spec)
+        parameter_groups.freeze(trainer.model, options)
+        parameter_groups.configure(trainer.optimizer, trainer.model, options)
         trainer.optimizer.build(trainer.model.trainable_variables)
         plan = make_plan(
             options,

@@ -40,14 +40,12 @@ def build_scope(options: TrainerOptions, strategy: tf.distribute.Strategy) -> It
         yield
 
 
-def make_optimizer(optimizer: Any) -> Any:
-    """Returns the optimizer, calling `optimizer` if it is a function that makes one.
+def make_optimizer(build: Callable[[], Any]) -> Any:
+    """Returns the optimizer that `build` makes.
 
     All replicas assign the variable that holds a schedule's current rate. Central storage allows that
     only for a variable with an aggregation, which tf_keras does not set.
     """
-    if not callable(optimizer):
-        return optimizer
 
     def add_aggregation(next_creator: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
         if arguments.get("name") == "current_learning_rate":
@@ -55,7 +53,7 @@ def make_optimizer(optimizer: Any) -> Any:
         return next_creator(**arguments)
 
     with tf.variable_creator_scope(add_aggregation):
-        return optimizer()
+        return build()
 
 
 def create_variables(forward: Callable[[Any], Any], spec: Any) -> None:

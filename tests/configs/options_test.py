@@ -171,7 +171,10 @@ def test_from_config_reads_every_option_from_its_key():
             all_reduce=dict(dtype="bfloat16"),
         ),
         data=dict(dir="there", placement="device", prefetch=2),
-        optimizer=dict(gradient_accumulation_steps=2, clip=dict(norm=1.5)),
+        optimizer=dict(
+            gradient_accumulation_steps=2, clip=dict(norm=1.5), weight_decay=0.1,
+            weight_decay_exclude=["*/bias"], groups=[dict(variables="a/*", frozen=True)],
+        ),
         train=dict(on_non_finite="skip", loss_spike=3.0, norms=True),
         model=dict(units=5),
     )  # fmt: skip
@@ -185,6 +188,8 @@ def test_from_config_reads_every_option_from_its_key():
         seed=3, precision="float16", loss_scale=8.0, xla="loop", placement="device",
         logical_shards=4, all_reduce_dtype="bfloat16", gradient_accumulation_steps=2,
         clip=options.Clip(norm=1.5), on_non_finite="skip", loss_spike=3.0, norms=True, prefetch=2,
+        weight_decay_exclude=("*/bias",),
+        optimizer_groups=(dict(variables="a/*", frozen=True),),
     )  # fmt: skip
     assert (created.data.dir, created.data.tfrecord.interleave, created.model.units) == (
         "there",

@@ -68,7 +68,7 @@ def test_flags_and_modes_exist(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_config_keys_exist(page):
-    known = {*overrides.flatten(defaults.defaults()), *ATTRIBUTES}
+    known = {*overrides.flatten(defaults.defaults()), *ATTRIBUTES, *defaults.FREE_SECTIONS}
     named = re.findall(rf"(?:`|--config\.)((?:{SECTIONS})(?:\.[a-z_]+)+)\b(?!\()", TEXTS[page])
     unknown = {key for key in named if not key.startswith("model.") and key not in known}
     # A section is named by itself, too, such as `runtime.gpu`.

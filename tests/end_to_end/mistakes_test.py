@@ -95,6 +95,7 @@ CONSTANT = (
     "but has no effect with optimizer.schedule=constant: set it to 0, or choose "
     "optimizer.schedule=cosine."
 )
+DURATION = 'but must be an integer or a duration such as "90 epochs" or "5000000 examples".'
 EVERY_KEY = (
     "let get_config start from ctl.config(...), which sets every key, and change its keys one"
 )
@@ -217,11 +218,9 @@ KEYS = {
 
 TYPES = {
     "string for int": command_line(
-        "--config.train.steps=many", "train.steps is 'many', but must be an integer."
+        "--config.train.steps=many", f"train.steps is 'many', {DURATION}"
     ),
-    "float for int": command_line(
-        "--config.train.steps=1e5", "train.steps is '1e5', but must be an integer."
-    ),
+    "float for int": command_line("--config.train.steps=1e5", f"train.steps is '1e5', {DURATION}"),
     "string for float": command_line(
         "--config.optimizer.learning_rate=fast",
         "optimizer.learning_rate is 'fast', but must be a number.",
@@ -253,7 +252,7 @@ TYPES = {
         {"exp.py": CONFIG.replace("))\n", "), model=dict(units=5))\n")},
     ),
     "string for int in the file": in_config(
-        "train=dict(steps='5')", "bad.py:4: train.steps is '5', but must be an integer."
+        "train=dict(steps='5')", f"bad.py:4: train.steps is '5', {DURATION}"
     ),
     "float for int in the file": in_config(
         "train=dict(steps=1e5)", "bad.py:4: train.steps is 100000.0, but must be an integer."
@@ -289,9 +288,7 @@ TYPES = {
     "section for value in the file": in_config(
         "train=dict(steps=dict(a=1))", "bad.py:4: train.steps is a section, but must be an integer."
     ),
-    "string for int set": in_body(
-        "config.train.steps = '5'", "bad.py:5: train.steps is '5', but must be an integer."
-    ),
+    "string for int set": in_body("config.train.steps = '5'", f"train.steps is '5', {DURATION}"),
     "bool for int set": in_body(
         "config.train.steps = True", "train.steps is True, but must be an integer."
     ),
@@ -433,7 +430,8 @@ VALUES = {
     ),
     "unknown optimizer": command_line(
         "--config.optimizer.name=LBFGS",
-        "optimizer.name is 'LBFGS': expected one of adam, adamw, sgd, rmsprop, adagrad, lion.",
+        "optimizer.name is 'LBFGS': expected one of adam, adamw, sgd, rmsprop, adagrad, lion, adamax, "
+        "adafactor, adadelta, ftrl, lamb, lars, package.module:function.",
     ),
     "optimizer in capitals": command_line(
         "--config.optimizer.name=SGD", "optimizer.name is 'SGD': did you mean sgd?"
@@ -448,8 +446,45 @@ VALUES = {
         "optimizer.nesterov requires optimizer.name=sgd and optimizer.momentum: set them, or "
         "optimizer.nesterov=false.",
     ),
-    "warm-up with a constant rate": command_line(
-        "--config.optimizer.warmup_steps=5", f"optimizer.warmup_steps is 5, {CONSTANT}"
+    "optimizer that breaks the guarantee": command_line(
+        "--config.optimizer.name=nadam",
+        "optimizer.name is 'nadam', but tf_keras' Nadam counts its updates in Python, so its momentum "
+        "is wrong in a tf.function: choose another one.",
+    ),
+    "unknown schedule": command_line(
+        "--config.optimizer.schedule=cosin", "optimizer.schedule is 'cosin': did you mean cosine?"
+    ),
+    "unknown argument of a schedule": command_line(
+        "--config.optimizer.schedule=cosine --config.optimizer.schedule_arguments.end=0.1",
+        "optimizer.schedule_arguments.end is not an argument of optimizer.schedule=cosine: expected "
+        "end_factor.",
+    ),
+    "exclusion without weight decay": command_line(
+        "--config.optimizer.weight_decay_exclude=['*/bias']",
+        "optimizer.weight_decay_exclude has no effect without optimizer.weight_decay: set it, or "
+        "remove optimizer.weight_decay_exclude.",
+    ),
+    "group without variables": command_line(
+        "--config.optimizer.groups=[{'frozen':True}]",
+        "optimizer.groups[0] has no variables: name them by a pattern, such as "
+        'dict(variables="backbone/*", learning_rate_scale=0.1).',
+    ),
+    "unit that does not exist": command_line(
+        "--config.train.steps=3epoks",
+        "train.steps is '3epoks', which has no known unit: did you mean epochs?",
+    ),
+    "time for a length": command_line(
+        "--config.train.steps=3hours",
+        "train.steps is '3hours', but its length must not depend on the speed of the machine: use "
+        "steps, epochs or examples.",
+    ),
+    "duration of nothing": command_line(
+        "--config.eval.interval=0epochs",
+        "eval.interval is '0epochs', but must be longer than 0 epochs.",
+    ),
+    "two times for one interval": command_line(
+        "--config.train.checkpoint_interval=3minutes --config.train.checkpoint_seconds=5",
+        "train.checkpoint_interval is '3minutes' and train.checkpoint_seconds is 5: set one of them.",
     ),
     "decay with a constant rate": command_line(
         "--config.optimizer.decay_steps=5", f"optimizer.decay_steps is 5, {CONSTANT}"

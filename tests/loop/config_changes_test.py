@@ -27,7 +27,7 @@ HARMFUL = {
     "optimizer.learning_rate", "optimizer.learning_rate_batch_size", "optimizer.schedule",
     "optimizer.warmup_steps", "optimizer.decay_steps", "optimizer.momentum", "optimizer.nesterov",
     "optimizer.weight_decay", "optimizer.clip.global_norm", "optimizer.clip.norm",
-    "optimizer.clip.value",
+    "optimizer.clip.value", "optimizer.weight_decay_exclude", "optimizer.groups",
 }  # fmt: skip
 
 
@@ -84,6 +84,10 @@ def test_changing_to_or_from_asynchronous_updates_is_harmful(before, after, harm
         (dict(schedule="cosine"), True),
         (dict(schedule="cosine", warmup_steps=3), True),
         (dict(schedule="cosine", decay_steps=50), False),
+        (dict(schedule="constant", warmup_steps=3), False),
+        (dict(schedule="linear"), True),
+        (dict(schedule="inverse_sqrt", warmup_steps=3), False),
+        (dict(schedule="a.b:schedule"), True),
     ],
 )
 def test_train_steps_is_harmful_if_a_cosine_schedule_depends_on_it(optimizer, harmful):

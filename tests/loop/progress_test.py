@@ -129,3 +129,10 @@ def test_a_reader_that_closed_the_pipe_does_not_end_the_run():
     )
     process = child.run(["-c", code])
     assert (process.returncode, process.stderr) == (75, "still here\n")
+
+
+def test_line_has_the_epoch_if_the_data_has_a_length():
+    lines = []
+    lines_of = progress.Progress(total=1000, steps_per_epoch=937.5, write=lines.append)
+    lines_of.trained(100, {"loss": 0.25}, examples_per_second=None, seconds_left=None)
+    assert lines == ["train     100/1000 | epoch 0.11 | loss 0.2500"]

@@ -43,12 +43,6 @@ def test_scope_is_left_with_an_error():
     assert random.getstate() == state and tf_keras.backend.floatx() == "float32"
 
 
-def test_optimizer_may_be_a_function_or_an_object():
-    optimizer = tf_keras.optimizers.SGD(0.1)
-    assert model_building.make_optimizer(optimizer) is optimizer
-    assert model_building.make_optimizer(lambda: optimizer) is optimizer
-
-
 def test_rate_of_a_schedule_can_be_assigned_by_every_replica():
     schedule = tf_keras.optimizers.schedules.CosineDecay(0.1, 10)
     with testing.make_strategy(2).scope():

@@ -94,13 +94,7 @@ class TrainerFactory:
         trainer: StandardTrainer = cls(
             strategy=self.experiment.hardware.strategy,
             global_batch_size=len(next(iter(rows.values()))) if rows else self.global_batch_size,
-            optimizer=optimizer
-            or optimizers.factory(
-                config.optimizer,
-                global_batch_size=self.global_batch_size,
-                steps=config.train.steps,
-                jit=config.runtime.xla != "off",
-            ),
+            optimizer=optimizer or optimizers.FromConfig(lambda _: config),
             options=dataclasses.replace(TrainerOptions.from_config(config), **options),
         )
         return trainer

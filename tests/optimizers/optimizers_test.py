@@ -130,3 +130,79 @@ def test_schedule_advances_with_each_update():
 def test_each_call_makes_a_new_optimizer():
     make = optimizers.factory(section(), global_batch_size=4, steps=5)
     assert make() is not make()
+
+
+def test_arguments_of_the_class_come_from_the_config():
+    optimizer = build(name="adam", arguments=dict(beta_2=0.75, epsilon=1e-3, amsgrad=True))
+    assert (optimizer.beta_1, optimizer.beta_2) == (0.9, 0.75)
+    assert (optimizer.epsilon, optimizer.amsgrad) == (1e-3, True)
+
+
+def test_optimizer_can_be_a_function_of_another_package():
+    optimizer = build(
+        name="tests.optimizers.custom:heavy_ball", learning_rate=0.5, arguments=dict(friction=0.25)
+    )
+    assert (float(optimizer.learning_rate), optimizer.momentum) == (0.5, 0.75)
+    assert type(build(name="tf_keras.optimizers:Ftrl")) is CLASSES.Ftrl
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(arguments=dict(beta_3=0.5)), "beta_3 is not an argument of Adam: did you mean beta_"),
+        (dict(arguments=dict(lr=0.5)), "lr is not an argument of Adam: expected one of beta_1"),
+        (dict(arguments=dict(beta_1="x")), "beta_1 is 'x', but must be a finite number."),
+        (dict(arguments=dict(beta_1=1.0)), "is 1.0, but must be at least 0 and less than 1."),
+        (dict(arguments=dict(epsilon=-1.0)), "epsilon is -1.0, but must be at least 0."),
+        (dict(arguments=dict(amsgrad=1)), "amsgrad is 1, but must be true or false."),
+        (dict(arguments=dict(learning_rate=1.0)), "no effect: set optimizer.learning_rate, and"),
+        (dict(arguments=dict(weight_decay=1.0)), "no effect: set optimizer.weight_decay, and"),
+        (dict(arguments=dict(clipnorm=1.0)), "has no effect: set optimizer.clip.norm, which"),
+        (dict(arguments=dict(use_ema=True)), "has no effect: set optimizer.ema_decay"),
+        (dict(name="nowhere.at_all:f"), "nowhere.at_all cannot be imported (ModuleNotFoundError"),
+        (dict(name="tf_keras.optimizers:Adan"), "has no Adan: did you mean Adam?"),
+        (dict(name="tests.optimizers.custom:nothing"), "returned None: return a tf_keras"),
+        (dict(name="tests.optimizers.custom:fails"), "fails raised ValueError: of a bad mood"),
+        (
+            dict(name="tests.optimizers.custom:heavy_ball", weight_decay=0.5),
+            "heavy_ball raised TypeError",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(changes, message):
+    with pytest.raises(ctl.UsageError) as error:
+        build(**changes)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("adan", "optimizer.name is 'adan': did you mean adam?"),
+        ("muon", "optimizer.name is 'muon': expected one of adam, adamw"),
+        ("nadam", "optimizer.name is 'nadam', but tf_keras' Nadam counts its updates in Python"),
+    ],
+)
+def test_unknown_names_are_one_line(name, message):
+    with pytest.raises(ctl.UsageError) as error:
+        optimizers.check_name(name)
+    assert message in str(error.value)
+
+
+def test_optimizer_of_a_config_is_made_from_the_resolved_config():
+    config = ctl.config(
+        optimizer=dict(name="sgd", schedule="linear"), data=dict(global_batch_size=4)
+    )
+
+    def resolve(examples):
+        assert examples == 100
+        resolved = ctl.config(**config.to_dict())
+        resolved.train.steps = 50
+        return resolved
+
+    make = optimizers.FromConfig(resolve)
+    make.examples_per_epoch = 100
+    assert not make.called
+    assert rates(make(), 0, 25, 50) == pytest.approx([1e-3, 5e-4, 0.0])
+    assert make.called

@@ -1,0 +1,156 @@
+"""Durations with units: "90 epochs", "5000000 examples", "30 minutes".
+
+A number without a unit is a number of steps. Durations are resolved to steps once the global batch
+size and the length of the training data are known, so that a batch that grows with the hardware does
+not change the length of training. Importing this module does not import TensorFlow.
+"""
+
+from collections.abc import Mapping
+import fractions
+import math
+import re
+from typing import Any
+
+from ml_collections import config_dict
+
+from ctl.errors import UsageError, did_you_mean
+
+# Key -> whether a time is allowed. A time would make the updates depend on the speed of the machine,
+# so only keys that observe may have one.
+KEYS = {
+    "train.steps": False,
+    "train.steps_per_loop": False,
+    "train.checkpoint_interval": True,
+    "train.checkpoint_keep_every": False,
+    "optimizer.warmup_steps": False,
+    "optimizer.decay_steps": False,
+    "eval.interval": False,
+}
+BOUNDARIES = "optimizer.schedule_arguments.boundaries"  # a list of durations
+_SECONDS = {"second": 1, "minute": 60, "hour": 3600}
+_UNITS = ("step", "epoch", "example", *_SECONDS)
+_PATTERN = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d{1,2})?) *([A-Za-z]+)")
+_MOST = 2**31 - 1  # TensorFlow holds numbers of steps as int32
+
+
+def check(key: str, text: str) -> None:
+    """Raises UsageError if a text is not a duration that the key accepts."""
+    _parse(key, text)
+
+
+def from_text(key: str, text: str) -> int | str:
+    """Parses the value of a key on the command line: an integer, or a duration with a unit."""
+    try:
+        return int(text)
+    except ValueError:
+        check(key, text)
+        return text
+
+
+def resolve(
+    config: config_dict.ConfigDict, *, examples_per_epoch: int | None
+) -> config_dict.ConfigDict:
+    """Returns a locked copy of a config with all durations as numbers of steps.
+
+    A fraction of a step is rounded up: the last examples of an epoch count too.
+
+    Args:
+        config: a checked config with the global batch size resolved.
+        examples_per_epoch: the number of training examples; None if it is not known.
+
+    Raises:
+        UsageError: a duration is in epochs, and the length of the data is not known; or it is longer
+            than the largest number of steps.
+    """
+    result = config_dict.ConfigDict(config.to_dict())
+    batch = config.data.global_batch_size
+    for key in KEYS:
+        section, name = _section(result, key)
+        value = section[name]
+        if not isinstance(value, str):
+            continue
+        amount, unit = _parse(key, value)
+        with result.ignore_type():
+            if unit in _SECONDS:
+                section[name] = 0
+                section.checkpoint_seconds = float(amount * _SECONDS[unit])
+            else:
+                section[name] = _steps(key, value, batch, examples_per_epoch)
+    schedule = result.optimizer.schedule_arguments
+    if isinstance(schedule.get("boundaries"), list | tuple):
+        schedule.boundaries = [
+            _steps(BOUNDARIES, value, batch, examples_per_epoch)
+            if isinstance(value, str)
+            else value
+            for value in schedule.boundaries
+        ]
+    return result.lock()
+
+
+def check_combinations(values: Mapping[str, Any]) -> None:
+    """Raises UsageError for a list with a bad duration, or two times for one interval.
+
+    Args:
+        values: full names of keys -> values, of a complete config.
+    """
+    for element in values.get(BOUNDARIES, ()):
+        if isinstance(element, str):
+            check(BOUNDARIES, element)
+        elif isinstance(element, bool) or not isinstance(element, int) or not 0 < element <= _MOST:
+            raise UsageError(
+                f"{BOUNDARIES} contains {element!r}, but must contain numbers of steps or texts such "
+                'as "30 epochs".'
+            )
+    interval = values["train.checkpoint_interval"]
+    seconds = values["train.checkpoint_seconds"]
+    if seconds and isinstance(interval, str) and _parse("", interval)[1] in _SECONDS:
+        raise UsageError(
+            f"train.checkpoint_interval is {interval!r} and train.checkpoint_seconds is {seconds:g}: "
+            "set one of them."
+        )
+
+
+def _parse(key: str, text: str) -> tuple[fractions.Fraction, str]:
+    """Returns the amount of a duration and its unit in the singular."""
+    allows_time = KEYS.get(key, True) if key else True
+    match = _PATTERN.fullmatch(text.strip())
+    unit = match[2].lower().removesuffix("s") if match else ""
+    if match and unit in _UNITS and (allows_time or unit not in _SECONDS):
+        amount = fractions.Fraction(match[1].replace("_", ""))
+        if amount > 0:
+            return amount, unit
+        raise UsageError(f"{key} is {text!r}, but must be longer than 0 {unit}s.")
+    if match and unit in _SECONDS:
+        raise UsageError(
+            f"{key} is {text!r}, but its length must not depend on the speed of the machine: use "
+            "steps, epochs or examples."
+        )
+    units = [f"{name}s" for name in _UNITS if allows_time or name not in _SECONDS]
+    hint = did_you_mean(match[2], units) if match else ""
+    if "did you mean" in hint:
+        raise UsageError(f"{key} is {text!r}, which has no known unit{hint}")
+    other = "30 minutes" if allows_time else "5000000 examples"
+    examples = f'"90 epochs" or "{other}"'
+    raise UsageError(f"{key} is {text!r}, but must be an integer or a duration such as {examples}.")
+
+
+def _steps(key: str, text: str, batch: int, examples_per_epoch: int | None) -> int:
+    amount, unit = _parse(key, text)
+    if unit == "epoch":
+        if examples_per_epoch is None:
+            raise UsageError(
+                f"{key} is {text!r}, but the number of training examples is not known: return a "
+                "ctl.data source from build_dataset, or give a number of steps or examples."
+            )
+        amount *= examples_per_epoch
+    steps = math.ceil(amount if unit == "step" else amount / batch)
+    if steps > _MOST:
+        raise UsageError(f"{key} is {text!r}, which is {steps} steps, but must be at most {_MOST}.")
+    return steps
+
+
+def _section(config: Any, key: str) -> tuple[Any, str]:
+    *path, name = key.split(".")
+    for part in path:
+        config = config[part]
+    return config, name

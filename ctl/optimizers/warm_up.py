@@ -1,0 +1,61 @@
+"""Schedules that tf_keras does not have: a linear warm-up before any schedule, and inverse sqrt."""
+
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+
+class WarmUp(tf_keras.optimizers.schedules.LearningRateSchedule):
+    """Raises the rate linearly from 0, then follows another schedule (Goyal et al. 2017)."""
+
+    def __init__(self, rate: float, warmup_steps: int, after: Any):
+        """Combines a warm-up with a schedule.
+
+        Args:
+            rate: the rate at the end of the warm-up.
+            warmup_steps: the number of updates of the warm-up.
+            after: a schedule, whose first update is the first one after the warm-up; or a float.
+        """
+        self.rate = rate
+        self.warmup_steps = warmup_steps
+        self.after = after
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        """Returns the rate of an update, counted from 0."""
+        with tf.name_scope("WarmUp"):
+            rate = tf.convert_to_tensor(self.rate)
+            count = tf.cast(self.warmup_steps, rate.dtype)
+            step = tf.convert_to_tensor(step)
+            # Both branches are computed: the later one must not see a negative step, of which an
+            # exponential decay would be infinite.
+            following = tf.maximum(step - tf.cast(self.warmup_steps, step.dtype), 0)
+            after = self.after(following) if callable(self.after) else rate
+            warm = rate * (tf.cast(step, rate.dtype) / count)
+            return tf.where(step < tf.cast(self.warmup_steps, step.dtype), warm, after)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
+        return {"rate": self.rate, "warmup_steps": self.warmup_steps, "after": self.after}
+
+
+class InverseSqrt(tf_keras.optimizers.schedules.LearningRateSchedule):
+    """Decays by 1 / sqrt(1 + step / scale).
+
+    After a warm-up of `scale` updates this is the schedule of Vaswani et al. 2017, "Attention is all
+    you need": proportional to 1 / sqrt(update).
+    """
+
+    def __init__(self, rate: float, scale: int):
+        """Stores the rate of the first update, and the update at which it is 1 / sqrt(2) of it."""
+        self.rate = rate
+        self.scale = scale
+
+    def __call__(self, step: Any) -> tf.Tensor:
+        """Returns the rate of an update, counted from 0."""
+        rate = tf.convert_to_tensor(self.rate)
+        return rate * tf.math.rsqrt(1 + tf.cast(step, rate.dtype) / self.scale)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments of the constructor."""
+        return {"rate": self.rate, "scale": self.scale}

@@ -1,0 +1,112 @@
+"""Durations with units are resolved to steps by hand-computed numbers."""
+
+import pytest
+
+import ctl
+from ctl.configs import durations, overrides
+from ctl.errors import UsageError
+
+
+def resolve(examples=1000, batch=64, **changes):
+    config = ctl.config(trainer="a.py:A", data=dict(global_batch_size=batch), **changes)
+    return durations.resolve(config, examples_per_epoch=examples)
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("90 epochs", 1407),  # 90 * 1000 / 64 = 1406.25
+        ("1 epoch", 16),
+        ("0.5 epochs", 8),
+        ("6400 examples", 100),
+        ("6401 examples", 101),
+        ("5e6 examples", 78125),
+        ("1_000 steps", 1000),
+        ("7steps", 7),
+        (77, 77),
+    ],
+)
+def test_steps_of_a_duration(text, steps):
+    assert resolve(train=dict(steps=text)).train.steps == steps
+
+
+def test_a_larger_batch_makes_fewer_steps_of_the_same_epochs():
+    steps = [resolve(batch=b, train=dict(steps="8 epochs")).train.steps for b in (10, 20, 40)]
+    assert steps == [800, 400, 200]
+
+
+def test_every_key_with_a_duration_is_resolved():
+    config = resolve(
+        train=dict(
+            steps="10 epochs",
+            steps_per_loop="640 examples",
+            checkpoint_interval="2 epochs",
+            checkpoint_keep_every="4 epochs",
+        ),
+        eval=dict(interval="1 epoch"),
+        optimizer=dict(warmup_steps="1 epoch", decay_steps="8 epochs", schedule="cosine"),
+    )
+    values = {key: overrides.flatten(config)[key] for key in durations.KEYS}
+    assert values == {
+        "train.steps": 157,
+        "train.steps_per_loop": 10,
+        "train.checkpoint_interval": 32,
+        "train.checkpoint_keep_every": 63,
+        "optimizer.warmup_steps": 16,
+        "optimizer.decay_steps": 125,
+        "eval.interval": 16,
+    }
+
+
+def test_boundaries_of_a_schedule_are_durations():
+    arguments = dict(boundaries=["30 epochs", 1000, "64000 examples"], factors=[0.1, 0.01, 0.001])
+    config = resolve(optimizer=dict(schedule="piecewise", schedule_arguments=arguments))
+    assert config.optimizer.schedule_arguments.boundaries == [469, 1000, 1000]
+
+
+def test_a_time_between_checkpoints_becomes_seconds():
+    config = resolve(train=dict(checkpoint_interval="1.5 hours"))
+    assert (config.train.checkpoint_interval, config.train.checkpoint_seconds) == (0, 5400.0)
+
+
+def test_epochs_of_data_of_unknown_length_are_rejected():
+    with pytest.raises(UsageError, match="the number of training examples is not known"):
+        resolve(examples=None, train=dict(steps="2 epochs"))
+    assert resolve(examples=None, train=dict(steps="128 examples")).train.steps == 2
+
+
+def test_more_steps_than_tensorflow_counts_are_rejected():
+    with pytest.raises(
+        UsageError, match="which is 15625000000 steps, but must be at most 2147483647"
+    ):
+        resolve(train=dict(steps="1e12 examples"))
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "message"),
+    [
+        ("train.steps", "90", "must be an integer or a duration such as"),
+        ("train.steps", "epochs", "must be an integer or a duration such as"),
+        ("train.steps", "-3 epochs", "must be an integer or a duration such as"),
+        ("train.steps", "9 epocs", "which has no known unit: did you mean epochs?"),
+        ("train.steps", "9 parsecs", "must be an integer or a duration such as"),
+        ("train.steps", "0 examples", "must be longer than 0 examples"),
+        ("train.steps", "30 minutes", "must not depend on the speed of the machine"),
+        ("train.checkpoint_interval", "30 minuts", "did you mean minutes?"),
+        ("train.checkpoint_interval", "soon", 'such as "90 epochs" or "30 minutes"'),
+    ],
+)
+def test_bad_durations_are_one_line(key, text, message):
+    with pytest.raises(UsageError) as error:
+        durations.check(key, text)
+    assert message in str(error.value) and str(error.value).startswith(f"{key} is {text!r}")
+
+
+def test_an_experiment_may_set_a_duration_after_its_config_is_made():
+    config = ctl.config(data=dict(global_batch_size=64))
+    config.train.steps = "90 epochs"
+    overrides.change(config, "eval.interval", "2 epochs")
+    overrides.change(config, "train.steps_per_loop", "5")
+    resolved = durations.resolve(config, examples_per_epoch=1000)
+    values = resolved.train.steps, resolved.eval.interval, resolved.train.steps_per_loop
+    assert values == (1407, 32, 5)

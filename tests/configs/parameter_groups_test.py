@@ -1,0 +1,37 @@
+"""The values of optimizer.groups and optimizer.weight_decay_exclude."""
+
+import pytest
+
+from ctl.configs import parameter_groups
+from ctl.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        ("a/*", r"optimizer\.groups\[0\] is 'a/\*', but must be a section such as dict"),
+        (dict(frozen=True), "has no variables: name them by a pattern"),
+        (dict(variables=[3], frozen=True), "variables contains 3, but must contain patterns"),
+        (dict(variables=3, frozen=True), "variables is 3, but must be a pattern or a list"),
+        (dict(variables="a/*"), "requires either frozen=True or learning_rate_scale"),
+        (dict(variables="a/*", frozen=True, learning_rate_scale=1.0), "requires either"),
+        (dict(variables="a/*", frozen="yes"), "frozen is 'yes', but must be true or false"),
+        (dict(variables="a/*", learning_rate_scale=0.0), "is 0.0, but must be a finite number"),
+        (dict(variables="a/*", learning_rate_scale="x"), "is 'x', but must be a finite number"),
+        (dict(variables="a/*", learning_rate=0.1), "did you mean learning_rate_scale"),
+    ],
+)
+def test_bad_groups_are_one_line(group, message):
+    with pytest.raises(UsageError, match=message):
+        parameter_groups.check({"optimizer.groups": [group]})
+
+
+def test_good_groups():
+    groups = [dict(variables=["a/*", "b"], frozen=True), dict(variables="*", learning_rate_scale=2)]
+    parameter_groups.check({"optimizer.groups": groups, "optimizer.weight_decay_exclude": ["*/b"]})
+    assert [parameter_groups.patterns(group) for group in groups] == [["a/*", "b"], ["*"]]
+
+
+def test_bad_exclusion_is_one_line():
+    with pytest.raises(UsageError, match=r"weight_decay_exclude contains 3, but must contain"):
+        parameter_groups.check({"optimizer.weight_decay_exclude": [3]})

@@ -1,0 +1,106 @@
+"""Each optimizer computes the same update on 1, 2 and 4 replicas, and the library's own numbers."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import optimizers, testing
+from ctl.replica.engine import engine_of
+
+STEPS, BATCH = 12, 7  # replicas have 4 + 3 rows of 2, and 2 + 2 + 2 + 1 of 4
+
+NEW = ("lamb", "lars", "adafactor", "adamax")
+# An embedding has sparse gradients. The rates are such that the weights move.
+CHANGES = {
+    "lars": dict(learning_rate=2.0, momentum=0.5, weight_decay=0.125),
+    "lamb": dict(learning_rate=0.05, weight_decay=0.125),
+    "sgd": dict(learning_rate=0.125, momentum=0.5, nesterov=True),
+    "rmsprop": dict(learning_rate=0.05, momentum=0.5),
+    "adafactor": dict(learning_rate=0.5),
+    "adadelta": dict(learning_rate=2.0),
+}
+
+
+class Embedded(ctl.StandardTrainer):
+    def build_model(self):
+        tokens = tf_keras.Input([2], dtype=tf.int32)
+        hidden = tf_keras.layers.Flatten()(tf_keras.layers.Embedding(7, 3)(tokens))
+        hidden = tf_keras.layers.Dense(5, activation="tanh")(hidden)
+        return tf_keras.Model(tokens, tf_keras.layers.Dense(3)(hidden))
+
+    def build_dataset(self, split, input_context):
+        draw = np.random.default_rng(0)
+        return ctl.data.arrays(
+            {"x": draw.integers(0, 7, (21, 2)), "label": draw.integers(0, 3, 21)}
+        )
+
+    def per_example_loss(self, batch, outputs):
+        return tf_keras.losses.sparse_categorical_crossentropy(
+            batch["label"], outputs, from_logits=True
+        )
+
+
+def make(name):
+    changes = {"learning_rate": 0.05, **CHANGES.get(name, {})}
+    section = ctl.config(optimizer=dict(name=name, **changes)).optimizer
+    return optimizers.factory(section, global_batch_size=BATCH, steps=STEPS)
+
+
+def make_trainer(name, replicas, **options):
+    return Embedded(
+        strategy=testing.make_strategy(replicas),
+        global_batch_size=BATCH,
+        optimizer=make(name),
+        options=ctl.TrainerOptions(precision="float64", **options),
+    )
+
+
+@functools.cache
+def library(name):
+    """The weights after the same batches on one device, by nothing but tf_keras."""
+    trainer = make_trainer(name, 1)
+    model, optimizer = trainer.model, trainer.optimizer
+    pipeline = engine_of(trainer).pipeline
+    for step in range(STEPS):
+        batch = pipeline.data("train").gather(tf.constant(pipeline.example_indexes(BATCH, step)))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(trainer.per_example_loss(batch, model(batch["x"])))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    return model.get_weights()
+
+
+@pytest.mark.parametrize(
+    "name",
+    # Many other tests compare replicas under the common ones.
+    [
+        name if name in NEW else pytest.param(name, marks=pytest.mark.slow)
+        for name in optimizers.CLASSES
+    ],
+)
+@pytest.mark.parametrize(
+    ("replicas", "accumulation"),
+    [
+        pytest.param(1, 1, marks=pytest.mark.slow),
+        pytest.param(2, 1, marks=pytest.mark.slow),
+        pytest.param(2, 2, marks=pytest.mark.slow),
+        (4, 2),
+    ],
+)
+def test_update_is_that_of_the_library_on_one_device(name, replicas, accumulation):
+    trainer = make_trainer(name, replicas, gradient_accumulation_steps=accumulation)
+    before = trainer.model.get_weights()
+    trainer.train(tf.constant(STEPS))
+    for start, end, expected in zip(
+        before, trainer.model.get_weights(), library(name), strict=True
+    ):
+        np.testing.assert_allclose(end, expected, rtol=0, atol=1e-10)
+        assert np.abs(end - start).max() > 1e-3  # so that the comparison means something
+    for variable in (*trainer.model.variables, *trainer.optimizer.variables):
+        first, *others = testing.copies(trainer.strategy, variable)
+        for other in others:
+            np.testing.assert_array_equal(first, other)

@@ -1,0 +1,190 @@
+"""Every schedule, compared with numbers computed by hand, with and without a warm-up."""
+
+import math
+
+import pytest
+import tensorflow as tf
+
+import ctl
+from ctl import optimizers
+
+
+def rates(*steps, total=1000, **changes):
+    """Returns the learning rate at the given updates; the peak is 0.5."""
+    section = ctl.config(optimizer=dict(learning_rate=0.5, **changes)).optimizer
+    optimizer = optimizers.factory(section, global_batch_size=8, steps=total)()
+    rate = optimizer._learning_rate
+    return [float(rate(tf.constant(step, tf.int64)) if callable(rate) else rate) for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (dict(schedule="constant"), {0: 0.5, 900: 0.5}),
+        (
+            dict(schedule="linear", schedule_arguments=dict(end_factor=0.2)),
+            {0: 0.5, 500: 0.3, 1000: 0.1, 2000: 0.1},
+        ),
+        (dict(schedule="linear", decay_steps=100), {50: 0.25, 100: 0.0, 900: 0.0}),
+        (dict(schedule="polynomial"), {0: 0.5, 500: 0.125, 1000: 0.0}),
+        (
+            dict(schedule="polynomial", schedule_arguments=dict(power=3.0, end_factor=0.5)),
+            {500: 0.25 + 0.25 / 8, 1000: 0.25},
+        ),
+        (
+            dict(schedule="cosine", schedule_arguments=dict(end_factor=0.1)),
+            {0: 0.5, 500: 0.275, 1000: 0.05},
+        ),
+        (
+            dict(schedule="exponential", decay_steps=10, schedule_arguments=dict(decay_factor=0.5)),
+            {0: 0.5, 5: 0.5 * math.sqrt(0.5), 10: 0.25, 30: 0.0625},
+        ),
+        (
+            dict(
+                schedule="exponential",
+                decay_steps=10,
+                schedule_arguments=dict(decay_factor=0.5, staircase=True),
+            ),
+            {9: 0.5, 10: 0.25, 19: 0.25, 20: 0.125},
+        ),
+        (
+            dict(
+                schedule="piecewise",
+                schedule_arguments=dict(boundaries=[3, 6], factors=[0.1, 0.01]),
+            ),
+            {0: 0.5, 2: 0.5, 3: 0.05, 5: 0.05, 6: 0.005, 99: 0.005},
+        ),
+        (dict(schedule="inverse_sqrt", decay_steps=4), {0: 0.5, 12: 0.25, 32: 0.5 / 3}),
+        (
+            dict(schedule="cosine_restarts", decay_steps=10),
+            {0: 0.5, 5: 0.25, 10: 0.5, 20: 0.25, 30: 0.5},
+        ),
+        (
+            dict(
+                schedule="cosine_restarts",
+                decay_steps=10,
+                schedule_arguments=dict(period_factor=1.0, peak_factor=0.5),
+            ),
+            {0: 0.5, 5: 0.25, 10: 0.25, 15: 0.125, 20: 0.125},
+        ),
+    ],
+)
+def test_rate_of_every_schedule(changes, expected):
+    assert rates(*expected, **changes) == pytest.approx([*expected.values()], abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (dict(schedule="constant"), {100: 0.5, 900: 0.5}),
+        (dict(schedule="linear"), {550: 0.25, 1000: 0.0}),
+        (dict(schedule="cosine"), {550: 0.25, 1000: 0.0}),
+        (
+            dict(schedule="exponential", decay_steps=10, schedule_arguments=dict(decay_factor=0.1)),
+            {100: 0.5, 110: 0.05},
+        ),
+        # The boundaries count from the first update, so they include the warm-up.
+        (
+            dict(schedule="piecewise", schedule_arguments=dict(boundaries=[300], factors=[0.1])),
+            {299: 0.5, 300: 0.05},
+        ),
+        # Vaswani et al. 2017: proportional to 1 / sqrt(update).
+        (dict(schedule="inverse_sqrt"), {100: 0.5, 400: 0.25, 900: 0.5 / 3}),
+        (dict(schedule="cosine_restarts", decay_steps=100), {100: 0.5, 150: 0.25, 200: 0.5}),
+    ],
+)
+def test_warm_up_comes_before_any_schedule(changes, expected):
+    values = {0: 0.0, 25: 0.125, 50: 0.25, 99: 0.495, 100: 0.5, **expected}
+    assert rates(*values, warmup_steps=100, **changes) == pytest.approx(
+        [*values.values()], abs=1e-7
+    )
+
+
+def test_warm_up_before_cosine_has_the_bits_of_tf_keras():
+    from tf_keras.optimizers import schedules
+
+    expected = schedules.CosineDecay(0.0, 200, warmup_target=0.1, warmup_steps=50)
+    config = dict(learning_rate=0.1, schedule="cosine", warmup_steps=50)
+    section = ctl.config(optimizer=config).optimizer
+    rate = optimizers.factory(section, global_batch_size=8, steps=250)()._learning_rate
+    for step in range(0, 260, 7):
+        step = tf.constant(step, tf.int64)
+        assert float(rate(step)) == float(expected(step))
+
+
+def test_a_schedule_can_be_a_function_of_another_package():
+    config = dict(
+        schedule="tf_keras.optimizers.schedules:InverseTimeDecay",
+        schedule_arguments=dict(decay_rate=1.0),
+        decay_steps=10,
+    )
+    assert rates(0, 10, 30, **config) == pytest.approx([0.5, 0.25, 0.125])
+    config["schedule_arguments"]["decay_rat"] = 2.0
+    with pytest.raises(ctl.UsageError, match=r"decay_rat is not an argument .* mean decay_rate\?"):
+        rates(0, **config)
+    config = dict(schedule="tests.optimizers.custom:halving", decay_steps=10, warmup_steps=5)
+    assert rates(0, 5, 15, 25, **config) == pytest.approx([0.0, 0.5, 0.25, 0.125])
+    with pytest.raises(ctl.UsageError, match=r"returned a float"):
+        rates(0, schedule="tests.optimizers.custom:number")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(schedule="cosin"), "did you mean cosine?"),
+        (dict(schedule="step"), "expected one of constant, cosine, linear"),
+        (
+            dict(decay_steps=5),
+            "decay_steps is 5, but has no effect with optimizer.schedule=constant",
+        ),
+        (dict(schedule="exponential"), "requires optimizer.schedule_arguments.decay_factor"),
+        (
+            dict(schedule="exponential", schedule_arguments=dict(decay_factor=0.5)),
+            "optimizer.schedule=exponential requires optimizer.decay_steps",
+        ),
+        (dict(schedule="inverse_sqrt"), "requires optimizer.warmup_steps or optimizer.decay_steps"),
+        (
+            dict(schedule="cosine", schedule_arguments=dict(end_facto=0.5)),
+            "end_facto is not an argument of optimizer.schedule=cosine: did you mean end_factor?",
+        ),
+        (
+            dict(schedule_arguments=dict(power=2.0)),
+            "power is not an argument of optimizer.schedule=constant: optimizer.schedule=constant has",
+        ),
+        (
+            dict(schedule="cosine", schedule_arguments=dict(end_factor="x")),
+            "end_factor is 'x', but must be a finite number at least 0",
+        ),
+        (
+            dict(schedule="piecewise", schedule_arguments=dict(boundaries=[1, 2], factors=[0.1])),
+            "each boundary requires the factor after it",
+        ),
+        (
+            dict(schedule="piecewise", schedule_arguments=dict(boundaries=3, factors=[0.1])),
+            "boundaries is 3, but must be a list",
+        ),
+        (
+            dict(schedule="piecewise", schedule_arguments=dict(boundaries=[1.5], factors=[0.1])),
+            "boundaries contains 1.5, but must contain numbers of steps",
+        ),
+        (
+            dict(
+                schedule="piecewise",
+                schedule_arguments=dict(boundaries=[30, 20], factors=[0.1, 0.01]),
+            ),
+            "boundaries must increase",
+        ),
+        (
+            dict(schedule="linear", warmup_steps=1000),
+            "warmup_steps is 1000, but must be less than train.steps, which is 1000",
+        ),
+    ],
+)
+def test_mistakes_are_one_line(changes, message):
+    from ctl.configs import validation
+
+    config = ctl.config(trainer="a.py:A", data=dict(global_batch_size=8), optimizer=changes)
+    with pytest.raises(ctl.UsageError) as error:
+        validation.check_config(config)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,173 @@
+"""Learning rates, freezing and weight decay by pattern, on one and on several replicas."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from ctl.testing import tiny
+
+
+class Nested(tiny.TinyTrainer):
+    """A backbone inside of the model: a dense layer and batch normalization."""
+
+    def build_model(self):
+        layers = tf_keras.layers
+        backbone = tf_keras.Sequential(
+            [
+                layers.Dense(5, name="stem", input_shape=(4,)),
+                layers.BatchNormalization(name="norm"),
+            ],
+            name="backbone",
+        )
+        return tf_keras.Sequential([backbone, layers.Dense(3, name="head")])
+
+
+def make(replicas=1, cls=Nested, optimizer=None, **options):
+    return cls(
+        strategy=testing.make_strategy(replicas),
+        global_batch_size=8,
+        optimizer=optimizer or (lambda: tf_keras.optimizers.SGD(0.5)),
+        options=ctl.TrainerOptions(precision="float64", **options),
+    )
+
+
+def moves(trainer, steps=1):
+    """By how much training moves each variable, by name."""
+    before = [v.numpy() for v in trainer.model.variables]
+    trainer.train(tf.constant(steps))
+    variables = trainer.model.variables
+    return {v.name: v.numpy() - b for v, b in zip(variables, before, strict=True)}
+
+
+@functools.cache
+def plain():
+    return moves(make())
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_scale_multiplies_the_rate_of_the_variables_of_a_group(replicas):
+    if replicas > 1:  # statistics per replica would differ
+        options = dict(model={"sync_batch_norm": True})
+        reference = moves(make(1, **options))
+    else:
+        options, reference = {}, plain()
+    groups = [
+        dict(variables="backbone/*/kernel", learning_rate_scale=0.25),
+        dict(variables=["backbone/*", "head/bias"], learning_rate_scale=2),
+    ]
+    scaled = moves(make(replicas, optimizer_groups=groups, **options))
+    factors = {"stem/kernel:0": 0.25, "stem/bias:0": 2, "norm/gamma:0": 2, "norm/beta:0": 2}
+    factors |= {"head/bias:0": 2, "head/kernel:0": 1}
+    for name, factor in factors.items():
+        np.testing.assert_allclose(scaled[name], factor * reference[name], rtol=1e-12, atol=1e-15)
+        assert np.abs(reference[name]).max() > 1e-6 or name == "stem/bias:0"
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "Lion", "RMSprop"])
+def test_scaled_group_is_the_optimizer_with_the_scaled_rate_and_its_decay(name):
+    cls = getattr(tf_keras.optimizers, name)
+    fast = moves(make(optimizer=lambda: cls(0.02, weight_decay=0.5)), steps=1)
+    slow = moves(make(optimizer=lambda: cls(0.01, weight_decay=0.5)), steps=1)
+    groups = [dict(variables="head/*", learning_rate_scale=0.5)]
+
+    def optimizer():
+        return cls(0.02, weight_decay=0.5)
+
+    mixed = make(optimizer=optimizer, optimizer_groups=groups)
+    actual = moves(mixed)
+    for variable, move in actual.items():
+        expected = (slow if variable.startswith("head") else fast)[variable]
+        np.testing.assert_allclose(move, expected, rtol=1e-6, atol=1e-12)
+    assert float(mixed.optimizer.learning_rate) == pytest.approx(0.02)
+    assert isinstance(mixed.optimizer, cls)
+
+
+def test_scale_multiplies_every_rate_of_a_schedule():
+    schedule = tf_keras.optimizers.schedules.PiecewiseConstantDecay([0], [0.5, 0.125])
+    groups = [dict(variables="head/*", learning_rate_scale=0.5)]
+    trainer = make(optimizer=lambda: tf_keras.optimizers.SGD(schedule), optimizer_groups=groups)
+    first = moves(trainer)
+    np.testing.assert_allclose(first["head/bias:0"], plain()["head/bias:0"] / 2, rtol=1e-6)
+    reference = make(optimizer=lambda: tf_keras.optimizers.SGD(0.0625))
+    reference.model.set_weights(trainer.model.get_weights())
+    reference.global_step.assign(1)
+    np.testing.assert_allclose(
+        moves(trainer)["head/bias:0"], moves(reference)["head/bias:0"], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_frozen_layers_do_not_change_and_have_no_slots(replicas):
+    groups = [dict(variables="backbone/*", frozen=True)]
+
+    def optimizer():
+        return tf_keras.optimizers.Adam(0.1)
+
+    trainer = make(replicas, optimizer=optimizer, optimizer_groups=groups)
+    changed = {name for name, move in moves(trainer, steps=2).items() if np.any(move)}
+    assert changed == {"head/kernel:0", "head/bias:0"}  # nor the moving statistics
+    slots = [v.name for v in trainer.optimizer.variables if "/" in v.name]
+    assert len(slots) == 4 and all("head" in name for name in slots)
+
+
+def test_a_layer_can_only_be_frozen_as_a_whole():
+    with pytest.raises(ctl.UsageError, match="freezes stem/kernel:0, but other variables of the"):
+        make(optimizer_groups=[dict(variables="backbone/stem/kernel", frozen=True)])
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_excluded_variables_have_no_weight_decay(replicas):
+    def decay(weight_decay, exclude=()):
+        def optimizer():
+            return tf_keras.optimizers.SGD(0.5, weight_decay=weight_decay)
+
+        return make(replicas, optimizer=optimizer, weight_decay_exclude=exclude)
+
+    trainer = decay(0.25, ["*/bias", "norm/*"])
+    weights = {v.name: v.numpy() for v in trainer.model.variables}
+    moved, undecayed = moves(trainer), moves(decay(None))
+    for name in ("stem/kernel:0", "head/kernel:0"):
+        expected = undecayed[name] - 0.5 * 0.25 * weights[name]
+        np.testing.assert_allclose(moved[name], expected, atol=1e-12)
+    for name in ("stem/bias:0", "head/bias:0", "norm/gamma:0", "norm/beta:0"):
+        np.testing.assert_array_equal(moved[name], undecayed[name])
+
+
+def test_groups_and_exclusions_work_under_a_loss_scale():
+    trainer = tiny.tiny_trainer(
+        precision="float16",
+        optimizer=lambda: tf_keras.optimizers.SGD(0.5, weight_decay=0.5),
+        weight_decay_exclude=["*"],
+        optimizer_groups=[dict(variables="dense_*/*", learning_rate_scale=0.5)],
+    )
+    reference = tiny.tiny_trainer(
+        precision="float16", optimizer=lambda: tf_keras.optimizers.SGD(0.5)
+    )
+    reference.model.set_weights(trainer.model.get_weights())
+    actual, expected = list(moves(trainer).values()), list(moves(reference).values())
+    np.testing.assert_allclose(actual[-1], expected[-1] * 0.5, rtol=1e-2)
+    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            dict(optimizer_groups=[dict(variables="body/*", frozen=True)]),
+            "optimizer.groups has 'body/*', which no variable of the model matches: its variables are",
+        ),
+        (
+            dict(weight_decay_exclude=["*/scale"]),
+            "optimizer.weight_decay_exclude has '*/scale', which no variable of the model matches",
+        ),
+    ],
+)
+def test_a_pattern_without_a_match_is_one_line(options, message):
+    with pytest.raises(ctl.UsageError) as error:
+        make(**options)
+    assert message in str(error.value)
