@@ -409,3 +409,27 @@ def test_two_processes_compare_the_rows_of_the_global_batch(cls):
     assert replicas == 2
     for one, other in zip(first, second, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+class LocalPairs(NTXent):
+    """The mistake: each row is compared with the rows of its replica."""
+
+    def per_example_loss(self, batch, outputs):
+        own = self.embed(outputs)
+        logits = tf.matmul(own[:, 0], own[:, 1], transpose_b=True)
+        labels = tf.range(tf.shape(logits)[0])
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+
+
+def test_kit_accepts_pairs_of_the_global_batch_and_finds_local_ones():
+    arguments = {"replicas": (1, 2), "accumulation": (1,), "steps": 1, "in_process": True}
+    testing.assert_replica_equivalent(NTXent, VIEWS, **arguments)
+    with pytest.raises(AssertionError, match="differ"):
+        testing.assert_replica_equivalent(LocalPairs, VIEWS, **arguments)
+
+
+def test_kit_reports_the_accumulation_that_pairs_do_not_support():
+    with pytest.raises((AssertionError, ctl.UsageError), match="gradient_accumulation_steps=1"):
+        testing.assert_replica_equivalent(
+            NTXent, VIEWS, replicas=(1,), accumulation=(1, 2), steps=1, in_process=True
+        )

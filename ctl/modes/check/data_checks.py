@@ -84,7 +84,8 @@ def check_evaluation(factory: TrainerFactory) -> Outcome:
             f"counted {counted} of {expected} examples",
             "let the evaluation data end after its last example, with no batch dropped or repeated",
         )
-    return Outcome(PASS, f"{counted} of {expected} examples, loss {float(outputs['loss']):.4g}")
+    loss = f", loss {float(outputs['loss']):.4g}" if "loss" in outputs else ""
+    return Outcome(PASS, f"{counted} of {expected} examples{loss}")
 
 
 def _count_examples(data: Any) -> int | None:

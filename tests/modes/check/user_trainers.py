@@ -76,6 +76,24 @@ class Gan(ctl.StandardTrainer):
         return super().replica_step(batch)
 
 
+class GanWithoutLoss(Gan):
+    """Overrides replica_step completely, so that it needs no per_example_loss."""
+
+    per_example_loss = ctl.StandardTrainer.per_example_loss
+
+    def replica_step(self, batch):
+        def loss(rows):
+            return tf.math.softplus(-self.discriminator(self.forward(rows, training=True))[:, 0])
+
+        self.minimize(
+            batch,
+            self.discriminator_loss,
+            variables=self.discriminator.trainable_variables,
+            optimizer=self.discriminator_optimizer,
+        )
+        return self.minimize(batch, loss)
+
+
 class GanWithLocalMean(Gan):
     """Each replica adds the mean over its own rows to the discriminator's gradient."""
 

@@ -62,6 +62,14 @@ def test_both_models_of_a_gan_are_compared(make_user_factory):
     assert report.equivalent and report.precision == "float64", report.failure()
 
 
+def test_trainer_without_per_example_loss_is_checked(make_user_factory):
+    factory = make_user_factory("GanWithoutLoss")
+    first = learning_checks.check_first_loss(factory)
+    assert first.verdict == PASS and "no per_example_loss" in first.observation
+    evaluation = data_checks.check_evaluation(factory)
+    assert (evaluation.verdict, evaluation.observation) == (PASS, "40 of 40 examples")
+
+
 def test_wrong_scale_of_the_second_model_is_named_although_its_optimizer_hides_it(
     make_user_factory,
 ):
