@@ -295,9 +295,12 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
 
     def create_train_loop_fn(self) -> Any:
         """Returns the inner loop: Orbit's, one XLA program, or the one of a coordinator."""
+        make = super().create_train_loop_fn
         if coordinator.is_coordinated(self.strategy):
-            return coordinator.CoordinatedLoop(self.train_step, strategy=self.strategy)
-        return self._ctl_engine.compiled_loop or super().create_train_loop_fn()
+            make = functools.partial(
+                coordinator.CoordinatedLoop, self.train_step, strategy=self.strategy
+            )
+        return self._ctl_engine.make_loop(make)
 
     @property
     def train_dataset(self) -> Any:

@@ -1,6 +1,6 @@
 """What a `StandardTrainer` keeps for itself: its plan, data, step, inner loop and error reports."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import math
 from typing import Any
@@ -9,18 +9,20 @@ import orbit
 import tensorflow as tf
 import tf_keras
 
+from ctl.configs.error_location import user_line
 from ctl.data.data_errors import report_data_errors
 from ctl.data.input_pipeline import InputPipeline
-from ctl.errors import NonFiniteStep, UsageError
+from ctl.errors import NonFiniteStep, UsageError, list_some
 from ctl.hardware import devices
 from ctl.replica import dropout, out_of_memory, precision, row_mask
-from ctl.replica.inner_loop import CompiledLoop, chunk_size
+from ctl.replica.inner_loop import CompiledLoop, RetracedLoop, chunk_size
 from ctl.replica.microbatches import Batch, row_count
 from ctl.replica.non_finite import NonFiniteReport
 from ctl.replica.plan import Plan
 from ctl.replica.snapshot import Snapshot, assigned_in_forward_pass
 from ctl.replica.step import Step
 
+_MERGE_CALL = "`merge_call` called while defining a new graph"  # of tf.distribute's own error
 _RESERVED = "self.{name} belongs to orbit.StandardTrainer: give your attribute another name."
 
 
@@ -108,6 +110,45 @@ class Engine:
             self.loss.update_state(counted, sample_weight=tf.cast(applied, loss.dtype))
         return loss
 
+    def make_loop(self, make_other: Callable[[], Any]) -> RetracedLoop:
+        """Makes the inner loop, which is traced again when layers are frozen or unfrozen.
+
+        Args:
+            make_other: makes the inner loop if it is not one XLA program.
+        """
+
+        def make() -> Any:
+            if self.compiled_loop:
+                self.compiled_loop.compile_again()
+            return self.compiled_loop or make_other()
+
+        def read_trainable() -> tuple[bool, ...]:
+            models = (self._trainer.model, *(model for _, model in self._other_models()))
+            return tuple(layer.trainable for model in models for layer in model._flatten_layers())
+
+        return RetracedLoop(
+            make, read_trainable=read_trainable, check_trainable=self._check_trainable
+        )
+
+    def _check_trainable(self) -> None:
+        """Raises UsageError if the optimizer has no slot variables for a trainable variable."""
+        if self.plan.own_replica_step or self.plan.own_train_step:
+            return  # it may pass other variables, or another optimizer
+        optimizer = self._trainer.optimizer
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        unknown = [
+            variable.name
+            for variable in self._trainer.model.trainable_variables
+            if optimizer._var_key(variable) not in optimizer._index_dict
+        ]
+        if unknown:
+            raise UsageError(
+                f"{list_some(unknown)} became trainable after the trainer was built, so the optimizer "
+                "has no slot variables for them: leave these layers trainable in build_model, and set "
+                "trainable by self.global_step.numpy() in train_loop_begin; or train them in a second "
+                "run, which starts from this one by init.checkpoint."
+            )
+
     def prepare_loop(self) -> None:
         """Moves the data to `global_step`, and keys the random layers of models made since."""
         # The base class keeps its own attributes on the same object; its `train` uses these two.
@@ -152,6 +193,16 @@ class Engine:
                 f"The training data ended after step {int(self._trainer.global_step.numpy())}: return "
                 "at least one complete global batch of examples, or a dataset that repeats."
             ) from None
+        except RuntimeError as error:
+            if _MERGE_CALL not in str(error):
+                raise
+            raise UsageError(
+                f"{user_line(error) or 'The step'} updates variables, or reduces over the replicas, in "
+                "a branch or a loop that depends on a tensor, or in a tf.function of its own, which "
+                "tf.distribute does not support on several replicas: select values by tf.where, or "
+                "decide between two inner loops. To unfreeze a layer, set its trainable in "
+                "train_loop_begin, after which ctl traces the step again."
+            ) from error
         except tf.errors.ResourceExhaustedError as error:
             if not out_of_memory.is_out_of_memory(error):
                 raise

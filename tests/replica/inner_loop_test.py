@@ -163,3 +163,104 @@ def test_chunk_size_is_limited_by_bytes_and_by_steps():
     large = {"image": tf.TensorSpec([None, 224, 224, 3], tf.float32)}
     assert chunk_size(large, rows=128) == 256 * 2**20 // (224 * 224 * 3 * 4 * 128)
     assert chunk_size(large, rows=10_000) == 1
+
+
+class Unfreezing(reference_model.ReferenceTrainer):
+    """The embedding is trained from step 2 on."""
+
+    data_factory = staticmethod(lambda split: ctl.data.arrays(reference_model.examples(8)))
+
+    def train_loop_begin(self):
+        super().train_loop_begin()
+        embedding = next(layer for layer in self.model.layers if "embedding" in layer.name)
+        embedding.trainable = int(self.global_step.numpy()) >= 2
+
+
+def train_by_hand(weights, steps):
+    """The weights after steps of SGD with rate 1, in which each batch is all examples."""
+    for step in range(steps):
+        _, gradients, _ = reference_model.loss_and_gradients(weights, reference_model.examples(8))
+        gradients[0] *= step >= 2
+        weights = [weight - gradient for weight, gradient in zip(weights, gradients, strict=True)]
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("replicas", "options"),
+    [(1, {}), (2, {}), (4, {"gradient_accumulation_steps": 2}), (1, {"xla": "loop"})],
+    ids=["one", "two", "four, accumulated", "one program"],
+)
+def test_layer_that_is_unfrozen_between_two_loops_is_trained_from_then_on(replicas, options):
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(replicas), 8, cls=Unfreezing, **options
+    )
+    before = trainer.model.get_weights()
+    for steps in (1, 1, 1, 2):
+        trainer.train(tf.constant(steps))
+    expected = train_by_hand(before, 5)
+    for weight, value in zip(trainer.model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(weight, value, rtol=0, atol=1e-11)
+
+
+def test_step_is_traced_again_only_when_a_layer_was_frozen_or_unfrozen(monkeypatch):
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=Unfreezing)
+    traces = []
+    monkeypatch.setattr(
+        trainer, "per_example_loss",
+        lambda *args, f=trainer.per_example_loss: (traces.append(0), f(*args))[1],
+    )  # fmt: skip
+    counts = []
+    for _ in range(5):
+        trainer.train(tf.constant(1))
+        counts.append(len(traces))
+    assert counts == [1, 1, 2, 2, 2]
+
+
+def test_layer_without_slot_variables_cannot_be_unfrozen():
+    class BuiltFrozen(Unfreezing):
+        def build_model(self):
+            model = super().build_model()
+            next(layer for layer in model.layers if "embedding" in layer.name).trainable = False
+            return model
+
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=BuiltFrozen)
+    trainer.train(tf.constant(2))
+    with pytest.raises(
+        ctl.UsageError, match="became trainable after the trainer was built"
+    ) as error:
+        trainer.train(tf.constant(1))
+    assert "embeddings:0" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_update_in_a_branch_that_depends_on_a_tensor_is_rejected_on_several_replicas():
+    class Branches(Unfreezing):
+        def train_loop_begin(self):
+            reference_model.ReferenceTrainer.train_loop_begin(self)
+
+        def replica_step(self, batch):
+            if self.global_step > 3:
+                return super().replica_step(batch)
+            return super().replica_step(batch) * 2.0
+
+    trainer = reference_model.make_trainer(testing.make_strategy(2), 8, cls=Branches)
+    with pytest.raises(ctl.UsageError, match="branch or a loop that depends on a tensor") as error:
+        trainer.train(tf.constant(1))
+    assert "\n" not in str(error.value)
+
+
+def test_freezing_gives_the_same_bits_after_a_restart(tmp_path):
+    def make_unfreezing():
+        return reference_model.make_trainer(testing.make_strategy(2), 8, cls=Unfreezing)
+
+    uninterrupted = make_unfreezing()
+    for _ in range(4):
+        uninterrupted.train(tf.constant(1))
+    interrupted = make_unfreezing()
+    interrupted.train(tf.constant(1))
+    path = tf.train.Checkpoint(**interrupted.checkpoint_items()).save(str(tmp_path / "ckpt"))
+    resumed = make_unfreezing()
+    tf.train.Checkpoint(**resumed.checkpoint_items()).restore(path).assert_consumed()
+    for _ in range(3):
+        resumed.train(tf.constant(1))
+    close(resumed, uninterrupted, 0.0)
