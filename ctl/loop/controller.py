@@ -9,10 +9,10 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
-from ctl.errors import Failure, NonFiniteStep, UsageError
+from ctl.errors import NonFiniteStep, UsageError
 from ctl.evaluator import Interrupted, StandardEvaluator
 from ctl.hardware.collectives import ProcessGroup
-from ctl.loop import loop_checks
+from ctl.loop import loop_checks, recovery
 from ctl.loop.actions.action import as_action
 from ctl.loop.actions.action_list import ActionList
 from ctl.loop.checkpoints.checkpointer import Checkpointer
@@ -91,9 +91,9 @@ class Controller(orbit.Controller):
             rollback: decides which batches to skip, if the trainer's `on_non_finite` is "rollback".
             summary_interval: steps between two writes of `tf.summary` calls in a step; by default
                 `steps_per_loop`.
-            train_actions: Orbit actions, called with each loop's outputs in every process.
-            eval_actions: the same with each evaluation's outputs.
-            actions: further actions, each called where it says; see `loop.actions.action.Action`.
+            train_actions: called with each loop's outputs in every process.
+            eval_actions: called with each evaluation's outputs in every process.
+            actions: further ones, each called where it says; see `ctl.Action` and `ctl.as_action`.
             workdir: the folder of the run, for actions.
             is_chief: whether this process is the one that prints and writes.
 
@@ -142,11 +142,9 @@ class Controller(orbit.Controller):
             interval=summary_interval or steps_per_loop,
             print_line=self.reporter.print_line,
         )
-        orbit_actions = (
-            *(as_action(action, at="train") for action in train_actions or ()),
-            *(as_action(action, at="eval") for action in eval_actions or ()),
-        )
-        self.actions = ActionList((*orbit_actions, *actions), self)
+        orbit_actions = [as_action(action, at="train") for action in train_actions or ()]
+        orbit_actions += [as_action(action, at="eval") for action in eval_actions or ()]
+        self.actions = ActionList([*orbit_actions, *actions], self)
 
     @property
     def step(self) -> int:
@@ -165,7 +163,8 @@ class Controller(orbit.Controller):
 
     def train(self, steps: int, checkpoint_at_completion: bool = True) -> None:
         """Trains until `global_step` is `steps`, or until a stop is requested."""
-        self._train_loop(steps, end=steps)
+        while self.step < steps and not self._has_ended:  # again after a rollback
+            self._train_loop(steps, end=steps)
         if checkpoint_at_completion or self._has_ended:
             self.save_checkpoint()
         self.end_training()
@@ -184,18 +183,12 @@ class Controller(orbit.Controller):
             The last evaluation, or None if a stop was requested before it.
         """
         while self.step < train_steps and not self._has_ended:
+            until = min(train_steps, _next_multiple(self.step, eval_interval or train_steps))
             # A checkpoint is saved before the evaluation of its step, so that the states of actions in
-            # it do not include that evaluation, which is repeated.
-            if (
-                self._has_restored
-                and eval_interval
-                and self.step
-                and self.step % eval_interval == 0
-            ):
+            # it do not include that evaluation: it is repeated.
+            if self._has_restored and until - self.step == eval_interval and self.step:
                 until = self.step
-            else:
-                until = min(train_steps, _next_multiple(self.step, eval_interval or train_steps))
-                self._train_loop(until, end=train_steps)
+            self._train_loop(until, end=train_steps)
             # Before the last evaluation, so that a run killed in it need not train again.
             if self._has_ended or until == train_steps:
                 self.save_checkpoint()
@@ -279,7 +272,8 @@ class Controller(orbit.Controller):
                             # Means over no step are NaN, which is not valid in result.json.
                             self.outputs = without_nan(self.outputs)
                 except NonFiniteStep as error:
-                    self._all_roll_back(error)
+                    recovery.all_roll_back(error, self._rollback, self._manager, self.reporter)
+                    self._has_restored = self.actions.has("eval")
                     if self._has_restored:
                         return  # to repeat the evaluations since, for the actions
                     continue
@@ -320,27 +314,6 @@ class Controller(orbit.Controller):
         if self._manager.interval:
             boundary = min(boundary, _next_multiple(step, self._manager.interval))
         return self._rollback.boundary(step, boundary)
-
-    def _all_roll_back(self, error: NonFiniteStep) -> None:
-        """Restores the last checkpoint, to skip the batch from now on; or ends the run."""
-        # The trainer checks reduced values, so that every process comes here.
-        policy = self.trainer.options.on_non_finite
-        self.reporter.record("non_finite", error.step, policy=policy, tensor=error.tensor)
-        if not self._rolls_back:
-            raise error
-        self._rollback.skip(error)
-        # A checkpoint of the step itself was saved before its batch was read.
-        path = self._manager.all_restore(before=error.step + 1)
-        if path is None:
-            raise Failure(
-                f"{error.what} No checkpoint is left to go back to: start again with --fresh."
-            )
-        self._has_restored = self.actions.has("eval")
-        self.reporter.record("rollback", self.step, left_out=error.step, path=path)
-        self.reporter.print_line(
-            f"{error.what} Back to step {self.step}; that batch is skipped from now on "
-            f"(rollback {self._rollback.rollbacks})."
-        )
 
 
 def _next_multiple(step: int, interval: int) -> int:

@@ -17,10 +17,10 @@ from ctl import main
 from tests import child
 from tests.experiments import CONFIG, TRAINER
 
-NAMES = "data, eval, init, model, optimizer, runtime, seed, train, trainer"
+NAMES = "actions, data, eval, init, model, optimizer, runtime, seed, train, trainer"
 MODES = "train_and_eval, train, eval, continuous_eval, check, aot_compile, explain, devices"
 FLAGS = (
-    "--config, --workdir, --mode, --topology, --fresh, --allow_config_change, "
+    "--config, --workdir, --mode, --checkpoint, --topology, --fresh, --allow_config_change, "
     "--allow_partial_restore, --find_batch, --help"
 )
 
@@ -212,7 +212,7 @@ KEYS = {
     ),
     "section replaced": in_body(
         "config.train = dict(steps=5)",
-        f"The config has no train.checkpoint_interval: {EVERY_KEY} by one.",
+        f"The config has no train.best.keep: {EVERY_KEY} by one.",
     ),
 }
 
@@ -334,6 +334,45 @@ VALUES = {
     "NaN rate in the file": in_config(
         "optimizer=dict(learning_rate=float('nan'))",
         "optimizer.learning_rate is nan, but must be a finite number, at least 0.",
+    ),
+    "best without a mode": command_line(
+        "--config.train.best.metric=eval/accuracy",
+        "train.best.mode is not set: choose max if higher values of eval/accuracy are better, or min "
+        "if lower ones are.",
+    ),
+    "metric of training": command_line(
+        "--config.train.best.metric=accuracy --config.train.best.mode=max",
+        "train.best.metric is 'accuracy', but must be the name of a metric of the evaluation, "
+        "eval/NAME, such as eval/loss.",
+    ),
+    "early stopping without evaluations": command_line(
+        "--config.train.early_stopping.metric=eval/loss --config.train.early_stopping.mode=min",
+        "train.early_stopping has no effect with eval.interval=0, which evaluates only at the end: "
+        "set eval.interval.",
+    ),
+    "negative patience": command_line(
+        "--config.train.early_stopping.patience=-1",
+        "train.early_stopping.patience is -1, but must be at least 1.",
+    ),
+    "negative summary interval": command_line(
+        "--config.train.summary_interval=-1",
+        "train.summary_interval is -1, but must be at least 0.",
+    ),
+    "unknown action": in_config(
+        "actions=['early_stoping']",
+        "actions[0] is 'early_stoping', but must be path/to/file.py:Class, package.module:Class, or "
+        "early_stopping.",
+    ),
+    "action without a name": in_config(
+        "actions=[dict(every=5)]",
+        "actions[0] is {'every': 5}, but must be a name, or a dict with a name and arguments.",
+    ),
+    "action in a file that does not exist": in_config(
+        "actions=[dict(name='mine.py:Mine')]",
+        "actions[0] is 'mine.py:Mine', but there is no mine.py: correct the path.",
+    ),
+    "checkpoint in another mode": command_line(
+        "--checkpoint=best", "--checkpoint has no effect without --mode=eval: remove it."
     ),
     "NaN in the model": in_config(
         "model=dict(rates=[0.1, float('nan')])",
@@ -641,7 +680,7 @@ CONFIG_FILES = {
         "get_config() of bad.py returned None: return the result of ctl.config(...).",
     ),
     "get_config returns a bare ConfigDict": in_file(
-        BARE, f"The config has no data.dir: {EVERY_KEY} by one."
+        BARE, f"The config has no actions: {EVERY_KEY} by one."
     ),
     "get_config returns a bare ConfigDict, a value for a section": in_file(
         BARE.replace("{}", "dict(train=5)"), "train is 5, but must be a section: train=dict(...)."

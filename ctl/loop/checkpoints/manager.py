@@ -27,6 +27,7 @@ class CheckpointManager:
     Every process of a run must call `all_restore`, `save` and `wait` in the same order.
 
     Attributes:
+        trainer: what is saved.
         checkpoints: reads and writes the checkpoints; None to save nothing.
         interval: steps between two checkpoints; 0 for the end only.
         seconds: seconds between two checkpoints; 0 for no limit.
@@ -63,7 +64,7 @@ class CheckpointManager:
         self.interval = interval
         self.seconds = seconds
         self.saved_step: int | None = None
-        self._trainer = trainer
+        self.trainer = trainer
         self._on_event = on_event or (lambda *_, **__: None)
         self._print_line = print_line
         self._get_notes = get_notes or (lambda: {})
@@ -91,8 +92,8 @@ class CheckpointManager:
             return
         # A step may make weights infinite with finite gradients. A checkpoint of them would replace the
         # one to go back to.
-        if self._trainer.options.on_non_finite != "ignore":
-            variable = first_non_finite_variable(self._trainer.model.trainable_variables)
+        if self.trainer.options.on_non_finite != "ignore":
+            variable = first_non_finite_variable(self.trainer.model.trainable_variables)
             if variable:
                 raise Failure(
                     f"{variable} is not finite after step {step}, which is not saved: lower the "
@@ -140,4 +141,4 @@ class CheckpointManager:
 
     @property
     def _step(self) -> int:
-        return int(self._trainer.global_step.numpy())
+        return int(self.trainer.global_step.numpy())

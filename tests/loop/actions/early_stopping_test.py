@@ -222,6 +222,20 @@ def test_rollback_repeats_the_evaluations_since_the_checkpoint(tmp_path):
     assert action.get_state() == {"best": 0.75, "best_step": 12, "count": 3, "step": 24}
 
 
+def test_rollback_without_evaluations_trains_to_the_end(tmp_path):
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(1), 7, cls=PoisonedAt14, on_non_finite="rollback"
+    )
+    controller = Controller(
+        trainer=trainer,
+        steps_per_loop=4,
+        checkpoints=Checkpointer(tmp_path, trainer),
+        actions=[print],
+    )
+    controller.train(20)
+    assert controller.step == 20 and controller.checkpoints.latest_step() == 20
+
+
 class PoisonedAt14(reference_model.ReferenceTrainer):
     def preprocess(self, batch):
         batch = super().preprocess(batch)
