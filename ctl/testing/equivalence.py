@@ -36,9 +36,9 @@ def assert_replica_equivalent(
     Trains the same global batches on one replica and on several logical CPUs, with even, uneven and
     empty per-replica batches and with micro-batches. Compares the loss, each variable's update
     (under plain SGD a multiple of its gradient), moving statistics, metrics, an evaluation whose
-    last batch is a partial one, the optimizer's and the trainer's own variables, and the replicas'
-    copies of all of them. Computes in float64; in float32, with a larger tolerance, if the model
-    cannot be computed in float64.
+    last batch is a partial one, the variables of every model and optimizer and of the trainer, and the
+    replicas' copies of all of them. Computes in float64; in float32, with a larger tolerance, if the
+    trainer's code fails in float64.
 
     Args:
         trainer: the trainer's class, or a function with the arguments of its constructor.
@@ -49,7 +49,8 @@ def assert_replica_equivalent(
         batch_sizes: global batch sizes; by default some that split evenly, unevenly, and with
             replicas that have no row.
         steps: number of training steps.
-        optimizer: makes an optimizer to compare in addition to plain SGD.
+        optimizer: makes an optimizer to compare in addition to plain SGD. Optimizers that the trainer
+            makes itself are compared as well.
         options: options of the trainer.
         thorough: compare all combinations of replicas, batch sizes and micro-batches.
         in_process: True to compare in this process; False for a new process, which takes a few

@@ -259,6 +259,31 @@ class NotUnscaled(ByHand):
         )
 
 
+class NoiseInEvaluation(Right):
+    def forward(self, batch, training):
+        outputs = super().forward(batch, training)
+        if training:
+            return outputs
+        return outputs + tf.random.stateless_normal(tf.shape(outputs), [1, 2], dtype=outputs.dtype)
+
+
+class SecondModelReducedTwice(gallery.Adversarial):
+    """Adam is the optimizer of the second model, and hides the factor."""
+
+    def replica_step(self, batch):
+        variables = self.second.trainable_variables
+        with tf.GradientTape() as tape:
+            losses = tf.square(self.second(batch["x"])[:, 0])
+            present = ctl.replica.present()
+            losses = losses if present is None else losses * tf.cast(present, losses.dtype)
+            share = tf.reduce_sum(losses) / self.global_batch_size
+        gradients = tf.distribute.get_replica_context().all_reduce(
+            SUM, tape.gradient(share, variables)
+        )
+        self.second_optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return Right.replica_step(self, batch)
+
+
 @dataclasses.dataclass(frozen=True)
 class Mistake:
     """One planted mistake.
@@ -436,6 +461,21 @@ MISTAKES = [
         "gradients are not divided by the loss scale",
         "update under the loss scale 8 on 1 replica (2 rows), accumulation 1, step 0: 8 times",
         causes.LOSS_SCALE,
+    ),
+    Mistake(
+        NoiseInEvaluation,
+        "the evaluation draws random numbers of its own",
+        "evaluation loss on 2 replicas (4 + 4 rows): ",
+        causes.EVALUATION_NOISE,
+    ),
+    Mistake(
+        SecondModelReducedTwice,
+        "gradients of a second model are summed twice, which its Adam hides",
+        f"{KERNEL}2 times the value on one replica",
+        causes.ALL_UPDATES.format(
+            variables="dense/kernel:0, dense/bias:0",
+            how="summed over the replicas 2 times, or are those of a local mean",
+        ),
     ),
 ]
 

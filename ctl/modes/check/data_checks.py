@@ -84,6 +84,7 @@ def check_evaluation(factory: TrainerFactory) -> Outcome:
             f"counted {counted} of {expected} examples",
             "let the evaluation data end after its last example, with no batch dropped or repeated",
         )
+    # A trainer with its own step need not define a loss for evaluation.
     loss = f", loss {float(outputs['loss']):.4g}" if "loss" in outputs else ""
     return Outcome(PASS, f"{counted} of {expected} examples{loss}")
 

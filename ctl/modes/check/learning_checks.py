@@ -27,7 +27,7 @@ def check_first_loss(factory: TrainerFactory) -> Outcome:
     """Checks that the loss of an untrained classifier is about that of a uniform guess."""
     trainer, batch = factory.experiment.trainer, factory.read_batches(1)[0]
     if not engine_of(trainer).plan.has_loss:
-        return Outcome(PASS, "not known: the trainer defines replica_step and no per_example_loss")
+        return _judge_loss_of_own_step(factory)
     losses, outputs, weights = _compute_losses(trainer, batch)
     if not np.isfinite(losses).all():
         return Outcome(
@@ -56,6 +56,20 @@ def check_first_loss(factory: TrainerFactory) -> Outcome:
         observation,
         "check the scale of the inputs and of the last layer's weights, and from_logits",
     )
+
+
+def _judge_loss_of_own_step(factory: TrainerFactory) -> Outcome:
+    """The outcome of the first loss of a trainer that overrides the step and defines no other loss."""
+    losses = factory.first_steps.losses
+    if not losses:
+        return Outcome(WARNING, "not run: the outputs of the trainer's loop have no loss")
+    if not math.isfinite(losses[0]):
+        return Outcome(
+            FAIL,
+            f"{losses[0]}, in replica_step",
+            "inspect replica_step: a logarithm of 0, a division by 0",
+        )
+    return Outcome(PASS, f"{losses[0]:.4g}, in replica_step; the chance level is unknown")
 
 
 def check_gradients(factory: TrainerFactory) -> Outcome:

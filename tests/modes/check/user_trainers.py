@@ -35,7 +35,10 @@ class Classifier(ctl.StandardTrainer):
 
 
 class Gan(ctl.StandardTrainer):
-    """Two models and two optimizers. The second optimizer creates its slots in the first step."""
+    """Two models and two optimizers. The second optimizer creates its slots in the first step.
+
+    It defines no per_example_loss, which a GAN does not have.
+    """
 
     def __init__(self, **arguments):
         super().__init__(**arguments)
@@ -57,8 +60,8 @@ class Gan(ctl.StandardTrainer):
     def forward(self, batch, training):
         return self.model(batch["x"], training=training)
 
-    def per_example_loss(self, batch, outputs):
-        return tf.math.softplus(-self.discriminator(outputs)[:, 0])
+    def generator_loss(self, rows):
+        return tf.math.softplus(-self.discriminator(self.model(rows["x"], training=True))[:, 0])
 
     def discriminator_loss(self, rows):
         real = self.discriminator(rows["real"])[:, 0]
@@ -73,25 +76,7 @@ class Gan(ctl.StandardTrainer):
             optimizer=self.discriminator_optimizer,
             regularization=list,
         )
-        return super().replica_step(batch)
-
-
-class GanWithoutLoss(Gan):
-    """Overrides replica_step completely, so that it needs no per_example_loss."""
-
-    per_example_loss = ctl.StandardTrainer.per_example_loss
-
-    def replica_step(self, batch):
-        def loss(rows):
-            return tf.math.softplus(-self.discriminator(self.forward(rows, training=True))[:, 0])
-
-        self.minimize(
-            batch,
-            self.discriminator_loss,
-            variables=self.discriminator.trainable_variables,
-            optimizer=self.discriminator_optimizer,
-        )
-        return self.minimize(batch, loss)
+        return self.minimize(batch, self.generator_loss)
 
 
 class GanWithLocalMean(Gan):
@@ -107,7 +92,7 @@ class GanWithLocalMean(Gan):
         self.discriminator_optimizer.apply_gradients(
             zip(gradients, variables, strict=True), experimental_aggregate_gradients=False
         )
-        return ctl.StandardTrainer.replica_step(self, batch)
+        return self.minimize(batch, self.generator_loss)
 
 
 class GanWithoutDiscriminatorGradient(Gan):

@@ -32,6 +32,14 @@ def test_optimizer_that_creates_its_slots_in_the_first_step_is_saved_and_restore
     assert outcome.verdict == PASS and "all 30 variables" in outcome.observation, outcome
 
 
+def test_gan_without_per_example_loss_is_evaluated_and_has_a_first_loss(make_user_factory):
+    factory = make_user_factory("Gan")
+    outcome = learning_checks.check_first_loss(factory)
+    assert outcome.verdict == PASS and "in replica_step" in outcome.observation, outcome
+    outcome = data_checks.check_evaluation(factory)
+    assert (outcome.verdict, outcome.observation) == (PASS, "40 of 40 examples")
+
+
 def test_gradients_of_every_model_are_checked(make_user_factory):
     outcome = learning_checks.check_gradients(make_user_factory("Gan"))
     assert outcome.verdict == PASS, outcome
@@ -60,14 +68,6 @@ def test_losses_of_competing_models_need_not_fall(make_user_factory):
 def test_both_models_of_a_gan_are_compared(make_user_factory):
     report = compare(make_user_factory("Gan"), (5,))
     assert report.equivalent and report.precision == "float64", report.failure()
-
-
-def test_trainer_without_per_example_loss_is_checked(make_user_factory):
-    factory = make_user_factory("GanWithoutLoss")
-    first = learning_checks.check_first_loss(factory)
-    assert first.verdict == PASS and "no per_example_loss" in first.observation
-    evaluation = data_checks.check_evaluation(factory)
-    assert (evaluation.verdict, evaluation.observation) == (PASS, "40 of 40 examples")
 
 
 def test_wrong_scale_of_the_second_model_is_named_although_its_optimizer_hides_it(
