@@ -1003,8 +1003,8 @@ WITH_TENSORFLOW = {
         "net.py:10: The batch has no 'X': did you mean x? (traceback: ",
     ),
     "misspelt name of a method": in_trainer(
-        NET.replace("per_example_loss", "per_exmple_loss"),
-        "net.py:Net does not define per_example_loss: did you mean per_exmple_loss?",
+        NET.replace("build_dataset", "build_datset"),
+        "net.py:Net does not define build_dataset: did you mean build_datset?",
     ),
     "constructor with an argument of its own": in_trainer(
         f"{NET}    def __init__(self, size, **arguments):\n        super().__init__(**arguments)\n",

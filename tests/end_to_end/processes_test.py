@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ctl import main
-from tests import child
+from tests import child, experiments
 from tests.end_to_end.launching import check_same, flags, launch
 from tests.experiments import read_events, read_result, read_weights
 
@@ -139,3 +139,34 @@ def test_a_run_with_sharded_variables_resumes_in_one_process_and_with_shards_aga
         losses.append(result["train"]["loss"])
     # A model that lost its weights or slot variables would start again at a loss of 2.3.
     assert losses[1] < 1.2 * losses[0] and losses[2] < 1.2 * losses[1]
+
+
+SHARDED = (
+    experiments.MNIST
+    + '''
+
+class Sharded(Small):
+    """Each process would read every second example if it got the context of its own pipeline."""
+
+    def build_dataset(self, split, input_context):
+        source = super().build_dataset(split, input_context)
+        examples = source.gather(list(range(203)))
+        dataset = tf.data.Dataset.from_tensor_slices(examples)
+        return dataset.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
+'''
+)
+
+
+@pytest.mark.slow
+def test_dataset_that_its_author_shards_by_the_context_loses_no_example_in_two_processes(tmp_path):
+    experiments.write(tmp_path, {"small.py": SHARDED})
+    trainer = "--config.trainer=small.py:Sharded"
+    done = child.run(launch(tmp_path, "two", trainer, workers=2))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert main.run(["ctl", *flags(tmp_path, "one", trainer)]) == 0
+    expected, weights = read_weights(tmp_path / "one"), read_weights(tmp_path / "two")
+    assert weights.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(weights[name], value, rtol=0, atol=1e-10, err_msg=name)
+    result = read_result(tmp_path / "two")
+    assert (result["replicas"], result["eval"]["examples"]) == (2, 203)
