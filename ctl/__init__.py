@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ctl import data, replica, testing
+    from ctl import data, random, replica, testing
     from ctl.configs.options import Clip, TrainerOptions
     from ctl.configs.overrides import config
     from ctl.errors import UsageError
@@ -29,7 +29,7 @@ _MODULES = {
     "as_action": "ctl.loop.actions.action",
     "config": "ctl.configs.overrides",
 }
-_PACKAGES = ("data", "hardware", "loop", "replica", "testing")
+_PACKAGES = ("data", "hardware", "loop", "random", "replica", "testing")
 __all__ = [
     "Action",
     "Clip",
@@ -42,6 +42,7 @@ __all__ = [
     "config",
     "convert_sync_batch_norm",
     "data",
+    "random",
     "replica",
     "testing",
 ]

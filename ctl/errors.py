@@ -22,6 +22,8 @@ class UsageError(ValueError):
 
     # AutoGraph wraps exceptions that are raised while it traces, except those with this attribute.
     ag_pass_through = True
+    # tf_keras appends the arguments of the layer to other exceptions, on several lines.
+    _keras_call_info_injected = True
 
 
 class Failure(RuntimeError):

@@ -12,9 +12,10 @@ from ctl.data.data_errors import report_data_errors
 from ctl.data.source import Batch
 from ctl.errors import UsageError
 from ctl.hardware import coordinator
-from ctl.replica import loss, precision
+from ctl.replica import draws, loss, precision
 from ctl.replica.engine import engine_of
 from ctl.replica.microbatches import row_count, unpack
+from ctl.replica.step import counter
 from ctl.trainer import StandardTrainer
 
 STEPS_BETWEEN_CHECKS = 20  # an evaluation can be stopped after each of these many steps
@@ -62,6 +63,9 @@ class StandardEvaluator(orbit.StandardEvaluator):
             self._loss_sum = _accumulator("loss_sum", tf.float64)
             self._weight_sum = _accumulator("weight_sum", tf.float64)
             self._examples = _accumulator("examples", tf.int64)
+            self._batches = counter("batches")
+        # Whether the evaluation draws random numbers: without them, batches need not be counted.
+        self._draws = False
 
     @property
     def eval_dataset(self) -> Any:
@@ -120,7 +124,10 @@ class StandardEvaluator(orbit.StandardEvaluator):
             steps = engine_of(self.trainer).pipeline.evaluation_steps(self.global_batch_size)
             num_steps = num_steps if steps is None else tf.constant(steps)
         pipeline = engine_of(self.trainer).pipeline
-        with report_data_errors("evaluation", lambda: pipeline.element_spec("eval")):
+        with (
+            draws.report_problems(),
+            report_data_errors("evaluation", lambda: pipeline.element_spec("eval")),
+        ):
             return super().evaluate(num_steps)
 
     def create_eval_loop_fn(self, has_state: bool) -> Any:
@@ -159,7 +166,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
 
     def eval_begin(self) -> None:
         """Resets the sums and the metrics."""
-        for variable in (self._loss_sum, self._weight_sum, self._examples):
+        for variable in (self._loss_sum, self._weight_sum, self._examples, self._batches):
             variable.assign(tf.zeros_like(variable))
         for metric in self.metrics.values():
             metric.reset_state()
@@ -171,6 +178,8 @@ class StandardEvaluator(orbit.StandardEvaluator):
             self._replica_eval_step(batch, row_mask)
         else:
             self.strategy.run(self._replica_eval_step, args=(batch, row_mask))
+        if self._draws:
+            self._batches.assign_add(1)
 
     def eval_end(self) -> dict[str, Any]:
         """Returns the loss (if the trainer defines one), the metrics and the number of examples."""
@@ -184,12 +193,13 @@ class StandardEvaluator(orbit.StandardEvaluator):
 
     def _replica_eval_step(self, batch: Batch, row_mask: tf.Tensor | None) -> None:
         trainer, engine = self.trainer, engine_of(self.trainer)
-        with engine.rows(batch, row_mask) as rows:
+        with engine.rows(batch, row_mask, earlier=self._earlier_rows) as rows:
             batch = trainer.preprocess(batch)
             outputs = precision.cast_to_float32(trainer.forward(batch, training=False))
             if engine.plan.has_loss:
                 self._add_loss(batch, outputs, rows.row_mask)
             trainer.update_metrics(self.metrics, batch, outputs, rows.row_mask)
+            self._draws = self._draws or bool(rows.calls)
         self._examples.assign_add(
             tf.cast(row_count(batch), tf.int64)
             if row_mask is None
@@ -205,6 +215,9 @@ class StandardEvaluator(orbit.StandardEvaluator):
         self._weight_sum.assign_add(
             tf.cast(rows, tf.float64) if weights is None else tf.reduce_sum(weights)
         )
+
+    def _earlier_rows(self) -> tf.Tensor:
+        return self._batches.read_value() * self.global_batch_size
 
 
 def _describe_differences(evaluation: dict[str, Any], training: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ LAYERS = (
     ("configs", "launch"),
     ("data",),
     ("replica",),
+    ("random",),
     ("trainer",),
     ("evaluator",),
     ("loop",),

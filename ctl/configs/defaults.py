@@ -18,6 +18,7 @@ HARMLESS = (
     "runtime.cluster.",
     "runtime.xla",
     "runtime.deterministic",
+    "runtime.allow_unkeyed_random",
     "runtime.gpu.",
     "runtime.tpu.",
     "data.placement",
@@ -98,6 +99,9 @@ def defaults() -> config_dict.ConfigDict:
     cluster.shard_mib = 0.0
     # TensorFlow's op determinism: the same bits in every run on GPUs too, but slower.
     runtime.deterministic = False
+    # Accept random operations that ctl cannot key by row, such as tf.random.uniform in a layer: the
+    # update then depends on how the batch is split, and on how often the run was resumed.
+    runtime.allow_unkeyed_random = False
 
     config.data = data = config_dict.ConfigDict()
     data.dir = ""  # the folder of the dataset, which build_dataset reads as self.options.data.dir

@@ -57,13 +57,20 @@ def user_line(error: BaseException) -> str | None:
     Returns:
         None if the error passed through no code of the user, other than what called ctl.
     """
-    for frames in _stacks(error):
-        inside_ctl = [i for i, (name, _) in enumerate(frames) if name.startswith(_CTL)]
-        called_by_ctl = frames[inside_ctl[0] + 1 :] if inside_ctl else frames
-        lines = [(name, line) for name, line in called_by_ctl if not _is_library(name)]
-        if lines:
-            return f"{_relative(lines[-1][0])}:{lines[-1][1]}"
-    return None
+    lines = map(user_frame, _stacks(error))
+    return next((line for line in lines if line is not None), None)
+
+
+def user_frame(frames: list[tuple[str, int]]) -> str | None:
+    """Returns "file:line" of the innermost frame in the user's code that ctl called; None without one.
+
+    Args:
+        frames: (file, line) of a stack, outermost first.
+    """
+    inside_ctl = [i for i, (name, _) in enumerate(frames) if name.startswith(_CTL)]
+    called_by_ctl = frames[inside_ctl[0] + 1 :] if inside_ctl else frames
+    lines = [(name, line) for name, line in called_by_ctl if not _is_library(name)]
+    return f"{_relative(lines[-1][0])}:{lines[-1][1]}" if lines else None
 
 
 def raised_by_library(error: BaseException) -> bool:

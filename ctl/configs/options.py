@@ -21,6 +21,7 @@ OPTION_KEYS: dict[str, str] = {
     "xla": "runtime.xla",
     "placement": "data.placement",
     "logical_shards": "runtime.logical_shards",
+    "allow_unkeyed_random": "runtime.allow_unkeyed_random",
     "all_reduce_dtype": "runtime.all_reduce.dtype",
     "gradient_accumulation_steps": "optimizer.gradient_accumulation_steps",
     "on_non_finite": "train.on_non_finite",
@@ -167,6 +168,8 @@ class TrainerOptions:
         logical_shards: if not 0, the gradient is the sum of this many shards in a fixed order, which
             gives the same bits on any number of replicas that divides it. The all-reduce transfers
             this many times the bytes.
+        allow_unkeyed_random: accept random operations that ctl cannot key by row, such as
+            tf.random.uniform: the update then depends on how the batch is split.
         all_reduce_dtype: "bfloat16" to halve the bytes of the all-reduce; "" to keep the dtype of the
             gradients.
         gradient_accumulation_steps: the number of micro-batches in a per-replica batch.
@@ -196,6 +199,7 @@ class TrainerOptions:
     xla: str = "auto"
     placement: str = "stream"
     logical_shards: int = 0
+    allow_unkeyed_random: bool = False
     all_reduce_dtype: str = ""
     gradient_accumulation_steps: int = 1
     clip: Clip = Clip()

@@ -24,6 +24,11 @@ _COMPILED = {
     "gradients": "forward and backward pass by XLA; reduction and update outside",
     "autocluster": "the clusters that TensorFlow's auto-clustering finds",
 }
+_RANDOM = {
+    False: "keyed by seed, step and row; others are rejected",
+    True: "others than those keyed by seed, step and row are accepted (runtime.allow_unkeyed_random): "
+    "the update may depend on the split",
+}
 
 
 def explain(arguments: Arguments) -> int:
@@ -88,6 +93,7 @@ def _describe_update(experiment: Experiment) -> list[tuple[str, str]]:
     return [
         ("reduction", _describe_reduction(experiment)),
         ("clip", str(trainer.options.clip)),
+        ("random numbers", _RANDOM[trainer.options.allow_unkeyed_random]),
         ("optimizer", _describe_optimizer(trainer.optimizer)),
         ("schedule", _describe_learning_rate(experiment)),
         *_describe_groups(experiment),

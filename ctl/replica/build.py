@@ -9,9 +9,10 @@ from ctl.data.input_pipeline import InputPipeline
 from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
 from ctl.optimizers import FromConfig
-from ctl.replica import parameter_groups, precision
+from ctl.replica import parameter_groups, precision, row_mask
 from ctl.replica.batch_norm import convert_sync_batch_norm
 from ctl.replica.engine import Engine
+from ctl.replica.microbatches import row_count
 from ctl.replica.model_building import (
     build_scope,
     create_variables,
@@ -83,9 +84,15 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
 
 
 def _forward(trainer: Any, batch: Batch) -> Any:
-    prepared = trainer.preprocess(batch)
-    if not isinstance(prepared, dict):
-        raise UsageError(
-            f"preprocess returned {type_name(prepared)}, but must return the batch, a dict of tensors."
-        )
-    return trainer.forward(prepared, training=False)
+    options: TrainerOptions = trainer.options
+    # With the rows of a step, because the user's code may read them.
+    with row_mask.examples(
+        count=row_count(batch), seed=options.seed, allow_unkeyed=options.allow_unkeyed_random
+    ):
+        prepared = trainer.preprocess(batch)
+        if not isinstance(prepared, dict):
+            raise UsageError(
+                f"preprocess returned {type_name(prepared)}, but must return the batch, a dict of "
+                "tensors."
+            )
+        return trainer.forward(prepared, training=False)

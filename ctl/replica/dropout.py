@@ -1,27 +1,34 @@
-"""Random layers keyed by (seed, layer, step, row of the global batch).
+"""Random tf_keras layers keyed by (seed, layer, step, row of the global batch).
 
 tf_keras draws a dropout mask from a stateful generator, one on each replica: the mask depends on how
-the batch is split and on how often the process was restarted. Here the numbers of row r at step k are
-the Philox4x32-10 block function (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") of a
-key made from (seed, layer) and the counter (r x blocks per row, k). Every replica that computes row r
-draws the same numbers, and there is no state to save. docs/step.md, section 10, defines the bits.
+the batch is split and on how often the process was restarted. In a training step, layers draw by
+`ctl.replica.draws` instead, and there is no state to save.
 """
 
-from collections.abc import Sequence
-import hashlib
-import math
+from collections.abc import Callable, Iterator
+import contextlib
+import contextvars
+import functools
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
+from tf_keras.src import backend
 
 from ctl.errors import UsageError
-from ctl.replica.row_mask import current
+from ctl.replica import draws, row_mask
+from ctl.replica.draws import Stream
 
-_PHILOX = 1  # tf.random.Algorithm.PHILOX, as a number for raw ops
-# A Philox block is four 32-bit numbers. Each row takes complete blocks, so that the counter of a row
-# depends on its position alone.
-_BLOCK = 4
+_DRAWING = (
+    "dropout",
+    "random_uniform",
+    "random_normal",
+    "truncated_normal",
+    "make_seed_for_stateless_op",
+    "make_legacy_seed",
+)
+# Whether the layers of tf_keras draw as if there was no step, because the options accept it.
+_UNKEYED = contextvars.ContextVar("unkeyed", default=False)
 
 
 def key_random_layers(
@@ -46,8 +53,11 @@ def key_random_layers(
     for index, layer in enumerate(model._flatten_layers()):
         generator = getattr(layer, "_random_generator", None)
         if generator is not None:
+            # A model that is keyed again keeps a single wrapper.
+            replaced = getattr(generator, "_replaced", generator)
+            identity = f"ctl {seed} {scope}/{index} {replaced._seed}"
             layer._random_generator = RowKeyedGenerator(
-                generator, seed=seed, layer=f"{scope}/{index}", name=layer.name
+                replaced, Stream(identity, f"Layer {layer.name}")
             )
             names.append(layer.name)
     return names
@@ -59,38 +69,28 @@ class RowKeyedGenerator:
     Outside of a training step it delegates to the generator that it replaced.
     """
 
-    def __init__(self, replaced: Any, *, seed: int, layer: str, name: str):
+    def __init__(self, replaced: Any, stream: Stream):
         """Keys one layer.
 
         Args:
             replaced: the tf_keras `RandomGenerator` to replace.
-            seed: the seed of the run.
-            layer: the name of the model and the position of the layer in it.
-            name: the name of the layer, for messages.
+            stream: the identity of the layer.
         """
-        # A model that is keyed again keeps a single wrapper.
-        self._replaced: Any = (
-            replaced._replaced if isinstance(replaced, RowKeyedGenerator) else replaced
-        )
-        self._identity = (seed, layer, self._replaced._seed)
-        self._name = name
+        self._replaced = replaced
+        self._stream = stream
 
     def __getattr__(self, attribute: str) -> Any:
         return getattr(self._replaced, attribute)
 
     def dropout(self, inputs: tf.Tensor, rate: float, noise_shape: Any = None) -> tf.Tensor:
         """Drops elements of `inputs` as `tf.nn.dropout` does, by the numbers of their rows."""
-        if current() is None:
-            return self._replaced.dropout(inputs, rate, noise_shape=noise_shape)
-        # A noise shape that starts with 1 has one mask for all rows: that of row 0, on every replica.
-        shared = noise_shape is not None and _static_first(noise_shape) == 1
 
-        def sample(shape: Any, dtype: tf.DType, **_: Any) -> tf.Tensor:
-            return tf.cast(self._uniform(shape, shared), dtype)
+        def draw() -> tf.Tensor:
+            # A noise shape that starts with 1 has one mask for all rows: that of row 0, on all replicas.
+            shared = noise_shape is not None and draws.static_size(noise_shape) == 1
+            return draws.dropout(inputs, rate, noise_shape, self._stream, shared=shared)
 
-        return tf.nn.experimental.general_dropout(
-            inputs, rate=rate, noise_shape=noise_shape, uniform_sampler=sample
-        )
+        return self._keyed(draw, lambda: self._replaced.dropout(inputs, rate, noise_shape))
 
     def random_uniform(
         self,
@@ -101,13 +101,17 @@ class RowKeyedGenerator:
         nonce: int | None = None,
     ) -> tf.Tensor:
         """Draws uniform numbers in [minval, maxval); axis 0 of `shape` is this replica's rows."""
-        if current() is None:
-            return self._replaced.random_uniform(shape, minval, maxval, dtype, nonce)
-        dtype = tf.as_dtype(dtype or tf_keras.backend.floatx())
-        if not dtype.is_floating:
-            raise self._rejection(f"draws {dtype.name} numbers")
-        numbers = tf.cast(self._uniform(shape), dtype)
-        return numbers * ((1.0 if maxval is None else maxval) - minval) + minval
+
+        def draw() -> tf.Tensor:
+            numbers_dtype = tf.as_dtype(dtype or tf_keras.backend.floatx())
+            if not numbers_dtype.is_floating:
+                self._reject(f"draws {numbers_dtype.name} numbers")
+            numbers = tf.cast(draws.uniform(shape, self._stream), numbers_dtype)
+            return numbers * ((1.0 if maxval is None else maxval) - minval) + minval
+
+        return self._keyed(
+            draw, lambda: self._replaced.random_uniform(shape, minval, maxval, dtype, nonce)
+        )
 
     def random_normal(
         self,
@@ -118,98 +122,92 @@ class RowKeyedGenerator:
         nonce: int | None = None,
     ) -> tf.Tensor:
         """Draws normal numbers; axis 0 of `shape` is this replica's rows."""
-        if current() is None:
-            return self._replaced.random_normal(shape, mean, stddev, dtype, nonce)
-        numbers = _to_normal(self._bits(shape), shape)
-        return tf.cast(numbers, dtype or tf_keras.backend.floatx()) * stddev + mean
+
+        def draw() -> tf.Tensor:
+            numbers_dtype = tf.as_dtype(dtype or tf_keras.backend.floatx())
+            numbers = draws.normal(shape, self._stream, dtype=numbers_dtype)
+            return tf.cast(numbers, numbers_dtype) * stddev + mean
+
+        return self._keyed(
+            draw, lambda: self._replaced.random_normal(shape, mean, stddev, dtype, nonce)
+        )
 
     def truncated_normal(self, shape: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
         """Raises a UsageError in a step: rejection sampling uses a varying number of draws per row."""
-        if current() is None:
-            return self._replaced.truncated_normal(shape, *args, **kwargs)
-        raise self._rejection("draws from a truncated normal distribution")
+        return self._keyed(
+            lambda: self._reject("draws from a truncated normal distribution"),
+            lambda: self._replaced.truncated_normal(shape, *args, **kwargs),
+        )
 
     def make_seed_for_stateless_op(self) -> tf.Tensor:
         """Raises a UsageError in a step: the layer would draw for its local batch, not per row."""
-        if current() is None:
-            return self._replaced.make_seed_for_stateless_op()
-        raise self._rejection("draws for its complete local batch")
+        return self._keyed(
+            lambda: self._reject("draws for its complete local batch"),
+            self._replaced.make_seed_for_stateless_op,
+        )
 
     def make_legacy_seed(self) -> int | None:
         """Raises a UsageError in a step, like `make_seed_for_stateless_op`."""
-        if current() is None:
-            return self._replaced.make_legacy_seed()
-        raise self._rejection("draws for its complete local batch")
-
-    def _rejection(self, problem: str) -> UsageError:
-        return UsageError(
-            f"Layer {self._name} {problem}, which cannot be keyed by the rows of the global batch: do "
-            "it in the input pipeline, or use a layer that draws one number per element."
+        return self._keyed(
+            lambda: self._reject("draws for its complete local batch"),
+            self._replaced.make_legacy_seed,
         )
 
-    def _uniform(self, shape: Any, shared: bool = False) -> tf.Tensor:
-        """Draws float32 numbers in [0, 1); with `shared`, the same for all rows of the batch."""
-        bits = self._bits(shape, shared)
-        return tf.reshape(_to_unit(bits)[:, : _row_size(shape)[0]], shape)
+    def _keyed(self, draw: Callable[[], Any], replaced: Callable[[], Any]) -> Any:
+        """Draws by row in a step, and as tf_keras does outside of one."""
+        rows = row_mask.current()
+        if rows is None:
+            return replaced()
+        try:
+            return draw()
+        except UsageError:
+            if not rows.allow_unkeyed:
+                raise
+        with _as_in_tf_keras():
+            return replaced()
 
-    def _bits(self, shape: Any, shared: bool = False) -> tf.Tensor:
-        """Draws [rows, blocks per row x 4] uint32, complete Philox blocks for each row."""
-        rows = current()
-        assert rows is not None  # every caller has checked it
-        # Counted while the step is traced: a layer that is called twice in a step draws other numbers.
-        call = rows.calls.get(self._identity[1], 0)
-        rows.calls[self._identity[1]] = call + 1
-        blocks = _row_size(shape)[1]
-        first = tf.cast(0 if shared else rows.first_row, tf.uint64)
-        # Bits and not floats, because XLA converts the same bits to other floats than TensorFlow's
-        # kernels. The raw op and not the public one, because only it accepts key and counter: one call
-        # draws the blocks of consecutive counters, which are those of consecutive rows.
-        return tf.raw_ops.StatelessRandomUniformFullIntV2(
-            shape=tf.stack([shape[0], blocks * _BLOCK]),
-            key=tf.constant([_key(*self._identity, call)], tf.uint64),
-            counter=tf.stack([first * tf.cast(blocks, tf.uint64), tf.cast(rows.step, tf.uint64)]),
-            alg=_PHILOX,
-            dtype=tf.uint32,
+    def _reject(self, problem: str) -> Any:
+        raise UsageError(
+            f"{self._stream.name} {problem}, which cannot be keyed by the rows of the global batch: do "
+            "it in the input pipeline, draw with ctl.random, or use a layer that draws one number per "
+            "element."
         )
 
 
-def _to_unit(bits: tf.Tensor) -> tf.Tensor:
-    """Converts uint32 to float32 in [0, 1)."""
-    # 23 bits become the fraction of a number in [1, 2); subtracting 1 is exact.
-    one = tf.bitwise.bitwise_or(tf.bitwise.bitwise_and(bits, 0x7FFFFF), 0x3F800000)
-    return tf.bitcast(one, tf.float32) - 1.0
+@contextlib.contextmanager
+def _as_in_tf_keras() -> Iterator[None]:
+    token = _UNKEYED.set(True)
+    try:
+        yield
+    finally:
+        _UNKEYED.reset(token)
 
 
-def _to_normal(bits: tf.Tensor, shape: Any) -> tf.Tensor:
-    """Converts pairs of uniform numbers to pairs of normal numbers (Box and Muller 1958)."""
-    pairs = tf.reshape(_to_unit(bits), tf.concat([tf.shape(bits)[:1], [-1, 2]], axis=0))
-    # 1 - u is in (0, 1], so that its logarithm is finite.
-    radius = tf.sqrt(-2.0 * tf.math.log(1.0 - pairs[..., 0]))
-    angle = 2.0 * math.pi * pairs[..., 1]
-    normal = tf.stack([radius * tf.cos(angle), radius * tf.sin(angle)], axis=-1)
-    rows = tf.reshape(normal, tf.shape(bits))
-    return tf.reshape(rows[:, : _row_size(shape)[0]], shape)
+def _key_generators() -> None:
+    """Makes every other tf_keras layer draw by row in a training step, wherever the user holds it.
+
+    Layers that are made while the step is traced, or that no model contains, cannot be found
+    beforehand. Their draws are numbered in the order in which the step is traced, which is the same in
+    every process and for every split.
+    """
+    for method in _DRAWING:
+        _key_method(getattr(backend.RandomGenerator, method))
 
 
-def _static_first(shape: Any) -> int | None:
-    """Returns the first number of a shape; None if it is known only when the step runs."""
-    static = tf.get_static_value(tf.convert_to_tensor(shape), partial=True)
-    return None if static is None else static[0]
+def _key_method(original: Any) -> None:
+    @functools.wraps(original)
+    def draw(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # Initializers have generators of type "stateless", which draw the same on every replica. They
+        # run outside of the graph of the step, or in it if a layer is built there.
+        if self._rng_type == self.RNG_STATELESS or _UNKEYED.get() or not row_mask.in_step():
+            return original(self, *args, **kwargs)
+        rows = row_mask.current()
+        scope = "" if tf.executing_eagerly() else tf.compat.v1.get_default_graph().get_name_scope()
+        stream = Stream(f"ctl layers {rows.seed if rows else 0}", f"Layer {scope or 'in a step'}")
+        return getattr(RowKeyedGenerator(self, stream), original.__name__)(*args, **kwargs)
+
+    setattr(backend.RandomGenerator, original.__name__, draw)
 
 
-def _row_size(shape: Any) -> tuple[Any, Any]:
-    """Returns how many numbers a row needs, and the number of Philox blocks that contain them."""
-    inner: Sequence[Any] | tf.Tensor = shape[1:]
-    static = tf.get_static_value(tf.convert_to_tensor(inner, tf.int32))
-    if static is not None:
-        size = math.prod(int(n) for n in static)
-        return size, -(-size // _BLOCK)  # rounded up
-    product = tf.reduce_prod(inner)
-    return product, -(-product // _BLOCK)
-
-
-def _key(seed: int, layer: str, layer_seed: int | None, call: int) -> int:
-    # A cryptographic hash: layers with similar names get unrelated keys, in every process alike, which
-    # Python's own hash of a string does not give.
-    text = f"ctl {seed} {layer} {layer_seed} {call}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+if not hasattr(backend.RandomGenerator.dropout, "__wrapped__"):
+    _key_generators()

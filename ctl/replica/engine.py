@@ -14,7 +14,7 @@ from ctl.data.data_errors import report_data_errors
 from ctl.data.input_pipeline import InputPipeline
 from ctl.errors import NonFiniteStep, UsageError, list_some
 from ctl.hardware import devices
-from ctl.replica import dropout, out_of_memory, precision, row_mask
+from ctl.replica import draws, dropout, out_of_memory, precision, random_search, row_mask
 from ctl.replica.inner_loop import CompiledLoop, RetracedLoop, chunk_size
 from ctl.replica.microbatches import Batch, row_count
 from ctl.replica.non_finite import NonFiniteReport
@@ -58,14 +58,23 @@ class Engine:
         # The step is traced later, so it draws by row from the first step on.
         dropout.key_random_layers(trainer.model, plan.options.seed)
 
+    @contextlib.contextmanager
     def rows(
-        self, batch: Batch, mask: tf.Tensor | None
-    ) -> contextlib.AbstractContextManager[row_mask.Examples]:
+        self,
+        batch: Batch,
+        mask: tf.Tensor | None,
+        *,
+        earlier: Callable[[], tf.Tensor] | None = None,
+    ) -> Iterator[row_mask.Examples]:
         """The context of one replica's rows; enter it in a replica context.
 
         Args:
             batch: this replica's rows.
             mask: [rows] mask of the rows that exist; None if all exist.
+            earlier: in an evaluation, the number of rows in the earlier global batches.
+
+        Raises:
+            UsageError: the code inside draws random numbers that depend on how the batch is split.
         """
         # In the dtype of losses and metrics: data has float32 masks in every precision, and a metric
         # in float64 cannot always use those.
@@ -75,7 +84,20 @@ class Engine:
         # Random layers are keyed by the consumed batches, not by `iterations`: a batch after a skipped
         # one draws the same numbers whether or not the update was skipped.
         step = self._trainer.global_step.read_value()
-        return row_mask.examples(mask, first_row=first_row, step=step, count=count)
+        options = self.plan.options
+        with (
+            row_mask.examples(
+                mask,
+                first_row=first_row,
+                step=step,
+                count=count,
+                seed=options.seed,
+                allow_unkeyed=options.allow_unkeyed_random,
+                earlier=earlier,
+            ) as rows,
+            random_search.search(rows, (batch, mask)),
+        ):
+            yield rows
 
     def replica_train_step(self, batch: Batch, mask: tf.Tensor | None) -> tf.Tensor:
         """Runs one replica's step; call it in a replica context.
@@ -186,7 +208,10 @@ class Engine:
     def report_errors(self) -> Iterator[None]:
         """Turns TensorFlow's errors about data and memory into a UsageError of one line."""
         try:
-            with report_data_errors("training", self.pipeline.element_spec):
+            with (
+                draws.report_problems(),
+                report_data_errors("training", self.pipeline.element_spec),
+            ):
                 yield
         except tf.errors.OutOfRangeError:
             raise UsageError(

@@ -5,10 +5,11 @@ losses read it by `current_mask()` or `current()`. The state is thread-local, be
 `tf.distribute.MirroredStrategy` traces each replica in its own thread.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 import dataclasses
 import threading
+from typing import Any
 
 import tensorflow as tf
 
@@ -30,6 +31,13 @@ class Examples:
         count: number of rows, including padding: an int if it is static; None if it is not known.
         isolated: why the code inside cannot read the rows of other replicas and micro-batches, as the
             end of a message; empty if it can.
+        seed: the seed of the run.
+        allow_unkeyed: whether layers may draw numbers that are not keyed by rows.
+        earlier: in an evaluation, returns the number of rows in the earlier global batches; None in
+            training.
+        graph: the graph that the rows are computed in; None in eager execution.
+        folded: the draws for tensors with several entries per row on axis 0, which `random_search`
+            checks once the step is traced.
     """
 
     row_mask: tf.Tensor | None
@@ -39,6 +47,11 @@ class Examples:
     applied: list[tf.Tensor] = dataclasses.field(default_factory=list)
     count: int | tf.Tensor | None = None
     isolated: str = ""
+    seed: int = 0
+    allow_unkeyed: bool = False
+    earlier: Callable[[], tf.Tensor] | None = None
+    graph: Any = None
+    folded: list[Any] = dataclasses.field(default_factory=list)
 
     @property
     def present(self) -> tf.Tensor | None:
@@ -55,6 +68,9 @@ def examples(
     calls: dict[str, int] | None = None,
     count: int | tf.Tensor | None = None,
     isolated: str = "",
+    seed: int | None = None,
+    allow_unkeyed: bool | None = None,
+    earlier: Callable[[], tf.Tensor] | None = None,
 ) -> Iterator[Examples]:
     """Sets the rows that the code inside the `with` block computes.
 
@@ -67,14 +83,30 @@ def examples(
         calls: number of earlier draws of each random layer for these rows in the same step.
         count: the number of rows; None if it is not known.
         isolated: why the rows of other replicas and micro-batches cannot be read; empty if they can.
+        seed: the seed of the run; that of the enclosing rows by default.
+        allow_unkeyed: whether layers may draw numbers that are not keyed by rows; what the enclosing
+            rows allow by default.
+        earlier: in an evaluation, returns the number of rows in the earlier global batches.
 
     Yields:
         The `Examples` that `current()` returns inside the block.
     """
     # Restored afterwards, because the micro-batches of a step nest in the step.
-    outer = getattr(_THREAD, "examples", None)
-    calls = {} if calls is None else calls
-    _THREAD.examples = Examples(row_mask, first_row, step, calls, count=count, isolated=isolated)
+    outer: Examples | None = getattr(_THREAD, "examples", None)
+    inherited = outer or Examples(None, 0, 0)
+    _THREAD.examples = Examples(
+        row_mask,
+        first_row,
+        step,
+        {} if calls is None else calls,
+        count=count,
+        isolated=isolated,
+        seed=inherited.seed if seed is None else seed,
+        allow_unkeyed=inherited.allow_unkeyed if allow_unkeyed is None else allow_unkeyed,
+        earlier=earlier,
+        graph=None if tf.executing_eagerly() else tf.compat.v1.get_default_graph(),
+        folded=inherited.folded,
+    )
     try:
         yield _THREAD.examples
     finally:
@@ -93,6 +125,24 @@ def current() -> Examples | None:
         for value in (rows.row_mask, rows.first_row, rows.step, rows.count):
             _check_graph(value)
     return rows
+
+
+def in_step() -> bool:
+    """Whether the current graph computes rows of a step, or is nested in one that does."""
+    rows: Examples | None = getattr(_THREAD, "examples", None)
+    if rows is None:
+        return False
+    if rows.graph is None:
+        return True
+    return not tf.executing_eagerly() and any(graph is rows.graph for graph in enclosing_graphs())
+
+
+def enclosing_graphs() -> Iterator[Any]:
+    """Yields the graph that is being traced and those that it is nested in, from inside out."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        yield graph
+        graph = getattr(graph, "outer_graph", None)
 
 
 def current_mask() -> tf.Tensor | None:
@@ -129,12 +179,9 @@ def row_range(count: int | tf.Tensor) -> tuple[tf.Tensor, int | tf.Tensor]:
 def _check_graph(value: object) -> None:
     if not tf.is_tensor(value) or not hasattr(value, "graph"):  # a number or an eager tensor
         return
-    graph = tf.compat.v1.get_default_graph()
     # Outer graphs count: tf.cond and compiled functions capture tensors of the step.
-    while graph is not None:
-        if value.graph is graph:
-            return
-        graph = getattr(graph, "outer_graph", None)
+    if any(graph is value.graph for graph in enclosing_graphs()):
+        return
     raise UsageError(
         "The rows of the current step were read from a function that was traced outside of it: "
         "remove your own @tf.function (or recompute_grad) from the model, ctl traces the step."

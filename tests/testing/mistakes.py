@@ -295,6 +295,7 @@ class Mistake:
         cause: the cause that the message must state.
         replicas: numbers of replicas that reveal it.
         accumulation: numbers of micro-batches that reveal it.
+        unkeyed: whether the mistake is rejected unless `allow_unkeyed_random` is set.
         batch_sizes: global batch sizes that reveal it: even on 2 replicas (8), or uneven (5).
     """
 
@@ -305,6 +306,7 @@ class Mistake:
     replicas: tuple[int, ...] = (1, 2)
     accumulation: tuple[int, ...] = (1,)
     batch_sizes: tuple[int, ...] = (8,)
+    unkeyed: bool = False
 
 
 KERNEL = "update of dense/kernel:0 on 2 replicas (4 + 4 rows), accumulation 1, step 0: "
@@ -455,6 +457,7 @@ MISTAKES = [
         "the dropout mask is the same on all replicas",
         "on 2 replicas (4 + 4 rows)",
         causes.SAME_NUMBERS,
+        unkeyed=True,
     ),
     Mistake(
         NotUnscaled,

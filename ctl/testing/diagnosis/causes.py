@@ -107,10 +107,7 @@ SQUARES = (
     "The variance is computed as E[x^2] - E[x]^2, which in float32 loses all digits for values near "
     "3000 with a standard deviation of 0.3: use ctl.SyncBatchNormalization."
 )
-_KEY = (
-    "key them by the row of the global batch, ctl.replica.current().first_row, as ctl does for the "
-    "random layers of tf_keras."
-)
+_KEY = "draw them with ctl.random, which keys them by the row of the global batch."
 SAME_NUMBERS = f"All replicas draw the same random numbers: {_KEY}"
 OTHER_NUMBERS = f"The random numbers of a row depend on the replica that holds it: {_KEY}"
 

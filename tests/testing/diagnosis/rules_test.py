@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from ctl.configs.options import TrainerOptions
 from ctl.testing import assert_replica_equivalent, check_replica_equivalence
 from ctl.testing.diagnosis import causes
 from tests.testing import gallery, mistakes
@@ -11,7 +12,10 @@ from tests.testing import gallery, mistakes
 
 def check(mistake, **arguments):
     with pytest.raises(AssertionError) as error:
-        assert_replica_equivalent(mistake.trainer, gallery.examples(), in_process=True, **arguments)
+        options = TrainerOptions(allow_unkeyed_random=mistake.unkeyed)
+        assert_replica_equivalent(
+            mistake.trainer, gallery.examples(), in_process=True, options=options, **arguments
+        )
     # Without the numbers that Keras appends to the names of layers.
     line = re.sub(r"(dense|batch_norm\w*?)_\d+\b", r"\1", str(error.value).splitlines()[0])
     assert line.startswith(mistake.trainer.__name__)

@@ -1,0 +1,363 @@
+"""Random numbers for the code of a step that do not depend on how the batch is split.
+
+    def preprocess(self, batch):                                    # one noise level per image
+        level = ctl.random.uniform([None, 1, 1, 1], maxval=0.1)
+        noise = ctl.random.normal(tf.shape(batch["image"]))
+        return {**batch, "image": batch["image"] + level * noise}
+
+Axis 0 of a shape holds the rows of this replica; None stands for their number. The numbers of a row are
+a function of the seed of the run, the name of the draw (or its position among the draws of the step
+that have no name), the step and the position of the row in the global batch: they are the same on any
+number of replicas and micro-batches, under every `runtime.xla`, and after a resume. In a loop
+(`tf.while_loop`, `tf.scan`, recurrent layers) each iteration draws other numbers. If each row has
+several consecutive entries on axis 0, pass their number as `per_row`, or let ctl find it from the
+reshape. With `shared=True` all rows of the global batch share the numbers, and the shape is free:
+
+    ratio = ctl.random.uniform([], shared=True)
+
+An evaluation draws by the position of the row in the evaluation data: each evaluation draws the same.
+Outside of a step a draw is a function of its arguments alone, with row 0 first.
+
+All functions take these arguments besides their own:
+
+    name: identifies the draw. Two draws with the same name in a step draw different numbers; a named
+        draw keeps its numbers if other draws are added before it.
+    seed: distinguishes draws further, such as those of several instances of a layer.
+    shared: draw the same numbers for all rows, on every replica.
+    per_row: the number of consecutive entries of each row on axis 0.
+
+docs/step.md, section 10, defines the bits. Floats have 23 random bits in every dtype (10 in float16, 7
+in bfloat16).
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.errors import UsageError
+from ctl.replica import draws, gather, philox, row_mask
+from ctl.replica.draws import Stream
+
+_TRIES = 12  # of a rejection sampler that fails with probability 0.05 at most
+
+
+def uniform(
+    shape: Any,
+    minval: Any = 0.0,
+    maxval: Any = 1.0,
+    dtype: Any = tf.float32,
+    *,
+    name: str = "",
+    seed: int = 0,
+    shared: bool = False,
+    per_row: int | None = None,
+) -> tf.Tensor:
+    """Draws uniform numbers in [minval, maxval).
+
+    Args:
+        shape: [rows, ...].
+        minval: the lower bound, a number or a tensor that broadcasts to `shape`.
+        maxval: the upper bound, likewise.
+        dtype: a floating-point dtype.
+        name: see the module.
+        seed: see the module.
+        shared: see the module.
+        per_row: see the module.
+    """
+    dtype = _floating(dtype, "uniform")
+    stream = _stream("uniform", name, seed)
+    unit = draws.uniform(_rows(shape, per_row), stream, dtype=dtype, shared=shared, per_row=per_row)
+    low, high = tf.cast(minval, dtype), tf.cast(maxval, dtype)
+    return tf.cast(unit, dtype) * (high - low) + low
+
+
+def normal(
+    shape: Any,
+    mean: Any = 0.0,
+    stddev: Any = 1.0,
+    dtype: Any = tf.float32,
+    *,
+    name: str = "",
+    seed: int = 0,
+    shared: bool = False,
+    per_row: int | None = None,
+) -> tf.Tensor:
+    """Draws numbers from a normal distribution; `mean` and `stddev` broadcast to `shape`."""
+    dtype = _floating(dtype, "normal")
+    stream = _stream("normal", name, seed)
+    numbers = draws.normal(
+        _rows(shape, per_row), stream, dtype=dtype, shared=shared, per_row=per_row
+    )
+    return tf.cast(numbers, dtype) * tf.cast(stddev, dtype) + tf.cast(mean, dtype)
+
+
+def truncated_normal(
+    shape: Any,
+    mean: Any = 0.0,
+    stddev: Any = 1.0,
+    dtype: Any = tf.float32,
+    *,
+    name: str = "",
+    seed: int = 0,
+    shared: bool = False,
+    per_row: int | None = None,
+) -> tf.Tensor:
+    """Draws normal numbers that are within two standard deviations of the mean."""
+    dtype = _floating(dtype, "truncated_normal")
+    stream = _stream("truncated_normal", name, seed)
+    unit = draws.uniform(_rows(shape, per_row), stream, shared=shared, per_row=per_row)
+    unit = tf.cast(unit, philox.working_dtype(dtype))
+    # The inverse of the distribution function: one number per element, in contrast to rejection.
+    low = 0.5 * math.erfc(math.sqrt(2.0))  # the probability below -2
+    numbers = tf.clip_by_value(tf.math.ndtri(low + unit * (1 - 2 * low)), -2.0, 2.0)
+    return tf.cast(numbers, dtype) * tf.cast(stddev, dtype) + tf.cast(mean, dtype)
+
+
+def bernoulli(
+    shape: Any,
+    p: Any = 0.5,
+    dtype: Any = tf.bool,
+    *,
+    name: str = "",
+    seed: int = 0,
+    shared: bool = False,
+    per_row: int | None = None,
+) -> tf.Tensor:
+    """Draws True (or 1, in another `dtype`) with probability `p`, which broadcasts to `shape`."""
+    stream = _stream("bernoulli", name, seed)
+    unit = draws.uniform(_rows(shape, per_row), stream, shared=shared, per_row=per_row)
+    return tf.cast(unit < tf.cast(p, tf.float32), dtype)
+
+
+def integers(
+    shape: Any,
+    minval: Any,
+    maxval: Any,
+    dtype: Any = tf.int32,
+    *,
+    name: str = "",
+    seed: int = 0,
+    shared: bool = False,
+    per_row: int | None = None,
+) -> tf.Tensor:
+    """Draws integers in [minval, maxval), scalars that are at most 2^32 apart.
+
+    Args:
+        shape: [rows, ...].
+        minval: the lowest integer.
+        maxval: the bound above the highest integer.
+        dtype: tf.int32 or tf.int64, or another integer dtype that contains the range.
+        name: see the module.
+        seed: see the module.
+        shared: see the module.
+        per_row: see the module.
+    """
+    dtype = tf.as_dtype(dtype)
+    low, high = tf.get_static_value(minval), tf.get_static_value(maxval)
+    if not dtype.is_integer:
+        raise UsageError(f"ctl.random.integers got dtype {dtype.name}, but requires integers.")
+    if low is not None and high is not None and not 0 < int(high) - int(low) <= 2**32:
+        raise UsageError(
+            f"ctl.random.integers got the range [{low}, {high}), but requires 1 to 2^32 integers."
+        )
+    stream = _stream("integers", name, seed)
+    return draws.integers(
+        _rows(shape, per_row), stream, minval, maxval, dtype, shared=shared, per_row=per_row
+    )
+
+
+def gumbel(
+    shape: Any,
+    dtype: Any = tf.float32,
+    *,
+    name: str = "",
+    seed: int = 0,
+    shared: bool = False,
+    per_row: int | None = None,
+) -> tf.Tensor:
+    """Draws numbers from the standard Gumbel distribution, -log(-log(u))."""
+    dtype = _floating(dtype, "gumbel")
+    stream = _stream("gumbel", name, seed)
+    unit = draws.uniform(_rows(shape, per_row), stream, shared=shared, per_row=per_row)
+    # The middle of the interval that a number stands for: in (0, 1), so that both logarithms are finite.
+    unit = tf.cast(unit, philox.working_dtype(dtype)) + 2.0**-24
+    return tf.cast(-tf.math.log(-tf.math.log(unit)), dtype)
+
+
+def categorical(
+    logits: tf.Tensor,
+    dtype: Any = tf.int64,
+    *,
+    name: str = "",
+    seed: int = 0,
+    per_row: int | None = None,
+) -> tf.Tensor:
+    """Draws a class for each row, with probabilities softmax(logits) over the last axis.
+
+    Args:
+        logits: [rows, ..., classes] log-probabilities, up to a constant.
+        dtype: an integer dtype.
+        name: see the module.
+        seed: see the module.
+        per_row: see the module.
+
+    Returns:
+        [rows, ...] numbers of classes.
+    """
+    logits = tf.convert_to_tensor(logits)
+    noise = gumbel(tf.shape(logits), logits.dtype, name=name, seed=seed, per_row=per_row)
+    # The largest of logits plus Gumbel noise is a sample (Gumbel 1954; "Gumbel-max").
+    return tf.argmax(logits + noise, axis=-1, output_type=dtype)
+
+
+def beta(
+    shape: Any,
+    a: float,
+    b: float,
+    dtype: Any = tf.float32,
+    *,
+    name: str = "",
+    seed: int = 0,
+    shared: bool = False,
+    per_row: int | None = None,
+) -> tf.Tensor:
+    """Draws numbers in [0, 1] from the beta distribution, such as the ratios of mixup and cutmix.
+
+    Args:
+        shape: [rows, ...].
+        a: the first parameter, greater than 0.
+        b: the second parameter, greater than 0.
+        dtype: a floating-point dtype.
+        name: see the module.
+        seed: see the module.
+        shared: see the module.
+        per_row: see the module.
+    """
+    dtype = _floating(dtype, "beta")
+    if not (a > 0 and b > 0):
+        raise UsageError(f"ctl.random.beta got a={a}, b={b}, but both must be greater than 0.")
+    streams = [_stream("beta", name, seed, part) for part in ("x", "y")]
+    # X / (X + Y) of two gamma numbers; as logarithms, because both can underflow for small parameters.
+    shape = _rows(shape, per_row)
+    x = _log_gamma_numbers(shape, a, streams[0], dtype, shared=shared, per_row=per_row)
+    y = _log_gamma_numbers(shape, b, streams[1], dtype, shared=shared, per_row=per_row)
+    return tf.cast(tf.sigmoid(x - y), dtype)
+
+
+def dropout(
+    x: tf.Tensor,
+    rate: Any,
+    noise_shape: Any = None,
+    *,
+    name: str = "",
+    seed: int = 0,
+    shared: bool = False,
+    per_row: int | None = None,
+) -> tf.Tensor:
+    """Sets elements of `x` to 0 with probability `rate`, and scales the rest by 1 / (1 - rate).
+
+    Args:
+        x: [rows, ...] floats.
+        rate: a number in [0, 1), or a scalar tensor.
+        noise_shape: the shape of the mask, which broadcasts to `x`, as in `tf.nn.dropout`.
+        name: see the module.
+        seed: see the module.
+        shared: see the module; for variables, which have no rows.
+        per_row: see the module.
+    """
+    stream = _stream("dropout", name, seed)
+    return draws.dropout(
+        tf.convert_to_tensor(x), rate, noise_shape, stream, shared=shared, per_row=per_row
+    )
+
+
+def permutation_of_batch(*, name: str = "", seed: int = 0) -> tf.Tensor:
+    """Draws a partner for each row: a permutation of the rows of the complete global batch.
+
+        partners = ctl.random.permutation_of_batch()
+        mixed = ratio * x + (1 - ratio) * tf.gather(ctl.replica.all_gather(x), partners)
+
+    Call it where `ctl.replica.all_gather` may be called. Outside of a step there is no batch.
+
+    Args:
+        name: see the module.
+        seed: see the module.
+
+    Returns:
+        [rows] int32, for each row of this replica the position of its partner among the rows that
+        `ctl.replica.all_gather` returns. Padding has the partner of an existing row.
+
+    Raises:
+        UsageError: there is no batch, or its other rows cannot be read here.
+    """
+    rows = row_mask.current()
+    if rows is None or rows.count is None:
+        raise UsageError(
+            "ctl.random.permutation_of_batch permutes the rows of a step: call it in one."
+        )
+    # `positions` raises the error if the rows of the global batch cannot be read here.
+    own = gather.positions(tf.zeros([rows.count]))
+    if rows.row_mask is None:
+        _, total = row_mask.row_range(rows.count)
+    else:
+        exists = tf.cast(rows.row_mask > 0, tf.int32)
+        total = tf.shape(gather.all_gather(exists))[0]
+    stream = _stream("permutation_of_batch", name, seed)
+    bits = draws.draw_bits([total], stream, shared=True)[0, :total]
+    # A stable sort is deterministic even if two of the random numbers are equal.
+    order = tf.argsort(bits, direction="DESCENDING", stable=True)
+    return tf.gather(order, own)
+
+
+def _stream(function: str, name: str, seed: int, part: str = "") -> Stream:
+    rows = row_mask.current()
+    shown = f"ctl.random.{function}" + (f' (name="{name}")' if name else "")
+    return Stream(f"ctl.random {rows.seed if rows else 0} {name!r} {seed}{part}", shown)
+
+
+def _rows(shape: Any, per_row: int | None) -> Any:
+    """Replaces None at the beginning of a shape by the number of entries of this replica's rows."""
+    if tf.is_tensor(shape) or not len(shape) or shape[0] is not None:
+        return shape
+    rows = row_mask.current()
+    if rows is None or rows.count is None:
+        raise UsageError(
+            "None in the shape of a random draw stands for the rows of a step: give a number."
+        )
+    return [rows.count * (per_row or 1), *shape[1:]]
+
+
+def _floating(dtype: Any, function: str) -> tf.DType:
+    dtype = tf.as_dtype(dtype)
+    if not dtype.is_floating:
+        raise UsageError(f"ctl.random.{function} got dtype {dtype.name}, but requires floats.")
+    return dtype
+
+
+def _log_gamma_numbers(
+    shape: Any, alpha: float, stream: Stream, dtype: tf.DType, **rows: Any
+) -> tf.Tensor:
+    """Draws logarithms of gamma numbers (Marsaglia and Tsang 2000), for each element alike.
+
+    Rejection with a fixed number of tries, of which the first that is accepted counts: so each element
+    uses the same number of draws, whatever its values are.
+    """
+    # The normal number, the uniform number and that of the boost of an element.
+    streams = [dataclasses.replace(stream, identity=stream.identity + part) for part in "nub"]
+
+    def unit(shape: Any, stream: Stream) -> tf.Tensor:
+        numbers = draws.uniform(shape, stream, **rows)
+        return tf.cast(numbers, philox.working_dtype(dtype)) + 2.0**-24  # in (0, 1)
+
+    boost = alpha < 1  # the method requires alpha >= 1: G(alpha) = G(alpha + 1) U^(1 / alpha)
+    d = (alpha + 1 if boost else alpha) - 1 / 3
+    tries = tf.concat([tf.cast(shape, tf.int32), [_TRIES]], axis=0)
+    x = draws.normal(tries, streams[0], dtype=dtype, **rows)
+    v = (1 + x / math.sqrt(9 * d)) ** 3
+    log_v = tf.math.log(tf.maximum(v, 1e-30))
+    accepted = (v > 0) & (tf.math.log(unit(tries, streams[1])) < 0.5 * x * x + d * (1 - v + log_v))
+    first = tf.argmax(tf.cast(accepted, tf.int32), axis=-1)
+    logs = math.log(d) + tf.gather(log_v, first, batch_dims=len(log_v.shape) - 1)
+    return logs + tf.math.log(unit(shape, streams[2])) / alpha if boost else logs

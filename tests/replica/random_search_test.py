@@ -1,0 +1,277 @@
+"""Random numbers that depend on how the batch is split are rejected in one line."""
+
+import functools
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl.replica import random_ops, random_search, row_mask
+import ctl.replica.dropout
+
+layers = tf_keras.layers
+ROWS, FEATURES = 4, 8
+
+
+def trace(function, *, rows=ROWS, shape=(FEATURES,), allow=False, jit=False):
+    """Traces a function of a batch as a step, and searches it."""
+
+    def step(x):
+        with (
+            row_mask.examples(
+                count=x.shape[0], first_row=tf.constant(0, tf.int64), step=1, allow_unkeyed=allow
+            ) as examples,
+            random_search.search(examples, x),
+        ):
+            return function(x)
+
+    spec = tf.TensorSpec([rows, *shape], tf.float32)
+    return tf.function(step, jit_compile=jit).get_concrete_function(spec)
+
+
+def rejected(function, **arguments):
+    with pytest.raises(ctl.UsageError) as caught:
+        trace(function, **arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+GENERATOR = tf.random.Generator.from_seed(1)
+SHAPE = (ROWS, FEATURES)
+
+
+def nested(x):
+    return tf.cond(x[0, 0] > 0, lambda: x + tf.random.uniform(tf.shape(x)), lambda: x)
+
+
+@tf.function
+def noisy_function(x):
+    return x + tf.random.normal(tf.shape(x))
+
+
+def looped(x):
+    for _ in tf.range(3):
+        x += tf.random.uniform(tf.shape(x))
+    return x
+
+
+UNKEYED = {
+    "tf.nn.dropout": (lambda x: tf.nn.dropout(x, 0.5), "ctl.random.dropout"),
+    "backend.dropout": (lambda x: tf_keras.backend.dropout(x, 0.5), "ctl.random.dropout"),
+    "uniform": (lambda x: x + tf.random.uniform(tf.shape(x)), "ctl.random.uniform"),
+    "normal": (lambda x: x + tf.random.normal(tf.shape(x)), "ctl.random.normal"),
+    "truncated": (lambda x: x + tf.random.truncated_normal(SHAPE), "ctl.random.truncated_normal"),
+    "integers": (
+        lambda x: tf.gather(x, tf.random.uniform([ROWS], 0, ROWS, tf.int32)),
+        "ctl.random.integers",
+    ),
+    "scalar": (lambda x: x * tf.random.uniform([]), "ctl.random.uniform"),
+    "shuffle": (tf.random.shuffle, "ctl.random.permutation_of_batch"),
+    "stateless shuffle": (
+        lambda x: tf.random.experimental.stateless_shuffle(x, [1, 2]),
+        "ctl.random.permutation_of_batch",
+    ),
+    "categorical": (lambda x: tf.random.categorical(x, 1), "ctl.random.categorical"),
+    "gamma": (lambda x: x + tf.random.gamma([FEATURES], 1.0), "the functions of ctl.random"),
+    "poisson": (lambda x: tf.random.poisson([2], x), "the functions of ctl.random"),
+    "generator": (lambda x: x + GENERATOR.normal(SHAPE), "instead of tf.random.Generator"),
+    "stateless": (
+        lambda x: x + tf.random.stateless_uniform(tf.shape(x), [1, 2]),
+        "ctl.random.uniform",
+    ),
+    "stateless dropout": (
+        lambda x: tf.nn.experimental.stateless_dropout(x, 0.5, seed=[1, 2]),
+        "ctl.random.dropout",
+    ),
+    "seed of the batch": (
+        lambda x: x + tf.random.stateless_normal([FEATURES], tf.cast(x[0, :2], tf.int32)),
+        "ctl.random.normal",
+    ),
+    "in a branch": (nested, "ctl.random.uniform"),
+    "in a tf.function": (noisy_function, "ctl.random.normal"),
+    "in a loop": (looped, "ctl.random.uniform"),
+    "in tf.map_fn": (
+        lambda x: tf.map_fn(lambda r: r + tf.random.uniform([FEATURES]), x),
+        "uniform",
+    ),
+    "in tf.vectorized_map": (
+        lambda x: tf.vectorized_map(lambda r: r + tf.random.uniform([FEATURES]), x),
+        "uniform",
+    ),
+    "sampled softmax": (
+        lambda x: tf.nn.sampled_softmax_loss(
+            tf.ones([20, FEATURES]), tf.zeros([20]), tf.ones([ROWS, 1], tf.int64), x, 5, 20
+        ),
+        "sampled_values",
+    ),
+    "fractional pooling": (
+        lambda x: tf.nn.fractional_max_pool(x[:, :, None, None], [1, 1.5, 1, 1])[0],
+        "the functions of ctl.random",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNKEYED)
+def test_random_op_is_rejected_with_the_line_of_code_and_what_to_write(name):
+    function, suggestion = UNKEYED[name]
+    message = rejected(function)
+    assert re.match(r"tests/replica/random_search_test\.py:\d+ ", message)
+    assert suggestion in message and "allow_unkeyed_random=True" in message
+    trace(function, allow=True)
+
+
+def test_rejection_names_the_layer():
+    class Noisy(layers.Layer):
+        def call(self, inputs):
+            return inputs + tf.random.normal(tf.shape(inputs))
+
+    model = tf_keras.Sequential([Noisy(name="my_noise"), layers.Dense(2)])
+    message = rejected(model)
+    line = Noisy.call.__code__.co_firstlineno + 1
+    assert message.startswith(f"tests/replica/random_search_test.py:{line} (in ")
+    assert "my_noise" in message
+
+
+def test_rejection_in_a_compiled_step():
+    assert "ctl.random.normal" in rejected(noisy_function, jit=True)
+
+
+def test_numpy_random_numbers_of_the_trace_are_rejected():
+    message = rejected(lambda x: x + np.random.normal(size=SHAPE).astype(np.float32))
+    assert "numpy.random" in message
+
+
+# Draws with a constant seed and a fixed shape are the same on every replica.
+
+
+def constant(*shape):
+    return tf.random.stateless_normal(shape, [1, 2])
+
+
+KERNEL = tf.Variable(tf.ones([FEATURES, FEATURES]))
+TABLE = tf.Variable(tf.ones([16, FEATURES]))
+STEP = tf.Variable(3, dtype=tf.int64)
+FIXED = {
+    "projection": lambda x: x @ constant(FEATURES, ROWS),
+    "square projection": lambda x: x @ constant(FEATURES, FEATURES),
+    "projection with tensordot": lambda x: tf.tensordot(x, constant(FEATURES, 3), 1),
+    "projection with einsum": lambda x: tf.einsum("bi,ij->bj", x, constant(FEATURES, 3)),
+    "one vector for all rows": lambda x: x + constant(FEATURES),
+    "broadcast row": lambda x: x * constant(1, FEATURES),
+    "scalar": lambda x: x * constant(),
+    "scalar of the step": lambda x: x * tf.random.stateless_uniform([], tf.stack([0, STEP])),
+    "noise of a kernel": lambda x: x @ (KERNEL + 0.1 * constant(FEATURES, FEATURES)),
+    "filter": lambda x: tf.nn.conv1d(x[:, :, None], constant(3, 1, 4), 1, "SAME"),
+    "table": lambda x: tf.gather(constant(16, 3), tf.cast(x[:, 0] > 0, tf.int32)),
+    "other size": lambda x: tf.reduce_sum(x) + tf.reduce_sum(constant(3, 5)),
+    "distances to anchors": lambda x: x @ tf.transpose(constant(16, FEATURES)),
+    "seed of ctl": lambda x: (
+        x * tf.random.stateless_gamma([], ctl.random.integers([2], 0, 2**31 - 1, shared=True), 0.3)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_fixed_draw_is_not_rejected(name):
+    trace(FIXED[name])
+
+
+PER_ROW = {
+    "added": lambda x: x + constant(*SHAPE),
+    "added later": lambda x: tf.nn.relu(x @ KERNEL) * (1 + tf.cast(constant(*SHAPE) > 0, x.dtype)),
+    "latent": lambda x: constant(*SHAPE) @ KERNEL,
+    "concatenated": lambda x: tf.concat([x, constant(ROWS, 3)], axis=1),
+    "column": lambda x: x * constant(ROWS, 1),
+    "one per row": lambda x: tf.reduce_sum(x, 1) * constant(ROWS),
+    "mix of rows": lambda x: constant(ROWS, ROWS) @ x,
+    "time first": lambda x: (
+        tf.transpose(tf.reshape(x, [ROWS, 2, 4]), [1, 0, 2]) + constant(2, ROWS, 1)
+    ),
+    "folded": lambda x: tf.reshape(x, [ROWS * 2, 4]) + constant(ROWS * 2, 4),
+    "chosen by rows": lambda x: tf.where(constant(*SHAPE) > 0, x, tf.zeros_like(x)),
+    "in a loop": lambda x: tf.map_fn(lambda row: row + constant(FEATURES), x),
+}
+
+
+@pytest.mark.parametrize("name", PER_ROW)
+def test_fixed_draw_with_one_entry_per_row_is_rejected(name):
+    assert "depend on how the batch is split" in rejected(PER_ROW[name])
+
+
+# The backward pass.
+
+
+def gradient(function):
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.recompute_grad(function)(x @ KERNEL) ** 2)
+        return tape.gradient(loss, KERNEL)
+
+    return step
+
+
+def statistics(x):
+    STEP.assign_add(1)
+    return tf.nn.tanh(x)
+
+
+RECOMPUTED = {
+    "ctl": lambda x: ctl.random.dropout(x, 0.5),
+    "keras": layers.Dropout(0.5),
+    "tf": lambda x: tf.nn.dropout(x, 0.5),
+    "assignment": statistics,
+}
+
+
+@pytest.mark.parametrize("name", RECOMPUTED)
+def test_recomputation_that_draws_or_assigns_again_is_rejected(name):
+    call = (
+        functools.partial(RECOMPUTED[name], training=True) if name == "keras" else RECOMPUTED[name]
+    )
+    message = rejected(gradient(call))
+    if name != "tf":  # rejected for its forward pass
+        assert "in the backward pass" in message and "remove tf.recompute_grad" in message
+
+
+def test_other_recomputation_is_not_rejected():
+    trace(gradient(lambda x: tf.nn.tanh(x @ KERNEL)))
+
+
+def test_gradient_of_a_loop_that_draws_is_not_rejected():
+    def step(x):
+        with tf.GradientTape() as tape:
+            y = x @ KERNEL
+            for _ in tf.range(3):
+                y = ctl.random.dropout(y, 0.5) + tf.cond(y[0, 0] > 0, lambda y=y: y, lambda y=y: -y)
+            loss = tf.reduce_sum(y**2)
+        return tape.gradient(loss, KERNEL)
+
+    trace(tf.autograph.experimental.do_not_convert(lambda x: tf.function(step)(x)))
+    trace(step)
+
+
+def test_function_that_draws_and_is_called_twice_is_rejected():
+    dropped = tf.function(lambda x: ctl.random.dropout(x, 0.5))
+    trace(lambda x: dropped(x))
+    assert "remove your own @tf.function" in rejected(lambda x: dropped(x) + dropped(2 * x))
+
+
+# The search itself.
+
+
+def test_every_random_op_of_tensorflow_is_known():
+    pattern = "Random|Sampler|Multinomial|State(ful|less)[A-Z]|Rng|Shuffle|NonDet|Fractional"
+    other = (
+        "Dataset|SeedGenerator|Queue|TPUEmbedding|Grad$|If$|While$|Case$|GetAlg|GetKey|PartitionedCall"
+        "|PyFunc|^AllCandidateSampler$|^RandomIndexShuffle$"
+    )
+    ops = [op for op in dir(tf.raw_ops) if re.search(pattern, op) and not re.search(other, op)]
+    assert [op for op in ops if op not in random_ops.RANDOM] == []
+    hidden = {
+        "StochasticCastToInt",
+        "XlaRngBitGenerator",
+    }  # without a Python function in tf.raw_ops
+    assert {op for op in random_ops.RANDOM if not hasattr(tf.raw_ops, op)} == hidden
