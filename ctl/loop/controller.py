@@ -227,6 +227,8 @@ class Controller(orbit.Controller):
     def end_training(self) -> None:
         """Lets the actions end, unless training was interrupted; `train...` call it, too."""
         self.trained_step = self.step
+        # An action may restore a checkpoint, and the thread that writes the last one reads the trainer.
+        self.wait_for_checkpoint()
         if not self.stopped:
             self.actions.end()
 

@@ -227,6 +227,51 @@ def test_processes_decide_together_whether_to_stop_and_to_save(make, other_stops
     assert calls == boundary * (controller.step // 5)
 
 
+class StopAfter(ctl.Action):
+    """Requests a stop at a step; its state is the number of loops that it has seen."""
+
+    at = "train"
+
+    def __init__(self, step):
+        self.step, self.loops = step, 0
+
+    def __call__(self, outputs):
+        assert isinstance(outputs["loss"], float)
+        self.loops += 1
+        if self.controller.step >= self.step:
+            self.request_stop("it is enough")
+
+    def get_state(self):
+        return {"loops": self.loops}
+
+    def set_state(self, state):
+        self.loops = state["loops"]
+
+
+def test_run_that_an_action_ends_in_training_is_saved_and_evaluated(make):
+    controller = make(actions=[StopAfter(10)])
+    outputs = controller.train_and_evaluate(100, eval_interval=40)
+    assert outputs["examples"] == reference_model.EXAMPLES and not controller.stopped
+    assert controller.actions.stop_reason == {"step": 10, "reason": "it is enough"}
+    assert controller.events == [("stop_requested", 10), ("checkpoint", 10), ("eval", 10)]
+
+
+def test_state_of_an_action_is_restored_with_the_checkpoint(make, tmp_path):
+    make(actions=[StopAfter(99)], stop_at=10).train(100)
+    action = StopAfter(20)
+    controller = make(actions=[action])
+    controller.restore_checkpoint()
+    assert action.loops == 2
+    controller.train(100)
+    assert action.loops == 4 and controller.step == 20
+    # A run without the action resumes from the same checkpoint, and its own have no state.
+    other = make()
+    other.restore_checkpoint()
+    other.train(25)
+    assert "notes" in (tmp_path / "checkpoints/ckpt-20.whole").read_text()
+    assert "notes" not in (tmp_path / "checkpoints/ckpt-25.whole").read_text()
+
+
 def test_loss_that_is_not_finite_in_a_step_of_the_users_own_ends_the_run(tmp_path):
     class Own(reference_model.ReferenceTrainer):
         def replica_step(self, batch):

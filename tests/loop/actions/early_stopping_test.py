@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from ctl import testing
 from ctl.loop.actions.best_checkpoint import BestCheckpoint
 from ctl.loop.actions.early_stopping import EarlyStopping
 from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.loop.checkpoints.files import CheckpointFiles
 from ctl.loop.controller import Controller
 from ctl.loop.reporter import Reporter
 from ctl.testing import faults
@@ -117,7 +119,7 @@ class Scripted(ctl.StandardEvaluator):
         return {**super().eval_end(), "score": {4: NAN, 8: 0.5, 12: 0.75}.get(step, 0.625)}
 
 
-def run(folder, kill_at=None, *, steps=60, patience=3):
+def run(folder, kill_at=None, *, steps=60, patience=3, background=False):
     """One process of a run: trains until it ends or is killed. Returns controller and events."""
     trainer = reference_model.make_trainer(
         testing.make_strategy(1), 7, optimizer=lambda: tf_keras.optimizers.Adam(1e-2)
@@ -127,7 +129,7 @@ def run(folder, kill_at=None, *, steps=60, patience=3):
         trainer=trainer,
         evaluator=Scripted(trainer),
         steps_per_loop=4,
-        checkpoints=Checkpointer(folder / "checkpoints", trainer),
+        checkpoints=Checkpointer(folder / "checkpoints", trainer, background=background),
         checkpoint_interval=8,
         reporter=Reporter(trainer, on_event=lambda name, step, **_: events.append((name, step))),
         actions=[
@@ -198,6 +200,24 @@ def test_killed_run_ends_at_the_same_step_with_the_same_bits(whole_run, tmp_path
     for name in ("checkpoints/ckpt-16.whole", "best/ckpt-12.whole"):
         markers = [json.loads((path / name).read_text()) for path in (folder, tmp_path)]
         assert markers[0]["notes"] == markers[1]["notes"]
+
+
+def test_best_weights_are_not_restored_into_the_checkpoint_that_a_thread_still_writes(
+    whole_run, tmp_path, monkeypatch
+):
+    commit = CheckpointFiles.commit
+
+    def slow(files, step, notes=None):
+        time.sleep(0.5 * (step == 24))
+        commit(files, step, notes)
+
+    monkeypatch.setattr(CheckpointFiles, "commit", slow)
+    run(tmp_path, background=True)
+    assert CheckpointFiles(tmp_path / "checkpoints").steps() == [8, 16, 24]
+    expected = read_variables(whole_run[0] / "checkpoints/ckpt-24")
+    actual = read_variables(tmp_path / "checkpoints/ckpt-24")
+    for key, value in expected.items():
+        np.testing.assert_array_equal(actual[key], value, err_msg=key)
 
 
 def test_run_that_has_ended_continues_with_a_larger_patience(whole_run, tmp_path):
