@@ -470,6 +470,7 @@ MISTAKES = [
         "the evaluation draws random numbers of its own",
         "evaluation loss on 2 replicas (4 + 4 rows): ",
         causes.EVALUATION_NOISE,
+        unkeyed=True,
     ),
     Mistake(
         SecondModelReducedTwice,

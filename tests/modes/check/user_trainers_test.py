@@ -2,6 +2,7 @@
 
 import pytest
 
+from ctl.errors import UsageError
 from ctl.modes.check import checkpoint_check, data_checks, learning_checks, replica_check
 from ctl.modes.check.outcome import FAIL, PASS, WARNING
 from ctl.testing.diagnosis import causes
@@ -92,8 +93,19 @@ def test_contrastive_loss_over_the_local_batch_fails(make_user_factory):
     assert "ctl.replica.all_gather" in report.headline[1]
 
 
-def test_noise_in_evaluation_is_named(make_user_factory):
-    report = compare(make_user_factory("NoisyAutoencoder"), (5,))
+def test_noise_in_evaluation_that_is_not_keyed_is_rejected(make_user_factory):
+    with pytest.raises(UsageError, match=r"draws random numbers .* use ctl.random.normal"):
+        compare(make_user_factory("NoisyAutoencoder"), (5,))
+
+
+def test_dropout_in_recompute_grad_fails(make_user_factory):
+    with pytest.raises(UsageError, match=r"in the backward pass.* remove tf.recompute_grad"):
+        learning_checks.check_gradients(make_user_factory("Recomputed"))
+
+
+def test_accepted_noise_in_evaluation_is_named(make_user_factory):
+    accepted = {"runtime.allow_unkeyed_random": True}
+    report = compare(make_user_factory("NoisyAutoencoder", **accepted), (5,))
     first, cause = report.headline
     assert first.startswith("evaluation loss on 2 replicas (3 + 2 rows): ")
     assert cause == causes.EVALUATION_NOISE
