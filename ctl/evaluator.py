@@ -32,7 +32,8 @@ class StandardEvaluator(orbit.StandardEvaluator):
         evaluator.evaluate(tf.constant(-1))    # {"loss": ..., "accuracy": ..., "examples": 10000}
 
     The loss is the weighted mean of `per_example_loss` over the complete dataset, without
-    regularization. It does not depend on how the dataset is divided into batches and replicas.
+    regularization; with `ema_decay`, that of the averaged weights. It does not depend on how the dataset
+    is divided into batches and replicas.
 
     Attributes:
         trainer: the trainer.
@@ -123,10 +124,11 @@ class StandardEvaluator(orbit.StandardEvaluator):
         if int(num_steps) == -1 and not self._own_dataset:
             steps = engine_of(self.trainer).pipeline.evaluation_steps(self.global_batch_size)
             num_steps = num_steps if steps is None else tf.constant(steps)
-        pipeline = engine_of(self.trainer).pipeline
+        engine = engine_of(self.trainer)
         with (
+            engine.averaged_weights(),
             draws.report_problems(),
-            report_data_errors("evaluation", lambda: pipeline.element_spec("eval")),
+            report_data_errors("evaluation", lambda: engine.pipeline.element_spec("eval")),
         ):
             return super().evaluate(num_steps)
 

@@ -316,6 +316,13 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         """Returns what a checkpoint must hold: every model, optimizer and variable, also in lists."""
         return self._ctl_engine.checkpoint_items()
 
+    def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Gives the model the averaged weights within a `with` block, to evaluate or export them.
+
+        Without `ema_decay` it has no effect. The evaluator uses it by itself.
+        """
+        return self._ctl_engine.averaged_weights()
+
     def build_scope(self) -> contextlib.AbstractContextManager[None]:
         """The strategy's scope with the options' seed and precision, to build more models in."""
         return build_scope(self.options, self.strategy)

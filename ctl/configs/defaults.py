@@ -146,6 +146,9 @@ def defaults() -> config_dict.ConfigDict:
     # Layers with another learning rate or without updates, the first match counts:
     # [dict(variables="backbone/*", learning_rate_scale=0.1), dict(variables="stem/*", frozen=True)].
     optimizer.groups = []
+    # Evaluate and export the exponential moving average of the weights, with this decay, such as 0.999;
+    # 0: off. See docs/optimizers.md.
+    optimizer.ema_decay = 0.0
     # The number of micro-batches in a per-replica batch; the update does not depend on it.
     optimizer.gradient_accumulation_steps = 1
     optimizer.clip = clip = config_dict.ConfigDict()  # of the reduced gradients; set at most one

@@ -38,6 +38,12 @@ def check(key: str, text: str) -> None:
     _parse(key, text)
 
 
+def has_unit(key: str, value: Any) -> bool:
+    """Whether a value is a duration, or a list with one, that is not resolved yet."""
+    elements = value if key == BOUNDARIES and isinstance(value, list | tuple) else [value]
+    return (key in KEYS or key == BOUNDARIES) and any(isinstance(e, str) for e in elements)
+
+
 def from_text(key: str, text: str) -> int | str:
     """Parses the value of a key on the command line: an integer, or a duration with a unit."""
     try:

@@ -27,6 +27,7 @@ OPTION_KEYS: dict[str, str] = {
     "on_non_finite": "train.on_non_finite",
     "loss_spike": "train.loss_spike",
     "norms": "train.norms",
+    "ema_decay": "optimizer.ema_decay",
     "weight_decay_exclude": "optimizer.weight_decay_exclude",
     "optimizer_groups": "optimizer.groups",
     "prefetch": "data.prefetch",
@@ -174,6 +175,8 @@ class TrainerOptions:
             gradients.
         gradient_accumulation_steps: the number of micro-batches in a per-replica batch.
         clip: how the reduced gradients are clipped.
+        ema_decay: the decay of the exponential moving average of the weights, which evaluations use;
+            0 for none.
         weight_decay_exclude: patterns of the names of variables that have no weight decay.
         optimizer_groups: dicts with `variables`, which is a pattern of names or a list of them, and
             either `learning_rate_scale` or `frozen`. The first group that matches counts.
@@ -206,6 +209,7 @@ class TrainerOptions:
     on_non_finite: str = "stop"
     loss_spike: float = 0.0
     norms: bool = False
+    ema_decay: float = 0.0
     weight_decay_exclude: Sequence[str] = ()
     optimizer_groups: Sequence[Mapping[str, Any]] = ()
     prefetch: int = -1

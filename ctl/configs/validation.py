@@ -166,6 +166,11 @@ def _check_optimizer(values: Mapping[str, Any]) -> None:
             "optimizer.nesterov requires optimizer.name=sgd and optimizer.momentum: set them, or "
             "optimizer.nesterov=false."
         )
+    if values["optimizer.ema_decay"] and values["runtime.cluster.shard_mib"]:
+        raise UsageError(
+            "optimizer.ema_decay averages complete variables, which another number of parameter servers "
+            "could not restore from shards: set runtime.cluster.shard_mib=0, or optimizer.ema_decay=0."
+        )
     decays = values["optimizer.weight_decay"] or name in optimizers.LAYERWISE
     if values["optimizer.weight_decay_exclude"] and known and not decays:
         raise UsageError(

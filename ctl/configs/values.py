@@ -70,6 +70,7 @@ _NOT_NEGATIVE = (
     "optimizer.learning_rate",
     "optimizer.momentum",
     "optimizer.weight_decay",
+    "optimizer.ema_decay",
     "optimizer.clip.global_norm",
     "optimizer.clip.norm",
     "optimizer.clip.value",
@@ -82,6 +83,7 @@ _NOT_NEGATIVE = (
 _OTHER_BOUNDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "optimizer.learning_rate": (lambda rate: rate > 0, "greater than 0"),
     "optimizer.momentum": (lambda momentum: momentum < 1, "less than 1, such as 0.9"),
+    "optimizer.ema_decay": (lambda decay: decay < 1, "less than 1, such as 0.999"),
     "train.loss_spike": (
         lambda factor: factor == 0 or factor > 1,
         "greater than 1, such as 3.0, or 0 for no limit",

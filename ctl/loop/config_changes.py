@@ -42,7 +42,7 @@ def _differs(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     if key in _BATCH_SIZES and new.get("data.per_replica_batch_size"):
         return False
     # "90 epochs" is compared once it is resolved: config.json has the number of steps.
-    if key in durations.KEYS and isinstance(new.get(key), str):
+    if durations.has_unit(key, new.get(key)):
         return False
     return (key in old) != (key in new) or old.get(key) != new.get(key)
 

@@ -97,6 +97,7 @@ def _describe_update(experiment: Experiment) -> list[tuple[str, str]]:
         ("optimizer", _describe_optimizer(trainer.optimizer)),
         ("schedule", _describe_learning_rate(experiment)),
         *_describe_groups(experiment),
+        *_describe_average(trainer.options.ema_decay),
         (
             "variables",
             f"{len(variables)} trainable, {engine_of(trainer).parameter_count():,} parameters",
@@ -142,6 +143,15 @@ def _describe_groups(experiment: Experiment) -> list[tuple[str, str]]:
     if options.weight_decay_exclude:
         rows.append(("no decay", ", ".join(options.weight_decay_exclude)))
     return rows
+
+
+def _describe_average(decay: float) -> list[tuple[str, str]]:
+    if not decay:
+        return []
+    text = (
+        f"of all weights with decay min({decay:g}, (1 + t) / (10 + t)), for evaluation and export"
+    )
+    return [("average", text)]
 
 
 def _describe_reduction(experiment: Experiment) -> str:

@@ -15,6 +15,7 @@ from ctl.data.input_pipeline import InputPipeline
 from ctl.errors import NonFiniteStep, UsageError, list_some
 from ctl.hardware import devices
 from ctl.replica import draws, dropout, out_of_memory, precision, random_search, row_mask
+from ctl.replica.ema import ExponentialMovingAverage
 from ctl.replica.inner_loop import CompiledLoop, RetracedLoop, chunk_size
 from ctl.replica.microbatches import Batch, row_count
 from ctl.replica.non_finite import NonFiniteReport
@@ -33,6 +34,7 @@ class Engine:
         plan: the resolved options.
         pipeline: the training and evaluation data.
         step: computes and applies updates.
+        ema: the average of the weights; None unless the options ask for it.
         loss: the mean loss of the applied steps of an inner loop.
         compiled_loop: the inner loop as one XLA program; None unless the plan says so.
     """
@@ -49,6 +51,12 @@ class Engine:
         self.pipeline = pipeline
         self.step = Step(plan, trainer.global_step)
         self.loss = tf_keras.metrics.Mean("loss", dtype=plan.dtype)
+        decay = plan.options.ema_decay
+        self.ema: ExponentialMovingAverage | None = None
+        if decay:
+            self.ema = ExponentialMovingAverage(
+                trainer.model, decay=decay, strategy=trainer.strategy, dtype=plan.dtype
+            )
         self._trainer = trainer
         self._data_step: int | None = None  # the global step that the data iterator stands at
         self._own_dataset = False
@@ -121,15 +129,19 @@ class Engine:
             loss = trainer.replica_step(trainer.preprocess(batch))
             self._has_loss = True
             # Decided while tracing: a step that can never be skipped has no ops for it.
-            if not rows.applied:
+            applied: tf.Tensor | bool = True
+            if rows.applied:
+                # An own `replica_step` may contain several updates, with one entry each.
+                applied = tf.reduce_all(rows.applied)
+                snapshot.restore_unless(applied)
+                # Not a product with the weight: a skipped loss can be NaN, and 0 x NaN is NaN.
+                counted = tf.where(applied, loss, tf.zeros_like(loss))
+                self.loss.update_state(counted, sample_weight=tf.cast(applied, loss.dtype))
+            else:
                 self.loss.update_state(loss)
-                return loss
-            # An own `replica_step` may contain several updates, with one entry each.
-            applied = tf.reduce_all(rows.applied)
-            snapshot.restore_unless(applied)
-            # Not a product with the weight: a skipped loss can be NaN, and 0 x NaN is NaN.
-            counted = tf.where(applied, loss, tf.zeros_like(loss))
-            self.loss.update_state(counted, sample_weight=tf.cast(applied, loss.dtype))
+            # Last, so that moving statistics are those that the step leaves.
+            if self.ema:
+                self.ema.update(trainer.optimizer.iterations, applied)
         return loss
 
     def make_loop(self, make_other: Callable[[], Any]) -> RetracedLoop:
@@ -173,6 +185,7 @@ class Engine:
 
     def prepare_loop(self) -> None:
         """Moves the data to `global_step`, and keys the random layers of models made since."""
+        self.check_not_averaged()
         # The base class keeps its own attributes on the same object; its `train` uses these two.
         if not isinstance(self._trainer._train_options, orbit.StandardTrainerOptions):
             raise UsageError(_RESERVED.format(name="_train_options"))
@@ -286,7 +299,22 @@ class Engine:
         }
         # "spikes" is the name in every checkpoint, unless a subclass has such an attribute itself.
         name = "ctl_spikes" if "spikes" in items else "spikes"
-        return {**items, name: self.step.loss_spikes}
+        items[name] = self.step.loss_spikes
+        if self.ema:
+            items["ctl_ema" if "ema" in items else "ema"] = self.ema.state
+        return items
+
+    def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Gives the model the averaged weights within a `with` block, if there are any."""
+        return self.ema.swapped() if self.ema else contextlib.nullcontext()
+
+    def check_not_averaged(self) -> None:
+        """Raises a UsageError within `averaged_weights`, whose weights must not be trained or saved."""
+        if self.ema and self.ema.is_swapped:
+            raise UsageError(
+                "The model has the averaged weights within trainer.averaged_weights(): train and save "
+                "outside of it."
+            )
 
     def use_own_dataset(self) -> None:
         """Leaves the position in the data to the user, who has set `train_dataset`."""

@@ -243,6 +243,11 @@ def make_plan(
 
 
 def _check_overrides(plan: Plan, pipeline: InputPipeline) -> None:
+    if plan.options.ema_decay and plan.own_train_step:
+        raise UsageError(
+            "optimizer.ema_decay averages the weights at the end of ctl's own train_step, but this "
+            "trainer overrides train_step: override replica_step, or set optimizer.ema_decay=0."
+        )
     if not (plan.has_loss or plan.own_replica_step or plan.own_train_step):
         raise UsageError(
             "The trainer has no loss: define per_example_loss, or override replica_step for a step of "

@@ -172,7 +172,7 @@ def test_from_config_reads_every_option_from_its_key():
         ),
         data=dict(dir="there", placement="device", prefetch=2),
         optimizer=dict(
-            gradient_accumulation_steps=2, clip=dict(norm=1.5), weight_decay=0.1,
+            gradient_accumulation_steps=2, clip=dict(norm=1.5), weight_decay=0.1, ema_decay=0.5,
             weight_decay_exclude=["*/bias"], groups=[dict(variables="a/*", frozen=True)],
         ),
         train=dict(on_non_finite="skip", loss_spike=3.0, norms=True),
@@ -189,7 +189,7 @@ def test_from_config_reads_every_option_from_its_key():
         logical_shards=4, allow_unkeyed_random=True, all_reduce_dtype="bfloat16",
         gradient_accumulation_steps=2,
         clip=options.Clip(norm=1.5), on_non_finite="skip", loss_spike=3.0, norms=True, prefetch=2,
-        weight_decay_exclude=("*/bias",),
+        weight_decay_exclude=("*/bias",), ema_decay=0.5,
         optimizer_groups=(dict(variables="a/*", frozen=True),),
     )  # fmt: skip
     assert (created.data.dir, created.data.tfrecord.interleave, created.model.units) == (

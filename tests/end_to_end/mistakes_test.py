@@ -498,6 +498,15 @@ VALUES = {
         "optimizer.schedule_arguments.end is not an argument of optimizer.schedule=cosine: expected "
         "end_factor.",
     ),
+    "average of sharded variables": command_line(
+        "--config.optimizer.ema_decay=0.9 --config.runtime.cluster.shard_mib=1",
+        "optimizer.ema_decay averages complete variables, which another number of parameter servers "
+        "could not restore from shards: set runtime.cluster.shard_mib=0, or optimizer.ema_decay=0.",
+    ),
+    "decay of an average that never moves": command_line(
+        "--config.optimizer.ema_decay=1",
+        "optimizer.ema_decay is 1.0, but must be less than 1, such as 0.999.",
+    ),
     "exclusion without weight decay": command_line(
         "--config.optimizer.weight_decay_exclude=['*/bias']",
         "optimizer.weight_decay_exclude has no effect without optimizer.weight_decay: set it, or "

@@ -3,7 +3,7 @@
 import pytest
 
 import ctl
-from ctl.configs import defaults, overrides
+from ctl.configs import defaults, durations, overrides
 from ctl.loop.config_changes import ConfigChanges
 
 KEYS = overrides.flatten(defaults.defaults())
@@ -27,7 +27,7 @@ HARMFUL = {
     "optimizer.learning_rate", "optimizer.learning_rate_batch_size", "optimizer.schedule",
     "optimizer.warmup_steps", "optimizer.decay_steps", "optimizer.momentum", "optimizer.nesterov",
     "optimizer.weight_decay", "optimizer.clip.global_norm", "optimizer.clip.norm",
-    "optimizer.clip.value", "optimizer.weight_decay_exclude", "optimizer.groups",
+    "optimizer.clip.value", "optimizer.weight_decay_exclude", "optimizer.ema_decay", "optimizer.groups",
 }  # fmt: skip
 
 
@@ -121,3 +121,24 @@ def test_batch_sizes_are_compared_once_the_replicas_are_known():
     assert compare(saved, config(data=dict(per_replica_batch_size=4))).lines == {}
     changes = compare(saved, config(data=dict(global_batch_size=4)))
     assert changes.harmful == ["data.global_batch_size"]
+
+
+def test_a_duration_with_a_unit_is_compared_once_it_is_resolved():
+    def make(examples, steps, boundary):
+        arguments = dict(boundaries=[boundary], factors=[0.1])
+        made = ctl.config(
+            trainer="net.py:Net",
+            data=dict(global_batch_size=4),
+            train=dict(steps=steps),
+            optimizer=dict(schedule="piecewise", schedule_arguments=arguments),
+        )
+        if examples:
+            made = durations.resolve(made, examples_per_epoch=examples)
+        return made.to_dict()
+
+    saved, unresolved = make(100, "9 epochs", "3 epochs"), make(None, "9 epochs", "3 epochs")
+    assert compare(saved, unresolved).lines == {}
+    assert compare(saved, make(100, "9 epochs", "3 epochs")).lines == {}
+    changed = compare(saved, make(200, "9 epochs", "3 epochs"))
+    assert changed.harmful == [durations.BOUNDARIES]
+    assert changed.lines["train.steps"] == "train.steps: 225 -> 450"

@@ -13,6 +13,7 @@ from ctl.errors import UsageError, list_some
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.checkpoints import matching
 from ctl.loop.checkpoints.files import CheckpointFiles
+from ctl.replica.engine import engine_of
 from ctl.trainer import StandardTrainer
 
 
@@ -106,6 +107,7 @@ class Checkpointer:
             notes: what `files.notes` returns for it, in JSON types; the chief's notes are saved.
         """
         self._check_deferred()
+        engine_of(self._trainer).check_not_averaged()
         step = int(self._trainer.global_step.numpy())
         if not self._is_chief:
             # TensorFlow requires every process to save: reading a variable that has a value per
@@ -250,6 +252,9 @@ class Checkpointer:
         values = [(variable.source, content.value(saved)) for variable, saved in comparison.pairs]
         for variable, value in values:
             variable.assign(value)
+        average = engine_of(trainer).ema
+        if average:  # the run had none before, or another model
+            average.reset(keep=restored)
         self.unmatched = None if comparison.complete else comparison
 
     def _check_deferred(self) -> None:

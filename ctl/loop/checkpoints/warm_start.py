@@ -14,6 +14,7 @@ from ctl.errors import UsageError, list_some
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.checkpoints import matching
 from ctl.loop.checkpoints.files import CheckpointFiles
+from ctl.replica.engine import engine_of
 from ctl.trainer import StandardTrainer
 
 _Pairs = list[tuple[matching.Variable, matching.Variable]]
@@ -94,6 +95,9 @@ def all_load(
     with trainer.strategy.scope():
         for variable, value in values:
             variable.source.assign(tf.cast(value, variable.dtype))
+    average = engine_of(trainer).ema
+    if average:
+        average.reset()
     cast = sorted({b.dtype.name for a, b in pairs if b.dtype != a.dtype})
     return LoadedWeights(path, [a.name for a, _ in pairs], total, " and ".join(cast))
 

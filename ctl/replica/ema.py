@@ -1,0 +1,152 @@
+"""The exponential moving average of the weights, which is evaluated and exported in their place.
+
+tf_keras' own `use_ema` averages with a constant decay, which keeps the random initial weights for
+thousands of updates; it omits the moving statistics of batch normalization, and evaluates nothing by
+itself. Model Garden's is a legacy optimizer, which cannot apply a reduced gradient.
+"""
+
+from collections.abc import Collection, Iterator
+import contextlib
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+
+class ExponentialMovingAverage:
+    """Averages of a model's weights, updated once per applied update.
+
+        ema = ExponentialMovingAverage(model, decay=0.999, ...)    # in the scope
+        ema.update(iterations, applied)                                  # in a replica context
+        with ema.swapped():                                              # outside of it
+            evaluator.evaluate(...)
+
+    average += (1 - d) * (weight - average), where d = min(decay, (1 + t) / (10 + t)) after update t, as
+    in `tf.train.ExponentialMovingAverage` with `num_updates`. So the first averages forget the random
+    initial weights. All floating-point variables of the model are averaged: the trainable ones, and
+    the moving statistics of batch normalization, which must belong to the averaged weights.
+
+    Attributes:
+        decay: the largest decay.
+        state: holds the averages, `state.averages`, for a checkpoint.
+        is_swapped: whether the model has the averages at the moment.
+    """
+
+    def __init__(
+        self,
+        model: tf_keras.Model,
+        *,
+        decay: float,
+        strategy: tf.distribute.Strategy,
+        dtype: tf.DType,
+    ):
+        """Creates the averages, equal to the weights; call it in the strategy's scope.
+
+        Args:
+            model: the built model.
+            decay: the largest decay, such as 0.999.
+            strategy: the strategy of the model.
+            dtype: the dtype that the decay is computed in.
+        """
+        self.decay = decay
+        self.is_swapped = False
+        self._strategy = strategy
+        self._dtype = dtype
+        self._variables = [v for v in model.variables if v.dtype.is_floating]
+        self.state = tf.Module()
+        self.state.averages = [self._create(variable) for variable in self._variables]
+        self._swap_all = tf.function(self._swap)
+
+    def update(self, iterations: tf.Tensor, applied: tf.Tensor | bool) -> None:
+        """Updates the averages after a step; call it in a replica context, on every replica.
+
+        Args:
+            iterations: scalar int64, the number of applied updates, this one included.
+            applied: scalar bool, whether this step was applied, the same on every replica.
+        """
+        dtype = self._dtype
+        # 1 - (1 + t) / (10 + t), written so that no bits of a small rate cancel.
+        rate = tf.maximum(tf.constant(1 - self.decay, dtype), 9 / tf.cast(10 + iterations, dtype))
+        # A skipped step leaves the averages as they are. Not by a conditional: tf.distribute rejects
+        # the assignment of a mirrored variable in a conditional of one replica.
+        rate = rate if applied is True else tf.where(applied, rate, tf.zeros_like(rate))
+
+        def move(average: tf.Variable, value: Any, rate: tf.Tensor) -> None:
+            value = tf.convert_to_tensor(value)
+            average.assign_sub(tf.cast(rate, value.dtype) * (average - value))
+
+        local, mirrored = self._pairs()
+        # Statistics of a replica are averaged on this replica: the mean of averages is the average.
+        for average, variable in local:
+            move(average, variable, rate)
+
+        def move_mirrored(strategy: tf.distribute.Strategy, rate: Any) -> None:
+            for average, variable in mirrored:
+                strategy.extended.update(average, move, args=(variable, rate), group=False)
+
+        # On each device by itself, as tf_keras' optimizers update weights: no value is transferred.
+        tf.__internal__.distribute.interim.maybe_merge_call(move_mirrored, self._strategy, rate)
+
+    @contextlib.contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Exchanges weights and averages within a `with` block, on every replica, bit for bit."""
+        if self.is_swapped:  # a block inside of another one
+            yield
+            return
+        self._swap_all()
+        self.is_swapped = True
+        try:
+            yield
+        finally:
+            self._swap_all()
+            self.is_swapped = False
+
+    def reset(self, *, keep: Collection[int] = ()) -> None:
+        """Sets the averages to the weights, for example after the weights of another run are loaded.
+
+        Args:
+            keep: the ids of the averages that stay as they are.
+        """
+        with self._strategy.scope():
+            for average, variable in zip(self.state.averages, self._variables, strict=True):
+                if id(average) not in keep:
+                    average.assign(tf.convert_to_tensor(variable))
+
+    def _create(self, variable: tf.Variable) -> tf.Variable:
+        # Next to its variable, so that parameter servers spread both alike.
+        with self._strategy.extended.colocate_vars_with(variable):
+            return tf.Variable(
+                tf.convert_to_tensor(variable),
+                trainable=False,
+                name=f"ema/{variable.name.partition(':')[0]}",
+                synchronization=variable.synchronization,
+                aggregation=variable.aggregation,
+            )
+
+    def _pairs(self) -> tuple[list[Any], list[Any]]:
+        """(average, variable) of the variables with a value per replica, and of the others."""
+        on_read = tf.VariableSynchronization.ON_READ
+        local: list[Any] = []
+        mirrored: list[Any] = []
+        for pair in zip(self.state.averages, self._variables, strict=True):
+            (local if pair[1].synchronization == on_read else mirrored).append(pair)
+        return local, mirrored
+
+    def _swap(self) -> None:
+        def swap(variable: tf.Variable, average: tf.Variable) -> None:
+            # Copies: a value that is read after the assignment would be the new one.
+            weight, value = tf.identity(variable), tf.identity(average)
+            variable.assign(value)
+            average.assign(weight)
+
+        local, mirrored = self._pairs()
+
+        def swap_local() -> None:
+            for average, variable in local:
+                swap(variable, average)
+
+        # Outside of a replica these read as their mean, which would be assigned to every replica.
+        if local:
+            self._strategy.run(swap_local)
+        for average, variable in mirrored:
+            self._strategy.extended.update(variable, swap, args=(average,), group=False)

@@ -1,0 +1,274 @@
+"""The average of the weights: by numpy, on replicas, under skips, in evaluation, saved and resumed."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.replica.engine import engine_of
+from ctl.testing import tiny
+from tests import faulty_trainers
+
+
+class Normalized(tiny.TinyTrainer):
+    """With moving statistics, of the global batch if the options say so."""
+
+    def build_model(self):
+        layers = tf_keras.layers
+        return tf_keras.Sequential(
+            [
+                layers.Dense(5, name="hidden", input_shape=(4,)),
+                layers.BatchNormalization(momentum=0.5, name="norm"),
+                layers.Dense(3, name="head"),
+            ]
+        )
+
+
+def make(replicas=1, cls=Normalized, *, batch=8, decay=0.75, precision="float64", **options):
+    if cls is Normalized:
+        options.setdefault("model", {"sync_batch_norm": True})
+    return cls(
+        strategy=testing.make_strategy(replicas),
+        global_batch_size=batch,
+        optimizer=lambda: tf_keras.optimizers.Adam(0.05),
+        options=ctl.TrainerOptions(precision=precision, ema_decay=decay, **options),
+    )
+
+
+def weights(trainer):
+    return [v.numpy() for v in trainer.model.variables if v.dtype.is_floating]
+
+
+def averages(trainer):
+    return [v.numpy() for v in engine_of(trainer).ema.state.averages]
+
+
+def average_by_numpy(trainer, steps, decay):
+    """Trains step by step, and returns the averages as the documentation defines them."""
+    expected = weights(trainer)
+    for _ in range(steps):
+        trainer.train(tf.constant(1))
+        t = int(trainer.optimizer.iterations.numpy())
+        d = min(decay, (1 + t) / (10 + t))
+        expected = [d * e + (1 - d) * w for e, w in zip(expected, weights(trainer), strict=True)]
+    return expected
+
+
+def close(actual, expected, tolerance=1e-13):
+    for a, b in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("decay", [0.25, 0.999])
+def test_averages_are_those_of_the_definition(decay):
+    trainer = make(decay=decay)
+    assert all(
+        np.array_equal(a, w) for a, w in zip(averages(trainer), weights(trainer), strict=True)
+    )
+    expected = average_by_numpy(trainer, 6, decay)
+    close(averages(trainer), expected)
+    # Of every weight and of every moving statistic, and none is the weight itself.
+    assert len(expected) == 8
+    distances = [
+        np.abs(a - w).max() for a, w in zip(averages(trainer), weights(trainer), strict=True)
+    ]
+    assert min(distances[2:]) > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("replicas", "batch", "options"),
+    [
+        (2, 8, {}),
+        (2, 7, {}),
+        (4, 7, {}),
+        (2, 7, dict(on_non_finite="skip")),
+        (2, 8, dict(cls=tiny.TinyTrainer, gradient_accumulation_steps=2)),
+        (1, 8, dict(cls=tiny.TinyTrainer, xla="loop")),
+        (1, 8, dict(cls=tiny.TinyTrainer, xla="step")),
+        (2, 8, dict(cls=tiny.TinyTrainer, xla="gradients")),
+    ],
+)
+def test_averages_do_not_depend_on_replicas_and_compilation(replicas, batch, options):
+    cls = options.get("cls", Normalized)
+    reference = make(batch=batch, cls=cls)
+    expected = average_by_numpy(reference, 5, 0.75)
+    trainer = make(replicas, batch=batch, **options)
+    trainer.train(tf.constant(5))
+    close(averages(trainer), expected, 1e-10)
+    for variable in engine_of(trainer).ema.state.averages:
+        first, *others = testing.copies(trainer.strategy, variable)
+        for other in others:
+            np.testing.assert_array_equal(first, other)
+
+
+def test_statistics_per_replica_are_averaged_per_replica():
+    trainer = make(2, model={})
+    variables = [v for v in trainer.model.variables if v.dtype.is_floating]
+    expected = [testing.copies(trainer.strategy, v) for v in variables]
+    for t in range(1, 4):
+        trainer.train(tf.constant(1))
+        d = min(0.75, (1 + t) / (10 + t))
+        expected = [
+            [
+                d * e + (1 - d) * w
+                for e, w in zip(copies, testing.copies(trainer.strategy, v), strict=True)
+            ]
+            for copies, v in zip(expected, variables, strict=True)
+        ]
+    ema = engine_of(trainer).ema
+    differ = 0
+    for average, copies in zip(ema.state.averages, expected, strict=True):
+        close(testing.copies(trainer.strategy, average), copies)
+        differ += not np.array_equal(copies[0], copies[1])
+    assert differ == 2  # the moving mean and variance
+    # The exchange keeps every replica's own value, and not their mean.
+    before = [testing.copies(trainer.strategy, v) for v in variables]
+    with trainer.averaged_weights():
+        for variable, copies in zip(variables, expected, strict=True):
+            close(testing.copies(trainer.strategy, variable), copies)
+    for variable, copies in zip(variables, before, strict=True):
+        np.testing.assert_array_equal(testing.copies(trainer.strategy, variable), copies)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_skipped_step_leaves_the_averages(replicas):
+    trainer = make(replicas, cls=faulty_trainers.Poisoned, on_non_finite="skip")
+    trainer.train(tf.constant(faulty_trainers.BAD))
+    before = averages(trainer)
+    trainer.train(tf.constant(1))
+    assert (int(trainer.skipped_steps.numpy()), int(trainer.optimizer.iterations.numpy())) == (1, 2)
+    close(averages(trainer), before, 0)
+    trainer.train(tf.constant(1))
+    assert np.abs(averages(trainer)[0] - before[0]).max() > 0
+
+
+def test_averages_under_a_loss_scale_are_float32():
+    trainer = make(2, precision="float16", cls=tiny.TinyTrainer)
+    expected = average_by_numpy(trainer, 3, 0.75)
+    close(averages(trainer), expected, 1e-6)
+    assert {a.dtype for a in averages(trainer)} == {np.dtype(np.float32)}
+
+
+def test_evaluation_uses_the_averages_and_restores_the_weights_bit_for_bit():
+    trainer = make(2)
+    trainer.train(tf.constant(4))
+    evaluator = ctl.StandardEvaluator(trainer)
+    before, expected = weights(trainer), averages(trainer)
+    outputs = evaluator.evaluate(tf.constant(-1))
+    for a, b in zip((*weights(trainer), *averages(trainer)), (*before, *expected), strict=True):
+        np.testing.assert_array_equal(a, b)
+    plain = make(decay=0.0)
+    float_weights = [v for v in plain.model.variables if v.dtype.is_floating]
+    for variable, value in zip(float_weights, expected, strict=True):
+        variable.assign(value)
+    assert float(outputs["loss"]) == pytest.approx(
+        float(ctl.StandardEvaluator(plain).evaluate(tf.constant(-1))["loss"]), abs=1e-12
+    )
+
+
+def test_weights_are_restored_after_an_exception():
+    trainer = make()
+    trainer.train(tf.constant(2))
+    before = weights(trainer)
+    with pytest.raises(ZeroDivisionError), trainer.averaged_weights():
+        with trainer.averaged_weights():  # has no further effect
+            np.testing.assert_array_equal(weights(trainer)[0], averages_of(trainer)[0])
+        raise ZeroDivisionError
+    for a, b in zip(weights(trainer), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def averages_of(trainer):
+    """The averages while they are exchanged: the model has them, and `state` has the weights."""
+    return [v.numpy() for v in engine_of(trainer).ema._variables]
+
+
+def test_averaged_weights_are_neither_trained_nor_saved(tmp_path):
+    trainer = make()
+    checkpoints = Checkpointer(tmp_path, trainer)
+    for action in (lambda: trainer.train(tf.constant(1)), checkpoints.save):
+        message = "train and save outside of it"
+        with pytest.raises(ctl.UsageError, match=message), trainer.averaged_weights():
+            action()
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_resumed_run_has_the_bits_of_the_undisturbed_one(tmp_path, replicas):
+    undisturbed = make(2)
+    undisturbed.train(tf.constant(6))
+    stopped = make(2)
+    stopped.train(tf.constant(3))
+    Checkpointer(tmp_path, stopped).save()
+    resumed = make(replicas)
+    Checkpointer(tmp_path, resumed).all_restore_latest()
+    close(averages(resumed), averages(stopped), 0)
+    resumed.train(tf.constant(3))
+    tolerance = 0 if replicas == 2 else 1e-12
+    close(averages(resumed), averages(undisturbed), tolerance)
+    close(weights(resumed), weights(undisturbed), tolerance)
+
+
+def test_checkpoint_in_the_background_has_the_weights_although_an_evaluation_follows(tmp_path):
+    trainer = make()
+    trainer.train(tf.constant(3))
+    before, expected = weights(trainer), averages(trainer)
+    checkpoints = Checkpointer(tmp_path, trainer, background=True)
+    for _ in range(5):
+        checkpoints.save()
+        with trainer.averaged_weights():
+            pass
+        with trainer.averaged_weights():
+            checkpoints.wait()
+        restored = make()
+        Checkpointer(tmp_path, restored).all_restore_latest()
+        close(weights(restored), before, 0)
+        close(averages(restored), expected, 0)
+
+
+def test_run_without_averages_is_continued_with_averages_in_part(tmp_path):
+    plain = make(decay=0.0)
+    plain.train(tf.constant(3))
+    Checkpointer(tmp_path, plain).save()
+    trainer = make()
+    with pytest.raises(ctl.UsageError, match="does not match this trainer"):
+        Checkpointer(tmp_path, trainer).all_restore_latest()
+    Checkpointer(tmp_path, trainer, partial=True).all_restore_latest()
+    close(averages(trainer), weights(plain), 0)
+
+
+def test_nothing_is_added_to_a_step_without_averages():
+    def count(decay):
+        trainer = make(decay=decay, cls=tiny.TinyTrainer)
+        iterator = iter(engine_of(trainer).pipeline.training_dataset(8, start=0))
+        function = tf.function(trainer.train_step).get_concrete_function(iterator)
+        return len(function.graph.get_operations()), set(trainer.checkpoint_items())
+
+    (without, items), (averaged, more) = count(0.0), count(0.75)
+    assert more - items == {"ema"} and averaged > without
+    trainer = make(decay=0.0)
+    assert engine_of(trainer).ema is None
+    with trainer.averaged_weights():
+        trainer.train(tf.constant(1))
+
+
+def test_the_kit_compares_the_averages():
+    report = testing.check_replica_equivalence(
+        Normalized,
+        tiny.examples(),
+        replicas=(1, 2),
+        accumulation=(1,),
+        options=ctl.TrainerOptions(ema_decay=0.5, model={"sync_batch_norm": True}),
+    )
+    assert report.equivalent, report.failure()
+
+
+def test_own_train_step_is_rejected():
+    class Own(tiny.TinyTrainer):
+        def train_step(self, iterator):
+            super().train_step(iterator)
+
+    with pytest.raises(ctl.UsageError, match=r"ema_decay averages the weights at the end of ctl's"):
+        make(cls=Own)
