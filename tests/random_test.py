@@ -160,3 +160,132 @@ def test_public_draws_continue_after_a_resume(tmp_path):
     second = make(InLoss, 2)
     tf.train.Checkpoint(**second.checkpoint_items()).read(path)
     np.testing.assert_allclose(weights(second, 3), expected, rtol=0, atol=1e-12)
+
+
+class Variational(Trainer):
+    """Draws in evaluation too."""
+
+    def forward(self, batch, training):
+        latent = ctl.random.normal([None, TIME, FEATURES], dtype=tf.float64)
+        return self.model(batch["x"] + latent, training=training)
+
+
+def test_evaluation_draws_by_the_position_of_the_row_in_the_data():
+    def evaluate(replicas, batch, steps=0):
+        trainer = make(Variational, replicas, batch=batch)
+        trainer.optimizer.learning_rate.assign(0.0)
+        if steps:
+            trainer.train(tf.constant(steps))
+        evaluator = ctl.StandardEvaluator(trainer)
+        first, second = (float(evaluator.evaluate(tf.constant(-1))["loss"]) for _ in range(2))
+        assert first == second
+        return first
+
+    expected = evaluate(1, EXAMPLES)
+    assert evaluate(1, 4) == pytest.approx(expected, abs=1e-12)
+    assert evaluate(4, 6, steps=1) == pytest.approx(expected, abs=1e-12)
+
+
+class Unkeyed(Trainer):
+    def per_example_loss(self, batch, outputs):
+        noise = tf.random.normal(tf.shape(outputs), dtype=outputs.dtype)
+        return super().per_example_loss(batch, outputs + noise)
+
+
+class HeldByTheTrainer(Trainer):
+    """Layers that no model contains."""
+
+    def build_model(self):
+        self.drop = layers.Dropout(0.5)
+        return super().build_model()
+
+    def forward(self, batch, training):
+        late = layers.GaussianNoise(0.5, dtype="float64")
+        return self.model(late(self.drop(batch["x"], training=training), training=training))
+
+
+class Flipped(Trainer):
+    def build_model(self):
+        self.flip = layers.RandomFlip(name="flip")
+        return super().build_model()
+
+    def preprocess(self, batch):
+        return {**batch, "x": self.flip(batch["x"][..., None], training=True)[..., 0]}
+
+
+def test_layers_that_no_model_holds_are_the_same_on_every_split():
+    check_splits(HeldByTheTrainer)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_unkeyed_random_numbers_are_rejected_in_training_and_evaluation(replicas):
+    line = Unkeyed.per_example_loss.__code__.co_firstlineno + 1
+    message = check_rejected(Unkeyed, "ctl.random.normal", replicas=replicas)
+    assert message.startswith(f"tests/random_test.py:{line} ")
+    evaluator = ctl.StandardEvaluator(make(Unkeyed, replicas))
+    with pytest.raises(ctl.UsageError, match=f"random_test.py:{line} "):
+        evaluator.evaluate(tf.constant(-1))
+
+
+def test_layer_that_draws_for_its_batch_in_preprocess_is_rejected_when_the_trainer_is_built():
+    with pytest.raises(ctl.UsageError, match=r"flip.* draws .*do it in the input pipeline"):
+        make(Flipped)
+
+
+@pytest.mark.parametrize("cls", [Unkeyed, Flipped])
+def test_allow_unkeyed_random_accepts_all_of_them(cls):
+    trainer = make(cls, allow_unkeyed_random=True)
+    trainer.train(tf.constant(1))
+    ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
+
+
+def test_draws_outside_of_a_step_are_functions_of_their_arguments():
+    first = ctl.random.normal([3, 2], name="a")
+    assert np.array_equal(first, ctl.random.normal([3, 2], name="a"))
+    assert not np.array_equal(first, ctl.random.normal([3, 2], name="b"))
+    assert not np.array_equal(first, ctl.random.normal([3, 2], name="a", seed=1))
+    assert np.array_equal(first[:2], ctl.random.normal([2, 2], name="a"))
+    with pytest.raises(ctl.UsageError, match="None in the shape"):
+        ctl.random.normal([None, 2])
+    with pytest.raises(ctl.UsageError, match="call it in one"):
+        ctl.random.permutation_of_batch()
+
+
+def test_draws_have_the_documented_distributions():
+    count = 40_000
+    unit = ctl.random.uniform([count], -1.0, 3.0).numpy()
+    assert unit.min() >= -1 and unit.max() < 3 and unit.mean() == pytest.approx(1.0, abs=0.02)
+    normal = ctl.random.normal([count], 2.0, 3.0).numpy()
+    assert (normal.mean(), normal.std()) == (pytest.approx(2, abs=0.06), pytest.approx(3, abs=0.05))
+    cut = ctl.random.truncated_normal([count]).numpy()
+    assert np.abs(cut).max() <= 2 and cut.std() == pytest.approx(0.8796, abs=0.01)
+    assert ctl.random.bernoulli([count], 0.3, tf.float32).numpy().mean() == pytest.approx(
+        0.3, abs=0.01
+    )
+    counts = np.bincount(ctl.random.integers([count], 2, 7).numpy(), minlength=7)
+    assert counts[:2].sum() == 0 and np.abs(counts[2:] / count - 0.2).max() < 0.01
+    assert ctl.random.gumbel([count]).numpy().mean() == pytest.approx(0.5772, abs=0.03)
+    logits = tf.tile(tf.math.log([[0.1, 0.2, 0.7]]), [count, 1])
+    shares = np.bincount(ctl.random.categorical(logits).numpy()) / count
+    assert np.abs(shares - [0.1, 0.2, 0.7]).max() < 0.01
+    for a, b in ((0.2, 0.2), (2.0, 5.0)):
+        ratio = ctl.random.beta([count], a, b).numpy()
+        variance = a * b / ((a + b) ** 2 * (a + b + 1))
+        assert ratio.mean() == pytest.approx(a / (a + b), abs=0.01)
+        assert ratio.var() == pytest.approx(variance, rel=0.05)
+    half = ctl.random.uniform([count], dtype=tf.bfloat16)
+    assert float(tf.reduce_max(tf.cast(half, tf.float32))) < 1
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda: ctl.random.uniform([2], dtype=tf.int32), "requires floats"),
+        (lambda: ctl.random.integers([2], 0, 2, tf.float32), "requires integers"),
+        (lambda: ctl.random.integers([2], 3, 3), "1 to 2"),
+        (lambda: ctl.random.beta([2], 0.0, 1.0), "greater than 0"),
+    ],
+)
+def test_wrong_arguments_are_rejected(draw, message):
+    with pytest.raises(ctl.UsageError, match=message):
+        draw()

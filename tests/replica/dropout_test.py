@@ -20,6 +20,11 @@ LAYERS = {
     "lstm": lambda: tf_keras.layers.LSTM(3, dropout=0.4, recurrent_dropout=0.3),
 }
 ROWS = 7
+# The elements that two layers keep, drawn by the first version of ctl.
+EXISTING = [
+    "110100010110111011100100011100",
+    "101100111101111110110011110011",
+]
 
 
 def model_of(make, seed=0):
@@ -101,6 +106,18 @@ def test_noise_shared_by_all_rows_is_shared_by_all_replicas():
     model = model_of(lambda: tf_keras.layers.Dropout(0.5, noise_shape=[1, 5, 3]))
     one, other = outputs(model, 0, 3), outputs(model, 3, 7)
     assert np.array_equal(one[0], other[0]) and np.array_equal(one[0], one[2])
+
+
+def test_bits_are_those_that_existing_checkpoints_rely_on():
+    model = tf_keras.Sequential(
+        [tf_keras.layers.Dropout(0.4), tf_keras.layers.Dropout(0.3, seed=7)]
+    )
+    model.build([None, 5, 3])
+    key_random_layers(model, 3)
+    with examples(first_row=2, step=9):
+        masks = [layer(tf.ones([2, 5, 3]), training=True).numpy() > 0 for layer in model.layers]
+    shown = ["".join(str(int(kept)) for kept in mask.ravel()) for mask in masks]
+    assert shown == EXISTING
 
 
 def test_layer_draws_as_in_tf_keras_outside_of_a_step():
