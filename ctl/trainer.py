@@ -57,6 +57,8 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
     metrics: dict[str, tf_keras.metrics.Metric]
     global_step: tf.Variable
     skipped_steps: tf.Variable
+    _train_loop_fn: Any  # of Orbit's class, which has no type hints
+    _train_iter: Any
 
     def __init__(
         self,
@@ -279,10 +281,19 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             UsageError: the data is corrupt or has ended, or a step does not fit into memory.
             NonFiniteStep: a step was not finite, and the options do not say to skip it.
         """
-        self._ctl_engine.prepare_loop()
-        with self._ctl_engine.report_errors():
-            outputs = super().train(num_steps)
-        self.non_finite_report = self._ctl_engine.finish_loop()
+        engine = self._ctl_engine
+        engine.prepare_loop()
+        with engine.report_errors():
+            # As Orbit's own `train`, except that the user may freeze layers in `train_loop_begin`.
+            self.train_loop_begin()
+            engine.retrace_if_changed()
+            if self._train_loop_fn is None:
+                self._train_loop_fn = self.create_train_loop_fn()
+            if self._train_iter is None:
+                self._train_iter = tf.nest.map_structure(iter, self.train_dataset)
+            self._train_loop_fn(self._train_iter, num_steps)
+            outputs = self.train_loop_end()
+        self.non_finite_report = engine.finish_loop()
         return outputs
 
     def train_loop_begin(self) -> None:
@@ -295,12 +306,9 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
 
     def create_train_loop_fn(self) -> Any:
         """Returns the inner loop: Orbit's, one XLA program, or the one of a coordinator."""
-        make = super().create_train_loop_fn
         if coordinator.is_coordinated(self.strategy):
-            make = functools.partial(
-                coordinator.CoordinatedLoop, self.train_step, strategy=self.strategy
-            )
-        return self._ctl_engine.make_loop(make)
+            return coordinator.CoordinatedLoop(self.train_step, strategy=self.strategy)
+        return self._ctl_engine.compiled_loop or super().create_train_loop_fn()
 
     @property
     def train_dataset(self) -> Any:

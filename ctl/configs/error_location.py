@@ -75,8 +75,9 @@ def user_frame(frames: list[tuple[str, int]]) -> str | None:
 
 def raised_by_library(error: BaseException) -> bool:
     """Whether an installed package raised an error, and not ctl or Python's library."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and any(part in frames[-1].filename for part in _INSTALLED)
+    # TensorFlow removes its own frames from a traceback, but not from the stack of AutoGraph.
+    frames = next(_stacks(error), [])
+    return bool(frames) and any(part in frames[-1][0] for part in _INSTALLED)
 
 
 def describe(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from ctl.errors import NonFiniteStep, UsageError, list_some
 from ctl.hardware import devices
 from ctl.replica import draws, dropout, out_of_memory, precision, random_search, row_mask
 from ctl.replica.ema import ExponentialMovingAverage
-from ctl.replica.inner_loop import CompiledLoop, RetracedLoop, chunk_size
+from ctl.replica.inner_loop import CompiledLoop, chunk_size
 from ctl.replica.microbatches import Batch, row_count
 from ctl.replica.non_finite import NonFiniteReport
 from ctl.replica.plan import Plan
@@ -60,6 +60,7 @@ class Engine:
         self._trainer = trainer
         self._data_step: int | None = None  # the global step that the data iterator stands at
         self._own_dataset = False
+        self._trainable: tuple[bool, ...] | None = None  # each layer, after the last inner loop
         self._keyed: set[str] = set()
         self._has_loss = False  # whether the traced step reports its loss
         self.compiled_loop = self._compile_loop() if plan.xla == "loop" else None
@@ -144,25 +145,22 @@ class Engine:
                 self.ema.update(trainer.optimizer.iterations, applied)
         return loss
 
-    def make_loop(self, make_other: Callable[[], Any]) -> RetracedLoop:
-        """Makes the inner loop, which is traced again when layers are frozen or unfrozen.
+    def retrace_if_changed(self) -> None:
+        """Drops the trace of the inner loop if a layer was frozen or unfrozen since the last loop.
 
-        Args:
-            make_other: makes the inner loop if it is not one XLA program.
+        A trace contains the variables that were trainable, so the change would have no effect.
         """
+        if self._read_trainable() == self._trainable:
+            return
+        self._check_trainable()
+        self._trainer._train_loop_fn = None  # Orbit's attribute: the next loop is made again
+        if self.compiled_loop:
+            self.compiled_loop.compile_again()
 
-        def make() -> Any:
-            if self.compiled_loop:
-                self.compiled_loop.compile_again()
-            return self.compiled_loop or make_other()
-
-        def read_trainable() -> tuple[bool, ...]:
-            models = (self._trainer.model, *(model for _, model in self._other_models()))
-            return tuple(layer.trainable for model in models for layer in model._flatten_layers())
-
-        return RetracedLoop(
-            make, read_trainable=read_trainable, check_trainable=self._check_trainable
-        )
+    def _read_trainable(self) -> tuple[bool, ...]:
+        """Whether each layer of every model is trainable."""
+        models = (self._trainer.model, *(model for _, model in self._other_models()))
+        return tuple(layer.trainable for model in models for layer in model._flatten_layers())
 
     def _check_trainable(self) -> None:
         """Raises UsageError if the optimizer has no slot variables for a trainable variable."""
@@ -211,6 +209,9 @@ class Engine:
             NonFiniteStep: there were some, and the options do not say to skip them.
         """
         self._data_step = int(self._trainer.global_step.numpy())
+        # Read after the loop: its trace may build further layers, and the step of a GAN may freeze and
+        # unfreeze a model while it is traced.
+        self._trainable = self._read_trainable()
         report = self.step.recorder.take() if self.step.recorder else None
         if report and self.plan.options.on_non_finite != "skip":
             batch_size = self.plan.layout.global_batch_size

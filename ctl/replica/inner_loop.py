@@ -11,46 +11,6 @@ CHUNK_BYTES = 256 * 2**20
 MAX_STEPS = 512
 
 
-class RetracedLoop:
-    """An inner loop that is made, and so traced, again when layers were frozen or unfrozen.
-
-    A trace contains the variables that were trainable, so that a later change would have no effect.
-
-    Attributes:
-        loop: the current inner loop; None before the first call.
-    """
-
-    def __init__(
-        self,
-        make_loop: Callable[[], Callable[[Any, tf.Tensor], None]],
-        *,
-        read_trainable: Callable[[], tuple[bool, ...]],
-        check_trainable: Callable[[], None],
-    ):
-        """Makes nothing yet.
-
-        Args:
-            make_loop: makes an inner loop, which the first call of it traces.
-            read_trainable: returns whether each layer is trainable.
-            check_trainable: raises a UsageError if the trainable variables cannot be trained.
-        """
-        self._make_loop = make_loop
-        self._read_trainable = read_trainable
-        self._check_trainable = check_trainable
-        self.loop: Any = None
-        self._trainable: tuple[bool, ...] = ()
-
-    def __call__(self, iterator: Any, num_steps: tf.Tensor) -> None:
-        """Runs steps, after making the loop again if necessary."""
-        if self.loop is None or self._read_trainable() != self._trainable:
-            self._check_trainable()
-            self.loop = self._make_loop()
-        self.loop(iterator, num_steps)
-        # Read afterwards: the first trace may build further layers, and a GAN's step may freeze and
-        # unfreeze a model while it is traced.
-        self._trainable = self._read_trainable()
-
-
 class CompiledLoop:
     """Runs any number of steps over chunks of batches; Orbit calls it as an inner loop.
 

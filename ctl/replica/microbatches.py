@@ -128,6 +128,8 @@ class MicroBatches:
                         precision.cast_to_float32(self.forward(batch)) if self.forward else None
                     )
                     per_example = self.loss_fn(batch, outputs)
+                    if per_example is None:
+                        raise UsageError("per_example_loss returned None: return one loss per row.")
                     weights = cut(inputs.weights)
                     share = loss.contribution(
                         tf.cast(per_example, self.dtype), weights, inputs.denominator, rows=rows

@@ -98,7 +98,7 @@ def operations(*, recording, cls=reference_model.ReferenceTrainer):
         if recording:
             trainer.train(tf.constant(1))
     trainer.train(tf.constant(1))
-    (graph,) = {f.graph for f in trainer._train_loop_fn.loop._list_all_concrete_functions()}
+    (graph,) = {f.graph for f in trainer._train_loop_fn._list_all_concrete_functions()}
     definition = graph.as_graph_def()
     bodies = [node for function in definition.library.function for node in function.node_def]
     return collections.Counter(node.op for node in (*definition.node, *bodies))

@@ -143,3 +143,13 @@ def test_wrong_number_of_losses_is_rejected():
         reference_model.make_trainer(testing.make_strategy(1), 8, cls=Flattened).train(
             tf.constant(1)
         )
+
+
+def test_loss_without_a_return_is_rejected():
+    class Forgets(reference_model.ReferenceTrainer):
+        def per_example_loss(self, batch, outputs):
+            super().per_example_loss(batch, outputs)
+
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=Forgets)
+    with pytest.raises(ctl.UsageError, match="per_example_loss returned None"):
+        trainer.train(tf.constant(1))

@@ -62,7 +62,7 @@ class Retraces(Action):
 
 def _list_functions(trainer: Any, evaluator: Any) -> Iterator[tuple[str, Any]]:
     """The `tf.function`s of a run, with the names that the user knows them by."""
-    loop = getattr(getattr(trainer, "_train_loop_fn", None), "loop", None)
+    loop = getattr(trainer, "_train_loop_fn", None)
     compiled = getattr(loop, "_program", None) or getattr(loop, "_run_steps", None)
     for function in (loop, compiled):
         if _is_function(function):
