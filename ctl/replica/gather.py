@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.errors import UsageError
-from ctl.replica import row_mask
+from ctl.replica import gradients, row_mask
 from ctl.replica.moments import replica_context
 
 # The dtype in which rows, and gradients of rows, are summed over the replicas. 16-bit floats would round
@@ -83,21 +83,17 @@ def positions(rows: Any) -> tf.Tensor:
 
 def _concatenate(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     """Concatenates the rows of all replicas, including padding."""
-    context = replica_context()
-    if context is None:
+    if replica_context() is None:
         return tensors
     count = _row_count(tensors[0])
     first, total = row_mask.row_range(count)
-    results: list[Any] = [None] * len(tensors)
-    # One reduction per dtype, because a collective concatenates the tensors that it reduces together.
-    for dtype in dict.fromkeys(_SUMMED_AS[tensor.dtype] for tensor in tensors):
-        places = [i for i, tensor in enumerate(tensors) if _SUMMED_AS[tensor.dtype] == dtype]
-        slots = [_fill_slot(tf.cast(tensors[i], dtype), first, total) for i in places]
-        for i, value in zip(places, _sum(context, slots), strict=True):
-            # The reduction loses the static shape. The gradient of the reshape is dense: user code that
-            # selects rows (tf.gather) would otherwise reduce a sparse gradient here.
-            shape = tf.concat([[total], tf.shape(tensors[i])[1:]], axis=0)
-            results[i] = tf.cast(tf.reshape(value, shape), tensors[i].dtype)
+    slots = [_fill_slot(tf.cast(t, _SUMMED_AS[t.dtype]), first, total) for t in tensors]
+    results = []
+    for tensor, value in zip(tensors, _sum(slots), strict=True):
+        # The reduction loses the static shape. The gradient of the reshape is dense: user code that
+        # selects rows (tf.gather) would otherwise reduce a sparse gradient here.
+        shape = tf.concat([[total], tf.shape(tensor)[1:]], axis=0)
+        results.append(tf.cast(tf.reshape(value, shape), tensor.dtype))
     return results
 
 
@@ -111,9 +107,9 @@ def _fill_slot(tensor: tf.Tensor, first: tf.Tensor, total: int | tf.Tensor) -> t
     return tf.pad(tensor, [[first, after], *[[0, 0]] * (tensor.shape.rank - 1)])
 
 
-def _sum(context: Any, values: list[tf.Tensor]) -> list[tf.Tensor]:
+def _sum(values: list[tf.Tensor]) -> list[tf.Tensor]:
     try:
-        return list(context.all_reduce(tf.distribute.ReduceOp.SUM, values))
+        return gradients.sum_over_replicas(values)
     except RuntimeError as error:
         if "merge_call" not in str(error):
             raise

@@ -52,9 +52,23 @@ def all_reduce(
     # One call for all tensors: tf.distribute packs them into few transfers, and every replica issues
     # the same collectives in the same order.
     sent = [_cast(gradient, dtype) for gradient in existing] if dtype else existing
-    *reduced, loss = context.all_reduce(tf.distribute.ReduceOp.SUM, [*sent, loss])
+    *reduced, loss = sum_over_replicas([*sent, loss])
     results = iter(_cast(new, old.dtype) for new, old in zip(reduced, existing, strict=True))
     return [None if gradient is None else next(results) for gradient in gradients], loss
+
+
+def sum_over_replicas(values: Sequence[Gradient]) -> list[Gradient]:
+    """Sums tensors over the replicas, in one all-reduce per dtype; call it in a replica context."""
+    context = tf.distribute.get_replica_context()
+    sums = list(values)
+    # A collective concatenates the tensors of one call, so they must have the same dtype.
+    for dtype in dict.fromkeys(value.dtype for value in values):
+        places = [i for i, value in enumerate(values) if value.dtype == dtype]
+        same = [values[i] for i in places]
+        reduced = context.all_reduce(tf.distribute.ReduceOp.SUM, same)
+        for i, value in zip(places, reduced, strict=True):
+            sums[i] = value
+    return sums
 
 
 def sum_in_order(shards: Sequence[Sequence[Gradient]], count: int) -> list[Gradient]:
@@ -78,7 +92,7 @@ def sum_in_order(shards: Sequence[Sequence[Gradient]], count: int) -> list[Gradi
     if context.num_replicas_in_sync > 1:
         first = context.replica_id_in_sync_group * len(shards)
         buffers = [_fill_slots(stack, first, count) for stack in stacks]
-        stacks = list(context.all_reduce(tf.distribute.ReduceOp.SUM, buffers))
+        stacks = sum_over_replicas(buffers)
     sums: list[Gradient] = [None] * len(shards[0])
     # Explicitly one after the other: tf.reduce_sum and tf.add_n choose their own order.
     for i, stack in zip(places, stacks, strict=True):

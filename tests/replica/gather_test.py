@@ -433,3 +433,17 @@ def test_kit_reports_the_accumulation_that_pairs_do_not_support():
         testing.assert_replica_equivalent(
             NTXent, VIEWS, replicas=(1,), accumulation=(1, 2), steps=1, in_process=True
         )
+
+
+def test_gradients_of_16_bit_rows_are_rounded_once():
+    def gradient(i):
+        own = tf.cast(i, tf.float16)
+        with tf.GradientTape() as tape:
+            tape.watch(own)
+            factor = tf.where(i[0] == 0, 2048.0, 1.0)
+            rows = tf.cast(ctl.replica.all_gather(own), tf.float32)
+            loss = factor * tf.reduce_sum(rows)
+        return {"gradient": tape.gradient(loss, own)}
+
+    # 2048 + 1 + 1 + 1 = 2051 is between two float16 numbers; added one by one it would stay 2048.
+    assert {float(r["gradient"][0]) for r in run(gradient, 4, 4)} == {2052.0}

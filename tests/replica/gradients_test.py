@@ -8,6 +8,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.replica import gradients
+from tests import reference_model
 
 
 def dense(gradient):
@@ -108,7 +109,6 @@ def test_apply_does_not_change_variables_without_a_gradient():
 @pytest.mark.parametrize("rule", [{"global_norm": 0.5}, {"norm": 0.3}, {"value": 0.05}])
 def test_clipping_acts_on_the_gradient_of_the_global_batch(rule):
     """If gradients were clipped before the reduction, the update would depend on the split."""
-    from tests import reference_model
 
     ends = []
     for replicas in (1, 2, 4):
