@@ -88,6 +88,12 @@ def test_resumed_run_neither_repeats_a_best_checkpoint_nor_forgets_it(
     assert saved(fake_controller) == [1, 3] and kept(tmp_path) == [3]
 
 
+def test_repeated_evaluation_is_not_saved_again_although_there_is_room(evaluate, fake_controller):
+    for step in (1, 1, 2, 1):
+        evaluate(step, 0.5, keep=3)
+    assert saved(fake_controller) == [1, 2]
+
+
 def test_kill_while_the_best_checkpoint_is_written_loses_neither_the_old_nor_the_new_one(
     evaluate, tmp_path, monkeypatch
 ):
