@@ -97,6 +97,8 @@ def build_trainer(spec: TrialSpec, split: Split, **changes: Any) -> StandardTrai
         # A subclass, so that the trainer never calls its own build_dataset: its data may be absent.
         body = {"build_dataset": lambda self, part, context: spec.dataset(part, split.batch)}
         factory = type(factory.__name__, (factory,), body)
+    # Layers without a name of their own are numbered by process, and options name them by pattern.
+    tf_keras.backend.reset_uids()
     trainer = factory(
         strategy=make_strategy(split.replicas),
         global_batch_size=split.batch,

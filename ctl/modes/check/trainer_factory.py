@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tf_keras
 
 from ctl import data, optimizers
 from ctl.configs import loading
@@ -91,6 +92,8 @@ class TrainerFactory:
         if rows is not None:
             body = {"build_dataset": lambda trainer, split, context: data.arrays(rows)}
             cls = type(cls.__name__, (cls,), body)
+        # Layers without a name of their own are numbered by process, and options name them by pattern.
+        tf_keras.backend.reset_uids()
         trainer: StandardTrainer = cls(
             strategy=self.experiment.hardware.strategy,
             global_batch_size=len(next(iter(rows.values()))) if rows else self.global_batch_size,

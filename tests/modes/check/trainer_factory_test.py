@@ -29,3 +29,8 @@ def test_batches_are_global_and_can_start_at_a_later_step(correct_factory):
     assert [batch["x"].shape for batch in batches] == [(8, 4)] * 3
     later = correct_factory.read_batches(1, start=2)[0]
     assert all(np.array_equal(later[name], batches[2][name]) for name in later)
+
+
+def test_layers_have_the_same_names_in_every_trainer(correct_factory):
+    names = [[v.name for v in correct_factory.make_trainer().model.variables] for _ in range(2)]
+    assert names[0] == names[1]
