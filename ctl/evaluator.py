@@ -12,7 +12,7 @@ from ctl.data.data_errors import report_data_errors
 from ctl.data.source import Batch
 from ctl.errors import UsageError
 from ctl.hardware import coordinator
-from ctl.replica import draws, loss, precision
+from ctl.replica import draws, loss, metrics, precision
 from ctl.replica.engine import engine_of
 from ctl.replica.microbatches import row_count, unpack
 from ctl.replica.step import counter
@@ -60,7 +60,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
         self.strategy = trainer.strategy
         self.global_batch_size = global_batch_size or trainer.global_batch_size
         with StandardTrainer.build_scope(trainer):
-            self.metrics = trainer.build_metrics()
+            self.metrics = metrics.prepare(trainer.build_metrics())
             self._loss_sum = _accumulator("loss_sum", tf.float64)
             self._weight_sum = _accumulator("weight_sum", tf.float64)
             self._examples = _accumulator("examples", tf.int64)
@@ -126,6 +126,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
             num_steps = num_steps if steps is None else tf.constant(steps)
         engine = engine_of(self.trainer)
         with (
+            engine.trace_scope(),
             engine.averaged_weights(),
             draws.report_problems(),
             report_data_errors("evaluation", lambda: engine.pipeline.element_spec("eval")),
@@ -187,7 +188,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
         """Returns the loss (if the trainer defines one), the metrics and the number of examples."""
         if int(self._examples.numpy()) == 0:
             raise UsageError("The evaluation dataset is empty: at least one example is required.")
-        results = {name: metric.result() for name, metric in self.metrics.items()}
+        results = metrics.results(self.metrics)
         if engine_of(self.trainer).plan.has_loss:
             mean = tf.math.divide_no_nan(self._loss_sum.read_value(), self._weight_sum.read_value())
             results = {"loss": mean, **results}

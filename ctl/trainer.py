@@ -16,8 +16,9 @@ from ctl.errors import UsageError
 from ctl.hardware import coordinator
 from ctl.replica import precision, xla
 from ctl.replica.build import build_engine
+from ctl.replica.metrics import update as update_metric
 from ctl.replica.microbatches import unpack
-from ctl.replica.model_building import build_scope
+from ctl.replica.model_building import build_scope, check_optimizer
 from ctl.replica.non_finite import NonFiniteReport
 
 
@@ -193,19 +194,23 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         outputs: Any,
         weights: tf.Tensor | None,
     ) -> None:
-        """Updates the metrics with one replica's batch.
+        """Updates the metrics with one replica's batch, or with one of its micro-batches.
+
+        By default every metric compares `batch["label"]` with the outputs, of any shapes that
+        tf_keras' `compile` accepts. An override calls `ctl.replica.update_metric`, which removes
+        padding, or the metric's own `update_state`.
 
         Args:
             metrics: what `build_metrics` returned.
             batch: what `preprocess` returned.
             outputs: what `forward` returned.
-            weights: [rows], 1 for a row that exists and 0 for padding; None if all exist. Pass it to
-                `update_state` as `sample_weight`. It does not contain the loss' sample weights.
+            weights: [rows], 1 for a row that exists and 0 for padding; None if all exist. It does not
+                contain the loss' sample weights: multiply it by them to weight the metrics as well.
         """
         if metrics and "label" not in batch:
             raise UsageError('The batch has no "label": override update_metrics.')
-        for metric in metrics.values():
-            metric.update_state(batch["label"], outputs, sample_weight=weights)
+        for name, metric in metrics.items():
+            update_metric(metric, batch["label"], outputs, weights, name=name)
 
     def replica_step(self, batch: Batch) -> tf.Tensor:
         """Computes one replica's step; an override calls `minimize` for each update, as in a GAN.
@@ -225,8 +230,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             optimizer=self.optimizer,
             regularization=self.regularization_losses,
         )
-        for part in result.micro_batches:
-            self.update_metrics(self.metrics, part.batch, part.outputs, part.row_mask)
+        self._ctl_engine.update_metrics(result.micro_batches)
         return result.loss
 
     def minimize(
@@ -258,7 +262,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             forward=None,
             sample_weight=self.sample_weight(batch),
             variables=self.model.trainable_variables if variables is None else variables,
-            optimizer=self.optimizer if optimizer is None else optimizer,
+            optimizer=self.optimizer if optimizer is None else check_optimizer(optimizer),
             regularization=regularization or self.regularization_losses,
         ).loss
 
@@ -283,7 +287,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         """
         engine = self._ctl_engine
         engine.prepare_loop()
-        with engine.report_errors():
+        with engine.report_errors(), engine.trace_scope():
             # As Orbit's own `train`, except that the user may freeze layers in `train_loop_begin`.
             self.train_loop_begin()
             engine.retrace_if_changed()

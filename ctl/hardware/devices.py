@@ -137,6 +137,10 @@ def _split(device: Any, count: int) -> None:
     """Splits a physical device into logical devices, which share its memory equally."""
     import tensorflow as tf
 
+    # The user, or an earlier strategy, may have split the CPU into more: those parts stay.
+    is_cpu = device.device_type == "CPU"
+    if is_cpu and len(tf.config.get_logical_device_configuration(device) or []) >= count:
+        return
     memory_limit = _usable_memory_mib(device) // count if device.device_type == "GPU" else None
     parts = [tf.config.LogicalDeviceConfiguration(memory_limit=memory_limit)] * count
     try:

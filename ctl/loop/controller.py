@@ -162,12 +162,16 @@ class Controller(orbit.Controller):
         return self.reporter.throughput.examples_per_second
 
     def train(self, steps: int, checkpoint_at_completion: bool = True) -> None:
-        """Trains until `global_step` is `steps`, or until a stop is requested."""
+        """Trains until `global_step` is `steps`, or until a stop is requested.
+
+        When it returns, all checkpoints are complete, also those that a thread writes.
+        """
         while self.step < steps and not self._has_ended:  # again after a rollback
             self._train_loop(steps, end=steps)
         if checkpoint_at_completion or self._has_ended:
             self.save_checkpoint()
         self.end_training()
+        self._manager.wait()
 
     def train_and_evaluate(
         self, train_steps: int, eval_steps: int = -1, eval_interval: int | None = None
@@ -180,7 +184,8 @@ class Controller(orbit.Controller):
             eval_interval: steps between two evaluations; 0 or None for the end only.
 
         Returns:
-            The last evaluation, or None if a stop was requested before it.
+            The last evaluation, or None if a stop was requested before it. All checkpoints are then
+            complete, also those that a thread writes.
         """
         while self.step < train_steps and not self._has_ended:
             until = min(train_steps, _next_multiple(self.step, eval_interval or train_steps))
@@ -199,6 +204,7 @@ class Controller(orbit.Controller):
                 if self._has_ended:
                     self.save_checkpoint()
         self.end_training()
+        self._manager.wait()
         return self.evaluation
 
     def evaluate(self, steps: int = -1) -> dict[str, Any] | None:
@@ -241,10 +247,6 @@ class Controller(orbit.Controller):
     def save_checkpoint(self) -> None:
         """Saves a checkpoint, unless this step has one already."""
         self._manager.save()
-
-    def wait_for_checkpoint(self) -> None:
-        """Waits until the checkpoint that a thread is writing is complete."""
-        self._manager.wait()
 
     def any_process_stops(self) -> bool:
         """Whether a stop was requested in any process; every process must call it."""

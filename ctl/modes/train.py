@@ -94,7 +94,6 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
             else:  # killed between the last checkpoint and the last evaluation
                 controller.evaluate()
                 controller.end_training()
-            controller.wait_for_checkpoint()
 
             result = results.make_result(run.experiment, controller, time.monotonic() - start)
             if not controller.outputs:  # only evaluated: keep what was recorded of the training

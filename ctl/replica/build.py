@@ -8,13 +8,16 @@ from ctl.configs.options import TrainerOptions
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
+from ctl.hardware import coordinator
 from ctl.optimizers import FromConfig
-from ctl.replica import parameter_groups, precision, row_mask
+from ctl.replica import keras_version, metrics, parameter_groups, precision, row_mask
 from ctl.replica.batch_norm import convert_sync_batch_norm
 from ctl.replica.engine import Engine
 from ctl.replica.microbatches import row_count
 from ctl.replica.model_building import (
     build_scope,
+    check_model,
+    check_optimizer,
     create_variables,
     make_optimizer,
     report_rejected_features,
@@ -46,18 +49,18 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
     layout = pipeline.layout(trainer.global_batch_size)
     # tf_keras would reject these only while it builds layers, with errors of its own.
     check_before_model(options, trainer.strategy)
-    with build_scope(options, trainer.strategy):
-        trainer.model = trainer.build_model()
+    with build_scope(options, trainer.strategy), keras_version.report_keras3():
+        trainer.model = check_model(trainer.build_model())
         if options.model.get("sync_batch_norm"):
             convert_sync_batch_norm(trainer.model)
         if isinstance(optimizer, FromConfig):
             optimizer.examples_per_epoch = pipeline.examples_per_epoch()
         trainer.optimizer = precision.wrap_loss_scale(
-            make_optimizer(functools.partial(trainer.build_optimizer, optimizer)),
+            check_optimizer(make_optimizer(functools.partial(trainer.build_optimizer, optimizer))),
             options.precision,
             options.loss_scale,
         )
-        trainer.metrics = trainer.build_metrics()
+        trainer.metrics = metrics.prepare(trainer.build_metrics())
         trainer.global_step = counter("global_step")
         # Also variables that the model creates in its first call: a checkpoint is restored, and slots
         # are created, before the first step.
@@ -65,6 +68,10 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         is_default = type(trainer).forward is base.forward
         with report_rejected_features(spec) if is_default else contextlib.nullcontext():
             create_variables(functools.partial(_forward, trainer), spec)
+        late = any(metrics.creates_variables_late(metric) for metric in trainer.metrics.values())
+        if late and not coordinator.is_coordinated(trainer.strategy):  # which never skips a step
+            # A skipped step restores the variables of metrics that exist before it.
+            create_variables(functools.partial(_update_metrics, trainer), spec)
         parameter_groups.freeze(trainer.model, options)
         parameter_groups.configure(trainer.optimizer, trainer.model, options)
         trainer.optimizer.build(trainer.model.trainable_variables)
@@ -83,16 +90,33 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
     return engine
 
 
-def _forward(trainer: Any, batch: Batch) -> Any:
+def _forward(trainer: Any, batch: Batch) -> None:
+    with _rows(trainer, batch):
+        trainer.forward(_preprocess(trainer, batch), training=False)
+
+
+def _update_metrics(trainer: Any, batch: Batch) -> None:
+    def update() -> None:
+        with _rows(trainer, batch):
+            prepared = _preprocess(trainer, batch)
+            outputs = precision.cast_to_float32(trainer.forward(prepared, training=False))
+            trainer.update_metrics(trainer.metrics, prepared, outputs, None)
+
+    trainer.strategy.run(update)  # tf_keras updates metrics in a replica context only
+
+
+def _rows(trainer: Any, batch: Batch) -> contextlib.AbstractContextManager[row_mask.Examples]:
+    """The rows of a step, because the user's code may read them."""
     options: TrainerOptions = trainer.options
-    # With the rows of a step, because the user's code may read them.
-    with row_mask.examples(
+    return row_mask.examples(
         count=row_count(batch), seed=options.seed, allow_unkeyed=options.allow_unkeyed_random
-    ):
-        prepared = trainer.preprocess(batch)
-        if not isinstance(prepared, dict):
-            raise UsageError(
-                f"preprocess returned {type_name(prepared)}, but must return the batch, a dict of "
-                "tensors."
-            )
-        return trainer.forward(prepared, training=False)
+    )
+
+
+def _preprocess(trainer: Any, batch: Batch) -> Batch:
+    prepared = trainer.preprocess(batch)
+    if not isinstance(prepared, dict):
+        raise UsageError(
+            f"preprocess returned {type_name(prepared)}, but must return the batch, a dict of tensors."
+        )
+    return prepared

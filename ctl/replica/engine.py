@@ -14,10 +14,19 @@ from ctl.data.data_errors import report_data_errors
 from ctl.data.input_pipeline import InputPipeline
 from ctl.errors import NonFiniteStep, UsageError, list_some
 from ctl.hardware import devices
-from ctl.replica import draws, dropout, out_of_memory, precision, random_search, row_mask
+from ctl.replica import (
+    draws,
+    dropout,
+    keras_version,
+    metrics,
+    out_of_memory,
+    precision,
+    random_search,
+    row_mask,
+)
 from ctl.replica.ema import ExponentialMovingAverage
 from ctl.replica.inner_loop import CompiledLoop, chunk_size
-from ctl.replica.microbatches import Batch, row_count
+from ctl.replica.microbatches import Batch, MicroBatch, row_count
 from ctl.replica.non_finite import NonFiniteReport
 from ctl.replica.plan import Plan
 from ctl.replica.snapshot import Snapshot, assigned_in_forward_pass
@@ -190,6 +199,10 @@ class Engine:
         if not callable(self._trainer._train_loop_fn or callable):
             raise UsageError(_RESERVED.format(name="_train_loop_fn"))
         # A subclass creates further models after this engine, or between two loops.
+        for name, value in self._attributes():
+            is_public = not name.startswith("_self_")  # TensorFlow's own records of the attributes
+            if is_public and (keras_version.is_keras3(value) or isinstance(value, tf_keras.Model)):
+                keras_version.check_tracked(value, f"self.{name.partition('/')[0]} is")
         for name, model in self._other_models():
             if name not in self._keyed:
                 dropout.key_random_layers(model, self.plan.options.seed, scope=name)
@@ -217,6 +230,38 @@ class Engine:
             batch_size = self.plan.layout.global_batch_size
             raise NonFiniteStep(report, self.pipeline.example_indexes(batch_size, report.step))
         return report
+
+    def update_metrics(self, micro_batches: Sequence[MicroBatch]) -> None:
+        """Updates the trainer's metrics with this replica's micro-batches."""
+        trainer = self._trainer
+        rows = row_mask.current() or row_mask.Examples(None, 0, 0)
+        first_row = tf.cast(rows.first_row, tf.int64)
+        for part in micro_batches:
+            metrics.attach_masks(part.outputs, part.keras_masks)
+            count = row_count(part.batch)
+            # The rows of the micro-batch, because its mask distinguishes padding from sample weights.
+            with row_mask.examples(
+                part.row_mask,
+                first_row=first_row,
+                step=rows.step,
+                calls=rows.calls,
+                count=count,
+                isolated=self.plan.isolation if len(micro_batches) > 1 else "",
+            ):
+                trainer.update_metrics(trainer.metrics, part.batch, part.outputs, part.row_mask)
+            first_row += tf.cast(count, tf.int64)
+
+    @contextlib.contextmanager
+    def trace_scope(self) -> Iterator[None]:
+        """Sets the trainer's precision for the code that is traced inside.
+
+        Layers that a first call creates, and losses such as Huber's, read the global precision.
+        """
+        with (
+            precision.precision_scope(self.plan.options.precision),
+            keras_version.report_keras3(),
+        ):
+            yield
 
     @contextlib.contextmanager
     def report_errors(self) -> Iterator[None]:
@@ -261,7 +306,7 @@ class Engine:
         user's own `train_step` that does not call `replica_step` has no loss.
         """
         results = {"loss": self.loss.result()} if self._has_loss else {}
-        results |= {name: metric.result() for name, metric in self._trainer.metrics.items()}
+        results |= metrics.results(self._trainer.metrics)
         norms = self.step.norms.result() if self.step.norms else {}
         if self.skipped_all():
             results, norms = tf.nest.map_structure(_to_nan, (results, norms))
@@ -329,13 +374,18 @@ class Engine:
 
     def _other_models(self) -> Iterator[tuple[str, tf_keras.Model]]:
         """The models that a subclass holds besides `model`, each with a name that does not change."""
+        for name, value in self._attributes():
+            if isinstance(value, tf_keras.Model) and value is not self._trainer.model:
+                yield name, value
+
+    def _attributes(self) -> Iterator[tuple[str, Any]]:
+        """The values of the trainer's attributes, also those in lists and dicts, as "name/index"."""
         for name, value in vars(self._trainer).items():
             values: Sequence[Any] = [value]
             if isinstance(value, list | dict):
                 values = tf.nest.flatten(value)
-            for i, model in enumerate(values):
-                if isinstance(model, tf_keras.Model) and model is not self._trainer.model:
-                    yield f"{name}/{i}", model
+            for i, each in enumerate(values):
+                yield f"{name}/{i}", each
 
     def _compile_loop(self) -> CompiledLoop:
         trainer, options = self._trainer, self.plan.options

@@ -153,6 +153,9 @@ def apply(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[tf.
         gradients: the gradients of the global batch; None for a variable that stays unchanged.
         variables: the variables, in the same order.
     """
+    # The optimizer's own bounds would apply to the unsummed rows of sparse gradients.
+    if any(getattr(optimizer, name, None) for name in ("clipnorm", "clipvalue", "global_clipnorm")):
+        gradients = [sum_rows(gradient) for gradient in gradients]
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
     if pairs:
         # Without a second reduction: the sum over replicas of equal sums would be N times as large.

@@ -11,7 +11,7 @@ import tensorflow as tf
 from ctl.data.features import name_features
 from ctl.data.source import Batch, MaskedBatch
 from ctl.errors import UsageError
-from ctl.replica import gradients, loss, precision, row_mask
+from ctl.replica import gradients, loss, metrics, precision, row_mask
 from ctl.replica.gradients import Gradient
 
 LossFn = Callable[[Batch, Any], tf.Tensor]
@@ -24,11 +24,14 @@ class MicroBatch(NamedTuple):
         batch: [rows, ...] tensors.
         row_mask: [rows] mask of the rows that exist; None if all exist.
         outputs: what `forward` returned, 16-bit floats cast to float32; None without `forward`.
+        keras_masks: the mask that tf_keras attached to each output, or None: a compiled function
+            returns the outputs without their attributes.
     """
 
     batch: Batch
     row_mask: tf.Tensor | None
     outputs: Any
+    keras_masks: list[tf.Tensor | None]
 
 
 class Inputs(NamedTuple):
@@ -140,7 +143,7 @@ class MicroBatches:
                     scaled = share if inputs.loss_scale is None else share * inputs.loss_scale
                 all_gradients.append(tape.gradient(scaled, self.variables))
             losses.append(share)
-            micro_batches.append(MicroBatch(batch, mask, outputs))
+            micro_batches.append(MicroBatch(batch, mask, outputs, metrics.masks_of(outputs)))
         # A second update in the same step continues the count, so that it draws other numbers.
         self.calls.update(calls)
         if self.keep_shards:

@@ -11,8 +11,8 @@ import tf_keras
 
 from ctl.configs.error_location import describe, user_line
 from ctl.configs.options import TrainerOptions
-from ctl.errors import UsageError
-from ctl.replica import precision
+from ctl.errors import UsageError, type_name
+from ctl.replica import keras_version, precision
 
 
 @contextlib.contextmanager
@@ -54,6 +54,43 @@ def make_optimizer(build: Callable[[], Any]) -> Any:
 
     with tf.variable_creator_scope(add_aggregation):
         return build()
+
+
+def check_model(model: Any) -> tf_keras.Model:
+    """Returns what `build_model` returned, or raises a UsageError if it is not a tf_keras model."""
+    keras_version.check_tracked(model, "build_model returned")
+    if not isinstance(model, tf_keras.layers.Layer):
+        raise UsageError(
+            f"build_model returned {type_name(model)}, but must return a tf_keras.Model."
+        )
+    return model
+
+
+def check_optimizer(optimizer: Any) -> Any:
+    """Returns an optimizer, or raises a UsageError if it cannot compute the update of a step."""
+    inner = optimizer.inner_optimizer if precision.has_loss_scale(optimizer) else optimizer
+    keras_version.check_tracked(inner, "The optimizer is")
+    if isinstance(inner, tf_keras.optimizers.legacy.Optimizer):
+        name = type(inner).__name__
+        raise UsageError(
+            f"The optimizer is {type_name(inner)} of tf_keras.optimizers.legacy: use "
+            f"tf_keras.optimizers.{name}."
+        )
+    if not isinstance(inner, tf_keras.optimizers.Optimizer):
+        shown = repr(inner) if isinstance(inner, str) else type_name(inner)
+        raise UsageError(
+            f"The optimizer is {shown}, but must be an optimizer of tf_keras, or a function that makes "
+            "one: write for example optimizer=lambda: tf_keras.optimizers.Adam(1e-3)."
+        )
+    nadam = tf_keras.optimizers.Nadam
+    if isinstance(inner, nadam) and type(inner).update_step is nadam.update_step:
+        # The count is a constant of the trace, and differs from variable to variable and from replica
+        # to replica: even on one replica, equal gradients change equal variables differently.
+        raise UsageError(
+            "tf_keras.optimizers.Nadam counts its updates in Python, which is wrong in a traced step: "
+            "use Adam or AdamW, or override its update_step."
+        )
+    return optimizer
 
 
 def create_variables(forward: Callable[[Any], Any], spec: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 import tf_keras
+from tf_keras.src.mixed_precision import policy as policy_module
 
 from ctl.errors import UsageError
 
@@ -45,7 +46,9 @@ def of(name: str) -> Precision:
 def precision_scope(name: str) -> Iterator[None]:
     """Sets the precision of the layers, metrics and optimizers that are built inside."""
     precision = of(name)
-    policy = tf_keras.mixed_precision.global_policy()
+    # None if the user set no policy: a later `set_floatx` must change the default policy, which
+    # `global_policy()` would return as if it had been set.
+    policy = policy_module._global_policy
     floatx = tf_keras.backend.floatx()
     # Both are needed: the policy sets the dtypes of layers, floatx those of metrics and optimizers.
     tf_keras.backend.set_floatx(precision.floatx)
@@ -61,9 +64,17 @@ def cast_to_float32(outputs: Any) -> Any:
     """Casts 16-bit floats of a model's outputs to float32, in which losses are computed."""
     # 8 or 11 bits are too few for the sum of a cross entropy; float64 outputs stay as they are.
     half = (tf.float16, tf.bfloat16)
-    return tf.nest.map_structure(
-        lambda x: tf.cast(x, tf.float32) if tf.is_tensor(x) and x.dtype in half else x, outputs
-    )
+
+    def cast(output: Any) -> Any:
+        if not tf.is_tensor(output) or output.dtype not in half:
+            return output
+        result = tf.cast(output, tf.float32)
+        # tf_keras' losses and metrics read the mask of Embedding(mask_zero=True) and Masking here.
+        if hasattr(output, "_keras_mask"):
+            result._keras_mask = output._keras_mask
+        return result
+
+    return tf.nest.map_structure(cast, outputs)
 
 
 def wrap_loss_scale(optimizer: Any, name: str, loss_scale: float) -> Any:

@@ -177,7 +177,8 @@ class Step:
 
     def _loss_scale(self, optimizer: Any) -> tf.Tensor | None:
         if precision.has_loss_scale(optimizer):
-            return optimizer.loss_scale
+            # The scale of tf_keras is float32, and a product of float64 and float32 is an error.
+            return tf.cast(optimizer.loss_scale, self._plan.dtype)
         if self._plan.options.precision == "float16":
             raise UsageError(
                 "Under float16 every optimizer requires a loss scale: pass minimize a "

@@ -86,6 +86,8 @@ EXAMPLES = 'tf.data.Dataset.from_tensor_slices({"x": tf.ones([8, 3]), "label": [
 IDX_TRAINER = TRAINER.replace("class Tiny", "class Net").replace(
     'arrays({"x": [[1.0, 2.0, 3.0]] * 8, "label": [0, 1] * 4})', "idx(self.options.data.dir, split)"
 )
+KERAS_3 = TRAINER.replace("class Tiny", "class Net").replace("import ctl", "import ctl, keras")
+KERAS_3 = KERAS_3.replace(", input_shape=(3,)", "").partition("def Function")[0]
 BARE = "from ml_collections import ConfigDict\n\ndef get_config():\n    return ConfigDict({})\n"
 FOREIGN = (
     "old has files in it and no config.json of ctl, so it is not a run's folder: name another "
@@ -948,6 +950,26 @@ WITH_TENSORFLOW = {
         "--config.trainer=tiny.py:Function",
         "trainer is 'tiny.py:Function', which is not a subclass of ctl.StandardTrainer: derive it "
         "from ctl.StandardTrainer, or name another class.",
+    ),
+    "model of Keras 3": in_trainer(
+        KERAS_3.replace(
+            "tf_keras.Sequential([tf_keras.layers.Dense", "keras.Sequential([keras.layers.Dense"
+        ),
+        "build_model returned a Sequential of Keras 3: ctl requires tf_keras, so write `import "
+        "tf_keras` instead of `import keras`, or set TF_USE_LEGACY_KERAS=1 before tf.keras is first "
+        "used.",
+    ),
+    "layer of Keras 3": in_trainer(
+        KERAS_3.replace("[tf_keras.layers.Dense", "[keras.layers.Dense"),
+        "a Dense of Keras 3 is used with tf_keras (TypeError: The added layer must be an instance",
+    ),
+    "metric of Keras 3": in_trainer(
+        f'{KERAS_3}    def build_metrics(self):\n        return {{"a": keras.metrics.Mean()}}\n',
+        "Metric 'a' is a Mean of Keras 3: ctl requires tf_keras",
+    ),
+    "metric that is a string": in_trainer(
+        f'{KERAS_3}    def build_metrics(self):\n        return {{"a": "mse"}}\n',
+        "Metric 'a' is 'mse', but must be a metric of tf_keras.metrics: write the class",
     ),
     "model key that the trainer never reads": in_config(
         "model=dict(units=5)",

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import time
 import traceback
 
 import numpy as np
@@ -129,6 +130,27 @@ def test_stop_saves_the_current_step_and_does_not_evaluate(make):
     assert controller.train_and_evaluate(20) is None
     assert controller.stopped
     assert controller.events == [("checkpoint", 5)]
+
+
+@pytest.mark.parametrize("method", ["train", "train_and_evaluate"])
+def test_checkpoint_that_a_thread_writes_is_complete_when_training_returns(
+    method, make, tmp_path, monkeypatch
+):
+    controller = make()
+    trainer = controller.trainer
+    checkpoints = Checkpointer(tmp_path / "late", trainer, background=True)
+    commit = checkpoints.files.commit
+
+    def commit_late(step):
+        time.sleep(1)
+        commit(step)
+
+    monkeypatch.setattr(checkpoints.files, "commit", commit_late)
+    controller = Controller(
+        trainer=trainer, evaluator=ctl.StandardEvaluator(trainer), checkpoints=checkpoints
+    )
+    getattr(controller, method)(3)
+    assert checkpoints.files.steps() == [3]
 
 
 def test_step_is_saved_once(make):

@@ -126,3 +126,65 @@ def test_clipping_acts_on_the_gradient_of_the_global_batch(rule):
         assert np.linalg.norm(ends[0]) == pytest.approx(0.5, abs=1e-12)
     for end in ends[1:]:
         np.testing.assert_allclose(end, ends[0], rtol=0, atol=1e-12)
+
+
+def clip_by_hand(gradients, bound):
+    """What the optimizer's argument of that name does to the gradient of the global batch."""
+    (name, limit), *_ = bound.items()
+    if name == "clipvalue":
+        return [np.clip(g, -limit, limit) for g in gradients]
+    norms = [np.linalg.norm(g) for g in gradients]
+    if name == "global_clipnorm":
+        norms = [np.linalg.norm(norms)] * len(gradients)
+    return [g * min(1, limit / norm) for g, norm in zip(gradients, norms, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "bound", [{"clipnorm": 0.1}, {"clipvalue": 0.02}, {"global_clipnorm": 0.1}]
+)
+@pytest.mark.parametrize(
+    ("replicas", "options"),
+    [(1, {}), (4, {"gradient_accumulation_steps": 2}), (2, {"logical_shards": 4})],
+)
+def test_bounds_of_the_optimizer_apply_to_the_summed_rows_of_sparse_gradients(
+    bound, replicas, options
+):
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(replicas), 8, optimizer=lambda: tf_keras.optimizers.SGD(1.0, **bound),
+        cls=AllTokens, **options,
+    )  # fmt: skip
+    before = trainer.model.get_weights()
+    _, exact, _ = reference_model.loss_and_gradients(before, AllTokens.rows)
+    trainer.train(tf.constant(1))
+    clipped = clip_by_hand(exact, bound)
+    for variable, old, gradient in zip(
+        trainer.model.trainable_variables, before, clipped, strict=True
+    ):
+        assert np.abs(gradient).max() > 0
+        for copy in testing.copies(trainer.strategy, variable):
+            np.testing.assert_allclose(old - copy, gradient, rtol=0, atol=1e-14)
+
+
+class AllTokens(reference_model.ReferenceTrainer):
+    """A dataset of one batch, in which tokens occur several times."""
+
+    rows = reference_model.examples(8)
+    data_factory = staticmethod(lambda split: ctl.data.arrays(AllTokens.rows))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["SGD", "Adam", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Ftrl", "Lion", "Adafactor"]
+)
+def test_sparse_and_dense_gradients_give_the_same_update(name):
+    def weights(**options):
+        make = getattr(tf_keras.optimizers, name)
+        trainer = reference_model.make_trainer(
+            testing.make_strategy(2), 8, optimizer=lambda: make(0.01), **options
+        )
+        trainer.train(tf.constant(3))
+        return trainer.model.get_weights()
+
+    # With logical shards all gradients are dense.
+    for sparse, dense in zip(weights(), weights(logical_shards=4), strict=True):
+        np.testing.assert_allclose(sparse, dense, rtol=0, atol=1e-14)

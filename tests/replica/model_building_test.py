@@ -68,3 +68,56 @@ def test_sync_batch_norm_is_recognized_in_nested_models():
     sync = tf_keras.Sequential([tf_keras.Sequential([ctl.SyncBatchNormalization()])])
     assert not model_building.has_sync_batch_norm(plain)
     assert model_building.has_sync_batch_norm(sync)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (
+            "adam",
+            "The optimizer is 'adam', but must be an optimizer of tf_keras, or a function that",
+        ),
+        (lambda: None, "The optimizer is None, but must be an optimizer of tf_keras"),
+        (
+            tf_keras.optimizers.legacy.Adam,
+            "The optimizer is an Adam of tf_keras.optimizers.legacy: use tf_keras.optimizers.Adam.",
+        ),
+        (
+            lambda: tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.legacy.SGD()),
+            "The optimizer is a SGD of tf_keras.optimizers.legacy: use tf_keras.optimizers.SGD.",
+        ),
+        (
+            tf_keras.optimizers.Nadam,
+            "tf_keras.optimizers.Nadam counts its updates in Python, which is wrong in a traced step",
+        ),
+        (
+            lambda: tf_keras.mixed_precision.LossScaleOptimizer(tf_keras.optimizers.Nadam()),
+            "tf_keras.optimizers.Nadam counts its updates in Python",
+        ),
+    ],
+)
+def test_optimizer_that_cannot_compute_the_update_is_rejected(optimizer, message):
+    with pytest.raises(ctl.UsageError) as error:
+        reference_model.make_trainer(testing.make_strategy(2), 8, optimizer=optimizer)
+    assert str(error.value).startswith(message)
+
+
+def test_nadam_of_the_user_with_another_update_is_accepted():
+    class Own(tf_keras.optimizers.Nadam):
+        def update_step(self, gradient, variable):
+            variable.assign_sub(gradient)
+
+    assert isinstance(model_building.check_optimizer(Own()), Own)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (None, "build_model returned None, but must return a tf_keras.Model."),
+        (tf.Module(), "build_model returned a Module, but must return a tf_keras.Model."),
+    ],
+)
+def test_model_that_is_not_of_tf_keras_is_rejected(model, message):
+    with pytest.raises(ctl.UsageError) as error:
+        model_building.check_model(model)
+    assert str(error.value) == message

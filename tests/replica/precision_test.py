@@ -46,6 +46,89 @@ def test_precision_sets_the_dtypes_of_layers_and_metrics_inside_its_scope(name):
     assert tf_keras.mixed_precision.global_policy().name == "float32"
 
 
+def test_default_policy_of_tf_keras_still_follows_floatx_after_a_trainer():
+    reference_model.make_trainer(testing.make_strategy(1), 8)
+    try:
+        tf_keras.backend.set_floatx("float64")
+        assert tf_keras.layers.Dense(1).compute_dtype == "float64"
+    finally:
+        tf_keras.backend.set_floatx("float32")
+    assert tf_keras.layers.Dense(1).compute_dtype == "float32"
+
+
+def test_policy_that_the_user_set_is_restored():
+    tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        reference_model.make_trainer(testing.make_strategy(1), 8)
+        assert tf_keras.layers.Dense(1).compute_dtype == "bfloat16"
+    finally:
+        tf_keras.mixed_precision.set_global_policy(None)
+
+
+class Late(reference_model.ReferenceTrainer):
+    """Creates a layer in its first training step, and another one in its first evaluation."""
+
+    def build_metrics(self):
+        return {}
+
+    def forward(self, batch, training):
+        outputs = super().forward(batch, training)
+        if ctl.replica.current() is not None:
+            layer = tf_keras.layers.Activation("tanh")
+            self.policies = {**getattr(self, "policies", {}), training: layer.compute_dtype}
+            self.floatx = tf_keras.backend.floatx()
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("name", "compute", "floatx"),
+    [("float64", "float64", "float64"), ("bfloat16", "bfloat16", "float32")],
+)
+def test_layers_that_a_first_call_creates_have_the_precision_of_the_trainer(name, compute, floatx):
+    trainer = reference_model.make_trainer(testing.make_strategy(2), 8, cls=Late, precision=name)
+    trainer.train(tf.constant(1))
+    ctl.StandardEvaluator(trainer).evaluate(tf.constant(1))
+    assert trainer.policies == {True: compute, False: compute}
+    assert trainer.floatx == floatx
+    assert tf_keras.backend.floatx() == "float32"
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_loss_that_reads_the_global_precision_is_exact_in_float64(replicas):
+    class Huber(reference_model.ReferenceTrainer):
+        def per_example_loss(self, batch, outputs):
+            return tf_keras.losses.huber(tf.zeros_like(outputs), outputs, delta=100.0)
+
+        def regularization_losses(self):
+            return []
+
+    trainer = reference_model.make_trainer(testing.make_strategy(replicas), 8, cls=Huber)
+    evaluation = ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
+    rows = reference_model.examples()
+    outputs = trainer.model({"x": rows["x"], "token": rows["token"]}).numpy()
+    losses = (outputs**2).mean(axis=1) / 2
+    expected = (losses * rows["weight"]).sum() / rows["weight"].sum()
+    assert float(evaluation["loss"]) == pytest.approx(expected, rel=1e-14)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"logical_shards": 4}, {"xla": "gradients"}])
+def test_loss_scale_in_float64_gives_the_update_without_one(replicas, options):
+    def scaled():
+        return tf_keras.mixed_precision.LossScaleOptimizer(
+            tf_keras.optimizers.SGD(1.0), dynamic=False, initial_scale=1024.0
+        )
+
+    def step(**arguments):
+        trainer = reference_model.make_trainer(
+            testing.make_strategy(replicas), 8, **options, **arguments
+        )
+        return gradient(trainer)
+
+    for one, other in zip(step(), step(optimizer=scaled), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-15)
+
+
 def test_unknown_precision_is_rejected():
     with pytest.raises(ctl.UsageError, match="There is no precision 'half': choose one of float64"):
         precision.of("half")
@@ -58,6 +141,12 @@ def test_16_bit_outputs_are_cast_to_float32():
     assert [v.dtype for v in tf.nest.flatten(cast)] == [
         tf.float32, tf.float32, tf.float64, tf.int32,
     ]  # fmt: skip
+
+
+def test_mask_of_tf_keras_stays_with_outputs_that_are_cast():
+    output, mask = tf.constant([1.0], tf.bfloat16), tf.constant([True])
+    output._keras_mask = mask
+    assert precision.cast_to_float32({"a": output})["a"]._keras_mask is mask
 
 
 def test_only_float16_gets_a_loss_scale_and_only_one():

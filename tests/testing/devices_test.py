@@ -7,6 +7,7 @@ import tensorflow as tf
 from ctl import testing
 from ctl.errors import UsageError
 from ctl.testing import devices
+from tests import child
 
 
 def test_split_that_exists_is_reused():
@@ -31,3 +32,38 @@ def test_strategy_has_the_number_of_replicas(replicas):
     assert len(copies) == replicas
     for copy in copies:
         np.testing.assert_array_equal(copy, [1.0, 2.0])
+
+
+STRATEGIES = """
+import tensorflow as tf
+from ctl import testing
+from ctl.hardware import selection
+from ctl.hardware.strategies import StrategyOptions
+
+SPLIT
+for replicas in REPLICAS:
+    assert testing.make_strategy(replicas).num_replicas_in_sync == replicas
+assert len(tf.config.list_logical_devices("CPU")) == 4
+hardware = selection.build("mirrored", StrategyOptions(logical_devices=2))
+assert hardware.strategy.num_replicas_in_sync == 2
+"""
+BY_USER = (
+    'tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], '
+    "[tf.config.LogicalDeviceConfiguration()] * 4)"
+)
+
+
+@pytest.mark.parametrize(
+    ("split", "replicas"),
+    [
+        (BY_USER, (2, 4)),
+        pytest.param(BY_USER, (4, 2), marks=pytest.mark.slow),
+        pytest.param("testing.split_cpu(4)", (2, 4), marks=pytest.mark.slow),
+        pytest.param("testing.split_cpu(4)", (4, 2), marks=pytest.mark.slow),
+    ],
+)
+def test_strategy_on_some_of_the_logical_cpus_leaves_the_others(split, replicas):
+    # A process of its own, because TensorFlow's devices of this one are initialized.
+    code = STRATEGIES.replace("SPLIT", split).replace("REPLICAS", str(replicas))
+    process = child.run(["-c", code], CUDA_VISIBLE_DEVICES="-1", TF_CPP_MIN_LOG_LEVEL="3")
+    assert process.returncode == 0, process.stderr

@@ -132,7 +132,8 @@ class MeanOfReplicas(tf_keras.metrics.Metric):
         self.value = self.add_weight("value", **variable)
 
     def update_state(self, labels, outputs, sample_weight=None):
-        hits = tf.cast(tf.equal(tf.cast(labels, tf.int64), tf.argmax(outputs, 1)), self.dtype)
+        labels = tf.cast(tf.reshape(labels, [-1]), tf.int64)
+        hits = tf.cast(tf.equal(labels, tf.argmax(outputs, 1)), self.dtype)
         ones = tf.ones_like(hits) if sample_weight is None else tf.cast(sample_weight, self.dtype)
         self.value.assign(tf.math.divide_no_nan(tf.reduce_sum(hits * ones), tf.reduce_sum(ones)))
 

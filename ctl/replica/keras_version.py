@@ -1,0 +1,73 @@
+"""Detects objects of Keras 3 where tf_keras is required.
+
+Keras 3 computes wrong updates under tf.distribute. Inside tf_keras its objects fail with errors that
+do not name the cause, or their variables silently stay untrained.
+"""
+
+from collections.abc import Iterator, Mapping
+import contextlib
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.errors import UsageError, type_name
+
+_FIX = (
+    "ctl requires tf_keras, so write `import tf_keras` instead of `import keras`, or set "
+    "TF_USE_LEGACY_KERAS=1 before tf.keras is first used."
+)
+
+
+def is_keras3(value: Any) -> bool:
+    """Whether the class of a value, or a base class of it, is defined in the package `keras`."""
+    return any(base.__module__.partition(".")[0] == "keras" for base in type(value).__mro__)
+
+
+def check_tracked(value: Any, place: str) -> None:
+    """Raises UsageError if a value, or an object that it tracks, is of Keras 3.
+
+    Args:
+        value: any object; one that tracks others is searched completely, such as a model.
+        place: what the value is, such as "build_model returned".
+    """
+    objects = [value]
+    if isinstance(value, tf.__internal__.tracking.Trackable):
+        objects += tf.train.TrackableView(value).descendants()
+    for each in objects:
+        if is_keras3(each):
+            inside = "" if each is value else f"{type_name(value)} that contains "
+            raise UsageError(f"{place} {inside}{type_name(each)} of Keras 3: {_FIX}")
+
+
+@contextlib.contextmanager
+def report_keras3() -> Iterator[None]:
+    """Turns an error that an object of Keras 3 causes into a UsageError of one line."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        value = _find_in_traceback(error)
+        if value is None:
+            raise
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise UsageError(
+            f"{type_name(value)} of Keras 3 is used with tf_keras ({type(error).__name__}: {reason}): "
+            f"{_FIX}"
+        ) from error
+
+
+def _find_in_traceback(error: BaseException) -> Any:
+    """An object of Keras 3 in the local variables of the innermost frame that has one, or None.
+
+    The messages of tf_keras do not name the object's package, but the functions that reject the
+    object hold it.
+    """
+    result, frame = None, error.__traceback__
+    while frame is not None:
+        for value in list(frame.tb_frame.f_locals.values()):
+            nested = value.values() if isinstance(value, Mapping) else value
+            values = nested if isinstance(value, list | tuple | dict) else [value]
+            result = next((each for each in values if is_keras3(each)), result)
+        frame = frame.tb_next
+    return result

@@ -1,0 +1,70 @@
+"""Detects metrics in a user's code that are not sums over rows, by the shapes of their tensors."""
+
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+from tf_keras.src.utils import losses_utils
+
+from ctl.errors import UsageError
+
+_ROWS = 7919  # a number of rows that no other axis has, to recognize the axes of rows
+
+
+def check_rows(metric: Any, labels: tf.Tensor, outputs: tf.Tensor, name: str) -> None:
+    """Checks a metric that a user wrote, or the user's function in a MeanMetricWrapper.
+
+    The code is traced and not run, which gives the shapes and adds nothing to the graph of the step.
+
+    Args:
+        metric: a metric.
+        labels: [rows, ...].
+        outputs: [rows, ...].
+        name: the name of the metric in messages.
+
+    Raises:
+        UsageError: it computes pairs of rows, or its function does not return values per row.
+    """
+    is_wrapper = isinstance(metric, tf_keras.metrics.MeanMetricWrapper)
+    function = metric._fn if is_wrapper else type(metric)
+    if (getattr(function, "__module__", None) or "").startswith("tf_keras."):
+        return
+    if labels.shape.rank is None or outputs.shape.rank is None:
+        return
+
+    def call(labels: tf.Tensor, outputs: tf.Tensor) -> Any:
+        if not is_wrapper:
+            metric.update_state(labels, outputs)
+            return None
+        labels, outputs = tf.cast(labels, metric.dtype), tf.cast(outputs, metric.dtype)
+        outputs, labels = losses_utils.squeeze_or_expand_dimensions(outputs, labels)
+        return function(labels, outputs, **metric._fn_kwargs)
+
+    specs = [tf.TensorSpec([_ROWS, *x.shape[1:]], x.dtype) for x in (labels, outputs)]
+    try:
+        traced = tf.function(call).get_concrete_function(*specs)
+    except Exception:  # the update itself will raise it, with the user's line
+        return
+    arguments = f"labels {_format(specs[0].shape)} and outputs {_format(specs[1].shape)}"
+    for operation in traced.graph.get_operations():
+        for tensor in operation.outputs:
+            if tensor.shape.rank and tensor.shape.as_list().count(_ROWS) > 1:
+                raise UsageError(
+                    f"Metric {name!r} compares all rows with each other (operation {operation.type} "
+                    f"returns {_format(tensor.shape)}) for {arguments}: labels [rows] have the rank of "
+                    "the outputs, as in tf_keras' compile, so give values the same rank, or write "
+                    "tf.reshape(labels, [-1])."
+                )
+    shape = traced.output_shapes
+    if not is_wrapper or not isinstance(shape, tf.TensorShape) or shape.rank is None:
+        return
+    if not shape.rank or shape[0] not in (None, _ROWS):
+        raise UsageError(
+            f"The function of metric {name!r} returned shape {_format(shape)} for {arguments}, but must "
+            "return [rows, ...]: do not reduce the axis of the rows."
+        )
+
+
+def _format(shape: tf.TensorShape) -> str:
+    sizes = ("rows" if n == _ROWS else str(n) for n in shape.as_list())
+    return f"[{', '.join(sizes)}]"

@@ -1,0 +1,130 @@
+"""Objects of Keras 3 are recognized by their class, wherever they reach a trainer."""
+
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from ctl.replica import keras_version
+from tests import reference_model
+
+keras = pytest.importorskip("keras", "3", reason="Keras 3 is not installed")
+FIX = "ctl requires tf_keras, so write `import tf_keras` instead of `import keras`, or set"
+
+
+class Subclass(keras.Model):
+    pass
+
+
+class Holding(tf_keras.Model):
+    """A model of tf_keras with a layer of Keras 3, whose variables it does not see."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers_of_both = [tf_keras.layers.Dense(3), keras.layers.Dense(3)]
+
+    def call(self, inputs):
+        return self.layers_of_both[1](self.layers_of_both[0](inputs["x"]))
+
+
+def test_classes_and_their_subclasses_are_recognized():
+    assert keras_version.is_keras3(keras.layers.Dense(1))
+    assert keras_version.is_keras3(Subclass())
+    assert keras_version.is_keras3(keras.optimizers.SGD())
+    for value in (tf_keras.layers.Dense(1), tf_keras.Sequential(), tf_keras.optimizers.SGD(), "a"):
+        assert not keras_version.is_keras3(value)
+
+
+class Chosen(reference_model.ReferenceTrainer):
+    model_factory = None
+    metric_factory = None
+    attribute = None
+
+    def build_model(self):
+        return self.model_factory() if self.model_factory else super().build_model()
+
+    def build_metrics(self):
+        return {"m": self.metric_factory()} if self.metric_factory else super().build_metrics()
+
+
+def make(optimizer=None, **attributes):
+    cls = type("Chosen", (Chosen,), {name: staticmethod(f) for name, f in attributes.items()})
+    return reference_model.make_trainer(testing.make_strategy(1), 8, cls=cls, optimizer=optimizer)
+
+
+def functional_of_both():
+    return tf_keras.layers.Dense(1)(keras.Input([3]))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"model_factory": keras.Sequential}, "build_model returned a Sequential of Keras 3: "),
+        ({"model_factory": Subclass}, "build_model returned a Subclass of Keras 3: "),
+        (
+            {"model_factory": Holding},
+            "build_model returned a Holding that contains a Dense of Keras 3: ",
+        ),
+        (
+            {"model_factory": lambda: tf_keras.Sequential([keras.layers.Dense(1)])},
+            r"a Dense of Keras 3 is used with tf_keras \(TypeError: The added layer must .*\): ",
+        ),
+        (
+            {"model_factory": functional_of_both},
+            r"a KerasTensor of Keras 3 is used with tf_keras \(.*\): ",
+        ),
+        ({"metric_factory": keras.metrics.MeanSquaredError}, "Metric 'm' is a MeanSquaredError of"),
+        ({"metric_factory": keras.losses.MeanSquaredError}, "Metric 'm' is a MeanSquaredError of"),
+        ({"optimizer": keras.optimizers.SGD}, "The optimizer is a SGD of Keras 3: "),
+        (
+            {
+                "optimizer": lambda: tf_keras.mixed_precision.LossScaleOptimizer(
+                    keras.optimizers.SGD()
+                )
+            },
+            r'a SGD of Keras 3 is used with tf_keras \(TypeError: "inner_optimizer" must be .*\): ',
+        ),
+    ],
+)
+def test_object_of_keras_3_is_rejected_when_the_trainer_is_built(attributes, message):
+    with pytest.raises(ctl.UsageError, match=message) as error:
+        make(**attributes)
+    assert FIX in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (keras.optimizers.SGD, "self.mine is a SGD of Keras 3"),
+        (lambda: [keras.losses.MeanSquaredError()], "self.mine is a MeanSquaredError of Keras 3"),
+        (lambda: {"critic": keras.Sequential()}, "self.mine is a Sequential of Keras 3"),
+        (Holding, "self.mine is a Holding that contains a Dense of Keras 3"),
+    ],
+)
+def test_object_of_keras_3_in_an_attribute_is_rejected_before_the_first_step(value, message):
+    trainer = make()
+    trainer.mine = value()
+    with pytest.raises(ctl.UsageError, match=message):
+        trainer.train(tf.constant(1))
+    assert trainer.global_step.numpy() == 0
+
+
+def test_optimizer_of_keras_3_that_is_passed_to_minimize_is_rejected():
+    optimizer = keras.optimizers.SGD()
+
+    class Own(reference_model.ReferenceTrainer):
+        def replica_step(self, batch):
+            return self.minimize(batch, lambda rows: rows["weight"], optimizer=optimizer)
+
+    trainer = reference_model.make_trainer(testing.make_strategy(2), 8, cls=Own)
+    with pytest.raises(ctl.UsageError, match="The optimizer is a SGD of Keras 3: "):
+        trainer.train(tf.constant(1))
+
+
+def test_other_errors_keep_their_type():
+    with pytest.raises(ZeroDivisionError), keras_version.report_keras3():
+        raise ZeroDivisionError
+    with pytest.raises(ctl.UsageError, match="mine"), keras_version.report_keras3():
+        layer = keras.layers.Dense(1)
+        raise ctl.UsageError(f"mine {layer.name}")

@@ -1,0 +1,580 @@
+"""A metric is a function of the rows: the same on any split, and as `compile` computes it."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+from tf_keras.src.engine import compile_utils
+
+import ctl
+from ctl import testing
+
+SLOW = pytest.mark.slow
+KERAS = tf_keras.metrics
+ROWS = 7
+
+
+@functools.cache
+def columns():
+    """Labels and outputs of every kind, as name -> (labels, outputs) with distinct rows."""
+    rng = np.random.default_rng(0)
+
+    def real(*shape):
+        return rng.normal(size=(ROWS, *shape)) + 3
+
+    def probability(*shape):
+        return rng.uniform(0.1, 0.9, (ROWS, *shape))
+
+    def classes(*shape):
+        scores = np.exp(rng.normal(size=(ROWS, *shape, 4)))
+        return scores / scores.sum(-1, keepdims=True)
+
+    def integers(below, *shape):
+        return rng.integers(0, below, (ROWS, *shape))
+
+    one_hot = np.eye(4)[integers(4)]
+    return {
+        "regression": (real(), real(1)),
+        "column": (real(1), real(1)),
+        "vector": (real(3), real(3)),
+        "scalars": (real(), real()),
+        "series": (real(5), real(5, 1)),
+        "binary": (integers(2), probability(1)),
+        "probabilities": (integers(2), probability()),
+        "labels": (integers(2, 3), probability(3)),
+        "steps": (integers(2, 5), probability(5, 1)),
+        "sparse": (integers(4), classes()),
+        "sparse_column": (integers(4, 1), classes()),
+        "one_hot": (one_hot, classes()),
+        "tokens": (integers(4, 5), classes(5)),
+        "pixels": (integers(4, 2, 3), classes(2, 3)),
+        "one_hot32": (one_hot.astype(np.float32), classes().astype(np.float32)),
+        "sparse32": (integers(4), classes().astype(np.float32)),
+        "tokens32": (integers(4, 5), classes(5).astype(np.float32)),
+    }
+
+
+def cases():
+    """Every standard metric with every kind of labels and outputs that it accepts."""
+    regression = ("regression", "column", "vector", "scalars", "series")
+    binary = ("binary", "probabilities", "labels", "steps")
+    sparse = ("sparse", "sparse_column", "tokens", "pixels")
+    table = {
+        **dict.fromkeys(
+            ["MeanSquaredError", "MeanAbsoluteError", "MeanAbsolutePercentageError", "Hinge",
+             "RootMeanSquaredError", "MeanSquaredLogarithmicError", "LogCoshError", "Poisson",
+             "CosineSimilarity", "SquaredHinge"],
+            regression,
+        ),
+        "R2Score": ("regression", "column", "vector", "scalars"),
+        "Accuracy": ("regression", "column", "scalars"),
+        **dict.fromkeys(
+            ["BinaryAccuracy", "BinaryCrossentropy", "AUC", "Precision", "Recall", "TruePositives",
+             "FalsePositives", "TrueNegatives", "FalseNegatives"],
+            binary,
+        ),
+        **dict.fromkeys(("SparseCategoricalAccuracy", "SparseCategoricalCrossentropy"), sparse),
+        **dict.fromkeys(
+            ("CategoricalAccuracy", "CategoricalCrossentropy", "KLDivergence", "CategoricalHinge"),
+            ("one_hot",),
+        ),
+    }  # fmt: skip
+    for name, kinds in table.items():
+        for kind in kinds:
+            yield name, kind, {}
+    for name in ("SensitivityAtSpecificity", "SpecificityAtSensitivity"):
+        option = name.partition("At")[2].lower()
+        yield name, "binary", {option: 0.5}
+        yield name, "labels", {option: 0.5}
+    yield "PrecisionAtRecall", "binary", {"recall": 0.5}
+    yield "RecallAtPrecision", "labels", {"precision": 0.5}
+    yield "AUC", "labels", {"multi_label": True}
+    yield "AUC", "binary", {"curve": "PR"}
+    yield "MeanRelativeError", "vector", {"normalizer": [1.0, 2.0, 3.0]}
+    yield "BinaryIoU", "binary", {}
+    yield "MeanIoU", "sparse", {"num_classes": 4, "sparse_y_pred": False}
+    yield "MeanIoU", "pixels", {"num_classes": 4, "sparse_y_pred": False}
+    yield "IoU", "sparse", {"num_classes": 4, "target_class_ids": [1], "sparse_y_pred": False}
+    yield "OneHotIoU", "one_hot", {"num_classes": 4, "target_class_ids": [1]}
+    yield "OneHotMeanIoU", "one_hot", {"num_classes": 4}
+    # tf_keras computes these in float32 only.
+    yield "R2Score", "one_hot32", {"num_regressors": 2, "dtype": "float32"}
+    yield "Precision", "one_hot32", {"top_k": 2, "dtype": "float32"}
+    for average in ("micro", "macro", "weighted", None):
+        yield "F1Score", "one_hot32", {"average": average, "dtype": "float32"}
+    yield "FBetaScore", "one_hot32", {"beta": 0.5, "threshold": 0.3, "dtype": "float32"}
+    yield "TopKCategoricalAccuracy", "one_hot32", {"k": 2, "dtype": "float32"}
+    yield "SparseTopKCategoricalAccuracy", "sparse32", {"k": 2, "dtype": "float32"}
+    yield "SparseTopKCategoricalAccuracy", "tokens32", {"k": 2, "dtype": "float32"}
+
+
+CASES = {f"{name}-{kind}-{options}": (name, kind, options) for name, kind, options in cases()}
+# Tracing all of them takes a minute, so most tests compute these.
+FEW = [
+    case
+    for case, (name, kind, options) in CASES.items()
+    if (name, kind) in {
+        ("MeanSquaredError", "regression"), ("MeanSquaredError", "scalars"),
+        ("CosineSimilarity", "series"), ("R2Score", "one_hot32"), ("BinaryAccuracy", "binary"),
+        ("AUC", "steps"), ("SparseCategoricalAccuracy", "sparse"),
+        ("SparseCategoricalAccuracy", "pixels"), ("MeanIoU", "pixels"),
+    } or options.get("average") == "macro"
+]  # fmt: skip
+
+
+@functools.cache
+def expected():
+    """The metrics as `compile` computes them from all rows at once, in one replica."""
+    results = {}
+    floatx = tf_keras.backend.floatx()
+    tf_keras.backend.set_floatx("float64")
+    for case, (name, kind, options) in CASES.items():
+        labels, outputs = map(tf.constant, columns()[kind])
+        if outputs.shape.rank == 1:  # `compile` would average over rows before the metric does
+            outputs = outputs[:, tf.newaxis]
+        metric = getattr(KERAS, name)(**options)
+        compile_utils.MetricsContainer([metric]).update_state(labels, outputs)
+        results[case] = metric.result().numpy()
+    tf_keras.backend.set_floatx(floatx)
+    return results
+
+
+class Given(ctl.StandardTrainer):
+    """Compares given outputs with given labels, by every metric of the table."""
+
+    as_global_batches = 0
+    cases = FEW
+
+    def build_model(self):
+        return tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(1,))])
+
+    def build_dataset(self, split, input_context):
+        data = {"x": np.ones((ROWS, 1))}
+        for kind, (labels, outputs) in columns().items():
+            data |= {f"{kind}/labels": labels, f"{kind}/outputs": outputs}
+        if self.as_global_batches:
+            batches = tf.data.Dataset.from_tensor_slices(data).batch(self.as_global_batches)
+            return ctl.data.GlobalBatches(batches)
+        return ctl.data.arrays(data)
+
+    def forward(self, batch, training):
+        return self.model(batch["x"])
+
+    def per_example_loss(self, batch, outputs):
+        return outputs[:, 0]
+
+    def build_metrics(self):
+        chosen = {case: CASES[case] for case in self.cases}
+        return {
+            case: getattr(KERAS, name)(**options) for case, (name, _, options) in chosen.items()
+        }
+
+    def update_metrics(self, metrics, batch, outputs, weights):
+        for case in self.cases:
+            kind = CASES[case][1]
+            labels = {"label": batch[f"{kind}/labels"]}
+            values = batch[f"{kind}/outputs"]
+            super().update_metrics({case: metrics[case]}, labels, values, weights)
+
+
+def make(cls, replicas, batch, **options):
+    """Makes a trainer in float64 whose model does not change."""
+    options.setdefault("precision", "float64")
+    return cls(
+        strategy=testing.make_strategy(replicas),
+        global_batch_size=batch,
+        optimizer=lambda: tf_keras.optimizers.SGD(0.0),
+        options=ctl.TrainerOptions(**options),
+    )
+
+
+def check(results, cases):
+    wrong = {}
+    for case in cases:
+        value = expected()[case]
+        single = CASES[case][1].endswith("32")
+        tolerance = 1e-6 if single else 1e-12
+        if not np.allclose(results[case], value, rtol=tolerance, atol=tolerance):
+            wrong[case] = (np.asarray(results[case]), value)
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "batch", "cases"),
+    [
+        (1, 3, FEW),  # a partial last batch
+        (4, 5, FEW),  # shares of 2, 2, 1, 0 rows
+        pytest.param(1, 3, list(CASES), marks=SLOW),
+        pytest.param(2, 3, list(CASES), marks=SLOW),
+        pytest.param(4, 5, list(CASES), marks=SLOW),
+    ],
+)
+def test_evaluation_is_that_of_compile_on_any_split(replicas, batch, cases):
+    trainer = make(type("Chosen", (Given,), {"cases": cases}), replicas, 4)
+    evaluator = ctl.StandardEvaluator(trainer, global_batch_size=batch)
+    check(evaluator.evaluate(tf.constant(-1)), cases)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "cases", "options"),
+    [
+        (1, FEW, {"gradient_accumulation_steps": 4}),
+        (4, FEW, {}),  # shares of 2, 2, 2, 1 rows
+        (2, FEW, {"xla": "gradients"}),
+        pytest.param(1, FEW, {"xla": "step"}, marks=SLOW),
+        pytest.param(1, FEW, {"xla": "loop"}, marks=SLOW),
+        pytest.param(1, list(CASES), {}, marks=SLOW),
+        pytest.param(1, list(CASES), {"gradient_accumulation_steps": 4}, marks=SLOW),
+        pytest.param(2, list(CASES), {"gradient_accumulation_steps": 3}, marks=SLOW),
+        pytest.param(4, list(CASES), {}, marks=SLOW),
+    ],
+)
+def test_metrics_of_a_training_step_are_those_of_compile_on_any_split(replicas, cases, options):
+    trainer = make(type("Chosen", (Given,), {"cases": cases}), replicas, ROWS, **options)
+    check(trainer.train(tf.constant(1)), cases)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "accumulation", "cases"),
+    [
+        (4, 1, FEW),
+        pytest.param(2, 2, FEW, marks=SLOW),
+        pytest.param(4, 1, list(CASES), marks=SLOW),
+    ],
+)
+def test_metrics_of_global_batches_with_empty_shares_are_those_of_compile(
+    replicas, accumulation, cases
+):
+    body = {"as_global_batches": 5, "cases": cases}  # 5 rows, then 2
+    trainer = make(
+        type("Batches", (Given,), body), replicas, 5, gradient_accumulation_steps=accumulation
+    )
+    check(trainer.train(tf.constant(2)), cases)
+
+
+class Regression(ctl.StandardTrainer):
+    """A plain regression: labels [rows] and outputs [rows, 1], with the default `update_metrics`."""
+
+    metric_factory = staticmethod(lambda: {"mse": KERAS.MeanSquaredError()})
+    count = ROWS
+
+    def build_model(self):
+        ones = {"kernel_initializer": "ones"}
+        return tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(1,), **ones)])
+
+    def build_dataset(self, split, input_context):
+        x = np.arange(1.0, self.count + 1)
+        return ctl.data.arrays({"x": x[:, np.newaxis], "label": 2 * x, "weight": 1 / x})
+
+    def per_example_loss(self, batch, outputs):
+        return tf.square(batch["label"] - outputs[:, 0])
+
+    def build_metrics(self):
+        return self.metric_factory()
+
+
+def regression(metrics, replicas=1, batch=ROWS, **options):
+    body = {"metric_factory": staticmethod(metrics)}
+    return make(type("Chosen", (Regression,), body), replicas, batch, **options)
+
+
+def evaluate(trainer, batch):
+    evaluator = ctl.StandardEvaluator(trainer, global_batch_size=batch)
+    return {name: float(x) for name, x in evaluator.evaluate(tf.constant(-1)).items()}
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_mean_squared_error_of_labels_without_an_axis_by_hand(replicas):
+    # With y = x and labels 2 x, the error of row i is i: (1 + 4 + 9 + 16 + 25 + 36 + 49) / 7.
+    trainer = regression(lambda: {"mse": KERAS.MeanSquaredError()}, replicas)
+    assert evaluate(trainer, 4)["mse"] == pytest.approx(140 / 7, abs=1e-12)
+    assert float(trainer.train(tf.constant(1))["mse"]) == pytest.approx(140 / 7, abs=1e-12)
+
+
+def test_accumulation_over_six_rows_by_hand():
+    # Micro-batches of 1, 2, 1, 2 rows: the mean of their means is not the mean of the rows.
+    body = {"count": 6, "metric_factory": staticmethod(Regression.metric_factory)}
+    trainer = make(type("Six", (Regression,), body), 1, 6, gradient_accumulation_steps=4)
+    assert float(trainer.train(tf.constant(1))["mse"]) == pytest.approx(91 / 6, abs=1e-12)
+
+
+@pytest.mark.parametrize(("replicas", "batch"), [(1, 4), (4, 5)])
+def test_sample_weights_that_an_override_multiplies_are_those_of_the_metric(replicas, batch):
+    class Weighted(Regression):
+        def update_metrics(self, metrics, batch, outputs, weights):
+            present = tf.ones_like(batch["weight"]) if weights is None else weights
+            present = tf.cast(present, batch["weight"].dtype)
+            super().update_metrics(metrics, batch, outputs, present * batch["weight"])
+
+    trainer = make(Weighted, replicas, ROWS)
+    # sum(i^2 / i) / sum(1 / i) with i = 1 ... 7
+    expected = 28 / sum(1 / i for i in range(1, 8))
+    assert evaluate(trainer, batch)["mse"] == pytest.approx(expected, rel=1e-6)
+    assert float(trainer.train(tf.constant(1))["mse"]) == pytest.approx(expected, rel=1e-6)
+
+
+class IgnoresWeights(KERAS.Metric):
+    """Sums the errors and counts the rows, and ignores the sample weights."""
+
+    def __init__(self):
+        super().__init__("largest")
+        self.total = self.add_weight("total", initializer="zeros")
+        self.rows = self.add_weight("rows", initializer="zeros")
+
+    def update_state(self, labels, outputs, sample_weight=None):
+        errors = tf.abs(labels - outputs)
+        # NaN for no rows, as the mean of nothing is.
+        self.total.assign_add(tf.reduce_mean(errors) * tf.cast(tf.size(errors), errors.dtype))
+        self.rows.assign_add(tf.cast(tf.size(errors), errors.dtype))
+
+    def result(self):
+        return self.total / self.rows
+
+
+class HasNoWeights(IgnoresWeights):
+    """Has no argument for sample weights."""
+
+    def update_state(self, labels, outputs):
+        super().update_state(labels, outputs)
+
+
+@pytest.mark.parametrize("cls", [IgnoresWeights, HasNoWeights])
+@pytest.mark.parametrize(("replicas", "batch"), [(1, 4), (4, 5)])
+def test_metric_of_the_user_that_ignores_weights_gets_only_rows_that_exist(cls, replicas, batch):
+    trainer = regression(lambda: {"mine": cls()}, replicas)
+    assert evaluate(trainer, batch)["mine"] == pytest.approx(4, abs=1e-12)  # (1 + ... + 7) / 7
+    assert float(trainer.train(tf.constant(1))["mine"]) == pytest.approx(4, abs=1e-12)
+
+
+def test_metric_of_the_user_is_not_updated_by_an_empty_share():
+    class Batches(Regression):
+        metric_factory = staticmethod(lambda: {"mine": IgnoresWeights()})
+
+        def build_dataset(self, split, input_context):
+            examples = super().build_dataset(split, input_context).gather(list(range(ROWS)))
+            return ctl.data.GlobalBatches(tf.data.Dataset.from_tensor_slices(examples).batch(5))
+
+    trainer = make(Batches, 4, 5)
+    assert float(trainer.train(tf.constant(2))["mine"]) == pytest.approx(4, abs=1e-12)
+
+
+def test_function_that_returns_one_value_per_row_is_a_metric():
+    def error(labels, outputs):
+        return tf.abs(labels - outputs)[:, 0]
+
+    trainer = regression(lambda: {"mae": KERAS.MeanMetricWrapper(error)}, 4)
+    assert evaluate(trainer, 5)["mae"] == pytest.approx(4, abs=1e-12)
+
+
+def mean_error(labels, outputs):
+    return tf.reduce_mean(tf.abs(labels - outputs))
+
+
+def broadcast_error(labels, outputs):
+    return tf.abs(labels - outputs[:, 0])
+
+
+class Broadcasting(IgnoresWeights):
+    """Takes labels of shape [rows], but gets [rows, 1], as under `compile`."""
+
+    def update_state(self, labels, outputs, sample_weight=None):
+        super().update_state(labels, outputs[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        (
+            lambda: KERAS.MeanMetricWrapper(mean_error),
+            r"The function of metric 'm' returned shape \[\] for labels \[rows, 1\] and outputs \[rows",
+        ),
+        (
+            lambda: KERAS.MeanMetricWrapper(broadcast_error),
+            r"Metric 'm' compares all rows with each other \(operation Sub returns \[rows, rows\]\) for",
+        ),
+        (
+            Broadcasting,
+            r"Metric 'm' compares all rows with each other \(operation Sub returns \[rows, rows\]\) for",
+        ),
+    ],
+)
+def test_metric_of_the_user_that_is_not_a_sum_over_rows_is_rejected(metrics, message):
+    trainer = regression(lambda: {"m": metrics()}, 2, 8)
+    with pytest.raises(ctl.UsageError, match=message):
+        trainer.train(tf.constant(1))
+    with pytest.raises(ctl.UsageError, match=message):
+        ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
+
+
+class PythonState(KERAS.experimental.PyMetric):
+    def update_state(self, labels, outputs, sample_weight=None):
+        self.count += 1
+
+    def reset_state(self):
+        self.count = 0
+
+    def result(self):
+        return self.count
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        (lambda: None, "build_metrics returned None, but must return a dict of name -> metric"),
+        (lambda: [KERAS.Mean()], "build_metrics returned a list, but must return a dict"),
+        (lambda: {"m": "accuracy"}, "Metric 'm' is 'accuracy', but must be a metric of tf_keras"),
+        (lambda: {"m": KERAS.mean_squared_error}, "Metric 'm' is a function, but must be"),
+        (
+            lambda: {"m": tf_keras.losses.MeanSquaredError()},
+            "Metric 'm' is a MeanSquaredError, but",
+        ),
+        (lambda: {"m": PythonState()}, "Metric 'm' is a PyMetric, whose state in Python is not"),
+    ],
+)
+def test_what_is_not_a_metric_is_rejected_when_the_trainer_is_built(metrics, message):
+    with pytest.raises(ctl.UsageError, match=message):
+        regression(metrics)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        (
+            lambda: {"m": KERAS.Mean()},
+            "Metric 'm' is a Mean, whose update_state does not take labels",
+        ),
+        (
+            lambda: {"m": KERAS.Sum()},
+            "Metric 'm' is a Sum, whose update_state does not take labels",
+        ),
+        (
+            lambda: {"m": KERAS.F1Score(dtype="float32")},
+            r"Metric 'm' does not accept labels float64 \(.*, 1\) and outputs float64 \(.*, 1\) "
+            r"\(.*Tensor conversion requested dtype float32 .*\): convert them in",
+        ),
+    ],
+)
+def test_metric_that_does_not_fit_the_outputs_is_rejected_by_the_first_step(metrics, message):
+    with pytest.raises(ctl.UsageError, match=message):
+        regression(metrics, 2, 8).train(tf.constant(1))
+    with pytest.raises(ctl.UsageError, match=message):
+        ctl.StandardEvaluator(regression(metrics, 2, 8)).evaluate(tf.constant(-1))
+
+
+def test_several_outputs_require_an_override():
+    class Two(Regression):
+        def forward(self, batch, training):
+            outputs = self.model(batch["x"])
+            return {"a": outputs, "b": 2 * outputs}
+
+        def per_example_loss(self, batch, outputs):
+            return super().per_example_loss(batch, outputs["a"])
+
+    with pytest.raises(
+        ctl.UsageError, match="and the outputs a dict: override update_metrics, and"
+    ):
+        make(Two, 1, ROWS).train(tf.constant(1))
+
+    class Chosen(Two):
+        def update_metrics(self, metrics, batch, outputs, weights):
+            ctl.replica.update_metric(metrics["mse"], batch["label"], outputs["b"], weights)
+
+    trainer = make(Chosen, 4, 5)
+    assert evaluate(trainer, 5)["mse"] == 0
+
+
+class Tokens(ctl.StandardTrainer):
+    """Classes per time step, with a mask of the steps that are not padding (token 0)."""
+
+    def build_model(self):
+        layers = tf_keras.layers
+        return tf_keras.Sequential(
+            [layers.Embedding(6, 8, mask_zero=True, input_length=5), layers.Dense(3)]
+        )
+
+    def build_dataset(self, split, input_context):
+        rng = np.random.default_rng(1)
+        tokens = rng.integers(1, 6, (ROWS, 5)) * (np.arange(5) <= np.arange(ROWS)[:, np.newaxis])
+        return ctl.data.arrays({"x": tokens, "label": rng.integers(0, 3, (ROWS, 5))})
+
+    def per_example_loss(self, batch, outputs):
+        loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+        return tf.reduce_sum(loss(batch["label"], outputs), axis=-1)
+
+    def build_metrics(self):
+        return {"accuracy": KERAS.SparseCategoricalAccuracy()}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "options"),
+    [
+        (1, {"precision": "float64"}),
+        (4, {"precision": "float64", "gradient_accumulation_steps": 2}),
+        (2, {"precision": "float64", "xla": "gradients"}),
+        (1, {"precision": "bfloat16"}),
+        pytest.param(2, {"precision": "bfloat16", "xla": "gradients"}, marks=SLOW),
+    ],
+)
+def test_mask_over_time_is_that_of_compile(replicas, options):
+    trainer = make(Tokens, replicas, ROWS, **options)
+    examples = trainer.build_dataset("eval", None).gather(list(range(ROWS)))
+    outputs = trainer.model(examples["x"])
+    metric = KERAS.SparseCategoricalAccuracy()
+    compile_utils.MetricsContainer([metric]).update_state(examples["label"], outputs)
+    unmasked = KERAS.SparseCategoricalAccuracy()
+    unmasked.update_state(examples["label"], outputs)
+    assert metric.result() != unmasked.result()
+    expected = pytest.approx(float(metric.result()), abs=1e-6)
+    results = evaluate(trainer, 4)
+    assert results["accuracy"] == expected
+    # The loss of tf_keras reads the same mask, in every precision.
+    losses = tf_keras.losses.sparse_categorical_crossentropy(
+        examples["label"], tf.cast(outputs, tf.float64), from_logits=True
+    )
+    masked = tf.reduce_sum(tf.where(examples["x"] > 0, losses, 0)) / ROWS
+    assert results["loss"] == pytest.approx(float(masked), rel=1e-6)
+    outputs = trainer.train(tf.constant(1))
+    assert float(outputs["accuracy"]) == expected
+    assert float(outputs["loss"]) == pytest.approx(float(masked), rel=1e-6)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_metric_that_nothing_updates_is_not_reported(replicas):
+    class Partly(Regression):
+        metric_factory = staticmethod(
+            lambda: {"mse": KERAS.MeanSquaredError(), "other": KERAS.Mean(), "own": KERAS.Mean()}
+        )
+
+        def update_metrics(self, metrics, batch, outputs, weights):
+            super().update_metrics({"mse": metrics["mse"]}, batch, outputs, weights)
+            metrics["own"].total.assign_add(3.0)  # without update_state
+            metrics["own"].count.assign_add(1.0)
+
+    trainer = make(Partly, replicas, 8)
+    assert {*trainer.train(tf.constant(1))} == {"loss", "mse", "own"}
+    assert {*evaluate(trainer, 4)} == {"loss", "mse", "own", "examples"}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_metric_of_a_skipped_step_is_restored_if_it_creates_its_variables_late(replicas):
+    class Skipping(Regression):
+        metric_factory = staticmethod(
+            lambda: {"r2": KERAS.R2Score(), "mse": KERAS.MeanSquaredError()}
+        )
+
+        def preprocess(self, batch):
+            rows = ctl.replica.current()
+            step = 0 if rows is None else rows.step
+            nan = tf.constant(np.nan, batch["x"].dtype)
+            return {**batch, "x": tf.where(tf.equal(step, 1), nan, batch["x"])}
+
+    steps = make(Skipping, replicas, 8, on_non_finite="skip")
+    together = make(Skipping, replicas, 8, on_non_finite="skip")
+    first, _, last = [steps.train(tf.constant(1)) for _ in range(3)]
+    both = together.train(tf.constant(3))
+    assert together.skipped_steps.numpy() == 1
+    mean = (float(first["mse"]) + float(last["mse"])) / 2
+    assert float(both["mse"]) == pytest.approx(mean, rel=1e-12)
+    assert np.isfinite(float(both["r2"]))
