@@ -26,21 +26,17 @@ All functions take these arguments besides their own:
     shared: draw the same numbers for all rows, on every replica.
     per_row: the number of consecutive entries of each row on axis 0.
 
-docs/step.md, section 10, defines the bits. Floats have 23 random bits in every dtype (10 in float16, 7
-in bfloat16).
+docs/step.md, section 10, defines the bits. Floats have 23 random bits (float16: 10; bfloat16: 7).
 """
 
-import dataclasses
 import math
 from typing import Any
 
 import tensorflow as tf
 
 from ctl.errors import UsageError
-from ctl.replica import draws, gather, philox, row_mask
+from ctl.replica import draws, gamma, philox, row_mask
 from ctl.replica.draws import Stream
-
-_TRIES = 12  # of a rejection sampler that fails with probability 0.05 at most
 
 
 def uniform(
@@ -58,13 +54,8 @@ def uniform(
 
     Args:
         shape: [rows, ...].
-        minval: the lower bound, a number or a tensor that broadcasts to `shape`.
-        maxval: the upper bound, likewise.
-        dtype: a floating-point dtype.
-        name: see the module.
-        seed: see the module.
-        shared: see the module.
-        per_row: see the module.
+        minval, maxval: the bounds, numbers or tensors that broadcast to `shape`.
+        name, seed, shared, per_row: see the module.
     """
     dtype = _floating(dtype, "uniform")
     stream = _stream("uniform", name, seed)
@@ -146,13 +137,9 @@ def integers(
 
     Args:
         shape: [rows, ...].
-        minval: the lowest integer.
-        maxval: the bound above the highest integer.
+        minval, maxval: the lowest integer, and the bound above the highest.
         dtype: tf.int32 or tf.int64, or another integer dtype that contains the range.
-        name: see the module.
-        seed: see the module.
-        shared: see the module.
-        per_row: see the module.
+        name, seed, shared, per_row: see the module.
     """
     dtype = tf.as_dtype(dtype)
     low, high = tf.get_static_value(minval), tf.get_static_value(maxval)
@@ -199,9 +186,7 @@ def categorical(
     Args:
         logits: [rows, ..., classes] log-probabilities, up to a constant.
         dtype: an integer dtype.
-        name: see the module.
-        seed: see the module.
-        per_row: see the module.
+        name, seed, per_row: see the module.
 
     Returns:
         [rows, ...] numbers of classes.
@@ -227,13 +212,8 @@ def beta(
 
     Args:
         shape: [rows, ...].
-        a: the first parameter, greater than 0.
-        b: the second parameter, greater than 0.
-        dtype: a floating-point dtype.
-        name: see the module.
-        seed: see the module.
-        shared: see the module.
-        per_row: see the module.
+        a, b: the parameters, greater than 0.
+        name, seed, shared, per_row: see the module.
     """
     dtype = _floating(dtype, "beta")
     if not (a > 0 and b > 0):
@@ -241,8 +221,8 @@ def beta(
     streams = [_stream("beta", name, seed, part) for part in ("x", "y")]
     # X / (X + Y) of two gamma numbers; as logarithms, because both can underflow for small parameters.
     shape = _rows(shape, per_row)
-    x = _log_gamma_numbers(shape, a, streams[0], dtype, shared=shared, per_row=per_row)
-    y = _log_gamma_numbers(shape, b, streams[1], dtype, shared=shared, per_row=per_row)
+    x = gamma.log_gamma(shape, a, streams[0], dtype, shared=shared, per_row=per_row)
+    y = gamma.log_gamma(shape, b, streams[1], dtype, shared=shared, per_row=per_row)
     return tf.cast(tf.sigmoid(x - y), dtype)
 
 
@@ -260,12 +240,9 @@ def dropout(
 
     Args:
         x: [rows, ...] floats.
-        rate: a number in [0, 1), or a scalar tensor.
+        rate: a number or a scalar tensor in [0, 1).
         noise_shape: the shape of the mask, which broadcasts to `x`, as in `tf.nn.dropout`.
-        name: see the module.
-        seed: see the module.
-        shared: see the module; for variables, which have no rows.
-        per_row: see the module.
+        name, seed, shared, per_row: see the module.
     """
     stream = _stream("dropout", name, seed)
     return draws.dropout(
@@ -282,8 +259,7 @@ def permutation_of_batch(*, name: str = "", seed: int = 0) -> tf.Tensor:
     Call it where `ctl.replica.all_gather` may be called. Outside of a step there is no batch.
 
     Args:
-        name: see the module.
-        seed: see the module.
+        name, seed: see the module.
 
     Returns:
         [rows] int32, for each row of this replica the position of its partner among the rows that
@@ -297,18 +273,7 @@ def permutation_of_batch(*, name: str = "", seed: int = 0) -> tf.Tensor:
         raise UsageError(
             "ctl.random.permutation_of_batch permutes the rows of a step: call it in one."
         )
-    # `positions` raises the error if the rows of the global batch cannot be read here.
-    own = gather.positions(tf.zeros([rows.count]))
-    if rows.row_mask is None:
-        _, total = row_mask.row_range(rows.count)
-    else:
-        exists = tf.cast(rows.row_mask > 0, tf.int32)
-        total = tf.shape(gather.all_gather(exists))[0]
-    stream = _stream("permutation_of_batch", name, seed)
-    bits = draws.draw_bits([total], stream, shared=True)[0, :total]
-    # A stable sort is deterministic even if two of the random numbers are equal.
-    order = tf.argsort(bits, direction="DESCENDING", stable=True)
-    return tf.gather(order, own)
+    return draws.permutation(rows, _stream("permutation_of_batch", name, seed))
 
 
 def _stream(function: str, name: str, seed: int, part: str = "") -> Stream:
@@ -334,30 +299,3 @@ def _floating(dtype: Any, function: str) -> tf.DType:
     if not dtype.is_floating:
         raise UsageError(f"ctl.random.{function} got dtype {dtype.name}, but requires floats.")
     return dtype
-
-
-def _log_gamma_numbers(
-    shape: Any, alpha: float, stream: Stream, dtype: tf.DType, **rows: Any
-) -> tf.Tensor:
-    """Draws logarithms of gamma numbers (Marsaglia and Tsang 2000), for each element alike.
-
-    Rejection with a fixed number of tries, of which the first that is accepted counts: so each element
-    uses the same number of draws, whatever its values are.
-    """
-    # The normal number, the uniform number and that of the boost of an element.
-    streams = [dataclasses.replace(stream, identity=stream.identity + part) for part in "nub"]
-
-    def unit(shape: Any, stream: Stream) -> tf.Tensor:
-        numbers = draws.uniform(shape, stream, **rows)
-        return tf.cast(numbers, philox.working_dtype(dtype)) + 2.0**-24  # in (0, 1)
-
-    boost = alpha < 1  # the method requires alpha >= 1: G(alpha) = G(alpha + 1) U^(1 / alpha)
-    d = (alpha + 1 if boost else alpha) - 1 / 3
-    tries = tf.concat([tf.cast(shape, tf.int32), [_TRIES]], axis=0)
-    x = draws.normal(tries, streams[0], dtype=dtype, **rows)
-    v = (1 + x / math.sqrt(9 * d)) ** 3
-    log_v = tf.math.log(tf.maximum(v, 1e-30))
-    accepted = (v > 0) & (tf.math.log(unit(tries, streams[1])) < 0.5 * x * x + d * (1 - v + log_v))
-    first = tf.argmax(tf.cast(accepted, tf.int32), axis=-1)
-    logs = math.log(d) + tf.gather(log_v, first, batch_dims=len(log_v.shape) - 1)
-    return logs + tf.math.log(unit(shape, streams[2])) / alpha if boost else logs

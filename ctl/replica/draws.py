@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.errors import UsageError
-from ctl.replica import philox, row_axis, row_mask
+from ctl.replica import gather, philox, row_axis, row_mask
 
 # The functions of TensorFlow that trace a backward pass, for tf.GradientTape and for tf.function.
 _BACKWARD = ("imperative_grad", "_GradientsHelper")
@@ -86,6 +86,29 @@ def dropout(
     return tf.nn.experimental.general_dropout(
         inputs, rate=rate, noise_shape=noise_shape, uniform_sampler=sample
     )
+
+
+def permutation(rows: row_mask.Examples, stream: Stream) -> tf.Tensor:
+    """Draws a permutation of the global batch; returns the entries of this replica's rows.
+
+    Args:
+        rows: this replica's rows, with a known count.
+        stream: identifies the draw.
+
+    Returns:
+        [rows] int32 positions in the global batch, without padding.
+    """
+    # `positions` raises the error if the rows of the global batch cannot be read here.
+    own = gather.positions(tf.zeros([rows.count]))
+    if rows.row_mask is None:
+        assert rows.count is not None
+        _, total = row_mask.row_range(rows.count)
+    else:
+        total = tf.shape(gather.all_gather(tf.cast(rows.row_mask > 0, tf.int32)))[0]
+    bits = draw_bits([total], stream, shared=True)[0, :total]
+    # A stable sort is deterministic even if two of the random numbers are equal.
+    order = tf.argsort(bits, direction="DESCENDING", stable=True)
+    return tf.gather(order, own)
 
 
 def draw_bits(
