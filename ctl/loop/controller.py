@@ -171,7 +171,6 @@ class Controller(orbit.Controller):
         if checkpoint_at_completion or self._has_ended:
             self.save_checkpoint()
         self.end_training()
-        self._manager.wait()
 
     def train_and_evaluate(
         self, train_steps: int, eval_steps: int = -1, eval_interval: int | None = None
@@ -204,7 +203,6 @@ class Controller(orbit.Controller):
                 if self._has_ended:
                     self.save_checkpoint()
         self.end_training()
-        self._manager.wait()
         return self.evaluation
 
     def evaluate(self, steps: int = -1) -> dict[str, Any] | None:
@@ -231,10 +229,13 @@ class Controller(orbit.Controller):
         return numbers
 
     def end_training(self) -> None:
-        """Lets the actions end, unless training was interrupted; `train...` call it, too."""
+        """Waits until all checkpoints are complete, and lets the actions end if nothing interrupted.
+
+        `train` and `train_and_evaluate` call it.
+        """
         self.trained_step = self.step
         # An action may restore a checkpoint, and the thread that writes the last one reads the trainer.
-        self.wait_for_checkpoint()
+        self._manager.wait()
         if not self.stopped:
             self.actions.end()
 

@@ -141,9 +141,9 @@ def test_checkpoint_that_a_thread_writes_is_complete_when_training_returns(
     checkpoints = Checkpointer(tmp_path / "late", trainer, background=True)
     commit = checkpoints.files.commit
 
-    def commit_late(step):
+    def commit_late(*arguments):
         time.sleep(1)
-        commit(step)
+        commit(*arguments)
 
     monkeypatch.setattr(checkpoints.files, "commit", commit_late)
     controller = Controller(
