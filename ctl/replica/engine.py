@@ -15,6 +15,7 @@ from ctl.data.input_pipeline import InputPipeline
 from ctl.errors import NonFiniteStep, UsageError, list_some
 from ctl.hardware import devices
 from ctl.replica import (
+    copies,
     draws,
     dropout,
     keras_version,
@@ -46,6 +47,7 @@ class Engine:
         ema: the average of the weights; None unless the options ask for it.
         loss: the mean loss of the applied steps of an inner loop.
         compiled_loop: the inner loop as one XLA program; None unless the plan says so.
+        checks_copies: whether the first inner loop ends with a comparison of the replicas' variables.
     """
 
     def __init__(self, trainer: Any, plan: Plan, pipeline: InputPipeline):
@@ -71,6 +73,7 @@ class Engine:
         self._own_dataset = False
         self._trainable: tuple[bool, ...] | None = None  # each layer, after the last inner loop
         self._keyed: set[str] = set()
+        self.checks_copies = plan.layout.replicas > 1
         self._has_loss = False  # whether the traced step reports its loss
         self.compiled_loop = self._compile_loop() if plan.xla == "loop" else None
         # The step is traced later, so it draws by row from the first step on.
@@ -220,11 +223,15 @@ class Engine:
 
         Raises:
             NonFiniteStep: there were some, and the options do not say to skip them.
+            UsageError: the replicas hold different values of a variable, after the first loop.
         """
         self._data_step = int(self._trainer.global_step.numpy())
         # Read after the loop: its trace may build further layers, and the step of a GAN may freeze and
         # unfreeze a model while it is traced.
         self._trainable = self._read_trainable()
+        if self.checks_copies:
+            self.checks_copies = False
+            copies.check_copies(self.checkpoint_items())
         report = self.step.recorder.take() if self.step.recorder else None
         if report and self.plan.options.on_non_finite != "skip":
             batch_size = self.plan.layout.global_batch_size

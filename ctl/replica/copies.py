@@ -1,0 +1,76 @@
+"""Whether all replicas hold the same values of the variables that a user's step assigns."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+
+from ctl.errors import UsageError, list_some
+
+
+def check_copies(items: Mapping[str, Any]) -> None:
+    """Checks that the replicas' copies of each variable agree.
+
+    A step may assign a variable that is not trainable: a queue of keys, centers of classes, a running
+    mean, scales that a layer initializes from its first batch. A value that each replica computes from
+    its own rows differs between them; from then on, so does what they compute.
+
+    Args:
+        items: name -> model, layer, optimizer, module or variable of a trainer, or a structure of them.
+
+    Raises:
+        UsageError: the copies of a variable differ. The message names it.
+    """
+    names = [name for name, variable in _variables(items) if _differs(variable)]
+    if names:
+        raise UsageError(
+            f"The step assigns {list_some(names)} a value that each replica computes from its own rows, "
+            "so the replicas' copies differ: compute the value from the rows of all replicas, by "
+            "ctl.replica.all_gather(rows)."
+        )
+
+
+def _variables(items: Mapping[str, Any]) -> Iterator[tuple[str, tf.Variable]]:
+    for attribute, value in items.items():
+        for item in tf.nest.flatten(value):
+            if isinstance(item, tf.Variable):
+                yield attribute, item
+            elif isinstance(item, tf_keras.layers.Layer):
+                # A plain batch normalization normalizes by a part of the batch, which is warned of.
+                statistics = _moving_statistics(item)
+                for variable in item.variables:
+                    # Matrices that are trained are large, and only the optimizer assigns them.
+                    trained = variable.trainable and variable.shape.rank > 1
+                    if not trained and id(variable) not in statistics:
+                        yield variable.name, variable
+
+
+def _moving_statistics(model: tf_keras.layers.Layer) -> set[int]:
+    names = ("moving_mean", "moving_variance", "renorm_mean", "renorm_stddev")
+    layers = [layer for layer in model._flatten_layers() if hasattr(layer, "moving_mean")]
+    return {id(getattr(layer, name, None)) for layer in layers for name in names}
+
+
+def _differs(variable: tf.Variable) -> bool:
+    components = getattr(variable, "values", ())
+    local = variable.synchronization == tf.VariableSynchronization.ON_READ
+    # Each replica holds a part of a sum, and only the first one counts.
+    summed = (tf.VariableAggregation.SUM, tf.VariableAggregation.ONLY_FIRST_REPLICA)
+    if len(components) < 2 or (local and variable.aggregation in summed):
+        return False
+    if not (variable.dtype.is_floating or variable.dtype.is_integer):
+        return False
+    first, *others = (tf.convert_to_tensor(component).numpy() for component in components)
+    return any(not _equal(first, other, variable.dtype) for other in others)
+
+
+def _equal(one: np.ndarray, two: np.ndarray, dtype: tf.DType) -> bool:
+    """Whether two copies are equal, up to what the order of sums changes on a GPU."""
+    if not dtype.is_floating:
+        return np.array_equal(one, two)
+    tolerance = float(np.finfo(dtype.as_numpy_dtype).eps) ** 0.6 if dtype.size > 2 else 0.05
+    one, two = one.astype(np.float64), two.astype(np.float64)
+    scale = np.max(np.abs(one), initial=0.0, where=np.isfinite(one))
+    return np.allclose(one, two, rtol=0.0, atol=tolerance * scale, equal_nan=True)

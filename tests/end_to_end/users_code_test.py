@@ -1,0 +1,137 @@
+"""Code of TensorFlow's and Keras' tutorials is right on every split of a batch, or is rejected.
+
+`tests/users_code/table.py` lists the cases. A trainer is compared, in float64, with a plain loop over
+the global batch in eager TensorFlow; if it draws random numbers, with itself on one replica.
+"""
+
+import pytest
+
+import ctl
+from tests.users_code import generative, metrics, normalization, table
+from tests.users_code.coupled import COUPLED
+from tests.users_code.examples import EXAMPLES
+from tests.users_code.running import (
+    QUICK,
+    Split,
+    build,
+    difference,
+    evaluate,
+    train,
+    train_plainly,
+)
+
+SLOW_SPLITS = (
+    Split(4),  # 2 + 2 + 2 + 1 rows
+    Split(4, batch=5),  # 2 + 2 + 1 + 0
+    Split(2, batch=8, ragged=True),  # the last batch has 2 + 1
+    Split(2, micro_batches=2),
+)
+LONG_SPLITS = (
+    Split(2, batch=8),
+    Split(4, batch=8),
+    Split(4, batch=8, ragged=True),
+    Split(1, micro_batches=2),
+)
+ROWS = (*table.ROWS, *COUPLED)
+
+
+def cases(rows, every):
+    """The cases as parameters, of which one in `every` runs by default."""
+    marks = [() if i % every == every - 1 else (pytest.mark.slow,) for i in range(len(rows))]
+    values = zip(rows, marks, strict=True)
+    return pytest.mark.parametrize("row", [pytest.param(r, marks=m, id=r.name) for r, m in values])
+
+
+def assert_right(row, case, split):
+    outputs = train(case, split)
+    if row.plain is None or split.ragged:
+        reference = train(case, split.reference)
+    else:
+        reference = train_plainly(row.plain, split.batch)
+    if row.plain not in (None, case):  # another model may have other variables
+        reference = {name: value for name, value in reference.items() if name in outputs}
+        assert any(name.startswith("model") for name in reference)
+    assert difference(reference, outputs) <= row.tolerance
+
+
+@cases([row for row in ROWS if row.message is None], every=6)
+def test_original_form_is_right(row):
+    assert_right(row, row.original, QUICK)
+
+
+@cases([row for row in ROWS if row.message], every=4)
+def test_original_form_is_rejected_in_one_line_that_says_what_to_write(row):
+    with pytest.raises(ctl.UsageError) as raised:
+        train(row.original, QUICK)
+    message = str(raised.value)
+    assert all(part in message for part in row.message), message
+    assert "\n" not in message
+
+
+@cases([row for row in ROWS if row.rewritten], every=6)
+def test_rewritten_form_is_right(row):
+    assert_right(row, row.rewritten, QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "split",
+    [*SLOW_SPLITS, *(pytest.param(split, marks=pytest.mark.long) for split in LONG_SPLITS)],
+    ids=str,
+)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_every_split_is_right(row, split):
+    case = row.rewritten or row.original
+    if row.message is not None and row.rewritten is None:
+        pytest.skip("has no form that trains")
+    try:
+        assert_right(row, case, split)
+    except ctl.UsageError as error:
+        # Rows of other micro-batches cannot be gathered.
+        assert split.micro_batches > 1 and "gradient_accumulation_steps=1" in str(error)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, marks=[] if row.name == "SimCLR" else pytest.mark.slow, id=row.name)
+        for row in COUPLED
+        if row.message == ()
+    ],
+)
+def test_kit_reports_rows_that_depend_on_other_rows(row):
+    examples = {name: EXAMPLES[name][:8] for name in row.original.features}
+    report = ctl.testing.check_replica_equivalence(
+        row.original, examples, replicas=(1, 2), accumulation=(1,), batch_sizes=(7,)
+    )
+    assert report.differences
+
+
+@pytest.mark.parametrize("replicas, batch", [(2, 7), (4, 5)])
+@pytest.mark.parametrize(
+    "case",
+    [metrics.CustomMetric, metrics.Regression, metrics.MeanOfRows],
+)
+def test_metrics_of_users_are_those_of_one_batch(case, replicas, batch):
+    assert difference(evaluate(case, 1, 19), evaluate(case, replicas, batch)) <= 1e-10
+
+
+@pytest.mark.parametrize("case", [metrics.CustomMetric, metrics.MeanOfRows])
+def test_training_metrics_are_those_of_one_replica(case):
+    assert difference(train(case, Split(1)), train(case, QUICK)) <= 1e-10
+
+
+@pytest.mark.parametrize("replicas, batch", [(1, 8), (2, 7), (4, 5)])
+def test_monte_carlo_dropout_in_evaluation_does_not_depend_on_the_split(replicas, batch):
+    case = metrics.MonteCarloDropout
+    assert difference(evaluate(case, 1, 19), evaluate(case, replicas, batch)) <= 1e-10
+
+
+def test_plain_batch_normalization_is_warned_of(caplog):
+    build(normalization.PlainBatchNormalization, QUICK)
+    assert "Use ctl.SyncBatchNormalization" in caplog.text
+
+
+def test_draw_for_a_constant_batch_size_is_rejected():
+    with pytest.raises(ctl.UsageError, match=r"ctl\.random\.uniform"):
+        train(generative.FixedBatchDiffusion, Split(1))

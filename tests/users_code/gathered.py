@@ -1,0 +1,224 @@
+"""The cases of pairs.py and state.py over the rows of the global batch, by `ctl.replica.all_gather`."""
+
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from tests.users_code import generative, mixing, normalization, pairs, state
+from tests.users_code.examples import CLASSES, Case, dense
+from tests.users_code.pairs import cosine
+
+layers = tf_keras.layers
+
+
+def same_class(batch):
+    """[rows, all rows]: whether two rows have one label; and the same without a row itself."""
+    labels = ctl.replica.all_gather(batch["label"])
+    same = tf.equal(batch["label"][:, None], labels[None, :])
+    itself = tf.one_hot(
+        ctl.replica.positions(batch["label"]), tf.shape(labels)[0], dtype=tf.float64
+    )
+    return same, itself
+
+
+def for_each_row(batch, loss):
+    """A loss of the global batch, as the loss of each of its rows."""
+    return tf.fill(tf.shape(next(iter(batch.values())))[:1], loss)
+
+
+class ContrastiveLoss(pairs.ContrastiveLoss):
+    def per_example_loss(self, batch, outputs):
+        labels = ctl.replica.positions(outputs[0])
+        one, two = ctl.replica.all_gather(outputs)
+        logits = cosine(outputs[0], two) / 0.5, cosine(outputs[1], one) / 0.5
+        cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
+        return sum(cross_entropy(labels, values) for values in logits) / 2
+
+
+class SupervisedContrastiveLoss(pairs.SupervisedContrastiveLoss):
+    def per_example_loss(self, batch, outputs):
+        similarity = cosine(outputs[0], ctl.replica.all_gather(outputs[0])) / 0.5
+        same, itself = same_class(batch)
+        positives = tf.cast(same, similarity.dtype) * (1 - itself)
+        exponentials = tf.exp(similarity) * (1 - itself)
+        log_sum = tf.math.log(tf.reduce_sum(exponentials, axis=1, keepdims=True))
+        sums = tf.reduce_sum(positives * (similarity - log_sum), axis=1)
+        return -tf.math.divide_no_nan(sums, tf.reduce_sum(positives, axis=1))
+
+
+class NPairs(pairs.NPairs):
+    def per_example_loss(self, batch, outputs):
+        similarity = tf.matmul(outputs[0], ctl.replica.all_gather(outputs[1]), transpose_b=True)
+        targets = tf.cast(same_class(batch)[0], similarity.dtype)
+        targets /= tf.reduce_sum(targets, axis=1, keepdims=True)
+        return tf.nn.softmax_cross_entropy_with_logits(targets, similarity)
+
+
+class HardTriplets(pairs.HardTriplets):
+    def per_example_loss(self, batch, outputs):
+        distances = pairs.squared_distances(outputs[0], ctl.replica.all_gather(outputs[0]))
+        return pairs.hardest_triplet(distances, same_class(batch)[0])
+
+
+class SemiHardTriplets(pairs.SemiHardTriplets):
+    """The scalar of the gathered rows: each replica computes it, and each row has it as its loss."""
+
+    def per_example_loss(self, batch, outputs):
+        everything = {"label": ctl.replica.all_gather(batch["label"])}
+        loss = super().per_example_loss(everything, ctl.replica.all_gather(outputs))
+        return for_each_row(batch, loss)
+
+
+class BarlowTwins(pairs.BarlowTwins):
+    def per_example_loss(self, batch, outputs):
+        return for_each_row(batch, super().per_example_loss(batch, ctl.replica.all_gather(outputs)))
+
+
+class BatchDice(pairs.BatchDice):
+    def per_example_loss(self, batch, outputs):
+        target, outputs = ctl.replica.all_gather((batch["segmentation"], outputs))
+        return for_each_row(batch, super().per_example_loss({"segmentation": target}, outputs))
+
+
+class HardestExamples(pairs.HardestExamples):
+    """The mean over the largest half of the losses is that over all rows, scaled."""
+
+    def per_example_loss(self, batch, outputs):
+        losses = Case.per_example_loss(self, batch, outputs)
+        everything = ctl.replica.all_gather(losses)
+        count = tf.shape(everything)[0]
+        smallest = tf.reduce_min(tf.math.top_k(everything, k=count // 2).values)
+        scale = tf.cast(count, losses.dtype) / tf.cast(count // 2, losses.dtype)
+        return scale * tf.where(losses >= smallest, losses, tf.zeros_like(losses))
+
+
+class NormalizedAdvantage(pairs.NormalizedAdvantage):
+    def per_example_loss(self, batch, outputs):
+        everything = ctl.replica.all_gather(batch["amount"])
+        mean, deviation = tf.reduce_mean(everything), tf.math.reduce_std(everything)
+        advantage = (batch["amount"] - mean) / (deviation + 1e-8)
+        log_probability = tf.nn.log_softmax(outputs)
+        return -advantage * tf.gather(log_probability, batch["label"], axis=1, batch_dims=1)
+
+
+class CrossBatchNormalizer(pairs.CrossBatchNormalizer):
+    def forward(self, batch, training):
+        norm = tf.norm(ctl.replica.all_gather(batch["x"]), axis=0)
+        return self.model(batch["x"] / norm, training=training)
+
+
+class ReversedMixUp(mixing.ReversedMixUp):
+    def mix(self, batch):
+        labels = tf.one_hot(batch["label"], CLASSES, dtype=batch["x"].dtype)
+        everything = tf.reverse(ctl.replica.all_gather(batch["x"]), [0])
+        all_labels = tf.reverse(ctl.replica.all_gather(labels), [0])
+        positions = ctl.replica.positions(labels)
+        return {
+            "x": 0.7 * batch["x"] + 0.3 * tf.gather(everything, positions),
+            "label": 0.7 * labels + 0.3 * tf.gather(all_labels, positions),
+        }
+
+
+class MomentumQueue(state.MomentumQueue):
+    def losses(self, batch):
+        losses = super().losses(batch)
+        keys = tf.math.l2_normalize(self.key_model(batch["view"]), axis=1)
+        self.queue_after = tf.concat([ctl.replica.all_gather(keys), self.queue], axis=0)
+        return losses
+
+    def replica_step(self, batch):
+        loss = self.minimize(batch, self.losses)
+        for slow, fast in zip(self.key_model.variables, self.model.variables, strict=True):
+            slow.assign(0.9 * slow + 0.1 * fast)
+        self.queue.assign(self.queue_after[: self.length])
+        return loss
+
+
+class CenterLoss(state.CenterLoss):
+    def per_example_loss(self, batch, outputs):
+        losses = Case.per_example_loss(self, batch, outputs)
+        difference = tf.stop_gradient(tf.gather(self.centers, batch["label"])) - outputs
+        everything, labels = ctl.replica.all_gather((difference, batch["label"]))
+        self.centers.assign_sub(0.5 * tf.math.unsorted_segment_mean(everything, labels, CLASSES))
+        return losses + 0.1 * tf.reduce_sum(difference**2, axis=1)
+
+
+class MovingCodebook(state.MovingCodebook):
+    def call(self, x, training=None):
+        distances = tf.reduce_sum((x[:, None] - self.table) ** 2, axis=2)
+        codes = tf.one_hot(tf.argmin(distances, axis=1), 4, dtype=x.dtype)
+        quantized = tf.matmul(codes, self.table)
+        if training:
+            codes, vectors = ctl.replica.all_gather((codes, x))
+            self.count.assign(0.9 * self.count + 0.1 * tf.reduce_sum(codes, axis=0))
+            sums = tf.matmul(codes, vectors, transpose_a=True)
+            self.total.assign(0.9 * self.total + 0.1 * sums)
+            self.table.assign(self.total / (self.count[:, None] + 1e-5))
+        return x + tf.stop_gradient(quantized - x)
+
+
+class MovingCodebookCase(Case):
+    def build_model(self):
+        return dense(MovingCodebook())
+
+
+class DataDependentInitialization(Case):
+    class Layer(normalization.WeightNormalization):
+        def variance(self, y):
+            return tf.math.reduce_variance(ctl.replica.all_gather(y), axis=0)
+
+    def build_model(self):
+        return tf_keras.Sequential([self.Layer(4, data_init=True), layers.Dense(CLASSES)])
+
+
+class AdaptiveProbability(state.AdaptiveProbability):
+    def correct(self, batch, outputs):
+        return ctl.replica.all_gather(super().correct(batch, outputs))
+
+
+class SwitchCase(Case):
+    """The balancing loss of a row: its probabilities times the load of the global batch."""
+
+    def build_model(self):
+        x = tf_keras.Input((6,))
+        hidden = layers.Dense(5, activation="tanh")(x)
+        outputs, chosen, probability = normalization.SwitchRouter(add=False)(hidden)
+        return tf_keras.Model(x, [layers.Dense(CLASSES)(outputs), chosen, probability])
+
+    def per_example_loss(self, batch, outputs):
+        logits, chosen, probability = outputs
+        load = tf.reduce_mean(ctl.replica.all_gather(chosen), axis=0)
+        balance = 0.3 * tf.reduce_sum(load * probability, axis=1)
+        return super().per_example_loss(batch, logits) + balance
+
+
+class FixedGroups(Case):
+    """Ghost batch normalization with groups of the global batch."""
+
+    class Layer(layers.Layer):
+        def call(self, x, training=None):
+            everything = ctl.replica.all_gather(x)
+            half = tf.shape(everything)[0] // 2
+            groups = [tf.nn.moments(group, [0]) for group in (everything[:half], everything[half:])]
+            second = tf.cast(ctl.replica.positions(x) >= half, tf.int32)
+            mean, variance = (
+                tf.gather(tf.stack(values), second) for values in zip(*groups, strict=True)
+            )
+            return (x - mean) * tf.math.rsqrt(variance + 1e-3)
+
+    def build_model(self):
+        return dense(self.Layer())
+
+
+class DivergenceByRow(generative.AddLossAutoencoder):
+    """The divergence of each row in its loss, instead of add_loss."""
+
+    def build_model(self):
+        x = tf_keras.Input((6,))
+        hidden = layers.Dense(4, activation="relu")(x)
+        z_mean, z_log_var = layers.Dense(2)(hidden), layers.Dense(2)(hidden)
+        return tf_keras.Model(x, [layers.Dense(6)(z_mean), z_mean, z_log_var])
+
+    def per_example_loss(self, batch, outputs):
+        error = super().per_example_loss(batch, outputs[0])
+        return error + generative.divergence(*outputs[1:])

@@ -1,0 +1,96 @@
+"""Metrics that users define, and random layers in evaluation."""
+
+import tensorflow as tf
+import tf_keras
+
+from tests.users_code.examples import CLASSES, Case, dense
+
+layers = tf_keras.layers
+
+
+class F1(tf_keras.metrics.Metric):
+    """The mean F1 over the classes, from counts (Keras' guide: a metric of one's own)."""
+
+    def __init__(self):
+        super().__init__(name="f1")
+        for name in ("hits", "predicted", "actual"):
+            setattr(self, name, self.add_weight(name, (CLASSES,), initializer="zeros"))
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        actual = tf.one_hot(tf.reshape(tf.cast(y_true, tf.int32), [-1]), CLASSES, dtype=self.dtype)
+        predicted = tf.one_hot(tf.argmax(y_pred, axis=-1), CLASSES, dtype=self.dtype)
+        if sample_weight is not None:
+            weight = tf.cast(sample_weight, self.dtype)[:, None]
+            actual, predicted = actual * weight, predicted * weight
+        self.hits.assign_add(tf.reduce_sum(actual * tf.cast(predicted > 0, self.dtype), axis=0))
+        self.predicted.assign_add(tf.reduce_sum(predicted, axis=0))
+        self.actual.assign_add(tf.reduce_sum(actual, axis=0))
+
+    def reset_state(self):
+        for variable in self.variables:
+            variable.assign(tf.zeros_like(variable))
+
+    def result(self):
+        return tf.reduce_mean(tf.math.divide_no_nan(2 * self.hits, self.predicted + self.actual))
+
+
+class CustomMetric(Case):
+    def build_metrics(self):
+        return {"f1": F1(), "accuracy": tf_keras.metrics.SparseCategoricalAccuracy()}
+
+
+class Regression(Case):
+    """Labels [rows] and outputs [rows, 1], with the metrics of every regression."""
+
+    features = ("x", "amount")
+
+    def build_model(self):
+        return tf_keras.Sequential([layers.Dense(1)])
+
+    def forward(self, batch, training):
+        return self.model(batch["x"], training=training)
+
+    def per_example_loss(self, batch, outputs):
+        return (batch["amount"] - outputs[:, 0]) ** 2
+
+    def build_metrics(self):
+        metrics = tf_keras.metrics
+        return {
+            "mse": metrics.MeanSquaredError(),
+            "mae": metrics.MeanAbsoluteError(),
+            "r2": metrics.R2Score(),
+        }
+
+    def update_metrics(self, metrics, batch, outputs, weights):
+        for metric in metrics.values():
+            metric.update_state(batch["amount"][:, None], outputs, sample_weight=weights)
+
+
+class MeanOfBatchMeans(Case):
+    """A Mean metric that is given the mean of the batch, as `loss_tracker` in the tutorials."""
+
+    def build_metrics(self):
+        return {"confidence": tf_keras.metrics.Mean()}
+
+    def update_metrics(self, metrics, batch, outputs, weights):
+        confidence = tf.reduce_max(tf.nn.softmax(outputs), axis=1)
+        metrics["confidence"].update_state(tf.reduce_mean(confidence))
+
+
+class MeanOfRows(MeanOfBatchMeans):
+    def update_metrics(self, metrics, batch, outputs, weights):
+        confidence = tf.reduce_max(tf.nn.softmax(outputs), axis=1)
+        metrics["confidence"].update_state(confidence, sample_weight=weights)
+
+
+class MonteCarloDropout(Case):
+    """Dropout also in evaluation, averaged over five predictions."""
+
+    def build_model(self):
+        return dense(layers.Dropout(0.5))
+
+    def forward(self, batch, training):
+        if training:
+            return self.model(batch["x"], training=True)
+        predictions = [self.model(batch["x"], training=True) for _ in range(5)]
+        return tf.reduce_mean(predictions, axis=0)

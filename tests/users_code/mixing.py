@@ -1,0 +1,119 @@
+"""Augmentation that mixes the rows of a batch, and noise in the labels."""
+
+import tensorflow as tf
+import tf_keras
+
+from tests.users_code.examples import CLASSES, Case, convolutional
+
+
+def soft_cross_entropy(labels, outputs):
+    return tf.nn.softmax_cross_entropy_with_logits(labels, outputs)
+
+
+class MixUp(Case):
+    """Each example is mixed with another one of the batch, by a share drawn from Beta(a, a).
+
+    Keras' example draws the Beta number from two Gamma numbers, and takes the other examples from a
+    second shuffled dataset; here they are the batch in random order, as in the authors' own code.
+    """
+
+    alpha = 0.4
+
+    def draw_order(self, batch):
+        return tf.random.shuffle(tf.range(tf.shape(batch["x"])[0]))
+
+    def draw_share(self, count, dtype):
+        one, two = (tf.random.gamma([count], self.alpha, dtype=dtype) for _ in range(2))
+        return one / (one + two)
+
+    def mix(self, batch):
+        order = self.draw_order(batch)
+        share = self.draw_share(tf.shape(batch["x"])[0], batch["x"].dtype)[:, None]
+        labels = tf.one_hot(batch["label"], CLASSES, dtype=batch["x"].dtype)
+        other = tf.gather(batch["x"], order), tf.gather(labels, order)
+        return {
+            "x": share * batch["x"] + (1 - share) * other[0],
+            "label": share * labels + (1 - share) * other[1],
+        }
+
+    def replica_step(self, batch):
+        def losses(part):
+            mixed = self.mix(part)
+            return soft_cross_entropy(mixed["label"], self.model(mixed["x"], training=True))
+
+        return self.minimize(batch, losses)
+
+
+class ReversedMixUp(MixUp):
+    """Mixes with the batch in reverse, as many notebooks do: no random number at all."""
+
+    def mix(self, batch):
+        labels = tf.one_hot(batch["label"], CLASSES, dtype=batch["x"].dtype)
+        return {
+            "x": 0.7 * batch["x"] + 0.3 * tf.reverse(batch["x"], [0]),
+            "label": 0.7 * labels + 0.3 * tf.reverse(labels, [0]),
+        }
+
+
+class CutMix(Case):
+    """A rectangle of each image is replaced by that of another image of the batch."""
+
+    features = ("image", "label")
+
+    def build_model(self):
+        return convolutional()
+
+    def partners(self, images, labels):
+        order = tf.random.shuffle(tf.range(tf.shape(images)[0]))
+        return tf.gather(images, order), tf.gather(labels, order)
+
+    def draw_corner(self, count, limit):
+        return tf.random.uniform([count], 0, limit, tf.int32)
+
+    def replica_step(self, batch):
+        def losses(part):
+            images = part["image"]
+            labels = tf.one_hot(part["label"], CLASSES, dtype=images.dtype)
+            other_images, other_labels = self.partners(images, labels)
+            count = tf.shape(images)[0]
+            top = self.draw_corner(count, 4)[:, None, None, None]
+            left = self.draw_corner(count, 4)[:, None, None, None]
+            y, x = tf.range(6)[None, :, None, None], tf.range(6)[None, None, :, None]
+            inside = (y >= top) & (y < top + 3) & (x >= left) & (x < left + 3)
+            mixed = tf.where(inside, other_images, images)
+            labels = 0.75 * labels + 0.25 * other_labels
+            return soft_cross_entropy(labels, self.model(mixed, training=True))
+
+        return self.minimize(batch, losses)
+
+
+class LabelNoise(Case):
+    """A fifth of the labels are replaced by random ones in each step."""
+
+    def draw(self, label):
+        chosen = tf.random.uniform(tf.shape(label)) < 0.2
+        return chosen, tf.random.uniform(tf.shape(label), 0, CLASSES, label.dtype)
+
+    def per_example_loss(self, batch, outputs):
+        chosen, label = self.draw(batch["label"])
+        label = tf.where(chosen, label, batch["label"])
+        return super().per_example_loss({**batch, "label": label}, outputs)
+
+
+class SmoothedLabels(Case):
+    """Labels smoothed by a fixed amount: CategoricalCrossentropy(label_smoothing)."""
+
+    reduction = "none"
+
+    def per_example_loss(self, batch, outputs):
+        labels = tf.one_hot(batch["label"], CLASSES)
+        loss = tf_keras.losses.CategoricalCrossentropy(
+            from_logits=True, label_smoothing=0.1, reduction=self.reduction
+        )
+        return loss(labels, outputs)
+
+
+class SmoothedLabelsReduced(SmoothedLabels):
+    """The loss object as `compile` takes it, which reduces to a scalar."""
+
+    reduction = "auto"

@@ -1,0 +1,176 @@
+"""Variables that a step assigns, and counters."""
+
+import tensorflow as tf
+import tf_keras
+
+from tests.users_code.examples import CLASSES, Case, dense
+from tests.users_code.pairs import Embedding
+
+layers = tf_keras.layers
+
+
+class MomentumQueue(Embedding):
+    """Keys of a slowly moving encoder, in a queue that each step fills with its rows (MoCo)."""
+
+    length = 21
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        with self.build_scope():
+            self.key_model = self.build_model()
+            self.key_model.build((None, 6))
+            self.model.build((None, 6))
+            self.key_model.set_weights(self.model.get_weights())
+            start = tf.random.stateless_normal([self.length, 4], [1, 2], dtype=tf.float64)
+            self.queue = tf.Variable(tf.math.l2_normalize(start, axis=1), trainable=False)
+
+    def losses(self, batch):
+        queries = tf.math.l2_normalize(self.model(batch["x"], training=True), axis=1)
+        keys = tf.math.l2_normalize(self.key_model(batch["view"]), axis=1)
+        positive = tf.reduce_sum(queries * tf.stop_gradient(keys), axis=1, keepdims=True)
+        negative = tf.matmul(queries, self.queue, transpose_b=True)
+        logits = tf.concat([positive, negative], axis=1) / 0.5
+        labels = tf.zeros(tf.shape(logits)[:1], tf.int32)
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+
+    def replica_step(self, batch):
+        loss = self.minimize(batch, self.losses)
+        for slow, fast in zip(self.key_model.variables, self.model.variables, strict=True):
+            slow.assign(0.9 * slow + 0.1 * fast)
+        keys = tf.math.l2_normalize(self.key_model(batch["view"]), axis=1)
+        self.queue.assign(tf.concat([keys, self.queue], axis=0)[: self.length])
+        return loss
+
+
+class Bootstrap(Embedding):
+    """BYOL: predicts the other view's projection by a slowly moving network."""
+
+    def build_model(self):
+        self.target = super().build_model()
+        self.target.build((None, 6))
+        online = super().build_model()
+        return tf_keras.Sequential([online, layers.Dense(4)])
+
+    def losses(self, batch):
+        predicted = self.model(batch["x"], training=True)
+        target = tf.stop_gradient(self.target(batch["view"]))
+        predicted, target = (tf.math.l2_normalize(z, axis=1) for z in (predicted, target))
+        return 2 - 2 * tf.reduce_sum(predicted * target, axis=1)
+
+    def replica_step(self, batch):
+        loss = self.minimize(batch, self.losses)
+        online = self.model.layers[0]
+        for slow, fast in zip(self.target.variables, online.variables, strict=True):
+            slow.assign(0.9 * slow + 0.1 * fast)
+        return loss
+
+
+class CenterLoss(Case):
+    """Centres of the classes, moved in each step towards the mean of the batch's rows."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        with self.build_scope():
+            self.centers = tf.Variable(tf.zeros([CLASSES, CLASSES], tf.float64), trainable=False)
+
+    def per_example_loss(self, batch, outputs):
+        losses = super().per_example_loss(batch, outputs)
+        difference = tf.stop_gradient(tf.gather(self.centers, batch["label"])) - outputs
+        sums = tf.math.unsorted_segment_mean(difference, batch["label"], CLASSES)
+        self.centers.assign_sub(0.5 * sums)
+        return losses + 0.1 * tf.reduce_sum(difference**2, axis=1)
+
+
+class MovingCodebook(layers.Layer):
+    """A codebook that follows the mean of the vectors assigned to each code (VQ-VAE with EMA)."""
+
+    def build(self, input_shape):
+        shape = (4, int(input_shape[-1]))
+        self.table = self.add_weight("table", shape, initializer="uniform", trainable=False)
+        self.count = self.add_weight("count", (4,), initializer="ones", trainable=False)
+        self.total = self.add_weight("total", shape, initializer="uniform", trainable=False)
+
+    def call(self, x, training=None):
+        distances = tf.reduce_sum((x[:, None] - self.table) ** 2, axis=2)
+        codes = tf.one_hot(tf.argmin(distances, axis=1), 4, dtype=x.dtype)
+        quantized = tf.matmul(codes, self.table)
+        if training:
+            self.count.assign(0.9 * self.count + 0.1 * tf.reduce_sum(codes, axis=0))
+            self.total.assign(0.9 * self.total + 0.1 * tf.matmul(codes, x, transpose_a=True))
+            self.table.assign(self.total / (self.count[:, None] + 1e-5))
+        return x + tf.stop_gradient(quantized - x)
+
+
+class MovingCodebookCase(Case):
+    def build_model(self):
+        return dense(MovingCodebook())
+
+
+class MeanAggregatedStatistic(layers.Layer):
+    """A running mean over the rows, in a variable with aggregation MEAN, as the guide advises."""
+
+    def build(self, input_shape):
+        self.mean = self.add_weight(
+            "mean", (int(input_shape[-1]),), initializer="zeros", trainable=False,
+            aggregation=tf.VariableAggregation.MEAN, synchronization=tf.VariableSynchronization.ON_READ,
+        )  # fmt: skip
+
+    def call(self, x, training=None):
+        if training:
+            self.mean.assign(0.9 * self.mean + 0.1 * tf.reduce_mean(x, axis=0))
+        return x - self.mean
+
+
+class MeanAggregatedStatisticCase(Case):
+    def build_model(self):
+        return dense(MeanAggregatedStatistic())
+
+
+class PythonCounter(Case):
+    """A curriculum by a counter in Python, which counts traces and not steps."""
+
+    calls = 0
+
+    def per_example_loss(self, batch, outputs):
+        self.calls += 1
+        return min(1.0, self.calls / 10) * super().per_example_loss(batch, outputs)
+
+
+class StepCounter(Case):
+    """A curriculum by the step."""
+
+    def per_example_loss(self, batch, outputs):
+        share = tf.minimum((tf.cast(self.global_step, tf.float64) + 1) / 10, 1)
+        return share * super().per_example_loss(batch, outputs)
+
+
+class CountingVariable(Case):
+    """The same by a variable that the step increments (Keras: AdaMatch)."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        with self.build_scope():
+            self.current_step = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    def per_example_loss(self, batch, outputs):
+        self.current_step.assign_add(1)
+        share = tf.minimum(tf.cast(self.current_step, tf.float64) / 10, 1)
+        return share * super().per_example_loss(batch, outputs)
+
+
+class AdaptiveProbability(Case):
+    """A variable that follows the accuracy of the batch (Keras: GAN with adaptive augmentation)."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        with self.build_scope():
+            self.probability = tf.Variable(0.5, trainable=False, dtype=tf.float64)
+
+    def correct(self, batch, outputs):
+        correct = tf.equal(tf.argmax(outputs, axis=1, output_type=tf.int32), batch["label"])
+        return tf.cast(correct, tf.float64)
+
+    def per_example_loss(self, batch, outputs):
+        accuracy = tf.reduce_mean(self.correct(batch, outputs))
+        self.probability.assign(self.probability + (accuracy - 0.5) / 10)
+        return (1 + self.probability) * super().per_example_loss(batch, outputs)

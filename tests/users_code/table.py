@@ -1,0 +1,223 @@
+"""The cases: where each is from, what becomes of its original form, and its rewritten form."""
+
+from collections.abc import Sequence
+import dataclasses
+import types
+
+from tests.users_code import (
+    examples,
+    gathered,
+    generative,
+    keyed,
+    losses,
+    mixing,
+    noise,
+    normalization,
+    pairs,
+    sequences,
+    state,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A case.
+
+    Attributes:
+        name: of the case.
+        source: the tutorial, example or paper whose code it follows.
+        original: the trainer as its author writes it.
+        message: None if the original is right on every split; otherwise parts of the line that
+            rejects it, among them what to write.
+        rewritten: the trainer with what the message says.
+        plain: the trainer whose losses a plain loop over the global batch computes; None if the
+            case draws random numbers or has its own step, which is then compared with one replica.
+        tolerance: of float64; larger where TensorFlow itself computes in float32.
+    """
+
+    name: str
+    source: str
+    original: type
+    message: Sequence[str] | None = None
+    rewritten: type | None = None
+    plain: type | None = None
+    tolerance: float = 1e-10
+
+
+def right(name: str, source: str, original: type, *, plain: bool = True) -> Row:
+    return Row(name, source, original, plain=original if plain else None)
+
+
+def draws(name: str, source: str, module: types.ModuleType, case: str, *message: str) -> Row:
+    """A case with random numbers; keyed.py has its rewritten form, under the same name."""
+    rewritten = getattr(keyed, case, None)
+    return Row(name, source, getattr(module, case), message or ("ctl.random",), rewritten)
+
+
+def gathers(name: str, source: str, module: types.ModuleType, case: str, *message: str) -> Row:
+    """A case whose numbers depend on several rows; gathered.py has its rewritten form.
+
+    On one replica the original is right, so it is what the rewritten form is compared with.
+    """
+    original = getattr(module, case)
+    plain = None if original.replica_step is not examples.Case.replica_step else original
+    return Row(name, source, original, message, getattr(gathered, case), plain)
+
+
+UNIFORM, NORMAL, DROPOUT = "ctl.random.uniform", "ctl.random.normal", "ctl.random.dropout"
+INTEGERS, BY_ROW = "ctl.random.integers", "[rows]"
+CTC = sequences.TemporalClassificationByRow
+GATHER = "ctl.replica.all_gather"
+
+ROWS = (
+    right("noise layers of Keras", "TF: overfit and underfit", noise.KerasNoise, plain=False),
+    right("spatial dropout", "Keras: SpatialDropout2D", noise.SpatialDropout, plain=False),
+    right("Fourier features, fixed projection", "Keras: NeRF", noise.FourierFeatures),
+    right("fast gradient sign", "TF: adversarial_fgsm", noise.FastGradientSign),
+    right("adapted Normalization layer", "TF: regression", noise.AdaptedNormalization),
+    draws("stochastic depth", "Keras: cct", noise, "StochasticDepthCase", UNIFORM),
+    draws("DropBlock", "Ghiasi et al.; Keras CV", noise, "DropBlockCase", UNIFORM),
+    draws("random erasing", "Keras CV: RandomCutout", noise, "RandomErasingCase", INTEGERS),
+    draws("color jitter", "Keras: SimCLR", noise, "RandomColorAffineCase", UNIFORM),
+    draws("RandAugment in the model", "Keras: randaugment", noise, "RandAugmentCase", INTEGERS),
+    draws("quantization noise", "TF: data_compression", noise, "QuantizationNoiseCase", UNIFORM),
+    draws("Gumbel softmax", "Jang et al.", noise, "GumbelSoftmaxCase", UNIFORM),
+    draws("Lambda with backend.dropout", "Keras FAQ", noise, "LambdaDropout", DROPOUT),
+    draws("virtual adversarial training", "Miyato et al.", noise, "VirtualAdversarial", NORMAL),
+    right("RandomTranslation", "Keras: gan_ada", noise.RandomTranslationCase, plain=False),
+    right("RandomZoom", "Keras: ViT", noise.RandomZoomCase, plain=False),
+    right("RandomBrightness", "Keras: RandomBrightness", noise.RandomBrightnessCase, plain=False),
+    draws("RandomCrop", "Keras: mae", noise, "RandomCropCase", "input pipeline"),
+    draws("RandomContrast", "TF: images", noise, "RandomContrastCase", "input pipeline"),
+    draws("RandomFlip", "TF: images", noise, "RandomFlipCase", "input pipeline"),
+    draws("mixup", "Keras: mixup", mixing, "MixUp"),
+    draws("cutmix", "Keras: cutmix", mixing, "CutMix"),
+    draws("label noise", "DisturbLabel", mixing, "LabelNoise"),
+    right("label smoothing", "Keras: losses", mixing.SmoothedLabels),
+    draws("variational autoencoder", "Keras: vae", generative, "VariationalAutoencoder", NORMAL),
+    draws("diffusion, continuous time", "Keras: ddim", generative, "Diffusion"),
+    draws("diffusion, discrete time", "Keras: ddpm", generative, "DiscreteDiffusion"),
+    draws("DCGAN with noisy labels", "Keras: dcgan", generative, "AdversarialNetworks", NORMAL),
+    draws("WGAN with gradient penalty", "Keras: wgan_gp", generative, "GradientPenalty", NORMAL),
+    right("gradient penalty of real rows", "Mescheder et al.: R1", generative.RealGradientPenalty),
+    Row(
+        "divergence by add_loss",
+        "Keras guide",
+        generative.AddLossAutoencoder,
+        ("per_example_loss",),
+        gathered.DivergenceByRow,
+        generative.AddLossAutoencoder,
+    ),
+    Row(
+        "divergence by model.add_loss",
+        "Keras: older vae",
+        generative.FunctionalAddLoss,
+        ("per_example_loss",),
+        gathered.DivergenceByRow,
+        generative.AddLossAutoencoder,
+    ),
+    Row(
+        "VQ-VAE",
+        "Keras: vq_vae",
+        generative.QuantizedAutoencoder,
+        ("per_example_loss",),
+        generative.QuantizedByRow,
+        generative.QuantizedByRow,
+    ),
+    right("recurrent dropout of Keras", "Keras: LSTM", sequences.RecurrentDropout, plain=False),
+    right("stacked cells with dropout", "Keras guide: RNN", sequences.StackedCells, plain=False),
+    right("Dropout layer in a cell", "Keras guide: RNN", sequences.LayerInCellCase, plain=False),
+    right(
+        "TimeDistributed dropout",
+        "Keras: TimeDistributed",
+        sequences.DropoutPerTimeStep,
+        plain=False,
+    ),
+    right(
+        "folded axes and dropout", "Keras: video transformers", sequences.FoldedDropout, plain=False
+    ),
+    right("transformer block", "Keras: transformer", sequences.Transformer, plain=False),
+    draws("cell with tf.nn.dropout", "Keras guide: RNN cells", sequences, "NoisyCellCase", DROPOUT),
+    draws("zoneout", "Krueger et al.; TF addons", sequences, "ZoneoutCase", UNIFORM),
+    draws("masked language model", "Keras: BERT", sequences, "MaskedLanguageModel"),
+    draws("masked patches", "Keras: MAE", sequences, "MaskedPatches", UNIFORM),
+    Row(
+        "language model, mean over tokens",
+        "TF text: transformer",
+        sequences.LanguageModel,
+        (BY_ROW,),
+        sequences.WeightedLanguageModel,
+        sequences.LanguageModel,
+    ),
+    right("conditional random field", "TF addons: CRF", sequences.ConditionalRandomField),
+    Row(
+        "CTC",
+        "Keras: captcha_ocr, ctc_batch_cost",
+        sequences.TemporalClassification,
+        (BY_ROW,),
+        CTC,
+        CTC,
+        1e-6,
+    ),
+    Row(
+        "CTC by add_loss",
+        "Keras: captcha_ocr",
+        sequences.CTCInModel,
+        ("per_example_loss",),
+        CTC,
+        CTC,
+        1e-6,
+    ),
+    gathers("n-pairs loss", "TF addons: npairs_loss", pairs, "NPairs", BY_ROW),
+    gathers("semi-hard triplets", "TF addons", pairs, "SemiHardTriplets", BY_ROW),
+    gathers("Barlow twins", "Keras: barlow_twins", pairs, "BarlowTwins", BY_ROW),
+    gathers("Dice of the batch", "segmentation notebooks", pairs, "BatchDice", BY_ROW),
+    gathers(
+        "hardest examples, top k",
+        "Shrivastava et al.",
+        pairs,
+        "HardestExamples",
+        "one loss per example",
+    ),
+    right("Dice of the image", "Keras: segmentation", pairs.Dice),
+    right("focal loss", "Keras: BinaryFocalCrossentropy", losses.FocalLoss),
+    right("focal loss by hand, class weights", "TF: imbalanced_data", losses.FocalLossByHand),
+    right("segmentation, weights of pixels", "TF: segmentation", losses.SegmentationByPixel),
+    right("generalized IoU of boxes", "Keras: retinanet", losses.BoxLoss),
+    right("quantile loss", "Koenker; TF: forecasting", losses.QuantileLoss),
+    right("distillation", "Keras: knowledge_distillation", losses.Distillation),
+    Row(
+        "sampled softmax",
+        "TF: word2vec",
+        losses.SampledSoftmax,
+        (INTEGERS, "shared=True"),
+        keyed.SampledSoftmax,
+        tolerance=1e-6,
+    ),
+    Row(
+        "noise-contrastive estimation",
+        "TF: nce_loss",
+        losses.NoiseContrastive,
+        (INTEGERS,),
+        keyed.NoiseContrastive,
+    ),
+    right("NALU", "Trask et al.", losses.ArithmeticUnitCase),
+    right("uncertainty weights of two tasks", "Kendall et al.", losses.UncertaintyWeights),
+    right("reversed gradient", "Ganin et al.: DANN", losses.DomainAdversarial),
+    draws("actor critic", "Keras: cartpole", losses, "ActorCritic", "ctl.random.categorical"),
+    right("BYOL", "Grill et al.", state.Bootstrap, plain=False),
+    right("spectral normalization", "TF addons", normalization.SpectralNormalization),
+    right("weight normalization", "TF addons", normalization.WeightNormalizationCase),
+    right("SyncBatchNormalization", "Keras", normalization.SyncBatchNormalization, plain=False),
+    right("curriculum by global_step", "Keras: AdaMatch", state.StepCounter, plain=False),
+    right("curriculum by a variable", "Keras: AdaMatch", state.CountingVariable),
+    draws("Bayes by backprop", "Keras", normalization, "BayesianCase", NORMAL),
+    draws("Flipout", "TF probability: DenseFlipout", normalization, "FlipoutCase", NORMAL),
+    gathers("MoCo queue", "He et al.", state, "MomentumQueue", GATHER),
+    gathers("center loss", "Wen et al.", state, "CenterLoss", GATHER),
+    gathers("VQ-VAE, moving codebook", "Sonnet", state, "MovingCodebookCase", GATHER),
+    gathers(
+        "initialization by data", "TF addons", normalization, "DataDependentInitialization", GATHER
+    ),
+    gathers("adaptive augmentation", "Keras: gan_ada", state, "AdaptiveProbability", GATHER),
+)
