@@ -302,11 +302,11 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
 
     def train_loop_begin(self) -> None:
         """Resets the loss and the metrics of the loop."""
-        self._ctl_engine.reset_metrics()
+        self._ctl_engine.results.reset()
 
     def train_loop_end(self) -> dict[str, Any]:
         """Returns the mean loss, the metrics, and what the options ask for besides."""
-        return self._ctl_engine.results()
+        return self._ctl_engine.results.read()
 
     def create_train_loop_fn(self) -> Any:
         """Returns the inner loop: Orbit's, one XLA program, or the one of a coordinator."""

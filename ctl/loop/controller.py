@@ -273,7 +273,7 @@ class Controller(orbit.Controller):
                         outputs = self.trainer.train(tf.constant(boundary - first, tf.int32)) or {}
                         # Waits for the devices, so that the time below is all of the loop's.
                         self.outputs = as_numbers(outputs)
-                        if engine_of(self.trainer).skipped_all():
+                        if engine_of(self.trainer).results.skipped_all():
                             # Means over no step are NaN, which is not valid in result.json.
                             self.outputs = without_nan(self.outputs)
                 except NonFiniteStep as error:

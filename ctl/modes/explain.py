@@ -90,6 +90,7 @@ def _describe_batch(experiment: Experiment) -> list[tuple[str, str]]:
 def _describe_update(experiment: Experiment) -> list[tuple[str, str]]:
     trainer = experiment.trainer
     variables = trainer.model.trainable_variables
+    parameters = engine_of(trainer).attributes.parameter_count()
     return [
         ("reduction", _describe_reduction(experiment)),
         ("clip", str(trainer.options.clip)),
@@ -98,10 +99,7 @@ def _describe_update(experiment: Experiment) -> list[tuple[str, str]]:
         ("schedule", _describe_learning_rate(experiment)),
         *_describe_groups(experiment),
         *_describe_average(trainer.options.ema_decay),
-        (
-            "variables",
-            f"{len(variables)} trainable, {engine_of(trainer).parameter_count():,} parameters",
-        ),
+        ("variables", f"{len(variables)} trainable, {parameters:,} parameters"),
     ]
 
 

@@ -32,7 +32,7 @@ def complete(step: int, result: Mapping[str, Any], config: Any) -> str:
 def start(hardware: Any, trainer: Any) -> str:
     """What is going to train, on what, and why there."""
     layout = engine_of(trainer).plan.layout
-    what = f"{trainer.options.precision}; {engine_of(trainer).parameter_count():,} parameters"
+    what = f"{trainer.options.precision}; {engine_of(trainer).attributes.parameter_count():,} parameters"
     if hardware.name == "parameter_server":
         workers, servers = (len(hardware.cluster.addresses[role]) for role in ("worker", "ps"))
         return (

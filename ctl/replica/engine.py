@@ -2,38 +2,34 @@
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
-import math
 from typing import Any
 
 import orbit
 import tensorflow as tf
-import tf_keras
 
-from ctl.configs.error_location import user_line
-from ctl.data.data_errors import report_data_errors
 from ctl.data.input_pipeline import InputPipeline
-from ctl.errors import NonFiniteStep, UsageError, list_some
+from ctl.errors import NonFiniteStep, UsageError
 from ctl.hardware import devices
 from ctl.replica import (
     copies,
-    draws,
     dropout,
     keras_version,
     metrics,
-    out_of_memory,
     precision,
     random_search,
     row_mask,
 )
 from ctl.replica.ema import ExponentialMovingAverage
 from ctl.replica.inner_loop import CompiledLoop, chunk_size
+from ctl.replica.loop_results import LoopResults
 from ctl.replica.microbatches import Batch, MicroBatch, row_count
 from ctl.replica.non_finite import NonFiniteReport
 from ctl.replica.plan import Plan
 from ctl.replica.snapshot import Snapshot, assigned_in_forward_pass
 from ctl.replica.step import Step
+from ctl.replica.step_errors import report_errors
+from ctl.replica.trainer_attributes import TrainerAttributes
 
-_MERGE_CALL = "`merge_call` called while defining a new graph"  # of tf.distribute's own error
 _RESERVED = "self.{name} belongs to orbit.StandardTrainer: give your attribute another name."
 
 
@@ -44,8 +40,9 @@ class Engine:
         plan: the resolved options.
         pipeline: the training and evaluation data.
         step: computes and applies updates.
+        attributes: the trainer's models, optimizers and variables.
+        results: the mean loss of an inner loop, and its other results.
         ema: the average of the weights; None unless the options ask for it.
-        loss: the mean loss of the applied steps of an inner loop.
         compiled_loop: the inner loop as one XLA program; None unless the plan says so.
         checks_copies: whether the first inner loop ends with a comparison of the replicas' variables.
     """
@@ -61,7 +58,8 @@ class Engine:
         self.plan = plan
         self.pipeline = pipeline
         self.step = Step(plan, trainer.global_step)
-        self.loss = tf_keras.metrics.Mean("loss", dtype=plan.dtype)
+        self.attributes = TrainerAttributes(trainer)
+        self.results = LoopResults(trainer, plan, self.step)
         decay = plan.options.ema_decay
         self.ema: ExponentialMovingAverage | None = None
         if decay:
@@ -72,9 +70,7 @@ class Engine:
         self._data_step: int | None = None  # the global step that the data iterator stands at
         self._own_dataset = False
         self._trainable: tuple[bool, ...] | None = None  # each layer, after the last inner loop
-        self._keyed: set[str] = set()
         self.checks_copies = plan.layout.replicas > 1
-        self._has_loss = False  # whether the traced step reports its loss
         self.compiled_loop = self._compile_loop() if plan.xla == "loop" else None
         # The step is traced later, so it draws by row from the first step on.
         dropout.key_random_layers(trainer.model, plan.options.seed)
@@ -136,22 +132,17 @@ class Engine:
         with self.rows(batch, mask) as rows:
             # The forward pass runs before anything is known of the gradients, so its assignments can
             # only be undone.
-            models = (trainer.model, *(model for _, model in self._other_models()))
+            models = self.attributes.models()
             changed = assigned_in_forward_pass(models, trainer.metrics.values())
-            snapshot = Snapshot(changed if self._may_skip() else [])
+            snapshot = Snapshot(changed if self.results.may_skip() else [])
             loss = trainer.replica_step(trainer.preprocess(batch))
-            self._has_loss = True
             # Decided while tracing: a step that can never be skipped has no ops for it.
             applied: tf.Tensor | bool = True
             if rows.applied:
                 # An own `replica_step` may contain several updates, with one entry each.
                 applied = tf.reduce_all(rows.applied)
                 snapshot.restore_unless(applied)
-                # Not a product with the weight: a skipped loss can be NaN, and 0 x NaN is NaN.
-                counted = tf.where(applied, loss, tf.zeros_like(loss))
-                self.loss.update_state(counted, sample_weight=tf.cast(applied, loss.dtype))
-            else:
-                self.loss.update_state(loss)
+            self.results.update(loss, applied)
             # Last, so that moving statistics are those that the step leaves.
             if self.ema:
                 self.ema.update(trainer.optimizer.iterations, applied)
@@ -162,36 +153,14 @@ class Engine:
 
         A trace contains the variables that were trainable, so the change would have no effect.
         """
-        if self._read_trainable() == self._trainable:
+        if self.attributes.trainable() == self._trainable:
             return
-        self._check_trainable()
+        # An own step may pass other variables, or another optimizer.
+        if not (self.plan.own_replica_step or self.plan.own_train_step):
+            self.attributes.check_slot_variables()
         self._trainer._train_loop_fn = None  # Orbit's attribute: the next loop is made again
         if self.compiled_loop:
             self.compiled_loop.compile_again()
-
-    def _read_trainable(self) -> tuple[bool, ...]:
-        """Whether each layer of every model is trainable."""
-        models = (self._trainer.model, *(model for _, model in self._other_models()))
-        return tuple(layer.trainable for model in models for layer in model._flatten_layers())
-
-    def _check_trainable(self) -> None:
-        """Raises UsageError if the optimizer has no slot variables for a trainable variable."""
-        if self.plan.own_replica_step or self.plan.own_train_step:
-            return  # it may pass other variables, or another optimizer
-        optimizer = self._trainer.optimizer
-        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-        unknown = [
-            variable.name
-            for variable in self._trainer.model.trainable_variables
-            if optimizer._var_key(variable) not in optimizer._index_dict
-        ]
-        if unknown:
-            raise UsageError(
-                f"{list_some(unknown)} became trainable after the trainer was built, so the optimizer "
-                "has no slot variables for them: leave these layers trainable in build_model, and set "
-                "trainable by self.global_step.numpy() in train_loop_begin; or train them in a second "
-                "run, which starts from this one by init.checkpoint."
-            )
 
     def prepare_loop(self) -> None:
         """Moves the data to `global_step`, and keys the random layers of models made since."""
@@ -202,14 +171,7 @@ class Engine:
         if not callable(self._trainer._train_loop_fn or callable):
             raise UsageError(_RESERVED.format(name="_train_loop_fn"))
         # A subclass creates further models after this engine, or between two loops.
-        for name, value in self._attributes():
-            is_public = not name.startswith("_self_")  # TensorFlow's own records of the attributes
-            if is_public and (keras_version.is_keras3(value) or isinstance(value, tf_keras.Model)):
-                keras_version.check_tracked(value, f"self.{name.partition('/')[0]} is")
-        for name, model in self._other_models():
-            if name not in self._keyed:
-                dropout.key_random_layers(model, self.plan.options.seed, scope=name)
-                self._keyed.add(name)
+        self.attributes.key_new_models(self.plan.options.seed)
         step = int(self._trainer.global_step.numpy())
         if not self._own_dataset and self._data_step != step:
             # Orbit's `train` reads these attributes; the public setter would mark the data as the
@@ -228,7 +190,7 @@ class Engine:
         self._data_step = int(self._trainer.global_step.numpy())
         # Read after the loop: its trace may build further layers, and the step of a GAN may freeze and
         # unfreeze a model while it is traced.
-        self._trainable = self._read_trainable()
+        self._trainable = self.attributes.trainable()
         if self.checks_copies:
             self.checks_copies = False
             copies.check_copies(self.checkpoint_items())
@@ -272,84 +234,14 @@ class Engine:
 
     @contextlib.contextmanager
     def report_errors(self) -> Iterator[None]:
-        """Turns TensorFlow's errors about data and memory into a UsageError of one line."""
-        try:
-            with (
-                draws.report_problems(),
-                report_data_errors("training", self.pipeline.element_spec),
-            ):
-                yield
-        except tf.errors.OutOfRangeError:
-            raise UsageError(
-                f"The training data ended after step {int(self._trainer.global_step.numpy())}: return "
-                "at least one complete global batch of examples, or a dataset that repeats."
-            ) from None
-        except RuntimeError as error:
-            if _MERGE_CALL not in str(error):
-                raise
-            raise UsageError(
-                f"{user_line(error) or 'The step'} updates variables, or reduces over the replicas, in "
-                "a branch or a loop that depends on a tensor, or in a tf.function of its own, which "
-                "tf.distribute does not support on several replicas: select values by tf.where, or "
-                "decide between two inner loops. To unfreeze a layer, set its trainable in "
-                "train_loop_begin, after which ctl traces the step again."
-            ) from error
-        except tf.errors.ResourceExhaustedError as error:
-            if not out_of_memory.is_out_of_memory(error):
-                raise
-            raise UsageError(out_of_memory.advice(self.plan)) from error
-
-    def reset_metrics(self) -> None:
-        """Resets what `results` returns."""
-        for metric in (self.loss, *self._trainer.metrics.values()):
-            metric.reset_state()
-        if self.step.norms:
-            self.step.norms.reset()
-
-    def results(self) -> dict[str, Any]:
-        """Returns the mean loss and the metrics of an inner loop; scale, skips and norms if in use.
-
-        If no step of the loop was applied, means over the applied steps do not exist: they are NaN. A
-        user's own `train_step` that does not call `replica_step` has no loss.
-        """
-        results = {"loss": self.loss.result()} if self._has_loss else {}
-        results |= metrics.results(self._trainer.metrics)
-        norms = self.step.norms.result() if self.step.norms else {}
-        if self.skipped_all():
-            results, norms = tf.nest.map_structure(_to_nan, (results, norms))
-        optimizer = self._trainer.optimizer
-        has_scale = precision.has_loss_scale(optimizer)
-        if has_scale:
-            results["loss_scale"] = optimizer.loss_scale
-        if has_scale or self.plan.options.on_non_finite == "skip":
-            results["skipped_steps"] = self.step.skipped_steps.read_value()
-        return {**results, **norms}
-
-    def skipped_all(self) -> bool:
-        """Whether all steps of the inner loop were skipped."""
-        return self._has_loss and self._may_skip() and not self.loss.count.read_value().numpy()
-
-    def parameter_count(self) -> int:
-        """The number of parameters of all models of the trainer."""
-        models = (self._trainer.model, *(model for _, model in self._other_models()))
-        # A model may contain another one, and a model that is not built yet has no parameters.
-        weights = {id(v): v for model in models if model.built for v in model.weights}
-        return sum(variable.shape.num_elements() for variable in weights.values())
+        """Turns TensorFlow's errors in an inner loop into a UsageError of one line."""
+        read_step = self._trainer.global_step.numpy
+        with report_errors(self.plan, self.pipeline, lambda: int(read_step())):
+            yield
 
     def checkpoint_items(self) -> dict[str, Any]:
         """Returns every model, optimizer and variable of the trainer, by the attribute's name."""
-        trackable = tf.__internal__.tracking.Trackable
-        stateless = (tf_keras.metrics.Metric, tf.data.Dataset, tf.data.Iterator)
-        # Reset by every loop, or made again from `global_step`.
-        excluded = ("metrics", "_train_dataset", "_train_iter", "_train_loop_fn")
-        items = {
-            name: value
-            for name, value in vars(self._trainer).items()
-            if isinstance(value, trackable)
-            and not isinstance(value, stateless)
-            and name not in excluded
-            and not name.startswith("_self_")
-        }
+        items = self.attributes.checkpoint_items()
         # "spikes" is the name in every checkpoint, unless a subclass has such an attribute itself.
         name = "ctl_spikes" if "spikes" in items else "spikes"
         items[name] = self.step.loss_spikes
@@ -373,26 +265,6 @@ class Engine:
         """Leaves the position in the data to the user, who has set `train_dataset`."""
         self.plan.check_own_dataset()
         self._own_dataset = True
-
-    def _may_skip(self) -> bool:
-        # A subclass can pass `minimize` another optimizer, which has a loss scale of its own.
-        optimizers = vars(self._trainer).values()
-        return self.plan.skips or any(precision.has_loss_scale(value) for value in optimizers)
-
-    def _other_models(self) -> Iterator[tuple[str, tf_keras.Model]]:
-        """The models that a subclass holds besides `model`, each with a name that does not change."""
-        for name, value in self._attributes():
-            if isinstance(value, tf_keras.Model) and value is not self._trainer.model:
-                yield name, value
-
-    def _attributes(self) -> Iterator[tuple[str, Any]]:
-        """The values of the trainer's attributes, also those in lists and dicts, as "name/index"."""
-        for name, value in vars(self._trainer).items():
-            values: Sequence[Any] = [value]
-            if isinstance(value, list | dict):
-                values = tf.nest.flatten(value)
-            for i, each in enumerate(values):
-                yield f"{name}/{i}", each
 
     def _compile_loop(self) -> CompiledLoop:
         trainer, options = self._trainer, self.plan.options
@@ -423,15 +295,6 @@ class Engine:
             size=self.compiled_loop.size,
             indexes_only=self.plan.options.placement == "device",
         )
-
-
-def _to_nan(value: Any) -> Any:
-    value = tf.convert_to_tensor(value)
-    return (
-        tf.fill(tf.shape(value), tf.constant(math.nan, value.dtype))
-        if value.dtype.is_floating
-        else value
-    )
 
 
 def engine_of(trainer: Any) -> Engine:

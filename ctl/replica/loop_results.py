@@ -1,0 +1,92 @@
+"""The mean loss of an inner loop, and what the loop returns in addition to it."""
+
+import math
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from ctl.replica import metrics, precision
+from ctl.replica.plan import Plan
+from ctl.replica.step import Step
+
+
+class LoopResults:
+    """Collects what an inner loop returns.
+
+    Attributes:
+        loss: the mean loss of the applied steps.
+        has_loss: whether the traced step reports its loss; a user's own `train_step` may not.
+    """
+
+    def __init__(self, trainer: Any, plan: Plan, step: Step):
+        """Creates the mean; call it in the strategy's scope.
+
+        Args:
+            trainer: the `StandardTrainer`.
+            plan: its resolved options.
+            step: its step.
+        """
+        self.loss = tf_keras.metrics.Mean("loss", dtype=plan.dtype)
+        self.has_loss = False
+        self._trainer = trainer
+        self._plan = plan
+        self._step = step
+
+    def update(self, loss: tf.Tensor, applied: tf.Tensor | bool) -> None:
+        """Adds the loss of a step; call it in a replica context.
+
+        Args:
+            loss: scalar, the loss of the global batch.
+            applied: scalar, whether the update was applied; True if it can never be skipped.
+        """
+        self.has_loss = True
+        if applied is True:
+            self.loss.update_state(loss)
+            return
+        # Not a product with the weight: a skipped loss can be NaN, and 0 x NaN is NaN.
+        counted = tf.where(applied, loss, tf.zeros_like(loss))
+        self.loss.update_state(counted, sample_weight=tf.cast(applied, loss.dtype))
+
+    def reset(self) -> None:
+        """Resets what `read` returns."""
+        for metric in (self.loss, *self._trainer.metrics.values()):
+            metric.reset_state()
+        if self._step.norms:
+            self._step.norms.reset()
+
+    def read(self) -> dict[str, Any]:
+        """Returns the mean loss and the metrics; scale, skips and norms if in use.
+
+        If no step of the loop was applied, means over the applied steps do not exist: they are NaN. A
+        user's own `train_step` that does not call `replica_step` has no loss.
+        """
+        results = {"loss": self.loss.result()} if self.has_loss else {}
+        results |= metrics.results(self._trainer.metrics)
+        norms = self._step.norms.result() if self._step.norms else {}
+        if self.skipped_all():
+            results, norms = tf.nest.map_structure(_to_nan, (results, norms))
+        optimizer = self._trainer.optimizer
+        has_scale = precision.has_loss_scale(optimizer)
+        if has_scale:
+            results["loss_scale"] = optimizer.loss_scale
+        if has_scale or self._plan.options.on_non_finite == "skip":
+            results["skipped_steps"] = self._step.skipped_steps.read_value()
+        return {**results, **norms}
+
+    def skipped_all(self) -> bool:
+        """Returns whether all steps of the inner loop were skipped."""
+        return self.has_loss and self.may_skip() and not self.loss.count.read_value().numpy()
+
+    def may_skip(self) -> bool:
+        """Returns whether a step may be skipped."""
+        # A subclass can pass `minimize` another optimizer, which has a loss scale of its own.
+        optimizers = vars(self._trainer).values()
+        return self._plan.skips or any(precision.has_loss_scale(value) for value in optimizers)
+
+
+def _to_nan(value: Any) -> Any:
+    value = tf.convert_to_tensor(value)
+    if not value.dtype.is_floating:
+        return value
+    return tf.fill(tf.shape(value), tf.constant(math.nan, value.dtype))

@@ -1,0 +1,53 @@
+"""Turns TensorFlow's errors in an inner loop into one line."""
+
+from collections.abc import Callable, Iterator
+import contextlib
+
+import tensorflow as tf
+
+from ctl.configs.error_location import user_line
+from ctl.data.data_errors import report_data_errors
+from ctl.data.input_pipeline import InputPipeline
+from ctl.errors import UsageError
+from ctl.replica import draws, out_of_memory
+from ctl.replica.plan import Plan
+
+_MERGE_CALL = "`merge_call` called while defining a new graph"  # of tf.distribute's own error
+
+
+@contextlib.contextmanager
+def report_errors(
+    plan: Plan, pipeline: InputPipeline, read_step: Callable[[], int]
+) -> Iterator[None]:
+    """Turns TensorFlow's errors about data, branches and memory into a UsageError of one line.
+
+    Args:
+        plan: the resolved options.
+        pipeline: the training data.
+        read_step: returns the global step.
+
+    Raises:
+        UsageError: one of these errors was raised inside.
+    """
+    try:
+        with draws.report_problems(), report_data_errors("training", pipeline.element_spec):
+            yield
+    except tf.errors.OutOfRangeError:
+        raise UsageError(
+            f"The training data ended after step {read_step()}: return at least one complete global "
+            "batch of examples, or a dataset that repeats."
+        ) from None
+    except RuntimeError as error:
+        if _MERGE_CALL not in str(error):
+            raise
+        raise UsageError(
+            f"{user_line(error) or 'The step'} updates variables, or reduces over the replicas, in "
+            "a branch or a loop that depends on a tensor, or in a tf.function of its own, which "
+            "tf.distribute does not support on several replicas: select values by tf.where, or "
+            "decide between two inner loops. To unfreeze a layer, set its trainable in "
+            "train_loop_begin, after which ctl traces the step again."
+        ) from error
+    except tf.errors.ResourceExhaustedError as error:
+        if not out_of_memory.is_out_of_memory(error):
+            raise
+        raise UsageError(out_of_memory.advice(plan)) from error
