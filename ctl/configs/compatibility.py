@@ -1,15 +1,13 @@
-"""Which options of a trainer may be combined: one table of rules, checked and documented.
+"""Which options of a trainer may be combined: one table of rules, checked before the first step.
 
-`check` rejects a combination before the first step, and `python -m ctl.configs.compatibility` prints
-the table as docs/matrix.md. Importing this module does not import TensorFlow.
+`ctl.configs.matrix` prints the table as docs/matrix.md. Importing this module does not import
+TensorFlow.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 import dataclasses
-import itertools
 from typing import Any
 
-from ctl.configs.values import PRECISIONS, XLA_MODES
 from ctl.errors import UsageError
 
 _SINGLE_REPLICA_XLA = ("loop", "step")
@@ -39,6 +37,8 @@ class Choice:
         on_non_finite: `train.on_non_finite`.
         loss_spike: `train.loss_spike`; 0 if the option is off.
         strategy: the name of the strategy in `hardware.strategies`, such as "central_storage".
+        cpu_collectives: whether gradients are reduced between processes by TensorFlow's collectives
+            on CPUs.
     """
 
     replicas: int = 1
@@ -58,6 +58,7 @@ class Choice:
     on_non_finite: str = "stop"
     loss_spike: float = 0.0
     strategy: str = "mirrored"
+    cpu_collectives: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,6 +161,12 @@ RULES = (
         'set runtime.all_reduce.dtype=""',
     ),
     Rule(
+        lambda c: c.reduce_dtype == "bfloat16" and c.cpu_collectives,
+        "runtime.all_reduce.dtype=bfloat16 is not supported by TensorFlow's all-reduce between "
+        "processes on CPUs",
+        'set runtime.all_reduce.dtype="", or train on GPUs',
+    ),
+    Rule(
         lambda c: c.xla in _SINGLE_REPLICA_XLA and c.replicas > 1,
         "runtime.xla=loop and step compile complete steps into one program, which several replicas "
         "cannot share",
@@ -250,50 +257,3 @@ def check_options(values: Mapping[str, Any]) -> None:
         loss_spike=values["train.loss_spike"],
     )
     check(choice, OPTION_RULES)
-
-
-AXES = {
-    "replicas": (1, 2, 4),
-    "precision": PRECISIONS,
-    "xla": tuple(mode for mode in XLA_MODES if mode != "auto"),
-    "sync_batch_norm": (False, True),
-    "micro_batches": (1, 2),
-    "shards": (0, 4),
-    "reduce_dtype": ("", "bfloat16"),
-}
-
-
-def all_choices() -> Iterator[Choice]:
-    """Yields every combination of the values in `AXES`."""
-    for values in itertools.product(*AXES.values()):
-        yield Choice(**dict(zip(AXES, values, strict=True)))  # type: ignore[arg-type]
-
-
-def matrix() -> str:
-    """Returns the text of docs/matrix.md."""
-    choices = list(all_choices())
-    rejected = [c for c in choices if any(rule.broken(c) for rule in RULES)]
-    lines = [
-        "# Which options may be combined",
-        "",
-        "This page is printed by `python -m ctl.configs.compatibility`; a test checks that it is",
-        "current. Of the combinations of",
-        "",
-        *(f"- {name}: {', '.join(str(v) or 'none' for v in axis)}" for name, axis in AXES.items()),
-        "",
-        f"{len(rejected)} of {len(choices)} are rejected before the first step. Tests compare the",
-        "update of each other combination with the exact one (tests/replica/combinations_test.py:",
-        "every pair of values by default, every combination with `-m slow`). Rules without a number",
-        "depend on other options, such as the strategy or the batch size.",
-        "",
-        "| rejected because | fix | combinations |",
-        "|---|---|---:|",
-    ]
-    for rule in RULES:
-        count = sum(rule.broken(c) for c in choices)
-        lines.append(f"| {rule.reason} | {rule.fix} | {count or ''} |")
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    print(matrix(), end="")

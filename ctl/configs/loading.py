@@ -4,7 +4,7 @@ Importing this module does not import TensorFlow; a config or trainer file may.
 """
 
 import ast
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 import contextlib
 import importlib
 import importlib.util
@@ -12,7 +12,6 @@ import inspect
 import os
 import pathlib
 import sys
-from types import ModuleType
 from typing import Any
 
 from ml_collections import config_dict
@@ -20,9 +19,8 @@ from ml_collections import config_dict
 from ctl import errors
 from ctl.configs import overrides
 from ctl.configs.error_location import error_location
+from ctl.configs.importing import import_file, importable
 from ctl.errors import UsageError
-
-_modules: dict[tuple[str, int, int], ModuleType] = {}  # by path, time of change and size
 
 
 def load_config(flag: str) -> config_dict.ConfigDict:
@@ -40,9 +38,9 @@ def load_config(flag: str) -> config_dict.ConfigDict:
     path, colon, text = flag.partition(":")
     file = _find_config_file(path)
     arguments = [text] if colon else []
-    with _importable(file.parent):
+    with importable(file.parent):
         try:
-            module = _import_file(file)
+            module = import_file(file)
         except (Exception, SystemExit) as error:
             raise UsageError(
                 f"The config file cannot be read: {error_location(error, file)}"
@@ -162,7 +160,7 @@ def _load_attribute(reference: str, config_path: str, *, key: str) -> Any:
     where, _, name = reference.rpartition(":")
     file = find_trainer_file(reference, config_path, key=key)
     try:
-        module = _import_file(file) if file else importlib.import_module(where)
+        module = import_file(file) if file else importlib.import_module(where)
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{where}.".startswith(f"{missing}.") and not file:
@@ -263,46 +261,3 @@ def _describe_missing_class(trainer: str, where: str, classes: list[str], key: s
     name = trainer.rpartition(":")[-1]
     hint = errors.did_you_mean(name, classes) or ": it defines no classes."
     return f"{key} is {trainer!r}, but {where} has no class {name}{hint}"
-
-
-def _import_file(file: pathlib.Path) -> ModuleType:
-    """Imports a file as a module, once even if it holds both the config and the trainer."""
-    path = file.resolve()
-    state = (str(path), path.stat().st_mtime_ns, path.stat().st_size)
-    if state in _modules:
-        return _modules[state]
-    name = _module_name(path)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec and spec.loader  # a .py file always has both
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        with _importable(path.parent):
-            spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    _modules[state] = module
-    return module
-
-
-def _module_name(path: pathlib.Path) -> str:
-    """Returns a name that is unique in sys.modules: several files may be called alike."""
-    name = stem = f"ctl_experiment_{path.stem}"
-    number = 1
-    while name in sys.modules and sys.modules[name].__file__ != str(path):
-        number += 1
-        name = f"{stem}_{number}"
-    return name
-
-
-@contextlib.contextmanager
-def _importable(folder: pathlib.Path) -> Iterator[None]:
-    """Makes the other modules of an experiment's folder importable within the `with` block."""
-    entry = str(folder.resolve())
-    sys.path.insert(0, entry)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ValueError):
-            sys.path.remove(entry)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ctl.errors import UsageError, print_line
 from ctl.hardware import cluster, rendezvous, tpu
 from ctl.hardware.cluster import Cluster
+from ctl.hardware.devices import replica_devices
 from ctl.hardware.quiet import hold_back_stderr
 
 if TYPE_CHECKING:
@@ -102,6 +103,18 @@ def strategy_name(strategy: "tf.distribute.Strategy") -> str:
         if spec.type and isinstance(strategy, operator.attrgetter(spec.type)(tf.distribute)):
             return name
     return "default"
+
+
+def uses_cpu_collectives(strategy: "tf.distribute.Strategy") -> bool:
+    """Returns whether a strategy reduces between processes by TensorFlow's collectives on CPUs.
+
+    They support float16, float32, float64, int32 and int64; not bfloat16.
+    """
+    return (
+        strategy_name(strategy) == "multi_worker_mirrored"
+        and strategy.num_replicas_in_sync > 1
+        and replica_devices(strategy)[0].startswith("CPU")
+    )
 
 
 def _build_default(devices: list[str], options: StrategyOptions) -> Any:

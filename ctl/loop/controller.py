@@ -1,9 +1,7 @@
 """Orbit's Controller with boundaries at absolute steps."""
 
 from collections.abc import Callable, Iterable
-import contextlib
 import pathlib
-import time
 from typing import Any
 
 import orbit
@@ -12,17 +10,16 @@ import tensorflow as tf
 from ctl.errors import NonFiniteStep, UsageError
 from ctl.evaluator import Interrupted, StandardEvaluator
 from ctl.hardware.collectives import ProcessGroup
-from ctl.loop import loop_checks, recovery
+from ctl.loop import boundaries, recovery
 from ctl.loop.actions.action import as_action
 from ctl.loop.actions.action_list import ActionList
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.manager import CheckpointManager
-from ctl.loop.reporter import Reporter, as_numbers, without_nan
+from ctl.loop.inner_loop import InnerLoop
+from ctl.loop.reporter import Reporter, as_numbers
 from ctl.loop.rollback import RollbackPolicy
-from ctl.loop.step_summaries import StepSummaries
 from ctl.loop.stop import StopRequest
 from ctl.loop.watchdog import Watchdog
-from ctl.replica.engine import engine_of
 from ctl.trainer import StandardTrainer
 
 
@@ -124,7 +121,6 @@ class Controller(orbit.Controller):
         self.processes = processes or ProcessGroup()
         self._stop = stop or StopRequest()
         self._has_restored = False  # since the last evaluation
-        self._watch = watchdog.loop if watchdog else lambda step: contextlib.nullcontext()
         self._rollback = rollback or RollbackPolicy()
         self.reporter = reporter or Reporter(trainer)
         self._manager = CheckpointManager(
@@ -137,10 +133,12 @@ class Controller(orbit.Controller):
             get_notes=self._get_notes,
             set_notes=lambda notes: self.actions.set_state(notes.get("actions", {})),
         )
-        self._step_summaries = StepSummaries(
+        self._inner_loop = InnerLoop(
             trainer,
-            interval=summary_interval or steps_per_loop,
-            print_line=self.reporter.print_line,
+            self.reporter,
+            summaries=self.summary_manager,
+            summary_interval=summary_interval or steps_per_loop,
+            watchdog=watchdog,
         )
         orbit_actions = [as_action(action, at="train") for action in train_actions or ()]
         orbit_actions += [as_action(action, at="eval") for action in eval_actions or ()]
@@ -187,7 +185,7 @@ class Controller(orbit.Controller):
             complete, also those that a thread writes.
         """
         while self.step < train_steps and not self._has_ended:
-            until = min(train_steps, _next_multiple(self.step, eval_interval or train_steps))
+            until = boundaries.next_boundary(self.step, train_steps, (eval_interval or 0,))
             # A checkpoint is saved before the evaluation of its step, so that the states of actions in
             # it do not include that evaluation: it is repeated.
             if self._has_restored and until - self.step == eval_interval and self.step:
@@ -262,34 +260,20 @@ class Controller(orbit.Controller):
             if self._rollback.skips(first):  # a batch before the boundary of an earlier rollback
                 self.trainer.global_step.assign_add(1)
             else:
-                boundary = self._next_boundary(first, until)
-                begin = time.perf_counter()
+                intervals = (self.steps_per_loop, self._manager.interval)
+                boundary = boundaries.next_boundary(first, until, intervals)
+                boundary = self._rollback.boundary(first, boundary)
                 try:
-                    with (
-                        self.reporter.summary_writer(self.summary_manager),
-                        self._step_summaries.recording(),
-                        self._watch(first),
-                    ):
+                    with self._inner_loop.measure(boundary - first):
                         outputs = self.trainer.train(tf.constant(boundary - first, tf.int32)) or {}
-                        # Waits for the devices, so that the time below is all of the loop's.
-                        self.outputs = as_numbers(outputs)
-                        if engine_of(self.trainer).results.skipped_all():
-                            # Means over no step are NaN, which is not valid in result.json.
-                            self.outputs = without_nan(self.outputs)
+                        self.outputs = self._inner_loop.read(outputs)
                 except NonFiniteStep as error:
                     recovery.all_roll_back(error, self._rollback, self._manager, self.reporter)
                     self._has_restored = self.actions.has("eval")
                     if self._has_restored:
                         return  # to repeat the evaluations since, for the actions
                     continue
-                steps, seconds = boundary - first, time.perf_counter() - begin
-                self.reporter.throughput.add(steps, seconds=seconds)
-                repeated = loop_checks.count_repeated_steps(self.trainer, self.step, boundary)
-                if repeated:
-                    self.reporter.record("repeated", self.step, steps=repeated)
-                if self.trainer.non_finite_report:
-                    self.reporter.steps_skipped(self.trainer.non_finite_report, steps=steps)
-                loop_checks.check_loss(self.trainer, self.step, self.outputs, self.reporter)
+                self._inner_loop.check(first, boundary, self.outputs)
                 with self.reporter.summary_writer(self.summary_manager):
                     self.actions.run("train", self.outputs)
                 self.reporter.loop_ended(
@@ -297,10 +281,7 @@ class Controller(orbit.Controller):
                 )
             # Every process comes here at the same step, and decides the same: the chief's clock and a
             # signal to any process count for all.
-            due = self._manager.is_due_by_step()
-            if self._manager.seconds and not due:
-                due = bool(self.processes.broadcast_from_chief(self._manager.is_due_by_time()))
-            if due:
+            if self._manager.all_due(self.processes):
                 self.save_checkpoint()
             self.stopped = self.processes.any_process(self._stop.requested)
 
@@ -312,15 +293,3 @@ class Controller(orbit.Controller):
         """What a checkpoint holds besides the trainer: nothing, unless an action has a state."""
         states = self.actions.get_state()
         return {"actions": states} if states else {}
-
-    def _next_boundary(self, step: int, until: int) -> int:
-        """The step at which an inner loop that begins at `step` ends."""
-        boundary = min(until, _next_multiple(step, self.steps_per_loop))
-        if self._manager.interval:
-            boundary = min(boundary, _next_multiple(step, self._manager.interval))
-        return self._rollback.boundary(step, boundary)
-
-
-def _next_multiple(step: int, interval: int) -> int:
-    """The first multiple of `interval` after `step`."""
-    return (step // interval + 1) * interval

@@ -6,8 +6,6 @@ Importing this module does not import TensorFlow.
 from collections.abc import Mapping, Sequence
 import contextlib
 import datetime
-import errno
-import io
 import json
 import os
 import pathlib
@@ -17,7 +15,7 @@ from typing import Any
 
 from ctl.configs import overrides
 from ctl.errors import UsageError
-from ctl.loop import lock, write_errors
+from ctl.loop import json_files, lock, write_errors
 from ctl.loop.config_changes import ConfigChanges
 
 
@@ -74,11 +72,12 @@ class Workdir:
 
     def config(self) -> dict[str, Any]:
         """The values of config.json, by full name."""
-        return overrides.flatten(self._read("config.json"))
+        return overrides.flatten(json_files.read(self.path / "config.json"))
 
     def result(self) -> dict[str, Any]:
         """The content of `result.json`; empty if it does not exist."""
-        return self._read("result.json") if (self.path / "result.json").exists() else {}
+        path = self.path / "result.json"
+        return json_files.read(path) if path.exists() else {}
 
     def check_config(self, config: Mapping[str, Any], *, allow_change: bool = False) -> list[str]:
         """Compares a config with that of the run in the folder.
@@ -183,12 +182,8 @@ class Workdir:
             return
         line = {"time": time.time(), "event": event, "step": step, **fields}
         path = self.path / "events.jsonl"
-        with (
-            write_errors.report_write_errors(str(path), self.checkpoints),
-            # Unbuffered: the line must be in the file when the process is killed later.
-            open(path, "ab", buffering=0) as file,
-        ):
-            _append(file, json.dumps(line).encode() + b"\n")
+        with write_errors.report_write_errors(str(path), self.checkpoints):
+            json_files.append_line(path, line)
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Replaces `result.json`, completely or not at all.
@@ -201,14 +196,13 @@ class Workdir:
 
     def rollbacks(self) -> list[dict[str, Any]]:
         """What `write_rollbacks` wrote; empty if it wrote nothing."""
-        if not (self.path / "rollbacks.json").exists():
+        path = self.path / "rollbacks.json"
+        if not path.exists():
             return []
-        decisions: Any = self._read("rollbacks.json").get("rollbacks")
+        decisions: Any = json_files.read(path).get("rollbacks")
         if isinstance(decisions, list) and all(map(_has_step, decisions)):
             return decisions
-        raise UsageError(
-            f"{self.path / 'rollbacks.json'} is not what ctl wrote: fix it, or use --fresh."
-        )
+        raise UsageError(f"{path} is not what ctl wrote: fix it, or use --fresh.")
 
     def write_rollbacks(self, rollbacks: Sequence[Mapping[str, Any]]) -> None:
         """Replaces `rollbacks.json`, completely or not at all.
@@ -220,32 +214,14 @@ class Workdir:
             self._write("rollbacks.json", {"rollbacks": list(rollbacks)})
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
-        # Written next to the file, then renamed: a kill leaves the old content or the new one.
-        temporary = self.path / _temporary(name)
         with write_errors.report_write_errors(str(self.path / name), self.checkpoints):
-            try:
-                temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-                os.replace(temporary, self.path / name)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    temporary.unlink()  # to free the space on a full disk
-                raise
-
-    def _read(self, name: str) -> dict[str, Any]:
-        path = self.path / name
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise UsageError(f"{path} cannot be read ({error}): fix it, or use --fresh.") from None
-        if not isinstance(content, dict):
-            raise UsageError(f"{path} is not a JSON object: fix it, or use --fresh.")
-        return content
+            json_files.replace(self.path / name, content)
 
     def _check_no_foreign_files(self) -> None:
         """Raises UsageError if the folder has files, and is not that of a run."""
         names = set(os.listdir(self.path) if self.path.is_dir() else [])
         # A run that was killed while it started leaves the first two.
-        names -= {_temporary("config.json"), lock.NAME, "aot_compile.json"}
+        names -= {json_files.temporary_name("config.json"), lock.NAME, "aot_compile.json"}
         if names and not self._has_config_of_ctl():
             raise UsageError(
                 f"{self.path} has files in it and no config.json of ctl, so it is not a run's "
@@ -282,21 +258,5 @@ class Workdir:
         return f"--workdir={self.path} cannot be written ({error.strerror}): name another folder."
 
 
-def _append(file: io.FileIO, line: bytes) -> None:
-    """Appends a line completely or not at all; a full disk takes its first bytes."""
-    end = file.seek(0, os.SEEK_END)
-    try:
-        if file.write(line) < len(line):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    except OSError:
-        with contextlib.suppress(OSError):
-            file.truncate(end)
-        raise
-
-
 def _has_step(decision: Any) -> bool:
     return isinstance(decision, dict) and type(decision.get("step")) is int
-
-
-def _temporary(name: str) -> str:
-    return f".{name}.new"

@@ -155,13 +155,15 @@ def check_before_model(options: TrainerOptions, strategy: tf.distribute.Strategy
         strategy: where the replicas are.
 
     Raises:
-        UsageError: the precision is not supported, or `model.sync_batch_norm` has a wrong value.
+        UsageError: a dtype is not supported, or `model.sync_batch_norm` has a wrong value.
     """
-    compatibility.check(
-        compatibility.Choice(
-            precision=options.precision, strategy=strategies.strategy_name(strategy)
-        )
+    choice = compatibility.Choice(
+        precision=options.precision,
+        reduce_dtype=options.all_reduce_dtype,
+        strategy=strategies.strategy_name(strategy),
+        cpu_collectives=strategies.uses_cpu_collectives(strategy),
     )
+    compatibility.check(choice)
     value = options.model.get("sync_batch_norm")
     if value not in (None, False, True, "per_micro_batch"):
         raise UsageError(

@@ -150,31 +150,6 @@ def test_config_and_trainer_may_be_one_file_which_runs_once(folder):
     assert sys.modules[cls.__module__].Net is cls
 
 
-def test_file_that_was_changed_runs_again(folder):
-    (folder / "net.py").write_text(CLASS.format("one"))
-    assert trainer_class("net.py:Net", "exp.py").origin == "one"
-    (folder / "net.py").write_text(CLASS.format("another"))
-    assert trainer_class("net.py:Net", "exp.py").origin == "another"
-
-
-def test_files_with_the_same_name_are_separate_modules(folder):
-    files = [folder / "net.py", folder / "sub" / "net.py"]
-    for file in files:
-        file.write_text(CLASS.format(file))
-    classes = [trainer_class(f"{file}:Net", "exp.py") for file in files]
-    assert [cls.origin for cls in classes] == [str(file) for file in files]
-    assert [sys.modules[cls.__module__].__file__ for cls in classes] == [
-        str(file) for file in files
-    ]
-
-
-def test_file_that_fails_leaves_no_module(folder):
-    (folder / "broken.py").write_text("Net = 1 / 0\n")
-    with pytest.raises(UsageError, match=r"broken\.py:1: ZeroDivisionError"):
-        trainer_class("broken.py:Net", "exp.py")
-    assert not [name for name in sys.modules if "broken" in name]
-
-
 def test_trainer_must_be_a_subclass_of_the_given_base(folder):
     (folder / "net.py").write_text("class Net: pass\n")
 

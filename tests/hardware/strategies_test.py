@@ -1,5 +1,7 @@
 """The table of strategies. The test processes have four logical CPUs (conftest.py)."""
 
+import types
+
 import pytest
 import tensorflow as tf
 
@@ -51,6 +53,23 @@ def test_every_option_is_a_config_key_with_the_same_default():
 @pytest.mark.parametrize("name", ["default", "one_device", "mirrored", "central_storage"])
 def test_strategies_are_recognized_by_their_class(name):
     assert strategies.strategy_name(selection.build(name).strategy) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "replicas", "device", "uses"),
+    [
+        ("multi_worker_mirrored", 2, "CPU:0", True),
+        ("multi_worker_mirrored", 1, "CPU:0", False),  # reduces nothing
+        ("multi_worker_mirrored", 2, "GPU:0", False),
+        ("mirrored", 2, "CPU:0", False),  # adds on one device
+        ("parameter_server", 2, "CPU:0", False),
+    ],
+)
+def test_processes_on_cpus_reduce_by_collectives(monkeypatch, name, replicas, device, uses):
+    monkeypatch.setattr(strategies, "strategy_name", lambda strategy: name)
+    monkeypatch.setattr(strategies, "replica_devices", lambda strategy: [device])
+    strategy = types.SimpleNamespace(num_replicas_in_sync=replicas)
+    assert strategies.uses_cpu_collectives(strategy) is uses
 
 
 @on_cpu

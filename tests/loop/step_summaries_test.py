@@ -55,7 +55,7 @@ def run(folder, *, cls=Summarizing, replicas=1, interval=None, steps=12, **optio
         summary_interval=interval,
         actions=[Summary("train"), Summary("eval")],
     )
-    controller._step_summaries._print_line = lines.append
+    controller._inner_loop._step_summaries._print_line = lines.append
     controller.train_and_evaluate(steps, eval_interval=6)
     return controller, lines
 

@@ -2,7 +2,6 @@
 
 import datetime
 import json
-import os
 import pathlib
 
 import pytest
@@ -179,28 +178,6 @@ def test_result_is_replaced(tmp_path):
     folder.write_result({"step": 2})
     assert folder.result() == {"step": 2}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "result.json"]
-
-
-def test_result_is_replaced_completely_or_not_at_all(tmp_path, monkeypatch):
-    def fail(*_):
-        raise KeyboardInterrupt
-
-    folder = run(tmp_path)
-    folder.write_result({"step": 1})
-    monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(KeyboardInterrupt):
-        folder.write_result({"step": 2})
-    assert folder.result() == {"step": 1}
-
-
-def test_broken_result_is_reported(tmp_path):
-    folder = run(tmp_path)
-    (tmp_path / "result.json").write_text("{")
-    with pytest.raises(UsageError, match=r"result\.json cannot be read"):
-        folder.result()
-    (tmp_path / "result.json").write_text("[]")
-    with pytest.raises(UsageError, match=r"result\.json is not a JSON object"):
-        folder.result()
 
 
 def test_folders_of_a_run(tmp_path):

@@ -202,11 +202,11 @@ def test_disk_that_fails_during_a_run_ends_it_in_one_line(run, monkeypatch, what
             "The summaries", "No space left on device",
         ),
         "event": (
-            "ctl.loop.workdir._append", denied,
+            "ctl.loop.json_files._append", denied,
             "runs/experiment/events.jsonl", "Read-only file system",
         ),
         "result": (
-            "ctl.loop.workdir.os.replace", denied,
+            "ctl.loop.json_files.os.replace", denied,
             "runs/experiment/result.json", "Read-only file system",
         ),
     }[what]  # fmt: skip

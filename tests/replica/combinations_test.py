@@ -15,7 +15,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl import testing
-from ctl.configs import compatibility
+from ctl.configs import compatibility, matrix
 from ctl.errors import UsageError
 from tests import reference_model
 
@@ -31,14 +31,14 @@ def allowed(choice):
 
 
 # Auto-clustering is enabled per process, and on CPUs by an environment variable.
-CHOICES = [c for c in compatibility.all_choices() if allowed(c) and c.xla != "autocluster"]
+CHOICES = [c for c in matrix.all_choices() if allowed(c) and c.xla != "autocluster"]
 
 
 def pairs(choice):
     values = dataclasses.asdict(choice)
     return {
         frozenset([(a, values[a]), (b, values[b])])
-        for a, b in itertools.combinations(compatibility.AXES, 2)
+        for a, b in itertools.combinations(matrix.AXES, 2)
     }
 
 
@@ -118,7 +118,7 @@ def check(choice):
 
 
 def name(choice):
-    return "-".join(str(getattr(choice, axis)) for axis in compatibility.AXES)
+    return "-".join(str(getattr(choice, axis)) for axis in matrix.AXES)
 
 
 @pytest.mark.parametrize("choice", COVERING, ids=name)
@@ -141,9 +141,9 @@ def test_every_combination_computes_the_exact_update(choice):
 SIZES = (compatibility.Choice(shards=3, replicas=2), compatibility.Choice(shards=16, replicas=2))
 # One choice per rule that AXES and SIZES can break; compatibility_test.py checks the others.
 BROKEN = {
-    rule.reason[:40]: next(c for c in (*compatibility.all_choices(), *SIZES) if rule.broken(c))
+    rule.reason[:40]: next(c for c in (*matrix.all_choices(), *SIZES) if rule.broken(c))
     for rule in compatibility.RULES
-    if any(rule.broken(c) for c in (*compatibility.all_choices(), *SIZES))
+    if any(rule.broken(c) for c in (*matrix.all_choices(), *SIZES))
 }
 
 

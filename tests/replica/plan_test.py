@@ -8,6 +8,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.hardware import strategies
 from ctl.replica.engine import engine_of
 from tests import reference_model
 
@@ -73,6 +74,13 @@ def test_policy_decides_whether_steps_are_checked_and_skipped(policy, checks, sk
 def test_dtypes_of_losses_and_of_the_reduction(precision, reduce, dtype, reduce_dtype):
     plan = make_plan(precision=precision, all_reduce_dtype=reduce)
     assert (plan.dtype, plan.reduce_dtype) == (dtype, reduce_dtype)
+
+
+def test_bfloat16_reduction_between_processes_on_cpus_is_rejected(monkeypatch):
+    monkeypatch.setattr(strategies, "uses_cpu_collectives", lambda strategy: True)
+    make_plan(2, precision="float32")
+    with pytest.raises(ctl.UsageError, match=r'processes on CPUs: set runtime.all_reduce.dtype=""'):
+        make_plan(2, precision="float32", all_reduce_dtype="bfloat16")
 
 
 def test_plan_records_the_overrides_of_the_trainer():

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from ctl.errors import Failure
+from ctl.hardware.collectives import ProcessGroup
 from ctl.loop import write_errors
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.files import CheckpointFiles
@@ -20,11 +21,12 @@ class CheckpointManager:
         manager.all_restore()
         while training:
             ...
-            if manager.is_due_by_step():
+            if manager.all_due(processes):
                 manager.save()
         manager.wait()
 
-    Every process of a run must call `all_restore`, `save` and `wait` in the same order.
+    Every process of a run must call `all_restore`, `all_due`, `save` and `wait` in the same
+    order.
 
     Attributes:
         trainer: what is saved.
@@ -80,6 +82,13 @@ class CheckpointManager:
     def is_due_by_time(self) -> bool:
         """Whether the last checkpoint is old enough, by this process's clock: others differ."""
         return bool(self.seconds) and self._clock() - self._saved_at >= self.seconds
+
+    def all_due(self, processes: ProcessGroup) -> bool:
+        """Collective: whether to save now, by the interval or by the chief's clock."""
+        due = self.is_due_by_step()
+        if self.seconds and not due:
+            due = bool(processes.broadcast_from_chief(self.is_due_by_time()))
+        return due
 
     def save(self) -> None:
         """Saves a checkpoint, unless this step has one already.

@@ -61,6 +61,34 @@ def test_checkpoint_is_due_by_time_since_the_last_one(make):
     assert not manager.is_due_by_time()
 
 
+class Processes:
+    """Processes whose chief's clock decides; counts the collective calls."""
+
+    def __init__(self, chief_is_due):
+        self.chief_is_due, self.calls = chief_is_due, 0
+
+    def broadcast_from_chief(self, value):
+        self.calls += 1
+        return int(self.chief_is_due)
+
+
+@pytest.mark.parametrize("chief_is_due", [False, True])
+def test_the_clock_of_the_chief_decides_in_every_process(make, chief_is_due):
+    manager, processes = make(seconds=60.0), Processes(chief_is_due)
+    manager._clock.now += 0.0 if chief_is_due else 90.0  # this process's own clock differs
+    assert manager.all_due(processes) == chief_is_due
+    assert processes.calls == 1
+
+
+def test_processes_communicate_only_if_the_time_decides(make, trainer):
+    processes = Processes(chief_is_due=False)
+    trainer.global_step.assign(4)
+    assert make(interval=4, seconds=60.0).all_due(processes)
+    assert make(interval=4).all_due(processes)
+    assert not make(interval=3).all_due(processes)
+    assert processes.calls == 0
+
+
 def test_step_is_saved_once_and_recorded(make, trainer):
     manager = make()
     trainer.global_step.assign(5)

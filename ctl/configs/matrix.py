@@ -1,0 +1,56 @@
+"""The rules about which options may be combined, printed as docs/matrix.md.
+
+Importing this module does not import TensorFlow.
+"""
+
+from collections.abc import Iterator
+import itertools
+
+from ctl.configs.compatibility import RULES, Choice
+from ctl.configs.values import PRECISIONS, XLA_MODES
+
+AXES = {
+    "replicas": (1, 2, 4),
+    "precision": PRECISIONS,
+    "xla": tuple(mode for mode in XLA_MODES if mode != "auto"),
+    "sync_batch_norm": (False, True),
+    "micro_batches": (1, 2),
+    "shards": (0, 4),
+    "reduce_dtype": ("", "bfloat16"),
+}
+
+
+def all_choices() -> Iterator[Choice]:
+    """Yields every combination of the values in `AXES`."""
+    for values in itertools.product(*AXES.values()):
+        yield Choice(**dict(zip(AXES, values, strict=True)))  # type: ignore[arg-type]
+
+
+def matrix() -> str:
+    """Returns the text of docs/matrix.md."""
+    choices = list(all_choices())
+    rejected = [c for c in choices if any(rule.broken(c) for rule in RULES)]
+    lines = [
+        "# Which options may be combined",
+        "",
+        "This page is printed by `python -m ctl.configs.matrix`; a test checks that it is",
+        "current. Of the combinations of",
+        "",
+        *(f"- {name}: {', '.join(str(v) or 'none' for v in axis)}" for name, axis in AXES.items()),
+        "",
+        f"{len(rejected)} of {len(choices)} are rejected before the first step. Tests compare the",
+        "update of each other combination with the exact one (tests/replica/combinations_test.py:",
+        "every pair of values by default, every combination with `-m slow`). Rules without a number",
+        "depend on other options, such as the strategy or the batch size.",
+        "",
+        "| rejected because | fix | combinations |",
+        "|---|---|---:|",
+    ]
+    for rule in RULES:
+        count = sum(rule.broken(c) for c in choices)
+        lines.append(f"| {rule.reason} | {rule.fix} | {count or ''} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(matrix(), end="")

@@ -1,0 +1,93 @@
+"""Measures, watches and checks the inner loops of a run."""
+
+from collections.abc import Iterator, Mapping
+import contextlib
+import time
+from typing import Any
+
+import orbit
+
+from ctl.loop import loop_checks
+from ctl.loop.reporter import Reporter, as_numbers, without_nan
+from ctl.loop.step_summaries import StepSummaries
+from ctl.loop.watchdog import Watchdog
+from ctl.replica.engine import engine_of
+from ctl.trainer import StandardTrainer
+
+
+class InnerLoop:
+    """Reports what an inner loop did apart from its outputs.
+
+    with inner_loop.measure(100):
+        outputs = inner_loop.read(trainer.train(tf.constant(100)))
+    inner_loop.check(0, 100, outputs)
+    """
+
+    def __init__(
+        self,
+        trainer: StandardTrainer,
+        reporter: Reporter,
+        *,
+        summaries: orbit.utils.SummaryManager,
+        summary_interval: int,
+        watchdog: Watchdog | None = None,
+    ):
+        """Measures nothing yet.
+
+        Args:
+            trainer: runs the steps.
+            reporter: measures the speed, and records skipped and repeated steps.
+            summaries: writes the training summaries.
+            summary_interval: steps between two writes of `tf.summary` calls in a step.
+            watchdog: reports loops that hang.
+        """
+        self._trainer = trainer
+        self._reporter = reporter
+        self._summaries = summaries
+        self._step_summaries = StepSummaries(
+            trainer, interval=summary_interval, print_line=reporter.print_line
+        )
+        self._watch = watchdog.loop if watchdog else lambda step: contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def measure(self, steps: int) -> Iterator[None]:
+        """Measures and watches the `with` block, which runs `steps` steps and reads their outputs.
+
+        The caller calls the trainer, so that this class adds no frame to the user's tracebacks.
+        """
+        begin = time.perf_counter()
+        with (
+            self._reporter.summary_writer(self._summaries),
+            self._step_summaries.recording(),
+            self._watch(int(self._trainer.global_step.numpy())),
+        ):
+            yield
+        self._reporter.throughput.add(steps, seconds=time.perf_counter() - begin)
+
+    def read(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the outputs of the loop as numbers; waits for the devices to compute them."""
+        numbers = as_numbers(outputs)
+        # Means over no step are NaN, which is not valid in result.json.
+        has_steps = not engine_of(self._trainer).results.skipped_all()
+        return numbers if has_steps else without_nan(numbers)
+
+    def check(self, first: int, boundary: int, outputs: Mapping[str, Any]) -> None:
+        """Checks a loop that has ended, and reports skipped and repeated steps.
+
+        Args:
+            first: the step at which it began.
+            boundary: the step at which it should end.
+            outputs: its loss and metrics, as numbers.
+
+        Raises:
+            Failure: the loss is not finite.
+            UsageError: the trainer does not count its steps.
+        """
+        trainer, reporter = self._trainer, self._reporter
+        last = int(trainer.global_step.numpy())
+        repeated = loop_checks.count_repeated_steps(trainer, last, boundary)
+        if repeated:
+            reporter.record("repeated", last, steps=repeated)
+        if trainer.non_finite_report:
+            reporter.steps_skipped(trainer.non_finite_report, steps=boundary - first)
+        loop_checks.check_loss(trainer, last, outputs, reporter)

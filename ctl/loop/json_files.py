@@ -1,0 +1,75 @@
+"""Reads and writes JSON files so that a killed process or a full disk leaves no partial content.
+
+Importing this module does not import TensorFlow.
+"""
+
+from collections.abc import Mapping
+import contextlib
+import errno
+import io
+import json
+import os
+import pathlib
+from typing import Any
+
+from ctl.errors import UsageError
+
+
+def read(path: pathlib.Path) -> dict[str, Any]:
+    """Returns the JSON object in a file.
+
+    Raises:
+        UsageError: the file cannot be read, or contains something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be read ({error}): fix it, or use --fresh.") from None
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} is not a JSON object: fix it, or use --fresh.")
+    return content
+
+
+def replace(path: pathlib.Path, content: Mapping[str, Any]) -> None:
+    """Replaces a file, completely or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    # Written next to the file, then renamed: a kill leaves the old content or the new one.
+    temporary = path.with_name(temporary_name(path.name))
+    try:
+        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()  # to free the space on a full disk
+        raise
+
+
+def temporary_name(name: str) -> str:
+    """Returns the name that `replace` writes a file under before it renames it."""
+    return f".{name}.new"
+
+
+def append_line(path: pathlib.Path, line: Mapping[str, Any]) -> None:
+    """Appends one line of JSON to a file, completely or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    # Unbuffered: the line must be in the file when the process is killed later.
+    with open(path, "ab", buffering=0) as file:
+        _append(file, json.dumps(line).encode() + b"\n")
+
+
+def _append(file: io.FileIO, line: bytes) -> None:
+    end = file.seek(0, os.SEEK_END)
+    try:
+        # A full disk takes the first bytes of a line without an error.
+        if file.write(line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError:
+        with contextlib.suppress(OSError):
+            file.truncate(end)
+        raise

@@ -1,0 +1,75 @@
+"""Files of JSON that are written completely or not at all; write_errors_test.py has full disks."""
+
+import errno
+import json
+import os
+
+import pytest
+
+from ctl.errors import UsageError
+from ctl.loop import json_files
+
+
+def test_replaced_file_has_the_last_content_and_no_sibling(tmp_path):
+    path = tmp_path / "result.json"
+    json_files.replace(path, {"step": 1, "eval": {"loss": 0.5}})
+    json_files.replace(path, {"step": 2})
+    assert json_files.read(path) == {"step": 2}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "full")])
+def test_file_is_replaced_completely_or_not_at_all(tmp_path, monkeypatch, error):
+    def fail(*_):
+        raise error
+
+    path = tmp_path / "result.json"
+    json_files.replace(path, {"step": 1})
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(type(error)):
+        json_files.replace(path, {"step": 2})
+    assert json_files.read(path) == {"step": 1}
+    # A full disk has its space back; a killed process could not delete the file.
+    temporary = tmp_path / json_files.temporary_name("result.json")
+    assert temporary.exists() == isinstance(error, KeyboardInterrupt)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "cannot be read"), ("\x00", "cannot be read"), ("[]", "is not a JSON object")],
+)
+def test_file_without_a_json_object_is_reported(tmp_path, text, message):
+    path = tmp_path / "result.json"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=rf"result\.json {message}.*: fix it, or use --fresh"):
+        json_files.read(path)
+
+
+def test_lines_are_appended_in_order(tmp_path):
+    path = tmp_path / "events.jsonl"
+    for step in range(3):
+        json_files.append_line(path, {"step": step})
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"step": 0}, {"step": 1}, {"step": 2},
+    ]  # fmt: skip
+
+
+def test_line_that_fits_only_in_part_is_not_appended(tmp_path):
+    class FullFile:
+        def __init__(self, content):
+            self.content = content
+
+        def seek(self, offset, whence):
+            return len(self.content)
+
+        def write(self, line):
+            self.content += line[:3]
+            return 3
+
+        def truncate(self, size):
+            self.content = self.content[:size]
+
+    file = FullFile(b"first\n")
+    with pytest.raises(OSError, match="No space left"):
+        json_files._append(file, b"second\n")
+    assert file.content == b"first\n"
