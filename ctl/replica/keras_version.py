@@ -9,6 +9,7 @@ import contextlib
 from typing import Any
 
 import tensorflow as tf
+import tf_keras
 
 from ctl.errors import UsageError, type_name
 
@@ -30,10 +31,7 @@ def check_tracked(value: Any, place: str) -> None:
         value: any object; one that tracks others is searched completely, such as a model.
         place: what the value is, such as "build_model returned".
     """
-    objects = [value]
-    if isinstance(value, tf.__internal__.tracking.Trackable):
-        objects += tf.train.TrackableView(value).descendants()
-    for each in objects:
+    for each in _tracked(value):
         if is_keras3(each):
             inside = "" if each is value else f"{type_name(value)} that contains "
             raise UsageError(f"{place} {inside}{type_name(each)} of Keras 3: {_FIX}")
@@ -55,6 +53,22 @@ def report_keras3() -> Iterator[None]:
             f"{type_name(value)} of Keras 3 is used with tf_keras ({type(error).__name__}: {reason}): "
             f"{_FIX}"
         ) from error
+
+
+def _tracked(value: Any) -> Iterator[Any]:
+    """A value and the objects that it tracks, without those of optimizers."""
+    pending, seen = [value], set()
+    while pending:
+        each = pending.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        # The first time that a tf_keras optimizer lists its children fixes them: slot variables and a
+        # loss scale that are created later would be in no checkpoint.
+        is_optimizer = isinstance(each, tf_keras.optimizers.Optimizer)
+        if isinstance(each, tf.__internal__.tracking.Trackable) and not is_optimizer:
+            pending += tf.train.TrackableView.children(each).values()
 
 
 def _find_in_traceback(error: BaseException) -> Any:

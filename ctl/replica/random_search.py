@@ -74,7 +74,9 @@ class _Search:
     """
 
     def __init__(self, rows: Examples, inputs: Any):
-        self.flow = Dataflow([x for x in tf.nest.flatten(inputs) if tf.is_tensor(x)], rows.count)
+        self.flow = Dataflow(
+            [x for x in tf.nest.flatten(inputs) if tf.is_symbolic_tensor(x)], rows.count
+        )
         self._rows = rows
         # Function -> whether ctl draws in it.
         self._functions: dict[str, bool] = {}

@@ -272,8 +272,8 @@ def test_program_that_fails_leaves_no_lock(run, tmp_path, monkeypatch):
         raise RuntimeError("planted")
 
     monkeypatch.setattr("ctl.StandardTrainer.train", fail)
-    with pytest.raises(RuntimeError):
-        run()
+    code, _, errors = run()
+    assert code == 2 and "planted" in errors
     assert not list(tmp_path.rglob(lock.NAME))
 
 

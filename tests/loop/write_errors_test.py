@@ -230,5 +230,5 @@ def test_unreadable_data_is_not_reported_as_an_unwritable_disk(
         raise tf.errors.PermissionDeniedError(None, None, "data; Permission denied")
 
     monkeypatch.setattr("ctl.StandardTrainer.train", unreadable)
-    with pytest.raises(tf.errors.PermissionDeniedError):
-        run()
+    code, _, errors = run()
+    assert code == 1 and "data; Permission denied" in errors and "workdir" not in errors

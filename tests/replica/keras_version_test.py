@@ -128,3 +128,16 @@ def test_other_errors_keep_their_type():
     with pytest.raises(ctl.UsageError, match="mine"), keras_version.report_keras3():
         layer = keras.layers.Dense(1)
         raise ctl.UsageError(f"mine {layer.name}")
+
+
+def test_variables_that_an_optimizer_in_a_model_creates_later_are_saved():
+    class Owner(tf_keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.own_optimizer = tf_keras.optimizers.Adam()
+
+    model = Owner()
+    keras_version.check_tracked(model, "build_model returned")
+    model.own_optimizer.build([tf.Variable(1.0)])
+    children = tf.train.TrackableView.children(model.own_optimizer)
+    assert len(children["_variables"]) == 3  # iterations and two slot variables

@@ -75,7 +75,7 @@ def test_skipped_step_is_excluded_from_the_means():
     first = trainer.train(tf.constant(1))
     second = trainer.train(tf.constant(1))
     assert all(float(first[n]) > 0 for n in NAMES)
-    assert [float(second[n]) for n in NAMES] == [0.0, 0.0, 0.0]
+    assert all(np.isnan(float(second[n])) for n in NAMES)  # no step of the loop was applied
     trainer.global_step.assign(0)
     both = trainer.train(tf.constant(2))
     assert all(np.isfinite(float(both[n])) and float(both[n]) > 0 for n in NAMES)
