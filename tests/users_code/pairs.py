@@ -98,7 +98,7 @@ class SemiHardTriplets(Embedding):
         chosen = tf.where(exists, tf.reduce_min(far, axis=2), inside[:, None])
         pairs = tf.cast(same, distances.dtype) - tf.eye(count, dtype=distances.dtype)
         losses = tf.nn.relu((distances - chosen + 1) * pairs)
-        return tf.reduce_sum(losses) / tf.reduce_sum(pairs)
+        return tf.math.divide_no_nan(tf.reduce_sum(losses), tf.reduce_sum(pairs))
 
 
 class HardestExamples(Case):
