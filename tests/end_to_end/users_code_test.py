@@ -7,7 +7,7 @@ the global batch in eager TensorFlow; if it draws random numbers, with itself on
 import pytest
 
 import ctl
-from tests.users_code import generative, metrics, noise, normalization, table
+from tests.users_code import generative, metrics, noise, normalization, state, table
 from tests.users_code.coupled import COUPLED
 from tests.users_code.examples import EXAMPLES
 from tests.users_code.running import (
@@ -33,6 +33,14 @@ LONG_SPLITS = (
     Split(1, micro_batches=2),
 )
 ROWS = (*table.ROWS, *COUPLED)
+# docs/step.md, section 15: a variable that forward or per_example_loss assigns is assigned once per
+# micro-batch, which is not detected.
+ASSIGNED = "every micro-batch assigns the variable"
+NOT_WITH_ACCUMULATION = {
+    normalization.SpectralNormalization: ASSIGNED,
+    state.CountingVariable: ASSIGNED,
+    noise.FourierFeatures: "a fixed draw with as many columns as rows is rejected",
+}
 
 
 def cases(rows, every):
@@ -84,11 +92,11 @@ def test_every_split_is_right(row, split):
     case = row.rewritten or row.original
     if row.message is not None and row.rewritten is None:
         pytest.skip("has no form that trains")
+    if split.micro_batches > 1 and case in NOT_WITH_ACCUMULATION:
+        pytest.xfail(NOT_WITH_ACCUMULATION[case])
     try:
         assert_right(row, case, split)
     except ctl.UsageError as error:
-        if case is noise.FourierFeatures:
-            pytest.xfail("a fixed draw with as many columns as rows is rejected with accumulation")
         # Rows of other micro-batches cannot be gathered, and a fold needs a static number of rows.
         reason = "per_row" if split.ragged else "gradient_accumulation_steps=1"
         assert reason in str(error)
