@@ -34,7 +34,6 @@ COUPLED = (
         gathered.FixedGroups,
         normalization.GhostBatchNormalizationCase,
     ),
-    gathers("load balancing of experts", "Keras: switch transformer", normalization, "SwitchCase"),
     Row(
         "curriculum by a counter in Python", "notebooks", state.PythonCounter, (), state.StepCounter
     ),

@@ -220,4 +220,11 @@ ROWS = (
         "initialization by data", "TF addons", normalization, "DataDependentInitialization", GATHER
     ),
     gathers("adaptive augmentation", "Keras: gan_ada", state, "AdaptiveProbability", GATHER),
+    gathers(
+        "load balancing",
+        "Keras: switch transformer",
+        normalization,
+        "SwitchCase",
+        "per_example_loss",
+    ),
 )
