@@ -197,7 +197,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
     def _replica_eval_step(self, batch: Batch, row_mask: tf.Tensor | None) -> None:
         trainer, engine = self.trainer, engine_of(self.trainer)
         with engine.rows(batch, row_mask, earlier=self._earlier_rows) as rows:
-            batch = trainer.preprocess(batch)
+            batch = engine.preprocess(batch)
             outputs = precision.cast_to_float32(trainer.forward(batch, training=False))
             if engine.plan.has_loss:
                 self._add_loss(batch, outputs, rows.row_mask)

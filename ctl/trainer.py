@@ -230,7 +230,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             optimizer=self.optimizer,
             regularization=self.regularization_losses,
         )
-        self._ctl_engine.update_metrics(result.micro_batches)
+        self._ctl_engine.results.update_metrics(result.micro_batches)
         return result.loss
 
     def minimize(

@@ -46,8 +46,9 @@ class DynamicRows:
 
 
 def make(cls, replicas=1, micro_batches=1, batch=ROWS, **options):
+    strategy = testing.make_strategy(replicas) if isinstance(replicas, int) else replicas
     return cls(
-        strategy=testing.make_strategy(replicas),
+        strategy=strategy,
         global_batch_size=batch,
         optimizer=lambda: tf_keras.optimizers.SGD(0.1, momentum=0.9),
         options=ctl.TrainerOptions(
@@ -275,6 +276,20 @@ def test_draws_have_the_documented_distributions():
         assert ratio.var() == pytest.approx(variance, rel=0.05)
     half = ctl.random.uniform([count], dtype=tf.bfloat16)
     assert float(tf.reduce_max(tf.cast(half, tf.float32))) < 1
+
+
+def train_in_one_process(cls):
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    return strategy.num_replicas_in_sync, weights(make(cls, strategy))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", [InPreprocess, InLoss, Mixup])
+def test_draws_on_two_processes_are_those_of_one(cls):
+    (replicas, first), (_, second) = testing.run_workers(train_in_one_process, cls)
+    assert replicas == 2
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_allclose(first, weights(make(cls)), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """What a `StandardTrainer` keeps for itself: its plan, data, step, inner loop and error reports."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 import contextlib
 from typing import Any
 
@@ -14,7 +14,6 @@ from ctl.replica import (
     copies,
     dropout,
     keras_version,
-    metrics,
     precision,
     random_search,
     row_mask,
@@ -22,7 +21,7 @@ from ctl.replica import (
 from ctl.replica.ema import ExponentialMovingAverage
 from ctl.replica.inner_loop import CompiledLoop, chunk_size
 from ctl.replica.loop_results import LoopResults
-from ctl.replica.microbatches import Batch, MicroBatch, row_count
+from ctl.replica.microbatches import Batch, row_count
 from ctl.replica.non_finite import NonFiniteReport
 from ctl.replica.plan import Plan
 from ctl.replica.snapshot import Snapshot, assigned_in_forward_pass
@@ -135,7 +134,7 @@ class Engine:
             models = self.attributes.models()
             changed = assigned_in_forward_pass(models, trainer.metrics.values())
             snapshot = Snapshot(changed if self.results.may_skip() else [])
-            loss = trainer.replica_step(trainer.preprocess(batch))
+            loss = trainer.replica_step(self.preprocess(batch))
             # Decided while tracing: a step that can never be skipped has no ops for it.
             applied: tf.Tensor | bool = True
             if rows.applied:
@@ -147,6 +146,25 @@ class Engine:
             if self.ema:
                 self.ema.update(trainer.optimizer.iterations, applied)
         return loss
+
+    def preprocess(self, batch: Batch) -> Batch:
+        """Returns what the trainer's `preprocess` returns, with the same number of rows.
+
+        Args:
+            batch: this replica's rows.
+
+        Raises:
+            UsageError: the number of rows changed.
+        """
+        prepared: Batch = self._trainer.preprocess(batch)
+        before, after = row_count(batch), row_count(prepared)
+        # Draws and dropout are keyed by the position of a row, which would be that of another row.
+        if isinstance(before, int) and isinstance(after, int) and before != after:
+            raise UsageError(
+                f"preprocess returned {after} rows for a batch of {before}: return one entry per row "
+                "(stack several views of a row on axis 1)."
+            )
+        return prepared
 
     def retrace_if_changed(self) -> None:
         """Drops the trace of the inner loop if a layer was frozen or unfrozen since the last loop.
@@ -199,26 +217,6 @@ class Engine:
             batch_size = self.plan.layout.global_batch_size
             raise NonFiniteStep(report, self.pipeline.example_indexes(batch_size, report.step))
         return report
-
-    def update_metrics(self, micro_batches: Sequence[MicroBatch]) -> None:
-        """Updates the trainer's metrics with this replica's micro-batches."""
-        trainer = self._trainer
-        rows = row_mask.current() or row_mask.Examples(None, 0, 0)
-        first_row = tf.cast(rows.first_row, tf.int64)
-        for part in micro_batches:
-            metrics.attach_masks(part.outputs, part.keras_masks)
-            count = row_count(part.batch)
-            # The rows of the micro-batch, because its mask distinguishes padding from sample weights.
-            with row_mask.examples(
-                part.row_mask,
-                first_row=first_row,
-                step=rows.step,
-                calls=rows.calls,
-                count=count,
-                isolated=self.plan.isolation if len(micro_batches) > 1 else "",
-            ):
-                trainer.update_metrics(trainer.metrics, part.batch, part.outputs, part.row_mask)
-            first_row += tf.cast(count, tf.int64)
 
     @contextlib.contextmanager
     def trace_scope(self) -> Iterator[None]:

@@ -1,12 +1,14 @@
 """The mean loss of an inner loop, and what the loop returns in addition to it."""
 
+from collections.abc import Sequence
 import math
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
-from ctl.replica import metrics, precision
+from ctl.replica import metrics, precision, row_mask
+from ctl.replica.microbatches import MicroBatch, row_count
 from ctl.replica.plan import Plan
 from ctl.replica.step import Step
 
@@ -47,6 +49,30 @@ class LoopResults:
         # Not a product with the weight: a skipped loss can be NaN, and 0 x NaN is NaN.
         counted = tf.where(applied, loss, tf.zeros_like(loss))
         self.loss.update_state(counted, sample_weight=tf.cast(applied, loss.dtype))
+
+    def update_metrics(self, micro_batches: Sequence[MicroBatch]) -> None:
+        """Updates the trainer's metrics with this replica's micro-batches.
+
+        Args:
+            micro_batches: the micro-batches of a step.
+        """
+        trainer = self._trainer
+        rows = row_mask.current() or row_mask.Examples(None, 0, 0)
+        first_row = tf.cast(rows.first_row, tf.int64)
+        for part in micro_batches:
+            metrics.attach_masks(part.outputs, part.keras_masks)
+            count = row_count(part.batch)
+            # The rows of the micro-batch, because its mask distinguishes padding from sample weights.
+            with row_mask.examples(
+                part.row_mask,
+                first_row=first_row,
+                step=rows.step,
+                calls=rows.calls,
+                count=count,
+                isolated=self._plan.isolation if len(micro_batches) > 1 else "",
+            ):
+                trainer.update_metrics(trainer.metrics, part.batch, part.outputs, part.row_mask)
+            first_row += tf.cast(count, tf.int64)
 
     def reset(self) -> None:
         """Resets what `read` returns."""

@@ -20,13 +20,11 @@ from tests.users_code.running import (
     train_plainly,
 )
 
-SLOW_SPLITS = (
+EMPTY_SHARE = Split(4, batch=5)  # 2 + 2 + 1 + 0 rows
+LONG_SPLITS = (
     Split(4),  # 2 + 2 + 2 + 1 rows
-    Split(4, batch=5),  # 2 + 2 + 1 + 0
     Split(2, batch=8, ragged=True),  # the last batch has 2 + 1
     Split(2, micro_batches=2),
-)
-LONG_SPLITS = (
     Split(2, batch=8),
     Split(4, batch=8),
     Split(4, batch=8, ragged=True),
@@ -43,9 +41,9 @@ NOT_WITH_ACCUMULATION = {
 }
 
 
-def cases(rows, every):
-    """The cases as parameters, of which one in `every` runs by default."""
-    marks = [() if i % every == every - 1 else (pytest.mark.slow,) for i in range(len(rows))]
+def cases(rows, *, every, others=pytest.mark.slow):
+    """The cases as parameters; all but one in `every` have the mark `others`."""
+    marks = [() if i % every == every - 1 else (others,) for i in range(len(rows))]
     values = zip(rows, marks, strict=True)
     return pytest.mark.parametrize("row", [pytest.param(r, marks=m, id=r.name) for r, m in values])
 
@@ -82,13 +80,20 @@ def test_rewritten_form_is_right(row):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "split",
-    [*SLOW_SPLITS, *(pytest.param(split, marks=pytest.mark.long) for split in LONG_SPLITS)],
-    ids=str,
-)
+@cases(ROWS, every=3, others=pytest.mark.long)
+def test_replica_without_rows_changes_nothing(row):
+    check_split(row, EMPTY_SHARE)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("split", LONG_SPLITS, ids=str)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_every_split_is_right(row, split):
+    check_split(row, split)
+
+
+def check_split(row, split):
     case = row.rewritten or row.original
     if row.message is not None and row.rewritten is None:
         pytest.skip("has no form that trains")
