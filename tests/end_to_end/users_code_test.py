@@ -41,9 +41,12 @@ NOT_WITH_ACCUMULATION = {
 }
 
 
-def cases(rows, *, every, others=pytest.mark.slow):
-    """The cases as parameters; all but one in `every` have the mark `others`."""
-    marks = [() if i % every == every - 1 else (others,) for i in range(len(rows))]
+LONG = (pytest.mark.slow, pytest.mark.long)
+
+
+def cases(rows, *, every):
+    """The cases as parameters, of which all but one in `every` run before a release."""
+    marks = [() if i % every == every - 1 else LONG for i in range(len(rows))]
     values = zip(rows, marks, strict=True)
     return pytest.mark.parametrize("row", [pytest.param(r, marks=m, id=r.name) for r, m in values])
 
@@ -80,7 +83,7 @@ def test_rewritten_form_is_right(row):
 
 
 @pytest.mark.slow
-@cases(ROWS, every=3, others=pytest.mark.long)
+@cases(ROWS, every=6)
 def test_replica_without_rows_changes_nothing(row):
     check_split(row, EMPTY_SHARE)
 
@@ -110,7 +113,7 @@ def check_split(row, split):
 @pytest.mark.parametrize(
     "row",
     [
-        pytest.param(row, marks=[] if row.name == "SimCLR" else pytest.mark.slow, id=row.name)
+        pytest.param(row, marks=[] if row.name == "SimCLR" else LONG, id=row.name)
         for row in COUPLED
         if row.message == ()
     ],
