@@ -185,6 +185,8 @@ def _update_if_any(update_state: Any, outputs: Any) -> None:
         return
 
     def call() -> None:
+        # tf_keras reads the last operation of the graph, and an update may have none.
+        tf.no_op()
         update_state()
 
     tf.cond(tf.shape(first)[0] > 0, call, lambda: None)

@@ -41,7 +41,9 @@ def make_trainer(replicas, row_counts):
     )
     plan = types.SimpleNamespace(layout=layout)
     return types.SimpleNamespace(
-        _ctl_engine=types.SimpleNamespace(plan=plan, parameter_count=lambda: 1234),
+        _ctl_engine=types.SimpleNamespace(
+            plan=plan, attributes=types.SimpleNamespace(parameter_count=lambda: 1234)
+        ),
         options=types.SimpleNamespace(precision="float32"),
     )
 
