@@ -83,7 +83,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
         self._own_dataset = True
 
     def check_data(self) -> None:
-        """Checks the evaluation data without reading it, so that mistakes are found before training.
+        """Checks the evaluation data without reading it, so that mistakes are reported before training.
 
         Raises:
             UsageError: the data never ends, or the model or the loss does not accept its features.

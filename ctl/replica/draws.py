@@ -125,7 +125,7 @@ def draw_bits(
         shape: the shape of the numbers, [entries, ...]; any shape if `shared`.
         stream: what draws.
         shared: draw the same numbers on every replica, for all rows.
-        per_row: the number of consecutive entries of each row; found from the ops by default.
+        per_row: the number of consecutive entries of each row; read from the ops by default.
         inputs: a tensor [entries, ...] that the numbers are for.
 
     Returns:

@@ -186,7 +186,7 @@ def _as_in_tf_keras() -> Iterator[None]:
 def _key_generators() -> None:
     """Makes every other tf_keras layer draw by row in a training step, wherever the user holds it.
 
-    Layers that are made while the step is traced, or that no model contains, cannot be found
+    Layers that are made while the step is traced, or that no model contains, cannot be listed
     beforehand. Their draws are numbered in the order in which the step is traced, which is the same in
     every process and for every split.
     """

@@ -1,7 +1,7 @@
 """Philox4x32-10 random bits, and the numbers that are made of them.
 
 The block function of Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", maps a key of
-64 bits and a counter of 128 bits to a block of four 32-bit numbers. It has no state: a number is found
+64 bits and a counter of 128 bits to a block of four 32-bit numbers. It has no state: a number comes
 from its key and its counter alone, on every replica alike. docs/step.md, section 10, defines the bits.
 """
 

@@ -18,7 +18,7 @@ class BestCheckpoint(Action):
         BestCheckpoint("eval/accuracy", "max", folder="runs/mine/best", keep=1)
 
     The value is recorded in the marker that makes a checkpoint complete (loop/checkpoints/files.py),
-    so that no kill can separate the two, and the folder alone tells what was best: a resumed run needs
+    so that no kill can separate the two, and the folder alone shows what was best: a resumed run needs
     no other state. Of equal values the first one is kept. A NaN is never saved.
     """
 
