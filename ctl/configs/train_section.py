@@ -1,0 +1,59 @@
+"""Checks the keys of the sections `train` and `eval` that depend on each other.
+
+Importing this module does not import TensorFlow.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ctl.configs import defaults, overrides
+from ctl.errors import UsageError
+
+
+def check(values: Mapping[str, Any]) -> None:
+    """Raises UsageError if two keys contradict each other, or one has no effect without another.
+
+    Args:
+        values: full names of keys -> values, of a complete config.
+    """
+    _check_rollback_limit(values)
+    _check_monitoring(values)
+
+
+def _check_rollback_limit(values: Mapping[str, Any]) -> None:
+    policy = values["train.on_non_finite"]
+    default = defaults.defaults().train.rollback_limit
+    if values["train.rollback_limit"] != default and policy != "rollback":
+        raise UsageError(
+            f"train.rollback_limit has no effect with train.on_non_finite={policy}: set it to "
+            f"{default}, or choose train.on_non_finite=rollback."
+        )
+
+
+def _check_monitoring(values: Mapping[str, Any]) -> None:
+    """Checks the sections that depend on a metric of the evaluation."""
+    default = overrides.flatten(defaults.defaults())
+    for section in ("train.best", "train.early_stopping"):
+        metric, mode = values[f"{section}.metric"], values[f"{section}.mode"]
+        keys = [key for key in values if key.startswith(section) and values[key] != default[key]]
+        if keys and not metric:
+            raise UsageError(
+                f"{keys[0]} has no effect without {section}.metric: set it, such as "
+                f"{section}.metric=eval/loss, or remove {keys[0]}."
+            )
+        if metric and not mode:
+            raise UsageError(
+                f"{section}.mode is not set: choose max if higher values of {metric} are better, or "
+                "min if lower ones are."
+            )
+    stopping, best = values["train.early_stopping.metric"], values["train.best.metric"]
+    if stopping and not values["eval.interval"]:
+        raise UsageError(
+            "train.early_stopping has no effect with eval.interval=0, which evaluates only at the end: "
+            "set eval.interval."
+        )
+    if values["train.early_stopping.restore_best"] and best not in ("", stopping):
+        raise UsageError(
+            f"train.early_stopping.restore_best restores the best {stopping}, but train.best.metric is "
+            f"{best}: use one metric, or set train.early_stopping.restore_best=false."
+        )
