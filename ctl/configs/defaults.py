@@ -158,8 +158,10 @@ def defaults() -> config_dict.ConfigDict:
 
     config.train = train = config_dict.ConfigDict()
     # The total number of steps (global batches), or a duration: "90 epochs", "5000000 examples". All
-    # intervals, and the warm-up and decay of the learning rate, accept durations too.
+    # intervals, and the warm-up and decay of the learning rate, accept durations too; those of
+    # checkpoints, summaries and evaluations also times, such as "30 minutes".
     train.steps = _duration(1000)
+    train.max_duration = ""  # end training earlier, after a time such as "8 hours"; "": no limit
     # Steps of an inner loop, after which the host logs and may save.
     train.steps_per_loop = _duration(100)
     # After a step whose loss or gradients are not finite: stop (the run ends after the inner loop
@@ -185,8 +187,9 @@ def defaults() -> config_dict.ConfigDict:
     stopping.min_delta = 0.0  # an improvement is a change by more than this
     stopping.restore_best = False  # the run's result is the best checkpoint, not the last step
     # Steps between two writes of the trainer's own tf.summary calls in a step; 0: steps_per_loop.
-    train.summary_interval = 0
-    train.checkpoint_interval = _duration(1000)  # or "30 minutes"; 0: save only at the end
+    train.summary_interval = _duration(0)
+    train.summary_seconds = 0.0  # write them instead after this many seconds; 0: after steps
+    train.checkpoint_interval = _duration(1000)  # 0: save only at the end
     train.checkpoint_seconds = 0.0  # also save after this many seconds; 0: only after steps
     train.checkpoints_to_keep = 3
     train.checkpoint_keep_every = _duration(0)  # also keep those at its multiples; 0: none
@@ -204,5 +207,6 @@ def defaults() -> config_dict.ConfigDict:
 
     config.eval = evaluation = config_dict.ConfigDict()
     evaluation.interval = _duration(0)  # 0: evaluate only at the end
+    evaluation.seconds = 0.0  # also evaluate after this many seconds; 0: only after steps
     evaluation.global_batch_size = 0  # 0: the global batch size of training
     return config

@@ -15,17 +15,19 @@ from ml_collections import config_dict
 
 from ctl.errors import UsageError, did_you_mean
 
-# Key -> whether a time is allowed. A time would make the updates depend on the speed of the machine,
-# so only keys that observe may have one.
+# Key -> the key of its section that holds the seconds of a time; "" if a time is not allowed. A time
+# would make the updates depend on the speed of the machine, so only keys that observe may have one.
 KEYS = {
-    "train.steps": False,
-    "train.steps_per_loop": False,
-    "train.checkpoint_interval": True,
-    "train.checkpoint_keep_every": False,
-    "optimizer.warmup_steps": False,
-    "optimizer.decay_steps": False,
-    "eval.interval": False,
+    "train.steps": "",
+    "train.steps_per_loop": "",
+    "train.checkpoint_interval": "checkpoint_seconds",
+    "train.checkpoint_keep_every": "",
+    "train.summary_interval": "summary_seconds",
+    "optimizer.warmup_steps": "",
+    "optimizer.decay_steps": "",
+    "eval.interval": "seconds",
 }
+LIMIT = "train.max_duration"  # a time, never a number of steps
 BOUNDARIES = "optimizer.schedule_arguments.boundaries"  # a list of durations
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600}
 _UNITS = ("step", "epoch", "example", *_SECONDS)
@@ -36,6 +38,26 @@ _MOST = 2**31 - 1  # TensorFlow holds numbers of steps as int32
 def check(key: str, text: str) -> None:
     """Raises UsageError if a text is not a duration that the key accepts."""
     _parse(key, text)
+
+
+def is_time(value: Any) -> bool:
+    """Whether the value of a key in `KEYS` is a time, such as "30 minutes"."""
+    return isinstance(value, str) and _parse("", value)[1] in _SECONDS
+
+
+def seconds(text: str) -> float:
+    """Returns the seconds of `train.max_duration`.
+
+    Raises:
+        UsageError: the text is not a time.
+    """
+    match = _PATTERN.fullmatch(text.strip())
+    unit = match[2].lower().removesuffix("s") if match else ""
+    if not match or unit not in _SECONDS or not fractions.Fraction(match[1].replace("_", "")):
+        raise UsageError(
+            f'{LIMIT} is {text!r}, but must be a time, such as "8 hours", "90 minutes" or "30 seconds".'
+        )
+    return float(fractions.Fraction(match[1].replace("_", "")) * _SECONDS[unit])
 
 
 def has_unit(key: str, value: Any) -> bool:
@@ -79,13 +101,14 @@ def resolve(
         with result.ignore_type():
             if unit in _SECONDS:
                 section[name] = 0
-                section.checkpoint_seconds = float(amount * _SECONDS[unit])
+                section[KEYS[key]] = float(amount * _SECONDS[unit])
             else:
-                section[name] = _steps(key, value, batch, examples_per_epoch)
+                section[name] = to_steps(key, value, batch, examples_per_epoch)
+    _align_kept_checkpoints(config.train, result.train)
     schedule = result.optimizer.schedule_arguments
     if isinstance(schedule.get("boundaries"), list | tuple):
         schedule.boundaries = [
-            _steps(BOUNDARIES, value, batch, examples_per_epoch)
+            to_steps(BOUNDARIES, value, batch, examples_per_epoch)
             if isinstance(value, str)
             else value
             for value in schedule.boundaries
@@ -107,18 +130,55 @@ def check_combinations(values: Mapping[str, Any]) -> None:
                 f"{BOUNDARIES} contains {element!r}, but must contain numbers of steps or texts such "
                 'as "30 epochs".'
             )
-    interval = values["train.checkpoint_interval"]
-    seconds = values["train.checkpoint_seconds"]
-    if seconds and isinstance(interval, str) and _parse("", interval)[1] in _SECONDS:
-        raise UsageError(
-            f"train.checkpoint_interval is {interval!r} and train.checkpoint_seconds is {seconds:g}: "
-            "set one of them."
-        )
+    for key, seconds_name in KEYS.items():
+        seconds_key = f"{key.partition('.')[0]}.{seconds_name}"
+        if seconds_name and values[seconds_key] and is_time(values[key]):
+            raise UsageError(
+                f"{key} is {values[key]!r} and {seconds_key} is {values[seconds_key]:g}: set one of "
+                "them."
+            )
+
+
+def to_steps(key: str, text: str, batch: int, examples_per_epoch: int | None) -> int:
+    """Returns the steps of a duration, rounded up.
+
+    Args:
+        key: the name of the value, for messages.
+        text: such as "2 epochs".
+        batch: the global batch size.
+        examples_per_epoch: the number of training examples; None if it is not known.
+
+    Raises:
+        UsageError: it is not a duration, or cannot be converted.
+    """
+    amount, unit = _parse(key, text)
+    if unit == "epoch":
+        if examples_per_epoch is None:
+            raise UsageError(
+                f"{key} is {text!r}, but the number of training examples is not known: return a "
+                "ctl.data source from build_dataset, or give a number of steps or examples."
+            )
+        amount *= examples_per_epoch
+    steps = math.ceil(amount if unit == "step" else amount / batch)
+    if steps > _MOST:
+        raise UsageError(f"{key} is {text!r}, which is {steps} steps, but must be at most {_MOST}.")
+    return steps
+
+
+def _align_kept_checkpoints(original: Any, resolved: Any) -> None:
+    """Makes `checkpoint_keep_every` a multiple of `checkpoint_interval` if it had a unit.
+
+    Both were rounded up by themselves: of 15.6 steps per epoch, 2 epochs are 32 steps and 4 epochs are
+    63, which no checkpoint would ever be a multiple of.
+    """
+    interval, keep = resolved.checkpoint_interval, resolved.checkpoint_keep_every
+    if isinstance(original.checkpoint_keep_every, str) and interval:
+        resolved.checkpoint_keep_every = max(1, round(keep / interval)) * interval
 
 
 def _parse(key: str, text: str) -> tuple[fractions.Fraction, str]:
     """Returns the amount of a duration and its unit in the singular."""
-    allows_time = KEYS.get(key, True) if key else True
+    allows_time = bool(KEYS.get(key, not key))
     match = _PATTERN.fullmatch(text.strip())
     unit = match[2].lower().removesuffix("s") if match else ""
     if match and unit in _UNITS and (allows_time or unit not in _SECONDS):
@@ -138,21 +198,6 @@ def _parse(key: str, text: str) -> tuple[fractions.Fraction, str]:
     other = "30 minutes" if allows_time else "5000000 examples"
     examples = f'"90 epochs" or "{other}"'
     raise UsageError(f"{key} is {text!r}, but must be an integer or a duration such as {examples}.")
-
-
-def _steps(key: str, text: str, batch: int, examples_per_epoch: int | None) -> int:
-    amount, unit = _parse(key, text)
-    if unit == "epoch":
-        if examples_per_epoch is None:
-            raise UsageError(
-                f"{key} is {text!r}, but the number of training examples is not known: return a "
-                "ctl.data source from build_dataset, or give a number of steps or examples."
-            )
-        amount *= examples_per_epoch
-    steps = math.ceil(amount if unit == "step" else amount / batch)
-    if steps > _MOST:
-        raise UsageError(f"{key} is {text!r}, which is {steps} steps, but must be at most {_MOST}.")
-    return steps
 
 
 def _section(config: Any, key: str) -> tuple[Any, str]:

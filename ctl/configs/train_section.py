@@ -6,7 +6,7 @@ Importing this module does not import TensorFlow.
 from collections.abc import Mapping
 from typing import Any
 
-from ctl.configs import defaults, overrides
+from ctl.configs import defaults, durations, overrides
 from ctl.errors import UsageError
 
 
@@ -18,6 +18,11 @@ def check(values: Mapping[str, Any]) -> None:
     """
     _check_rollback_limit(values)
     _check_monitoring(values)
+    if values["train.summary_interval"] and values["train.summary_seconds"]:
+        raise UsageError(
+            f"train.summary_interval is {values['train.summary_interval']!r} and train.summary_seconds "
+            f"is {values['train.summary_seconds']:g}: set one of them."
+        )
 
 
 def _check_rollback_limit(values: Mapping[str, Any]) -> None:
@@ -47,6 +52,11 @@ def _check_monitoring(values: Mapping[str, Any]) -> None:
                 "min if lower ones are."
             )
     stopping, best = values["train.early_stopping.metric"], values["train.best.metric"]
+    if stopping and (values["eval.seconds"] or durations.is_time(values["eval.interval"])):
+        raise UsageError(
+            "train.early_stopping counts evaluations, whose number must not depend on the speed of the "
+            "machine: set eval.interval in steps, epochs or examples, and eval.seconds=0."
+        )
     if stopping and not values["eval.interval"]:
         raise UsageError(
             "train.early_stopping has no effect with eval.interval=0, which evaluates only at the end: "

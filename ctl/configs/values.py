@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from ctl import errors, optimizers
-from ctl.configs import overrides, parameter_groups
+from ctl.configs import durations, overrides, parameter_groups
 from ctl.errors import UsageError
 from ctl.hardware import devices, strategies
 
@@ -75,6 +75,8 @@ _NOT_NEGATIVE = (
     "optimizer.clip.norm",
     "optimizer.clip.value",
     "train.checkpoint_seconds",
+    "train.summary_seconds",
+    "eval.seconds",
     "train.early_stopping.min_delta",
     "train.loss_spike",
     "train.stall_seconds",
@@ -123,6 +125,8 @@ def check_values(values: Mapping[str, Any]) -> None:
                 f"{key} is {name!r}, but must be the name of a metric of the evaluation, eval/NAME, "
                 "such as eval/loss."
             )
+    if values.get(durations.LIMIT):
+        durations.seconds(values[durations.LIMIT])
     _check_actions(values.get("actions", ()))
     _check_strings("runtime.devices", values.get("runtime.devices", ()), 'names such as "GPU:0"')
     devices.check_names(values.get("runtime.devices", ()))

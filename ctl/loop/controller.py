@@ -19,6 +19,7 @@ from ctl.loop.inner_loop import InnerLoop
 from ctl.loop.reporter import Reporter, as_numbers
 from ctl.loop.rollback import RollbackPolicy
 from ctl.loop.stop import StopRequest
+from ctl.loop.timer import Timer
 from ctl.loop.watchdog import Watchdog
 from ctl.trainer import StandardTrainer
 
@@ -64,6 +65,7 @@ class Controller(orbit.Controller):
         watchdog: Watchdog | None = None,
         rollback: RollbackPolicy | None = None,
         summary_interval: int | None = None,
+        summary_seconds: float = 0.0,
         train_actions: Iterable[orbit.Action] | None = None,
         eval_actions: Iterable[orbit.Action] | None = None,
         actions: Iterable[Callable[[Any], Any]] = (),
@@ -86,8 +88,8 @@ class Controller(orbit.Controller):
             processes: the processes of the run; by default this one only.
             watchdog: reports inner loops that hang.
             rollback: decides which batches to skip, if the trainer's `on_non_finite` is "rollback".
-            summary_interval: steps between two writes of `tf.summary` calls in a step; by default
-                `steps_per_loop`.
+            summary_interval, summary_seconds: steps, or seconds, between two writes of `tf.summary`
+                calls in a step; by default `steps_per_loop`.
             train_actions: called with each loop's outputs in every process.
             eval_actions: called with each evaluation's outputs in every process.
             actions: further ones, each called where it says; see `ctl.Action` and `ctl.as_action`.
@@ -98,7 +100,6 @@ class Controller(orbit.Controller):
             UsageError: on_non_finite is "rollback" and there are no checkpoints, or an action cannot
                 work in this run.
         """
-        # Without checkpoints the first non-finite step would end the run: say so before it starts.
         self._rolls_back = trainer.options.on_non_finite == "rollback"
         if self._rolls_back and checkpoints is None:
             raise UsageError("on_non_finite=rollback requires `checkpoints` to go back to.")
@@ -121,6 +122,7 @@ class Controller(orbit.Controller):
         self.processes = processes or ProcessGroup()
         self._stop = stop or StopRequest()
         self._has_restored = False  # since the last evaluation
+        self._evaluation_timer = Timer(0)
         self._rollback = rollback or RollbackPolicy()
         self.reporter = reporter or Reporter(trainer)
         self._manager = CheckpointManager(
@@ -130,14 +132,15 @@ class Controller(orbit.Controller):
             seconds=checkpoint_seconds,
             on_event=self.reporter.record,
             print_line=self.reporter.print_line,
-            get_notes=self._get_notes,
-            set_notes=lambda notes: self.actions.set_state(notes.get("actions", {})),
+            get_notes=lambda: self.actions.get_notes(),
+            set_notes=lambda notes: self.actions.set_notes(notes),
         )
         self._inner_loop = InnerLoop(
             trainer,
             self.reporter,
             summaries=self.summary_manager,
             summary_interval=summary_interval or steps_per_loop,
+            summary_seconds=summary_seconds,
             watchdog=watchdog,
         )
         orbit_actions = [as_action(action, at="train") for action in train_actions or ()]
@@ -154,11 +157,6 @@ class Controller(orbit.Controller):
         """Reads and writes the checkpoints."""
         return self._manager.checkpoints
 
-    @property
-    def examples_per_second(self) -> float | None:
-        """The speed of training after the first loop, without evaluating and saving."""
-        return self.reporter.throughput.examples_per_second
-
     def train(self, steps: int, checkpoint_at_completion: bool = True) -> None:
         """Trains until `global_step` is `steps`, or until a stop is requested.
 
@@ -171,30 +169,40 @@ class Controller(orbit.Controller):
         self.end_training()
 
     def train_and_evaluate(
-        self, train_steps: int, eval_steps: int = -1, eval_interval: int | None = None
+        self,
+        train_steps: int,
+        eval_steps: int = -1,
+        eval_interval: int | None = None,
+        eval_seconds: float = 0.0,
     ) -> dict[str, Any] | None:
         """Trains and evaluates alternately, and evaluates at the end.
 
         Args:
             train_steps: the global step to train to.
             eval_steps: batches per evaluation; -1 for the complete dataset.
-            eval_interval: steps between two evaluations; 0 or None for the end only.
+            eval_interval, eval_seconds: steps, and seconds, between two evaluations; 0: at the end only.
 
         Returns:
             The last evaluation, or None if a stop was requested before it. All checkpoints are then
             complete, also those that a thread writes.
         """
+        self._evaluation_timer = Timer(eval_seconds)
         while self.step < train_steps and not self._has_ended:
             until = boundaries.next_boundary(self.step, train_steps, (eval_interval or 0,))
             # A checkpoint is saved before the evaluation of its step, so that the states of actions in
             # it do not include that evaluation: it is repeated.
-            if self._has_restored and until - self.step == eval_interval and self.step:
+            if (
+                self._has_restored
+                and self.step
+                and eval_interval
+                and self.step % eval_interval == 0
+            ):
                 until = self.step
             self._train_loop(until, end=train_steps)
             # Before the last evaluation, so that a run killed in it need not train again.
-            if self._has_ended or until == train_steps:
+            if self._has_ended or self.step == train_steps:
                 self.save_checkpoint()
-            if self.step < until and not self._has_ended:
+            if self.step < until and not self._has_ended and not self._evaluation_timer.due:
                 continue  # rolled back, maybe to before an earlier evaluation
             if not self.stopped:
                 self.evaluate(eval_steps)
@@ -219,6 +227,7 @@ class Controller(orbit.Controller):
             self.stopped = True
             return None
         self._has_restored = False
+        self._evaluation_timer.restart()
         self.evaluation = numbers = as_numbers(outputs)
         self.evaluated_step = self.step
         self.reporter.evaluation_ended(self.step, numbers, self.eval_summary_manager)
@@ -255,7 +264,7 @@ class Controller(orbit.Controller):
         """Runs inner loops until `global_step` is `until`, of a run that ends at `end`."""
         if self._rolls_back and self._manager.saved_step is None:
             self.save_checkpoint()  # a rollback from the first steps needs a checkpoint, too
-        while self.step < until and not self._has_ended:
+        while self.step < until and not self._has_ended and not self._evaluation_timer.due:
             first = self.step
             if self._rollback.skips(first):  # a batch before the boundary of an earlier rollback
                 self.trainer.global_step.assign_add(1)
@@ -283,13 +292,9 @@ class Controller(orbit.Controller):
             # signal to any process count for all.
             if self._manager.all_due(self.processes):
                 self.save_checkpoint()
+            self._evaluation_timer.all_due(self.processes)
             self.stopped = self.processes.any_process(self._stop.requested)
 
     @property
     def _has_ended(self) -> bool:
         return self.stopped or self.actions.stop_reason is not None
-
-    def _get_notes(self) -> dict[str, Any]:
-        """What a checkpoint holds besides the trainer: nothing, unless an action has a state."""
-        states = self.actions.get_state()
-        return {"actions": states} if states else {}

@@ -30,6 +30,7 @@ class InnerLoop:
         *,
         summaries: orbit.utils.SummaryManager,
         summary_interval: int,
+        summary_seconds: float = 0.0,
         watchdog: Watchdog | None = None,
     ):
         """Measures nothing yet.
@@ -39,13 +40,17 @@ class InnerLoop:
             reporter: measures the speed, and records skipped and repeated steps.
             summaries: writes the training summaries.
             summary_interval: steps between two writes of `tf.summary` calls in a step.
+            summary_seconds: if not 0, seconds between them instead.
             watchdog: reports loops that hang.
         """
         self._trainer = trainer
         self._reporter = reporter
         self._summaries = summaries
         self._step_summaries = StepSummaries(
-            trainer, interval=summary_interval, print_line=reporter.print_line
+            trainer,
+            interval=summary_interval,
+            seconds=summary_seconds,
+            print_line=reporter.print_line,
         )
         self._watch = watchdog.loop if watchdog else lambda step: contextlib.nullcontext()
 

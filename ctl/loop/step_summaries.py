@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.hardware import coordinator
+from ctl.loop.timer import Timer
 from ctl.replica.engine import engine_of
 from ctl.trainer import StandardTrainer
 
@@ -23,7 +24,12 @@ class StepSummaries:
     """
 
     def __init__(
-        self, trainer: StandardTrainer, *, interval: int, print_line: Callable[[str], None]
+        self,
+        trainer: StandardTrainer,
+        *,
+        interval: int,
+        print_line: Callable[[str], None],
+        seconds: float = 0.0,
     ):
         """Records nothing yet.
 
@@ -31,9 +37,14 @@ class StepSummaries:
             trainer: its `global_step` decides, so that a resumed run writes at the same steps.
             interval: steps between two summaries of the same name.
             print_line: prints the line about summaries that are not written.
+            seconds: if not 0, write the summaries of the first step of an inner loop once these have
+                passed since the last ones, instead of by the interval.
         """
         self._trainer = trainer
         self._interval = interval
+        self._timer = Timer(seconds)
+        # The step to write in; a variable, because the step is traced only once.
+        self._step = tf.Variable(0, trainable=False, dtype=tf.int64) if seconds else None
         self._print_line = print_line
         self._reason = _why_not(trainer)
         self._dropped = False
@@ -42,6 +53,9 @@ class StepSummaries:
     @contextlib.contextmanager
     def recording(self) -> Any:
         """The context of a training loop."""
+        if self._step is not None and self._timer.is_due():
+            self._step.assign(self._trainer.global_step.read_value())
+            self._timer.restart()
         with tf.summary.record_if(self._should_record):
             yield
         if self._dropped and not self._reported:
@@ -55,6 +69,8 @@ class StepSummaries:
         if self._reason:
             self._dropped = True
             return False
+        if self._step is not None:
+            return tf.equal(self._trainer.global_step, self._step)
         return tf.equal(self._trainer.global_step % self._interval, 0)
 
 

@@ -16,7 +16,7 @@ _PACKAGES = ("ctl", "tensorflow", "tf_keras", "tf-models-official", "numpy")
 
 
 # A run that an action has ended continues if one of these keys changes.
-_KEYS_OF_STOPS = ("train.early_stopping.", "eval.", "actions:")
+_KEYS_OF_STOPS = ("train.early_stopping.", "train.max_duration:", "eval.", "actions:")
 
 
 def is_complete(
@@ -48,7 +48,7 @@ def make_result(experiment: Experiment, controller: Controller, seconds: float) 
         "step": controller.trained_step,
         "train": controller.outputs,
         "eval": controller.evaluation if controller.evaluated_step == controller.step else None,
-        "examples_per_second": controller.examples_per_second,
+        "examples_per_second": controller.reporter.throughput.examples_per_second,
         "seconds": seconds,
         "strategy": experiment.hardware.name,
         "replicas": engine_of(experiment.trainer).plan.layout.replicas,

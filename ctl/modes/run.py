@@ -110,6 +110,7 @@ class Run:
             watchdog=watchdog,
             rollback=rollback,
             summary_interval=self.config.train.summary_interval or None,
+            summary_seconds=self.config.train.summary_seconds,
             actions=actions,
             workdir=self.workdir.path,
             is_chief=self.is_chief,

@@ -89,7 +89,9 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
                 controller.train(config.train.steps)
             elif controller.step < config.train.steps:
                 controller.train_and_evaluate(
-                    config.train.steps, eval_interval=config.eval.interval
+                    config.train.steps,
+                    eval_interval=config.eval.interval,
+                    eval_seconds=config.eval.seconds,
                 )
             else:  # killed between the last checkpoint and the last evaluation
                 controller.evaluate()

@@ -42,6 +42,7 @@ def test_every_key_with_a_duration_is_resolved():
             steps_per_loop="640 examples",
             checkpoint_interval="2 epochs",
             checkpoint_keep_every="4 epochs",
+            summary_interval="3 epochs",
         ),
         eval=dict(interval="1 epoch"),
         optimizer=dict(warmup_steps="1 epoch", decay_steps="8 epochs", schedule="cosine"),
@@ -51,7 +52,8 @@ def test_every_key_with_a_duration_is_resolved():
         "train.steps": 157,
         "train.steps_per_loop": 10,
         "train.checkpoint_interval": 32,
-        "train.checkpoint_keep_every": 63,
+        "train.checkpoint_keep_every": 64,  # 62.5, as a multiple of the checkpoint interval
+        "train.summary_interval": 47,
         "optimizer.warmup_steps": 16,
         "optimizer.decay_steps": 125,
         "eval.interval": 16,
@@ -64,9 +66,48 @@ def test_boundaries_of_a_schedule_are_durations():
     assert config.optimizer.schedule_arguments.boundaries == [469, 1000, 1000]
 
 
-def test_a_time_between_checkpoints_becomes_seconds():
-    config = resolve(train=dict(checkpoint_interval="1.5 hours"))
-    assert (config.train.checkpoint_interval, config.train.checkpoint_seconds) == (0, 5400.0)
+@pytest.mark.parametrize(
+    ("interval", "seconds"),
+    [
+        ("train.checkpoint_interval", "train.checkpoint_seconds"),
+        ("train.summary_interval", "train.summary_seconds"),
+        ("eval.interval", "eval.seconds"),
+    ],
+)
+def test_a_time_as_an_interval_becomes_seconds(interval, seconds):
+    config = ctl.config(data=dict(global_batch_size=64))
+    overrides.change(config, interval, "1.5 hours")
+    values = overrides.flatten(durations.resolve(config, examples_per_epoch=None))
+    assert (values[interval], values[seconds]) == (0, 5400.0)
+    overrides.change(config, seconds, "5")
+    with pytest.raises(UsageError, match=f"{interval} is '1.5 hours' and {seconds} is 5: set one"):
+        durations.check_combinations(overrides.flatten(config))
+
+
+def test_kept_checkpoints_in_epochs_are_checkpoints_in_epochs():
+    # 15.625 steps per epoch: every epoch is saved, every fifth is kept.
+    config = resolve(train=dict(checkpoint_interval="1 epoch", checkpoint_keep_every="5 epochs"))
+    assert (config.train.checkpoint_interval, config.train.checkpoint_keep_every) == (16, 80)
+    config = resolve(train=dict(checkpoint_interval=100, checkpoint_keep_every="1 epoch"))
+    assert config.train.checkpoint_keep_every == 100
+    config = resolve(train=dict(checkpoint_interval=100, checkpoint_keep_every=30))
+    assert config.train.checkpoint_keep_every == 30  # as it was given
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("8 hours", 28800.0), ("1 hour", 3600.0), ("90minutes", 5400.0), ("1.5 seconds", 1.5)],
+)
+def test_seconds_of_a_limit(text, seconds):
+    assert durations.seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["8", "8 epochs", "8 hors", "0 hours", "-1 hours", "long"])
+def test_limit_that_is_not_a_time_is_one_line(text):
+    with pytest.raises(
+        UsageError, match=f"train.max_duration is '{text}', but must be a time, such"
+    ):
+        durations.seconds(text)
 
 
 def test_epochs_of_data_of_unknown_length_are_rejected():
@@ -92,6 +133,7 @@ def test_more_steps_than_tensorflow_counts_are_rejected():
         ("train.steps", "9 parsecs", "must be an integer or a duration such as"),
         ("train.steps", "0 examples", "must be longer than 0 examples"),
         ("train.steps", "30 minutes", "must not depend on the speed of the machine"),
+        (durations.BOUNDARIES, "30 minutes", "must not depend on the speed of the machine"),
         ("train.checkpoint_interval", "30 minuts", "did you mean minutes?"),
         ("train.checkpoint_interval", "soon", 'such as "90 epochs" or "30 minutes"'),
     ],

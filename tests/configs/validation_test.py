@@ -204,6 +204,7 @@ def test_free_keys_and_switches_are_all_strings_and_booleans():
         "train.best.mode",
         "train.early_stopping.metric",
         "train.early_stopping.mode",
+        "train.max_duration",
         "runtime.all_reduce.dtype",
         "runtime.tpu.name",
         "runtime.tpu.zone",

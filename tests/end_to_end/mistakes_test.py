@@ -536,6 +536,17 @@ VALUES = {
         "--config.train.checkpoint_interval=3minutes --config.train.checkpoint_seconds=5",
         "train.checkpoint_interval is '3minutes' and train.checkpoint_seconds is 5: set one of them.",
     ),
+    "limit in steps": command_line(
+        "--config.train.max_duration=5000",
+        'train.max_duration is \'5000\', but must be a time, such as "8 hours", "90 minutes" or '
+        '"30 seconds".',
+    ),
+    "early stopping by time": command_line(
+        "--config.eval.interval=5minutes --config.train.early_stopping.metric=eval/loss "
+        "--config.train.early_stopping.mode=min",
+        "train.early_stopping counts evaluations, whose number must not depend on the speed of the "
+        "machine: set eval.interval in steps, epochs or examples, and eval.seconds=0.",
+    ),
     "decay with a constant rate": command_line(
         "--config.optimizer.decay_steps=5", f"optimizer.decay_steps is 5, {CONSTANT}"
     ),

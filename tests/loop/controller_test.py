@@ -18,6 +18,7 @@ from ctl.loop.controller import Controller
 from ctl.loop.progress import Progress
 from ctl.loop.reporter import Reporter
 from ctl.loop.stop import StopRequest
+from ctl.loop.timer import Timer
 from tests import reference_model
 
 
@@ -180,9 +181,9 @@ def test_checkpoint_of_another_model_is_rejected_in_one_line(make, tmp_path):
 def test_speed_excludes_the_first_loop(make):
     controller = make()
     controller.train(5)
-    assert controller.examples_per_second is None
+    assert controller.reporter.throughput.examples_per_second is None
     controller.train(10)
-    assert controller.examples_per_second > 0
+    assert controller.reporter.throughput.examples_per_second > 0
 
 
 def test_train_step_that_does_not_count_itself_is_rejected(make):
@@ -218,10 +219,48 @@ def test_stop_is_honored_inside_an_evaluation(make, monkeypatch):
 def test_checkpoint_that_is_due_by_time_is_saved_at_the_end_of_a_loop(make, monkeypatch):
     controller = make(checkpoint_seconds=60.0)
     now = {0: 0.0, 5: 30.0, 10: 60.0, 15: 119.0, 20: 119.0}
-    controller._manager._saved_at = 0.0
-    controller._manager._clock = lambda: now[controller.step]
+    controller._manager._timer._since = 0.0
+    controller._manager._timer._clock = lambda: now[controller.step]
     controller.train(20, checkpoint_at_completion=False)
     assert [step for name, step in controller.events if name == "checkpoint"] == [10]
+
+
+def test_evaluation_that_is_due_by_time_is_at_the_end_of_a_loop(make, monkeypatch):
+    controller = make(checkpoint_interval=8)
+    now = {0: 0.0, 5: 30.0, 8: 60.0, 10: 61.0, 15: 119.0, 16: 120.0, 20: 121.0}
+    monkeypatch.setattr("time.monotonic", lambda: now[controller.step])
+    monkeypatch.setattr(
+        "ctl.loop.controller.Timer", lambda seconds: Timer(seconds, clock=time.monotonic)
+    )
+    controller.train_and_evaluate(20, eval_interval=15, eval_seconds=60.0)
+    # By time at 8, and 60 s after that of step 15 not before the end; by steps at 15; at the end.
+    assert controller.events == [
+        ("checkpoint", 8), ("eval", 8), ("eval", 15), ("checkpoint", 16), ("checkpoint", 20),
+        ("eval", 20),
+    ]  # fmt: skip
+
+
+def test_three_intervals_keep_their_multiples_through_stops_at_any_step(make):
+    """Intervals of 3, 4 and 7 steps, a run that is stopped and resumed at every loop's end."""
+    events, stop_at = [], 0
+    while True:
+        stop_at += 1
+        # With an action, the evaluation of a step that the run was stopped at is made up for.
+        actions = [ctl.as_action(lambda outputs: None, at="eval")]
+        options = dict(checkpoint_interval=4, steps_per_loop=3, actions=actions)
+        controller = make(stop_at=stop_at, **options)
+        controller.restore_checkpoint()
+        if controller.step == 24:
+            controller.evaluate()
+        else:
+            controller.train_and_evaluate(24, eval_interval=7)
+        events += controller.events
+        stop_at = controller.step
+        if not controller.stopped:
+            break
+    assert [step for event, step in events if event == "eval"] == [7, 14, 21, 24]
+    ends_of_loops = [step for event, step in events if event == "checkpoint"]
+    assert ends_of_loops == [3, 4, 6, 7, 8, 9, 12, 14, 15, 16, 18, 20, 21, 24]
 
 
 @pytest.mark.parametrize(("other_stops", "chief_is_due"), [(True, False), (False, True)])

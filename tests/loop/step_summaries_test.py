@@ -60,6 +60,20 @@ def run(folder, *, cls=Summarizing, replicas=1, interval=None, steps=12, **optio
     return controller, lines
 
 
+def test_summaries_by_time_are_those_of_the_first_step_of_a_loop(tmp_path, monkeypatch):
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 7, cls=Summarizing)
+    now = {0: 0.0, 4: 59.0, 8: 60.0, 12: 61.0}
+    summaries = StepSummaries(trainer, interval=1, seconds=60.0, print_line=print)
+    summaries._timer._since = 0.0
+    summaries._timer._clock = lambda: now[int(trainer.global_step)]
+    with tf.summary.create_file_writer(str(tmp_path)).as_default(trainer.global_step):
+        for _ in range(4):
+            with summaries.recording():
+                trainer.train(tf.constant(4))
+    # The first step of the run is always written.
+    assert list(read(tmp_path)["rows"]) == [0, 8]
+
+
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_step_hook_and_action_write_at_multiples_of_the_interval(tmp_path, replicas):
     controller, lines = run(tmp_path, replicas=replicas)

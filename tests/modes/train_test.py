@@ -8,6 +8,7 @@ import pytest
 
 import ctl
 from ctl.errors import UsageError
+from ctl.loop.actions.time_limit import TimeLimit
 from ctl.modes import DONE, STOPPED, train
 from tests import experiments
 
@@ -104,6 +105,20 @@ def test_early_stopping_ends_the_run_and_the_result_says_why(make_arguments, cap
     longer = STOPPING | {"train.early_stopping.patience": 3}
     assert train.train_and_eval(make_arguments(longer)) == DONE
     assert experiments.read_result("run")["stopped"]["step"] == 20
+
+
+def test_time_limit_ends_the_run_after_a_loop_with_an_evaluation(make_arguments, monkeypatch):
+    now = iter(range(10_000))  # each reading of the clock is a second later
+    monkeypatch.setattr(TimeLimit.__init__, "__kwdefaults__", {"clock": lambda: next(now)})
+    limit = {"train.steps": 100, "train.max_duration": "3 seconds"}
+    assert train.train_and_eval(make_arguments(limit)) == DONE
+    result = experiments.read_result("run")
+    assert result["step"] == 15 and result["eval"]["examples"] == 50
+    assert result["stopped"] == {"step": 15, "reason": "train.max_duration=3 seconds has passed"}
+    assert json.loads(pathlib.Path("run/config.json").read_text())["train"]["max_duration"]
+    longer = limit | {"train.max_duration": "7 seconds"}
+    assert train.train_and_eval(make_arguments(longer)) == DONE
+    assert 15 < experiments.read_result("run")["step"] < 100
 
 
 @pytest.mark.parametrize(

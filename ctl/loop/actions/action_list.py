@@ -66,6 +66,15 @@ class ActionList:
                 line = f"Training ends at step {controller.step}: {reason}."
                 controller.reporter.print_line(line)
 
+    def get_notes(self) -> dict[str, Any]:
+        """Returns what a checkpoint holds besides the trainer: nothing, if no action has a state."""
+        states = self.get_state()
+        return {"actions": states} if states else {}
+
+    def set_notes(self, notes: Mapping[str, Any]) -> None:
+        """Passes each action the state that the notes of a restored checkpoint have for it."""
+        self.set_state(notes.get("actions", {}))
+
     def get_state(self) -> dict[str, Any]:
         """Returns the states of the actions that have one, by name."""
         states = {name: action.get_state() for name, action in self._actions.items()}

@@ -10,6 +10,7 @@ from ctl.errors import UsageError
 from ctl.loop.actions.action import Action, as_action
 from ctl.loop.actions.best_checkpoint import BestCheckpoint
 from ctl.loop.actions.early_stopping import EarlyStopping
+from ctl.loop.actions.time_limit import TimeLimit
 
 # Name -> class. Other actions are named by path/to/file.py:Class or package.module:Class.
 CLASSES: dict[str, type[Action]] = {"early_stopping": EarlyStopping}
@@ -17,7 +18,7 @@ _OPTIONS = ("at", "everywhere")  # of `as_action`; all others are arguments of t
 
 
 def make_actions(config: Any, config_path: str, *, best_folder: pathlib.Path) -> list[Action]:
-    """Makes the actions of `train.best`, `train.early_stopping` and `actions`, in this order.
+    """Makes the actions of `train.best`, `.early_stopping`, `.max_duration` and `actions`, in order.
 
     Args:
         config: a validated config.
@@ -36,6 +37,8 @@ def make_actions(config: Any, config_path: str, *, best_folder: pathlib.Path) ->
         actions.append(BestCheckpoint(**best, folder=best_folder, restore_at_end=restore))
     if stopping["metric"]:
         actions.append(EarlyStopping(**stopping))
+    if config.train.max_duration:
+        actions.append(TimeLimit(config.train.max_duration))
     return actions + _make_listed(config.actions, config_path)
 
 

@@ -10,6 +10,7 @@ from ctl.hardware.collectives import ProcessGroup
 from ctl.loop import write_errors
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.files import CheckpointFiles
+from ctl.loop.timer import Timer
 from ctl.replica.non_finite import first_non_finite_variable
 from ctl.trainer import StandardTrainer
 
@@ -32,7 +33,6 @@ class CheckpointManager:
         trainer: what is saved.
         checkpoints: reads and writes the checkpoints; None to save nothing.
         interval: steps between two checkpoints; 0 for the end only.
-        seconds: seconds between two checkpoints; 0 for no limit.
         saved_step: the step of the newest checkpoint that this process saved or restored, or None.
     """
 
@@ -64,31 +64,22 @@ class CheckpointManager:
         """
         self.checkpoints = checkpoints
         self.interval = interval
-        self.seconds = seconds
+        # The time to the first checkpoint counts from the start of the process.
+        self._timer = Timer(seconds, clock=clock)
         self.saved_step: int | None = None
         self.trainer = trainer
         self._on_event = on_event or (lambda *_, **__: None)
         self._print_line = print_line
         self._get_notes = get_notes or (lambda: {})
         self._set_notes = set_notes or (lambda notes: None)
-        self._clock = clock
-        # The time to the first checkpoint counts from the start of the process.
-        self._saved_at = clock()
 
     def is_due_by_step(self) -> bool:
         """Whether the current step is a multiple of the interval."""
         return bool(self.interval) and self._step % self.interval == 0
 
-    def is_due_by_time(self) -> bool:
-        """Whether the last checkpoint is old enough, by this process's clock: others differ."""
-        return bool(self.seconds) and self._clock() - self._saved_at >= self.seconds
-
     def all_due(self, processes: ProcessGroup) -> bool:
         """Collective: whether to save now, by the interval or by the chief's clock."""
-        due = self.is_due_by_step()
-        if self.seconds and not due:
-            due = bool(processes.broadcast_from_chief(self.is_due_by_time()))
-        return due
+        return self.is_due_by_step() or self._timer.all_due(processes)
 
     def save(self) -> None:
         """Saves a checkpoint, unless this step has one already.
@@ -113,7 +104,8 @@ class CheckpointManager:
         path = self.checkpoints.path(step)
         with write_errors.report_write_errors(path, self.checkpoints.directory):
             self.checkpoints.save(self._get_notes())
-        self.saved_step, self._saved_at = step, self._clock()
+        self.saved_step = step
+        self._timer.restart()
         self._on_event("checkpoint", step, path=path)
 
     def wait(self) -> None:

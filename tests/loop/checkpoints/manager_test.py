@@ -48,17 +48,17 @@ def test_checkpoint_is_due_at_multiples_of_the_interval(make, trainer):
         trainer.global_step.assign(step)
         due.append(manager.is_due_by_step())
     assert [step for step, is_due in enumerate(due, 1) if is_due] == [4, 8, 12]
-    assert not manager.is_due_by_time()
+    assert not manager._timer.is_due()
 
 
 def test_checkpoint_is_due_by_time_since_the_last_one(make):
     manager = make(seconds=60.0)
-    manager._clock.now += 59.0
-    assert not manager.is_due_by_time() and not manager.is_due_by_step()
-    manager._clock.now += 1.0
-    assert manager.is_due_by_time()
+    manager._timer._clock.now += 59.0
+    assert not manager._timer.is_due() and not manager.is_due_by_step()
+    manager._timer._clock.now += 1.0
+    assert manager._timer.is_due()
     manager.save()
-    assert not manager.is_due_by_time()
+    assert not manager._timer.is_due()
 
 
 class Processes:
@@ -75,7 +75,7 @@ class Processes:
 @pytest.mark.parametrize("chief_is_due", [False, True])
 def test_the_clock_of_the_chief_decides_in_every_process(make, chief_is_due):
     manager, processes = make(seconds=60.0), Processes(chief_is_due)
-    manager._clock.now += 0.0 if chief_is_due else 90.0  # this process's own clock differs
+    manager._timer._clock.now += 0.0 if chief_is_due else 90.0  # this process's own clock differs
     assert manager.all_due(processes) == chief_is_due
     assert processes.calls == 1
 
