@@ -1,19 +1,22 @@
 """StandardEvaluator: counts every example of the evaluation data exactly once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 from typing import Any
 
 import orbit
 import tensorflow as tf
 
-from ctl.configs.error_location import error_location
 from ctl.data.data_errors import report_data_errors
 from ctl.data.source import Batch
 from ctl.errors import UsageError
 from ctl.hardware import coordinator
+from ctl.hardware.collectives import ProcessGroup
 from ctl.replica import draws, loss, metrics, precision
+from ctl.replica.collected_rows import COLLECT_LIMIT_MIB, CollectedRows, check_values, compute
 from ctl.replica.engine import engine_of
+from ctl.replica.evaluation_data import check_splits
+from ctl.replica.gather import all_gather
 from ctl.replica.microbatches import row_count, unpack
 from ctl.replica.step import counter
 from ctl.trainer import StandardTrainer
@@ -31,6 +34,8 @@ class StandardEvaluator(orbit.StandardEvaluator):
         evaluator = ctl.StandardEvaluator(trainer)
         evaluator.evaluate(tf.constant(-1))    # {"loss": ..., "accuracy": ..., "examples": 10000}
 
+    With several `splits`, the outputs of each are under its name: {"eval": {...}, "test": {...}}.
+
     The loss is the weighted mean of `per_example_loss` over the complete dataset, without
     regularization; with `ema_decay`, that of the averaged weights. It does not depend on how the dataset
     is divided into batches and replicas.
@@ -40,21 +45,41 @@ class StandardEvaluator(orbit.StandardEvaluator):
         strategy: the trainer's strategy.
         global_batch_size: examples per step.
         metrics: name -> metric.
+        splits: the splits of the data to evaluate.
+        is_chief, processes: whether this process calls `compute_metrics`, and the processes that get
+            its result. By default each process calls it.
         any_process_stops: called every `STEPS_BETWEEN_CHECKS` steps; if it returns True, the
             evaluation raises `Interrupted`. It may be a collective: every process calls it after the
             same steps.
     """
 
-    def __init__(self, trainer: StandardTrainer, *, global_batch_size: int | None = None):
+    def __init__(
+        self,
+        trainer: StandardTrainer,
+        *,
+        global_batch_size: int | None = None,
+        splits: Sequence[str] = ("eval",),
+        collect_limit_mib: float = COLLECT_LIMIT_MIB,
+    ):
         """Creates the metrics.
 
         Args:
             trainer: provides the model, the loss, the metrics and the data.
             global_batch_size: examples per step, over all replicas; the trainer's by default.
+            splits: the splits of the data to evaluate, at least one.
+            collect_limit_mib: MiB that the values of the trainer's `collect_outputs` may use.
         """
         super().__init__(eval_dataset=None)
+        self.splits = tuple(splits)
+        self._split = self.splits[0]  # the one that is evaluated
+        self._collect_limit_mib = collect_limit_mib
+        self._collected: CollectedRows | None = None
+        # Decided by the class: tracing for it would cost every other evaluation a trace.
+        self._collects = type(trainer).collect_outputs is not StandardTrainer.collect_outputs
         self._eval_dataset: Any = None
         self._own_dataset = False
+        self.is_chief = True
+        self.processes = ProcessGroup()
         self.any_process_stops: Callable[[], bool] = lambda: False
         self.trainer = trainer
         self.strategy = trainer.strategy
@@ -73,7 +98,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
         """The distributed evaluation data; set it to evaluate batches of your own."""
         if self._eval_dataset is None:
             self._eval_dataset = engine_of(self.trainer).pipeline.evaluation_dataset(
-                self.global_batch_size
+                self.global_batch_size, self._split
             )
         return self._eval_dataset
 
@@ -82,31 +107,24 @@ class StandardEvaluator(orbit.StandardEvaluator):
         self._eval_dataset = dataset
         self._own_dataset = True
 
+    @property
+    def has_known_names(self) -> bool:
+        """Whether all outputs are the loss, `metrics` and the number of examples."""
+        return not self._collects and type(self).eval_end is StandardEvaluator.eval_end
+
     def check_data(self) -> None:
         """Checks the evaluation data without reading it, so that mistakes are reported before training.
 
         Raises:
             UsageError: the data never ends, or the model or the loss does not accept its features.
         """
-        pipeline = engine_of(self.trainer).pipeline
-        pipeline.evaluation_steps(self.global_batch_size)
-        training, evaluation = pipeline.element_spec(), pipeline.element_spec("eval")
-        # The first step of the training traces the same code with the same features.
-        if evaluation == training or coordinator.is_coordinated(self.strategy):
-            return
-        rows = pipeline.layout(self.global_batch_size).rows_per_replica
-        spec = tf.nest.map_structure(
-            lambda s: tf.TensorSpec([rows, *s.shape[1:]], s.dtype), evaluation
+        check_splits(
+            engine_of(self.trainer).pipeline,
+            self.splits,
+            global_batch_size=self.global_batch_size,
+            strategy=self.strategy,
+            step=self._replica_eval_step,
         )
-        step = tf.function(lambda batch: self.strategy.run(self._replica_eval_step, (batch, None)))
-        try:
-            step.get_concrete_function(spec)  # traces the step and does not run it
-        except Exception as error:
-            raise UsageError(
-                "The evaluation examples are not like the training examples ("
-                f"{_describe_differences(evaluation, training)}) and cannot be evaluated: "
-                f"{error_location(error)}"
-            ) from error
 
     def evaluate(self, num_steps: tf.Tensor) -> dict[str, Any]:
         """Evaluates batches.
@@ -115,23 +133,33 @@ class StandardEvaluator(orbit.StandardEvaluator):
             num_steps: scalar, the number of batches; -1 for the complete dataset.
 
         Returns:
-            What `eval_end` returned.
+            What `eval_end` returned; with several splits, a dict of split -> what it returned.
 
         Raises:
             UsageError: the data is corrupt or empty.
             Interrupted: `any_process_stops` returned True.
         """
-        if int(num_steps) == -1 and not self._own_dataset:
-            steps = engine_of(self.trainer).pipeline.evaluation_steps(self.global_batch_size)
-            num_steps = num_steps if steps is None else tf.constant(steps)
         engine = engine_of(self.trainer)
         with (
             engine.trace_scope(),
             engine.averaged_weights(),
             draws.report_problems(),
-            report_data_errors("evaluation", lambda: engine.pipeline.element_spec("eval")),
+            report_data_errors("evaluation", lambda: engine.pipeline.element_spec(self._split)),
         ):
-            return super().evaluate(num_steps)
+            if self._own_dataset or len(self.splits) == 1:
+                return self._evaluate_split(num_steps)
+            outputs = {}
+            for split in self.splits:
+                self._split, self._eval_dataset = split, None  # the dataset is of another split
+                outputs[split] = self._evaluate_split(num_steps)
+            return outputs
+
+    def _evaluate_split(self, num_steps: tf.Tensor) -> Any:
+        if int(num_steps) == -1 and not self._own_dataset:
+            pipeline = engine_of(self.trainer).pipeline
+            steps = pipeline.evaluation_steps(self.global_batch_size, self._split)
+            num_steps = num_steps if steps is None else tf.constant(steps)
+        return super().evaluate(num_steps)
 
     def create_eval_loop_fn(self, has_state: bool) -> Any:
         """Returns Orbit's loop over the batches, cut into parts so that it can be stopped."""
@@ -141,9 +169,12 @@ class StandardEvaluator(orbit.StandardEvaluator):
 
         def loop(iterator: Any, num_steps: tf.Tensor, **state: Any) -> Any:
             remaining = int(num_steps)
+            if self._collected is not None and not has_state:
+                state = {"state": self._collected, "reduce_fn": CollectedRows.add}
             # Up to the end of the data, or with a user's own reduction, it runs in one part.
             if remaining < 0 or has_state:
-                return run(iterator, num_steps, **state)
+                result = run(iterator, num_steps, **state)
+                return result if has_state else None
             while remaining:
                 count = min(remaining, STEPS_BETWEEN_CHECKS)
                 run(iterator, tf.constant(count), **state)
@@ -162,7 +193,9 @@ class StandardEvaluator(orbit.StandardEvaluator):
             done, total = 0, int(num_steps)
             with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
                 while done != total:
-                    step(iterator)
+                    rows = step(iterator)
+                    if self._collected is not None:
+                        self._collected.add(rows)
                     done += 1
 
         return loop
@@ -173,16 +206,27 @@ class StandardEvaluator(orbit.StandardEvaluator):
             variable.assign(tf.zeros_like(variable))
         for metric in self.metrics.values():
             metric.reset_state()
+        if self._collects:
+            self._collected = CollectedRows(self._collect_limit_mib, keep=self.is_chief)
 
-    def eval_step(self, iterator: Any) -> None:
-        """Runs one step on every replica; Orbit calls it in its loop."""
+    def eval_step(self, iterator: Any) -> Any:
+        """Runs one step on every replica; Orbit calls it in its loop.
+
+        Returns:
+            The values that `collect_outputs` returned for the rows of the global batch; else None.
+        """
         batch, row_mask = unpack(next(iterator))
         if coordinator.is_coordinated(self.strategy):  # the coordinator evaluates by itself
-            self._replica_eval_step(batch, row_mask)
+            rows = self._replica_eval_step(batch, row_mask)
         else:
-            self.strategy.run(self._replica_eval_step, args=(batch, row_mask))
+            rows = self.strategy.run(self._replica_eval_step, args=(batch, row_mask))
         if self._draws:
             self._batches.assign_add(1)
+        # Every replica has the rows of all.
+        local_results = self.strategy.experimental_local_results
+        return (
+            tf.nest.map_structure(lambda v: local_results(v)[0], rows) if self._collects else None
+        )
 
     def eval_end(self) -> dict[str, Any]:
         """Returns the loss (if the trainer defines one), the metrics and the number of examples."""
@@ -192,9 +236,24 @@ class StandardEvaluator(orbit.StandardEvaluator):
         if engine_of(self.trainer).plan.has_loss:
             mean = tf.math.divide_no_nan(self._loss_sum.read_value(), self._weight_sum.read_value())
             results = {"loss": mean, **results}
+        results |= self._compute_metrics(results)
         return {**results, "examples": self._examples.read_value()}
 
-    def _replica_eval_step(self, batch: Batch, row_mask: tf.Tensor | None) -> None:
+    def _compute_metrics(self, results: Mapping[str, Any]) -> dict[str, Any]:
+        """The trainer's metrics of all examples, computed by the chief."""
+        if self._collected is None:
+            return {}
+        collected, self._collected = self._collected, None
+        computed = compute(self.trainer.compute_metrics, collected, self.is_chief, self.processes)
+        clash = sorted(computed.keys() & {*results, "examples"})
+        if clash:
+            raise UsageError(
+                f"compute_metrics returned {clash[0]!r}, which the evaluation has already: choose "
+                "another name."
+            )
+        return computed
+
+    def _replica_eval_step(self, batch: Batch, row_mask: tf.Tensor | None) -> Any:
         trainer, engine = self.trainer, engine_of(self.trainer)
         with engine.rows(batch, row_mask, earlier=self._earlier_rows) as rows:
             batch = engine.preprocess(batch)
@@ -202,12 +261,17 @@ class StandardEvaluator(orbit.StandardEvaluator):
             if engine.plan.has_loss:
                 self._add_loss(batch, outputs, rows.row_mask)
             trainer.update_metrics(self.metrics, batch, outputs, rows.row_mask)
+            collected = None
+            if self._collects:
+                values = check_values(trainer.collect_outputs(batch, outputs))
+                collected = all_gather(precision.cast_to_float32(values))
             self._draws = self._draws or bool(rows.calls)
         self._examples.assign_add(
             tf.cast(row_count(batch), tf.int64)
             if row_mask is None
             else tf.cast(tf.reduce_sum(row_mask), tf.int64)
         )
+        return collected
 
     def _add_loss(self, batch: Batch, outputs: Any, row_mask: tf.Tensor | None) -> None:
         per_example = tf.cast(self.trainer.per_example_loss(batch, outputs), tf.float64)
@@ -221,21 +285,6 @@ class StandardEvaluator(orbit.StandardEvaluator):
 
     def _earlier_rows(self) -> tf.Tensor:
         return self._batches.read_value() * self.global_batch_size
-
-
-def _describe_differences(evaluation: dict[str, Any], training: dict[str, Any]) -> str:
-    """Lists the features whose specs differ."""
-
-    def show(spec: Any) -> str:
-        if not isinstance(spec, tf.TensorSpec):
-            return "missing" if spec is None else str(spec)
-        return f"{spec.dtype.name} {spec.shape[1:]}"
-
-    return "; ".join(
-        f"{name} is {show(evaluation.get(name))} instead of {show(training.get(name))}"
-        for name in sorted(evaluation.keys() | training.keys())
-        if evaluation.get(name) != training.get(name)
-    )
 
 
 def _accumulator(name: str, dtype: tf.DType) -> tf.Variable:

@@ -113,7 +113,11 @@ def _check_workdir(use: str, arguments: Arguments) -> None:
     if use == "read":
         workdir.check_run()
     if use:
-        workdir.check_config(arguments.config.to_dict(), allow_change=arguments.allow_config_change)
+        workdir.check_config(
+            arguments.config.to_dict(),
+            allow_change=arguments.allow_config_change,
+            only_evaluates=use == "read",
+        )
 
 
 def _silence_tensorflow() -> None:

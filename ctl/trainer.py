@@ -6,6 +6,7 @@ import contextlib
 import functools
 from typing import Any
 
+import numpy as np
 import orbit
 import tensorflow as tf
 import tf_keras
@@ -100,7 +101,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         """Builds the examples of a split.
 
         Args:
-            split: "train" or "eval".
+            split: "train", or one of `eval.splits`, which is "eval" by default.
             input_context: the input pipeline of `ctl.data.PerReplica` data. For all other data it
                 describes a single pipeline, since every pipeline reads ALL examples: ctl selects the
                 rows of each replica.
@@ -211,6 +212,49 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             raise UsageError('The batch has no "label": override update_metrics.')
         for name, metric in metrics.items():
             update_metric(metric, batch["label"], outputs, weights, name=name)
+
+    def collect_outputs(self, batch: Batch, outputs: Any) -> dict[str, tf.Tensor]:
+        """Returns what an evaluation collects for `compute_metrics`; by default nothing.
+
+        Args:
+            batch: what `preprocess` returned.
+            outputs: what `forward` returned.
+
+        Returns:
+            name -> [rows, ...] floats, integers or bools. Return scores and not images: the values
+            of all examples are in the memory of the host (`eval.collect_limit_mib`).
+        """
+        return {}
+
+    def compute_metrics(self, collected: Mapping[str, np.ndarray]) -> Mapping[str, float]:
+        """Computes metrics that are not sums over batches; called once per evaluation.
+
+        Args:
+            collected: what `collect_outputs` returned, [examples, ...]: every example once, in the
+                order of the data.
+
+        Returns:
+            name -> number, which the evaluation returns like those of `build_metrics`.
+        """
+        return {}
+
+    def serve(self, features: Batch) -> Any:
+        """Computes what an exported model returns; `ctl.load` calls it, too.
+
+        By default `preprocess` and then `forward`, as in an evaluation.
+
+        Args:
+            features: [rows, ...] raw features, as `build_dataset` gives them. A label or weight that
+                `preprocess` reads is 0 and must not change the outputs.
+
+        Returns:
+            A tensor, or a dict or sequence of tensors, [rows, ...] each.
+        """
+        return self.forward(self.preprocess(features), training=False)
+
+    def export_signatures(self) -> dict[str, Callable[[Batch], Any]]:
+        """Returns the signatures of an exported model: name -> function of the raw features."""
+        return {"serving_default": self.serve}
 
     def replica_step(self, batch: Batch) -> tf.Tensor:
         """Computes one replica's step; an override calls `minimize` for each update, as in a GAN.

@@ -26,8 +26,8 @@ _TRAINING_FLAGS = ("workdir", "fresh", "allow_config_change", "allow_partial_res
 MODES: dict[str, tuple[str, ...]] = {
     "train_and_eval": _TRAINING_FLAGS,
     "train": _TRAINING_FLAGS,
-    "eval": ("workdir", "checkpoint"),
-    "continuous_eval": ("workdir",),
+    "eval": ("workdir", "checkpoint", "allow_config_change"),
+    "continuous_eval": ("workdir", "allow_config_change"),
     "check": (),
     "aot_compile": ("workdir", "topology", "find_batch"),
     "explain": ("workdir",),

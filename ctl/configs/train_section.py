@@ -52,6 +52,11 @@ def _check_monitoring(values: Mapping[str, Any]) -> None:
                 "min if lower ones are."
             )
     stopping, best = values["train.early_stopping.metric"], values["train.best.metric"]
+    if (stopping or best) and not values["eval.splits"]:
+        raise UsageError(
+            f"{stopping or best} requires evaluations, but eval.splits is empty: add a split, or remove "
+            "the metric."
+        )
     if stopping and (values["eval.seconds"] or durations.is_time(values["eval.interval"])):
         raise UsageError(
             "train.early_stopping counts evaluations, whose number must not depend on the speed of the "

@@ -4,7 +4,7 @@ The same tables check a config file, the command line and a `ctl.TrainerOptions(
 Importing this module does not import TensorFlow.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import math
 import re
 from typing import Any
@@ -80,6 +80,7 @@ _NOT_NEGATIVE = (
     "train.early_stopping.min_delta",
     "train.loss_spike",
     "train.stall_seconds",
+    "eval.collect_limit_mib",
 )
 # Bounds in addition to those above: key -> whether a value is allowed, and what the message requires.
 _OTHER_BOUNDS: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -133,6 +134,7 @@ def check_values(values: Mapping[str, Any]) -> None:
     if "optimizer.name" in values:
         optimizers.check_name(values["optimizer.name"])
     parameter_groups.check(values)
+    _check_splits(values.get("eval.splits", ()))
     _check_strings("init.variables", values.get("init.variables", ()), 'patterns such as "conv*/*"')
 
 
@@ -157,6 +159,19 @@ def _check_actions(actions: Iterable[Any]) -> None:
                 f"{key} is {name!r}, but must be path/to/file.py:Class, package.module:Class, or "
                 f"{' or '.join(ACTIONS)}."
             )
+
+
+def _check_splits(splits: Sequence[Any]) -> None:
+    key = "eval.splits"
+    _check_strings(key, splits, 'names such as "test"')
+    for index, split in enumerate(splits):
+        # A name is also that of a folder of summaries, and a part of the names of metrics.
+        if not re.fullmatch(r"\w[\w.-]*", split):
+            raise UsageError(
+                f"{key} contains {split!r}, but a name must consist of letters, digits, _, - and dots."
+            )
+        if split in splits[:index]:
+            raise UsageError(f"{key} contains {split!r} twice: remove one of them.")
 
 
 def _check_strings(key: str, elements: Iterable[Any], requirement: str) -> None:

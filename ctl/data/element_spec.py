@@ -24,7 +24,8 @@ def check_data(data: Any, split: str) -> None:
         raise UsageError(
             f"build_dataset({split!r}, ...) returned {type(data).__name__}, but must return a "
             "ctl.data.Source, a tf.data.Dataset of examples, ctl.data.augmented(...), "
-            "ctl.data.GlobalBatches or ctl.data.PerReplica."
+            "ctl.data.GlobalBatches or ctl.data.PerReplica"
+            f"{'.' if split == 'train' else f', or remove {split} from eval.splits.'}"
         )
     if isinstance(data, Augmented) and split != "train":
         raise UsageError(

@@ -190,9 +190,16 @@ class InputPipeline:
         """Returns a copy of the training examples in the memory of a device."""
         return self._training_arrays().copy_to_device(device)
 
-    def evaluation_dataset(self, global_batch_size: int) -> Any:
-        """Returns the distributed evaluation dataset; that of a `Source` is endless, see batching."""
-        data = self.data("eval")
+    def evaluation_data(
+        self, split: str, context: tf.distribute.InputContext | None = None
+    ) -> Data:
+        """Returns the data of a split; training examples without their augmentation."""
+        data = self.data(split, context)
+        return data.data if isinstance(data, Augmented) else data
+
+    def evaluation_dataset(self, global_batch_size: int, split: str = "eval") -> Any:
+        """Returns a split as a distributed dataset; that of a `Source` is endless, see batching."""
+        data = self.evaluation_data(split)
         self._check_strategy(data)
         if isinstance(data, GlobalBatches):
             batches = batching.global_batches(data, start=0, endless=False)
@@ -200,7 +207,7 @@ class InputPipeline:
 
         def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
             return batching.evaluation_batches(
-                self.data("eval", context),
+                self.evaluation_data(split, context),
                 Layout.from_context(context, global_batch_size),
                 prefetch=self._prefetch,
             )
@@ -209,9 +216,10 @@ class InputPipeline:
             return distribution.disable_autotune(dataset_fn(tf.distribute.InputContext()))
         return self._distribute(data, dataset_fn)
 
-    def evaluation_steps(self, global_batch_size: int) -> int | None:
+    def evaluation_steps(self, global_batch_size: int, split: str = "eval") -> int | None:
         """Returns the number of steps that read every example once; None if it is not known ahead."""
-        return batching.evaluation_steps(self.data("eval"), self.layout(global_batch_size))
+        layout = self.layout(global_batch_size)
+        return batching.evaluation_steps(self.evaluation_data(split), layout)
 
     def _build(self, split: str, context: tf.distribute.InputContext) -> Data:
         with self._build_scope():

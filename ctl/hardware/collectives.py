@@ -1,5 +1,8 @@
 """Decisions that all processes of a run must make alike, such as to stop or to save."""
 
+import json
+from typing import Any
+
 import tensorflow as tf
 
 from ctl.hardware.selection import Hardware
@@ -40,6 +43,21 @@ class ProcessGroup:
     def broadcast_from_chief(self, value: int) -> int:
         """Collective: returns, in every process, the chief's `value`, whose magnitude is < 2^53."""
         return value if self._is_single else round(self._sum(float(value), chief_only=True))
+
+    def broadcast_json_from_chief(self, value: Any) -> Any:
+        """Collective: returns, in every process, the chief's `value`, which has JSON types.
+
+        A value takes one call for every six bytes, so it should be small.
+        """
+        if self._is_single:
+            return value
+        encoded = json.dumps(value).encode()
+        count = self.broadcast_from_chief(len(encoded))
+        parts = []
+        for start in range(0, count, 6):  # six bytes are an integer below 2^53
+            number = int.from_bytes(encoded[start : start + 6].ljust(6), "big")
+            parts.append(self.broadcast_from_chief(number).to_bytes(6, "big"))
+        return json.loads(b"".join(parts))
 
     def barrier(self) -> None:
         """Collective: returns when every process has called it."""

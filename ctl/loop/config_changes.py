@@ -3,14 +3,16 @@
 Importing this module does not import TensorFlow.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import json
 from typing import Any
 
 from ctl.configs import defaults, durations, overrides
 from ctl.optimizers import schedules
 
+_AVERAGE = "optimizer.ema_decay"
 _BATCH_SIZES = ("data.global_batch_size", "data.per_replica_batch_size")
+_ONLY_TRAINING = ("optimizer.", "init.", "train.", *_BATCH_SIZES)
 
 
 class ConfigChanges:
@@ -19,6 +21,8 @@ class ConfigChanges:
     Attributes:
         lines: key -> "key: old -> new".
         harmful: the keys whose change changes the computed updates.
+        evaluation: the keys whose change may change the result of an evaluation.
+        harmful_to_evaluation: those of them that an evaluation is not meant to change.
     """
 
     def __init__(self, saved: Mapping[str, Any], current: Mapping[str, Any]):
@@ -36,6 +40,17 @@ class ConfigChanges:
         changed = [key for key in sorted({*old, *new}) if _differs(key, old, new)]
         self.lines = {key: f"{key}: {_show(old, key)} -> {_show(new, key)}" for key in changed}
         self.harmful = [key for key in changed if not _is_harmless(key, old, new)]
+        # An evaluation uses no optimizer, apart from its average, and may be of other data.
+        self.evaluation = [
+            key
+            for key in changed
+            if key == "eval.splits"
+            or (key in self.harmful and not _starts_with(key, _ONLY_TRAINING))
+            or key == _AVERAGE
+        ]
+        self.harmful_to_evaluation = [
+            key for key in self.evaluation if not _starts_with(key, ("data.", "eval."))
+        ]
 
 
 def _differs(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
@@ -58,6 +73,9 @@ def _is_harmless(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bo
         )
     if key == "runtime.strategy":  # parameter servers update asynchronously
         return "parameter_server" not in (old.get(key), new.get(key))
-    return any(
-        key == name or (name.endswith(".") and key.startswith(name)) for name in defaults.HARMLESS
-    )
+    return _starts_with(key, defaults.HARMLESS)
+
+
+def _starts_with(key: str, names: Iterable[str]) -> bool:
+    """Whether a key is one of the names, or in a section whose name, ending in a dot, is one."""
+    return any(key == name or (name.endswith(".") and key.startswith(name)) for name in names)

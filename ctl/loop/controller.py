@@ -88,8 +88,8 @@ class Controller(orbit.Controller):
             processes: the processes of the run; by default this one only.
             watchdog: reports inner loops that hang.
             rollback: decides which batches to skip, if the trainer's `on_non_finite` is "rollback".
-            summary_interval, summary_seconds: steps, or seconds, between two writes of `tf.summary`
-                calls in a step; by default `steps_per_loop`.
+            summary_interval: steps between two writes of summaries in a step (`steps_per_loop`).
+            summary_seconds: seconds between two of them, instead.
             train_actions: called with each loop's outputs in every process.
             eval_actions: called with each evaluation's outputs in every process.
             actions: further ones, each called where it says; see `ctl.Action` and `ctl.as_action`.
@@ -180,11 +180,11 @@ class Controller(orbit.Controller):
         Args:
             train_steps: the global step to train to.
             eval_steps: batches per evaluation; -1 for the complete dataset.
-            eval_interval, eval_seconds: steps, and seconds, between two evaluations; 0: at the end only.
+            eval_interval: steps between two evaluations; 0 or None for the end only.
+            eval_seconds: seconds between two evaluations; 0 for no limit.
 
         Returns:
-            The last evaluation, or None if a stop was requested before it. All checkpoints are then
-            complete, also those that a thread writes.
+            The last evaluation, or None if a stop was requested before it.
         """
         self._evaluation_timer = Timer(eval_seconds)
         while self.step < train_steps and not self._has_ended:
@@ -215,11 +215,12 @@ class Controller(orbit.Controller):
         """Evaluates `steps` batches; -1 for the complete dataset.
 
         Returns:
-            Loss and metrics by name, or None if a stop was requested before the end.
+            Loss and metrics by name, or by split and name; None if a stop was requested before the end.
         """
         self._require("evaluator", for_method="evaluate")
         # An evaluation may take longer than a cloud waits after its notice, so it checks for a stop.
         self.evaluator.any_process_stops = self.any_process_stops
+        self.evaluator.processes, self.evaluator.is_chief = self.processes, self.is_chief
         try:
             with self.reporter.summary_writer(self.eval_summary_manager):
                 outputs = self.evaluator.evaluate(tf.constant(steps, tf.int32))

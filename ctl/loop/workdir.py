@@ -79,12 +79,19 @@ class Workdir:
         path = self.path / "result.json"
         return json_files.read(path) if path.exists() else {}
 
-    def check_config(self, config: Mapping[str, Any], *, allow_change: bool = False) -> list[str]:
+    def check_config(
+        self,
+        config: Mapping[str, Any],
+        *,
+        allow_change: bool = False,
+        only_evaluates: bool = False,
+    ) -> list[str]:
         """Compares a config with that of the run in the folder.
 
         Args:
             config: the current config.
             allow_change: whether the user allows changes of the computed updates.
+            only_evaluates: whether the run is only read, so that it may evaluate other data.
 
         Returns:
             One line for each change that the run continues with.
@@ -104,13 +111,25 @@ class Workdir:
                 f"{self.path} holds a run of another experiment, trainer {saved['trainer']}: name "
                 "another --workdir, or move it aside with --fresh."
             )
-        if changes.harmful and not allow_change:
+        if only_evaluates and changes.harmful_to_evaluation and not allow_change:
+            lines = "; ".join(changes.lines[key] for key in changes.harmful_to_evaluation)
+            raise UsageError(
+                f"{self.path} holds a run with another config ({lines}): use the config of the run, in "
+                "which only data.* and eval.* may change, or accept the change by "
+                "--allow_config_change."
+            )
+        if changes.harmful and not allow_change and not only_evaluates:
             lines = "; ".join(changes.lines[key] for key in changes.harmful)
             raise UsageError(
                 f"{self.path} holds a run with another config ({lines}): resume with the change by "
                 "--allow_config_change, or start from scratch with --fresh or another --workdir."
             )
         return list(changes.lines.values())
+
+    def evaluation_changes(self, config: Mapping[str, Any]) -> list[str]:
+        """Returns one line for each change of the config that may change an evaluation."""
+        changes = ConfigChanges(self.config(), config)
+        return [changes.lines[key] for key in changes.evaluation]
 
     def check_run(self) -> None:
         """Raises UsageError if there is no run in the folder."""

@@ -1,16 +1,14 @@
 """--mode=eval and --mode=continuous_eval."""
 
+from collections.abc import Mapping, Sequence
 import contextlib
-import os
 import time
+from typing import Any
 
-from ctl.errors import UsageError, list_some
-from ctl.loop.actions import best_checkpoint
+from ctl.errors import UsageError
 from ctl.loop.checkpoints.checkpointer import DamagedCheckpoint
-from ctl.loop.checkpoints.files import CheckpointFiles
-from ctl.loop.controller import Controller
+from ctl.loop.named_checkpoint import find_checkpoint
 from ctl.loop.stop import StopOnSignal
-from ctl.loop.workdir import Workdir
 from ctl.modes import DONE, STOPPED, Arguments
 from ctl.modes.run import Run
 
@@ -18,21 +16,29 @@ _POLL_SECONDS = 1.0
 
 
 def evaluate(arguments: Arguments) -> int:
-    """Evaluates a checkpoint of a run, by default the newest; returns the exit code."""
-    path = _find_checkpoint(arguments.workdir, arguments.checkpoint)
-    run = _open_run(arguments)
-    controller = run.make_controller()
+    """Evaluates a checkpoint of a run, by default that of its result; returns the exit code."""
+    path = find_checkpoint(arguments.workdir, arguments.checkpoint)
+    run, changes = _open_run(arguments)
+    is_result = not arguments.checkpoint and not changes
+    controller = run.make_controller(
+        actions=run.make_actions(trains=False), records=run.is_chief and is_result
+    )
     try:
         restored = controller.restore_checkpoint(path)
     except (DamagedCheckpoint, IndexError) as error:  # TensorFlow's error of a file cut short
         raise UsageError(f"{path} cannot be read ({error}): name another --checkpoint.") from None
     if not restored:
         raise UsageError(f"{run.workdir.path} has no checkpoint to evaluate: train first.")
-    if path is None:
-        _write_evaluation(run.workdir, controller)
-    else:
+    if path:
         run.progress.print_line(f"Evaluating {path}.")
-        _write_evaluation_of(run.workdir, controller, path)
+    evaluation = controller.evaluate()
+    if evaluation is not None:  # None: stopped before its end
+        if is_result:
+            # The step of a run that restored its best checkpoint is still the last one.
+            step = {} if path else {"step": controller.step}
+            run.workdir.write_result({**run.workdir.result(), **step, "eval": evaluation})
+        else:
+            _write_other(run, controller.step, restored, changes, evaluation)
     run.processes.barrier()  # no process exits while another one still evaluates
     return DONE
 
@@ -43,14 +49,16 @@ def continuous_eval(arguments: Arguments) -> int:
     Returns:
         The exit code: done, or stopped by a signal.
     """
-    run = _open_run(arguments)
+    run, changes = _open_run(arguments)
     if run.experiment.hardware.cluster:
         raise UsageError(
             "--mode=continuous_eval runs in one process, next to those that train: unset TF_CONFIG."
         )
     checkpoints = run.checkpoints
     with StopOnSignal() as stop:
-        controller = run.make_controller()
+        controller = run.make_controller(
+            actions=run.make_actions(trains=False), records=not changes
+        )
         evaluated = 0
         run.progress.print_line(f"Waiting for checkpoints in {run.workdir.checkpoints}.")
         while not stop.requested:
@@ -63,51 +71,41 @@ def continuous_eval(arguments: Arguments) -> int:
             evaluated = new[0]
             # The run that trains may delete a checkpoint at any time, to keep the newest few.
             with contextlib.suppress(DamagedCheckpoint):
-                controller.restore_checkpoint(checkpoints.path(evaluated))
-                _write_evaluation(run.workdir, controller)
+                path = controller.restore_checkpoint(checkpoints.path(evaluated))
+                evaluation = controller.evaluate()
+                if evaluation is not None and changes:
+                    _write_other(run, evaluated, path or "", changes, evaluation)
+                elif evaluation is not None:
+                    result = {**run.workdir.result(), "step": evaluated, "eval": evaluation}
+                    run.workdir.write_result(result)
     return STOPPED
-
-
-def _find_checkpoint(workdir: Workdir, name: str) -> str | None:
-    """The path of the checkpoint that --checkpoint names; None for the newest.
-
-    Raises:
-        UsageError: there is no such checkpoint.
-    """
-    if not name:
-        return None
-    if name == "best":
-        return best_checkpoint.find_best(workdir.best)
-    folders = [CheckpointFiles(folder) for folder in (workdir.checkpoints, workdir.best)]
-    if name.isdecimal():
-        for files in folders:
-            if int(name) in files.steps():
-                return files.path(int(name))
-        steps = sorted({step for files in folders for step in files.steps()})
-        raise UsageError(
-            f"--checkpoint={name}: {workdir.path} has no checkpoint of this step, but of "
-            f"{list_some([str(step) for step in steps]) or 'none'}."
-        )
-    path = name.removesuffix(".index")
-    if not os.path.exists(f"{path}.index"):
-        raise UsageError(
-            f"--checkpoint is {name!r}, but must be best, a step, or a checkpoint's path, such as "
-            f"{folders[0].path(1000)}."
-        )
-    return path
 
 
 def _has_ended(run: Run, evaluated: int) -> bool:
     """Whether a checkpoint was the last one of a run: no other one follows it."""
     stopped = run.workdir.result().get("stopped") or {}
-    return evaluated >= run.config.train.steps or stopped.get("step") == evaluated
+    # The number of steps as it was resolved by the run, which may have had other data.
+    steps = run.workdir.config()["train.steps"]
+    return evaluated >= steps or stopped.get("step") == evaluated
 
 
-def _open_run(arguments: Arguments) -> Run:
+def _open_run(arguments: Arguments) -> tuple[Run, list[str]]:
+    """Builds the run, and lists the changes of its config that change the evaluation."""
+    if not arguments.config.eval.splits:
+        raise UsageError(
+            "eval.splits is empty, so there is nothing to evaluate: name a split that build_dataset "
+            "returns, such as --config.eval.splits=\"['eval']\"."
+        )
     run = Run(arguments, reads_only=True)
     run.workdir.check_run()
-    run.workdir.check_config(run.config.to_dict())
-    return run
+    config = run.config.to_dict()
+    run.workdir.check_config(
+        config, allow_change=arguments.allow_config_change, only_evaluates=True
+    )
+    changes = run.workdir.evaluation_changes(config)
+    for line in changes:
+        run.progress.print_line(f"Changed since the run was started: {line}")
+    return run, changes
 
 
 def _wait(stop: StopOnSignal, *, seconds: float) -> None:
@@ -117,15 +115,11 @@ def _wait(stop: StopOnSignal, *, seconds: float) -> None:
         time.sleep(0.05)
 
 
-def _write_evaluation(workdir: Workdir, controller: Controller) -> None:
-    evaluation = controller.evaluate()
-    if evaluation is not None:  # None: stopped before its end
-        workdir.write_result({**workdir.result(), "step": controller.step, "eval": evaluation})
-
-
-def _write_evaluation_of(workdir: Workdir, controller: Controller, path: str) -> None:
-    """Evaluates a checkpoint by name; the result of the run is still that of its last step."""
-    evaluation = controller.evaluate()
-    if evaluation is not None:
-        entry = {"path": path, "step": controller.step, "eval": evaluation}
-        workdir.write_result({**workdir.result(), "checkpoint": entry})
+def _write_other(
+    run: Run, step: int, path: str, changes: Sequence[str], evaluation: Mapping[str, Any]
+) -> None:
+    """Records an evaluation that is not the run's own: of a named checkpoint, or of other data."""
+    changed = {"changes": changes} if changes else {}
+    entry = {"path": path, "step": step, **changed, "eval": evaluation}
+    run.workdir.write_result({**run.workdir.result(), "checkpoint": entry})
+    run.workdir.event("checkpoint_eval", step, path=path, **changed, eval=evaluation)

@@ -27,7 +27,7 @@ class Experiment:
         config: the config, with the global batch size resolved.
         hardware: the strategy, and why it was chosen.
         trainer: the trainer.
-        evaluator: the evaluator; None in a mode that does not evaluate.
+        evaluator: the evaluator; None in a mode that does not evaluate, and without `eval.splits`.
         optimizer: makes the config's optimizer; a trainer's `build_optimizer` may not have called it.
     """
 
@@ -56,7 +56,7 @@ def build(
     Args:
         config: a validated config.
         config_path: the config file; the path of the trainer is relative to its folder.
-        evaluates: whether to build the evaluator, which requires evaluation data.
+        evaluates: whether to build the evaluator of `eval.splits`.
         hardware: the strategy; chosen by the config by default.
 
     Raises:
@@ -79,9 +79,13 @@ def build(
     _check_optimizer_is_used(optimizer, config)
     config = resolve_durations(config, optimizer.examples_per_epoch)
     evaluator = None
-    if evaluates:
-        size = config.eval.global_batch_size or None
-        evaluator = StandardEvaluator(trainer, global_batch_size=size)
+    if evaluates and config.eval.splits:
+        evaluator = StandardEvaluator(
+            trainer,
+            global_batch_size=config.eval.global_batch_size or None,
+            splits=config.eval.splits,
+            collect_limit_mib=config.eval.collect_limit_mib,
+        )
         evaluator.check_data()
     _check_unread_keys(options, config, trainer_class)
     return Experiment(config, hardware, trainer, evaluator, optimizer)

@@ -81,6 +81,7 @@ class Run:
         watchdog: Watchdog | None = None,
         rollback: RollbackPolicy | None = None,
         actions: Iterable[Callable[[Any], Any]] = (),
+        records: bool = True,
     ) -> Controller:
         """Makes the controller.
 
@@ -89,6 +90,8 @@ class Run:
             watchdog: reports inner loops that hang.
             rollback: decides which batches to skip.
             actions: called at the end of inner loops and evaluations.
+            records: whether its loops and evaluations are part of the run: in its summaries and
+                events.
         """
         return Controller(
             trainer=self.trainer,
@@ -97,12 +100,12 @@ class Run:
             checkpoints=self.checkpoints,
             checkpoint_interval=self.config.train.checkpoint_interval,
             checkpoint_seconds=self.config.train.checkpoint_seconds,
-            summary_dir=self.workdir.summaries("train"),
-            eval_summary_dir=self.workdir.summaries("eval"),
+            summary_dir=self.workdir.summaries("train") if records else None,
+            eval_summary_dir=self.workdir.summaries("eval") if records else None,
             reporter=Reporter(
                 self.trainer,
                 progress=self.progress,
-                on_event=self.workdir.event,
+                on_event=self.workdir.event if records else None,
                 checkpoint_folder=self.workdir.checkpoints,
             ),
             stop=stop,
@@ -116,13 +119,26 @@ class Run:
             is_chief=self.is_chief,
         )
 
-    def make_actions(self) -> list[Action]:
-        """Makes the actions of the config, of the trainer, and the ones that watch every run."""
+    def make_actions(self, *, trains: bool = True) -> list[Action]:
+        """Makes the actions of the config, of the trainer, and the ones that watch every run.
+
+        Args:
+            trains: whether the run trains; without it, only actions at evaluations are made, not those
+                of `train.best` and `train.early_stopping`, and none ends anything.
+        """
+        evaluator = self.experiment.evaluator
         configured = registry.make_actions(
-            self.config, self._config_path, best_folder=self.workdir.best
+            self.config, self._config_path, best_folder=self.workdir.best, trains=trains
         )
-        actions = [*configured, *self.trainer.build_actions(), Retraces(), MemoryGrowth()]
-        return [check_action(action, self.experiment.evaluator) for action in actions]
+        actions = [
+            check_action(action, evaluator)
+            for action in (*configured, *self.trainer.build_actions())
+        ]
+        if trains:
+            return [*actions, Retraces(), MemoryGrowth()]
+        for action in actions:
+            action.may_stop = False
+        return [action for action in actions if action.at == "eval"]
 
     def make_watchdog(self) -> Watchdog:
         """Makes the watchdog of this process.

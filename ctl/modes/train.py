@@ -20,6 +20,7 @@ def train_and_eval(arguments: Arguments) -> int:
 
 
 def _train(arguments: Arguments, *, evaluates: bool) -> int:
+    evaluates = evaluates and bool(arguments.config.eval.splits)
     run = Run(arguments, evaluates=evaluates)
     config, workdir, processes, progress = run.config, run.workdir, run.processes, run.progress
 
@@ -88,6 +89,8 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
             if not evaluates:
                 controller.train(config.train.steps)
             elif controller.step < config.train.steps:
+                if config.eval.before_training and controller.step == 0:
+                    controller.evaluate()
                 controller.train_and_evaluate(
                     config.train.steps,
                     eval_interval=config.eval.interval,

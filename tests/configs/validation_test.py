@@ -160,6 +160,7 @@ SWITCHES = {
     "optimizer.nesterov",
     "train.norms",
     "train.early_stopping.restore_best",
+    "eval.before_training",
 }
 
 
@@ -189,6 +190,8 @@ def test_every_key_has_values_that_are_rejected(name):
     }[type(KEYS[name])]
     if name == "actions":
         rejected = [["?"], [5], [{"every": 5}], [{"name": "a:B", "x": float("nan")}]]
+    if name == "eval.splits":
+        rejected = [["a b"], ["../a"], ["test", "test"], [5], [""]]
     if name in SWITCHES or name in FREE:  # ConfigDict itself checks the type
         with pytest.raises(TypeError):
             is_rejected(name, rejected[0])

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+import ctl
 from ctl.configs import overrides
 from ctl.errors import UsageError
 from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
@@ -126,3 +127,104 @@ def test_continuous_eval_stops_on_a_signal_while_it_waits(arguments, monkeypatch
     )
     shutil.rmtree("run/checkpoints")
     assert evaluate.continuous_eval(arguments) == STOPPED
+
+
+SPLITS = {"eval.splits": "['eval', 'test']"}
+
+
+def test_metrics_of_several_splits_are_under_their_names(make_arguments):
+    keys = {**SPLITS, "train.best.metric": "eval/test/loss", "train.best.mode": "min"}
+    assert train.train_and_eval(make_arguments(keys)) == DONE
+    result = experiments.read_result("run")
+    assert result["eval"].keys() == {"eval", "test"}
+    assert result["eval"]["test"].keys() == {"loss", "accuracy", "examples"}
+    assert result["best"]["value"] == result["eval"]["test"]["loss"]
+    assert {p.name for p in pathlib.Path("run/summaries/eval").iterdir() if p.is_dir()} == {
+        "eval", "test",
+    }  # fmt: skip
+
+
+def test_metric_without_its_split_is_rejected(make_arguments):
+    keys = {**SPLITS, "train.best.metric": "eval/loss", "train.best.mode": "min"}
+    message = (
+        r"no metric eval/loss: eval\.splits has several splits, so name one, as in eval/eval/loss"
+    )
+    with pytest.raises(UsageError, match=message):
+        train.train_and_eval(make_arguments(keys))
+
+
+def test_experiment_without_evaluation_data_is_trained(make_arguments):
+    keys = {"eval.splits": "[]"}
+    assert train.train_and_eval(make_arguments(keys)) == DONE
+    result = experiments.read_result("run")
+    assert result["step"] == 10 and result["eval"] is None
+    assert train.train_and_eval(make_arguments(keys)) == DONE  # and is complete
+    with pytest.raises(UsageError, match=r"eval\.splits is empty, so there is nothing to evaluate"):
+        evaluate.evaluate(make_arguments(keys))
+
+
+def test_evaluation_before_training_is_that_of_step_0(make_arguments):
+    assert train.train_and_eval(make_arguments({"eval.before_training": "true"})) == DONE
+    events = [event for event in experiments.read_events("run") if event[0] == "eval"]
+    assert events == [("eval", 0), ("eval", 10)]
+
+
+def test_eval_of_other_data_keeps_the_result_of_the_run(arguments, make_arguments):
+    trained = experiments.read_result("run")
+    events = experiments.read_events("run")
+    shifted = experiments.DROPOUT.replace('"x": X,', '"x": X + len(self.options.data.dir),')
+    experiments.write(".", {"experiment.py": shifted})
+    keys = {"train.steps": 20, "data.dir": "elsewhere", "eval.splits": "['test']"}
+    assert evaluate.evaluate(make_arguments(keys)) == DONE
+    result = experiments.read_result("run")
+    entry = result.pop("checkpoint")
+    assert result == trained
+    assert entry["changes"] == [
+        "data.dir: '' -> 'elsewhere'", "eval.splits: ['eval'] -> ['test']"
+    ]  # fmt: skip
+    assert entry["step"] == 20 and entry["eval"]["examples"] == 50
+    assert evaluate.evaluate(make_arguments({"train.steps": 20})) == DONE
+    assert experiments.read_result("run")["eval"]["loss"] != entry["eval"]["loss"]
+    events += [("checkpoint_eval", 20), ("eval", 20)]
+    assert experiments.read_events("run") == events
+
+
+def test_eval_with_another_model_requires_the_flag(arguments, make_arguments):
+    keys = {"train.steps": 20, "model.dropout": "0.5", "optimizer.learning_rate": 0.5}
+    with pytest.raises(UsageError) as error:
+        evaluate.evaluate(make_arguments(keys))
+    assert str(error.value) == (
+        "run holds a run with another config (model.dropout: 0.3 -> 0.5): use the config of the run, "
+        "in which only data.* and eval.* may change, or accept the change by --allow_config_change."
+    )
+    assert evaluate.evaluate(make_arguments(keys, allow_config_change=True)) == DONE
+    assert experiments.read_result("run")["checkpoint"]["changes"] == ["model.dropout: 0.3 -> 0.5"]
+
+
+def test_eval_of_a_run_that_restored_its_best_checkpoint_evaluates_that(make_arguments):
+    keys = {
+        "train.steps": 20, "eval.interval": 5, "train.early_stopping.metric": "eval/loss",
+        "train.early_stopping.mode": "max", "train.early_stopping.restore_best": True,
+    }  # fmt: skip
+    assert train.train_and_eval(make_arguments(keys)) == DONE
+    trained = experiments.read_result("run")
+    assert trained["best"]["step"] == 5 and trained["step"] == 20
+    assert evaluate.evaluate(make_arguments(keys)) == DONE
+    assert experiments.read_result("run") == trained
+    assert evaluate.evaluate(make_arguments(keys, checkpoint="20")) == DONE
+    assert experiments.read_result("run")["checkpoint"]["step"] == 20
+
+
+def test_actions_run_in_an_evaluation_and_end_nothing(make_arguments, monkeypatch, capsys):
+    class Stop(ctl.Action):
+        def __call__(self, outputs):
+            print("called at", self.controller.step)
+            self.request_stop("it was called")
+
+    assert train.train(make_arguments({"train.steps": 20})) == DONE
+    monkeypatch.setattr("ctl.StandardTrainer.build_actions", lambda trainer: [Stop()])
+    capsys.readouterr()
+    for mode, steps in ((evaluate.evaluate, [20]), (evaluate.continuous_eval, [10, 20])):
+        assert mode(make_arguments({"train.steps": 20})) == DONE
+        lines = capsys.readouterr().out.splitlines()
+        assert [line for line in lines if "called" in line] == [f"called at {s}" for s in steps]

@@ -6,7 +6,6 @@ from typing import Any
 
 from ctl import errors
 from ctl.errors import UsageError
-from ctl.evaluator import StandardEvaluator
 
 PREFIX = "eval/"
 
@@ -18,7 +17,8 @@ class MonitoredMetric:
         metric.is_better(metric.read({"accuracy": 0.9}), 0.8)      # True
 
     Attributes:
-        name: the name, such as "eval/accuracy"; "eval/a/b" is the value "b" of the nested outputs "a".
+        name: the name, such as "eval/accuracy"; "eval/a/b" is the value "b" of the nested outputs "a",
+            as of the split "a" if several are evaluated.
         mode: "max" if higher values are better, "min" if lower ones are.
     """
 
@@ -43,10 +43,19 @@ class MonitoredMetric:
             raise UsageError(
                 f"{self.name} requires evaluations: use --mode=train_and_eval, or remove the metric."
             )
-        # An evaluator of the user's own may return anything: then the first evaluation decides.
-        if type(evaluator).eval_end is StandardEvaluator.eval_end:
+        first, _, rest = self.name.removeprefix(PREFIX).partition("/")
+        if len(evaluator.splits) > 1:
+            if first not in evaluator.splits or not rest:
+                split, metric = evaluator.splits[0], rest or first
+                raise UsageError(
+                    f"The evaluation has no metric {self.name}: eval.splits has several splits, so "
+                    f"name one, as in {PREFIX}{split}/{metric}."
+                )
+            first = rest.partition("/")[0]
+        # An evaluator or metrics of the user's own may return anything: the first evaluation decides.
+        if evaluator.has_known_names:
             names = {"loss": None, **dict.fromkeys(evaluator.metrics), "examples": None}
-            self._check_name(self.name.removeprefix(PREFIX).partition("/")[0], names)
+            self._check_name(first, names)
 
     def read(self, outputs: Mapping[str, Any]) -> float:
         """Returns the value in an evaluation's outputs.

@@ -17,13 +17,16 @@ CLASSES: dict[str, type[Action]] = {"early_stopping": EarlyStopping}
 _OPTIONS = ("at", "everywhere")  # of `as_action`; all others are arguments of the class
 
 
-def make_actions(config: Any, config_path: str, *, best_folder: pathlib.Path) -> list[Action]:
+def make_actions(
+    config: Any, config_path: str, *, best_folder: pathlib.Path, trains: bool = True
+) -> list[Action]:
     """Makes the actions of `train.best`, `.early_stopping`, `.max_duration` and `actions`, in order.
 
     Args:
         config: a validated config.
         config_path: the config file; the paths of actions are relative to its folder.
         best_folder: where the best checkpoints are.
+        trains: whether the run trains; without it, only those of `actions`.
 
     Raises:
         UsageError: an action cannot be made.
@@ -33,6 +36,8 @@ def make_actions(config: Any, config_path: str, *, best_folder: pathlib.Path) ->
     if restore and not best["metric"]:
         best |= {"metric": stopping["metric"], "mode": stopping["mode"]}
     actions: list[Action] = []
+    if not trains:
+        return _make_listed(config.actions, config_path)
     if best["metric"]:
         actions.append(BestCheckpoint(**best, folder=best_folder, restore_at_end=restore))
     if stopping["metric"]:

@@ -69,24 +69,33 @@ def check_order(factory: TrainerFactory) -> Outcome:
 def check_evaluation(factory: TrainerFactory) -> Outcome:
     """Checks that an evaluation counts every example exactly once."""
     evaluator = factory.experiment.evaluator
-    assert evaluator is not None
-    expected = _count_examples(factory.input_pipeline().data("eval"))
-    if expected is None:
+    if evaluator is None:
+        return Outcome(PASS, "no evaluation data: eval.splits is empty")
+    pipeline = factory.input_pipeline()
+    data = {split: pipeline.evaluation_data(split) for split in evaluator.splits}
+    counts = {split: _count_examples(examples) for split, examples in data.items()}
+    if None in counts.values():
         return Outcome(
             WARNING,
             f"not run: the evaluation data has more than {_MAX_EVALUATED:,} examples, or no end",
         )
-    outputs = evaluator.evaluate(tf.constant(-1))
-    counted = int(outputs["examples"])
-    if counted != expected:
-        return Outcome(
-            FAIL,
-            f"counted {counted} of {expected} examples",
-            "let the evaluation data end after its last example, with no batch dropped or repeated",
-        )
-    # A trainer with its own step need not define a loss for evaluation.
-    loss = f", loss {float(outputs['loss']):.4g}" if "loss" in outputs else ""
-    return Outcome(PASS, f"{counted} of {expected} examples{loss}")
+    results = evaluator.evaluate(tf.constant(-1))
+    texts = []
+    for split, expected in counts.items():
+        name, outputs = "", results
+        if len(counts) > 1:
+            name, outputs = f"{split}: ", results[split]
+        counted = int(outputs["examples"])
+        if counted != expected:
+            return Outcome(
+                FAIL,
+                f"{name}counted {counted} of {expected} examples",
+                "let the evaluation data end after its last example, with no batch dropped or repeated",
+            )
+        # A trainer with its own step need not define a loss for evaluation.
+        loss = f", loss {float(outputs['loss']):.4g}" if "loss" in outputs else ""
+        texts.append(f"{name}{counted} of {expected} examples{loss}")
+    return Outcome(PASS, "; ".join(texts))
 
 
 def _count_examples(data: Any) -> int | None:

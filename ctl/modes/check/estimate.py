@@ -39,9 +39,10 @@ def estimate(factory: TrainerFactory, first: FirstSteps, *, startup: float) -> f
 def _seconds_here(factory: TrainerFactory, first: FirstSteps) -> float:
     """The checks in this process: they read data, evaluate, and build and train three trainers."""
     trainer, evaluator = factory.experiment.trainer, factory.experiment.evaluator
-    assert evaluator is not None
-    batch = evaluator.global_batch_size
-    batches = engine_of(trainer).pipeline.evaluation_steps(batch) or 0
+    batch, batches = 0, 0
+    if evaluator is not None:
+        batch, pipeline = evaluator.global_batch_size, engine_of(trainer).pipeline
+        batches = sum(pipeline.evaluation_steps(batch, split) or 0 for split in evaluator.splits)
     # A forward pass takes about a third of a step.
     evaluation = 0.5 * first.trace + batches * first.step / 3 * batch / factory.global_batch_size
     trained = 3 * (first.build + first.trace) + 100 * first.step

@@ -51,8 +51,9 @@ def test_value_that_does_not_exist_or_is_no_number_is_rejected(name, message):
 
 
 class Evaluator(StandardEvaluator):
-    def __init__(self):
+    def __init__(self, splits=("eval",), collects=False):
         self.metrics = {"accuracy": None}
+        self.splits, self._collects = splits, collects
 
 
 class Own(Evaluator):
@@ -69,6 +70,19 @@ def test_unknown_name_is_rejected_before_training_unless_the_evaluator_is_the_us
     metric.check(Own())
     for name in ("accuracy", "loss", "examples"):
         MonitoredMetric(f"eval/{name}", "max").check(Evaluator())
+
+
+def test_metrics_of_several_splits_require_the_name_of_one():
+    evaluator = Evaluator(splits=("valid", "test"))
+    MonitoredMetric("eval/test/accuracy", "max").check(evaluator)
+    for name, message in {
+        "eval/accuracy": "has several splits, so name one, as in eval/valid/accuracy",
+        "eval/tset/accuracy": "has several splits, so name one, as in eval/valid/accuracy",
+        "eval/test/acuracy": "no metric eval/test/acuracy",
+    }.items():
+        with pytest.raises(ctl.UsageError, match=message):
+            MonitoredMetric(name, "max").check(evaluator)
+    MonitoredMetric("eval/test/auc", "max").check(Evaluator(splits=("a", "test"), collects=True))
 
 
 @pytest.mark.parametrize(("name", "mode"), [("loss", "min"), ("eval/", "min"), ("eval/a", "low")])

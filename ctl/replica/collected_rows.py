@@ -1,0 +1,119 @@
+"""Values of every example of an evaluation, for metrics that are not sums over batches."""
+
+from collections.abc import Callable, Mapping
+import math
+import numbers
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ctl.configs.error_location import error_location
+from ctl.errors import UsageError, type_name
+from ctl.hardware.collectives import ProcessGroup
+
+COLLECT_LIMIT_MIB = 1024.0  # of the memory of the host, by default
+
+
+class CollectedRows:
+    """Collects the rows of an evaluation, in order, in the memory of the host.
+
+    rows = CollectedRows(limit_mib=1024)
+    rows.add({"score": tf.constant([0.1, 0.7])})
+    rows.take()                                     # {"score": [0.1, 0.7]}
+    """
+
+    def __init__(self, limit_mib: float, *, keep: bool = True):
+        """Starts with no row.
+
+        Args:
+            limit_mib: MiB that the rows may use.
+            keep: whether to keep the rows, or only to check the limit, as in a process that is not
+                the chief: every process then ends at the same step.
+        """
+        self._limit_mib = limit_mib
+        self._keep = keep
+        self._bytes = 0
+        self._parts: dict[str, list[np.ndarray]] = {}
+
+    def add(self, rows: Mapping[str, tf.Tensor]) -> "CollectedRows":
+        """Adds the rows of a global batch, and returns this object.
+
+        Raises:
+            UsageError: the limit is exceeded.
+        """
+        # The sizes are those of every process, whether it keeps the rows or not.
+        self._bytes += sum(math.prod(v.shape) * v.dtype.size for v in rows.values())
+        if self._bytes > self._limit_mib * 2**20:
+            raise UsageError(
+                f"The values of collect_outputs exceed {self._limit_mib:g} MiB, the limit "
+                "eval.collect_limit_mib: collect less per example, such as the class instead of all "
+                "scores, or raise the limit."
+            )
+        if self._keep:
+            for name, value in rows.items():
+                self._parts.setdefault(name, []).append(value.numpy())
+        return self
+
+    def take(self) -> dict[str, np.ndarray]:
+        """Returns the values of all rows by name, [examples, ...], and forgets them."""
+        # One name after the other, so that at most one is in memory twice.
+        return {name: np.concatenate(self._parts.pop(name)) for name in list(self._parts)}
+
+
+def check_values(values: Any) -> dict[str, tf.Tensor]:
+    """Returns what `collect_outputs` returned as tensors.
+
+    Raises:
+        UsageError: it is not a dict of names.
+    """
+    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+        raise UsageError(
+            f"collect_outputs returned {type_name(values)}, but must return a dict of name -> tensor."
+        )
+    return {name: tf.convert_to_tensor(value) for name, value in values.items()}
+
+
+def compute(
+    function: Callable[[dict[str, np.ndarray]], Any],
+    rows: CollectedRows,
+    is_chief: bool,
+    processes: ProcessGroup,
+) -> dict[str, float]:
+    """Calls `compute_metrics` in the chief; returns its metrics in every process (collective).
+
+    Raises:
+        UsageError: it raised an exception, or did not return numbers; in every process.
+    """
+    failure: Exception | None = None
+    outcome: dict[str, Any] = {}
+    if is_chief:
+        try:
+            outcome["metrics"] = _check_metrics(function(rows.take()))
+        except Exception as error:  # the other processes wait for the result
+            failure = error
+            outcome["error"] = error_location(error)
+    outcome = processes.broadcast_json_from_chief(outcome)
+    if failure:
+        raise failure
+    if "error" in outcome:
+        raise UsageError(f"compute_metrics failed in the chief: {outcome['error']}")
+    metrics: dict[str, float] = outcome["metrics"]
+    return metrics
+
+
+def _check_metrics(metrics: Any) -> dict[str, float]:
+    if not isinstance(metrics, Mapping):
+        raise UsageError(
+            f"compute_metrics returned {type_name(metrics)}, but must return a dict of name -> number."
+        )
+    checked = {}
+    for name, value in metrics.items():
+        is_array = isinstance(value, np.ndarray) or tf.is_tensor(value)
+        number = np.asarray(value).item() if is_array and np.size(value) == 1 else value
+        if not isinstance(name, str) or not isinstance(number, numbers.Real):
+            raise UsageError(
+                f"compute_metrics returned {type_name(value)} for {name!r}, but must return a number."
+            )
+        checked[name] = float(number)
+    return checked
