@@ -95,6 +95,7 @@ def _run(argv: Sequence[str]) -> int:
         checkpoint=values.checkpoint or "",
         topology=values.topology or "",
         find_batch=values.find_batch,
+        dry_run=values.dry_run,
     )
     _check_workdir(mode.workdir, arguments)
     if cluster and cluster.has_servers and not cluster.is_chief:

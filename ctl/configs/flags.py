@@ -20,7 +20,9 @@ from ctl.configs import defaults, loading, overrides, validation
 from ctl.configs.values import check_values
 from ctl.errors import UsageError
 
-_TRAINING_FLAGS = ("workdir", "fresh", "allow_config_change", "allow_partial_restore")
+_TRAINING_FLAGS = (
+    "workdir", "fresh", "allow_config_change", "allow_partial_restore", "dry_run",
+)  # fmt: skip
 # The values of --mode, and the flags that each mode accepts in addition to --config. The functions of
 # the modes are in ctl.modes.MODES, which has the same names; ctl.configs does not import them.
 MODES: dict[str, tuple[str, ...]] = {
@@ -39,6 +41,7 @@ SWITCHES = {
     "allow_config_change": "Resume although the config changes the computed updates.",
     "allow_partial_restore": "Resume from a checkpoint that matches the variables only in part.",
     "find_batch": "With --mode=aot_compile: find the largest batch that fits into memory.",
+    "dry_run": "Train, evaluate and save for two steps, and leave nothing behind.",
     "help": "Print this text.",
 }
 _VALUES = {

@@ -42,6 +42,7 @@ class Controller(orbit.Controller):
         stopped: whether training was interrupted, to be resumed later.
         trained_step: the step at which training ended; None before.
         actions: what is called with the outputs of inner loops and evaluations.
+        checkpoints: reads and writes the checkpoints; None without any.
         workdir: the folder of the run, for actions; None if it has none.
         is_chief: whether this process is the one that prints and writes.
         processes: the processes of the run.
@@ -118,6 +119,7 @@ class Controller(orbit.Controller):
         self.stopped = False
         self.trained_step: int | None = None
         self.workdir = workdir
+        self.checkpoints = checkpoints
         self.is_chief = is_chief
         self.processes = processes or ProcessGroup()
         self._stop = stop or StopRequest()
@@ -151,11 +153,6 @@ class Controller(orbit.Controller):
     def step(self) -> int:
         """The global step."""
         return int(self.global_step.numpy())
-
-    @property
-    def checkpoints(self) -> Checkpointer | None:
-        """Reads and writes the checkpoints."""
-        return self._manager.checkpoints
 
     def train(self, steps: int, checkpoint_at_completion: bool = True) -> None:
         """Trains until `global_step` is `steps`, or until a stop is requested.

@@ -39,6 +39,7 @@ class Arguments:
         checkpoint: what to evaluate (`--checkpoint`): "best", a step, a path, or "" for the newest.
         topology: the TPU slices to compile for (`--topology`), or "".
         find_batch: search for the largest batch that fits (`--find_batch`).
+        dry_run: train two steps and keep nothing (`--dry_run`).
     """
 
     config: config_dict.ConfigDict
@@ -50,6 +51,7 @@ class Arguments:
     checkpoint: str = ""
     topology: str = ""
     find_batch: bool = False
+    dry_run: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

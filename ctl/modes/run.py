@@ -20,7 +20,7 @@ from ctl.loop.reporter import Reporter
 from ctl.loop.rollback import RollbackPolicy
 from ctl.loop.stop import StopRequest
 from ctl.loop.watchdog import Watchdog
-from ctl.modes import Arguments, experiment
+from ctl.modes import Arguments, dry_run, experiment
 from ctl.replica.engine import engine_of
 
 
@@ -50,6 +50,8 @@ class Run:
             arguments.config, arguments.config_path, evaluates=evaluates
         )
         self.config = self.experiment.config
+        if arguments.dry_run:
+            self.config = dry_run.shorten(self.config)
         self.trainer = self.experiment.trainer
         self.workdir = arguments.workdir
         self._config_path = arguments.config_path

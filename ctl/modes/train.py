@@ -1,22 +1,29 @@
 """--mode=train and --mode=train_and_eval."""
 
+import functools
 import time
 
 from ctl.loop.checkpoints import warm_start
 from ctl.loop.lock import RunLock
 from ctl.loop.stop import StopOnSignal
-from ctl.modes import DONE, STOPPED, Arguments, messages, results
+from ctl.modes import DONE, STOPPED, Arguments, dry_run, messages, results
 from ctl.modes.run import Run
 
 
 def train(arguments: Arguments) -> int:
     """Trains to `train.steps`; returns the exit code."""
-    return _train(arguments, evaluates=False)
+    return _start(arguments, evaluates=False)
 
 
 def train_and_eval(arguments: Arguments) -> int:
     """Trains to `train.steps` and evaluates in between and at the end; returns the exit code."""
-    return _train(arguments, evaluates=True)
+    return _start(arguments, evaluates=True)
+
+
+def _start(arguments: Arguments, *, evaluates: bool) -> int:
+    if arguments.dry_run:
+        return dry_run.run(arguments, functools.partial(_train, evaluates=evaluates))
+    return _train(arguments, evaluates=evaluates)
 
 
 def _train(arguments: Arguments, *, evaluates: bool) -> int:
@@ -85,14 +92,16 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
                     progress.print_line(messages.loaded_weights(warm))
                 workdir.event("start", controller.step, **(warm.record() if warm else {}))
 
+            eval_steps = dry_run.STEPS if arguments.dry_run else -1  # -1: all
             start = time.monotonic()
             if not evaluates:
                 controller.train(config.train.steps)
             elif controller.step < config.train.steps:
                 if config.eval.before_training and controller.step == 0:
-                    controller.evaluate()
+                    controller.evaluate(eval_steps)
                 controller.train_and_evaluate(
                     config.train.steps,
+                    eval_steps=eval_steps,
                     eval_interval=config.eval.interval,
                     eval_seconds=config.eval.seconds,
                 )
@@ -104,14 +113,13 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
             if not controller.outputs:  # only evaluated: keep what was recorded of the training
                 result |= results.read_training(workdir)
             workdir.write_result(result)
-            ending = "stop" if controller.stopped else "end"
+            event = "stop" if controller.stopped else "end"
             ended_by = controller.actions.stop_reason or {}
             reasons = stop.reasons | {k: v for k, v in ended_by.items() if k == "reason"}
-            workdir.event(ending, result["step"], **reasons)
+            workdir.event(event, result["step"], **reasons)
         processes.barrier()  # no process exits while another one still writes
 
-    if controller.stopped:
-        progress.print_line(messages.stopped(controller.step, workdir.path))
-        return STOPPED
-    progress.print_line(messages.done(workdir.path))
-    return DONE
+    if not arguments.dry_run:
+        stopped = messages.stopped(controller.step, workdir.path)
+        progress.print_line(stopped if controller.stopped else messages.done(workdir.path))
+    return STOPPED if controller.stopped else DONE

@@ -1,0 +1,81 @@
+"""--dry_run: two steps of everything that a run does, in a folder that is removed at the end.
+
+Importing this module does not import TensorFlow.
+"""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import dataclasses
+import pathlib
+import shutil
+
+from ml_collections import config_dict
+
+from ctl.errors import print_line
+from ctl.loop.lock import RunLock
+from ctl.loop.workdir import Workdir
+from ctl.modes import DONE, Arguments
+
+STEPS = 2  # of training, and of each evaluation
+
+
+def run(arguments: Arguments, train: Callable[[Arguments], int]) -> int:
+    """Trains in a temporary folder; returns the exit code.
+
+    Args:
+        arguments: the command line; its workdir is not touched.
+        train: trains a run.
+    """
+    with _temporary_workdir(arguments.workdir) as workdir:
+        code = train(dataclasses.replace(arguments, workdir=workdir, fresh=False))
+    if workdir.writes:
+        passed = f"{STEPS} steps with their evaluations, checkpoints and actions passed"
+        result = passed if code == DONE else "stopped"
+        print_line(f"Dry run: {result}, and nothing was kept.")
+    return code
+
+
+def shorten(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
+    """Returns a locked copy of a config that trains two steps, and saves and evaluates after each.
+
+    Args:
+        config: the config, after the trainer was built from it: the optimizer and its schedule are
+            those of the complete run.
+    """
+    short = config_dict.ConfigDict(config.to_dict())
+    with short.ignore_type():
+        short.train.update(
+            steps=STEPS,
+            steps_per_loop=1,
+            checkpoint_interval=1,
+            checkpoint_keep_every=0,
+            checkpoint_seconds=0.0,
+        )
+        short.eval.update(interval=1, seconds=0.0)
+    return short.lock()
+
+
+@contextlib.contextmanager
+def _temporary_workdir(workdir: Workdir) -> Iterator[Workdir]:
+    """A folder next to the workdir: on the same disk, and the same for all processes of the run."""
+    path = workdir.path.with_name(f"{workdir.path.name}.dry_run")
+    parents = [parent for parent in path.parents if not parent.exists()]
+    temporary = Workdir(path, writes=workdir.writes)
+    if workdir.writes and temporary.has_run():
+        _remove_killed(path)
+    try:
+        yield temporary
+    finally:
+        if workdir.writes:
+            if temporary.has_run():
+                shutil.rmtree(path, ignore_errors=True)
+            for parent in parents:
+                with contextlib.suppress(OSError):  # not empty: something else uses it now
+                    parent.rmdir()
+
+
+def _remove_killed(path: pathlib.Path) -> None:
+    """Removes what a dry run that was killed has left; UsageError if another one is in progress."""
+    with RunLock(path) as lock:
+        lock.acquire()
+        shutil.rmtree(path)
