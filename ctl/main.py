@@ -82,11 +82,14 @@ def _run(argv: Sequence[str]) -> int:
         cluster = options.cluster
         if selection.resolve_name(config.runtime.strategy, options) == "tpu":
             tpu.check_available(config.runtime.tpu.name or config.runtime.tpu.address)
+    overfits = values.overfit is not None
     arguments = Arguments(
         config=config,
         config_path=config_path,
         workdir=Workdir(
-            values.workdir or pathlib.Path("runs") / pathlib.Path(config_path).stem,
+            # A run on a few batches must not resume, or be resumed as, the run on all of them.
+            values.workdir
+            or pathlib.Path("runs") / f"{pathlib.Path(config_path).stem}{'.overfit' * overfits}",
             writes=cluster is None or cluster.is_chief,
         ),
         fresh=values.fresh,

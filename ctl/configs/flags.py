@@ -26,7 +26,7 @@ _TRAINING_FLAGS = (
 # The values of --mode, and the flags that each mode accepts in addition to --config. The functions of
 # the modes are in ctl.modes.MODES, which has the same names; ctl.configs does not import them.
 MODES: dict[str, tuple[str, ...]] = {
-    "train_and_eval": _TRAINING_FLAGS,
+    "train_and_eval": (*_TRAINING_FLAGS, "overfit"),
     "train": _TRAINING_FLAGS,
     "eval": ("workdir", "checkpoint", "allow_config_change"),
     "continuous_eval": ("workdir", "allow_config_change"),
@@ -50,6 +50,7 @@ _VALUES = {
     "mode": "MODE",
     "checkpoint": "best",
     "topology": "SLICE",
+    "overfit": "4",
 }
 _CONFIG_KEY = re.compile(r"--?(no)?config\.([^=]+)(?:=(.*))?", re.DOTALL)
 Changes = list[tuple[str, str | None]]
@@ -85,7 +86,7 @@ def parse(argv: Sequence[str]) -> tuple[flags.FlagValues, Changes]:
         raise UsageError(_describe_positional(positional[0]))
     if not values.help:
         _check_flags(values)
-    return values, changes
+    return values, [*changes, *_overfit_changes(values.overfit)]
 
 
 def load_config(flag: str | None, changes: Changes) -> config_dict.ConfigDict:
@@ -113,6 +114,19 @@ def load_config(flag: str | None, changes: Changes) -> config_dict.ConfigDict:
     return config
 
 
+def _overfit_changes(text: str | None) -> Changes:
+    """The changes of the config that --overfit=N stands for."""
+    if text is None:
+        return []
+    if not text.isdecimal() or not int(text):
+        raise UsageError(f"--overfit is {text!r}, but must be a number of batches, at least 1.")
+    return [
+        ("data.overfit_batches", text),
+        ("eval.before_training", "true"),
+        ("eval.splits", "['eval']"),
+    ]
+
+
 def _define_flags() -> flags.FlagValues:
     values = flags.FlagValues()
     texts = {
@@ -122,6 +136,7 @@ def _define_flags() -> flags.FlagValues:
         "checkpoint": (None, "With --mode=eval: best, a step, or a path; the newest by default."),
         "topology": (None, "With --mode=aot_compile: the TPU slices, such as v5e:2x2,v5p:2x2x1."),
     }
+    texts["overfit"] = (None, "Train and evaluate on this many batches only: can it learn them?")
     for name, (default, text) in texts.items():
         flags.DEFINE_string(name, default, text, flag_values=values)
     for name, text in SWITCHES.items():

@@ -41,6 +41,7 @@ _MINIMUM = {
     "data.global_batch_size": 0,
     "data.per_replica_batch_size": 0,
     "data.prefetch": -1,
+    "data.overfit_batches": 0,
     "data.tfrecord.interleave": 1,
     "data.tfrecord.parallel_calls": -1,
     "data.tfrecord.shuffle_buffer": 0,

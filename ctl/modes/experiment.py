@@ -16,6 +16,7 @@ from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
 from ctl.hardware import devices, selection
 from ctl.hardware.strategies import StrategyOptions
+from ctl.modes import overfit
 from ctl.trainer import StandardTrainer
 
 
@@ -69,6 +70,8 @@ def build(
     config = resolve_batch_size(config, hardware.strategy.num_replicas_in_sync)
     options = TrainerOptions.from_config(config)
     _check_class(trainer_class, config.trainer)
+    if config.data.overfit_batches:
+        trainer_class = overfit.limit_data(trainer_class, config.data.overfit_batches)
     optimizer = optimizers.FromConfig(functools.partial(resolve_durations, config))
     trainer = trainer_class(
         strategy=hardware.strategy,

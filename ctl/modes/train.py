@@ -6,7 +6,7 @@ import time
 from ctl.loop.checkpoints import warm_start
 from ctl.loop.lock import RunLock
 from ctl.loop.stop import StopOnSignal
-from ctl.modes import DONE, STOPPED, Arguments, dry_run, messages, results
+from ctl.modes import DONE, FAILED, STOPPED, Arguments, dry_run, messages, results
 from ctl.modes.run import Run
 
 
@@ -122,4 +122,6 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
     if not arguments.dry_run:
         stopped = messages.stopped(controller.step, workdir.path)
         progress.print_line(stopped if controller.stopped else messages.done(workdir.path))
-    return STOPPED if controller.stopped else DONE
+    if controller.stopped:
+        return STOPPED
+    return DONE if result.get("overfit", {}).get("down", True) else FAILED

@@ -10,6 +10,7 @@ from ctl.errors import UsageError
 from ctl.loop.actions.action import Action, as_action
 from ctl.loop.actions.best_checkpoint import BestCheckpoint
 from ctl.loop.actions.early_stopping import EarlyStopping
+from ctl.loop.actions.overfit_report import OverfitReport
 from ctl.loop.actions.time_limit import TimeLimit
 
 # Name -> class. Other actions are named by path/to/file.py:Class or package.module:Class.
@@ -44,6 +45,8 @@ def make_actions(
         actions.append(EarlyStopping(**stopping))
     if config.train.max_duration:
         actions.append(TimeLimit(config.train.max_duration))
+    if config.data.overfit_batches:
+        actions.append(OverfitReport(config.data.overfit_batches))
     return actions + _make_listed(config.actions, config_path)
 
 

@@ -1,0 +1,55 @@
+"""`data.overfit_batches`: a run on the first batches only, for training and for evaluation."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.data import batching, features
+from ctl.data.layout import Layout
+from ctl.data.source import Arrays, GlobalBatches, PerReplica
+from ctl.errors import UsageError, type_name
+from ctl.trainer import StandardTrainer
+
+
+def limit_data(trainer_class: type[StandardTrainer], batches: int) -> type[StandardTrainer]:
+    """Returns a subclass whose data, of every split, is the first training batches of the run.
+
+    The examples are read once, in the run's own order and as they are augmented in those steps, and are
+    held in memory: the augmentation of an example does not change any more.
+
+    Args:
+        trainer_class: the experiment's trainer.
+        batches: the number of global batches.
+    """
+    read: list[Arrays] = []  # once, for all splits
+
+    def build_dataset(self: Any, split: str, input_context: tf.distribute.InputContext) -> Arrays:
+        if not read:
+            data = trainer_class.build_dataset(self, "train", input_context)
+            read.append(_read(data, batches, self.global_batch_size, self.options.seed))
+        return read[0]
+
+    attributes = {"build_dataset": build_dataset, "__module__": trainer_class.__module__}
+    return type(trainer_class.__name__, (trainer_class,), attributes)
+
+
+def _read(data: Any, batches: int, batch_size: int, seed: int) -> Arrays:
+    if isinstance(data, PerReplica):
+        raise UsageError(
+            "data.overfit_batches cannot take the first batches of ctl.data.PerReplica: let "
+            "build_dataset return examples, or ctl.data.GlobalBatches."
+        )
+    data = features.name_dataset_features(data)
+    if isinstance(data, GlobalBatches):
+        elements = list(batching.global_batches(data, start=0, endless=True).take(batches))
+    else:
+        layout = Layout(batch_size, replicas=1)
+        stream = batching.training_batches(data, layout, seed=seed, start=0, prefetch=1)
+        elements = [element.batch for element in stream.take(batches)]
+    for name, value in elements[0].items():
+        if not isinstance(value, tf.Tensor):
+            raise UsageError(
+                f"data.overfit_batches requires features that are tensors, but {name!r} is "
+                f"{type_name(value)}."
+            )
+    return Arrays({k: tf.concat([element[k] for element in elements], 0) for k in elements[0]})
