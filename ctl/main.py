@@ -22,7 +22,7 @@ from ctl.errors import Failure, LostWorker, UsageError
 from ctl.hardware import selection, tpu, worker_failure
 from ctl.hardware.strategies import StrategyOptions
 from ctl.loop.workdir import Workdir
-from ctl.modes import MODES, SERVE, Arguments
+from ctl.modes import MODES, SERVE, Arguments, sweep
 from ctl.modes.user_errors import report_user_errors
 
 _MAX_LINE = 4_000  # characters of an error message
@@ -69,6 +69,8 @@ def _run(argv: Sequence[str]) -> int:
         return 0
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # a config file may import TensorFlow
     tpu.skip_metadata_server()
+    if values.sweep is not None:
+        return sweep.run(values, changes)
     mode = MODES[values.mode]
     config = command_line.load_config(values.config, changes)
     config_path = (values.config or "").partition(":")[0]

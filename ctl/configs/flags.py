@@ -21,7 +21,8 @@ from ctl.configs.values import check_values
 from ctl.errors import UsageError
 
 _TRAINING_FLAGS = (
-    "workdir", "fresh", "allow_config_change", "allow_partial_restore", "dry_run",
+    "workdir", "fresh", "allow_config_change", "allow_partial_restore", "dry_run", "sweep",
+    "sweep_parallel",
 )  # fmt: skip
 # The values of --mode, and the flags that each mode accepts in addition to --config. The functions of
 # the modes are in ctl.modes.MODES, which has the same names; ctl.configs does not import them.
@@ -51,6 +52,8 @@ _VALUES = {
     "checkpoint": "best",
     "topology": "SLICE",
     "overfit": "4",
+    "sweep": "optimizer.learning_rate=1e-3,3e-3",
+    "sweep_parallel": "2",
 }
 _CONFIG_KEY = re.compile(r"--?(no)?config\.([^=]+)(?:=(.*))?", re.DOTALL)
 Changes = list[tuple[str, str | None]]
@@ -137,6 +140,17 @@ def _define_flags() -> flags.FlagValues:
         "topology": (None, "With --mode=aot_compile: the TPU slices, such as v5e:2x2,v5p:2x2x1."),
     }
     texts["overfit"] = (None, "Train and evaluate on this many batches only: can it learn them?")
+    texts["sweep_parallel"] = (
+        None,
+        "The number of runs of a sweep at the same time; 1 by default.",
+    )
+    flags.DEFINE_multi_string(
+        "sweep",
+        None,
+        "One run per value, KEY=VALUE,VALUE,...; repeat it for the product; get_sweep for those of the "
+        "config file.",
+        flag_values=values,
+    )
     for name, (default, text) in texts.items():
         flags.DEFINE_string(name, default, text, flag_values=values)
     for name, text in SWITCHES.items():
@@ -184,6 +198,8 @@ def _check_arguments(arguments: list[str]) -> None:
 def _check_flags(values: flags.FlagValues) -> None:
     if values.config is None and values.mode != "devices":
         raise UsageError("No experiment is named: add --config=FILE, such as experiments/mnist.py.")
+    if values.sweep_parallel is not None and values.sweep is None:
+        raise UsageError("--sweep_parallel has no effect without --sweep: remove it.")
     if values.mode not in MODES:
         raise UsageError(
             f"--mode is {values.mode!r}{errors.did_you_mean(values.mode, list(MODES))}"

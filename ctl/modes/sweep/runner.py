@@ -1,0 +1,226 @@
+"""Runs the runs of a sweep, one after the other or several at once.
+
+Importing this module does not import TensorFlow.
+"""
+
+from collections.abc import Sequence
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+from ctl.errors import print_line
+from ctl.hardware import gpu
+from ctl.loop import json_files
+from ctl.modes import DONE, FAILED, STOPPED
+from ctl.modes.sweep import table
+from ctl.modes.sweep.settings import SweepRun
+
+_POLL = 0.1  # seconds
+
+
+class Runner:
+    """Starts a process per run, and records the results in `sweep.json` as they come.
+
+    A run that is done is not started again. A run that was stopped or killed resumes from its last
+    checkpoint, as by its own command. A run that fails does not stop the others.
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        command: Sequence[str],
+        runs: Sequence[SweepRun],
+        *,
+        parallel: int,
+        fresh: bool,
+        config: Any,
+    ):
+        """Reads the results so far.
+
+        Args:
+            folder: the folder of the sweep; each run has a folder in it.
+            command: the command of every run, without its own values and workdir.
+            runs: the runs.
+            parallel: the number of runs at once.
+            fresh: start the runs that are done again, too.
+            config: the config of one of the runs, for the metric that decides which is best.
+        """
+        self._folder = folder
+        self._command = command
+        self._runs = runs
+        self._parallel = parallel
+        self._config = config
+        self._stopping = False
+        self._children: dict[int, _Child] = {}  # by slot, each with GPUs of its own
+        earlier = {} if fresh else self._read_earlier()
+        self._entries = [earlier.get(run.fingerprint) or _new_entry(run) for run in runs]
+
+    def run(self) -> int:
+        """Runs all runs that are not done; returns the exit code."""
+        done = sum(entry["status"] == "done" for entry in self._entries)
+        print_line(
+            f"Sweep of {len(self._runs)} runs in {self._folder}"
+            + (f", {done} of them done." if done else ".")
+        )
+        waiting = [i for i, entry in enumerate(self._entries) if entry["status"] != "done"]
+        signals = (signal.SIGINT, signal.SIGTERM)
+        previous = {number: signal.signal(number, self._receive) for number in signals}
+        try:
+            self._write()
+            while self._children or (waiting and not self._stopping):
+                for slot in range(self._parallel):
+                    if slot not in self._children and waiting and not self._stopping:
+                        self._start(slot, waiting.pop(0))
+                self._collect()
+                time.sleep(_POLL)
+        finally:
+            for child in self._children.values():  # after an error of the sweep itself
+                child.kill()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+        for line in table.summarize(self._entries, self._config, self._folder):
+            print_line(line)
+        states = {entry["status"] for entry in self._entries}
+        if states == {"done"}:
+            return DONE
+        if self._stopping or "stopped" in states:
+            print_line(
+                f"The sweep in {self._folder} was stopped: rerun the same command to resume."
+            )
+            return STOPPED
+        return FAILED
+
+    def _start(self, slot: int, index: int) -> None:
+        run = self._runs[index]
+        values = [f"--config.{key}={value}" for key, value in run.values.items()]
+        command = [*self._command, *values, f"--workdir={self._folder / run.name}"]
+        logs = self._folder / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        self._children[slot] = _Child(index, run.name, command, logs, self._gpus(slot))
+        self._entries[index]["status"] = "running"
+        self._write()
+
+    def _gpus(self, slot: int) -> dict[str, str]:
+        """The variable that gives a slot its share of the GPUs; none without several runs at once."""
+        gpus = gpu.list_gpus(os.environ)
+        if not gpus or self._parallel == 1:
+            return {}
+        return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[slot :: self._parallel])}
+
+    def _collect(self) -> None:
+        """Records the runs that have ended."""
+        for slot, child in list(self._children.items()):
+            code = child.exit_code()
+            if code is None:
+                continue
+            del self._children[slot]
+            entry, run = self._entries[child.index], self._runs[child.index]
+            states = {DONE: "done", STOPPED: "stopped"}
+            # A signal may reach a process before it can handle it.
+            other = "stopped" if self._stopping else "failed"
+            entry.update(status=states.get(code, other), exit_code=code)
+            entry.update(_read_result(self._folder / run.name))
+            entry["line"] = "" if entry["status"] == "done" else child.last_line
+            print_line(f"[{run.name}] {entry['status']}" + (f" ({code})" if code else ""))
+            self._write()
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        """Asks the runs to save and stop; a second signal kills them."""
+        for child in self._children.values():
+            if self._stopping:
+                child.kill()
+            else:
+                child.stop()
+        self._stopping = True
+
+    def _write(self) -> None:
+        json_files.replace(self._folder / "sweep.json", {"runs": self._entries})
+        table.write_csv(self._folder / "sweep.csv", self._entries)
+
+    def _read_earlier(self) -> dict[str, dict[str, Any]]:
+        """The entries of the runs that are done, by fingerprint."""
+        path = self._folder / "sweep.json"
+        entries = json_files.read(path)["runs"] if path.exists() else []
+        return {
+            entry["fingerprint"]: entry
+            for entry in entries
+            if entry["status"] == "done" and (self._folder / entry["name"] / "result.json").exists()
+        }
+
+
+class _Child:
+    """The process of one run. Its output is printed with the run's name, and kept in a file."""
+
+    def __init__(
+        self,
+        index: int,
+        name: str,
+        command: Sequence[str],
+        logs: pathlib.Path,
+        environment: dict[str, str],
+    ):
+        self.index = index
+        self.last_line = ""
+        self._name = name
+        self._log = logs / f"{name}.log"
+        self._popen = subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C would reach it a second time
+        )
+        self._reader = threading.Thread(target=self._print_output, daemon=True)
+        self._reader.start()
+
+    def exit_code(self) -> int | None:
+        """The exit code, once the process has ended and its output is printed."""
+        code = self._popen.poll()
+        if code is not None:
+            self._reader.join(timeout=5)
+        return code
+
+    def stop(self) -> None:
+        """Asks the run to save and stop."""
+        if self._popen.poll() is None:
+            self._popen.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kills the process and those that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+        self._popen.wait()
+
+    def _print_output(self) -> None:
+        assert self._popen.stdout is not None
+        with open(self._log, "a") as log:
+            for line in self._popen.stdout:
+                log.write(line)
+                log.flush()
+                self.last_line = line.strip() or self.last_line
+                print_line(f"[{self._name}] {line.rstrip()}")
+
+
+def _new_entry(run: SweepRun) -> dict[str, Any]:
+    return {
+        "name": run.name, "values": run.values, "status": "waiting", "fingerprint": run.fingerprint,
+    }  # fmt: skip
+
+
+def _read_result(workdir: pathlib.Path) -> dict[str, Any]:
+    """What result.json of a run has for the table."""
+    try:
+        result = json.loads((workdir / "result.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    names = ("step", "train", "eval", "best", "stopped", "seconds", "examples_per_second")
+    return {name: result[name] for name in names if name in result}

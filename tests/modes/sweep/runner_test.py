@@ -1,0 +1,158 @@
+"""How the runs of a sweep are started, stopped and resumed; a small program stands in for ctl.main."""
+
+import csv
+import json
+import os
+import pathlib
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from ctl import main
+from ctl.modes.sweep import runner, settings
+from tests import child, experiments
+
+# Ends by its seed: 1 is done, 2 fails, 3 waits to be stopped the first time.
+PROGRAM = """\
+import json, pathlib, signal, sys, time
+values = dict(a.removeprefix("--config.").removeprefix("--").split("=", 1) for a in sys.argv[1:])
+workdir, seed = pathlib.Path(values["workdir"]), int(values["seed"])
+workdir.mkdir(exist_ok=True)
+with open(workdir / "starts", "a") as file:
+    file.write("x")
+def stop(*_):
+    print("stopped", flush=True)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, stop)
+(workdir / "running").write_text("")
+if seed == 2:
+    sys.exit("ctl: no such data")
+if seed >= 3 and (workdir / "starts").read_text() == "x":
+    time.sleep(60)
+result = {"step": 10, "eval": {"loss": 1 / seed, "examples": 5}, "seconds": 1.0}
+(workdir / "result.json").write_text(json.dumps(result))
+"""
+
+
+@pytest.fixture
+def sweep(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    experiments.write(tmp_path, {"experiment.py": experiments.CONFIG, "program.py": PROGRAM})
+
+    def make(seeds, *, parallel=1, fresh=False, changes=()):
+        runs = settings.make_runs("experiment.py", list(changes), [f"seed={seeds}"])
+        command = [sys.executable, "program.py"]
+        folder = pathlib.Path("sweep")
+        folder.mkdir(exist_ok=True)
+        return runner.Runner(
+            folder, command, runs, parallel=parallel, fresh=fresh, config=runs[0].config
+        )
+
+    return make
+
+
+def starts(seed):
+    return len(pathlib.Path(f"sweep/seed={seed}/starts").read_text())
+
+
+def states():
+    entries = json.loads(pathlib.Path("sweep/sweep.json").read_text())["runs"]
+    return [entry["status"] for entry in entries]
+
+
+def stop_when_running(*seeds, signals=1, first_ends=True):
+    def stop():
+        paths = [pathlib.Path(f"sweep/seed={seed}/running") for seed in seeds]
+        while not all(path.exists() for path in paths) or (first_ends and states()[0] != "done"):
+            time.sleep(0.02)
+        for _ in range(signals):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+
+    threading.Thread(target=stop, daemon=True).start()
+
+
+def test_table_has_a_row_per_run_and_names_the_best(sweep, capsys):
+    assert sweep("1,2").run() == 1
+    assert states() == ["done", "failed"]
+    lines = capsys.readouterr().out.splitlines()
+    table = [line.split() for line in lines if not line.startswith(("[", "Sweep"))]
+    assert table[0] == ["seed", "status", "step", "eval/loss", "seconds"]
+    assert table[1] == ["1", "done", "10", "1.0000", "1.0000"]
+    assert table[2][:2] == ["2", "failed"]
+    assert "seed=2: ctl: no such data" in lines
+    with open("sweep/sweep.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["status"] for row in rows] == ["done", "failed"]
+    assert "no such data" in pathlib.Path("sweep/logs/seed=2.log").read_text()
+
+
+def test_interrupted_sweep_stops_its_runs_and_resumes_with_those_that_are_not_done(sweep, capsys):
+    stop_when_running(3, 4)
+    assert sweep("1,3,4,5", parallel=3).run() == 75
+    assert states() == ["done", "stopped", "stopped", "waiting"]
+    assert "rerun the same command to resume" in capsys.readouterr().out
+    pathlib.Path("sweep/seed=5").mkdir()
+    pathlib.Path("sweep/seed=5/starts").write_text("x")  # so that it does not wait
+    assert sweep("1,3,4,5", parallel=3).run() == 0
+    assert states() == ["done"] * 4
+    assert (starts(1), starts(3), starts(4)) == (1, 2, 2)
+    assert "Best eval/loss: 0.2000 of seed=5, 1 s." in capsys.readouterr().out
+
+
+def test_second_signal_kills(sweep):
+    pathlib.Path("program.py").write_text(PROGRAM.replace("sys.exit(75)", "pass"))
+    stop_when_running(3, signals=2, first_ends=False)
+    assert sweep("3").run() == 75
+    assert states() == ["stopped"]
+
+
+def test_done_run_is_started_again_if_its_config_changes_or_with_fresh(sweep):
+    assert sweep("1").run() == sweep("1").run() == 0
+    assert starts(1) == 1
+    assert sweep("1", changes=[("train.steps", "7")]).run() == 0
+    assert starts(1) == 2
+    assert sweep("1", changes=[("train.steps", "7")], fresh=True).run() == 0
+    assert starts(1) == 3
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        ("--sweep=seed=1,2 --sweep_parallel=0", "--sweep_parallel is '0', but must be a number"),
+        ("--sweep_parallel=2", "--sweep_parallel has no effect without --sweep: remove it."),
+        ("--sweep", "--sweep has no value: write --sweep=optimizer.learning_rate=1e-3,3e-3."),
+        ("--sweep=seed=1 --dry_run", "--dry_run tries one run: remove --sweep, or --dry_run."),
+        ("--sweep=seed=1 --mode=eval", "--sweep has no effect with --mode=eval: remove it."),
+        ("--sweep=seed=1 --workdir=.", "has files in it and no sweep.json"),
+        ("--sweep=sed=1", "There is no config key sed: did you mean seed?"),
+    ],
+)
+def test_mistake_is_one_line_and_starts_nothing(sweep, capsys, flags, line):
+    before = sorted(pathlib.Path(".").rglob("*"))
+    assert main.run(["ctl", "--config=experiment.py", *flags.split()]) == 2
+    assert line in capsys.readouterr().err
+    assert sorted(p for p in pathlib.Path(".").rglob("*") if "__pycache__" not in p.parts) == before
+
+
+@pytest.mark.slow
+def test_stopped_and_resumed_sweep_has_the_bits_of_the_runs_by_themselves(tmp_path):
+    experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})
+    flags = ["-m", "ctl.main", "--config=experiment.py", "--config.train.steps_per_loop=1"]
+    for seed in (1, 2):
+        child.run([*flags, f"--config.seed={seed}", f"--workdir=alone{seed}"], cwd=tmp_path)
+    sweep = [*flags, "--sweep=seed=1,2", "--sweep_parallel=2", "--workdir=sweep"]
+    process = child.start(sweep, cwd=tmp_path)
+    first = tmp_path / "sweep/seed=1/checkpoints/ckpt-10.index"
+    while not first.exists() and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=120) in (0, 75)  # it may have been done by then
+    assert child.run(sweep, cwd=tmp_path).returncode == 0
+    for seed in (1, 2):
+        weights = experiments.read_weights(tmp_path / f"sweep/seed={seed}", step=30)
+        alone = experiments.read_weights(tmp_path / f"alone{seed}", step=30)
+        assert all((alone[name] == value).all() for name, value in weights.items())
