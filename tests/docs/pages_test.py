@@ -60,7 +60,7 @@ def test_modules_that_commands_run_exist(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_flags_and_modes_exist(page):
-    commands = "".join(re.findall(r"python3? -m ctl\.main[^`\n]*", TEXTS[page]))
+    commands = "\n".join(re.findall(r"python3? -m ctl\.main[^`\n]*", TEXTS[page]))
     known = {
         "config",
         "workdir",
