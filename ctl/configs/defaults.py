@@ -111,6 +111,8 @@ def defaults() -> config_dict.ConfigDict:
     # stream, or device: hold the arrays in device memory and transfer only indices (xla=loop).
     data.placement = "stream"
     data.prefetch = -1  # batches that the input pipeline prepares ahead; -1: tf.data chooses
+    # For ctl.data.records: replace a record whose checksum is wrong by the next one, and log it.
+    data.skip_damaged = False
     # Train and evaluate on this many batches only, the first ones; 0: all data. See docs/running.md.
     data.overfit_batches = 0
     data.tfrecord = tfrecord = config_dict.ConfigDict()  # for ctl.data.tfrecords

@@ -220,7 +220,11 @@ class TrainerOptions:
     def from_config(cls, config: Any) -> "TrainerOptions":
         """Returns the options that a checked experiment config sets."""
         values = overrides.flatten(config)
-        data = {"dir": config.data.dir, "tfrecord": config.data.tfrecord.to_dict()}
+        data = {
+            "dir": config.data.dir,
+            "skip_damaged": config.data.skip_damaged,
+            "tfrecord": config.data.tfrecord.to_dict(),
+        }
         return cls(
             **{option: values[key] for option, key in OPTION_KEYS.items()},
             clip=Clip(**config.optimizer.clip.to_dict()),

@@ -2,7 +2,16 @@
 
 from ctl.data.augmentation import augmented
 from ctl.data.idx import idx
-from ctl.data.source import Arrays, Augmented, GlobalBatches, PerReplica, Source, arrays
+from ctl.data.records import records
+from ctl.data.source import (
+    Arrays,
+    Augmented,
+    GlobalBatches,
+    PerReplica,
+    RowSource,
+    Source,
+    arrays,
+)
 from ctl.data.tfrecords import tfrecords
 
 __all__ = [
@@ -10,9 +19,11 @@ __all__ = [
     "Augmented",
     "GlobalBatches",
     "PerReplica",
+    "RowSource",
     "Source",
     "arrays",
     "augmented",
     "idx",
+    "records",
     "tfrecords",
 ]

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.data.record_reader import DamagedRecord
 from ctl.data.tfrecords import describe_corruption
 from ctl.errors import UsageError
 
@@ -17,6 +18,10 @@ _SHAPES = re.compile(
     r"|Cannot add tensor to the batch: .* Shapes are: \[tensor\]: (?P<added>\[[\d,]*\]), "
     r"\[batch\]: (?P<batch>\[[\d,]*\])"
 )
+
+
+# A Python exception in an input pipeline arrives as an error that quotes it.
+_DAMAGED_RECORD = re.compile(rf"{DamagedRecord.__name__}: (?P<problem>.*)\.")
 
 
 @contextlib.contextmanager
@@ -35,6 +40,14 @@ def report_data_errors(kind: str, read_spec: Callable[[], Mapping[str, Any]]) ->
     except tf.errors.DataLossError as error:
         raise UsageError(
             f"The {kind} data is corrupt ({describe_corruption(error)}): write the file again."
+        ) from None
+    except tf.errors.UnknownError as error:
+        damaged = _DAMAGED_RECORD.search(error.message)
+        if not damaged:
+            raise
+        raise UsageError(
+            f"The {kind} data is corrupt: {damaged['problem']}: write the file again, or set "
+            "data.skip_damaged=True."
         ) from None
     except tf.errors.InvalidArgumentError as error:
         shapes = _SHAPES.search(error.message)

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.data import batching, distribution, element_spec, features, sampler
+from ctl.data import batching, distribution, element_spec, features, python_functions, sampler
 from ctl.data.layout import Layout, WorkerShard
 from ctl.data.source import (
     Arrays,
@@ -84,6 +84,8 @@ class InputPipeline:
         self.data_types[split] = type(data).__name__
         data = features.name_dataset_features(data)
         element_spec.check_data(data, split)
+        if self._has_remote_hosts():
+            data = python_functions.without_python(data, split)
         if source_of(data) is not None:
             self._sources[split] = data
         return data
@@ -224,6 +226,11 @@ class InputPipeline:
     def _build(self, split: str, context: tf.distribute.InputContext) -> Data:
         with self._build_scope():
             return self._build_dataset(split, context)
+
+    def _has_remote_hosts(self) -> bool:
+        """Whether an input pipeline may run in a process in which this program does not run."""
+        is_tpu = isinstance(self._strategy, tf.distribute.TPUStrategy)
+        return is_tpu or coordinator.is_coordinated(self._strategy)
 
     def _check_strategy(self, data: Data) -> None:
         """Raises UsageError for data that the strategy would not split by the global batch."""

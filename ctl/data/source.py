@@ -42,7 +42,13 @@ class Source(abc.ABC):
     ctl decides which indexes form a batch (one seeded permutation per epoch). So a run can start at
     any step without reading the examples before it, and the global batches do not depend on the
     number of replicas.
+
+    Attributes:
+        row_bytes: approximate memory of what is read for one example; several batches are then read
+            in one call of `gather`. None if it is not known, or if reading an example is expensive.
     """
+
+    row_bytes: float | None = None
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -58,6 +64,49 @@ class Source(abc.ABC):
         Returns:
             A batch: a dict of tensors of shape [rows, ...], row i for index i.
         """
+
+    def without_python(self) -> "Source":
+        """Returns a source of the same examples that reads them by TensorFlow ops alone.
+
+        It is used for input pipelines on remote hosts, where this program does not run.
+        """
+        return self
+
+
+class RowSource(Source):
+    """Examples that are read many at a time, and then parsed one by one, in parallel.
+
+        class Photos(ctl.data.RowSource):
+            def __len__(self):
+                return len(self.paths)
+            def read(self, indexes):
+                return tf.gather(self.paths, indexes)
+            def parse(self, row):
+                return {"image": tf.io.decode_jpeg(tf.io.read_file(row), channels=3)}
+
+    Examples of different shapes are possible, if an augmentation crops them to one shape.
+    """
+
+    @abc.abstractmethod
+    def read(self, indexes: tf.Tensor) -> Any:
+        """Reads what `parse` takes, using TensorFlow ops.
+
+        Args:
+            indexes: [rows] int64, each in [0, len(self)).
+
+        Returns:
+            A tensor of shape [rows, ...], or a structure of such tensors.
+        """
+
+    @abc.abstractmethod
+    def parse(self, row: Any) -> Batch:
+        """Makes an example, a dict of tensors, from one row of `read`, using TensorFlow ops."""
+
+    def gather(self, indexes: tf.Tensor) -> Batch:
+        """Reads and parses examples."""
+        rows = tf.data.Dataset.from_tensors(self.read(indexes)).unbatch()
+        # get_single_element takes no more than one batch, so the batch must hold all rows.
+        return rows.map(self.parse).batch(tf.size(indexes, tf.int64)).get_single_element()
 
 
 class Arrays(Source):
@@ -79,6 +128,8 @@ class Arrays(Source):
             self._features = {name: _tensor(name, value) for name, value in features.items()}
         counts = {name: int(tensor.shape[0]) for name, tensor in self._features.items()}
         self._count = min(counts.values())
+        # A string counts with the size of its reference.
+        self.row_bytes = sum(math.prod(a.shape[1:]) * a.dtype.size for a in self._features.values())
         if len(set(counts.values())) > 1 or self._count == 0:
             raise UsageError(
                 f"The arrays have {counts} examples, but each must have the same number, at least 1."
@@ -87,11 +138,6 @@ class Arrays(Source):
     def __len__(self) -> int:
         """The number of examples."""
         return self._count
-
-    @property
-    def row_bytes(self) -> int:
-        """Memory of one example in bytes; a string counts with the size of its reference."""
-        return sum(math.prod(a.shape[1:]) * a.dtype.size for a in self._features.values())
 
     def gather(self, indexes: tf.Tensor) -> Batch:
         """Reads rows of every array."""

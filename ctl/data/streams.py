@@ -7,12 +7,15 @@ import tensorflow as tf
 
 from ctl.data import sampler
 from ctl.data.layout import Layout, WorkerShard
-from ctl.data.source import Arrays, Augment, Indexes, MaskedBatch, Source
+from ctl.data.source import Augment, MaskedBatch, RowSource, Source
 
 # Limits of one call of the sampler and of a source in memory. A call costs 0.1 ms however many
 # examples it reads, and its result should stay in the processor's cache until it is used.
 MAX_BATCHES_PER_CALL = 16
 MAX_BYTES_PER_CALL = 2 * 2**20
+# Rows of at least this many bytes are parsed and augmented one per call, so that few of them are in
+# memory. A call costs some 20 microseconds, so the calls for smaller rows take a chunk of them.
+_LARGE_ROW = 4096
 
 
 class Chunk(NamedTuple):
@@ -41,6 +44,8 @@ def training_batches(
         start: the global step of the first batch.
         shard: the batches of one worker; None for all batches.
     """
+    if isinstance(source, RowSource):
+        return augmented_training_batches(source, None, layout, seed=seed, start=start, shard=shard)
     size = batches_per_call(source, layout)
     chunks = training_chunks(source, layout, seed=seed, start=start, size=size, shard=shard)
     if size > 1:
@@ -82,30 +87,34 @@ def training_chunks(
 
 def augmented_training_batches(
     source: Source,
-    augment: Augment,
+    augment: Augment | None,
     layout: Layout,
     *,
     seed: int,
     start: int,
     shard: WorkerShard | None = None,
 ) -> tf.data.Dataset:
-    """Like `training_batches`, with `augment(example, seed)` applied to each example."""
+    """Like `training_batches`, with `augment(example, seed)` applied to each example.
+
+    The rows of a `RowSource` are parsed in the same call; `augment` may then be None.
+    """
     size = batches_per_call(source, layout)
     read_chunk = _chunk_reader(source, layout, seed=seed, start=start, size=size, shard=shard)
 
-    def rows(index: tf.Tensor) -> tuple[Any, ...]:
+    def chunk_rows(index: tf.Tensor) -> tuple[Any, ...]:
         chunk = read_chunk(index)
         masks = () if chunk.row_mask is None else (tf.reshape(chunk.row_mask, [-1]),)
         return chunk.examples, chunk.seeds, *masks
 
-    def augment_row(example: Any, seed: tf.Tensor, *mask: tf.Tensor) -> tuple[Any, ...]:
-        return augment(example, seed), *mask
+    def make_example(row: Any, seed: tf.Tensor, *mask: tf.Tensor) -> tuple[Any, ...]:
+        example = source.parse(row) if isinstance(source, RowSource) else row
+        return example if augment is None else augment(example, seed), *mask
 
     auto = tf.data.AUTOTUNE
-    chunks = tf.data.Dataset.counter().map(rows, num_parallel_calls=auto, deterministic=True)
-    # Augmentation is the expensive part, so it runs in parallel over rows, not over chunks.
-    examples = chunks.unbatch().map(augment_row, num_parallel_calls=auto, deterministic=True)
-    batches = examples.batch(layout.rows_per_replica, drop_remainder=True)
+    chunks = tf.data.Dataset.counter().map(chunk_rows, num_parallel_calls=auto, deterministic=True)
+    rows = layout.rows_per_replica
+    examples = _map_rows(chunks, make_example, source=source, rows=size * rows)
+    batches = examples.batch(rows, drop_remainder=True)
     if layout.even:
         return batches.map(lambda batch: MaskedBatch(batch, None))
     return batches.map(MaskedBatch)
@@ -116,31 +125,63 @@ def evaluation_batches(source: Source, layout: Layout) -> tf.data.Dataset:
 
     The stream is endless, so that every input pipeline can be read for the same number of steps.
     """
-    offsets = tf.range(layout.rows_per_replica, dtype=tf.int64)
+    rows = layout.rows_per_replica
+    offsets = tf.range(rows, dtype=tf.int64)
     batch_size, local = layout.global_batch_size, layout.local_replicas
     count = len(source)
+    read = source.read if isinstance(source, RowSource) else source.gather
 
     def element(index: tf.Tensor) -> MaskedBatch:
         step, replica = index // local, layout.first_replica + index % local
-        positions = step * batch_size + replica * layout.rows_per_replica + offsets
+        positions = step * batch_size + replica * rows + offsets
         # Padding repeats the last example of the batch; after the end, the last of all.
         end = tf.minimum((step + 1) * batch_size, count)
-        examples = source.gather(tf.minimum(positions, end - 1))
+        examples = read(tf.minimum(positions, end - 1))
         return MaskedBatch(examples, tf.cast(positions < end, tf.float32))
 
     counter = tf.data.Dataset.counter()
-    return counter.map(element, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    batches = counter.map(element, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    if not isinstance(source, RowSource):
+        return batches
+    parse = source.parse
+    chunks = batches.map(tuple)  # tf.data does not unpack a named tuple into arguments
+    examples = _map_rows(chunks, lambda row, mask: (parse(row), mask), source=source, rows=rows)
+    return examples.batch(rows, drop_remainder=True).map(MaskedBatch)
+
+
+def _map_rows(
+    chunks: tf.data.Dataset, function: Callable[..., Any], *, source: Source, rows: int
+) -> tf.data.Dataset:
+    """Applies a function to every row of chunks of rows, in parallel and in order.
+
+    Args:
+        chunks: elements are tuples of tensors [rows, ...].
+        function: takes the values of one row, returns an element of the result.
+        source: the source of the rows.
+        rows: number of rows in a chunk.
+    """
+    auto = tf.data.AUTOTUNE
+    if source.row_bytes is None or source.row_bytes >= _LARGE_ROW:
+        return chunks.unbatch().map(function, num_parallel_calls=auto, deterministic=True)
+
+    def map_chunk(*chunk: Any) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices(chunk).map(function)
+
+    # Several chunks are mapped at the same time; the order of their rows is kept.
+    return chunks.interleave(
+        map_chunk, block_length=rows, num_parallel_calls=auto, deterministic=True
+    )
 
 
 def batches_per_call(source: Source, layout: Layout) -> int:
     """Returns how many per-replica batches to read in one call of `source.gather`.
 
-    Several if the examples are in memory. A user's own source may decode images: it is called once
-    per batch, so that the calls run in parallel.
+    Several if the examples are small and known to be read fast. A user's own source may decode
+    images: it is called once per batch, so that the calls run in parallel.
     """
-    if not isinstance(source, Arrays | Indexes):
+    if source.row_bytes is None:
         return 1
-    batch_bytes = max(1, source.row_bytes * layout.rows_per_replica)
+    batch_bytes = max(1, int(source.row_bytes * layout.rows_per_replica))
     return max(1, min(MAX_BATCHES_PER_CALL, MAX_BYTES_PER_CALL // batch_bytes))
 
 
@@ -151,6 +192,7 @@ def _chunk_reader(
     batch_size, local, count = layout.global_batch_size, layout.local_replicas, len(source)
     elements = tf.range(size, dtype=tf.int64)[:, tf.newaxis]
     offsets = tf.range(layout.rows_per_replica, dtype=tf.int64)[tf.newaxis, :]
+    read = source.read if isinstance(source, RowSource) else source.gather
     first, stride = (start, 1) if shard is None else (start + shard.index, shard.num_workers)
     # A chunk touches at most this many steps; all its positions are less than `span` apart.
     span = ((size + local - 2) // local * stride + 1) * batch_size
@@ -164,6 +206,6 @@ def _chunk_reader(
         indexes = sampler.example_indexes(positions, count=count, seed=seed, span=span)
         seeds = sampler.augmentation_seeds(positions, indexes, count=count, seed=seed, span=span)
         row_mask = None if layout.even else tf.cast(rows < batch_size, tf.float32)
-        return Chunk(source.gather(indexes), seeds, row_mask)
+        return Chunk(read(indexes), seeds, row_mask)
 
     return read_chunk

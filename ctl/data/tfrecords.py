@@ -24,7 +24,11 @@ def tfrecords(
     seed: int = 0,
     tuning: Mapping[str, Any] | None = None,
 ) -> tf.data.Dataset:
-    """Returns a dataset of the examples in TFRecord files.
+    """Returns a dataset of the examples in TFRecord files, shuffled through a buffer.
+
+    Prefer `ctl.data.records`, which permutes all examples and resumes without reading those before.
+    This function reads files from their beginning to their end, which is better for slow remote
+    storage.
 
         ctl.data.tfrecords("data/train-*.tfrecord", {
             "image": tf.io.FixedLenFeature([784], tf.float32),

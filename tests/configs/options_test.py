@@ -159,7 +159,11 @@ def test_options_of_the_default_config_are_the_default_options():
     for field in dataclasses.fields(options.TrainerOptions):
         if field.name not in ("data", "model"):
             assert getattr(created, field.name) == getattr(default, field.name), field.name
-    assert dict(created.data) == {"dir": "", "tfrecord": created.data.tfrecord}
+    assert dict(created.data) == {
+        "dir": "",
+        "skip_damaged": False,
+        "tfrecord": created.data.tfrecord,
+    }
     assert dict(created.model) == {}
 
 

@@ -156,6 +156,7 @@ SWITCHES = {
     "runtime.allow_unkeyed_random",
     "runtime.deterministic",
     "runtime.gpu.memory_growth",
+    "data.skip_damaged",
     "data.tfrecord.cache",
     "optimizer.nesterov",
     "train.norms",

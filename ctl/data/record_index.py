@@ -1,0 +1,252 @@
+"""Where the records of TFRecord files begin: found once, and then read from a cache.
+
+An index is a file of little-endian 64-bit integers: a header (`_Header`), the offset of every record,
+and the offset after the last one. It is kept in the folder `.ctl_index` beside the record file, or in
+the user's cache folder if that cannot be written. It is valid for the size and the modification time
+of the record file. An index is written under another name and renamed, so that processes that build
+the same index at the same time do not disturb each other.
+"""
+
+import collections
+from collections.abc import Sequence
+import concurrent.futures
+import hashlib
+import os
+import struct
+import sys
+import time
+from typing import Any, NamedTuple
+import uuid
+import zlib
+
+import numpy as np
+import tensorflow as tf
+
+from ctl.errors import UsageError
+
+FOLDER = ".ctl_index"
+HEAD, TAIL = 12, 4  # bytes of a record before its data (length, checksum) and after it (checksum)
+_MAGIC = int.from_bytes(b"ctlindex", "little")
+_VERSION = 1
+_THREADS = 16
+_LOCAL_BLOCK, _REMOTE_BLOCK = 2**16, 2**22  # bytes read at a time; a remote read has a high latency
+_GZIP = b"\x1f\x8b"
+_PROGRESS_AFTER = 2.0  # seconds
+
+
+class FileIndex(NamedTuple):
+    """The records of one file.
+
+    Attributes:
+        path: the record file.
+        offsets: [records + 1] int64, where each record begins, and where the last one ends.
+        damaged_at: the offset of a record whose length is damaged or that is not complete; the
+            records after it cannot be found. None if the file is complete.
+    """
+
+    path: str
+    offsets: np.ndarray
+    damaged_at: int | None
+
+
+class _Header(NamedTuple):
+    magic: int
+    version: int
+    size: int
+    modified: int  # nanoseconds since 1970
+    damaged_at: int  # -1: the file is complete
+    checksum: int  # of the offsets
+
+
+def load(paths: Sequence[str], folder: str | None = None) -> list[FileIndex]:
+    """Returns the index of each file, from the cache or by reading the files in parallel.
+
+    Args:
+        paths: TFRecord files, in any file system that TensorFlow supports.
+        folder: where to keep the indexes; None: beside each file, or in the user's cache folder.
+
+    Raises:
+        UsageError: a file is compressed or empty.
+    """
+    start, indexes = time.monotonic(), []
+    is_shown = False
+    with concurrent.futures.ThreadPoolExecutor(min(_THREADS, len(paths))) as pool:
+        for index in pool.map(lambda path: _load_or_build(path, folder), paths):
+            indexes.append(index)
+            if time.monotonic() - start > _PROGRESS_AFTER:
+                is_shown = True
+                _show_progress(len(indexes), len(paths), start)
+    if is_shown and sys.stderr.isatty():
+        print(file=sys.stderr)
+    return indexes
+
+
+def find_files(files: str | Sequence[str]) -> list[str]:
+    """Returns the files that paths and patterns name; those of each pattern are sorted.
+
+    Raises:
+        UsageError: a pattern matches no file, or a file is named twice.
+    """
+    patterns = [files] if isinstance(files, str) else [str(pattern) for pattern in files]
+    paths: list[str] = []
+    for pattern in patterns:
+        matches = [p for p in sorted(tf.io.gfile.glob(pattern)) if not tf.io.gfile.isdir(p)]
+        if not matches:
+            raise UsageError(
+                f"No record file matches {pattern!r}: set data.dir, or fix the pattern."
+            )
+        paths += matches
+    if not paths:
+        raise UsageError("ctl.data.records requires at least one file or pattern.")
+    path, count = collections.Counter(paths).most_common(1)[0]
+    if count > 1:
+        raise UsageError(f"ctl.data.records got {path} {count} times: name each file once.")
+    return paths
+
+
+def is_local(path: str) -> bool:
+    """Whether a path is in a local file system, without a scheme such as gs://."""
+    return "://" not in path
+
+
+def masked_crc32c(checksums: np.ndarray) -> np.ndarray:
+    """Masks CRC-32C checksums, uint32, as TFRecord files store them (TensorFlow's crc32c.h)."""
+    rotated = (checksums >> np.uint32(15)) | (checksums << np.uint32(17))
+    return rotated + np.uint32(0xA282EAD8)
+
+
+def _show_progress(done: int, total: int, start: float) -> None:
+    line = f"Indexing records: {done} of {total} files, {time.monotonic() - start:.0f} s"
+    # A terminal shows one line that changes; a log file gets only the last one.
+    if sys.stderr.isatty():
+        print(f"\r{line}", end="", file=sys.stderr, flush=True)
+    elif done == total:
+        print(line, file=sys.stderr, flush=True)
+
+
+def _load_or_build(path: str, folder: str | None) -> FileIndex:
+    status = tf.io.gfile.stat(path)
+    candidates = _cache_paths(path, folder)
+    for cached in candidates:
+        index = _read(cached, path, status.length, status.mtime_nsec)
+        if index is not None:
+            return index
+    index = _build(path, status.length)
+    body = index.offsets.astype("<i8").tobytes()
+    damaged_at = -1 if index.damaged_at is None else index.damaged_at
+    header = _Header(
+        _MAGIC, _VERSION, status.length, status.mtime_nsec, damaged_at, zlib.crc32(body)
+    )
+    content = np.array(header, "<i8").tobytes() + body
+    for cached in candidates:
+        if _write(cached, content):
+            break
+    return index
+
+
+def _cache_paths(path: str, folder: str | None) -> list[str]:
+    """The files in which the index of a file may be, in the order of preference."""
+    parent, name = os.path.split(path if "://" in path else os.path.abspath(path))
+    # Files of the same name in different folders share a cache folder.
+    unique = f"{name}.{hashlib.blake2b(parent.encode(), digest_size=8).hexdigest()}"
+    if folder is not None:
+        return [os.path.join(folder, unique)]
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return [os.path.join(parent, FOLDER, name), os.path.join(cache, "ctl", "records", unique)]
+
+
+def _read(cached: str, path: str, size: int, modified: int) -> FileIndex | None:
+    """Reads an index; None if it does not exist, is damaged, or is of another version of the file."""
+    try:
+        with tf.io.gfile.GFile(cached, "rb") as file:
+            content = file.read()
+    except tf.errors.OpError:
+        return None
+    length = len(_Header._fields)
+    if len(content) % 8 or len(content) < 8 * (length + 1):
+        return None
+    numbers = np.frombuffer(content, "<i8")
+    header = _Header(*numbers[:length].tolist())
+    expected = _Header(
+        _MAGIC, _VERSION, size, modified, header.damaged_at, zlib.crc32(content[8 * length :])
+    )
+    if header != expected:
+        return None
+    damaged_at = None if header.damaged_at < 0 else header.damaged_at
+    return FileIndex(path, numbers[length:], damaged_at)
+
+
+def _write(cached: str, content: bytes) -> bool:
+    """Writes an index atomically; returns False if the folder cannot be written."""
+    temporary = f"{cached}.{uuid.uuid4().hex}"
+    try:
+        tf.io.gfile.makedirs(os.path.dirname(cached))
+        with tf.io.gfile.GFile(temporary, "wb") as file:
+            file.write(content)
+        tf.io.gfile.rename(temporary, cached, overwrite=True)
+    except tf.errors.OpError:
+        return False
+    return True
+
+
+def _open(path: str) -> Any:
+    # Python reads local files directly; TensorFlow's GFile reads 512 KiB after each seek.
+    return open(path, "rb", buffering=0) if is_local(path) else tf.io.gfile.GFile(path, "rb")
+
+
+def _build(path: str, size: int) -> FileIndex:
+    """Finds the records of a file by their lengths, without reading long records."""
+    if size == 0:
+        raise UsageError(f"{path} is empty: write the file again, or remove it.")
+    block_size = _LOCAL_BLOCK if is_local(path) else _REMOTE_BLOCK
+    read_length = struct.Struct("<Q").unpack_from
+    parts, damaged_at, offset = [], None, 0
+    with _open(path) as file:
+        if file.read(2) == _GZIP:
+            raise UsageError(
+                f"{path} is compressed, so its records cannot be read in random order: convert it by "
+                "python -m ctl.data.convert, or read it in order by ctl.data.tfrecords."
+            )
+        while offset < size and damaged_at is None:
+            file.seek(offset)
+            start, block = offset, file.read(block_size)
+            last, records = start + len(block) - HEAD, []
+            while offset <= last:
+                records.append(offset)
+                offset += HEAD + TAIL + read_length(block, offset - start)[0]
+            if not records:  # fewer bytes than the head of a record
+                damaged_at = start
+                break
+            valid = _count_valid(block, np.array(records) - start)
+            if valid < len(records):
+                damaged_at = records[valid]
+            elif offset > size:
+                damaged_at = records[-1]
+            parts.append(np.array(records))
+    end = size if damaged_at is None else damaged_at
+    offsets = np.concatenate([*parts, [end]]) if parts else np.array([end])
+    return FileIndex(
+        path, offsets[: np.searchsorted(offsets, end) + 1].astype(np.int64), damaged_at
+    )
+
+
+def _count_valid(block: bytes, places: np.ndarray) -> int:
+    """Returns how many records come before the first whose length has a wrong checksum."""
+    heads = np.frombuffer(block, np.uint8)[places[:, np.newaxis] + np.arange(HEAD)]
+    checksums = np.full(len(places), 0xFFFFFFFF, np.uint32)
+    for column in range(8):
+        checksums = _TABLE[(checksums ^ heads[:, column]) & 0xFF] ^ (checksums >> np.uint32(8))
+    stored = np.ascontiguousarray(heads[:, 8:]).view("<u4")[:, 0]
+    wrong = np.flatnonzero(masked_crc32c(~checksums) != stored)
+    return int(wrong[0]) if len(wrong) else len(places)
+
+
+def _make_table() -> np.ndarray:
+    """The CRC-32C of each byte, for the reversed polynomial of Castagnoli."""
+    table: np.ndarray = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F63B78), table >> 1)
+    return table
+
+
+_TABLE = _make_table()
