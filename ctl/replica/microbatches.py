@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 import dataclasses
-import functools
 import itertools
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import tensorflow as tf
 from ctl.data.features import name_features
 from ctl.data.source import Batch, MaskedBatch
 from ctl.errors import UsageError
-from ctl.replica import gradients, loss, metrics, precision, row_mask
+from ctl.replica import gradients, loss, metrics, order, precision, row_mask
 from ctl.replica.gradients import Gradient
 
 LossFn = Callable[[Batch, Any], tf.Tensor]
@@ -87,6 +86,7 @@ class MicroBatches:
         keep_shards: return the gradients of each shard instead of their sum.
         calls: number of draws so far of each random layer.
         isolated: why a micro-batch cannot read the other rows of the global batch; empty if it can.
+        compiled: whether XLA compiles the computation.
     """
 
     count: int
@@ -98,6 +98,7 @@ class MicroBatches:
     keep_shards: bool
     calls: dict[str, int]
     isolated: str = ""
+    compiled: bool = False
 
     def __call__(self, inputs: Inputs) -> Contributions:
         """Computes the contributions; call it in a replica context.
@@ -108,48 +109,67 @@ class MicroBatches:
         total = row_count(inputs.batch)
         # Python ints if the shape is static, so that XLA gets static slices.
         bounds = [total * i // self.count for i in range(self.count + 1)]
-        all_gradients, losses, micro_batches = [], [], []
+        sums: list[list[Gradient]] = []  # or the gradients of each shard
+        losses: list[tf.Tensor] = []
+        micro_batches: list[MicroBatch] = []
+        calls = dict(self.calls)
         for start, end in itertools.pairwise(bounds):
-            # A single micro-batch is not sliced, which saves an op per tensor.
-            cut = functools.partial(_cut, start, end) if self.count > 1 else _all_rows
-            mask, batch = cut(inputs.row_mask), tf.nest.map_structure(cut, inputs.batch)
-            first_row = tf.cast(inputs.first_row, tf.int64) + tf.cast(start, tf.int64)
-            rows = row_count(batch)
-            calls = dict(self.calls)  # every micro-batch draws the numbers of the undivided batch
-            # Entered around the backward pass too: the gradients of layers (synchronized batch
-            # normalization) read the mask.
-            with row_mask.examples(
-                mask,
-                first_row=first_row,
-                step=inputs.step,
-                calls=calls,
-                count=rows,
-                isolated=self.isolated,
-            ):
-                with tf.GradientTape() as tape:
-                    outputs = (
-                        precision.cast_to_float32(self.forward(batch)) if self.forward else None
-                    )
-                    per_example = self.loss_fn(batch, outputs)
-                    if per_example is None:
-                        raise UsageError("per_example_loss returned None: return one loss per row.")
-                    weights = cut(inputs.weights)
-                    share = loss.contribution(
-                        tf.cast(per_example, self.dtype), weights, inputs.denominator, rows=rows
-                    )
-                    penalty = self._penalty([*tf.nest.flatten(batch), mask, weights])
-                    share = share if penalty is None else share + penalty
-                    # Only what is differentiated is scaled; the reported loss is not.
-                    scaled = share if inputs.loss_scale is None else share * inputs.loss_scale
-                all_gradients.append(tape.gradient(scaled, self.variables))
+            # First the sum over the earlier micro-batches: it frees their activations, so that only
+            # those of a single micro-batch exist at a time.
+            earlier = [*sums[-1], losses[-1]] if losses else []
+            with order.run_after(earlier, inputs, compiled=self.compiled) as values:
+                # A single micro-batch is not sliced, which saves an op per tensor.
+                part = _cut(values, start, end) if self.count > 1 else values
+                # Every micro-batch draws the numbers of the undivided batch.
+                calls = dict(self.calls)
+                new, share, micro_batch = self._compute(part, calls)
+            if sums and not self.keep_shards:
+                sums = [gradients.accumulate([sums[0], new])]
+            else:
+                sums.append(new)
             losses.append(share)
-            micro_batches.append(MicroBatch(batch, mask, outputs, metrics.masks_of(outputs)))
+            micro_batches.append(micro_batch)
         # A second update in the same step continues the count, so that it draws other numbers.
         self.calls.update(calls)
-        if self.keep_shards:
-            return Contributions(all_gradients, losses, micro_batches)
-        summed = gradients.accumulate(all_gradients)
-        return Contributions([summed], [tf.add_n(losses)], micro_batches)
+        return Contributions(
+            sums, losses if self.keep_shards else [tf.add_n(losses)], micro_batches
+        )
+
+    def _compute(
+        self, inputs: Inputs, calls: dict[str, int]
+    ) -> tuple[list[Gradient], tf.Tensor, MicroBatch]:
+        """Computes the gradients and the share of the loss of one micro-batch."""
+        batch, mask, weights, rows = (
+            inputs.batch,
+            inputs.row_mask,
+            inputs.weights,
+            row_count(inputs.batch),
+        )
+        # Entered around the backward pass too: the gradients of layers (synchronized batch
+        # normalization) read the mask.
+        with row_mask.examples(
+            mask,
+            first_row=inputs.first_row,
+            step=inputs.step,
+            calls=calls,
+            count=rows,
+            isolated=self.isolated,
+            compiled=self.compiled,
+        ):
+            with tf.GradientTape() as tape:
+                outputs = precision.cast_to_float32(self.forward(batch)) if self.forward else None
+                per_example = self.loss_fn(batch, outputs)
+                if per_example is None:
+                    raise UsageError("per_example_loss returned None: return one loss per row.")
+                share = loss.contribution(
+                    tf.cast(per_example, self.dtype), weights, inputs.denominator, rows=rows
+                )
+                penalty = self._penalty([*tf.nest.flatten(batch), mask, weights])
+                share = share if penalty is None else share + penalty
+                # Only what is differentiated is scaled; the reported loss is not.
+                scaled = share if inputs.loss_scale is None else share * inputs.loss_scale
+            new = tape.gradient(scaled, self.variables)
+        return new, share, MicroBatch(batch, mask, outputs, metrics.masks_of(outputs))
 
     def _penalty(self, rows: Sequence[tf.Tensor | None]) -> tf.Tensor | None:
         """A micro-batch's share of the regularization; `rows` are the tensors that differ by row."""
@@ -189,9 +209,15 @@ def unpack(element: Any) -> tuple[Batch, tf.Tensor | None]:
     return name_features(element), None
 
 
-def _cut(start: Any, end: Any, value: tf.Tensor | None) -> tf.Tensor | None:
-    return None if value is None else value[start:end]
+def _cut(inputs: Inputs, start: Any, end: Any) -> Inputs:
+    """The rows of one micro-batch."""
 
+    def cut(value: Any) -> Any:
+        return None if value is None else value[start:end]
 
-def _all_rows(value: tf.Tensor | None) -> tf.Tensor | None:
-    return value
+    return inputs._replace(
+        batch=tf.nest.map_structure(cut, inputs.batch),
+        row_mask=cut(inputs.row_mask),
+        weights=cut(inputs.weights),
+        first_row=tf.cast(inputs.first_row, tf.int64) + tf.cast(start, tf.int64),
+    )

@@ -97,6 +97,11 @@ class Plan:
         return ""
 
     @property
+    def compiles_micro_batches(self) -> bool:
+        """Whether XLA compiles the forward and the backward pass as one program."""
+        return self.xla in ("loop", "step", "gradients")
+
+    @property
     def checks_finite(self) -> bool:
         """Whether steps that are not finite are recorded.
 

@@ -38,6 +38,7 @@ class Examples:
         graph: the graph that the rows are computed in; None in eager execution.
         folded: the draws for tensors with several entries per row on axis 0, which `random_search`
             checks once the step is traced.
+        compiled: whether XLA compiles the computation of the rows.
     """
 
     row_mask: tf.Tensor | None
@@ -52,6 +53,7 @@ class Examples:
     earlier: Callable[[], tf.Tensor] | None = None
     graph: Any = None
     folded: list[Any] = dataclasses.field(default_factory=list)
+    compiled: bool = False
 
     @property
     def present(self) -> tf.Tensor | None:
@@ -71,6 +73,7 @@ def examples(
     seed: int | None = None,
     allow_unkeyed: bool | None = None,
     earlier: Callable[[], tf.Tensor] | None = None,
+    compiled: bool = False,
 ) -> Iterator[Examples]:
     """Sets the rows that the code inside the `with` block computes.
 
@@ -87,6 +90,7 @@ def examples(
         allow_unkeyed: whether layers may draw numbers that are not keyed by rows; what the enclosing
             rows allow by default.
         earlier: in an evaluation, returns the number of rows in the earlier global batches.
+        compiled: whether XLA compiles the code inside.
 
     Yields:
         The `Examples` that `current()` returns inside the block.
@@ -106,6 +110,7 @@ def examples(
         earlier=earlier,
         graph=None if tf.executing_eagerly() else tf.compat.v1.get_default_graph(),
         folded=inherited.folded,
+        compiled=compiled or inherited.compiled,
     )
     try:
         yield _THREAD.examples

@@ -140,6 +140,7 @@ class Step:
             keep_shards=bool(plan.options.logical_shards),
             calls=rows.calls,
             isolated=plan.isolation,
+            compiled=plan.compiles_micro_batches,
         )
         # Reduction and update stay outside: XLA on one replica cannot call the other replicas, nor
         # assign variables of other devices.
