@@ -1,6 +1,7 @@
 """The program: trains and evaluates the experiment that a config describes.
 
 python -m ctl.main --config=experiments/mnist.py --config.train.steps=1000
+python -m ctl.main report runs/mnist
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ if __package__ in (None, ""):  # run as a file: sys.path must hold the folder of
 from absl import flags
 import absl.logging
 
+from ctl import commands
 from ctl.configs import flags as command_line
 from ctl.configs import loading
 from ctl.errors import Failure, LostWorker, UsageError
@@ -63,6 +65,8 @@ def console() -> None:
 
 
 def _run(argv: Sequence[str]) -> int:
+    if len(argv) > 1 and argv[1] in commands.COMMANDS:
+        return commands.run(argv[1:])
     values, changes = command_line.parse(argv)
     if values.help:
         print(f"{__doc__}\n{values.get_help(include_special_flags=False)}")
@@ -78,6 +82,7 @@ def _run(argv: Sequence[str]) -> int:
     if mode.builds_trainer:
         loading.find_trainer_file(config.trainer, config_path)
         loading.find_action_files(config.actions, config_path)
+        loading.find_writers(config.summaries.writers, config_path)
     cluster = None
     if mode.builds_strategy:
         options = StrategyOptions.from_config(config.runtime, os.environ)

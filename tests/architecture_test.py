@@ -16,8 +16,9 @@ LAYERS = (
     ("evaluator",),
     ("loop",),
     ("testing",),
-    ("modes",),
+    ("modes", "commands"),
     ("main",),
+    ("report",),
 )
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 FILES = sorted(

@@ -26,6 +26,7 @@ HARMLESS = (
     "data.tfrecord.parallel_calls",
     "optimizer.gradient_accumulation_steps",
     "train.",
+    "summaries.",
     "eval.",
     "actions",
 )
@@ -178,6 +179,8 @@ def defaults() -> config_dict.ConfigDict:
     train.loss_spike = 0.0
     # Log the global norms of the gradients (before clipping), the parameters and the updates.
     train.norms = False
+    train.layer_norms = False  # also those of each variable, in the writers only
+    train.gradient_shares = False  # log the shares of zero and non-finite elements of the gradients
     # Keep the checkpoints of the best evaluations in best/, apart from the others.
     train.best = best = config_dict.ConfigDict()
     best.metric = ""  # such as eval/accuracy; "": off
@@ -190,6 +193,9 @@ def defaults() -> config_dict.ConfigDict:
     stopping.patience = 3  # evaluations in a row without an improvement
     stopping.min_delta = 0.0  # an improvement is a change by more than this
     stopping.restore_best = False  # the run's result is the best checkpoint, not the last step
+    # The steps to profile, as FIRST:END without END, such as "200:210"; "": none. A SIGUSR1 profiles the
+    # next inner loop.
+    train.profile = ""
     # Steps between two writes of the trainer's own tf.summary calls in a step; 0: steps_per_loop.
     train.summary_interval = _duration(0)
     train.summary_seconds = 0.0  # write them instead after this many seconds; 0: after steps
@@ -204,6 +210,14 @@ def defaults() -> config_dict.ConfigDict:
     train.preemption_notice = "none"
     # Print a line and the stacks of all threads after this many seconds without a step; 0: never.
     train.stall_seconds = 300.0
+
+    config.summaries = summaries = config_dict.ConfigDict()  # see docs/observing.md
+    # Where the logged values go: tensorboard, jsonl (metrics.jsonl), csv (metrics.csv), mlflow, wandb,
+    # or path/to/file.py:Class or package.module:Class.
+    summaries.writers = ["tensorboard", "jsonl"]
+    # Steps between two histograms of the weights and of the gradients in TensorBoard; 0: none.
+    summaries.histogram_interval = 0
+    summaries.graph = False  # write the graph of the inner loop to TensorBoard
 
     # Actions at the end of inner loops and evaluations, each a name or a dict(name=..., **arguments):
     # early_stopping, path/to/file.py:Class or package.module:Class; see docs/actions.md.

@@ -22,6 +22,8 @@ from ctl.configs.error_location import error_location
 from ctl.configs.importing import import_file, importable
 from ctl.errors import UsageError
 
+_WRITER_PACKAGES = ("mlflow", "wandb")  # of the writers of the same names
+
 
 def load_config(flag: str) -> config_dict.ConfigDict:
     """Runs the `get_config` of a config file.
@@ -133,6 +135,18 @@ def find_action_files(actions: Iterable[Any], config_path: str) -> None:
         name = action if isinstance(action, str) else action["name"]
         if ":" in name:
             find_trainer_file(name, config_path, key=f"actions[{index}]")
+
+
+def find_writers(writers: Iterable[str], config_path: str) -> None:
+    """Raises UsageError if what a writer needs is not installed or does not exist; imports nothing."""
+    for index, name in enumerate(writers):
+        if ":" in name:
+            find_trainer_file(name, config_path, key=f"summaries.writers[{index}]")
+        elif name in _WRITER_PACKAGES and importlib.util.find_spec(name) is None:
+            raise UsageError(
+                f"summaries.writers contains {name}, but the package {name} is not installed: run "
+                f"pip install {name}, or remove it from summaries.writers."
+            )
 
 
 def load_action_factory(reference: str, config_path: str, *, key: str) -> Callable[..., Any]:

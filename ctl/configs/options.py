@@ -27,9 +27,12 @@ OPTION_KEYS: dict[str, str] = {
     "on_non_finite": "train.on_non_finite",
     "loss_spike": "train.loss_spike",
     "norms": "train.norms",
+    "layer_norms": "train.layer_norms",
+    "gradient_shares": "train.gradient_shares",
     "ema_decay": "optimizer.ema_decay",
     "weight_decay_exclude": "optimizer.weight_decay_exclude",
     "optimizer_groups": "optimizer.groups",
+    "histogram_interval": "summaries.histogram_interval",
     "prefetch": "data.prefetch",
 }
 
@@ -188,6 +191,9 @@ class TrainerOptions:
             losses is treated like one that is not finite.
         norms: add the global norms of gradients, parameters and updates to the outputs of a loop.
             This holds a copy of the variables during each step.
+        layer_norms: add these norms of each variable, under "layers".
+        gradient_shares: add the shares of zero and of non-finite elements of the gradients.
+        histogram_interval: steps between two histograms of the gradients; 0 for none.
         prefetch: the number of batches that the input pipeline prepares ahead; -1 lets tf.data choose.
         data: keys for `build_dataset` (`self.options.data.dir`).
         model: keys for `build_model` (`self.options.model.dropout`).
@@ -209,12 +215,20 @@ class TrainerOptions:
     on_non_finite: str = "stop"
     loss_spike: float = 0.0
     norms: bool = False
+    layer_norms: bool = False
+    gradient_shares: bool = False
+    histogram_interval: int = 0
     ema_decay: float = 0.0
     weight_decay_exclude: Sequence[str] = ()
     optimizer_groups: Sequence[Mapping[str, Any]] = ()
     prefetch: int = -1
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def measures_gradients(self) -> bool:
+        """Whether an option asks for norms or shares of the gradients."""
+        return self.norms or self.layer_norms or self.gradient_shares
 
     @classmethod
     def from_config(cls, config: Any) -> "TrainerOptions":

@@ -1,4 +1,4 @@
-"""Checks the keys of the sections `train` and `eval` that depend on each other.
+"""Checks the keys of the sections `train`, `summaries` and `eval` that depend on each other.
 
 Importing this module does not import TensorFlow.
 """
@@ -18,6 +18,8 @@ def check(values: Mapping[str, Any]) -> None:
     """
     _check_rollback_limit(values)
     _check_monitoring(values)
+    _check_profile(values)
+    _check_summaries(values)
     if values["train.summary_interval"] and values["train.summary_seconds"]:
         raise UsageError(
             f"train.summary_interval is {values['train.summary_interval']!r} and train.summary_seconds "
@@ -72,3 +74,24 @@ def _check_monitoring(values: Mapping[str, Any]) -> None:
             f"train.early_stopping.restore_best restores the best {stopping}, but train.best.metric is "
             f"{best}: use one metric, or set train.early_stopping.restore_best=false."
         )
+
+
+def _check_profile(values: Mapping[str, Any]) -> None:
+    profile, steps = values["train.profile"], values["train.steps"]
+    # Durations with units are compared once they are resolved, by another call.
+    if profile and isinstance(steps, int) and int(profile.partition(":")[2]) > steps:
+        raise UsageError(
+            f"train.profile is {profile!r}, but must end at train.steps, which is {steps}, or before."
+        )
+
+
+def _check_summaries(values: Mapping[str, Any]) -> None:
+    """Checks that what only TensorBoard can show is written for it."""
+    if "tensorboard" in values["summaries.writers"]:
+        return
+    for key, off in {"summaries.histogram_interval": 0, "summaries.graph": False}.items():
+        if values[key]:
+            raise UsageError(
+                f"{key} has no effect without tensorboard in summaries.writers: add it, or set "
+                f"{key}={overrides.show_value(off)}."
+            )

@@ -17,6 +17,7 @@ from ctl.hardware import devices, strategies
 PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 XLA_MODES = ("auto", "off", "loop", "step", "gradients", "autocluster")
 ACTIONS = ("early_stopping",)  # the names in ctl.loop.actions.registry
+WRITERS = ("tensorboard", "jsonl", "csv", "mlflow", "wandb")  # in ctl.loop.writers
 ON_NON_FINITE = ("stop", "skip", "rollback", "ignore")
 
 _CHOICES = {
@@ -55,6 +56,7 @@ _MINIMUM = {
     "train.best.keep": 1,
     "train.early_stopping.patience": 1,
     "train.summary_interval": 0,
+    "summaries.histogram_interval": 0,
     "train.checkpoint_interval": 0,
     "train.checkpoints_to_keep": 1,
     "train.checkpoint_keep_every": 0,
@@ -97,6 +99,7 @@ _OTHER_BOUNDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "at least 1, or -1 to let tf.data choose",
     ),
 }
+_STEPS = re.compile(r"(\d{1,9}):(\d{1,9})")
 _METRICS = ("train.best.metric", "train.early_stopping.metric")
 MAX_DIGITS = 99  # of an integer; Python refuses to print integers of thousands of digits
 
@@ -127,9 +130,11 @@ def check_values(values: Mapping[str, Any]) -> None:
                 f"{key} is {name!r}, but must be the name of a metric of the evaluation, eval/NAME, "
                 "such as eval/loss."
             )
+    _check_profile(values.get("train.profile", ""))
     if values.get(durations.LIMIT):
         durations.seconds(values[durations.LIMIT])
     _check_actions(values.get("actions", ()))
+    _check_writers(values.get("summaries.writers", ()))
     _check_strings("runtime.devices", values.get("runtime.devices", ()), 'names such as "GPU:0"')
     devices.check_names(values.get("runtime.devices", ()))
     if "optimizer.name" in values:
@@ -159,6 +164,26 @@ def _check_actions(actions: Iterable[Any]) -> None:
             raise UsageError(
                 f"{key} is {name!r}, but must be path/to/file.py:Class, package.module:Class, or "
                 f"{' or '.join(ACTIONS)}."
+            )
+
+
+def _check_profile(steps: str) -> None:
+    match = _STEPS.fullmatch(steps)
+    if steps and not (match and int(match[1]) < int(match[2])):
+        raise UsageError(
+            f"train.profile is {steps!r}, but must be FIRST:END with END greater than FIRST, such as "
+            "200:210."
+        )
+
+
+def _check_writers(writers: Sequence[Any]) -> None:
+    _check_strings("summaries.writers", writers, 'names such as "jsonl"')
+    for index, name in enumerate(writers):
+        if name in writers[:index]:
+            raise UsageError(f"summaries.writers contains {name!r} twice: remove one of them.")
+        if ":" not in name and name not in WRITERS:
+            raise UsageError(
+                f"summaries.writers contains {name!r}{errors.did_you_mean(name, WRITERS)}"
             )
 
 

@@ -21,6 +21,7 @@ from ctl.loop.rollback import RollbackPolicy
 from ctl.loop.stop import StopRequest
 from ctl.loop.timer import Timer
 from ctl.loop.watchdog import Watchdog
+from ctl.loop.writers.tensorboard import TensorBoardWriter
 from ctl.trainer import StandardTrainer
 
 
@@ -127,6 +128,7 @@ class Controller(orbit.Controller):
         self._evaluation_timer = Timer(0)
         self._rollback = rollback or RollbackPolicy()
         self.reporter = reporter or Reporter(trainer)
+        self.reporter.metrics.add(TensorBoardWriter(self))
         self._manager = CheckpointManager(
             trainer,
             checkpoints,
@@ -188,12 +190,7 @@ class Controller(orbit.Controller):
             until = boundaries.next_boundary(self.step, train_steps, (eval_interval or 0,))
             # A checkpoint is saved before the evaluation of its step, so that the states of actions in
             # it do not include that evaluation: it is repeated.
-            if (
-                self._has_restored
-                and self.step
-                and eval_interval
-                and self.step % eval_interval == 0
-            ):
+            if self._has_restored and self.step and eval_interval and not self.step % eval_interval:
                 until = self.step
             self._train_loop(until, end=train_steps)
             # Before the last evaluation, so that a run killed in it need not train again.
@@ -219,7 +216,7 @@ class Controller(orbit.Controller):
         self.evaluator.any_process_stops = self.any_process_stops
         self.evaluator.processes, self.evaluator.is_chief = self.processes, self.is_chief
         try:
-            with self.reporter.summary_writer(self.eval_summary_manager):
+            with self.reporter.evaluation(self.eval_summary_manager):
                 outputs = self.evaluator.evaluate(tf.constant(steps, tf.int32))
         except Interrupted:
             self.stopped = True
@@ -228,7 +225,7 @@ class Controller(orbit.Controller):
         self._evaluation_timer.restart()
         self.evaluation = numbers = as_numbers(outputs)
         self.evaluated_step = self.step
-        self.reporter.evaluation_ended(self.step, numbers, self.eval_summary_manager)
+        self.reporter.evaluation_ended(self.step, numbers)
         with self.reporter.summary_writer(self.eval_summary_manager, flush=True):
             self.actions.run("eval", numbers)
         return numbers
@@ -247,12 +244,15 @@ class Controller(orbit.Controller):
     def restore_checkpoint(self, checkpoint_path: str | None = None) -> str | None:
         """Restores a checkpoint, by default the newest; returns its path, or None without one."""
         path = self._manager.all_restore(checkpoint_path)
-        self._has_restored = self.actions.has("eval")
+        # A run that was killed in an evaluation repeats it; the chief has the file that shows it.
+        is_missing = not self.reporter.metrics.has_evaluation(self.step)
+        self._has_restored = self.processes.any_process(is_missing) or self.actions.has("eval")
         return path
 
     def save_checkpoint(self) -> None:
         """Saves a checkpoint, unless this step has one already."""
-        self._manager.save()
+        with self.reporter.clock.measure("saving"):
+            self._manager.save()
 
     def any_process_stops(self) -> bool:
         """Whether a stop was requested in any process; every process must call it."""
@@ -269,6 +269,7 @@ class Controller(orbit.Controller):
             else:
                 intervals = (self.steps_per_loop, self._manager.interval)
                 boundary = boundaries.next_boundary(first, until, intervals)
+                boundary = self._inner_loop.boundary(first, boundary)
                 boundary = self._rollback.boundary(first, boundary)
                 try:
                     with self._inner_loop.measure(boundary - first):
@@ -283,9 +284,7 @@ class Controller(orbit.Controller):
                 self._inner_loop.check(first, boundary, self.outputs)
                 with self.reporter.summary_writer(self.summary_manager):
                     self.actions.run("train", self.outputs)
-                self.reporter.loop_ended(
-                    self.step, self.outputs, self.summary_manager, last_step=end
-                )
+                self.reporter.loop_ended(self.step, self.outputs, last_step=end)
             # Every process comes here at the same step, and decides the same: the chief's clock and a
             # signal to any process count for all.
             if self._manager.all_due(self.processes):

@@ -60,14 +60,26 @@ class InnerLoop:
 
         The caller calls the trainer, so that this class adds no frame to the user's tracebacks.
         """
+        first = int(self._trainer.global_step.numpy())
+        # The profiler comes first, so that the time in which it writes is not that of the steps.
+        with self._reporter.profiler.profile(first, first + steps), self._measure(first, steps):
+            yield
+
+    @contextlib.contextmanager
+    def _measure(self, first: int, steps: int) -> Iterator[None]:
         begin = time.perf_counter()
         with (
+            self._reporter.clock.measure("steps"),
             self._reporter.summary_writer(self._summaries),
             self._step_summaries.recording(),
-            self._watch(int(self._trainer.global_step.numpy())),
+            self._watch(first),
         ):
             yield
         self._reporter.throughput.add(steps, seconds=time.perf_counter() - begin)
+
+    def boundary(self, step: int, boundary: int) -> int:
+        """The end of a loop that begins at `step`: `boundary`, or where a profile begins or ends."""
+        return self._reporter.profiler.boundary(step, boundary)
 
     def read(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the outputs of the loop as numbers; waits for the devices to compute them."""

@@ -58,9 +58,18 @@ def append_line(path: pathlib.Path, line: Mapping[str, Any]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    # Unbuffered: the line must be in the file when the process is killed later.
+    append_text(path, json.dumps(line) + "\n")
+
+
+def append_text(path: pathlib.Path, text: str) -> None:
+    """Appends text to a file, completely or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    # Unbuffered: the text must be in the file when the process is killed later.
     with open(path, "ab", buffering=0) as file:
-        _append(file, json.dumps(line).encode() + b"\n")
+        _append(file, text.encode())
 
 
 def _append(file: io.FileIO, line: bytes) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 from ctl.errors import print_line
 
+_SPEED_TOLERANCE = 0.2  # a larger relative difference from the mean is shown
+
 
 class Progress:
     """Prints one line every few seconds of training, and one per evaluation.
@@ -39,6 +41,12 @@ class Progress:
         self._clock = clock
         self._last: float | None = None
 
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends what a subclass shows while the block runs."""
+
     def print_line(self, line: str) -> None:
         """Prints any other line."""
         self._write(line)
@@ -50,17 +58,25 @@ class Progress:
         *,
         examples_per_second: float | None,
         seconds_left: float | None,
+        last_examples_per_second: float | None = None,
     ) -> None:
         """Reports that a loop has ended.
 
         Prints a line for the first loop, the last, and one every few seconds.
+
+        Args:
+            step: the step at which it ended.
+            outputs: its loss and metrics.
+            examples_per_second: the mean speed; None if it is not known yet.
+            seconds_left: the time to the last step; None if it is not known yet.
+            last_examples_per_second: the speed of this loop, shown if it differs from the mean.
         """
         # Loops may be short: a line for each would cost more time than the loop.
         now = self._clock()
         if self._last is not None and now - self._last < self._every and step < self._total:
             return
         self._last = now
-        speed = f" | {examples_per_second:,.0f} examples/s" if examples_per_second else ""
+        speed = _format_speed(examples_per_second, last_examples_per_second)
         left = (
             f" | {format_duration(seconds_left)} left"
             if seconds_left and step < self._total
@@ -74,6 +90,15 @@ class Progress:
     def evaluated(self, step: int, outputs: Mapping[str, Any]) -> None:
         """Reports that an evaluation has ended."""
         self._write(f"eval  {step:>7}/{self._total} | {format_numbers(outputs)}")
+
+
+def _format_speed(mean: float | None, last: float | None) -> str:
+    if not mean:
+        return ""
+    # The mean of hours hides that the speed has just changed.
+    differs = last and abs(last - mean) > _SPEED_TOLERANCE * mean
+    last_loop = f" ({last:,.0f} in the last loop)" if differs else ""
+    return f" | {mean:,.0f} examples/s{last_loop}"
 
 
 def format_numbers(outputs: Mapping[str, Any]) -> str:

@@ -38,6 +38,7 @@ def all_roll_back(
             f"{error.what} No checkpoint is left to go back to: start again with --fresh."
         )
     step = int(manager.trainer.global_step.numpy())
+    reporter.metrics.restore(step)
     reporter.record("rollback", step, left_out=error.step, path=path)
     reporter.print_line(
         f"{error.what} Back to step {step}; that batch is skipped from now on "

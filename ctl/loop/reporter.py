@@ -10,18 +10,25 @@ import orbit
 import tensorflow as tf
 
 from ctl.hardware import devices, gpu
-from ctl.loop import write_errors
+from ctl.loop import measurements, write_errors
+from ctl.loop.metric_log import MetricLog
+from ctl.loop.profiler import Profiler
 from ctl.loop.progress import Progress
 from ctl.loop.throughput import Throughput
+from ctl.loop.wall_clock import WallClock
 from ctl.replica.non_finite import NonFiniteReport
+from ctl.replica.norms import LAYERS
 from ctl.trainer import StandardTrainer
 
 
 class Reporter:
-    """Reports to the user's screen, to TensorBoard, and to events.jsonl.
+    """Reports to the user's screen, to the log of metrics, and to events.jsonl.
 
     Attributes:
         throughput: the speed of the loops.
+        metrics: passes the logged values to the writers.
+        clock: divides the time of the process among what it does.
+        profiler: profiles some of the inner loops.
     """
 
     def __init__(
@@ -32,6 +39,10 @@ class Reporter:
         on_event: Callable[..., None] | None = None,
         gpu_usage: Callable[[], dict[str, float]] | None = None,
         checkpoint_folder: pathlib.Path | None = None,
+        metrics: MetricLog | None = None,
+        steps_per_epoch: float | None = None,
+        clock: WallClock | None = None,
+        profiler: Profiler | None = None,
     ):
         """Reports nothing yet.
 
@@ -43,7 +54,18 @@ class Reporter:
                 GPUs, if the replicas are on GPUs.
             checkpoint_folder: where the run saves, for the message if the summaries cannot be
                 written.
+            metrics: passes the logged values to the writers; by default it has none.
+            steps_per_epoch: steps in which every training example is read once; None if not known.
+            clock: divides the time of the process among what it does.
+            profiler: profiles some of the inner loops; by default none.
         """
+        self.profiler = profiler or Profiler()
+        self._trainer = trainer
+        self._steps_per_epoch = steps_per_epoch
+        self.clock = clock or WallClock()
+        self.metrics = metrics or MetricLog(
+            checkpoint_folder=checkpoint_folder, print_line=self.print_line
+        )
         self.throughput = Throughput(batch=trainer.global_batch_size)
         self._progress = progress
         self._on_event = on_event or (lambda *_, **__: None)
@@ -58,34 +80,34 @@ class Reporter:
 
     def record(self, event: str, step: int, **fields: Any) -> None:
         """Records an event."""
-        self._on_event(event, step, **fields)
+        # The next process of a killed run cannot know how its time was used, except from here.
+        seconds = {"seconds": self.seconds()} if event == "checkpoint" else {}
+        self._on_event(event, step, **fields, **seconds)
 
-    def loop_ended(
-        self,
-        step: int,
-        outputs: Mapping[str, Any],
-        summaries: orbit.utils.SummaryManager,
-        *,
-        last_step: int,
-    ) -> None:
+    def seconds(self) -> dict[str, float]:
+        """Returns how this process has used its time so far, in seconds by activity."""
+        return self.clock.read(compiling=self.throughput.compile_seconds)
+
+    def loop_ended(self, step: int, outputs: Mapping[str, Any], *, last_step: int) -> None:
         """Reports the outputs of an inner loop.
 
         Args:
             step: the step at which it ended.
             outputs: its loss and metrics, as numbers.
-            summaries: writes the training summaries.
             last_step: the step at which the run ends, for the time that is left.
         """
         # None until the second loop ends: the first one's time is that of tracing and compiling.
         speed = self.throughput.examples_per_second
         usage = self._gpu_usage()
         rate = {"examples_per_second": speed} if speed else {}
-        self._summarize(summaries, {**outputs, **rate, **usage})
+        measured = measurements.measure_loop(self._trainer, self.throughput)
+        self._log("train", step, {**outputs, **rate, **measured, **usage})
         if self._progress:
             self._progress.trained(
                 step,
-                {**outputs, **usage},
+                {**{name: v for name, v in outputs.items() if name != LAYERS}, **usage},
                 examples_per_second=speed,
+                last_examples_per_second=self.throughput.last_examples_per_second,
                 seconds_left=self.throughput.seconds_for(last_step - step),
             )
 
@@ -95,11 +117,15 @@ class Reporter:
         self.record("non_finite", report.step, policy="skip", tensor=tensor, count=count)
         self.print_line(f"Skipped {count} of {steps} updates: step {report.step} {report}.")
 
-    def evaluation_ended(
-        self, step: int, outputs: Mapping[str, Any], summaries: orbit.utils.SummaryManager
-    ) -> None:
+    @contextlib.contextmanager
+    def evaluation(self, summaries: orbit.utils.SummaryManager) -> Iterator[None]:
+        """The context of an evaluation, which is measured and may write summaries."""
+        with self.clock.measure("evaluation"), self.summary_writer(summaries):
+            yield
+
+    def evaluation_ended(self, step: int, outputs: Mapping[str, Any]) -> None:
         """Reports the outputs of an evaluation."""
-        self._summarize(summaries, outputs)
+        self._log("eval", step, outputs)
         if self._progress:
             self._progress.evaluated(step, outputs)
         self.record("eval", step, **outputs)
@@ -122,11 +148,9 @@ class Reporter:
             with self._report_write_errors():
                 summaries.flush()
 
-    def _summarize(self, summaries: orbit.utils.SummaryManager, outputs: Mapping[str, Any]) -> None:
-        with self._report_write_errors():
-            summaries.write_summaries(outputs)
-            # Else a full disk would be met in the destructor of the writer, which cannot report it.
-            summaries.flush()
+    def _log(self, split: str, step: int, values: Mapping[str, Any]) -> None:
+        epoch = {"epoch": step / self._steps_per_epoch} if self._steps_per_epoch else {}
+        self.metrics.write(split, step, {**epoch, **values})
 
     def _report_write_errors(self) -> contextlib.AbstractContextManager[None]:
         return write_errors.report_write_errors("The summaries", self._checkpoint_folder)

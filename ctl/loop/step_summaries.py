@@ -47,7 +47,8 @@ class StepSummaries:
         self._step = tf.Variable(0, trainable=False, dtype=tf.int64) if seconds else None
         self._print_line = print_line
         self._reason = _why_not(trainer)
-        self._dropped = False
+        # The step itself does not write them where the compiler could not.
+        self._dropped = bool(self._reason and trainer.options.histogram_interval)
         self._reported = False
 
     @contextlib.contextmanager

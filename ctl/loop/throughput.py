@@ -22,6 +22,8 @@ class Throughput:
         self._loops = 0
         self._steps = 0
         self._seconds = 0.0
+        self._first: tuple[int, float] = (0, 0.0)
+        self._last: tuple[int, float] = (0, 0.0)
 
     def add(self, steps: int, *, seconds: float) -> None:
         """Adds one loop."""
@@ -30,11 +32,32 @@ class Throughput:
         if self._loops > 1:
             self._steps += steps
             self._seconds += seconds
+            self._last = (steps, seconds)
+        else:
+            self._first = (steps, seconds)
 
     @property
     def examples_per_second(self) -> float | None:
         """The mean over all measured loops; None before the second loop has ended."""
         return self._steps * self._batch / self._seconds if self._steps else None
+
+    @property
+    def last_examples_per_second(self) -> float | None:
+        """The speed of the last loop, where a mean hides a stall; None before the second loop."""
+        steps, seconds = self._last
+        return steps * self._batch / seconds if seconds else None
+
+    @property
+    def last_seconds_per_step(self) -> float | None:
+        """The duration of a step in the last loop; None before the second loop has ended."""
+        steps, seconds = self._last
+        return seconds / steps if steps else None
+
+    @property
+    def compile_seconds(self) -> float:
+        """The time that the first loop took in addition to that of its steps in later loops."""
+        steps, seconds = self._first
+        return max(0.0, seconds - (self.seconds_for(steps) or 0.0))
 
     def seconds_for(self, steps: int) -> float | None:
         """The time that `steps` more steps will take at this speed; None if it is not known yet."""

@@ -26,6 +26,7 @@ class Workdir:
         checkpoints/ckpt-<step>    weights, slot variables and counters
         best/ckpt-<step>           the best checkpoints, if train.best is set
         summaries/{train,eval}/    for TensorBoard
+        metrics.jsonl              one line per inner loop and evaluation: every logged value
         events.jsonl               one line per event: start, checkpoint, eval, rollback, ...
         result.json                the last step, its metrics, and versions
         rollbacks.json             which batches are skipped, if any

@@ -16,6 +16,7 @@ Importing this module does not import TensorFlow.
 from collections.abc import Callable
 import dataclasses
 import importlib
+import time
 
 from ml_collections import config_dict
 
@@ -39,6 +40,7 @@ class Arguments:
         checkpoint: what to evaluate (`--checkpoint`): "best", a step, a path, or "" for the newest.
         topology: the TPU slices to compile for (`--topology`), or "".
         find_batch: search for the largest batch that fits (`--find_batch`).
+        started: when the program started, by `time.monotonic`.
         dry_run: train two steps and keep nothing (`--dry_run`).
     """
 
@@ -51,6 +53,7 @@ class Arguments:
     checkpoint: str = ""
     topology: str = ""
     find_batch: bool = False
+    started: float = dataclasses.field(default_factory=time.monotonic)
     dry_run: bool = False
 
 

@@ -52,6 +52,10 @@ def shorten(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
             checkpoint_seconds=0.0,
         )
         short.eval.update(interval=1, seconds=0.0)
+        # Not to a server, where the run would be kept.
+        short.summaries.writers = [
+            name for name in short.summaries.writers if name not in ("mlflow", "wandb")
+        ]
         short.data.overfit_batches = 0  # two steps show no progress to report
     return short.lock()
 

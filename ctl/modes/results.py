@@ -7,10 +7,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.hardware import devices
+from ctl.hardware.peak_flops import peak_flops
+from ctl.loop import goodput
 from ctl.loop.controller import Controller
 from ctl.loop.workdir import Workdir
 from ctl.modes.experiment import Experiment
 from ctl.replica.engine import engine_of
+from ctl.replica.flops import count_flops
 
 _PACKAGES = ("ctl", "tensorflow", "tf_keras", "tf-models-official", "numpy")
 
@@ -56,6 +60,28 @@ def make_result(experiment: Experiment, controller: Controller, seconds: float) 
         **({"stopped": stopped} if stopped else {}),
         **controller.actions.results(),
     }
+
+
+def measure_run(workdir: Workdir, controller: Controller) -> dict[str, Any]:
+    """Measures how the run used its time in all its processes, and its devices in this one.
+
+    The entries about floating-point operations are missing where these are not known.
+    """
+    events = goodput.read_lines(workdir.path / "events.jsonl")
+    measured: dict[str, Any] = {
+        "goodput": goodput.measure_goodput(events, controller.reporter.seconds())
+    }
+    trainer, speed = controller.trainer, controller.reporter.throughput.examples_per_second
+    flops = count_flops(trainer)
+    if flops:
+        measured["flops_per_step"] = flops
+    dtype = trainer.compute_dtype.name
+    peaks = [peak_flops(name, dtype) for name in devices.replica_devices(trainer.strategy)]
+    if flops and speed and all(peaks):
+        steps_per_second = speed / trainer.global_batch_size
+        peak = trainer.strategy.num_replicas_in_sync * min(peak for peak in peaks if peak)
+        measured["model_flops_utilization"] = flops * steps_per_second / peak
+    return measured
 
 
 def read_training(workdir: Workdir) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 import contextlib
+import sys
 from typing import Any
 
 from ctl import optimizers
@@ -14,12 +15,17 @@ from ctl.loop.actions.memory_growth import MemoryGrowth
 from ctl.loop.actions.retraces import Retraces
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller
+from ctl.loop.metric_log import MetricLog
 from ctl.loop.preemption import GceNotice
+from ctl.loop.profiler import Profiler
 from ctl.loop.progress import Progress
+from ctl.loop.progress_bar import ProgressBar
 from ctl.loop.reporter import Reporter
 from ctl.loop.rollback import RollbackPolicy
 from ctl.loop.stop import StopRequest
+from ctl.loop.wall_clock import WallClock
 from ctl.loop.watchdog import Watchdog
+from ctl.loop.writers import registry as writers
 from ctl.modes import Arguments, dry_run, experiment
 from ctl.replica.engine import engine_of
 
@@ -35,6 +41,7 @@ class Run:
         is_chief: whether this process is the one that prints and writes.
         processes: the processes of the run.
         progress: prints what the user sees; prints nothing in a process that is not the chief.
+        clock: divides the time of the process among its activities.
         checkpoints: saves and restores the trainer.
     """
 
@@ -58,10 +65,16 @@ class Run:
         self.is_chief = self.experiment.hardware.is_chief
         # The same group everywhere in the run, so that all its collective calls have one order.
         self.processes = ProcessGroup(self.experiment.hardware)
-        self.progress = Progress(
-            total=self.config.train.steps,
-            steps_per_epoch=self.experiment.steps_per_epoch,
-            write=print_line if self.is_chief else lambda line: None,
+        self.progress = self._make_progress()
+        self.clock = WallClock(started=arguments.started)
+        self._metrics = MetricLog(
+            writers.make_writers(
+                self.config.summaries.writers, self.workdir.path, self._config_path
+            )
+            if self.is_chief
+            else (),
+            checkpoint_folder=self.workdir.checkpoints,
+            print_line=self.progress.print_line,
         )
         self.checkpoints = Checkpointer(
             self.workdir.checkpoints,
@@ -81,6 +94,7 @@ class Run:
         *,
         stop: StopRequest | None = None,
         watchdog: Watchdog | None = None,
+        profiler: Profiler | None = None,
         rollback: RollbackPolicy | None = None,
         actions: Iterable[Callable[[Any], Any]] = (),
         records: bool = True,
@@ -90,6 +104,7 @@ class Run:
         Args:
             stop: requests that the run saves and stops.
             watchdog: reports inner loops that hang.
+            profiler: profiles some of the inner loops.
             rollback: decides which batches to skip.
             actions: called at the end of inner loops and evaluations.
             records: whether its loops and evaluations are part of the run: in its summaries and
@@ -102,13 +117,17 @@ class Run:
             checkpoints=self.checkpoints,
             checkpoint_interval=self.config.train.checkpoint_interval,
             checkpoint_seconds=self.config.train.checkpoint_seconds,
-            summary_dir=self.workdir.summaries("train") if records else None,
-            eval_summary_dir=self.workdir.summaries("eval") if records else None,
+            summary_dir=self._summary_folder("train") if records else None,
+            eval_summary_dir=self._summary_folder("eval") if records else None,
             reporter=Reporter(
                 self.trainer,
                 progress=self.progress,
                 on_event=self.workdir.event if records else None,
                 checkpoint_folder=self.workdir.checkpoints,
+                metrics=self._metrics if records else None,
+                steps_per_epoch=self.experiment.steps_per_epoch,
+                clock=self.clock,
+                profiler=profiler,
             ),
             stop=stop,
             processes=self.processes,
@@ -142,6 +161,15 @@ class Run:
             action.may_stop = False
         return [action for action in actions if action.at == "eval"]
 
+    def make_profiler(self) -> Profiler:
+        """Makes the profiler of this process; that of the chief writes."""
+        return Profiler(
+            self.config.train.profile,
+            folder=self.workdir.summaries("train"),
+            print_line=self.progress.print_line,
+            on_event=self.workdir.event,
+        )
+
     def make_watchdog(self) -> Watchdog:
         """Makes the watchdog of this process.
 
@@ -174,6 +202,17 @@ class Run:
                 for decision in earlier
             ],
         )
+
+    def _make_progress(self) -> Progress:
+        total, steps_per_epoch = self.config.train.steps, self.experiment.steps_per_epoch
+        if self.is_chief and sys.stdout.isatty():
+            return ProgressBar(total=total, steps_per_epoch=steps_per_epoch)
+        write = print_line if self.is_chief else lambda line: None
+        return Progress(total=total, steps_per_epoch=steps_per_epoch, write=write)
+
+    def _summary_folder(self, split: str) -> str | None:
+        has_writer = "tensorboard" in self.config.summaries.writers
+        return self.workdir.summaries(split) if has_writer else None
 
     def _writes_in_background(self) -> bool:
         """Whether a thread writes the checkpoints; several processes write together and wait."""

@@ -3,6 +3,7 @@
 import functools
 import time
 
+from ctl.loop import goodput
 from ctl.loop.checkpoints import warm_start
 from ctl.loop.lock import RunLock
 from ctl.loop.stop import StopOnSignal
@@ -61,14 +62,21 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
             progress.print_line(messages.complete(latest, workdir.result(), config))
             return DONE
 
+        profiler = run.make_profiler()
         with (
             StopOnSignal() as stop,
+            profiler.on_signal(),
+            progress,
             run.watch_for_preemption(stop),
             run.make_watchdog() as watchdog,
         ):
             rollback = run.broadcast_rollback_policy()
             controller = run.make_controller(
-                stop=stop, watchdog=watchdog, rollback=rollback, actions=actions
+                stop=stop,
+                watchdog=watchdog,
+                profiler=profiler,
+                rollback=rollback,
+                actions=actions,
             )
             restored = controller.restore_checkpoint()
             warm = None
@@ -77,6 +85,7 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
             # Not before the checkpoint is known to match: a rejected run leaves config.json alone.
             workdir.create(config.to_dict())
 
+            lost = goodput.find_lost(workdir.path, controller.step) if run.is_chief else {}
             progress.print_line(messages.start(run.experiment.hardware, run.trainer))
             for line in changes:
                 progress.print_line(f"Changed since the run was started: {line}")
@@ -86,12 +95,18 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
                 if partial:
                     progress.print_line(messages.restored_in_part(partial))
                 left = {"left": partial.left(), "dropped": partial.dropped()} if partial else {}
-                workdir.event("resume", controller.step, path=restored, changes=changes, **left)
+                workdir.event(
+                    "resume", controller.step, path=restored, changes=changes, **left, **lost
+                )
             else:
                 if warm:
                     progress.print_line(messages.loaded_weights(warm))
-                workdir.event("start", controller.step, **(warm.record() if warm else {}))
+                workdir.event("start", controller.step, **(warm.record() if warm else {}), **lost)
 
+            controller.reporter.metrics.begin(
+                config.to_dict(), step=controller.step, is_new=not restored
+            )
+            run.clock.mark_started()
             eval_steps = dry_run.STEPS if arguments.dry_run else -1  # -1: all
             start = time.monotonic()
             if not evaluates:
@@ -112,11 +127,15 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
             result = results.make_result(run.experiment, controller, time.monotonic() - start)
             if not controller.outputs:  # only evaluated: keep what was recorded of the training
                 result |= results.read_training(workdir)
+            if run.is_chief:
+                result |= results.measure_run(workdir, controller)
             workdir.write_result(result)
             event = "stop" if controller.stopped else "end"
             ended_by = controller.actions.stop_reason or {}
             reasons = stop.reasons | {k: v for k, v in ended_by.items() if k == "reason"}
-            workdir.event(event, result["step"], **reasons)
+            seconds = controller.reporter.seconds()
+            workdir.event(event, result["step"], **reasons, seconds=seconds)
+            controller.reporter.metrics.close("KILLED" if controller.stopped else "FINISHED")
         processes.barrier()  # no process exits while another one still writes
 
     if not arguments.dry_run:

@@ -59,6 +59,8 @@ class Engine:
         self.step = Step(plan, trainer.global_step)
         self.attributes = TrainerAttributes(trainer)
         self.results = LoopResults(trainer, plan, self.step)
+        if self.step.norms:
+            self.step.norms.build(trainer.model.trainable_variables)
         decay = plan.options.ema_decay
         self.ema: ExponentialMovingAverage | None = None
         if decay:

@@ -98,7 +98,8 @@ class LoopResults:
             results["loss_scale"] = optimizer.loss_scale
         if has_scale or self._plan.options.on_non_finite == "skip":
             results["skipped_steps"] = self._step.skipped_steps.read_value()
-        return {**results, **norms}
+        shares = self._step.norms.shares() if self._step.norms else {}
+        return {**results, **norms, **shares}
 
     def skipped_all(self) -> bool:
         """Returns whether all steps of the inner loop were skipped."""

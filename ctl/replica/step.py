@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from ctl.errors import UsageError
 from ctl.replica import gradients, loss, precision, row_mask
+from ctl.replica.gradient_histograms import write_histograms
 from ctl.replica.gradients import Gradient
 from ctl.replica.loss_spikes import LossSpikes
 from ctl.replica.microbatches import (
@@ -92,7 +93,7 @@ class Step:
         # Created in any case, because a checkpoint holds it: a later run may switch the check on.
         self.loss_spikes = LossSpikes(plan.options.loss_spike, dtype=plan.dtype)
         self.recorder = NonFiniteRecorder() if plan.checks_finite else None
-        self.norms = Norms(plan.dtype) if plan.options.norms else None
+        self.norms = Norms(plan.dtype, plan.options) if plan.options.measures_gradients else None
 
     def __call__(
         self,
@@ -162,6 +163,9 @@ class Step:
         # the split.
         clipped = gradients.clip(reduced, plan.options.clip)
         self._warn_unused(reduced, variables)
+        if plan.options.histogram_interval and plan.xla in ("off", "autocluster"):
+            interval, step = plan.options.histogram_interval, self._global_step.read_value()
+            write_histograms(reduced, variables, interval=interval, step=step)
         before = self.norms.before(variables) if self.norms else []
         # A Python bool if no step can be skipped: the update is then unconditional in the graph.
         applied: tf.Tensor | bool = True

@@ -86,6 +86,9 @@ def build_trainer(spec: TrialSpec, split: Split, **changes: Any) -> StandardTrai
         all_reduce_dtype="",
         loss_scale=0.0,
         norms=False,
+        layer_norms=False,
+        gradient_shares=False,
+        histogram_interval=0,
         prefetch=1,
         gradient_accumulation_steps=split.micro_batches,
     )

@@ -179,7 +179,10 @@ def test_from_config_reads_every_option_from_its_key():
             gradient_accumulation_steps=2, clip=dict(norm=1.5), weight_decay=0.1, ema_decay=0.5,
             weight_decay_exclude=["*/bias"], groups=[dict(variables="a/*", frozen=True)],
         ),
-        train=dict(on_non_finite="skip", loss_spike=3.0, norms=True),
+        train=dict(
+            on_non_finite="skip", loss_spike=3.0, norms=True, layer_norms=True, gradient_shares=True,
+        ),
+        summaries=dict(histogram_interval=50),
         model=dict(units=5),
     )  # fmt: skip
     created = options.TrainerOptions.from_config(config)
@@ -192,7 +195,8 @@ def test_from_config_reads_every_option_from_its_key():
         seed=3, precision="float16", loss_scale=8.0, xla="loop", placement="device",
         logical_shards=4, allow_unkeyed_random=True, all_reduce_dtype="bfloat16",
         gradient_accumulation_steps=2,
-        clip=options.Clip(norm=1.5), on_non_finite="skip", loss_spike=3.0, norms=True, prefetch=2,
+        clip=options.Clip(norm=1.5), on_non_finite="skip", loss_spike=3.0, norms=True, layer_norms=True,
+        gradient_shares=True, histogram_interval=50, prefetch=2,
         weight_decay_exclude=("*/bias",), ema_decay=0.5,
         optimizer_groups=(dict(variables="a/*", frozen=True),),
     )  # fmt: skip

@@ -159,7 +159,10 @@ SWITCHES = {
     "data.skip_damaged",
     "data.tfrecord.cache",
     "optimizer.nesterov",
+    "summaries.graph",
     "train.norms",
+    "train.layer_norms",
+    "train.gradient_shares",
     "train.early_stopping.restore_best",
     "eval.before_training",
 }
@@ -191,6 +194,10 @@ def test_every_key_has_values_that_are_rejected(name):
     }[type(KEYS[name])]
     if name == "actions":
         rejected = [["?"], [5], [{"every": 5}], [{"name": "a:B", "x": float("nan")}]]
+    if name == "summaries.writers":
+        rejected = [["?"], [5], ["json"], ["jsonl", "jsonl"]]
+    if name == "train.profile":
+        rejected = ["?", "5", "5:5", "9:5", "0:1001", "-1:5"]
     if name == "eval.splits":
         rejected = [["a b"], ["../a"], ["test", "test"], [5], [""]]
     if name in SWITCHES or name in FREE:  # ConfigDict itself checks the type
@@ -209,6 +216,7 @@ def test_free_keys_and_switches_are_all_strings_and_booleans():
         "train.early_stopping.metric",
         "train.early_stopping.mode",
         "train.max_duration",
+        "train.profile",
         "runtime.all_reduce.dtype",
         "runtime.tpu.name",
         "runtime.tpu.zone",

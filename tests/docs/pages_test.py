@@ -14,7 +14,7 @@ TEXTS = {page: (child.ROOT / page).read_text() for page in PAGES}
 FOLDERS = "ctl|tests|benchmarks|experiments|deploy|docs|\\.ci"
 SOURCES = [path.read_text() for path in child.ROOT.glob("tests/**/*.py")]
 TESTS = set(re.findall(r"^\s*def (test_\w+)", "\n".join(SOURCES), re.MULTILINE))
-SECTIONS = "init|runtime|data|model|optimizer|train|eval"
+SECTIONS = "init|runtime|data|model|optimizer|train|summaries|eval"
 ATTRIBUTES = {"optimizer.iterations", "optimizer.loss_scale"}  # of the optimizers of tf_keras
 
 

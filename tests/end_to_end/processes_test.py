@@ -64,7 +64,7 @@ def test_fifty_steps_of_mnist_in_several_processes_are_those_of_one_replica(
     # Only the chief writes.
     assert done.stdout.count("Done:") == 1
     assert {path.name for path in (folder / name).iterdir()} == {
-        "checkpoints", "config.json", "events.jsonl", "result.json", "summaries",
+        "checkpoints", "config.json", "events.jsonl", "metrics.jsonl", "result.json", "summaries",
     }  # fmt: skip
     assert not [path for path in (folder / name / "checkpoints").iterdir() if path.is_dir()]
     assert len(list((folder / name / "summaries/train").iterdir())) == 1

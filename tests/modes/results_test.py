@@ -52,7 +52,7 @@ def test_result_has_only_an_evaluation_of_the_last_step(evaluated_step, evaluati
         outputs={"loss": 0.5},
         evaluation={"loss": 1.0},
         evaluated_step=evaluated_step,
-        examples_per_second=70.0,
+        reporter=types.SimpleNamespace(throughput=types.SimpleNamespace(examples_per_second=70.0)),
     )
     plan = types.SimpleNamespace(layout=types.SimpleNamespace(replicas=2))
     experiment = types.SimpleNamespace(
@@ -83,7 +83,7 @@ def test_result_says_why_an_action_ended_the_run_and_what_was_best():
         outputs={},
         evaluation={"loss": 0.5},
         evaluated_step=20,
-        examples_per_second=None,
+        reporter=types.SimpleNamespace(throughput=types.SimpleNamespace(examples_per_second=None)),
     )
     plan = types.SimpleNamespace(layout=types.SimpleNamespace(replicas=1))
     experiment = types.SimpleNamespace(

@@ -10,6 +10,7 @@ from ctl.errors import UsageError
 from ctl.loop.actions.action import Action, as_action
 from ctl.loop.actions.best_checkpoint import BestCheckpoint
 from ctl.loop.actions.early_stopping import EarlyStopping
+from ctl.loop.actions.histograms import GraphSummary, WeightHistograms
 from ctl.loop.actions.overfit_report import OverfitReport
 from ctl.loop.actions.time_limit import TimeLimit
 
@@ -21,7 +22,7 @@ _OPTIONS = ("at", "everywhere")  # of `as_action`; all others are arguments of t
 def make_actions(
     config: Any, config_path: str, *, best_folder: pathlib.Path, trains: bool = True
 ) -> list[Action]:
-    """Makes the actions of `train.best`, `.early_stopping`, `.max_duration` and `actions`, in order.
+    """Makes the actions of `summaries`, then of `train`, then of `actions`.
 
     Args:
         config: a validated config.
@@ -39,6 +40,10 @@ def make_actions(
     actions: list[Action] = []
     if not trains:
         return _make_listed(config.actions, config_path)
+    if config.summaries.histogram_interval:
+        actions.append(WeightHistograms(config.summaries.histogram_interval))
+    if config.summaries.graph:
+        actions.append(GraphSummary())
     if best["metric"]:
         actions.append(BestCheckpoint(**best, folder=best_folder, restore_at_end=restore))
     if stopping["metric"]:

@@ -1,0 +1,80 @@
+"""What a report reads of a run. Importing this module does not import TensorFlow."""
+
+from collections.abc import Mapping
+import dataclasses
+import pathlib
+from typing import Any
+
+from ctl.configs import overrides
+from ctl.errors import UsageError
+from ctl.loop import goodput, json_files
+
+_AXES = ("time", "split", "step")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFiles:
+    """The files of a run.
+
+    Attributes:
+        name: the name of its folder, unique among the compared runs.
+        config: full name of a key -> value.
+        metrics: the records of metrics.jsonl, in order.
+        events: those of events.jsonl.
+        result: result.json; {} if the run has not ended yet.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    metrics: list[dict[str, Any]]
+    events: list[dict[str, Any]]
+    result: Mapping[str, Any]
+
+    def curves(self) -> dict[str, dict[str, tuple[list[int], list[float]]]]:
+        """Returns metric -> split -> steps and values."""
+        curves: dict[str, dict[str, tuple[list[int], list[float]]]] = {}
+        for record in self.metrics:
+            for name, value in record.items():
+                if name not in _AXES:
+                    splits = curves.setdefault(name, {})
+                    steps, values = splits.setdefault(str(record.get("split")), ([], []))
+                    steps.append(int(record.get("step", 0)))
+                    values.append(float(value))  # also of the text "NaN"
+        return curves
+
+    def state(self) -> str:
+        """Returns what the run does, by its last event."""
+        last = next((e["event"] for e in reversed(self.events) if "event" in e), "")
+        states = {"end": "complete", "stop": "stopped, to be resumed"}
+        return states.get(last, "running or killed")
+
+    def goodput(self) -> dict[str, float]:
+        """Returns the shares of the wall time, those of the last result if there is one."""
+        shares: dict[str, float] = dict(self.result.get("goodput") or {})
+        return shares or goodput.measure_goodput(self.events)
+
+
+def read_runs(folders: list[str]) -> list[RunFiles]:
+    """Reads runs.
+
+    Raises:
+        UsageError: a folder is not that of a run, or a file of it is damaged.
+    """
+    paths = [pathlib.Path(folder) for folder in folders]
+    names = [path.resolve().name for path in paths]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in paths]
+    return [_read(path, name) for path, name in zip(paths, names, strict=True)]
+
+
+def _read(path: pathlib.Path, name: str) -> RunFiles:
+    if not (path / "config.json").exists():
+        raise UsageError(f"{path} has no config.json, so it is not a run: name a run's --workdir.")
+    result = path / "result.json"
+    return RunFiles(
+        name=name,
+        config=overrides.flatten(json_files.read(path / "config.json")),
+        metrics=goodput.read_lines(path / "metrics.jsonl"),
+        events=goodput.read_lines(path / "events.jsonl"),
+        result=json_files.read(result) if result.exists() else {},
+    )

@@ -1,0 +1,58 @@
+"""Histograms of the weights, and the graph of the inner loop, for TensorBoard."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.loop.actions.action import Action
+from ctl.replica.flops import list_graphs
+
+
+class WeightHistograms(Action):
+    """Writes the weights at the end of the first inner loop at or after each multiple of an interval."""
+
+    at = "train"
+    may_stop = False
+
+    def __init__(self, interval: int):
+        """Writes nothing yet.
+
+        Args:
+            interval: steps between two histograms of a weight.
+        """
+        self._interval = interval
+        self._written = 0  # the last multiple
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues after the last multiple that was written."""
+        self._written = state["written"]
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the last multiple that was written."""
+        return {"written": self._written}
+
+    def __call__(self, outputs: Mapping[str, Any]) -> None:
+        """Writes the weights, if they are due."""
+        multiple = self.controller.step // self._interval
+        if multiple > self._written:
+            self._written = multiple
+            for weight in self.controller.trainer.model.weights:
+                tf.summary.histogram(f"weights/{weight.name.removesuffix(':0')}", weight)
+
+
+class GraphSummary(Action):
+    """Writes the graph of the inner loop once, after the first loop of a process."""
+
+    at = "train"
+    may_stop = False
+
+    def __init__(self) -> None:
+        self._is_written = False
+
+    def __call__(self, outputs: Mapping[str, Any]) -> None:
+        """Writes the graph."""
+        graphs = [] if self._is_written else list_graphs(self.controller.trainer)
+        if graphs:
+            self._is_written = True
+            tf.summary.graph(graphs[-1])

@@ -1,0 +1,86 @@
+"""The share of a run's wall time that was training. Importing it does not import TensorFlow."""
+
+from collections.abc import Iterable, Mapping
+import json
+import pathlib
+from typing import Any
+
+_BEGINNINGS = ("start", "resume")
+_ENDINGS = ("end", "stop")
+# The activities of a process; the rest of its time is "other".
+_ACTIVITIES = ("steps", "evaluation", "saving", "starting", "compiling")
+
+Event = Mapping[str, Any]
+
+
+def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns the JSON objects of a file, one per line; lines that a kill cut short are skipped."""
+    lines = []
+    if path.exists():
+        for text in path.read_text(encoding="utf-8").splitlines():
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue
+            if isinstance(line, dict):
+                lines.append(line)
+    return lines
+
+
+def find_lost(workdir: pathlib.Path, step: int) -> dict[str, float]:
+    """Returns what a run lost that was killed after the checkpoint that it is resumed from.
+
+    Args:
+        workdir: the folder of the run, as the killed process left it.
+        step: the step of the checkpoint; 0 if the run starts again.
+
+    Returns:
+        `lost_steps` that are computed again, the `lost_seconds` that they and the time after the
+        checkpoint took, or {} if the run was not killed.
+    """
+    events = [event for event in read_lines(workdir / "events.jsonl") if "time" in event]
+    first = max((i for i, e in enumerate(events) if e["event"] in _BEGINNINGS), default=None)
+    if first is None or any(event["event"] in _ENDINGS for event in events[first:]):
+        return {}
+    process = events[first:]
+    records = [r for r in read_lines(workdir / "metrics.jsonl") if "time" in r and "step" in r]
+    saved = [e for e in process if e["event"] == "checkpoint" and e["step"] <= step]
+    last_time = max(line["time"] for line in [*process, *records])
+    last_step = max(line["step"] for line in [*process, *records])
+    lost = max(0.0, last_time - (saved or process)[-1 if saved else 0]["time"])
+    return {"lost_steps": max(0, last_step - step), "lost_seconds": lost}
+
+
+def measure_goodput(
+    events: Iterable[Event], current: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """Returns how the wall time of a run was used.
+
+    The time between two processes, in which the run did not exist, is not counted.
+
+    Args:
+        events: the events of the run, in order.
+        current: the seconds of the process that is running, by activity; its own events are ignored.
+
+    Returns:
+        The share of each activity; "lost" in steps that were computed again after a restart; "other";
+        and "seconds", the total.
+    """
+    processes: list[Mapping[str, float]] = []
+    lost = 0.0
+    for event in events:
+        if event["event"] in _BEGINNINGS:
+            processes.append({})
+            lost += event.get("lost_seconds", 0.0)
+        if "seconds" in event and processes:
+            processes[-1] = event["seconds"]  # cumulative
+    if current is not None:
+        processes[-1:] = [current]
+    total = lost + sum(seconds.get("total", 0.0) for seconds in processes)
+    if not total:
+        return {}
+    shares = {
+        name: sum(seconds.get(name, 0.0) for seconds in processes) / total for name in _ACTIVITIES
+    }
+    shares["lost"] = lost / total
+    return {**shares, "other": max(0.0, 1.0 - sum(shares.values())), "seconds": total}

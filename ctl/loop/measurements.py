@@ -1,0 +1,73 @@
+"""Numbers that are logged after an inner loop in addition to its outputs."""
+
+import resource
+import sys
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from ctl.configs.parameter_groups import patterns
+from ctl.hardware import devices
+from ctl.loop.throughput import Throughput
+from ctl.replica import precision
+from ctl.trainer import StandardTrainer
+
+_GIB = 2**30
+# Bytes on macOS, KiB elsewhere.
+_RSS_UNIT = 1 if sys.platform == "darwin" else 2**10
+
+
+def measure_loop(trainer: StandardTrainer, throughput: Throughput) -> dict[str, float]:
+    """Returns the learning rates, the speed of the last loop, and the peak memory.
+
+    They cost microseconds per loop and nothing per step.
+
+    Args:
+        trainer: the trainer.
+        throughput: has measured the loop.
+    """
+    numbers = learning_rates(trainer)
+    if throughput.last_examples_per_second:
+        numbers["examples_per_second_last_loop"] = throughput.last_examples_per_second
+        numbers["milliseconds_per_step"] = 1e3 * (throughput.last_seconds_per_step or 0.0)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    numbers["peak_memory_gib"] = peak * _RSS_UNIT / _GIB
+    return numbers | _read_device_memory(trainer.strategy)
+
+
+def learning_rates(trainer: StandardTrainer) -> dict[str, float]:
+    """Returns the learning rate of the next update: of the trainer, of its groups, of other optimizers.
+
+    "learning_rate" is that of `trainer.optimizer`, "learning_rate/PATTERN" that of a group of
+    `optimizer.groups`, and "learning_rate/ATTRIBUTE" that of another optimizer of the trainer.
+    """
+    rates: dict[str, float] = {}
+    for name, value in vars(trainer).items():
+        optimizer = value.inner_optimizer if precision.has_loss_scale(value) else value
+        if isinstance(optimizer, tf_keras.optimizers.Optimizer):
+            rate = _read_rate(optimizer)
+            is_own = name.lstrip("_") == "optimizer"
+            rates["learning_rate" if is_own else f"learning_rate/{name}"] = rate
+    for group in trainer.options.optimizer_groups:
+        if "learning_rate" in rates and group.get("learning_rate_scale"):
+            name = ",".join(patterns(group))
+            rate = rates["learning_rate"] * group["learning_rate_scale"]
+            rates[f"learning_rate/{name}"] = rate
+    return rates
+
+
+def _read_rate(optimizer: Any) -> float:
+    # Not the public property, which gives the rate of a schedule at the last update of this process.
+    rate = optimizer._learning_rate
+    return float(tf.convert_to_tensor(rate(optimizer.iterations) if callable(rate) else rate))
+
+
+def _read_device_memory(strategy: tf.distribute.Strategy) -> dict[str, float]:
+    """The largest peak of TensorFlow's allocator on a GPU of the replicas."""
+    peaks = []
+    for device in devices.replica_devices(strategy):
+        name = device[device.rfind("GPU:") :] if "GPU:" in device else ""
+        if name:
+            peaks.append(tf.config.experimental.get_memory_info(name)["peak"])
+    return {"gpu_peak_memory_gib": max(peaks) / _GIB} if peaks else {}

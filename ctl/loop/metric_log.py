@@ -1,0 +1,93 @@
+"""The one place that every logged value of a run passes."""
+
+from collections.abc import Callable, Iterable, Mapping
+import pathlib
+from typing import Any
+
+from ctl.errors import Failure, print_line
+from ctl.loop import write_errors
+from ctl.loop.writers.tensorboard import TensorBoardWriter
+from ctl.loop.writers.writer import Record, Writer
+
+
+class MetricLog:
+    """Passes each record to all writers, on one axis: the global step.
+
+    log = MetricLog([JsonLinesWriter(path)])
+    log.write("train", 100, {"loss": 0.3})
+    """
+
+    def __init__(
+        self,
+        writers: Iterable[Writer] = (),
+        *,
+        checkpoint_folder: pathlib.Path | None = None,
+        print_line: Callable[[str], None] = print_line,
+    ):
+        """Writes nothing yet.
+
+        Args:
+            writers: where the records go.
+            checkpoint_folder: where the run saves, for the message if a record cannot be written.
+            print_line: prints the line about a server that cannot be reached.
+        """
+        self._writers = list(writers)
+        self._checkpoint_folder = checkpoint_folder
+        self._print_line = print_line
+
+    def add(self, writer: Writer) -> None:
+        """Adds a writer."""
+        self._writers.append(writer)
+
+    def begin(self, config: Mapping[str, Any], *, step: int, is_new: bool) -> None:
+        """Prepares the writers of a run that continues at a step."""
+        self.restore(step)
+        self._call(lambda writer: writer.begin(config, is_new=is_new))
+
+    def write(self, split: str, step: int, values: Mapping[str, Any]) -> None:
+        """Writes a record.
+
+        Args:
+            split: "train", "eval" or the name of another dataset.
+            step: the global step.
+            values: numbers by name; mappings and lists may be nested.
+
+        Raises:
+            Failure: a file cannot be written.
+        """
+        record = Record(split, step, values)
+        self._call(lambda writer: writer.write(record))
+
+    def restore(self, step: int) -> None:
+        """Drops the records after a step, which the run is going to compute again."""
+        self._call(lambda writer: writer.restore(step))
+
+    def has_evaluation(self, step: int) -> bool:
+        """Whether every file has a record of an evaluation at a step."""
+        return all(writer.has_evaluation(step) for writer in self._writers)
+
+    def close(self, status: str) -> None:
+        """Ends the run, with the status "FINISHED" or "KILLED"."""
+        self._call(lambda writer: writer.close(status))
+
+    def _call(self, call: Callable[[Writer], None]) -> None:
+        for writer in list(self._writers):
+            try:
+                with write_errors.report_write_errors(_name(writer), self._checkpoint_folder):
+                    call(writer)
+            except Exception as error:
+                if writer.required:
+                    raise
+                # A server that cannot be reached must not end a run that can train without it.
+                self._writers.remove(writer)
+                reason = error.__cause__ if isinstance(error, Failure) else error
+                text = (str(reason).strip().splitlines() or [type(reason).__name__])[0]
+                self._print_line(
+                    f"{type(writer).__name__} has failed and is not used any more: {text}"
+                )
+
+
+def _name(writer: Writer) -> str:
+    if isinstance(writer, TensorBoardWriter):
+        return "The summaries"
+    return str(getattr(writer, "path", type(writer).__name__))

@@ -1,0 +1,1 @@
+"""Where the logged values of a run go: one writer per file."""

@@ -1,0 +1,139 @@
+"""Writers of text files: metrics.jsonl and metrics.csv. Importing them does not import TensorFlow."""
+
+from collections.abc import Callable, Iterable, Iterator
+import csv
+import io
+import json
+import math
+import os
+import pathlib
+from typing import Any
+
+from ctl.loop import json_files
+from ctl.loop.writers.writer import TRAIN, Record, Writer
+
+_RESERVED = ("time", "split", "step")
+_CSV_NAMES = ("time", "split", "step", "name", "value")
+Key = tuple[str, int]
+
+
+class LinesWriter(Writer):
+    """Appends lines to a file; each step of a split has one record in it, however often a run is killed.
+
+    A record is in the file when `write` returns. What a killed process wrote after the restored
+    checkpoint is dropped by `restore`, and an evaluation that is repeated replaces the earlier one.
+    """
+
+    def __init__(self, path: pathlib.Path):
+        """Writes nothing yet.
+
+        Args:
+            path: the file.
+        """
+        self.path = path
+        self._evaluations: set[Key] | None = None  # those in the file; None: not read yet
+
+    def write(self, record: Record) -> None:
+        """Appends a record, completely or not at all."""
+        key = (record.split, record.step)
+        if record.split != TRAIN:
+            if key in self._read_evaluations():
+                self._keep_lines(lambda other: other != key)
+            self._read_evaluations().add(key)
+        json_files.append_text(self.path, self._format(record))
+
+    def restore(self, step: int) -> None:
+        """Drops the records after a step, and a last line that a kill cut short."""
+        self._keep_lines(lambda key: key[1] <= step)
+        self._evaluations = None
+
+    def has_evaluation(self, step: int) -> bool:
+        """Whether the file has a record of an evaluation at a step."""
+        return any(key[1] == step for key in self._read_evaluations())
+
+    def _format(self, record: Record) -> str:
+        raise NotImplementedError
+
+    def _read_key(self, line: str) -> Key | None:
+        """The split and step of a line; None if it is not a complete one."""
+        raise NotImplementedError
+
+    def _header(self) -> Iterable[str]:
+        return ()
+
+    def _read_lines(self) -> Iterator[tuple[str, Key]]:
+        if self.path.exists():
+            with open(self.path, encoding="utf-8", newline="") as file:
+                for line in file:
+                    key = self._read_key(line) if line.endswith("\n") else None
+                    if key:
+                        yield line, key
+
+    def _read_evaluations(self) -> set[Key]:
+        if self._evaluations is None:
+            self._evaluations = {key for _, key in self._read_lines() if key[0] != TRAIN}
+        return self._evaluations
+
+    def _keep_lines(self, keep: Callable[[Key], bool]) -> None:
+        if not self.path.exists():
+            return
+        # Written next to the file, then renamed: a kill leaves the old lines or the new ones.
+        temporary = self.path.with_name(json_files.temporary_name(self.path.name))
+        with open(temporary, "w", encoding="utf-8", newline="") as file:
+            file.writelines(self._header())
+            file.writelines(line for line, key in self._read_lines() if keep(key))
+        os.replace(temporary, self.path)
+
+
+class JsonLinesWriter(LinesWriter):
+    """Writes one JSON object per record: time, split, step, and the values by name.
+
+    NaN and infinity, which JSON does not have, are the strings "NaN", "Infinity" and "-Infinity".
+    """
+
+    def _format(self, record: Record) -> str:
+        line: dict[str, Any] = {"time": record.time, "split": record.split, "step": record.step}
+        for name, value in record.numbers().items():
+            line[f"metric/{name}" if name in _RESERVED else name] = _as_json(value)
+        return json.dumps(line) + "\n"
+
+    def _read_key(self, line: str) -> Key | None:
+        try:
+            content = json.loads(line)
+            return str(content["split"]), int(content["step"])
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+class CsvWriter(LinesWriter):
+    """Writes one row per value: time, split, step, name, value.
+
+    A row per record would require all names before the first record.
+    """
+
+    def _header(self) -> Iterable[str]:
+        return [_format_rows([_CSV_NAMES])]
+
+    def _format(self, record: Record) -> str:
+        rows = [
+            (f"{record.time:.3f}", record.split, record.step, name, value)
+            for name, value in record.numbers().items()
+        ]
+        return "".join([] if self.path.exists() else self._header()) + _format_rows(rows)
+
+    def _read_key(self, line: str) -> Key | None:
+        row = next(csv.reader([line]))
+        is_complete = len(row) == len(_CSV_NAMES) and row[2].isdecimal()
+        return (row[1], int(row[2])) if is_complete else None
+
+
+def _as_json(value: int | float) -> int | float | str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def _format_rows(rows: Iterable[Iterable[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()

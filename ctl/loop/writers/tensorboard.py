@@ -1,0 +1,64 @@
+"""TensorBoardWriter: logged values as scalars of TensorBoard."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.configs import overrides
+from ctl.loop.writers.writer import TRAIN, Record, Writer
+
+
+class TensorBoardWriter(Writer):
+    """Writes each split to its own folder, under the same tags, so that they share charts."""
+
+    def __init__(self, controller: Any):
+        """Writes nothing yet.
+
+        Args:
+            controller: the `Controller`, with Orbit's managers of summaries.
+        """
+        self._training = controller.summary_manager
+        # A controller without an evaluator has none for evaluations.
+        self._evaluation = getattr(controller, "eval_summary_manager", self._training)
+        workdir = controller.workdir if self._training._enabled else None
+        self._folder = workdir / "summaries" if workdir else None
+
+    def begin(self, config: Mapping[str, Any], *, is_new: bool) -> None:
+        """Writes the config, as a text and for the HParams plugin."""
+        if not (is_new and self._folder):
+            return
+        from tensorboard.plugins.hparams import api as hparams
+
+        values = overrides.flatten(config)
+        # In the parent of the two folders, whose scalars are then the metrics of this session.
+        writer = tf.summary.create_file_writer(str(self._folder))
+        with writer.as_default():
+            hparams.hparams({k: _as_hparam(v) for k, v in values.items()}, self._folder.parent.name)
+            lines = "\n".join(f"    {k} = {overrides.show_value(v)}" for k, v in values.items())
+            tf.summary.text("config", lines, step=0)
+        writer.close()
+
+    def write(self, record: Record) -> None:
+        """Writes the numbers of a record; a dataset of an evaluation gets a subfolder, as in Orbit."""
+        summaries = self._training if record.split == TRAIN else self._evaluation
+        is_training = record.split == TRAIN
+        summaries.write_summaries(record.numbers() if is_training else _as_scalars(record))
+        # Else a full disk would be met in the destructor of the writer, which cannot report it.
+        summaries.flush()
+
+
+def _as_scalars(record: Record) -> dict[str, Any]:
+    """The values with nested mappings, and each element of a list under a name of its own."""
+    scalars: dict[str, Any] = {}
+    for name, value in record.values.items():
+        nested = Record(record.split, record.step, {name: value})
+        if isinstance(value, Mapping):
+            scalars[name] = _as_scalars(Record(record.split, record.step, value))
+        else:
+            scalars |= nested.numbers()
+    return scalars
+
+
+def _as_hparam(value: Any) -> bool | int | float | str:
+    return value if isinstance(value, bool | int | float | str) else overrides.show_value(value)

@@ -1,0 +1,82 @@
+"""Histograms, graph, hparams and config of a run, read back from its event files."""
+
+import collections
+
+import pytest
+import tensorflow as tf
+
+from ctl import testing
+from ctl.loop.actions.histograms import GraphSummary, WeightHistograms
+from ctl.loop.controller import Controller
+from ctl.loop.reporter import Reporter
+from tests import reference_model
+
+# Operations of the reference model's loop at the commit before the options of this file.
+BARE = 285
+
+
+def read(folder):
+    """Tag -> steps of the summaries in a folder, and whether there is a graph."""
+    steps, has_graph = collections.defaultdict(list), False
+    for path in folder.glob("events*"):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            has_graph = has_graph or event.HasField("graph_def")
+            for value in event.summary.value:
+                steps[value.tag].append(event.step)
+    return steps, has_graph
+
+
+def run(folder, *, replicas=1, **options):
+    lines = []
+    trainer = reference_model.make_trainer(testing.make_strategy(replicas), 7, **options)
+    controller = Controller(
+        trainer=trainer, steps_per_loop=4, summary_dir=str(folder / "summaries/train"),
+        reporter=Reporter(trainer), actions=[WeightHistograms(5), GraphSummary()],
+        workdir=folder,
+    )  # fmt: skip
+    controller._inner_loop._step_summaries._print_line = lines.append
+    controller.reporter.metrics.begin({"seed": 3, "train": {"steps": 12}}, step=0, is_new=True)
+    controller.train(12)
+    return trainer, lines
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_weights_and_gradients_have_histograms_at_multiples_of_the_interval(tmp_path, replicas):
+    trainer, lines = run(tmp_path, replicas=replicas, histogram_interval=5)
+    steps, has_graph = read(tmp_path / "summaries/train")
+    names = [v.name.removesuffix(":0") for v in trainer.model.trainable_variables]
+    # Gradients of the steps 0, 5 and 10; weights at the first ends of loops after 5 and 10.
+    assert {tag: steps[tag] for tag in steps if "gradients/" in tag} == {
+        f"gradients/{name}": [0, 5, 10] for name in names
+    }
+    assert {tag: steps[tag] for tag in steps if "weights/" in tag} == {
+        f"weights/{name}": [8, 12] for name in names
+    }
+    assert has_graph and lines == []
+    steps, _ = read(tmp_path / "summaries")
+    assert "config" in steps and any("hparams" in tag for tag in steps)
+
+
+def test_compiled_step_has_histograms_of_the_weights_and_a_line_about_the_gradients(tmp_path):
+    _, lines = run(tmp_path, histogram_interval=5, xla="loop", precision="float32")
+    steps, _ = read(tmp_path / "summaries/train")
+    assert any("weights/" in tag for tag in steps)
+    assert not any("gradients/" in tag for tag in steps)
+    assert len(lines) == 1 and "not written: runtime.xla=loop compiles it" in lines[0]
+
+
+def count_operations(**options):
+    """The number of operations of each type in the graph of a training loop."""
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 7, **options)
+    trainer.train(tf.constant(1))
+    (graph,) = {f.graph for f in trainer._train_loop_fn._list_all_concrete_functions()}
+    definition = graph.as_graph_def()
+    bodies = [node for function in definition.library.function for node in function.node_def]
+    return collections.Counter(node.op for node in (*definition.node, *bodies))
+
+
+def test_bare_step_has_the_operations_that_it_had_before_anything_could_be_measured():
+    bare = sum(count_operations().values())
+    assert bare == BARE
+    for options in ({"norms": True}, {"layer_norms": True}, {"gradient_shares": True}):
+        assert sum(count_operations(**options).values()) > bare

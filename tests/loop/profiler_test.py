@@ -1,0 +1,78 @@
+"""Which steps are profiled, and the costliest operations of a profile."""
+
+import os
+import signal
+
+import tensorflow as tf
+
+from ctl import testing
+from ctl.loop import costliest
+from ctl.loop.controller import Controller
+from ctl.loop.profiler import Profiler, find_newest
+from ctl.loop.reporter import Reporter
+from tests import reference_model
+
+
+def run(folder, steps, *, profiler=None, request_at=None, **arguments):
+    """Trains 20 steps in loops of 8; returns the lines, the events and the ends of the loops."""
+    lines, events, ends = [], [], []
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 7)
+    profiler = profiler or Profiler(
+        steps, folder=str(folder), print_line=lines.append,
+        on_event=lambda name, step, **fields: events.append((name, step, fields)),
+    )  # fmt: skip
+
+    def after_loop(outputs):
+        ends.append(int(trainer.global_step.numpy()))
+        if ends[-1] == request_at:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    controller = Controller(
+        trainer=trainer, steps_per_loop=8, reporter=Reporter(trainer, profiler=profiler),
+        train_actions=[after_loop],
+    )  # fmt: skip
+    with profiler.on_signal():
+        controller.train(20)
+    return lines, events, ends
+
+
+def test_profile_of_exact_steps_and_its_costliest_operations(tmp_path):
+    lines, events, ends = run(tmp_path, "10:18")
+    assert ends == [8, 10, 16, 18, 20]
+    ((name, step, fields),) = events
+    assert (name, step, fields["first"]) == ("profile", 18, 10)
+    assert fields["path"] == str(find_newest(tmp_path))
+    assert lines[0].startswith("Profile of the steps 10 to 18: ") and len(lines) == 11
+    operations = costliest.list_operations(find_newest(tmp_path))
+    assert fields["operations"] == operations[:10]
+    assert [seconds for _, seconds in operations] == sorted(
+        (s for _, s in operations), reverse=True
+    )
+    names = " ".join(name for name, _ in operations)
+    assert "MatMul" in names and "while/body" not in names
+    assert operations[0][0] in lines[1] and "ms per step" in lines[1]
+
+
+def test_signal_profiles_the_next_inner_loop(tmp_path):
+    before = signal.getsignal(signal.SIGUSR1)
+    _, events, ends = run(tmp_path, "", request_at=8)
+    assert ends == [8, 16, 20]
+    assert [(step, fields["first"]) for _, step, fields in events] == [(16, 8)]
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_process_that_is_not_the_chief_has_the_same_loops_and_writes_nothing(tmp_path):
+    _, _, ends = run(tmp_path, "", profiler=Profiler("10:18", folder=None))
+    assert ends == [8, 10, 16, 18, 20]
+    assert not list(tmp_path.iterdir())
+
+
+def test_profile_of_another_profiler_is_left_alone(tmp_path):
+    tf.profiler.experimental.start(str(tmp_path / "other"))
+    try:
+        lines, events, ends = run(tmp_path, "0:8")
+    finally:
+        tf.profiler.experimental.stop()
+    assert ends == [8, 16, 20] and events == []
+    assert lines == ["The steps are not profiled, since another profile is being recorded."]
+    assert find_newest(tmp_path / "other")

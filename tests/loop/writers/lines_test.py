@@ -1,0 +1,92 @@
+"""metrics.jsonl and metrics.csv: one record per step and split, however often a run is killed."""
+
+import csv
+import json
+import math
+
+import pytest
+
+from ctl.loop.writers.lines import CsvWriter, JsonLinesWriter
+from ctl.loop.writers.writer import Record
+
+
+def read_json(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def read_csv(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+WRITERS = [(JsonLinesWriter, read_json), (CsvWriter, read_csv)]
+
+
+def keys(lines):
+    return [(line["split"], int(line["step"])) for line in lines]
+
+
+def test_a_json_line_has_all_numbers_under_flat_names(tmp_path):
+    writer = JsonLinesWriter(tmp_path / "metrics.jsonl")
+    values = {
+        "loss": 0.5, "examples": 50, "by_class": {"a": 1.0}, "recall": [0.25, 0.75],
+        "note": "text", "step": 7, "worst": math.nan, "best": -math.inf,
+    }  # fmt: skip
+    writer.write(Record("eval", 100, values, time=12.5))
+    assert read_json(writer.path) == [
+        {
+            "time": 12.5, "split": "eval", "step": 100, "loss": 0.5, "examples": 50,
+            "by_class/a": 1.0, "recall/0": 0.25, "recall/1": 0.75, "metric/step": 7,
+            "worst": "NaN", "best": "-Infinity",
+        }
+    ]  # fmt: skip
+    assert "NaN," not in writer.path.read_text().replace('"NaN",', "")
+
+
+def test_csv_has_a_header_and_one_row_per_value(tmp_path):
+    writer = CsvWriter(tmp_path / "metrics.csv")
+    writer.write(Record("train", 5, {"loss": 0.5, "accuracy": 1.0}, time=1.0))
+    writer.write(Record("eval", 5, {"loss": 0.25}, time=2.0))
+    assert writer.path.read_text() == (
+        "time,split,step,name,value\n"
+        "1.000,train,5,loss,0.5\n1.000,train,5,accuracy,1.0\n2.000,eval,5,loss,0.25\n"
+    )
+
+
+@pytest.mark.parametrize(("cls", "read"), WRITERS)
+def test_lines_after_the_restored_step_and_half_lines_are_dropped(tmp_path, cls, read):
+    writer = cls(tmp_path / "metrics")
+    for step in (5, 10, 15):
+        writer.write(Record("train", step, {"loss": 1.0}))
+        writer.write(Record("eval", step, {"loss": 1.0}))
+    with open(writer.path, "a") as file:
+        file.write(read_first_half(writer.path))
+    resumed = cls(writer.path)
+    resumed.restore(10)
+    assert keys(read(writer.path)) == [("train", 5), ("eval", 5), ("train", 10), ("eval", 10)]
+    assert resumed.has_evaluation(10) and not resumed.has_evaluation(15)
+    resumed.write(Record("train", 15, {"loss": 1.0}))
+    assert keys(read(writer.path))[-1] == ("train", 15)
+
+
+def read_first_half(path):
+    line = path.read_text().splitlines()[-1]
+    return line[: len(line) // 2]
+
+
+@pytest.mark.parametrize(("cls", "read"), WRITERS)
+def test_repeated_evaluation_replaces_the_earlier_one(tmp_path, cls, read):
+    cls(tmp_path / "metrics").write(Record("eval", 5, {"value": 1.0}))
+    writer = cls(tmp_path / "metrics")
+    writer.write(Record("train", 6, {"value": 2.0}))
+    writer.write(Record("eval", 5, {"value": 3.0}))
+    lines = read(writer.path)
+    assert keys(lines) == [("train", 6), ("eval", 5)]
+    assert float(lines[-1]["value"]) == 3.0
+
+
+@pytest.mark.parametrize(("cls", "read"), WRITERS)
+def test_restoring_without_a_file_writes_none(tmp_path, cls, read):
+    writer = cls(tmp_path / "metrics")
+    writer.restore(0)
+    assert not writer.path.exists() and not writer.has_evaluation(0)
