@@ -12,13 +12,14 @@ from ctl.data.source import Batch
 from ctl.errors import UsageError
 from ctl.hardware import coordinator
 from ctl.hardware.collectives import ProcessGroup
-from ctl.replica import draws, loss, metrics, precision
+from ctl.replica import draws, loss, metrics, precision, preprocessing
 from ctl.replica.collected_rows import COLLECT_LIMIT_MIB, CollectedRows, check_values, compute
 from ctl.replica.engine import engine_of
 from ctl.replica.evaluation_data import check_splits
 from ctl.replica.gather import all_gather
 from ctl.replica.microbatches import row_count, unpack
-from ctl.replica.step import counter
+from ctl.replica.non_finite import counter
+from ctl.replica.preprocessing import preprocess
 from ctl.trainer import StandardTrainer
 
 STEPS_BETWEEN_CHECKS = 20  # an evaluation can be stopped after each of these many steps
@@ -144,6 +145,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
             engine.trace_scope(),
             engine.averaged_weights(),
             draws.report_problems(),
+            preprocessing.report_problems(),
             report_data_errors("evaluation", lambda: engine.pipeline.element_spec(self._split)),
         ):
             if self._own_dataset or len(self.splits) == 1:
@@ -256,7 +258,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
     def _replica_eval_step(self, batch: Batch, row_mask: tf.Tensor | None) -> Any:
         trainer, engine = self.trainer, engine_of(self.trainer)
         with engine.rows(batch, row_mask, earlier=self._earlier_rows) as rows:
-            batch = engine.preprocess(batch)
+            batch = preprocess(trainer, batch)
             outputs = precision.cast_to_float32(trainer.forward(batch, training=False))
             if engine.plan.has_loss:
                 self._add_loss(batch, outputs, rows.row_mask)

@@ -439,7 +439,7 @@ def test_dropout_of_a_second_model_is_keyed_by_the_row_too(cls):
             np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("replicas", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_partial_global_batches_keep_each_rows_dropout_mask(replicas):
     def make(split):
         dataset = tf.data.Dataset.from_tensor_slices(reference_model.examples()).take(13).batch(8)

@@ -7,7 +7,6 @@ from typing import Any
 from ctl.configs.options import TrainerOptions
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.source import Batch
-from ctl.errors import UsageError, type_name
 from ctl.hardware import coordinator
 from ctl.optimizers import FromConfig
 from ctl.replica import keras_version, metrics, parameter_groups, precision, row_mask
@@ -23,8 +22,9 @@ from ctl.replica.model_building import (
     report_rejected_features,
     seed_and_precision,
 )
+from ctl.replica.non_finite import counter
 from ctl.replica.plan import check_before_model, make_plan
-from ctl.replica.step import counter
+from ctl.replica.preprocessing import call_preprocess
 
 
 def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
@@ -92,13 +92,13 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
 
 def _forward(trainer: Any, batch: Batch) -> None:
     with _rows(trainer, batch):
-        trainer.forward(_preprocess(trainer, batch), training=False)
+        trainer.forward(call_preprocess(trainer, batch), training=False)
 
 
 def _update_metrics(trainer: Any, batch: Batch) -> None:
     def update() -> None:
         with _rows(trainer, batch):
-            prepared = _preprocess(trainer, batch)
+            prepared = call_preprocess(trainer, batch)
             outputs = precision.cast_to_float32(trainer.forward(prepared, training=False))
             trainer.update_metrics(trainer.metrics, prepared, outputs, None)
 
@@ -111,12 +111,3 @@ def _rows(trainer: Any, batch: Batch) -> contextlib.AbstractContextManager[row_m
     return row_mask.examples(
         count=row_count(batch), seed=options.seed, allow_unkeyed=options.allow_unkeyed_random
     )
-
-
-def _preprocess(trainer: Any, batch: Batch) -> Batch:
-    prepared = trainer.preprocess(batch)
-    if not isinstance(prepared, dict):
-        raise UsageError(
-            f"preprocess returned {type_name(prepared)}, but must return the batch, a dict of tensors."
-        )
-    return prepared

@@ -39,7 +39,7 @@ def _variables(items: Mapping[str, Any]) -> Iterator[tuple[str, tf.Variable]]:
                 yield attribute, item
             elif isinstance(item, tf_keras.layers.Layer):
                 # A plain batch normalization normalizes by a part of the batch, which is warned of.
-                statistics = _moving_statistics(item)
+                statistics = moving_statistics(item)
                 for variable in item.variables:
                     # Matrices that are trained are large, and only the optimizer assigns them.
                     trained = variable.trainable and variable.shape.rank > 1
@@ -47,7 +47,8 @@ def _variables(items: Mapping[str, Any]) -> Iterator[tuple[str, tf.Variable]]:
                         yield variable.name, variable
 
 
-def _moving_statistics(model: tf_keras.layers.Layer) -> set[int]:
+def moving_statistics(model: tf_keras.layers.Layer) -> set[int]:
+    """Returns the ids of the moving statistics of all batch normalizations of a model."""
     names = ("moving_mean", "moving_variance", "renorm_mean", "renorm_stddev")
     layers = [layer for layer in model._flatten_layers() if hasattr(layer, "moving_mean")]
     return {id(getattr(layer, name, None)) for layer in layers for name in names}

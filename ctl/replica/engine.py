@@ -13,6 +13,7 @@ from ctl.hardware import devices
 from ctl.replica import (
     copies,
     dropout,
+    host_random,
     keras_version,
     precision,
     random_search,
@@ -24,7 +25,8 @@ from ctl.replica.loop_results import LoopResults
 from ctl.replica.microbatches import Batch, row_count
 from ctl.replica.non_finite import NonFiniteReport
 from ctl.replica.plan import Plan
-from ctl.replica.snapshot import Snapshot, assigned_in_forward_pass
+from ctl.replica.preprocessing import preprocess
+from ctl.replica.snapshot import Snapshot
 from ctl.replica.step import Step
 from ctl.replica.step_errors import report_errors
 from ctl.replica.trainer_attributes import TrainerAttributes
@@ -56,8 +58,8 @@ class Engine:
         """
         self.plan = plan
         self.pipeline = pipeline
-        self.step = Step(plan, trainer.global_step)
         self.attributes = TrainerAttributes(trainer)
+        self.step = Step(plan, trainer.global_step, self.attributes.assignable)
         self.results = LoopResults(trainer, plan, self.step)
         if self.step.norms:
             self.step.norms.build(trainer.model.trainable_variables)
@@ -112,15 +114,24 @@ class Engine:
                 seed=options.seed,
                 allow_unkeyed=options.allow_unkeyed_random,
                 earlier=earlier,
+                parts=1 if earlier else self.plan.parts_per_replica,
             ) as rows,
+            self._check_host_random(),
             random_search.search(rows, (batch, mask)),
         ):
             yield rows
 
+    def _check_host_random(self) -> contextlib.AbstractContextManager[None]:
+        # In eager execution each step draws again, and nothing is detected.
+        if self.plan.options.allow_unkeyed_random or tf.executing_eagerly():
+            return contextlib.nullcontext()
+        return host_random.check_host_random(self._trainer)
+
     def replica_train_step(self, batch: Batch, mask: tf.Tensor | None) -> tf.Tensor:
         """Runs one replica's step; call it in a replica context.
 
-        A skipped step leaves no trace in the reported loss, in metrics and in moving statistics.
+        A skipped step leaves no trace in the reported loss, in metrics, and in the variables that the
+        trainer's code assigns.
 
         Args:
             batch: this replica's rows.
@@ -133,10 +144,9 @@ class Engine:
         with self.rows(batch, mask) as rows:
             # The forward pass runs before anything is known of the gradients, so its assignments can
             # only be undone.
-            models = self.attributes.models()
-            changed = assigned_in_forward_pass(models, trainer.metrics.values())
-            snapshot = Snapshot(changed if self.results.may_skip() else [])
-            loss = trainer.replica_step(self.preprocess(batch))
+            once, summed = self.attributes.assignable()
+            snapshot = Snapshot([*once, *summed] if self.results.may_skip() else [])
+            loss = trainer.replica_step(preprocess(trainer, batch))
             # Decided while tracing: a step that can never be skipped has no ops for it.
             applied: tf.Tensor | bool = True
             if rows.applied:
@@ -148,25 +158,6 @@ class Engine:
             if self.ema:
                 self.ema.update(trainer.optimizer.iterations, applied)
         return loss
-
-    def preprocess(self, batch: Batch) -> Batch:
-        """Returns what the trainer's `preprocess` returns, with the same number of rows.
-
-        Args:
-            batch: this replica's rows.
-
-        Raises:
-            UsageError: the number of rows changed.
-        """
-        prepared: Batch = self._trainer.preprocess(batch)
-        before, after = row_count(batch), row_count(prepared)
-        # Draws and dropout are keyed by the position of a row, which would be that of another row.
-        if isinstance(before, int) and isinstance(after, int) and before != after:
-            raise UsageError(
-                f"preprocess returned {after} rows for a batch of {before}: return one entry per row "
-                "(stack several views of a row on axis 1)."
-            )
-        return prepared
 
     def retrace_if_changed(self) -> None:
         """Drops the trace of the inner loop if a layer was frozen or unfrozen since the last loop.

@@ -124,6 +124,7 @@ def _check_rows(value: Any, function: str) -> tf.Tensor:
     name = f"ctl.replica.{function}"
     rows = row_mask.current()
     if rows is not None and rows.isolated:
+        rows.refused.append(name)
         raise UsageError(f"{name} reads the rows of the complete global batch, {rows.isolated}")
     if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
         raise UsageError(f"{name} got a {type(value).__name__}: convert it to a dense tensor.")

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from ctl.configs.options import Clip
+from ctl.replica.assignments import OPTIMIZER_UPDATE
 
 Gradient: TypeAlias = Any  # a tf.Tensor, tf.IndexedSlices, or None; TensorFlow has no type hints
 
@@ -228,7 +229,8 @@ def apply_or_skip(
         def skip() -> None:
             on_skip(*_first_replica(strategy, arguments))
 
-        tf.cond(strategy.experimental_local_results(should_apply)[0], update, skip)
+        first = strategy.experimental_local_results(should_apply)[0]
+        tf.cond(first, update, skip, name=OPTIMIZER_UPDATE)
         # Outside of the conditional, because the loss scale also counts the applied steps.
         afterwards(overflow)
 

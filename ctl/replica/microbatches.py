@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 import itertools
+import logging
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -12,6 +14,9 @@ from ctl.data.source import Batch, MaskedBatch
 from ctl.errors import UsageError
 from ctl.replica import gradients, loss, metrics, order, precision, row_mask
 from ctl.replica.gradients import Gradient
+from ctl.replica.snapshot import Assignable, Snapshot
+
+_LOG = logging.getLogger("ctl")
 
 LossFn = Callable[[Batch, Any], tf.Tensor]
 
@@ -87,6 +92,8 @@ class MicroBatches:
         calls: number of draws so far of each random layer.
         isolated: why a micro-batch cannot read the other rows of the global batch; empty if it can.
         compiled: whether XLA compiles the computation.
+        assignable: variables that a forward pass may assign. Each micro-batch starts with the values
+            before the first one, so that they are assigned once.
     """
 
     count: int
@@ -99,6 +106,7 @@ class MicroBatches:
     calls: dict[str, int]
     isolated: str = ""
     compiled: bool = False
+    assignable: Assignable = dataclasses.field(default_factory=Assignable)
 
     def __call__(self, inputs: Inputs) -> Contributions:
         """Computes the contributions; call it in a replica context.
@@ -113,6 +121,7 @@ class MicroBatches:
         losses: list[tf.Tensor] = []
         micro_batches: list[MicroBatch] = []
         calls = dict(self.calls)
+        snapshot = Snapshot(self.assignable.once if self.count > 1 else [])
         for start, end in itertools.pairwise(bounds):
             # First the sum over the earlier micro-batches: it frees their activations, so that only
             # those of a single micro-batch exist at a time.
@@ -122,7 +131,13 @@ class MicroBatches:
                 part = _cut(values, start, end) if self.count > 1 else values
                 # Every micro-batch draws the numbers of the undivided batch.
                 calls = dict(self.calls)
+                if micro_batches:
+                    snapshot.restore()
                 new, share, micro_batch = self._compute(part, calls)
+            if self.count > 1 and not micro_batches:
+                # Every micro-batch must assign the same value, which is then the one of the batch.
+                rows = [*tf.nest.flatten(part.batch), part.row_mask, part.weights, part.first_row]
+                snapshot.check_assignments(rows, self.isolated, self.assignable.summed)
             if sums and not self.keep_shards:
                 sums = [gradients.accumulate([sums[0], new])]
             else:
@@ -178,6 +193,41 @@ class MicroBatches:
         # Every micro-batch of every replica adds its part, also one without rows: the sum has it once.
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
         return loss.regularization_contribution(penalties, replicas * self.count, self.dtype)
+
+
+def compute_by_xla(
+    compute: MicroBatches, inputs: Inputs, rows: row_mask.Examples, *, may_retry: bool
+) -> Contributions:
+    """Computes the contributions in one XLA program, which cannot communicate.
+
+    Reduction and update stay outside: XLA on one replica cannot call the other replicas, nor assign
+    variables of other devices.
+
+    Args:
+        compute: the micro-batches.
+        inputs: their inputs.
+        rows: the rows of the replica.
+        may_retry: compute without XLA if the trainer's code communicates, which is not known before it
+            is traced.
+    """
+    refused, folded = len(rows.refused), len(rows.folded)
+    try:
+        return tf.function(compute, jit_compile=True)(inputs)
+    except UsageError:
+        if len(rows.refused) == refused or not may_retry:
+            raise
+    del rows.folded[folded:]
+    _warn_of_communication(rows.refused[-1])
+    return dataclasses.replace(compute, isolated="", compiled=False)(inputs)
+
+
+@functools.cache
+def _warn_of_communication(function: str) -> None:
+    _LOG.warning(
+        "runtime.xla=auto compiles nothing, because the trainer calls %s, which communicates: "
+        "runtime.xla=autocluster compiles the parts between the collectives.",
+        function,
+    )
 
 
 def row_count(batch: Batch) -> int | tf.Tensor:

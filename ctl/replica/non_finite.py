@@ -42,9 +42,9 @@ class NonFiniteRecorder:
 
     def __init__(self) -> None:
         """Creates the variables; call it in the strategy's scope."""
-        self._step = self._variable("first_non_finite_step", -1)
-        self._tensor = self._variable("first_non_finite_tensor", 0)
-        self._count = self._variable("non_finite_steps", 0)
+        self._step = counter("first_non_finite_step", -1)
+        self._tensor = counter("first_non_finite_tensor")
+        self._count = counter("non_finite_steps")
         # Graphs hold numbers only, so the names stay on the host, those of all calls in one list.
         self._names: list[str] = []
 
@@ -83,10 +83,12 @@ class NonFiniteRecorder:
         self._count.assign(0)
         return report
 
-    def _variable(self, name: str, value: int) -> tf.Variable:
-        # All replicas write the same value, so any copy is right; a sum would count replicas.
-        first = tf.VariableAggregation.ONLY_FIRST_REPLICA
-        return tf.Variable(value, dtype=tf.int64, trainable=False, name=name, aggregation=first)
+
+def counter(name: str, value: int = 0) -> tf.Variable:
+    """Creates an int64 variable that all replicas assign alike; call it in the strategy's scope."""
+    # Any copy is right, and a sum would count the replicas.
+    first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+    return tf.Variable(value, dtype=tf.int64, trainable=False, name=name, aggregation=first)
 
 
 def first_non_finite_variable(variables: Sequence[tf.Variable]) -> str | None:

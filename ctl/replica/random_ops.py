@@ -1,6 +1,6 @@
 """The ops of TensorFlow that draw random numbers, and what to write in place of each."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 _UNIFORM = "ctl.random.uniform([rows, ...])"
@@ -75,6 +75,8 @@ STATELESS = {
     "StatelessTruncatedNormalV2": _TRUNCATED,
 }
 RANDOM = frozenset((*STATEFUL, *STATELESS))
+# These run Python code when the step runs.
+PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 # Plain calls, which run the function's ops once per call.
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -87,11 +89,25 @@ FUNCTIONS = {
 }
 
 
-def suggestion(op: Any) -> str:
-    """Returns what to write in place of a random op."""
+def suggestion(op: Any, counts: Collection[int]) -> str:
+    """Returns what to write in place of a random op.
+
+    Args:
+        op: the op.
+        counts: the numbers of rows of the batch and of its micro-batches, if they are static.
+    """
     if "dropout" in op.name.lower():
         return "ctl.random.dropout(x, rate)"
-    return {**STATEFUL, **STATELESS}[op.type]
+    text = {**STATEFUL, **STATELESS}[op.type]
+    shape = op.outputs[0].shape
+    if "[rows, ...]" not in text or not shape.is_fully_defined():
+        return text
+    if shape.rank and shape[0] in counts:
+        return text
+    # One set of numbers for the batch, such as the weights of a Bayesian layer.
+    shared = text.replace("[rows, ...]", str(shape.as_list())).removesuffix(")") + ", shared=True)"
+    may_be_rows = shape.rank and any(shape[0] % count == 0 for count in counts)
+    return f"{text}, {shared} for numbers that all rows share" if may_be_rows else shared
 
 
 def called_graphs(op: Any) -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,6 @@ import re
 from typing import Any
 import weakref
 
-import numpy as np
 import tensorflow as tf
 
 from ctl.configs.error_location import user_frame
@@ -48,7 +47,6 @@ def search(rows: Examples, inputs: Any) -> Iterator[None]:
         yield
         return
     before = len(graph.get_operations())
-    state = _numpy_state()
     scope = tf.compat.v1.get_variable_scope()
     caching_device = scope.caching_device
     try:
@@ -58,11 +56,6 @@ def search(rows: Examples, inputs: Any) -> Iterator[None]:
         scope.set_caching_device(caching_device)
         raise
     _Search(rows, inputs).run(graph.get_operations()[before:])
-    if state != _numpy_state():
-        raise UsageError(
-            "The code of the step draws from numpy.random, which happens once, while the step is "
-            f"traced: use the functions of ctl.random, {_ACCEPT}."
-        )
     _SEARCHED.add(graph)
 
 
@@ -75,7 +68,9 @@ class _Search:
 
     def __init__(self, rows: Examples, inputs: Any):
         self.flow = Dataflow(
-            [x for x in tf.nest.flatten(inputs) if tf.is_symbolic_tensor(x)], rows.count
+            [x for x in tf.nest.flatten(inputs) if tf.is_symbolic_tensor(x)],
+            rows.count,
+            rows.parts,
         )
         self._rows = rows
         # Function -> whether ctl draws in it.
@@ -99,6 +94,12 @@ class _Search:
             kind = op.type
             if kind in random_ops.RANDOM:
                 keyed |= self._check_draw(op)
+            elif kind in random_ops.PYTHON:
+                raise UsageError(
+                    f"{_place(op)} runs Python code in the step (tf.py_function or tf.numpy_function), "
+                    "whose random numbers cannot be checked: write it with TensorFlow's functions, do "
+                    f"it in the input pipeline, {_ACCEPT}."
+                )
             elif kind in random_ops.ASSIGNMENTS:
                 self._assignments.setdefault(id(op.inputs[0]), []).append(op)
             elif kind in random_ops.FUNCTIONS:
@@ -140,7 +141,7 @@ class _Search:
             return False
         raise UsageError(
             f"{_place(op)} draws random numbers ({op.type}) that depend on how the batch is split: use "
-            f"{random_ops.suggestion(op)}, {_ACCEPT}."
+            f"{random_ops.suggestion(op, self.flow.counts)}, {_ACCEPT}."
         )
 
 
@@ -172,8 +173,3 @@ def _place(op: Any) -> str:
     if line is None:
         return f"Layer {scope or op.name}"
     return f"{line} (in {scope})" if scope else line
-
-
-def _numpy_state() -> Any:
-    name, keys, *rest = np.random.get_state()
-    return name, np.asarray(keys).tobytes(), *rest

@@ -36,6 +36,8 @@ class Examples:
         earlier: in an evaluation, returns the number of rows in the earlier global batches; None in
             training.
         graph: the graph that the rows are computed in; None in eager execution.
+        parts: the number of micro-batches that these rows are computed in.
+        refused: the functions that could not read other rows because of `isolated`.
         folded: the draws for tensors with several entries per row on axis 0, which `random_search`
             checks once the step is traced.
         compiled: whether XLA compiles the computation of the rows.
@@ -52,6 +54,8 @@ class Examples:
     allow_unkeyed: bool = False
     earlier: Callable[[], tf.Tensor] | None = None
     graph: Any = None
+    parts: int = 1
+    refused: list[str] = dataclasses.field(default_factory=list)
     folded: list[Any] = dataclasses.field(default_factory=list)
     compiled: bool = False
 
@@ -73,6 +77,7 @@ def examples(
     seed: int | None = None,
     allow_unkeyed: bool | None = None,
     earlier: Callable[[], tf.Tensor] | None = None,
+    parts: int = 1,
     compiled: bool = False,
 ) -> Iterator[Examples]:
     """Sets the rows that the code inside the `with` block computes.
@@ -90,6 +95,7 @@ def examples(
         allow_unkeyed: whether layers may draw numbers that are not keyed by rows; what the enclosing
             rows allow by default.
         earlier: in an evaluation, returns the number of rows in the earlier global batches.
+        parts: the number of micro-batches that these rows are computed in.
         compiled: whether XLA compiles the code inside.
 
     Yields:
@@ -108,7 +114,9 @@ def examples(
         seed=inherited.seed if seed is None else seed,
         allow_unkeyed=inherited.allow_unkeyed if allow_unkeyed is None else allow_unkeyed,
         earlier=earlier,
+        parts=parts,
         graph=None if tf.executing_eagerly() else tf.compat.v1.get_default_graph(),
+        refused=inherited.refused,
         folded=inherited.folded,
         compiled=compiled or inherited.compiled,
     )

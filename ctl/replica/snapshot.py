@@ -1,27 +1,49 @@
-"""The variables that a forward pass assigns, restored if the update is skipped."""
+"""The values of variables at one point of a step, to which the variables that it assigns return."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
-import tf_keras
+
+from ctl.errors import UsageError
+from ctl.replica.assignments import Assignment, find_assignments
+
+
+class Assignable(NamedTuple):
+    """The variables that the code of a step may assign.
+
+    Attributes:
+        once: those that are assigned once per update, however many micro-batches there are.
+        summed: those to which every micro-batch adds its rows: of metrics, and moving statistics.
+    """
+
+    once: Sequence[tf.Variable] = ()
+    summed: Sequence[tf.Variable] = ()
 
 
 class Snapshot:
-    """The values of variables at one point of a step.
+    """The values of variables on one replica.
 
-    snapshot = Snapshot(variables)          # in a replica context, before the forward pass
-    snapshot.restore_unless(applied)        # after the update
+    snapshot = Snapshot(variables)          # in a replica context
+    snapshot.restore_unless(applied)        # after the code that may assign them
+
+    Every replica reads and restores its own copy, without communication. Only the variables that are
+    assigned in between are restored, so nothing is kept of the others.
     """
 
     def __init__(self, variables: Sequence[tf.Variable]):
         """Reads the variables.
 
         Args:
-            variables: variables that can be assigned in a replica context.
+            variables: variables that code of the step may assign.
         """
-        self._variables = variables
-        # tf.identity reads the value now; the variable itself would later give the new value.
-        self._values = [tf.identity(variable) for variable in variables]
+        # In eager execution nothing shows what is assigned, so everything is restored.
+        self._graph: Any = None
+        if not tf.executing_eagerly():
+            self._graph = tf.compat.v1.get_default_graph()
+        self._start = len(self._graph.get_operations()) if self._graph else 0
+        # In a replica context, `handle` is that of the replica's own copy.
+        self._copies = {id(v.handle): _Copy.of(v) for v in variables}
 
     def restore_unless(self, applied: tf.Tensor) -> None:
         """Assigns the old values if the update was skipped.
@@ -29,29 +51,78 @@ class Snapshot:
         Args:
             applied: scalar bool, the same on every replica.
         """
-        # Assigned in any case: a conditional of one replica cannot contain the collectives with which
-        # tf.distribute assigns mirrored variables.
-        for variable, old in zip(self._variables, self._values, strict=True):
-            variable.assign(tf.where(applied, tf.convert_to_tensor(variable), old))
+        for copy in self._assigned_copies():
+            copy.assign(tf.where(applied, copy.read(), copy.value))
+
+    def restore(self) -> None:
+        """Assigns the old values."""
+        for copy in self._assigned_copies():
+            copy.assign(copy.value)
+
+    def check_assignments(
+        self, rows: Iterable[Any], reason: str, others: Sequence[tf.Variable]
+    ) -> None:
+        """Checks that every micro-batch assigns the same values.
+
+        Args:
+            rows: the tensors that differ between micro-batches.
+            reason: why a micro-batch cannot read the others, as the end of a message.
+            others: variables that may be assigned values of the rows.
+
+        Raises:
+            UsageError: a value depends on the rows, or the trainer does not hold the variable.
+        """
+        rows = list(rows)
+        every = [*(copy.variable for copy in self._copies.values()), *others]
+        # All replicas, because their code is traced in turn whenever they communicate.
+        known = {id(part.handle) for v in every for part in getattr(v, "values", (v,))}
+        for assignment in self._assignments():
+            copy = self._copies.get(id(assignment.handle))
+            if copy is not None and assignment.depends_on(rows):
+                raise UsageError(
+                    f"{assignment.place} assigns {copy.variable.name} a value that depends on the rows "
+                    f"of the batch, {reason}"
+                )
+            if copy is None and id(assignment.handle) not in known:
+                raise UsageError(
+                    f"{assignment.place} assigns a variable once per micro-batch: make it an attribute "
+                    "of the trainer, of a layer or of a tf.Module that the trainer holds, so that it is "
+                    "assigned once per step, and saved."
+                )
+
+    def _assigned_copies(self) -> list["_Copy"]:
+        if self._graph is None:
+            return list(self._copies.values())
+        handles = dict.fromkeys(id(assignment.handle) for assignment in self._assignments())
+        return [self._copies[handle] for handle in handles if handle in self._copies]
+
+    def _assignments(self) -> list[Assignment]:
+        if self._graph is None:
+            return []
+        return list(find_assignments(self._graph.get_operations()[self._start :]))
 
 
-def assigned_in_forward_pass(
-    models: Iterable[tf_keras.Model], metrics: Iterable[tf_keras.metrics.Metric]
-) -> list[tf.Variable]:
-    """Returns the variables that a forward pass may assign: moving statistics and metrics.
+class _Copy(NamedTuple):
+    """One replica's copy of a variable, and the value that was read."""
 
-    Args:
-        models: all models of the trainer.
-        metrics: its metrics, which are updated before it is known whether the step is applied.
-    """
-    statistics = [v for model in models for v in model.non_trainable_variables]
-    values = [v for metric in metrics for v in metric.variables]
-    unique = {id(variable): variable for variable in (*statistics, *values)}
-    # Other mirrored variables cannot be assigned in a replica context: tf.distribute would not know how
-    # to combine the replicas' values.
-    return [
-        v
-        for v in unique.values()
-        if v.synchronization == tf.VariableSynchronization.ON_READ
-        or v.aggregation != tf.VariableAggregation.NONE
-    ]
+    variable: tf.Variable
+    value: tf.Tensor
+
+    @classmethod
+    def of(cls, variable: tf.Variable) -> "_Copy":
+        # By the op: a variable of mixed precision would be read in 16 bits.
+        read = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+        return cls(variable, read)
+
+    def read(self) -> tf.Tensor:
+        return _Copy.of(self.variable).value
+
+    def assign(self, value: tf.Tensor) -> None:
+        variable = self.variable
+        context = tf.distribute.get_replica_context()
+        is_own = isinstance(variable, tf.distribute.DistributedValues)
+        if is_own or context is None or context.num_replicas_in_sync == 1:
+            # Not `variable.assign`, with which tf.distribute would reduce over the replicas.
+            tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+        else:  # one variable for all replicas
+            variable.assign(value)

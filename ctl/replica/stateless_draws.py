@@ -6,6 +6,7 @@ traced, so what a draw is combined with shows which of the two it is.
 """
 
 from collections.abc import Sequence
+import itertools
 from typing import Any
 
 import tensorflow as tf
@@ -46,19 +47,28 @@ _WEIGHTS = {
 
 
 class Dataflow:
-    """Answers questions about the ops of one step."""
+    """Answers questions about the ops of one step.
 
-    def __init__(self, inputs: Sequence[tf.Tensor], count: int | tf.Tensor | None):
+    Attributes:
+        counts: the numbers of rows of the batch and of its micro-batches; empty if they are known only
+            when the step runs.
+    """
+
+    def __init__(self, inputs: Sequence[tf.Tensor], count: int | tf.Tensor | None, parts: int = 1):
         """Starts with the tensors of a batch.
 
         Args:
             inputs: the tensors of the batch.
             count: the number of rows; an int if it is static.
+            parts: the number of micro-batches that the rows are computed in.
         """
         self._depends = {id(tensor.op): True for tensor in inputs}
         # Ids are unique only while the tensors exist.
         self._keep: list[Any] = list(inputs)
-        self._count = count if isinstance(count, int) else None
+        self.counts: set[int] = set()
+        if isinstance(count, int):
+            ends = [count * i // parts for i in range(parts + 1)]
+            self.counts = {count, *(b - a for a, b in itertools.pairwise(ends))} - {0}
 
     def differs_between_splits(self, op: Any) -> bool:
         """Whether the numbers of a stateless random op may depend on how the batch is split.
@@ -71,13 +81,14 @@ class Dataflow:
             return True
         if not result.shape.is_fully_defined():
             return True
-        count = self._count
         # A static shape cannot follow a number of rows that is known only when the step runs.
-        if count is None or not result.shape.rank:
+        if not self.counts or not result.shape.rank:
             return False
-        if result.shape[0] % max(count, 1) and count not in result.shape:
+        if not _holds_rows(result.shape, self.counts) and not self.counts.intersection(
+            result.shape
+        ):
             return False
-        return self._combined_with_rows(result, count)
+        return self._combined_with_rows(result)
 
     def depends_on_batch(self, tensor: tf.Tensor) -> bool:
         """Whether a value depends on the batch or on the replica, as far as the ops show."""
@@ -120,7 +131,7 @@ class Dataflow:
         self._depends[id(op)] = depends
         self._keep.append(op)
 
-    def _combined_with_rows(self, tensor: tf.Tensor, count: int) -> bool:
+    def _combined_with_rows(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor that is the same on all replicas is combined with the rows of a batch."""
         derived = {id(tensor)}
         queue = [tensor]
@@ -134,7 +145,7 @@ class Dataflow:
                 others = [x for x in op.inputs if id(x) not in derived and x.shape.rank != 0]
                 data = [x for x in others if self.depends_on_batch(x)]
                 if data:
-                    if any(not _independent(op, current, other, count) for other in data):
+                    if any(not _independent(op, current, other, self.counts) for other in data):
                         return True
                     continue
                 if random_call(op) or _is_left_factor(op, current):
@@ -156,7 +167,7 @@ def _is_left_factor(op: Any, tensor: tf.Tensor) -> bool:
     return op.type in ("MatMul", "BatchMatMulV2", "Conv2D") and op.inputs[0] is tensor
 
 
-def _independent(op: Any, tensor: tf.Tensor, rows: tf.Tensor, count: int) -> bool:
+def _independent(op: Any, tensor: tf.Tensor, rows: tf.Tensor, counts: set[int]) -> bool:
     """Whether an op applies the same tensor to each row; False if that is not clear."""
     shape, other = tensor.shape, rows.shape
     if op.type in _WEIGHTS:
@@ -164,8 +175,8 @@ def _independent(op: Any, tensor: tf.Tensor, rows: tf.Tensor, count: int) -> boo
     if op.type == "MatMul":
         # The contraction is over features, and not over rows.
         if op.inputs[1] is tensor:
-            return not op.get_attr("transpose_a") and _holds_rows(other, count)
-        return bool(op.get_attr("transpose_b")) and _holds_rows(other, count)
+            return not op.get_attr("transpose_a") and _holds_rows(other, counts)
+        return bool(op.get_attr("transpose_b")) and _holds_rows(other, counts)
     if op.type in ("BatchMatMulV2", "BatchMatMul") and op.inputs[1] is tensor:
         return shape.rank < (other.rank or 0) or shape[0] == 1
     if op.type == "Einsum":
@@ -177,13 +188,16 @@ def _independent(op: Any, tensor: tf.Tensor, rows: tf.Tensor, count: int) -> boo
     if shape.rank >= other.rank:  # axis 0 of the rows is aligned with an axis of the tensor
         aligned = shape[shape.rank - other.rank]
         return aligned == 1 and shape.rank == other.rank
-    return _holds_rows(other, count) or count not in shape
+    return _holds_rows(other, counts) or not counts.intersection(shape)
 
 
 def _position(op: Any, tensor: tf.Tensor) -> int:
     return next(i for i, x in enumerate(op.inputs) if x is tensor)
 
 
-def _holds_rows(shape: tf.TensorShape, count: int) -> bool:
+def _holds_rows(shape: tf.TensorShape, counts: set[int]) -> bool:
     """Whether axis 0 can hold the rows: all of them, or several entries of each."""
-    return shape.rank is not None and shape[0] is not None and shape[0] % max(count, 1) == 0
+    if not shape.rank or shape[0] is None:
+        return False
+    # Every number is a multiple of a micro-batch of one row.
+    return shape[0] in counts or any(shape[0] % count == 0 for count in counts if count > 1)

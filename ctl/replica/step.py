@@ -24,11 +24,13 @@ from ctl.replica.microbatches import (
     LossFn,
     MicroBatch,
     MicroBatches,
+    compute_by_xla,
     row_count,
 )
-from ctl.replica.non_finite import LOSS, SPIKE, NonFiniteRecorder
+from ctl.replica.non_finite import LOSS, SPIKE, NonFiniteRecorder, counter
 from ctl.replica.norms import Norms
 from ctl.replica.plan import Plan
+from ctl.replica.snapshot import Assignable
 
 _LOG = logging.getLogger("ctl")
 
@@ -79,13 +81,20 @@ class Step:
         norms: norms of gradients, parameters and updates; None unless the options ask for them.
     """
 
-    def __init__(self, plan: Plan, global_step: tf.Variable):
+    def __init__(
+        self,
+        plan: Plan,
+        global_step: tf.Variable,
+        assignable: Callable[[], Assignable] = Assignable,
+    ):
         """Creates the step's variables; call it in the strategy's scope.
 
         Args:
             plan: the resolved options.
             global_step: scalar int64, the number of consumed batches.
+            assignable: returns the variables that the trainer's code may assign.
         """
+        self._assignable = assignable
         self._plan = plan
         self._global_step = global_step
         self._unused: list[str] = []
@@ -141,16 +150,18 @@ class Step:
             keep_shards=bool(plan.options.logical_shards),
             calls=rows.calls,
             isolated=plan.isolation,
+            assignable=self._assignable(),
             compiled=plan.compiles_micro_batches,
         )
-        # Reduction and update stay outside: XLA on one replica cannot call the other replicas, nor
-        # assign variables of other devices.
-        if plan.xla == "gradients":
-            compute = tf.function(compute, jit_compile=True)
         inputs = Inputs(
             batch, rows.row_mask, weights, denominator, rows.first_row, rows.step, loss_scale
         )
-        contributions = compute(inputs)
+        if plan.xla == "gradients":
+            # A micro-batch cannot read the other rows, with and without XLA.
+            may_retry = plan.options.xla == "auto" and plan.parts == 1
+            contributions = compute_by_xla(compute, inputs, rows, may_retry=may_retry)
+        else:
+            contributions = compute(inputs)
 
         # From here on every value is that of the global batch, the same on every replica, so all
         # replicas decide alike without another message.
@@ -290,9 +301,3 @@ class Step:
         if names and names != self._unused:
             self._unused = names
             _LOG.warning("The loss does not depend on %s: they stay unchanged.", ", ".join(names))
-
-
-def counter(name: str) -> tf.Variable:
-    """Creates an int64 variable that all replicas count alike; call it in the strategy's scope."""
-    first = tf.VariableAggregation.ONLY_FIRST_REPLICA
-    return tf.Variable(0, dtype=tf.int64, trainable=False, name=name, aggregation=first)

@@ -9,7 +9,7 @@ from ctl.configs.error_location import user_line
 from ctl.data.data_errors import report_data_errors
 from ctl.data.input_pipeline import InputPipeline
 from ctl.errors import UsageError
-from ctl.replica import draws, out_of_memory
+from ctl.replica import draws, out_of_memory, preprocessing
 from ctl.replica.plan import Plan
 
 _MERGE_CALL = "`merge_call` called while defining a new graph"  # of tf.distribute's own error
@@ -30,7 +30,11 @@ def report_errors(
         UsageError: one of these errors was raised inside.
     """
     try:
-        with draws.report_problems(), report_data_errors("training", pipeline.element_spec):
+        with (
+            draws.report_problems(),
+            preprocessing.report_problems(),
+            report_data_errors("training", pipeline.element_spec),
+        ):
             yield
     except tf.errors.OutOfRangeError:
         raise UsageError(

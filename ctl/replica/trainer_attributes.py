@@ -7,7 +7,8 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError, list_some
-from ctl.replica import dropout, keras_version
+from ctl.replica import copies, dropout, keras_version
+from ctl.replica.snapshot import Assignable
 
 
 class TrainerAttributes:
@@ -60,15 +61,33 @@ class TrainerAttributes:
             layer.trainable for model in self.models() for layer in model._flatten_layers()
         )
 
+    def assignable(self) -> Assignable:
+        """Returns every variable that the code of a step may assign.
+
+        Only optimizers assign their own variables, and ctl counts the steps.
+        """
+        counters = {id(self._trainer.global_step), id(self._trainer.skipped_steps)}
+        variables: dict[int, tf.Variable] = {}
+        statistics: set[int] = set()
+        for _, value in self._values():
+            if isinstance(value, tf.Variable):
+                variables[id(value)] = value
+            elif isinstance(value, tf.Module) and _is_built(value):
+                variables |= {id(variable): variable for variable in value.variables}
+                if isinstance(value, tf_keras.layers.Layer):
+                    statistics |= copies.moving_statistics(value)
+        once, summed = [], []
+        for key, variable in variables.items():
+            if key in statistics or _is_sum(variable):
+                summed.append(variable)
+            elif key not in counters:
+                once.append(variable)
+        return Assignable(once, summed)
+
     def check_slot_variables(self) -> None:
         """Raises UsageError if the optimizer has no slot variables for a trainable variable."""
-        optimizer = self._trainer.optimizer
-        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-        unknown = [
-            variable.name
-            for variable in self._trainer.model.trainable_variables
-            if optimizer._var_key(variable) not in optimizer._index_dict
-        ]
+        variables = self._trainer.model.trainable_variables
+        unknown = unknown_variables(self._trainer.optimizer, variables)
         if unknown:
             raise UsageError(
                 f"{list_some(unknown)} became trainable after the trainer was built, so the optimizer "
@@ -76,6 +95,26 @@ class TrainerAttributes:
                 "trainable by self.global_step.numpy() in train_loop_begin; or train them in a second "
                 "run, which starts from this one by init.checkpoint."
             )
+
+    def overrides(self, name: str) -> bool:
+        """Returns whether a subclass overrides a method of `StandardTrainer`."""
+        return getattr(type(self._trainer), name).__module__ != "ctl.trainer"
+
+    def penalties(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
+        """Returns the regularization losses of the layers that hold some of the variables.
+
+        Args:
+            variables: the variables that an update trains, of any model.
+        """
+        keys = {id(variable) for variable in variables}
+        layers = {id(layer): layer for m in self.models() for layer in m._flatten_layers()}
+        losses: list[tf.Tensor] = []
+        for layer in layers.values():  # each once, also if several models contain it
+            own = (*layer._trainable_weights, *layer._non_trainable_weights)
+            if any(id(variable) in keys for variable in own):
+                losses += [*(layer._eager_losses or layer._losses)]
+                losses += [loss() for loss in layer._callable_losses]
+        return losses
 
     def checkpoint_items(self) -> dict[str, Any]:
         """Returns every model, optimizer and variable, by the attribute's name."""
@@ -106,3 +145,34 @@ class TrainerAttributes:
                 values = tf.nest.flatten(value)
             for i, each in enumerate(values):
                 yield f"{name}/{i}", each
+
+
+def check_known(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
+    """Raises a UsageError if an optimizer was built for other variables than those of `minimize`."""
+    unknown = unknown_variables(optimizer, variables)
+    if unknown:
+        raise UsageError(
+            f"minimize got {list_some(unknown)}, for which its optimizer has no slot variables: make a "
+            "second optimizer in build_scope() and pass it as optimizer=..., or pass variables of "
+            "self.model."
+        )
+
+
+def unknown_variables(optimizer: Any, variables: Sequence[tf.Variable]) -> list[str]:
+    """Returns the variables that a built optimizer was not built for, by name."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if not getattr(optimizer, "_built", False):
+        return []
+    return [v.name for v in variables if optimizer._var_key(v) not in optimizer._index_dict]
+
+
+def _is_built(module: tf.Module) -> bool:
+    return module.built if isinstance(module, tf_keras.Model) else True
+
+
+def _is_sum(variable: tf.Variable) -> bool:
+    """Whether each replica holds a part of a sum, as the variables of metrics do."""
+    return (
+        variable.synchronization == tf.VariableSynchronization.ON_READ
+        and variable.aggregation == tf.VariableAggregation.SUM
+    )

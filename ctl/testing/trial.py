@@ -120,7 +120,16 @@ class _Trial:
         for split in splits:
             if split.batch not in self._references:
                 evaluate = any(s.batch == split.batch for s in evaluated)
-                self._references[split.batch] = self._run_reference(split.reference, evaluate)
+                try:
+                    reference = self._run_reference(split.reference, evaluate)
+                except Exception as error:
+                    # A loss over several rows, such as a triplet loss, has no value for a single row.
+                    if split.batch > 1 or not self._references:
+                        raise
+                    place = error_location(error)
+                    self.refused[split] = f"a batch of one row fails on one replica too: {place}"
+                    continue
+                self._references[split.batch] = reference
             try:
                 trainer = build_trainer(self._plain, split, precision=self.precision)
                 self.records[split] = self._record(trainer, split, split in evaluated)

@@ -31,15 +31,12 @@ LONG_SPLITS = (
     Split(1, micro_batches=2),
 )
 ROWS = (*table.ROWS, *COUPLED)
-# docs/step.md, section 15: a variable that forward or per_example_loss assigns is assigned once per
-# micro-batch, which is not detected.
-ASSIGNED = "every micro-batch assigns the variable"
-NOT_WITH_ACCUMULATION = {
-    normalization.SpectralNormalization: ASSIGNED,
-    state.CountingVariable: ASSIGNED,
-    noise.FourierFeatures: "a fixed draw with as many columns as rows is rejected",
-}
-
+# They assign a variable in each forward pass, or have a fixed draw.
+WITH_ACCUMULATION = (
+    normalization.SpectralNormalization,
+    state.CountingVariable,
+    noise.FourierFeatures,
+)
 
 LONG = (pytest.mark.slow, pytest.mark.long)
 
@@ -100,11 +97,10 @@ def check_split(row, split):
     case = row.rewritten or row.original
     if row.message is not None and row.rewritten is None:
         pytest.skip("has no form that trains")
-    if split.micro_batches > 1 and case in NOT_WITH_ACCUMULATION:
-        pytest.xfail(NOT_WITH_ACCUMULATION[case])
     try:
         assert_right(row, case, split)
     except ctl.UsageError as error:
+        assert case not in WITH_ACCUMULATION
         # Rows of other micro-batches cannot be gathered, and a fold needs a static number of rows.
         reason = "per_row" if split.ragged else "gradient_accumulation_steps=1"
         assert reason in str(error)

@@ -49,19 +49,3 @@ def test_attributes_of_orbit_that_ctl_sets_itself_may_be_overwritten(name):
     setattr(trainer, name, 3)
     trainer.train(tf.constant(1))
     assert trainer.global_step.numpy() == 1
-
-
-@pytest.mark.parametrize("run", ["train", "evaluate"])
-def test_preprocess_that_changes_the_number_of_rows_is_rejected(run):
-    class Doubles(reference_model.ReferenceTrainer):
-        def preprocess(self, batch):
-            return {name: tf.concat([rows, rows], axis=0) for name, rows in batch.items()}
-
-    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=Doubles)
-    with pytest.raises(
-        ctl.UsageError, match="preprocess returned 16 rows for a batch of 8: return"
-    ):
-        if run == "train":
-            trainer.train(tf.constant(1))
-        else:
-            ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))

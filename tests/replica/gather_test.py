@@ -7,7 +7,8 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.replica import row_mask
+from ctl.replica import microbatches, row_mask
+from ctl.replica import xla as xla_modes
 from tests import one_batch
 
 # (rows that exist, replicas): even shares, uneven ones, empty ones, one replica.
@@ -289,6 +290,26 @@ def test_compiled_gradients_of_several_replicas_cannot_communicate():
         ctl.UsageError, match=r"xla=gradients .* choose runtime.xla=autocluster or off"
     ):
         one_batch.make(NTXent, 8, 2, xla="gradients").train(tf.constant(1))
+
+
+def choose_gradients(*args, **kwargs):
+    return "gradients", "auto: as on several GPUs"
+
+
+def test_auto_does_not_compile_a_loss_that_gathers_rows(monkeypatch, caplog):
+    monkeypatch.setattr(xla_modes, "choose", choose_gradients)
+    microbatches._warn_of_communication.cache_clear()
+    trainer = one_batch.make(NTXent, 8, 2, xla="auto")
+    assert trainer._ctl_engine.plan.xla == "gradients"
+    one_batch.check_first_step(trainer)
+    (line,) = {r.getMessage() for r in caplog.records if "runtime.xla" in r.getMessage()}
+    assert line.startswith(
+        "runtime.xla=auto compiles nothing, because the trainer calls ctl.replica."
+    )
+    with pytest.raises(ctl.UsageError, match=r"set optimizer.gradient_accumulation_steps=1\."):
+        one_batch.make(NTXent, 8, 2, xla="auto", gradient_accumulation_steps=2).train(
+            tf.constant(1)
+        )
 
 
 @pytest.mark.parametrize("xla", ["gradients", "step"])

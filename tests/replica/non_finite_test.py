@@ -11,6 +11,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.errors import NonFiniteStep
+from ctl.replica.assignments import OPTIMIZER_UPDATE
 from tests import reference_model
 from tests.faulty_trainers import BAD, BATCH, CASES, Poisoned, batch_of, poisoned, same, state
 
@@ -53,7 +54,9 @@ def test_recorded_step_is_read_before_it_is_incremented(action):
     reads = {
         name
         for name, node in nodes.items()
-        if node.op == "ReadVariableOp" and "/cond/" in name and root(nodes, name) == variable
+        if node.op == "ReadVariableOp"
+        and ("/cond/" in name or f"/{OPTIMIZER_UPDATE}/" in name)
+        and root(nodes, name) == variable
     }
     assert len(writes) == len(reads) == 1
     assert reads <= ancestors(nodes, writes)

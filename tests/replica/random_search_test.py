@@ -3,40 +3,16 @@
 import functools
 import re
 
-import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl.replica import random_ops, random_search, row_mask
+from ctl.replica import random_ops
 import ctl.replica.dropout
+from tests.replica.traced_step import FEATURES, ROWS, rejected, trace
 
 layers = tf_keras.layers
-ROWS, FEATURES = 4, 8
-
-
-def trace(function, *, rows=ROWS, shape=(FEATURES,), allow=False, jit=False):
-    """Traces a function of a batch as a step, and searches it."""
-
-    def step(x):
-        with (
-            row_mask.examples(
-                count=x.shape[0], first_row=tf.constant(0, tf.int64), step=1, allow_unkeyed=allow
-            ) as examples,
-            random_search.search(examples, x),
-        ):
-            return function(x)
-
-    spec = tf.TensorSpec([rows, *shape], tf.float32)
-    return tf.function(step, jit_compile=jit).get_concrete_function(spec)
-
-
-def rejected(function, **arguments):
-    with pytest.raises(ctl.UsageError) as caught:
-        trace(function, **arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 GENERATOR = tf.random.Generator.from_seed(1)
@@ -69,7 +45,7 @@ UNKEYED = {
         "ctl.random.integers",
     ),
     "scalar": (lambda x: x * tf.random.uniform([]), "ctl.random.uniform"),
-    "shuffle": (tf.random.shuffle, "ctl.random.permutation_of_batch"),
+    "shuffle": (lambda x: tf.random.shuffle(x), "ctl.random.permutation_of_batch"),
     "stateless shuffle": (
         lambda x: tf.random.experimental.stateless_shuffle(x, [1, 2]),
         "ctl.random.permutation_of_batch",
@@ -139,66 +115,26 @@ def test_rejection_in_a_compiled_step():
     assert "ctl.random.normal" in rejected(noisy_function, jit=True)
 
 
-def test_numpy_random_numbers_of_the_trace_are_rejected():
-    message = rejected(lambda x: x + np.random.normal(size=SHAPE).astype(np.float32))
-    assert "numpy.random" in message
+@pytest.mark.parametrize("function", [tf.py_function, tf.numpy_function])
+def test_python_code_in_the_step_is_rejected(function):
+    message = rejected(
+        lambda x: x + tf.reshape(function(lambda y: y, [x], tf.float32), tf.shape(x))
+    )
+    assert "runs Python code in the step" in message and "allow_unkeyed_random=True" in message
 
 
-# Draws with a constant seed and a fixed shape are the same on every replica.
-
-
-def constant(*shape):
-    return tf.random.stateless_normal(shape, [1, 2])
+def test_weights_that_all_rows_share_are_drawn_shared():
+    message = rejected(lambda x: x * tf.random.normal([1, FEATURES]))
+    assert f"use ctl.random.normal([1, {FEATURES}], shared=True), or accept" in message
+    message = rejected(lambda x: tf.matmul(x, tf.random.normal([FEATURES, 2])))
+    assert (
+        f"use ctl.random.normal([rows, ...]), ctl.random.normal([{FEATURES}, 2], shared=True) for "
+        "numbers that all rows share, or accept" in message
+    )
 
 
 KERNEL = tf.Variable(tf.ones([FEATURES, FEATURES]))
-TABLE = tf.Variable(tf.ones([16, FEATURES]))
-STEP = tf.Variable(3, dtype=tf.int64)
-FIXED = {
-    "projection": lambda x: x @ constant(FEATURES, ROWS),
-    "square projection": lambda x: x @ constant(FEATURES, FEATURES),
-    "projection with tensordot": lambda x: tf.tensordot(x, constant(FEATURES, 3), 1),
-    "projection with einsum": lambda x: tf.einsum("bi,ij->bj", x, constant(FEATURES, 3)),
-    "one vector for all rows": lambda x: x + constant(FEATURES),
-    "broadcast row": lambda x: x * constant(1, FEATURES),
-    "scalar": lambda x: x * constant(),
-    "scalar of the step": lambda x: x * tf.random.stateless_uniform([], tf.stack([0, STEP])),
-    "noise of a kernel": lambda x: x @ (KERNEL + 0.1 * constant(FEATURES, FEATURES)),
-    "filter": lambda x: tf.nn.conv1d(x[:, :, None], constant(3, 1, 4), 1, "SAME"),
-    "table": lambda x: tf.gather(constant(16, 3), tf.cast(x[:, 0] > 0, tf.int32)),
-    "other size": lambda x: tf.reduce_sum(x) + tf.reduce_sum(constant(3, 5)),
-    "distances to anchors": lambda x: x @ tf.transpose(constant(16, FEATURES)),
-    "seed of ctl": lambda x: (
-        x * tf.random.stateless_gamma([], ctl.random.integers([2], 0, 2**31 - 1, shared=True), 0.3)
-    ),
-}
-
-
-@pytest.mark.parametrize("name", FIXED)
-def test_fixed_draw_is_not_rejected(name):
-    trace(FIXED[name])
-
-
-PER_ROW = {
-    "added": lambda x: x + constant(*SHAPE),
-    "added later": lambda x: tf.nn.relu(x @ KERNEL) * (1 + tf.cast(constant(*SHAPE) > 0, x.dtype)),
-    "latent": lambda x: constant(*SHAPE) @ KERNEL,
-    "concatenated": lambda x: tf.concat([x, constant(ROWS, 3)], axis=1),
-    "column": lambda x: x * constant(ROWS, 1),
-    "one per row": lambda x: tf.reduce_sum(x, 1) * constant(ROWS),
-    "mix of rows": lambda x: constant(ROWS, ROWS) @ x,
-    "time first": lambda x: (
-        tf.transpose(tf.reshape(x, [ROWS, 2, 4]), [1, 0, 2]) + constant(2, ROWS, 1)
-    ),
-    "folded": lambda x: tf.reshape(x, [ROWS * 2, 4]) + constant(ROWS * 2, 4),
-    "chosen by rows": lambda x: tf.where(constant(*SHAPE) > 0, x, tf.zeros_like(x)),
-    "in a loop": lambda x: tf.map_fn(lambda row: row + constant(FEATURES), x),
-}
-
-
-@pytest.mark.parametrize("name", PER_ROW)
-def test_fixed_draw_with_one_entry_per_row_is_rejected(name):
-    assert "depend on how the batch is split" in rejected(PER_ROW[name])
+COUNT = tf.Variable(3, dtype=tf.int64)
 
 
 # The backward pass.
@@ -214,7 +150,7 @@ def gradient(function):
 
 
 def statistics(x):
-    STEP.assign_add(1)
+    COUNT.assign_add(1)
     return tf.nn.tanh(x)
 
 

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
+import ctl
 from ctl import testing
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
@@ -49,6 +50,25 @@ def test_rejected_splits_are_reported_and_are_not_failures():
 def test_trainer_that_is_rejected_on_every_split_is_an_error():
     with pytest.raises(UsageError, match=r"ctl rejects every split: .*micro-batch"):
         trial.run(make_spec(gallery.Normalized), [Split(5, micro_batches=2)])
+
+
+class SecondNearest(gallery.Right):
+    """Compares each row with the two nearest of the global batch, of which there must be two."""
+
+    def per_example_loss(self, batch, outputs):
+        rows = ctl.replica.all_gather(outputs)
+        distance = tf.reduce_sum((outputs[:, tf.newaxis] - rows) ** 2, axis=2)
+        nearest = tf.math.top_k(-distance, k=2).values
+        return super().per_example_loss(batch, outputs) - tf.reduce_sum(nearest, axis=1)
+
+
+def test_batch_of_one_row_is_not_compared_if_the_loss_requires_more():
+    splits = [UNEVEN, Split(1, replicas=2)]
+    report = trial.run(make_spec(SecondNearest, steps=1), splits)
+    assert report.equivalent and report.compared == (UNEVEN,)
+    assert "a batch of one row fails on one replica too" in report.refused[splits[1]]
+    with pytest.raises(Exception, match="input must have at least k columns"):
+        trial.run(make_spec(SecondNearest, steps=1), splits[1:])
 
 
 def test_loss_that_is_not_finite_cannot_be_compared():

@@ -73,7 +73,7 @@ class CheckpointContent:
         graph.ParseFromString(self._reader.get_tensor(_GRAPH))
         self._nodes = graph.nodes
         self._parents: dict[int, list[int]] = {}
-        # The graph has children only; deferred variables are found from below.
+        # The graph lists children only, but a deferred variable is looked up by its parents.
         for node, content in enumerate(graph.nodes):
             for child in content.children:
                 self._parents.setdefault(child.node_id, []).append(node)

@@ -1,0 +1,73 @@
+"""`minimize`, for steps with several updates."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from tests import one_batch
+
+EXAMPLES = {"x": np.arange(1.0, 25.0).reshape(8, 3)}
+
+
+def dense(**arguments):
+    return tf_keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", **arguments)
+
+
+class TwoModels(one_batch.Trainer):
+    """Models that share no variable, each with a penalty."""
+
+    EXAMPLES = EXAMPLES
+    optimizer_of_other = True
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        with self.build_scope():
+            self.other = tf_keras.Sequential([dense(kernel_regularizer="l1", input_shape=[3])])
+            both = tf_keras.Sequential([self.model, dense()])  # contains the layers of the first
+            self.models = [both, tf_keras.optimizers.SGD(0.5)]
+            both.build([None, 3])
+
+    def build_model(self):
+        return tf_keras.Sequential([dense(kernel_regularizer="l2", input_shape=[3])])
+
+    def replica_step(self, batch):
+        optimizer = self.models[1] if self.optimizer_of_other else None
+        variables = self.other.trainable_variables
+        one = self.minimize(
+            batch, lambda b: 0 * self.other(b["x"])[:, 0], variables=variables, optimizer=optimizer
+        )
+        two = self.minimize(batch, lambda b: 0 * self.model(b["x"])[:, 0])
+        variables = self.model.trainable_variables
+        three = self.minimize(batch, lambda b: 0 * self.model(b["x"])[:, 0], variables=variables)
+        return one + 100 * two + 10_000 * three
+
+
+@pytest.mark.parametrize("replicas, micro_batches", [(1, 1), (2, 2)])
+def test_update_has_the_penalties_of_the_variables_that_it_trains(replicas, micro_batches):
+    trainer = one_batch.make(TwoModels, 8, replicas, gradient_accumulation_steps=micro_batches)
+    loss = float(trainer.train(tf.constant(1))["loss"])
+    # l1 and l2 of three ones are 0.03; the second update moves each 1 by -0.02 before the third.
+    np.testing.assert_allclose(loss, 0.03 + 100 * 0.03 + 10_000 * 0.03 * 0.98**2, rtol=1e-6)
+    # The gradient of 0.01 |w| is 0.01, at rate 0.5; that of 0.01 w^2 is 0.02 w, twice at rate 1.
+    np.testing.assert_allclose(trainer.other.get_weights()[0], 0.995, rtol=1e-6)
+    np.testing.assert_allclose(trainer.model.get_weights()[0], 0.98**2, rtol=1e-6)
+
+
+def test_own_regularization_losses_are_used_for_all_updates():
+    class Own(TwoModels):
+        def regularization_losses(self):
+            return [tf.constant(1.0)]
+
+    loss = float(one_batch.make(Own, 8, 1).train(tf.constant(1))["loss"])
+    assert loss == 1 + 100 + 10_000
+
+
+def test_variables_that_the_optimizer_was_not_built_for_are_rejected():
+    trainer = one_batch.make(type("", (TwoModels,), {"optimizer_of_other": False}), 8, 1)
+    message = (
+        r"minimize got dense\w*/kernel:0, for which its optimizer has no slot variables: make a"
+    )
+    with pytest.raises(ctl.UsageError, match=message):
+        trainer.train(tf.constant(1))

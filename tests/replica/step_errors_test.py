@@ -1,0 +1,42 @@
+"""TensorFlow's errors in an inner loop become one line."""
+
+import pytest
+import tensorflow as tf
+
+import ctl
+from ctl import testing
+from tests import reference_model
+
+
+def test_update_in_a_branch_that_depends_on_a_tensor_is_rejected_on_several_replicas():
+    class Branches(reference_model.ReferenceTrainer):
+        def replica_step(self, batch):
+            if self.global_step > 3:
+                return super().replica_step(batch)
+            return super().replica_step(batch) * 2.0
+
+    trainer = reference_model.make_trainer(testing.make_strategy(2), 8, cls=Branches)
+    with pytest.raises(ctl.UsageError, match="branch or a loop that depends on a tensor") as error:
+        trainer.train(tf.constant(1))
+    assert "\n" not in str(error.value)
+
+
+def test_end_of_the_training_data_names_the_step():
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8)
+    dataset = tf.data.Dataset.from_tensor_slices(reference_model.examples(16)).batch(8)
+    trainer.train_dataset = trainer.strategy.experimental_distribute_dataset(dataset)
+    with pytest.raises(
+        ctl.UsageError, match="The training data ended after step 2: return"
+    ) as error:
+        trainer.train(tf.constant(3))
+    assert "\n" not in str(error.value)
+
+
+def test_other_errors_are_not_changed():
+    class Fails(reference_model.ReferenceTrainer):
+        def per_example_loss(self, batch, outputs):
+            raise RuntimeError("of the user")
+
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=Fails)
+    with pytest.raises(RuntimeError, match="of the user"):
+        trainer.train(tf.constant(1))
