@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ctl.errors import UsageError
     from ctl.evaluator import StandardEvaluator
     from ctl.loop.actions.action import Action, as_action
+    from ctl.modes.notebook import Run
     from ctl.replica.batch_norm import SyncBatchNormalization, convert_sync_batch_norm
     from ctl.trainer import StandardTrainer
 
@@ -22,6 +23,7 @@ _MODULES = {
     "SyncBatchNormalization": "ctl.replica.batch_norm",
     "convert_sync_batch_norm": "ctl.replica.batch_norm",
     "Clip": "ctl.configs.options",
+    "Run": "ctl.modes.notebook",
     "StandardEvaluator": "ctl.evaluator",
     "StandardTrainer": "ctl.trainer",
     "TrainerOptions": "ctl.configs.options",
@@ -33,6 +35,7 @@ _PACKAGES = ("data", "hardware", "loop", "random", "replica", "testing")
 __all__ = [
     "Action",
     "Clip",
+    "Run",
     "StandardEvaluator",
     "StandardTrainer",
     "SyncBatchNormalization",

@@ -17,6 +17,7 @@ from ctl.evaluator import StandardEvaluator
 from ctl.hardware import devices, selection
 from ctl.hardware.strategies import StrategyOptions
 from ctl.modes import overfit
+from ctl.replica.engine import engine_of
 from ctl.trainer import StandardTrainer
 
 
@@ -39,9 +40,16 @@ class Experiment:
     optimizer: optimizers.FromConfig
 
     @property
+    def examples_per_epoch(self) -> int | None:
+        """The number of training examples; None if it is not known."""
+        # A trainer that a script has made got another optimizer than this one.
+        known = self.optimizer.examples_per_epoch
+        return known or engine_of(self.trainer).pipeline.examples_per_epoch()
+
+    @property
     def steps_per_epoch(self) -> float | None:
         """The steps in which every training example is read once; None if it is not known."""
-        examples = self.optimizer.examples_per_epoch
+        examples = self.examples_per_epoch
         return examples / self.trainer.global_batch_size if examples else None
 
 

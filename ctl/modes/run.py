@@ -11,6 +11,7 @@ from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.actions import registry
 from ctl.loop.actions.action import Action
 from ctl.loop.actions.action_list import check_action
+from ctl.loop.actions.learning_rate import LearningRate
 from ctl.loop.actions.memory_growth import MemoryGrowth
 from ctl.loop.actions.retraces import Retraces
 from ctl.loop.checkpoints.checkpointer import Checkpointer
@@ -45,15 +46,23 @@ class Run:
         checkpoints: saves and restores the trainer.
     """
 
-    def __init__(self, arguments: Arguments, *, evaluates: bool = True, reads_only: bool = False):
+    def __init__(
+        self,
+        arguments: Arguments,
+        *,
+        evaluates: bool = True,
+        reads_only: bool = False,
+        built: experiment.Experiment | None = None,
+    ):
         """Builds the experiment.
 
         Args:
             arguments: the command line.
             evaluates: whether the run evaluates, and so needs an evaluator and its data.
             reads_only: whether the run only restores checkpoints and never saves one.
+            built: the experiment; by default that of the arguments is built.
         """
-        self.experiment = experiment.build(
+        self.experiment = built or experiment.build(
             arguments.config, arguments.config_path, evaluates=evaluates
         )
         self.config = self.experiment.config
@@ -156,7 +165,7 @@ class Run:
             for action in (*configured, *self.trainer.build_actions())
         ]
         if trains:
-            return [*actions, Retraces(), MemoryGrowth()]
+            return [*actions, LearningRate(), Retraces(), MemoryGrowth()]
         for action in actions:
             action.may_stop = False
         return [action for action in actions if action.at == "eval"]

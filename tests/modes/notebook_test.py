@@ -1,0 +1,195 @@
+"""ctl.Run: the bits of the program, the history, and a learning rate that is set between calls."""
+
+import json
+import math
+import pathlib
+
+import numpy as np
+import pytest
+import tf_keras
+
+import ctl
+from ctl import testing
+from ctl.configs import loading, overrides
+from ctl.modes import DONE, train
+from tests import experiments, reference_model
+
+KEYS = {"train.steps": 30, "train.steps_per_loop": 5, "eval.interval": 10}
+
+
+@pytest.fixture
+def make(make_arguments):
+    """Makes a run of the tiny experiment with dropout, in the current folder."""
+
+    def build(keys=(), workdir="run", **options):
+        arguments = make_arguments(KEYS | dict(keys))
+        return ctl.Run(arguments.config, workdir, print_lines=False, **options)
+
+    make_arguments()
+    return build
+
+
+def weights(step, folder="run"):
+    return experiments.read_weights(folder, step=step)
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(np.array_equal(one[k], other[k]) for k in one)
+
+
+def test_calls_have_the_bits_of_the_program_and_the_program_resumes_them(make, make_arguments):
+    assert train.train_and_eval(make_arguments(KEYS)) == DONE
+    program = weights(30)
+    result = experiments.read_result("run")
+    with make(workdir="notebook") as run:
+        run.train(steps=7)
+        run.train("1 epoch")  # 50 examples in batches of 7: 8 steps
+        assert run.step == 15
+    with make(workdir="notebook") as run:  # as after a restart of the kernel
+        assert run.step == 15
+        run.train()
+        assert run.step == 30 and run.evaluate() == result["eval"]
+    assert equal(weights(30, "notebook"), program)
+    assert experiments.read_result("notebook")["eval"] == result["eval"]
+    pathlib.Path("run").rename("first")
+    pathlib.Path("notebook").rename("run")
+    assert train.train_and_eval(make_arguments(KEYS | {"train.steps": 40})) == DONE
+    assert experiments.read_result("run")["step"] == 40
+
+
+def test_history_has_lists_of_equal_length(make):
+    run = make(workdir=None)
+    run.evaluate()
+    run.train(steps=20)
+    history = run.history
+    assert history["step"] == [0, 5, 10, 15, 20]
+    assert {len(values) for values in history.values()} == {5}
+    assert [math.isnan(value) for value in history["eval/loss"]] == [
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert [math.isnan(value) for value in history["loss"]] == [True] + [False] * 4
+    assert next(iter(history)) == "step" and {"accuracy", "eval/accuracy"} <= set(history)
+    assert all(isinstance(value, int | float) for values in history.values() for value in values)
+
+
+def test_without_a_workdir_nothing_is_left(make):
+    before = sorted(pathlib.Path(".").rglob("*"))
+    run = make(workdir=None)
+    folder = run._workdir.path
+    run.train(steps=5)
+    assert (folder / "result.json").exists()
+    run.close()
+    assert not folder.exists() and sorted(pathlib.Path(".").rglob("*")) == before
+
+
+def test_learning_rate_holds_in_the_resumed_run(make, make_arguments):
+    with make() as run:
+        run.train(steps=10)
+        assert run.learning_rate == pytest.approx(1e-3)
+        run.learning_rate = 0.5
+        run.train(steps=20)
+    changed = weights(30)
+    pathlib.Path("run").rename("undisturbed")
+    with make() as run:
+        run.train(steps=10)
+        run.learning_rate = (
+            0.5  # and then the process is killed: the checkpoint of step 10 knows it
+        )
+    events = [
+        json.loads(line) for line in pathlib.Path("run/events.jsonl").read_text().splitlines()
+    ]
+    (event,) = [event for event in events if event["event"] == "learning_rate"]
+    assert (event["step"], event["new"]) == (10, 0.5) and event["old"] == pytest.approx(1e-3)
+    assert train.train_and_eval(make_arguments(KEYS)) == DONE  # the program
+    assert equal(weights(30), changed)
+
+
+def test_learning_rate_of_a_changed_config_replaces_the_one_that_was_set(make, make_arguments):
+    with make() as run:
+        run.train(steps=5)
+        run.learning_rate = 0.5
+    keys = KEYS | {"optimizer.learning_rate": 0.25, "train.steps": 10}
+    arguments = make_arguments(keys, allow_config_change=True)
+    assert train.train(arguments) == DONE
+    notes = json.loads(pathlib.Path("run/checkpoints/ckpt-10.whole").read_text()).get("notes", {})
+    assert "LearningRate" not in notes.get("actions", {})
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), "fast", True])
+def test_learning_rate_must_be_a_positive_number(make, value):
+    run = make(workdir=None)
+    with pytest.raises(ctl.UsageError, match="but must be a finite number above 0"):
+        run.learning_rate = value
+
+
+def test_learning_rate_of_a_schedule_cannot_be_set(make):
+    run = make({"optimizer.schedule": "cosine"}, workdir=None)
+    assert run.learning_rate == pytest.approx(1e-3)
+    with pytest.raises(ctl.UsageError, match="is set by the optimizer's schedule"):
+        run.learning_rate = 0.5
+
+
+def test_config_file_and_trainer_are_accepted(make):
+    run = ctl.Run("experiment.py", print_lines=False)
+    assert run.trainer.global_batch_size == 7
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(2), 7, optimizer=lambda: tf_keras.optimizers.SGD(0.125)
+    )
+    with ctl.Run(trainer, "own", print_lines=False) as run:
+        assert run.train(steps=4)["loss"] > 0 and run.trainer is trainer
+        assert run.evaluate()["examples"] == reference_model.EXAMPLES
+        assert run.history["step"] == [4]
+    saved = overrides.flatten(json.loads(pathlib.Path("own/config.json").read_text()))
+    assert saved["trainer"] == "tests.reference_model:ReferenceTrainer"
+    assert saved["data.global_batch_size"] == 7 and saved["optimizer.learning_rate"] == 0.125
+    assert saved["optimizer.name"].endswith(":SGD")
+
+
+def test_interrupt_ends_a_call_after_the_loop_and_the_next_call_goes_on(make, monkeypatch):
+    run = make()
+    with monkeypatch.context() as patch:
+        patch.setattr(type(run._stop), "requested", property(lambda stop: run.step == 5))
+        run.train(steps=20)
+    assert run.step == 5 and run._run.checkpoints.latest_step() == 5
+    run.train(steps=5)
+    assert run.step == 10
+
+
+def test_early_stopping_ends_all_further_calls(make):
+    stopping = {"metric": "eval/loss", "mode": "max", "patience": 1}
+    keys = {f"train.early_stopping.{key}": value for key, value in stopping.items()}
+    run = make(keys, workdir=None)
+    run.train()
+    assert run.step == 20 and "has not improved" in run.stop_reason
+    run.train(steps=5)
+    assert run.step == 20
+
+
+@pytest.mark.parametrize("steps", [-1, 1.5, True, "3", "2 hours"])
+def test_steps_must_be_a_length(make, steps):
+    run = make(workdir=None)
+    with pytest.raises(ctl.UsageError, match=r"^steps is "):
+        run.train(steps)
+
+
+def test_mistakes_are_one_line(make):
+    make().train(steps=5)
+    with pytest.raises(ctl.UsageError, match="holds a run with another config"):
+        make({"seed": 5})
+    one, other = make(), make()
+    one.train(steps=5)
+    with pytest.raises(ctl.UsageError, match="Another run has trained in run since"):
+        other.train(steps=5)
+    with pytest.raises(ctl.UsageError, match="restore_best ends a run, but"):
+        stopping = {"metric": "eval/loss", "mode": "min", "restore_best": True}
+        make({f"train.early_stopping.{k}": v for k, v in stopping.items()}, workdir=None)
+    with pytest.raises(ctl.UsageError, match=r"There is no config file missing\.py"):
+        ctl.Run("missing.py")
+    config = loading.load_config("experiment.py")
+    config.train.steps = -1
+    with pytest.raises(ctl.UsageError, match=r"train\.steps is -1"):
+        ctl.Run(config)
