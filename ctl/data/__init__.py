@@ -2,6 +2,7 @@
 
 from ctl.data.augmentation import augmented
 from ctl.data.idx import idx
+from ctl.data.image_folder import image_folder
 from ctl.data.records import records
 from ctl.data.source import (
     Arrays,
@@ -10,8 +11,9 @@ from ctl.data.source import (
     PerReplica,
     RowSource,
     Source,
-    arrays,
 )
+from ctl.data.tables import arrays, csv, generator, parquet
+from ctl.data.text import text
 from ctl.data.tfrecords import tfrecords
 
 __all__ = [
@@ -23,7 +25,12 @@ __all__ = [
     "Source",
     "arrays",
     "augmented",
+    "csv",
+    "generator",
     "idx",
+    "image_folder",
+    "parquet",
     "records",
+    "text",
     "tfrecords",
 ]

@@ -1,8 +1,9 @@
 """Checks what a trainer's `build_dataset` returned, and derives the spec of its batches."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ctl.data import augmentation
@@ -24,7 +25,7 @@ def check_data(data: Any, split: str) -> None:
         raise UsageError(
             f"build_dataset({split!r}, ...) returned {type(data).__name__}, but must return a "
             "ctl.data.Source, a tf.data.Dataset of examples, ctl.data.augmented(...), "
-            "ctl.data.GlobalBatches or ctl.data.PerReplica"
+            f"ctl.data.GlobalBatches or ctl.data.PerReplica{_suggest_source(data)}"
             f"{'.' if split == 'train' else f', or remove {split} from eval.splits.'}"
         )
     if isinstance(data, Augmented) and split != "train":
@@ -41,6 +42,14 @@ def check_data(data: Any, split: str) -> None:
     element_spec(data)
     if source is None and not isinstance(data, GlobalBatches | PerReplica):
         _check_single_examples(dataset_of(data))
+
+
+def _suggest_source(data: Any) -> str:
+    """The function that makes a source of data of a common type, for a message."""
+    if isinstance(data, Iterator):
+        return ", such as ctl.data.generator(function)"
+    is_table = isinstance(data, dict | np.ndarray) or hasattr(data, "iloc")
+    return ", such as ctl.data.arrays(...)" if is_table else ""
 
 
 def element_spec(data: Data) -> dict[str, tf.TensorSpec]:

@@ -104,7 +104,8 @@ class RowSource(Source):
 
     def gather(self, indexes: tf.Tensor) -> Batch:
         """Reads and parses examples."""
-        rows = tf.data.Dataset.from_tensors(self.read(indexes)).unbatch()
+        # In a tuple, so that a row that is a tuple itself is one argument of `parse`.
+        rows = tf.data.Dataset.from_tensors((self.read(indexes),)).unbatch()
         # get_single_element takes no more than one batch, so the batch must hold all rows.
         return rows.map(self.parse).batch(tf.size(indexes, tf.int64)).get_single_element()
 
@@ -220,20 +221,6 @@ def dataset_of(data: Any) -> tf.data.Dataset:
     if isinstance(data, GlobalBatches | PerReplica):
         return data.dataset
     return data.data if isinstance(data, Augmented) else data
-
-
-def arrays(features: Mapping[str, np.ndarray | tf.Tensor]) -> Arrays:
-    """Returns a `Source` of examples held in memory.
-
-        ctl.data.arrays({"x": np.random.rand(100, 4), "label": np.arange(100) % 3})
-
-    Args:
-        features: name -> array of shape [examples, ...].
-
-    Raises:
-        UsageError: the arrays differ in their number of examples, or a value is not an array.
-    """
-    return Arrays(features)
 
 
 def _tensor(name: str, value: Any) -> tf.Tensor:
