@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ctl.errors import UsageError
     from ctl.evaluator import StandardEvaluator
     from ctl.loop.actions.action import Action, as_action
+    from ctl.modes.load import load
     from ctl.modes.notebook import Run
     from ctl.replica.batch_norm import SyncBatchNormalization, convert_sync_batch_norm
     from ctl.trainer import StandardTrainer
@@ -30,6 +31,7 @@ _MODULES = {
     "UsageError": "ctl.errors",
     "as_action": "ctl.loop.actions.action",
     "config": "ctl.configs.overrides",
+    "load": "ctl.modes.load",
 }
 _PACKAGES = ("data", "hardware", "loop", "random", "replica", "testing")
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
     "config",
     "convert_sync_batch_norm",
     "data",
+    "load",
     "random",
     "replica",
     "testing",

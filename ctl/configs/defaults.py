@@ -186,6 +186,9 @@ def defaults() -> config_dict.ConfigDict:
     best.metric = ""  # such as eval/accuracy; "": off
     best.mode = ""  # max if higher values are better, min if lower ones are, as of a loss
     best.keep = 1  # the number of checkpoints
+    # Export the "best" or the "last" checkpoint to export/ at the end; "": do not.
+    train.export = ""
+    train.export_average = True  # export the averaged weights, if optimizer.ema_decay is set
     # End training when a metric has stopped improving.
     train.early_stopping = stopping = config_dict.ConfigDict()
     stopping.metric = ""  # such as eval/loss; "": off

@@ -31,6 +31,7 @@ MODES: dict[str, tuple[str, ...]] = {
     "train": _TRAINING_FLAGS,
     "eval": ("workdir", "checkpoint", "allow_config_change"),
     "continuous_eval": ("workdir", "allow_config_change"),
+    "export": ("workdir", "checkpoint", "allow_config_change"),
     "check": (),
     "aot_compile": ("workdir", "topology", "find_batch"),
     "explain": ("workdir",),

@@ -54,6 +54,13 @@ def _check_monitoring(values: Mapping[str, Any]) -> None:
                 "min if lower ones are."
             )
     stopping, best = values["train.early_stopping.metric"], values["train.best.metric"]
+    if values["train.export"] == "best" and not (
+        best or values["train.early_stopping.restore_best"]
+    ):
+        raise UsageError(
+            "train.export=best requires train.best.metric: set it, such as "
+            "train.best.metric=eval/loss, or choose train.export=last."
+        )
     if (stopping or best) and not values["eval.splits"]:
         raise UsageError(
             f"{stopping or best} requires evaluations, but eval.splits is empty: add a split, or remove "

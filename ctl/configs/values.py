@@ -31,6 +31,7 @@ _CHOICES = {
     "train.preemption_notice": ("none", "gce"),
     "train.checkpoint_writing": ("auto", "background", "blocking"),
     "train.best.mode": ("", "max", "min"),
+    "train.export": ("", "best", "last"),
     "train.early_stopping.mode": ("", "max", "min"),
 }
 _MINIMUM = {

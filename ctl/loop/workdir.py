@@ -25,6 +25,7 @@ class Workdir:
         config.json                the config of the run, every key
         checkpoints/ckpt-<step>    weights, slot variables and counters
         best/ckpt-<step>           the best checkpoints, if train.best is set
+        export/<step>/             exported models
         summaries/{train,eval}/    for TensorBoard
         metrics.jsonl              one line per inner loop and evaluation: every logged value
         events.jsonl               one line per event: start, checkpoint, eval, rollback, ...
@@ -62,6 +63,18 @@ class Workdir:
     def best(self) -> pathlib.Path:
         """The folder of the best checkpoints."""
         return self.path / "best"
+
+    @property
+    def exports(self) -> pathlib.Path:
+        """The folder of the exported models."""
+        return self.path / "export"
+
+    def config_file(self) -> str:
+        """The config file that the run was started with; "" if it is not recorded."""
+        path = self.path / "events.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        events = [json.loads(line) for line in lines if '"config"' in line]
+        return next((e["config"] for e in events if e.get("event") == "start"), "")
 
     def summaries(self, split: str) -> str | None:
         """The folder of a split's summaries; None if this process writes none."""

@@ -37,7 +37,8 @@ class Arguments:
         allow_config_change: resume although the config changed (`--allow_config_change`).
         allow_partial_restore: resume from a checkpoint that matches the trainer only in part
             (`--allow_partial_restore`).
-        checkpoint: what to evaluate (`--checkpoint`): "best", a step, a path, or "" for the newest.
+        checkpoint: what to evaluate or export (`--checkpoint`): "best", a step, a path, or "" for the
+            checkpoint of the run's result.
         topology: the TPU slices to compile for (`--topology`), or "".
         find_batch: search for the largest batch that fits (`--find_batch`).
         started: when the program started, by `time.monotonic`.
@@ -88,6 +89,7 @@ MODES = {
     "train": Mode("train:train", workdir="resumed"),
     "eval": Mode("evaluate:evaluate", workdir="read"),
     "continuous_eval": Mode("evaluate:continuous_eval", workdir="read"),
+    "export": Mode("export:export", builds_strategy=False, workdir="read"),
     "check": Mode("check:check"),
     "aot_compile": Mode("aot_compile:aot_compile", builds_strategy=False),
     "explain": Mode("explain:explain"),

@@ -158,7 +158,7 @@ class Run:
         """
         evaluator = self.experiment.evaluator
         configured = registry.make_actions(
-            self.config, self._config_path, best_folder=self.workdir.best, trains=trains
+            self.config, self._config_path, workdir=self.workdir, trains=trains
         )
         actions = [
             check_action(action, evaluator)

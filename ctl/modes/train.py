@@ -1,6 +1,7 @@
 """--mode=train and --mode=train_and_eval."""
 
 import functools
+import os
 import time
 
 from ctl.loop import goodput
@@ -101,7 +102,10 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
             else:
                 if warm:
                     progress.print_line(messages.loaded_weights(warm))
-                workdir.event("start", controller.step, **(warm.record() if warm else {}), **lost)
+                started = {"config": os.path.abspath(arguments.config_path), **lost}
+                workdir.event(
+                    "start", controller.step, **started, **(warm.record() if warm else {})
+                )
 
             controller.reporter.metrics.begin(
                 config.to_dict(), step=controller.step, is_new=not restored

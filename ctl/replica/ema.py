@@ -101,6 +101,12 @@ class ExponentialMovingAverage:
             self._swap_all()
             self.is_swapped = False
 
+    def copy_to_model(self) -> None:
+        """Sets the weights to the averages, for a model that is not trained any more."""
+        with self._strategy.scope():
+            for average, variable in zip(self.state.averages, self._variables, strict=True):
+                variable.assign(tf.convert_to_tensor(average))
+
     def reset(self, *, keep: Collection[int] = ()) -> None:
         """Sets the averages to the weights, for example after the weights of another run are loaded.
 

@@ -165,6 +165,7 @@ SWITCHES = {
     "train.gradient_shares",
     "train.early_stopping.restore_best",
     "eval.before_training",
+    "train.export_average",
 }
 
 
@@ -215,6 +216,7 @@ def test_free_keys_and_switches_are_all_strings_and_booleans():
         "train.best.mode",
         "train.early_stopping.metric",
         "train.early_stopping.mode",
+        "train.export",
         "train.max_duration",
         "train.profile",
         "runtime.all_reduce.dtype",

@@ -1,7 +1,6 @@
 """The actions that a config requires."""
 
 from collections.abc import Mapping, Sequence
-import pathlib
 from typing import Any
 
 from ctl.configs import loading
@@ -10,9 +9,11 @@ from ctl.errors import UsageError
 from ctl.loop.actions.action import Action, as_action
 from ctl.loop.actions.best_checkpoint import BestCheckpoint
 from ctl.loop.actions.early_stopping import EarlyStopping
+from ctl.loop.actions.export_model import ExportModel
 from ctl.loop.actions.histograms import GraphSummary, WeightHistograms
 from ctl.loop.actions.overfit_report import OverfitReport
 from ctl.loop.actions.time_limit import TimeLimit
+from ctl.loop.workdir import Workdir
 
 # Name -> class. Other actions are named by path/to/file.py:Class or package.module:Class.
 CLASSES: dict[str, type[Action]] = {"early_stopping": EarlyStopping}
@@ -20,14 +21,14 @@ _OPTIONS = ("at", "everywhere")  # of `as_action`; all others are arguments of t
 
 
 def make_actions(
-    config: Any, config_path: str, *, best_folder: pathlib.Path, trains: bool = True
+    config: Any, config_path: str, *, workdir: Workdir, trains: bool = True
 ) -> list[Action]:
     """Makes the actions of `summaries`, then of `train`, then of `actions`.
 
     Args:
         config: a validated config.
         config_path: the config file; the paths of actions are relative to its folder.
-        best_folder: where the best checkpoints are.
+        workdir: where the best checkpoints and exported models are.
         trains: whether the run trains; without it, only those of `actions`.
 
     Raises:
@@ -45,14 +46,22 @@ def make_actions(
     if config.summaries.graph:
         actions.append(GraphSummary())
     if best["metric"]:
-        actions.append(BestCheckpoint(**best, folder=best_folder, restore_at_end=restore))
+        actions.append(BestCheckpoint(**best, folder=workdir.best, restore_at_end=restore))
     if stopping["metric"]:
         actions.append(EarlyStopping(**stopping))
     if config.train.max_duration:
         actions.append(TimeLimit(config.train.max_duration))
     if config.data.overfit_batches:
         actions.append(OverfitReport(config.data.overfit_batches))
-    return actions + _make_listed(config.actions, config_path)
+    actions += _make_listed(config.actions, config_path)
+    if config.train.export:
+        average, folder = config.train.export_average, workdir.exports
+        actions.append(
+            ExportModel(
+                config.train.export, folder=folder, best_folder=workdir.best, average=average
+            )
+        )
+    return actions
 
 
 def _make_listed(entries: Sequence[Any], config_path: str) -> list[Action]:

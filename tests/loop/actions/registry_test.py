@@ -7,6 +7,7 @@ from ctl.configs import values
 from ctl.loop.actions import registry
 from ctl.loop.actions.best_checkpoint import BestCheckpoint
 from ctl.loop.actions.early_stopping import EarlyStopping
+from ctl.loop.workdir import Workdir
 from tests import experiments
 
 MINE = """\
@@ -34,7 +35,9 @@ def make(tmp_path):
 
     def build(**keys):
         return registry.make_actions(
-            ctl.config(**keys), str(tmp_path / "experiment.py"), best_folder=tmp_path / "best"
+            ctl.config(**keys),
+            str(tmp_path / "experiment.py"),
+            workdir=Workdir(tmp_path, writes=False),
         )
 
     return build

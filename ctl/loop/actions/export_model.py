@@ -1,0 +1,105 @@
+"""Exports the trained model when training has ended."""
+
+from collections.abc import Mapping
+import pathlib
+from typing import Any
+
+from ctl.loop import inference, saved_model, write_errors
+from ctl.loop.actions import best_checkpoint
+from ctl.loop.actions.action import Action
+
+
+class ExportModel(Action):
+    """Writes the best or the last checkpoint as a SavedModel; see `loop/saved_model.py`.
+
+    ExportModel("best", folder="runs/mine/export", best_folder="runs/mine/best")
+    """
+
+    at = "train"
+    everywhere = True  # does nothing at a boundary; `end` is called everywhere
+    may_stop = False
+
+    def __init__(
+        self,
+        which: str,
+        *,
+        folder: str | pathlib.Path,
+        best_folder: str | pathlib.Path,
+        average: bool = True,
+    ):
+        """Writes nothing yet.
+
+        Args:
+            which: "best" or "last".
+            folder: the folder of the versions.
+            best_folder: the folder of the best checkpoints.
+            average: whether to export the averaged weights, if there are any.
+        """
+        self._which = which
+        self._folder = pathlib.Path(folder)
+        self._best_folder = pathlib.Path(best_folder)
+        self._average = average
+        self._exported: dict[str, str] = {}
+
+    def __call__(self, outputs: Mapping[str, Any]) -> None:
+        """Does nothing before the end."""
+
+    def end(self) -> None:
+        """Exports the model, in the chief; the others wait for it where the run ends."""
+        controller = self.controller
+        if not controller.is_chief:
+            return
+        path = controller.checkpoints.path(controller.trained_step)
+        if self._which == "best":
+            path = best_checkpoint.find_best(self._best_folder)
+        step, self._exported = export_checkpoint(
+            type(controller.trainer),
+            controller.trainer.options,
+            path,
+            self._folder,
+            global_batch_size=controller.trainer.global_batch_size,
+            average=self._average,
+        )
+        controller.reporter.record("export", step, **self._exported)
+        controller.reporter.print_line(f"Exported {path} to {self._exported['path']}.")
+
+    def result(self) -> dict[str, Any]:
+        """Returns where the model is."""
+        return {"export": self._exported} if self._exported else {}
+
+
+def export_checkpoint(
+    trainer_class: type,
+    options: Any,
+    path: str,
+    folder: pathlib.Path,
+    *,
+    global_batch_size: int,
+    average: bool,
+) -> tuple[int, dict[str, str]]:
+    """Restores a checkpoint for inference and exports it.
+
+    Args:
+        trainer_class: the class that was trained.
+        options: the options of the training.
+        path: the checkpoint.
+        folder: the folder of the versions.
+        global_batch_size: the batch size of the training.
+        average: whether to export the averaged weights, if there are any.
+
+    Returns:
+        The step; and the path of the version, the checkpoint, and which weights it has.
+
+    Raises:
+        UsageError: the model cannot be exported.
+        Failure: it cannot be written.
+    """
+    trainer = inference.restore_trainer(
+        trainer_class, options, path, global_batch_size=global_batch_size, average=average
+    )
+    weights = "average" if average and options.ema_decay else "plain"
+    notes = {"checkpoint": path, "weights": weights}
+    with write_errors.report_write_errors(str(folder), pathlib.Path(path).parent):
+        folder.mkdir(parents=True, exist_ok=True)
+        version = saved_model.export(trainer, folder, notes)
+    return int(trainer.global_step.numpy()), {"path": str(version), **notes}

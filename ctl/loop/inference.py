@@ -1,0 +1,186 @@
+"""A trained trainer for inference: one replica, float32, and no state of training.
+
+The trainer is built a second time from its class, without the strategy and the dtype policy of
+training, and restored from a checkpoint. So what it computes contains neither.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+import dataclasses
+import pathlib
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from ctl.configs.options import Clip, TrainerOptions
+from ctl.data.source import Batch
+from ctl.errors import UsageError
+from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.replica import precision, row_mask
+from ctl.replica.batch_norm import SyncBatchNormalization
+from ctl.replica.dataflow import depends_on
+from ctl.replica.engine import engine_of
+from ctl.replica.microbatches import row_count
+from ctl.trainer import StandardTrainer
+
+NOT_SERVED = ("label", "weight")  # features that are not known when a model is used
+
+
+def restore_trainer(
+    trainer_class: type[StandardTrainer],
+    options: TrainerOptions,
+    path: str,
+    *,
+    global_batch_size: int,
+    average: bool = True,
+) -> StandardTrainer:
+    """Builds a trainer for inference, and restores its models from a checkpoint.
+
+    Args:
+        trainer_class: the class that was trained.
+        options: the options of the training.
+        path: the checkpoint.
+        global_batch_size: the batch size of the training, which some data requires.
+        average: whether the model gets the averaged weights, if there are any.
+
+    Raises:
+        UsageError: the checkpoint is of another trainer, or cannot be read.
+    """
+    # 16-bit layers have float32 variables: without the policy the same weights compute in float32.
+    of_variables = precision.of(options.precision).floatx
+    trainer = trainer_class(
+        strategy=tf.distribute.get_strategy(),  # the default one: no replicas
+        global_batch_size=global_batch_size,
+        optimizer=lambda: tf_keras.optimizers.SGD(0.0),  # has no state
+        options=dataclasses.replace(
+            options,
+            precision=of_variables,
+            loss_scale=0.0,
+            xla="off",
+            placement="stream",
+            logical_shards=0,
+            all_reduce_dtype="",
+            gradient_accumulation_steps=1,
+            clip=Clip(),
+            on_non_finite="ignore",
+            loss_spike=0.0,
+            norms=False,
+            weight_decay_exclude=(),
+            optimizer_groups=(),
+        ),
+    )
+    models: Any = _Models(trainer)  # all that a `Checkpointer` reads of a trainer
+    checkpoints = Checkpointer(pathlib.Path(path).parent, models, reads_only=True)
+    checkpoints.restore(path)
+    engine = engine_of(trainer)
+    if engine.ema and average:
+        engine.ema.copy_to_model()
+    return trainer
+
+
+def make_function(trainer: StandardTrainer, function: Callable[[Batch], Any]) -> Any:
+    """Returns a `tf.function` of raw features that calls `function` for any number of rows.
+
+    Its outputs are those of `function`; 16-bit floats are cast to float32.
+
+    Args:
+        trainer: the result of `restore_trainer`.
+        function: `trainer.serve`, or a function like it.
+
+    Raises:
+        UsageError: when it is traced: the outputs depend on a label or a weight.
+    """
+    specs = engine_of(trainer).pipeline.element_spec()
+    hidden = {name: spec for name, spec in specs.items() if name in NOT_SERVED}
+    options = trainer.options
+
+    def serve(features: Batch) -> Any:
+        batch = _Features(features, hidden)
+        rows = row_mask.examples(
+            count=row_count(features),
+            seed=options.seed,
+            allow_unkeyed=options.allow_unkeyed_random,
+        )
+        with engine_of(trainer).trace_scope(), rows:
+            try:
+                outputs = precision.cast_to_float32(function(batch))
+            except KeyError as error:
+                name = error.args[0] if error.args else ""
+                if name not in hidden:
+                    raise
+                raise UsageError(_describe_use(trainer, name)) from error
+        for name, zeros in batch.zeros.items():
+            if any(depends_on(output, [zeros]) for output in tf.nest.flatten(outputs)):
+                raise UsageError(_describe_use(trainer, name))
+        return outputs
+
+    signature = {
+        name: tf.TensorSpec(spec.shape, spec.dtype, name=name)
+        for name, spec in specs.items()
+        if name not in hidden
+    }
+    return tf.function(serve, input_signature=[signature], autograph=False)
+
+
+class _Features(dict[str, Any]):
+    """Raw features, in which a label or weight that is read by its name is 0.
+
+    Attributes:
+        zeros: the labels and weights that were read.
+    """
+
+    def __init__(self, features: Mapping[str, tf.Tensor], hidden: Mapping[str, tf.TensorSpec]):
+        super().__init__(features)
+        self._hidden = hidden
+        self._rows = row_count(dict(features))
+        self.zeros: dict[str, tf.Tensor] = {}
+
+    def __missing__(self, name: str) -> tf.Tensor:
+        if name not in self._hidden:
+            raise KeyError(name)
+        if name not in self.zeros:
+            spec = self._hidden[name]
+            # An empty string for a label of strings.
+            zeros = tf.zeros([self._rows, *spec.shape[1:]], spec.dtype)
+            self.zeros[name] = zeros
+        return self.zeros[name]
+
+
+class _Models:
+    """What a `Checkpointer` restores for inference: the trainer without its optimizers."""
+
+    def __init__(self, trainer: StandardTrainer):
+        self.strategy = trainer.strategy
+        self.global_step = trainer.global_step
+        self.optimizer = trainer.optimizer
+        self.model = trainer.model
+        self._ctl_engine = engine_of(trainer)
+
+    def checkpoint_items(self) -> dict[str, Any]:
+        """Returns the models, the averages and the variables by the names in a checkpoint."""
+        items = self._ctl_engine.checkpoint_items()
+        optimizers = (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer)
+        of_training = self._ctl_engine.step.loss_spikes
+        return {
+            name: item
+            for name, item in items.items()
+            if not isinstance(item, optimizers) and item is not of_training
+        }
+
+
+def unwrap(layers: Iterable[tf_keras.layers.Layer]) -> None:
+    """Replaces the parts of layers that are ctl's by those of tf_keras, for files of tf_keras."""
+    for layer in layers:
+        if type(layer) is SyncBatchNormalization:
+            # Keras' own __setattr__ would track the class as an attribute of the layer.
+            object.__setattr__(layer, "__class__", tf_keras.layers.BatchNormalization)
+        generator: Any = getattr(layer, "_random_generator", None)
+        if hasattr(generator, "_replaced"):
+            layer._random_generator = generator._replaced
+
+
+def _describe_use(trainer: StandardTrainer, name: str) -> str:
+    return (
+        f"The outputs of {type(trainer).__name__}.serve depend on {name!r}, which is not known when a "
+        "model is used: override serve(features), or compute them from the other features."
+    )

@@ -1,0 +1,170 @@
+"""Writes a trained trainer as a SavedModel that needs neither ctl nor the trainer's code."""
+
+from collections.abc import Mapping
+import importlib.metadata
+import json
+import os
+import pathlib
+import shutil
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from ctl.errors import UsageError
+from ctl.loop import inference
+from ctl.replica.engine import engine_of
+from ctl.trainer import StandardTrainer
+
+DESCRIPTION = "export.json"
+_PYTHON_OPS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+
+
+def export(
+    trainer: StandardTrainer, folder: pathlib.Path, notes: Mapping[str, Any]
+) -> pathlib.Path:
+    """Writes one version, completely or not at all.
+
+        <folder>/<step>/saved_model.pb, variables/, assets/    the SavedModel
+                        model.keras                            or model.weights.h5, see below
+                        export.json                            signatures, versions and notes
+
+    The file model.keras is the bare model, without `preprocess`. A subclassed model without
+    `get_config` has model.weights.h5 instead.
+
+    Args:
+        trainer: the result of `inference.restore_trainer`.
+        folder: the folder of all versions; each is a folder whose name is the step, as TensorFlow
+            Serving requires.
+        notes: what to add to the description.
+
+    Returns:
+        The folder of the version.
+
+    Raises:
+        UsageError: the model cannot be exported.
+    """
+    step = int(trainer.global_step.numpy())
+    version, temporary = folder / str(step), folder / f".{step}.new"
+    functions = {
+        name: inference.make_function(trainer, function)
+        for name, function in trainer.export_signatures().items()
+    }
+    signatures = {name: _name_outputs(function) for name, function in functions.items()}
+    for name, signature in signatures.items():
+        _check_operations(name, signature)
+    module = tf.Module()
+    module.signatures_by_name = signatures
+    module.resources = _find_resources(trainer, list(signatures.values()))
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        tf.saved_model.save(module, str(temporary), signatures=signatures)
+    except (AssertionError, ValueError) as error:  # TensorFlow's errors of a resource without owner
+        reason = " ".join(str(error).split())[:300]
+        raise UsageError(
+            f"The model cannot be exported ({reason}): make variables and tables attributes of the "
+            "trainer or of its model."
+        ) from error
+    _save_weights(trainer.model, temporary)
+    described = {name: _describe(signature) for name, signature in signatures.items()}
+    description = {"step": step, **notes, "signatures": described, "versions": _versions()}
+    (temporary / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
+    _publish(temporary, version)
+    return version
+
+
+def _name_outputs(function: Any) -> Any:
+    """The concrete function with a dict of outputs, as signatures require."""
+
+    def named(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        outputs = function(features)
+        if isinstance(outputs, Mapping):
+            flat = dict(outputs)
+        elif isinstance(outputs, list | tuple):
+            flat = {f"output_{index}": output for index, output in enumerate(outputs)}
+        else:
+            flat = {"outputs": outputs}
+        if not all(tf.is_tensor(value) for value in flat.values()):
+            raise UsageError(
+                "serve returned nested outputs, but an exported model returns a tensor, or a flat dict "
+                "or list of tensors: override serve(features)."
+            )
+        return {name: tf.identity(value) for name, value in flat.items()}
+
+    return tf.function(
+        named, input_signature=function.input_signature, autograph=False
+    ).get_concrete_function()
+
+
+def _check_operations(name: str, signature: Any) -> None:
+    """Raises UsageError for Python functions, which exist in this process only."""
+    graph = signature.graph.as_graph_def()
+    nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
+    for node in nodes:
+        if node.op in _PYTHON_OPS:
+            raise UsageError(
+                f"The signature {name} calls Python (tf.py_function or tf.numpy_function, {node.name}), "
+                "which an exported model cannot contain: use TensorFlow operations, or override "
+                "serve(features)."
+            )
+
+
+def _find_resources(trainer: StandardTrainer, signatures: list[Any]) -> list[Any]:
+    """The variables and tables that the signatures use; a SavedModel contains what it can reach."""
+    captured = {id(tensor) for s in signatures for tensor in s.captured_inputs}
+    objects = tf.train.TrackableView(trainer).descendants()
+    for name, item in engine_of(trainer).checkpoint_items().items():
+        del name
+        objects += tf.train.TrackableView(item).descendants()
+    resources = {}
+    for value in objects:
+        is_variable = isinstance(value, tf.Variable)
+        handle = value.handle if is_variable else getattr(value, "_resource_handle", None)
+        if handle is not None and id(handle) in captured:
+            resources[id(value)] = value
+    return list(resources.values())
+
+
+def _save_weights(model: tf_keras.Model, folder: pathlib.Path) -> None:
+    inference.unwrap(model._flatten_layers())
+    try:
+        model.save(folder / "model.keras")
+    except Exception:  # any that the user's get_config raises
+        (folder / "model.keras").unlink(missing_ok=True)
+        model.save_weights(folder / "model.weights.h5")
+
+
+def _describe(signature: Any) -> dict[str, Any]:
+    inputs = signature.structured_input_signature[0][0]
+    outputs = signature.structured_outputs
+    return {
+        kind: {k: {"dtype": v.dtype.name, "shape": v.shape.as_list()} for k, v in values.items()}
+        for kind, values in (("inputs", inputs), ("outputs", outputs))
+    }
+
+
+def _versions() -> dict[str, str]:
+    names = ("ctl", "tf_keras")
+    installed = {name: importlib.metadata.version(name) for name in names}
+    return {"tensorflow": tf.__version__, **installed}
+
+
+def _publish(temporary: pathlib.Path, version: pathlib.Path) -> None:
+    """Renames a complete version; a server that watches the folder never sees a part of one."""
+    for path in sorted(temporary.rglob("*"), reverse=True):
+        _flush(path)
+    old = version.with_name(f".{version.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if version.exists():  # a folder with files cannot be replaced
+        version.rename(old)
+    temporary.rename(version)
+    _flush(version.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _flush(path: pathlib.Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

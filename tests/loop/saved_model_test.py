@@ -1,0 +1,244 @@
+"""Exported models, in a process that cannot import ctl."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from ctl.loop import inference, saved_model
+from ctl.loop.checkpoints.checkpointer import Checkpointer
+
+DRAW = np.random.default_rng(3)
+IMAGES = DRAW.integers(0, 255, (20, 4, 4, 3), np.uint8)
+LABELS = DRAW.integers(0, 3, 20)
+
+# Loads every exported model, and writes its outputs for the raw images.
+READER = """
+import sys
+sys.modules["ctl"] = None
+sys.modules["orbit"] = None
+import pathlib
+import numpy as np, tensorflow as tf, tf_keras
+
+folder = pathlib.Path(sys.argv[1])
+images = np.load(folder / "images.npy")
+for version in sorted(folder.glob("*/*/saved_model.pb")):
+    version = version.parent
+    loaded = tf.saved_model.load(version)
+    signature = loaded.signatures["serving_default"]
+    outputs = signature(image=tf.constant(images))["outputs"].numpy()
+    one = signature(image=tf.constant(images[:1]))["outputs"].numpy()
+    assert np.allclose(one, outputs[:1], atol=1e-6)
+    bare = tf_keras.models.load_model(version / "model.keras")
+    np.savez(folder / f"{version.parent.name}.npz", outputs=outputs,
+             bare=bare.predict(images / np.float32(255), verbose=0),
+             policy=str({layer.dtype_policy.name for layer in bare.layers}))
+"""
+
+
+class Images(ctl.StandardTrainer):
+    """Preprocessing, dropout, noise, two kinds of batch normalization; the outputs are collected."""
+
+    def build_model(self):
+        layers = tf_keras.layers
+        return tf_keras.Sequential(
+            [
+                layers.Input((4, 4, 3)),
+                layers.Dense(4),  # of each pixel; a 16-bit convolution takes seconds on a CPU
+                ctl.SyncBatchNormalization(momentum=0.5),
+                layers.GaussianNoise(0.1),
+                layers.Flatten(),
+                layers.Dense(6, activation="relu"),
+                layers.BatchNormalization(momentum=0.5),
+                layers.Dropout(0.5),
+                layers.Dense(3),
+            ]
+        )
+
+    def build_dataset(self, split, input_context):
+        return ctl.data.arrays({"image": IMAGES, "label": LABELS})
+
+    def preprocess(self, batch):
+        return {**super().preprocess(batch), "label": tf.one_hot(batch["label"], 3)}
+
+    def per_example_loss(self, batch, outputs):
+        return tf_keras.losses.categorical_crossentropy(batch["label"], outputs, from_logits=True)
+
+    def collect_outputs(self, batch, outputs):
+        return {"outputs": outputs}
+
+    def compute_metrics(self, collected):
+        EVALUATED.append(collected["outputs"])
+        return {}
+
+
+EVALUATED = []
+OPTIONS = {
+    "average": {"ema_decay": 0.9},
+    "half": {"ema_decay": 0.9, "precision": "float16"},
+}
+
+
+def train(folder, cls=Images, *, replicas=2, **options):
+    """Trains five steps, and returns the path of a checkpoint and the trainer."""
+    trainer = cls(
+        strategy=testing.make_strategy(replicas),
+        global_batch_size=8,
+        optimizer=lambda: tf_keras.optimizers.Adam(0.02),
+        options=ctl.TrainerOptions(**options),
+    )
+    trainer.train(tf.constant(5))
+    checkpoints = Checkpointer(folder, trainer)
+    path = checkpoints.save()
+    # Each replica has its own moving statistics of a plain batch normalization, of which the mean is
+    # saved, and evaluated from then on.
+    checkpoints.restore(path)
+    return path, trainer
+
+
+def restore(path, trainer, **arguments):
+    return inference.restore_trainer(
+        type(trainer), trainer.options, path, global_batch_size=8, **arguments
+    )
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """folder, name -> the outputs of the evaluator."""
+    folder = tmp_path_factory.mktemp("exports")
+    np.save(folder / "images.npy", IMAGES)
+    outputs = {}
+    for name, options in OPTIONS.items():
+        replicas = 2 if name == "average" else 1
+        path, trainer = train(folder / "checkpoints" / name, replicas=replicas, **options)
+        ctl.StandardEvaluator(trainer, global_batch_size=7).evaluate(tf.constant(-1))
+        outputs[name] = EVALUATED[-1]
+        saved_model.export(restore(path, trainer), folder / name, {"name": name})
+    subprocess.run([sys.executable, "-c", READER, str(folder)], check=True, timeout=300)
+    return folder, outputs
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("average", 1e-6), ("half", 5e-3)])
+def test_exported_model_computes_what_the_evaluator_computed(exported, name, tolerance):
+    folder, outputs = exported
+    read = np.load(folder / f"{name}.npz")
+    assert np.abs(outputs[name]).max() > 0.05
+    assert read["outputs"].dtype == np.float32
+    np.testing.assert_allclose(read["outputs"], outputs[name], rtol=0, atol=tolerance)
+    np.testing.assert_allclose(read["bare"], read["outputs"], rtol=0, atol=1e-5)
+    assert read["policy"] == "{'float32'}"
+
+
+def test_version_describes_itself(exported):
+    folder, _ = exported
+    version = folder / "half" / "5"
+    description = json.loads((version / "export.json").read_text())
+    assert description["step"] == 5 and description["name"] == "half"
+    assert description["signatures"] == {
+        "serving_default": {
+            "inputs": {"image": {"dtype": "uint8", "shape": [None, 4, 4, 3]}},
+            "outputs": {"outputs": {"dtype": "float32", "shape": [None, 3]}},
+        }
+    }
+    assert [path.name for path in version.parent.iterdir()] == ["5"]
+
+
+class Labels(Images):
+    """Outputs that depend on the label."""
+
+    def preprocess(self, batch):
+        batch = super().preprocess(batch)
+        return {**batch, "image": batch["image"] + batch["label"][:, :1, None, None]}
+
+
+class Python(Images):
+    def preprocess(self, batch):
+        def scale(image):
+            return image / np.float32(255)
+
+        image = tf.numpy_function(scale, [batch["image"]], tf.float32)
+        return {
+            "image": tf.ensure_shape(image, [None, 4, 4, 3]),
+            "label": tf.one_hot(batch["label"], 3),
+        }
+
+
+class Table(Images):
+    """A table that the trainer holds, and one that nobody holds."""
+
+    def build_model(self):
+        keys, values = tf.constant([0, 1, 2], tf.int64), tf.constant([5.0, 6.0, 7.0])
+        initializer = tf.lookup.KeyValueTensorInitializer(keys, values)
+        self.table = tf.lookup.StaticHashTable(initializer, 0.0)
+        return super().build_model()
+
+    def serve(self, features):
+        classes = tf.argmax(super().serve(features), -1)
+        return {"class": classes, "value": self.table.lookup(classes)}
+
+    def export_signatures(self):
+        return {**super().export_signatures(), "logits": super().serve}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("checkpoint"), replicas=1, ema_decay=0.5)
+
+
+@pytest.mark.parametrize(
+    ("cls", "message"),
+    [
+        (Labels, "The outputs of Labels.serve depend on 'label', which is not known"),
+        (Python, r"The signature serving_default calls Python .* override serve\(features\)"),
+    ],
+)
+def test_model_that_cannot_be_exported_is_rejected_in_one_line(checkpoint, tmp_path, cls, message):
+    path, trainer = checkpoint
+    restored = inference.restore_trainer(cls, trainer.options, path, global_batch_size=8)
+    with pytest.raises(ctl.UsageError, match=message) as error:
+        saved_model.export(restored, tmp_path, {})
+    assert "\n" not in str(error.value)
+    assert not [p for p in tmp_path.iterdir() if not p.name.startswith(".")]
+
+
+def test_signatures_and_tables_of_the_trainer_are_exported(checkpoint, tmp_path):
+    path, trainer = checkpoint
+    restored = inference.restore_trainer(Table, trainer.options, path, global_batch_size=8)
+    version = saved_model.export(restored, tmp_path, {})
+    del restored
+    loaded = tf.saved_model.load(version)
+    outputs = loaded.signatures["serving_default"](image=tf.constant(IMAGES))
+    logits = loaded.signatures["logits"](image=tf.constant(IMAGES))["outputs"]
+    np.testing.assert_array_equal(outputs["class"], tf.argmax(logits, -1))
+    np.testing.assert_array_equal(outputs["value"], outputs["class"].numpy() + 5.0)
+
+
+def test_plain_weights_can_be_restored_instead_of_the_averages(checkpoint):
+    path, trainer = checkpoint
+    weights = [v.numpy() for v in trainer.model.variables]
+    with trainer.averaged_weights():
+        averages = [v.numpy() for v in trainer.model.variables]
+    for average, expected in ((False, weights), (True, averages)):
+        restored = restore(path, trainer, average=average).model.variables
+        assert all(np.array_equal(a, b) for a, b in zip(restored, expected, strict=True))
+    assert not np.array_equal(weights[0], averages[0])
+
+
+def test_kill_while_a_version_is_written_leaves_the_others(checkpoint, tmp_path, monkeypatch):
+    path, trainer = checkpoint
+    version = saved_model.export(restore(path, trainer), tmp_path, {"number": 1})
+    monkeypatch.setattr(saved_model, "_save_weights", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        saved_model.export(restore(path, trainer), tmp_path, {"number": 2})
+    assert json.loads((version / "export.json").read_text())["number"] == 1
+    monkeypatch.undo()
+    saved_model.export(restore(path, trainer), tmp_path, {"number": 3})
+    assert json.loads((version / "export.json").read_text())["number"] == 3
+    assert [p.name for p in pathlib.Path(tmp_path).iterdir()] == ["5"]
