@@ -7,7 +7,8 @@ different order each time, so that other load on the machine affects both equall
 nothing. The observed run has the average of the weights, best checkpoints, early stopping,
 metrics.jsonl and TensorBoard summaries; it is evaluated after each window, and its report is written.
 Evaluations, checkpoints and the report are not part of the windows, since the bare run has none. The
-table shows the ratio of the examples/s; the benchmark fails if its median is below 1 - `--limit` %.
+table shows the ratio of the examples/s, in wall time and in CPU time, which other programs on the
+machine affect less. The benchmark fails if the median in wall time is below 1 - `--limit` %.
 """
 
 import argparse
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="ctl-observing-") as folder:
         seconds = measure(pathlib.Path(folder), flags)
     print(table(seconds, flags), flush=True)
-    median = np.median(seconds[:, 0] / seconds[:, 1])
+    median = np.median(seconds[:, 0, 0] / seconds[:, 1, 0])
     if median < 1 - flags.limit / 100:
         raise SystemExit(
             f"Observing costs {100 * (1 - median):.2f} %, more than {flags.limit:g} %."
@@ -68,7 +69,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def measure(folder: pathlib.Path, flags: argparse.Namespace) -> np.ndarray:
-    """Returns the seconds of each pair of windows, [windows, bare or observed]."""
+    """Returns the seconds of each pair of windows, [windows, bare or observed, wall or CPU]."""
     steps = (WARM_UPS + flags.windows) * flags.steps
     bare = make_controller(folder / "bare", BARE | {"train.steps": str(steps)})
     observed = make_controller(folder / "observed", OBSERVED | {"train.steps": str(steps)})
@@ -96,24 +97,26 @@ def make_controller(workdir: pathlib.Path, keys: dict[str, str]) -> Controller:
     return controller
 
 
-def one_window(controller: Controller, steps: int) -> float:
-    """Returns the seconds of a window."""
-    start = time.perf_counter()
+def one_window(controller: Controller, steps: int) -> tuple[float, float]:
+    """Returns the (wall, CPU) seconds of a window."""
+    wall, cpu = time.perf_counter(), time.process_time()
     controller.train(controller.step + steps, checkpoint_at_completion=False)
-    return time.perf_counter() - start
+    return time.perf_counter() - wall, time.process_time() - cpu
 
 
 def table(seconds: np.ndarray, flags: argparse.Namespace) -> str:
     """Formats the result as a markdown table."""
-    bare, observed = np.median(seconds, axis=0)
-    low, median, high = np.quantile(seconds[:, 0] / seconds[:, 1], (0.25, 0.5, 0.75))
+    bare, observed = np.median(seconds[..., 0], axis=0)
+    quartiles = np.quantile(seconds[:, 0] / seconds[:, 1], (0.5, 0.25, 0.75), axis=0)
+    wall, cpu = ("{:.3f} ({:.3f} to {:.3f})".format(*column) for column in quartiles.T)
     return "\n".join(
         [
             f"| MNIST, {len(seconds)} pairs of {flags.steps} steps | |",
             "|---|---:|",
             f"| ms per step, bare; observed | {1e3 * bare / flags.steps:.2f}; "
             f"{1e3 * observed / flags.steps:.2f} |",
-            f"| examples/s, observed / bare (quartiles) | {median:.3f} ({low:.3f} to {high:.3f}) |",
+            f"| examples/s, observed / bare (quartiles) | {wall} |",
+            f"| the same in CPU time | {cpu} |",
         ]
     )
 

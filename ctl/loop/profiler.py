@@ -76,7 +76,9 @@ class Profiler:
         if self._since is None:
             self._start(first)
         try:
-            yield
+            # The step marker of TensorBoard's overview: the steps run in one function of TensorFlow.
+            with tf.profiler.experimental.Trace("inner_loop", step_num=first, _r=1):
+                yield
         except BaseException:
             self._stop()
             raise

@@ -14,7 +14,7 @@ from ctl.configs import compatibility
 from ctl.configs.options import TrainerOptions
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.layout import Layout
-from ctl.errors import UsageError
+from ctl.errors import UsageError, list_some
 from ctl.hardware import strategies
 from ctl.replica import model_building, precision, xla
 from ctl.replica.batch_norm import SyncBatchNormalization
@@ -283,6 +283,7 @@ def _check_layers(plan: Plan, model: tf_keras.Model) -> None:
     # Equal parts without padding: only then is the mean over the parts the mean over the batch.
     even = layout.even and plan.full_batches and layout.rows_per_replica % parts == 0
     split = layout.replicas > 1 or parts > 1 or not even
+    plain = []
     for layer in model._flatten_layers():
         # tf_keras divides the penalty by the rows of the part, so it has no global denominator.
         if getattr(layer, "activity_regularizer", None) is not None and not even:
@@ -291,14 +292,11 @@ def _check_layers(plan: Plan, model: tf_keras.Model) -> None:
                 f"part of the batch, and the {layout.global_batch_size} rows do not split into equal "
                 "parts: choose a batch that splits evenly, or add the penalty to per_example_loss."
             )
-        is_plain = isinstance(layer, tf_keras.layers.BatchNormalization) and not isinstance(
-            layer, SyncBatchNormalization
+        is_norm = isinstance(layer, tf_keras.layers.BatchNormalization)
+        plain += [layer.name] * (is_norm and not isinstance(layer, SyncBatchNormalization))
+    if plain and split:  # a warning and not an error, since it is the usual practice
+        _LOG.warning(
+            "Batch normalization of a part of the batch, including padding: the update depends on how "
+            "it is split (%s). Use ctl.SyncBatchNormalization, or model.sync_batch_norm=True.",
+            list_some(plain),
         )
-        # A warning and not an error: statistics per replica are the usual practice.
-        if is_plain and split:
-            _LOG.warning(
-                "%s normalizes by the statistics of a part of the batch, including padding, so the "
-                "update depends on how the batch is split. Use ctl.SyncBatchNormalization, or "
-                "model.sync_batch_norm=True.",
-                layer.name,
-            )

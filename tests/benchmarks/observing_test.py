@@ -7,13 +7,16 @@ import pytest
 
 from benchmarks import observing
 
-SECONDS = np.array([[1.0, 1.0], [1.0, 1.02], [1.0, 1.04]])
+# Pairs of a bare and an observed window, in wall time; in CPU time they are twice as long.
+WALL = np.array([[1.0, 1.0], [1.0, 1.02], [1.0, 1.04]])
+SECONDS = np.stack([WALL, 2 * WALL], axis=-1)
 
 
 def test_ratio_is_that_of_the_examples_per_second():
     table = observing.table(SECONDS, argparse.Namespace(steps=100))
     assert "| MNIST, 3 pairs of 100 steps | |" in table
     assert "| ms per step, bare; observed | 10.00; 10.20 |" in table
+    assert "| the same in CPU time | 0.980 (0.971 to 0.990) |" in table
     assert "| examples/s, observed / bare (quartiles) | 0.980 (0.971 to 0.990) |" in table
 
 

@@ -168,3 +168,14 @@ def test_trainer_source_is_that_of_the_users_modules(folder):
     source = loading.read_trainer_source(trainer_class("net.py:Net", "exp.py"))
     assert "class Net(nets.Net): pass" in source and "the base" in source
     assert "def train_step" not in source
+
+
+def test_writer_without_its_package_is_rejected_before_tensorflow_is_imported(monkeypatch):
+    monkeypatch.setattr(loading.importlib.util, "find_spec", lambda name: None)
+    loading.find_writers(["tensorboard", "jsonl", "csv"], "experiment.py")
+    with pytest.raises(
+        UsageError, match="the package wandb is not installed: run pip install wandb"
+    ):
+        loading.find_writers(["jsonl", "wandb"], "experiment.py")
+    with pytest.raises(UsageError, match=r"summaries\.writers\[0\].*missing"):
+        loading.find_writers(["missing/file.py:Writer"], "experiment.py")

@@ -116,8 +116,9 @@ class Normalized(reference_model.ReferenceTrainer):
 
     def build_model(self):
         layers = tf_keras.layers
+        norms = [layers.BatchNormalization(name="first"), layers.BatchNormalization(name="second")]
         return tf_keras.Sequential(
-            [layers.InputLayer([4]), layers.Dense(5), layers.BatchNormalization(), layers.Dense(3)]
+            [layers.InputLayer([4]), layers.Dense(5), *norms, layers.Dense(3)]
         )
 
     def forward(self, batch, training):
@@ -126,7 +127,8 @@ class Normalized(reference_model.ReferenceTrainer):
 
 def test_warns_of_plain_batch_norm_if_the_batch_is_split(caplog):
     reference_model.make_trainer(testing.make_strategy(2), 8, cls=Normalized)
-    assert "ctl.SyncBatchNormalization" in caplog.text
+    (message,) = caplog.messages  # one for all layers
+    assert "(first, second). Use ctl.SyncBatchNormalization" in message
     caplog.clear()
     reference_model.make_trainer(testing.make_strategy(1), 8, cls=Normalized)
     reference_model.make_trainer(
