@@ -1,10 +1,15 @@
 """--mode=explain: prints the step that a config runs on this machine."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from ctl import optimizers
 from ctl.configs.parameter_groups import patterns
 from ctl.hardware import devices
+from ctl.loop.actions import registry
+from ctl.loop.actions.action import Action
+from ctl.loop.actions.action_list import check_action
+from ctl.loop.actions.export_model import ExportModel
 from ctl.modes import DONE, Arguments, experiment
 from ctl.modes.experiment import Experiment
 from ctl.optimizers import schedules
@@ -33,16 +38,29 @@ _RANDOM = {
 
 def explain(arguments: Arguments) -> int:
     """Builds the experiment, prints its description, and writes nothing."""
-    print(describe(experiment.build(arguments.config, arguments.config_path)))
+    built = experiment.build(arguments.config, arguments.config_path)
+    actions = [
+        *registry.make_actions(built.config, arguments.config_path, workdir=arguments.workdir),
+        *built.trainer.build_actions(),
+    ]
+    checked = [check_action(action, built.evaluator) for action in actions]
+    print(describe(built, checked))
     return DONE
 
 
-def describe(experiment: Experiment) -> str:
-    """Describes the step of an experiment: lines of a name and a text, then the complete config."""
+def describe(experiment: Experiment, actions: Sequence[Action] = ()) -> str:
+    """Describes the step of an experiment: lines of a name and a text, then the complete config.
+
+    Args:
+        experiment: the experiment.
+        actions: the actions of its run, in order.
+    """
     rows = [
         *_describe_hardware(experiment),
         *_describe_batch(experiment),
         *_describe_update(experiment),
+        ("evaluation", _describe_evaluation(experiment)),
+        ("actions", "; ".join(map(_describe_action, actions)) or "none"),
     ]
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {text}" for name, text in rows]
@@ -150,6 +168,24 @@ def _describe_average(decay: float) -> list[tuple[str, str]]:
         f"of all weights with decay min({decay:g}, (1 + t) / (10 + t)), for evaluation and export"
     )
     return [("average", text)]
+
+
+def _describe_evaluation(experiment: Experiment) -> str:
+    config, evaluator = experiment.config.eval, experiment.evaluator
+    if evaluator is None:
+        return "none: eval.splits is empty"
+    times = [f"every {config.interval} steps"] if config.interval else []
+    times += [f"every {config.seconds:g} seconds"] if config.seconds else []
+    times = ["before training"] * config.before_training + times + ["at the end"]
+    return f"of {', '.join(evaluator.splits)}, {', '.join(times)}"
+
+
+def _describe_action(action: Action) -> str:
+    value = getattr(action, "_function", action)  # of a callable that is not an `Action`
+    name = getattr(value, "__name__", type(value).__name__)
+    if isinstance(action, ExportModel):
+        return f"{name} (at the end)"
+    return f"{name} (each {'inner loop' if action.at == 'train' else 'evaluation'})"
 
 
 def _describe_reduction(experiment: Experiment) -> str:

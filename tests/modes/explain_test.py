@@ -53,6 +53,26 @@ def test_the_rows_describe_one_replica(explain):
     assert "2 trainable" not in rows["variables"] and "4 trainable" in rows["variables"]
 
 
+def test_evaluation_and_actions_are_listed_in_order(explain):
+    rows, _ = explain()
+    assert rows["evaluation"] == "of eval, every 15 steps, at the end"
+    assert rows["actions"] == "none"
+    experiments.write(".", {"mine.py": "def make():\n    def plot(o): pass\n    return plot\n"})
+    rows, _ = explain(
+        "eval.splits=['eval','test']",
+        "eval.before_training=true",
+        "train.early_stopping.metric=eval/test/loss",
+        "train.early_stopping.mode=min",
+        "train.export=last",
+        "actions=['mine.py:make']",
+    )
+    assert rows["evaluation"] == "of eval, test, before training, every 15 steps, at the end"
+    expected = "EarlyStopping (each evaluation); plot (each evaluation); ExportModel (at the end)"
+    assert rows["actions"] == expected
+    rows, _ = explain("eval.splits=[]")
+    assert rows["evaluation"] == "none: eval.splits is empty"
+
+
 def test_logical_shards_and_a_reduced_dtype_are_part_of_the_reduction(explain):
     mirrored = (
         "runtime.strategy=mirrored",
