@@ -26,7 +26,7 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-BATCH = {"convolutions": 256}  # the global batch size of each model
+BATCH = {"convolutions": 256, "transformer": 16}  # the global batch size of each model
 _MIB = 2**20
 _INTERVAL = 0.002  # seconds between two samples of the resident set
 

@@ -4,8 +4,9 @@
     python -m benchmarks.records --images --rounds=7   # JPEG: decode, random crop, flip
 
 Each round measures all variants one after the other, each in an iterator of its own, so that a change
-of the machine's speed affects all. Prints the median of each, and the median of the ratios by round;
-then the time from a start at step 0 and at step 100,000 to the first batch.
+of the machine's speed affects all. Prints the median of each, and the median of the ratios by round; on
+a busy machine, compare the CPU time. Then prints the time from a start at step 0 and at step 100,000 to
+the first batch.
 """
 
 import argparse
@@ -118,14 +119,17 @@ def variants(pattern, images):
     return result
 
 
-def examples_per_second(make_dataset, steps):
+def measure(make_dataset, steps):
+    """Returns the examples per second, and the microseconds of CPU time per example."""
     iterator = iter(distribution.disable_autotune(make_dataset()))
     for _ in range(4):  # fill the buffers
         next(iterator)
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     for _ in range(steps):
         next(iterator)
-    return steps * BATCH / (time.perf_counter() - start)
+    examples = steps * BATCH
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
+    return examples / seconds, 1e6 * cpu_seconds / examples
 
 
 def seconds_to_first_batch(source, start):
@@ -143,7 +147,7 @@ def memory_mib():
 def report_memory(pattern, name, images, steps):
     """Prints the peak memory of this process after `steps` batches of one variant."""
     before = memory_mib()
-    examples_per_second(variants(pattern, images)[name], steps)
+    measure(variants(pattern, images)[name], steps)
     print(f"{name}: peak {memory_mib():.0f} MiB, {memory_mib() - before:.0f} more than before")
 
 
@@ -169,11 +173,17 @@ def main():
         return 0
     makers = variants(pattern, flags.images)
     rates = {name: [] for name in makers}
+    cpu = {name: [] for name in makers}
     for _ in range(flags.rounds):
         for name, make_dataset in makers.items():
-            rates[name].append(examples_per_second(make_dataset, steps))
+            rate, cpu_time = measure(make_dataset, steps)
+            rates[name].append(rate)
+            cpu[name].append(cpu_time)
     for name, values in rates.items():
-        print(f"{name}: {statistics.median(values):,.0f} examples/s")
+        print(
+            f"{name}: {statistics.median(values):,.0f} examples/s, "
+            f"{statistics.median(cpu[name]):.1f} us of CPU time per example"
+        )
     for name in [name for name in rates if name.startswith("records")]:
         reference = rates[name.replace("records", "tf.data")]
         ratios = [a / b for a, b in zip(rates[name], reference, strict=True)]

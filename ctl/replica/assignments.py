@@ -61,11 +61,11 @@ def find_assignments(
         elif op.type.startswith(("Assign", "Resource")) and op.type not in _READS:
             for tensor in op.inputs:
                 if tensor.dtype == tf.resource:
-                    yield Assignment(op, _outermost(tensor), calls)
+                    yield Assignment(op, outermost(tensor), calls)
 
 
-def _outermost(tensor: Any) -> Any:
-    """The tensor outside of all functions that an input of a function stands for."""
+def outermost(tensor: Any) -> Any:
+    """Returns the tensor outside of all functions that an input of a function stands for."""
     while tf.is_symbolic_tensor(tensor):
         outer = row_axis.captured(tensor)
         if outer is None:

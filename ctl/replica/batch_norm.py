@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
-from ctl.replica import moments, row_mask
+from ctl.replica import moments, passes, row_mask
 
 
 @tf_keras.utils.register_keras_serializable(package="ctl")
@@ -82,8 +82,8 @@ class SyncBatchNormalization(tf_keras.layers.BatchNormalization):
         x = tf.cast(tf.cast(inputs, self.compute_dtype), self._param_dtype)
         existing, included = _masks(x, mask, self)
         axes = [axis for axis in range(x.shape.rank) if axis not in self.axis]
-        shift, local = moments.local_moments(x, included, axes)
-        merged = moments.merge(local)
+        # A recomputation uses the statistics of the first pass: it needs no further all-reduce.
+        shift, local, merged = passes.keep(lambda: _compute_moments(x, included, axes))
         variance = merged.squares / tf.maximum(merged.count, 1)
         self._update_moving(merged.count, merged.shift + merged.error, variance)
         per_channel = [
@@ -140,6 +140,14 @@ def convert_sync_batch_norm(model: tf_keras.layers.Layer) -> list[str]:
             if isinstance(variable, tf.distribute.DistributedValues):
                 variable._aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA  # see add_weight
     return [layer.name for layer in unique.values()]
+
+
+def _compute_moments(
+    x: tf.Tensor, included: Any, axes: Sequence[int]
+) -> tuple[tf.Tensor, moments.Moments, moments.Moments]:
+    """This replica's shift, shaped to broadcast, its statistics, and those of the global batch."""
+    shift, local = moments.local_moments(x, included, axes)
+    return shift, local, moments.merge(local)
 
 
 class _Statistics(NamedTuple):

@@ -226,8 +226,8 @@ def _loop_counters(rows: row_mask.Examples, stream: Stream) -> list[tf.Tensor]:
     if _in_backward_pass():
         raise UsageError(
             f"{stream.name} draws random numbers in the backward pass, where they would not be those of "
-            "the forward pass: remove tf.recompute_grad, or draw in the forward pass of your "
-            "tf.custom_gradient."
+            "the forward pass: use ctl.recompute instead of tf.recompute_grad, or draw in the forward "
+            "pass of your tf.custom_gradient."
         )
     for graph in row_mask.enclosing_graphs():
         if _VECTORIZED.search(graph.get_name_scope()):
@@ -248,6 +248,9 @@ def _in_backward_pass() -> bool:
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
+        # The second pass of ctl.recompute draws the numbers of the first one.
+        if frame.f_code.co_name == "replay_forward_pass":
+            return False
         if frame.f_code.co_name in _BACKWARD:
             return True
     return False

@@ -114,6 +114,7 @@ class Engine:
                 seed=options.seed,
                 allow_unkeyed=options.allow_unkeyed_random,
                 earlier=earlier,
+                compiled=self.plan.xla in ("loop", "step"),
                 parts=1 if earlier else self.plan.parts_per_replica,
             ) as rows,
             self._check_host_random(),

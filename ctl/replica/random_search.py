@@ -128,7 +128,7 @@ class _Search:
             if any(frame.name == "inner_recompute_grad" for frame in op.traceback):
                 raise UsageError(
                     f"{_place(op)} assigns a variable in the backward pass, for the second time in the "
-                    f"step: remove tf.recompute_grad, {_ACCEPT}."
+                    f"step: use ctl.recompute instead of tf.recompute_grad, {_ACCEPT}."
                 )
 
     def _check_draw(self, op: Any) -> bool:

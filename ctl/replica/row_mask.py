@@ -126,6 +126,22 @@ def examples(
         _THREAD.examples = outer
 
 
+@contextlib.contextmanager
+def replay(rows: Examples, calls: dict[str, int]) -> Iterator[None]:
+    """Sets the rows of an earlier pass again.
+
+    Args:
+        rows: the rows of that pass.
+        calls: number of draws of each random layer when it began.
+    """
+    outer = getattr(_THREAD, "examples", None)
+    _THREAD.examples = dataclasses.replace(rows, calls=calls)
+    try:
+        yield
+    finally:
+        _THREAD.examples = outer
+
+
 def current() -> Examples | None:
     """Returns the rows that the enclosing step computes, or None outside of a step.
 

@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 from ctl.replica import order
 from ctl.replica.microbatches import Inputs, MicroBatches
+from tests.optimized_graph import ancestors, optimized_nodes
 
 COUNT = 6
 
@@ -30,30 +30,6 @@ def marked(kernel):
         return mark(tf.matmul(x, kernel)), backward
 
     return lambda x: layer(x, kernel.read_value())
-
-
-def optimized_nodes(step, *arguments):
-    """The nodes of the graph that runs, after all passes of Grappler, by name."""
-    context.context().enable_graph_collection()
-    try:
-        step(*arguments)
-        metadata = context.context().export_run_metadata()
-    finally:
-        context.context().disable_graph_collection()
-    graphs = [graph.post_optimization_graph for graph in metadata.function_graphs]
-    return {node.name: node for graph in graphs for node in graph.node}
-
-
-def ancestors(nodes, name):
-    """The names of all nodes that run before a node."""
-    seen, queue = set(), [name]
-    while queue:
-        for value in nodes[queue.pop()].input:
-            value = value.removeprefix("^").split(":")[0]
-            if value in nodes and value not in seen:
-                seen.add(value)
-                queue.append(value)
-    return seen
 
 
 def make_micro_batches(forward, variables, *, count=COUNT, **options):

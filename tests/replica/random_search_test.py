@@ -169,7 +169,7 @@ def test_recomputation_that_draws_or_assigns_again_is_rejected(name):
     )
     message = rejected(gradient(call))
     if name != "tf":  # rejected for its forward pass
-        assert "in the backward pass" in message and "remove tf.recompute_grad" in message
+        assert "in the backward pass" in message and "use ctl.recompute instead" in message
 
 
 def test_other_recomputation_is_not_rejected():

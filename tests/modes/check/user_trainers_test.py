@@ -99,7 +99,9 @@ def test_noise_in_evaluation_that_is_not_keyed_is_rejected(make_user_factory):
 
 
 def test_dropout_in_recompute_grad_fails(make_user_factory):
-    with pytest.raises(UsageError, match=r"in the backward pass.* remove tf.recompute_grad"):
+    with pytest.raises(
+        UsageError, match=r"in the backward pass.* use ctl.recompute instead of tf.recompute_grad"
+    ):
         learning_checks.check_gradients(make_user_factory("Recomputed"))
 
 

@@ -1,0 +1,85 @@
+"""The two passes of a recomputation: what the second one repeats, and what it takes from the first."""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import functools
+import threading
+from typing import Any, TypeVar
+
+import tf_keras
+
+_T = TypeVar("_T")
+_THREAD = threading.local()  # tf.distribute traces each replica in a thread of its own
+
+
+def keep(compute: Callable[[], _T]) -> _T:
+    """Returns what a function computes, and in a recomputation what it computed in the first pass.
+
+    Args:
+        compute: returns small tensors that no gradient flows through, such as those of a collective.
+    """
+    first: list[Pass] = []
+    for each in reversed(_passes()):
+        if each.replays:
+            value = each.take()
+            break
+        first.append(each)
+    else:
+        value = compute()
+    for each in first:
+        each.values.append(value)
+    return value
+
+
+class Pass:
+    """The first pass of a call, or the recomputation.
+
+    Attributes:
+        replays: whether this is the recomputation.
+        values: what `keep` computed in the first pass.
+    """
+
+    def __init__(self, values: list[Any], *, replays: bool):
+        self.values = values
+        self.replays = replays
+        self._taken = 0
+
+    def take(self) -> Any:
+        """Returns the next value of the first pass."""
+        self._taken += 1
+        return self.values[self._taken - 1]
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Makes this the innermost pass of the code inside the `with` block."""
+        _passes().append(self)
+        try:
+            yield
+        finally:
+            _passes().pop()
+
+
+def _passes() -> list[Pass]:
+    if not hasattr(_THREAD, "passes"):
+        _THREAD.passes = []
+    passes: list[Pass] = _THREAD.passes
+    return passes
+
+
+def _run_once(method: str) -> None:
+    """Makes a method of all tf_keras layers do nothing in a recomputation."""
+    original = getattr(tf_keras.layers.Layer, method)
+
+    @functools.wraps(original)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not any(each.replays for each in _passes()):
+            return original(self, *args, **kwargs)
+        return None
+
+    run.ctl_once = True  # type: ignore[attr-defined]
+    setattr(tf_keras.layers.Layer, method, run)
+
+
+if not hasattr(tf_keras.layers.Layer.add_update, "ctl_once"):
+    _run_once("add_update")
+    _run_once("add_loss")

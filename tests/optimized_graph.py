@@ -1,0 +1,27 @@
+"""The graph that TensorFlow runs, after all passes of Grappler."""
+
+from tensorflow.python.eager import context
+
+
+def optimized_nodes(step, *arguments):
+    """The nodes of the graph that runs, after all passes of Grappler, by name."""
+    context.context().enable_graph_collection()
+    try:
+        step(*arguments)
+        metadata = context.context().export_run_metadata()
+    finally:
+        context.context().disable_graph_collection()
+    graphs = [graph.post_optimization_graph for graph in metadata.function_graphs]
+    return {node.name: node for graph in graphs for node in graph.node}
+
+
+def ancestors(nodes, name):
+    """The names of all nodes that run before a node."""
+    seen, queue = set(), [name]
+    while queue:
+        for value in nodes[queue.pop()].input:
+            value = value.removeprefix("^").split(":")[0]
+            if value in nodes and value not in seen:
+                seen.add(value)
+                queue.append(value)
+    return seen
