@@ -1,6 +1,6 @@
 """What a `ctl.Run` has measured, as lists of equal length."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import math
 from typing import Any
 
@@ -11,7 +11,7 @@ class History:
     """One row per step at which a loop or an evaluation has ended.
 
     history = History()
-    actions = history.make_actions()
+    actions = history.make_actions(lambda: 0.1)
     ...
     history.columns()               # {"step": [5, 10], "loss": [...], "eval/loss": [nan, ...]}
     """
@@ -20,9 +20,13 @@ class History:
         """Starts without rows."""
         self._rows: dict[int, dict[str, float]] = {}
 
-    def make_actions(self) -> list[Action]:
-        """Makes the actions that add rows."""
-        return [_Recorder(self, at) for at in ("train", "eval")]
+    def make_actions(self, read_rate: Callable[[], float]) -> list[Action]:
+        """Makes the actions that add rows.
+
+        Args:
+            read_rate: returns the learning rate, which the rows of training have, too.
+        """
+        return [_Recorder(self, "train", read_rate), _Recorder(self, "eval")]
 
     def add(self, step: int, prefix: str, outputs: Mapping[str, Any]) -> None:
         """Adds numbers to the row of a step; a repeated step replaces them.
@@ -48,10 +52,12 @@ class History:
 class _Recorder(Action):
     may_stop = False
 
-    def __init__(self, history: History, at: str):
+    def __init__(self, history: History, at: str, read_rate: Callable[[], float] | None = None):
         self._history = history
+        self._read_rate = read_rate
         self.at = at
 
     def __call__(self, outputs: Mapping[str, Any]) -> None:
         prefix = "eval/" if self.at == "eval" else ""
-        self._history.add(self.controller.step, prefix, outputs)
+        rate = {"learning_rate": self._read_rate()} if self._read_rate else {}
+        self._history.add(self.controller.step, prefix, {**outputs, **rate})

@@ -83,6 +83,7 @@ class Run:
         else:
             path = str(experiment)
             config = command_line.load_config(path, [])
+        self._config_path = os.path.abspath(path.partition(":")[0]) if path else ""
         self._run = ProgramRun(
             Arguments(config, path.partition(":")[0], self._workdir),
             evaluates=bool(config.eval.splits),
@@ -103,8 +104,9 @@ class Run:
         self._workdir.check_config(self.config.to_dict())
         self._history = History()
         self._stop = StopOnSignal()
-        actions = [*self._run.make_actions(), *self._history.make_actions()]
+        actions = self._run.make_actions()
         self._rate = next(action for action in actions if isinstance(action, LearningRate))
+        actions += self._history.make_actions(lambda: self._rate.value)
         self._controller = self._run.make_controller(
             stop=self._stop, rollback=self._run.broadcast_rollback_policy(), actions=actions
         )
@@ -184,6 +186,8 @@ class Run:
         """Waits for the last checkpoint, and removes the temporary workdir."""
         if self._controller.checkpoints:
             self._controller.checkpoints.wait()
+        if self._is_recorded:
+            self._controller.reporter.metrics.close("FINISHED")
         if self._temporary:
             self._temporary.cleanup()
 
@@ -217,8 +221,14 @@ class Run:
                 )
             if not self._is_recorded:
                 workdir.create(self.config.to_dict())
-                event = {"path": self._restored} if self._restored else {}
-                workdir.event("resume" if event else "start", self.step, **event)
+                if self._restored:
+                    workdir.event("resume", self.step, path=self._restored)
+                else:
+                    workdir.event("start", self.step, config=self._config_path)
+                controller.reporter.metrics.begin(
+                    self.config.to_dict(), step=self.step, is_new=not self._restored
+                )
+                self._run.clock.mark_started()
                 self._is_recorded = True
             self._stop.reasons, controller.stopped = {}, False
             if threading.current_thread() is threading.main_thread():
@@ -231,7 +241,8 @@ class Run:
                 self._saved_step = self._run.checkpoints.latest_step()
             result = results.make_result(self._run.experiment, controller, time.monotonic() - start)
             workdir.write_result({**workdir.result(), **result, "step": self.step})
-            workdir.event("stop" if controller.stopped else "end", self.step)
+            seconds = controller.reporter.seconds()
+            workdir.event("stop" if controller.stopped else "end", self.step, seconds=seconds)
 
     def _count_steps(self, steps: int | str) -> int:
         if isinstance(steps, str):

@@ -92,6 +92,8 @@ def test_learning_rate_holds_in_the_resumed_run(make, make_arguments):
         assert run.learning_rate == pytest.approx(1e-3)
         run.learning_rate = 0.5
         run.train(steps=20)
+        rates = run.history["learning_rate"]
+    assert rates == pytest.approx([1e-3] * 2 + [0.5] * 4)
     changed = weights(30)
     pathlib.Path("run").rename("undisturbed")
     with make() as run:
@@ -106,6 +108,11 @@ def test_learning_rate_holds_in_the_resumed_run(make, make_arguments):
     assert (event["step"], event["new"]) == (10, 0.5) and event["old"] == pytest.approx(1e-3)
     assert train.train_and_eval(make_arguments(KEYS)) == DONE  # the program
     assert equal(weights(30), changed)
+    lines = [
+        json.loads(line) for line in pathlib.Path("run/metrics.jsonl").read_text().splitlines()
+    ]
+    steps = [line["step"] for line in lines if line["split"] == "train"]
+    assert steps == [5, 10, 15, 20, 25, 30]
 
 
 def test_learning_rate_of_a_changed_config_replaces_the_one_that_was_set(make, make_arguments):
