@@ -66,13 +66,18 @@ def _passes() -> list[Pass]:
     return passes
 
 
+def in_second_pass() -> bool:
+    """Whether the code that is being traced is recomputed."""
+    return any(each.replays for each in _passes())
+
+
 def _run_once(method: str) -> None:
     """Makes a method of all tf_keras layers do nothing in a recomputation."""
     original = getattr(tf_keras.layers.Layer, method)
 
     @functools.wraps(original)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not any(each.replays for each in _passes()):
+        if not in_second_pass():
             return original(self, *args, **kwargs)
         return None
 

@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from ctl.configs.error_location import error_location
 from ctl.errors import UsageError
+from ctl.replica import recompute
 from ctl.testing import processes
 from ctl.testing.comparison import compare, tolerance_of
 from ctl.testing.devices import count_logical_cpus, split_cpu
-from ctl.testing.diagnosis import causes, numerics, probes, rules
+from ctl.testing.diagnosis import causes, numerics, probes, recomputation, rules
 from ctl.testing.diagnosis.evidence import Evidence
 from ctl.testing.recording import Names, Record, list_optimizers, record_run
 from ctl.testing.report import Difference, NotComparable, Report
@@ -107,6 +108,7 @@ class _Trial:
         self._names: tuple[Names, ...] = ()
         self._references: dict[int, Record] = {}
         self._trainer: StandardTrainer  # of a reference
+        self._recomputes = False
         self.records: dict[Split, Record] = {}
         self.refused: dict[Split, str] = {}
         self.errors: dict[Split, str] = {}
@@ -116,6 +118,11 @@ class _Trial:
 
     def run(self, splits: Sequence[Split]) -> None:
         """Records each split and its reference."""
+        with recompute.detect_use() as recomputes:
+            self._run(splits)
+            self._recomputes = recomputes()
+
+    def _run(self, splits: Sequence[Split]) -> None:
         evaluated = _choose_evaluated(splits)
         for split in splits:
             if split.batch not in self._references:
@@ -155,6 +162,11 @@ class _Trial:
             )
             return *rules.explain(evidence), []
         differences, cause, notes = numerics.check(self._plain, self._trainer)
+        if not differences and self._recomputes:
+            reference = next(iter(self._references.values()))
+            differences, cause = recomputation.check(
+                self._plain, reference, precision=self.precision, tolerance=self._tolerance
+            )
         own_optimizer = self._spec.optimizer or len(list_optimizers(self._trainer)) > 1
         if not differences and own_optimizer and self.records:
             if self.why:

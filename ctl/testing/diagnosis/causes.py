@@ -153,3 +153,13 @@ ADDED_BY_EACH = (
     "Every replica adds to the variable what must be added once: create it with aggregation "
     "ONLY_FIRST_REPLICA."
 )
+
+# Recomputation.
+MOVED_TWICE = (
+    "The recomputation of ctl.recompute moves the moving statistics a second time: update them in "
+    "self.add_update(lambda: ...), which the second pass skips."
+)
+OTHER_PASS = (
+    "The recomputation of ctl.recompute is another function than the first pass, such as with a second "
+    "dropout mask: draw by tf_keras layers or ctl.random, and change no Python state in the code."
+)
