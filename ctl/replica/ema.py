@@ -5,25 +5,28 @@ thousands of updates; it omits the moving statistics of batch normalization, and
 itself. Model Garden's is a legacy optimizer, which cannot apply a reduced gradient.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 import contextlib
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
+from ctl.errors import UsageError
+
 
 class ExponentialMovingAverage:
-    """Averages of a model's weights, updated once per applied update.
+    """Averages of the weights of models, updated once per applied update.
 
         ema = ExponentialMovingAverage(model, decay=0.999, ...)    # in the scope
+        ema.add_models([model, discriminator])
         ema.update(iterations, applied)                                  # in a replica context
         with ema.swapped():                                              # outside of it
             evaluator.evaluate(...)
 
     average += (1 - d) * (weight - average), where d = min(decay, (1 + t) / (10 + t)) after update t, as
     in `tf.train.ExponentialMovingAverage` with `num_updates`. So the first averages forget the random
-    initial weights. All floating-point variables of the model are averaged: the trainable ones, and
+    initial weights. All floating-point variables of the models are averaged: the trainable ones, and
     the moving statistics of batch normalization, which must belong to the averaged weights.
 
     Attributes:
@@ -52,10 +55,41 @@ class ExponentialMovingAverage:
         self.is_swapped = False
         self._strategy = strategy
         self._dtype = dtype
-        self._variables = [v for v in model.variables if v.dtype.is_floating]
-        self.state = tf.Module()
-        self.state.averages = [self._create(variable) for variable in self._variables]
+        self._variables: list[tf.Variable] = []
         self._swap_all = tf.function(self._swap)
+        self.state = tf.Module()
+        self.state.averages = []
+        self.add_models([model])
+
+    def add_models(self, models: Iterable[tf_keras.Model]) -> None:
+        """Averages the variables of further models, too; earlier averages stay as they are.
+
+        Args:
+            models: models that are built; the variables of others do not exist yet.
+        """
+        new = self._find_missing(models)
+        if not new:
+            return
+        with self._strategy.scope():
+            self.state.averages.extend([self._create(variable) for variable in new])
+        self._variables += new
+        self._swap_all = tf.function(self._swap)  # an earlier trace has the earlier variables
+
+    def check_complete(self, models: Iterable[tf_keras.Model]) -> None:
+        """Raises UsageError if a model was built since `add_models`, as by the trace of a step."""
+        missing = self._find_missing(models)
+        if missing:
+            raise UsageError(
+                f"optimizer.ema_decay cannot average {missing[0].name}, which the step created: build "
+                "every model in the constructor, such as by self.discriminator.build(input_shape)."
+            )
+
+    def _find_missing(self, models: Iterable[tf_keras.Model]) -> list[tf.Variable]:
+        """The floating-point variables of built models that have no average."""
+        ids = {id(variable) for variable in self._variables}
+        variables = [v for model in models if model.built for v in model.variables]
+        unique = {id(v): v for v in variables if v.dtype.is_floating and id(v) not in ids}
+        return list(unique.values())
 
     def update(self, iterations: tf.Tensor, applied: tf.Tensor | bool) -> None:
         """Updates the averages after a step; call it in a replica context, on every replica.

@@ -184,6 +184,8 @@ class Engine:
             raise UsageError(_RESERVED.format(name="_train_loop_fn"))
         # A subclass creates further models after this engine, or between two loops.
         self.attributes.key_new_models(self.plan.options.seed)
+        if self.ema:  # a subclass may have made further models, such as a discriminator
+            self.ema.add_models(self.attributes.models())
         step = int(self._trainer.global_step.numpy())
         if not self._own_dataset and self._data_step != step:
             # Orbit's `train` reads these attributes; the public setter would mark the data as the
@@ -203,6 +205,8 @@ class Engine:
         # Read after the loop: its trace may build further layers, and the step of a GAN may freeze and
         # unfreeze a model while it is traced.
         self._trainable = self.attributes.trainable()
+        if self.ema:
+            self.ema.check_complete(self.attributes.models())
         if self.checks_copies:
             self.checks_copies = False
             copies.check_copies(self.checkpoint_items())
@@ -233,6 +237,8 @@ class Engine:
 
     def checkpoint_items(self) -> dict[str, Any]:
         """Returns every model, optimizer and variable of the trainer, by the attribute's name."""
+        if self.ema:  # a subclass may have made further models, such as a discriminator
+            self.ema.add_models(self.attributes.models())
         items = self.attributes.checkpoint_items()
         # "spikes" is the name in every checkpoint, unless a subclass has such an attribute itself.
         name = "ctl_spikes" if "spikes" in items else "spikes"

@@ -272,3 +272,58 @@ def test_own_train_step_is_rejected():
 
     with pytest.raises(ctl.UsageError, match=r"ema_decay averages the weights at the end of ctl's"):
         make(cls=Own)
+
+
+class Two(tiny.TinyTrainer):
+    """A second model with its own optimizer, as in a GAN; both compute the outputs."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        with self.build_scope():
+            self.other = tf_keras.Sequential([tf_keras.layers.Dense(3, name="other")])
+            self.other_optimizer = tf_keras.optimizers.SGD(0.1)
+            if self.options.model.get("built", True):
+                self.other.build((None, 4))
+                self.other_optimizer.build(self.other.trainable_variables)
+
+    def forward(self, batch, training):
+        outputs = super().forward(batch, training)
+        return outputs + self.other(batch["x"]) if hasattr(self, "other") else outputs
+
+    def replica_step(self, batch):
+        def losses(rows):
+            return self.per_example_loss(rows, self.forward(rows, True))
+
+        self.other(batch["x"])
+        self.minimize(
+            batch, losses, variables=self.other.trainable_variables, optimizer=self.other_optimizer
+        )
+        return self.minimize(batch, losses)
+
+
+def test_further_models_are_averaged_evaluated_and_restored(tmp_path):
+    trainer = make(2, Two)
+    variables = [*trainer.model.variables, *trainer.other.variables]
+    expected = [v.numpy() for v in variables]
+    for _ in range(4):
+        trainer.train(tf.constant(1))
+        t = int(trainer.optimizer.iterations.numpy())
+        d = min(0.75, (1 + t) / (10 + t))
+        expected = [d * e + (1 - d) * v.numpy() for e, v in zip(expected, variables, strict=True)]
+    close(averages(trainer), expected)
+    weights_before = [v.numpy() for v in variables]
+    with trainer.averaged_weights():
+        close([v.numpy() for v in variables], expected)
+    close([v.numpy() for v in variables], weights_before, tolerance=0)
+    path = Checkpointer(tmp_path, trainer).save()
+    other = make(1, Two)
+    Checkpointer(tmp_path, other).restore(path)
+    close(averages(other), averages(trainer), tolerance=0)
+
+
+def test_model_that_the_step_builds_is_rejected_in_one_line():
+    trainer = make(1, Two, model={"built": False})
+    with pytest.raises(
+        ctl.UsageError, match=r"cannot average other/kernel:0, which the step created"
+    ):
+        trainer.train(tf.constant(1))
