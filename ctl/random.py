@@ -59,7 +59,9 @@ def uniform(
     """
     dtype = _floating(dtype, "uniform")
     stream = _stream("uniform", name, seed)
-    unit = draws.uniform(_rows(shape, per_row), stream, dtype=dtype, shared=shared, per_row=per_row)
+    unit = draws.uniform(
+        row_mask.fill_rows(shape, per_row), stream, dtype=dtype, shared=shared, per_row=per_row
+    )
     low, high = tf.cast(minval, dtype), tf.cast(maxval, dtype)
     return tf.cast(unit, dtype) * (high - low) + low
 
@@ -79,7 +81,7 @@ def normal(
     dtype = _floating(dtype, "normal")
     stream = _stream("normal", name, seed)
     numbers = draws.normal(
-        _rows(shape, per_row), stream, dtype=dtype, shared=shared, per_row=per_row
+        row_mask.fill_rows(shape, per_row), stream, dtype=dtype, shared=shared, per_row=per_row
     )
     return tf.cast(numbers, dtype) * tf.cast(stddev, dtype) + tf.cast(mean, dtype)
 
@@ -98,7 +100,7 @@ def truncated_normal(
     """Draws normal numbers that are within two standard deviations of the mean."""
     dtype = _floating(dtype, "truncated_normal")
     stream = _stream("truncated_normal", name, seed)
-    unit = draws.uniform(_rows(shape, per_row), stream, shared=shared, per_row=per_row)
+    unit = draws.uniform(row_mask.fill_rows(shape, per_row), stream, shared=shared, per_row=per_row)
     unit = tf.cast(unit, philox.working_dtype(dtype))
     # The inverse of the distribution function: one number per element, in contrast to rejection.
     low = 0.5 * math.erfc(math.sqrt(2.0))  # the probability below -2
@@ -118,7 +120,7 @@ def bernoulli(
 ) -> tf.Tensor:
     """Draws True (or 1, in another `dtype`) with probability `p`, which broadcasts to `shape`."""
     stream = _stream("bernoulli", name, seed)
-    unit = draws.uniform(_rows(shape, per_row), stream, shared=shared, per_row=per_row)
+    unit = draws.uniform(row_mask.fill_rows(shape, per_row), stream, shared=shared, per_row=per_row)
     return tf.cast(unit < tf.cast(p, tf.float32), dtype)
 
 
@@ -151,7 +153,13 @@ def integers(
         )
     stream = _stream("integers", name, seed)
     return draws.integers(
-        _rows(shape, per_row), stream, minval, maxval, dtype, shared=shared, per_row=per_row
+        row_mask.fill_rows(shape, per_row),
+        stream,
+        minval,
+        maxval,
+        dtype,
+        shared=shared,
+        per_row=per_row,
     )
 
 
@@ -167,7 +175,7 @@ def gumbel(
     """Draws numbers from the standard Gumbel distribution, -log(-log(u))."""
     dtype = _floating(dtype, "gumbel")
     stream = _stream("gumbel", name, seed)
-    unit = draws.uniform(_rows(shape, per_row), stream, shared=shared, per_row=per_row)
+    unit = draws.uniform(row_mask.fill_rows(shape, per_row), stream, shared=shared, per_row=per_row)
     # The middle of the interval that a number stands for: in (0, 1), so that both logarithms are finite.
     unit = tf.cast(unit, philox.working_dtype(dtype)) + 2.0**-24
     return tf.cast(-tf.math.log(-tf.math.log(unit)), dtype)
@@ -220,7 +228,7 @@ def beta(
         raise UsageError(f"ctl.random.beta got a={a}, b={b}, but both must be greater than 0.")
     streams = [_stream("beta", name, seed, part) for part in ("x", "y")]
     # X / (X + Y) of two gamma numbers; as logarithms, because both can underflow for small parameters.
-    shape = _rows(shape, per_row)
+    shape = row_mask.fill_rows(shape, per_row)
     x = gamma.log_gamma(shape, a, streams[0], dtype, shared=shared, per_row=per_row)
     y = gamma.log_gamma(shape, b, streams[1], dtype, shared=shared, per_row=per_row)
     return tf.cast(tf.sigmoid(x - y), dtype)
@@ -280,18 +288,6 @@ def _stream(function: str, name: str, seed: int, part: str = "") -> Stream:
     rows = row_mask.current()
     shown = f"ctl.random.{function}" + (f' (name="{name}")' if name else "")
     return Stream(f"ctl.random {rows.seed if rows else 0} {name!r} {seed}{part}", shown)
-
-
-def _rows(shape: Any, per_row: int | None) -> Any:
-    """Replaces None at the beginning of a shape by the number of entries of this replica's rows."""
-    if tf.is_tensor(shape) or not len(shape) or shape[0] is not None:
-        return shape
-    rows = row_mask.current()
-    if rows is None or rows.count is None:
-        raise UsageError(
-            "None in the shape of a random draw stands for the rows of a step: give a number."
-        )
-    return [rows.count * (per_row or 1), *shape[1:]]
 
 
 def _floating(dtype: Any, function: str) -> tf.DType:

@@ -31,6 +31,23 @@ class NonFiniteReport:
         return f"is not finite: {quantity} is first"
 
 
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """Whether an update is applied, decided from reduced values and so alike on every replica.
+
+    Attributes:
+        should_apply: scalar bool.
+        finite: scalar bool, whether the loss and all gradients are finite.
+        flags: [names] bool, whether each named quantity is acceptable.
+        names: the loss, the spike check if there is one, and the variables.
+    """
+
+    should_apply: tf.Tensor
+    finite: tf.Tensor
+    flags: tf.Tensor
+    names: list[str]
+
+
 class NonFiniteRecorder:
     """Records steps that are not finite in variables.
 

@@ -5,7 +5,6 @@ data or an override of the trainer are here.
 """
 
 import dataclasses
-import logging
 
 import tensorflow as tf
 import tf_keras
@@ -14,12 +13,9 @@ from ctl.configs import compatibility
 from ctl.configs.options import TrainerOptions
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.layout import Layout
-from ctl.errors import UsageError, list_some
+from ctl.errors import UsageError
 from ctl.hardware import strategies
 from ctl.replica import model_building, precision, xla
-from ctl.replica.batch_norm import SyncBatchNormalization
-
-_LOG = logging.getLogger("ctl")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,7 +238,8 @@ def make_plan(
     # Validated after "auto" is resolved, so the rules see the mode that is used.
     compatibility.check(plan.choice)
     _check_overrides(plan, pipeline)
-    _check_layers(plan, model)
+    even = layout.even and plan.full_batches and layout.rows_per_replica % plan.parts == 0
+    model_building.check_layers(model, layout, parts=plan.parts, even=even)
     # Only for a valid plan, because it changes the complete process.
     if mode == "autocluster":
         xla.enable_autoclustering(gpu=gpu)
@@ -274,29 +271,4 @@ def _check_overrides(plan: Plan, pipeline: InputPipeline) -> None:
         raise UsageError(
             "runtime.xla=loop requires a Source or a Dataset of single examples: return one from "
             "build_dataset, or choose runtime.xla=step."
-        )
-
-
-def _check_layers(plan: Plan, model: tf_keras.Model) -> None:
-    """Rejects, or warns of, layers that make the update depend on how the batch is split."""
-    layout, parts = plan.layout, plan.parts
-    # Equal parts without padding: only then is the mean over the parts the mean over the batch.
-    even = layout.even and plan.full_batches and layout.rows_per_replica % parts == 0
-    split = layout.replicas > 1 or parts > 1 or not even
-    plain = []
-    for layer in model._flatten_layers():
-        # tf_keras divides the penalty by the rows of the part, so it has no global denominator.
-        if getattr(layer, "activity_regularizer", None) is not None and not even:
-            raise UsageError(
-                f"Layer {layer.name} has an activity regularizer, which is a mean over the rows of a "
-                f"part of the batch, and the {layout.global_batch_size} rows do not split into equal "
-                "parts: choose a batch that splits evenly, or add the penalty to per_example_loss."
-            )
-        is_norm = isinstance(layer, tf_keras.layers.BatchNormalization)
-        plain += [layer.name] * (is_norm and not isinstance(layer, SyncBatchNormalization))
-    if plain and split:  # a warning and not an error, since it is the usual practice
-        _LOG.warning(
-            "Batch normalization of a part of the batch, including padding: the update depends on how "
-            "it is split (%s). Use ctl.SyncBatchNormalization, or model.sync_batch_norm=True.",
-            list_some(plain),
         )

@@ -205,6 +205,26 @@ def row_range(count: int | tf.Tensor) -> tuple[tf.Tensor, int | tf.Tensor]:
     return tf.cumsum(counts, exclusive=True)[replica], tf.reduce_sum(counts)
 
 
+def fill_rows(shape: Any, per_row: int | None) -> Any:
+    """Replaces None at the beginning of a shape by the number of entries of this replica's rows.
+
+    Args:
+        shape: a shape, or a tensor, which is returned unchanged.
+        per_row: the number of consecutive entries of each row; 1 by default.
+
+    Raises:
+        UsageError: the shape begins with None outside of a step.
+    """
+    if tf.is_tensor(shape) or not len(shape) or shape[0] is not None:
+        return shape
+    rows = current()
+    if rows is None or rows.count is None:
+        raise UsageError(
+            "None in the shape of a random draw stands for the rows of a step: give a number."
+        )
+    return [rows.count * (per_row or 1), *shape[1:]]
+
+
 def _check_graph(value: object) -> None:
     if not tf.is_tensor(value) or not hasattr(value, "graph"):  # a number or an eager tensor
         return

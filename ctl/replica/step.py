@@ -27,7 +27,7 @@ from ctl.replica.microbatches import (
     compute_by_xla,
     row_count,
 )
-from ctl.replica.non_finite import LOSS, SPIKE, NonFiniteRecorder, counter
+from ctl.replica.non_finite import LOSS, SPIKE, Decision, NonFiniteRecorder, counter
 from ctl.replica.norms import Norms
 from ctl.replica.plan import Plan
 from ctl.replica.snapshot import Assignable
@@ -49,23 +49,6 @@ class StepResult:
     loss: tf.Tensor
     micro_batches: list[MicroBatch]
     applied: tf.Tensor | bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Decision:
-    """Whether an update is applied, decided from reduced values and so alike on every replica.
-
-    Attributes:
-        should_apply: scalar bool.
-        finite: scalar bool, whether the loss and all gradients are finite.
-        flags: [names] bool, whether each named quantity is acceptable.
-        names: the loss, the spike check if there is one, and the variables.
-    """
-
-    should_apply: tf.Tensor
-    finite: tf.Tensor
-    flags: tf.Tensor
-    names: list[str]
 
 
 class Step:

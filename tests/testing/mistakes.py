@@ -469,7 +469,7 @@ MISTAKES = [
     Mistake(
         NoiseInEvaluation,
         "the evaluation draws random numbers of its own",
-        "evaluation loss on 2 replicas (4 + 4 rows): ",
+        "evaluation loss on 2 replicas (",
         causes.EVALUATION_NOISE,
         unkeyed=True,
     ),

@@ -90,12 +90,15 @@ def _explain_update(evidence: Evidence) -> Finding | None:
     if not differences:
         return None
     first = differences[0]
-    cause = (
-        scaling.explain_clipping(evidence.records, evidence.references, first.split)
-        or _explain_coefficients(evidence, first.split)
-        or scaling.explain_partial(evidence.records, evidence.references)
-    )
-    return (first, cause) if cause else _explain_other_model(differences)
+    cause = scaling.explain_clipping(
+        evidence.records, evidence.references, first.split
+    ) or _explain_coefficients(evidence, first.split)
+    if cause:
+        return first, cause
+    # Before the growth with the replicas, which a factor of all updates of a model has too.
+    finding = _explain_other_model(differences)
+    cause = None if finding else scaling.explain_partial(evidence.records, evidence.references)
+    return (first, cause) if cause else finding
 
 
 def _explain_other_model(differences: Sequence[Difference]) -> Finding | None:
