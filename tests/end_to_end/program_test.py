@@ -99,7 +99,9 @@ def test_a_run_writes_its_workdir(complete_run, monkeypatch):
         ("eval", 30), ("end", 30),
     ]  # fmt: skip
     summaries = WORKDIR / "summaries"
-    assert set(summaries.iterdir()) == {summaries / "train", summaries / "eval"}
+    folders = {path for path in summaries.iterdir() if path.is_dir()}
+    assert folders == {summaries / "train", summaries / "eval"}
+    assert len(list(summaries.glob("events*"))) == 1  # the config and the hparams
 
 
 def test_durations_do_not_depend_on_the_wall_clock(folder, monkeypatch):
