@@ -32,7 +32,9 @@ def advice(plan: Plan) -> str:
     if doubled > count and allowed and not plan.own_train_step:
         twice = " (twice the present number)" if doubled == 2 * count else ""
         return (
-            f"{problem}: set optimizer.gradient_accumulation_steps={doubled}{twice}, or reduce the "
-            "batch size."
+            f"{problem}: set optimizer.gradient_accumulation_steps={doubled}{twice}, wrap layers in "
+            "ctl.recompute, or reduce the batch size."
         )
-    return f"{problem}: {'reduce the batch size' if rows > count else 'use a smaller model'}."
+    # It has no effect in a train_step of the user's own.
+    recompute = "" if plan.own_train_step else "wrap layers in ctl.recompute, or "
+    return f"{problem}: {recompute}{'reduce the batch size' if rows > count else 'use a smaller model'}."

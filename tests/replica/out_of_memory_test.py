@@ -30,7 +30,8 @@ def make_plan(rows, *, sync_batch_norm=False, own_train_step=False, **options):
     )
 
 
-DOUBLED = "(twice the present number), or reduce the batch size."
+RECOMPUTE = "wrap layers in ctl.recompute, or"
+DOUBLED = "(twice the present number), wrap layers in ctl.recompute, or reduce the batch size."
 
 
 @pytest.mark.parametrize(
@@ -47,16 +48,16 @@ DOUBLED = "(twice the present number), or reduce the batch size."
         ),
         (
             3, dict(gradient_accumulation_steps=2),
-            "3 rows per replica in 2 micro-batches: set optimizer.gradient_accumulation_steps=3, or "
-            "reduce the batch size.",
+            "3 rows per replica in 2 micro-batches: set optimizer.gradient_accumulation_steps=3, wrap "
+            "layers in ctl.recompute, or reduce the batch size.",
         ),
-        (1, {}, "1 rows per replica: use a smaller model."),
+        (1, {}, "1 rows per replica: wrap layers in ctl.recompute, or use a smaller model."),
         (
             4, dict(gradient_accumulation_steps=4),
-            "4 rows per replica in 4 micro-batches: use a smaller model.",
+            f"4 rows per replica in 4 micro-batches: {RECOMPUTE} use a smaller model.",
         ),
-        (256, dict(logical_shards=4), "256 rows per replica: reduce the batch size."),
-        (256, dict(sync_batch_norm=True), "256 rows per replica: reduce the batch size."),
+        (256, dict(logical_shards=4), f"256 rows per replica: {RECOMPUTE} reduce the batch size."),
+        (256, dict(sync_batch_norm=True), f"256 rows per replica: {RECOMPUTE} reduce the batch size."),
         (
             256, dict(sync_batch_norm=True, model={"sync_batch_norm": "per_micro_batch"}),
             f"256 rows per replica: set optimizer.gradient_accumulation_steps=2 {DOUBLED}",
@@ -115,7 +116,11 @@ class OwnStep(Hungry):
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_step_out_of_memory_raises_one_line(replicas):
     trainer = reference_model.make_trainer(
-        testing.make_strategy(replicas), 8, cls=Hungry, gradient_accumulation_steps=2
+        testing.make_strategy(replicas),
+        8,
+        cls=Hungry,
+        gradient_accumulation_steps=2,
+        allow_unkeyed_random=True,
     )
     with pytest.raises(ctl.UsageError) as raised:
         trainer.train(tf.constant(3))
@@ -127,7 +132,9 @@ def test_step_out_of_memory_raises_one_line(replicas):
 
 
 def test_own_train_step_is_not_advised_to_accumulate():
-    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=OwnStep)
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(1), 8, cls=OwnStep, allow_unkeyed_random=True
+    )
     with pytest.raises(ctl.UsageError, match=r"8 rows per replica: reduce the batch size\.$"):
         trainer.train(tf.constant(3))
 
