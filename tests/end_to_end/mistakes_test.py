@@ -18,7 +18,7 @@ from tests import child
 from tests.experiments import CONFIG, TRAINER
 
 NAMES = "actions, data, eval, init, model, optimizer, runtime, seed, train, trainer"
-MODES = "train_and_eval, train, eval, continuous_eval, check, aot_compile, explain, devices"
+MODES = "train_and_eval, train, eval, continuous_eval, export, check, aot_compile, explain, devices"
 FLAGS = (
     "--config, --workdir, --mode, --checkpoint, --topology, --fresh, --allow_config_change, "
     "--allow_partial_restore, --find_batch, --help"
@@ -374,7 +374,7 @@ VALUES = {
         "actions[0] is 'mine.py:Mine', but there is no mine.py: correct the path.",
     ),
     "checkpoint in another mode": command_line(
-        "--checkpoint=best", "--checkpoint has no effect without --mode=eval: remove it."
+        "--checkpoint=best", "--checkpoint has no effect with --mode=train_and_eval: remove it."
     ),
     "NaN in the model": in_config(
         "model=dict(rates=[0.1, float('nan')])",
