@@ -19,6 +19,7 @@ HARMLESS = (
     "runtime.xla",
     "runtime.deterministic",
     "runtime.allow_unkeyed_random",
+    "runtime.allow_row_coupling",
     "runtime.gpu.",
     "runtime.tpu.",
     "data.placement",
@@ -103,6 +104,9 @@ def defaults() -> config_dict.ConfigDict:
     # Accept random operations that ctl cannot key by row, such as tf.random.uniform in a layer: the
     # update then depends on how the batch is split, and on how often the run was resumed.
     runtime.allow_unkeyed_random = False
+    # Accept losses in which a row depends on other rows of its replica or micro-batch, such as local
+    # negatives: the update then depends on how the batch is split.
+    runtime.allow_row_coupling = False
 
     config.data = data = config_dict.ConfigDict()
     data.dir = ""  # the folder of the dataset, which build_dataset reads as self.options.data.dir

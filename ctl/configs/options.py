@@ -22,6 +22,7 @@ OPTION_KEYS: dict[str, str] = {
     "placement": "data.placement",
     "logical_shards": "runtime.logical_shards",
     "allow_unkeyed_random": "runtime.allow_unkeyed_random",
+    "allow_row_coupling": "runtime.allow_row_coupling",
     "all_reduce_dtype": "runtime.all_reduce.dtype",
     "gradient_accumulation_steps": "optimizer.gradient_accumulation_steps",
     "on_non_finite": "train.on_non_finite",
@@ -174,6 +175,8 @@ class TrainerOptions:
             this many times the bytes.
         allow_unkeyed_random: accept random operations that ctl cannot key by row, such as
             tf.random.uniform: the update then depends on how the batch is split.
+        allow_row_coupling: accept losses in which a row depends on other rows of its replica or
+            micro-batch, such as local negatives: the update then depends on how the batch is split.
         all_reduce_dtype: "bfloat16" to halve the bytes of the all-reduce; "" to keep the dtype of the
             gradients.
         gradient_accumulation_steps: the number of micro-batches in a per-replica batch.
@@ -209,6 +212,7 @@ class TrainerOptions:
     placement: str = "stream"
     logical_shards: int = 0
     allow_unkeyed_random: bool = False
+    allow_row_coupling: bool = False
     all_reduce_dtype: str = ""
     gradient_accumulation_steps: int = 1
     clip: Clip = Clip()

@@ -150,6 +150,24 @@ class InputPipeline:
             return distribution.per_worker(self._strategy, dataset_fn)
         return self._distribute(data, dataset_fn)
 
+    def first_batch(self, global_batch_size: int, start: int) -> Any:
+        """Returns the batch of the first replica at a global step, on this process and in eager mode.
+
+        Args:
+            global_batch_size: number of rows in a global batch.
+            start: the global step.
+
+        Returns:
+            An element of the training dataset.
+        """
+        layout, data = self.layout(global_batch_size), self.data("train")
+        if isinstance(data, GlobalBatches):
+            batch = next(iter(data.dataset))
+            rows = layout.rows_per_replica
+            return tf.nest.map_structure(lambda values: values[:rows], batch)
+        batches = batching.training_batches(data, layout, seed=self._seed, start=start, prefetch=1)
+        return next(iter(batches))
+
     def training_chunks(
         self, global_batch_size: int, *, start: int, size: int, indexes_only: bool
     ) -> Any:

@@ -34,6 +34,11 @@ _RANDOM = {
     True: "others than those keyed by seed, step and row are accepted (runtime.allow_unkeyed_random): "
     "the update may depend on the split",
 }
+_COUPLING = {
+    False: "a loss that depends on other rows of the same replica or micro-batch is rejected",
+    True: "losses may depend on other rows of the same replica or micro-batch "
+    "(runtime.allow_row_coupling): the update may depend on the split",
+}
 
 
 def explain(arguments: Arguments) -> int:
@@ -113,6 +118,7 @@ def _describe_update(experiment: Experiment) -> list[tuple[str, str]]:
         ("reduction", _describe_reduction(experiment)),
         ("clip", str(trainer.options.clip)),
         ("random numbers", _RANDOM[trainer.options.allow_unkeyed_random]),
+        ("row coupling", _COUPLING[trainer.options.allow_row_coupling]),
         ("optimizer", _describe_optimizer(trainer.optimizer)),
         ("schedule", _describe_learning_rate(experiment)),
         *_describe_groups(experiment),

@@ -17,6 +17,7 @@ from ctl.replica import (
     keras_version,
     precision,
     random_search,
+    row_coupling,
     row_mask,
 )
 from ctl.replica.ema import ExponentialMovingAverage
@@ -105,6 +106,9 @@ class Engine:
         # one draws the same numbers whether or not the update was skipped.
         step = self._trainer.global_step.read_value()
         options = self.plan.options
+        trace = None
+        if earlier is None:
+            trace = row_coupling.make_trace((batch, mask), allow=options.allow_row_coupling)
         with (
             row_mask.examples(
                 mask,
@@ -116,7 +120,9 @@ class Engine:
                 earlier=earlier,
                 compiled=self.plan.xla in ("loop", "step"),
                 parts=1 if earlier else self.plan.parts_per_replica,
+                trace=trace,
             ) as rows,
+            row_coupling.search(rows, self.plan, self._first_batch),
             self._check_host_random(),
             random_search.search(rows, (batch, mask)),
         ):
@@ -263,6 +269,10 @@ class Engine:
         """Leaves the position in the data to the user, who has set `train_dataset`."""
         self.plan.check_own_dataset()
         self._own_dataset = True
+
+    def _first_batch(self) -> Any:
+        own = self._own_dataset
+        return row_coupling.first_batch(self._trainer, self.pipeline, own_dataset=own)
 
     def _compile_loop(self) -> CompiledLoop:
         trainer, options = self._trainer, self.plan.options

@@ -84,7 +84,7 @@ def positions(rows: Any) -> tf.Tensor:
 def _concatenate(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     """Concatenates the rows of all replicas, including padding."""
     if replica_context() is None:
-        return tensors
+        return [row_mask.record_global(tensor) for tensor in tensors]
     count = _row_count(tensors[0])
     first, total = row_mask.row_range(count)
     slots = [_fill_slot(tf.cast(t, _SUMMED_AS[t.dtype]), first, total) for t in tensors]

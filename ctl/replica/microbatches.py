@@ -121,6 +121,9 @@ class MicroBatches:
         losses: list[tf.Tensor] = []
         micro_batches: list[MicroBatch] = []
         calls = dict(self.calls)
+        trace = getattr(row_mask.current(), "trace", None)
+        if trace:
+            trace.enter_function(inputs)
         snapshot = Snapshot(self.assignable.once if self.count > 1 else [])
         for start, end in itertools.pairwise(bounds):
             # First the sum over the earlier micro-batches: it frees their activations, so that only
@@ -170,12 +173,15 @@ class MicroBatches:
             count=rows,
             isolated=self.isolated,
             compiled=self.compiled,
-        ):
+        ) as examples:
             with tf.GradientTape() as tape:
                 outputs = precision.cast_to_float32(self.forward(batch)) if self.forward else None
                 per_example = self.loss_fn(batch, outputs)
                 if per_example is None:
                     raise UsageError("per_example_loss returned None: return one loss per row.")
+                if examples.trace:
+                    tensors = (batch, mask, weights)
+                    examples.trace.add_micro_batch(tensors, inputs.first_row, rows, per_example)
                 share = loss.contribution(
                     tf.cast(per_example, self.dtype), weights, inputs.denominator, rows=rows
                 )

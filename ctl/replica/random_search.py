@@ -22,6 +22,7 @@ from ctl.replica.stateless_draws import Dataflow
 
 _ACCEPT = "or accept it with allow_unkeyed_random=True (runtime.allow_unkeyed_random)"
 _INITIALIZER = re.compile(r"(^|/)Initializer(_\d+)?/")
+_REPLICA = re.compile(r"^replica_\d+(/|$)")
 _MAX_CONSUMERS = 1_000
 
 # One replica of each graph is enough: they run the same code.
@@ -96,7 +97,7 @@ class _Search:
                 keyed |= self._check_draw(op)
             elif kind in random_ops.PYTHON:
                 raise UsageError(
-                    f"{_place(op)} runs Python code in the step (tf.py_function or tf.numpy_function), "
+                    f"{place(op)} runs Python code in the step (tf.py_function or tf.numpy_function), "
                     "whose random numbers cannot be checked: write it with TensorFlow's functions, do "
                     f"it in the input pipeline, {_ACCEPT}."
                 )
@@ -109,7 +110,7 @@ class _Search:
                     keyed |= self._functions[name]
                     if self._functions[name] and name in calls:
                         raise UsageError(
-                            f"{_place(op)} calls a tf.function twice in a step, and random numbers in "
+                            f"{place(op)} calls a tf.function twice in a step, and random numbers in "
                             "it would be the same in both calls: remove your own @tf.function, ctl "
                             "traces the step."
                         )
@@ -127,7 +128,7 @@ class _Search:
         for op in itertools.chain.from_iterable(repeated):
             if any(frame.name == "inner_recompute_grad" for frame in op.traceback):
                 raise UsageError(
-                    f"{_place(op)} assigns a variable in the backward pass, for the second time in the "
+                    f"{place(op)} assigns a variable in the backward pass, for the second time in the "
                     f"step: use ctl.recompute instead of tf.recompute_grad, {_ACCEPT}."
                 )
 
@@ -140,7 +141,7 @@ class _Search:
         if op.type in random_ops.STATELESS and not self.flow.differs_between_splits(op):
             return False
         raise UsageError(
-            f"{_place(op)} draws random numbers ({op.type}) that depend on how the batch is split: use "
+            f"{place(op)} draws random numbers ({op.type}) that depend on how the batch is split: use "
             f"{random_ops.suggestion(op, self.flow.counts)}, {_ACCEPT}."
         )
 
@@ -165,11 +166,11 @@ def _confirmed(draw: Folded) -> bool:
     return False
 
 
-def _place(op: Any) -> str:
+def place(op: Any) -> str:
     """Names the layer and the user's line of code that created an op."""
     line = user_frame([(frame.filename, frame.lineno) for frame in op.traceback])
     # Functions such as tf.random.uniform add a scope of their own.
-    scope = "/".join(op.name.split("/")[:-2])
+    scope = _REPLICA.sub("", "/".join(op.name.split("/")[:-2]))
     if line is None:
         return f"Layer {scope or op.name}"
     return f"{line} (in {scope})" if scope else line

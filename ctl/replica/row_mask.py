@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.errors import UsageError
+from ctl.replica.loss_trace import LossTrace
 
 _THREAD = threading.local()
 
@@ -40,6 +41,7 @@ class Examples:
         refused: the functions that could not read other rows because of `isolated`.
         folded: the draws for tensors with several entries per row on axis 0, which `random_search`
             checks once the step is traced.
+        trace: records the losses for `row_coupling`; None if nothing is searched.
         compiled: whether XLA compiles the computation of the rows.
     """
 
@@ -57,6 +59,7 @@ class Examples:
     parts: int = 1
     refused: list[str] = dataclasses.field(default_factory=list)
     folded: list[Any] = dataclasses.field(default_factory=list)
+    trace: LossTrace | None = None
     compiled: bool = False
 
     @property
@@ -77,6 +80,7 @@ def examples(
     seed: int | None = None,
     allow_unkeyed: bool | None = None,
     earlier: Callable[[], tf.Tensor] | None = None,
+    trace: LossTrace | None = None,
     parts: int = 1,
     compiled: bool = False,
 ) -> Iterator[Examples]:
@@ -95,6 +99,7 @@ def examples(
         allow_unkeyed: whether layers may draw numbers that are not keyed by rows; what the enclosing
             rows allow by default.
         earlier: in an evaluation, returns the number of rows in the earlier global batches.
+        trace: records the losses; that of the enclosing rows by default.
         parts: the number of micro-batches that these rows are computed in.
         compiled: whether XLA compiles the code inside.
 
@@ -118,6 +123,7 @@ def examples(
         graph=None if tf.executing_eagerly() else tf.compat.v1.get_default_graph(),
         refused=inherited.refused,
         folded=inherited.folded,
+        trace=inherited.trace if trace is None else trace,
         compiled=compiled or inherited.compiled,
     )
     try:
@@ -178,6 +184,16 @@ def current_mask() -> tf.Tensor | None:
     """Returns the [rows] mask of the rows that exist; None if all exist, and outside of a step."""
     rows = current()
     return None if rows is None else rows.row_mask
+
+
+def record_global(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor of all rows of the only replica, which other replicas would contribute to."""
+    rows: Examples | None = getattr(_THREAD, "examples", None)
+    if rows is None or rows.trace is None:
+        return tensor
+    output = tf.identity(tensor)  # the tensor itself remains one of this replica's rows
+    rows.trace.add_global(output, tensor)
+    return output
 
 
 def row_range(count: int | tf.Tensor) -> tuple[tf.Tensor, int | tf.Tensor]:

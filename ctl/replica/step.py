@@ -139,6 +139,8 @@ class Step:
         inputs = Inputs(
             batch, rows.row_mask, weights, denominator, rows.first_row, rows.step, loss_scale
         )
+        if rows.trace:
+            rows.trace.begin_update(inputs)
         if plan.xla == "gradients":
             # A micro-batch cannot read the other rows, with and without XLA.
             may_retry = plan.options.xla == "auto" and plan.parts == 1

@@ -172,6 +172,7 @@ def test_from_config_reads_every_option_from_its_key():
         seed=3,
         runtime=dict(
             precision="float16", loss_scale=8.0, xla="loop", logical_shards=4, allow_unkeyed_random=True,
+            allow_row_coupling=True,
             all_reduce=dict(dtype="bfloat16"),
         ),
         data=dict(dir="there", placement="device", prefetch=2),
@@ -194,6 +195,7 @@ def test_from_config_reads_every_option_from_its_key():
     assert values == dict(
         seed=3, precision="float16", loss_scale=8.0, xla="loop", placement="device",
         logical_shards=4, allow_unkeyed_random=True, all_reduce_dtype="bfloat16",
+        allow_row_coupling=True,
         gradient_accumulation_steps=2,
         clip=options.Clip(norm=1.5), on_non_finite="skip", loss_spike=3.0, norms=True, layer_norms=True,
         gradient_shares=True, histogram_interval=50, prefetch=2,

@@ -153,6 +153,7 @@ def test_missing_model_section_is_reported():
 # Keys that accept any text.
 FREE = {"data.dir", "init.checkpoint"}
 SWITCHES = {
+    "runtime.allow_row_coupling",
     "runtime.allow_unkeyed_random",
     "runtime.deterministic",
     "runtime.gpu.memory_growth",

@@ -108,18 +108,35 @@ def check_split(row, split):
 
 @pytest.mark.parametrize(
     "row",
-    [
-        pytest.param(row, marks=[] if row.name == "SimCLR" else LONG, id=row.name)
-        for row in COUPLED
-        if row.message == ()
-    ],
+    [pytest.param(row, marks=[] if row.name == "SimCLR" else LONG, id=row.name) for row in COUPLED],
 )
-def test_kit_reports_rows_that_depend_on_other_rows(row):
+def test_kit_reports_rows_that_depend_on_other_rows_if_a_run_accepts_them(row):
     examples = {name: EXAMPLES[name][:8] for name in row.original.features}
     report = ctl.testing.check_replica_equivalence(
-        row.original, examples, replicas=(1, 2), accumulation=(1,), batch_sizes=(7,)
+        row.original,
+        examples,
+        replicas=(1, 2),
+        accumulation=(1,),
+        batch_sizes=(7,),
+        options=ctl.TrainerOptions(allow_row_coupling=True),
     )
     assert report.differences
+
+
+@pytest.mark.parametrize("row", [pytest.param(r, marks=LONG, id=r.name) for r in COUPLED])
+@pytest.mark.parametrize(
+    "split", [Split(4), Split(1, micro_batches=2), Split(2, ragged=True, batch=8)], ids=str
+)
+def test_rows_that_depend_on_other_rows_are_rejected_on_every_split(row, split):
+    with pytest.raises(ctl.UsageError) as raised:
+        train(row.original, split)
+    assert all(part in str(raised.value) for part in row.message)
+
+
+def test_one_replica_that_computes_its_batch_at_once_is_warned(caplog):
+    case = COUPLED[0].original
+    assert difference(train_plainly(case), train(case, Split(1))) <= 1e-10
+    assert "tests/users_code/pairs.py:" in caplog.text and "all_gather" in caplog.text
 
 
 @pytest.mark.parametrize("replicas, batch", [(2, 7), (4, 5)])

@@ -1,40 +1,42 @@
-"""The cases in which the numbers of a row depend on the other rows of its replica.
-
-Training does not detect this: the test kit and --mode=check do.
-"""
+"""The cases in which the numbers of a row depend on the other rows of its replica, or on the trace."""
 
 from tests.users_code import gathered, mixing, normalization, pairs, state
-from tests.users_code.table import Row, gathers
+from tests.users_code.table import GATHER, Row, gathers
 
 COUPLED = (
-    gathers("SimCLR", "Keras: semisupervised_simclr", pairs, "ContrastiveLoss"),
+    gathers("SimCLR", "Keras: semisupervised_simclr", pairs, "ContrastiveLoss", GATHER),
     gathers(
         "supervised contrastive loss",
         "Keras: supervised_contrastive",
         pairs,
         "SupervisedContrastiveLoss",
+        GATHER,
     ),
-    gathers("batch-hard triplets", "TF addons: triplet_hard_loss", pairs, "HardTriplets"),
+    gathers("batch-hard triplets", "TF addons: triplet_hard_loss", pairs, "HardTriplets", GATHER),
     Row(
         "hardest examples, mask",
         "Shrivastava et al.: OHEM",
         pairs.HardestExamplesMask,
-        (),
+        (GATHER,),
         gathered.HardestExamples,
         pairs.HardestExamples,
     ),
-    gathers("advantages normalized over the batch", "PPO", pairs, "NormalizedAdvantage"),
-    gathers("normalization over axis 0", "a mistake", pairs, "CrossBatchNormalizer"),
-    gathers("mixup with the reversed batch", "notebooks", mixing, "ReversedMixUp"),
+    gathers("advantages normalized over the batch", "PPO", pairs, "NormalizedAdvantage", GATHER),
+    gathers("normalization over axis 0", "a mistake", pairs, "CrossBatchNormalizer", GATHER),
+    gathers("mixup with the reversed batch", "notebooks", mixing, "ReversedMixUp", GATHER),
     Row(
         "ghost batch normalization",
         "Hoffer et al.",
         normalization.GhostBatchNormalizationCase,
-        (),
+        (GATHER,),
         gathered.FixedGroups,
         normalization.GhostBatchNormalizationCase,
     ),
     Row(
-        "curriculum by a counter in Python", "notebooks", state.PythonCounter, (), state.StepCounter
+        "curriculum by a counter in Python",
+        "notebooks",
+        state.PythonCounter,
+        ("self.global_step",),
+        state.StepCounter,
     ),
 )

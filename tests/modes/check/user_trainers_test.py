@@ -87,8 +87,14 @@ def test_contrastive_loss_over_the_global_batch_passes(make_user_factory):
     assert {split.micro_batches for split in report.compared} == {1}
 
 
-def test_contrastive_loss_over_the_local_batch_fails(make_user_factory):
-    report = compare(make_user_factory("LocalNegatives"), (4,))
+def test_contrastive_loss_over_the_local_batch_is_rejected_with_its_line(make_user_factory):
+    with pytest.raises(UsageError, match=r"user_trainers.py:\d+ .*ctl.replica.all_gather"):
+        compare(make_user_factory("LocalNegatives"), (4,))
+
+
+def test_accepted_contrastive_loss_over_the_local_batch_fails(make_user_factory):
+    accepted = {"runtime.allow_row_coupling": True}
+    report = compare(make_user_factory("LocalNegatives", **accepted), (4,))
     assert report.headline[1] == causes.PER_EXAMPLE.format(hook="per_example_loss")
     assert "ctl.replica.all_gather" in report.headline[1]
 

@@ -1,0 +1,135 @@
+"""What a traced step records about its losses, for the searches at the end of the trace."""
+
+from collections.abc import Iterator, Sequence
+import contextlib
+import dataclasses
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+
+class GlobalValue(NamedTuple):
+    """A value that is the same function of the global batch on every split, such as a sum over replicas.
+
+    Attributes:
+        output: the value.
+        local: what this replica contributed to it.
+        copies: how often the value repeats `local` on `axis` if all replicas contribute the same.
+        axis: see `copies`.
+    """
+
+    output: tf.Tensor
+    local: tf.Tensor
+    copies: int = 1
+    axis: int = 0
+
+
+class MicroBatchTrace(NamedTuple):
+    """The tensors of one micro-batch.
+
+    Attributes:
+        rows: the tensors that have one entry per row: features, mask and weights.
+        first_row: the position of the first row in the global batch.
+        size: the number of rows.
+        losses: what the loss function returned.
+    """
+
+    rows: list[tf.Tensor]
+    first_row: tf.Tensor
+    size: int | tf.Tensor
+    losses: tf.Tensor
+
+
+@dataclasses.dataclass
+class Update:
+    """One update of the step.
+
+    Attributes:
+        inputs: the batch and the weights, outside of a compiled function.
+        aliases: the id of a tensor inside of that function -> the tensor that it stands for.
+        micro_batches: in order.
+    """
+
+    inputs: list[tf.Tensor]
+    aliases: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
+    micro_batches: list[MicroBatchTrace] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class LossTrace:
+    """One replica's trace of a step.
+
+    Attributes:
+        batch: the tensors of the replica's batch, before `preprocess`, and the row mask.
+        updates: one for each call of `minimize`.
+        global_values: sums over the replicas and the like.
+        constants: the id of a tensor of the first replica -> its value in the first step.
+    """
+
+    batch: list[tf.Tensor]
+    updates: list[Update] = dataclasses.field(default_factory=list)
+    global_values: list[GlobalValue] = dataclasses.field(default_factory=list)
+    constants: dict[int, Any] = dataclasses.field(default_factory=dict)
+
+    def begin_update(self, inputs: Any) -> None:
+        """Records what the micro-batches of an update are cut from."""
+        self._structure = inputs
+        self.updates.append(Update(symbolic([inputs.batch, inputs.weights])))
+
+    def enter_function(self, inputs: Any) -> None:
+        """Records the same structure inside of the function that computes the micro-batches."""
+        update = self.updates[-1]
+        update.aliases.clear()  # of an earlier attempt, which failed
+        update.micro_batches.clear()
+        pairs = zip(tf.nest.flatten(inputs), tf.nest.flatten(self._structure), strict=True)
+        update.aliases.update(
+            {id(inner): outer for inner, outer in pairs if inner is not outer and outer is not None}
+        )
+        self._inside = inputs  # ids are unique only while the tensors exist
+
+    def add_micro_batch(self, rows: Any, first_row: Any, size: Any, losses: tf.Tensor) -> None:
+        """Records a micro-batch after its forward pass."""
+        self.updates[-1].micro_batches.append(
+            MicroBatchTrace(symbolic(rows), first_row, size, losses)
+        )
+
+    def sources(self, update: Update) -> list[tf.Tensor]:
+        """What the losses of an update are computed from, in an order that all replicas share."""
+        parts = [(part.rows, part.first_row, part.size) for part in update.micro_batches]
+        return symbolic([self.batch, parts, [value.output for value in self.global_values]])
+
+    @contextlib.contextmanager
+    def record_collectives(self) -> Iterator[None]:
+        """Records the sums over replicas that the code inside computes, also those of the user."""
+        context: Any = tf.distribute.get_replica_context()
+        reduce, gather = context.all_reduce, context.all_gather
+        replicas = context.num_replicas_in_sync
+
+        def all_reduce(reduce_op: Any, value: Any, options: Any = None) -> Any:
+            result = reduce(reduce_op, value, options)
+            self.add_global(result, value)
+            return result
+
+        def all_gather(value: Any, axis: int, options: Any = None) -> Any:
+            result = gather(value, axis, options)
+            self.add_global(result, value, copies=replicas, axis=axis)
+            return result
+
+        # On this context alone, which belongs to this replica and, on several replicas, to this trace.
+        context.all_reduce, context.all_gather = all_reduce, all_gather
+        try:
+            yield
+        finally:
+            del context.all_reduce, context.all_gather
+
+    def add_global(self, results: Any, values: Any, **repetition: int) -> None:
+        """Records sums over the replicas, and what this replica contributes to them."""
+        for output, local in zip(tf.nest.flatten(results), tf.nest.flatten(values), strict=True):
+            if tf.is_symbolic_tensor(output) and tf.is_symbolic_tensor(local):
+                self.global_values.append(GlobalValue(output, local, **repetition))
+
+
+def symbolic(values: Any) -> list[tf.Tensor]:
+    """The tensors of graphs in a nested structure."""
+    flat: Sequence[Any] = tf.nest.flatten(values)
+    return [value for value in flat if tf.is_symbolic_tensor(value)]

@@ -1,0 +1,60 @@
+"""Python code that gives each replica, or each micro-batch, another loss is rejected."""
+
+import pytest
+import tensorflow as tf
+
+import ctl
+from tests.users_code.examples import Case
+from tests.users_code.running import Split, difference, train
+from tests.users_code.state import PythonCounter
+
+
+class Doubled(Case):
+    """Another op from the second trace on."""
+
+    traces = 0
+
+    def per_example_loss(self, batch, outputs):
+        self.traces += 1
+        losses = super().per_example_loss(batch, outputs)
+        return tf.exp(losses) if self.traces > 1 else losses
+
+
+class InBranch(Case):
+    """A counter in a branch of a conditional."""
+
+    traces = 0
+
+    def per_example_loss(self, batch, outputs):
+        self.traces += 1
+        factor = 1.0 / self.traces
+        losses = super().per_example_loss(batch, outputs)
+        return tf.cond(self.global_step < 100, lambda: factor * losses, lambda: losses)
+
+
+class OwnPositions(Case):
+    """Reads where the replica's rows are, which differs between replicas."""
+
+    def per_example_loss(self, batch, outputs):
+        context = tf.distribute.get_replica_context()
+        count = outputs.shape[0]
+        own = context.replica_id_in_sync_group * count + tf.range(count)
+        return tf.cast(own >= 0, outputs.dtype) * super().per_example_loss(batch, outputs)
+
+
+@pytest.mark.parametrize("split", [Split(2), Split(1, micro_batches=2)], ids=["replicas", "parts"])
+@pytest.mark.parametrize("case", [PythonCounter, Doubled, InBranch])
+def test_state_of_python_is_rejected_with_its_line(case, split):
+    with pytest.raises(ctl.UsageError) as raised:
+        train(case, split)
+    message = str(raised.value)
+    assert message.startswith("tests/") and "self.global_step" in message
+    assert ("replicas" if split.replicas > 1 else "micro-batches") in message
+
+
+def test_positions_of_the_rows_may_differ():
+    assert difference(train(OwnPositions, Split(1)), train(OwnPositions, Split(2))) <= 1e-10
+
+
+def test_unequal_parts_with_static_shapes_are_accepted():
+    assert difference(train(Case, Split(1)), train(Case, Split(2, micro_batches=3))) <= 1e-10
