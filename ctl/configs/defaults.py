@@ -24,6 +24,7 @@ HARMLESS = (
     "runtime.tpu.",
     "data.placement",
     "data.prefetch",
+    "data.skip_damaged",
     "data.tfrecord.parallel_calls",
     "optimizer.gradient_accumulation_steps",
     "train.",

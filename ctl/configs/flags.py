@@ -139,12 +139,11 @@ def _define_flags() -> flags.FlagValues:
         "mode": (DEFAULT_MODE, f"One of {', '.join(MODES)}."),
         "checkpoint": (None, "With --mode=eval: best, a step, or a path; the newest by default."),
         "topology": (None, "With --mode=aot_compile: the TPU slices, such as v5e:2x2,v5p:2x2x1."),
+        "overfit": (None, "Train and evaluate on this many batches only: can it learn them?"),
+        "sweep_parallel": (None, "The number of runs of a sweep at the same time; 1 by default."),
     }
-    texts["overfit"] = (None, "Train and evaluate on this many batches only: can it learn them?")
-    texts["sweep_parallel"] = (
-        None,
-        "The number of runs of a sweep at the same time; 1 by default.",
-    )
+    for name, (default, text) in texts.items():
+        flags.DEFINE_string(name, default, text, flag_values=values)
     flags.DEFINE_multi_string(
         "sweep",
         None,
@@ -152,8 +151,6 @@ def _define_flags() -> flags.FlagValues:
         "config file.",
         flag_values=values,
     )
-    for name, (default, text) in texts.items():
-        flags.DEFINE_string(name, default, text, flag_values=values)
     for name, text in SWITCHES.items():
         flags.DEFINE_boolean(name, False, text, flag_values=values)
     return values

@@ -17,11 +17,11 @@ from ctl import main
 from tests import child
 from tests.experiments import CONFIG, TRAINER
 
-NAMES = "actions, data, eval, init, model, optimizer, runtime, seed, train, trainer"
+NAMES = "actions, data, eval, init, model, optimizer, runtime, seed, summaries, train, trainer"
 MODES = "train_and_eval, train, eval, continuous_eval, export, check, aot_compile, explain, devices"
 FLAGS = (
-    "--config, --workdir, --mode, --checkpoint, --topology, --fresh, --allow_config_change, "
-    "--allow_partial_restore, --find_batch, --help"
+    "--config, --workdir, --mode, --checkpoint, --topology, --overfit, --sweep_parallel, --sweep, "
+    "--fresh, --allow_config_change, --allow_partial_restore, --find_batch, --dry_run, --help"
 )
 
 
@@ -233,7 +233,7 @@ TYPES = {
     ),
     "value for section": command_line(
         "--config.eval=5",
-        "eval is a section: set one of its keys, --config.eval.global_batch_size=VALUE.",
+        "eval is a section: set one of its keys, --config.eval.before_training=VALUE.",
     ),
     "no value": command_line(
         "--config.train.steps",

@@ -23,6 +23,7 @@ HARMFUL = {
     "seed", "init.checkpoint", "init.variables",
     "runtime.precision", "runtime.loss_scale", "runtime.logical_shards",
     "runtime.all_reduce.dtype", "data.dir", "data.global_batch_size", "data.tfrecord.interleave",
+    "data.overfit_batches",
     "data.tfrecord.cache", "data.tfrecord.shuffle_buffer", "optimizer.name",
     "optimizer.learning_rate", "optimizer.learning_rate_batch_size", "optimizer.schedule",
     "optimizer.warmup_steps", "optimizer.decay_steps", "optimizer.momentum", "optimizer.nesterov",
