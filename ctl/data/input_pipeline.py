@@ -162,11 +162,11 @@ class InputPipeline:
         """
         layout, data = self.layout(global_batch_size), self.data("train")
         if isinstance(data, GlobalBatches):
-            batch = next(iter(data.dataset))
+            batch = next(iter(distribution.disable_autotune(data.dataset)))
             rows = layout.rows_per_replica
             return tf.nest.map_structure(lambda values: values[:rows], batch)
         batches = batching.training_batches(data, layout, seed=self._seed, start=start, prefetch=1)
-        return next(iter(batches))
+        return next(iter(distribution.disable_autotune(batches)))
 
     def training_chunks(
         self, global_batch_size: int, *, start: int, size: int, indexes_only: bool

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ctl.data.distribution import disable_autotune
 from ctl.data.source import GlobalBatches, PerReplica, source_of
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import Rows, TrainerFactory
@@ -105,7 +106,7 @@ def _count_examples(data: Any) -> int | None:
         return len(source) if len(source) <= _MAX_EVALUATED else None
     is_batched = isinstance(data, GlobalBatches | PerReplica)
     count = 0
-    for element in data.dataset if is_batched else data:
+    for element in disable_autotune(data.dataset if is_batched else data):
         count += len(next(iter(element.values()))) if is_batched else 1
         if count > _MAX_EVALUATED:
             return None
