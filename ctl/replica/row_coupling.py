@@ -81,11 +81,16 @@ def _check_update(trace: LossTrace, update: Update, plan: Plan, read_batch: Read
     part = update.micro_batches[0]
     leading = {id(x): Rows(0) for x in part.rows if x.shape.rank}
     rows = part.size if isinstance(part.size, int) else None
+
+    def resolve(tensor: tf.Tensor) -> tf.Tensor | None:
+        alias = update.aliases.get(id(tensor))
+        return outer_tensor(tensor) if alias is None else alias
+
     losses = RowFlow(
         {**batch, **leading},
         count=rows,
         clean=clean,
-        resolve=lambda x: update.aliases.get(id(x), None) or outer_tensor(x),
+        resolve=resolve,
     )
     _check(
         trace,

@@ -145,7 +145,7 @@ class _Trial:
             except Exception as error:  # of the user's code, which computes the reference
                 self.errors[split] = error_location(error)
         if not self.records and not self.errors:
-            raise NotComparable(f"ctl rejects every split: {next(iter(self.refused.values()))}")
+            raise UsageError(f"ctl rejects every split: {next(iter(self.refused.values()))}")
 
     def diagnose(self) -> tuple[list[Difference], str, list[str]]:
         """Returns the differences, the cause of the first one, and notes."""

@@ -48,6 +48,8 @@ def _judge(future: "concurrent.futures.Future[list[Any]]", *, notes: bool) -> Ou
         result: Report | str = future.result()[0]
     except NotComparable as error:
         return Outcome(WARNING, f"not compared: {error}")
+    except UsageError as error:  # ctl rejects every split: the trainer runs on one replica only
+        return Outcome(FAIL, str(error))
     except AssertionError as error:  # the process was killed, or took too long
         return Outcome(FAIL, f"not compared: {' '.join(str(error).split())[:1000]}")
     if isinstance(result, str):
