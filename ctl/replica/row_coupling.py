@@ -141,7 +141,8 @@ def _run(probe: Probe, trace: LossTrace, read_batch: ReadBatch, count: int | Non
     with tf.init_scope():
         try:
             batch, mask = read_batch()
-        except (tf.errors.OpError, StopIteration) as error:
+        # ValueError: distributed data of the user cannot be read while a replica is traced.
+        except (tf.errors.OpError, StopIteration, ValueError) as error:
             raise ProbeError("there is no batch") from error
         values = [x for x in tf.nest.flatten((batch, mask)) if x is not None]
         if len(values) != len(trace.batch):

@@ -121,6 +121,7 @@ def test_step_out_of_memory_raises_one_line(replicas):
         cls=Hungry,
         gradient_accumulation_steps=2,
         allow_unkeyed_random=True,
+        allow_row_coupling=True,
     )
     with pytest.raises(ctl.UsageError) as raised:
         trainer.train(tf.constant(3))
