@@ -1,4 +1,4 @@
-"""Where the records of TFRecord files begin: found once, and then read from a cache.
+"""Where the records of TFRecord files begin: computed once, and then read from a cache.
 
 An index is a file of little-endian 64-bit integers: a header (`_Header`), the offset of every record,
 and the offset after the last one. It is kept in the folder `.ctl_index` beside the record file, or in
@@ -41,7 +41,7 @@ class FileIndex(NamedTuple):
         path: the record file.
         offsets: [records + 1] int64, where each record begins, and where the last one ends.
         damaged_at: the offset of a record whose length is damaged or that is not complete; the
-            records after it cannot be found. None if the file is complete.
+            records after it cannot be located. None if the file is complete.
     """
 
     path: str

@@ -14,6 +14,8 @@ import tf_keras
 class _Layerwise(tf_keras.optimizers.Optimizer):
     """Weight decay inside of the update, and the trust ratio of a variable."""
 
+    _slot_names: tuple[str, ...]  # of a subclass
+
     def __init__(self, learning_rate: Any, weight_decay: float | None, **kwargs: Any):
         # Not the base class' decay, which is applied outside of the update, not scaled by the ratio.
         super().__init__(weight_decay=None, **kwargs)
@@ -31,11 +33,8 @@ class _Layerwise(tf_keras.optimizers.Optimizer):
                 self.add_variable_from_reference(model_variable=v, variable_name=name)
                 for v in var_list
             ]
-            for name in self._slot_names()
+            for name in self._slot_names
         }
-
-    def _slot_names(self) -> tuple[str, ...]:
-        raise NotImplementedError
 
     def _slot(self, name: str, variable: tf.Variable) -> tf.Variable:
         return self._slots[name][self._index_dict[self._var_key(variable)]]
@@ -71,6 +70,8 @@ class LAMB(_Layerwise):
     weight_decay * w of each variable is scaled to the norm of the variable.
     """
 
+    _slot_names = ("m", "v")
+
     def __init__(
         self,
         learning_rate: Any = 0.001,
@@ -84,9 +85,6 @@ class LAMB(_Layerwise):
         """Creates the optimizer; the arguments are those of the paper."""
         super().__init__(learning_rate, weight_decay, jit_compile=jit_compile, name=name)
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
-
-    def _slot_names(self) -> tuple[str, ...]:
-        return "m", "v"
 
     def update_step(self, gradient: Any, variable: tf.Variable) -> None:
         """Updates one variable; a sparse gradient counts as the dense one."""
@@ -115,6 +113,8 @@ class LARS(_Layerwise):
     each variable.
     """
 
+    _slot_names = ("m",)
+
     def __init__(
         self,
         learning_rate: Any = 0.01,
@@ -129,9 +129,6 @@ class LARS(_Layerwise):
         super().__init__(learning_rate, weight_decay, jit_compile=jit_compile, name=name)
         self.momentum, self.nesterov = momentum, nesterov
         self.trust_coefficient = trust_coefficient
-
-    def _slot_names(self) -> tuple[str, ...]:
-        return ("m",)
 
     def update_step(self, gradient: Any, variable: tf.Variable) -> None:
         """Updates one variable; a sparse gradient counts as the dense one."""

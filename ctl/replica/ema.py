@@ -121,6 +121,14 @@ class ExponentialMovingAverage:
         # On each device by itself, as tf_keras' optimizers update weights: no value is transferred.
         tf.__internal__.distribute.interim.maybe_merge_call(move_mirrored, self._strategy, rate)
 
+    def check_not_swapped(self) -> None:
+        """Raises UsageError within `swapped`, whose weights must not be trained or saved."""
+        if self.is_swapped:
+            raise UsageError(
+                "The model has the averaged weights within trainer.averaged_weights(): train and save "
+                "outside of it."
+            )
+
     @contextlib.contextmanager
     def swapped(self) -> Iterator[None]:
         """Exchanges weights and averages within a `with` block, on every replica, bit for bit."""

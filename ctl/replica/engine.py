@@ -101,7 +101,6 @@ class Engine:
         # in float64 cannot always use those.
         mask = None if mask is None else tf.cast(mask, self.plan.dtype)
         count = row_count(batch)
-        first_row = tf.cast(row_mask.row_range(count)[0], tf.int64)
         # Random layers are keyed by the consumed batches, not by `iterations`: a batch after a skipped
         # one draws the same numbers whether or not the update was skipped.
         step = self._trainer.global_step.read_value()
@@ -112,7 +111,7 @@ class Engine:
         with (
             row_mask.examples(
                 mask,
-                first_row=first_row,
+                first_row=tf.cast(row_mask.row_range(count)[0], tf.int64),
                 step=step,
                 count=count,
                 seed=options.seed,
@@ -122,17 +121,14 @@ class Engine:
                 parts=1 if earlier else self.plan.parts_per_replica,
                 trace=trace,
             ) as rows,
-            row_coupling.search(rows, self.plan, self._first_batch),
-            self._check_host_random(),
+            row_coupling.search(rows, self.plan, self._read_batch),
+            # In eager execution each step draws again, and nothing is detected.
+            host_random.check_host_random(self._trainer)
+            if not (options.allow_unkeyed_random or tf.executing_eagerly())
+            else contextlib.nullcontext(),
             random_search.search(rows, (batch, mask)),
         ):
             yield rows
-
-    def _check_host_random(self) -> contextlib.AbstractContextManager[None]:
-        # In eager execution each step draws again, and nothing is detected.
-        if self.plan.options.allow_unkeyed_random or tf.executing_eagerly():
-            return contextlib.nullcontext()
-        return host_random.check_host_random(self._trainer)
 
     def replica_train_step(self, batch: Batch, mask: tf.Tensor | None) -> tf.Tensor:
         """Runs one replica's step; call it in a replica context.
@@ -234,12 +230,10 @@ class Engine:
         ):
             yield
 
-    @contextlib.contextmanager
-    def report_errors(self) -> Iterator[None]:
+    def report_errors(self) -> contextlib.AbstractContextManager[None]:
         """Turns TensorFlow's errors in an inner loop into a UsageError of one line."""
-        read_step = self._trainer.global_step.numpy
-        with report_errors(self.plan, self.pipeline, lambda: int(read_step())):
-            yield
+        step = self._trainer.global_step
+        return report_errors(self.plan, self.pipeline, lambda: int(step.numpy()))
 
     def checkpoint_items(self) -> dict[str, Any]:
         """Returns every model, optimizer and variable of the trainer, by the attribute's name."""
@@ -259,20 +253,16 @@ class Engine:
 
     def check_not_averaged(self) -> None:
         """Raises a UsageError within `averaged_weights`, whose weights must not be trained or saved."""
-        if self.ema and self.ema.is_swapped:
-            raise UsageError(
-                "The model has the averaged weights within trainer.averaged_weights(): train and save "
-                "outside of it."
-            )
+        if self.ema:
+            self.ema.check_not_swapped()
 
     def use_own_dataset(self) -> None:
         """Leaves the position in the data to the user, who has set `train_dataset`."""
         self.plan.check_own_dataset()
         self._own_dataset = True
 
-    def _first_batch(self) -> Any:
-        own = self._own_dataset
-        return row_coupling.first_batch(self._trainer, self.pipeline, own_dataset=own)
+    def _read_batch(self) -> Any:
+        return row_coupling.first_batch(self._trainer, self.pipeline, own_dataset=self._own_dataset)
 
     def _compile_loop(self) -> CompiledLoop:
         trainer, options = self._trainer, self.plan.options
@@ -307,5 +297,4 @@ class Engine:
 
 def engine_of(trainer: Any) -> Engine:
     """Returns the engine of a `StandardTrainer`, for the other packages of ctl."""
-    engine: Engine = trainer._ctl_engine
-    return engine
+    return trainer._ctl_engine

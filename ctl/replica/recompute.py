@@ -180,14 +180,14 @@ class _Call:
                 for i, d in zip(self._outputs, d_outputs, strict=True)
                 if d is not None and recompute_checks.is_differentiable(flat[i])
             ]
-            found = tape.gradient(
+            computed = tape.gradient(
                 [output for output, _ in pairs],
                 [*sources, *self._variables],
                 output_gradients=[d for _, d in pairs],
             )
-        gradients = {id(x): gradient for x, gradient in zip(sources, found, strict=False)}
+        gradients = {id(x): gradient for x, gradient in zip(sources, computed, strict=False)}
         by_tensor = [gradients.get(id(x)) for x in (*inputs, *self._captured)]
-        return [*by_tensor, *found[len(sources) :]]
+        return [*by_tensor, *computed[len(sources) :]]
 
     def replay_forward_pass(self, inputs: Sequence[tf.Tensor]) -> Any:
         """Runs the function again; `draws` recognizes this method by its name."""

@@ -36,7 +36,7 @@ def transpose(op: Any, states: States, count: int | None) -> Rows:
 
 
 def reshape(op: Any, states: States, count: int | None) -> Rows:
-    """Other sizes of axes, in which the axis of the rows is found by what is before and after it."""
+    """Other sizes of axes, in which the axis of the rows is known by what is before and after it."""
     state = first(states)
     old, new = op.inputs[0].shape, op.outputs[0].shape
     check(old.rank is not None and new.rank is not None)

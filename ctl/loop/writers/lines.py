@@ -1,5 +1,6 @@
 """Writers of text files: metrics.jsonl and metrics.csv. Importing them does not import TensorFlow."""
 
+import abc
 from collections.abc import Callable, Iterable, Iterator
 import csv
 import io
@@ -17,7 +18,7 @@ _CSV_NAMES = ("time", "split", "step", "name", "value")
 Key = tuple[str, int]
 
 
-class LinesWriter(Writer):
+class LinesWriter(Writer, abc.ABC):
     """Appends lines to a file; each step of a split has one record in it, however often a run is killed.
 
     A record is in the file when `write` returns. What a killed process wrote after the restored
@@ -51,12 +52,13 @@ class LinesWriter(Writer):
         """Whether the file has a record of an evaluation at a step."""
         return any(key[1] == step for key in self._read_evaluations())
 
+    @abc.abstractmethod
     def _format(self, record: Record) -> str:
-        raise NotImplementedError
+        """The lines of a record."""
 
+    @abc.abstractmethod
     def _read_key(self, line: str) -> Key | None:
         """The split and step of a line; None if it is not a complete one."""
-        raise NotImplementedError
 
     def _header(self) -> Iterable[str]:
         return ()
