@@ -12,12 +12,19 @@ os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", os.devnull)
 
 import hypothesis
 import tensorflow as tf
+from tensorflow.python.data.ops import dataset_ops
 
 from ctl import testing
+from ctl.data import distribution
 
 devices = testing.split_cpu(4)
 assert len(tf.config.list_logical_devices("CPU")) == len(devices)  # initializes the devices
 tf.get_logger().setLevel("ERROR")
+
+# Without tf.data's autotune thread in the datasets that tests make themselves: the deletion of an
+# iterator can wait for its sleep of up to a minute (ctl/data/distribution.py). TensorFlow has no setting
+# for a process; every iterator calls this method of its dataset.
+dataset_ops.DatasetV2._apply_debug_options = distribution.disable_autotune
 
 hypothesis.settings.register_profile(
     "default", derandomize=True, database=None, deadline=None, max_examples=450,

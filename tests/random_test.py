@@ -284,7 +284,10 @@ def train_in_one_process(cls):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cls", [InPreprocess, InLoss, Mixup])
+@pytest.mark.parametrize(
+    "cls",
+    [pytest.param(c, marks=pytest.mark.long) for c in (InPreprocess, InLoss)] + [Mixup],
+)
 def test_draws_on_two_processes_are_those_of_one(cls):
     (replicas, first), (_, second) = testing.run_workers(train_in_one_process, cls)
     assert replicas == 2

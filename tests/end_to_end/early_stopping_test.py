@@ -100,6 +100,7 @@ def test_killed_program_stops_at_the_same_step_with_the_same_bits(undisturbed):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_workers_stop_at_the_step_of_one_process(undisturbed):
     launch = ["-m", "ctl.launch", "--workers=2", "--", *RUN, "--workdir=two"]
     done = child.run(launch, cwd=undisturbed)

@@ -44,7 +44,7 @@ def hosts(request):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hosts", [2, 3], indirect=True)
+@pytest.mark.parametrize("hosts", [pytest.param(2, marks=pytest.mark.long), 3], indirect=True)
 def test_workers_on_separate_hosts_train_and_evaluate_every_example_once(hosts, tmp_path):
     experiments.write(tmp_path, {"small.py": experiments.MNIST})
     addresses = {"worker": [f"10.77.0.{i + 1}:{PORT}" for i in range(len(hosts))]}

@@ -11,6 +11,7 @@ import ctl
 from ctl import optimizers, testing
 from ctl.replica.engine import engine_of
 
+LONG = (pytest.mark.slow, pytest.mark.long)
 STEPS, BATCH = 12, 7  # replicas have 4 + 3 rows of 2, and 2 + 2 + 2 + 1 of 4
 
 NEW = ("lamb", "lars", "adafactor", "adamax")
@@ -85,9 +86,9 @@ def library(name):
 @pytest.mark.parametrize(
     ("replicas", "accumulation"),
     [
-        pytest.param(1, 1, marks=pytest.mark.slow),
-        pytest.param(2, 1, marks=pytest.mark.slow),
-        pytest.param(2, 2, marks=pytest.mark.slow),
+        pytest.param(1, 1, marks=LONG),
+        pytest.param(2, 1, marks=LONG),
+        pytest.param(2, 2, marks=LONG),
         (4, 2),
     ],
 )

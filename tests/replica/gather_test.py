@@ -424,7 +424,7 @@ def train_in_one_process(cls, batch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cls", [NTXent, HardTriplets])
+@pytest.mark.parametrize("cls", [NTXent, pytest.param(HardTriplets, marks=pytest.mark.long)])
 def test_two_processes_compare_the_rows_of_the_global_batch(cls):
     (replicas, first), (_, second) = testing.run_workers(train_in_one_process, cls, 7)
     assert replicas == 2

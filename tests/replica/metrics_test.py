@@ -12,6 +12,7 @@ import ctl
 from ctl import testing
 
 SLOW = pytest.mark.slow
+LONG = (SLOW, pytest.mark.long)
 KERAS = tf_keras.metrics
 ROWS = 7
 
@@ -206,8 +207,8 @@ def check(results, cases):
     [
         (1, 3, FEW),  # a partial last batch
         (4, 5, FEW),  # shares of 2, 2, 1, 0 rows
-        pytest.param(1, 3, list(CASES), marks=SLOW),
-        pytest.param(2, 3, list(CASES), marks=SLOW),
+        pytest.param(1, 3, list(CASES), marks=LONG),
+        pytest.param(2, 3, list(CASES), marks=LONG),
         pytest.param(4, 5, list(CASES), marks=SLOW),
     ],
 )
@@ -225,10 +226,10 @@ def test_evaluation_is_that_of_compile_on_any_split(replicas, batch, cases):
         (2, FEW, {"xla": "gradients"}),
         pytest.param(1, FEW, {"xla": "step"}, marks=SLOW),
         pytest.param(1, FEW, {"xla": "loop"}, marks=SLOW),
-        pytest.param(1, list(CASES), {}, marks=SLOW),
-        pytest.param(1, list(CASES), {"gradient_accumulation_steps": 4}, marks=SLOW),
+        pytest.param(1, list(CASES), {}, marks=LONG),
+        pytest.param(1, list(CASES), {"gradient_accumulation_steps": 4}, marks=LONG),
         pytest.param(2, list(CASES), {"gradient_accumulation_steps": 3}, marks=SLOW),
-        pytest.param(4, list(CASES), {}, marks=SLOW),
+        pytest.param(4, list(CASES), {}, marks=LONG),
     ],
 )
 def test_metrics_of_a_training_step_are_those_of_compile_on_any_split(replicas, cases, options):
@@ -241,7 +242,7 @@ def test_metrics_of_a_training_step_are_those_of_compile_on_any_split(replicas, 
     [
         (4, 1, FEW),
         pytest.param(2, 2, FEW, marks=SLOW),
-        pytest.param(4, 1, list(CASES), marks=SLOW),
+        pytest.param(4, 1, list(CASES), marks=LONG),
     ],
 )
 def test_metrics_of_global_batches_with_empty_shares_are_those_of_compile(

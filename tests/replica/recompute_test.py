@@ -107,15 +107,16 @@ def train(cls, replicas, *, recompute=True, batch=8, steps=2, **options):
 
 
 slow = pytest.mark.slow
+long = (slow, pytest.mark.long)
 CASES = [
-    pytest.param(Images, 1, 8, {}, marks=slow),
+    pytest.param(Images, 1, 8, {}, marks=long),
     (Images, 2, 7, {}),
     pytest.param(Images, 4, 8, {}, marks=slow),
     (PlainNorm, 1, 8, {"gradient_accumulation_steps": 2}),
-    pytest.param(PlainNorm, 2, 8, {}, marks=slow),
+    pytest.param(PlainNorm, 2, 8, {}, marks=long),
     pytest.param(Sequences, 1, 8, {"gradient_accumulation_steps": 3}, marks=slow),
     (Sequences, 2, 7, {"gradient_accumulation_steps": 2}),
-    pytest.param(Sequences, 4, 8, {}, marks=slow),
+    pytest.param(Sequences, 4, 8, {}, marks=long),
     pytest.param(Sequences, 2, 8, {"logical_shards": 4}, marks=slow),
     pytest.param(Sequences, 1, 8, {"xla": "step"}, marks=slow),
     pytest.param(PlainNorm, 2, 8, {"xla": "gradients"}, marks=slow),

@@ -250,6 +250,7 @@ COMPUTED = {
     "mixture of experts": lambda: experts,
     "bucketed counts": lambda: lambda b: tf.linalg.diag_part(b["x"] @ tf.transpose(b["x"])),
 }
+LONG = (pytest.mark.slow, pytest.mark.long)
 APPLICATIONS = {
     "ResNet50": lambda: tf_keras.applications.ResNet50(
         weights=None, input_shape=(32, 32, 3), classes=2
@@ -433,7 +434,7 @@ def test_losses_that_cannot_be_compared_are_rejected_and_say_why():
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=() if n == "MobileNetV2" else pytest.mark.slow) for n in APPLICATIONS],
+    [pytest.param(n, marks=() if n == "MobileNetV2" else LONG) for n in APPLICATIONS],
 )
 def test_applications_are_accepted(name):
     network = APPLICATIONS[name]()

@@ -47,6 +47,7 @@ assert len(tf.config.list_logical_devices("CPU")) == 4
 hardware = selection.build("mirrored", StrategyOptions(logical_devices=2))
 assert hardware.strategy.num_replicas_in_sync == 2
 """
+LONG = (pytest.mark.slow, pytest.mark.long)
 BY_USER = (
     'tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], '
     "[tf.config.LogicalDeviceConfiguration()] * 4)"
@@ -57,8 +58,8 @@ BY_USER = (
     ("split", "replicas"),
     [
         (BY_USER, (2, 4)),
-        pytest.param(BY_USER, (4, 2), marks=pytest.mark.slow),
-        pytest.param("testing.split_cpu(4)", (2, 4), marks=pytest.mark.slow),
+        pytest.param(BY_USER, (4, 2), marks=LONG),
+        pytest.param("testing.split_cpu(4)", (2, 4), marks=LONG),
         pytest.param("testing.split_cpu(4)", (4, 2), marks=pytest.mark.slow),
     ],
 )

@@ -56,6 +56,7 @@ def test_no_seed_gives_a_false_alarm(seed):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_default_comparison_takes_at_most_twenty_seconds_of_two_cores():
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     report = assert_replica_equivalent(gallery.Right, gallery.examples(), in_process=False)
@@ -133,6 +134,7 @@ with strategy.scope():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_global_state_of_tensorflow_does_not_matter():
     run = child.run(["-c", CHANGED_STATE])
     assert run.returncode == 0, run.stderr

@@ -92,6 +92,7 @@ def run_pytest(folder, *arguments):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_fixtures_work_in_another_project(tmp_path):
     run = run_pytest(tmp_path)
     assert "11 passed" in run.stdout, run.stdout

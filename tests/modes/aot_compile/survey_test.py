@@ -169,6 +169,7 @@ def test_a_run_can_start_in_the_workdir_of_the_report(run, fake_compiler, tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_mnist_compiles_for_four_generations(tmp_path):
     names = "v5e:2x2,v4:2x2x1,v5p:2x2x1,v6e:2x2"
@@ -188,6 +189,7 @@ def test_mnist_compiles_for_four_generations(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_compilers_can_run_at_the_same_time(tmp_path):
     started = [child.start([*MNIST, f"--workdir={tmp_path / str(i)}"]) for i in range(2)]
     ended = [process.communicate(timeout=240) for process in started]

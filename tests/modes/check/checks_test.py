@@ -69,7 +69,12 @@ def test_an_exception_is_a_failed_row_with_the_users_line_and_the_others_go_on(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "verdicts"),
-    [("Gan", "pass"), ("TwoTowers", "pass"), ("HardExamples", "FAIL"), ("RaisesInMetrics", "FAIL")],
+    [
+        pytest.param("Gan", "pass", marks=pytest.mark.long),
+        ("TwoTowers", "pass"),
+        ("HardExamples", "FAIL"),
+        pytest.param("RaisesInMetrics", "FAIL", marks=pytest.mark.long),
+    ],
 )
 def test_the_comparison_in_its_own_process_has_one_row(folder, capsys, name, verdicts):
     config = planted.write_user_experiment(folder, name)
