@@ -22,6 +22,7 @@ from ctl.configs import flags as command_line
 from ctl.configs import loading
 from ctl.errors import Failure, LostWorker, UsageError
 from ctl.hardware import selection, tpu, worker_failure
+from ctl.hardware.child_process import stop_with_parent
 from ctl.hardware.strategies import StrategyOptions
 from ctl.loop.workdir import Workdir
 from ctl.modes import MODES, SERVE, Arguments, sweep
@@ -59,6 +60,7 @@ def console() -> None:
     """The console script `ctl`: as `python -m ctl.main`, with the current folder importable."""
     # Until loop/stop.py handles it, SIGTERM stops the program as Ctrl-C does, with exit code 75.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    stop_with_parent()
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     sys.exit(run(sys.argv))

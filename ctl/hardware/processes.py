@@ -6,13 +6,12 @@ Importing this module does not import TensorFlow.
 from collections.abc import Callable, Mapping, Sequence
 import os
 import signal
-import subprocess
 import sys
-import threading
 import time
 from types import FrameType
 
 from ctl.hardware import cluster, gpu, rendezvous
+from ctl.hardware.child_process import ChildProcess
 from ctl.hardware.cluster import Cluster
 
 STOPPED = 75  # exit code: stopped and saved, rerun the same command
@@ -22,7 +21,7 @@ _POLL = 0.1  # seconds
 _COLORS = (36, 33, 35, 32, 34, 31)  # ANSI foreground colors
 
 
-class Process:
+class Process(ChildProcess):
     """One process of a run; its output is printed line by line, after the name of its task."""
 
     def __init__(self, task: Cluster, command: Sequence[str], environment: Mapping[str, str]):
@@ -34,23 +33,15 @@ class Process:
             environment: variables to set in addition to those of the current process.
         """
         self.task = task
-        self._popen = subprocess.Popen(
-            command,
-            env={**os.environ, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            # In the launcher's process group, Ctrl-C would reach the process a second time.
-            start_new_session=True,
+        label = _label(task)
+        super().__init__(
+            command, environment, lambda line: print(f"{label} {line}", end="", flush=True)
         )
-        self._reader = threading.Thread(target=self._print_output, daemon=True)
-        self._reader.start()
 
     @property
     def exit_code(self) -> int | None:
         """The exit code, 128 + N after signal N as in shells; None while the process runs."""
-        code = self._popen.poll()
+        code = self.poll()
         return code if code is None or code >= 0 else 128 - code
 
     @property
@@ -63,28 +54,6 @@ class Process:
     def ends_by_itself(self) -> bool:
         """False for the workers and servers of a chief, which serve it until they are stopped."""
         return not self.task.has_servers or self.task.role == "chief"
-
-    def send_signal(self, number: int) -> None:
-        """Sends a signal to the process if it still runs."""
-        if self._popen.poll() is None:
-            self._popen.send_signal(number)
-
-    def kill(self) -> None:
-        """Kills the process and all processes that it started."""
-        try:
-            os.killpg(self._popen.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
-        self._popen.wait()
-
-    def drain(self) -> None:
-        """Waits until the rest of the output is printed."""
-        self._reader.join(timeout=5)
-
-    def _print_output(self) -> None:
-        assert self._popen.stdout is not None
-        for line in self._popen.stdout:
-            print(f"{_label(self.task)} {line}", end="", flush=True)
 
 
 class Launcher:

@@ -73,6 +73,7 @@ class Controller(orbit.Controller):
         actions: Iterable[Callable[[Any], Any]] = (),
         workdir: pathlib.Path | None = None,
         is_chief: bool = True,
+        last_step: int = 0,
     ):
         """Connects the parts of a run.
 
@@ -97,6 +98,7 @@ class Controller(orbit.Controller):
             actions: further ones, each called where it says; see `ctl.Action` and `ctl.as_action`.
             workdir: the folder of the run, for actions.
             is_chief: whether this process is the one that prints and writes.
+            last_step: actions end when it is reached, or by a stop; 0: with each call of `train`.
 
         Raises:
             UsageError: on_non_finite is "rollback" and there are no checkpoints, or an action cannot
@@ -124,6 +126,7 @@ class Controller(orbit.Controller):
         self.is_chief = is_chief
         self.processes = processes or ProcessGroup()
         self._stop = stop or StopRequest()
+        self._last_step = last_step
         self._has_restored = False  # since the last evaluation
         self._evaluation_timer = Timer(0)
         self._rollback = rollback or RollbackPolicy()
@@ -238,7 +241,7 @@ class Controller(orbit.Controller):
         self.trained_step = self.step
         # An action may restore a checkpoint, and the thread that writes the last one reads the trainer.
         self._manager.wait()
-        if not self.stopped:
+        if not self.stopped and (self.step >= self._last_step or self.actions.stop_reason):
             self.actions.end()
 
     def restore_checkpoint(self, checkpoint_path: str | None = None) -> str | None:

@@ -91,8 +91,12 @@ class Watchdog:
         self._reader: threading.Thread | None = None
 
     def __enter__(self) -> "Watchdog":
+        # A new one each time: the thread of an earlier block may not have seen its end yet.
+        self._ended = threading.Event()
         if self._seconds:
-            threading.Thread(target=self._run, name="ctl-watchdog", daemon=True).start()
+            threading.Thread(
+                target=self._run, args=(self._ended,), name="ctl-watchdog", daemon=True
+            ).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -131,9 +135,9 @@ class Watchdog:
                 loop.reported = True
                 self._report(loop)
 
-    def _run(self) -> None:
+    def _run(self, ended: threading.Event) -> None:
         # Often enough that a report is at most a tenth late, but rarely enough to cost nothing.
-        while not self._ended.wait(max(0.02, min(self._seconds / 10, 10.0))):
+        while not ended.wait(max(0.02, min(self._seconds / 10, 10.0))):
             self.check()
 
     def _try_to_read_step(self) -> int | None:

@@ -1,6 +1,6 @@
 """ctl.Run: a run that a notebook or a script trains in steps."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 import contextlib
 import math
 import os
@@ -12,22 +12,21 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from ctl import optimizers
-from ctl.configs import durations, overrides, validation
+from ctl.configs import durations, validation
 from ctl.configs import flags as command_line
-from ctl.configs.options import OPTION_KEYS
 from ctl.errors import UsageError
-from ctl.evaluator import StandardEvaluator
-from ctl.hardware.selection import Hardware
+from ctl.hardware import cluster
+from ctl.loop.actions.best_checkpoint import BestCheckpoint
 from ctl.loop.actions.learning_rate import LearningRate
 from ctl.loop.checkpoints import warm_start
 from ctl.loop.lock import RunLock
 from ctl.loop.stop import StopOnSignal
 from ctl.loop.workdir import Workdir
-from ctl.modes import Arguments, results
+from ctl.modes import Arguments, results, wrapped_trainer
 from ctl.modes.experiment import Experiment
 from ctl.modes.history import History
 from ctl.modes.run import Run as ProgramRun
+from ctl.modes.session import Session
 from ctl.trainer import StandardTrainer
 
 
@@ -45,6 +44,8 @@ class Run:
     are not finite are those of the config, as with `python -m ctl.main`. With a workdir a run is saved
     at the end of each call, and a new `ctl.Run` of the same workdir, or the program, resumes it.
     An interrupt (Ctrl-C, or the stop button of a notebook) ends a call after the inner loop, saved.
+    Training has ended at `train.steps`, or when an action such as early stopping ends it: then the
+    best checkpoint is restored, if `restore_best` asks for it, and `train.export` exports.
 
     Attributes:
         trainer, evaluator, config: those of the run.
@@ -67,6 +68,13 @@ class Run:
         Raises:
             UsageError: the config is wrong, or the workdir holds another run.
         """
+        # Before a strategy is built, which would wait for the other processes.
+        processes = cluster.from_environment(os.environ)
+        if processes and processes.size > 1:
+            raise UsageError(
+                f"ctl.Run trains in one process, but TF_CONFIG describes {processes.size}: unset it, or "
+                "train with python -m ctl.launch."
+            )
         # Removed when the object is: everything in a run may then rely on its folder.
         self._temporary = (
             tempfile.TemporaryDirectory(prefix="ctl-run-") if workdir is None else None
@@ -76,7 +84,7 @@ class Run:
         config: Any = experiment
         path = ""
         if isinstance(experiment, StandardTrainer):
-            built = _wrap(experiment)
+            built = wrapped_trainer.make_experiment(experiment)
             config = built.config
         elif isinstance(experiment, config_dict.ConfigDict):
             validation.check_config(experiment)
@@ -91,31 +99,33 @@ class Run:
         )
         self.trainer, self.config = self._run.trainer, self._run.config
         self.evaluator = self._run.experiment.evaluator
-        if self.config.train.early_stopping.restore_best:
-            raise UsageError(
-                "train.early_stopping.restore_best ends a run, but ctl.Run may train again after each "
-                "call: set it to false."
-            )
-        if self._run.experiment.hardware.cluster:
-            raise UsageError("ctl.Run trains in one process: unset TF_CONFIG.")
         if not print_lines:
             self._run.progress.print_line = lambda line: None  # type: ignore[method-assign]
             self._run.progress._write = lambda line: None
-        self._workdir.check_config(self.config.to_dict())
+        changes = self._workdir.check_config(self.config.to_dict())
         self._history = History()
         self._stop = StopOnSignal()
         actions = self._run.make_actions()
         self._rate = next(action for action in actions if isinstance(action, LearningRate))
+        self._best = [action for action in actions if isinstance(action, BestCheckpoint)]
         actions += self._history.make_actions(lambda: self._rate.value)
+        self._watchdog, self._profiler = self._run.make_watchdog(), self._run.make_profiler()
         self._controller = self._run.make_controller(
-            stop=self._stop, rollback=self._run.broadcast_rollback_policy(), actions=actions
+            stop=self._stop,
+            watchdog=self._watchdog,
+            profiler=self._profiler,
+            rollback=self._run.broadcast_rollback_policy(),
+            actions=actions,
         )
-        self._saved_step: int | None = None
-        self._begin()
+        self._session = Session(
+            self._run, self._controller, config_path=self._config_path, changes=changes
+        )
+        self._is_recorded = False
+        self._begin(changes)
 
     @property
     def step(self) -> int:
-        """The number of consumed global batches."""
+        """The number of consumed global batches; that of the best checkpoint, if it is restored."""
         return self._controller.step
 
     @property
@@ -141,6 +151,7 @@ class Run:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < value < math.inf:
             raise UsageError(f"learning_rate is {value!r}, but must be a finite number above 0.")
+        self._leave_best()
         old = self._rate.value
         self._rate.set(float(value))
         self._controller.reporter.record("learning_rate", self.step, old=old, new=float(value))
@@ -159,17 +170,16 @@ class Run:
         Returns:
             The mean loss and metrics of the last inner loop; {} if there was no step.
         """
-        end = self.config.train.steps if steps is None else self.step + self._count_steps(steps)
-        interval, seconds = self.config.eval.interval, self.config.eval.seconds
+        # Training continues from the last step, not from a best checkpoint that is restored.
+        has_best = any(best.is_restored for best in self._best)
+        first = int(self._controller.trained_step or 0) if has_best else self.step
+        end = self.config.train.steps if steps is None else first + self._count_steps(steps)
         with self._call():
-            if self.step >= end or self._controller.actions.stop_reason:
-                return dict(self._controller.outputs)
-            if self.evaluator and (interval or seconds):
-                self._controller.train_and_evaluate(
-                    end, eval_interval=interval, eval_seconds=seconds
-                )
-            else:
-                self._controller.train(end)
+            if first < end and not self._controller.actions.stop_reason:
+                self._leave_best()
+                self._controller.trained_step = None
+                interval, seconds = self.config.eval.interval, self.config.eval.seconds
+                self._session.train(end, evaluates=bool(self.evaluator and (interval or seconds)))
         return dict(self._controller.outputs)
 
     def evaluate(self) -> dict[str, Any]:
@@ -197,16 +207,34 @@ class Run:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _begin(self) -> None:
+    def _begin(self, changes: Sequence[str]) -> None:
         """Restores the newest checkpoint of the workdir, or the weights that `init` names."""
-        self._restored = self._controller.restore_checkpoint()
-        if self._restored:
-            self._run.progress.print_line(f"Resumed from {self._restored}.")
-        else:
+        run, controller = self._run, self._controller
+        if not run.checkpoints.files.steps():
             warm_start.check(self.trainer, self.config.init)
-            warm_start.all_load(self.trainer, self.config.init, self._run.processes)
-        self._saved_step = self._run.checkpoints.latest_step()
-        self._is_recorded = False
+        self._session.all_restore()
+        self._session.print_start()
+        self._saved_step = run.checkpoints.latest_step()
+        # A run that has ended is as its last process left it.
+        if results.is_complete(
+            self._workdir,
+            self.step,
+            steps=self.config.train.steps,
+            evaluates=False,
+            changes=changes,
+        ):
+            controller.trained_step = self.step
+            result = self._workdir.result()
+            controller.actions.stop_reason = result.get("stopped")
+            for best in self._best if (result.get("best") or {}).get("restored") else ():
+                best.end()
+
+    def _leave_best(self) -> None:
+        """Continues from the last step, if training had ended and restored the best checkpoint."""
+        for best in self._best:
+            if best.is_restored:
+                self._controller.restore_checkpoint()
+                best.is_restored = False
 
     @contextlib.contextmanager
     def _call(self) -> Iterator[None]:
@@ -220,29 +248,21 @@ class Run:
                     "it."
                 )
             if not self._is_recorded:
-                workdir.create(self.config.to_dict())
-                if self._restored:
-                    workdir.event("resume", self.step, path=self._restored)
-                else:
-                    workdir.event("start", self.step, config=self._config_path)
-                controller.reporter.metrics.begin(
-                    self.config.to_dict(), step=self.step, is_new=not self._restored
-                )
-                self._run.clock.mark_started()
+                self._session.record_start()
                 self._is_recorded = True
             self._stop.reasons, controller.stopped = {}, False
             if threading.current_thread() is threading.main_thread():
                 stack.enter_context(self._stop)
+                stack.enter_context(self._profiler.on_signal())
+            stack.enter_context(self._run.watch_for_preemption(self._stop))
+            stack.enter_context(self._watchdog)
             start = time.monotonic()
             try:
                 yield
             finally:
                 self._run.checkpoints.wait()
                 self._saved_step = self._run.checkpoints.latest_step()
-            result = results.make_result(self._run.experiment, controller, time.monotonic() - start)
-            workdir.write_result({**workdir.result(), **result, "step": self.step})
-            seconds = controller.reporter.seconds()
-            workdir.event("stop" if controller.stopped else "end", self.step, seconds=seconds)
+            self._session.record_end(time.monotonic() - start, reasons=self._stop.reasons)
 
     def _count_steps(self, steps: int | str) -> int:
         if isinstance(steps, str):
@@ -251,33 +271,3 @@ class Run:
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
             raise UsageError(f'steps is {steps!r}, but must be a number of steps or "2 epochs".')
         return steps
-
-
-def _wrap(trainer: StandardTrainer) -> Experiment:
-    """An experiment of a trainer that a script has made; its config records what is known of it."""
-    cls, optimizer = type(trainer), trainer.optimizer
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    config = overrides.config(
-        trainer=f"{cls.__module__}:{cls.__qualname__}",
-        data=dict(global_batch_size=trainer.global_batch_size),
-        model=_to_dict(trainer.options.model),
-    )
-    with config.ignore_type():
-        for option, key in OPTION_KEYS.items():
-            section: Any = config
-            *path, name = key.split(".")
-            for part in path:
-                section = section[part]
-            section[name] = getattr(trainer.options, option)
-        config.optimizer.name = f"{type(inner).__module__}:{type(inner).__name__}"
-        if not callable(inner._learning_rate):
-            config.optimizer.learning_rate = float(inner.learning_rate.numpy())
-    hardware = Hardware(trainer.strategy, type(trainer.strategy).__name__, "the trainer's own")
-    make: Callable[[int | None], Any] = lambda examples: config  # noqa: E731 - never called
-    return Experiment(
-        config, hardware, trainer, StandardEvaluator(trainer), optimizers.FromConfig(make)
-    )
-
-
-def _to_dict(section: Any) -> dict[str, Any]:
-    return {k: _to_dict(v) if hasattr(v, "items") else v for k, v in section.items()}

@@ -48,8 +48,9 @@ def is_complete(
 def make_result(experiment: Experiment, controller: Controller, seconds: float) -> dict[str, Any]:
     """Makes the result of a process that trained for `seconds`."""
     stopped = controller.actions.stop_reason
+    trained = controller.trained_step
     return {
-        "step": controller.trained_step,
+        "step": controller.step if trained is None else trained,
         "train": controller.outputs,
         "eval": controller.evaluation if controller.evaluated_step == controller.step else None,
         "examples_per_second": controller.reporter.throughput.examples_per_second,
@@ -86,7 +87,7 @@ def measure_run(workdir: Workdir, controller: Controller) -> dict[str, Any]:
 
 def read_training(workdir: Workdir) -> dict[str, Any]:
     """Reads what an earlier process recorded of the training, for one that only evaluated."""
-    names = ("train", "examples_per_second")
+    names = ("train", "examples_per_second", "flops_per_step", "model_flops_utilization")
     return {name: value for name, value in workdir.result().items() if name in names}
 
 

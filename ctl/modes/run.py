@@ -147,6 +147,7 @@ class Run:
             actions=actions,
             workdir=self.workdir.path,
             is_chief=self.is_chief,
+            last_step=self.config.train.steps,
         )
 
     def make_actions(self, *, trains: bool = True) -> list[Action]:

@@ -1,15 +1,14 @@
 """--mode=train and --mode=train_and_eval."""
 
 import functools
-import os
 import time
 
-from ctl.loop import goodput
 from ctl.loop.checkpoints import warm_start
 from ctl.loop.lock import RunLock
 from ctl.loop.stop import StopOnSignal
 from ctl.modes import DONE, FAILED, STOPPED, Arguments, dry_run, messages, results
 from ctl.modes.run import Run
+from ctl.modes.session import Session
 
 
 def train(arguments: Arguments) -> int:
@@ -79,66 +78,18 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
                 rollback=rollback,
                 actions=actions,
             )
-            restored = controller.restore_checkpoint()
-            warm = None
-            if not restored:
-                warm = warm_start.all_load(run.trainer, config.init, processes)
-            # Not before the checkpoint is known to match: a rejected run leaves config.json alone.
-            workdir.create(config.to_dict())
-
-            lost = goodput.find_lost(workdir.path, controller.step) if run.is_chief else {}
+            session = Session(run, controller, config_path=arguments.config_path, changes=changes)
+            session.all_restore()
             progress.print_line(messages.start(run.experiment.hardware, run.trainer))
-            for line in changes:
-                progress.print_line(f"Changed since the run was started: {line}")
-            if restored:
-                progress.print_line(f"Resumed from {restored}.")
-                partial = run.checkpoints.unmatched
-                if partial:
-                    progress.print_line(messages.restored_in_part(partial))
-                left = {"left": partial.left(), "dropped": partial.dropped()} if partial else {}
-                workdir.event(
-                    "resume", controller.step, path=restored, changes=changes, **left, **lost
-                )
-            else:
-                if warm:
-                    progress.print_line(messages.loaded_weights(warm))
-                started = {"config": os.path.abspath(arguments.config_path), **lost}
-                workdir.event(
-                    "start", controller.step, **started, **(warm.record() if warm else {})
-                )
-
-            controller.reporter.metrics.begin(
-                config.to_dict(), step=controller.step, is_new=not restored
-            )
-            run.clock.mark_started()
-            eval_steps = dry_run.STEPS if arguments.dry_run else -1  # -1: all
+            session.print_start()
+            session.record_start()
             start = time.monotonic()
-            if not evaluates:
-                controller.train(config.train.steps)
-            elif controller.step < config.train.steps:
-                if config.eval.before_training and controller.step == 0:
-                    controller.evaluate(eval_steps)
-                controller.train_and_evaluate(
-                    config.train.steps,
-                    eval_steps=eval_steps,
-                    eval_interval=config.eval.interval,
-                    eval_seconds=config.eval.seconds,
-                )
-            else:  # killed between the last checkpoint and the last evaluation
-                controller.evaluate()
-                controller.end_training()
-
-            result = results.make_result(run.experiment, controller, time.monotonic() - start)
-            if not controller.outputs:  # only evaluated: keep what was recorded of the training
-                result |= results.read_training(workdir)
-            if run.is_chief:
-                result |= results.measure_run(workdir, controller)
-            workdir.write_result(result)
-            event = "stop" if controller.stopped else "end"
-            ended_by = controller.actions.stop_reason or {}
-            reasons = stop.reasons | {k: v for k, v in ended_by.items() if k == "reason"}
-            seconds = controller.reporter.seconds()
-            workdir.event(event, result["step"], **reasons, seconds=seconds)
+            session.train(
+                config.train.steps,
+                evaluates=evaluates,
+                eval_steps=dry_run.STEPS if arguments.dry_run else -1,  # -1: all
+            )
+            result = session.record_end(time.monotonic() - start, reasons=stop.reasons)
             controller.reporter.metrics.close("KILLED" if controller.stopped else "FINISHED")
         processes.barrier()  # no process exits while another one still writes
 

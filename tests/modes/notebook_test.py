@@ -11,7 +11,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.configs import loading, overrides
-from ctl.modes import DONE, train
+from ctl.modes import DONE, train, wrapped_trainer
 from tests import experiments, reference_model
 
 KEYS = {"train.steps": 30, "train.steps_per_loop": 5, "eval.interval": 10}
@@ -191,12 +191,95 @@ def test_mistakes_are_one_line(make):
     one.train(steps=5)
     with pytest.raises(ctl.UsageError, match="Another run has trained in run since"):
         other.train(steps=5)
-    with pytest.raises(ctl.UsageError, match="restore_best ends a run, but"):
-        stopping = {"metric": "eval/loss", "mode": "min", "restore_best": True}
-        make({f"train.early_stopping.{k}": v for k, v in stopping.items()}, workdir=None)
     with pytest.raises(ctl.UsageError, match=r"There is no config file missing\.py"):
         ctl.Run("missing.py")
     config = loading.load_config("experiment.py")
     config.train.steps = -1
     with pytest.raises(ctl.UsageError, match=r"train\.steps is -1"):
         ctl.Run(config)
+
+
+STOPPING = {
+    "train.early_stopping.metric": "eval/loss", "train.early_stopping.mode": "max",
+    "train.early_stopping.patience": 1, "train.early_stopping.restore_best": True,
+}  # fmt: skip
+
+
+def read(workdir):
+    """The result without what depends on the machine, and the best checkpoint's folder."""
+    result = experiments.read_result(workdir)
+    result["best"].pop("checkpoint")
+    names = ("examples_per_second", "seconds", "goodput", "versions")
+    return {name: value for name, value in result.items() if name not in names}
+
+
+def test_early_stopping_restores_the_best_checkpoint_as_in_the_program(make, make_arguments):
+    assert train.train_and_eval(make_arguments(KEYS | STOPPING)) == DONE
+    with make(STOPPING, workdir="notebook") as run:
+        run.train(steps=10)
+        assert not run.stop_reason  # nothing has ended yet
+        assert "restored" not in experiments.read_result("notebook")["best"]
+        run.train()
+        assert run.step == 10 and "has not improved" in run.stop_reason
+        assert read("notebook") == read("run")
+        best = run.evaluate()
+        run.train(steps=5)
+        assert run.step == 10
+    for step in (10, 20):  # the best one, and the last one
+        assert equal(weights(step), weights(step, "notebook"))
+    with make(STOPPING, workdir="notebook") as run:  # as after a restart of the kernel
+        run.train()
+        assert run.step == 10 and run.evaluate() == best
+    assert read("notebook") == read("run")
+    with make(STOPPING | {"train.early_stopping.patience": 2}, workdir="notebook") as run:
+        assert run.step == 20 and not run.stop_reason
+        run.train()
+        assert experiments.read_result("notebook")["step"] == 30
+
+
+def test_training_continues_from_the_last_step_after_the_best_one_was_restored(make):
+    keys = STOPPING | {"train.early_stopping.patience": 100}
+    with make(workdir="plain") as run:
+        run.train(steps=30)
+        run.learning_rate = 0.5
+        run.train(steps=10)
+    with make(keys) as run:
+        run.train()
+        assert run.step == 10 and experiments.read_result("run")["step"] == 30
+        run.learning_rate = 0.5
+        run.train(steps=10)
+        assert experiments.read_result("run")["step"] == 40
+    assert equal(weights(40), weights(40, "plain"))
+
+
+def test_actions_end_once_and_the_keys_of_a_run_have_their_effect(make, monkeypatch):
+    calls = []
+
+    class Ending(ctl.Action):
+        def __call__(self, outputs):
+            calls.append(self.controller.step)
+
+        def end(self):
+            calls.append("end")
+
+    monkeypatch.setattr("ctl.StandardTrainer.build_actions", lambda trainer: [Ending()])
+    run = make({"eval.before_training": True, "train.profile": "5:7"}, workdir="run")
+    run.train(steps=20)
+    run.train()
+    assert calls == [0, 10, 20, 30, "end"]
+    assert ("profile", 7) in experiments.read_events("run")
+
+
+def test_several_processes_are_rejected_before_anything_is_built(make, monkeypatch):
+    addresses = {"worker": ["localhost:1", "localhost:2"]}
+    task = {"cluster": addresses, "task": {"type": "worker", "index": 0}}
+    with monkeypatch.context() as patch:
+        patch.setenv("TF_CONFIG", json.dumps(task))
+        with pytest.raises(ctl.UsageError, match="in one process, but TF_CONFIG describes 2"):
+            make()
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(1), 7, optimizer=lambda: tf_keras.optimizers.SGD(0.1)
+    )
+    monkeypatch.setattr(wrapped_trainer, "_SEVERAL_PROCESSES", type(trainer.strategy))
+    with pytest.raises(ctl.UsageError, match="in one process, but the trainer has a"):
+        ctl.Run(trainer)

@@ -56,8 +56,9 @@ class ActionList:
         for action in actions:
             if action.everywhere or controller.is_chief:
                 action(outputs)
-        # Which actions may stop is the same in every process; whether they do is not.
-        if any(action.may_stop for action in actions):
+        # Which actions may stop is the same in every process; whether they do is not. The first stop
+        # counts: `ctl.Run` may evaluate again after it.
+        if not self.stop_reason and any(action.may_stop for action in actions):
             reasons = [action.stop_reason for action in actions if action.stop_reason]
             if controller.processes.any_process(bool(reasons)):
                 reason = reasons[0] if reasons else "an action of another process requested it"

@@ -20,6 +20,9 @@ class BestCheckpoint(Action):
     The value is recorded in the marker that makes a checkpoint complete (loop/checkpoints/files.py),
     so that no kill can separate the two, and the folder alone shows what was best: a resumed run needs
     no other state. Of equal values the first one is kept. A NaN is never saved.
+
+    Attributes:
+        is_restored: whether the trainer has the best checkpoint, since training has ended.
     """
 
     everywhere = True  # saving is a collective operation
@@ -49,6 +52,7 @@ class BestCheckpoint(Action):
         self._metric = MonitoredMetric(metric, mode)
         self._keep = keep
         self._restore_at_end = restore_at_end
+        self.is_restored = False
         self._folder = pathlib.Path(folder)
         self._checkpoints: Checkpointer
 
@@ -94,6 +98,7 @@ class BestCheckpoint(Action):
             outputs = self._checkpoints.files.notes(step).get("outputs")
             self.controller.evaluation = outputs
             self.controller.evaluated_step = step
+            self.is_restored = True
             self.controller.reporter.print_line(f"Restored the best checkpoint, of step {step}.")
 
     def result(self) -> dict[str, Any]:
@@ -102,7 +107,7 @@ class BestCheckpoint(Action):
         if step is None:
             return {}
         value = self._values()[step]
-        restored = {"restored": True} if self._restore_at_end else {}
+        restored = {"restored": True} if self.is_restored else {}
         best = {"step": step, "metric": self._metric.name, "value": value, **restored}
         return {"best": {**best, "checkpoint": self._checkpoints.path(step)}}
 

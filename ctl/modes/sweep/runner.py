@@ -4,19 +4,17 @@ Importing this module does not import TensorFlow.
 """
 
 from collections.abc import Sequence
-import contextlib
 import json
 import os
 import pathlib
 import signal
-import subprocess
-import threading
 import time
 from types import FrameType
 from typing import Any
 
 from ctl.errors import print_line
 from ctl.hardware import gpu
+from ctl.hardware.child_process import ChildProcess
 from ctl.loop import json_files
 from ctl.modes import DONE, FAILED, STOPPED
 from ctl.modes.sweep import table
@@ -137,7 +135,7 @@ class Runner:
             if self._stopping:
                 child.kill()
             else:
-                child.stop()
+                child.send_signal(signal.SIGTERM)
         self._stopping = True
 
     def _write(self) -> None:
@@ -155,7 +153,7 @@ class Runner:
         }
 
 
-class _Child:
+class _Child(ChildProcess):
     """The process of one run. Its output is printed with the run's name, and kept in a file."""
 
     def __init__(
@@ -170,44 +168,20 @@ class _Child:
         self.last_line = ""
         self._name = name
         self._log = logs / f"{name}.log"
-        self._popen = subprocess.Popen(
-            command,
-            env={**os.environ, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # Ctrl-C would reach it a second time
-        )
-        self._reader = threading.Thread(target=self._print_output, daemon=True)
-        self._reader.start()
+        super().__init__(command, environment, self._print_line)
 
     def exit_code(self) -> int | None:
         """The exit code, once the process has ended and its output is printed."""
-        code = self._popen.poll()
+        code = self.poll()
         if code is not None:
-            self._reader.join(timeout=5)
+            self.drain()
         return code
 
-    def stop(self) -> None:
-        """Asks the run to save and stop."""
-        if self._popen.poll() is None:
-            self._popen.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Kills the process and those that it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._popen.pid, signal.SIGKILL)
-        self._popen.wait()
-
-    def _print_output(self) -> None:
-        assert self._popen.stdout is not None
+    def _print_line(self, line: str) -> None:
         with open(self._log, "a") as log:
-            for line in self._popen.stdout:
-                log.write(line)
-                log.flush()
-                self.last_line = line.strip() or self.last_line
-                print_line(f"[{self._name}] {line.rstrip()}")
+            log.write(line)
+        self.last_line = line.strip() or self.last_line
+        print_line(f"[{self._name}] {line.rstrip()}")
 
 
 def _new_entry(run: SweepRun) -> dict[str, Any]:

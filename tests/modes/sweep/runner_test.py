@@ -156,3 +156,23 @@ def test_stopped_and_resumed_sweep_has_the_bits_of_the_runs_by_themselves(tmp_pa
         weights = experiments.read_weights(tmp_path / f"sweep/seed={seed}", step=30)
         alone = experiments.read_weights(tmp_path / f"alone{seed}", step=30)
         assert all((alone[name] == value).all() for name, value in weights.items())
+
+
+@pytest.mark.slow
+def test_runs_of_a_killed_sweep_save_and_stop(tmp_path):
+    experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})
+    flags = ["--config.train.steps=1000000", "--config.eval.interval=0"]
+    process = child.start(
+        ["-m", "ctl.main", "--config=experiment.py", *flags, "--sweep=seed=1", "--workdir=sweep"],
+        cwd=tmp_path,
+    )
+    run = tmp_path / "sweep/seed=1"
+    while not (run / "checkpoints/ckpt-10.index").exists() and process.poll() is None:
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 60
+    while (events := experiments.read_events(run))[-1][0] != "stop":
+        assert time.monotonic() < deadline, events
+        time.sleep(0.1)
+    assert ("checkpoint", events[-1][1]) in events  # saved at the step it stopped at

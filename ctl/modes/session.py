@@ -1,0 +1,132 @@
+"""What the program and `ctl.Run` have in common: restore or load, train, and record both."""
+
+from collections.abc import Mapping, Sequence
+import os
+from typing import Any
+
+from ctl.loop import goodput
+from ctl.loop.checkpoints import warm_start
+from ctl.loop.controller import Controller
+from ctl.modes import messages, results
+from ctl.modes.run import Run
+
+
+class Session:
+    """The part of a run that one process computes. Every process must call the same methods.
+
+    session = Session(run, controller, config_path="my_model.py")
+    session.all_restore()
+    session.record_start()
+    session.train(1000, evaluates=True)
+    session.record_end(seconds=60.0)
+    """
+
+    def __init__(
+        self, run: Run, controller: Controller, *, config_path: str, changes: Sequence[str] = ()
+    ):
+        """Reads and writes nothing yet.
+
+        Args:
+            run: the run.
+            controller: its controller.
+            config_path: the config file, or "".
+            changes: one line for each change of the config since the run was started.
+        """
+        self._run = run
+        self._controller = controller
+        self._config_path = os.path.abspath(config_path) if config_path else ""
+        self._changes = list(changes)
+        self._restored: str | None = None
+        self._loaded: Any = None  # a `warm_start.LoadedWeights`
+
+    def all_restore(self) -> None:
+        """Restores the newest checkpoint; without one, loads the weights that `init` names."""
+        run = self._run
+        self._restored = self._controller.restore_checkpoint()
+        if not self._restored:
+            self._loaded = warm_start.all_load(run.trainer, run.config.init, run.processes)
+
+    def print_start(self) -> None:
+        """Prints where the run starts or resumes."""
+        print_line = self._run.progress.print_line
+        for line in self._changes:
+            print_line(f"Changed since the run was started: {line}")
+        if self._restored:
+            print_line(f"Resumed from {self._restored}.")
+        if self._run.checkpoints.unmatched:
+            print_line(messages.restored_in_part(self._run.checkpoints.unmatched))
+        if self._loaded:
+            print_line(messages.loaded_weights(self._loaded))
+
+    def record_start(self) -> None:
+        """Writes the config and the first event.
+
+        Not before `all_restore`, so that a run whose checkpoint does not match leaves the config alone.
+        """
+        run, controller = self._run, self._controller
+        config = run.config.to_dict()
+        run.workdir.create(config)
+        lost = goodput.find_lost(run.workdir.path, controller.step) if run.is_chief else {}
+        if self._restored:
+            partial = run.checkpoints.unmatched
+            left = {"left": partial.left(), "dropped": partial.dropped()} if partial else {}
+            fields = {"path": self._restored, "changes": self._changes, **left, **lost}
+            run.workdir.event("resume", controller.step, **fields)
+        else:
+            loaded = self._loaded.record() if self._loaded else {}
+            fields = {"config": self._config_path, **lost, **loaded}
+            run.workdir.event("start", controller.step, **fields)
+        controller.reporter.metrics.begin(config, step=controller.step, is_new=not self._restored)
+        run.clock.mark_started()
+
+    def train(self, end: int, *, evaluates: bool, eval_steps: int = -1) -> None:
+        """Trains until the global step is `end`, or until something ends or stops the run.
+
+        Args:
+            end: the global step.
+            evaluates: whether to evaluate at the intervals of the config and at the end.
+            eval_steps: batches per evaluation; -1 for the complete dataset.
+        """
+        controller, config = self._controller, self._run.config.eval
+        if controller.evaluator and config.before_training and controller.step == 0:
+            controller.evaluate(eval_steps)
+        if not evaluates:
+            controller.train(end)
+        elif controller.step < end:
+            controller.train_and_evaluate(
+                end,
+                eval_steps=eval_steps,
+                eval_interval=config.interval,
+                eval_seconds=config.seconds,
+            )
+        else:  # killed between the last checkpoint and the last evaluation
+            controller.evaluate()
+            controller.end_training()
+
+    def record_end(self, seconds: float, *, reasons: Mapping[str, str]) -> dict[str, Any]:
+        """Writes `result.json` and the last event.
+
+        Args:
+            seconds: the duration of the training.
+            reasons: why a stop was requested, if it was.
+
+        Returns:
+            The content of `result.json`.
+        """
+        run, controller = self._run, self._controller
+        result = results.make_result(run.experiment, controller, seconds)
+        if not controller.outputs:  # only evaluated: keep what was recorded of the training
+            result |= results.read_training(run.workdir)
+        if run.is_chief:
+            result |= results.measure_run(run.workdir, controller)
+        run.workdir.write_result(result)
+        ended_by = {
+            k: v for k, v in (controller.actions.stop_reason or {}).items() if k == "reason"
+        }
+        run.workdir.event(
+            "stop" if controller.stopped else "end",
+            result["step"],
+            **{**reasons, **ended_by},
+            seconds=controller.reporter.seconds(),
+        )
+        return result

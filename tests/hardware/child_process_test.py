@@ -1,0 +1,90 @@
+"""Children of a process that is killed stop, and those that end normally are not disturbed."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ctl.hardware.child_process import ChildProcess
+from tests import child
+
+# Saves when it is asked to stop, as a run does.
+CHILD = """
+import pathlib, signal, sys, time
+from ctl.hardware.child_process import stop_with_parent
+
+def stop(*_):
+    pathlib.Path("saved").touch()
+    sys.exit(75)
+
+signal.signal(signal.SIGTERM, stop)
+stop_with_parent()
+pathlib.Path("running").touch()
+time.sleep(60)
+"""
+PARENT = """
+import sys, time
+from ctl.hardware.child_process import ChildProcess
+ChildProcess([sys.executable, "child.py"], {}, print)
+time.sleep(60)
+"""
+
+
+def wait_for(name):
+    deadline = time.monotonic() + 30
+    while not pathlib.Path(name).exists():
+        assert time.monotonic() < deadline, name
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("child.py").write_text(CHILD)
+    pathlib.Path("parent.py").write_text(PARENT)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is a call of Linux")
+def test_children_of_a_killed_process_save_and_stop(folder):
+    parent = subprocess.Popen([sys.executable, "parent.py"], env=child.environment())
+    wait_for("running")
+    parent.kill()
+    parent.wait()
+    wait_for("saved")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl is a call of Linux")
+def test_child_whose_parent_died_before_it_could_ask_stops(folder):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    variables = child.environment(CTL_PARENT=str(dead.pid))
+    assert subprocess.run([sys.executable, "child.py"], env=variables, timeout=30).returncode == 75
+
+
+def test_process_that_the_user_has_started_outlives_its_parent(folder):
+    start = "subprocess.Popen([sys.executable, 'child.py'], stdout=subprocess.DEVNULL)"
+    script = f"import subprocess, sys; print({start}.pid)"
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(
+        command, env=child.environment(), stdout=subprocess.PIPE, text=True, check=True
+    )
+    wait_for("running")
+    time.sleep(0.1)
+    assert not pathlib.Path("saved").exists()
+    os.kill(int(done.stdout), signal.SIGTERM)
+    wait_for("saved")
+
+
+def test_output_exit_code_and_signals():
+    lines = []
+    process = ChildProcess([sys.executable, "-c", "print('a'); exit(3)"], {}, lines.append)
+    while process.poll() is None:
+        time.sleep(0.01)
+    process.drain()
+    assert (process.poll(), lines) == (3, ["a\n"])
+    process.send_signal(signal.SIGTERM)
+    process.kill()
