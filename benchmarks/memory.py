@@ -5,10 +5,10 @@
 
 Every setting runs in a process of its own. On a CPU the peak is that of the resident set, above the
 baseline: the process with its model built and its data read, before the first step. So it includes
-what tracing needs. On a GPU it is the peak of TensorFlow's allocator, above the same baseline
-(`tf.config.experimental.get_memory_info`). The processes of a model train alternately, one at a time,
-so that other load on the machine affects all of them equally; the time of a step is the median over
-rounds of its ratio to that of the first setting.
+what tracing needs, which the estimate of `--mode=explain` in the next column does not. On a GPU it is
+the peak of TensorFlow's allocator, above the same baseline (`tf.config.experimental.get_memory_info`).
+The processes of a model train alternately, one at a time, so that other load on the machine affects all
+of them equally; the time of a step is the median over rounds of its ratio to that of the first setting.
 """
 
 import argparse
@@ -94,6 +94,9 @@ def measure(settings: list[Setting], *, steps: int, rounds: int) -> list[dict[st
         for _ in range(rounds):
             for each, worker in zip(times, workers, strict=True):
                 each.append(worker.train(steps)["seconds"])
+        # Last, because it traces the step, too.
+        for row, worker in zip(rows, workers, strict=True):
+            row |= worker.estimate()
     finally:
         for worker in workers:
             worker.stop()
@@ -120,6 +123,13 @@ class Worker:
 
     def train(self, steps: int) -> dict[str, Any]:
         """Trains some steps; returns baseline_mib, peak_mib and seconds (per step)."""
+        return self._request(steps)
+
+    def estimate(self) -> dict[str, Any]:
+        """Returns estimate_mib: the estimated peak of a step, without the variables."""
+        return self._request(0)
+
+    def _request(self, steps: int) -> dict[str, Any]:
         assert self._process.stdin and self._process.stdout
         print(steps, file=self._process.stdin, flush=True)
         line = self._process.stdout.readline()
@@ -137,29 +147,38 @@ class Worker:
 def table(rows: list[dict[str, Any]]) -> str:
     """Returns a Markdown table of the rows of `measure`."""
     lines = [
-        "| model | micro-batches | recompute | xla | peak MiB | times less | s per step | ratio |",
-        "|---|---|---|---|---|---|---|---|",
+        "| model | micro-batches | recompute | xla | peak MiB | estimate MiB | times less "
+        "| s per step | ratio |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         ratio = "" if row["time_ratio"] is None else f"{row['time_ratio']:.2f}"
         lines.append(
             f"| {row['model']} | {row['micro_batches']} | {'yes' if row['recompute'] else 'no'} "
-            f"| {row['xla']} | {row['peak_mib']:,.0f} | {row['peak_ratio']:.2f} "
+            f"| {row['xla']} | {row['peak_mib']:,.0f} | {row['estimate_mib']:,.0f} "
+            f"| {row['peak_ratio']:.2f} "
             f"| {row['seconds']:.2f} | {ratio} |"
         )
     return "\n".join(lines)
 
 
 def _work(setting: Setting) -> None:
-    """Trains as often as a line of stdin requests; answers with one line of JSON each."""
+    """Trains as often as a line of stdin requests, or estimates; answers with a line of JSON each."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     # Keeps the output of frameworks out of the answers.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     import tensorflow as tf
 
+    from ctl.replica import memory_estimate
+
     trainer = _trainer(setting)
     memory = _Memory()
     for line in sys.stdin:
+        if not int(line):
+            needed = memory_estimate.estimate(trainer)
+            size = needed.peak - needed.persistent
+            print(json.dumps({"estimate_mib": size / _MIB}), file=answers, flush=True)
+            continue
         start = time.perf_counter()
         trainer.train(tf.constant(int(line)))
         seconds = (time.perf_counter() - start) / int(line)

@@ -133,6 +133,30 @@ def limit_gpu_memory(*, growth: bool, limit_mib: int) -> None:
         ) from None
 
 
+def gpu_memory_limit(name: str) -> int | None:
+    """Returns the bytes that TensorFlow may allocate on a GPU; None for other devices, or if unknown.
+
+    Args:
+        name: a logical device, such as "GPU:0".
+    """
+    import tensorflow as tf
+
+    if not name.startswith("GPU"):
+        return None
+    # Logical devices are numbered through all physical ones, each of which may be split into several.
+    limits = [
+        (device, part)
+        for device in tf.config.list_physical_devices("GPU")
+        for part in tf.config.get_logical_device_configuration(device) or [None]
+    ]
+    device, part = limits[int(name.rpartition(":")[2])]
+    limit = part.memory_limit if part else None
+    try:
+        return int(limit or _usable_memory_mib(device)) * 2**20
+    except UsageError:  # the driver does not report the size
+        return None
+
+
 def _split(device: Any, count: int) -> None:
     """Splits a physical device into logical devices, which share its memory equally."""
     import tensorflow as tf

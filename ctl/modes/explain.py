@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ctl import optimizers
+from ctl.configs.error_location import describe as describe_error
 from ctl.configs.parameter_groups import patterns
 from ctl.hardware import devices
 from ctl.loop.actions import registry
@@ -13,7 +14,7 @@ from ctl.loop.actions.export_model import ExportModel
 from ctl.modes import DONE, Arguments, experiment
 from ctl.modes.experiment import Experiment
 from ctl.optimizers import schedules
-from ctl.replica import precision
+from ctl.replica import memory_estimate, precision
 from ctl.replica.engine import engine_of
 
 _MAX_REPLICAS = 8  # replicas whose rows are listed
@@ -64,6 +65,7 @@ def describe(experiment: Experiment, actions: Sequence[Action] = ()) -> str:
         *_describe_hardware(experiment),
         *_describe_batch(experiment),
         *_describe_update(experiment),
+        *_describe_memory(experiment),
         ("evaluation", _describe_evaluation(experiment)),
         ("actions", "; ".join(map(_describe_action, actions)) or "none"),
     ]
@@ -174,6 +176,33 @@ def _describe_average(decay: float) -> list[tuple[str, str]]:
         f"of all weights with decay min({decay:g}, (1 + t) / (10 + t)), for evaluation and export"
     )
     return [("average", text)]
+
+
+def _describe_memory(experiment: Experiment) -> list[tuple[str, str]]:
+    """The memory of a step on one replica, by part."""
+    try:
+        memory = memory_estimate.estimate(experiment.trainer)
+    except Exception as error:  # the trainer's own code runs here for the first time
+        return [("memory", f"not estimated: {describe_error(error)}")]
+    rows = engine_of(experiment.trainer).plan.layout.rows_per_replica
+    parts = memory.micro_batches
+    of = f"of {rows} rows" if parts == 1 else f"of a micro-batch of {-(-rows // parts)} rows"
+    least = "at least " * memory.incomplete
+    prefetched = f"; {_mib(memory.prefetched)} prefetched in the memory of the host"
+    return [
+        ("memory", f"{least}{_mib(memory.peak)} on a replica at its peak, estimated"),
+        ("  weights", _mib(memory.weights)),
+        ("  slots", f"{_mib(memory.slots)} of the optimizer"),
+        *([("  averages", f"{_mib(memory.averages)} of the weights")] if memory.averages else []),
+        ("  gradients", _mib(memory.gradients)),
+        *([("  sums", f"{_mib(memory.gradient_sum)} of gradients")] if parts > 1 else []),
+        ("  activations", f"{least}{_mib(memory.activations)} {of}"),
+        ("  input", f"{_mib(memory.input)}{prefetched}"),
+    ]
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.2f} MiB"
 
 
 def _describe_evaluation(experiment: Experiment) -> str:

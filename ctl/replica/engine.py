@@ -232,8 +232,7 @@ class Engine:
 
     def report_errors(self) -> contextlib.AbstractContextManager[None]:
         """Turns TensorFlow's errors in an inner loop into a UsageError of one line."""
-        step = self._trainer.global_step
-        return report_errors(self.plan, self.pipeline, lambda: int(step.numpy()))
+        return report_errors(self._trainer, self.plan, self.pipeline)
 
     def checkpoint_items(self) -> dict[str, Any]:
         """Returns every model, optimizer and variable of the trainer, by the attribute's name."""

@@ -48,11 +48,13 @@ class Update:
         inputs: the batch and the weights, outside of a compiled function.
         aliases: the id of a tensor inside of that function -> the tensor that it stands for.
         micro_batches: in order.
+        gradients: those of each micro-batch.
     """
 
     inputs: list[tf.Tensor]
     aliases: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
     micro_batches: list[MicroBatchTrace] = dataclasses.field(default_factory=list)
+    gradients: list[Sequence[Any]] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
@@ -81,6 +83,7 @@ class LossTrace:
         update = self.updates[-1]
         update.aliases.clear()  # of an earlier attempt, which failed
         update.micro_batches.clear()
+        update.gradients.clear()
         pairs = zip(tf.nest.flatten(inputs), tf.nest.flatten(self._structure), strict=True)
         update.aliases.update(
             {id(inner): outer for inner, outer in pairs if inner is not outer and outer is not None}
@@ -92,6 +95,10 @@ class LossTrace:
         self.updates[-1].micro_batches.append(
             MicroBatchTrace(symbolic(rows), first_row, size, losses)
         )
+
+    def add_gradients(self, gradients: Sequence[Any]) -> None:
+        """Records the gradients of a micro-batch after its backward pass."""
+        self.updates[-1].gradients.append(gradients)
 
     def sources(self, update: Update) -> list[tf.Tensor]:
         """What the losses of an update are computed from, in an order that all replicas share."""

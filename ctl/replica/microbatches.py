@@ -190,6 +190,8 @@ class MicroBatches:
                 # Only what is differentiated is scaled; the reported loss is not.
                 scaled = share if inputs.loss_scale is None else share * inputs.loss_scale
             new = tape.gradient(scaled, self.variables)
+            if examples.trace:
+                examples.trace.add_gradients(new)
         return new, share, MicroBatch(batch, mask, outputs, metrics.masks_of(outputs))
 
     def _penalty(self, rows: Sequence[tf.Tensor | None]) -> tf.Tensor | None:

@@ -1,7 +1,8 @@
 """Turns TensorFlow's errors in an inner loop into one line."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 import contextlib
+from typing import Any
 
 import tensorflow as tf
 
@@ -16,15 +17,13 @@ _MERGE_CALL = "`merge_call` called while defining a new graph"  # of tf.distribu
 
 
 @contextlib.contextmanager
-def report_errors(
-    plan: Plan, pipeline: InputPipeline, read_step: Callable[[], int]
-) -> Iterator[None]:
+def report_errors(trainer: Any, plan: Plan, pipeline: InputPipeline) -> Iterator[None]:
     """Turns TensorFlow's errors about data, branches and memory into a UsageError of one line.
 
     Args:
-        plan: the resolved options.
-        pipeline: the training data.
-        read_step: returns the global step.
+        trainer: the `StandardTrainer`.
+        plan: its resolved options.
+        pipeline: its training data.
 
     Raises:
         UsageError: one of these errors was raised inside.
@@ -37,9 +36,10 @@ def report_errors(
         ):
             yield
     except tf.errors.OutOfRangeError:
+        step = int(trainer.global_step.numpy())
         raise UsageError(
-            f"The training data ended after step {read_step()}: return at least one complete global "
-            "batch of examples, or a dataset that repeats."
+            f"The training data ended after step {step}: return at least one complete global batch of "
+            "examples, or a dataset that repeats."
         ) from None
     except RuntimeError as error:
         if _MERGE_CALL not in str(error):
@@ -54,4 +54,4 @@ def report_errors(
     except tf.errors.ResourceExhaustedError as error:
         if not out_of_memory.is_out_of_memory(error):
             raise
-        raise UsageError(out_of_memory.advice(plan)) from error
+        raise UsageError(out_of_memory.advice(plan, out_of_memory.measure(trainer))) from error

@@ -194,3 +194,35 @@ def test_parts_of_a_gpu_share_nine_tenths_of_its_memory(monkeypatch, visible, li
     monkeypatch.setattr(tf.config, "set_logical_device_configuration", split.__setitem__)
     devices._split(physical_gpu(1), 2)  # the second of those that the process may use
     assert [part.memory_limit for part in split[physical_gpu(1)]] == [limit] * 2
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        # A limit of the config, a GPU that is split into two, and none: 9/10 of its memory.
+        ({0: [512], 1: [1024]}, [512, 1024]),
+        ({0: [100, 100], 1: [1024]}, [100, 100, 1024]),
+        ({}, [72_000, 9_000]),
+    ],
+)
+def test_the_memory_limit_of_a_gpu_is_that_of_its_logical_device(monkeypatch, parts, expected):
+    Gpus(monkeypatch, 2)
+    gpus = [FakeGpu(total=size * MIB) for size in (80_000, 10_000)]
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(gpus))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def read(device):
+        limits = parts.get(int(device.name[-1]), [])
+        return [tf.config.LogicalDeviceConfiguration(memory_limit=limit) for limit in limits]
+
+    monkeypatch.setattr(tf.config, "get_logical_device_configuration", read)
+    limits = [devices.gpu_memory_limit(f"GPU:{i}") for i in range(len(expected))]
+    assert limits == [limit * MIB for limit in expected]
+
+
+def test_other_devices_have_no_known_memory_limit(monkeypatch):
+    assert devices.gpu_memory_limit("CPU:0") is None
+    Gpus(monkeypatch, 1)
+    monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda device: None)
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([FakeGpu(total=None)]))
+    assert devices.gpu_memory_limit("GPU:0") is None

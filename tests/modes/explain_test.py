@@ -53,6 +53,21 @@ def test_the_rows_describe_one_replica(explain):
     assert "2 trainable" not in rows["variables"] and "4 trainable" in rows["variables"]
 
 
+def test_memory_is_listed_by_part(explain):
+    rows, _ = explain("optimizer.gradient_accumulation_steps=2", "optimizer.ema_decay=0.9")
+    assert rows["memory"].endswith(" MiB on a replica at its peak, estimated")
+    assert rows["activations"].endswith(" MiB of a micro-batch of 4 rows")
+    names = ["memory", "weights", "slots", "averages", "gradients", "sums", "activations", "input"]
+    assert [name for name in rows if name in names] == names
+
+
+def test_memory_of_a_step_that_cannot_be_traced_is_not_estimated(explain):
+    text = experiments.DROPOUT.replace('batch["label"]', 'batch["lable"]')
+    experiments.write(".", {"experiment.py": text})
+    rows, _ = explain("eval.splits=[]")
+    assert rows["memory"].startswith("not estimated: The batch has no 'lable': did you mean")
+
+
 def test_evaluation_and_actions_are_listed_in_order(explain):
     rows, _ = explain()
     assert rows["evaluation"] == "of eval, every 15 steps, at the end"

@@ -6,7 +6,8 @@ import tensorflow as tf
 import ctl
 from ctl import main, testing
 from ctl.data.layout import Layout
-from ctl.replica import out_of_memory
+from ctl.replica import memory_estimate, out_of_memory
+from ctl.replica.memory_estimate import MemoryEstimate
 from ctl.replica.plan import Plan
 from tests import reference_model
 from tests.experiments import CONFIG, TRAINER
@@ -67,6 +68,100 @@ DOUBLED = "(twice the present number), wrap layers in ctl.recompute, or reduce t
 )  # fmt: skip
 def test_advice_doubles_the_micro_batches_if_the_options_allow_it(rows, arguments, line):
     assert out_of_memory.advice(make_plan(rows, **arguments)) == f"{PROBLEM} {line}"
+
+
+def measurement(limit_gib, *, current_gib=1.0, micro_batches=1):
+    """A step that needs 8 GiB of activations in one micro-batch, and 0.5 GiB of gradients."""
+    gib = 2**30
+    activations = 8 * gib // micro_batches
+    estimate = MemoryEstimate(
+        weights=gib // 2,
+        slots=gib // 2,
+        averages=0,
+        gradients=gib // 2,
+        gradient_sum=gib // 2 * (micro_batches > 1),
+        activations=activations,
+        fixed=0,
+        step=activations,
+        input=0,
+        prefetched=0,
+        micro_batches=micro_batches,
+    )
+    return out_of_memory.Measurement(
+        estimate, limit=int(limit_gib * gib), current=int(current_gib * gib)
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "measured", "options", "line"),
+    [
+        # 1 + 8 GiB with one micro-batch; 1 + 8/n + 2 x 0.5 GiB with n.
+        (
+            256, measurement(8), {},
+            "256 rows per replica, which need about 9.0 GiB of 8.0 GiB on the device: set "
+            "optimizer.gradient_accumulation_steps=2 (about 6.0 GiB)",
+        ),
+        (
+            256, measurement(4), {},
+            "256 rows per replica, which need about 9.0 GiB of 4.0 GiB on the device: set "
+            "optimizer.gradient_accumulation_steps=8 (about 3.0 GiB)",
+        ),
+        # A divisor of 15, and what other models hold on the device counts.
+        (
+            15, measurement(8, current_gib=3.0), {},
+            "15 rows per replica, which need about 11.0 GiB of 8.0 GiB on the device: set "
+            "optimizer.gradient_accumulation_steps=3 (about 6.7 GiB)",
+        ),
+        (
+            256, measurement(4, micro_batches=2), dict(gradient_accumulation_steps=2),
+            "256 rows per replica in 2 micro-batches, which need about 5.5 GiB of 4.0 GiB on the "
+            "device: set optimizer.gradient_accumulation_steps=8 (about 3.0 GiB)",
+        ),
+    ],
+)  # fmt: skip
+def test_advice_names_the_micro_batches_that_fit(rows, measured, options, line):
+    assert out_of_memory.advice(make_plan(rows, **options), measured) == (
+        f"{PROBLEM} {line}, {RECOMPUTE} reduce the batch size."
+    )
+
+
+def test_advice_names_no_micro_batches_if_none_fit_or_are_allowed():
+    expected = (
+        f"{PROBLEM} 256 rows per replica, which need about 9.0 GiB of 2.0 GiB on the device: "
+        f"{RECOMPUTE} reduce the batch size."
+    )
+    assert out_of_memory.advice(make_plan(256), measurement(2)) == expected
+    plan = make_plan(256, sync_batch_norm=True)
+    assert out_of_memory.advice(plan, measurement(8)) == expected.replace("2.0 GiB", "8.0 GiB")
+
+
+def test_advice_names_the_switch_of_a_model_that_reads_it():
+    plan = make_plan(256, model={"recompute": ""})
+    assert "(about 6.0 GiB), set model.recompute=blocks, or" in out_of_memory.advice(
+        plan, measurement(8)
+    )
+    plan = make_plan(256, model={"recompute": "blocks"})
+    assert "set model.recompute" not in out_of_memory.advice(plan, measurement(8))
+
+
+def test_an_estimate_that_is_too_low_is_not_shown():
+    line = out_of_memory.advice(make_plan(256), measurement(80))
+    assert (
+        line
+        == f"{PROBLEM} 256 rows per replica: set optimizer.gradient_accumulation_steps=2 {DOUBLED}"
+    )
+
+
+def test_step_out_of_memory_on_a_gpu_names_what_fits(monkeypatch):
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 512, cls=failing(OOM))
+    estimate = memory_estimate.estimate(trainer)
+    held = 2 * estimate.persistent  # by this trainer, and by something else
+    limit = int((held + estimate.step_bytes(4)) / 0.9) + 1
+    monkeypatch.setattr(out_of_memory.devices, "gpu_memory_limit", lambda name: limit)
+    memory_info = {"current": held, "peak": limit}
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", lambda name: memory_info)
+    with pytest.raises(ctl.UsageError, match=r"gradient_accumulation_steps=4 \(about 0\.0 GiB\)"):
+        trainer.train(tf.constant(3))
 
 
 @pytest.mark.parametrize(
