@@ -5,15 +5,15 @@ Importing this module does not import TensorFlow.
 
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
-import ctypes
+import functools
 import os
 import signal
 import subprocess
-import sys
 import threading
 
-_PARENT = "CTL_PARENT"  # the process that waits for this one; read once, not by its own children
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_PIPE = (
+    "CTL_PARENT_PIPE"  # a file descriptor; removed by the process, not to be that of its children
+)
 
 
 class ChildProcess:
@@ -35,7 +35,8 @@ class ChildProcess:
         self._on_line = on_line
         self._popen = subprocess.Popen(
             command,
-            env={**os.environ, **environment, _PARENT: str(os.getpid())},
+            env={**os.environ, **environment, _PIPE: str(_open_pipe())},
+            pass_fds=[_open_pipe()],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -75,14 +76,24 @@ def stop_with_parent() -> None:
     """Lets this process save and stop if the one that started it as a `ChildProcess` dies.
 
     A process that is killed by SIGKILL cannot stop its children itself, and a run that goes on alone
-    uses the devices, the ports and the folder that a new start requires. Call it in the main thread,
-    before anything else. It has no effect in a process that the user has started, and requires Linux.
+    uses the devices, the ports and the folder that a new start requires. Call it before anything else;
+    it has no effect in a process that the user has started.
     """
-    parent = os.environ.pop(_PARENT, "")
-    if not parent or not sys.platform.startswith("linux"):
-        return
-    # The signal of loop/stop.py. A process that a thread starts gets it when that thread ends, so the
-    # main thread of the parent must start it.
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-    if os.getppid() != int(parent):  # it has died before
-        os.kill(os.getpid(), signal.SIGTERM)
+    descriptor = os.environ.pop(_PIPE, "")
+    if descriptor:
+        threading.Thread(target=_wait_for_end, args=(int(descriptor),), daemon=True).start()
+
+
+@functools.cache
+def _open_pipe() -> int:
+    """The end to read of a pipe that this process never writes to.
+
+    The kernel closes the other end when this process ends in any way. (A signal of the kernel,
+    PR_SET_PDEATHSIG, arrives once per thread of the parent, and a second SIGTERM kills a run.)
+    """
+    return os.pipe()[0]
+
+
+def _wait_for_end(descriptor: int) -> None:
+    os.read(descriptor, 1)
+    os.kill(os.getpid(), signal.SIGTERM)  # of which loop/stop.py saves and stops

@@ -47,9 +47,10 @@ class StepSummaries:
         self._step = tf.Variable(0, trainable=False, dtype=tf.int64) if seconds else None
         self._print_line = print_line
         self._reason = _why_not(trainer)
-        # The step itself does not write them where the compiler could not.
-        self._dropped = bool(self._reason and trainer.options.histogram_interval)
+        self._dropped = False
         self._reported = False
+        # Reported after the first loop, in which the step is traced.
+        self._histograms_reported = not trainer.options.histogram_interval
 
     @contextlib.contextmanager
     def recording(self) -> Any:
@@ -62,6 +63,13 @@ class StepSummaries:
         if self._dropped and not self._reported:
             self._reported = True
             self._print_line(f"tf.summary calls in the step are not written: {self._reason}.")
+        engine = engine_of(self._trainer)
+        if not self._histograms_reported and not engine.step.has_histograms:
+            why = engine.plan.histograms_obstacle or "the trainer's own step does not call minimize"
+            self._print_line(
+                f"summaries.histogram_interval writes no histograms of the gradients: {why}."
+            )
+        self._histograms_reported = True
 
     def _should_record(self) -> Any:
         """Called by each `tf.summary` call, while a graph is traced or in a hook of the trainer."""

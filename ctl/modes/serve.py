@@ -4,6 +4,8 @@ import os
 
 from ctl.hardware import server
 from ctl.hardware.strategies import StrategyOptions
+from ctl.loop import goodput
+from ctl.loop.workdir import Workdir
 from ctl.modes import DONE, STOPPED, Arguments
 
 
@@ -16,8 +18,15 @@ def serve(arguments: Arguments) -> int:
     options = StrategyOptions.from_config(arguments.config.runtime, os.environ)
     assert options.cluster is not None
     server.serve(options.cluster, start_timeout=options.start_timeout)
-    workdir = arguments.workdir
-    step = workdir.result().get("step")
-    # The chief's config.json, in which a length in epochs is a number of steps.
-    is_complete = isinstance(step, int) and step >= workdir.config()["train.steps"]
-    return DONE if is_complete else STOPPED
+    # A dry run is not repeated, whatever its result: the chief reports it.
+    return DONE if arguments.dry_run or _is_complete(arguments.workdir) else STOPPED
+
+
+def _is_complete(workdir: Workdir) -> bool:
+    """Whether the last process that trained in the folder has reached the end of the run.
+
+    The end may be that of early stopping or of a time limit, so the step does not show it.
+    """
+    events = [line.get("event") for line in goodput.read_lines(workdir.path / "events.jsonl")]
+    lives = [event for event in events if event in ("start", "resume", "end", "stop")]
+    return lives[-1:] == ["end"]

@@ -98,6 +98,20 @@ class Plan:
         return self.xla in ("loop", "step", "gradients")
 
     @property
+    def histograms_obstacle(self) -> str:
+        """Why histograms of the gradients cannot be written in the step; "" if they can."""
+        if self.xla in ("loop", "step"):
+            return (
+                f"runtime.xla={self.xla} compiles them into one program with the update: choose "
+                "runtime.xla=gradients, autocluster or off"
+            )
+        if self.strategy == "tpu":
+            return "a TPU cannot write files"
+        if self.strategy == "parameter_server":
+            return "they are on the workers of parameter servers: choose another runtime.strategy"
+        return ""
+
+    @property
     def checks_finite(self) -> bool:
         """Whether steps that are not finite are recorded.
 

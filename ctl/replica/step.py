@@ -62,6 +62,7 @@ class Step:
         loss_spikes: the last losses, by which a spike is recognized.
         recorder: records the steps that are not finite; None if the plan does not check for them.
         norms: norms of gradients, parameters and updates; None unless the options ask for them.
+        has_histograms: whether a step that writes histograms of its gradients was traced.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Step:
         self._plan = plan
         self._global_step = global_step
         self._unused: list[str] = []
+        self.has_histograms = False
         self.skipped_steps = counter("skipped_steps")
         # Created in any case, because a checkpoint holds it: a later run may switch the check on.
         self.loss_spikes = LossSpikes(plan.options.loss_spike, dtype=plan.dtype)
@@ -159,9 +161,10 @@ class Step:
         # the split.
         clipped = gradients.clip(reduced, plan.options.clip)
         self._warn_unused(reduced, variables)
-        if plan.options.histogram_interval and plan.xla in ("off", "autocluster"):
+        if plan.options.histogram_interval and not plan.histograms_obstacle:
             interval, step = plan.options.histogram_interval, self._global_step.read_value()
             write_histograms(reduced, variables, interval=interval, step=step)
+            self.has_histograms = True
         before = self.norms.before(variables) if self.norms else []
         # A Python bool if no step can be skipped: the update is then unconditional in the graph.
         applied: tf.Tensor | bool = True

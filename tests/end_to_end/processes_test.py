@@ -141,6 +141,16 @@ def test_a_run_with_sharded_variables_resumes_in_one_process_and_with_shards_aga
     assert losses[1] < 1.2 * losses[0] and losses[2] < 1.2 * losses[1]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("servers", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_dry_run_of_several_processes_leaves_nothing(folder, servers):
+    before = sorted(folder.rglob("*"))
+    done = child.run(launch(folder, "dry", "--dry_run", servers=servers))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("Dry run: 2 steps with their evaluations, ") == 1
+    assert [path for path in sorted(folder.rglob("*")) if path.suffix != ".pyc"] == before
+
+
 SHARDED = (
     experiments.MNIST
     + '''

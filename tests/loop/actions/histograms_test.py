@@ -1,6 +1,7 @@
 """Histograms, graph, hparams and config of a run, read back from its event files."""
 
 import collections
+import dataclasses
 
 import pytest
 import tensorflow as tf
@@ -10,6 +11,7 @@ from ctl import testing
 from ctl.loop.actions.histograms import GraphSummary, WeightHistograms
 from ctl.loop.controller import Controller
 from ctl.loop.reporter import Reporter
+from ctl.replica.engine import engine_of
 from tests import reference_model
 
 # Operations of the reference model's loop at the commit before the options of this file.
@@ -51,9 +53,19 @@ def run(folder, *, replicas=1, **options):
     return trainer, lines
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_weights_and_gradients_have_histograms_at_multiples_of_the_interval(tmp_path, replicas):
-    trainer, lines = run(tmp_path, replicas=replicas, histogram_interval=5)
+@pytest.mark.parametrize(
+    ("replicas", "xla"),
+    [
+        (1, "off"),
+        (2, "off"),
+        (2, "gradients"),
+        pytest.param(1, "gradients", marks=pytest.mark.slow),
+    ],
+)
+def test_weights_and_gradients_have_histograms_at_multiples_of_the_interval(
+    tmp_path, replicas, xla
+):
+    trainer, lines = run(tmp_path, replicas=replicas, histogram_interval=5, xla=xla)
     steps, has_graph = read(tmp_path / "summaries/train")
     names = [v.name.removesuffix(":0") for v in trainer.model.trainable_variables]
     # Gradients of the steps 0, 5 and 10; weights at the first ends of loops after 5 and 10.
@@ -69,12 +81,42 @@ def test_weights_and_gradients_have_histograms_at_multiples_of_the_interval(tmp_
     assert "config" in steps and any("hparams" in tag for tag in steps)
 
 
-def test_compiled_step_has_histograms_of_the_weights_and_a_line_about_the_gradients(tmp_path):
-    _, lines = run(tmp_path, histogram_interval=5, xla="loop", precision="float32")
+class OwnStep(reference_model.ReferenceTrainer):
+    """Applies gradients of its own."""
+
+    def replica_step(self, batch):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(self.per_example_loss(batch, self.forward(batch, training=True)))
+        variables = self.model.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return loss
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (dict(xla="loop"), "runtime.xla=loop compiles them into one program with the update"),
+        (dict(xla="step"), "runtime.xla=step compiles them into one program with the update"),
+        (dict(cls=OwnStep), "the trainer's own step does not call minimize"),
+    ],
+)
+def test_step_that_cannot_write_them_has_a_line_about_its_gradients(tmp_path, options, reason):
+    _, lines = run(tmp_path, histogram_interval=5, precision="float32", **options)
     steps, _ = read(tmp_path / "summaries/train")
     assert any("weights/" in tag for tag in steps)
     assert not any("gradients/" in tag for tag in steps)
-    assert len(lines) == 1 and "not written: runtime.xla=loop compiles it" in lines[0]
+    (line,) = lines
+    assert line.startswith("summaries.histogram_interval writes no histograms of the gradients: ")
+    assert reason in line
+
+
+def test_each_strategy_that_cannot_write_them_has_a_reason():
+    plan = engine_of(reference_model.make_trainer(testing.make_strategy(1), 7)).plan
+    reasons = [
+        dataclasses.replace(plan, strategy=name).histograms_obstacle
+        for name in ("one_device", "tpu", "parameter_server")
+    ]
+    assert not reasons[0] and "TPU" in reasons[1] and "parameter servers" in reasons[2]
 
 
 def count_operations(**options):
