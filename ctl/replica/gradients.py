@@ -53,7 +53,10 @@ def all_reduce(
     # One call for all tensors: tf.distribute packs them into few transfers, and every replica issues
     # the same collectives in the same order.
     sent = [_cast(gradient, dtype) for gradient in existing] if dtype else existing
-    *reduced, loss = sum_over_replicas([*sent, loss])
+    # The sums are not differentiated. Without `stop_gradient`, TensorFlow's all_reduce would search the
+    # graphs of all replicas for variables, which takes longer than tracing the step.
+    sent = [_map_values(value, tf.stop_gradient) for value in (*sent, loss)]
+    *reduced, loss = sum_over_replicas(sent)
     results = iter(_cast(new, old.dtype) for new, old in zip(reduced, existing, strict=True))
     return [None if gradient is None else next(results) for gradient in gradients], loss
 
@@ -92,7 +95,7 @@ def sum_in_order(shards: Sequence[Sequence[Gradient]], count: int) -> list[Gradi
     stacks = [tf.stack([tf.convert_to_tensor(shard[i]) for shard in shards]) for i in places]
     if context.num_replicas_in_sync > 1:
         first = context.replica_id_in_sync_group * len(shards)
-        buffers = [_fill_slots(stack, first, count) for stack in stacks]
+        buffers = [_fill_slots(tf.stop_gradient(stack), first, count) for stack in stacks]
         stacks = sum_over_replicas(buffers)
     sums: list[Gradient] = [None] * len(shards[0])
     # Explicitly one after the other: tf.reduce_sum and tf.add_n choose their own order.

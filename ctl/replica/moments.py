@@ -73,7 +73,9 @@ def merge(local: Moments) -> Moments:
     # any order, so the order in which the all-reduce adds does not change the bits.
     is_own = tf.range(context.num_replicas_in_sync) == context.replica_id_in_sync_group
     table = tf.where(is_own[:, tf.newaxis], row, tf.zeros_like(row))
-    table = context.all_reduce(tf.distribute.ReduceOp.SUM, table)
+    # Nothing is differentiated through the statistics (`batch_norm` has a gradient of its own). Without
+    # saying so, `all_reduce` would search the graph of all earlier layers, on every replica.
+    table = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(table))
     counts, shifts, errors, squares = tf.split(table, [1, channels, channels, channels], axis=1)
     count = tf.reduce_sum(counts)
     fraction = counts / tf.maximum(count, 1)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.ops import op_selector
 import tf_keras
 
 import ctl
@@ -381,6 +382,22 @@ def twenty_steps(strategy, cls, batch):
     )
     trainer.train(tf.constant(20))
     return [testing.copies(strategy, v) for v in trainer.model.variables]
+
+
+def test_tracing_a_step_searches_no_other_layers(monkeypatch):
+    # tf.custom_gradient searches the graph back from its results. ResNet-50 took 3 minutes to trace.
+    searched = []
+    original = op_selector.get_backward_walk_ops
+
+    def counted(*args, **kwargs):
+        operations = original(*args, **kwargs)
+        searched.append(len(operations))
+        return operations
+
+    monkeypatch.setattr(op_selector, "get_backward_walk_ops", counted)
+    trainer = reference_model.make_trainer(testing.make_strategy(2), 8, cls=Normalized)
+    trainer.train(tf.constant(1))
+    assert len(searched) >= 2 * 2 * 4 and max(searched) < 10
 
 
 @pytest.mark.slow  # tests/replica/build_test.py has a short one
