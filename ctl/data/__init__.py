@@ -1,8 +1,12 @@
 """Sources of examples, their order, and the input pipeline that feeds a strategy."""
 
 from ctl.data.augmentation import augmented
+from ctl.data.bucketing import bucketed
 from ctl.data.idx import idx
 from ctl.data.image_folder import image_folder
+from ctl.data.mixing import mixture
+from ctl.data.packing import packed
+from ctl.data.ragged import sequences
 from ctl.data.records import records
 from ctl.data.source import (
     Arrays,
@@ -25,12 +29,16 @@ __all__ = [
     "Source",
     "arrays",
     "augmented",
+    "bucketed",
     "csv",
     "generator",
     "idx",
     "image_folder",
+    "mixture",
+    "packed",
     "parquet",
     "records",
+    "sequences",
     "text",
     "tfrecords",
 ]

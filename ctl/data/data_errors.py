@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.data.ragged import CHANGED_LENGTHS
 from ctl.data.record_reader import DamagedRecord
 from ctl.data.tfrecords import describe_corruption
 from ctl.errors import UsageError
@@ -50,6 +51,11 @@ def report_data_errors(kind: str, read_spec: Callable[[], Mapping[str, Any]]) ->
             "data.skip_damaged=True."
         ) from None
     except tf.errors.InvalidArgumentError as error:
+        if CHANGED_LENGTHS in error.message:
+            raise UsageError(
+                f"The {kind} data has changed: {CHANGED_LENGTHS}. Remove the file of lengths, and "
+                "make sure that reading an example is deterministic."
+            ) from None
         shapes = _SHAPES.search(error.message)
         if not shapes:
             raise

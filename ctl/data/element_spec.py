@@ -69,7 +69,7 @@ def element_spec(data: Data) -> dict[str, tf.TensorSpec]:
         gather = tf.function(data.gather, autograph=False)
         indexes = tf.TensorSpec([None], tf.int64)
         outputs = gather.get_concrete_function(indexes).structured_outputs
-        spec, is_batched = tf.nest.map_structure(tf.TensorSpec.from_tensor, outputs), True
+        spec, is_batched = tf.nest.map_structure(tf.type_spec_from_value, outputs), True
     else:
         spec = dataset_of(data).element_spec
         is_batched = isinstance(data, GlobalBatches | PerReplica)
@@ -127,6 +127,11 @@ def _batch_spec(spec: Any, is_batched: bool, element: Any) -> tf.TensorSpec:
         is_batched: whether `spec` already has the batch axis.
         element: the spec of the element, for the message.
     """
+    if isinstance(spec, tf.RaggedTensorSpec):
+        raise UsageError(
+            f"The elements of the data are {element}, with features of variable length: return "
+            "ctl.data.packed(source, length) or ctl.data.bucketed(source, boundaries)."
+        )
     is_dense = isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None
     if not is_dense or spec.shape.rank < is_batched:
         batch_axis = " whose first axis is the batch axis" if is_batched else ""

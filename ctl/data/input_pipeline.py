@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.data import batching, distribution, element_spec, features, python_functions, sampler
+from ctl.data import batching, distribution, element_spec, features, python_functions
 from ctl.data.layout import Layout, WorkerShard
 from ctl.data.source import (
     Arrays,
@@ -15,6 +15,7 @@ from ctl.data.source import (
     GlobalBatches,
     Indexes,
     PerReplica,
+    Source,
     source_of,
 )
 from ctl.errors import UsageError
@@ -115,7 +116,18 @@ class InputPipeline:
 
     def supports_chunks(self) -> bool:
         """Whether `training_chunks` supports the training data."""
-        return not isinstance(self.data("train"), GlobalBatches | PerReplica)
+        return self.has_one_shape() and not isinstance(
+            self.data("train"), GlobalBatches | PerReplica
+        )
+
+    def has_one_shape(self) -> bool:
+        """Whether all training batches have one shape, except those of `ctl.data.bucketed`."""
+        source = source_of(self.data("train"))
+        return source is None or source.has_one_shape
+
+    def training_source(self) -> Source | None:
+        """Returns the source of the training data, without building a dataset again."""
+        return source_of(self._sources["train"]) if "train" in self._sources else None
 
     def element_spec(self, split: str = "train") -> dict[str, tf.TensorSpec]:
         """Returns the spec of a batch of a split with an unknown number of rows."""
@@ -201,10 +213,11 @@ class InputPipeline:
         if source is None:
             return None
         positions = tf.range(global_batch_size, dtype=tf.int64) + step * global_batch_size
-        indexes = sampler.example_indexes(
-            positions, count=len(source), seed=self._seed, span=global_batch_size
+        indexes, _ = source.training_order(
+            positions, batch_size=global_batch_size, seed=self._seed, span=global_batch_size
         )
-        return indexes.numpy().tolist()
+        # The indexes of a bucketed source contain the bucket, too.
+        return (indexes.numpy() % len(source)).tolist()
 
     def copy_to_device(self, device: str) -> Arrays:
         """Returns a copy of the training examples in the memory of a device."""

@@ -69,13 +69,13 @@ def augmentation_seeds(
     """
     epoch = positions // count
     epochs = _epochs_touched(span, count)
-    numbers = _random_numbers(_augmentation_seed(seed), epoch[0], epochs, width=2)
+    numbers = _random_numbers(derive_seed(seed, "augmentation"), epoch[0], epochs, width=2)
     return tf.stack([tf.gather(tf.bitcast(numbers, tf.int64), epoch - epoch[0]), indexes], axis=1)
 
 
 def position_seed(position: tf.Tensor, *, seed: int) -> tf.Tensor:
     """Returns a [2] int64 seed for an example of unknown epoch, from its position in the stream."""
-    key = tf.constant(_augmentation_seed(seed) - 2**63, tf.int64)
+    key = tf.constant(derive_seed(seed, "augmentation") - 2**63, tf.int64)
     return tf.stack([key, position])
 
 
@@ -84,9 +84,9 @@ def _epochs_touched(span: int, count: int) -> int:
     return 1 + (span + count - 2) // count
 
 
-def _augmentation_seed(seed: int) -> int:
-    """A 64-bit seed whose random numbers are independent of those that order the examples."""
-    digest = hashlib.blake2b(f"ctl augmentation {seed}".encode(), digest_size=8).digest()
+def derive_seed(seed: int, purpose: str) -> int:
+    """Returns a 64-bit seed whose random numbers are independent of those for other purposes."""
+    digest = hashlib.blake2b(f"ctl {purpose} {seed}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctl import errors
+from ctl.data import sampler
 from ctl.errors import UsageError
 
 Batch: TypeAlias = dict[str, tf.Tensor]
@@ -46,9 +47,14 @@ class Source(abc.ABC):
     Attributes:
         row_bytes: approximate memory of what is read for one example; several batches are then read
             in one call of `gather`. None if it is not known, or if reading an example is expensive.
+        lengths: [examples] the lengths of sequences, for `ctl.data.packed` and `ctl.data.bucketed`;
+            None if every example must be read to find them.
+        has_one_shape: whether the batches of all steps have the same shape.
     """
 
     row_bytes: float | None = None
+    lengths: np.ndarray | None = None
+    has_one_shape = True
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -64,6 +70,36 @@ class Source(abc.ABC):
         Returns:
             A batch: a dict of tensors of shape [rows, ...], row i for index i.
         """
+
+    def training_order(
+        self, positions: tf.Tensor, *, batch_size: int, seed: int, span: int
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns which examples are at positions of the endless training stream.
+
+        Position p is row p mod B of step p div B, for global batches of B rows. ctl's own sources
+        override this; by default the order is one seeded permutation per epoch.
+
+        Args:
+            positions: [rows] int64; the first must be the smallest.
+            batch_size: B.
+            seed: the run's seed.
+            span: static upper bound of the difference to the first position, exclusive.
+
+        Returns:
+            [rows] int64 indexes for `gather`, and [rows, 2] int64 seeds for random augmentation.
+        """
+        order = {"count": len(self), "seed": seed, "span": span}
+        indexes = sampler.example_indexes(positions, **order)
+        return indexes, sampler.augmentation_seeds(positions, indexes, **order)
+
+    def evaluation_order(self, positions: tf.Tensor, *, batch_size: int) -> tf.Tensor:
+        """Returns the indexes for `gather` of the rows of an evaluation; the positions by default.
+
+        Args:
+            positions: [rows] int64, each in [0, len(self)), of one global batch.
+            batch_size: the number of rows of a full global batch.
+        """
+        return positions
 
     def without_python(self) -> "Source":
         """Returns a source of the same examples that reads them by TensorFlow ops alone.

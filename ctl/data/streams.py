@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ctl.data import sampler
 from ctl.data.layout import Layout, WorkerShard
 from ctl.data.source import Augment, MaskedBatch, RowSource, Source
 
@@ -136,7 +135,8 @@ def evaluation_batches(source: Source, layout: Layout) -> tf.data.Dataset:
         positions = step * batch_size + replica * rows + offsets
         # Padding repeats the last example of the batch; after the end, the last of all.
         end = tf.minimum((step + 1) * batch_size, count)
-        examples = read(tf.minimum(positions, end - 1))
+        indexes = source.evaluation_order(tf.minimum(positions, end - 1), batch_size=batch_size)
+        examples = read(indexes)
         return MaskedBatch(examples, tf.cast(positions < end, tf.float32))
 
     counter = tf.data.Dataset.counter()
@@ -189,7 +189,7 @@ def _chunk_reader(
     source: Source, layout: Layout, *, seed: int, start: int, size: int, shard: WorkerShard | None
 ) -> Callable[[tf.Tensor], Chunk]:
     """Returns a function that reads the batches [index x size, (index + 1) x size) of the stream."""
-    batch_size, local, count = layout.global_batch_size, layout.local_replicas, len(source)
+    batch_size, local = layout.global_batch_size, layout.local_replicas
     elements = tf.range(size, dtype=tf.int64)[:, tf.newaxis]
     offsets = tf.range(layout.rows_per_replica, dtype=tf.int64)[tf.newaxis, :]
     read = source.read if isinstance(source, RowSource) else source.gather
@@ -203,8 +203,9 @@ def _chunk_reader(
         rows = replica * layout.rows_per_replica + offsets
         # Padding repeats the last row of the same global batch.
         positions = tf.reshape(step * batch_size + tf.minimum(rows, batch_size - 1), [-1])
-        indexes = sampler.example_indexes(positions, count=count, seed=seed, span=span)
-        seeds = sampler.augmentation_seeds(positions, indexes, count=count, seed=seed, span=span)
+        indexes, seeds = source.training_order(
+            positions, batch_size=batch_size, seed=seed, span=span
+        )
         row_mask = None if layout.even else tf.cast(rows < batch_size, tf.float32)
         return Chunk(read(indexes), seeds, row_mask)
 

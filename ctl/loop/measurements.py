@@ -8,9 +8,11 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.configs.parameter_groups import patterns
+from ctl.data.mixing import Mixture
 from ctl.hardware import devices
 from ctl.loop.throughput import Throughput
 from ctl.replica import precision
+from ctl.replica.engine import engine_of
 from ctl.trainer import StandardTrainer
 
 _GIB = 2**30
@@ -19,7 +21,7 @@ _RSS_UNIT = 1 if sys.platform == "darwin" else 2**10
 
 
 def measure_loop(trainer: StandardTrainer, throughput: Throughput) -> dict[str, float]:
-    """Returns the learning rates, the speed of the last loop, and the peak memory.
+    """Returns the learning rates, the speed of the last loop, the peak memory, and what a mixture gave.
 
     They cost microseconds per loop and nothing per step.
 
@@ -33,7 +35,25 @@ def measure_loop(trainer: StandardTrainer, throughput: Throughput) -> dict[str, 
         numbers["milliseconds_per_step"] = 1e3 * (throughput.last_seconds_per_step or 0.0)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     numbers["peak_memory_gib"] = peak * _RSS_UNIT / _GIB
+    for name, counts in count_examples(trainer, int(trainer.global_step.numpy())).items():
+        numbers |= {f"{unit}/{name}": value for unit, value in counts.items()}
     return numbers | _read_device_memory(trainer.strategy)
+
+
+def count_examples(trainer: StandardTrainer, step: int) -> dict[str, dict[str, float]]:
+    """Returns what each source of a `ctl.data.mixture` gave before a step; {} for other data.
+
+    Args:
+        trainer: the trainer.
+        step: the global step.
+
+    Returns:
+        name -> {"examples": number of rows, "epochs": the same in epochs of the source}.
+    """
+    source = engine_of(trainer).pipeline.training_source()
+    if not isinstance(source, Mixture):
+        return {}
+    return source.count_examples(step * trainer.global_batch_size, seed=trainer.options.seed)
 
 
 def learning_rates(trainer: StandardTrainer) -> dict[str, float]:

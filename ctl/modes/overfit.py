@@ -52,4 +52,11 @@ def _read(data: Any, batches: int, batch_size: int, seed: int) -> Arrays:
                 f"data.overfit_batches requires features that are tensors, but {name!r} is "
                 f"{type_name(value)}."
             )
+        shapes = {tuple(element[name].shape[1:]) for element in elements}
+        if len(shapes) > 1:
+            raise UsageError(
+                f"data.overfit_batches requires batches of one shape, but {name!r} has "
+                f"{' and '.join(map(str, sorted(shapes)))}: use ctl.data.packed, or "
+                "data.overfit_batches=1."
+            )
     return Arrays({k: tf.concat([element[k] for element in elements], 0) for k in elements[0]})

@@ -11,6 +11,7 @@ from ctl.hardware import devices
 from ctl.hardware.peak_flops import peak_flops
 from ctl.loop import goodput
 from ctl.loop.controller import Controller
+from ctl.loop.measurements import count_examples
 from ctl.loop.workdir import Workdir
 from ctl.modes.experiment import Experiment
 from ctl.replica.engine import engine_of
@@ -49,8 +50,10 @@ def make_result(experiment: Experiment, controller: Controller, seconds: float) 
     """Makes the result of a process that trained for `seconds`."""
     stopped = controller.actions.stop_reason
     trained = controller.trained_step
+    step = controller.step if trained is None else trained
+    sources = count_examples(controller.trainer, step)
     return {
-        "step": controller.step if trained is None else trained,
+        "step": step,
         "train": controller.outputs,
         "eval": controller.evaluation if controller.evaluated_step == controller.step else None,
         "examples_per_second": controller.reporter.throughput.examples_per_second,
@@ -58,6 +61,7 @@ def make_result(experiment: Experiment, controller: Controller, seconds: float) 
         "strategy": experiment.hardware.name,
         "replicas": engine_of(experiment.trainer).plan.layout.replicas,
         "versions": _versions(),
+        **({"sources": sources} if sources else {}),
         **({"stopped": stopped} if stopped else {}),
         **controller.actions.results(),
     }

@@ -151,6 +151,9 @@ class _Poisoned(Source):
         self._examples = list(examples)
         self._feature = feature
         self._value = value
+        self.has_one_shape = source.has_one_shape
+        self.training_order = source.training_order  # type: ignore[method-assign]
+        self.evaluation_order = source.evaluation_order  # type: ignore[method-assign]
 
     def __len__(self) -> int:
         """Returns the number of examples."""
@@ -161,7 +164,9 @@ class _Poisoned(Source):
         batch = self._source.gather(indexes)
         _check_feature(batch, self._feature)
         examples = tf.constant(self._examples, tf.int64)
-        is_poisoned = tf.reduce_any(tf.equal(indexes[:, tf.newaxis], examples), axis=1)
+        # The indexes of a bucketed source contain the bucket, too.
+        numbers = indexes % len(self)
+        is_poisoned = tf.reduce_any(tf.equal(numbers[:, tf.newaxis], examples), axis=1)
         return _replace(batch, self._feature, is_poisoned, self._value)
 
 

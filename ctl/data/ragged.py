@@ -1,0 +1,250 @@
+"""Examples of variable length: held in memory, and how any source of them is read.
+
+The features whose length differs between examples are `tf.RaggedTensor`s of shape [rows, length, ...].
+`ctl.data.packed` and `ctl.data.bucketed` make dense batches of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ctl import errors
+from ctl.data.features import name_features
+from ctl.data.source import Augmented, RowSource, Source
+from ctl.errors import UsageError
+
+CHANGED_LENGTHS = "some sequences have other lengths than when they were grouped"
+
+
+def sequences(features: Mapping[str, Any]) -> "Sequences":
+    """Returns a source of examples of variable length, held in memory.
+
+        ctl.data.sequences({"tokens": [[5, 2], [7, 1, 4]], "weight": [1.0, 0.5]})
+
+    Pass it to `ctl.data.packed` or `ctl.data.bucketed`, whose batches are dense.
+
+    Args:
+        features: name -> a list of one array of shape [length, ...] per example, or a
+            `tf.RaggedTensor`; or an array of shape [examples] with one value per example.
+
+    Raises:
+        UsageError: no feature is a list of sequences, the features have different numbers of
+            examples, or an example has sequences of different lengths.
+    """
+    if not isinstance(features, Mapping) or not features:
+        raise UsageError("ctl.data.sequences requires a dict of lists, {name: [sequence, ...]}.")
+    return Sequences({name: _as_tensor(name, value) for name, value in features.items()})
+
+
+class Sequences(Source):
+    """Examples of variable length in memory, one ragged or [examples] tensor per feature."""
+
+    def __init__(self, features: Mapping[str, Any]):
+        """Checks the lengths; `features` maps names to tensors or ragged tensors."""
+        self._features = dict(features)
+        counts = {name: int(tensor.shape[0]) for name, tensor in features.items()}
+        if len(set(counts.values())) > 1 or 0 in counts.values():
+            raise UsageError(
+                f"The sequences have {counts} examples, but each feature must have the same number, "
+                "at least 1."
+            )
+        lengths = [(n, t.row_lengths().numpy()) for n, t in features.items() if is_ragged(t)]
+        if not lengths:
+            raise UsageError(
+                "ctl.data.sequences got no list of sequences: use ctl.data.arrays for examples of "
+                "equal shapes."
+            )
+        names, columns = zip(*lengths, strict=True)
+        self._count = min(counts.values())
+        self.lengths = one_length(names, np.stack(columns, axis=1), first=0)
+
+    def __len__(self) -> int:
+        """The number of examples."""
+        return self._count
+
+    def gather(self, indexes: tf.Tensor) -> dict[str, Any]:
+        """Reads examples, of which those of variable length are ragged."""
+        return {name: tf.gather(tensor, indexes) for name, tensor in self._features.items()}
+
+    def gather_slices(
+        self, indexes: tf.Tensor, starts: tf.Tensor, sizes: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        """Like `read_slices`, but copies the slices only."""
+        batch = {}
+        for name, tensor in self._features.items():
+            if is_ragged(tensor):
+                begins = tf.gather(tensor.row_splits, indexes) + starts
+                batch[name] = tf.gather(tensor.values, _slice_indexes(begins, sizes))
+            else:
+                batch[name] = tf.gather(tensor, indexes)
+        return batch
+
+
+def is_ragged(value: Any) -> bool:
+    """Whether a feature, or its spec, has a length that differs between examples."""
+    return isinstance(value, tf.RaggedTensor | tf.RaggedTensorSpec)
+
+
+def read_batch(source: Source, indexes: tf.Tensor) -> dict[str, Any]:
+    """Reads examples; features of variable length are ragged tensors of ragged rank 1."""
+    if isinstance(source, RowSource):
+        rows = tf.data.Dataset.from_tensors((source.read(indexes),)).unbatch()
+        examples = rows.map(lambda row: name_features(source.parse(row)))
+        batch = examples.ragged_batch(tf.size(indexes, tf.int64)).get_single_element()
+    else:
+        batch = source.gather(indexes)
+    return {name: _with_one_ragged_axis(value) for name, value in batch.items()}
+
+
+def read_slices(
+    source: Source, indexes: tf.Tensor, starts: tf.Tensor, sizes: tf.Tensor, lengths: tf.Tensor
+) -> dict[str, tf.Tensor]:
+    """Reads a slice of each of several sequences.
+
+    Args:
+        source: the sequences.
+        indexes: [slices] int64 examples.
+        starts: [slices] int64, where in its example a slice begins.
+        sizes: [slices] int64 lengths of the slices.
+        lengths: [slices] int64 lengths of the examples, which are verified.
+
+    Returns:
+        Features of sequences as [sum of sizes, ...] tensors, the others as [slices, ...].
+    """
+    if isinstance(source, Sequences):
+        return source.gather_slices(indexes, starts, sizes)
+    batch = verify_lengths(read_batch(source, indexes), lengths)
+    sliced = {}
+    for name, value in batch.items():
+        if is_ragged(value):
+            begins = value.row_splits[:-1] + starts
+            value = tf.gather(value.values, _slice_indexes(begins, sizes))
+        sliced[name] = value
+    return sliced
+
+
+def verify_lengths(batch: dict[str, Any], lengths: tf.Tensor) -> dict[str, Any]:
+    """Makes a batch fail with a message if its sequences have other lengths than were read before.
+
+    The tokens would otherwise be cut or read from a neighboring example without an error.
+    """
+    verified = {}
+    for name, value in batch.items():
+        if is_ragged(value):
+            check = tf.debugging.assert_equal(value.row_lengths(), lengths, CHANGED_LENGTHS)
+            with tf.control_dependencies([check] if check is not None else []):
+                value = value.with_values(tf.identity(value.values))
+        verified[name] = value
+    return verified
+
+
+def batch_spec(source: Any, function: str) -> dict[str, Any]:
+    """Returns the specs of a batch of sequences, without reading an example.
+
+    Args:
+        source: what the user passed.
+        function: the function that the user called, for messages.
+
+    Raises:
+        UsageError: it is not a source, has an order of its own, or its examples have equal shapes.
+    """
+    if isinstance(source, Augmented):
+        raise UsageError(
+            f"{function} got augmented examples, whose lengths may change: augment its result."
+        )
+    if not isinstance(source, Source):
+        raise UsageError(
+            f"{function} got {errors.type_name(source)}, but requires a ctl.data.Source, such as "
+            "ctl.data.records(...) or ctl.data.sequences(...)."
+        )
+    if has_own_order(source):
+        raise UsageError(
+            f"{function} cannot group the examples of a ctl.data.mixture or ctl.data.bucketed: apply "
+            f"{function} to each source, and mix the results."
+        )
+    read = tf.function(lambda indexes: read_batch(source, indexes), autograph=False)
+    outputs = read.get_concrete_function(tf.TensorSpec([None], tf.int64)).structured_outputs
+    spec = {name: tf.type_spec_from_value(value) for name, value in outputs.items()}
+    for name, value in spec.items():
+        if not is_ragged(value) and None in value.shape[1:].as_list():
+            raise UsageError(
+                f"{function} cannot know the lengths of the feature {name!r}, which the source pads: "
+                "return a tf.RaggedTensor from gather, or use ctl.data.RowSource."
+            )
+    if not any(is_ragged(value) for value in spec.values()):
+        raise UsageError(
+            f"{function} requires a feature whose length differs between examples, but all have equal "
+            f"shapes: {', '.join(f'{name} {tuple(s.shape[1:])}' for name, s in spec.items())}."
+        )
+    added = [name for name in ("segment_ids", "positions") if name in spec]
+    if added:
+        raise UsageError(f"{function} adds the feature {added[0]!r}: rename that of the source.")
+    return spec
+
+
+def has_own_order(source: Source) -> bool:
+    """Whether a source decides by itself which examples form a batch."""
+    return type(source).training_order is not Source.training_order
+
+
+def one_length(names: Sequence[str], columns: np.ndarray, *, first: int) -> np.ndarray:
+    """Returns the lengths of examples.
+
+    Args:
+        names: the features of sequences.
+        columns: [rows, features] their lengths.
+        first: the index of the first example, for the message.
+
+    Returns:
+        [rows] int64.
+
+    Raises:
+        UsageError: the sequences of an example have different lengths.
+    """
+    rows, features = np.nonzero(columns != columns[:, :1])
+    if len(rows):
+        row, feature = rows[0], features[0]
+        raise UsageError(
+            f"Example {first + row} has {columns[row, 0]} values of {names[0]!r}, but "
+            f"{columns[row, feature]} of {names[feature]!r}: the sequences of an example must have "
+            "one length."
+        )
+    return columns[:, 0].astype(np.int64)
+
+
+def _as_tensor(name: str, value: Any) -> Any:
+    """A feature as a ragged tensor of ragged rank 1, or as a tensor of shape [examples]."""
+    # init_scope: tensors that are created while a tf.function is traced must outlive the trace.
+    with tf.init_scope(), tf.device("CPU:0"):
+        if is_ragged(value):
+            return _with_one_ragged_axis(value)
+        try:
+            rows = [np.asarray(row) for row in value]
+            if all(row.ndim == 0 for row in rows):
+                return tf.identity(tf.convert_to_tensor(value))
+            kinds = {row.dtype.kind for row in rows if row.size}
+            if len(kinds) > 1 and not kinds <= set("biuf"):
+                raise TypeError  # numpy would convert numbers among strings to strings
+            values = np.concatenate([row for row in rows if row.size] or rows[:1])
+            flat = tf.identity(tf.convert_to_tensor(values))
+            return tf.RaggedTensor.from_row_lengths(flat, [len(row) for row in rows])
+        except (TypeError, ValueError):
+            raise UsageError(
+                f"ctl.data.sequences cannot convert {name!r}, {errors.type_name(value)}: provide a "
+                "list of arrays of numbers that differ in their first axis only."
+            ) from None
+
+
+def _with_one_ragged_axis(value: Any) -> Any:
+    """Makes the axes after that of the length dense."""
+    if not is_ragged(value) or value.ragged_rank == 1:
+        return value
+    inner = value.values.to_tensor()
+    return tf.RaggedTensor.from_row_splits(inner, value.row_splits, validate=False)
+
+
+def _slice_indexes(begins: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
+    """The indexes of slices [begin, begin + size) of a flat tensor, one slice after the other."""
+    return tf.ragged.range(begins, begins + sizes).values

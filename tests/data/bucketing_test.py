@@ -1,0 +1,193 @@
+"""ctl.data.bucketed: batches of sequences of similar length."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ctl
+from ctl.data import batching, streams
+from ctl.data.layout import Layout
+from tests.data import token_model
+from tests.data.reading import LAYOUTS, pipeline_layouts, read_steps
+
+BOUNDARIES = [4, 8, 12]
+LENGTHS = np.array([len(x) for x in token_model.documents()["x"]])
+
+
+def in_memory():
+    return ctl.data.bucketed(ctl.data.sequences(token_model.documents()), BOUNDARIES)
+
+
+def parsed():
+    return ctl.data.bucketed(token_model.Documents(), BOUNDARIES)
+
+
+def numbered(lengths, boundaries):
+    """Sequences whose tokens are the number of their example."""
+    return ctl.data.bucketed(
+        ctl.data.sequences(
+            {"x": [[i] * n for i, n in enumerate(lengths)], "id": np.arange(len(lengths))}
+        ),
+        boundaries,
+    )
+
+
+def read_batches(source, batch, steps, *, start=0, seed=3):
+    stream = streams.training_batches(source, Layout(batch, 1), seed=seed, start=start)
+    return [step[0].batch for step in read_steps([stream], Layout(batch, 1), steps)]
+
+
+@pytest.mark.parametrize(("count", "batch"), [(40, 5), (64, 8), (40, 1), (40, 40), (23, 23)])
+def test_every_example_occurs_once_per_epoch(count, batch):
+    lengths = np.random.default_rng(count).integers(0, 20, count)
+    source = numbered(lengths, [3, 10, 15, 20])
+    steps = count // batch
+    batches = read_batches(source, batch, 3 * steps)
+    for epoch in range(3):
+        ids = np.concatenate([b["id"] for b in batches[epoch * steps : (epoch + 1) * steps]])
+        assert np.array_equal(np.sort(ids), np.arange(count))
+    for b in batches:
+        padded = b["x"].numpy()
+        assert padded.shape[1] in (3, 10, 15, 20)
+        for row, i in zip(padded, b["id"].numpy(), strict=True):
+            assert row.tolist() == [i] * lengths[i] + [0] * (len(row) - lengths[i])
+
+
+@pytest.mark.parametrize(("count", "batch"), [(40, 7), (41, 16), (23, 22), (30, 4), (19, 6)])
+def test_every_example_occurs_equally_often_if_batches_do_not_divide_the_epoch(count, batch):
+    lengths = np.random.default_rng(count).integers(0, 20, count)
+    source = numbered(lengths, [3, 10, 15, 20])
+    cycle = np.lcm(count, batch) // batch
+    ids = np.concatenate([b["id"] for b in read_batches(source, batch, 2 * cycle)])
+    assert (np.bincount(ids, minlength=count) == 2 * cycle * batch // count).all()
+    # As of any other source, the rows of an epoch differ from those of the examples by one batch.
+    for epoch in range(1, 2 * cycle * batch // count):
+        seen = np.bincount(ids[: -(-epoch * count // batch) * batch], minlength=count)
+        assert seen.min() >= epoch - 1
+        assert seen.max() <= epoch + 1
+        assert (seen != epoch).sum() <= 2 * batch
+
+
+def test_groups_are_cut_at_multiples_of_the_batch_and_only_the_rest_moves_up():
+    # 11 examples fit into 4 tokens, 5 more into 8, 1 more into 12.
+    lengths = [4] * 11 + [8] * 5 + [12]
+    source = numbered(lengths, [4, 8, 12])
+    groups = source._groups(4)
+    assert [(g.bucket, g.first, g.count) for g in groups] == [(0, 0, 8), (1, 8, 4), (2, 12, 5)]
+    # The last group has at least one batch, so that its examples are in each epoch.
+    assert [(g.bucket, g.count) for g in numbered([*lengths[:-1], 9], [4, 8, 12])._groups(8)] == [
+        (0, 8),
+        (2, 9),
+    ]
+    # Boundaries that no sequence needs are not used.
+    assert [(g.bucket, g.count) for g in numbered([1] * 9, [4, 8, 12])._groups(4)] == [(0, 9)]
+
+
+def test_order_of_the_batches_is_that_of_the_seed_and_differs_between_epochs():
+    shapes = {}
+    for seed in (1, 2):
+        batches = read_batches(in_memory(), 5, 16, seed=seed)
+        shapes[seed] = [b["x"].shape[1] for b in batches]
+    assert shapes[1] != shapes[2]
+    assert shapes[1][:8] != shapes[1][8:]
+    assert sorted(shapes[1][:8]) == sorted(shapes[1][8:])
+
+
+@pytest.mark.parametrize("start", [1, 7, 8, 9, 1000, 2**33])
+def test_every_step_is_computed_from_its_number(start):
+    source = in_memory()
+    for first, batch in zip(
+        read_batches(source, 6, 3, start=start), range(start, start + 3), strict=True
+    ):
+        (again,) = read_batches(source, 6, 1, start=batch)
+        np.testing.assert_array_equal(first["x"], again["x"])
+
+
+@pytest.mark.parametrize("factory", [in_memory, parsed])
+@pytest.mark.parametrize(
+    ("batch", "replicas", "pipelines"),
+    [(7, 4, 2), *(pytest.param(*x, marks=pytest.mark.slow) for x in LAYOUTS[:9])],
+)
+def test_rows_of_a_step_are_the_same_on_any_replicas_and_after_a_restart(
+    factory, batch, replicas, pipelines
+):
+    token_model.check_order(factory, batch, replicas, pipelines)
+
+
+def test_replicas_with_short_rows_have_the_shape_of_the_batch():
+    source, layouts = in_memory(), pipeline_layouts(6, 6, 6)
+    streams_ = [streams.training_batches(source, x, seed=3, start=0) for x in layouts]
+    shapes = [
+        {e.batch["x"].shape[1] for e in step} for step in read_steps(streams_, layouts[0], 14)
+    ]
+    assert all(len(shape) == 1 for shape in shapes)
+    assert len(set.union(*shapes)) == 3
+
+
+@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_loss_is_weighted_by_tokens_the_update_the_same_on_any_replicas_and_traced_once(replicas):
+    token_model.check_guarantee(in_memory, 5, replicas, 10)
+
+
+@pytest.mark.parametrize(("batch", "replicas", "pipelines"), [(7, 1, 1), (7, 4, 2)])
+def test_evaluation_reads_every_example_once_in_one_shape_per_batch(batch, replicas, pipelines):
+    lengths = np.random.default_rng(0).integers(0, 20, 40)
+    source, layouts = numbered(lengths, [3, 10, 20]), pipeline_layouts(batch, replicas, pipelines)
+    steps = batching.evaluation_steps(source, layouts[0])
+    read = read_steps(
+        [streams.evaluation_batches(source, x) for x in layouts], layouts[0], steps + 1
+    )
+    ids = [i for step in read for b, mask in map(tuple, step) for i in b["id"][mask == 1].numpy()]
+    assert sorted(ids) == list(range(40))
+    for step in read:
+        assert len({e.batch["x"].shape[1] for e in step}) == 1
+    # Short batches are not padded to the longest sequence.
+    assert {step[0].batch["x"].shape[1] for step in read} == {3, 10, 20}
+
+
+def test_features_with_one_value_per_example_are_kept_and_get_no_weights_of_tokens():
+    data = {"x": [[1, 2], [3]], "label": [0, 1]}
+    batch = ctl.data.bucketed(ctl.data.sequences(data), [3]).gather(tf.constant([0, 1], tf.int64))
+    assert "weight" not in batch
+    assert batch["label"].numpy().tolist() == [0, 1]
+    assert batch["x"].numpy().tolist() == [[1, 2, 0], [3, 0, 0]]
+    assert batch["segment_ids"].numpy().tolist() == [[1, 1, 0], [1, 0, 0]]
+    assert batch["positions"].numpy().tolist() == [[0, 1, 0], [0, 0, 0]]
+
+
+def test_augmentation_has_a_seed_per_epoch_and_example():
+    def augment(example, seed):
+        return {**example, "seed": seed[tf.newaxis]}
+
+    data = ctl.data.augmented(in_memory(), augment)
+    layout = Layout(5, 1)
+    stream = batching.training_batches(data, layout, seed=3, start=0, prefetch=1)
+    seeds = [step[0].batch["seed"].numpy() for step in read_steps([stream], layout, 16)]
+    assert len(np.unique(np.concatenate(seeds).reshape(-1, 2), axis=0)) == 80
+    assert len(np.unique(np.concatenate(seeds)[..., 1])) == 40
+
+
+def test_loop_compiled_for_one_shape_rejects_buckets():
+    with pytest.raises(ctl.UsageError, match=r"requires batches of one shape.*ctl\.data\.packed"):
+        token_model.make_trainer(in_memory, 5, 1, xla="loop")
+
+
+def rejected(boundaries):
+    return lambda: ctl.data.bucketed(ctl.data.sequences({"x": [[1], [1, 2]]}), boundaries)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        *((rejected(b), "requires increasing positive integers") for b in ([], 4, [4, 4], [8, 4])),
+        *((rejected(b), "requires increasing positive integers") for b in ([0, 4], [1.5, 4])),
+        (rejected([1]), "1 of 2 sequences are longer than the last boundary, 1: add 2"),
+        (lambda: in_memory()._groups(41), "has 40 examples, but the global batch size is 41"),
+        (lambda: ctl.data.bucketed(ctl.data.arrays({"x": [1]}), [4]), "all have equal shapes"),
+    ],
+)
+def test_wrong_use_is_rejected_in_one_line(make, message):
+    with pytest.raises(ctl.UsageError) as error:
+        make()
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

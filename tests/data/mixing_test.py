@@ -1,0 +1,217 @@
+"""ctl.data.mixture: several sources in fixed proportions."""
+
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ctl
+from ctl.data import batching, mixing, streams
+from ctl.data.element_spec import element_spec
+from ctl.data.layout import Layout
+from ctl.loop import measurements
+from tests import reference_model
+from tests.data import token_model
+from tests.data.reading import LAYOUTS, read_steps
+
+
+def numbers(first, count):
+    return ctl.data.arrays({"id": np.arange(first, first + count)})
+
+
+class Parsed(ctl.data.RowSource):
+    """Numbers from `first` on, parsed one by one."""
+
+    def __init__(self, first, count):
+        self._first, self._count = first, count
+
+    def __len__(self):
+        return self._count
+
+    def read(self, indexes):
+        return indexes + self._first
+
+    def parse(self, row):
+        return {"id": row}
+
+
+def two_sources():
+    return ctl.data.mixture({"a": (numbers(0, 7), 0.7), "b": (Parsed(100, 3), 0.3)})
+
+
+def read_ids(source, batch, steps, *, start=0, seed=3):
+    stream = streams.training_batches(source, Layout(batch, 1), seed=seed, start=start)
+    steps = read_steps([stream], Layout(batch, 1), steps)
+    return np.concatenate([step[0].batch["id"] for step in steps])
+
+
+@pytest.mark.parametrize(
+    ("weights", "period"),
+    [([0.7, 0.3], 10), ([1, 1, 1], 3), ([0.5, 0.25, 0.125, 0.125], 8), ([3.0, 4], 7)],
+)
+def test_proportions_are_exact_in_every_period(weights, period):
+    sources = {f"s{i}": (numbers(100 * i, 5 + i), w) for i, w in enumerate(weights)}
+    source = ctl.data.mixture(sources)
+    rows = np.array(source._rows)
+    assert rows.sum() % period == 0
+    np.testing.assert_allclose(rows / rows.sum(), np.array(weights) / sum(weights), atol=1e-15)
+    origin = read_ids(source, 256, 3 * rows.sum() // 256 + 1) // 100
+    for first in (0, 17, rows.sum() + 1):
+        counts = np.bincount(origin[first : first + rows.sum()])
+        assert counts.tolist() == rows.tolist()
+
+
+def test_proportions_without_a_common_denominator_are_rounded():
+    rows = mixing._rows_per_period({"a": np.pi, "b": np.e, "c": 1e-3})
+    assert sum(rows) == 2**16
+    shares = np.array([np.pi, np.e, 1e-3]) / (np.pi + np.e + 1e-3)
+    assert np.abs(np.array(rows) / 2**16 - shares).max() < 1 / 2**16
+
+
+def test_short_parts_of_the_stream_are_close_to_the_proportions():
+    origin = read_ids(two_sources(), 100, 200) // 100
+    counts = np.cumsum(origin == 0)
+    # Where the next row of a source lies in its part is random, so it is off by less than one row
+    # for each of the two ends.
+    difference = counts - 0.7 * np.arange(1, len(counts) + 1)
+    assert np.abs(difference).max() < 2
+    assert np.abs(difference).max() > 0.5
+    # The order has no short period.
+    assert all((origin[p:] != origin[:-p]).mean() > 0.2 for p in range(1, 100))
+
+
+def test_source_is_read_without_replacement_in_each_of_its_epochs():
+    ids = read_ids(two_sources(), 10, 70)
+    for first, count in ((0, 7), (100, 3)):
+        own = ids[(ids >= first) & (ids < first + count)]
+        epochs = own[: len(own) // count * count].reshape(-1, count)
+        assert (np.sort(epochs, axis=1) == np.arange(first, first + count)).all()
+        assert len({tuple(epoch) for epoch in epochs.tolist()}) > 3
+
+
+def test_sources_of_one_length_have_their_own_orders():
+    source = ctl.data.mixture({"a": (numbers(0, 50), 1), "b": (numbers(100, 50), 1)})
+    ids = read_ids(source, 10, 10)
+    assert (ids[ids < 100].tolist()) != (ids[ids >= 100] - 100).tolist()
+
+
+@pytest.mark.parametrize(
+    ("batch", "replicas", "pipelines"),
+    [(7, 4, 2), *(pytest.param(*x, marks=pytest.mark.slow) for x in LAYOUTS[:9])],
+)
+def test_rows_of_a_step_are_the_same_on_any_replicas_and_after_a_restart(
+    batch, replicas, pipelines
+):
+    token_model.check_order(two_sources, batch, replicas, pipelines, name="id")
+
+
+@pytest.mark.parametrize("start", [1, 1000, 2**40])
+def test_every_step_is_computed_from_its_number(start):
+    expected = read_ids(two_sources(), 6, 3, start=start).reshape(3, 6)
+    for step in range(3):
+        again = read_ids(two_sources(), 6, 1, start=start + step)
+        np.testing.assert_array_equal(again, expected[step])
+
+
+@pytest.mark.parametrize("positions", [0, 1, 999, 4096 * 3 + 17])
+def test_examples_and_epochs_of_each_source_are_counted(positions):
+    counts = two_sources().count_examples(positions, seed=3)
+    origin = read_ids(two_sources(), 1000, positions // 1000 + 1)[:positions] // 100
+    assert [c["examples"] for c in counts.values()] == [(origin == i).sum() for i in (0, 1)]
+    assert [c["epochs"] for c in counts.values()] == [
+        (origin == 0).sum() / 7,
+        (origin == 1).sum() / 3,
+    ]
+
+
+def test_counts_are_in_the_metrics_of_a_loop_and_in_the_result():
+    def data(split):
+        sources = {n: ctl.data.arrays(reference_model.examples(c)) for n, c in (("a", 9), ("b", 4))}
+        return ctl.data.mixture({"a": (sources["a"], 3), "b": (sources["b"], 1)})
+
+    body = {"data_factory": staticmethod(data)}
+    cls = type("Mixed", (reference_model.ReferenceTrainer,), body)
+    trainer = reference_model.make_trainer(ctl.testing.make_strategy(1), 8, cls=cls)
+    trainer.train(tf.constant(5))
+    counts = measurements.count_examples(trainer, 5)
+    assert sum(c["examples"] for c in counts.values()) == 40
+    assert counts["a"]["examples"] == pytest.approx(30, abs=2)
+    throughput = types.SimpleNamespace(last_examples_per_second=None)
+    logged = measurements.measure_loop(trainer, throughput)
+    for name, size in (("a", 9), ("b", 4)):
+        assert logged[f"examples/{name}"] == counts[name]["examples"]
+        assert logged[f"epochs/{name}"] == counts[name]["examples"] / size
+
+
+def test_augmentation_has_a_seed_per_epoch_of_the_source_and_example():
+    def augment(example, seed):
+        return {**example, "seed": seed}
+
+    data = ctl.data.augmented(two_sources(), augment)
+    stream = batching.training_batches(data, Layout(10, 1), seed=3, start=0, prefetch=1)
+    batches = [step[0].batch for step in read_steps([stream], Layout(10, 1), 30)]
+    seeds = np.concatenate([b["seed"] for b in batches])
+    assert len(np.unique(seeds, axis=0)) == 300
+
+
+def test_evaluation_reads_every_example_once():
+    stream = streams.evaluation_batches(two_sources(), Layout(4, 1))
+    steps = read_steps([stream], Layout(4, 1), 3)
+    ids = [i for (b, mask), *_ in steps for i in b["id"][mask == 1].numpy()]
+    assert ids == [*range(7), 100, 101, 102]
+
+
+def test_packed_sources_are_mixed():
+    sources = {
+        name: (ctl.data.packed(ctl.data.sequences(token_model.documents(seed=seed)), 16), 1)
+        for name, seed in (("a", 0), ("b", 1))
+    }
+    source = ctl.data.mixture(sources)
+    rows = source.gather(tf.range(len(source), dtype=tf.int64))["x"]
+    parts = [s.gather(tf.range(len(s), dtype=tf.int64))["x"] for s, _ in sources.values()]
+    np.testing.assert_array_equal(rows, np.concatenate(parts))
+    assert element_spec(source)["x"].shape[1] == 16
+
+
+class Empty(ctl.data.Source):
+    """A source of no examples."""
+
+    def __len__(self):
+        return 0
+
+    def gather(self, indexes):
+        return {"id": indexes}
+
+
+def mix(**sources):
+    return lambda: ctl.data.mixture(sources)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ctl.data.mixture({}), "a dict of at least one source"),
+        (lambda: ctl.data.mixture([(numbers(0, 1), 1)]), "a dict of at least one source"),
+        (mix(a=numbers(0, 1)), "requires (source, weight)"),
+        (mix(a=(tf.data.Dataset.range(3), 1)), "requires (source, weight)"),
+        *(
+            (mix(a=(numbers(0, 1), w)), f"weight {w!r} for 'a', but requires a positive number")
+            for w in (0, -1.0, float("nan"), float("inf"), "1", True, None)
+        ),
+        (mix(a=(numbers(0, 1), 1), b=(numbers(0, 1), 1e-9)), "at least 1 / 65,536"),
+        (mix(a=(Empty(), 1)), "The source 'a' of ctl.data.mixture has no examples"),
+        (
+            mix(a=(numbers(0, 1), 1), b=(ctl.data.arrays({"id": [0.5]}), 1)),
+            "'b' has id float32 (), and 'a' has id int64 ()",
+        ),
+        (mix(a=(numbers(0, 1), 1), b=(ctl.data.arrays({"x": [1]}), 1)), "the same features"),
+        (lambda: ctl.data.mixture({"a": (two_sources(), 1)}), "pass all sources to one mixture"),
+        (mix(a=(ctl.data.sequences({"x": [[1], [1, 2]]}), 1)), "return ctl.data.packed"),
+    ],
+)
+def test_wrong_mixture_is_rejected_in_one_line(make, message):
+    with pytest.raises(ctl.UsageError) as error:
+        make()
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

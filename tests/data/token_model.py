@@ -1,0 +1,145 @@
+"""A model of tokens that attends within segments, and its data, for the tests of this folder."""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from ctl.data import distribution, streams
+from ctl.data.layout import Layout
+from ctl.loop.actions import retraces
+from tests.data.reading import pipeline_layouts, read_steps
+
+TOKENS, WIDTH = 11, 4
+
+
+def documents(count=40, longest=12, seed=0):
+    """Sequences of different lengths, of which some are empty: {"x": [...], "label": [...]}."""
+    rng = np.random.default_rng(seed)
+    texts = [rng.integers(1, TOKENS, rng.integers(0, longest) + 1) for _ in range(count)]
+    return {"x": [text[:-1] for text in texts], "label": [text[1:] for text in texts]}
+
+
+class Documents(ctl.data.RowSource):
+    """The same documents, parsed one by one."""
+
+    def __init__(self, count=40):
+        data = documents(count)
+        self._x = tf.ragged.constant([list(x) for x in data["x"]], tf.int64)
+        self._label = tf.ragged.constant([list(x) for x in data["label"]], tf.int64)
+
+    def __len__(self):
+        return int(self._x.nrows())
+
+    def read(self, indexes):
+        return indexes
+
+    def parse(self, row):
+        return {"x": self._x[row], "label": self._label[row]}
+
+
+class TokenTrainer(ctl.StandardTrainer):
+    """Predicts the label of each token from the tokens of its segment."""
+
+    data_factory = staticmethod(lambda: None)
+
+    def build_model(self):
+        layers = tf_keras.layers
+        x = tf_keras.Input([None], dtype=tf.int64)
+        segment = tf_keras.Input([None], dtype=tf.int32)
+        position = tf_keras.Input([None], dtype=tf.int32)
+        hidden = layers.Embedding(TOKENS, WIDTH)(x) + layers.Embedding(64, WIDTH)(position)
+        mask = segment[:, :, tf.newaxis] == segment[:, tf.newaxis, :]
+        hidden += layers.MultiHeadAttention(2, 2)(hidden, hidden, attention_mask=mask)
+        outputs = layers.Dense(TOKENS)(layers.LayerNormalization()(hidden))
+        return tf_keras.Model({"x": x, "segment_ids": segment, "positions": position}, outputs)
+
+    def build_dataset(self, split, input_context):
+        return self.data_factory()
+
+    def per_example_loss(self, batch, outputs):
+        return tf_keras.losses.sparse_categorical_crossentropy(
+            batch["label"], outputs, from_logits=True
+        )
+
+
+def make_trainer(factory, batch, replicas, **options):
+    """Makes a trainer in float64 of the data that `factory()` returns."""
+    return type("Tokens", (TokenTrainer,), {"data_factory": staticmethod(factory)})(
+        strategy=testing.make_strategy(replicas),
+        global_batch_size=batch,
+        optimizer=lambda: tf_keras.optimizers.SGD(0.5),
+        options=ctl.TrainerOptions(precision="float64", **options),
+    )
+
+
+class Trained(NamedTuple):
+    """A trained model.
+
+    Attributes:
+        losses: the loss of each step.
+        expected_loss: that of the first step, by numpy from the losses of its tokens.
+        copies: for each variable, the copy of each replica.
+        traces: the number of traces of each function of the run.
+    """
+
+    losses: list
+    expected_loss: float
+    copies: list
+    traces: dict
+
+
+@functools.cache
+def train(factory, batch, replicas, steps):
+    """Trains on the data that `factory()` returns, one step per loop."""
+    trainer = make_trainer(factory, batch, replicas)
+    stream = streams.training_batches(factory(), Layout(batch, 1), seed=0, start=0)
+    first = next(iter(distribution.disable_autotune(stream.take(1)))).batch
+    losses = trainer.per_example_loss(first, trainer.forward(first, training=True)).numpy()
+    weights = first["weight"].numpy()
+    return Trained(
+        [float(trainer.train(tf.constant(1))["loss"]) for _ in range(steps)],
+        (weights * losses).sum() / weights.sum(),
+        [testing.copies(trainer.strategy, v) for v in trainer.model.variables],
+        {
+            name: function.experimental_get_tracing_count()
+            for name, function in retraces._list_functions(trainer, None)
+        },
+    )
+
+
+def check_guarantee(factory, batch, replicas, steps):
+    """Checks the loss against numpy, and the update against that of one replica."""
+    expected, trained = train(factory, batch, 1, steps), train(factory, batch, replicas, steps)
+    np.testing.assert_allclose(expected.losses[0], expected.expected_loss, rtol=1e-13)
+    np.testing.assert_allclose(trained.losses, expected.losses, rtol=0, atol=1e-13)
+    for copies, (value,) in zip(trained.copies, expected.copies, strict=True):
+        for copy in copies:
+            np.testing.assert_allclose(copy, value, rtol=0, atol=1e-13)
+    assert set(trained.traces.values()) == {1}
+
+
+def read_rows(factory, batch, replicas, pipelines, *, start, steps, name="x"):
+    """The rows of a feature in each step, without padding, in the order of the replicas."""
+    layouts = pipeline_layouts(batch, replicas, pipelines)
+    read = read_steps(
+        [streams.training_batches(factory(), x, seed=3, start=start) for x in layouts],
+        layouts[0],
+        steps,
+    )
+    return [
+        np.concatenate([b[name] if m is None else b[name][m == 1] for b, m in map(tuple, step)])
+        for step in read
+    ]
+
+
+def check_order(factory, batch, replicas, pipelines, *, name="x"):
+    """Checks the rows of resumed steps on several replicas against those of one replica."""
+    expected = read_rows(factory, batch, 1, 1, start=0, steps=12, name=name)[7:]
+    rows = read_rows(factory, batch, replicas, pipelines, start=7, steps=5, name=name)
+    for row, values in zip(rows, expected, strict=True):
+        np.testing.assert_array_equal(row, values)
