@@ -36,6 +36,7 @@ class Choice:
         string_features: whether the batches contain strings.
         on_non_finite: `train.on_non_finite`.
         loss_spike: `train.loss_spike`; 0 if the option is off.
+        shard_state: `optimizer.shard_state`.
         strategy: the name of the strategy in `hardware.strategies`, such as "central_storage".
         cpu_collectives: whether gradients are reduced between processes by TensorFlow's collectives
             on CPUs.
@@ -57,6 +58,7 @@ class Choice:
     string_features: bool = False
     on_non_finite: str = "stop"
     loss_spike: float = 0.0
+    shard_state: bool = False
     strategy: str = "mirrored"
     cpu_collectives: bool = False
 
@@ -154,6 +156,13 @@ RULES = (
         "train.on_non_finite=skip applies the update conditionally, which TensorFlow does not "
         "support on a TPU",
         "choose train.on_non_finite=rollback, stop or ignore",
+    ),
+    Rule(
+        lambda c: c.shard_state and c.strategy in ("central_storage", "parameter_server", "tpu"),
+        "optimizer.shard_state splits the slot variables that each replica holds, which central "
+        "storage and parameter servers hold once; on TPUs it was never run",
+        "set optimizer.shard_state=false, or choose runtime.strategy=mirrored or "
+        "multi_worker_mirrored",
     ),
     Rule(
         lambda c: bool(c.reduce_dtype) and c.strategy == _INDEPENDENT_WORKERS,

@@ -27,6 +27,7 @@ HARMLESS = (
     "data.skip_damaged",
     "data.tfrecord.parallel_calls",
     "optimizer.gradient_accumulation_steps",
+    "optimizer.shard_state",
     "train.",
     "summaries.",
     "eval.",
@@ -159,6 +160,8 @@ def defaults() -> config_dict.ConfigDict:
     # Evaluate and export the exponential moving average of the weights, with this decay, such as 0.999;
     # 0: off. See docs/optimizers.md.
     optimizer.ema_decay = 0.0
+    # Split the optimizer's slot variables over the replicas, with the same bits; see docs/memory.md.
+    optimizer.shard_state = False
     # The number of micro-batches in a per-replica batch; the update does not depend on it.
     optimizer.gradient_accumulation_steps = 1
     optimizer.clip = clip = config_dict.ConfigDict()  # of the reduced gradients; set at most one

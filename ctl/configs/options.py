@@ -25,6 +25,7 @@ OPTION_KEYS: dict[str, str] = {
     "allow_row_coupling": "runtime.allow_row_coupling",
     "all_reduce_dtype": "runtime.all_reduce.dtype",
     "gradient_accumulation_steps": "optimizer.gradient_accumulation_steps",
+    "shard_state": "optimizer.shard_state",
     "on_non_finite": "train.on_non_finite",
     "loss_spike": "train.loss_spike",
     "norms": "train.norms",
@@ -180,6 +181,7 @@ class TrainerOptions:
         all_reduce_dtype: "bfloat16" to halve the bytes of the all-reduce; "" to keep the dtype of the
             gradients.
         gradient_accumulation_steps: the number of micro-batches in a per-replica batch.
+        shard_state: split the optimizer's slot variables over the replicas.
         clip: how the reduced gradients are clipped.
         ema_decay: the decay of the exponential moving average of the weights, which evaluations use;
             0 for none.
@@ -215,6 +217,7 @@ class TrainerOptions:
     allow_row_coupling: bool = False
     all_reduce_dtype: str = ""
     gradient_accumulation_steps: int = 1
+    shard_state: bool = False
     clip: Clip = Clip()
     on_non_finite: str = "stop"
     loss_spike: float = 0.0

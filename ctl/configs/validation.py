@@ -170,6 +170,12 @@ def _check_optimizer(values: Mapping[str, Any]) -> None:
             "optimizer.ema_decay averages complete variables, which another number of parameter servers "
             "could not restore from shards: set runtime.cluster.shard_mib=0, or optimizer.ema_decay=0."
         )
+    if values["optimizer.shard_state"] and known and name not in optimizers.ELEMENTWISE:
+        raise UsageError(
+            f"optimizer.shard_state updates slices of variables, and optimizer.name={name} requires "
+            "complete ones: set optimizer.shard_state=false, or choose optimizer.name="
+            f"{', '.join(optimizers.ELEMENTWISE[:-1])} or {optimizers.ELEMENTWISE[-1]}."
+        )
     decays = values["optimizer.weight_decay"] or name in optimizers.LAYERWISE
     if values["optimizer.weight_decay_exclude"] and known and not decays:
         raise UsageError(

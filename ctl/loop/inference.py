@@ -67,6 +67,7 @@ def restore_trainer(
             norms=False,
             weight_decay_exclude=(),
             optimizer_groups=(),
+            shard_state=False,
         ),
     )
     models: Any = _Models(trainer)  # all that a `Checkpointer` reads of a trainer

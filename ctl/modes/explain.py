@@ -122,6 +122,7 @@ def _describe_update(experiment: Experiment) -> list[tuple[str, str]]:
         ("random numbers", _RANDOM[trainer.options.allow_unkeyed_random]),
         ("row coupling", _COUPLING[trainer.options.allow_row_coupling]),
         ("optimizer", _describe_optimizer(trainer.optimizer)),
+        *_describe_slots(trainer),
         ("schedule", _describe_learning_rate(experiment)),
         *_describe_groups(experiment),
         *_describe_average(trainer.options.ema_decay),
@@ -136,6 +137,17 @@ def _describe_optimizer(optimizer: Any) -> str:
     values = {k: v for k, v in inner.get_config().items() if k not in _NOT_SHOWN and v is not None}
     arguments = ", ".join(f"{name}={value}" for name, value in values.items())
     return f"{type(inner).__name__}({arguments}){scale}"
+
+
+def _describe_slots(trainer: Any) -> list[tuple[str, str]]:
+    """How the slot variables are split, if the options ask for it."""
+    if not trainer.options.shard_state:
+        return []
+    replicas = trainer.strategy.num_replicas_in_sync
+    if replicas == 1:
+        return [("shard_state", "no slot variables are split: one replica")]
+    text = "each updates its slice of the weights, and one all-gather per dtype sends them to the others"
+    return [("shard_state", f"slot variables split over {replicas} replicas; {text}")]
 
 
 def _describe_learning_rate(experiment: Experiment) -> str:

@@ -35,6 +35,10 @@ REJECTED = {  # why a name that users expect is not in `CLASSES`
 MOMENTUM = ("sgd", "rmsprop", "lars")  # the optimizers with the argument `momentum`
 LAYERWISE = ("lamb", "lars")  # they do not scale the updates of what has no weight decay
 NESTEROV = ("sgd", "lars")
+# They update each element from that element's gradient and slots alone.
+ELEMENTWISE = (
+    "adam", "adamw", "sgd", "rmsprop", "adagrad", "lion", "adamax", "adadelta", "ftrl",
+)  # fmt: skip
 
 
 class FromConfig:

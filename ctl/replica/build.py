@@ -9,7 +9,14 @@ from ctl.data.input_pipeline import InputPipeline
 from ctl.data.source import Batch
 from ctl.hardware import coordinator
 from ctl.optimizers import FromConfig
-from ctl.replica import keras_version, metrics, parameter_groups, precision, row_mask
+from ctl.replica import (
+    keras_version,
+    metrics,
+    parameter_groups,
+    precision,
+    row_mask,
+    sharded_optimizer,
+)
 from ctl.replica.batch_norm import convert_sync_batch_norm
 from ctl.replica.engine import Engine
 from ctl.replica.microbatches import row_count
@@ -72,6 +79,8 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         if late and not coordinator.is_coordinated(trainer.strategy):  # which never skips a step
             # A skipped step restores the variables of metrics that exist before it.
             create_variables(functools.partial(_update_metrics, trainer), spec)
+        if options.shard_state:
+            sharded_optimizer.shard(trainer.optimizer, trainer.strategy)
         parameter_groups.freeze(trainer.model, options)
         parameter_groups.configure(trainer.optimizer, trainer.model, options)
         trainer.optimizer.build(trainer.model.trainable_variables)

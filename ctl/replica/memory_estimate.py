@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from ctl.errors import UsageError
 from ctl.hardware import coordinator
-from ctl.replica import precision, row_mask
+from ctl.replica import precision, row_mask, sharded_optimizer
 from ctl.replica.loss_trace import LossTrace, Update
 from ctl.replica.preprocessing import preprocess
 from ctl.replica.tensor_lifetimes import Timeline, bytes_of, device_of
@@ -197,4 +197,4 @@ def _optimizer_variables(trainer: Any) -> Iterator[Any]:
     for value in trainer.checkpoint_items().values():
         inner = value.inner_optimizer if precision.has_loss_scale(value) else value
         if hasattr(inner, "apply_gradients"):
-            yield from inner.variables
+            yield from sharded_optimizer.held_variables(inner)

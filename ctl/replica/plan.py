@@ -145,6 +145,7 @@ class Plan:
             string_features=self.string_features,
             on_non_finite=options.on_non_finite,
             loss_spike=options.loss_spike,
+            shard_state=options.shard_state,
             strategy=self.strategy,
         )
 
@@ -177,6 +178,7 @@ def check_before_model(options: TrainerOptions, strategy: tf.distribute.Strategy
         reduce_dtype=options.all_reduce_dtype,
         strategy=strategies.strategy_name(strategy),
         cpu_collectives=strategies.uses_cpu_collectives(strategy),
+        shard_state=options.shard_state,
     )
     compatibility.check(choice)
     value = options.model.get("sync_batch_norm")

@@ -33,6 +33,9 @@ BROKEN = {
     "train.on_non_finite=skip applies the update conditionally": Choice(
         on_non_finite="skip", strategy="tpu"
     ),
+    "optimizer.shard_state splits the slot variables": Choice(
+        shard_state=True, strategy="central_storage"
+    ),
     "runtime.all_reduce.dtype is the dtype of a reduction": Choice(
         reduce_dtype="bfloat16", strategy="parameter_server"
     ),

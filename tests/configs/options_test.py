@@ -179,6 +179,7 @@ def test_from_config_reads_every_option_from_its_key():
         optimizer=dict(
             gradient_accumulation_steps=2, clip=dict(norm=1.5), weight_decay=0.1, ema_decay=0.5,
             weight_decay_exclude=["*/bias"], groups=[dict(variables="a/*", frozen=True)],
+            shard_state=True,
         ),
         train=dict(
             on_non_finite="skip", loss_spike=3.0, norms=True, layer_norms=True, gradient_shares=True,
@@ -199,7 +200,7 @@ def test_from_config_reads_every_option_from_its_key():
         gradient_accumulation_steps=2,
         clip=options.Clip(norm=1.5), on_non_finite="skip", loss_spike=3.0, norms=True, layer_norms=True,
         gradient_shares=True, histogram_interval=50, prefetch=2,
-        weight_decay_exclude=("*/bias",), ema_decay=0.5,
+        weight_decay_exclude=("*/bias",), ema_decay=0.5, shard_state=True,
         optimizer_groups=(dict(variables="a/*", frozen=True),),
     )  # fmt: skip
     assert (created.data.dir, created.data.tfrecord.interleave, created.model.units) == (

@@ -160,6 +160,7 @@ SWITCHES = {
     "data.skip_damaged",
     "data.tfrecord.cache",
     "optimizer.nesterov",
+    "optimizer.shard_state",
     "summaries.graph",
     "train.norms",
     "train.layer_norms",

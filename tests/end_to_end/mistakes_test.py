@@ -505,6 +505,12 @@ VALUES = {
         "optimizer.ema_decay averages complete variables, which another number of parameter servers "
         "could not restore from shards: set runtime.cluster.shard_mib=0, or optimizer.ema_decay=0.",
     ),
+    "slices of an optimizer that requires complete variables": command_line(
+        "--config.optimizer.shard_state=true --config.optimizer.name=lamb",
+        "optimizer.shard_state updates slices of variables, and optimizer.name=lamb requires complete "
+        "ones: set optimizer.shard_state=false, or choose optimizer.name=adam, adamw, sgd, rmsprop, "
+        "adagrad, lion, adamax, adadelta or ftrl.",
+    ),
     "decay of an average that never moves": command_line(
         "--config.optimizer.ema_decay=1",
         "optimizer.ema_decay is 1.0, but must be less than 1, such as 0.999.",

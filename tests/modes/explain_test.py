@@ -88,6 +88,15 @@ def test_evaluation_and_actions_are_listed_in_order(explain):
     assert rows["evaluation"] == "none: eval.splits is empty"
 
 
+def test_split_slots_are_shown(explain):
+    mirrored = ("runtime.strategy=mirrored", "runtime.logical_devices=2")
+    rows, _ = explain("optimizer.shard_state=true", *mirrored)
+    assert rows["shard_state"].startswith(
+        "slot variables split over 2 replicas; each updates its slice of the weights"
+    )
+    assert explain("optimizer.shard_state=true")[0]["shard_state"].endswith(": one replica")
+
+
 def test_logical_shards_and_a_reduced_dtype_are_part_of_the_reduction(explain):
     mirrored = (
         "runtime.strategy=mirrored",
