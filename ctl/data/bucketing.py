@@ -84,7 +84,8 @@ class Bucketed(Source):
     """Sequences in batches of similar length.
 
     The index of an example for `gather` is `bucket x len(self) + example`: all replicas must pad to
-    the same length, also those whose rows are short.
+    the same length, also those whose rows are short. The index of the example alone is
+    that of a row whose batch may have any length.
     """
 
     has_one_shape = False
@@ -119,10 +120,12 @@ class Bucketed(Source):
         return int(self._totals[-1])
 
     def gather(self, indexes: tf.Tensor) -> Batch:
-        """Reads examples and pads them to the boundary of the first one's bucket."""
-        length = tf.gather(tf.constant(self._boundaries, tf.int64), indexes[0] // len(self))
+        """Reads examples and pads them to the boundary of their bucket."""
         examples = indexes % len(self)
         lengths = tf.gather(self._lengths, examples)
+        boundaries = tf.constant(self._boundaries, tf.int64)
+        needed = tf.searchsorted(boundaries, tf.reduce_max(lengths)[tf.newaxis], out_type=tf.int64)
+        length = tf.gather(boundaries, tf.maximum(indexes[0] // len(self), needed[0]))
         batch = ragged.read_batch(self._source, examples)
         batch = ragged.verify_lengths(batch, lengths)
         position = tf.range(length)[tf.newaxis, :]
@@ -209,5 +212,5 @@ def _pad(value: Any, length: tf.Tensor) -> tf.Tensor:
         return value
     # The length is a tensor, so it cannot be an argument of `to_tensor`.
     padded = value.to_tensor()
-    rest = tf.maximum(length - tf.shape(padded, tf.int64)[1], 0)
+    rest = length - tf.shape(padded, tf.int64)[1]
     return tf.pad(padded, [[0, 0], [0, rest]] + [[0, 0]] * (padded.shape.rank - 2))

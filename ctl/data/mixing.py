@@ -7,7 +7,7 @@ table, the j-th of the m_s rows of a source is at a random place of the j-th of 
 a source are its own endless stream: one permutation of all its examples per epoch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import copy
 import math
 from typing import Any
@@ -18,7 +18,8 @@ import tensorflow as tf
 from ctl import errors
 from ctl.data import ragged, sampler
 from ctl.data.element_spec import element_spec
-from ctl.data.source import Batch, Source
+from ctl.data.features import name_features
+from ctl.data.source import Batch, RowSource, Source
 from ctl.errors import UsageError
 
 _MAX_EXACT_PERIOD = 10_000
@@ -61,7 +62,10 @@ def mixture(sources: Mapping[str, tuple[Source, float]]) -> "Mixture":
                 f"{_describe(spec)}, and {first!r} has {_describe(specs[first])}."
             )
     counts = _rows_per_period({name: float(weight) for name, (_, weight) in sources.items()})
-    return Mixture({name: source for name, (source, _) in sources.items()}, counts)
+    examples = {name: source for name, (source, _) in sources.items()}
+    read_specs = [_read_spec(source) for source in examples.values()]
+    same_rows = read_specs[0] is not None and all(spec == read_specs[0] for spec in read_specs)
+    return (RowMixture if same_rows else Mixture)(examples, counts)
 
 
 class Mixture(Source):
@@ -88,19 +92,7 @@ class Mixture(Source):
 
     def gather(self, indexes: tf.Tensor) -> Batch:
         """Reads examples, the rows of each source in one call."""
-        places, parts = [], []
-        for number, source in enumerate(self._sources.values()):
-            first, end = self._firsts[number], self._firsts[number + 1]
-            where = tf.where((indexes >= first) & (indexes < end))[:, 0]
-            own = tf.gather(indexes, where) - first
-            # A source may not be able to read no row, so it then reads its first one.
-            rows = tf.size(own)
-            batch = source.gather(
-                tf.cond(rows > 0, lambda own=own: own, lambda: tf.zeros([1], tf.int64))
-            )
-            parts.append(tf.nest.map_structure(lambda value, rows=rows: value[:rows], batch))
-            places.append(tf.cast(where, tf.int32))
-        return tf.nest.map_structure(lambda *values: tf.dynamic_stitch(places, values), *parts)
+        return self._collect(indexes, lambda source: source.gather)
 
     def training_order(
         self, positions: tf.Tensor, *, batch_size: int, seed: int, span: int
@@ -150,6 +142,26 @@ class Mixture(Source):
         mixture._sources = {name: s.without_python() for name, s in self._sources.items()}
         return mixture
 
+    def _collect(
+        self, indexes: tf.Tensor, reader: Callable[[Any], Callable[[tf.Tensor], Any]]
+    ) -> Any:
+        """Calls a function of each source for its rows, and puts these into the order of `indexes`."""
+        places, parts = [], []
+        for number, source in enumerate(self._sources.values()):
+            first, end = self._firsts[number], self._firsts[number + 1]
+            where = tf.where((indexes >= first) & (indexes < end))[:, 0]
+            rows = tf.size(where)
+            # A source may not be able to read no row, so it then reads its first one.
+            read = tf.cond(
+                rows > 0,
+                lambda where=where, first=first: tf.gather(indexes, where) - first,
+                lambda: tf.zeros([1], tf.int64),
+            )
+            batch = reader(source)(read)
+            parts.append(tf.nest.map_structure(lambda value, rows=rows: value[:rows], batch))
+            places.append(tf.cast(where, tf.int32))
+        return tf.nest.map_structure(lambda *values: tf.dynamic_stitch(places, values), *parts)
+
     def _tables(self, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """The source of each row of a period, and how many rows each source gives before it."""
         generator = np.random.Philox(key=sampler.derive_seed(seed, "mixture"))
@@ -162,6 +174,34 @@ class Mixture(Source):
         is_source = table[:, np.newaxis] == np.arange(len(places))
         before = np.cumsum(is_source, axis=0) - is_source
         return table.astype(np.int64), before.astype(np.int64)
+
+
+class RowMixture(Mixture, RowSource):
+    """Several sources whose rows are read alike, and parsed one by one, in parallel."""
+
+    def read(self, indexes: tf.Tensor) -> Any:
+        """Reads the number of the source of each row, and what its `parse` takes."""
+        number = tf.searchsorted(
+            tf.constant(self._firsts[1:], tf.int64), indexes, side="right", out_type=tf.int32
+        )
+        return number, self._collect(indexes, lambda source: source.read)
+
+    def parse(self, row: Any) -> Batch:
+        """Parses a row by the function of its source."""
+        number, value = row
+        sources: Any = self._sources.values()
+        return tf.switch_case(
+            number, [lambda source=source: name_features(source.parse(value)) for source in sources]
+        )
+
+
+def _read_spec(source: Source) -> Any:
+    """The spec of the rows that a `RowSource` reads; None for another source."""
+    if not isinstance(source, RowSource):
+        return None
+    read = tf.function(source.read, autograph=False)
+    outputs = read.get_concrete_function(tf.TensorSpec([None], tf.int64)).structured_outputs
+    return tf.nest.map_structure(tf.type_spec_from_value, outputs)
 
 
 def _rows_per_period(weights: dict[str, float]) -> list[int]:

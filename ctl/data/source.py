@@ -76,8 +76,8 @@ class Source(abc.ABC):
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns which examples are at positions of the endless training stream.
 
-        Position p is row p mod B of step p div B, for global batches of B rows. ctl's own sources
-        override this; by default the order is one seeded permutation per epoch.
+        Position p is row p mod B of step p div B, for global batches of B rows. By default the order is
+        one seeded permutation per epoch. A source that reads another one passes the call on to it.
 
         Args:
             positions: [rows] int64; the first must be the smallest.

@@ -126,7 +126,17 @@ def test_replicas_with_short_rows_have_the_shape_of_the_batch():
 
 @pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_loss_is_weighted_by_tokens_the_update_the_same_on_any_replicas_and_traced_once(replicas):
-    token_model.check_guarantee(in_memory, 5, replicas, 10)
+    token_model.check_guarantee(in_memory, 5, replicas, 9)
+
+
+def test_resumed_run_ends_like_one_without_a_stop(tmp_path):
+    token_model.check_resume(in_memory, 5, tmp_path, 3)
+
+
+def test_rows_of_any_indexes_are_padded_to_the_longest():
+    source = numbered([3, 10, 2, 20], [4, 12, 20])
+    for index, length in (([0, 2], 4), ([0, 1], 12), ([3], 20), ([4 + 0, 4 + 2], 12)):
+        assert source.gather(tf.constant(index, tf.int64))["x"].shape == (len(index), length)
 
 
 @pytest.mark.parametrize(("batch", "replicas", "pipelines"), [(7, 1, 1), (7, 4, 2)])

@@ -174,6 +174,28 @@ def test_packed_sources_are_mixed():
     assert element_spec(source)["x"].shape[1] == 16
 
 
+class Sized(Parsed):
+    """Images whose sizes are their numbers."""
+
+    def parse(self, row):
+        return {"image": tf.fill([row + 1, 1], row)}
+
+
+def test_rows_of_any_shape_are_parsed_one_by_one_by_the_function_of_their_source():
+    class Transposed(Sized):
+        def parse(self, row):
+            return {"image": tf.transpose(tf.fill([1, row + 1], -row))}
+
+    mixed = ctl.data.mixture({"a": (Sized(0, 7), 0.7), "b": (Transposed(100, 3), 0.3)})
+    assert isinstance(mixed, ctl.data.RowSource)
+    assert element_spec(ctl.data.augmented(mixed, lambda e, seed: {"id": e["image"][0, 0]}))
+    data = ctl.data.augmented(mixed, lambda e, seed: {"id": e["image"][-1, 0]})
+    stream = batching.training_batches(data, Layout(10, 1), seed=3, start=0, prefetch=1)
+    ids = np.concatenate([step[0].batch["id"] for step in read_steps([stream], Layout(10, 1), 7)])
+    expected = read_ids(two_sources(), 10, 7)
+    assert ids.tolist() == np.where(expected < 100, expected, -expected).tolist()
+
+
 class Empty(ctl.data.Source):
     """A source of no examples."""
 

@@ -12,6 +12,7 @@ from ctl import testing
 from ctl.data import distribution, streams
 from ctl.data.layout import Layout
 from ctl.loop.actions import retraces
+from ctl.loop.checkpoints.checkpointer import Checkpointer
 from tests.data.reading import pipeline_layouts, read_steps
 
 TOKENS, WIDTH = 11, 4
@@ -121,6 +122,19 @@ def check_guarantee(factory, batch, replicas, steps):
         for copy in copies:
             np.testing.assert_allclose(copy, value, rtol=0, atol=1e-13)
     assert set(trained.traces.values()) == {1}
+
+
+def check_resume(factory, batch, folder, steps):
+    """Checks a run that continues on two replicas, and then on one, against one without a stop."""
+    expected = train(factory, batch, 1, 3 * steps)
+    for count, replicas in enumerate((1, 2, 1)):
+        trainer = make_trainer(factory, batch, replicas)
+        checkpoints = Checkpointer(folder, trainer)
+        assert bool(checkpoints.all_restore_latest()) == (count > 0)
+        trainer.train(tf.constant(steps))
+        checkpoints.save()
+    for variable, (value,) in zip(trainer.model.variables, expected.copies, strict=True):
+        np.testing.assert_allclose(variable, value, rtol=0, atol=1e-13)
 
 
 def read_rows(factory, batch, replicas, pipelines, *, start, steps, name="x"):
