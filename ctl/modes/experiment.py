@@ -88,6 +88,7 @@ def build(
         options=options,
     )
     _check_optimizer_is_used(optimizer, config)
+    engine_of(trainer).attributes.apply_groups(options)
     config = resolve_durations(config, optimizer.examples_per_epoch)
     evaluator = None
     if evaluates and config.eval.splits:

@@ -32,6 +32,7 @@ from ctl.replica.model_building import (
 from ctl.replica.non_finite import counter
 from ctl.replica.plan import check_before_model, make_plan
 from ctl.replica.preprocessing import call_preprocess
+from ctl.replica.trainer_attributes import TrainerAttributes
 
 
 def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
@@ -81,8 +82,12 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
             create_variables(functools.partial(_update_metrics, trainer), spec)
         if options.shard_state:
             sharded_optimizer.shard(trainer.optimizer, trainer.strategy)
-        parameter_groups.freeze(trainer.model, options)
-        parameter_groups.configure(trainer.optimizer, trainer.model, options)
+        models = TrainerAttributes(trainer).named_models()
+        # A constructor that continues may create the models that a pattern matches.
+        if type(trainer).__init__ is base.__init__:
+            parameter_groups.check_patterns(models, options)
+        parameter_groups.freeze(models, options)
+        parameter_groups.configure(trainer.optimizer, models, options)
         trainer.optimizer.build(trainer.model.trainable_variables)
         plan = make_plan(
             options,

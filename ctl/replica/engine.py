@@ -177,7 +177,7 @@ class Engine:
             self.compiled_loop.compile_again()
 
     def prepare_loop(self) -> None:
-        """Moves the data to `global_step`, and keys the random layers of models made since."""
+        """Moves the data to `global_step`, and prepares the models and optimizers made since."""
         self.check_not_averaged()
         # The base class keeps its own attributes on the same object; its `train` uses these two.
         if not isinstance(self._trainer._train_options, orbit.StandardTrainerOptions):
@@ -186,6 +186,7 @@ class Engine:
             raise UsageError(_RESERVED.format(name="_train_loop_fn"))
         # A subclass creates further models after this engine, or between two loops.
         self.attributes.key_new_models(self.plan.options.seed)
+        self.attributes.apply_groups(self.plan.options)
         if self.ema:  # a subclass may have made further models, such as a discriminator
             self.ema.add_models(self.attributes.models())
         step = int(self._trainer.global_step.numpy())

@@ -12,7 +12,7 @@ import tf_keras
 from ctl.configs.options import TrainerOptions
 from ctl.data.source import Batch
 from ctl.hardware import coordinator
-from ctl.replica import precision, xla
+from ctl.replica import parameter_groups, precision, xla
 from ctl.replica.engine import Engine
 from ctl.replica.microbatches import unpack
 from ctl.replica.model_building import build_scope, check_optimizer
@@ -66,6 +66,9 @@ class LoopTrainer(orbit.StandardTrainer):
             regularization = functools.partial(engine.attributes.penalties, variables)
         variables = self.model.trainable_variables if variables is None else variables
         check_known(optimizer, variables)
+        # Also of an optimizer that is no attribute of the trainer.
+        models = engine.attributes.named_models()
+        parameter_groups.configure(optimizer, models, self.options)
         return engine.step(
             batch,
             lambda rows, _: loss_fn(rows),

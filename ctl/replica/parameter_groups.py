@@ -15,73 +15,102 @@ from ctl.configs.parameter_groups import patterns
 from ctl.errors import UsageError, list_some
 from ctl.replica import precision
 
+Models = Mapping[str, tf_keras.Model]
 _Names = list[tuple[tf.Variable, tuple[str, ...]]]
 
 
-def freeze(model: tf_keras.Model, options: TrainerOptions) -> None:
+def freeze(models: Models, options: TrainerOptions) -> None:
     """Freezes the layers of the groups with frozen=True.
 
     A frozen layer is one with `trainable=False` in tf_keras: it has no gradients and no slots, and
     batch normalization uses its moving statistics and does not update them.
 
     Args:
-        model: the built model.
+        models: the models of a trainer by name; "" is the name of `trainer.model`.
         options: the trainer's options.
 
     Raises:
-        UsageError: a pattern matches no variable, or only some of a layer's trainable variables.
+        UsageError: a pattern matches only some of a layer's trainable variables.
     """
     groups = options.optimizer_groups
     if not groups:
         return
-    names = _names(model)
-    for group in groups:
-        _check_matches("optimizer.groups", patterns(group), names)
-    frozen = {id(v) for v, own in names if _group_of(own, groups).get("frozen")}
-    for layer in model._flatten_layers(include_self=False):
-        # Of a layer without trainable variables, such as moving statistics alone, all must match.
-        variables = layer.trainable_variables or layer.variables
-        if variables and all(id(v) in frozen for v in variables):
-            layer.trainable = False
-    left = [v.name for v in model.trainable_variables if id(v) in frozen]
-    if left:
-        raise UsageError(
-            f"optimizer.groups freezes {list_some(left)}, but other variables of the same layer are "
-            "trained: a layer can only be frozen as a whole, so let the pattern match all of them."
-        )
+    frozen = {id(v) for v, own in _names(models) if _group_of(own, groups).get("frozen")}
+    for model in (model for model in models.values() if model.built):
+        for layer in model._flatten_layers(include_self=False):
+            # Of a layer without trainable variables, such as moving statistics alone, all must match.
+            variables = layer.trainable_variables or layer.variables
+            if variables and all(id(v) in frozen for v in variables):
+                layer.trainable = False
+        left = [v.name for v in model.trainable_variables if id(v) in frozen]
+        if left:
+            raise UsageError(
+                f"optimizer.groups freezes {list_some(left)}, but other variables of the same layer are "
+                "trained: a layer can only be frozen as a whole, so let the pattern match all of them."
+            )
 
 
-def configure(optimizer: Any, model: tf_keras.Model, options: TrainerOptions) -> None:
+def check_patterns(models: Models, options: TrainerOptions) -> None:
+    """Checks that each pattern has an effect, once all models of a trainer exist.
+
+    Raises:
+        UsageError: a pattern matches no variable, or a model has no variables yet.
+    """
+    keys = {
+        "optimizer.groups": [p for group in options.optimizer_groups for p in patterns(group)],
+        "optimizer.weight_decay_exclude": options.weight_decay_exclude,
+    }
+    for key, wanted in keys.items():
+        for name, model in models.items():
+            if wanted and not model.built:
+                raise UsageError(
+                    f"{key} applies to all models, but self.{name.partition('/')[0]} is not built: "
+                    "build it in the constructor, such as by its build(input_shape)."
+                )
+        names = _names(models) if wanted else []
+        for pattern in wanted:
+            if not any(_matches(own, [pattern]) for _, own in names):
+                shown = list_some([own[-1] for _, own in names])
+                raise UsageError(
+                    f"{key} has {pattern!r}, which no variable of the model matches: its variables are "
+                    f"{shown}."
+                )
+
+
+def configure(optimizer: Any, models: Models, options: TrainerOptions) -> None:
     """Excludes variables from the weight decay, and scales the learning rate of others.
 
-    Call it before `optimizer.build`.
+    Calling it again, also after the optimizer was built, changes nothing but adds further models.
 
     Args:
         optimizer: a tf_keras optimizer, which may be a LossScaleOptimizer.
-        model: the built model.
+        models: the models of a trainer by name, as for `freeze`.
         options: the trainer's options.
-
-    Raises:
-        UsageError: a pattern of `weight_decay_exclude` matches no variable.
     """
     exclude, groups = options.weight_decay_exclude, options.optimizer_groups
     if not exclude and not groups:
         return
     inner = optimizer.inner_optimizer if precision.has_loss_scale(optimizer) else optimizer
-    names = _names(model)
+    names = _names(models)
     if exclude:
-        _check_matches("optimizer.weight_decay_exclude", exclude, names)
-        inner.exclude_from_weight_decay(var_list=[v for v, own in names if _matches(own, exclude)])
+        # Its method replaces what the user has excluded, and rejects an optimizer that is built. Not an
+        # attribute to track: the children of an optimizer in a checkpoint must not change.
+        excluded = [inner._var_key(v) for v, own in names if _matches(own, exclude)]
+        earlier = getattr(inner, "_exclude_from_weight_decay", [])
+        value = list(dict.fromkeys([*earlier, *excluded]))
+        object.__setattr__(inner, "_exclude_from_weight_decay", value)
     scales = {
         inner._var_key(variable): scale
         for variable, own in names
         if (scale := _group_of(own, groups).get("learning_rate_scale"))
     }
-    if scales:
+    if hasattr(inner, "_ctl_scales"):
+        inner._ctl_scales.update(scales)
+    elif scales:
         _scale_learning_rates(inner, scales)
 
 
-def _scale_learning_rates(optimizer: Any, scales: Mapping[Any, float]) -> None:
+def _scale_learning_rates(optimizer: Any, scales: dict[Any, float]) -> None:
     """Makes an optimizer multiply its learning rate by a factor while it updates a variable.
 
     Args:
@@ -92,6 +121,7 @@ def _scale_learning_rates(optimizer: Any, scales: Mapping[Any, float]) -> None:
 
     class Scaled(cls):  # type: ignore[valid-type, misc]
         _ctl_scale: float | None = None  # the factor of the variable that is being updated
+        _ctl_scales = scales
 
         @property
         def learning_rate(self) -> Any:
@@ -122,18 +152,26 @@ def _scale_learning_rates(optimizer: Any, scales: Mapping[Any, float]) -> None:
     object.__setattr__(optimizer, "__class__", Scaled)
 
 
-def _names(model: tf_keras.Model) -> _Names:
+def _names(models: Models) -> _Names:
     """Returns each variable with its names: its own, and the path of layers that lead to it.
 
     The variables of a model inside of a model are named without the inner model: "conv/kernel", but
-    its path is "backbone/conv/kernel".
+    its path is "backbone/conv/kernel". Another model than `trainer.model` begins the path with the
+    name of its attribute: "discriminator/conv/kernel".
     """
-    paths = {id(variable): path for variable, path in _paths(model, "")}
-    names = []
-    for variable in model.variables:
-        own = variable.name.partition(":")[0]
-        names.append((variable, tuple(dict.fromkeys((own, paths.get(id(variable), own))))))
-    return names
+    names: dict[int, tuple[tf.Variable, tuple[str, ...]]] = {}
+    for prefix, model in models.items():
+        if not model.built:
+            continue
+        attribute = f"{prefix.partition('/')[0]}/" if prefix else ""
+        paths = {id(variable): path for variable, path in _paths(model, "")}
+        for variable in model.variables:
+            own = variable.name.partition(":")[0]
+            path = paths.get(id(variable), own)
+            _, earlier = names.get(id(variable), (None, ()))
+            every = (*earlier, own, path, f"{attribute}{path}")
+            names[id(variable)] = variable, tuple(dict.fromkeys(every))
+    return list(names.values())
 
 
 def _paths(layer: Any, prefix: str) -> Iterator[tuple[tf.Variable, str]]:
@@ -150,13 +188,3 @@ def _group_of(names: Sequence[str], groups: Sequence[Mapping[str, Any]]) -> Mapp
 
 def _matches(names: Sequence[str], wanted: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in wanted)
-
-
-def _check_matches(key: str, wanted: Sequence[str], names: _Names) -> None:
-    for pattern in wanted:
-        if not any(_matches(own, [pattern]) for _, own in names):
-            shown = list_some([own[-1] for _, own in names])
-            raise UsageError(
-                f"{key} has {pattern!r}, which no variable of the model matches: its variables are "
-                f"{shown}."
-            )

@@ -6,8 +6,9 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, list_some
-from ctl.replica import copies, dropout, keras_version
+from ctl.replica import copies, dropout, keras_version, parameter_groups
 from ctl.replica.snapshot import Assignable
 
 
@@ -26,10 +27,42 @@ class TrainerAttributes:
         """
         self._trainer = trainer
         self._keyed: set[str] = set()
+        self._grouped: set[str] = set()  # models and optimizers that `apply_groups` has seen
 
     def models(self) -> list[tf_keras.Model]:
         """Returns every model, also those in lists and dicts; `trainer.model` is the first."""
-        return [self._trainer.model, *(model for _, model in self._other_models())]
+        return list(self.named_models().values())
+
+    def named_models(self) -> dict[str, tf_keras.Model]:
+        """Returns every model by its attribute, as "name/index"; `trainer.model` is the first, as ""."""
+        # Without TensorFlow's own records of the attributes, which hold the same models.
+        others = {k: m for k, m in self._other_models() if not k.startswith("_self_")}
+        return {"": self._trainer.model, **others}
+
+    def apply_groups(self, options: TrainerOptions) -> None:
+        """Applies `optimizer.groups` and `weight_decay_exclude` to what a subclass has created.
+
+        Args:
+            options: those of the trainer.
+
+        Raises:
+            UsageError: a pattern has no effect.
+        """
+        if not (options.optimizer_groups or options.weight_decay_exclude):
+            return
+        models = self.named_models()
+        optimizers = {
+            k: v for k, v in self._values() if isinstance(v, tf_keras.optimizers.Optimizer)
+        }
+        # Once: a trainer may unfreeze layers later, and `trainer.model` was frozen when it was built.
+        new = {k: m for k, m in models.items() if k and k not in self._grouped}
+        if self._grouped == {*models, *optimizers}:
+            return
+        parameter_groups.check_patterns(models, options)
+        parameter_groups.freeze(new, options)
+        for optimizer in optimizers.values():
+            parameter_groups.configure(optimizer, models, options)
+        self._grouped = {*models, *optimizers}
 
     def parameter_count(self) -> int:
         """Returns the number of parameters of all models."""

@@ -9,6 +9,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.testing import tiny
 
 
@@ -171,4 +172,149 @@ def test_groups_and_exclusions_work_under_a_loss_scale():
 def test_a_pattern_without_a_match_is_one_line(options, message):
     with pytest.raises(ctl.UsageError) as error:
         make(**options)
+    assert message in str(error.value)
+
+
+class Two(Nested):
+    """A second model with the names of the first one's head, and an optimizer of its own."""
+
+    hold = staticmethod(lambda optimizer: optimizer)  # an attribute; or in a list
+    build_second = True
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        with self.build_scope():
+            layers = tf_keras.layers
+            self.judge = tf_keras.Sequential(
+                [layers.Dense(3, name="hidden"), layers.Dense(1, name="end")]
+            )
+            if self.build_second:
+                self.judge.build([None, 4])
+            second = tf_keras.optimizers.SGD(0.5, weight_decay=0.25)
+            if self.build_second:
+                second.build(self.judge.trainable_variables)
+            self.second = self.hold(second)
+
+    def replica_step(self, batch):
+        second = self.second() if callable(self.second) else tf.nest.flatten([self.second])[0]
+        self.minimize(
+            batch,
+            lambda rows: tf.square(self.judge(rows["x"])[:, 0] - 1),
+            variables=self.judge.trainable_variables,
+            optimizer=second,
+        )
+        return super().replica_step(batch)
+
+
+def judge_moves(**options):
+    """By how much a step moves the second model, and its weights before."""
+    trainer = make(cls=options.pop("cls", Two), replicas=options.pop("replicas", 1), **options)
+    for index, variable in enumerate(trainer.judge.variables):
+        variable.assign(
+            np.linspace(index - 1, index, variable.shape.num_elements()).reshape(variable.shape)
+        )
+    before = {v.name: v.numpy() for v in trainer.judge.variables}
+    trainer.train(tf.constant(1))
+    return {v.name: v.numpy() - before[v.name] for v in trainer.judge.variables}, before
+
+
+@functools.cache
+def plain_judge():
+    return judge_moves(weight_decay_exclude=["judge/*"])[0]
+
+
+def check_second_optimizer(**options):
+    moved, before = judge_moves(
+        weight_decay_exclude=["*/bias"],
+        optimizer_groups=[dict(variables="judge/end/*", learning_rate_scale=0.25)],
+        **options,
+    )
+    factors = {  # of the rate, and of the weight decay
+        "hidden/kernel:0": (1, 0.25), "hidden/bias:0": (1, 0),
+        "end/kernel:0": (0.25, 0.25), "end/bias:0": (0.25, 0),
+    }  # fmt: skip
+    for name, (scale, decay) in factors.items():
+        expected = scale * (plain_judge()[name] - 0.5 * decay * before[name])
+        np.testing.assert_allclose(moved[name], expected, rtol=0, atol=1e-12, err_msg=name)
+        assert np.abs(plain_judge()[name]).max() > 1e-3
+
+
+def test_groups_and_exclusions_apply_to_the_optimizer_of_a_second_model():
+    check_second_optimizer()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_second_optimizer_has_its_groups_on_several_replicas(replicas):
+    # The first model's statistics per replica differ, but it does not influence the second one.
+    check_second_optimizer(replicas=replicas)
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [lambda optimizer: {"judge": [optimizer]}, lambda optimizer: lambda: optimizer],
+    ids=["in a list of a dict", "in a closure"],
+)
+def test_second_optimizer_need_not_be_an_attribute(hold):
+    check_second_optimizer(cls=type("Held", (Two,), {"hold": staticmethod(hold)}))
+
+
+def test_a_second_model_can_be_frozen_and_unfrozen_later():
+    trainer = make(cls=Two, optimizer_groups=[dict(variables="judge/hidden/*", frozen=True)])
+    hidden = trainer.judge.layers[0]
+    before = hidden.get_weights()
+    trainer.train(tf.constant(1))
+    np.testing.assert_array_equal(hidden.get_weights()[0], before[0])
+    hidden.trainable = True
+    trainer.train(tf.constant(1))
+    assert np.abs(hidden.get_weights()[0] - before[0]).max() > 1e-6
+
+
+def test_what_the_user_has_excluded_stays_excluded():
+    class Excluding(Two):
+        @staticmethod
+        def hold(optimizer):
+            optimizer._exclude_from_weight_decay_names = ["hidden/kernel"]
+            return optimizer
+
+    moved, _ = judge_moves(cls=Excluding, weight_decay_exclude=["end/*", "hidden/bias"])
+    for name, move in plain_judge().items():
+        np.testing.assert_allclose(moved[name], move, rtol=0, atol=1e-12)
+
+
+def test_checkpoint_of_a_second_optimizer_with_groups_restores_without_them(tmp_path):
+    groups = [dict(variables="judge/end/*", learning_rate_scale=0.25)]
+    grouped = make(cls=Two, optimizer_groups=groups, weight_decay_exclude=["*/bias"])
+    grouped.train(tf.constant(2))
+    path = Checkpointer(tmp_path, grouped).save()
+    plain = make(cls=Two)
+    Checkpointer(tmp_path, plain).restore(path)
+    assert int(plain.second.iterations) == 2
+    again = make(cls=Two, optimizer_groups=groups, weight_decay_exclude=["*/bias"])
+    Checkpointer(tmp_path, again).restore(path)
+    for trainer in (grouped, again):
+        trainer.train(tf.constant(1))
+    for one, other in zip(grouped.judge.variables, again.judge.variables, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("cls", "pattern", "message"),
+    [
+        (
+            Two,
+            "jugde/*",
+            "optimizer.weight_decay_exclude has 'jugde/*', which no variable of the model",
+        ),
+        (
+            type("Unbuilt", (Two,), {"build_second": False}),
+            "*/bias",
+            "applies to all models, but self.judge is not built: build it in the constructor",
+        ),
+    ],
+)
+def test_pattern_without_effect_in_a_second_model_is_one_line(cls, pattern, message):
+    trainer = make(cls=cls, weight_decay_exclude=[pattern])  # its constructor may create models
+    with pytest.raises(ctl.UsageError) as error:
+        trainer.train(tf.constant(1))
     assert message in str(error.value)
