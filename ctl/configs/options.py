@@ -86,6 +86,10 @@ class Section(Mapping[str, Any]):
         except _MissingKeyError:
             return default
 
+    def peek(self, key: str) -> Any:
+        """Returns a value without recording that it was read; None without the key."""
+        return self._values.get(key)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
 
@@ -236,6 +240,12 @@ class TrainerOptions:
     def measures_gradients(self) -> bool:
         """Whether an option asks for norms or shares of the gradients."""
         return self.norms or self.layer_norms or self.gradient_shares
+
+    @property
+    def recompute(self) -> Any:
+        """`model.recompute`, which the code of the model reads; None without the key."""
+        assert isinstance(self.model, Section)
+        return self.model.peek("recompute")
 
     @classmethod
     def from_config(cls, config: Any) -> "TrainerOptions":

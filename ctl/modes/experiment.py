@@ -182,9 +182,10 @@ def _check_unread_keys(
     values = overrides.flatten(config)
     assert isinstance(options.data, Section) and isinstance(options.model, Section)
     unread = [k for k in options.data.unread() if values[k] != default[k]] + options.model.unread()
-    # The step reads keys only when it is traced, so a key that the source mentions counts as read.
+    # The step reads keys only when it is traced, so a key that the source mentions counts as read; a
+    # call of ctl.recompute is no mention of model.recompute.
     source = loading.read_trainer_source(trainer_class)
-    unread = [k for k in unread if not re.search(rf"\b{k.rpartition('.')[-1]}\b", source)]
+    unread = [k for k in unread if not re.search(rf"(?<!ctl\.)\b{k.rpartition('.')[-1]}\b", source)]
     if unread:
         raise UsageError(
             f"{unread[0]} has no effect: {config.trainer} never reads self.options.{unread[0]}; "

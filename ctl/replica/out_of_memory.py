@@ -117,7 +117,7 @@ def _is_allowed(plan: Plan, micro_batches: int) -> bool:
 
 
 def _recompute(plan: Plan) -> str:
-    if "recompute" in plan.options.model and not plan.options.model["recompute"]:
+    if "recompute" in plan.options.model and not plan.options.recompute:
         return "set model.recompute=blocks"
     return "wrap layers in ctl.recompute"
 

@@ -171,7 +171,7 @@ def check_before_model(options: TrainerOptions, strategy: tf.distribute.Strategy
         strategy: where the replicas are.
 
     Raises:
-        UsageError: a dtype is not supported, or `model.sync_batch_norm` has a wrong value.
+        UsageError: a dtype is not supported, or a key of `model` that ctl defines has a wrong value.
     """
     choice = compatibility.Choice(
         precision=options.precision,
@@ -186,6 +186,10 @@ def check_before_model(options: TrainerOptions, strategy: tf.distribute.Strategy
         raise UsageError(
             f"model.sync_batch_norm is {value!r}, but must be True, False or 'per_micro_batch'."
         )
+    # The trainer's own code reads it, and one that does not is rejected like every unread key.
+    if options.recompute not in (None, "", "blocks"):
+        value = options.recompute
+        raise UsageError(f"model.recompute is {value!r}, but must be 'blocks', or '' for none.")
 
 
 def make_plan(

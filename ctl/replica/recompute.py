@@ -7,7 +7,9 @@ the training flag and masks of tf_keras. Here the second pass replays the first 
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import fnmatch
 import functools
+import itertools
 from typing import Any
 
 import tensorflow as tf
@@ -31,11 +33,12 @@ class _Switch:
 _SWITCH = _Switch()
 
 
-def recompute(layer_or_function: Any) -> Any:
+def recompute(layer_or_function: Any, *, blocks: str = "") -> Any:
     """Keeps no activations of a layer or function; the backward pass computes them again.
 
         x = ctl.recompute(tf_keras.layers.Dense(256))(x)
         x = ctl.recompute(lambda x: tf.nn.gelu(x @ kernel))(x)
+        model = ctl.recompute(tf_keras.applications.ResNet50(), blocks="*_out")
 
     The activations inside exist only while its own backward pass runs; its inputs are kept. The gradient
     is the same as without it: the second pass draws the same random numbers, uses the same statistics
@@ -45,15 +48,20 @@ def recompute(layer_or_function: Any) -> Any:
     Args:
         layer_or_function: a tf_keras layer or model, which is changed in place and keeps its variables,
             names and checkpoints; or a function of tensors, with any arguments.
+        blocks: for a functional model, a pattern of the names of the layers that end its blocks. Each
+            block is recomputed by itself, so that the inputs of all blocks are kept, and the
+            activations of one exist at a time.
 
     Returns:
         The same layer, or a function with the arguments of the given one.
 
     Raises:
-        UsageError: it is not a layer or a function. While the step is traced: the code assigns a
-            variable other than by `add_update`, or reads one that it assigned, or draws random numbers
-            that cannot be repeated.
+        UsageError: it is not a layer or a function, or the model has no such blocks. While the step is
+            traced: the code assigns a variable other than by `add_update`, or reads one that it
+            assigned, or draws random numbers that cannot be repeated.
     """
+    if blocks:
+        return _recompute_blocks(layer_or_function, blocks)
     if isinstance(layer_or_function, tf_keras.layers.Layer):
         layer = layer_or_function
         if not hasattr(layer.call, "ctl_recomputes"):
@@ -67,6 +75,41 @@ def recompute(layer_or_function: Any) -> Any:
         )
     name = getattr(layer_or_function, "__name__", type(layer_or_function).__name__)
     return _wrap(layer_or_function, f"Function {name}")
+
+
+def _recompute_blocks(model: Any, pattern: str) -> Any:
+    """Makes a functional model call its blocks one after the other, and recompute each."""
+    if not getattr(model, "_is_graph_network", False):
+        raise UsageError(
+            f"ctl.recompute(..., blocks={pattern!r}) requires a functional or Sequential model of "
+            "tf_keras: wrap the blocks of other models by themselves."
+        )
+    ends = [layer.output for layer in model.layers if fnmatch.fnmatchcase(layer.name, pattern)]
+    if not ends:
+        raise UsageError(f"ctl.recompute got blocks={pattern!r}, but no layer has such a name.")
+    if ends[-1] is not model.output:
+        ends.append(model.output)
+    try:
+        # Models of the same layers. The given model does not hold them, so that names and checkpoints
+        # stay the same.
+        parts = [
+            recompute(tf_keras.Model(start, end))
+            for start, end in itertools.pairwise([model.input, *ends])
+        ]
+    except ValueError:
+        raise UsageError(
+            f"The layers that match blocks={pattern!r} do not divide {model.name} into consecutive "
+            "blocks: choose layers through whose output alone the later layers depend on the earlier "
+            "ones."
+        ) from None
+
+    def call(inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        for part in parts:
+            inputs = part(inputs, training=training)
+        return inputs
+
+    object.__setattr__(model, "call", call)
+    return model
 
 
 @contextlib.contextmanager

@@ -35,9 +35,12 @@ class ResNetTrainer(ctl.StandardTrainer):
     """Trains the network of tf_keras.applications on synthetic images."""
 
     def build_model(self):
-        return tf_keras.applications.ResNet50(
+        model = tf_keras.applications.ResNet50(
             weights=None, input_shape=_IMAGE, classes=_CLASSES, classifier_activation=None
         )
+        if self.options.model.get("recompute") == "blocks":
+            ctl.recompute(model, blocks="*_out")  # the 16 residual blocks
+        return model
 
     def build_dataset(self, split, input_context):
         return NoisyClasses(1_281_167 if split == "train" else 50_000)

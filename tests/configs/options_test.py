@@ -51,6 +51,7 @@ def test_section_is_read_only():
 
 def test_section_returns_the_keys_that_were_never_read():
     model = section()
+    assert model.peek("units") is not None and model.peek("absent") is None
     assert model.unread() == ["model.units", "model.head.rate", "model.head.bias"]
     model.units  # noqa: B018
     model.head["bias"]

@@ -992,6 +992,14 @@ WITH_TENSORFLOW = {
         "model=dict(units=5)",
         "model.units has no effect: tiny.py:Tiny never reads self.options.model.units",
     ),
+    "recomputation of a trainer that never reads it": in_config(
+        'model=dict(recompute="blocks")',
+        "model.recompute has no effect: tiny.py:Tiny never reads self.options.model.recompute",
+    ),
+    "unknown kind of recomputation": in_config(
+        'model=dict(recompute="all")',
+        "model.recompute is 'all', but must be 'blocks', or '' for none.",
+    ),
     "data.dir that the trainer never reads": command_line(
         "--config.data.dir=here",
         "data.dir has no effect: tiny.py:Tiny never reads self.options.data.dir",

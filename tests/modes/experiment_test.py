@@ -67,6 +67,18 @@ def test_a_model_key_that_the_trainer_never_reads_is_rejected(load, tmp_path):
         build(load(), evaluates=False)
 
 
+def test_recomputation_that_the_trainer_never_reads_is_rejected(load, tmp_path):
+    config = experiments.CONFIG.replace("))\n", '), model=dict(recompute="blocks"))\n')
+    # A trainer that always recomputes a layer does not read the key.
+    trainer = experiments.TRAINER.replace(
+        "tf_keras.layers.Dense(", "ctl.recompute(tf_keras.layers.Dense("
+    )
+    trainer = trainer.replace("input_shape=(3,))", "input_shape=(3,)))")
+    experiments.write(tmp_path, {"experiment.py": config, "tiny.py": trainer})
+    with pytest.raises(ctl.UsageError, match=r"model\.recompute has no effect: .* never reads"):
+        build(load(), evaluates=False)
+
+
 def test_a_model_key_that_only_the_step_reads_is_accepted(load, tmp_path):
     text = experiments.DROPOUT.replace(
         "model=dict(dropout=0.3)", "model=dict(dropout=0.3, scale=4.0)"

@@ -148,6 +148,11 @@ def test_sync_batch_norm_with_accumulation_requires_per_micro_batch():
     )
 
 
+def test_unknown_value_of_model_recompute_is_rejected():
+    with pytest.raises(ctl.UsageError, match=r"model\.recompute is 'all', but must be 'blocks'"):
+        reference_model.make_trainer(testing.make_strategy(1), 8, model={"recompute": "all"})
+
+
 def test_sync_batch_norm_without_batch_norm_or_with_another_value_is_rejected():
     with pytest.raises(ctl.UsageError, match="no effect"):
         reference_model.make_trainer(testing.make_strategy(1), 8, model={"sync_batch_norm": True})

@@ -91,6 +91,19 @@ class Sequences(Trainer):
         return head(x)
 
 
+class Residual(Images):
+    """A functional model of three residual blocks, a stem and a head."""
+
+    def build_model(self):
+        x = inputs = L.Input((6, 6, 3))
+        x = L.Conv2D(4, 3, padding="same", name="stem")(x)
+        for i in range(3):
+            y = self.norm()(L.Conv2D(4, 3, padding="same")(x))
+            x = L.Add(name=f"block{i}_out")([x, L.Dropout(0.3)(L.ReLU()(y))])
+        model = tf_keras.Model(inputs, L.Dense(5)(L.Flatten()(x)))
+        return ctl.recompute(model, blocks="block*_out")
+
+
 def train(cls, replicas, *, recompute=True, batch=8, steps=2, **options):
     """The variables after some steps, and whether anything was recomputed."""
     tf_keras.backend.reset_uids()
@@ -114,6 +127,8 @@ CASES = [
     pytest.param(Images, 4, 8, {}, marks=slow),
     (PlainNorm, 1, 8, {"gradient_accumulation_steps": 2}),
     pytest.param(PlainNorm, 2, 8, {}, marks=long),
+    pytest.param(Residual, 2, 7, {}, marks=slow),
+    (Residual, 1, 8, {}),
     pytest.param(Sequences, 1, 8, {"gradient_accumulation_steps": 3}, marks=slow),
     (Sequences, 2, 7, {"gradient_accumulation_steps": 2}),
     pytest.param(Sequences, 4, 8, {}, marks=long),
@@ -135,7 +150,7 @@ def test_update_is_the_same_as_without_recomputation(cls, replicas, batch, optio
 
 
 def test_moving_statistics_have_the_same_bits():
-    for cls in (Images, PlainNorm):
+    for cls in (Images, PlainNorm, Residual):
         expected = train(cls, 1, recompute=False, steps=1)
         actual = train(cls, 1, steps=1)
         names = [name for name in expected if "moving" in name]
@@ -246,6 +261,45 @@ def test_what_cannot_be_repeated_is_rejected(function, message):
     with pytest.raises(UsageError, match=message) as error:
         gradients(lambda x: again(x @ kernel), kernel)(tf.ones([4, 3]))
     assert "\n" not in str(error.value)
+
+
+def residual_model():
+    x = inputs = L.Input([4])
+    y = L.Dense(4, name="inner")(x)
+    x = L.Add(name="a_out")([x, y])
+    return tf_keras.Model(inputs, L.Dense(2, name="b_out")(x))
+
+
+def test_blocks_change_no_variable_name_layer_or_output(tmp_path):
+    tf_keras.utils.set_random_seed(1)
+    expected = residual_model()
+    tf_keras.utils.set_random_seed(1)
+    model = residual_model()
+    assert ctl.recompute(model, blocks="*_out") is model
+    x = RNG.normal(size=[3, 4]).astype(np.float32)
+    np.testing.assert_array_equal(model(x), expected(x))
+    assert [v.name for v in model.variables] == [v.name for v in expected.variables]
+    names = [[layer.name for layer in each.layers[1:]] for each in (model, expected)]
+    assert names[0] == names[1]
+    paths = [
+        tf.train.Checkpoint(model=each).save(f"{tmp_path}/{i}")
+        for i, each in enumerate((model, expected))
+    ]
+    keys = [sorted(name for name, _ in tf.train.list_variables(path)) for path in paths]
+    assert keys[0] == keys[1]
+
+
+@pytest.mark.parametrize(
+    ("make", "blocks", "message"),
+    [
+        (residual_model, "*_end", r"got blocks='\*_end', but no layer has such a name"),
+        (residual_model, "inner", "do not divide model.* into consecutive blocks"),
+        (lambda: L.Dense(2), "*", "requires a functional or Sequential model"),
+    ],
+)
+def test_blocks_that_are_no_blocks_are_rejected(make, blocks, message):
+    with pytest.raises(UsageError, match=message):
+        ctl.recompute(make(), blocks=blocks)
 
 
 def test_what_is_not_a_layer_or_a_function_is_rejected():

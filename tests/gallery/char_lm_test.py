@@ -1,0 +1,108 @@
+"""The byte-level Transformer of experiments/char_lm.py, with a small model on a small text."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import main, testing
+from ctl.configs.options import Clip
+from ctl.replica import recompute
+from experiments.trainers import char_lm
+from tests import child, one_batch
+from tests.experiments import read_result
+
+MODEL = dict(layers=1, heads=2, width=8, context=8)
+TEXT = np.resize(np.random.default_rng(0).integers(256, size=11), 893).astype(np.uint8)
+
+
+class Small(char_lm.CharLmTrainer):
+    """On 893 bytes that repeat: 112 blocks of training, of which the last has four bytes."""
+
+    def build_dataset(self, split, input_context):
+        return char_lm.split_text(TEXT, self.options.model.context)
+
+
+@functools.cache
+def train(replicas, switch, steps=4, batch=7):
+    """The variables after some steps, and the losses of the steps."""
+    tf_keras.backend.reset_uids()
+    tf_keras.utils.set_random_seed(1)
+    trainer = Small(
+        strategy=one_batch.strategy(replicas),
+        global_batch_size=batch,
+        optimizer=lambda: tf_keras.optimizers.AdamW(1e-2, weight_decay=0.1),
+        options=ctl.TrainerOptions(
+            precision="float64",
+            model={**MODEL, "recompute": switch},
+            weight_decay_exclude=["*/bias", "*/gamma", "*/beta"],
+            clip=Clip(global_norm=1.0),
+        ),
+    )
+    with recompute.detect_use() as used:
+        losses = [float(trainer.train(tf.constant(1))["loss"]) for _ in range(steps)]
+        assert used() == bool(switch)
+    copies = [testing.copies(trainer.strategy, v) for v in trainer.model.trainable_variables]
+    return copies, losses
+
+
+@pytest.mark.parametrize(("replicas", "switch"), [(2, ""), (1, "blocks"), (2, "blocks")])
+def test_the_update_is_that_of_one_device_without_recomputation(replicas, switch):
+    expected, expected_losses = train(1, "")
+    actual, losses = train(replicas, switch)
+    np.testing.assert_allclose(losses, expected_losses, rtol=0, atol=1e-10)
+    assert losses[0] == pytest.approx(np.log(256), abs=0.1) and losses[-1] < losses[0]
+    for (value,), copies in zip(expected, actual, strict=True):
+        assert len(copies) == replicas
+        for copy in copies:
+            np.testing.assert_allclose(copy, value, rtol=0, atol=1e-10)
+
+
+def test_every_byte_after_the_first_is_predicted_once():
+    text = np.arange(21, dtype=np.uint8)
+    batch = char_lm.split_text(text, 8).gather(tf.range(3, dtype=tf.int64))
+    weight = batch["weight"].numpy() > 0
+    np.testing.assert_array_equal(batch["label"].numpy()[weight], text[1:])
+    np.testing.assert_array_equal(batch["x"].numpy()[weight], text[:-1])
+    assert batch["x"].shape == (3, 8)
+
+
+def test_a_byte_does_not_affect_the_logits_of_earlier_ones():
+    model = char_lm.Transformer(**MODEL, recompute="")
+    tokens = np.arange(8)[np.newaxis]
+    changed = np.where(np.arange(8) == 5, 99, tokens)
+    difference = np.abs(model(tokens) - model(changed)).max(axis=(0, 2))
+    assert difference[:5].max() == 0 and difference[5:].min() > 0
+
+
+def test_the_experiment_trains_evaluates_and_writes_a_sample(tmp_path, monkeypatch):
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text/a.txt").write_text("To be, or not to be, that is the question: " * 40)
+    keys = {
+        "data.dir": tmp_path / "text", "train.steps": 30, "optimizer.warmup_steps": 3, "seed": 1,
+        "optimizer.learning_rate": 0.01, "model.layers": 1, "model.heads": 2, "model.width": 16,
+    }  # fmt: skip
+    monkeypatch.chdir(child.ROOT)
+    flags = [f"--config.{key}={value}" for key, value in keys.items()]
+    flags += ["--config=experiments/char_lm.py", f"--workdir={tmp_path / 'run'}"]
+    assert main.run(["ctl", *flags]) == 0
+    result = read_result(tmp_path / "run")
+    assert result["eval"]["loss"] < 4.0
+    samples = [
+        value.tensor.string_val[0]
+        for path in (tmp_path / "run/summaries").rglob("events*")
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+        if value.tag == "sample"
+    ]
+    assert len(samples) == 1 and 0 < len(samples[0].decode()) <= 300
+
+
+def test_the_default_text_is_the_standard_library_and_a_folder_without_files_is_rejected(tmp_path):
+    text = bytes(char_lm.read_text(""))
+    assert b"class ArgumentParser(" in text and len(text) > 10**6
+    with pytest.raises(ctl.UsageError, match="must be a folder of text files"):
+        char_lm.read_text(str(tmp_path))
