@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ctl.hardware.selection import Hardware
@@ -21,7 +22,7 @@ class ProcessGroup:
     must therefore not depend on a condition that may differ between processes, such as a clock, a
     signal, a file, or `is_chief`: pass the condition to `any_process` instead.
 
-    Each call is an all-reduce of one float64 with the strategy of the training steps.
+    Each call is an all-reduce of a few float64s with the strategy of the training steps.
     """
 
     def __init__(self, hardware: Hardware | None = None):
@@ -35,6 +36,7 @@ class ProcessGroup:
         self._is_single = cluster is None or cluster.has_servers
         self._strategy = hardware.strategy if hardware else tf.distribute.get_strategy()
         self._all_reduce = tf.function(self._sum_over_replicas, autograph=False)
+        self._gather = tf.function(self._gather_from_replicas, autograph=False)
 
     def any_process(self, value: bool) -> bool:
         """Collective: returns, in every process, whether `value` is true in any of them."""
@@ -59,6 +61,13 @@ class ProcessGroup:
             parts.append(self.broadcast_from_chief(number).to_bytes(6, "big"))
         return json.loads(b"".join(parts))
 
+    def maximum(self, value: float) -> float:
+        """Collective: returns, in every process, the largest `value` of all of them."""
+        if self._is_single:
+            return value
+        values = self._gather(tf.constant(value, tf.float64))
+        return float(np.max(self._strategy.experimental_local_results(values)[0]))
+
     def barrier(self) -> None:
         """Collective: returns when every process has called it."""
         self.any_process(False)
@@ -74,5 +83,13 @@ class ProcessGroup:
             is_chief = tf.equal(context.replica_id_in_sync_group, 0)  # the chief's first replica
             counts = tf.logical_or(is_chief, tf.logical_not(chief_only))
             return context.all_reduce("SUM", tf.where(counts, value, tf.zeros_like(value)))
+
+        return self._strategy.run(all_reduce)
+
+    def _gather_from_replicas(self, value: tf.Tensor) -> tf.Tensor:
+        def all_reduce() -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            index, count = context.replica_id_in_sync_group, context.num_replicas_in_sync
+            return context.all_reduce("SUM", value * tf.one_hot(index, count, dtype=tf.float64))
 
         return self._strategy.run(all_reduce)

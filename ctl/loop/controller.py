@@ -285,11 +285,11 @@ class Controller(orbit.Controller):
                         return  # to repeat the evaluations since, for the actions
                     continue
                 self._inner_loop.check(first, boundary, self.outputs)
+                self._inner_loop.all_measure_input(self.processes)
                 with self.reporter.summary_writer(self.summary_manager):
                     self.actions.run("train", self.outputs)
                 self.reporter.loop_ended(self.step, self.outputs, last_step=end)
-            # Every process comes here at the same step, and decides the same: the chief's clock and a
-            # signal to any process count for all.
+            # All processes decide the same: the chief's clock and a signal to any process count.
             if self._manager.all_due(self.processes):
                 self.save_checkpoint()
             self._evaluation_timer.all_due(self.processes)

@@ -7,6 +7,7 @@ from typing import Any
 
 import orbit
 
+from ctl.hardware.collectives import ProcessGroup
 from ctl.loop import loop_checks
 from ctl.loop.reporter import Reporter, as_numbers, without_nan
 from ctl.loop.step_summaries import StepSummaries
@@ -52,6 +53,8 @@ class InnerLoop:
             seconds=summary_seconds,
             print_line=reporter.print_line,
         )
+        self._results = engine_of(trainer).results
+        self._results.measure_input()
         self._watch = watchdog.loop if watchdog else lambda step: contextlib.nullcontext()
 
     @contextlib.contextmanager
@@ -67,6 +70,7 @@ class InnerLoop:
 
     @contextlib.contextmanager
     def _measure(self, first: int, steps: int) -> Iterator[None]:
+        self._results.input_wait.reset()  # of a loop that failed
         begin = time.perf_counter()
         with (
             self._reporter.clock.measure("steps"),
@@ -85,8 +89,17 @@ class InnerLoop:
         """Returns the outputs of the loop as numbers; waits for the devices to compute them."""
         numbers = as_numbers(outputs)
         # Means over no step are NaN, which is not valid in result.json.
-        has_steps = not engine_of(self._trainer).results.skipped_all()
+        has_steps = not self._results.skipped_all()
         return numbers if has_steps else without_nan(numbers)
+
+    def all_measure_input(self, processes: ProcessGroup) -> None:
+        """Collective: measures how long the steps of the last loop waited for their batches.
+
+        In an all-reduce the processes wait for the one whose batch is late, so that one counts.
+        """
+        seconds = self._results.input_wait.read()
+        if seconds is not None:  # the same in all processes: it depends on the trainer's class
+            self._reporter.throughput.add_input_wait(processes.maximum(seconds))
 
     def check(self, first: int, boundary: int, outputs: Mapping[str, Any]) -> None:
         """Checks a loop that has ended, and reports skipped and repeated steps.

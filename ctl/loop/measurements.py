@@ -21,7 +21,7 @@ _RSS_UNIT = 1 if sys.platform == "darwin" else 2**10
 
 
 def measure_loop(trainer: StandardTrainer, throughput: Throughput) -> dict[str, float]:
-    """Returns the learning rates, the speed of the last loop, the peak memory, and what a mixture gave.
+    """Returns learning rates, the last loop's speed and wait for input, peak memory, mixture counts.
 
     They cost microseconds per loop and nothing per step.
 
@@ -33,6 +33,8 @@ def measure_loop(trainer: StandardTrainer, throughput: Throughput) -> dict[str, 
     if throughput.last_examples_per_second:
         numbers["examples_per_second_last_loop"] = throughput.last_examples_per_second
         numbers["milliseconds_per_step"] = 1e3 * (throughput.last_seconds_per_step or 0.0)
+    if throughput.input_wait is not None:
+        numbers["input_wait"] = throughput.input_wait
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     numbers["peak_memory_gib"] = peak * _RSS_UNIT / _GIB
     for name, counts in count_examples(trainer, int(trainer.global_step.numpy())).items():

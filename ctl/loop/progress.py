@@ -7,6 +7,7 @@ from typing import Any
 from ctl.errors import print_line
 
 _SPEED_TOLERANCE = 0.2  # a larger relative difference from the mean is shown
+_INPUT_TOLERANCE = 0.05  # a larger share of the time is shown
 
 
 class Progress:
@@ -59,6 +60,7 @@ class Progress:
         examples_per_second: float | None,
         seconds_left: float | None,
         last_examples_per_second: float | None = None,
+        input_wait: float | None = None,
     ) -> None:
         """Reports that a loop has ended.
 
@@ -70,6 +72,7 @@ class Progress:
             examples_per_second: the mean speed; None if it is not known yet.
             seconds_left: the time to the last step; None if it is not known yet.
             last_examples_per_second: the speed of this loop, shown if it differs from the mean.
+            input_wait: the share of this loop's time in which it waited for input, shown if large.
         """
         # Loops may be short: a line for each would cost more time than the loop.
         now = self._clock()
@@ -77,6 +80,8 @@ class Progress:
             return
         self._last = now
         speed = _format_speed(examples_per_second, last_examples_per_second)
+        if input_wait and input_wait > _INPUT_TOLERANCE:
+            speed += f" | waited {input_wait:.0%} for input"
         left = (
             f" | {format_duration(seconds_left)} left"
             if seconds_left and step < self._total

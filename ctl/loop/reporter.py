@@ -85,8 +85,13 @@ class Reporter:
         self._on_event(event, step, **fields, **seconds)
 
     def seconds(self) -> dict[str, float]:
-        """Returns how this process has used its time so far, in seconds by activity."""
-        return self.clock.read(compiling=self.throughput.compile_seconds)
+        """Returns how this process has used its time so far, in seconds by activity.
+
+        "input" is the part of "steps" in which they waited for their batches.
+        """
+        seconds = self.clock.read(compiling=self.throughput.compile_seconds)
+        is_measured = self.throughput.input_wait is not None
+        return seconds | ({"input": self.throughput.input_seconds} if is_measured else {})
 
     def loop_ended(self, step: int, outputs: Mapping[str, Any], *, last_step: int) -> None:
         """Reports the outputs of an inner loop.
@@ -108,6 +113,7 @@ class Reporter:
                 {**{name: v for name, v in outputs.items() if name != LAYERS}, **usage},
                 examples_per_second=speed,
                 last_examples_per_second=self.throughput.last_examples_per_second,
+                input_wait=self.throughput.input_wait,
                 seconds_left=self.throughput.seconds_for(last_step - step),
             )
 

@@ -105,9 +105,8 @@ class Engine:
         # one draws the same numbers whether or not the update was skipped.
         step = self._trainer.global_step.read_value()
         options = self.plan.options
-        trace = None
-        if earlier is None:
-            trace = row_coupling.make_trace((batch, mask), allow=options.allow_row_coupling)
+        allow = options.allow_row_coupling
+        trace = None if earlier else row_coupling.make_trace((batch, mask), allow=allow)
         with (
             row_mask.examples(
                 mask,
@@ -278,7 +277,8 @@ class Engine:
             trainer.global_step.assign_add(1)
 
         size = chunk_size(spec, self.plan.layout.global_batch_size)
-        return CompiledLoop(step, strategy=trainer.strategy, size=size)
+        wait = self.results.input_wait
+        return CompiledLoop(step, strategy=trainer.strategy, size=size, input_wait=wait)
 
     def _dataset(self, step: int) -> Any:
         """The distributed training data from a global step on."""

@@ -6,6 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.replica.input_wait import InputWait
+
 # Three chunks are in memory at a time: one in use, one in transfer, one in preparation.
 CHUNK_BYTES = 256 * 2**20
 MAX_STEPS = 512
@@ -14,7 +16,7 @@ MAX_STEPS = 512
 class CompiledLoop:
     """Runs any number of steps over chunks of batches; Orbit calls it as an inner loop.
 
-        loop = CompiledLoop(step, strategy=strategy, size=100)
+        loop = CompiledLoop(step, strategy=strategy, size=100, input_wait=InputWait(strategy))
         loop(iter(chunks), tf.constant(250))        # two chunks and a half; the rest is kept
 
     The length of a chunk depends on memory, not on the length of an inner loop. The number of steps
@@ -24,17 +26,26 @@ class CompiledLoop:
         size: steps per chunk.
     """
 
-    def __init__(self, step: Callable[[Any], None], *, strategy: tf.distribute.Strategy, size: int):
+    def __init__(
+        self,
+        step: Callable[[Any], None],
+        *,
+        strategy: tf.distribute.Strategy,
+        size: int,
+        input_wait: InputWait,
+    ):
         """Prepares the program; it is compiled by the first call.
 
         Args:
             step: runs one replica's step on a batch and counts it.
             strategy: a strategy with one replica.
             size: steps per chunk.
+            input_wait: measures how long the loop waits for chunks.
         """
         self.size = size
         self._step = step
         self._strategy = strategy
+        self._input_wait = input_wait
         self._chunk: Any = None
         self._used = size
         # The trip count is an argument, not a Python int, so that one program serves all lengths.
@@ -50,7 +61,7 @@ class CompiledLoop:
         remaining = int(num_steps)
         while remaining:
             if self._used == self.size:
-                self._chunk, self._used = next(iterator), 0
+                self._chunk, self._used = self._input_wait.next(iterator), 0
             steps = min(remaining, self.size - self._used)
             # The complete chunk and a start: slices of different lengths would each be compiled.
             arguments = (self._chunk, tf.constant(self._used), tf.constant(steps))

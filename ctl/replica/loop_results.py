@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.replica import metrics, precision, row_mask
+from ctl.replica.input_wait import InputWait
 from ctl.replica.microbatches import MicroBatch, row_count
 from ctl.replica.plan import Plan
 from ctl.replica.step import Step
@@ -18,6 +19,7 @@ class LoopResults:
 
     Attributes:
         loss: the mean loss of the applied steps.
+        input_wait: how long the steps wait for their batches.
         has_loss: whether the traced step reports its loss; a user's own `train_step` may not.
     """
 
@@ -30,6 +32,7 @@ class LoopResults:
             step: its step.
         """
         self.loss = tf_keras.metrics.Mean("loss", dtype=plan.dtype)
+        self.input_wait = InputWait(trainer.strategy)
         self.has_loss = False
         self._trainer = trainer
         self._plan = plan
@@ -49,6 +52,11 @@ class LoopResults:
         # Not a product with the weight: a skipped loss can be NaN, and 0 x NaN is NaN.
         counted = tf.where(applied, loss, tf.zeros_like(loss))
         self.loss.update_state(counted, sample_weight=tf.cast(applied, loss.dtype))
+
+    def measure_input(self) -> None:
+        """Measures how long the steps wait for their batches, from the next inner loop on."""
+        self.input_wait.enable()
+        self._trainer._train_loop_fn = None  # Orbit's attribute: the next loop is traced again
 
     def update_metrics(self, micro_batches: Sequence[MicroBatch]) -> None:
         """Updates the trainer's metrics with this replica's micro-batches.

@@ -82,7 +82,7 @@ class LoopTrainer(orbit.StandardTrainer):
     def train_step(self, iterator: Any) -> None:
         """Runs one step on every replica; `iterator` yields batches, or `(batch, row_mask)`."""
         engine = self._ctl_engine
-        batch, row_mask = unpack(next(iterator))
+        batch, row_mask = unpack(engine.results.input_wait.next(iterator))
         step = engine.replica_train_step
         if engine.plan.xla == "step":
             step = xla.jit(step)

@@ -10,7 +10,9 @@ import ctl
 from ctl import main
 from tests import child, experiments
 
-MEASURED = ("time", "examples_per_second", "milliseconds_per_step", "peak_memory_gib")
+MEASURED = (
+    "time", "examples_per_second", "milliseconds_per_step", "peak_memory_gib", "input_wait"
+)  # fmt: skip
 RUN = ["--config=experiment.py", "--config.eval.interval=10"]
 
 

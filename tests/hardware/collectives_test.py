@@ -22,6 +22,9 @@ SAVE_EVERY = 2
 def reject_collectives(monkeypatch):
     """Fails the test if a collective is run."""
     monkeypatch.setattr(ProcessGroup, "_sum", lambda *_, **__: pytest.fail("ran a collective"))
+    monkeypatch.setattr(
+        ProcessGroup, "_gather_from_replicas", lambda *_: pytest.fail("ran a collective")
+    )
 
 
 def check_answers(processes):
@@ -29,6 +32,7 @@ def check_answers(processes):
     assert processes.any_process(False) is False
     assert processes.broadcast_from_chief(LARGEST) == LARGEST
     assert processes.broadcast_from_chief(-3) == -3
+    assert processes.maximum(-0.3) == -0.3
     processes.barrier()
 
 
@@ -70,6 +74,8 @@ def answer_all(folder):
         processes.broadcast_from_chief(LARGEST - index),
         processes.broadcast_from_chief(-5 + index),
         processes.broadcast_from_chief(0 if index == 0 else 9),
+        processes.maximum(-0.5 + 0.25 * index),
+        processes.maximum(0.25 - index),
     ]
     if index == 1:
         time.sleep(0.5)  # so that a barrier that does not wait would return before the file exists
@@ -81,7 +87,7 @@ def answer_all(folder):
 
 @pytest.mark.slow
 def test_two_processes_agree(tmp_path):
-    answers = [False, True, True, True, LARGEST, -5, 0, True]
+    answers = [False, True, True, True, LARGEST, -5, 0, -0.25, 0.25, True]
     assert testing.run_workers(answer_all, str(tmp_path)) == [answers, answers]
 
 

@@ -56,3 +56,5 @@ def test_speed_of_the_last_loop_and_peak_memory():
     assert second["milliseconds_per_step"] == 400.0
     assert throughput.examples_per_second == pytest.approx(140 / 6)
     assert 0.05 < second["peak_memory_gib"] < 100
+    throughput.add_input_wait(1.0)
+    assert measurements.measure_loop(trainer, throughput)["input_wait"] == 0.25

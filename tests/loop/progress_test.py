@@ -136,3 +136,16 @@ def test_line_has_the_epoch_if_the_data_has_a_length():
     lines_of = progress.Progress(total=1000, steps_per_epoch=937.5, write=lines.append)
     lines_of.trained(100, {"loss": 0.25}, examples_per_second=None, seconds_left=None)
     assert lines == ["train     100/1000 | epoch 0.11 | loss 0.2500"]
+
+
+@pytest.mark.parametrize(
+    ("share", "end"),
+    [(None, ""), (0.0, ""), (0.05, ""), (0.051, " | waited 5% for input"),
+     (0.5, " | waited 50% for input"), (1.0, " | waited 100% for input")],
+)  # fmt: skip
+def test_line_has_the_share_of_waiting_for_input_above_5_percent(share, end):
+    lines = []
+    progress.Progress(total=1000, write=lines.append).trained(
+        100, {"loss": 0.25}, examples_per_second=9.0, seconds_left=None, input_wait=share
+    )
+    assert lines == [f"train     100/1000 | loss 0.2500 | 9 examples/s{end}"]

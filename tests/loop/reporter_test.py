@@ -1,13 +1,18 @@
 """What a run prints, summarizes and records."""
 
+import os
 import sys
 import types
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.data.experimental.ops.testing import sleep
 
 import ctl
 from ctl import testing
+from ctl.hardware import cluster, selection
+from ctl.hardware.collectives import ProcessGroup
+from ctl.hardware.strategies import StrategyOptions
 from ctl.loop import reporter
 from ctl.loop.controller import Controller
 from ctl.loop.progress import Progress
@@ -49,9 +54,68 @@ def test_summaries_and_lines_are_written(tmp_path):
         "train      10/10",
         "eval       10/10",
     ]
-    assert {"loss", "accuracy", "examples_per_second"} <= summary_tags(tmp_path / "train")
+    assert {"loss", "accuracy", "examples_per_second", "input_wait"} <= summary_tags(
+        tmp_path / "train"
+    )
     assert {"loss", "accuracy", "examples"} <= summary_tags(tmp_path / "eval")
     assert events == [("eval", 10, controller.evaluation)]
+
+
+class SlowInput(reference_model.ReferenceTrainer):
+    """The input pipeline needs 30 milliseconds per batch of 7 on each input pipeline."""
+
+    @staticmethod
+    def data_factory(split):
+        dataset = tf.data.Dataset.from_tensor_slices(reference_model.examples(203))
+        return dataset.apply(sleep(30_000 // 7))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_slow_input_is_in_the_line_the_summaries_and_the_events(tmp_path, replicas):
+    strategy = testing.make_strategy(replicas)
+    trainer, lines, events = reference_model.make_trainer(strategy, 7, cls=SlowInput), [], []
+    controller = Controller(
+        trainer=trainer,
+        steps_per_loop=5,
+        summary_dir=str(tmp_path),
+        reporter=Reporter(
+            trainer,
+            progress=Progress(total=10, every=0.0, write=lines.append),
+            on_event=lambda name, step, **fields: events.append(fields),
+        ),
+    )
+    controller.train(10)
+    share = controller.reporter.throughput.input_wait
+    assert share > 0.8 and lines[1].endswith(f" | waited {share:.0%} for input")
+    assert "input_wait" in summary_tags(tmp_path)
+    controller.reporter.record("checkpoint", 10)
+    assert 0.1 < events[-1]["seconds"]["input"] < events[-1]["seconds"]["steps"] + 10
+    assert "input_wait" not in controller.outputs  # which are in result.json
+
+
+def wait_of_worker(delays):
+    """The share of waiting, in a process whose input pipeline sleeps for its own time per batch."""
+    hardware = selection.build(
+        "multi_worker_mirrored", StrategyOptions(cluster=cluster.from_environment(os.environ))
+    )
+    delay = int(1e6 * delays[hardware.cluster.index])
+
+    class Slow(reference_model.ReferenceTrainer):
+        @staticmethod
+        def data_factory(split):
+            dataset = tf.data.Dataset.from_tensor_slices(reference_model.examples(203))
+            return dataset.batch(8).apply(sleep(delay)).unbatch()
+
+    trainer = reference_model.make_trainer(hardware.strategy, 8, cls=Slow)
+    controller = Controller(trainer=trainer, steps_per_loop=20, processes=ProcessGroup(hardware))
+    controller.train(40)
+    return controller.reporter.throughput.input_wait
+
+
+@pytest.mark.slow
+def test_processes_report_the_wait_of_the_slowest_input():
+    chief, other = testing.run_workers(wait_of_worker, (0.0, 0.04))
+    assert chief == pytest.approx(other, abs=0.05) and chief > 0.7
 
 
 def test_gpu_usage_is_printed_and_summarized_next_to_the_outputs(tmp_path):

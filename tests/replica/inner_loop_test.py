@@ -11,6 +11,7 @@ import ctl
 from ctl import testing
 from ctl.replica import inner_loop
 from ctl.replica.inner_loop import CompiledLoop, chunk_size
+from ctl.replica.input_wait import InputWait
 from tests import reference_model
 
 
@@ -150,7 +151,12 @@ def test_one_program_runs_loops_of_every_length():
     def step(batch):
         traces.append(batch)
 
-    loop = CompiledLoop(step, strategy=testing.make_strategy(1), size=4)
+    loop = CompiledLoop(
+        step,
+        strategy=testing.make_strategy(1),
+        size=4,
+        input_wait=InputWait(testing.make_strategy(1)),
+    )
     chunks = tf.data.Dataset.range(40).batch(4)
     for steps in (1, 2, 7):
         loop(iter(chunks), tf.constant(steps))
