@@ -51,7 +51,7 @@ def make_result(experiment: Experiment, controller: Controller, seconds: float) 
     stopped = controller.actions.stop_reason
     trained = controller.trained_step
     step = controller.step if trained is None else trained
-    sources = count_examples(controller.trainer, step)
+    sources = count_examples(experiment.trainer, step)
     return {
         "step": step,
         "train": controller.outputs,

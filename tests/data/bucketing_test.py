@@ -103,6 +103,19 @@ def test_every_step_is_computed_from_its_number(start):
         np.testing.assert_array_equal(first["x"], again["x"])
 
 
+@pytest.mark.parametrize("start", [0, 5, 1000])
+@pytest.mark.parametrize("batch", [6, 7, 20])
+def test_many_steps_can_be_computed_in_one_call(start, batch):
+    def order(start, steps):
+        positions = tf.range(start * batch, (start + steps) * batch, dtype=tf.int64)
+        span = steps * batch
+        indexes, seeds = in_memory().training_order(positions, batch_size=batch, seed=3, span=span)
+        return np.concatenate([indexes[:, tf.newaxis], seeds], axis=1)
+
+    steps = [order(start + step, 1) for step in range(30)]
+    np.testing.assert_array_equal(order(start, 30), np.concatenate(steps))
+
+
 @pytest.mark.parametrize("factory", [in_memory, parsed])
 @pytest.mark.parametrize(
     ("batch", "replicas", "pipelines"),

@@ -4,6 +4,7 @@ import types
 
 import pytest
 
+import ctl
 from ctl.modes import results
 
 
@@ -43,6 +44,17 @@ def test_run_that_an_action_has_ended_is_complete_unless_that_is_changed(step, c
     assert is_complete == complete
 
 
+def make_experiment(strategy, replicas, source=None):
+    engine = types.SimpleNamespace(
+        plan=types.SimpleNamespace(layout=types.SimpleNamespace(replicas=replicas)),
+        pipeline=types.SimpleNamespace(training_source=lambda: source),
+    )
+    trainer = types.SimpleNamespace(
+        _ctl_engine=engine, global_batch_size=10, options=ctl.TrainerOptions(seed=3)
+    )
+    return types.SimpleNamespace(hardware=types.SimpleNamespace(name=strategy), trainer=trainer)
+
+
 @pytest.mark.parametrize(("evaluated_step", "evaluation"), [(30, {"loss": 1.0}), (20, None)])
 def test_result_has_only_an_evaluation_of_the_last_step(evaluated_step, evaluation):
     controller = types.SimpleNamespace(
@@ -54,12 +66,7 @@ def test_result_has_only_an_evaluation_of_the_last_step(evaluated_step, evaluati
         evaluated_step=evaluated_step,
         reporter=types.SimpleNamespace(throughput=types.SimpleNamespace(examples_per_second=70.0)),
     )
-    plan = types.SimpleNamespace(layout=types.SimpleNamespace(replicas=2))
-    experiment = types.SimpleNamespace(
-        hardware=types.SimpleNamespace(name="mirrored"),
-        trainer=types.SimpleNamespace(_ctl_engine=types.SimpleNamespace(plan=plan)),
-    )
-    result = results.make_result(experiment, controller, 3.0)
+    result = results.make_result(make_experiment("mirrored", 2), controller, 3.0)
     versions = result.pop("versions")
     assert result == {
         "step": 30,
@@ -73,7 +80,7 @@ def test_result_has_only_an_evaluation_of_the_last_step(evaluated_step, evaluati
     assert {"tensorflow", "numpy"} <= versions.keys()
 
 
-def test_result_says_why_an_action_ended_the_run_and_what_was_best():
+def test_result_says_why_an_action_ended_the_run_what_was_best_and_what_was_mixed():
     reason = {"step": 30, "reason": "eval/loss has not improved"}
     best = {"best": {"step": 20, "value": 0.5}}
     controller = types.SimpleNamespace(
@@ -85,12 +92,10 @@ def test_result_says_why_an_action_ended_the_run_and_what_was_best():
         evaluated_step=20,
         reporter=types.SimpleNamespace(throughput=types.SimpleNamespace(examples_per_second=None)),
     )
-    plan = types.SimpleNamespace(layout=types.SimpleNamespace(replicas=1))
-    experiment = types.SimpleNamespace(
-        hardware=types.SimpleNamespace(name="default"),
-        trainer=types.SimpleNamespace(_ctl_engine=types.SimpleNamespace(plan=plan)),
-    )
-    result = results.make_result(experiment, controller, 3.0)
+    numbers = ctl.data.arrays({"x": range(10)})
+    mixture = ctl.data.mixture({"a": (numbers, 1), "b": (numbers, 2)})
+    result = results.make_result(make_experiment("default", 1, mixture), controller, 3.0)
+    assert result["sources"] == mixture.count_examples(300, seed=3)
     assert (result["step"], result["eval"]) == (30, {"loss": 0.5})
     assert result["stopped"] == reason and result["best"] == best["best"]
 
