@@ -25,7 +25,7 @@ class MemoryEstimate:
 
     Attributes:
         weights: the variables of all models.
-        slots: the variables of all optimizers.
+        slots: the variables of all optimizers; with shard_state, this replica's slices.
         averages: the average of the weights.
         gradients: the gradients of a micro-batch.
         gradient_sum: their sum over the earlier micro-batches; 0 for a single micro-batch.

@@ -43,8 +43,21 @@ def shard(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     """
     inner = optimizer.inner_optimizer if precision.has_loss_scale(optimizer) else optimizer
     cls: Any = type(inner)
+    check_elementwise(inner)
+    if strategy.num_replicas_in_sync > 1:
+        # The object stays the user's own, and a checkpoint of it the same: only its class is replaced.
+        object.__setattr__(inner, "__class__", _sharded_class(cls))
+        inner._ctl_shards = inner._no_dependency(_Shards(strategy))
+
+
+def check_elementwise(inner: Any) -> None:
+    """Raises UsageError unless the update of an element depends on this element alone.
+
+    Args:
+        inner: a tf_keras optimizer, but no LossScaleOptimizer.
+    """
     # The class itself: the update of a subclass may do anything.
-    if cls not in _ELEMENTWISE:
+    if type(inner) not in _ELEMENTWISE:
         raise UsageError(
             f"optimizer.shard_state updates slices of variables, and the optimizer is {type_name(inner)}"
             ", whose update of an element may depend on other elements: set "
@@ -57,10 +70,6 @@ def shard(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
                 f"optimizer.shard_state updates slices of variables, and {argument} of the optimizer "
                 f"requires complete ones: {fix}, and remove it."
             )
-    if strategy.num_replicas_in_sync > 1:
-        # The object stays the user's own, and a checkpoint of it the same: only its class is replaced.
-        object.__setattr__(inner, "__class__", _sharded_class(cls))
-        inner._ctl_shards = inner._no_dependency(_Shards(strategy))
 
 
 def held_variables(optimizer: Any) -> list[tf.Variable]:

@@ -113,6 +113,12 @@ def test_each_replica_needs_its_own_rows(batch):
     assert two.activations == pytest.approx(one.activations / 2, rel=0.1)
 
 
+def test_split_slots_are_those_of_a_replicas_slices():
+    slots = memory(replicas=2, optimizer="adam", shard_state=True).slots
+    # Half of the two slots of each parameter, and a slice of the parameters themselves.
+    assert slots == pytest.approx((2 + 1) / 2 * PARAMETERS * FLOAT, rel=0.02)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("xla", ["step", "loop", "gradients"])
 def test_the_activations_of_a_compiled_step_are_estimated(xla):

@@ -2,6 +2,7 @@
 
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import ctl
 from ctl import main, testing
@@ -16,11 +17,11 @@ OOM = "OOM when allocating tensor with shape[256,1024] and type float on /device
 PROBLEM = "The step ran out of memory with"
 
 
-def make_plan(rows, *, sync_batch_norm=False, own_train_step=False, **options):
+def make_plan(rows, *, replicas=1, sync_batch_norm=False, own_train_step=False, **options):
     return Plan(
         options=ctl.TrainerOptions(**options),
-        layout=Layout(rows, 1),
-        strategy="one_device",
+        layout=Layout(rows * replicas, replicas),
+        strategy="mirrored",
         full_batches=True,
         xla="off",
         xla_reason="",
@@ -70,7 +71,7 @@ def test_advice_doubles_the_micro_batches_if_the_options_allow_it(rows, argument
     assert out_of_memory.advice(make_plan(rows, **arguments)) == f"{PROBLEM} {line}"
 
 
-def measurement(limit_gib, *, current_gib=1.0, micro_batches=1):
+def measurement(limit_gib, *, current_gib=1.0, micro_batches=1, slots_gib=0.0):
     """A step that needs 8 GiB of activations in one micro-batch, and 0.5 GiB of gradients."""
     gib = 2**30
     activations = 8 * gib // micro_batches
@@ -88,7 +89,10 @@ def measurement(limit_gib, *, current_gib=1.0, micro_batches=1):
         micro_batches=micro_batches,
     )
     return out_of_memory.Measurement(
-        estimate, limit=int(limit_gib * gib), current=int(current_gib * gib)
+        estimate,
+        limit=int(limit_gib * gib),
+        current=int(current_gib * gib),
+        slots_to_split=int(slots_gib * gib),
     )
 
 
@@ -133,6 +137,46 @@ def test_advice_names_no_micro_batches_if_none_fit_or_are_allowed():
     assert out_of_memory.advice(make_plan(256), measurement(2)) == expected
     plan = make_plan(256, sync_batch_norm=True)
     assert out_of_memory.advice(plan, measurement(8)) == expected.replace("2.0 GiB", "8.0 GiB")
+
+
+@pytest.mark.parametrize(
+    ("limit", "proposals"),
+    [
+        # 10 GiB of variables, of which 8 are slots: 4 GiB of them with two replicas. With 8 GiB of
+        # activations, 18 GiB are needed: 14 with split slots, 15 with two micro-batches.
+        (
+            16,
+            "set optimizer.gradient_accumulation_steps=4 (about 13.0 GiB), set "
+            "optimizer.shard_state=true (about 14.0 GiB), ",
+        ),
+        (
+            12,
+            "set optimizer.shard_state=true and optimizer.gradient_accumulation_steps=4 (about 9.0 "
+            "GiB), ",
+        ),
+        (6, ""),
+    ],
+)
+def test_advice_names_split_slots_if_they_help(limit, proposals):
+    measured = measurement(limit, current_gib=10.0, slots_gib=8.0)
+    line = out_of_memory.advice(make_plan(256, replicas=2), measured)
+    assert line.split("on the device: ")[1] == f"{proposals}{RECOMPUTE} reduce the batch size."
+
+
+def test_slots_are_split_only_of_optimizers_that_support_it():
+    def slots(optimizer, replicas=2, **options):
+        trainer = reference_model.make_trainer(
+            testing.make_strategy(replicas), 8, optimizer=optimizer, **options
+        )
+        estimate = memory_estimate.estimate(trainer)
+        return out_of_memory._slots_to_split(trainer, estimate), estimate.slots
+
+    split, size = slots(tf_keras.optimizers.Adam)
+    assert split == size > 0
+    assert slots(tf_keras.optimizers.Adam, replicas=1)[0] == 0
+    assert slots(tf_keras.optimizers.Adafactor)[0] == 0
+    none_left, smaller = slots(tf_keras.optimizers.Adam, shard_state=True)
+    assert none_left == 0 and smaller < 1.6 * size  # slices of tiny variables, and of the weights
 
 
 def test_advice_names_the_switch_of_a_model_that_reads_it():
