@@ -10,6 +10,7 @@ command is then rerun. A kill counts if the process was alive and its run unfini
 fails if
 
 - a weight, a slot or a counter differs in one bit at the end,
+- a line of metrics.jsonl or metrics.csv differs, is missing or is there twice,
 - an example of an epoch was not used exactly once by the updates that led to the end (checked for the
   default experiment, benchmarks/counting.py),
 - a process does not resume from the latest complete checkpoint, or
@@ -18,6 +19,7 @@ fails if
 
 import argparse
 from collections.abc import Sequence
+import itertools
 import json
 import os
 import pathlib
@@ -34,13 +36,23 @@ import numpy as np
 
 from benchmarks import counting
 from benchmarks.chaos_report import Kill, table
-from benchmarks.workdir_state import ProcessEvents, latest_checkpoint, read_weights
+from benchmarks.workdir_state import (
+    ProcessEvents,
+    latest_checkpoint,
+    read_metrics,
+    read_weights,
+)
 from ctl.loop.checkpoints.files import CheckpointFiles
 from ctl.testing import faults
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 COUNTING = "benchmarks/counting.py"
-KEYS = {"train.steps_per_loop": 10, "train.checkpoint_interval": 50, "eval.interval": 150}
+KEYS = {
+    "train.steps_per_loop": 10,
+    "train.checkpoint_interval": 50,
+    "eval.interval": 150,
+    "summaries.writers": "['jsonl', 'csv']",
+}
 # Most of the life of a process is its start, so only this fraction of the kills comes at any time
 # before its first new step. The others come within `WINDOW` seconds after it.
 EARLY = 0.3
@@ -60,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         kills = run_with_kills(flags, disturbed, start_seconds, seconds)
         weights = read_weights(disturbed)
         difference = largest_difference(read_weights(undisturbed), weights)
-        print(table(kills, difference, count_examples(weights, flags), flags), flush=True)
+        lines = check_metrics(read_metrics(undisturbed), read_metrics(disturbed))
+        print(table(kills, difference, count_examples(weights, flags), lines, flags), flush=True)
         if difference != 0.0:
             raise SystemExit("The disturbed run has another result.")
 
@@ -233,6 +246,14 @@ def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray])
         return 0.0
     largest = max(float(np.abs(one[n].astype("f8") - other[n].astype("f8")).max()) for n in one)
     return max(largest, float(np.finfo(np.float64).tiny))
+
+
+def check_metrics(one: dict[str, list], other: dict[str, list]) -> int:
+    """Checks that two runs have logged the same lines in the same order; returns their number."""
+    for name, lines in one.items():
+        for first, second in itertools.zip_longest(lines, other[name]):
+            check(first == second, f"{name} has {second}, not {first}")
+    return sum(map(len, one.values()))
 
 
 def count_examples(weights: dict[str, np.ndarray], flags: argparse.Namespace) -> str:

@@ -29,13 +29,16 @@ class Kill:
     recovery: float | None = None
 
 
-def table(kills: list[Kill], difference: float, examples: str, flags: argparse.Namespace) -> str:
+def table(
+    kills: list[Kill], difference: float, examples: str, lines_count: int, flags: argparse.Namespace
+) -> str:
     """Formats the result as a markdown table.
 
     Args:
         kills: the kills that counted.
         difference: the largest difference of any variable from the undisturbed run.
         examples: how many examples the run used.
+        lines_count: the number of lines of metrics.jsonl and metrics.csv, all the same.
         flags: the command line of benchmarks.chaos.
     """
     setup = f"{flags.workers} workers" if flags.workers > 1 else flags.strategy
@@ -50,6 +53,7 @@ def table(kills: list[Kill], difference: float, examples: str, flags: argparse.N
         f"| seconds to the first new step, of {len(recoveries)} | {median_and_max(recoveries)} |",
         "| unreadable checkpoints | 0 |",
         f"| epochs x examples, each consumed once | {examples} |",
+        f"| lines of metrics.jsonl and metrics.csv, the same in both runs | {lines_count} |",
         f"| largest difference of all weights, slots and counters | {difference:g} |",
     ]
     if flags.signal == "SIGTERM":

@@ -1,6 +1,7 @@
 """Writes a trained trainer as a SavedModel that needs neither ctl nor the trainer's code."""
 
 from collections.abc import Mapping
+import ctypes
 import importlib.metadata
 import json
 import os
@@ -18,6 +19,7 @@ from ctl.trainer import StandardTrainer
 
 DESCRIPTION = "export.json"
 _PYTHON_OPS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # <fcntl.h>
 
 
 def export(
@@ -56,7 +58,7 @@ def export(
     module = tf.Module()
     module.signatures_by_name = signatures
     module.resources = _find_resources(trainer, list(signatures.values()))
-    shutil.rmtree(temporary, ignore_errors=True)
+    _recover(version)
     try:
         tf.saved_model.save(module, str(temporary), signatures=signatures)
     except (AssertionError, ValueError) as error:  # TensorFlow's errors of a resource without owner
@@ -154,12 +156,33 @@ def _publish(temporary: pathlib.Path, version: pathlib.Path) -> None:
     for path in sorted(temporary.rglob("*"), reverse=True):
         _flush(path)
     old = version.with_name(f".{version.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if version.exists():  # a folder with files cannot be replaced
+    if version.exists() and _exchange(temporary, version):
+        temporary.rename(old)  # it is now the earlier version
+    elif version.exists():  # a folder with files cannot be replaced
         version.rename(old)
-    temporary.rename(version)
+        temporary.rename(version)
+    else:
+        temporary.rename(version)
     _flush(version.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(one: pathlib.Path, other: pathlib.Path) -> bool:
+    """Exchanges two folders, at no moment of which one is missing; False if the system cannot."""
+    function = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # of Linux
+    if function is None:
+        return False
+    paths = [os.fsencode(path.absolute()) for path in (one, other)]
+    return bool(function(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) == 0)
+
+
+def _recover(version: pathlib.Path) -> None:
+    """Restores the version of a process that was killed between its two renames, and cleans up."""
+    old = version.with_name(f".{version.name}.old")
+    if old.exists() and not version.exists():
+        old.rename(version)
+    shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(version.with_name(f".{version.name}.new"), ignore_errors=True)
 
 
 def _flush(path: pathlib.Path) -> None:

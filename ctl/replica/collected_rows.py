@@ -65,12 +65,24 @@ def check_values(values: Any) -> dict[str, tf.Tensor]:
     """Returns what `collect_outputs` returned as tensors.
 
     Raises:
-        UsageError: it is not a dict of names.
+        UsageError: it is not a dict of name -> tensor of numbers.
     """
     if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
         raise UsageError(
             f"collect_outputs returned {type_name(values)}, but must return a dict of name -> tensor."
         )
+    for name, value in values.items():
+        if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
+            raise UsageError(
+                f"collect_outputs returned a {type(value).__name__} for {name!r}: return a dense "
+                "tensor, such as value.to_tensor(shape=[None, longest])."
+            )
+        if tf.convert_to_tensor(value).dtype == tf.string:
+            raise UsageError(
+                f"collect_outputs returned strings for {name!r}, but replicas exchange numbers only: "
+                "return numbers such as token ids or a column with the number of the example, and look "
+                "the texts up in compute_metrics."
+            )
     return {name: tf.convert_to_tensor(value) for name, value in values.items()}
 
 

@@ -2,8 +2,10 @@
 
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import ctl
 from ctl import testing
 from ctl.loop import inference, saved_model
 from ctl.loop.checkpoints.checkpointer import Checkpointer
+from tests import child
 
 DRAW = np.random.default_rng(3)
 IMAGES = DRAW.integers(0, 255, (20, 4, 4, 3), np.uint8)
@@ -242,3 +245,85 @@ def test_kill_while_a_version_is_written_leaves_the_others(checkpoint, tmp_path,
     saved_model.export(restore(path, trainer), tmp_path, {"number": 3})
     assert json.loads((version / "export.json").read_text())["number"] == 3
     assert [p.name for p in pathlib.Path(tmp_path).iterdir()] == ["5"]
+
+
+def test_earlier_version_exists_at_every_moment_of_its_replacement(
+    checkpoint, tmp_path, monkeypatch
+):
+    path, trainer = checkpoint
+    saved_model.export(restore(path, trainer), tmp_path, {"number": 1})
+    seen = []
+
+    def record(function):
+        def call(*arguments, **options):
+            result = function(*arguments, **options)
+            seen.append(json.loads((tmp_path / "5/export.json").read_text())["number"])
+            return result
+
+        return call
+
+    for module, name in ((shutil, "rmtree"), (pathlib.Path, "rename"), (saved_model, "_exchange")):
+        monkeypatch.setattr(module, name, record(getattr(module, name)))
+    saved_model.export(restore(path, trainer), tmp_path, {"number": 2})
+    assert seen == sorted(seen) and {*seen} == {1, 2}
+
+
+def test_version_of_a_kill_between_two_renames_is_recovered(checkpoint, tmp_path, monkeypatch):
+    """Where folders cannot be exchanged."""
+    path, trainer = checkpoint
+    monkeypatch.setattr(saved_model, "_exchange", lambda *_: False)
+    saved_model.export(restore(path, trainer), tmp_path, {"number": 1})
+    (tmp_path / "5").rename(tmp_path / ".5.old")
+    with monkeypatch.context() as patch:
+        patch.setattr(saved_model, "_save_weights", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            saved_model.export(restore(path, trainer), tmp_path, {"number": 2})
+    assert json.loads((tmp_path / "5/export.json").read_text())["number"] == 1
+    saved_model.export(restore(path, trainer), tmp_path, {"number": 3})
+    assert json.loads((tmp_path / "5/export.json").read_text())["number"] == 3
+    assert [p.name for p in tmp_path.iterdir()] == ["5"]
+
+
+# Exports the same version again and again, each time with other weights.
+EXPORTER = """
+import itertools, sys, pathlib
+import tensorflow as tf, tf_keras
+from ctl.loop import inference, saved_model
+from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.testing import tiny
+
+folder = pathlib.Path(sys.argv[1])
+trainer = tiny.TinyTrainer(global_batch_size=8, optimizer=tf_keras.optimizers.SGD(0.1))
+path = Checkpointer(folder / "checkpoints", trainer).save()
+for number in itertools.count(int(sys.argv[2])):
+    restored = inference.restore_trainer(
+        tiny.TinyTrainer, trainer.options, path, global_batch_size=8)
+    for variable in restored.model.variables:
+        variable.assign(tf.fill(variable.shape, tf.cast(number, variable.dtype)))
+    saved_model.export(restored, folder / "export", {"number": number})
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.long)])
+def test_kills_at_random_instants_leave_the_old_or_the_new_version(tmp_path, kills):
+    draw = np.random.default_rng(4)
+    last, versions = 0, []
+    for _ in range(kills):
+        process = child.start(["-c", EXPORTER, str(tmp_path), str(last + 1)])
+        ended = int(process.stdout.readline())
+        time.sleep(draw.uniform(0, 1.0))
+        process.kill()
+        ended = max([ended, *map(int, process.communicate()[0].split())])
+        version = tmp_path / "export/0"
+        last = json.loads((version / "export.json").read_text())["number"]
+        assert last in (ended, ended + 1)
+        loaded = tf.saved_model.load(version)
+        bare = tf_keras.models.load_model(version / "model.keras")
+        for variable in (*bare.variables, *loaded.signatures["serving_default"].captured_inputs):
+            if variable.dtype == tf.resource:
+                variable = tf.raw_ops.ReadVariableOp(resource=variable, dtype=tf.float32)
+            assert np.all(np.asarray(variable) == last)
+        versions.append(last)
+    assert versions == sorted(versions)

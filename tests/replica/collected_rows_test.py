@@ -93,6 +93,22 @@ def make_evaluator(replicas=1, **body):
             r"collect_outputs returned a .*Tensor, but must return a dict",
         ),
         (
+            {
+                "collect_outputs": lambda self, batch, outputs: {
+                    "text": tf.as_string(batch["label"])
+                }
+            },
+            "collect_outputs returned strings for 'text', but replicas exchange numbers only: return",
+        ),
+        (
+            {
+                "collect_outputs": lambda self, batch, outputs: {
+                    "text": tf.RaggedTensor.from_tensor(batch["x"])
+                }
+            },
+            "collect_outputs returned a RaggedTensor for 'text': return a dense tensor",
+        ),
+        (
             {"collect_outputs": lambda self, batch, outputs: {"all": tf.reduce_sum(outputs)}},
             r"all_gather got shape \(\)",
         ),
