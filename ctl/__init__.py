@@ -4,6 +4,7 @@
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from ctl.trainer import StandardTrainer
 
 __version__ = "0.1.0"
+# Makes `tf.keras` tf_keras, also after `import tensorflow`, which reads the variable when tf.keras is
+# first used. By default tf.keras is Keras 3, which computes wrong updates under tf.distribute.
+os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 _MODULES = {
     "Action": "ctl.loop.actions.action",
     "SyncBatchNormalization": "ctl.replica.batch_norm",

@@ -14,8 +14,8 @@ import tf_keras
 from ctl.errors import UsageError, type_name
 
 _FIX = (
-    "ctl requires tf_keras, so write `import tf_keras` instead of `import keras`, or set "
-    "TF_USE_LEGACY_KERAS=1 before tf.keras is first used."
+    "ctl requires tf_keras, so write `import tf_keras` instead of `import keras`, and import ctl (or "
+    "set TF_USE_LEGACY_KERAS=1) before tf.keras is first used."
 )
 
 

@@ -973,8 +973,8 @@ WITH_TENSORFLOW = {
             "tf_keras.Sequential([tf_keras.layers.Dense", "keras.Sequential([keras.layers.Dense"
         ),
         "build_model returned a Sequential of Keras 3: ctl requires tf_keras, so write `import "
-        "tf_keras` instead of `import keras`, or set TF_USE_LEGACY_KERAS=1 before tf.keras is first "
-        "used.",
+        "tf_keras` instead of `import keras`, and import ctl (or set TF_USE_LEGACY_KERAS=1) before "
+        "tf.keras is first used.",
     ),
     "layer of Keras 3": in_trainer(
         KERAS_3.replace("[tf_keras.layers.Dense", "[keras.layers.Dense"),

@@ -7,10 +7,10 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.replica import keras_version
-from tests import reference_model
+from tests import child, reference_model
 
 keras = pytest.importorskip("keras", "3", reason="Keras 3 is not installed")
-FIX = "ctl requires tf_keras, so write `import tf_keras` instead of `import keras`, or set"
+FIX = "ctl requires tf_keras, so write `import tf_keras` instead of `import keras`, and"
 
 
 class Subclass(keras.Model):
@@ -141,3 +141,100 @@ def test_variables_that_an_optimizer_in_a_model_creates_later_are_saved():
     model.own_optimizer.build([tf.Variable(1.0)])
     children = tf.train.TrackableView.children(model.own_optimizer)
     assert len(children["_variables"]) == 3  # iterations and two slot variables
+
+
+# The model, loss, metric and optimizer are those of TensorFlow's tutorial "Custom training with
+# tf.distribute.Strategy" and of Keras' example "Simple MNIST convnet", unchanged.
+PASTED = """
+import ctl
+import numpy as np
+import tensorflow as tf
+from tensorflow import keras
+from tensorflow.keras import layers
+
+num_classes = 10
+input_shape = (28, 28, 1)
+
+def create_model():
+  regularizer = tf.keras.regularizers.L2(1e-5)
+  model = tf.keras.Sequential([
+      tf.keras.layers.Conv2D(32, 3,
+                             activation='relu',
+                             kernel_regularizer=regularizer),
+      tf.keras.layers.MaxPooling2D(),
+      tf.keras.layers.Conv2D(64, 3,
+                             activation='relu',
+                             kernel_regularizer=regularizer),
+      tf.keras.layers.MaxPooling2D(),
+      tf.keras.layers.Flatten(),
+      tf.keras.layers.Dense(64,
+                            activation='relu',
+                            kernel_regularizer=regularizer),
+      tf.keras.layers.Dense(10,
+                            kernel_regularizer=regularizer)
+    ])
+
+  return model
+
+def example_model():
+    return keras.Sequential(
+    [
+        keras.Input(shape=input_shape),
+        layers.Conv2D(32, kernel_size=(3, 3), activation="relu"),
+        layers.MaxPooling2D(pool_size=(2, 2)),
+        layers.Conv2D(64, kernel_size=(3, 3), activation="relu"),
+        layers.MaxPooling2D(pool_size=(2, 2)),
+        layers.Flatten(),
+        layers.Dropout(0.5),
+        layers.Dense(num_classes, activation="softmax"),
+    ]
+)
+
+class Trainer(ctl.StandardTrainer):
+    logits = True
+
+    def build_model(self):
+        return create_model() if self.logits else example_model()
+
+    def build_dataset(self, split, input_context):
+        draw = np.random.default_rng(0)
+        images = draw.random((8, 28, 28, 1), dtype=np.float32)
+        return ctl.data.arrays({"x": images, "label": draw.integers(0, 10, 8)})
+
+    def per_example_loss(self, batch, outputs):
+        loss_object = tf.keras.losses.SparseCategoricalCrossentropy(
+            from_logits=self.logits,
+            reduction=tf.keras.losses.Reduction.NONE)
+        return loss_object(batch["label"], outputs)
+
+    def build_metrics(self):
+        return {"accuracy": tf.keras.metrics.SparseCategoricalAccuracy(name='train_accuracy')}
+
+class Example(Trainer):
+    logits = False
+
+for cls in (Trainer, Example):
+    trainer = cls(
+        global_batch_size=8,
+        optimizer=lambda: tf.keras.optimizers.Adam(learning_rate=0.001),
+    )
+    before = trainer.model.get_weights()
+    results = trainer.train(tf.constant(2))
+    moved = [np.abs(a - b).max() for a, b in zip(before, trainer.model.get_weights())]
+    print(cls.__name__, sorted(results), min(moved) > 0)
+"""
+
+
+def test_model_code_of_tutorials_trains_unchanged():
+    done = child.run(["-c", PASTED])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "Trainer ['accuracy', 'loss'] True",
+        "Example ['accuracy', 'loss'] True",
+    ]
+
+
+def test_choice_of_the_user_is_kept():
+    done = child.run(["-c", "import os, ctl; print(os.environ['TF_USE_LEGACY_KERAS'])"],
+                     TF_USE_LEGACY_KERAS="0")  # fmt: skip
+    assert done.stdout.strip() == "0"
