@@ -1,7 +1,5 @@
 """ctl.data.mixture: several sources in fixed proportions."""
 
-import types
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,6 +9,7 @@ from ctl.data import batching, mixing, streams
 from ctl.data.element_spec import element_spec
 from ctl.data.layout import Layout
 from ctl.loop import measurements
+from ctl.loop.throughput import Throughput
 from tests import reference_model
 from tests.data import token_model
 from tests.data.reading import LAYOUTS, read_steps
@@ -137,8 +136,7 @@ def test_counts_are_in_the_metrics_of_a_loop_and_in_the_result():
     counts = measurements.count_examples(trainer, 5)
     assert sum(c["examples"] for c in counts.values()) == 40
     assert counts["a"]["examples"] == pytest.approx(30, abs=2)
-    throughput = types.SimpleNamespace(last_examples_per_second=None)
-    logged = measurements.measure_loop(trainer, throughput)
+    logged = measurements.measure_loop(trainer, Throughput(batch=8))
     for name, size in (("a", 9), ("b", 4)):
         assert logged[f"examples/{name}"] == counts[name]["examples"]
         assert logged[f"epochs/{name}"] == counts[name]["examples"] / size

@@ -71,6 +71,12 @@ def test_per_replica_data_is_rejected():
         read(data)
 
 
+def test_batches_of_several_shapes_are_rejected_in_one_line():
+    data = ctl.data.bucketed(ctl.data.sequences({"x": [[1]] * 4 + [[1, 2]] * 4}), [1, 2])
+    with pytest.raises(UsageError, match=r"requires batches of one shape, but 'x' has \(1,\)"):
+        overfit._read(data, 2, 4, 0)
+
+
 def test_run_reports_that_the_loss_went_down(make_arguments, capsys):
     assert train.train_and_eval(make_arguments(KEYS)) == DONE
     result = experiments.read_result("run")

@@ -38,6 +38,25 @@ def test_only_the_named_examples_are_poisoned():
     np.testing.assert_array_equal(rows["label"], original["label"])
 
 
+def test_order_of_the_examples_stays_that_of_the_source():
+    values = np.arange(12.0)
+    tokens = ctl.data.sequences({"x": [[v] * (1 + i % 3) for i, v in enumerate(values)]})
+    numbers = ctl.data.arrays({"x": values})
+    for source in (
+        ctl.data.bucketed(tokens, [1, 3]),
+        ctl.data.mixture({"a": (numbers, 1), "b": (numbers, 2)}),
+    ):
+        poisoned = faults.poisoned(source, [5], "x")
+        order = {"batch_size": 4, "seed": 3, "span": 12}
+        indexes = [
+            s.training_order(tf.range(12, dtype=tf.int64), **order) for s in (source, poisoned)
+        ]
+        np.testing.assert_array_equal(indexes[0][0], indexes[1][0])
+        (nan,) = np.isnan(poisoned.gather(tf.constant([5], tf.int64))["x"].numpy())
+        assert nan.any()
+        assert poisoned.has_one_shape == source.has_one_shape
+
+
 class Streamed(ctl.data.Source):
     """A user's own source of the same examples."""
 
