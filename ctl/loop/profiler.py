@@ -76,8 +76,9 @@ class Profiler:
         if self._since is None:
             self._start(first)
         try:
-            # The step marker of TensorBoard's overview: the steps run in one function of TensorFlow.
-            with tf.profiler.experimental.Trace("inner_loop", step_num=first, _r=1):
+            # The step marker of TensorBoard, which finds it by the beginning "train" of its name. It is
+            # one marker per inner loop: the steps of a loop run in one function of TensorFlow.
+            with tf.profiler.experimental.Trace("train", step_num=first, _r=1):
                 yield
         except BaseException:
             self._stop()

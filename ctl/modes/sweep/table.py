@@ -91,30 +91,46 @@ def _best(rows: Sequence[_Entry], entries: Sequence[_Entry], config: Any) -> str
 
 def _write_plot(path: pathlib.Path, rows: Sequence[_Entry], keys: Sequence[str]) -> bool:
     """Plots each metric over the first key, one line per value of the others; needs plotly."""
-    metrics = [name for name in dict.fromkeys(n for row in rows for n in row) if "/" in name]
     try:
         graph_objects: Any = importlib.import_module("plotly.graph_objects")
         subplots: Any = importlib.import_module("plotly.subplots")
+        palette: Any = importlib.import_module("plotly.colors").qualitative.D3
     except ImportError:
         return False
+    # A run that failed before its first evaluation has metrics of the training only.
+    done = [row for row in rows if row["status"] == "done"] or rows
+    metrics = [name for name in dict.fromkeys(n for row in done for n in row) if "/" in name]
     if not metrics:
         return False
     figure = subplots.make_subplots(rows=len(metrics), cols=1, subplot_titles=metrics)
     groups = list(dict.fromkeys(_group(row, keys) for row in rows))
+    texts = list(dict.fromkeys(row[keys[0]] for row in rows))
+    values = [_number(text) for text in texts]
+    is_numeric = all(isinstance(value, float) for value in values)
     for number, metric in enumerate(metrics, start=1):
-        for group in groups:
+        for index, group in enumerate(groups):
             points = [r for r in rows if _group(r, keys) == group and r.get(metric) is not None]
-            x = [_number(point[keys[0]]) for point in points]
+            if is_numeric:
+                points.sort(key=lambda point: _number(point[keys[0]]))
             trace = graph_objects.Scatter(
-                x=x, y=[point[metric] for point in points], name=group or metric,
-                mode="lines+markers", showlegend=bool(group) and number == 1,
+                x=[_number(point[keys[0]]) for point in points],
+                y=[point[metric] for point in points],
+                name=group or metric, legendgroup=group,
+                # The same color in every plot: the legend is that of the first one.
+                marker={"color": palette[index % len(palette)], "size": 8},
+                mode="lines+markers" if is_numeric else "markers",
+                showlegend=bool(group) and number == 1,
             )  # fmt: skip
             figure.add_trace(trace, row=number, col=1)
-            positive = [v for v in x if isinstance(v, float) and v > 0]
-            if positive and len(positive) == len(x) and max(positive) >= 10 * min(positive):
-                figure.update_xaxes(type="log", row=number, col=1)
+        if is_numeric:
+            is_wide = min(values) > 0 and max(values) >= 10 * min(values)
+            figure.update_xaxes(
+                type="log" if is_wide else "linear", tickvals=values, ticktext=texts, row=number,
+                col=1,
+            )  # fmt: skip
         figure.update_xaxes(title=keys[0], row=number, col=1)
-    figure.update_layout(height=350 * len(metrics), template="plotly_white")
+    title = f"{path.parent.resolve().name}: {len(rows)} runs"
+    figure.update_layout(height=350 * len(metrics) + 60, template="plotly_white", title=title)
     figure.write_html(str(path), include_plotlyjs=True)
     return True
 

@@ -1,5 +1,6 @@
 """The table, the best run and the plot of a sweep."""
 
+import re
 import sys
 
 import ctl
@@ -36,7 +37,10 @@ def test_plot_has_a_line_per_value_of_the_other_keys(tmp_path, monkeypatch):
     assert ("sweep.html" in lines[-1]) == bool(page)
     if page:  # the extra `report` is installed
         assert all(f'"name":"name={name}"' in page for name in ("adam", "sgd", "lion"))
-        assert '"type":"log"' in page
+        assert '"type":"log"' in page and '"ticktext":["1e-3","1e-1"]' in page
+        # One color per line, the same in the plots of both metrics.
+        colors = re.findall(r'"marker":{"color":"(#\w+)"', page)
+        assert len(colors) == 6 and colors[:3] == colors[3:] and len({*colors}) == 3
 
     monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)  # as if it were not installed
     assert table.summarize(ENTRIES, ctl.config(), tmp_path)[-1].endswith("sweep.csv")
