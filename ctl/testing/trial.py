@@ -13,7 +13,7 @@ from ctl.replica import recompute
 from ctl.testing import processes
 from ctl.testing.comparison import compare, tolerance_of
 from ctl.testing.devices import count_logical_cpus, split_cpu
-from ctl.testing.diagnosis import causes, numerics, probes, recomputation, rules
+from ctl.testing.diagnosis import causes, numerics, probes, recomputation, rules, sharding
 from ctl.testing.diagnosis.evidence import Evidence
 from ctl.testing.recording import Names, Record, list_optimizers, record_run
 from ctl.testing.report import Difference, NotComparable, Report
@@ -149,6 +149,14 @@ class _Trial:
 
     def diagnose(self) -> tuple[list[Difference], str, list[str]]:
         """Returns the differences, the cause of the first one, and notes."""
+        several = [split for split in self.records if split.replicas > 1]
+        if self._spec.options.shard_state and several:
+            # First, because the same mistake has many effects in the comparison with one replica.
+            differences, cause = sharding.check(
+                self._spec, several[0], precision=self.precision, tolerance=self._tolerance
+            )
+            if differences:
+                return differences, cause, []
         differences = [
             difference
             for split, record in self.records.items()

@@ -163,3 +163,13 @@ OTHER_PASS = (
     "The recomputation of ctl.recompute is another function than the first pass, such as with a second "
     "dropout mask: draw by tf_keras layers or ctl.random, and change no Python state in the code."
 )
+
+# Slot variables that are split over the replicas.
+STALE_GATHER = (
+    "The slices that optimizer.shard_state gathers from the replicas are not those of this update: "
+    "gather the new values, once every replica has updated its slice."
+)
+OTHER_SLOTS = (
+    "With optimizer.shard_state a slice is updated by the slots of another slice: cut gradients, "
+    "weights and slots by the same replica number."
+)

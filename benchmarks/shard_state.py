@@ -1,0 +1,110 @@
+"""Measures the slots and the CPU time of a step with and without `optimizer.shard_state`.
+
+    python -m benchmarks.shard_state --replicas 4 --width 1024
+
+Replicas are logical CPUs of this machine. Both trainers are in one process and train alternately; the
+ratio is the median over rounds. A model of dense layers with few rows is the worst case: its step is
+mostly the update.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+_MIB = 2**20
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    """Measures and prints one line; returns the numbers."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.shard_state", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--replicas", type=int, default=4)
+    parser.add_argument("--width", type=int, default=1024, help="of four dense layers")
+    parser.add_argument("--batch", type=int, default=64, help="global batch size")
+    parser.add_argument("--optimizer", default="Adam", help="of tf_keras.optimizers")
+    parser.add_argument("--steps", type=int, default=10, help="steps per round")
+    parser.add_argument("--rounds", type=int, default=7)
+    flags = parser.parse_args(arguments)
+    row = measure(flags)
+    print(
+        f"{flags.optimizer}, {flags.replicas} replicas: slots {row['slots_mib'][1]:.2f} of "
+        f"{row['slots_mib'][0]:.2f} MiB per replica (share {row['share']:.4f}), CPU time of a step "
+        f"{row['seconds'][1] * 1e3:.1f} of {row['seconds'][0] * 1e3:.1f} ms (ratio {row['ratio']:.2f}, "
+        f"rounds {min(row['ratios']):.2f} to {max(row['ratios']):.2f}), same bits: {row['same_bits']}"
+    )
+    return row
+
+
+def measure(flags: argparse.Namespace) -> dict[str, Any]:
+    """Trains both trainers alternately; returns slots_mib, share, seconds, ratios and same_bits."""
+    import tensorflow as tf
+
+    from ctl import testing
+
+    testing.split_cpu(flags.replicas)
+    trainers = [_trainer(flags, shard) for shard in (False, True)]
+    times: list[list[float]] = [[], []]
+    for _ in range(flags.rounds + 1):
+        for each, trainer in zip(times, trainers, strict=True):
+            start = time.process_time()  # of all threads
+            trainer.train(tf.constant(flags.steps))
+            each.append((time.process_time() - start) / flags.steps)
+    ratios = [b / a for a, b in zip(*times, strict=True)][1:]  # the first round traces
+    slots = [_slot_bytes(trainer) for trainer in trainers]
+    weights = [
+        [v.numpy().tobytes() for v in trainer.model.trainable_variables] for trainer in trainers
+    ]
+    return {
+        "slots_mib": [size / _MIB for size in slots],
+        "share": slots[1] / slots[0],
+        "seconds": [statistics.median(each[1:]) for each in times],
+        "ratios": ratios,
+        "ratio": statistics.median(ratios),
+        "same_bits": weights[0] == weights[1],
+    }
+
+
+def _slot_bytes(trainer: Any) -> int:
+    """The bytes of the slot variables that one replica holds."""
+    slots = [getattr(v, "slices", v) for v in trainer.optimizer.variables if v.shape.rank]
+    return sum(v.shape.num_elements() * v.dtype.size for v in slots)
+
+
+def _trainer(flags: argparse.Namespace, shard: bool) -> Any:
+    import numpy as np
+    import tensorflow as tf
+    import tf_keras
+
+    import ctl
+    from ctl import testing
+
+    tf.get_logger().setLevel("ERROR")
+
+    class Trainer(ctl.StandardTrainer):
+        def build_model(self) -> Any:
+            layers = [tf_keras.layers.Dense(flags.width, activation="tanh") for _ in range(4)]
+            return tf_keras.Sequential([tf_keras.layers.InputLayer((flags.width,)), *layers])
+
+        def build_dataset(self, split: str, input_context: Any) -> Any:
+            draw = np.random.default_rng(0)
+            rows = draw.normal(size=(flags.batch, flags.width)).astype(np.float32)
+            return ctl.data.arrays({"x": rows, "label": rows[:, ::-1].copy()})
+
+        def per_example_loss(self, batch: Any, outputs: Any) -> Any:
+            return tf.reduce_mean(tf.square(batch["label"] - outputs), axis=-1)
+
+    return Trainer(
+        strategy=testing.make_strategy(flags.replicas),
+        global_batch_size=flags.batch,
+        optimizer=getattr(tf_keras.optimizers, flags.optimizer),
+        options=ctl.TrainerOptions(shard_state=shard, prefetch=1),
+    )
+
+
+if __name__ == "__main__":
+    main()

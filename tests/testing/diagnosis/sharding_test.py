@@ -1,0 +1,87 @@
+"""Mistakes of sharded slots are named, and right ones pass."""
+
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from ctl.configs.options import TrainerOptions
+from ctl.replica import sharded_optimizer
+from ctl.replica.slices import SliceLayout
+from ctl.testing import trial
+from ctl.testing.diagnosis import causes
+from ctl.testing.splits import Split
+from ctl.testing.trial_spec import TrialSpec
+from tests.testing import gallery
+
+
+class Wide(gallery.Right):
+    """With kernels that are split over the replicas."""
+
+    def build_model(self):
+        layers = tf_keras.layers
+        hidden = layers.Dense(40, activation="tanh", input_shape=(gallery.FEATURES,))
+        return tf_keras.Sequential([hidden, layers.Dense(gallery.CLASSES)])
+
+
+def check(optimizer=None):
+    options = TrainerOptions(shard_state=True)
+    spec = TrialSpec(Wide, gallery.examples(), optimizer, options, steps=1)
+    return trial.run(spec, [Split(4, 2)])
+
+
+def test_right_slices_pass():
+    assert check(lambda: tf_keras.optimizers.Adam(0.01)).equivalent
+
+
+def test_a_slice_updated_by_its_neighbours_slots_is_named(monkeypatch):
+    apply = sharded_optimizer._Sharded.apply_gradients
+    cut, join = SliceLayout.cut, SliceLayout.join
+    shift = {}  # replica -> 1 from the second update on: both have exchanged slices, but not slots
+
+    def apply_shifted(self, *arguments, **keywords):
+        shift[replica_number()] = tf.cast(self.iterations > 0, tf.int32)
+        return apply(self, *arguments, **keywords)
+
+    def cut_shifted(self, value, replica):
+        return cut(self, value, (replica + shift[replica_number()]) % 2)
+
+    def join_shifted(self, bodies, rest):
+        if tf.executing_eagerly():  # of a complete slot, not in the step
+            return join(self, bodies, rest)
+        return join(self, tf.roll(bodies, shift[replica_number()], axis=0), rest)
+
+    monkeypatch.setattr(sharded_optimizer._Sharded, "apply_gradients", apply_shifted)
+    monkeypatch.setattr(SliceLayout, "cut", cut_shifted)
+    monkeypatch.setattr(SliceLayout, "join", join_shifted)
+    assert check().cause == causes.OTHER_SLOTS
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_stale_gather_is_named(monkeypatch, own):
+    """Every slice is of the last update, or those of the other replicas are."""
+    assign, gather = sharded_optimizer._assign, sharded_optimizer._gather_values
+    old = {}
+
+    def keep(strategy, variables, values, **keywords):
+        if not keywords:  # the slices before the update
+            old[replica_number()] = [tf.identity(value) for value in values]
+        assign(strategy, variables, values, **keywords)
+
+    def stale(slices, layouts):
+        results = gather(old[replica_number()], layouts)
+        if own:
+            new = gather(slices, layouts)
+            for i, layout in enumerate(layouts):
+                bodies = [tf.fill([layout.body], r == replica_number()) for r in range(2)]
+                rest = tf.fill([layout.length - layout.body], True)
+                results[i] = tf.where(layout.join(tf.stack(bodies), rest), new[i], results[i])
+        return results
+
+    monkeypatch.setattr(sharded_optimizer, "_assign", keep)
+    monkeypatch.setattr(sharded_optimizer, "_gather_values", stale)
+    assert check().cause == causes.STALE_GATHER
+
+
+def replica_number():
+    context = tf.distribute.get_replica_context()
+    return int(tf.get_static_value(context.replica_id_in_sync_group))
