@@ -9,6 +9,7 @@ import uuid
 import numpy as np
 import tensorflow as tf
 
+from ctl import errors
 from ctl.data import ragged
 from ctl.data.source import Source
 from ctl.errors import UsageError
@@ -29,8 +30,14 @@ def read_lengths(source: Source, path: str | None) -> np.ndarray:
         [examples] int64.
 
     Raises:
-        UsageError: the sequences of an example have different lengths, or all are empty.
+        UsageError: the sequences of an example have different lengths, or all are empty; or the file
+            cannot be read or written.
     """
+    if not isinstance(path, str | None):
+        raise UsageError(
+            f"lengths is {errors.type_name(path)}, but must be the path of a file, in which ctl keeps "
+            "the lengths."
+        )
     lengths = _load(path, len(source)) if path else None
     if lengths is None and source.lengths is not None:
         lengths = np.asarray(source.lengths, np.int64)
@@ -98,7 +105,12 @@ def _save(path: str, lengths: np.ndarray) -> None:
     temporary = f"{path}.{uuid.uuid4().hex}"
     content = io.BytesIO()
     np.save(content, lengths)
-    tf.io.gfile.makedirs(os.path.dirname(path) or ".")
-    with tf.io.gfile.GFile(temporary, "wb") as file:
-        file.write(content.getvalue())
-    tf.io.gfile.rename(temporary, path, overwrite=True)
+    try:
+        tf.io.gfile.makedirs(os.path.dirname(path) or ".")
+        with tf.io.gfile.GFile(temporary, "wb") as file:
+            file.write(content.getvalue())
+        tf.io.gfile.rename(temporary, path, overwrite=True)
+    except tf.errors.OpError as error:
+        raise UsageError(
+            f"The lengths cannot be written to {path} ({type(error).__name__}): choose another file."
+        ) from None

@@ -60,3 +60,14 @@ def test_lengths_of_a_source_must_be_one_per_example():
     source.lengths = np.arange(3)
     with pytest.raises(ctl.UsageError, match="must have one per example"):
         sequence_lengths.read_lengths(source, None)
+
+
+def test_path_that_cannot_be_written_is_rejected_in_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path, message in (
+        (str(tmp_path / "file/lengths.npy"), "cannot be written to"),
+        (LENGTHS, "lengths is a list, but must be the path of a file"),
+    ):
+        with pytest.raises(ctl.UsageError, match=message) as error:
+            sequence_lengths.read_lengths(token_model.Documents(), path)
+        assert "\n" not in str(error.value)
