@@ -1,0 +1,89 @@
+"""The contrastive learning of experiments/simclr.py, with a small model on few images."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import main, testing
+from experiments.trainers import simclr
+from tests import child, one_batch
+from tests.experiments import read_result
+
+IMAGES = np.random.default_rng(0).integers(256, size=(16, 28, 28)).astype(np.uint8)
+
+
+class Small(simclr.SimclrTrainer):
+    def build_dataset(self, split, input_context):
+        return ctl.data.arrays({"image": IMAGES, "label": np.arange(16) % 10})
+
+    def compute_metrics(self, collected):
+        return {"sum": np.sum(collected["features"])}
+
+
+@functools.cache
+def train(replicas):
+    """Each replica's copies of the variables after 20 steps, the losses and an evaluation."""
+    tf_keras.backend.reset_uids()
+    tf_keras.utils.set_random_seed(1)
+    trainer = Small(
+        strategy=one_batch.strategy(replicas),
+        global_batch_size=7,
+        optimizer=lambda: tf_keras.optimizers.Adam(1e-3),
+        options=ctl.TrainerOptions(
+            precision="float64", model=dict(width=4, projection=3, temperature=0.5)
+        ),
+    )
+    losses = [float(trainer.train(tf.constant(5))["loss"]) for _ in range(4)]
+    results = ctl.StandardEvaluator(trainer, global_batch_size=5).evaluate(tf.constant(-1))
+    copies = [testing.copies(trainer.strategy, v) for v in trainer.model.trainable_variables]
+    return copies, [*losses, float(results["loss"]), float(results["sum"])]
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_the_curve_is_that_of_one_device(replicas):
+    expected, expected_losses = train(1)
+    actual, losses = train(replicas)
+    np.testing.assert_allclose(losses, expected_losses, rtol=0, atol=1e-10)
+    for (value,), copies in zip(expected, actual, strict=True):
+        for copy in copies:
+            np.testing.assert_allclose(copy, value, rtol=0, atol=1e-10)
+
+
+def test_views_without_a_move_are_the_image(monkeypatch):
+    monkeypatch.setattr(ctl.random, "uniform", lambda shape, low, high, name: tf.constant([0.0]))
+    # Scale 0 shows the pixel in the center everywhere, at 13.5: the mean of four.
+    image = np.random.default_rng(1).random((1, 28, 28, 1)).astype(np.float32)
+    view = simclr.transform(image, "a")
+    np.testing.assert_allclose(view, np.full_like(image, image[0, 13:15, 13:15].mean()), rtol=1e-5)
+    values = {"angle": 0.0, "scale": 1.0, "dx": 3.0, "dy": 0.0}
+    monkeypatch.setattr(
+        ctl.random,
+        "uniform",
+        lambda shape, low, high, name: tf.constant([values[name.partition("/")[2]]]),
+    )
+    view = simclr.transform(image, "a").numpy()
+    np.testing.assert_allclose(view[0, :, :25], image[0, :, 3:], atol=1e-5)
+    assert not view[0, :, 25:].any()
+
+
+def test_linear_classifier_separates_classes():
+    draw = np.random.default_rng(0)
+    centers, labels = 5 * draw.normal(size=(10, 12)), draw.integers(10, size=400)
+    features = centers[labels] + draw.normal(size=(400, 12))
+    weights = simclr.fit(features[:300], labels[:300])
+    predicted = (simclr.with_bias(features[300:]) @ weights).argmax(axis=1)
+    assert np.mean(predicted == labels[300:]) > 0.95
+
+
+def test_the_experiment_trains_and_measures_the_features(tmp_path, monkeypatch):
+    monkeypatch.chdir(child.ROOT)
+    monkeypatch.setattr(simclr, "_PROBE", 500)
+    keys = {"train.steps": 5, "eval.before_training": False, "model.width": 8}
+    flags = [f"--config.{key}={value}" for key, value in keys.items()]
+    flags += ["--config=experiments/simclr.py", f"--workdir={tmp_path}"]
+    assert main.run(["ctl", *flags]) == 0
+    assert read_result(tmp_path)["eval"]["probe_accuracy"] > 0.2
