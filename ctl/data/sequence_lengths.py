@@ -95,7 +95,7 @@ def _load(path: str, count: int) -> np.ndarray | None:
     if lengths.shape != (count,) or lengths.dtype != np.int64:
         raise UsageError(
             f"{path} has lengths of shape {lengths.shape}, but the data has {count} examples: remove "
-            "the file, which is then written again."
+            "the file, which is then written again, or name another one for this source."
         )
     return lengths
 
