@@ -24,6 +24,7 @@ HARMLESS = (
     "runtime.tpu.",
     "data.placement",
     "data.prefetch",
+    "data.cache",
     "data.skip_damaged",
     "data.tfrecord.parallel_calls",
     "optimizer.gradient_accumulation_steps",
@@ -118,6 +119,9 @@ def defaults() -> config_dict.ConfigDict:
     # stream, or device: hold the arrays in device memory and transfer only indices (xla=loop).
     data.placement = "stream"
     data.prefetch = -1  # batches that the input pipeline prepares ahead; -1: tf.data chooses
+    # Keep parsed examples, before the augmentation: memory, or a folder, which several runs may share;
+    # "": parse them again in each epoch. See docs/data.md.
+    data.cache = ""
     # For ctl.data.records: replace a record whose checksum is wrong by the next one, and log it.
     data.skip_damaged = False
     # Train and evaluate on this many batches only, the first ones; 0: all data. See docs/running.md.

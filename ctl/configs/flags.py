@@ -33,6 +33,7 @@ MODES: dict[str, tuple[str, ...]] = {
     "continuous_eval": ("workdir", "allow_config_change"),
     "export": ("workdir", "checkpoint", "allow_config_change"),
     "check": (),
+    "profile_input": (),
     "aot_compile": ("workdir", "topology", "find_batch"),
     "explain": ("workdir",),
     "devices": (),

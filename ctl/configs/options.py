@@ -36,6 +36,7 @@ OPTION_KEYS: dict[str, str] = {
     "optimizer_groups": "optimizer.groups",
     "histogram_interval": "summaries.histogram_interval",
     "prefetch": "data.prefetch",
+    "cache": "data.cache",
 }
 
 
@@ -204,6 +205,7 @@ class TrainerOptions:
         gradient_shares: add the shares of zero and of non-finite elements of the gradients.
         histogram_interval: steps between two histograms of the gradients; 0 for none.
         prefetch: the number of batches that the input pipeline prepares ahead; -1 lets tf.data choose.
+        cache: where parsed examples are kept: "memory", a folder, or "" for nowhere.
         data: keys for `build_dataset` (`self.options.data.dir`).
         model: keys for `build_model` (`self.options.model.dropout`).
 
@@ -233,6 +235,7 @@ class TrainerOptions:
     weight_decay_exclude: Sequence[str] = ()
     optimizer_groups: Sequence[Mapping[str, Any]] = ()
     prefetch: int = -1
+    cache: str = ""
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 

@@ -95,6 +95,10 @@ _OTHER_BOUNDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda factor: factor == 0 or factor > 1,
         "greater than 1, such as 3.0, or 0 for no limit",
     ),
+    "data.cache": (
+        lambda place: place.lower() not in ("none", "off", "false", "true", "disk"),
+        "memory, a folder, or '' for no cache",
+    ),
     "data.tfrecord.parallel_calls": (
         lambda count: count != 0,
         "at least 1, or -1 to let tf.data choose",

@@ -2,6 +2,7 @@
 
 from ctl.data.augmentation import augmented
 from ctl.data.bucketing import bucketed
+from ctl.data.cache import cached
 from ctl.data.idx import idx
 from ctl.data.image_folder import image_folder
 from ctl.data.mixing import mixture
@@ -30,6 +31,7 @@ __all__ = [
     "arrays",
     "augmented",
     "bucketed",
+    "cached",
     "csv",
     "generator",
     "idx",

@@ -25,11 +25,14 @@ class ArrayRecordReader:
     """The records of several ArrayRecord files, numbered in the order of the files.
 
     Attributes:
+        paths: the files.
+        skip_damaged: always false.
         row_bytes: mean bytes of a record in the files, which may be compressed.
         supports_python: always true, since the package has no TensorFlow ops.
     """
 
     supports_python = True
+    skip_damaged = False
 
     def __init__(self, paths: Sequence[str], *, skip_damaged: bool):
         """Opens every file once, to count its records.
@@ -48,15 +51,15 @@ class ArrayRecordReader:
                 "data.skip_damaged=True requires TFRecord files: ArrayRecord files hold their index, "
                 "which may be damaged, too."
             )
-        self._paths = list(paths)
+        self.paths = list(paths)
         # A reader is used by one thread at a time.
         self._local = threading.local()
-        counts = [self._reader(path).num_records() for path in self._paths]
-        for path, count in zip(self._paths, counts, strict=True):
+        counts = [self._reader(path).num_records() for path in self.paths]
+        for path, count in zip(self.paths, counts, strict=True):
             if not count:
                 raise UsageError(f"{path} has no records: write the file again, or remove it.")
         self._first = np.cumsum([0, *counts])
-        self.row_bytes = sum(os.path.getsize(path) for path in self._paths) / len(self)
+        self.row_bytes = sum(os.path.getsize(path) for path in self.paths) / len(self)
 
     def __len__(self) -> int:
         """The number of records."""
@@ -72,7 +75,7 @@ class ArrayRecordReader:
         records = np.empty(len(indexes), object)
         for file in np.unique(files).tolist():
             rows = np.flatnonzero(files == file)
-            path = self._paths[file]
+            path = self.paths[file]
             try:
                 # A list of bytes must be assigned one by one: numpy would make an array of strings.
                 values = self._reader(path).read((indexes[rows] - self._first[file]).tolist())

@@ -81,6 +81,7 @@ class ImageFolder(RowSource):
         with tf.init_scope(), tf.device("CPU:0"):
             self._paths = tf.constant(paths)
             self._labels = tf.constant(labels, tf.int64)
+        self.files = list(paths)
         self._count = len(paths)
 
     def __len__(self) -> int:

@@ -39,6 +39,8 @@ class RecordReader:
 
     Attributes:
         skipped: the numbers of the damaged records that were replaced so far.
+        paths: the files.
+        skip_damaged: whether a damaged record is replaced by the next one.
         row_bytes: mean length of a record in bytes.
     """
 
@@ -62,15 +64,13 @@ class RecordReader:
                     f"{len(file.offsets) - 1} records before it."
                 )
             _LOG.warning("%s: the records from there on cannot be read and are skipped.", what)
-        self._paths = [file.path for file in files]
-        self._skip_damaged = skip_damaged
+        self.paths = [file.path for file in files]
+        self.skip_damaged = skip_damaged
         # Record i of file f is between the entries i + f and i + f + 1 of `_offsets`.
         self._offsets = np.concatenate([file.offsets for file in files])
         self._first = np.cumsum([0] + [len(file.offsets) - 1 for file in files])
         if len(self) == 0:
-            raise UsageError(
-                f"{self._paths[0]} has no records: write the file again, or remove it."
-            )
+            raise UsageError(f"{self.paths[0]} has no records: write the file again, or remove it.")
         self.row_bytes = float(sum(f.offsets[-1] - f.offsets[0] for f in files)) / len(self)
         self.skipped: set[int] = set()
         self._open = functools.lru_cache(_OPEN_FILES)(self._open_file)
@@ -82,7 +82,7 @@ class RecordReader:
     @property
     def supports_python(self) -> bool:
         """Whether `read_by_python` supports the files."""
-        return _HAS_CRC and all(is_local(path) for path in self._paths)
+        return _HAS_CRC and all(is_local(path) for path in self.paths)
 
     def read_by_python(self, indexes: np.ndarray) -> np.ndarray:
         """Reads records of local files: [rows] int64 -> [rows] bytes objects.
@@ -109,7 +109,7 @@ class RecordReader:
 
     def read_in_graph(self, indexes: tf.Tensor) -> tf.Tensor:
         """Reads records by TensorFlow ops alone: [rows] int64 -> [rows] strings."""
-        if self._skip_damaged:
+        if self.skip_damaged:
             raise UsageError(
                 "data.skip_damaged=True requires local files and the package google-crc32c: copy the "
                 "files to a local disk, or set data.skip_damaged=False."
@@ -119,7 +119,7 @@ class RecordReader:
         offsets = tf.constant(self._offsets)
         starts = tf.gather(offsets, indexes + files)
         lengths = tf.gather(offsets, indexes + files + 1) - starts
-        paths = tf.gather(tf.constant(self._paths), files)
+        paths = tf.gather(tf.constant(self.paths), files)
         rows = tf.data.Dataset.from_tensors((paths, starts, lengths)).unbatch()
         records = rows.interleave(
             lambda *place: _RecordAt(*place).take(1),
@@ -130,7 +130,7 @@ class RecordReader:
         return records.batch(tf.size(indexes, tf.int64)).get_single_element()
 
     def _open_file(self, file: int) -> Any:
-        return open(self._paths[file], "rb", buffering=0)
+        return open(self.paths[file], "rb", buffering=0)
 
     def _are_valid(self, records: list[bytes], data: list[bytes], lengths: np.ndarray) -> bool:
         """Verifies lengths and checksums of many records; the loops in Python are kept short."""
@@ -161,8 +161,8 @@ class RecordReader:
             data = record[HEAD:-TAIL]
             if self._are_valid([record], [data], np.array([end - start])):
                 return data
-            what = f"{self._paths[file]} has a damaged record at offset {start}"
-            if not self._skip_damaged:
+            what = f"{self.paths[file]} has a damaged record at offset {start}"
+            if not self.skip_damaged:
                 raise DamagedRecord(f"{what}.")
             if candidate not in self.skipped:
                 self.skipped.add(candidate)
@@ -171,7 +171,7 @@ class RecordReader:
                     what,
                     len(self.skipped),
                 )
-        raise DamagedRecord(f"{self._paths[0]}: all records are damaged.")
+        raise DamagedRecord(f"{self.paths[0]}: all records are damaged.")
 
 
 class _RecordAt(tf.data.Dataset):

@@ -70,11 +70,14 @@ class _Serialized(Source):
 
     Attributes:
         reader: reads records by their index.
+        skip_damaged: whether a damaged record is replaced by the next one.
     """
 
     def __init__(self, reader: Any):
         self.reader = reader
         self.row_bytes = reader.row_bytes
+        self.files = reader.paths
+        self.skip_damaged = reader.skip_damaged
         self._by_python = reader.supports_python
 
     def __len__(self) -> int:

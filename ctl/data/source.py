@@ -1,7 +1,7 @@
 """The kinds of data that a trainer's `build_dataset` may return."""
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import math
 from typing import Any, NamedTuple, TypeAlias
@@ -49,11 +49,14 @@ class Source(abc.ABC):
             in one call of `gather`. None if it is not known, or if reading an example is expensive.
         lengths: [examples] the lengths of sequences, for `ctl.data.packed` and `ctl.data.bucketed`;
             None if every example must be read to find them.
+        files: the files that the examples come from; `data.cache` in a folder is valid for their sizes
+            and modification times.
         has_one_shape: whether the batches of all steps have the same shape.
     """
 
     row_bytes: float | None = None
     lengths: np.ndarray | None = None
+    files: Sequence[str] = ()
     has_one_shape = True
 
     @abc.abstractmethod

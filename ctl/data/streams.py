@@ -15,6 +15,7 @@ MAX_BYTES_PER_CALL = 2 * 2**20
 # Rows of at least this many bytes are parsed and augmented one per call, so that few of them are in
 # memory. A call costs some 20 microseconds, so the calls for smaller rows take a chunk of them.
 _LARGE_ROW = 4096
+_ROWS_PER_READ = 64  # when all examples are read once
 
 
 class Chunk(NamedTuple):
@@ -147,6 +148,17 @@ def evaluation_batches(source: Source, layout: Layout) -> tf.data.Dataset:
     chunks = batches.map(tuple)  # tf.data does not unpack a named tuple into arguments
     examples = _map_rows(chunks, lambda row, mask: (parse(row), mask), source=source, rows=rows)
     return examples.batch(rows, drop_remainder=True).map(MaskedBatch)
+
+
+def all_examples(source: Source) -> tf.data.Dataset:
+    """Returns every example once, in order, read and parsed in parallel; they are not batched."""
+    rows, auto = min(len(source), _ROWS_PER_READ), tf.data.AUTOTUNE
+    read = source.read if isinstance(source, RowSource) else source.gather
+    indexes = tf.data.Dataset.range(len(source)).batch(rows)
+    chunks = indexes.map(lambda i: (read(i),), num_parallel_calls=auto, deterministic=True)
+    if not isinstance(source, RowSource):
+        return chunks.map(lambda batch: batch).unbatch()
+    return _map_rows(chunks, source.parse, source=source, rows=rows)
 
 
 def _map_rows(

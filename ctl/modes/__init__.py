@@ -91,6 +91,7 @@ MODES = {
     "continuous_eval": Mode("evaluate:continuous_eval", workdir="read"),
     "export": Mode("export:export", builds_strategy=False, workdir="read"),
     "check": Mode("check:check"),
+    "profile_input": Mode("profile_input:profile_input"),
     "aot_compile": Mode("aot_compile:aot_compile", builds_strategy=False),
     "explain": Mode("explain:explain"),
     "devices": Mode("devices:show_devices", builds_trainer=False, builds_strategy=False),

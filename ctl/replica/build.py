@@ -5,7 +5,8 @@ import functools
 from typing import Any
 
 from ctl.configs.options import TrainerOptions
-from ctl.data.input_pipeline import InputPipeline
+from ctl.data import cache
+from ctl.data.input_pipeline import BuildDataset, InputPipeline
 from ctl.data.source import Batch
 from ctl.hardware import coordinator
 from ctl.optimizers import FromConfig
@@ -48,7 +49,7 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
     """
     options: TrainerOptions = trainer.options
     pipeline = InputPipeline(
-        trainer.build_dataset,
+        _cached(trainer.build_dataset, options.cache),
         strategy=trainer.strategy,
         seed=options.seed,
         prefetch=options.prefetch,
@@ -125,3 +126,10 @@ def _rows(trainer: Any, batch: Batch) -> contextlib.AbstractContextManager[row_m
     return row_mask.examples(
         count=row_count(batch), seed=options.seed, allow_unkeyed=options.allow_unkeyed_random
     )
+
+
+def _cached(build_dataset: BuildDataset, place: str) -> BuildDataset:
+    """Returns `build_dataset` with the parsed examples in the cache of `data.cache`."""
+    if not place:
+        return build_dataset
+    return lambda split, context: cache.cache_data(build_dataset(split, context), place)

@@ -192,7 +192,7 @@ class Engine:
         if not self._own_dataset and self._data_step != step:
             # Orbit's `train` reads these attributes; the public setter would mark the data as the
             # user's own.
-            self._trainer._train_dataset = self._dataset(step)
+            self._trainer._train_dataset = self.training_data(step)
             self._trainer._train_iter = None
         self._data_step = None  # unknown until the loop has ended without an error
 
@@ -280,7 +280,7 @@ class Engine:
         wait = self.results.input_wait
         return CompiledLoop(step, strategy=trainer.strategy, size=size, input_wait=wait)
 
-    def _dataset(self, step: int) -> Any:
+    def training_data(self, step: int) -> Any:
         """The distributed training data from a global step on."""
         batch_size = self.plan.layout.global_batch_size
         if not self.compiled_loop:

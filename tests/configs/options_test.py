@@ -130,6 +130,7 @@ def test_there_is_at_least_one_micro_batch(count):
         (dict(loss_scale=-1.0), "loss_scale is -1.0, but must be a finite number, at least 0."),
         (dict(loss_spike=0.5), "loss_spike is 0.5, but must be greater than 1, such as 3.0, or 0"),
         (dict(seed=-1), "seed is -1, but must be at least 0."),
+        (dict(cache="none"), "cache is none, but must be memory, a folder, or '' for no cache."),
         (dict(prefetch=-2), "prefetch is -2, but must be at least -1."),
         (
             dict(placement="device"),
@@ -176,7 +177,7 @@ def test_from_config_reads_every_option_from_its_key():
             allow_row_coupling=True,
             all_reduce=dict(dtype="bfloat16"),
         ),
-        data=dict(dir="there", placement="device", prefetch=2),
+        data=dict(dir="there", placement="device", prefetch=2, cache="memory"),
         optimizer=dict(
             gradient_accumulation_steps=2, clip=dict(norm=1.5), weight_decay=0.1, ema_decay=0.5,
             weight_decay_exclude=["*/bias"], groups=[dict(variables="a/*", frozen=True)],
@@ -201,6 +202,7 @@ def test_from_config_reads_every_option_from_its_key():
         gradient_accumulation_steps=2,
         clip=options.Clip(norm=1.5), on_non_finite="skip", loss_spike=3.0, norms=True, layer_norms=True,
         gradient_shares=True, histogram_interval=50, prefetch=2,
+        cache="memory",
         weight_decay_exclude=("*/bias",), ema_decay=0.5, shard_state=True,
         optimizer_groups=(dict(variables="a/*", frozen=True),),
     )  # fmt: skip

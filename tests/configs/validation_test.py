@@ -151,7 +151,7 @@ def test_missing_model_section_is_reported():
 
 
 # Keys that accept any text.
-FREE = {"data.dir", "init.checkpoint"}
+FREE = {"data.dir", "data.cache", "init.checkpoint"}
 SWITCHES = {
     "runtime.allow_row_coupling",
     "runtime.allow_unkeyed_random",

@@ -1,0 +1,226 @@
+"""--mode=profile_input: whether the input pipeline or the step limits the speed of training."""
+
+from collections.abc import Callable, Iterator
+import dataclasses
+import itertools
+import math
+import time
+from typing import Any
+
+import orbit
+import tensorflow as tf
+
+from ctl.data import ragged, streams
+from ctl.data.distribution import disable_autotune
+from ctl.data.source import Arrays, Augmented, Source, source_of
+from ctl.errors import UsageError, print_line
+from ctl.hardware import coordinator
+from ctl.hardware.collectives import ProcessGroup
+from ctl.modes import DONE, Arguments, experiment
+from ctl.replica.engine import engine_of
+from ctl.trainer import StandardTrainer
+
+SECONDS = 2.0  # of each measurement
+_WAIT = 0.05  # a larger share of waiting makes the input pipeline the bottleneck
+_GROWTH = 8  # of the number of steps, until a loop takes long enough
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """Seconds per global batch.
+
+    Attributes:
+        both: of training.
+        waited: the share of it in which the steps waited for batches; None if it is not measured.
+        pipeline: of the input pipeline alone.
+        step: of the step alone, on one batch that is in memory.
+        examples: of reading and parsing alone, without the augmentation; None if it is not known.
+    """
+
+    both: float
+    waited: float | None
+    pipeline: float
+    step: float
+    examples: float | None
+
+    @property
+    def is_input_bound(self) -> bool:
+        """Whether the input pipeline is the bottleneck."""
+        return self.pipeline > self.step if self.waited is None else self.waited > _WAIT
+
+
+def profile_input(arguments: Arguments) -> int:
+    """Trains for a few seconds, prints what limits the speed, and writes nothing."""
+    built = experiment.build(arguments.config, arguments.config_path, evaluates=False)
+    if coordinator.is_coordinated(built.hardware.strategy):
+        raise UsageError(
+            "--mode=profile_input does not support parameter servers, whose workers read their own "
+            "batches: profile with another runtime.strategy on the machine of a worker."
+        )
+    profile = all_measure(built.trainer, ProcessGroup(built.hardware))
+    if built.hardware.is_chief:
+        for line in describe(profile, built.trainer):
+            print_line(line)
+    return DONE
+
+
+def all_measure(trainer: StandardTrainer, processes: ProcessGroup) -> Profile:
+    """Collective: measures training, the input pipeline alone, and the step alone.
+
+    Args:
+        trainer: it is trained for a few seconds.
+        processes: the processes of the run, which train the same number of steps.
+    """
+    engine = engine_of(trainer)
+    wait, unit = engine.results.input_wait, 1
+    if engine.compiled_loop:
+        unit = engine.compiled_loop.size  # steps per chunk: less would only read a part of one
+    engine.results.measure_input()
+
+    def train(steps: int) -> None:
+        wait.reset()
+        for value in tf.nest.flatten(trainer.train(tf.constant(steps)) or {}):
+            orbit.utils.get_value(value)  # waits for the devices
+
+    both, seconds = _all_time(train, unit, processes)
+    waited = wait.read()
+    share = None if waited is None else min(1.0, processes.maximum(waited) / seconds)
+    iterator = iter(engine.training_data(int(trainer.global_step.numpy())))
+    pipeline, _ = _all_time(_make_reader(iterator, unit), unit, processes)
+    step, _ = _all_time(_make_step(trainer, next(iterator)), unit, processes)
+    data, examples = engine.pipeline.data("train"), None
+    source = source_of(data)
+    if source is not None and not ragged.has_own_order(source):
+        read = _make_example_reader(source, trainer.global_batch_size)
+        examples, _ = _all_time(read, 1, processes)
+    return Profile(both, share, pipeline, step, examples)
+
+
+def describe(profile: Profile, trainer: StandardTrainer) -> Iterator[str]:
+    """Returns the lines of a report: the times, the bottleneck, and what to change."""
+    size = trainer.global_batch_size
+    waited = "" if profile.waited is None else f", {profile.waited:.0%} of it waiting for input"
+    rows = (("training", profile.both, waited), ("input alone", profile.pipeline, ""))
+    for name, seconds, note in (*rows, ("step alone", profile.step, "")):
+        rate = f"{size / seconds:,.0f} examples/s"
+        yield f"{name:<12} {1e3 * seconds:10.2f} ms per batch {rate:>22}{note}"
+    data = engine_of(trainer).pipeline.data("train")
+    if not profile.is_input_bound:
+        yield "The step is the bottleneck: no key of data.* makes training faster."
+        yield "-> runtime.xla, runtime.precision or more devices; train.profile shows its operations."
+        return
+    yield "The input pipeline is the bottleneck."
+    if 1.2 * max(profile.pipeline, profile.step) < profile.both:
+        yield "It shares the processor cores with the step: both are faster alone."
+    yield f"-> {_advise(profile, trainer, data)}."
+
+
+def _advise(profile: Profile, trainer: StandardTrainer, data: Any) -> str:
+    """What makes the input pipeline faster."""
+    source = source_of(data)
+    if source is None:
+        return (
+            "give every map of the tf.data.Dataset num_parallel_calls=tf.data.AUTOTUNE, or return a "
+            "ctl.data.Source"
+        )
+    in_examples = profile.examples is not None and profile.examples > profile.pipeline / 2
+    if in_examples and not isinstance(source, Arrays) and not trainer.options.cache:
+        return (
+            "most of the time reads and parses examples: set data.cache=memory, or data.cache to a "
+            "folder on a local disk"
+        )
+    if isinstance(data, Augmented) and not in_examples:
+        return (
+            "most of the time augments examples: use fewer operations, or augment in `preprocess` on "
+            "the device, by ctl.random"
+        )
+    if isinstance(source, Arrays) and trainer.options.placement == "stream":
+        return "with one replica, set data.placement=device and runtime.xla=loop"
+    return "use more processor cores, or a larger data.prefetch if the times of batches differ"
+
+
+def _all_time(
+    run: Callable[[int], None], unit: int, processes: ProcessGroup
+) -> tuple[float, float]:
+    """Collective: times `run(steps)`, which runs a multiple of `unit` steps.
+
+    Returns:
+        The seconds per step, and those of the last call.
+    """
+    run(unit)  # traces, and fills the buffers of the pipeline
+    steps = unit
+    while True:
+        begin = time.perf_counter()
+        run(steps)
+        # The same in all processes, so that all run the same number of steps.
+        seconds = processes.maximum(time.perf_counter() - begin)
+        if seconds > SECONDS / 2:
+            return seconds / steps, seconds
+        goal = min(_GROWTH * steps, SECONDS * steps / max(seconds, 1e-6))
+        steps = unit * max(steps // unit + 1, math.ceil(goal / unit))
+
+
+def _make_reader(iterator: Any, unit: int) -> Callable[[int], None]:
+    """A function that reads the batches of a number of steps."""
+    if unit > 1:
+
+        def read_chunks(steps: int) -> None:
+            for _ in range(steps // unit):
+                next(iterator)
+
+        return read_chunks
+
+    def read_one(batches: Any) -> None:
+        next(batches)
+
+    read = tf.function(orbit.utils.create_tf_while_loop_fn(read_one))
+    return lambda steps: read(iterator, tf.constant(steps))
+
+
+def _make_step(trainer: StandardTrainer, element: Any) -> Callable[[int], None]:
+    """A function that runs steps on one element of the training data."""
+    engine = engine_of(trainer)
+    if engine.compiled_loop:
+        compiled = engine.compiled_loop
+        loop = lambda steps: compiled(itertools.repeat(element), steps)  # noqa: E731
+        compiled.discard_chunk()
+    else:
+        # The batch is captured by the graph, so no iterator is read.
+        batches = _Repeated(element)
+        steps_fn = orbit.utils.create_tf_while_loop_fn(lambda _: trainer.train_step(batches))
+        loop = tf.function(lambda steps: steps_fn(None, steps))
+
+    def run(steps: int) -> None:
+        with engine.report_errors(), engine.trace_scope():
+            trainer.train_loop_begin()
+            loop(tf.constant(steps))
+            for value in tf.nest.flatten(trainer.train_loop_end() or {}):
+                orbit.utils.get_value(value)
+
+    return run
+
+
+class _Repeated:
+    """An iterator that gives the same element forever."""
+
+    def __init__(self, element: Any):
+        self._element = element
+
+    def __iter__(self) -> "_Repeated":
+        return self
+
+    def __next__(self) -> Any:
+        return self._element
+
+
+def _make_example_reader(source: Source, batch_size: int) -> Callable[[int], None]:
+    """A function that reads and parses the examples of a number of global batches."""
+    count = max(1, len(source) // batch_size) * batch_size
+    examples = streams.all_examples(source).map(lambda _: 0).take(count).repeat()
+    iterator = iter(disable_autotune(examples.batch(batch_size)))
+
+    def read(steps: int) -> None:
+        for _ in range(steps):
+            next(iterator)
+
+    return read
