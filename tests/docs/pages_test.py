@@ -9,7 +9,8 @@ from ctl.modes import MODES
 from tests import child
 
 DOCS = sorted(path.name for path in (child.ROOT / "docs").glob("*.md"))
-PAGES = ["README.md", "BUILD.md", "deploy/kubernetes/README.md", *(f"docs/{name}" for name in DOCS)]
+OTHERS = ["README.md", "BUILD.md", "deploy/kubernetes/README.md", "experiments/README.md"]
+PAGES = [*OTHERS, *(f"docs/{name}" for name in DOCS)]
 TEXTS = {page: (child.ROOT / page).read_text() for page in PAGES}
 FOLDERS = "ctl|tests|benchmarks|experiments|deploy|docs|\\.ci"
 SOURCES = [path.read_text() for path in child.ROOT.glob("tests/**/*.py")]
