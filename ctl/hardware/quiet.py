@@ -1,7 +1,8 @@
-"""Hides what TensorFlow's C++ code logs while it starts. Importing this does not import TensorFlow."""
+"""Hides messages of TensorFlow that say nothing to users. Importing this does not import TensorFlow."""
 
 from collections.abc import Iterator
 import contextlib
+import logging
 import os
 import sys
 import tempfile
@@ -31,3 +32,15 @@ def hold_back_stderr() -> Iterator[None]:
             sys.stderr.flush()
             os.dup2(stderr, 2)
             os.close(stderr)
+
+
+@contextlib.contextmanager
+def hide_warnings() -> Iterator[None]:
+    """Hides the warnings of TensorFlow's Python code in the block; the program hides them everywhere."""
+    logger = logging.getLogger("tensorflow")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

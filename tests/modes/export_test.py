@@ -1,6 +1,8 @@
 """--mode=export, train.export and ctl.load, on one run."""
 
+import gc
 import json
+import logging
 import pathlib
 
 import numpy as np
@@ -36,7 +38,10 @@ def make(make_arguments):
     return make_arguments
 
 
-def test_best_checkpoint_is_exported_at_the_end_and_loaded(make, capsys):
+def test_best_checkpoint_is_exported_at_the_end_and_loaded(make, capsys, caplog, monkeypatch):
+    logger = logging.getLogger("tensorflow")
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(logger, "level", logging.WARNING)
     assert train.train_and_eval(make(KEYS)) == DONE
     result = experiments.read_result("run")
     step = result["best"]["step"]
@@ -69,6 +74,11 @@ def test_best_checkpoint_is_exported_at_the_end_and_loaded(make, capsys):
     np.testing.assert_array_equal(saved(x=tf.constant(raw))["outputs"], model(raw))
     np.testing.assert_allclose(model.predict(raw, batch_size=7), logits, atol=1e-6)
     assert ctl.load("run").step == 60
+
+    del model, saved
+    gc.collect()  # TensorFlow warns of values that were not restored when they are deleted
+    assert not caplog.records
+    model = ctl.load("run", "best")
 
     for features, message in {
         "scaled": r"x is float32 \(50, 4\), but must be raw examples, uint8 \(None, 4\)",

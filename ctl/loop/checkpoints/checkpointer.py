@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.errors import UsageError, list_some
+from ctl.hardware import quiet
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.checkpoints import matching
 from ctl.loop.checkpoints.damage import DamagedCheckpoint, is_damage
@@ -217,7 +218,8 @@ class Checkpointer:
         if mismatch or (len(deferred) < len(extra) and not self._reads_only):
             return False
         # Not `restore`, which would also number the checkpoints, by a variable `save_counter`.
-        self._checkpoint.read(path).assert_existing_objects_matched()
+        # TensorFlow need not warn of what is not restored: it was compared above.
+        self._checkpoint.read(path).assert_existing_objects_matched().expect_partial()
         self._restored, self._deferred = content, deferred
         return True
 
@@ -280,10 +282,11 @@ class Checkpointer:
         self.files.commit(step, notes)
         self.files.prune(keep=self._keep, keep_every=self._keep_every, rank=self._rank)
         complete = [self.path(step) for step in sorted(self.files.steps(), key=self._rank)]
-        # For TensorFlow's own tools, such as `tf.train.latest_checkpoint`.
-        tf.compat.v1.train.update_checkpoint_state(
-            str(self.directory), complete[-1], all_model_checkpoint_paths=complete
-        )
+        # For TensorFlow's own tools, such as `tf.train.latest_checkpoint`. It is called deprecated.
+        with quiet.hide_warnings():
+            tf.compat.v1.train.update_checkpoint_state(
+                str(self.directory), complete[-1], all_model_checkpoint_paths=complete
+            )
 
 
 def _format_mismatch(path: str, reason: str) -> str:
