@@ -146,7 +146,7 @@ def _describe_slots(trainer: Any) -> list[tuple[str, str]]:
     replicas = trainer.strategy.num_replicas_in_sync
     if replicas == 1:
         return [("shard_state", "no slot variables are split: one replica")]
-    text = "each updates its slice of the weights, and one all-gather per dtype sends them to the others"
+    text = "each updates its slice of the weights, and all-gathers send them to the others"
     return [("shard_state", f"slot variables split over {replicas} replicas; {text}")]
 
 

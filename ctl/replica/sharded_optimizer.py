@@ -28,6 +28,8 @@ _WHOLE = {
     "use_ema": "set optimizer.ema_decay",
 }
 
+_BUCKET = 4 * 2**20  # bytes of slices that one collective gathers, at least, if there are as many
+
 
 def shard(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     """Makes an optimizer keep the slots of a slice of each variable on each replica.
@@ -222,24 +224,45 @@ def _sharded_class(cls: Any) -> type:
 def _gather_values(
     slices: Sequence[tf.Variable], layouts: Sequence[SliceLayout]
 ) -> list[tf.Tensor]:
-    """Gathers the slices of all replicas, in one collective per dtype; returns complete values.
+    """Gathers the slices of all replicas, in few collectives; returns complete values.
 
     The numbers are copied and not added to zeros, which would change -0.0.
     """
     context = tf.distribute.get_replica_context()
     values = [tf.convert_to_tensor(variable) for variable in slices]
     results: list[Any] = [None] * len(values)
-    for dtype in dict.fromkeys(value.dtype for value in values):
-        places = [i for i, value in enumerate(values) if value.dtype == dtype]
+    for places in _buckets(values):
         bodies = [values[i][: layouts[i].body] for i in places]
         sizes = [layouts[i].body for i in places]
-        gathered = tf.zeros([context.num_replicas_in_sync, 0], dtype)
+        gathered = tf.zeros([context.num_replicas_in_sync, 0], bodies[0].dtype)
         if sum(sizes):
             gathered = context.all_gather(tf.concat(bodies, axis=0)[tf.newaxis], axis=0)
             gathered = tf.ensure_shape(gathered, [context.num_replicas_in_sync, sum(sizes)])
         for i, body in zip(places, tf.split(gathered, sizes, axis=1), strict=True):
             results[i] = layouts[i].join(body, values[i][layouts[i].body :])
     return results
+
+
+def _buckets(slices: Sequence[tf.Tensor]) -> list[list[int]]:
+    """Groups slices of the same dtype, by number, for one collective each.
+
+    A bucket is closed once it has `_BUCKET` bytes, so that its buffers can be freed before the next
+    one is gathered: one collective for all would need two more copies of the weights.
+    """
+    buckets: list[list[int]] = []
+    opened: dict[tf.DType, list[int]] = {}
+    for i, value in enumerate(slices):
+        if value.dtype not in opened:
+            opened[value.dtype] = []
+            buckets.append(opened[value.dtype])
+        bucket = opened[value.dtype]
+        bucket.append(i)
+        if (
+            sum(slices[place].shape.num_elements() for place in bucket) * value.dtype.size
+            >= _BUCKET
+        ):
+            del opened[value.dtype]
+    return buckets
 
 
 def _assign(

@@ -153,6 +153,22 @@ def test_a_replica_holds_its_slice_of_the_slots_only():
     assert slot_bytes(plain) == (whole, 8 + whole)
 
 
+def test_slices_are_gathered_in_buckets_of_one_dtype(monkeypatch):
+    slices = [
+        tf.zeros([size], dtype)
+        for size, dtype in [
+            (4, "float32"),
+            (1, "float64"),
+            (9, "float32"),
+            (1, "float32"),
+            (0, "float64"),
+        ]
+    ]
+    monkeypatch.setattr(sharded_optimizer, "_BUCKET", 40)
+    assert sharded_optimizer._buckets(slices) == [[0, 2], [1, 4], [3]]
+    check_bits(2, 3)  # several buckets: the kernels are larger
+
+
 EVERYTHING = dict(
     gradient_accumulation_steps=2,
     clip=ctl.Clip(global_norm=0.1),
