@@ -114,7 +114,7 @@ def augmented_training_batches(
     chunks = tf.data.Dataset.counter().map(chunk_rows, num_parallel_calls=auto, deterministic=True)
     rows = layout.rows_per_replica
     examples = _map_rows(chunks, make_example, source=source, rows=size * rows)
-    batches = examples.batch(rows, drop_remainder=True)
+    batches = _fuse(examples.batch(rows, drop_remainder=True))
     if layout.even:
         return batches.map(lambda batch: MaskedBatch(batch, None))
     return batches.map(MaskedBatch)
@@ -148,6 +148,17 @@ def evaluation_batches(source: Source, layout: Layout) -> tf.data.Dataset:
     chunks = batches.map(tuple)  # tf.data does not unpack a named tuple into arguments
     examples = _map_rows(chunks, lambda row, mask: (parse(row), mask), source=source, rows=rows)
     return examples.batch(rows, drop_remainder=True).map(MaskedBatch)
+
+
+def _fuse(batches: tf.data.Dataset) -> tf.data.Dataset:
+    """Lets the calls of the map before `batch` write into the batch.
+
+    Otherwise one thread copies the examples of a batch while the calls of the map wait, which takes a
+    third of the throughput of images on two cores.
+    """
+    options = tf.data.Options()
+    options.experimental_optimization.map_and_batch_fusion = True
+    return batches.with_options(options)
 
 
 def all_examples(source: Source) -> tf.data.Dataset:

@@ -167,19 +167,15 @@ def test_a_folder_is_written_once_and_again_after_every_change(folder, tmp_path,
 
 
 FILL = """
-import sys, os, time
-import tensorflow as tf
-import ctl
-from ctl.data import cache
+import os, sys, time
+from ctl.data import cache, cached_examples
 from tests.data import cache_test
-folder, place, is_slow = sys.argv[1:]
-open_file = open
-if is_slow == "slow":
-    write = cache.cached_examples.Feature.encode
-    def encode(self, value):
-        print("writing", flush=True)
-        time.sleep(60)
-    cache.cached_examples.Feature.encode = encode
+folder, place, speed = sys.argv[1:]
+def stop(self, value):
+    print("writing", flush=True)
+    time.sleep(60)
+if speed == "stop":
+    cached_examples.Feature.encode = stop
 cache.cached(cache_test.small(folder), place)
 print("done", len(os.listdir(place)), flush=True)
 """
@@ -188,7 +184,7 @@ print("done", len(os.listdir(place)), flush=True)
 @pytest.mark.slow
 def test_a_killed_process_leaves_nothing_that_is_read(folder, tmp_path):
     command = [sys.executable, "-c", FILL, str(folder), str(tmp_path)]
-    process = subprocess.Popen([*command, "slow"], stdout=subprocess.PIPE, cwd=child.ROOT)
+    process = subprocess.Popen([*command, "stop"], stdout=subprocess.PIPE, cwd=child.ROOT)
     assert process.stdout.readline() == b"writing\n"
     process.send_signal(signal.SIGKILL)
     process.wait()
