@@ -124,8 +124,9 @@ class _Sharded(tf_keras.optimizers.Optimizer):
         shards, slices = self._ctl_shards, []
         for variable in var_list:
             layout = SliceLayout(variable.shape, shards.strategy.num_replicas_in_sync)
-            # Holds the new value of the slice for a moment, and nothing between two steps. A variable,
-            # because tf_keras' updates assign one; mirrored, because they scatter into it.
+            # Set from the weights at the start of each update. A variable, because tf_keras' updates
+            # assign one; of the mirrored kind, because they scatter into it, which TensorFlow rejects
+            # for variables that are local to a replica.
             slices.append(
                 tf.Variable(
                     tf.zeros([layout.length], getattr(variable, "true_dtype", variable.dtype)),
