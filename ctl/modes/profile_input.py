@@ -46,7 +46,10 @@ class Profile:
     @property
     def is_input_bound(self) -> bool:
         """Whether the input pipeline is the bottleneck."""
-        return self.pipeline > self.step if self.waited is None else self.waited > _WAIT
+        if self.waited is None:
+            return self.pipeline > self.step
+        # A pipeline that is much faster than the step makes it wait only for the hand-over.
+        return self.waited > _WAIT and self.pipeline > self.step / 2
 
 
 def profile_input(arguments: Arguments) -> int:

@@ -98,6 +98,7 @@ def test_the_fix_depends_on_what_takes_the_time(examples, cache, fix):
     profile = profile_input.Profile(both=1.0, waited=0.9, pipeline=1.0, step=0.1, examples=examples)
     assert fix in list(profile_input.describe(profile, trainer))[-1]
     assert dataclasses.replace(profile, waited=None).is_input_bound
+    assert not dataclasses.replace(profile, pipeline=0.01).is_input_bound  # only the hand-over
 
 
 def test_the_mode_prints_a_report_and_writes_nothing(tmp_path, monkeypatch, capsys):
