@@ -18,7 +18,10 @@ from tests import child
 from tests.experiments import CONFIG, TRAINER
 
 NAMES = "actions, data, eval, init, model, optimizer, runtime, seed, summaries, train, trainer"
-MODES = "train_and_eval, train, eval, continuous_eval, export, check, aot_compile, explain, devices"
+MODES = (
+    "train_and_eval, train, eval, continuous_eval, export, check, profile_input, aot_compile, explain, "
+    "devices"
+)
 FLAGS = (
     "--config, --workdir, --mode, --checkpoint, --topology, --overfit, --sweep_parallel, --sweep, "
     "--fresh, --allow_config_change, --allow_partial_restore, --find_batch, --dry_run, --help"
