@@ -87,8 +87,16 @@ def read(data, replicas, *, start=0, steps=9):
     return [np.asarray(value) for value in tf.nest.flatten(elements) if value is not None]
 
 
-@pytest.mark.parametrize("place", ["memory", "folder"])
-@pytest.mark.parametrize("kind", ["images", "small", "features"])
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        ("images", "memory"),
+        ("images", "folder"),
+        ("small", "folder"),
+        pytest.param("small", "memory", marks=pytest.mark.slow),
+        pytest.param("features", "memory", marks=pytest.mark.slow),
+    ],
+)
 def test_batches_are_those_without_a_cache(folder, tmp_path, place, kind):
     if kind == "images":
         source, change = images(folder), augment
