@@ -169,7 +169,7 @@ def _work(setting: Setting) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     import tensorflow as tf
 
-    from ctl.replica import memory_estimate
+    from ctl.replica.memory import memory_estimate
 
     trainer = _trainer(setting)
     memory = _Memory()

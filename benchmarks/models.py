@@ -8,7 +8,7 @@ import pathlib
 import numpy as np
 import tensorflow as tf
 
-from ctl.data.idx import read
+from ctl.data.files.idx import read
 
 GPU = bool(tf.config.list_physical_devices("GPU"))
 MNIST = pathlib.Path(__file__).resolve().parent.parent / "experiments" / "data" / "mnist"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ctl.modes.load import load
     from ctl.modes.notebook import Run
     from ctl.replica.batch_norm import SyncBatchNormalization, convert_sync_batch_norm
-    from ctl.replica.recompute import recompute
+    from ctl.replica.memory.recompute import recompute
     from ctl.trainer import StandardTrainer
 
 __version__ = "0.1.0"
@@ -37,7 +37,7 @@ _MODULES = {
     "as_action": "ctl.loop.actions.action",
     "config": "ctl.configs.overrides",
     "load": "ctl.modes.load",
-    "recompute": "ctl.replica.recompute",
+    "recompute": "ctl.replica.memory.recompute",
 }
 _PACKAGES = ("data", "hardware", "loop", "random", "replica", "testing")
 __all__ = [

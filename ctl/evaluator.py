@@ -12,7 +12,7 @@ from ctl.data.source import Batch
 from ctl.errors import UsageError
 from ctl.hardware import coordinator
 from ctl.hardware.collectives import ProcessGroup
-from ctl.replica import draws, loss, metrics, precision, preprocessing
+from ctl.replica import loss, metrics, precision, preprocessing
 from ctl.replica.collected_rows import COLLECT_LIMIT_MIB, CollectedRows, check_values, compute
 from ctl.replica.engine import engine_of
 from ctl.replica.evaluation_data import check_splits
@@ -20,6 +20,7 @@ from ctl.replica.gather import all_gather
 from ctl.replica.microbatches import row_count, unpack
 from ctl.replica.non_finite import counter
 from ctl.replica.preprocessing import preprocess
+from ctl.replica.random import draws
 from ctl.trainer import StandardTrainer
 
 STEPS_BETWEEN_CHECKS = 20  # an evaluation can be stopped after each of these many steps

@@ -35,8 +35,9 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.errors import UsageError
-from ctl.replica import draws, gamma, philox, row_mask
-from ctl.replica.draws import Stream
+from ctl.replica import row_mask
+from ctl.replica.random import draws, gamma, philox
+from ctl.replica.random.draws import Stream
 
 
 def uniform(

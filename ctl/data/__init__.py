@@ -1,14 +1,17 @@
 """Sources of examples, their order, and the input pipeline that feeds a strategy."""
 
 from ctl.data.augmentation import augmented
-from ctl.data.bucketing import bucketed
-from ctl.data.cache import cached
-from ctl.data.idx import idx
-from ctl.data.image_folder import image_folder
+from ctl.data.caching.cache import cached
+from ctl.data.files.idx import idx
+from ctl.data.files.image_folder import image_folder
+from ctl.data.files.records import records
+from ctl.data.files.tables import arrays, csv, generator, parquet
+from ctl.data.files.text import text
+from ctl.data.files.tfrecords import tfrecords
 from ctl.data.mixing import mixture
-from ctl.data.packing import packed
-from ctl.data.ragged import sequences
-from ctl.data.records import records
+from ctl.data.sequences.bucketing import bucketed
+from ctl.data.sequences.packing import packed
+from ctl.data.sequences.ragged import sequences
 from ctl.data.source import (
     Arrays,
     Augmented,
@@ -17,9 +20,6 @@ from ctl.data.source import (
     RowSource,
     Source,
 )
-from ctl.data.tables import arrays, csv, generator, parquet
-from ctl.data.text import text
-from ctl.data.tfrecords import tfrecords
 
 __all__ = [
     "Arrays",

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctl.data import array_record, record_index
+from ctl.data.files import array_record, record_index
 from ctl.errors import UsageError
 
 USER_ERROR = 2

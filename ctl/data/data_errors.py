@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.data.ragged import CHANGED_LENGTHS
-from ctl.data.record_reader import DamagedRecord
-from ctl.data.tfrecords import describe_corruption
+from ctl.data.files.record_reader import DamagedRecord
+from ctl.data.files.tfrecords import describe_corruption
+from ctl.data.sequences.ragged import CHANGED_LENGTHS
 from ctl.errors import UsageError
 
 # TensorFlow's messages; if another version changes them, its own error is reported.

@@ -16,9 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 from ctl import errors
-from ctl.data import ragged, sampler
+from ctl.data import sampler
 from ctl.data.element_spec import element_spec
 from ctl.data.features import name_features
+from ctl.data.sequences import ragged
 from ctl.data.source import Batch, RowSource, Source
 from ctl.errors import UsageError
 

@@ -18,9 +18,9 @@ from ctl.errors import UsageError
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.replica import precision, row_mask
 from ctl.replica.batch_norm import SyncBatchNormalization
-from ctl.replica.dataflow import depends_on
 from ctl.replica.engine import engine_of
 from ctl.replica.microbatches import row_count
+from ctl.replica.trace_checks.dataflow import depends_on
 from ctl.trainer import StandardTrainer
 
 NOT_SERVED = ("label", "weight")  # features that are not known when a model is used

@@ -10,8 +10,9 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
-from ctl.data import ragged, streams
+from ctl.data import streams
 from ctl.data.distribution import disable_autotune
+from ctl.data.sequences import ragged
 from ctl.data.source import Arrays, Augmented, Source, source_of
 from ctl.errors import UsageError, print_line
 from ctl.hardware import coordinator

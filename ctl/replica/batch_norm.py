@@ -7,7 +7,8 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
-from ctl.replica import moments, passes, row_mask
+from ctl.replica import moments, row_mask
+from ctl.replica.memory import passes
 
 
 @tf_keras.utils.register_keras_serializable(package="ctl")

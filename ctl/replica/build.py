@@ -5,21 +5,15 @@ import functools
 from typing import Any
 
 from ctl.configs.options import TrainerOptions
-from ctl.data import cache
+from ctl.data.caching import cache
 from ctl.data.input_pipeline import BuildDataset, InputPipeline
 from ctl.data.source import Batch
 from ctl.hardware import coordinator
 from ctl.optimizers import FromConfig
-from ctl.replica import (
-    keras_version,
-    metrics,
-    parameter_groups,
-    precision,
-    row_mask,
-    sharded_optimizer,
-)
+from ctl.replica import keras_version, metrics, parameter_groups, precision, row_mask
 from ctl.replica.batch_norm import convert_sync_batch_norm
 from ctl.replica.engine import Engine
+from ctl.replica.memory import sharded_optimizer
 from ctl.replica.microbatches import row_count
 from ctl.replica.model_building import (
     build_scope,

@@ -10,16 +10,7 @@ import tensorflow as tf
 from ctl.data.input_pipeline import InputPipeline
 from ctl.errors import NonFiniteStep, UsageError
 from ctl.hardware import devices
-from ctl.replica import (
-    copies,
-    dropout,
-    host_random,
-    keras_version,
-    precision,
-    random_search,
-    row_coupling,
-    row_mask,
-)
+from ctl.replica import keras_version, precision, row_mask
 from ctl.replica.ema import ExponentialMovingAverage
 from ctl.replica.inner_loop import CompiledLoop, chunk_size
 from ctl.replica.loop_results import LoopResults
@@ -27,9 +18,11 @@ from ctl.replica.microbatches import Batch, row_count
 from ctl.replica.non_finite import NonFiniteReport
 from ctl.replica.plan import Plan
 from ctl.replica.preprocessing import preprocess
+from ctl.replica.random import dropout, host_random, random_search
 from ctl.replica.snapshot import Snapshot
 from ctl.replica.step import Step
 from ctl.replica.step_errors import report_errors
+from ctl.replica.trace_checks import copies, row_coupling
 from ctl.replica.trainer_attributes import TrainerAttributes
 
 _RESERVED = "self.{name} belongs to orbit.StandardTrainer: give your attribute another name."

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from ctl.configs.options import Clip
-from ctl.replica.assignments import OPTIMIZER_UPDATE
+from ctl.replica.trace_checks.assignments import OPTIMIZER_UPDATE
 
 Gradient: TypeAlias = Any  # a tf.Tensor, tf.IndexedSlices, or None; TensorFlow has no type hints
 

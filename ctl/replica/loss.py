@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 import tensorflow as tf
 
 from ctl.errors import UsageError
-from ctl.replica import dataflow
+from ctl.replica.trace_checks import dataflow
 
 
 def row_weights(

@@ -17,7 +17,7 @@ from tf_keras.src.utils import losses_utils
 
 from ctl.errors import UsageError, type_name
 from ctl.replica import keras_version, row_mask
-from ctl.replica.metric_rows import check_rows
+from ctl.replica.trace_checks.metric_rows import check_rows
 
 
 def prepare(metrics: Any) -> dict[str, tf_keras.metrics.Metric]:

@@ -12,8 +12,9 @@ import tensorflow as tf
 from ctl.data.features import name_features
 from ctl.data.source import Batch, MaskedBatch
 from ctl.errors import UsageError
-from ctl.replica import gradients, loss, metrics, order, precision, row_mask
+from ctl.replica import gradients, loss, metrics, precision, row_mask
 from ctl.replica.gradients import Gradient
+from ctl.replica.memory import order
 from ctl.replica.snapshot import Assignable, Snapshot
 
 _LOG = logging.getLogger("ctl")

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.errors import UsageError
-from ctl.replica.loss_trace import LossTrace
+from ctl.replica.trace_checks.loss_trace import LossTrace
 
 _THREAD = threading.local()
 

@@ -10,8 +10,10 @@ from ctl.configs.error_location import user_line
 from ctl.data.data_errors import report_data_errors
 from ctl.data.input_pipeline import InputPipeline
 from ctl.errors import UsageError
-from ctl.replica import draws, out_of_memory, preprocessing
+from ctl.replica import preprocessing
+from ctl.replica.memory import out_of_memory
 from ctl.replica.plan import Plan
+from ctl.replica.random import draws
 
 _MERGE_CALL = "`merge_call` called while defining a new graph"  # of tf.distribute's own error
 

@@ -8,8 +8,10 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, list_some
-from ctl.replica import copies, dropout, keras_version, parameter_groups
+from ctl.replica import keras_version, parameter_groups
+from ctl.replica.random import dropout
 from ctl.replica.snapshot import Assignable
+from ctl.replica.trace_checks import copies
 
 
 class TrainerAttributes:

@@ -9,17 +9,17 @@ import pytest
 
 from ctl import main
 from tests import child, experiments
-from tests.data import cache_test
+from tests.data import image_records
 
 EXPERIMENT = """\
 import tensorflow as tf
 import tf_keras
 import ctl
-from tests.data import cache_test
+from tests.data import image_records
 
 
 def parse(record):
-    example = cache_test.parse_image(record)
+    example = image_records.parse_image(record)
     return {"image": example["image"], "label": example["label"] % 3}
 
 
@@ -53,7 +53,7 @@ def test_a_killed_run_with_a_cache_has_the_bits_of_an_undisturbed_run_without_on
 ):
     monkeypatch.chdir(tmp_path)
     experiments.write(tmp_path, {"experiment.py": EXPERIMENT})
-    cache_test.write_images("images.tfrecord")
+    image_records.write_images("images.tfrecord")
     run = ["--config=experiment.py", "--mode=train"]
     assert main.run(["ctl", *run, "--workdir=undisturbed"]) == 0
     run += ["--workdir=killed", "--config.data.cache=cache"]

@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl.replica import recompute
+from ctl.replica.memory import recompute
 from experiments.trainers import resnet
 from tests import one_batch
 

@@ -11,7 +11,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.errors import NonFiniteStep
-from ctl.replica.assignments import OPTIMIZER_UPDATE
+from ctl.replica.trace_checks.assignments import OPTIMIZER_UPDATE
 from tests import reference_model
 from tests.faulty_trainers import BAD, BATCH, CASES, Poisoned, batch_of, poisoned, same, state
 

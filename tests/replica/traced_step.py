@@ -4,7 +4,8 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.replica import random_search, row_mask
+from ctl.replica import row_mask
+from ctl.replica.random import random_search
 
 ROWS, FEATURES = 4, 8
 

@@ -4,7 +4,8 @@ import tf_keras
 
 import ctl
 from ctl.configs.options import TrainerOptions
-from ctl.replica import passes, recompute_checks, row_mask
+from ctl.replica import row_mask
+from ctl.replica.memory import passes, recompute_checks
 from ctl.testing import trial
 from ctl.testing.diagnosis import causes
 from ctl.testing.splits import Split

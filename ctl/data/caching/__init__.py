@@ -1,0 +1,1 @@
+"""Keeps parsed examples in a folder or in memory."""

@@ -1,0 +1,1 @@
+"""Sources whose examples are in files or tables."""

@@ -1,0 +1,128 @@
+"""Examples from record files, read in random order: TFRecord and ArrayRecord."""
+
+from collections.abc import Callable, Mapping, Sequence
+import copy
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.data.features import name_features
+from ctl.data.files import array_record, record_index
+from ctl.data.files.record_reader import RecordReader
+from ctl.data.source import Batch, RowSource, Source
+from ctl.errors import UsageError
+
+Parse = Callable[[tf.Tensor], Any]
+
+
+def records(
+    files: str | Sequence[str],
+    parse: Parse | Mapping[str, Any],
+    *,
+    skip_damaged: bool = False,
+    index_dir: str | None = None,
+) -> Source:
+    """Returns the examples in TFRecord or ArrayRecord files, which are read in random order.
+
+        ctl.data.records("data/train-*.tfrecord", {
+            "image": tf.io.FixedLenFeature([784], tf.float32),
+            "label": tf.io.FixedLenFeature([], tf.int64)})
+
+    Each epoch is a permutation of all examples. A run resumes without reading the examples before,
+    and each process reads only the rows of its own replicas. The first use of a TFRecord file writes
+    an index of its records (see `ctl.data.files.record_index`).
+
+    Args:
+        files: paths or patterns of paths; the files of a pattern are sorted. TFRecord files may be in
+            any file system that TensorFlow supports, and must not be compressed.
+        parse: the features for `tf.io.parse_example`, which parses many records at a time; or a
+            function from one serialized record to a dict of tensors or (x, label), in TensorFlow ops.
+        skip_damaged: replace a record whose checksum is wrong by the next one that is not damaged,
+            and log it; pass `self.options.data.skip_damaged`. Only local TFRecord files.
+        index_dir: the folder of the indexes; None: `.ctl_index` beside the files, or the user's cache
+            folder if that cannot be written.
+
+    Raises:
+        UsageError: no file matches, or a file is empty, truncated, compressed or of another format.
+    """
+    paths = record_index.find_files(files)
+    kinds = {array_record.is_array_record(path) for path in paths}
+    if len(kinds) > 1:
+        raise UsageError(
+            "ctl.data.records got TFRecord and ArrayRecord files: convert one kind by "
+            "python -m ctl.data.convert."
+        )
+    reader: Any
+    if kinds.pop():
+        reader = array_record.ArrayRecordReader(paths, skip_damaged=skip_damaged)
+    else:
+        reader = RecordReader(record_index.load(paths, index_dir), skip_damaged=skip_damaged)
+    if callable(parse):
+        return Records(reader, parse)
+    # Features of other kinds have a length that differs between examples.
+    if all(isinstance(feature, tf.io.FixedLenFeature) for feature in parse.values()):
+        return RecordFeatures(reader, parse)
+    return Records(reader, lambda record: tf.io.parse_single_example(record, dict(parse)))
+
+
+class _Serialized(Source):
+    """Serialized records, each a string.
+
+    Attributes:
+        reader: reads records by their index.
+        skip_damaged: whether a damaged record is replaced by the next one.
+    """
+
+    def __init__(self, reader: Any):
+        self.reader = reader
+        self.row_bytes = reader.row_bytes
+        self.files = reader.paths
+        self.skip_damaged = reader.skip_damaged
+        self._by_python = reader.supports_python
+
+    def __len__(self) -> int:
+        """The number of records."""
+        return len(self.reader)
+
+    def without_python(self) -> Source:
+        """Returns the same source, read by TensorFlow ops alone, for a remote host."""
+        source = copy.copy(self)
+        source._by_python = False
+        return source
+
+    def _read(self, indexes: tf.Tensor) -> tf.Tensor:
+        if not self._by_python:
+            return self.reader.read_in_graph(indexes)
+        read = self.reader.read_by_python
+        serialized = tf.numpy_function(read, [indexes], tf.string, stateful=False)
+        return tf.ensure_shape(serialized, indexes.shape)
+
+
+class Records(_Serialized, RowSource):
+    """Records that a function of the user parses one by one."""
+
+    def __init__(self, reader: Any, parse: Parse):
+        """Initializes the source; `reader` reads the records, `parse` makes an example of one."""
+        super().__init__(reader)
+        self._parse = parse
+
+    def read(self, indexes: tf.Tensor) -> tf.Tensor:
+        """Reads serialized records."""
+        return self._read(indexes)
+
+    def parse(self, row: tf.Tensor) -> Batch:
+        """Parses one serialized record."""
+        return name_features(self._parse(row))
+
+
+class RecordFeatures(_Serialized):
+    """Serialized `tf.train.Example`s with features of fixed lengths."""
+
+    def __init__(self, reader: Any, features: Mapping[str, tf.io.FixedLenFeature]):
+        """Initializes the source; `reader` reads the records, `features` describes an example."""
+        super().__init__(reader)
+        self._features = dict(features)
+
+    def gather(self, indexes: tf.Tensor) -> Batch:
+        """Reads records and parses them together."""
+        return tf.io.parse_example(self._read(indexes), self._features)

@@ -1,0 +1,201 @@
+"""Examples from tables, which are held in memory: data frames, structured arrays, CSV, Parquet.
+
+The package pyarrow (the extra `arrow`) is imported when the first file is read.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ctl import errors
+from ctl.data.features import name_features
+from ctl.data.files.record_index import find_files
+from ctl.data.source import Arrays
+from ctl.errors import UsageError
+
+
+def arrays(features: Any) -> Arrays:
+    """Returns a `Source` of examples held in memory.
+
+        ctl.data.arrays({"x": np.random.rand(100, 4), "label": np.arange(100) % 3})
+
+    Args:
+        features: name -> array of shape [examples, ...]; or a pandas DataFrame or a structured numpy
+            array, each of whose columns becomes a feature.
+
+    Raises:
+        UsageError: the arrays differ in their number of examples, or a value is not an array.
+    """
+    if isinstance(features, np.ndarray) and features.dtype.names:
+        return Arrays({name: np.ascontiguousarray(features[name]) for name in features.dtype.names})
+    # A data frame is recognized by its methods, so that pandas need not be installed.
+    if hasattr(features, "columns") and hasattr(features, "iloc"):
+        return Arrays({str(name): _column(features[name], name) for name in features.columns})
+    return Arrays(features)
+
+
+def generator(function: Callable[[], Iterable[Any]]) -> Arrays:
+    """Reads all examples of a Python generator into memory.
+
+        ctl.data.generator(lambda: ({"x": x, "label": y} for x, y in rows))
+
+    For more examples than memory, write them to TFRecord files once, or return
+    `tf.data.Dataset.from_generator(...)`, which is read from its beginning to resume.
+
+    Args:
+        function: returns an iterator of examples: dicts of arrays of equal shapes, or tuples
+            `(x, label)` or `(x, label, weight)`.
+
+    Raises:
+        UsageError: there are no examples, or they differ in their features or shapes.
+    """
+    if not callable(function):
+        raise UsageError(
+            f"ctl.data.generator got {errors.type_name(function)}, but requires a function that "
+            "returns an iterator: ctl.data.generator(lambda: ...)."
+        )
+    columns: dict[str, list[np.ndarray]] = {}
+    count = 0
+    for count, element in enumerate(function(), start=1):
+        if type(element) is tuple:  # lists of numbers are arrays, not structures
+            element = tuple(v if isinstance(v, Mapping) else np.asarray(v) for v in element)
+        example = name_features(element)
+        if not isinstance(example, Mapping):
+            raise UsageError(
+                f"Example {count} of the generator is {errors.type_name(example)}, but must be a dict "
+                "of arrays, or (x, label)."
+            )
+        if count == 1:
+            columns = {name: [] for name in example}
+        if example.keys() != columns.keys():
+            raise UsageError(
+                f"Example {count} of the generator has the features {sorted(example)}, but the first "
+                f"one has {sorted(columns)}."
+            )
+        for name, value in example.items():
+            array = np.asarray(value)
+            first = columns[name][0] if columns[name] else array
+            if array.shape != first.shape or array.dtype.kind != first.dtype.kind:
+                raise UsageError(
+                    f"Example {count} of the generator has {name!r} of shape {array.shape} and dtype "
+                    f"{array.dtype}, but the first one has {first.shape} and {first.dtype}: pad or "
+                    "convert them to one."
+                )
+            columns[name].append(array)
+    if not count:
+        raise UsageError("The generator has no examples, but must have at least one.")
+    return Arrays({name: np.stack(values) for name, values in columns.items()})
+
+
+def csv(files: str | Sequence[str], *, columns: Sequence[str] | None = None) -> Arrays:
+    """Reads CSV files with a header line into memory, by the package pyarrow.
+
+    Args:
+        files: paths or patterns of paths.
+        columns: the columns that become features; None: all.
+
+    Raises:
+        UsageError: pyarrow is missing, or a file cannot be read.
+    """
+    pyarrow = _import_pyarrow("csv")
+    options = pyarrow.csv.ConvertOptions(include_columns=list(columns) if columns else None)
+    return _read_tables(
+        files, lambda file: pyarrow.csv.read_csv(file, convert_options=options), pyarrow
+    )
+
+
+def parquet(files: str | Sequence[str], *, columns: Sequence[str] | None = None) -> Arrays:
+    """Reads Parquet files into memory, by the package pyarrow.
+
+    Args:
+        files: paths or patterns of paths.
+        columns: the columns that become features; None: all.
+
+    Raises:
+        UsageError: pyarrow is missing, or a file cannot be read.
+    """
+    pyarrow = _import_pyarrow("parquet")
+    names = list(columns) if columns else None
+
+    def read(file: Any) -> Any:
+        table = pyarrow.parquet.read_table(file, columns=names)
+        missing = set(names or ()) - set(table.column_names)  # pyarrow ignores them
+        if missing:
+            raise pyarrow.ArrowInvalid(f"no column {min(missing)!r}")
+        return table
+
+    return _read_tables(files, read, pyarrow)
+
+
+def _import_pyarrow(module: str) -> Any:
+    try:
+        import pyarrow
+        import pyarrow.csv
+        import pyarrow.parquet
+    except ImportError:
+        raise UsageError(
+            f"ctl.data.{module} requires the package pyarrow: pip install pyarrow."
+        ) from None
+    return pyarrow
+
+
+def _read_tables(files: str | Sequence[str], read: Callable[[Any], Any], pyarrow: Any) -> Arrays:
+    tables = []
+    for path in find_files(files):
+        try:
+            with tf.io.gfile.GFile(path, "rb") as file:
+                tables.append(read(pyarrow.BufferReader(file.read())))
+        except (pyarrow.ArrowException, KeyError) as error:
+            problem = str(error).strip().strip("'\"").splitlines()[0]
+            raise UsageError(f"{path} cannot be read: {problem}") from None
+        if tables[-1].schema.names != tables[0].schema.names:
+            raise UsageError(
+                f"{path} has the columns {tables[-1].schema.names}, but the first file has "
+                f"{tables[0].schema.names}."
+            )
+    features = {}
+    for name in tables[0].schema.names:
+        columns = [table.column(name) for table in tables]
+        features[name] = np.concatenate([_arrow_column(column, name) for column in columns])
+    return Arrays(features)
+
+
+def _arrow_column(column: Any, name: str) -> np.ndarray:
+    """A column as an array: numbers, strings, or lists of numbers of equal lengths."""
+    if column.null_count:
+        raise UsageError(
+            f"The column {name!r} has {column.null_count} empty values: fill them, or choose other "
+            "columns."
+        )
+    values = column.to_pylist() if "list" in str(column.type) else column.to_numpy()
+    return _column(values, name)
+
+
+def _column(values: Any, name: Any) -> np.ndarray:
+    """A column of a table as an array of numbers, booleans or strings."""
+    array = np.asarray(values)
+    if array.dtype != object:
+        if array.dtype.kind in "Mm":
+            raise UsageError(
+                f"The column {name!r} has times ({array.dtype}): convert it to numbers."
+            )
+        return array
+    rows = array.tolist()
+    kinds = {type(row) for row in rows}
+    if kinds <= {str, bytes}:
+        return array
+    stacked = array
+    # numpy would convert numbers among strings to strings.
+    if kinds <= {list, tuple, np.ndarray} or kinds <= {bool, int, float}:
+        with contextlib.suppress(ValueError):
+            stacked = np.stack([np.asarray(row) for row in rows])
+    if stacked.dtype.kind not in "biufSU":
+        types = sorted({kind.__name__ for kind in kinds})
+        raise UsageError(
+            f"The column {name!r} has values of the types {', '.join(types)}, or lists of different "
+            "lengths: fill empty values, and convert the column to numbers or strings."
+        )
+    return stacked

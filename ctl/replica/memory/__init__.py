@@ -1,0 +1,1 @@
+"""What a step needs in memory, and ways to need less."""

@@ -1,0 +1,298 @@
+"""Random numbers of a step, keyed by (seed, stream, call, iterations of loops, step, row).
+
+A draw has an entry for each row of this replica's batch on axis 0, or several consecutive entries per
+row. It is the slice of the draw for the global batch, on any split.
+"""
+
+from collections.abc import Iterator, Sequence
+import contextlib
+import dataclasses
+import math
+import re
+import sys
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.errors import UsageError
+from ctl.replica import gather, row_mask
+from ctl.replica.random import philox
+from ctl.replica.trace_checks import row_axis
+
+# The functions of TensorFlow that trace a backward pass, for tf.GradientTape and for tf.function.
+_BACKWARD = ("imperative_grad", "_GradientsHelper")
+_VECTORIZED = re.compile(r"(^|/)loop_body(_\d+)?(/|$)")  # the scope of tf.vectorized_map
+# The step of an evaluation: its numbers depend on the position of a row in the data, and not on when
+# it is evaluated.
+_EVALUATION = 2**64 - 2
+_PROBLEM = (
+    "{name} draws random numbers of shape [{entries}, ...], which do not belong to the{count} rows of "
+    "this replica: draw [rows, ...] with the rows of the batch on axis 0, or use ctl.random with "
+    "per_row=N for N consecutive entries of each row, or with shared=True for numbers that all rows "
+    "share."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """A sequence of draws in a step; the draws are counted while the step is traced.
+
+    Attributes:
+        identity: what its key is made of, besides the number of the draw.
+        name: what draws, as the subject of a message.
+    """
+
+    identity: str
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Folded:
+    """A draw with several entries per row.
+
+    Attributes:
+        bits: the tensor of bits, [entries, ...].
+        count: the number of rows.
+        problem: the message if the entries cannot be shown to be those of consecutive rows.
+    """
+
+    bits: tf.Tensor
+    count: int
+    problem: str
+
+
+def uniform(shape: Any, stream: Stream, *, dtype: tf.DType = tf.float32, **rows: Any) -> tf.Tensor:
+    """Draws float32 numbers in [0, 1) that cast to `dtype` without rounding; see `draw_bits`."""
+    return _shaped(philox.to_unit(draw_bits(shape, stream, **rows), dtype), shape, **rows)
+
+
+def normal(shape: Any, stream: Stream, *, dtype: tf.DType = tf.float32, **rows: Any) -> tf.Tensor:
+    """Draws numbers from the normal distribution, in the working dtype of `dtype`; see `draw_bits`."""
+    return _shaped(philox.to_normal(draw_bits(shape, stream, **rows), dtype), shape, **rows)
+
+
+def integers(shape: Any, stream: Stream, low: Any, high: Any, dtype: Any, **rows: Any) -> tf.Tensor:
+    """Draws integers in [low, high); see `draw_bits`."""
+    numbers = philox.to_integers(draw_bits(shape, stream, **rows), low, high, dtype)
+    return _shaped(numbers, shape, **rows)
+
+
+def dropout(
+    inputs: tf.Tensor, rate: Any, noise_shape: Any, stream: Stream, **rows: Any
+) -> tf.Tensor:
+    """Drops elements as `tf.nn.dropout` does; see `draw_bits`."""
+
+    def sample(shape: Any, dtype: tf.DType, **_: Any) -> tf.Tensor:
+        return tf.cast(uniform(shape, stream, inputs=inputs, **rows), dtype)
+
+    return tf.nn.experimental.general_dropout(
+        inputs, rate=rate, noise_shape=noise_shape, uniform_sampler=sample
+    )
+
+
+def permutation(rows: row_mask.Examples, stream: Stream) -> tf.Tensor:
+    """Draws a permutation of the global batch; returns the entries of this replica's rows.
+
+    Args:
+        rows: this replica's rows, with a known count.
+        stream: identifies the draw.
+
+    Returns:
+        [rows] int32 positions in the global batch, without padding.
+    """
+    # `positions` raises the error if the rows of the global batch cannot be read here.
+    own = gather.positions(tf.zeros([rows.count]))
+    if rows.row_mask is None:
+        assert rows.count is not None
+        _, total = row_mask.row_range(rows.count)
+    else:
+        total = tf.shape(gather.all_gather(tf.cast(rows.row_mask > 0, tf.int32)))[0]
+    bits = draw_bits([total], stream, shared=True)[0, :total]
+    # A stable sort is deterministic even if two of the random numbers are equal.
+    order = tf.argsort(bits, direction="DESCENDING", stable=True)
+    return tf.gather(order, own)
+
+
+def draw_bits(
+    shape: Any,
+    stream: Stream,
+    *,
+    shared: bool = False,
+    per_row: int | None = None,
+    inputs: tf.Tensor | None = None,
+) -> tf.Tensor:
+    """Draws random bits.
+
+    Args:
+        shape: the shape of the numbers, [entries, ...]; any shape if `shared`.
+        stream: what draws.
+        shared: draw the same numbers on every replica, for all rows.
+        per_row: the number of consecutive entries of each row; read from the ops by default.
+        inputs: a tensor [entries, ...] that the numbers are for.
+
+    Returns:
+        [entries, multiple of 4] uint32; [1, ...] if `shared`.
+
+    Raises:
+        UsageError: axis 0 does not hold the rows of this replica, or the numbers cannot be keyed here.
+    """
+    rows = row_mask.current() or row_mask.Examples(None, 0, 0)
+    # Counted while the step is traced: a layer that is called twice in a step draws other numbers.
+    call = rows.calls.get(stream.identity, 0)
+    rows.calls[stream.identity] = call + 1
+    key = philox.make_key(f"{stream.identity} {call}")
+    loops = _loop_counters(rows, stream)
+    for counter in loops:
+        key = philox.fold_in(key, counter)
+    blocks = _row_size(shape, shared)[1]
+    step = rows.step if rows.earlier is None else tf.constant(_EVALUATION, tf.uint64)
+    if shared:
+        return philox.draw_bits(1, blocks, key=key, first=0, step=step)
+    fold = _fold(shape, rows, stream, inputs=inputs, per_row=per_row, in_loop=bool(loops))
+    entries = fold.entries
+    # Entry j of row r is entry r x per_row + j of the global batch.
+    first = rows.first_row
+    if rows.earlier is not None:
+        first = tf.cast(first, tf.int64) + rows.earlier()
+    if fold.per_row != 1:
+        first = tf.cast(first, tf.uint64) * fold.per_row
+    bits = philox.draw_bits(entries, blocks, key=key, first=first, step=step)
+    if fold.problem and isinstance(rows.count, int):
+        rows.folded.append(Folded(bits, rows.count, fold.problem))
+    return bits
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fold:
+    """How the entries of a draw belong to rows."""
+
+    entries: int | tf.Tensor
+    per_row: int
+    problem: str = ""  # the message if the ops of the step do not confirm it
+
+
+def _fold(
+    shape: Any,
+    rows: row_mask.Examples,
+    stream: Stream,
+    *,
+    inputs: tf.Tensor | None,
+    per_row: int | None,
+    in_loop: bool,
+) -> _Fold:
+    """Finds how the entries on axis 0 of a draw belong to the rows of this replica."""
+    count, entries = rows.count, static_size(shape)
+    same = isinstance(count, int) and entries == count and per_row in (None, 1)
+    if count is None or same:
+        return _Fold(shape[0], 1)
+    known = f" {count}" if isinstance(count, int) else ""
+    message = _PROBLEM.format(
+        name=stream.name, entries="?" if entries is None else entries, count=known
+    )
+    if in_loop and per_row is None and isinstance(count, int) and entries is not None:
+        raise UsageError(message)  # an iteration may well be for a row, as in tf.map_fn
+    if isinstance(count, int) and entries is not None:
+        # A replica without rows has no entries either.
+        if entries % max(count, 1) or (per_row and entries != per_row * count):
+            raise UsageError(message)
+        if not count:
+            return _Fold(entries, 1)
+        return _Fold(entries, entries // count, "" if per_row else message)
+    if per_row is None:
+        source = _source(shape, inputs)
+        per_row = 1 if source is None else row_axis.entries_per_row(source, count)
+        if in_loop or per_row is None:
+            per_row = 1
+    # Known only when the step runs. XLA ignores assertions; there the reshape to `shape` fails.
+    check = tf.debugging.assert_equal(shape[0], count * per_row, message)
+    with tf.control_dependencies([check] if check is not None else []):
+        return _Fold(tf.identity(count * per_row), per_row)
+
+
+def _source(shape: Any, inputs: tf.Tensor | None) -> tf.Tensor | None:
+    """The tensor that numbers are for: `inputs`, or the tensor whose shape they have."""
+    if inputs is None and hasattr(shape, "graph"):
+        return shape.op.inputs[0] if shape.op.type == "Shape" else None
+    return inputs if hasattr(inputs, "graph") else None
+
+
+def _loop_counters(rows: row_mask.Examples, stream: Stream) -> list[tf.Tensor]:
+    """The counters of the loops of this step that the draw is in, from outside in.
+
+    Raises:
+        UsageError: the numbers would be drawn again in the backward pass, or once for several rows.
+    """
+    counters: list[tf.Tensor] = []
+    if tf.executing_eagerly():
+        return counters
+    if _in_backward_pass():
+        raise UsageError(
+            f"{stream.name} draws random numbers in the backward pass, where they would not be those of "
+            "the forward pass: use ctl.recompute instead of tf.recompute_grad, or draw in the forward "
+            "pass of your tf.custom_gradient."
+        )
+    for graph in row_mask.enclosing_graphs():
+        if _VECTORIZED.search(graph.get_name_scope()):
+            raise UsageError(
+                f"{stream.name} draws random numbers in tf.vectorized_map, which draws once for all of "
+                "its rows: draw [rows, ...] numbers before it, and map over them too."
+            )
+        if graph is rows.graph:
+            break
+        # Its first input is the number of the iteration (tensorflow/python/ops/while_v2.py). The loop
+        # over training steps is not one of these: the step is traced inside of it.
+        if type(graph).__name__ in ("WhileBodyFuncGraph", "WhileCondFuncGraph"):
+            counters.insert(0, graph.inputs[0])
+    return counters
+
+
+def _in_backward_pass() -> bool:
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        # The second pass of ctl.recompute draws the numbers of the first one.
+        if frame.f_code.co_name == "replay_forward_pass":
+            return False
+        if frame.f_code.co_name in _BACKWARD:
+            return True
+    return False
+
+
+def _shaped(numbers: tf.Tensor, shape: Any, shared: bool = False, **_: Any) -> tf.Tensor:
+    return tf.reshape(numbers[:, : _row_size(shape, shared)[0]], shape)
+
+
+@contextlib.contextmanager
+def report_problems() -> Iterator[None]:
+    """Raises a UsageError of one line if the check of a draw fails when the step runs."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        pattern = re.escape(_PROBLEM.replace("{name}", "@"))
+        pattern = re.sub(r"\\\{\w+\\\}", ".{0,20}", pattern).replace("@", r"[^\[\]\n]*")
+        match = re.search(pattern, str(error))
+        if match is None:
+            raise
+        raise UsageError(match[0].strip()) from None
+
+
+def static_size(shape: Any) -> int | None:
+    """Returns the first number of a shape; None if it is known only when the step runs."""
+    if tf.is_tensor(shape):
+        static = tf.get_static_value(shape, partial=True)
+        return None if static is None or static[0] is None else int(static[0])
+    first = shape[0]
+    if tf.is_tensor(first):
+        first = tf.get_static_value(first)
+    return None if first is None else int(first)
+
+
+def _row_size(shape: Any, shared: bool = False) -> tuple[Any, Any]:
+    """Returns how many numbers a row needs, and the number of Philox blocks that contain them."""
+    inner: Sequence[Any] | tf.Tensor = shape if shared else shape[1:]
+    static = tf.get_static_value(tf.convert_to_tensor(inner, tf.int32))
+    if static is not None:
+        size = math.prod(int(n) for n in static)
+        return size, -(-size // philox.BLOCK)  # rounded up
+    product = tf.reduce_prod(inner)
+    return product, -(-product // philox.BLOCK)

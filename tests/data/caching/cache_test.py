@@ -1,0 +1,280 @@
+"""Parsed examples in memory or in a folder: the same batches, written once, never half written."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ctl
+from ctl import testing
+from ctl.data import batching, distribution
+from ctl.data.caching import cache, cached_examples
+from ctl.data.layout import Layout
+from ctl.errors import UsageError
+from ctl.replica.engine import engine_of
+from tests import child, reference_model
+from tests.data import image_records, record_files
+from tests.data.image_records import parse_image
+
+
+def augment(example, seed):
+    image = tf.image.stateless_random_crop(example["image"], [8, 8, 3], seed)
+    flipped = tf.image.stateless_random_flip_left_right(image, seed)
+    return {**example, "image": flipped, "wide": tf.reduce_sum(example["wide"])}
+
+
+def parse_small(record):
+    example = tf.io.parse_single_example(record, record_files.FEATURES)
+    return {**example, "x": example["x"] * 3}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cache")
+    image_records.write_images(folder / "images.tfrecord")
+    record_files.write_files(folder, files=2, per_file=10)
+    return folder
+
+
+def small(folder, parse=parse_small):
+    return ctl.data.records(f"{folder}/train-*.tfrecord", parse)
+
+
+def images(folder):
+    return ctl.data.records(f"{folder}/images.tfrecord", parse_image)
+
+
+def read(data, replicas, *, start=0, steps=9):
+    """The elements of all replicas, as arrays."""
+    elements = []
+    for pipeline in range(replicas):
+        layout = Layout(7, replicas, replicas, pipeline)
+        batches = batching.training_batches(data, layout, seed=5, start=start, prefetch=2)
+        elements += list(distribution.disable_autotune(batches).take(steps))
+    return [np.asarray(value) for value in tf.nest.flatten(elements) if value is not None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        ("images", "memory"),
+        ("images", "folder"),
+        ("small", "folder"),
+        pytest.param("small", "memory", marks=pytest.mark.slow),
+        pytest.param("features", "memory", marks=pytest.mark.slow),
+    ],
+)
+def test_batches_are_those_without_a_cache(folder, tmp_path, place, kind):
+    if kind == "images":
+        source, change = images(folder), augment
+    else:
+        source, change = small(folder), lambda e, seed: {**e, "seed": seed}
+    if kind == "features":
+        source = ctl.data.records(f"{folder}/train-*.tfrecord", record_files.FEATURES)
+    place = place if place == "memory" else str(tmp_path)
+    expected = cache.cached(source, place)
+    assert type(expected).__name__ == ("RaggedCached" if kind == "images" else "Cached")
+    again = cache.cached(source, place)
+    for replicas, start in [(1, 0), (2, 0), (2, 100), (4, 5)]:
+        plain = read(ctl.data.augmented(source, change), replicas, start=start)
+        for copy in (expected, again):
+            cached = read(ctl.data.augmented(copy, change), replicas, start=start)
+            assert len(plain) == len(cached) > 0
+            for a, b in zip(plain, cached, strict=True):
+                assert a.dtype == b.dtype
+                np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "dtype", [tf.bool, tf.uint8, tf.float16, tf.bfloat16, tf.uint32, tf.uint64, tf.complex64]
+)
+def test_every_type_of_numbers_is_kept(dtype):
+    class Numbers(ctl.data.RowSource):
+        def __len__(self):
+            return 5
+
+        def read(self, indexes):
+            return indexes
+
+        def parse(self, row):
+            values = tf.cast(tf.cast(tf.range(row), tf.float32), dtype)
+            return {"x": values, "y": tf.cast(tf.cast([row, 1], tf.float32), dtype)}
+
+    copy = ctl.data.cached(Numbers(), "memory")
+    for index in range(5):
+        expected = Numbers().parse(tf.constant(index, tf.int64))
+        actual = copy.parse(
+            tf.nest.map_structure(lambda v: v[0], copy.read(tf.constant([index], tf.int64)))
+        )
+        for name in ("x", "y"):
+            assert actual[name].dtype == expected[name].dtype == dtype
+            np.testing.assert_array_equal(actual[name], expected[name])
+
+
+def entries(folder):
+    return sorted(name for name in os.listdir(folder) if not name.endswith(".lock"))
+
+
+def test_a_folder_is_written_once_and_again_after_every_change(folder, tmp_path, monkeypatch):
+    place, data = str(tmp_path / "cache"), tmp_path / "data"
+    shutil.copytree(folder, data)
+    written = []
+    write = cache._write
+    monkeypatch.setattr(cache, "_write", lambda *a: (written.append(1), write(*a))[1])
+    for _ in range(2):
+        cache.cached(small(data), place)
+    assert len(written) == 1 and len(entries(place)) == 1
+
+    factor = 4.0
+
+    def other(record):
+        return {**parse_small(record), "x": parse_small(record)["x"] * factor}
+
+    for change in range(3):
+        if change == 1:
+            factor = 5.0  # a constant of the parse function
+        if change == 2:
+            record_files.write(data / "train-00.tfrecord", range(50, 60))
+        copy = cache.cached(small(data, other), place)
+        assert len(written) == 2 + change
+        plain = small(data, other).gather(tf.range(3, dtype=tf.int64))
+        np.testing.assert_array_equal(copy.gather(tf.range(3, dtype=tf.int64))["x"], plain["x"])
+
+
+FILL = """
+import os, sys, time
+from ctl.data.caching import cache, cached_examples
+from tests.data.caching import cache_test
+folder, place, speed = sys.argv[1:]
+def stop(self, value):
+    print("writing", flush=True)
+    time.sleep(60)
+if speed == "stop":
+    cached_examples.Feature.encode = stop
+cache.cached(cache_test.small(folder), place)
+print("done", len(os.listdir(place)), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_process_leaves_nothing_that_is_read(folder, tmp_path):
+    command = [sys.executable, "-c", FILL, str(folder), str(tmp_path)]
+    process = subprocess.Popen([*command, "stop"], stdout=subprocess.PIPE, cwd=child.ROOT)
+    assert process.stdout.readline() == b"writing\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    assert [name for name in entries(tmp_path) if name.endswith(".tmp")]
+    copy = cache.cached(small(folder), str(tmp_path))
+    np.testing.assert_array_equal(
+        copy.gather(tf.constant([19], tf.int64))["x"],
+        small(folder).gather(tf.constant([19], tf.int64))["x"],
+    )
+    assert not [name for name in entries(tmp_path) if name.endswith(".tmp")]
+
+
+@pytest.mark.slow
+def test_two_processes_fill_one_folder(folder, tmp_path):
+    command = [sys.executable, "-c", FILL, str(folder), str(tmp_path), "fast"]
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, cwd=child.ROOT) for _ in range(2)
+    ]
+    assert [process.communicate()[0].decode() for process in processes] == ["done 2\n"] * 2
+    assert len(entries(tmp_path)) == 1
+
+
+def test_an_error_while_writing_leaves_no_cache(folder, tmp_path, monkeypatch):
+    def fail(self, value):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cached_examples.Feature, "encode", fail)
+        with pytest.raises(UsageError, match=r"cannot be written \(No space left on device\)"):
+            cache.cached(small(folder), str(tmp_path))
+    assert entries(tmp_path) == []
+    path = shutil.copy(f"{folder}/images.tfrecord", tmp_path)
+    record_files.flip_bit(path, 300)
+    with pytest.raises(UsageError, match="cached data is corrupt"):
+        cache.cached(ctl.data.records(path, parse_image), "memory")
+
+
+def test_a_cache_with_replaced_records_does_not_hide_the_damage(tmp_path):
+    path = record_files.write(tmp_path / "train-00.tfrecord", range(10))
+    record_files.flip_bit(path, 20)
+    skipping = ctl.data.records(path, parse_small, skip_damaged=True)
+    assert cache.cached(skipping, str(tmp_path)).gather(tf.constant([0], tf.int64))[
+        "id"
+    ].numpy().tolist() == [1]
+    with pytest.raises(UsageError, match="damaged record at offset 0"):
+        cache.cached(small(tmp_path), str(tmp_path))
+
+
+def test_unsupported_data_is_rejected_in_one_line(folder, tmp_path):
+    class Own(ctl.data.Source):
+        def __len__(self):
+            return 3
+
+        def gather(self, indexes):
+            return {"x": indexes}
+
+    arrays = ctl.data.arrays({"x": [1, 2]})
+    assert ctl.data.cached(arrays, "memory") is arrays  # already in memory
+    assert ctl.data.cached(Own(), "") is not None
+    with pytest.raises(UsageError, match="Own has no attribute `files`"):
+        ctl.data.cached(Own(), str(tmp_path))
+    with pytest.raises(UsageError, match="does not support RowMixture"):
+        ctl.data.cached(ctl.data.mixture({"a": (small(folder), 1.0)}), "memory")
+    with pytest.raises(UsageError, match=r"returned .*Dataset: set data\.cache='' and call cache"):
+        cache.cache_data(tf.data.Dataset.range(3), "memory")
+    sparse = {"x": tf.io.VarLenFeature(tf.float32)}
+    with pytest.raises(
+        UsageError, match=r"requires dense tensors of known rank, but 'x' is Sparse"
+    ):
+        ctl.data.cached(ctl.data.records(f"{folder}/train-*.tfrecord", sparse), "memory")
+    with pytest.raises(UsageError, match="run on other hosts"):
+        ctl.data.cached(small(folder), "memory").without_python()
+    blocked = tmp_path / "file"
+    blocked.touch()
+    with pytest.raises(UsageError, match="choose a folder on a local disk"):
+        ctl.data.cached(small(folder), str(blocked))
+    with pytest.raises(UsageError, match="cache is none, but must be memory, a folder"):
+        ctl.TrainerOptions(cache="none")
+
+
+def test_the_option_applies_to_training_and_evaluation(folder, tmp_path):
+    class FromRecords(reference_model.ReferenceTrainer):
+        weighted = False
+
+        @staticmethod
+        def data_factory(split):
+            def parse(record):
+                example = tf.io.parse_single_example(record, record_files.FEATURES)
+                x = tf.cast(tf.tile(example["x"], [2]), tf.float64)
+                return {"x": x / 50, "token": example["id"] % 6, "label": example["id"] % 3}
+
+            data = small(folder, parse)
+            flip = lambda e, seed: {**e, "x": -e["x"] * tf.cast(seed[1] % 3, tf.float64)}  # noqa: E731
+            return ctl.data.augmented(data, flip) if split == "train" else data
+
+    results = []
+    for replicas, place in [(1, ""), (2, str(tmp_path)), (2, "memory")]:
+        strategy = testing.make_strategy(replicas)
+        trainer = reference_model.make_trainer(strategy, 7, cls=FromRecords, cache=place)
+        evaluator = ctl.StandardEvaluator(trainer)
+        trainer.train(tf.constant(6))
+        is_cached = isinstance(engine_of(trainer).pipeline.data("eval"), cached_examples.Cached)
+        assert is_cached == bool(place)
+        weights = np.concatenate([v.numpy().ravel() for v in trainer.model.trainable_variables])
+        loss = evaluator.evaluate(tf.constant(-1))["loss"]
+        results.append(np.append(weights, loss.numpy() if hasattr(loss, "numpy") else loss))
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-12)
+    np.testing.assert_array_equal(results[2], results[1])
+    assert len(entries(tmp_path)) == 1  # both splits have the same files and operations
+    (meta,) = [json.load(open(p / "features.json")) for p in tmp_path.iterdir() if p.is_dir()]  # noqa: SIM115
+    assert [feature["name"] for feature in meta] == ["label", "token", "x"]

@@ -1,0 +1,217 @@
+"""Indexes of TFRecord files: what they hold, when they are rebuilt, and where they are kept."""
+
+import concurrent.futures
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.lib.io import tf_record
+
+import ctl
+from ctl.data.files import record_index
+from tests.data.record_files import flip_bit, write
+
+
+def offsets_by_tensorflow(path):
+    """The offsets of all records by TensorFlow's own reader, and the end of the last one."""
+    reader, offsets = tf_record.tf_record_random_reader(path), [0]
+    while offsets[-1] < os.path.getsize(path):
+        offsets.append(reader.read(offsets[-1])[1])
+    return offsets
+
+
+@pytest.fixture(autouse=True)
+def user_cache(tmp_path, monkeypatch):
+    """The user's cache folder of a test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def count_builds(monkeypatch):
+    """Returns a list that grows by the path of each file that is indexed."""
+    builds, build = [], record_index._build
+
+    def counting(path, size):
+        builds.append(path)
+        return build(path, size)
+
+    monkeypatch.setattr(record_index, "_build", counting)
+    return builds
+
+
+@pytest.mark.parametrize("block", [16, 100, 2**16])
+def test_offsets_are_those_of_tensorflow(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(record_index, "_LOCAL_BLOCK", block)
+    path = write(tmp_path / "a", range(40))
+    (index,) = record_index.load([path])
+    assert index.offsets.dtype == np.int64
+    assert index.offsets.tolist() == offsets_by_tensorflow(path)
+    assert index.damaged_at is None
+
+
+def test_records_of_any_length_are_found(tmp_path):
+    path = str(tmp_path / "a")
+    lengths = [0, 1, 70_000, 0, 3, 2**16 - 16, 2**16 - 17, 5]
+    with tf.io.TFRecordWriter(path) as writer:
+        for length in lengths:
+            writer.write(b"x" * length)
+    (index,) = record_index.load([path])
+    assert (np.diff(index.offsets) - 16).tolist() == lengths
+
+
+def test_index_is_built_once(tmp_path, monkeypatch):
+    builds = count_builds(monkeypatch)
+    paths = [write(tmp_path / name, range(5)) for name in "abc"]
+    first = record_index.load(paths)
+    second = record_index.load(paths)
+    assert sorted(builds) == paths
+    assert [i.offsets.tolist() for i in first] == [i.offsets.tolist() for i in second]
+    assert sorted(os.listdir(tmp_path / record_index.FOLDER)) == ["a", "b", "c"]
+
+
+def test_changed_file_is_indexed_again(tmp_path, monkeypatch):
+    builds = count_builds(monkeypatch)
+    path = write(tmp_path / "a", range(5))
+    record_index.load([path])
+    write(path, range(7))  # another size
+    assert len(record_index.load([path])[0].offsets) == 8
+    content = pathlib.Path(path).read_bytes()
+    os.utime(path, ns=(1, 1))  # the same size at another time
+    assert pathlib.Path(path).read_bytes() == content
+    record_index.load([path])
+    record_index.load([path])
+    assert len(builds) == 3
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "empty", "other version"])
+def test_damaged_index_is_built_again(tmp_path, monkeypatch, damage):
+    path = write(tmp_path / "a", range(5))
+    expected = record_index.load([path])[0].offsets.tolist()
+    cached = tmp_path / record_index.FOLDER / "a"
+    if damage == "flipped":
+        flip_bit(cached, -3)
+    elif damage == "other version":
+        flip_bit(cached, 8)
+    else:
+        cached.write_bytes(cached.read_bytes()[:-5] if damage == "truncated" else b"")
+    builds = count_builds(monkeypatch)
+    assert record_index.load([path])[0].offsets.tolist() == expected
+    assert builds == [path]
+    record_index.load([path])
+    assert builds == [path]
+
+
+def test_index_is_in_the_cache_folder_if_the_data_cannot_be_written(
+    tmp_path, user_cache, monkeypatch
+):
+    builds = count_builds(monkeypatch)
+    path = write(tmp_path / "a", range(5))
+    (tmp_path / record_index.FOLDER).write_text("a file in place of the folder")
+    for _ in range(2):
+        assert len(record_index.load([path])[0].offsets) == 6
+    assert builds == [path]
+    assert len(os.listdir(user_cache / "ctl" / "records")) == 1
+
+
+def test_index_folder_may_be_chosen(tmp_path):
+    (tmp_path / "b").mkdir()
+    paths = [write(tmp_path / "a", range(5)), write(tmp_path / "b" / "a", range(3))]
+    for _ in range(2):
+        counts = [len(i.offsets) - 1 for i in record_index.load(paths, str(tmp_path / "indexes"))]
+        assert counts == [5, 3]
+    assert len(os.listdir(tmp_path / "indexes")) == 2
+    assert not (tmp_path / record_index.FOLDER).exists()
+
+
+def test_index_that_cannot_be_written_is_still_used(tmp_path):
+    path = write(tmp_path / "a", range(5))
+    (tmp_path / "indexes").write_text("not a folder")
+    assert len(record_index.load([path], str(tmp_path / "indexes"))[0].offsets) == 6
+
+
+def test_threads_may_build_the_same_index_at_once(tmp_path):
+    path = write(tmp_path / "a", range(200))
+    cached = tmp_path / record_index.FOLDER / "a"
+
+    def load_and_remove(_):
+        index = record_index._load_or_build(path, None)
+        cached.unlink(missing_ok=True)
+        return len(index.offsets)
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(load_and_remove, range(200))) == {201}
+    assert set(os.listdir(tmp_path / record_index.FOLDER)) <= {"a"}  # no temporary file
+
+
+@pytest.mark.slow
+def test_processes_may_build_the_same_index_at_once(tmp_path):
+    path = write(tmp_path / "a", range(2_000))
+    # Both children start when the file "go" exists, and each removes what the other one wrote.
+    program = (
+        "import os, time\n"
+        "from ctl.data.files import record_index\n"
+        "print('ready', flush=True)\n"
+        f"while not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.001)\n"
+        "for _ in range(100):\n"
+        f"    index = record_index._load_or_build({path!r}, None)\n"
+        "    assert len(index.offsets) == 2_001\n"
+        f"    try: os.remove({str(tmp_path / record_index.FOLDER / 'a')!r})\n"
+        "    except FileNotFoundError: pass\n"
+    )
+    command = [sys.executable, "-c", program]
+    children = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+    for child in children:
+        assert child.stdout.readline() == b"ready\n"
+    (tmp_path / "go").touch()
+    for child in children:
+        child.stdout.close()
+        assert child.wait() == 0
+    assert set(os.listdir(tmp_path / record_index.FOLDER)) <= {"a"}
+
+
+def test_truncated_file_ends_at_its_last_complete_record(tmp_path):
+    path = write(tmp_path / "a", range(5))
+    offsets = offsets_by_tensorflow(path)
+    content = pathlib.Path(path).read_bytes()
+    for size in range(1, len(content)):
+        (tmp_path / "b").write_bytes(content[:size])
+        (index,) = record_index.load([str(tmp_path / "b")])
+        complete = sum(offset <= size for offset in offsets)
+        assert index.offsets.tolist() == offsets[:complete]
+        assert index.damaged_at == (None if size in offsets else offsets[complete - 1])
+
+
+@pytest.mark.parametrize("byte", range(12))
+def test_damaged_length_ends_the_records(tmp_path, byte):
+    path = write(tmp_path / "a", range(5))
+    offsets = offsets_by_tensorflow(path)
+    flip_bit(path, offsets[2] + byte)
+    (index,) = record_index.load([path])
+    assert index.offsets.tolist() == offsets[:3]
+    assert index.damaged_at == offsets[2]
+
+
+def test_compressed_file_is_rejected(tmp_path):
+    path = write(tmp_path / "a", range(5), tf.io.TFRecordOptions("GZIP"))
+    with pytest.raises(ctl.UsageError, match="is compressed") as error:
+        record_index.load([path])
+    assert "python -m ctl.data.convert" in str(error.value)
+
+
+def test_empty_file_is_rejected(tmp_path):
+    (tmp_path / "a").write_bytes(b"")
+    with pytest.raises(ctl.UsageError, match="is empty"):
+        record_index.load([str(tmp_path / "a")])
+
+
+def test_progress_is_shown_if_it_takes_long(tmp_path, monkeypatch, capsys):
+    paths = [write(tmp_path / name, range(5)) for name in "ab"]
+    record_index.load(paths)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(record_index, "_PROGRESS_AFTER", -1.0)
+    record_index.load(paths)
+    assert capsys.readouterr().err == "Indexing records: 2 of 2 files, 0 s\n"

@@ -1,0 +1,297 @@
+"""ctl.data.records: record files as sources with random access."""
+
+import itertools
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ctl
+from ctl.data import batching, distribution, sampler, streams
+from ctl.data.data_errors import report_data_errors
+from ctl.data.files import record_reader
+from ctl.data.layout import Layout
+from tests.data.reading import (
+    LAYOUTS,
+    check_rows_and_padding,
+    pipeline_layouts,
+    read_steps,
+    real_ids,
+)
+from tests.data.record_files import FEATURES, flip_bit, write, write_files
+
+FILES, PER_FILE = 4, 25
+COUNT = FILES * PER_FILE
+
+
+def parse(record):
+    return tf.io.parse_single_example(record, FEATURES)
+
+
+@pytest.fixture(scope="module")
+def pattern(tmp_path_factory):
+    """Four files of 25 examples."""
+    return write_files(tmp_path_factory.mktemp("records"), FILES, PER_FILE)
+
+
+def sources(pattern):
+    """The same examples by features and by a function, read by Python and by TensorFlow."""
+    described, parsed = ctl.data.records(pattern, FEATURES), ctl.data.records(pattern, parse)
+    return {
+        "features": described,
+        "function": parsed,
+        "features in graph": described.without_python(),
+        "function in graph": parsed.without_python(),
+    }
+
+
+KINDS = ["features", "function", "features in graph", "function in graph"]
+needs_crc = pytest.mark.skipif(not record_reader._HAS_CRC, reason="requires google-crc32c")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gather_reads_records_by_their_number(pattern, kind):
+    source = sources(pattern)[kind]
+    indexes = [99, 0, 25, 24, 25, 74, 75, 50, 49]
+    for gather in (source.gather, tf.function(source.gather)):
+        batch = gather(tf.constant(indexes, tf.int64))
+        assert len(source) == COUNT
+        assert batch["id"].numpy().tolist() == indexes
+        assert batch["x"].numpy().tolist() == [[2 * i + 0.5, 2 * i + 1.5] for i in indexes]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("batch", "replicas", "pipelines"), LAYOUTS[:9])
+def test_batches_are_those_of_the_sampler_on_any_replicas(
+    pattern, kind, batch, replicas, pipelines
+):
+    source, steps, start, seed = sources(pattern)[kind], 4, 61, 11
+    layouts = pipeline_layouts(batch, replicas, pipelines)
+    positions = tf.range(start * batch, (start + steps) * batch, dtype=tf.int64)
+    expected = sampler.example_indexes(positions, count=COUNT, seed=seed, span=steps * batch)
+    read = read_steps(
+        [batching.training_batches(source, x, seed=seed, start=start, prefetch=1) for x in layouts],
+        layouts[0],
+        steps,
+    )
+    for step, ids in zip(read, expected.numpy().reshape(steps, batch).tolist(), strict=True):
+        assert real_ids(step) == ids
+        check_rows_and_padding(step, layouts[0], batch)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batch", [7, 25])
+def test_evaluation_reads_every_record_once(pattern, kind, batch):
+    source, layout = sources(pattern)[kind], Layout(batch, 2)
+    steps = batching.evaluation_steps(source, layout)
+    read = read_steps([batching.evaluation_batches(source, layout, prefetch=1)], layout, steps + 1)
+    assert [i for step in read for i in real_ids(step)] == list(range(COUNT))
+
+
+@pytest.mark.parametrize("large_row", [0, 2**30])
+def test_augmentation_of_a_record_depends_on_seed_epoch_and_example(
+    pattern, monkeypatch, large_row
+):
+    """Whether rows are mapped one by one or a chunk at a time; compared with arrays."""
+    monkeypatch.setattr(streams, "_LARGE_ROW", large_row)
+
+    def add_noise(example, seed):
+        return {**example, "x": example["x"] + tf.random.stateless_normal([2], seed)}
+
+    numbers = np.arange(COUNT)
+    x = np.stack([2 * numbers + 0.5, 2 * numbers + 1.5], axis=1).astype(np.float32)
+    arrays = ctl.data.arrays({"id": numbers, "x": x})
+    layouts = pipeline_layouts(9, 2, 2)
+    streams_of = [
+        [
+            list(
+                itertools.islice(
+                    distribution.disable_autotune(
+                        batching.training_batches(
+                            ctl.data.augmented(data, add_noise), layout, seed=1, start=s, prefetch=1
+                        )
+                    ).as_numpy_iterator(),
+                    30 - s,
+                )
+            )
+            for layout in layouts
+        ]
+        for data, s in (
+            (arrays, 0), (sources(pattern)["function"], 0), (sources(pattern)["function"], 8),
+            (sources(pattern)["features"], 0),
+        )
+    ]  # fmt: skip
+    expected = streams_of[0]
+    for start, actual in zip((0, 8, 0), streams_of[1:], strict=True):
+        for pipeline in range(2):
+            for one, other in zip(expected[pipeline][start:], actual[pipeline], strict=True):
+                tf.nest.map_structure(np.testing.assert_array_equal, one, other)
+
+
+def test_features_and_function_give_the_same_bytes(pattern):
+    def bytes_of(source):
+        stream = streams.training_batches(source, Layout(8, 1), seed=0, start=0)
+        elements = distribution.disable_autotune(stream).take(40).as_numpy_iterator()
+        return [e.batch[name].tobytes() for e in elements for name in ("id", "x")]
+
+    first, *others = [bytes_of(source) for source in sources(pattern).values()]
+    assert others == [first] * 3
+
+
+def test_images_are_decoded_and_cropped_to_one_shape(tmp_path):
+    """Images of different sizes, whose shape is known only after the augmentation."""
+    path = str(tmp_path / "images.tfrecord")
+    with tf.io.TFRecordWriter(path) as writer:
+        for number in range(12):
+            image = tf.fill([8 + number, 20 - number, 3], tf.cast(10 * number, tf.uint8))
+            writer.write(tf.io.encode_png(image).numpy())
+
+    def decode(record):
+        return {"image": tf.io.decode_image(record, channels=3, expand_animations=False)}
+
+    def crop(example, seed):
+        return {"image": tf.image.stateless_random_crop(example["image"], [8, 8, 3], seed)}
+
+    source = ctl.data.records(path, decode)
+    stream = batching.training_batches(
+        ctl.data.augmented(source, crop), Layout(4, 1), seed=0, start=0, prefetch=1
+    )
+    images = np.concatenate([e.batch["image"] for e in stream.take(3)])
+    assert images.shape == (12, 8, 8, 3)
+    assert sorted(images[:, 0, 0, 0].tolist()) == [10 * number for number in range(12)]
+
+
+def test_parse_may_return_a_tuple(pattern):
+    source = ctl.data.records(pattern, lambda record: (record, tf.strings.length(record)))
+    assert set(source.gather(tf.constant([0], tf.int64))) == {"x", "label"}
+
+
+def test_features_of_variable_length_are_parsed_one_by_one(tmp_path):
+    path = write(tmp_path / "a", range(3))
+    feature = tf.io.FixedLenSequenceFeature([], tf.float32, allow_missing=True)
+    source = ctl.data.records(path, {"x": feature})
+    assert isinstance(source, ctl.data.RowSource)
+    assert source.gather(tf.constant([2], tf.int64))["x"].numpy().tolist() == [[4.5, 5.5]]
+
+
+def test_several_patterns_and_an_index_folder(tmp_path):
+    files = [write(tmp_path / name, numbers) for name, numbers in (("b", [0, 1]), ("a", [2]))]
+    source = ctl.data.records(files, FEATURES, index_dir=str(tmp_path / "indexes"))
+    assert source.gather(tf.range(3, dtype=tf.int64))["id"].numpy().tolist() == [0, 1, 2]
+    assert os.listdir(tmp_path / "indexes") != []
+    # The folder of the indexes is not a record file.
+    ctl.data.records(files, FEATURES)
+    assert len(ctl.data.records(f"{tmp_path}/*", FEATURES)) == 3
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ("nothing-*", "No record file matches 'nothing-*'"),
+        ([], "at least one file"),
+        (["{a}", "{a}"], "a 2 times: name each file once"),
+        (["{a}", "{b}"], "TFRecord and ArrayRecord files"),
+    ],
+)
+def test_wrong_files_are_rejected_in_one_line(tmp_path, files, message):
+    names = dict(a=write(tmp_path / "a", [1]), b=write(tmp_path / "b.array_record", [1]))
+    files = files if isinstance(files, str) else [name.format(**names) for name in files]
+    with pytest.raises(ctl.UsageError) as error:
+        ctl.data.records(files, FEATURES)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+# Damage.
+
+
+def read_epoch(source):
+    """The ids of an epoch in the order of the sampler, with errors as in a run."""
+    stream = streams.training_batches(source, Layout(5, 1), seed=0, start=0)
+    elements = distribution.disable_autotune(stream).take(len(source) // 5)
+    with report_data_errors("training", dict):
+        return [i for e in elements for i in e.batch["id"].numpy().tolist()]
+
+
+def damage_record(folder, number):
+    """Changes a byte of the data of a record; returns its file and its offset."""
+    pattern = write_files(folder, 2, 10)
+    path = tf.io.gfile.glob(pattern)[number // 10]
+    source = ctl.data.records(pattern, FEATURES)
+    offset = int(source.reader._offsets[number + number // 10])
+    flip_bit(path, offset + 20)
+    return pattern, path, offset
+
+
+@needs_crc
+@pytest.mark.parametrize("parser", [FEATURES, parse], ids=["features", "function"])
+def test_damaged_record_is_one_line_with_file_and_offset(tmp_path, parser):
+    pattern, path, offset = damage_record(tmp_path, 13)
+    with pytest.raises(ctl.UsageError) as error:
+        read_epoch(ctl.data.records(pattern, parser))
+    assert str(error.value) == (
+        f"The training data is corrupt: {path} has a damaged record at offset {offset}: write the "
+        "file again, or set data.skip_damaged=True."
+    )
+
+
+def test_damaged_record_is_reported_by_tensorflow_too(tmp_path):
+    pattern, _, _ = damage_record(tmp_path, 13)
+    with pytest.raises(ctl.UsageError, match=r"corrupt \(corrupted record at") as error:
+        read_epoch(ctl.data.records(pattern, FEATURES).without_python())
+    assert "\n" not in str(error.value)
+
+
+@needs_crc
+def test_skipped_record_is_replaced_by_the_next_one(tmp_path, caplog):
+    pattern, path, offset = damage_record(tmp_path, 19)  # the last one: the next is the first
+    source = ctl.data.records(pattern, FEATURES, skip_damaged=True)
+    ids = read_epoch(source)
+    assert sorted(ids) == [0, 0, *range(1, 19)]
+    assert len(source) == 20
+    assert source.reader.skipped == {19}
+    assert f"{path} has a damaged record at offset {offset}: it is skipped" in caplog.text
+    assert read_epoch(source) == ids
+    assert caplog.text.count("damaged record") == 1
+
+
+@needs_crc
+def test_truncated_file_is_rejected_or_read_up_to_its_end(tmp_path, caplog):
+    pattern = write_files(tmp_path, 2, 10)
+    path = tf.io.gfile.glob(pattern)[0]
+    with open(path, "rb+") as file:
+        file.truncate(os.path.getsize(path) - 3)
+    with pytest.raises(ctl.UsageError) as error:
+        ctl.data.records(pattern, FEATURES)
+    assert f"{path} is truncated or damaged at offset" in str(error.value)
+    assert "to use the 9 records before it" in str(error.value)
+    source = ctl.data.records(pattern, FEATURES, skip_damaged=True)
+    assert sorted(source.gather(tf.range(19, dtype=tf.int64))["id"].numpy()) == [
+        *range(9),
+        *range(10, 20),
+    ]
+    assert "cannot be read and are skipped" in caplog.text
+
+
+@needs_crc
+def test_file_that_changes_during_the_run_is_damaged(tmp_path):
+    pattern = write_files(tmp_path, 2, 10)
+    source = ctl.data.records(pattern, FEATURES)
+    write(tf.io.gfile.glob(pattern)[0], [1])
+    with pytest.raises(ctl.UsageError, match="damaged record at offset"):
+        read_epoch(source)
+
+
+def test_file_of_another_format_is_rejected(tmp_path):
+    (tmp_path / "a").write_bytes(b"404 Not Found: there is no such file here")
+    with pytest.raises(ctl.UsageError, match="damaged at offset 0"):
+        ctl.data.records(str(tmp_path / "a"), FEATURES)
+    with pytest.raises(ctl.UsageError, match="has no records"):
+        ctl.data.records(str(tmp_path / "a"), FEATURES, skip_damaged=True)
+
+
+def test_skipping_requires_reading_by_python(pattern):
+    source = ctl.data.records(pattern, FEATURES, skip_damaged=True)
+    with pytest.raises(ctl.UsageError, match="skip_damaged=True requires local files"):
+        source.without_python().gather(tf.constant([0], tf.int64))

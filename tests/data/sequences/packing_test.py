@@ -1,0 +1,192 @@
+"""ctl.data.packed: sequences in rows of one length."""
+
+import glob
+import itertools
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ctl
+from ctl.data import batching, distribution
+from ctl.data.element_spec import element_spec
+from ctl.data.layout import Layout
+from ctl.data.sequences import packing
+from tests.data import token_model
+from tests.data.reading import LAYOUTS
+
+LENGTH = 16
+
+
+def in_memory():
+    return ctl.data.packed(ctl.data.sequences(token_model.documents()), LENGTH)
+
+
+def read_all(source):
+    return source.gather(tf.range(len(source), dtype=tf.int64))
+
+
+def rows_of(lengths, **arguments):
+    """The pieces of each row as (sequence, start, size)."""
+    result = packing.pack(np.array(lengths), **arguments)
+    pieces = list(zip(result.examples, result.starts, result.sizes, strict=True))
+    return [pieces[a:b] for a, b in itertools.pairwise(result.row_splits)]
+
+
+def first_fit(lengths, length):
+    """First-fit in the order of decreasing length, as it is defined."""
+    rows = []
+    for size in sorted(lengths, reverse=True):
+        row = next((row for row in rows if sum(row) + size <= length), None)
+        if row is None:
+            rows.append([size])
+        else:
+            row.append(size)
+    return rows
+
+
+def test_window_is_packed_by_first_fit_in_decreasing_length():
+    # By hand: 7 opens a row, 6 another, 4 fits into the second, 3 into the first, 2 into neither.
+    rows = rows_of([4, 7, 2, 6, 3], length=10, window=5, seed=0)
+    assert [sorted(int(size) for *_, size in row) for row in rows] == [[3, 7], [4, 6], [2]]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_packing_is_that_of_the_definition(seed):
+    lengths = np.random.default_rng(seed).integers(1, 50, 300).tolist()
+    rows = rows_of(lengths, length=50, window=300, seed=seed)
+    expected = first_fit([n for n in lengths if n < 50], 50)
+    sizes = [sorted((int(size) for *_, size in row), reverse=True) for row in rows]
+    assert sizes == [[50]] * lengths.count(50) + expected
+
+
+@pytest.mark.parametrize("window", [1, 7, 64, 1000])
+def test_each_token_is_in_one_row(window):
+    lengths = np.random.default_rng(1).integers(0, 70, 500)
+    rows = rows_of(lengths, length=20, window=window, seed=3)
+    tokens = [(e, s + i) for row in rows for e, s, size in row for i in range(size)]
+    assert sorted(tokens) == [(e, i) for e, n in enumerate(lengths) for i in range(n)]
+    assert max(sum(size for *_, size in row) for row in rows) <= 20
+
+
+def test_windows_are_determined_by_the_seed_alone(monkeypatch):
+    lengths = np.random.default_rng(1).integers(1, 20, 500)
+    rows = {seed: rows_of(lengths, length=20, window=50, seed=seed) for seed in (1, 2)}
+    assert rows[1] != rows[2]
+    monkeypatch.setattr(packing, "_WINDOWS_PER_CALL", 2)
+    assert rows_of(lengths, length=20, window=50, seed=1) == rows[1]
+
+
+def test_every_byte_of_a_text_occurs_once_per_epoch_with_little_padding():
+    texts = []
+    for path in sorted(glob.glob(os.path.dirname(os.__file__) + "/*.py"))[:40]:
+        with open(path, "rb") as file:
+            texts.append(np.frombuffer(file.read(), np.uint8))
+    # The number of a byte in the corpus identifies it.
+    numbers = np.split(
+        np.arange(sum(map(len, texts))), np.cumsum([len(text) for text in texts])[:-1]
+    )
+    corpus = ctl.data.sequences({"byte": texts, "number": numbers})
+    source = ctl.data.packed(corpus, 256, split_long=True)
+    assert source.padding < 0.02
+    layout = Layout(64, 1)
+    stream = batching.training_batches(source, layout, seed=5, start=0, prefetch=1)
+    steps = -(-len(source) // 64)
+    batches = [e.batch for e in distribution.disable_autotune(stream.take(steps))]
+    rows = {n: np.concatenate([b[n] for b in batches])[: len(source)] for n in batches[0]}
+    is_token = rows["weight"] > 0
+    seen = rows["number"][is_token]
+    assert np.array_equal(np.sort(seen), np.arange(sum(map(len, texts))))
+    assert np.array_equal(rows["byte"][is_token], np.concatenate(texts)[seen])
+    assert 1 - is_token.mean() == pytest.approx(source.padding)
+
+
+def test_row_has_its_sequences_in_segments_with_positions():
+    x = [[1, 2, 3], [], [4, 5], [6, 7, 8, 9, 10, 11, 12]]
+    source = ctl.data.packed(ctl.data.sequences({"x": x}), 6, split_long=True, seed=1)
+    batch = {name: values.numpy().tolist() for name, values in read_all(source).items()}
+    assert batch["x"] == [[6, 7, 8, 9, 10, 11], [4, 5, 1, 2, 3, 12]]
+    assert batch["segment_ids"] == [[1] * 6, [1, 1, 2, 2, 2, 3]]
+    assert batch["positions"] == [[0, 1, 2, 3, 4, 5], [0, 1, 0, 1, 2, 0]]
+    assert batch["weight"] == [[1] * 6, [1] * 6]
+
+
+def test_padding_is_at_the_end_and_has_no_segment():
+    source = ctl.data.packed(ctl.data.sequences({"x": [[1, 2], [3]]}), 5)
+    batch = {name: values.numpy().tolist()[0] for name, values in read_all(source).items()}
+    assert batch["x"] in ([1, 2, 3, 0, 0], [3, 1, 2, 0, 0])
+    assert [segment > 0 for segment in batch["segment_ids"]] == [True] * 3 + [False] * 2
+    assert batch["weight"] == [1, 1, 1, 0, 0]
+    assert source.padding == pytest.approx(2 / 5)
+
+
+def test_weights_of_the_source_become_those_of_its_tokens():
+    x = [[1, 2, 3], [4]]
+    for weight in ([0.5, 2.0], [[0.5, 0.5, 0.5], [2.0]]):
+        batch = read_all(ctl.data.packed(ctl.data.sequences({"x": x, "weight": weight}), 5))
+        weights = dict(zip(batch["x"].numpy()[0].tolist(), batch["weight"].numpy()[0], strict=True))
+        assert weights == {1: 0.5, 2: 0.5, 3: 0.5, 4: 2.0, 0: 0.0}
+
+
+def test_rows_are_the_same_from_memory_and_from_parsed_examples(tmp_path):
+    expected = read_all(in_memory())
+    kept = ctl.data.packed(token_model.Documents(), LENGTH, lengths=str(tmp_path / "a/lengths.npy"))
+    again = ctl.data.packed(
+        token_model.Documents(), LENGTH, lengths=str(tmp_path / "a/lengths.npy")
+    )
+    for source in (ctl.data.packed(token_model.Documents(), LENGTH), kept, again):
+        batch = read_all(source)
+        assert batch.keys() == expected.keys()
+        for name, values in expected.items():
+            np.testing.assert_array_equal(batch[name], values)
+            assert batch[name].shape[1:] == element_spec(source)[name].shape[1:]
+
+
+@pytest.mark.parametrize(
+    ("batch", "replicas", "pipelines"),
+    [(7, 4, 2), *(pytest.param(*x, marks=pytest.mark.slow) for x in LAYOUTS[:9])],
+)
+def test_rows_of_a_step_are_the_same_on_any_replicas_and_after_a_restart(
+    batch, replicas, pipelines
+):
+    token_model.check_order(in_memory, batch, replicas, pipelines)
+
+
+@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_loss_is_weighted_by_tokens_and_the_update_is_the_same_on_any_replicas(replicas):
+    token_model.check_guarantee(in_memory, 5, replicas, 6)
+
+
+@pytest.mark.slow
+def test_resumed_run_ends_like_one_without_a_stop(tmp_path):
+    token_model.check_resume(in_memory, 5, tmp_path, 2)
+
+
+def sequences(**features):
+    return ctl.data.sequences(features)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ctl.data.packed(sequences(x=[[1]]), 0), "length=0, but requires an integer of at"),
+        (lambda: ctl.data.packed(sequences(x=[[1]]), 4.0), "length=4.0"),
+        (lambda: ctl.data.packed(sequences(x=[[1]]), 4, window=0), "window=0"),
+        (lambda: ctl.data.packed(sequences(x=[[1]]), 4, seed=-1), "seed=-1"),
+        (
+            lambda: ctl.data.packed(sequences(x=[[1, 2, 3], [1]]), 2),
+            "1 of 2 sequences have more than length=2 tokens, at most 3",
+        ),
+        (lambda: ctl.data.packed(sequences(x=[[], []]), 2), "All sequences are empty"),
+        (
+            lambda: ctl.data.packed(sequences(x=[[1], [2, 3]], label=[0, 1]), 2),
+            "feature 'label' with one value per example",
+        ),
+    ],
+)
+def test_wrong_use_is_rejected_in_one_line(make, message):
+    with pytest.raises(ctl.UsageError) as error:
+        make()
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

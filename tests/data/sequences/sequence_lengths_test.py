@@ -1,0 +1,73 @@
+"""The lengths of sequences, which are read once."""
+
+import numpy as np
+import pytest
+
+import ctl
+from ctl.data.sequences import sequence_lengths
+from tests.data import token_model
+
+LENGTHS = [len(x) for x in token_model.documents()["x"]]
+
+
+def test_lengths_are_read_from_the_examples(monkeypatch):
+    monkeypatch.setattr(sequence_lengths, "_ROWS_PER_READ", 7)
+    assert sequence_lengths.read_lengths(token_model.Documents(), None).tolist() == LENGTHS
+
+
+def test_file_keeps_the_lengths(tmp_path, monkeypatch):
+    path = str(tmp_path / "folder/lengths.npy")
+    assert sequence_lengths.read_lengths(token_model.Documents(), path).tolist() == LENGTHS
+    monkeypatch.setattr(token_model.Documents, "parse", None)  # not called any more
+    assert sequence_lengths.read_lengths(token_model.Documents(), path).tolist() == LENGTHS
+    assert [file.name for file in (tmp_path / "folder").iterdir()] == ["lengths.npy"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (np.arange(3), r"lengths of shape \(3,\), but the data has 40 examples"),
+        (np.arange(40.0), "remove the file"),
+        (b"text", "is not a file of lengths"),
+        (b"", "is not a file of lengths"),
+    ],
+)
+def test_wrong_file_is_rejected_in_one_line(tmp_path, content, message):
+    path = tmp_path / "lengths.npy"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        np.save(path, content)
+    with pytest.raises(ctl.UsageError, match=message):
+        sequence_lengths.read_lengths(token_model.Documents(), str(path))
+
+
+def test_sequences_of_an_example_must_have_one_length(monkeypatch):
+    class Longer(token_model.Documents):
+        def parse(self, row):
+            example = super().parse(row)
+            return {**example, "label": example["label"][row // 9 :]}
+
+    monkeypatch.setattr(sequence_lengths, "_ROWS_PER_READ", 4)
+    first = next(i for i, n in enumerate(LENGTHS) if i // 9 and n)
+    message = f"Example {first} has {LENGTHS[first]} values of 'x', but {LENGTHS[first] - 1} of"
+    with pytest.raises(ctl.UsageError, match=message):
+        sequence_lengths.read_lengths(Longer(), None)
+
+
+def test_lengths_of_a_source_must_be_one_per_example():
+    source = token_model.Documents()
+    source.lengths = np.arange(3)
+    with pytest.raises(ctl.UsageError, match="must have one per example"):
+        sequence_lengths.read_lengths(source, None)
+
+
+def test_path_that_cannot_be_written_is_rejected_in_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path, message in (
+        (str(tmp_path / "file/lengths.npy"), "cannot be written to"),
+        (LENGTHS, "lengths is a list, but must be the path of a file"),
+    ):
+        with pytest.raises(ctl.UsageError, match=message) as error:
+            sequence_lengths.read_lengths(token_model.Documents(), path)
+        assert "\n" not in str(error.value)

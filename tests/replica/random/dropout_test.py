@@ -1,0 +1,141 @@
+"""The random numbers of a row do not depend on the replica that computes it."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl.replica import examples
+from ctl.replica.random.dropout import key_random_layers
+
+LAYERS = {
+    "dropout": lambda: tf_keras.layers.Dropout(0.4),
+    "spatial": lambda: tf_keras.layers.SpatialDropout1D(0.4),
+    "gaussian noise": lambda: tf_keras.layers.GaussianNoise(1.0),
+    "gaussian dropout": lambda: tf_keras.layers.GaussianDropout(0.4),
+    "alpha dropout": lambda: tf_keras.layers.AlphaDropout(0.4),
+    "lstm": lambda: tf_keras.layers.LSTM(3, dropout=0.4, recurrent_dropout=0.3),
+}
+ROWS = 7
+# The elements that two layers keep, drawn by the first version of ctl.
+EXISTING = [
+    "110100010110111011100100011100",
+    "101100111101111110110011110011",
+]
+
+
+def model_of(make, seed=0):
+    tf_keras.utils.set_random_seed(0)
+    model = tf_keras.Sequential([tf_keras.layers.InputLayer([5, 3]), make()])
+    key_random_layers(model, seed)
+    return model
+
+
+def outputs(model, start, end, step=0):
+    """The model's training outputs for rows start..end of a global batch of ones."""
+    with examples(first_row=start, step=step):
+        return tf.function(lambda x: model(x, training=True))(tf.ones([end - start, 5, 3])).numpy()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_numbers_of_a_replica_are_its_slice_of_those_of_the_global_batch(name):
+    model = model_of(LAYERS[name])
+    expected = outputs(model, 0, ROWS)
+    for cuts in ([0, 4, 7], [0, 2, 4, 6, 7], [0, 1, 7]):
+        parts = [outputs(model, a, b) for a, b in itertools.pairwise(cuts)]
+        # Sums of an LSTM's products may differ in the last bit with the number of rows.
+        np.testing.assert_allclose(np.concatenate(parts), expected, rtol=0, atol=1e-6)
+    assert len({row.tobytes() for row in expected}) > 1, "equal rows show nothing"
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_numbers_depend_on_step_and_seed_alone(name):
+    model = model_of(LAYERS[name])
+    first, second = outputs(model, 0, ROWS, step=1), outputs(model, 0, ROWS, step=2)
+    assert not np.array_equal(first, second)
+    assert np.array_equal(outputs(model, 0, ROWS, step=1), first)
+    assert not np.array_equal(outputs(model_of(LAYERS[name], seed=1), 0, ROWS, step=1), first)
+
+
+@pytest.mark.parametrize("name", ["dropout", "gaussian noise", "gaussian dropout"])
+def test_xla_draws_the_same_numbers(name):
+    model = model_of(LAYERS[name])
+
+    def call(x, first_row, step):  # as arguments: XLA folds constants by TensorFlow's kernels
+        with examples(first_row=first_row, step=step):
+            return model(x, training=True)
+
+    arguments = (tf.ones([4, 5, 3]), tf.constant(3, tf.int64), tf.constant(9, tf.int64))
+    plain = tf.function(call)(*arguments).numpy()
+    compiled = tf.function(call, jit_compile=True)(*arguments).numpy()
+    np.testing.assert_allclose(compiled, plain, rtol=0, atol=1e-5)
+
+
+def test_two_layers_and_two_calls_of_a_layer_draw_different_numbers():
+    layer = tf_keras.layers.Dropout(0.5)
+    inputs = tf_keras.Input([64])
+    outputs = [layer(inputs), layer(inputs), tf_keras.layers.Dropout(0.5)(inputs)]
+    model = tf_keras.Model(inputs, outputs)
+    key_random_layers(model, 0)
+    with examples():
+        masks = [m.numpy().tobytes() for m in model(tf.ones([4, 64]), training=True)]
+    assert len(set(masks)) == 3
+
+
+def test_dropout_drops_at_its_rate_and_scales_the_rest():
+    model = model_of(LAYERS["dropout"])
+    with examples():
+        dropped = model(tf.ones([4000, 5, 3]), training=True).numpy()
+    assert set(np.unique(dropped)) == {0.0, np.float32(1 / 0.6)}
+    # 60,000 draws: the mean's standard deviation is 0.0033.
+    assert dropped.mean() == pytest.approx(1.0, abs=0.015)
+
+
+def test_normal_noise_has_mean_0_and_deviation_1():
+    model = model_of(LAYERS["gaussian noise"])
+    with examples():
+        noise = model(tf.zeros([4000, 5, 3]), training=True).numpy()
+    assert noise.mean() == pytest.approx(0.0, abs=0.02)
+    assert noise.std() == pytest.approx(1.0, abs=0.02)
+
+
+def test_noise_shared_by_all_rows_is_shared_by_all_replicas():
+    model = model_of(lambda: tf_keras.layers.Dropout(0.5, noise_shape=[1, 5, 3]))
+    one, other = outputs(model, 0, 3), outputs(model, 3, 7)
+    assert np.array_equal(one[0], other[0]) and np.array_equal(one[0], one[2])
+
+
+def test_bits_are_those_that_existing_checkpoints_rely_on():
+    model = tf_keras.Sequential(
+        [tf_keras.layers.Dropout(0.4), tf_keras.layers.Dropout(0.3, seed=7)]
+    )
+    model.build([None, 5, 3])
+    key_random_layers(model, 3)
+    with examples(first_row=2, step=9):
+        masks = [layer(tf.ones([2, 5, 3]), training=True).numpy() > 0 for layer in model.layers]
+    shown = ["".join(str(int(kept)) for kept in mask.ravel()) for mask in masks]
+    assert shown == EXISTING
+
+
+def test_layer_draws_as_in_tf_keras_outside_of_a_step():
+    model = model_of(LAYERS["dropout"])
+    drawn = [model(tf.ones([8, 5, 3]), training=True).numpy().tobytes() for _ in range(2)]
+    assert drawn[0] != drawn[1]
+
+
+def test_layer_that_draws_for_its_complete_batch_is_rejected_by_name():
+    model = tf_keras.Sequential([tf_keras.layers.RandomFlip(name="flip")])
+    key_random_layers(model, 0)
+    with examples(), pytest.raises(ctl.UsageError, match="Layer flip draws"):
+        model(tf.ones([2, 8, 8, 3]), training=True)
+
+
+def test_keying_adds_nothing_to_weights_or_checkpoint(tmp_path):
+    model = model_of(LAYERS["dropout"])
+    assert model.variables == []
+    path = tf.train.Checkpoint(model=model).write(str(tmp_path / "ckpt"))
+    names = [name for name, _ in tf.train.list_variables(path)]
+    assert not [name for name in names if "random" in name or "generator" in name]
