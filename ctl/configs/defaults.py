@@ -174,9 +174,9 @@ def defaults() -> config_dict.ConfigDict:
     clip.value = 0.0  # clip each element to [-value, value]
 
     config.train = train = config_dict.ConfigDict()
-    # The total number of steps (global batches), or a duration: "90 epochs", "5000000 examples". All
-    # intervals, and the warm-up and decay of the learning rate, accept durations too; those of
-    # checkpoints, summaries and evaluations also times, such as "30 minutes".
+    # The total number of steps (global batches), or a duration: "90 epochs", "5000000 examples". The
+    # other keys that accept a duration are listed in docs/running.md; checkpoint_interval,
+    # summary_interval and eval.interval also accept a time, such as "30 minutes".
     train.steps = _duration(1000)
     train.max_duration = ""  # end training earlier, after a time such as "8 hours"; "": no limit
     # Steps of an inner loop, after which the host logs and may save.

@@ -151,15 +151,15 @@ class Run:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < value < math.inf:
             raise UsageError(f"learning_rate is {value!r}, but must be a finite number above 0.")
-        self._leave_best()
-        old = self._rate.value
-        self._rate.set(float(value))
-        self._controller.reporter.record("learning_rate", self.step, old=old, new=float(value))
-        checkpoints = self._controller.checkpoints
-        if checkpoints and self._saved_step == self.step:
-            # A kill in the next call resumes from this checkpoint, and must not undo the change.
-            checkpoints.wait()
-            checkpoints.files.commit(self.step, self._controller.actions.get_notes())
+        with self._lock():
+            self._leave_best()
+            old = self._rate.value
+            self._rate.set(float(value))
+            self._controller.reporter.record("learning_rate", self.step, old=old, new=float(value))
+            if self._saved_step == self.step:
+                # A kill in the next call resumes from this checkpoint, and must not undo the change.
+                notes = self._controller.actions.get_notes()
+                self._run.checkpoints.files.commit(self.step, notes)
 
     def train(self, steps: int | str | None = None) -> dict[str, Any]:
         """Trains, and evaluates at multiples of `eval.interval`, and then also at the end.
@@ -175,7 +175,9 @@ class Run:
         first = int(self._controller.trained_step or 0) if has_best else self.step
         end = self.config.train.steps if steps is None else first + self._count_steps(steps)
         with self._call():
-            if first < end and not self._controller.actions.stop_reason:
+            # A process that was killed or interrupted at the last step has left the end to this call.
+            is_unended = self._session.must_end(first) and not self._session.has_ended
+            if is_unended or (first < end and not self._controller.actions.stop_reason):
                 self._leave_best()
                 self._controller.trained_step = None
                 interval, seconds = self.config.eval.interval, self.config.eval.seconds
@@ -223,7 +225,7 @@ class Run:
             evaluates=False,
             changes=changes,
         ):
-            controller.trained_step = self.step
+            controller.trained_step, self._session.has_ended = self.step, True
             result = self._workdir.result()
             controller.actions.stop_reason = result.get("stopped")
             for best in self._best if (result.get("best") or {}).get("restored") else ():
@@ -237,16 +239,22 @@ class Run:
                 best.is_restored = False
 
     @contextlib.contextmanager
-    def _call(self) -> Iterator[None]:
-        """Locks the workdir, takes interrupts as a request to stop, and records the result."""
-        controller, workdir = self._controller, self._workdir
-        with RunLock(workdir.path) as lock, contextlib.ExitStack() as stack:
+    def _lock(self) -> Iterator[None]:
+        """Locks the workdir; raises UsageError if another run uses it, or has trained in it."""
+        with RunLock(self._workdir.path) as lock:
             lock.acquire()
             if self._run.checkpoints.latest_step() != self._saved_step:
                 raise UsageError(
-                    f"Another run has trained in {workdir.path} since: make a new ctl.Run to continue "
-                    "it."
+                    f"Another run has trained in {self._workdir.path} since: make a new ctl.Run to "
+                    "continue it."
                 )
+            yield
+
+    @contextlib.contextmanager
+    def _call(self) -> Iterator[None]:
+        """Locks the workdir, takes interrupts as a request to stop, and records the result."""
+        controller = self._controller
+        with self._lock(), contextlib.ExitStack() as stack:
             if not self._is_recorded:
                 self._session.record_start()
                 self._is_recorded = True

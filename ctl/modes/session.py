@@ -19,6 +19,9 @@ class Session:
     session.record_start()
     session.train(1000, evaluates=True)
     session.record_end(seconds=60.0)
+
+    Attributes:
+        has_ended: whether training has ended, and its actions as well.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class Session:
         self._changes = list(changes)
         self._restored: str | None = None
         self._loaded: Any = None  # a `warm_start.LoadedWeights`
+        self.has_ended = False
 
     def all_restore(self) -> None:
         """Restores the newest checkpoint; without one, loads the weights that `init` names."""
@@ -79,8 +83,14 @@ class Session:
         controller.reporter.metrics.begin(config, step=controller.step, is_new=not self._restored)
         run.clock.mark_started()
 
+    def must_end(self, step: int) -> bool:
+        """Whether the training that reached a step must end there, by the config or an action."""
+        return step >= self._run.config.train.steps or bool(self._controller.actions.stop_reason)
+
     def train(self, end: int, *, evaluates: bool, eval_steps: int = -1) -> None:
         """Trains until the global step is `end`, or until something ends or stops the run.
+
+        Without a step to train, it does what is left to do at the end of training.
 
         Args:
             end: the global step.
@@ -88,30 +98,38 @@ class Session:
             eval_steps: batches per evaluation; -1 for the complete dataset.
         """
         controller, config = self._controller, self._run.config.eval
+        self.has_ended = False
         if controller.evaluator and config.before_training and controller.step == 0:
             controller.evaluate(eval_steps)
         if not evaluates:
             controller.train(end)
-        elif controller.step < end:
+        elif controller.step < end and not controller.actions.stop_reason:
             controller.train_and_evaluate(
                 end,
                 eval_steps=eval_steps,
                 eval_interval=config.interval,
                 eval_seconds=config.seconds,
             )
-        else:  # killed between the last checkpoint and the last evaluation
-            controller.evaluate()
+        else:  # killed or stopped between the last checkpoint and the end of training
+            if controller.evaluated_step != controller.step:
+                controller.evaluate(eval_steps)
             controller.end_training()
+        # A stop that is requested at the last step leaves the end of training to the next session.
+        trained = int(controller.trained_step or 0)
+        self.has_ended = not controller.stopped and self.must_end(trained)
 
     def record_end(self, seconds: float, *, reasons: Mapping[str, str]) -> dict[str, Any]:
         """Writes `result.json` and the last event.
+
+        No result is written of a step at which training must end but has not: with it, the run would be
+        complete, and no later process would restore the best checkpoint or export the model.
 
         Args:
             seconds: the duration of the training.
             reasons: why a stop was requested, if it was.
 
         Returns:
-            The content of `result.json`.
+            The result.
         """
         run, controller = self._run, self._controller
         result = results.make_result(run.experiment, controller, seconds)
@@ -119,7 +137,8 @@ class Session:
             result |= results.read_training(run.workdir)
         if run.is_chief:
             result |= results.measure_run(run.workdir, controller)
-        run.workdir.write_result(result)
+        if self.has_ended or not self.must_end(result["step"]):
+            run.workdir.write_result(result)
         ended_by = {
             k: v for k, v in (controller.actions.stop_reason or {}).items() if k == "reason"
         }

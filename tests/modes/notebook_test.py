@@ -11,6 +11,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.configs import loading, overrides
+from ctl.loop.lock import RunLock
 from ctl.modes import DONE, train, wrapped_trainer
 from tests import experiments, reference_model
 
@@ -268,6 +269,27 @@ def test_actions_end_once_and_the_keys_of_a_run_have_their_effect(make, monkeypa
     run.train()
     assert calls == [0, 10, 20, 30, "end"]
     assert ("profile", 7) in experiments.read_events("run")
+
+
+def test_learning_rate_of_a_run_that_another_run_has_trained_cannot_be_set(make):
+    make().train(steps=10)
+    one, other = make(), make()
+    other.train(steps=5)
+    markers = {path: path.read_text() for path in pathlib.Path("run").rglob("*.whole")}
+    assert len(markers) == 2
+    with pytest.raises(ctl.UsageError, match="Another run has trained in run since"):
+        one.learning_rate = 0.5
+    for path in pathlib.Path("run/checkpoints").glob("ckpt-10.*"):  # as if pruned
+        path.unlink()
+    with pytest.raises(ctl.UsageError, match="Another run has trained in run since"):
+        one.learning_rate = 0.5
+    assert one.learning_rate == pytest.approx(1e-3)
+    with RunLock("run") as lock:
+        lock.acquire()
+        with pytest.raises(ctl.UsageError, match="run is in use by another run"):
+            other.learning_rate = 0.5
+    assert {path: path.read_text() for path in markers if path.exists()}.items() <= markers.items()
+    assert "learning_rate" not in dict(experiments.read_events("run"))
 
 
 def test_several_processes_are_rejected_before_anything_is_built(make, monkeypatch):

@@ -59,6 +59,29 @@ def test_stop_that_is_requested_before_the_first_step_ends_after_the_first_loop(
     assert experiments.read_events("run") == [("start", 0), ("checkpoint", 5), ("stop", 5)]
 
 
+@pytest.mark.parametrize("mode", [train.train, train.train_and_eval])
+def test_run_that_is_stopped_at_its_last_step_ends_when_it_is_resumed(
+    make_arguments, monkeypatch, mode
+):
+    class Ending(ctl.Action):
+        at = "train"
+
+        def __call__(self, outputs):
+            calls.append(self.controller.step)
+
+        def end(self):
+            calls.append("end")
+
+    calls = []
+    monkeypatch.setattr("ctl.StandardTrainer.build_actions", lambda trainer: [Ending()])
+    with monkeypatch.context() as patch:
+        patch.setattr("ctl.loop.stop.StopRequest.requested", property(lambda stop: 10 in calls))
+        assert mode(make_arguments()) == STOPPED
+    assert calls == [5, 10] and not pathlib.Path("run/result.json").exists()
+    assert mode(make_arguments()) == DONE
+    assert calls == [5, 10, "end"] and experiments.read_result("run")["step"] == 10
+
+
 def test_reason_of_a_stop_is_recorded(make_arguments, monkeypatch):
     from ctl.loop.stop import StopOnSignal
 

@@ -79,7 +79,8 @@ def test_exception_of_the_users_code_is_reported_in_one_line(
     monkeypatch.chdir(tmp_path)
     assert run(tmp_path, old, new) == code
     printed = capfd.readouterr().err
-    assert printed.startswith(f"ctl: {line}")
+    # AutoGraph converts equal code once per process, so the path may be that of an earlier test.
+    assert re.match(rf"ctl: (\S*/)?{re.escape(line)}", printed), printed
     assert printed.count("\n") == 1
     assert "Traceback (most recent call last)" in read_traceback(printed)
 

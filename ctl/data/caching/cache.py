@@ -48,14 +48,16 @@ def cached(source: Source, place: str) -> Source:
     `data.cache` does this for all data, except for the sources inside of a `ctl.data.mixture`.
 
     Args:
-        source: the examples, of any shapes.
+        source: the examples, dense tensors of known rank. Those in memory, `ctl.data.arrays` and
+            `ctl.data.sequences`, are returned unchanged. `ctl.data.mixture`, `ctl.data.bucketed`
+            and, in a folder, `ctl.data.packed` are not supported: wrap each of their sources.
         place: "memory"; a folder on a local disk, which several processes and runs may share; or "",
             which returns the source itself.
 
     Raises:
         UsageError: the examples cannot be kept, or the folder cannot be written.
     """
-    if not place or isinstance(source, Arrays | Cached | RaggedCached):
+    if not place or isinstance(source, Arrays | ragged.Sequences | Cached | RaggedCached):
         return source  # is in memory
     if ragged.has_own_order(source):
         raise UsageError(

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from ctl.data.source import Source
 
-_VERSION = 1
-# Attributes of operations that differ between processes, or name other functions.
+_VERSION = 2
+# Attributes of operations that differ between processes.
 _UNSTABLE = (
     "token",
     "metadata",
@@ -18,15 +18,18 @@ _UNSTABLE = (
     "config_proto",
     "experimental_debug_info",
 )
-_MAX_BYTES = 2**20  # of a captured tensor
 
 
 def of_source(source: Source, spec: Any) -> str:
     """Returns the fingerprint of all examples of a source, 32 hexadecimal digits.
 
     It covers the paths, sizes and modification times of the files, the specs of the features, and the
-    operations, constants and captured tensors of the functions that read and parse. It cannot cover
-    what Python functions (`tf.numpy_function`) and lookup tables do.
+    functions that read and parse: their operations in order, with all inputs, constants, and the
+    values of captured tensors and variables. It does not depend on names that TensorFlow generates,
+    so the same code has the same fingerprint in every process.
+
+    It cannot cover what Python functions (`tf.numpy_function`) do, nor the content of captured
+    resources and variants other than variables, such as lookup tables and datasets.
 
     Args:
         source: the source; its `files` are the files of the examples.
@@ -38,42 +41,94 @@ def of_source(source: Source, spec: Any) -> str:
         files.append((path, status.length, status.mtime_nsec))
     # A cache in which records were replaced must not hide that a file is damaged.
     kind = [type(source).__name__, getattr(source, "skip_damaged", False)]
-    content = [_VERSION, len(source), kind, files, _describe(spec), _trace(source)]
-    return hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
+    return _digest([_VERSION, len(source), kind, files, _describe(spec), _trace(source)])
 
 
 def _describe(spec: Any) -> list[str]:
     return sorted(f"{name} {value.dtype.name} {value.shape}" for name, value in spec.items())
 
 
-def _trace(source: Source) -> list[str]:
-    """The operations that read and parse, in an order that does not depend on their names."""
+def _trace(source: Source) -> list[Any]:
+    """Returns the features, the digest of the function that reads them, and its captured values."""
     gather = tf.function(source.gather, autograph=False)
     traced = gather.get_concrete_function(tf.TensorSpec([None], tf.int64))
-    graph = traced.graph.as_graph_def()
-    nodes = [*graph.node, *(n for function in graph.library.function for n in function.node_def)]
-    captured = [_value_of(tensor) for tensor in traced.captured_inputs]
-    return sorted(_describe_node(node) for node in nodes) + captured
+    library = traced.graph.as_graph_def().library.function
+    functions = _Functions({function.signature.name: function for function in library})
+    variables = {id(variable.handle): variable for variable in traced.graph.variables}
+    captured = [_digest_value(variables.get(id(t), t)) for t in traced.captured_inputs]
+    # The outputs of the function are in the order of the sorted names.
+    return [sorted(traced.structured_outputs), functions.digest(traced.function_def), captured]
 
 
-def _describe_node(node: Any) -> str:
-    attributes = [
-        f"{name}={value.SerializeToString(deterministic=True).hex()}"
-        for name, value in sorted(node.attr.items())
-        if name not in _UNSTABLE and not name.startswith("_") and not _names_function(value)
-    ]
-    return " ".join([node.op, *attributes])
+class _Functions:
+    """Digests of functions, in which positions and digests replace the names of nodes and functions."""
+
+    def __init__(self, library: dict[str, Any]):
+        self._library = library
+        self._digests: dict[str, str] = {}
+
+    def digest(self, function: Any) -> str:
+        """Returns the digest of a FunctionDef."""
+        signature = function.signature
+        names = [*(arg.name for arg in signature.input_arg), *(n.name for n in function.node_def)]
+        positions = {name: str(position) for position, name in enumerate(names)}
+        nodes = [self._describe_node(node, positions) for node in function.node_def]
+        outputs = [_place(function.ret[arg.name], positions) for arg in signature.output_arg]
+        # TensorFlow collects these in sets, whose order differs between processes.
+        control_outputs = sorted(_place(name, positions) for name in function.control_ret.values())
+        types = [arg.type for arg in signature.input_arg]
+        return _digest([types, nodes, outputs, control_outputs])
+
+    def _digest_name(self, name: str) -> str:
+        if name not in self._library:
+            return name
+        if name not in self._digests:
+            self._digests[name] = "recursive"  # in the digest of a function that calls itself
+            self._digests[name] = self.digest(self._library[name])
+        return self._digests[name]
+
+    def _describe_node(self, node: Any, positions: dict[str, str]) -> list[Any]:
+        inputs = [_place(name, positions) for name in node.input]
+        control_inputs = sorted(place for place in inputs if place.startswith("^"))
+        data_inputs = [place for place in inputs if not place.startswith("^")]
+        attributes = self._describe_attributes(node.attr)
+        return [self._digest_name(node.op), attributes, data_inputs, control_inputs]
+
+    def _describe_attributes(self, attributes: Any) -> list[Any]:
+        return [
+            [name, self._describe_attribute(value)]
+            for name, value in sorted(attributes.items())
+            if name not in _UNSTABLE and not name.startswith("_")
+        ]
+
+    def _describe_attribute(self, value: Any) -> Any:
+        called = [value.func] if value.HasField("func") else value.list.func
+        if called:
+            return [[self._digest_name(f.name), self._describe_attributes(f.attr)] for f in called]
+        # A constant may be large.
+        return hashlib.blake2b(value.SerializeToString(deterministic=True)).hexdigest()
 
 
-def _names_function(value: Any) -> bool:
-    return value.HasField("func") or bool(value.list.func)
+def _place(name: str, positions: dict[str, str]) -> str:
+    """Replaces the name of the node in `node:output:0`, `argument` or `^node` by its position."""
+    control = "^" if name.startswith("^") else ""
+    node, *output = name.removeprefix("^").split(":")
+    return control + ":".join([positions[node], *output])
 
 
-def _value_of(tensor: tf.Tensor) -> str:
-    if tensor.dtype in (tf.resource, tf.variant) or not hasattr(tensor, "numpy"):
-        return tensor.dtype.name
-    value = tensor.numpy()
-    if value.nbytes > _MAX_BYTES:
-        return f"{value.dtype} {value.shape}"
-    content = repr(value.tolist()).encode()
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+def _digest_value(value: tf.Tensor | tf.Variable) -> str:
+    """Returns the digest of a captured value, or its type if it cannot be read."""
+    if value.dtype in (tf.resource, tf.variant) or not hasattr(value, "numpy"):
+        return value.dtype.name
+    content = hashlib.blake2b(f"{value.dtype.name} {value.shape}".encode())
+    tensor = tf.convert_to_tensor(value)
+    if tensor.dtype == tf.string:
+        for string in tf.reshape(tensor, [-1]).numpy():
+            content.update(b"%d " % len(string) + string)
+    else:
+        content.update(tensor.numpy().tobytes())
+    return content.hexdigest()
+
+
+def _digest(content: list[Any]) -> str:
+    return hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()

@@ -95,7 +95,7 @@ def read_batch(source: Source, indexes: tf.Tensor) -> dict[str, Any]:
         batch = examples.ragged_batch(tf.size(indexes, tf.int64)).get_single_element()
     else:
         batch = source.gather(indexes)
-    return {name: _with_one_ragged_axis(value) for name, value in batch.items()}
+    return {name: _with_one_ragged_axis(name, value) for name, value in batch.items()}
 
 
 def read_slices(
@@ -219,7 +219,7 @@ def _as_tensor(name: str, value: Any) -> Any:
     # init_scope: tensors that are created while a tf.function is traced must outlive the trace.
     with tf.init_scope(), tf.device("CPU:0"):
         if is_ragged(value):
-            return _with_one_ragged_axis(value)
+            return _with_one_ragged_axis(name, value)
         try:
             rows = [np.asarray(row) for row in value]
             if all(row.ndim == 0 for row in rows):
@@ -237,10 +237,17 @@ def _as_tensor(name: str, value: Any) -> Any:
             ) from None
 
 
-def _with_one_ragged_axis(value: Any) -> Any:
-    """Makes the axes after that of the length dense."""
+def _with_one_ragged_axis(name: str, value: Any) -> Any:
+    """Makes the axes after that of the length dense, which must have one size in all examples."""
     if not is_ragged(value) or value.ragged_rank == 1:
         return value
+    # Padding would have the longest size of the rows that one replica reads, so it would depend on the
+    # number of replicas.
+    if None in value.values.shape[1:].as_list():
+        raise UsageError(
+            f"The feature {name!r} of an example has the shape {value.shape[1:]}, but only the first "
+            "axis may differ between examples: set the others, as by tf.ensure_shape(x, [None, 3])."
+        )
     inner = value.values.to_tensor()
     return tf.RaggedTensor.from_row_splits(inner, value.row_splits, validate=False)
 

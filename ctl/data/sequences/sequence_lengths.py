@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctl import errors
+from ctl.data.data_errors import report_data_errors
 from ctl.data.sequences import ragged
 from ctl.data.source import Source
 from ctl.errors import UsageError
@@ -38,11 +39,11 @@ def read_lengths(source: Source, path: str | None) -> np.ndarray:
             f"lengths is {errors.type_name(path)}, but must be the path of a file, in which ctl keeps "
             "the lengths."
         )
-    lengths = _load(path, len(source)) if path else None
-    if lengths is None and source.lengths is not None:
+    if source.lengths is not None:  # of the data itself, so a file may be out of date
         lengths = np.asarray(source.lengths, np.int64)
-    elif lengths is None:
-        lengths = _scan(source, path)
+    else:
+        saved = _load(path, len(source)) if path else None
+        lengths = _scan(source, path) if saved is None else saved
     if lengths.shape != (len(source),):
         raise UsageError(
             f"The source has lengths of shape {lengths.shape}, but must have one per example, "
@@ -68,10 +69,11 @@ def _scan(source: Source, path: str | None) -> np.ndarray:
     with tf.init_scope():
         indexes = tf.data.Dataset.range(len(source)).batch(_ROWS_PER_READ)
         rows = indexes.map(lengths_of, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        for values in rows.with_options(options):
-            columns.append(
-                ragged.one_length(names, values.numpy(), first=len(columns) * _ROWS_PER_READ)
-            )
+        with report_data_errors("training", lambda: rows.element_spec):
+            for values in rows.with_options(options):
+                columns.append(
+                    ragged.one_length(names, values.numpy(), first=len(columns) * _ROWS_PER_READ)
+                )
     lengths = np.concatenate(columns)
     if path:
         _save(path, lengths)

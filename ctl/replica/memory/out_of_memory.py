@@ -92,10 +92,11 @@ def advice(plan: Plan, measured: Measurement | None = None) -> str:
     rows, count = plan.layout.rows_per_replica, plan.options.gradient_accumulation_steps
     parts = f" in {count} micro-batches" if count > 1 else ""
     problem = f"The step ran out of memory with {rows} rows per replica{parts}"
-    if measured and measured.fits(plan, count):
+    present = plan.parts_per_replica  # micro-batches or logical shards
+    if measured and measured.fits(plan, present):
         measured = None  # the estimate omits something
     if measured:
-        needed, limit = _gib(measured.needs(plan, count)), _gib(measured.limit)
+        needed, limit = _gib(measured.needs(plan, present)), _gib(measured.limit)
         problem += f", which need about {needed} of {limit} on the device"
     # Neither has an effect in a train_step of the user's own.
     proposals = [] if plan.own_train_step else [*_proposals(plan, measured), _recompute(plan)]
@@ -120,10 +121,11 @@ def _proposals(plan: Plan, measured: Measurement | None) -> list[str]:
         proposals.append(f"set {key}={best} (about {_gib(measured.needs(plan, best))})")
     if not measured.slots_to_split or not _is_allowed(plan, count, shard_state=True):
         return proposals
-    both = next((n for n in (count, *numbers) if measured.fits(plan, n, shard_state=True)), None)
-    if both == count or (both and not best):
+    present = plan.parts_per_replica
+    both = next((n for n in (present, *numbers) if measured.fits(plan, n, shard_state=True)), None)
+    if both == present or (both and not best):
         size = _gib(measured.needs(plan, both, shard_state=True))
-        more = f" and {key}={both}" if both != count else ""
+        more = f" and {key}={both}" if both != present else ""
         proposals.append(f"set {shard}{more} (about {size})")
     return proposals
 

@@ -52,8 +52,8 @@ class SliceLayout:
             [length] elements.
         """
         flat = tf.reshape(value, [-1])
-        start = tf.minimum(replica * self.body, self._split)
-        size = tf.minimum(self.body, self._split - start)
+        start = tf.minimum(tf.cast(replica, tf.int64) * self.body, self._split)  # may exceed int32
+        size = tf.minimum(tf.cast(self.body, tf.int64), self._split - start)
         body = tf.pad(tf.slice(flat, [start], [size]), [[0, self.body - size]])
         body = tf.ensure_shape(body, [self.body])
         return tf.concat([body, flat[self._split :]], axis=0) if self._rest else body

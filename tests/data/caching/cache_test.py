@@ -225,11 +225,18 @@ def test_unsupported_data_is_rejected_in_one_line(folder, tmp_path):
 
     arrays = ctl.data.arrays({"x": [1, 2]})
     assert ctl.data.cached(arrays, "memory") is arrays  # already in memory
+    sequences = ctl.data.sequences({"x": [[1], [2, 3]]})
+    assert ctl.data.cached(sequences, "memory") is sequences
+    assert ctl.data.cached(sequences, str(tmp_path)) is sequences
     assert ctl.data.cached(Own(), "") is not None
     with pytest.raises(UsageError, match="Own has no attribute `files`"):
         ctl.data.cached(Own(), str(tmp_path))
     with pytest.raises(UsageError, match="does not support RowMixture"):
         ctl.data.cached(ctl.data.mixture({"a": (small(folder), 1.0)}), "memory")
+    with pytest.raises(UsageError, match="does not support Bucketed"):
+        ctl.data.cached(ctl.data.bucketed(sequences, [2, 4]), "memory")
+    with pytest.raises(UsageError, match="Packed has no attribute `files`"):
+        ctl.data.cached(ctl.data.packed(sequences, 4), str(tmp_path))
     with pytest.raises(UsageError, match=r"returned .*Dataset: set data\.cache='' and call cache"):
         cache.cache_data(tf.data.Dataset.range(3), "memory")
     sparse = {"x": tf.io.VarLenFeature(tf.float32)}

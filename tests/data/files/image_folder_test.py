@@ -34,6 +34,15 @@ def test_images_are_labelled_by_their_subfolder(folder):
     np.testing.assert_allclose(batch["image"][:, 0, 0, 0], grey, rtol=1e-6)
 
 
+def test_images_may_be_uint8_which_preprocess_scales(folder):
+    source = ctl.data.image_folder(str(folder), size=(4, 5), dtype="uint8")
+    image = source.gather(tf.range(6, dtype=tf.int64))["image"]
+    assert image.dtype == tf.uint8 and image.shape == (6, 4, 5, 3)
+    assert image[:, 0, 0, 0].numpy().tolist() == [0, 50, 60, 100, 110, 120]
+    with pytest.raises(ctl.UsageError, match="dtype='int8', but requires 'float32' or 'uint8'"):
+        ctl.data.image_folder(str(folder), dtype="int8")
+
+
 def test_classes_may_be_given_in_another_order(folder):
     source = ctl.data.image_folder(str(folder), size=(4, 5), classes=["eel", "cat"])
     labels = source.gather(tf.range(len(source), dtype=tf.int64))["label"]

@@ -22,6 +22,19 @@ class Own(ctl.data.Source):
         return {name: tf.gather(value, indexes) for name, value in self._batch.items()}
 
 
+class Images(ctl.data.RowSource):
+    """Images whose width differs, too."""
+
+    def __len__(self):
+        return 3
+
+    def read(self, indexes):
+        return indexes
+
+    def parse(self, row):
+        return {"image": tf.zeros([row, row + 1, 3])}
+
+
 def pack(batch):
     return ctl.data.packed(Own(batch), 4)
 
@@ -46,7 +59,7 @@ def test_features_of_variable_length_are_ragged():
 
 
 def test_source_of_ragged_tensors_has_inner_axes_that_are_dense():
-    rows = tf.ragged.constant([[[1, 2]], [[3, 4], [5, 6]], []])
+    rows = tf.ragged.constant([[[1, 2]], [[3, 4], [5, 6]], []], ragged_rank=1)
     batch = ctl.data.packed(Own({"x": rows}), 3).gather(tf.constant([0], tf.int64))
     assert batch["x"].shape == (1, 3, 2)
     assert sorted(batch["x"].numpy()[0].tolist()) == [[1, 2], [3, 4], [5, 6]]
@@ -83,6 +96,14 @@ def test_ragged_batches_are_rejected_with_what_to_return():
         (
             lambda: ctl.data.sequences({"x": [[1], [2]], "y": [[1], [2, 3]]}),
             "Example 1 has 1 values of 'x', but 2 of 'y'",
+        ),
+        (
+            lambda: pack({"x": tf.ragged.constant([[[1, 2]], [[3]], []])}),
+            "'x' of an example has the shape (None, None), but only the first axis may differ",
+        ),
+        (
+            lambda: ctl.data.bucketed(Images(), [4]),
+            "'image' of an example has the shape (None, None, 3), but only the first axis may differ",
         ),
         (lambda: ctl.data.packed({"x": [[1]]}, 4), "got a dict, but requires a ctl.data.Source"),
         (lambda: pack({"x": tf.zeros([3, 2])}), "all have equal shapes: x (2,)"),

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import ctl
 from ctl.data.sequences import sequence_lengths
-from tests.data import token_model
+from tests.data import record_files, token_model
 
 LENGTHS = [len(x) for x in token_model.documents()["x"]]
 
@@ -21,6 +22,29 @@ def test_file_keeps_the_lengths(tmp_path, monkeypatch):
     monkeypatch.setattr(token_model.Documents, "parse", None)  # not called any more
     assert sequence_lengths.read_lengths(token_model.Documents(), path).tolist() == LENGTHS
     assert [file.name for file in (tmp_path / "folder").iterdir()] == ["lengths.npy"]
+
+
+def test_lengths_in_memory_are_newer_than_a_file(tmp_path):
+    path = tmp_path / "lengths.npy"
+    np.save(path, np.array([1, 3]))
+    source = ctl.data.sequences({"x": [[1, 2], [3, 4]]})
+    assert sequence_lengths.read_lengths(source, str(path)).tolist() == [2, 2]
+
+
+def test_damaged_record_is_reported_in_one_line(tmp_path):
+    path = tmp_path / "train.tfrecord"
+    record_files.write(path, range(9))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+    def parse(record):
+        example = tf.io.parse_single_example(record, record_files.FEATURES)
+        return {"x": tf.range(example["id"])}
+
+    with pytest.raises(ctl.UsageError, match=r"set data\.skip_damaged=True") as error:
+        ctl.data.packed(ctl.data.records(str(path), parse), 16)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

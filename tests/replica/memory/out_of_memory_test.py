@@ -129,6 +129,12 @@ def test_advice_names_the_micro_batches_that_fit(rows, measured, options, line):
     )
 
 
+def test_advice_counts_the_logical_shards_of_a_replica():
+    plan = make_plan(256, replicas=2, logical_shards=4)  # two shards per replica
+    line = out_of_memory.advice(plan, measurement(4, micro_batches=2))
+    assert "256 rows per replica, which need about 5.5 GiB of 4.0 GiB on the device" in line
+
+
 def test_advice_names_no_micro_batches_if_none_fit_or_are_allowed():
     expected = (
         f"{PROBLEM} 256 rows per replica, which need about 9.0 GiB of 2.0 GiB on the device: "

@@ -1,0 +1,93 @@
+"""The end of training: what a killed or interrupted process leaves to the next call."""
+
+import pathlib
+
+import pytest
+
+import ctl
+from tests import experiments
+
+STOPPING = {
+    "train.steps": 30, "eval.interval": 10,
+    "train.early_stopping.metric": "eval/loss", "train.early_stopping.mode": "max",
+    "train.early_stopping.patience": 1, "train.early_stopping.restore_best": True,
+}  # fmt: skip
+PATIENT = {"train.early_stopping.patience": 100}
+
+
+@pytest.fixture
+def make(make_arguments):
+    """Makes a run of the tiny experiment with early stopping, in the folder "run"."""
+
+    def build(keys=()):
+        config = make_arguments(STOPPING | dict(keys)).config
+        return ctl.Run(config, "run", print_lines=False)
+
+    return build
+
+
+class Killed(BaseException):
+    """The end of the process, which runs no further code of the run."""
+
+
+def kill(*_):
+    raise Killed
+
+
+@pytest.mark.parametrize("evaluates_first", [False, True])
+def test_run_that_was_killed_before_its_end_ends_in_the_next_call(
+    make, monkeypatch, evaluates_first
+):
+    keys = PATIENT | {"train.export": "best"}
+    with monkeypatch.context() as patch:
+        patch.setattr("ctl.loop.actions.action_list.ActionList.end", kill)
+        with pytest.raises(Killed):
+            make(keys).train()
+    with make(keys) as run:
+        assert run.step == 30 and not pathlib.Path("run/export").exists()
+        if evaluates_first:
+            run.evaluate()
+    with make(keys) as run:  # an evaluation does not make the run complete
+        assert run.step == 30
+        run.train()
+        assert run.step == 10  # the best checkpoint
+    result = experiments.read_result("run")
+    assert result["step"] == 30 and result["best"]["restored"]
+    assert result["eval"]["loss"] == result["best"]["value"]
+    with make(keys) as run:
+        run.train()
+        assert run.step == 10
+    assert [event for event, _ in experiments.read_events("run")].count("export") == 1
+
+
+def test_interrupt_at_the_last_step_leaves_the_end_to_the_next_call(make, monkeypatch):
+    run = make(PATIENT)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(run._stop), "requested", property(lambda stop: run.step == 30))
+        run.train()
+    assert run.step == 30 and not pathlib.Path("run/result.json").exists()
+    run.train()
+    assert run.step == 10 and experiments.read_result("run")["best"]["restored"]
+    with monkeypatch.context() as patch:  # the same if training is continued after its end
+        patch.setattr(type(run._stop), "requested", property(lambda stop: run.step == 35))
+        run.train(steps=10)
+    assert run.step == 35 and experiments.read_result("run")["step"] == 30
+    run.train()
+    assert run.step == 10 and experiments.read_result("run")["step"] == 35
+
+
+def test_early_stopping_in_a_call_of_evaluate_leaves_the_end_to_the_next_call_of_train(
+    make, monkeypatch
+):
+    run = make()
+    run.train(steps=10)
+    with monkeypatch.context() as patch:  # so that step 15 is not evaluated
+        patch.setattr(type(run._stop), "requested", property(lambda stop: run.step == 15))
+        run.train()
+    run.evaluate()
+    assert run.step == 15 and "has not improved" in run.stop_reason
+    assert "stopped" not in experiments.read_result("run")
+    run.train()
+    assert run.step == 10
+    result = experiments.read_result("run")
+    assert result["step"] == result["stopped"]["step"] == 15 and result["best"]["restored"]
