@@ -11,7 +11,13 @@ import tensorflow as tf
 from ctl.loop.checkpoints.files import CheckpointFiles
 
 # What metrics.jsonl and metrics.csv have that depends on the machine: the beginnings of names.
-_MEASURED = ("time", "examples_per_second", "milliseconds_per_step", "peak_memory_gib")
+_MEASURED = (
+    "time",
+    "examples_per_second",
+    "milliseconds_per_step",
+    "peak_memory_gib",
+    "input_wait",
+)
 
 
 class ProcessEvents:

@@ -99,9 +99,8 @@ class StandardEvaluator(orbit.StandardEvaluator):
     def eval_dataset(self) -> Any:
         """The distributed evaluation data; set it to evaluate batches of your own."""
         if self._eval_dataset is None:
-            self._eval_dataset = engine_of(self.trainer).pipeline.evaluation_dataset(
-                self.global_batch_size, self._split
-            )
+            pipeline = engine_of(self.trainer).pipeline
+            self._eval_dataset = pipeline.evaluation_dataset(self.global_batch_size, self._split)
         return self._eval_dataset
 
     @eval_dataset.setter
