@@ -199,7 +199,7 @@ class _Sharded(tf_keras.optimizers.Optimizer):
     def _var_key(self, variable: tf.Variable) -> Any:
         """The key of the model variable, also for the variable that holds its slices.
 
-        Weight decay, learning rates and slots are found by it.
+        Weight decay, learning rates and slots are keyed by it.
         """
         key = super()._var_key(variable)
         return self._ctl_shards.keys.get(key, key)

@@ -1,4 +1,4 @@
-"""Mistakes of a recomputation are the same on every split, and are found on one."""
+"""Mistakes of a recomputation are the same on every split, and are detected on one."""
 
 import tf_keras
 
