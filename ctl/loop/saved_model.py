@@ -14,6 +14,7 @@ import tf_keras
 
 from ctl.errors import UsageError
 from ctl.loop import inference
+from ctl.loop.checkpoints.files import flush
 from ctl.replica.engine import engine_of
 from ctl.trainer import StandardTrainer
 
@@ -154,7 +155,7 @@ def _versions() -> dict[str, str]:
 def _publish(temporary: pathlib.Path, version: pathlib.Path) -> None:
     """Renames a complete version; a server that watches the folder never sees a part of one."""
     for path in sorted(temporary.rglob("*"), reverse=True):
-        _flush(path)
+        flush(path)
     old = version.with_name(f".{version.name}.old")
     if version.exists() and _exchange(temporary, version):
         temporary.rename(old)  # it is now the earlier version
@@ -163,7 +164,7 @@ def _publish(temporary: pathlib.Path, version: pathlib.Path) -> None:
         temporary.rename(version)
     else:
         temporary.rename(version)
-    _flush(version.parent)
+    flush(version.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -183,11 +184,3 @@ def _recover(version: pathlib.Path) -> None:
         old.rename(version)
     shutil.rmtree(old, ignore_errors=True)
     shutil.rmtree(version.with_name(f".{version.name}.new"), ignore_errors=True)
-
-
-def _flush(path: pathlib.Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -88,14 +88,14 @@ class CheckpointFiles:
         # The files reach the disk before the marker: after a power failure there must be no marker
         # of files that are missing.
         for path in (*files, self._directory):
-            _flush(path)
+            flush(path)
         marker = pathlib.Path(self.path(step) + _MARKER)
         temporary = marker.with_suffix(".new")
         content: dict[str, Any] = {"files": {p.name: p.stat().st_size for p in files}}
         temporary.write_text(json.dumps({**content, "notes": dict(notes)} if notes else content))
-        _flush(temporary)
+        flush(temporary)
         os.replace(temporary, marker)
-        _flush(self._directory)
+        flush(self._directory)
 
     def remove(self, step: int) -> None:
         """Deletes a checkpoint."""
@@ -137,7 +137,7 @@ class CheckpointFiles:
         return files
 
 
-def _flush(path: pathlib.Path) -> None:
+def flush(path: pathlib.Path) -> None:
     """Waits until the disk has what was written to a file or folder."""
     # A folder must be flushed, too: its entry of a new file is written separately.
     descriptor = os.open(path, os.O_RDONLY)
