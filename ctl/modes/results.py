@@ -29,7 +29,8 @@ def is_complete(
 ) -> bool:
     """Whether a run has nothing left to do.
 
-    The result is written last, so a run that was killed before has no result of that step.
+    A run that was killed after its last checkpoint is not complete, also if another process has since
+    evaluated that checkpoint and recorded it in the result.
 
     Args:
         workdir: the folder of the run.
@@ -43,7 +44,17 @@ def is_complete(
         line.startswith(_KEYS_OF_STOPS) for line in changes
     )
     is_last = result.get("step") == step and (step >= steps or stopped)
-    return is_last and (not evaluates or bool(result.get("eval")))
+    return is_last and (not evaluates or bool(result.get("eval"))) and has_ended(workdir)
+
+
+def has_ended(workdir: Workdir) -> bool:
+    """Whether the last process that trained in the folder has reached the end of the run.
+
+    The end may be that of early stopping or of a time limit, so the step does not show it.
+    """
+    events = [line.get("event") for line in goodput.read_lines(workdir.path / "events.jsonl")]
+    lives = [event for event in events if event in ("start", "resume", "end", "stop")]
+    return lives[-1:] == ["end"]
 
 
 def make_result(experiment: Experiment, controller: Controller, seconds: float) -> dict[str, Any]:

@@ -4,9 +4,7 @@ import os
 
 from ctl.hardware import server
 from ctl.hardware.strategies import StrategyOptions
-from ctl.loop import goodput
-from ctl.loop.workdir import Workdir
-from ctl.modes import DONE, STOPPED, Arguments
+from ctl.modes import DONE, STOPPED, Arguments, results
 
 
 def serve(arguments: Arguments) -> int:
@@ -19,14 +17,4 @@ def serve(arguments: Arguments) -> int:
     assert options.cluster is not None
     server.serve(options.cluster, start_timeout=options.start_timeout)
     # A dry run is not repeated, whatever its result: the chief reports it.
-    return DONE if arguments.dry_run or _is_complete(arguments.workdir) else STOPPED
-
-
-def _is_complete(workdir: Workdir) -> bool:
-    """Whether the last process that trained in the folder has reached the end of the run.
-
-    The end may be that of early stopping or of a time limit, so the step does not show it.
-    """
-    events = [line.get("event") for line in goodput.read_lines(workdir.path / "events.jsonl")]
-    lives = [event for event in events if event in ("start", "resume", "end", "stop")]
-    return lives[-1:] == ["end"]
+    return DONE if arguments.dry_run or results.has_ended(arguments.workdir) else STOPPED

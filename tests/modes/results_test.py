@@ -1,11 +1,24 @@
 """What result.json records of a run."""
 
+import json
 import types
 
 import pytest
 
 import ctl
 from ctl.modes import results
+
+
+@pytest.fixture
+def make_workdir(tmp_path):
+    """Makes a workdir of a result and the events of its processes."""
+
+    def make(result, *events):
+        lines = "".join(json.dumps({"event": event}) + "\n" for event in events)
+        (tmp_path / "events.jsonl").write_text(lines)
+        return types.SimpleNamespace(path=tmp_path, result=lambda: result)
+
+    return make
 
 
 @pytest.mark.parametrize(
@@ -19,8 +32,8 @@ from ctl.modes import results
         ({"step": 30}, False, True),
     ],
 )
-def test_run_is_complete_once_its_last_step_has_a_result(result, evaluates, complete):
-    workdir = types.SimpleNamespace(result=lambda: result)
+def test_run_is_complete_once_its_last_step_has_a_result(result, evaluates, complete, make_workdir):
+    workdir = make_workdir(result, "start", "checkpoint", "end")
     is_complete = results.is_complete(workdir, 30, steps=30, evaluates=evaluates, changes=[])
     assert is_complete == complete
     assert not results.is_complete(workdir, 30, steps=60, evaluates=evaluates, changes=[])
@@ -37,10 +50,30 @@ def test_run_is_complete_once_its_last_step_has_a_result(result, evaluates, comp
         (20, [], False),
     ],
 )
-def test_run_that_an_action_has_ended_is_complete_unless_that_is_changed(step, changes, complete):
+def test_run_that_an_action_has_ended_is_complete_unless_that_is_changed(
+    step, changes, complete, make_workdir
+):
     result = {"step": 30, "eval": {"loss": 1.0}, "stopped": {"step": 30, "reason": "x"}}
-    workdir = types.SimpleNamespace(result=lambda: result)
+    workdir = make_workdir(result, "start", "stop_requested", "end")
     is_complete = results.is_complete(workdir, step, steps=60, evaluates=True, changes=changes)
+    assert is_complete == complete
+
+
+@pytest.mark.parametrize(
+    ("events", "complete"),
+    [
+        (["start", "checkpoint"], False),  # killed after its last checkpoint
+        (["start", "stop"], False),
+        (["start", "end", "resume", "checkpoint"], False),
+        (["start", "stop", "resume", "end"], True),
+        (["start", "end", "checkpoint_eval"], True),
+    ],
+)
+def test_run_whose_last_process_did_not_end_is_not_complete(events, complete, make_workdir):
+    # The result as --mode=continuous_eval writes it for the last checkpoint.
+    workdir = make_workdir({"step": 30, "eval": {"loss": 1.0}}, *events)
+    assert results.has_ended(workdir) == complete
+    is_complete = results.is_complete(workdir, 30, steps=30, evaluates=True, changes=[])
     assert is_complete == complete
 
 
