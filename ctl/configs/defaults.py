@@ -74,13 +74,12 @@ def defaults() -> config_dict.ConfigDict:
     runtime.gpu = gpu = config_dict.ConfigDict()  # by default TensorFlow reserves all GPU memory
     gpu.memory_growth = False  # reserve memory only as it is needed
     gpu.memory_limit_mib = 0  # reserve this many MiB of each GPU; 0: no limit
-    runtime.tpu = tpu = (
-        config_dict.ConfigDict()
-    )  # with strategy tpu or auto; "": this machine's TPU
+    # With the strategy tpu or auto; without a name or an address: this machine's TPU.
+    runtime.tpu = tpu = config_dict.ConfigDict()
     tpu.name = ""  # the name of a Google Cloud TPU
-    tpu.zone = ""  # its zone; "": the zone of this machine
-    tpu.project = ""  # its project; "": the project of this machine
-    tpu.address = ""  # or, in place of a name, the address of its worker, grpc://HOST:PORT
+    tpu.zone = ""  # the zone of the TPU; "": the zone of this machine
+    tpu.project = ""  # the project of the TPU; "": the project of this machine
+    tpu.address = ""  # in place of a name, the address of a worker of the TPU: grpc://HOST:PORT
     # float32, float64, or mixed precision with bfloat16 or float16 layers and float32 variables.
     runtime.precision = "float32"
     runtime.loss_scale = 0.0  # with float16: a fixed loss scale; 0: a dynamic one
@@ -113,9 +112,9 @@ def defaults() -> config_dict.ConfigDict:
 
     config.data = data = config_dict.ConfigDict()
     data.dir = ""  # the folder of the dataset, which build_dataset reads as self.options.data.dir
-    # The number of examples per update, in total or per replica; set exactly one of the two.
+    # The number of examples per update. Set either this key or data.per_replica_batch_size.
     data.global_batch_size = 0
-    data.per_replica_batch_size = 0
+    data.per_replica_batch_size = 0  # the number of examples per update and replica
     # stream, or device: hold the arrays in device memory and transfer only indices (xla=loop).
     data.placement = "stream"
     data.prefetch = -1  # batches that the input pipeline prepares ahead; -1: tf.data chooses
@@ -141,7 +140,7 @@ def defaults() -> config_dict.ConfigDict:
     optimizer.name = "adam"
     # Further arguments of the optimizer's class, such as beta_2 or epsilon.
     optimizer.arguments = config_dict.ConfigDict()
-    optimizer.learning_rate = 1e-3
+    optimizer.learning_rate = 1e-3  # the highest rate, which the schedule multiplies
     # If not 0, learning_rate is for this global batch size and is scaled linearly with the actual one
     # (Goyal et al. 2017, "Accurate, large minibatch SGD").
     optimizer.learning_rate_batch_size = 0
@@ -153,8 +152,8 @@ def defaults() -> config_dict.ConfigDict:
     optimizer.warmup_steps = _duration(0)  # updates of linear warm-up from 0 before the schedule
     # Updates of the decay after the warm-up; 0: up to train.steps.
     optimizer.decay_steps = _duration(0)
-    optimizer.momentum = 0.0  # sgd, rmsprop, lars
-    optimizer.nesterov = False  # sgd or lars with momentum
+    optimizer.momentum = 0.0  # the momentum of sgd, rmsprop and lars
+    optimizer.nesterov = False  # Nesterov's form of the momentum of sgd and lars
     optimizer.weight_decay = 0.0  # decoupled, as the argument of tf_keras optimizers
     # Variables without weight decay, as patterns of names such as ["*/bias", "*/gamma", "*/beta"].
     optimizer.weight_decay_exclude = []
@@ -191,12 +190,12 @@ def defaults() -> config_dict.ConfigDict:
     train.loss_spike = 0.0
     # Log the global norms of the gradients (before clipping), the parameters and the updates.
     train.norms = False
-    train.layer_norms = False  # also those of each variable, in the writers only
+    train.layer_norms = False  # write (but do not print) the norms of each variable as well
     train.gradient_shares = False  # log the shares of zero and non-finite elements of the gradients
     # Keep the checkpoints of the best evaluations in best/, apart from the others.
     train.best = best = config_dict.ConfigDict()
     best.metric = ""  # such as eval/accuracy; "": off
-    best.mode = ""  # max if higher values are better, min if lower ones are, as of a loss
+    best.mode = ""  # max if higher values of the metric are better, min if lower ones are
     best.keep = 1  # the number of checkpoints
     # Export the "best" or the "last" checkpoint to export/ at the end; "": do not.
     train.export = ""
@@ -204,7 +203,7 @@ def defaults() -> config_dict.ConfigDict:
     # End training when a metric has stopped improving.
     train.early_stopping = stopping = config_dict.ConfigDict()
     stopping.metric = ""  # such as eval/loss; "": off
-    stopping.mode = ""  # max or min
+    stopping.mode = ""  # max if higher values of the metric are better, min if lower ones are
     stopping.patience = 3  # evaluations in a row without an improvement
     stopping.min_delta = 0.0  # an improvement is a change by more than this
     stopping.restore_best = False  # the run's result is the best checkpoint, not the last step
@@ -214,10 +213,10 @@ def defaults() -> config_dict.ConfigDict:
     # Steps between two writes of the trainer's own tf.summary calls in a step; 0: steps_per_loop.
     train.summary_interval = _duration(0)
     train.summary_seconds = 0.0  # write them instead after this many seconds; 0: after steps
-    train.checkpoint_interval = _duration(1000)  # 0: save only at the end
+    train.checkpoint_interval = _duration(1000)  # steps; 0: save only at the end
     train.checkpoint_seconds = 0.0  # also save after this many seconds; 0: only after steps
-    train.checkpoints_to_keep = 3
-    train.checkpoint_keep_every = _duration(0)  # also keep those at its multiples; 0: none
+    train.checkpoints_to_keep = 3  # the newest ones
+    train.checkpoint_keep_every = _duration(0)  # also keep those of its multiples; 0: none
     # background: copy the values and continue while a thread writes them (one process only);
     # blocking: wait until they are written; auto: background if possible.
     train.checkpoint_writing = "auto"
@@ -239,9 +238,9 @@ def defaults() -> config_dict.ConfigDict:
     config.actions = []
 
     config.eval = evaluation = config_dict.ConfigDict()
-    evaluation.interval = _duration(0)  # 0: evaluate only at the end
+    evaluation.interval = _duration(0)  # steps between evaluations; 0: evaluate only at the end
     evaluation.seconds = 0.0  # also evaluate after this many seconds; 0: only after steps
-    evaluation.global_batch_size = 0  # 0: the global batch size of training
+    evaluation.global_batch_size = 0  # examples per batch; 0: the global batch size of training
     # The splits that build_dataset is asked for; [] for an experiment without evaluation data. The
     # metrics of several splits have names such as eval/test/accuracy.
     evaluation.splits = ["eval"]
