@@ -16,16 +16,19 @@ if __package__ in (None, ""):  # run as a file: sys.path must hold the folder of
 
 from absl import flags
 import absl.logging
+from ml_collections import config_dict
 
 from ctl import commands
 from ctl.configs import flags as command_line
-from ctl.configs import loading
-from ctl.errors import Failure, LostWorker, UsageError
+from ctl.configs import help, loading
+from ctl.configs.flags import Changes
+from ctl.errors import Failure, LostWorker, UsageError, print_line
 from ctl.hardware import selection, tpu, worker_failure
 from ctl.hardware.child_process import stop_with_parent
 from ctl.hardware.strategies import StrategyOptions
+from ctl.loop.default_workdir import choose_folder
 from ctl.loop.workdir import Workdir
-from ctl.modes import MODES, SERVE, Arguments, sweep
+from ctl.modes import MODES, SERVE, Arguments, Mode, sweep
 from ctl.modes.user_errors import report_user_errors
 
 _MAX_LINE = 4_000  # characters of an error message
@@ -71,7 +74,11 @@ def _run(argv: Sequence[str]) -> int:
         return commands.run(argv[1:])
     values, changes = command_line.parse(argv)
     if values.help:
-        print(f"{__doc__}\n{values.get_help(include_special_flags=False)}")
+        flags_text = command_line.describe_flags()
+        print(help.format_help(command_line.MODE_TEXTS, commands.COMMANDS, flags_text))
+        return 0
+    if values.version:
+        print(help.format_version())
         return 0
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # a config file may import TensorFlow
     tpu.skip_metadata_server()
@@ -91,14 +98,11 @@ def _run(argv: Sequence[str]) -> int:
         cluster = options.cluster
         if selection.resolve_name(config.runtime.strategy, options) == "tpu":
             tpu.check_available(config.runtime.tpu.name or config.runtime.tpu.address)
-    overfits = values.overfit is not None
     arguments = Arguments(
         config=config,
         config_path=config_path,
         workdir=Workdir(
-            # A run on a few batches must not resume, or be resumed as, the run on all of them.
-            values.workdir
-            or pathlib.Path("runs") / f"{pathlib.Path(config_path).stem}{'.overfit' * overfits}",
+            values.workdir or _default_workdir(values, mode, config, changes),
             writes=cluster is None or cluster.is_chief,
         ),
         fresh=values.fresh,
@@ -116,6 +120,24 @@ def _run(argv: Sequence[str]) -> int:
     workdir = arguments.workdir if mode.workdir else None
     with report_user_errors(workdir), worker_failure.report_lost_worker(cluster):
         return mode.load()(arguments)
+
+
+def _default_workdir(
+    values: flags.FlagValues, mode: Mode, config: config_dict.ConfigDict, changes: Changes
+) -> pathlib.Path:
+    """Returns the folder of a run that is started without --workdir."""
+    stem = pathlib.Path((values.config or "").partition(":")[0]).stem
+    if values.overfit is not None:
+        # A run on a few batches must not resume, or be resumed as, the run on all of them.
+        return pathlib.Path("runs", f"{stem}.overfit")
+    folder = pathlib.Path("runs", stem)
+    if values.fresh or values.allow_config_change:  # which mean the run of the experiment
+        return folder
+    starts_run = mode.workdir == "resumed"
+    chosen = choose_folder(folder, config, changes, starts_run=starts_run)
+    if starts_run and chosen != folder:
+        print_line(f"{folder} holds a run with another config: the folder of this one is {chosen}.")
+    return chosen
 
 
 def _check_workdir(use: str, arguments: Arguments) -> None:

@@ -102,6 +102,10 @@ def replace_modes(monkeypatch):
             "--config=exp.py --mode explain --fresh=0",
             ("explain:explain", False, "exp.py", "runs/exp"),
         ),
+        ("exp.py", ("train:train_and_eval", False, "exp.py", "runs/exp")),
+        ("check ./exp.py", ("check:check", False, "./exp.py", "runs/exp")),
+        ("--config.seed=7 train exp.py", ("train:train", False, "exp.py", "runs/exp")),
+        ("devices --config=exp.py", ("devices:show_devices", False, "exp.py", "runs/exp")),
         ("--config=exp.py --fresh", ("train:train_and_eval", True, "exp.py", "runs/exp")),
         (
             "--config=exp.py --fresh --nofresh",
@@ -127,7 +131,7 @@ def test_a_run_resumes_with_a_harmless_change_or_an_allowed_one(folder, replace_
     (folder / "runs" / "exp" / "config.json").write_text(json.dumps(saved))
     for more in ([], ["--config.train.steps=7"], ["--config.seed=7", "--allow_config_change"]):
         assert main.run(["ctl", "--config=exp.py", *more]) == 0
-    assert main.run(["ctl", "--config=exp.py", "--config.seed=7"]) == 2
+    assert main.run(["ctl", "--config=exp.py", "--config.seed=7", "--workdir=runs/exp"]) == 2
     assert "(seed: 0 -> 7)" in capsys.readouterr().err
     assert len(calls) == 3
 

@@ -6,8 +6,12 @@ Importing this module does not import TensorFlow.
 from collections.abc import Sequence
 import importlib
 
-# Name -> module of this package with a function main(arguments) that returns the exit code.
-COMMANDS = {"report": "report"}
+# Name -> what the command does. The module of that name has a function main(arguments), which returns
+# the exit code.
+COMMANDS = {
+    "report": "write an HTML page about one run, or a comparison of several",
+    "keys": "list or search the config keys",
+}
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -19,6 +23,6 @@ def run(arguments: Sequence[str]) -> int:
     Raises:
         UsageError: the arguments are wrong; the message is one line.
     """
-    module = importlib.import_module(f"ctl.commands.{COMMANDS[arguments[0]]}")
+    module = importlib.import_module(f"ctl.commands.{arguments[0]}")
     code: int = module.main(arguments[1:])
     return code

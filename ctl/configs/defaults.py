@@ -111,7 +111,9 @@ def defaults() -> config_dict.ConfigDict:
     runtime.allow_row_coupling = False
 
     config.data = data = config_dict.ConfigDict()
-    data.dir = ""  # the folder of the dataset, which build_dataset reads as self.options.data.dir
+    # The folder of the dataset, which build_dataset reads as self.options.data.dir. A relative path is
+    # searched in the current folder, then in that of the config file.
+    data.dir = ""
     # The number of examples per update. Set either this key or data.per_replica_batch_size.
     data.global_batch_size = 0
     data.per_replica_batch_size = 0  # the number of examples per update and replica

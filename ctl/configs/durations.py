@@ -32,6 +32,7 @@ BOUNDARIES = "optimizer.schedule_arguments.boundaries"  # a list of durations
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600}
 _UNITS = ("step", "epoch", "example", *_SECONDS)
 _PATTERN = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d{1,2})?) *([A-Za-z]+)")
+_SCIENTIFIC = re.compile(r"\d+(?:\.\d+)?[eE]\+?\d{1,2}")
 _MOST = 2**31 - 1  # TensorFlow holds numbers of steps as int32
 
 
@@ -69,10 +70,24 @@ def has_unit(key: str, value: Any) -> bool:
 def from_text(key: str, text: str) -> int | str:
     """Parses the value of a key on the command line: an integer, or a duration with a unit."""
     try:
-        return int(text)
+        return parse_integer(text)
     except ValueError:
         check(key, text)
         return text
+
+
+def parse_integer(text: str) -> int:
+    """Parses an integer, which may be written as 1e4.
+
+    Raises:
+        ValueError: the text is not an integer, such as 1.5e0.
+    """
+    if not _SCIENTIFIC.fullmatch(text.strip()):
+        return int(text)
+    value = fractions.Fraction(text)
+    if value.denominator != 1:
+        raise ValueError(f"{text} is not an integer")
+    return int(value)
 
 
 def resolve(

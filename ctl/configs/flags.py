@@ -38,26 +38,44 @@ MODES: dict[str, tuple[str, ...]] = {
     "explain": ("workdir",),
     "devices": (),
 }
+MODE_TEXTS = {
+    "train_and_eval": "train, and evaluate at intervals and at the end (the default)",
+    "train": "train without evaluating",
+    "eval": "evaluate a checkpoint of a run",
+    "continuous_eval": "evaluate each checkpoint of a run as another process writes it",
+    "export": "export a checkpoint of a run as a SavedModel",
+    "check": "test that the trainer computes the same update on 1, 2 and 4 replicas",
+    "profile_input": "measure the input pipeline, and report its bottleneck",
+    "aot_compile": "compile the training loop for a TPU, without a TPU",
+    "explain": "print what the config means, with the estimated memory",
+    "devices": "list the devices of this machine",
+}
 DEFAULT_MODE = "train_and_eval"
 SWITCHES = {
-    "fresh": "Start from scratch: move the existing run in the workdir aside.",
-    "allow_config_change": "Resume although the config changes the computed updates.",
-    "allow_partial_restore": "Resume from a checkpoint that matches the variables only in part.",
-    "find_batch": "With --mode=aot_compile: find the largest batch that fits into memory.",
-    "dry_run": "Train, evaluate and save for two steps, and leave nothing behind.",
-    "help": "Print this text.",
+    "fresh": "start from scratch: move the existing run in the workdir aside",
+    "allow_config_change": "resume although the config changes the computed updates",
+    "allow_partial_restore": "resume from a checkpoint that matches the variables only in part",
+    "find_batch": "with aot_compile: find the largest batch that fits into memory",
+    "dry_run": "train, evaluate and save for two steps, and leave nothing behind",
+    "help": "print this text",
+    "version": "print the versions of ctl and TensorFlow",
 }
+# Flag -> an example of its value, and what it does.
 _VALUES = {
-    "config": "FILE",
-    "workdir": "FOLDER",
-    "mode": "MODE",
-    "checkpoint": "best",
-    "topology": "SLICE",
-    "overfit": "4",
-    "sweep": "optimizer.learning_rate=1e-3,3e-3",
-    "sweep_parallel": "2",
+    "config": ("FILE", "the experiment; --config.KEY=VALUE changes one of its keys"),
+    "mode": ("MODE", "one of the modes"),
+    "workdir": ("FOLDER", "the folder of the run; runs/<experiment> by default"),
+    "checkpoint": ("best", "with eval and export: best, a step, or a path; by default the newest"),
+    "topology": ("v5e:2x2", "with aot_compile: the TPU slices, such as v5e:2x2,v5p:2x2x1"),
+    "overfit": ("4", "train and evaluate on this many batches only: can the model learn them?"),
+    "sweep": (
+        "optimizer.learning_rate=1e-3,3e-3",
+        "one run per value; repeat it for the product; get_sweep: those of the config file",
+    ),
+    "sweep_parallel": ("2", "the number of runs of a sweep at the same time; 1 by default"),
 }
 _CONFIG_KEY = re.compile(r"--?(no)?config\.([^=]+)(?:=(.*))?", re.DOTALL)
+_TWO_CONFIGS = "--config is given twice: name one file, and change its keys by --config.KEY=VALUE."
 Changes = list[tuple[str, str | None]]
 
 
@@ -79,7 +97,7 @@ def parse(argv: Sequence[str]) -> tuple[flags.FlagValues, Changes]:
         arguments = values.read_flags_from_files(list(argv[1:]), force_gnu=False)
         arguments, changes = _split_changes(arguments)
         _check_arguments(arguments)
-        positional = values([argv[0], *arguments])[1:]
+        positional = _take_positional(values, values([argv[0], *arguments])[1:])
     except UsageError:
         raise
     except flags.UnrecognizedFlagError as error:
@@ -89,7 +107,7 @@ def parse(argv: Sequence[str]) -> tuple[flags.FlagValues, Changes]:
         raise UsageError(f"The command line cannot be read: {message}") from None
     if positional:
         raise UsageError(_describe_positional(positional[0]))
-    if not values.help:
+    if not (values.help or values.version):
         _check_flags(values)
     return values, [*changes, *_overfit_changes(values.overfit)]
 
@@ -116,7 +134,24 @@ def load_config(flag: str | None, changes: Changes) -> config_dict.ConfigDict:
     for name, text in changes:
         overrides.change(config, name, text)
     validation.check_config(config)
+    config.data.dir = loading.find_data(config.data.dir, flag.partition(":")[0])
     return config
+
+
+def describe_flags() -> dict[str, str]:
+    """Returns each flag with an example of its value -> what it does."""
+    texts = {f"--{name}={example}": text for name, (example, text) in _VALUES.items()}
+    return texts | {f"--{name}": text for name, text in SWITCHES.items()}
+
+
+def _take_positional(values: flags.FlagValues, positional: list[str]) -> list[str]:
+    """Sets --mode and --config from `MODE CONFIG` or `CONFIG`; returns the other arguments."""
+    rest = list(positional)
+    if rest and rest[0] in MODES and not values["mode"].present:
+        values["mode"].value = rest.pop(0)
+    if rest and re.search(r"\.py(:|$)", rest[0]) and values.config is None:
+        values["config"].value = rest.pop(0)
+    return rest
 
 
 def _overfit_changes(text: str | None) -> Changes:
@@ -134,24 +169,10 @@ def _overfit_changes(text: str | None) -> Changes:
 
 def _define_flags() -> flags.FlagValues:
     values = flags.FlagValues()
-    texts = {
-        "config": (None, "The experiment, FILE.py; --config.KEY=VALUE changes one of its keys."),
-        "workdir": (None, "The folder of the run; runs/<experiment> by default."),
-        "mode": (DEFAULT_MODE, f"One of {', '.join(MODES)}."),
-        "checkpoint": (None, "With --mode=eval: best, a step, or a path; the newest by default."),
-        "topology": (None, "With --mode=aot_compile: the TPU slices, such as v5e:2x2,v5p:2x2x1."),
-        "overfit": (None, "Train and evaluate on this many batches only: can it learn them?"),
-        "sweep_parallel": (None, "The number of runs of a sweep at the same time; 1 by default."),
-    }
-    for name, (default, text) in texts.items():
-        flags.DEFINE_string(name, default, text, flag_values=values)
-    flags.DEFINE_multi_string(
-        "sweep",
-        None,
-        "One run per value, KEY=VALUE,VALUE,...; repeat it for the product; get_sweep for those of the "
-        "config file.",
-        flag_values=values,
-    )
+    for name, (_, text) in _VALUES.items():
+        default = DEFAULT_MODE if name == "mode" else None
+        define = flags.DEFINE_multi_string if name == "sweep" else flags.DEFINE_string
+        define(name, default, text, flag_values=values)
     for name, text in SWITCHES.items():
         flags.DEFINE_boolean(name, False, text, flag_values=values)
     return values
@@ -185,18 +206,18 @@ def _check_arguments(arguments: list[str]) -> None:
         name, equals, value = argument.lstrip("-").partition("=")
         missing = not value if equals else following.startswith("-")
         if argument.startswith("-") and name in _VALUES and missing:
-            raise UsageError(f"--{name} has no value: write --{name}={_VALUES[name]}.")
+            raise UsageError(f"--{name} has no value: write --{name}={_VALUES[name][0]}.")
         if name in SWITCHES and equals and value.lower() not in ("true", "false", "1", "0"):
             raise UsageError(f"--{name} is {value!r}, but must be true or false.")
     if sum(re.match("--?config(=|$)", argument) is not None for argument in arguments) > 1:
-        raise UsageError(
-            "--config is given twice: name one file, and change its keys by --config.KEY=VALUE."
-        )
+        raise UsageError(_TWO_CONFIGS)
 
 
 def _check_flags(values: flags.FlagValues) -> None:
     if values.config is None and values.mode != "devices":
-        raise UsageError("No experiment is named: add --config=FILE, such as experiments/mnist.py.")
+        raise UsageError(
+            "No experiment is named: add its file, such as experiments/mnist.py; see --help."
+        )
     if values.sweep_parallel is not None and values.sweep is None:
         raise UsageError("--sweep_parallel has no effect without --sweep: remove it.")
     if values.mode not in MODES:
@@ -222,11 +243,12 @@ def _describe_unknown_flag(name: str) -> str:
 
 
 def _describe_positional(argument: str) -> str:
-    fix = "--config=FILE --mode=MODE"
-    if argument.endswith(".py"):
-        fix = f"--config={argument}"
-    elif argument in MODES:
-        fix = f"--mode={argument}"
-    elif argument.partition("=")[0] in overrides.flatten(defaults.defaults()):
-        fix = f"--config.{argument}"
-    return f"{argument!r} is not a flag: write {fix}."
+    """Describes an argument that is neither a flag, nor the first config file, nor the first mode."""
+    if re.search(r"\.py(:|$)", argument):
+        return _TWO_CONFIGS
+    if argument in MODES:
+        return f"Two modes are given, --mode and {argument!r}: remove one."
+    if argument.partition("=")[0] in overrides.flatten(defaults.defaults()):
+        return f"{argument!r} is not a flag: write --config.{argument}."
+    hint = errors.did_you_mean(argument, list(MODES))
+    return f"There is no mode {argument!r}{hint}"

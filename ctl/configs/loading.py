@@ -72,6 +72,18 @@ def load_config(flag: str) -> config_dict.ConfigDict:
         ) from None
 
 
+def find_data(folder: str, config_path: str) -> str:
+    """Returns the folder that `data.dir` names.
+
+    Args:
+        folder: the value of the key. A relative path is searched in the current folder, then in that
+            of the config file; one that exists in neither is returned as it is.
+        config_path: the experiment's config file.
+    """
+    sibling = pathlib.Path(config_path).parent / folder
+    return str(sibling) if folder and not os.path.exists(folder) and sibling.exists() else folder
+
+
 def find_trainer_file(
     trainer: str, config_path: str, *, key: str = "trainer"
 ) -> pathlib.Path | None:

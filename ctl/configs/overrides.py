@@ -229,7 +229,7 @@ _PARSE_ERRORS = (KeyError, MemoryError, RecursionError, SyntaxError, TypeError, 
 _PARSERS: dict[type, Callable[[str], Any]] = {
     bool: _boolean,
     float: float,
-    int: int,
+    int: durations.parse_integer,
     list: lambda text: list(ast.literal_eval(text)),
     NoneType: _literal,
     str: str,

@@ -53,6 +53,16 @@ class ConfigChanges:
         ]
 
 
+def changes_updates(key: str, config: Mapping[str, Any]) -> bool:
+    """Whether a change of the key may change the computed updates.
+
+    Args:
+        key: its full name.
+        config: the current config, nested.
+    """
+    return not _is_harmless(key, {}, overrides.flatten(config))
+
+
 def _differs(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     if key in _BATCH_SIZES and new.get("data.per_replica_batch_size"):
         return False

@@ -30,6 +30,18 @@ def test_steps_of_a_duration(text, steps):
     assert resolve(train=dict(steps=text)).train.steps == steps
 
 
+@pytest.mark.parametrize(("text", "value"), [("1e4", 10_000), ("1.5e3", 1500), ("-7", -7)])
+def test_integer_may_be_written_with_an_exponent(text, value):
+    assert durations.parse_integer(text) == value
+    assert durations.from_text("train.steps", text) == value
+
+
+@pytest.mark.parametrize("text", ["1.55e1", "1e-2", "1e", "1.5", "1e999", "e4"])
+def test_other_numbers_are_not_integers(text):
+    with pytest.raises(ValueError):
+        durations.parse_integer(text)
+
+
 def test_a_larger_batch_makes_fewer_steps_of_the_same_epochs():
     steps = [resolve(batch=b, train=dict(steps="8 epochs")).train.steps for b in (10, 20, 40)]
     assert steps == [800, 400, 200]

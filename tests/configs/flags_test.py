@@ -47,6 +47,22 @@ def test_changes_of_the_config_are_separated_from_the_flags(arguments, changes):
         assert (values.config, parsed) == ("exp.py", changes)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "mode", "config"),
+    [
+        (["exp.py"], "train_and_eval", "exp.py"),
+        (["check", "a/exp.py:text"], "check", "a/exp.py:text"),
+        (["check", "--config=exp.py"], "check", "exp.py"),
+        (["exp.py", "--mode=check"], "check", "exp.py"),
+        (["devices"], "devices", None),
+        (["--workdir", "a", "eval", "--fresh=0", "exp.py"], "eval", "exp.py"),
+    ],
+)
+def test_mode_and_config_need_no_flags(arguments, mode, config):
+    values, changes = parse(*arguments)
+    assert (values.mode, values.config, changes) == (mode, config, [])
+
+
 def test_flagfile_may_contain_flags_and_changes(tmp_path):
     (tmp_path / "flags").write_text("# a comment\n--config=exp.py\n--config.train.steps=8\n")
     values, changes = parse(f"--flagfile={tmp_path / 'flags'}", "--config.train.steps=9")
@@ -66,12 +82,19 @@ def test_sys_argv_and_earlier_command_lines_are_not_read(monkeypatch):
     assert (values.config, values.fresh, changes) == ("exp.py", False, [])
 
 
+def test_each_mode_and_flag_is_described():
+    assert flags.MODE_TEXTS.keys() == flags.MODES.keys()
+    described = {name.partition("=")[0] for name in flags.describe_flags()}
+    assert described >= {f"--{name}" for names in flags.MODES.values() for name in names}
+
+
 def test_config_file_is_not_read():
     assert parse("--config=nowhere.py:text")[0].config == "nowhere.py:text"
 
 
-def test_help_is_accepted_with_nothing_else():
+def test_help_and_version_are_accepted_with_nothing_else():
     assert parse("--help")[0].help
+    assert parse("--version")[0].version
     with pytest.raises(UsageError, match="No experiment is named"):
         parse()
 

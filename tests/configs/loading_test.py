@@ -179,3 +179,13 @@ def test_writer_without_its_package_is_rejected_before_tensorflow_is_imported(mo
         loading.find_writers(["jsonl", "wandb"], "experiment.py")
     with pytest.raises(UsageError, match=r"summaries\.writers\[0\].*missing"):
         loading.find_writers(["missing/file.py:Writer"], "experiment.py")
+
+
+def test_data_is_searched_in_the_current_folder_then_next_to_the_config(folder):
+    (folder / "exp" / "data").mkdir(parents=True)
+    assert loading.find_data("data", "exp/config.py") == "exp/data"
+    assert loading.find_data("nowhere", "exp/config.py") == "nowhere"
+    assert loading.find_data("", "exp/config.py") == ""
+    assert loading.find_data("/", "exp/config.py") == "/"
+    (folder / "data").mkdir()
+    assert loading.find_data("data", "exp/config.py") == "data"

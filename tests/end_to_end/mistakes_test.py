@@ -23,8 +23,8 @@ MODES = (
     "devices"
 )
 FLAGS = (
-    "--config, --workdir, --mode, --checkpoint, --topology, --overfit, --sweep_parallel, --sweep, "
-    "--fresh, --allow_config_change, --allow_partial_restore, --find_batch, --dry_run, --help"
+    "--config, --mode, --workdir, --checkpoint, --topology, --overfit, --sweep, --sweep_parallel, "
+    "--fresh, --allow_config_change, --allow_partial_restore, --find_batch, --dry_run, --help, --version"
 )
 
 
@@ -225,7 +225,7 @@ TYPES = {
     "string for int": command_line(
         "--config.train.steps=many", f"train.steps is 'many', {DURATION}"
     ),
-    "float for int": command_line("--config.train.steps=1e5", f"train.steps is '1e5', {DURATION}"),
+    "float for int": command_line("--config.train.steps=1.5", f"train.steps is '1.5', {DURATION}"),
     "string for float": command_line(
         "--config.optimizer.learning_rate=fast",
         "optimizer.learning_rate is 'fast', but must be a number.",
@@ -774,10 +774,11 @@ TRAINERS = {
 
 FLAGS_AND_MODES = {
     "no arguments": Mistake(
-        "", "No experiment is named: add --config=FILE, such as experiments/mnist.py."
+        "", "No experiment is named: add its file, such as experiments/mnist.py; see --help."
     ),
     "no --config": Mistake(
-        "--mode=eval", "No experiment is named: add --config=FILE, such as experiments/mnist.py."
+        "--mode=eval",
+        "No experiment is named: add its file, such as experiments/mnist.py; see --help.",
     ),
     "--config without a value": Mistake("--config", "--config has no value: write --config=FILE."),
     "--config with an empty value": Mistake(
@@ -814,16 +815,20 @@ FLAGS_AND_MODES = {
         "--learning_rate=5",
         "There is no flag --learning_rate: did you mean --config.optimizer.learning_rate?",
     ),
-    "config file without --config": Mistake(
-        "exp.py", "'exp.py' is not a flag: write --config=exp.py."
+    "two config files": command_line(
+        "exp.py other.py",
+        "--config is given twice: name one file, and change its keys by --config.KEY=VALUE.",
     ),
-    "mode without --mode": command_line("eval", "'eval' is not a flag: write --mode=eval."),
+    "two modes": command_line(
+        "eval --mode=check", "Two modes are given, --mode and 'eval': remove one."
+    ),
+    "unknown mode without --mode": command_line(
+        "evl exp.py", "There is no mode 'evl': did you mean eval?"
+    ),
     "key without --config.": command_line(
         "train.steps=5", "'train.steps=5' is not a flag: write --config.train.steps=5."
     ),
-    "stray word": command_line(
-        "please", "'please' is not a flag: write --config=FILE --mode=MODE."
-    ),
+    "stray word": command_line("please", f"There is no mode 'please': expected one of {MODES}."),
     "word for a boolean flag": command_line(
         "--fresh=maybe", "--fresh is 'maybe', but must be true or false."
     ),

@@ -15,9 +15,9 @@ from ctl.configs.error_location import error_location
 from ctl.configs.flags import Changes
 from ctl.configs.importing import import_file
 from ctl.errors import UsageError, type_name
+from ctl.loop.default_workdir import name_values
 
 FROM_FILE = "get_sweep"  # the value of --sweep that calls the function of this name
-_MAX_NAME = 100  # characters; file systems allow 255 bytes
 _MAX_RUNS = 10_000
 
 
@@ -59,7 +59,7 @@ def make_runs(config: str, changes: Changes, sweeps: Sequence[str]) -> list[Swee
     runs: dict[str, SweepRun] = {}  # by fingerprint
     for values in combinations:
         complete = command_line.load_config(config, [*changes, *values.items()])
-        run = SweepRun(_name(values), values, complete, _fingerprint(complete))
+        run = SweepRun(name_values(values), values, complete, _fingerprint(complete))
         if run.fingerprint in runs:
             other = runs[run.fingerprint].name
             raise UsageError(f"{other} and {run.name} of the sweep are the same run: remove one.")
@@ -122,18 +122,6 @@ def _from_file(config: str) -> list[dict[str, str]]:
 
 def _as_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _name(values: Mapping[str, str]) -> str:
-    """A folder's name such as "learning_rate=0.1,dropout=0.5"."""
-    last = [key.rpartition(".")[-1] for key in values]
-    keys = last if len(set(last)) == len(last) else list(values)
-    text = ",".join(f"{key}={value}" for key, value in zip(keys, values.values(), strict=True))
-    name = re.sub(r"[^\w.,=+-]", "_", text)
-    if name == text and len(name) <= _MAX_NAME:
-        return name
-    digest = hashlib.sha256(json.dumps(dict(values)).encode()).hexdigest()[:8]
-    return f"{name[:_MAX_NAME]}-{digest}"
 
 
 def _fingerprint(config: Any) -> str:

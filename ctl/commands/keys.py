@@ -1,0 +1,53 @@
+"""ctl keys [TEXT]: the config keys whose name or description contains a text.
+
+    ctl keys                    all keys
+    ctl keys learning_rate      those about the learning rate
+    ctl keys --names            only the names, as flags, such as for the completion of a shell
+
+Importing this module does not import TensorFlow.
+"""
+
+import argparse
+from collections.abc import Sequence
+import shutil
+import textwrap
+from typing import NoReturn
+
+from ctl.configs.reference import ConfigKey, config_keys
+from ctl.errors import UsageError, did_you_mean
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a mistake in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"ctl keys: {message}: write ctl keys [TEXT].")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the keys; returns the exit code.
+
+    Raises:
+        UsageError: no key contains the text.
+    """
+    parser = _Parser(prog="ctl keys", description=str(__doc__).partition("\n")[0])
+    parser.add_argument("text", nargs="?", default="", metavar="TEXT", help="what to search for")
+    parser.add_argument("--names", action="store_true", help="print only the names, as flags")
+    values = parser.parse_args(list(arguments))
+    text = values.text.lower()
+    keys = [key for key in config_keys() if text in key.name or text in key.text.lower()]
+    if not keys:
+        names = {
+            part: key.name for key in config_keys() for part in (key.name.split(".")[-1], key.name)
+        }
+        raise UsageError(f"No config key contains {values.text!r}{did_you_mean(text, names)}")
+    width = max(50, shutil.get_terminal_size().columns)
+    for key in keys:
+        print(f"--config.{key.name}=" if values.names else _format(key, width))
+    return 0
+
+
+def _format(key: ConfigKey, width: int) -> str:
+    indent = " " * 4
+    text = textwrap.fill(key.text, width, initial_indent=indent, subsequent_indent=indent)
+    return f"{key.name} = {key.default}  ({key.type})\n{text}"

@@ -1,0 +1,58 @@
+"""The texts of `ctl --help` and `ctl --version`.
+
+Importing this module does not import TensorFlow.
+"""
+
+from collections.abc import Mapping
+import importlib.metadata
+
+_USAGE = """\
+usage: ctl [MODE] CONFIG [--config.KEY=VALUE ...] [FLAGS]
+       ctl COMMAND ...
+
+  ctl experiments/mnist.py                             train and evaluate
+  ctl experiments/mnist.py --config.train.steps=1000   with another value of a config key
+  ctl eval experiments/mnist.py --checkpoint=best      evaluate a checkpoint of the run
+  ctl check experiments/mnist.py                       test the trainer on several replicas
+  ctl keys learning_rate                               search the config keys
+
+CONFIG is the file of an experiment, or FILE.py:TEXT for its get_config(TEXT). The flags --config and
+--mode name the same, as in python -m ctl.main --config=CONFIG --mode=MODE."""
+_PACKAGES = ("tensorflow-cpu", "tensorflow", "tensorflow-tpu", "tf_keras", "tf-models-official")
+
+
+def format_help(
+    modes: Mapping[str, str], commands: Mapping[str, str], flags: Mapping[str, str]
+) -> str:
+    """Formats the text of `ctl --help`.
+
+    Args:
+        modes: name of each mode -> what it does.
+        commands: name of each command -> what it does.
+        flags: each flag with an example of its value -> what it does.
+    """
+    sections = {"modes": modes, "commands": commands, "flags": flags}
+    parts = [_USAGE]
+    for title, rows in sections.items():
+        width = max(len(name) for name in rows)
+        lines = [f"  {name:{width}}  {text}" for name, text in rows.items()]
+        parts.append("\n".join([f"{title}:", *lines]))
+    return "\n\n".join(parts)
+
+
+def format_version() -> str:
+    """Returns the versions of ctl and of the packages that determine its results."""
+    versions = []
+    for name in _PACKAGES:
+        try:
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return f"ctl {_version()} ({', '.join(versions)})"
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("ctl")
+    except importlib.metadata.PackageNotFoundError:
+        return "of a checkout that is not installed"
