@@ -6,6 +6,8 @@ Importing this module does not import TensorFlow.
 from collections.abc import Mapping
 import importlib.metadata
 
+import ctl
+
 _USAGE = """\
 usage: ctl [MODE] CONFIG [--config.KEY=VALUE ...] [FLAGS]
        ctl COMMAND ...
@@ -48,11 +50,4 @@ def format_version() -> str:
             versions.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
             continue
-    return f"ctl {_version()} ({', '.join(versions)})"
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("ctl")
-    except importlib.metadata.PackageNotFoundError:
-        return "of a checkout that is not installed"
+    return f"ctl {ctl.__version__} ({', '.join(versions)})"

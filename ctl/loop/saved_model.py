@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+import ctl
 from ctl.errors import UsageError
 from ctl.loop import inference
 from ctl.loop.checkpoints.files import flush
@@ -147,9 +148,8 @@ def _describe(signature: Any) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    names = ("ctl", "tf_keras")
-    installed = {name: importlib.metadata.version(name) for name in names}
-    return {"tensorflow": tf.__version__, **installed}
+    tf_keras = importlib.metadata.version("tf_keras")
+    return {"tensorflow": tf.__version__, "ctl": ctl.__version__, "tf_keras": tf_keras}
 
 
 def _publish(temporary: pathlib.Path, version: pathlib.Path) -> None:

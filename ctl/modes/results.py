@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+import ctl
 from ctl.hardware import devices
 from ctl.hardware.peak_flops import peak_flops
 from ctl.loop import goodput
@@ -17,7 +18,7 @@ from ctl.modes.experiment import Experiment
 from ctl.replica.engine import engine_of
 from ctl.replica.flops import count_flops
 
-_PACKAGES = ("ctl", "tensorflow", "tf_keras", "tf-models-official", "numpy")
+_PACKAGES = ("tensorflow", "tf_keras", "tf-models-official", "numpy")
 
 
 # A run that an action has ended continues if one of these keys changes.
@@ -108,7 +109,7 @@ def read_training(workdir: Workdir) -> dict[str, Any]:
 
 def _versions() -> dict[str, str]:
     # TensorFlow's package has another name on each kind of hardware: tensorflow_cpu, tensorflow_tpu.
-    versions = {"tensorflow": tf.__version__}
+    versions = {"ctl": ctl.__version__, "tensorflow": tf.__version__}
     for name in _PACKAGES:
         try:
             versions.setdefault(name, importlib.metadata.version(name))

@@ -1,0 +1,61 @@
+"""The wheel, and the places that name the version."""
+
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+import ctl
+from tests import child
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The files of the wheel."""
+    source = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "setup.cfg", "README.md", "LICENSE"):
+        shutil.copy(child.ROOT / name, source)
+    shutil.copytree(
+        child.ROOT / "ctl", source / "ctl", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    code = "from setuptools import build_meta; build_meta.build_wheel('dist')"
+    subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True)
+    (path,) = (source / "dist").iterdir()
+    assert path.name == f"ctl_tensorflow-{ctl.__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(path) as file:
+        return {name: file.read(name) for name in file.namelist()}
+
+
+def test_wheel_contains_the_package_and_nothing_else(wheel):
+    folders = {name.partition("/")[0] for name in wheel}
+    assert folders == {"ctl", f"ctl_tensorflow-{ctl.__version__}.dist-info"}
+    files = {p.relative_to(child.ROOT).as_posix() for p in (child.ROOT / "ctl").rglob("*")}
+    expected = {f for f in files if (child.ROOT / f).is_file() and "__pycache__" not in f}
+    assert {name for name in wheel if name.startswith("ctl/")} == expected
+
+
+def test_wheel_has_type_hints_and_a_console_script(wheel):
+    assert "ctl/py.typed" in wheel
+    (entry_points,) = (text for name, text in wheel.items() if name.endswith("entry_points.txt"))
+    assert b"ctl = ctl.main:console" in entry_points
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern"),
+    [
+        ("CITATION.cff", r"^version: (.*)$"),
+        ("CHANGELOG.md", r"^## ([\d.]+)"),
+        ("deploy/Dockerfile", r"-t ctl:([\d.]+)"),
+        ("deploy/kubernetes/README.md", r"-t ctl:([\d.]+)"),
+        ("deploy/kubernetes/multi-worker.yaml", r"image: ctl:([\d.]+)"),
+        ("deploy/kubernetes/parameter-server.yaml", r"image: ctl:([\d.]+)"),
+        ("deploy/kubernetes/tpu.yaml", r"image: ctl:([\d.]+)"),
+    ],
+)
+def test_version_is_that_of_the_package(file, pattern):
+    versions = re.findall(pattern, (child.ROOT / file).read_text(), re.MULTILINE)
+    assert versions and versions[0] == ctl.__version__
+    assert file == "CHANGELOG.md" or set(versions) == {ctl.__version__}
