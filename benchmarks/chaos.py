@@ -4,6 +4,7 @@
     python -m benchmarks.chaos --kills=50 --strategy=mirrored
     python -m benchmarks.chaos --kills=10 --workers=2
     python -m benchmarks.chaos --kills=20 --signal=SIGTERM
+    python -m benchmarks.chaos --config=experiments/vae.py -- --config.model.hidden=20
 
 Each process is killed at a random time while it starts, trains, saves or evaluates, and the same
 command is then rerun. A kill counts if the process was alive and its run unfinished. The program
@@ -54,9 +55,8 @@ KEYS = {
     "summaries.writers": "['jsonl', 'csv']",
 }
 # Most of the life of a process is its start, so only this fraction of the kills comes at any time
-# before its first new step. The others come within `WINDOW` seconds after it.
+# before its first new step. The others come within `--window` seconds after it.
 EARLY = 0.3
-WINDOW = 1.0
 POLL_SECONDS = 0.01  # also the precision of the measured times
 
 
@@ -89,6 +89,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=1, help="number of processes; default 1")
     parser.add_argument("--config", default=COUNTING, help=f"the experiment; default {COUNTING}")
     parser.add_argument("--steps", type=int, help="steps of the run; default enough for the kills")
+    parser.add_argument(
+        "--window", type=float, default=1.0, help="seconds of most kills after the first new step"
+    )
+    parser.add_argument(
+        "options", nargs="*", metavar="-- --config.KEY=VALUE", help="further keys of the experiment"
+    )
     flags = parser.parse_args(arguments)
     flags.steps = flags.steps or 3000 + 400 * flags.kills
     return flags
@@ -100,7 +106,7 @@ def start_run(flags: argparse.Namespace, workdir: pathlib.Path) -> subprocess.Po
     if flags.config == COUNTING:
         keys["model.epochs"] = 1 + flags.steps * counting.BATCH // counting.EXAMPLES
     options = [f"--config={flags.config}", f"--workdir={workdir}"]
-    options += [f"--config.{key}={value}" for key, value in keys.items()]
+    options += [*(f"--config.{key}={value}" for key, value in keys.items()), *flags.options]
     if flags.workers > 1:
         command = ["-m", "ctl.launch", f"--workers={flags.workers}", "--", *options]
     else:
@@ -144,7 +150,7 @@ def run_with_kills(
     while len(kills) <= flags.kills:
         is_last = len(kills) == flags.kills
         early = rng.random() < EARLY
-        delay = rng.uniform(0, start_seconds if early else WINDOW)
+        delay = rng.uniform(0, start_seconds if early else flags.window)
         events = process_events(workdir)
         start, checkpoint = time.monotonic(), latest_checkpoint(workdir)
         process = start_run(flags, workdir)

@@ -56,7 +56,16 @@ class Section(Mapping[str, Any]):
         Args:
             values: keys and their values.
             name: the name of the section in messages, such as "model".
+
+        Raises:
+            UsageError: a key has the name of a method, which the attribute would return instead.
         """
+        for key in values or {}:
+            if isinstance(key, str) and hasattr(Section, key):
+                raise UsageError(
+                    f"The config has the key {name}.{key}, but {key!r} is a method of a section: rename "
+                    f"the key, for example to {name}.{key}_value."
+                )
         self._name = name
         self._values = {
             key: Section(value, f"{name}.{key}") if isinstance(value, Mapping) else value

@@ -44,6 +44,16 @@ def test_missing_key_may_have_a_default():
     assert not hasattr(section(), "layers")
 
 
+@pytest.mark.parametrize("key", ["items", "keys", "values", "get"])
+def test_a_key_with_the_name_of_a_method_is_rejected(key):
+    # The attribute would be the method, which is true and no number.
+    with pytest.raises(UsageError, match=rf"model\.head\.{key}, but '{key}' is a method"):
+        ctl.TrainerOptions(model={"head": {key: 3}})
+    config = ctl.config(trainer="a.py:A", data=dict(global_batch_size=4), model={key: 3})
+    with pytest.raises(UsageError, match=rf"model\.{key}, .* for example to model\.{key}_value\."):
+        ctl.TrainerOptions.from_config(config)
+
+
 def test_section_is_read_only():
     with pytest.raises(TypeError):
         section()["units"] = 6

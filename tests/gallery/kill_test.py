@@ -1,0 +1,37 @@
+"""Experiments that are killed at a random instant and resumed end with the bits of undisturbed runs."""
+
+import random
+
+import pytest
+
+from benchmarks import chaos
+
+# Small settings, with evaluations after 150 and saves after 50 steps (benchmarks/chaos.py).
+KEYS = {
+    "char_lm": {
+        "data.dir": "docs", "model.layers": 1, "model.heads": 2, "model.width": 16,
+        "optimizer.warmup_steps": 10,
+    },
+    "mnist": {"data.global_batch_size": 16},
+    "simclr": {"data.global_batch_size": 16, "model.width": 8, "eval.before_training": False},
+    "two_tower": {"model.user_count": 100, "model.interactions": 20_000},
+    "vae": {"model.hidden": 20, "data.global_batch_size": 16},
+}  # fmt: skip
+CHEAP = ("vae",)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "name", [n if n in CHEAP else pytest.param(n, marks=pytest.mark.long) for n in KEYS]
+)
+def test_killed_experiment_has_the_bits_of_the_undisturbed_run(name, capsys):
+    options = [f"--config.{key}={value}" for key, value in KEYS[name].items()]
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    flags = ["--kills=1", "--steps=600", "--window=3", f"--config=experiments/{name}.py"]
+    chaos.main([*flags, f"--seed={seed}", "--", *options])
+    output = capsys.readouterr().out
+    print(output)
+    assert "| kills | 1 |" in output
+    assert "| largest difference of all weights, slots and counters | 0 |" in output

@@ -1,0 +1,123 @@
+"""The retrieval of experiments/two_tower.py, with small embeddings and few interactions."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import main, testing
+from experiments.trainers import two_tower
+from tests import child, one_batch
+from tests.experiments import read_result
+
+MODEL = dict(user_count=9, item_count=40, width=3, interactions=23, eval_interactions=13)
+
+
+@functools.cache
+def make(replicas, negatives, micro_batches=1):
+    tf_keras.backend.reset_uids()
+    tf_keras.utils.set_random_seed(1)
+    return two_tower.TwoTowerTrainer(
+        strategy=one_batch.strategy(replicas),
+        global_batch_size=7,
+        optimizer=lambda: tf_keras.optimizers.Adagrad(0.1, initial_accumulator_value=1e-10),
+        options=ctl.TrainerOptions(
+            precision="float64",
+            model={**MODEL, "negatives": negatives},
+            gradient_accumulation_steps=micro_batches,
+        ),
+    )
+
+
+@functools.cache
+def train(replicas, negatives, micro_batches=1):
+    """Each replica's copies of the variables after 20 steps, the losses and an evaluation."""
+    trainer = make(replicas, negatives, micro_batches)
+    losses = [float(trainer.train(tf.constant(5))["loss"]) for _ in range(4)]
+    results = ctl.StandardEvaluator(trainer, global_batch_size=5).evaluate(tf.constant(-1))
+    variables = [*trainer.model.trainable_variables, *trainer.optimizer.variables]
+    copies = [testing.copies(trainer.strategy, variable) for variable in variables]
+    return copies, losses, {name: float(value) for name, value in results.items()}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "negatives", "micro_batches"),
+    [(2, 0, 1), pytest.param(4, 0, 1, marks=[pytest.mark.slow, pytest.mark.long]), (2, 5, 2)],
+)
+def test_the_curve_is_that_of_one_device(replicas, negatives, micro_batches):
+    expected, expected_losses, expected_results = train(1, negatives)
+    actual, losses, results = train(replicas, negatives, micro_batches)
+    np.testing.assert_allclose(losses, expected_losses, rtol=0, atol=1e-10)
+    assert losses[-1] < losses[0]
+    for (value,), copies in zip(expected, actual, strict=True):
+        assert len(copies) == replicas
+        for copy in copies:
+            np.testing.assert_allclose(copy, value, rtol=0, atol=1e-10)
+    assert results == pytest.approx(expected_results, abs=1e-10) and results["examples"] == 13
+
+
+def test_rows_of_items_that_are_not_read_keep_their_values():
+    trainer = make(2, 0)
+    before = [testing.copies(trainer.strategy, v) for v in trainer.model.trainable_variables]
+    rows = trainer.build_dataset("train", None).gather(tf.range(23, dtype=tf.int64))
+    train(2, 0)
+    after = [testing.copies(trainer.strategy, v) for v in trainer.model.trainable_variables]
+    unread = np.setdiff1d(np.arange(40), rows["item"])
+    changed = 0
+    for old, new in zip(before, after, strict=True):
+        for one, other in zip(old, new, strict=True):
+            if len(one) == 40:
+                np.testing.assert_array_equal(one[unread], other[unread])
+                changed += 1
+    assert changed == 2 and len(unread) > 5
+
+
+def test_loss_is_the_softmax_over_the_other_items_of_the_batch():
+    user, item = np.array([[1.0, 0], [0, 1], [2, 2]]), np.array([[1.0, 1], [0, 3], [1, 1]])
+    # Rows 0 and 2 have item 4, so neither is an error of the other.
+    losses = make(1, 0).per_example_loss({"item": tf.constant([4, 5, 4])}, (user, item))
+    scores = [[1, 0], [3, 1, 1], [4, 6]]  # the own item first
+    expected = [np.log(np.sum(np.exp(np.subtract(s, s[0])))) for s in scores]
+    np.testing.assert_allclose(losses, expected, rtol=1e-12)
+
+
+def test_metrics_by_hand():
+    items = np.array([[1.0, 0], [0, 1], [1, 1], [-1, 0]])
+    users = np.array([[1.0, 0.5], [0, -1], [0, 1]])
+    # Scores: 1, 0.5, 1.5, -1; 0, -1, -1, 0; 0, 1, 1, 0, of which equal ones are not higher.
+    np.testing.assert_array_equal(two_tower.rank(users, items, np.array([1, 2, 2])), [2, 2, 0])
+    metrics = two_tower.retrieval_metrics(np.array([0, 2, 99, 100]))
+    assert metrics["recall_at_100"] == 0.75
+    assert metrics["ndcg_at_100"] == pytest.approx((1 + 1 / 2 + 1 / np.log2(101)) / 4)
+
+
+def test_users_take_items_with_higher_products_of_the_hidden_factors():
+    users, items = two_tower.make_factors(50, 400)
+    np.testing.assert_allclose(np.sum(items**2, axis=1), 1, rtol=1e-5)
+    rows = two_tower.draw_interactions(users, items, 3000, seed=1)
+    again = two_tower.draw_interactions(users, items, 3000, seed=1)
+    np.testing.assert_array_equal(rows["item"], again["item"])
+    best = two_tower.retrieval_metrics(
+        np.asarray(two_tower.rank(users[rows["user"]], items, rows["item"]))
+    )
+    shuffled = two_tower.rank(users[np.roll(rows["user"], 1)], items, rows["item"])
+    chance = two_tower.retrieval_metrics(np.asarray(shuffled))
+    assert best["recall_at_100"] > 0.9 and 0.2 < chance["recall_at_100"] < 0.3
+    counts = np.bincount(rows["item"], minlength=400)
+    assert counts.std() < 2 * counts.mean() ** 0.5  # all items are about equally frequent
+
+
+def test_the_experiment_trains_and_reports_the_best_possible_metrics(tmp_path, monkeypatch):
+    monkeypatch.chdir(child.ROOT)
+    keys = {
+        "train.steps": 40, "model.user_count": 20, "model.item_count": 300, "eval.interval": 40,
+        "model.interactions": 40_000, "model.eval_interactions": 1000,
+    }  # fmt: skip
+    flags = [f"--config.{key}={value}" for key, value in keys.items()]
+    flags += ["--config=experiments/two_tower.py", f"--workdir={tmp_path}"]
+    assert main.run(["ctl", *flags]) == 0
+    results = read_result(tmp_path)["eval"]
+    assert 0.4 < results["recall_at_100"] < results["best_recall_at_100"] < 1.0
