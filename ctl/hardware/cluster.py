@@ -1,7 +1,7 @@
 """Describes the processes of a run: their addresses, their roles, and which of them this one is.
 
-The description comes from TF_CONFIG or from the variables of an Indexed Job of Kubernetes. Importing
-this module does not import TensorFlow.
+The description comes from TF_CONFIG, from the variables of an Indexed Job of Kubernetes, or from Slurm.
+Importing this module does not import TensorFlow.
 """
 
 import collections
@@ -12,6 +12,7 @@ import re
 from typing import Any
 
 from ctl.errors import UsageError
+from ctl.hardware import slurm
 
 ROLES = ("chief", "worker", "ps", "evaluator")
 _MAX_TASKS = 100_000  # Kubernetes allows this many completions of an Indexed Job
@@ -96,7 +97,8 @@ def from_environment(environment: Mapping[str, str]) -> Cluster | None:
     Args:
         environment: variables of the process. TF_CONFIG takes precedence; without it, the variables
             of an Indexed Job of Kubernetes are read, which deploy/kubernetes sets:
-            JOB_COMPLETION_INDEX, CTL_JOB, CTL_SERVICE, CTL_WORKERS, CTL_PS, CTL_PORT.
+            JOB_COMPLETION_INDEX, CTL_JOB, CTL_SERVICE, CTL_WORKERS, CTL_PS, CTL_PORT. Without
+            these, the tasks of a Slurm step are the processes; CTL_PS of them are parameter servers.
 
     Returns:
         The cluster; None for a run of one process.
@@ -109,7 +111,8 @@ def from_environment(environment: Mapping[str, str]) -> Cluster | None:
         return from_tf_config(environment["TF_CONFIG"])
     if environment.get("CTL_WORKERS", "").strip():
         return _from_indexed_job(environment)
-    return None
+    tasks = slurm.read_tasks(environment)
+    return _from_slurm(environment, *tasks) if tasks else None
 
 
 def from_tf_config(text: str) -> Cluster | None:
@@ -185,6 +188,17 @@ def _from_indexed_job(environment: Mapping[str, str]) -> Cluster:
         )
     # A headless Service gives each pod of the Job the stable host name JOB-INDEX.SERVICE.
     return _make_clusters(roles, [f"{job}-{i}.{service}:{port}" for i in range(len(roles))])[index]
+
+
+def _from_slurm(environment: Mapping[str, str], addresses: Sequence[str], index: int) -> Cluster:
+    servers = _read_number(environment, "CTL_PS", minimum=0, maximum=_MAX_TASKS, default=0)
+    workers = len(addresses) - servers - bool(servers)  # parameter servers require a chief
+    if workers < 1:
+        raise UsageError(
+            f"CTL_PS is {servers}, but the Slurm step has {len(addresses)} tasks, and a chief and a "
+            f"worker are required in addition: start at least {servers + 2} tasks."
+        )
+    return _make_clusters(_list_roles(workers, servers), addresses)[index]
 
 
 def _list_roles(workers: int, servers: int) -> list[str]:

@@ -8,12 +8,13 @@ import kubernetes_validate
 import pytest
 import yaml
 
+import ctl
 from tests import child
 
 DEPLOY = child.ROOT / "deploy"
 MANIFESTS = {path.name: path for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))}
 CLUSTERS = ("multi-worker.yaml", "parameter-server.yaml")
-JOBS = (*CLUSTERS, "tpu.yaml")
+JOBS = (*CLUSTERS, "gpu.yaml", "tpu.yaml")
 # The oldest version that the manifests support, and the newest that the pinned validator knows.
 VERSIONS = ("1.31", "1.37")
 
@@ -181,6 +182,30 @@ def test_the_tpu_job_is_one_host_with_all_chips_of_its_slice():
         assert resources[kind]["google.com/tpu"] == int(rows) * int(columns)
 
 
+def test_the_gpu_job_is_one_pod_with_shared_memory_for_nccl():
+    assert not [name for name in environment("gpu.yaml") if name.startswith("CTL_")]
+    resources = container("gpu.yaml")["resources"]
+    assert resources["requests"]["nvidia.com/gpu"] == resources["limits"]["nvidia.com/gpu"]
+    mounts = {m["mountPath"]: m["name"] for m in container("gpu.yaml")["volumeMounts"]}
+    volumes = {v["name"]: v for v in pod("gpu.yaml")["spec"]["volumes"]}
+    assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
+
+
+def test_tensorboard_reads_the_runs_and_its_service_selects_it():
+    deployment = document("tensorboard.yaml", "Deployment")["spec"]
+    spec = deployment["template"]["spec"]
+    (only,) = spec["containers"]
+    service = document("tensorboard.yaml", "Service")["spec"]
+    labels = deployment["template"]["metadata"]["labels"]
+    assert deployment["selector"]["matchLabels"] == service["selector"] == labels
+    assert only["ports"][0]["name"] == service["ports"][0]["targetPort"]
+    mounts = {m["mountPath"]: m for m in only["volumeMounts"]}
+    volumes = {v["name"]: v for v in spec["volumes"]}
+    claim = document("storage.yaml", "PersistentVolumeClaim")["metadata"]["name"]
+    assert volumes[mounts["/runs"]["name"]]["persistentVolumeClaim"]["claimName"] == claim
+    assert mounts["/runs"]["readOnly"] is True and "--logdir=/runs" in only["command"]
+
+
 @pytest.mark.parametrize("name", JOBS)
 def test_exit_codes_have_rules_and_that_of_a_user_error_comes_first(name):
     rules = document(name, "Job")["spec"]["podFailurePolicy"]["rules"]
@@ -213,6 +238,7 @@ def test_a_stopped_pod_receives_the_signal_and_has_time_to_save(name):
     [
         ("multi-worker.yaml", "mnist_multi_worker"),
         ("parameter-server.yaml", "mnist_parameter_server"),
+        ("gpu.yaml", "mnist_mirrored"),
         ("tpu.yaml", "mnist_tpu"),
     ],
 )
@@ -248,8 +274,7 @@ def test_the_dockerfile_builds_the_images():
     dockerfile = (DEPLOY / "Dockerfile").read_text()
     images = set(re.findall(r"^#   docker build .*-t (\S+)", dockerfile, re.MULTILINE))
     assert {container(name)["image"] for name in JOBS} <= images
-    version = re.search(r'^version = "(.+)"', (child.ROOT / "pyproject.toml").read_text(), re.M)
-    assert {image.split("-")[0] for image in images} == {f"ctl:{version[1]}"}
+    assert {image.split("-")[0] for image in images} == {f"ctl:{ctl.__version__}"}
 
 
 def test_the_user_of_the_dockerfile_is_the_user_of_the_pods():
