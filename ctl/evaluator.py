@@ -48,8 +48,8 @@ class StandardEvaluator(orbit.StandardEvaluator):
         global_batch_size: examples per step.
         metrics: name -> metric.
         splits: the splits of the data to evaluate.
-        is_chief, processes: whether this process calls `compute_metrics`, and the processes that get
-            its result. By default each process calls it.
+        is_chief: whether this process calls `compute_metrics`; by default each process does.
+        processes: the processes that receive the result of `compute_metrics`.
         any_process_stops: called every `STEPS_BETWEEN_CHECKS` steps; if it returns True, the
             evaluation raises `Interrupted`. It may be a collective: every process calls it after the
             same steps.

@@ -55,8 +55,8 @@ def uniform(
 
     Args:
         shape: [rows, ...].
-        minval, maxval: the bounds, numbers or tensors that broadcast to `shape`.
-        name, seed, shared, per_row: see the module.
+        minval: the lower bound, a number or a tensor that broadcasts to `shape`.
+        maxval: the upper bound, in the same form.
     """
     dtype = _floating(dtype, "uniform")
     stream = _stream("uniform", name, seed)
@@ -140,9 +140,9 @@ def integers(
 
     Args:
         shape: [rows, ...].
-        minval, maxval: the lowest integer, and the bound above the highest.
+        minval: the lowest integer.
+        maxval: the highest integer plus 1.
         dtype: tf.int32 or tf.int64, or another integer dtype that contains the range.
-        name, seed, shared, per_row: see the module.
     """
     dtype = tf.as_dtype(dtype)
     low, high = tf.get_static_value(minval), tf.get_static_value(maxval)
@@ -195,7 +195,6 @@ def categorical(
     Args:
         logits: [rows, ..., classes] log-probabilities, up to a constant.
         dtype: an integer dtype.
-        name, seed, per_row: see the module.
 
     Returns:
         [rows, ...] numbers of classes.
@@ -221,8 +220,8 @@ def beta(
 
     Args:
         shape: [rows, ...].
-        a, b: the parameters, greater than 0.
-        name, seed, shared, per_row: see the module.
+        a: the first parameter, greater than 0.
+        b: the second parameter, greater than 0.
     """
     dtype = _floating(dtype, "beta")
     if not (a > 0 and b > 0):
@@ -251,7 +250,6 @@ def dropout(
         x: [rows, ...] floats.
         rate: a number or a scalar tensor in [0, 1).
         noise_shape: the shape of the mask, which broadcasts to `x`, as in `tf.nn.dropout`.
-        name, seed, shared, per_row: see the module.
     """
     stream = _stream("dropout", name, seed)
     return draws.dropout(
@@ -266,9 +264,6 @@ def permutation_of_batch(*, name: str = "", seed: int = 0) -> tf.Tensor:
         mixed = ratio * x + (1 - ratio) * tf.gather(ctl.replica.all_gather(x), partners)
 
     Call it where `ctl.replica.all_gather` may be called. Outside of a step there is no batch.
-
-    Args:
-        name, seed: see the module.
 
     Returns:
         [rows] int32, for each row of this replica the position of its partner among the rows that

@@ -38,7 +38,8 @@ class StandardTrainer(LoopTrainer, metaclass=abc.ABCMeta):
     returned. A batch is a dict of tensors of shape [rows, ...].
 
     Attributes:
-        strategy, options: the strategy and the frozen `TrainerOptions`.
+        strategy: the `tf.distribute.Strategy` whose replicas compute a step.
+        options: the frozen `TrainerOptions`.
         global_batch_size: examples per update, over all replicas and micro-batches.
         model: what `build_model` returned.
         optimizer: a tf_keras optimizer; its `iterations` counts the applied updates.

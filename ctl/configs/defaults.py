@@ -244,7 +244,8 @@ def defaults() -> config_dict.ConfigDict:
     evaluation.seconds = 0.0  # also evaluate after this many seconds; 0: only after steps
     evaluation.global_batch_size = 0  # examples per batch; 0: the global batch size of training
     # The splits that build_dataset is asked for; [] for an experiment without evaluation data. The
-    # metrics of several splits have names such as eval/test/accuracy.
+    # metrics of several splits have names such as eval/test/accuracy. ctl.data.idx and
+    # ctl.data.tfrecords have only the splits "train" and "eval".
     evaluation.splits = ["eval"]
     evaluation.before_training = False  # also evaluate at step 0
     # MiB of the memory of the host that the values of the trainer's collect_outputs may use.

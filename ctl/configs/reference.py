@@ -39,7 +39,7 @@ def config_keys() -> tuple[ConfigKey, ...]:
     The sections whose keys the experiment chooses are not in it; see `FREE_SECTIONS` of defaults.py.
     """
     values = overrides.flatten(defaults.defaults())
-    texts = dict(_texts())
+    texts = dict(key_texts())
     return tuple(
         ConfigKey(name, _type_name(name, value), repr(value), texts[name])
         for name, value in values.items()
@@ -50,7 +50,7 @@ def _type_name(name: str, value: object) -> str:
     return "duration" if name in durations.KEYS else _TYPE_NAMES[type(value)]
 
 
-def _texts() -> Iterator[tuple[str, str]]:
+def key_texts() -> Iterator[tuple[str, str]]:
     """Yields the full name of each key and section, and the text of its comments.
 
     A comment is above the line of its key, or at the end of it.

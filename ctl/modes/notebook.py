@@ -48,7 +48,9 @@ class Run:
     best checkpoint is restored, if `restore_best` asks for it, and `train.export` exports.
 
     Attributes:
-        trainer, evaluator, config: those of the run.
+        trainer: the `StandardTrainer` of the run.
+        evaluator: its `StandardEvaluator`.
+        config: the config of the run.
     """
 
     def __init__(

@@ -8,9 +8,9 @@ from ctl.configs import defaults, flags, overrides
 from ctl.modes import MODES
 from tests import child
 
-DOCS = sorted(path.name for path in (child.ROOT / "docs").glob("*.md"))
+DOCS = sorted(str(path.relative_to(child.ROOT)) for path in child.ROOT.glob("docs/**/*.md"))
 OTHERS = ["README.md", "BUILD.md", "deploy/kubernetes/README.md", "experiments/README.md"]
-PAGES = [*OTHERS, *(f"docs/{name}" for name in DOCS)]
+PAGES = [*OTHERS, *DOCS]
 TEXTS = {page: (child.ROOT / page).read_text() for page in PAGES}
 FOLDERS = "ctl|tests|benchmarks|experiments|deploy|docs|\\.ci"
 SOURCES = [path.read_text() for path in child.ROOT.glob("tests/**/*.py")]
@@ -61,7 +61,7 @@ def test_modules_that_commands_run_exist(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_flags_and_modes_exist(page):
-    commands = "\n".join(re.findall(r"python3? -m ctl\.main[^`\n]*", TEXTS[page]))
+    commands = "\n".join(re.findall(r"(?:python3? -m ctl\.main|\bctl) --[^`\n]*", TEXTS[page]))
     known = {
         "config",
         "workdir",

@@ -1,0 +1,75 @@
+"""The hooks of mkdocs: pages that are files outside of docs/, generated tables, and links to both."""
+
+import logging
+import pathlib
+import posixpath
+import re
+import sys
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+# mkdocs imports this file by its path, and not from the root of the repository.
+sys.path[:0] = [str(_ROOT), str(_ROOT / "docs/site")]
+
+import api_reference  # noqa: E402
+import command_reference  # noqa: E402
+import config_reference  # noqa: E402
+
+# Page of the site -> file of the repository, which is read there, too, and so is not in docs/.
+COPIES = {
+    "index.md": "README.md",
+    "gallery.md": "experiments/README.md",
+    "kubernetes.md": "deploy/kubernetes/README.md",
+    "build.md": "BUILD.md",
+    "changelog.md": "CHANGELOG.md",
+}
+# `<!-- generated: NAME -->` in a page is replaced by the text of a function.
+GENERATED = {
+    "config keys": config_reference.render,
+    "flags": command_reference.render_flags,
+    "modes": command_reference.render_modes,
+    "commands": command_reference.render_commands,
+    "api index": api_reference.render_index,
+    **{f"api {module}": api_reference.renderer(module) for module in api_reference.MODULES},
+}
+_LINK = re.compile(r"(?<=\]\()([^)#\s]+)(?=[)#])")
+_log = logging.getLogger("mkdocs.hooks.ctl")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages that are files outside of docs/."""
+    for page, source in COPIES.items():
+        files.append(File.generated(config, page, content=(_ROOT / source).read_text()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Inserts the generated parts of a page, and makes its links those of the site."""
+    for problem in api_reference.missing_docstrings() if page.file.src_uri == "index.md" else ():
+        _log.warning(problem)
+    source = COPIES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+    markdown = _LINK.sub(lambda match: _site_link(match[1], source, page.file.src_uri), markdown)
+
+    def generate(match: re.Match[str]) -> str:
+        if match[1] not in GENERATED:
+            _log.warning(f"{source}: there is no generated text {match[1]!r}.")
+            return ""
+        return GENERATED[match[1]]()
+
+    return re.sub(r"^<!-- generated: (.*) -->$", generate, markdown, flags=re.MULTILINE)
+
+
+def _site_link(target: str, source: str, page: str) -> str:
+    """Returns a link of a page of the site for a link between files of the repository."""
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+    if "://" in target or not (_ROOT / path).exists():
+        return target
+    pages = {file: name for name, file in COPIES.items()}
+    if not path.startswith("docs/") and path not in pages:
+        _log.warning(f"{source}: {target} is not a page of the site: name the file without a link.")
+        return target
+    name = pages.get(path, path.removeprefix("docs/"))
+    return posixpath.relpath(name, posixpath.dirname(page) or ".")
