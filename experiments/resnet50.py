@@ -17,7 +17,7 @@ def get_config():
         trainer="trainers/resnet.py:ResNetTrainer",
         runtime=dict(strategy="tpu", precision="bfloat16"),
         data=dict(per_replica_batch_size=64),
-        model=dict(sync_batch_norm=True, recompute=""),
+        model=dict(size=224, classes=1000, sync_batch_norm=True, recompute=""),
         optimizer=dict(
             name="sgd",
             momentum=0.9,

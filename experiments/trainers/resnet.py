@@ -1,49 +1,48 @@
-"""ResNet-50 (He et al. 2016) for 224 x 224 images and a thousand classes."""
+"""ResNet-50 (He et al. 2016) for color images, of 224 x 224 pixels and a thousand classes by default."""
 
 import tensorflow as tf
 import tf_keras
 
 import ctl
 
-_IMAGE = (224, 224, 3)
-_CLASSES = 1000
-
 
 class NoisyClasses(ctl.data.Source):
-    """Synthetic data of ImageNet's size: noise images with a bright row that depends on the class."""
+    """Synthetic data: square noise images with a bright row that depends on the class."""
 
-    def __init__(self, count):
-        self._count = count
+    def __init__(self, count, *, size, classes):
+        self._count, self._size, self._classes = count, size, classes
 
     def __len__(self):
         return self._count
 
     def gather(self, indexes):
-        image = tf.map_fn(_image, indexes, fn_output_signature=tf.TensorSpec(_IMAGE, tf.uint8))
-        return {"image": image, "label": tf.cast(indexes % _CLASSES, tf.int32)}
+        spec = tf.TensorSpec([self._size, self._size, 3], tf.uint8)
+        image = tf.map_fn(self._image, indexes, fn_output_signature=spec)
+        return {"image": image, "label": tf.cast(indexes % self._classes, tf.int32)}
 
-
-def _image(index):
-    seed = tf.stack([index, tf.zeros_like(index)])
-    noise = tf.random.stateless_uniform(_IMAGE, seed=seed, maxval=128, dtype=tf.int32)
-    rows = tf.range(_IMAGE[0], dtype=tf.int64)[:, tf.newaxis, tf.newaxis]
-    bright = tf.where(rows == index % _CLASSES % _IMAGE[0], 127, 0)
-    return tf.cast(noise + bright, tf.uint8)
+    def _image(self, index):
+        seed, size = tf.stack([index, tf.zeros_like(index)]), self._size
+        noise = tf.random.stateless_uniform([size, size, 3], seed, maxval=128, dtype=tf.int32)
+        rows = tf.range(size, dtype=tf.int64)[:, tf.newaxis, tf.newaxis]
+        bright = tf.where(rows == index % self._classes % size, 127, 0)
+        return tf.cast(noise + bright, tf.uint8)
 
 
 class ResNetTrainer(ctl.StandardTrainer):
     """Trains the network of tf_keras.applications on synthetic images."""
 
     def build_model(self):
+        size, classes = self.options.model.size, self.options.model.classes
         model = tf_keras.applications.ResNet50(
-            weights=None, input_shape=_IMAGE, classes=_CLASSES, classifier_activation=None
+            weights=None, input_shape=(size, size, 3), classes=classes, classifier_activation=None
         )
         if self.options.model.get("recompute") == "blocks":
             ctl.recompute(model, blocks="*_out")  # the 16 residual blocks
         return model
 
     def build_dataset(self, split, input_context):
-        return NoisyClasses(1_281_167 if split == "train" else 50_000)
+        count = 1_281_167 if split == "train" else 50_000  # as ImageNet has
+        return NoisyClasses(count, size=self.options.model.size, classes=self.options.model.classes)
 
     def preprocess(self, batch):
         return {**batch, "image": tf.cast(batch["image"], self.compute_dtype) / 127.5 - 1.0}

@@ -1,33 +1,73 @@
 """The ResNet of experiments/resnet50.py, on small images."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
+from tf_keras.src.applications import resnet as networks
 
 import ctl
+from ctl import testing
 from ctl.replica.memory import recompute
 from experiments.trainers import resnet
 from tests import one_batch
 
+MODEL = dict(size=32, classes=10, sync_batch_norm=True)
+
+
+def build_two_blocks(**arguments):
+    """Two residual blocks as in ResNet-50, between its first and its last layers."""
+    return networks.ResNet(
+        lambda x: networks.stack1(x, 2, 2, stride1=1, name="conv2"),
+        preact=False,
+        use_bias=True,
+        model_name="two_blocks",
+        **arguments,
+    )
+
+
+def make(switch, *, replicas=1, batch=4):
+    tf_keras.backend.reset_uids()
+    tf_keras.utils.set_random_seed(1)
+    return resnet.ResNetTrainer(
+        strategy=one_batch.strategy(replicas),
+        global_batch_size=batch,
+        optimizer=lambda: tf_keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True),
+        options=ctl.TrainerOptions(precision="float64", model={**MODEL, "recompute": switch}),
+    )
+
+
+@functools.cache
+def train_two_blocks(replicas, switch):
+    """Each replica's copies of the variables after 20 steps of 5 rows, and the losses."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tf_keras.applications, "ResNet50", build_two_blocks)
+        trainer = make(switch, replicas=replicas, batch=5)
+    with recompute.detect_use() as used:
+        losses = [float(trainer.train(tf.constant(5))["loss"]) for _ in range(4)]
+        assert used() == bool(switch)
+    return [testing.copies(trainer.strategy, v) for v in trainer.model.variables], losses
+
+
+@pytest.mark.parametrize("switch", ["", pytest.param("blocks", marks=pytest.mark.slow)])
+def test_the_curve_of_two_replicas_is_that_of_one_device(switch):
+    expected, expected_losses = train_two_blocks(1, "")
+    actual, losses = train_two_blocks(2, switch)
+    np.testing.assert_allclose(losses, expected_losses, rtol=0, atol=1e-10)
+    assert len({round(loss, 6) for loss in losses}) == 4
+    for (value,), copies in zip(expected, actual, strict=True):
+        assert len(copies) == 2
+        for copy in copies:
+            np.testing.assert_allclose(copy, value, rtol=0, atol=1e-10)
+
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_recomputed_blocks_give_the_same_gradients_and_statistics(monkeypatch):
-    monkeypatch.setattr(resnet, "_IMAGE", (32, 32, 3))
-    monkeypatch.setattr(resnet, "_CLASSES", 10)
-
+def test_recomputed_blocks_give_the_same_gradients_and_statistics():
     def train(switch):
-        tf_keras.backend.reset_uids()
-        tf_keras.utils.set_random_seed(1)
-        trainer = resnet.ResNetTrainer(
-            strategy=one_batch.strategy(1),
-            global_batch_size=4,
-            optimizer=lambda: tf_keras.optimizers.SGD(0.01),
-            options=ctl.TrainerOptions(
-                precision="float64", model={"recompute": switch, "sync_batch_norm": True}
-            ),
-        )
+        trainer = make(switch)
         with recompute.detect_use() as used:
             trainer.train(tf.constant(1))
             assert used() == bool(switch)
@@ -38,3 +78,10 @@ def test_recomputed_blocks_give_the_same_gradients_and_statistics(monkeypatch):
     for name, value in expected.items():
         atol = 0 if "moving" in name else 1e-12
         np.testing.assert_allclose(actual[name], value, rtol=0, atol=atol, err_msg=name)
+
+
+def test_the_class_of_an_image_is_its_bright_row():
+    batch = resnet.NoisyClasses(50, size=32, classes=10).gather(tf.constant([3, 17], tf.int64))
+    np.testing.assert_array_equal(batch["label"], [3, 7])
+    brightness = batch["image"].numpy().astype(float).mean(axis=(2, 3))
+    np.testing.assert_array_equal(brightness.argmax(axis=1), [3, 7])
