@@ -3,24 +3,52 @@
 from collections.abc import Sequence
 import os
 import pathlib
+import platform
 import re
 
 _GIB = 2**30
 _CONTROL_GROUP = pathlib.Path("/sys/fs/cgroup")
+_INSTRUCTIONS = re.compile(r"(?:avx|fma|f16c|amx|asimd|sve|sme(?!p))")
 # Files of the control group of a container, in version 2 and version 1 of the interface.
 _MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 
 
 def describe() -> list[tuple[str, str]]:
     """Returns rows (name, description) about this machine."""
-    total = os.cpu_count() or 1
-    # taskset and container runtimes restrict a process to some cores; macOS has no such call.
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total
+    total, usable = os.cpu_count() or 1, usable_cores()
     limits = [_read(_CONTROL_GROUP / name) for name in _MEMORY_LIMITS]
     return [
         ("CPU", describe_cpu(_read(pathlib.Path("/proc/cpuinfo")), usable=usable, total=total)),
         ("memory", describe_memory(_read(pathlib.Path("/proc/meminfo")), limits=limits)),
     ]
+
+
+def usable_cores() -> int:
+    """Returns the number of logical cores that this process may run on."""
+    # taskset and container runtimes restrict a process to some cores; macOS has no such call.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def identify_cpu(cpuinfo: str | None = None) -> tuple[str, str]:
+    """Returns the model of the CPU, and its instruction sets for vectors and matrices.
+
+    Libraries choose their kernels by these, so they determine the bits of a result.
+
+    Args:
+        cpuinfo: the text of /proc/cpuinfo; read by default.
+    """
+    text = _read(pathlib.Path("/proc/cpuinfo")) if cpuinfo is None else cpuinfo
+    # A virtual machine may hide the name of the model: the numbers distinguish generations.
+    fields = dict(re.findall(r"(?m)^(model name|cpu family|model)\s*: (.+)$", text))
+    parts = [fields.get("model name") or platform.processor() or platform.machine()]
+    parts += [
+        f"{k.removeprefix('cpu ')} {fields[k]}" for k in ("cpu family", "model") if k in fields
+    ]
+    flags = re.search(r"(?m)^(?:flags|Features)\s*: (.+)$", text)
+    names = {flag for flag in flags[1].split() if _INSTRUCTIONS.match(flag)} if flags else set()
+    return ", ".join(parts), " ".join(sorted(names))
 
 
 def describe_cpu(cpuinfo: str, *, usable: int, total: int) -> str:

@@ -39,6 +39,7 @@ class Engine:
         results: the mean loss of an inner loop, and its other results.
         ema: the average of the weights; None unless the options ask for it.
         compiled_loop: the inner loop as one XLA program; None unless the plan says so.
+        own_dataset: whether the user has set `train_dataset`, and so decides on the position in it.
         checks_copies: whether the first inner loop ends with a comparison of the replicas' variables.
     """
 
@@ -65,7 +66,7 @@ class Engine:
             )
         self._trainer = trainer
         self._data_step: int | None = None  # the global step that the data iterator stands at
-        self._own_dataset = False
+        self.own_dataset = False
         self._trainable: tuple[bool, ...] | None = None  # each layer, after the last inner loop
         self.checks_copies = plan.layout.replicas > 1
         self.compiled_loop = self._compile_loop() if plan.xla == "loop" else None
@@ -182,7 +183,7 @@ class Engine:
         if self.ema:  # a subclass may have made further models, such as a discriminator
             self.ema.add_models(self.attributes.models())
         step = int(self._trainer.global_step.numpy())
-        if not self._own_dataset and self._data_step != step:
+        if not self.own_dataset and self._data_step != step:
             # Orbit's `train` reads these attributes; the public setter would mark the data as the
             # user's own.
             self._trainer._train_dataset = self.training_data(step)
@@ -251,10 +252,10 @@ class Engine:
     def use_own_dataset(self) -> None:
         """Leaves the position in the data to the user, who has set `train_dataset`."""
         self.plan.check_own_dataset()
-        self._own_dataset = True
+        self.own_dataset = True
 
     def _read_batch(self) -> Any:
-        return row_coupling.first_batch(self._trainer, self.pipeline, own_dataset=self._own_dataset)
+        return row_coupling.first_batch(self._trainer, self.pipeline, own_dataset=self.own_dataset)
 
     def _compile_loop(self) -> CompiledLoop:
         trainer, options = self._trainer, self.plan.options

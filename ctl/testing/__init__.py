@@ -11,13 +11,17 @@ if TYPE_CHECKING:
     from ctl.testing.devices import copies, make_strategy, split_cpu
     from ctl.testing.equivalence import assert_replica_equivalent, check_replica_equivalence
     from ctl.testing.faults.poison import plant
+    from ctl.testing.golden.assertion import assert_curve
+    from ctl.testing.golden.comparison import CurveReport
     from ctl.testing.processes import run_workers
     from ctl.testing.report import Report
     from ctl.testing.tiny import TinyTrainer, tiny_trainer
 
 _MODULES = {
+    "CurveReport": "golden.comparison",
     "Report": "report",
     "TinyTrainer": "tiny",
+    "assert_curve": "golden.assertion",
     "assert_replica_equivalent": "equivalence",
     "check_replica_equivalence": "equivalence",
     "copies": "devices",
@@ -28,8 +32,10 @@ _MODULES = {
     "tiny_trainer": "tiny",
 }
 __all__ = [
+    "CurveReport",
     "Report",
     "TinyTrainer",
+    "assert_curve",
     "assert_replica_equivalent",
     "check_replica_equivalence",
     "copies",

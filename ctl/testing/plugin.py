@@ -29,6 +29,21 @@ def _strategy_names() -> list[str]:
     return [*_CPU_STRATEGIES, *["one_gpu"] * (gpus > 0), *["mirrored_gpus"] * (gpus > 1)]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option that records golden curves."""
+    parser.getgroup("ctl").addoption(
+        "--update_golden",
+        action="store_true",
+        help="record the golden files of ctl.testing.assert_curve again, instead of comparing",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Passes the option to `assert_curve`, also in the processes of pytest-xdist."""
+    if config.getoption("--update_golden"):
+        os.environ["CTL_UPDATE_GOLDEN"] = "1"
+
+
 @pytest.fixture
 def ctl_logical_devices() -> Callable[[int], list[str]]:
     """Splits the CPU: `ctl_logical_devices(4)` -> ["CPU:0", ..., "CPU:3"].

@@ -22,14 +22,23 @@ def test_the_page_ends_with_the_table_of_mistakes():
 def test_all_code_blocks_run(tmp_path):
     (tmp_path / "my_test.py").write_text("\n\n".join(EXAMPLES))
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "my_test.py"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--update_golden",
+            "my_test.py",
+        ],
         cwd=tmp_path,
         env=child.environment(),
         capture_output=True,
         text=True,
         timeout=290,
     )
-    assert "5 passed" in run.stdout, run.stdout
+    assert "6 passed" in run.stdout, run.stdout
 
 
 def test_first_example_is_short():

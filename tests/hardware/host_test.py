@@ -21,6 +21,25 @@ def test_cpu_is_described_by_its_cores_and_its_model(cpuinfo, usable, total, lin
     assert host.describe_cpu(cpuinfo, usable=usable, total=total) == line
 
 
+NUMBERED = (
+    "cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\nflags\t: smep fma avx2 amx_tile\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "model", "instructions"),
+    [
+        (X86, "AMD EPYC", "avx2"),
+        (NUMBERED, "AMD EPYC, family 26, model 2", "amx_tile avx2 fma"),
+        (ARM, "", "asimd sve"),
+    ],
+)
+def test_cpu_is_identified_by_its_model_and_its_instruction_sets(cpuinfo, model, instructions):
+    name, flags = host.identify_cpu(cpuinfo)
+    assert name == model if model else name  # ARM kernels print no model
+    assert flags == instructions
+
+
 MEMINFO = "MemTotal:       16777216 kB\nMemFree:         100 kB\nMemAvailable:    8388608 kB\n"
 
 

@@ -1,0 +1,103 @@
+"""ctl.testing.assert_curve: asserts that training computes what a golden file has recorded."""
+
+import os
+import pathlib
+from typing import TypeAlias
+
+from ml_collections import config_dict
+import tf_keras
+
+import ctl
+from ctl.errors import UsageError, print_line
+from ctl.testing.golden import comparison, curve, recording
+from ctl.testing.golden.comparison import CurveReport
+from ctl.testing.golden.curve import Curve
+from ctl.trainer import StandardTrainer
+
+UPDATE = "CTL_UPDATE_GOLDEN"  # the variable that the pytest option --update_golden sets
+
+Experiment: TypeAlias = str | os.PathLike[str] | config_dict.ConfigDict | StandardTrainer
+
+
+def assert_curve(
+    path: str | os.PathLike[str],
+    experiment: Experiment,
+    *,
+    steps: int = 20,
+) -> CurveReport:
+    """Asserts that the first steps of training compute what they did when a file was recorded.
+
+        def test_training_is_unchanged():
+            ctl.testing.assert_curve("golden/mnist.json", "experiments/mnist.py", steps=20)
+
+    The golden file has, for each step, the loss, and for each trainable variable and moving statistic
+    its norm, the norm of its update, a product with random signs, and a hash. If versions, CPU,
+    devices, strategy and precision are those of the recording, the bits must be the same. Otherwise a
+    tolerance for rounding errors holds, which was measured when the file was recorded;
+    `ctl/testing/golden/comparison.py` derives it.
+
+    `pytest --update_golden`, or the environment variable CTL_UPDATE_GOLDEN=1, records the file. It is
+    never written otherwise, and a missing file is an error: a test that records what it finds passes
+    in a checkout in which the file was forgotten.
+
+    Args:
+        path: the golden file; commit it together with the test.
+        experiment: a config file, the result of `ctl.config(...)`, or an untrained trainer, which this
+            function trains.
+        steps: the number of steps; at most those of the recording.
+
+    Returns:
+        What was compared.
+
+    Raises:
+        AssertionError: a step differs; the message names the first one, the first tensor in it, and
+            the settings and features of the batch that have changed.
+        UsageError: there is no such file, it is damaged, or the trainer is not a new one.
+    """
+    file = pathlib.Path(path)
+    if os.environ.get(UPDATE, "0") not in ("", "0"):
+        recorded = _record(experiment, steps, measure_response=True)
+        old = curve.read(file) if file.exists() else None
+        if old and len(old.steps) == steps and _is_same(recorded, old):
+            print_line(f"{file} is unchanged.")
+        else:
+            curve.write(file, recorded)
+            print_line(f"{file}: {describe_recording(recorded)}")
+        return CurveReport((), ())
+    if not file.exists():
+        raise UsageError(
+            f"{file} does not exist: record it by pytest --update_golden, or with {UPDATE}=1 in the "
+            "environment, and commit it."
+        )
+    recorded = curve.read(file)
+    report = comparison.compare(_record(experiment, steps, measure_response=False), recorded)
+    if not report.equal:
+        raise AssertionError(f"{file}: {report.failure()}")
+    return report
+
+
+def describe_recording(recorded: Curve) -> str:
+    """Describes a new recording in one line: its last loss and how precise its tolerance is."""
+    loss_tolerance, tolerance = comparison.tolerances(recorded)
+    loss, last = recorded.steps[-1].loss, recorded.steps[-1]
+    widest = max(t / max(u, 1e-30) for t, u in zip(tolerance[-1], last.update, strict=True))
+    ending = "" if loss is None else f"; last loss {loss:.5g} +- {loss_tolerance[-1]:.1g}"
+    repeatable = "" if recorded.repeatable else "; two runs had different bits"
+    return (
+        f"recorded {len(recorded.steps)} steps of {len(recorded.tensors)} tensors{ending}; other "
+        f"machines may differ by {widest:.1g} of a tensor's last update{repeatable}"
+    )
+
+
+def _is_same(new: Curve, old: Curve) -> bool:
+    report = comparison.compare(new, old)
+    return report.equal and report.compares_bits and not report.settings
+
+
+def _record(experiment: Experiment, steps: int, *, measure_response: bool) -> Curve:
+    if isinstance(experiment, StandardTrainer):
+        return recording.record(experiment, steps, measure_response=measure_response)
+    # Keras numbers the layers of a process, and options name variables by pattern.
+    tf_keras.backend.reset_uids()
+    with ctl.Run(experiment, print_lines=False) as run:
+        return recording.record(run.trainer, steps, measure_response=measure_response)
