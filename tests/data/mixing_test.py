@@ -14,6 +14,8 @@ from tests import reference_model
 from tests.data import token_model
 from tests.data.reading import LAYOUTS, read_steps
 
+LONG = [pytest.mark.slow, pytest.mark.long]
+
 
 def numbers(first, count):
     return ctl.data.arrays({"id": np.arange(first, first + count)})
@@ -97,7 +99,7 @@ def test_sources_of_one_length_have_their_own_orders():
 
 @pytest.mark.parametrize(
     ("batch", "replicas", "pipelines"),
-    [(7, 4, 2), *(pytest.param(*x, marks=pytest.mark.slow) for x in LAYOUTS[:9])],
+    [(7, 4, 2), *(pytest.param(*x, marks=LONG) for x in LAYOUTS[:9])],
 )
 def test_rows_of_a_step_are_the_same_on_any_replicas_and_after_a_restart(
     batch, replicas, pipelines

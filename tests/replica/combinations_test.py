@@ -127,7 +127,7 @@ def test_every_pair_of_options_computes_the_exact_update(choice):
 
 
 OTHERS = [
-    pytest.param(choice, marks=[pytest.mark.long] if i % 3 else [])
+    pytest.param(choice, marks=[pytest.mark.long] if i % 8 else [])
     for i, choice in enumerate(c for c in CHOICES if c not in COVERING)
 ]
 

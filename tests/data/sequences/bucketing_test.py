@@ -10,6 +10,7 @@ from ctl.data.layout import Layout
 from tests.data import token_model
 from tests.data.reading import LAYOUTS, pipeline_layouts, read_steps
 
+LONG = [pytest.mark.slow, pytest.mark.long]
 BOUNDARIES = [4, 8, 12]
 LENGTHS = np.array([len(x) for x in token_model.documents()["x"]])
 
@@ -107,7 +108,7 @@ def test_every_step_is_computed_from_its_number(start):
     ("start", "batch"),
     [
         (5, 7),
-        *(pytest.param(s, b, marks=pytest.mark.slow) for s in (0, 5, 1000) for b in (6, 7, 20)),
+        *(pytest.param(s, b, marks=LONG) for s in (0, 5, 1000) for b in (6, 7, 20)),
     ],
 )
 def test_many_steps_can_be_computed_in_one_call(start, batch):
@@ -126,7 +127,7 @@ def test_many_steps_can_be_computed_in_one_call(start, batch):
     [
         (parsed, 7, 4, 2),
         *(
-            pytest.param(factory, *layout, marks=pytest.mark.slow)
+            pytest.param(factory, *layout, marks=LONG if layout[0] % 2 else pytest.mark.slow)
             for factory in (in_memory, parsed)
             for layout in LAYOUTS[:9]
         ),

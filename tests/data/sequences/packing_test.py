@@ -16,6 +16,7 @@ from ctl.data.sequences import packing
 from tests.data import token_model
 from tests.data.reading import LAYOUTS
 
+LONG = [pytest.mark.slow, pytest.mark.long]
 LENGTH = 16
 
 
@@ -145,7 +146,7 @@ def test_rows_are_the_same_from_memory_and_from_parsed_examples(tmp_path):
 
 @pytest.mark.parametrize(
     ("batch", "replicas", "pipelines"),
-    [(7, 4, 2), *(pytest.param(*x, marks=pytest.mark.slow) for x in LAYOUTS[:9])],
+    [(7, 4, 2), *(pytest.param(*x, marks=LONG) for x in LAYOUTS[:9])],
 )
 def test_rows_of_a_step_are_the_same_on_any_replicas_and_after_a_restart(
     batch, replicas, pipelines
