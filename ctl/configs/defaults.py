@@ -36,8 +36,9 @@ HARMLESS = (
 )
 
 
-# Sections whose keys the experiment chooses: those of its own model, and arguments of functions.
-FREE_SECTIONS = ("model", "optimizer.arguments", "optimizer.schedule_arguments")
+# Sections whose keys the experiment chooses: those of its own model, arguments of functions, and names
+# of its models.
+FREE_SECTIONS = ("model", "optimizer.arguments", "optimizer.schedule_arguments", "init.models")
 
 
 def _duration(steps: int) -> config_dict.FieldReference:
@@ -62,6 +63,9 @@ def defaults() -> config_dict.ConfigDict:
     init.checkpoint = ""
     # The variables to restore, as patterns of names such as ["conv*/*", "dense/kernel"]; empty: all.
     init.variables = []
+    # The same for further models of the trainer, by attribute: init=dict(models=dict(teacher="runs/a"))
+    # starts self.teacher from the weights of that run's model.
+    init.models = config_dict.ConfigDict()
 
     config.runtime = runtime = config_dict.ConfigDict()
     # auto, default, one_device, mirrored, central_storage, multi_worker_mirrored, parameter_server,
@@ -159,8 +163,9 @@ def defaults() -> config_dict.ConfigDict:
     optimizer.weight_decay = 0.0  # decoupled, as the argument of tf_keras optimizers
     # Variables without weight decay, as patterns of names such as ["*/bias", "*/gamma", "*/beta"].
     optimizer.weight_decay_exclude = []
-    # Layers with another learning rate or without updates, the first match counts:
-    # [dict(variables="backbone/*", learning_rate_scale=0.1), dict(variables="stem/*", frozen=True)].
+    # Layers with another learning rate, or without updates until a step or at all, the first match
+    # counts: [dict(variables="backbone/*", learning_rate_scale=0.1, frozen_until="1 epoch"),
+    # dict(variables="stem/*", frozen=True)].
     optimizer.groups = []
     # Evaluate and export the exponential moving average of the weights, with this decay, such as 0.999;
     # 0: off. See docs/optimizers.md.

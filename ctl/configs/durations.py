@@ -5,7 +5,7 @@ size and the length of the training data are known, so that a batch that grows w
 not change the length of training. Importing this module does not import TensorFlow.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import fractions
 import math
 import re
@@ -128,7 +128,32 @@ def resolve(
             else value
             for value in schedule.boundaries
         ]
+    with result.ignore_type():
+        result.optimizer.groups = resolve_groups(
+            result.optimizer.groups, batch=batch, examples_per_epoch=examples_per_epoch
+        )
     return result.lock()
+
+
+def resolve_groups(
+    groups: Iterable[Mapping[str, Any]], *, batch: int, examples_per_epoch: int | None
+) -> list[dict[str, Any]]:
+    """Returns the groups of `optimizer.groups` with every `frozen_until` as a number of steps.
+
+    Args:
+        groups: checked groups.
+        batch: the global batch size.
+        examples_per_epoch: the number of training examples; None if it is not known.
+
+    Raises:
+        UsageError: one is in epochs, and the length of the data is not known.
+    """
+    result = [dict(group) for group in groups]
+    for index, group in enumerate(result):
+        value, key = group.get("frozen_until"), f"optimizer.groups[{index}].frozen_until"
+        if isinstance(value, str):
+            group["frozen_until"] = to_steps(key, value, batch, examples_per_epoch)
+    return result
 
 
 def check_combinations(values: Mapping[str, Any]) -> None:

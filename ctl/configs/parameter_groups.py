@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import math
 from typing import Any
 
+from ctl.configs import durations
 from ctl.errors import UsageError, did_you_mean
 
-_FIELDS = ("variables", "learning_rate_scale", "frozen")
+_FIELDS = ("variables", "learning_rate_scale", "frozen", "frozen_until")
 _EXAMPLE = 'dict(variables="backbone/*", learning_rate_scale=0.1)'
 
 
@@ -48,16 +49,30 @@ def _check_group(name: str, group: Any) -> None:
     frozen, scale = group.get("frozen", False), group.get("learning_rate_scale")
     if not isinstance(frozen, bool):
         raise UsageError(f"{name}.frozen is {frozen!r}, but must be true or false.")
-    if frozen == (scale is not None):
+    until = group.get("frozen_until")
+    if frozen == (scale is not None or until is not None):
         raise UsageError(
-            f"{name} requires either frozen=True or learning_rate_scale: set one of them."
+            f"{name} requires either frozen=True, or learning_rate_scale or frozen_until: set one of "
+            "them."
         )
+    if until is not None:
+        _check_step(f"{name}.frozen_until", until)
     if scale is None:
         return
     is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
     if not is_number or not math.isfinite(scale) or scale <= 0:
         raise UsageError(
             f"{name}.learning_rate_scale is {scale!r}, but must be a finite number greater than 0."
+        )
+
+
+def _check_step(name: str, value: Any) -> None:
+    if isinstance(value, str):
+        durations.check(name, value)
+    elif isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(
+            f'{name} is {value!r}, but must be a number of steps, at least 1, or a text such as "2 '
+            'epochs".'
         )
 
 

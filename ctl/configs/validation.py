@@ -56,6 +56,12 @@ def check_config(config: Any) -> None:
             "init.variables has no effect without init.checkpoint: set init.checkpoint to the run "
             "that the variables are from, or remove init.variables."
         )
+    for name, source in config.init.models.items():
+        if not isinstance(source, str) or not source:
+            raise UsageError(
+                f"init.models.{name} is {overrides.show_value(source)}, but must be a run's workdir, "
+                "its folder of checkpoints, or a checkpoint."
+            )
     _check_batch(values)
     _check_optimizer(values)
     check_runtime(values)

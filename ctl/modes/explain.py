@@ -174,7 +174,12 @@ def _describe_groups(experiment: Experiment) -> list[tuple[str, str]]:
     texts = []
     for group in options.optimizer_groups:
         scale = group.get("learning_rate_scale")
-        text = f"learning rate times {scale:g}" if scale else "frozen"
+        until = group.get("frozen_until")
+        text = ", ".join(
+            [f"learning rate times {scale:g}"] * bool(scale)
+            + [f"frozen until {until if isinstance(until, str) else f'step {until}'}"] * bool(until)
+        )
+        text = text or "frozen"
         texts.append(f"{', '.join(patterns(group))}: {text}")
     rows = [("groups", "; ".join(texts))] if texts else []
     if options.weight_decay_exclude:

@@ -70,8 +70,9 @@ def loaded_weights(loaded: Any) -> str:
         loaded: a `checkpoints.warm_start.LoadedWeights`.
     """
     cast = f", cast from {loaded.cast}" if loaded.cast else ""
+    model = f" of {loaded.model}" if loaded.model else ""
     return (
-        f"Weights of {len(loaded.names)} of {_count(loaded.total, 'variable')} from "
+        f"Weights of {len(loaded.names)} of {_count(loaded.total, 'variable')}{model} from "
         f"{loaded.path}{cast}: {list_some(loaded.names)}."
     )
 

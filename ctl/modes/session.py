@@ -40,7 +40,7 @@ class Session:
         self._config_path = os.path.abspath(config_path) if config_path else ""
         self._changes = list(changes)
         self._restored: str | None = None
-        self._loaded: Any = None  # a `warm_start.LoadedWeights`
+        self._loaded: list[warm_start.LoadedWeights] = []
         self.has_ended = False
 
     def all_restore(self) -> None:
@@ -59,8 +59,8 @@ class Session:
             print_line(f"Resumed from {self._restored}.")
         if self._run.checkpoints.unmatched:
             print_line(messages.restored_in_part(self._run.checkpoints.unmatched))
-        if self._loaded:
-            print_line(messages.loaded_weights(self._loaded))
+        for loaded in self._loaded:
+            print_line(messages.loaded_weights(loaded))
 
     def record_start(self) -> None:
         """Writes the config and the first event.
@@ -77,7 +77,7 @@ class Session:
             fields = {"path": self._restored, "changes": self._changes, **left, **lost}
             run.workdir.event("resume", controller.step, **fields)
         else:
-            loaded = self._loaded.record() if self._loaded else {}
+            loaded = warm_start.record(self._loaded)
             fields = {"config": self._config_path, **lost, **loaded}
             run.workdir.event("start", controller.step, **fields)
         controller.reporter.metrics.begin(config, step=controller.step, is_new=not self._restored)

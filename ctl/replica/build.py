@@ -4,6 +4,7 @@ import contextlib
 import functools
 from typing import Any
 
+from ctl.configs import durations
 from ctl.configs.options import TrainerOptions
 from ctl.data.caching import cache
 from ctl.data.input_pipeline import BuildDataset, InputPipeline
@@ -28,6 +29,7 @@ from ctl.replica.non_finite import counter
 from ctl.replica.plan import check_before_model, make_plan
 from ctl.replica.preprocessing import call_preprocess
 from ctl.replica.trainer_attributes import TrainerAttributes
+from ctl.replica.unfreezing import Unfreezing
 
 
 def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
@@ -94,8 +96,16 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
             own_train_step=type(trainer).train_step is not base.train_step,
             has_loss=type(trainer).per_example_loss is not base.per_example_loss,
         )
-        engine = Engine(trainer, plan, pipeline)
+        groups = durations.resolve_groups(
+            options.optimizer_groups,
+            batch=trainer.global_batch_size,
+            examples_per_epoch=pipeline.examples_per_epoch(),
+        )
+        unfreezing = Unfreezing(groups)
+        engine = Engine(trainer, plan, pipeline, unfreezing)
         trainer.skipped_steps = engine.step.skipped_steps
+        # Now that the optimizer has slot variables of their variables.
+        unfreezing.add_models({"": trainer.model})
     return engine
 
 

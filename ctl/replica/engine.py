@@ -24,6 +24,7 @@ from ctl.replica.step import Step
 from ctl.replica.step_errors import report_errors
 from ctl.replica.trace_checks import copies, row_coupling
 from ctl.replica.trainer_attributes import TrainerAttributes
+from ctl.replica.unfreezing import Unfreezing
 
 _RESERVED = "self.{name} belongs to orbit.StandardTrainer: give your attribute another name."
 
@@ -43,17 +44,18 @@ class Engine:
         checks_copies: whether the first inner loop ends with a comparison of the replicas' variables.
     """
 
-    def __init__(self, trainer: Any, plan: Plan, pipeline: InputPipeline):
+    def __init__(self, trainer: Any, plan: Plan, pipeline: InputPipeline, unfreezing: Unfreezing):
         """Creates the step; call it in the trainer's `build_scope`, once its model is built.
 
         Args:
             trainer: the `StandardTrainer`.
             plan: the resolved options.
             pipeline: the training and evaluation data.
+            unfreezing: the layers that are frozen until a step.
         """
         self.plan = plan
         self.pipeline = pipeline
-        self.attributes = TrainerAttributes(trainer)
+        self.attributes = TrainerAttributes(trainer, unfreezing)
         self.step = Step(plan, trainer.global_step, self.attributes.assignable)
         self.results = LoopResults(trainer, plan, self.step)
         if self.step.norms:
@@ -67,7 +69,7 @@ class Engine:
         self._trainer = trainer
         self._data_step: int | None = None  # the global step that the data iterator stands at
         self.own_dataset = False
-        self._trainable: tuple[bool, ...] | None = None  # each layer, after the last inner loop
+        self._trainable: tuple[bool, ...] | None = None  # each layer, in the current trace
         self.checks_copies = plan.layout.replicas > 1
         self.compiled_loop = self._compile_loop() if plan.xla == "loop" else None
         # The step is traced later, so it draws by row from the first step on.
@@ -156,12 +158,14 @@ class Engine:
         return loss
 
     def retrace_if_changed(self) -> None:
-        """Drops the trace of the inner loop if a layer was frozen or unfrozen since the last loop.
+        """Drops the trace of the inner loop if a layer was frozen or unfrozen since the last call.
 
         A trace contains the variables that were trainable, so the change would have no effect.
         """
-        if self.attributes.trainable() == self._trainable:
+        trainable = self.attributes.trainable()
+        if trainable == self._trainable:
             return
+        self._trainable = trainable
         # An own step may pass other variables, or another optimizer.
         if not (self.plan.own_replica_step or self.plan.own_train_step):
             self.attributes.check_slot_variables()

@@ -103,12 +103,14 @@ class LoopTrainer(orbit.StandardTrainer):
         with engine.report_errors(), engine.trace_scope():
             # As Orbit's own `train`, except that the user may freeze layers in `train_loop_begin`.
             self.train_loop_begin()
-            engine.retrace_if_changed()
-            if self._train_loop_fn is None:
-                self._train_loop_fn = self.create_train_loop_fn()
-            if self._train_iter is None:
-                self._train_iter = tf.nest.map_structure(iter, self.train_dataset)
-            self._train_loop_fn(self._train_iter, num_steps)
+            step, unfreezing = int(self.global_step.numpy()), engine.attributes.unfreezing
+            for steps in unfreezing.split(step, int(num_steps)):
+                engine.retrace_if_changed()
+                if self._train_loop_fn is None:
+                    self._train_loop_fn = self.create_train_loop_fn()
+                if self._train_iter is None:
+                    self._train_iter = tf.nest.map_structure(iter, self.train_dataset)
+                self._train_loop_fn(self._train_iter, tf.constant(steps))
             outputs = self.train_loop_end()
         self.non_finite_report = engine.finish_loop()
         return outputs

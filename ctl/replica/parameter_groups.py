@@ -50,6 +50,19 @@ def freeze(models: Models, options: TrainerOptions) -> None:
             )
 
 
+def frozen_until(models: Models, groups: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+    """Returns id of a variable -> the step until which its group freezes it.
+
+    Args:
+        models: the models of a trainer by name, as for `freeze`.
+        groups: `optimizer.groups`, with every `frozen_until` as a number of steps.
+    """
+    if not any(group.get("frozen_until") for group in groups):
+        return {}
+    steps = {id(v): _group_of(own, groups).get("frozen_until") for v, own in _names(models)}
+    return {key: step for key, step in steps.items() if step}
+
+
 def check_patterns(models: Models, options: TrainerOptions) -> None:
     """Checks that each pattern has an effect, once all models of a trainer exist.
 

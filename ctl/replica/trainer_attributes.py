@@ -12,6 +12,7 @@ from ctl.replica import keras_version, parameter_groups
 from ctl.replica.random import dropout
 from ctl.replica.snapshot import Assignable
 from ctl.replica.trace_checks import copies
+from ctl.replica.unfreezing import Unfreezing
 
 
 class TrainerAttributes:
@@ -19,14 +20,19 @@ class TrainerAttributes:
 
     attributes = TrainerAttributes(trainer)
     attributes.models()                     # trainer.model first, then the others
+
+    Attributes:
+        unfreezing: the layers that are frozen until a step.
     """
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: Any, unfreezing: Unfreezing | None = None):
         """Keeps the trainer.
 
         Args:
             trainer: the `StandardTrainer`.
+            unfreezing: gets the models that a subclass creates.
         """
+        self.unfreezing = unfreezing or Unfreezing(())
         self._trainer = trainer
         self._keyed: set[str] = set()
         self._grouped: set[str] = set()  # models and optimizers that `apply_groups` has seen
@@ -64,6 +70,7 @@ class TrainerAttributes:
         parameter_groups.freeze(new, options)
         for optimizer in optimizers.values():
             parameter_groups.configure(optimizer, models, options)
+        self.unfreezing.add_models(new)
         self._grouped = {*models, *optimizers}
 
     def parameter_count(self) -> int:

@@ -47,6 +47,15 @@ def test_a_larger_batch_makes_fewer_steps_of_the_same_epochs():
     assert steps == [800, 400, 200]
 
 
+def test_step_until_which_a_group_is_frozen_is_resolved():
+    texts = [dict(variables="a/*", frozen_until="2 epochs"), dict(variables="b", frozen=True)]
+    groups = [*texts, dict(variables="c", frozen_until=5, learning_rate_scale=0.5)]
+    steps = [dict(group) for group in resolve(optimizer=dict(groups=groups)).optimizer.groups]
+    assert steps == [dict(variables="a/*", frozen_until=32), *groups[1:]]  # 31.25
+    with pytest.raises(UsageError, match=r"groups\[0\].frozen_until is '2 epochs', but the number"):
+        resolve(examples=None, optimizer=dict(groups=groups))
+
+
 def test_every_key_with_a_duration_is_resolved():
     config = resolve(
         train=dict(

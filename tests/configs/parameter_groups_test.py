@@ -13,8 +13,20 @@ from ctl.errors import UsageError
         (dict(frozen=True), "has no variables: name them by a pattern"),
         (dict(variables=[3], frozen=True), "variables contains 3, but must contain patterns"),
         (dict(variables=3, frozen=True), "variables is 3, but must be a pattern or a list"),
-        (dict(variables="a/*"), "requires either frozen=True or learning_rate_scale"),
+        (dict(variables="a/*"), "requires either frozen=True, or learning_rate_scale or"),
         (dict(variables="a/*", frozen=True, learning_rate_scale=1.0), "requires either"),
+        (dict(variables="a/*", frozen=True, frozen_until=5), "requires either frozen=True, or"),
+        (dict(variables="a/*", frozen_until=0), "frozen_until is 0, but must be a number of steps"),
+        (dict(variables="a/*", frozen_until=True), "frozen_until is True, but must be a number of"),
+        (dict(variables="a/*", frozen_until=1.5), "frozen_until is 1.5, but must be a number of"),
+        (
+            dict(variables="a/*", frozen_until="2 apochs"),
+            r"frozen_until is '2 apochs', which has no",
+        ),
+        (
+            dict(variables="a/*", frozen_until="2 hours"),
+            "must not depend on the speed of the machine",
+        ),
         (dict(variables="a/*", frozen="yes"), "frozen is 'yes', but must be true or false"),
         (dict(variables="a/*", learning_rate_scale=0.0), "is 0.0, but must be a finite number"),
         (dict(variables="a/*", learning_rate_scale="x"), "is 'x', but must be a finite number"),
@@ -28,8 +40,15 @@ def test_bad_groups_are_one_line(group, message):
 
 def test_good_groups():
     groups = [dict(variables=["a/*", "b"], frozen=True), dict(variables="*", learning_rate_scale=2)]
+    groups += [dict(variables="c", learning_rate_scale=0.1, frozen_until="2 epochs")]
+    groups += [dict(variables="d", frozen_until=5)]
     parameter_groups.check({"optimizer.groups": groups, "optimizer.weight_decay_exclude": ["*/b"]})
-    assert [parameter_groups.patterns(group) for group in groups] == [["a/*", "b"], ["*"]]
+    assert [parameter_groups.patterns(group) for group in groups] == [
+        ["a/*", "b"],
+        ["*"],
+        ["c"],
+        ["d"],
+    ]
 
 
 def test_bad_exclusion_is_one_line():

@@ -140,6 +140,15 @@ def test_section_that_contains_itself_is_reported():
         validation.check_config(config)
 
 
+@pytest.mark.parametrize("source", ["", 5, None, ["runs/a"]])
+def test_models_start_from_runs(source):
+    validation.check_config(valid(init=dict(models=dict(teacher="runs/a"))))
+    with pytest.raises(
+        UsageError, match=r"init\.models\.teacher is .*, but must be a run's workdir"
+    ):
+        validation.check_config(valid(init=dict(models=dict(teacher=source))))
+
+
 def test_missing_model_section_is_reported():
     for replaced in (False, True):
         config = valid().unlock()

@@ -79,11 +79,12 @@ def test_partial_restore_lists_both_sides():
 
 @pytest.mark.parametrize(("cast", "words"), [("", ""), ("float64", ", cast from float64")])
 def test_loaded_weights_are_listed(cast, words):
-    loaded = types.SimpleNamespace(path="old/ckpt-5", names=["a", "b"], total=3, cast=cast)
-    assert (
-        messages.loaded_weights(loaded)
-        == f"Weights of 2 of 3 variables from old/ckpt-5{words}: a, b."
-    )
+    values = dict(path="old/ckpt-5", names=["a", "b"], total=3, cast=cast)
+    loaded = types.SimpleNamespace(model="", **values)
+    line = f"Weights of 2 of 3 variables from old/ckpt-5{words}: a, b."
+    assert messages.loaded_weights(loaded) == line
+    loaded = types.SimpleNamespace(model="teacher", **values)
+    assert messages.loaded_weights(loaded) == line.replace(" from old", " of teacher from old")
 
 
 def test_stopped_and_done():

@@ -1,4 +1,4 @@
-"""Weights of another run to start from, without its slots and counters."""
+"""Weights of other runs to start from, without their slots and counters."""
 
 from collections.abc import Iterator, Sequence
 import contextlib
@@ -9,8 +9,9 @@ import pathlib
 from typing import Any
 
 import tensorflow as tf
+import tf_keras
 
-from ctl.errors import UsageError, list_some
+from ctl.errors import UsageError, did_you_mean, list_some
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.checkpoints import matching
 from ctl.loop.checkpoints.files import CheckpointFiles
@@ -25,85 +26,140 @@ class LoadedWeights:
     """Which weights a model got.
 
     Attributes:
+        model: the attribute of the trainer that is the model, such as "teacher"; "" for its `model`.
         path: the checkpoint.
         names: the model's variables that were loaded.
         total: how many variables the model has.
         cast: the types that values were cast from, or "".
     """
 
+    model: str
     path: str
     names: list[str]
     total: int
     cast: str
 
-    def record(self) -> dict[str, Any]:
-        """The fields of the event in events.jsonl."""
-        return {"weights_from": self.path, "weights": self.names}
+
+@dataclasses.dataclass(frozen=True)
+class _Request:
+    """A model to load, and what the config says of it.
+
+    Attributes:
+        key: the config key, for messages.
+        attribute: as `LoadedWeights.model`.
+        model: the model.
+        source: the value of the key: a workdir, a folder of checkpoints, or a checkpoint.
+        patterns: patterns of the variables to load; none for all.
+    """
+
+    key: str
+    attribute: str
+    model: tf_keras.Model
+    source: str
+    patterns: Sequence[str] = ()
 
 
 def check(trainer: StandardTrainer, init: Any, *, moved: pathlib.Path | None = None) -> None:
     """Checks, before anything is written, that `all_load` can load the weights.
 
     Args:
-        trainer: its model gets the weights.
+        trainer: its models get the weights.
         init: the section `init` of the config.
         moved: the folder that `--fresh` is going to move aside.
 
     Raises:
-        UsageError: the checkpoint does not exist, or does not have the requested weights.
+        UsageError: a checkpoint does not exist, or does not have the requested weights.
     """
-    if not init.checkpoint:
-        return
     # Not collective: each process checks by itself, before the first collective call of the run.
-    path = _path(init.checkpoint, _latest_step(init.checkpoint))
-    # The weights would be gone from that path by the time they are loaded.
-    if moved and pathlib.Path(path).resolve().is_relative_to(moved.resolve()):
-        raise UsageError(
-            f"init.checkpoint is {init.checkpoint}, which --fresh moves aside: name another --workdir."
-        )
-    with _report_read_errors(init.checkpoint):
-        _match(trainer, matching.CheckpointContent(path), init)
+    for request in _requests(trainer, init):
+        path = _path(request, _latest_step(request.source))
+        # The weights would be gone from that path by the time they are loaded.
+        if moved and pathlib.Path(path).resolve().is_relative_to(moved.resolve()):
+            raise UsageError(
+                f"{request.key} is {request.source}, which --fresh moves aside: name another --workdir."
+            )
+        with _report_read_errors(request):
+            _match(matching.CheckpointContent(path), request)
 
 
 def all_load(
     trainer: StandardTrainer, init: Any, processes: ProcessGroup | None = None
-) -> LoadedWeights | None:
+) -> list[LoadedWeights]:
     """Loads the weights that the config's `init` names; every process must call it.
 
     Args:
-        trainer: its model gets the weights, before the first step.
+        trainer: its models get the weights, before the first step.
         init: the section `init` of the config.
         processes: the processes of the run; by default this one only.
 
     Returns:
-        What was loaded, or None if `init` names no checkpoint.
+        What was loaded, one entry per model.
 
     Raises:
-        UsageError: the checkpoint does not exist, or does not have the requested weights.
+        UsageError: a checkpoint does not exist, or does not have the requested weights.
     """
-    if not init.checkpoint:
-        return None
-    # The other run may save meanwhile, so that the processes see different newest checkpoints.
-    step = (processes or ProcessGroup()).broadcast_from_chief(_latest_step(init.checkpoint))
-    path = _path(init.checkpoint, step)
-    with _report_read_errors(init.checkpoint):
-        content = matching.CheckpointContent(path)
-        pairs, total = _match(trainer, content, init)
-        # All values are read before a variable changes.
-        values = [(variable, content.value(saved)) for variable, saved in pairs]
+    values, loaded = [], []
+    for request in _requests(trainer, init):
+        # The other run may save meanwhile, so that the processes see different newest checkpoints.
+        latest = _latest_step(request.source)
+        path = _path(request, (processes or ProcessGroup()).broadcast_from_chief(latest))
+        with _report_read_errors(request):
+            content = matching.CheckpointContent(path)
+            pairs, total = _match(content, request)
+            # All values are read before a variable changes.
+            values += [(variable, content.value(saved)) for variable, saved in pairs]
+        cast = " and ".join(sorted({b.dtype.name for a, b in pairs if b.dtype != a.dtype}))
+        names = [variable.name for variable, _ in pairs]
+        loaded.append(LoadedWeights(request.attribute, path, names, total, cast))
     # In the scope, a value is assigned to the copies on all replicas.
     with trainer.strategy.scope():
         for variable, value in values:
             variable.source.assign(tf.cast(value, variable.dtype))
     average = engine_of(trainer).ema
-    if average:
+    if average and loaded:
         average.reset()
-    cast = sorted({b.dtype.name for a, b in pairs if b.dtype != a.dtype})
-    return LoadedWeights(path, [a.name for a, _ in pairs], total, " and ".join(cast))
+    return loaded
+
+
+def record(loaded: Sequence[LoadedWeights]) -> dict[str, Any]:
+    """The fields of the event in events.jsonl."""
+    fields = {each.model: {"weights_from": each.path, "weights": each.names} for each in loaded}
+    result: dict[str, Any] = fields.pop("", {})
+    return {**result, "models": fields} if fields else result
+
+
+def _requests(trainer: StandardTrainer, init: Any) -> list[_Request]:
+    """The models that the config names weights for.
+
+    Raises:
+        UsageError: `init.models` names no model, or one that is not built.
+    """
+    requests = []
+    if init.checkpoint:
+        requests.append(
+            _Request("init.checkpoint", "", trainer.model, init.checkpoint, init.variables)
+        )
+    models = engine_of(trainer).attributes.named_models()
+    # A model that is an attribute has the name "teacher/0", and one in a list "members/1".
+    models = {name.removesuffix("/0"): model for name, model in models.items() if name}
+    for name, source in init.models.items():
+        if name not in models:
+            hint = (
+                did_you_mean(name, list(models))
+                or ": it has only `model`, which init.checkpoint loads."
+            )
+            raise UsageError(f"init.models has {name!r}, which is no model of the trainer{hint}")
+        if not models[name].built:
+            raise UsageError(
+                f"init.models has {name!r}, but self.{name} is not built: build it in the constructor, "
+                "such as by its build(input_shape)."
+            )
+        requests.append(_Request(f"init.models.{name}", name, models[name], source))
+    return requests
 
 
 @contextlib.contextmanager
-def _report_read_errors(name: str) -> Iterator[None]:
+def _report_read_errors(request: _Request) -> Iterator[None]:
     try:
         yield
     except UsageError:
@@ -111,7 +167,8 @@ def _report_read_errors(name: str) -> Iterator[None]:
     except (ValueError, tf.errors.OpError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(
-            f"init.checkpoint is {name}, which cannot be read ({reason}): name another checkpoint."
+            f"{request.key} is {request.source}, which cannot be read ({reason}): name another "
+            "checkpoint."
         ) from None
 
 
@@ -126,35 +183,43 @@ def _latest_step(name: str) -> int:
     return max(_files(name).steps(), default=0) if os.path.isdir(name) else 0
 
 
-def _path(name: str, step: int) -> str:
-    """The path of the checkpoint that `init.checkpoint` names: of a step, if it names a folder."""
+def _path(request: _Request, step: int) -> str:
+    """The path of the checkpoint that a key names: of a step, if it names a folder."""
+    name = request.source
     if not os.path.isdir(name):  # the prefix of a checkpoint's files
         if not os.path.isfile(f"{name}.index"):
             raise UsageError(
-                f"init.checkpoint is {name}, which does not exist: name a run's workdir, its folder of "
+                f"{request.key} is {name}, which does not exist: name a run's workdir, its folder of "
                 "checkpoints, or a checkpoint in it, such as runs/mine/checkpoints/ckpt-500."
             )
         return name
     if not step:
         raise UsageError(
-            f"init.checkpoint is {name}, which has no complete checkpoint: name another run, or train "
+            f"{request.key} is {name}, which has no complete checkpoint: name another run, or train "
             "that one first."
         )
     return _files(name).path(step)
 
 
-def _match(
-    trainer: StandardTrainer, content: matching.CheckpointContent, init: Any
-) -> tuple[_Pairs, int]:
-    """Matches the requested variables.
+def _match(content: matching.CheckpointContent, request: _Request) -> tuple[_Pairs, int]:
+    """Matches the requested variables with those of the `model` in a checkpoint.
 
     Returns:
         (the model's variable, the checkpoint's) of each, and how many variables the model has.
     """
-    variables = matching.list_variables(trainer.model)
-    requested = _filter(variables, init.variables)
-    places = content.places(tf.train.Checkpoint(model=trainer.model))
-    comparison = matching.compare(requested, content.variables_of("model"), places)
+    variables = matching.list_variables(request.model)
+    requested = _filter(variables, request.patterns)
+    places = content.places(tf.train.Checkpoint(model=request.model))
+    saved = content.variables_of("model")
+    if request.attribute:
+        # By place: Keras numbers the names of a second model's layers on from those of the first one.
+        by_node = {id(places[v.node]): v for v in saved if v.node in places}
+        saved = [
+            dataclasses.replace(by_node[id(v.source)], name=v.name)
+            for v in variables
+            if id(v.source) in by_node
+        ]
+    comparison = matching.compare(requested, saved, places)
     pairs, shapes = list(comparison.pairs), []
     for a, b in comparison.mismatches:
         if a.same_shape(b):  # of another type, which is cast
@@ -164,9 +229,12 @@ def _match(
     missing = [v.name for v in comparison.missing]
     reasons = [f"no {list_some(missing)}"] * bool(missing) + [list_some(shapes)] * bool(shapes)
     if reasons:
+        fix = "name what to load by init.variables, or another checkpoint"
+        if request.attribute:
+            fix = "build the same model as that run, or name another checkpoint"
         raise UsageError(
-            f"init.checkpoint is {init.checkpoint}, which does not match the model "
-            f"({'; '.join(reasons)}): name what to load by init.variables, or another checkpoint."
+            f"{request.key} is {request.source}, which does not match the model "
+            f"({'; '.join(reasons)}): {fix}."
         )
     return pairs, len(variables)
 

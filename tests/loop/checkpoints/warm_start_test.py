@@ -39,7 +39,7 @@ def make_trainer(replicas=1, cls=Normed, seed=0, precision="float64"):
 
 
 def init(checkpoint, *variables):
-    return types.SimpleNamespace(checkpoint=str(checkpoint), variables=list(variables))
+    return types.SimpleNamespace(checkpoint=str(checkpoint), variables=list(variables), models={})
 
 
 def values(trainer):
@@ -66,7 +66,7 @@ def test_every_replica_has_the_weights_and_the_counters_are_zero(other_run, repl
     folder, weights = other_run
     trainer = make_trainer(replicas, seed=1)
     fresh = [v.numpy() for v in trainer.optimizer.variables]
-    loaded = warm_start.all_load(trainer, init(folder / where))
+    (loaded,) = warm_start.all_load(trainer, init(folder / where))
     assert loaded.path == str(folder / "checkpoints" / f"ckpt-{step}")
     assert (set(loaded.names), loaded.total, loaded.cast) == (set(weights[step]), 11, "")
     for variable in trainer.model.variables:
@@ -82,7 +82,7 @@ def test_only_the_named_variables_are_loaded(other_run):
     folder, weights = other_run
     trainer = make_trainer(cls=Wider, seed=1)
     before = values(trainer)
-    loaded = warm_start.all_load(trainer, init(folder, "dense*/*", "norm/moving_*"))
+    (loaded,) = warm_start.all_load(trainer, init(folder, "dense*/*", "norm/moving_*"))
     want = {"dense/kernel", "dense/bias", "dense_1/kernel", "dense_1/bias"}
     assert set(loaded.names) == want | {"norm/moving_mean", "norm/moving_variance"}
     for name, value in values(trainer).items():
@@ -92,7 +92,7 @@ def test_only_the_named_variables_are_loaded(other_run):
 def test_values_of_another_precision_are_cast_and_reported(other_run):
     folder, weights = other_run
     trainer = make_trainer(precision="float32")
-    assert warm_start.all_load(trainer, init(folder)).cast == "float64"
+    assert warm_start.all_load(trainer, init(folder))[0].cast == "float64"
     for name, value in values(trainer).items():
         assert np.array_equal(value, weights[3][name].astype(np.float32))
 
@@ -146,11 +146,80 @@ def test_folder_that_fresh_moves_aside_is_rejected(other_run):
 def test_incomplete_newer_checkpoint_is_skipped(other_run):
     folder, _ = other_run
     (folder / "checkpoints" / "ckpt-3.whole").unlink()
-    assert warm_start.all_load(make_trainer(), init(folder)).path.endswith("ckpt-2")
+    assert warm_start.all_load(make_trainer(), init(folder))[0].path.endswith("ckpt-2")
 
 
 def test_all_processes_load_the_checkpoint_of_the_chief(other_run):
     folder, _ = other_run
     chief = types.SimpleNamespace(broadcast_from_chief=lambda step: step - 1)
-    loaded = warm_start.all_load(make_trainer(), init(folder), chief)
+    (loaded,) = warm_start.all_load(make_trainer(), init(folder), chief)
     assert loaded.path.endswith("ckpt-2")
+
+
+class Distilling(Normed):
+    """Has a second model like that of the other run, whose layers are numbered on from the first's."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        with self.build_scope():
+            self.teacher = Normed.build_model(self)
+            self.others = [
+                tf_keras.Sequential([tf_keras.layers.Dense(3)]),
+                Normed.build_model(self),
+            ]
+
+
+def models(**sources):
+    return types.SimpleNamespace(checkpoint="", variables=[], models=sources)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_other_models_get_the_weights_of_the_model_of_another_run(other_run, replicas):
+    folder, weights = other_run
+    trainer = make_trainer(replicas, cls=Distilling, seed=1)
+    before = values(trainer)
+    loaded = warm_start.all_load(
+        trainer, models(teacher=str(folder), **{"others/1": str(folder / "checkpoints/ckpt-2")})
+    )
+    assert [(each.model, each.path[-6:], each.total) for each in loaded] == [
+        ("teacher", "ckpt-3", 11),
+        ("others/1", "ckpt-2", 11),
+    ]
+    assert warm_start.record(loaded).keys() == {"models"}
+    assert "dense_2/kernel" in loaded[0].names  # "dense/kernel" in the other run
+    names = [v.name.removesuffix(":0") for v in trainer.model.variables]  # in the same order
+    for model, expected in ((trainer.teacher, weights[3]), (trainer.others[1], weights[2])):
+        for variable, name in zip(model.variables, names, strict=True):
+            for copy in testing.copies(testing.make_strategy(replicas), variable):
+                assert np.array_equal(copy, expected[name]), variable.name
+    assert all(np.array_equal(value, before[name]) for name, value in values(trainer).items())
+
+
+@pytest.mark.parametrize("function", [warm_start.check, warm_start.all_load])
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("techer", "init.models has 'techer', which is no model of the trainer: did you mean teacher"),
+        ("nothing", r"'nothing', which is no model of the trainer"),
+        ("model", r"'model', which is no model of the trainer"),
+        ("late", "init.models has 'late', but self.late is not built: build it in the constructor"),
+        ("wide", r"models.wide is .*, which does not match the model \(dense_\d+/kernel is \[3, 7\], "
+         r"but \[3, 3\] in the checkpoint, .*\): build the same model as that run"),
+        ("deep", r"init.models.deep is .*\(no extra/kernel, extra/bias.*build the same model"),
+    ],
+)  # fmt: skip
+def test_other_models_that_cannot_be_loaded_are_reported(other_run, name, line, function):
+    folder, _ = other_run
+    trainer = make_trainer(cls=Distilling)
+    with trainer.build_scope():
+        trainer.late = tf_keras.Sequential([tf_keras.layers.Dense(3)])
+        output = trainer.teacher.layers[-2].output
+        trainer.wide = tf_keras.Model(trainer.teacher.input, tf_keras.layers.Dense(7)(output))
+        output = tf_keras.layers.Dense(3, name="extra")(trainer.teacher.output)
+        trainer.deep = tf_keras.Model(trainer.teacher.input, output)
+    before = [variable.numpy() for variable in trainer.teacher.variables]
+    with pytest.raises(ctl.UsageError, match=line) as error:
+        function(trainer, models(**{"teacher": str(folder), name: str(folder)}))
+    assert "\n" not in str(error.value)
+    for variable, value in zip(trainer.teacher.variables, before, strict=True):
+        assert np.array_equal(variable, value)
