@@ -1,5 +1,7 @@
 """The first steps' checks pass on a correct experiment, and each detects its planted mistake."""
 
+import re
+
 import pytest
 
 from ctl.modes.check import learning_checks
@@ -27,6 +29,13 @@ REGRESSION = """
     def build_dataset(self, split, input_context):
         return ctl.data.arrays({"x": X, "label": LABEL.astype(np.float32)})
     """
+FAR_MINIMUM = (
+    REGRESSION
+    + """
+    def per_example_loss(self, batch, outputs):
+        return 3 + tf.square(outputs[:, 0] - batch["label"] - 1)
+    """
+)
 
 
 @pytest.mark.parametrize(
@@ -76,3 +85,23 @@ def test_a_learning_rate_that_diverges_fails(make_factory):
     keys = {"optimizer.name": "sgd", "optimizer.learning_rate": 1e3}
     outcome = learning_checks.check_overfitting(make_factory(**keys))
     assert outcome.verdict == FAIL and "lower optimizer.learning_rate" in outcome.fix, outcome
+
+
+def test_a_loss_whose_minimum_is_unknown_need_not_be_halved(make_factory):
+    rate = {"optimizer.learning_rate": 0.1}
+    outcome = learning_checks.check_overfitting(make_factory(FAR_MINIMUM, **rate))
+    assert outcome.verdict == PASS, outcome
+    assert outcome.observation.endswith("; not a classifier, so its minimum is unknown")
+
+
+def test_a_loss_whose_minimum_is_unknown_must_fall(make_factory):
+    rate = {"optimizer.learning_rate": 1e-5}
+    outcome = learning_checks.check_overfitting(make_factory(FAR_MINIMUM, **rate))
+    assert outcome.verdict == WARNING and outcome.fix, outcome
+
+
+def test_the_loss_of_a_classifier_must_be_halved(make_factory):
+    outcome = learning_checks.check_overfitting(make_factory(**{"optimizer.learning_rate": 1e-3}))
+    first, last = map(float, re.findall(r"[0-9.]+", outcome.observation)[:2])
+    assert 0.5 * first < last < 0.9 * first
+    assert outcome.verdict == WARNING and outcome.fix, outcome
