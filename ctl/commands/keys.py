@@ -7,21 +7,13 @@
 Importing this module does not import TensorFlow.
 """
 
-import argparse
 from collections.abc import Sequence
 import shutil
 import textwrap
-from typing import NoReturn
 
+from ctl.commands.parser import Parser
 from ctl.configs.reference import ConfigKey, config_keys
 from ctl.errors import UsageError, did_you_mean
-
-
-class _Parser(argparse.ArgumentParser):
-    """Reports a mistake in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"ctl keys: {message}: write ctl keys [TEXT].")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -30,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UsageError: no key contains the text.
     """
-    parser = _Parser(prog="ctl keys", description=str(__doc__).partition("\n")[0])
+    parser = Parser("ctl keys", "ctl keys [TEXT]", str(__doc__).partition("\n")[0])
     parser.add_argument("text", nargs="?", default="", metavar="TEXT", help="what to search for")
     parser.add_argument("--names", action="store_true", help="print only the names, as flags")
     values = parser.parse_args(list(arguments))

@@ -7,22 +7,15 @@ The page contains its plots, made by plotly, so that it can be sent and opened a
 module does not import TensorFlow.
 """
 
-import argparse
 from collections.abc import Sequence
 import importlib.util
 import os
 import pathlib
-from typing import Any, NoReturn
+from typing import Any
 
 from ctl.commands import run_files
+from ctl.commands.parser import Parser
 from ctl.errors import UsageError, print_line
-
-
-class _Parser(argparse.ArgumentParser):
-    """Reports a mistake in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"ctl report: {message}: write ctl report RUN... --output=FILE.html.")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -31,7 +24,8 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         UsageError: an argument is wrong, a file is damaged, or plotly is not installed.
     """
-    parser = _Parser(prog="ctl report", description=str(__doc__).partition("\n")[0])
+    form = "ctl report RUN... --output=FILE.html"
+    parser = Parser("ctl report", form, str(__doc__).partition("\n")[0])
     parser.add_argument("runs", nargs="+", metavar="RUN", help="the workdir of a run")
     parser.add_argument(
         "--output",

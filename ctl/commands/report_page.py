@@ -7,11 +7,10 @@ from typing import Any
 
 from plotly import graph_objects, offline
 
-from ctl.commands.run_files import RunFiles
+from ctl.commands.run_files import SPEED, RunFiles
 from ctl.configs import defaults, overrides
 from ctl.loop.progress import format_duration, format_numbers
 
-_SPEED = ("examples_per_second", "milliseconds_per_step", "peak_memory", "gpu_", "input_")
 _OPTIMIZER = (
     "learning_rate",
     "loss_scale",
@@ -111,7 +110,7 @@ def _curves(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def _section_of(name: str) -> str:
-    if name.startswith(_SPEED):
+    if name.startswith(SPEED):
         return "Speed and memory"
     return "Optimization" if name.startswith(_OPTIMIZER) else "Metrics"
 

@@ -1,4 +1,4 @@
-"""What a report reads of a run. Importing this module does not import TensorFlow."""
+"""What the commands read of a run. Importing this module does not import TensorFlow."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -9,6 +9,8 @@ from ctl.configs import overrides
 from ctl.errors import UsageError
 from ctl.loop import goodput, json_files
 
+# Prefixes of the names of metrics that measure the machine, not the training.
+SPEED = ("examples_per_second", "milliseconds_per_step", "peak_memory", "gpu_", "input_")
 _AXES = ("time", "split", "step")
 
 
@@ -22,6 +24,7 @@ class RunFiles:
         metrics: the records of metrics.jsonl, in order.
         events: those of events.jsonl.
         result: result.json; {} if the run has not ended yet.
+        skipped: what rollbacks.json records of the batches that were skipped after rollbacks.
     """
 
     name: str
@@ -29,6 +32,7 @@ class RunFiles:
     metrics: list[dict[str, Any]]
     events: list[dict[str, Any]]
     result: Mapping[str, Any]
+    skipped: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def curves(self) -> dict[str, dict[str, tuple[list[int], list[float]]]]:
         """Returns metric -> split -> steps and values."""
@@ -70,11 +74,12 @@ def read_runs(folders: list[str]) -> list[RunFiles]:
 def _read(path: pathlib.Path, name: str) -> RunFiles:
     if not (path / "config.json").exists():
         raise UsageError(f"{path} has no config.json, so it is not a run: name a run's --workdir.")
-    result = path / "result.json"
+    result, rollbacks = path / "result.json", path / "rollbacks.json"
     return RunFiles(
         name=name,
         config=overrides.flatten(json_files.read(path / "config.json")),
         metrics=goodput.read_lines(path / "metrics.jsonl"),
         events=goodput.read_lines(path / "events.jsonl"),
         result=json_files.read(result) if result.exists() else {},
+        skipped=json_files.read(rollbacks) if rollbacks.exists() else {},
     )

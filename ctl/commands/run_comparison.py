@@ -1,0 +1,160 @@
+"""Compares the files of two runs, without their checkpoints. It does not import TensorFlow."""
+
+from collections.abc import Iterable, Iterator, Mapping
+import dataclasses
+import math
+from typing import Any
+
+from ctl.commands.run_files import SPEED, RunFiles
+from ctl.configs import overrides
+
+_AXES = ("time", "split", "step")
+_MAX_METRICS = 8
+# The keys of the config that determine which examples each step uses, in addition to the data itself.
+_ORDER = ("seed", "trainer", "data.")
+_NOT_ORDER = ("data.prefetch", "data.cache", "data.placement", "data.skip_damaged")
+
+Record = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """What was compared of one subject.
+
+    Attributes:
+        name: the subject, such as "config".
+        summary: the result.
+        lines: the differences.
+        differs: whether there are any.
+    """
+
+    name: str
+    summary: str
+    lines: tuple[str, ...] = ()
+    differs: bool = False
+
+
+def compare_runs(a: RunFiles, b: RunFiles) -> list[Section]:
+    """Compares the configs, versions, hardware, data orders and metrics of two runs."""
+    return [
+        _compare_values("config", a.config, b.config, "key"),
+        *_compare_results(a, b),
+        _compare_order(a, b),
+        _compare_metrics(a, b),
+    ]
+
+
+def _differences(a: Record, b: Record) -> list[str]:
+    return [
+        f"{key}: {_show(a, key)} -> {_show(b, key)}"
+        for key in dict.fromkeys([*a, *b])
+        if not _same(a.get(key), b.get(key)) or (key in a) != (key in b)
+    ]
+
+
+def _show(values: Record, key: str) -> str:
+    return overrides.show_value(values[key]) if key in values else "not set"
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool(a == b) or (a != a and b != b)  # NaN equals NaN
+
+
+def _compare_values(name: str, a: Record, b: Record, noun: str) -> Section:
+    lines = tuple(_differences(a, b))
+    if not lines:
+        return Section(name, "the same")
+    summary = f"{len(lines)} {noun}{'s' * (len(lines) > 1)} differ{'s' * (len(lines) == 1)}"
+    return Section(name, summary, lines, differs=True)
+
+
+def _compare_results(a: RunFiles, b: RunFiles) -> Iterator[Section]:
+    without = [run.name for run in (a, b) if not run.result]
+    for name in ("versions", "hardware"):
+        if without:
+            yield Section(name, f"unknown: {' and '.join(without)} has no result.json yet")
+            continue
+        first, second = (
+            run.result.get("versions") or {}
+            if name == "versions"
+            else {key: run.result.get(key) for key in ("strategy", "replicas")}
+            for run in (a, b)
+        )
+        yield _compare_values(name, first, second, "value")
+
+
+def _compare_order(a: RunFiles, b: RunFiles) -> Section:
+    """Compares what determines the examples of each step: keys, lengths of the data, rollbacks."""
+    first, second = ({k: v for k, v in run.config.items() if _is_order(k)} for run in (a, b))
+    lines = _differences(first, second)
+    epochs = [{_key(r): r["epoch"] for r in run.metrics if "epoch" in r} for run in (a, b)]
+    for split, step in sorted({*epochs[0]} & {*epochs[1]}, key=lambda key: key[1]):
+        values = [each[split, step] for each in epochs]
+        if values[0] != values[1]:
+            epoch = " -> ".join(f"{value:.6g}" for value in values)
+            lines.append(f"the data has another length: step {step} is at epoch {epoch}")
+            break
+    lines += _differences(a.skipped, b.skipped)
+    if lines:
+        return Section("data order", "differs", tuple(lines), differs=True)
+    return Section(
+        "data order", "the same, as far as the config and the number of examples determine it"
+    )
+
+
+def _is_order(key: str) -> bool:
+    return key.startswith(_ORDER) and not key.startswith(_NOT_ORDER)
+
+
+def _compare_metrics(a: RunFiles, b: RunFiles) -> Section:
+    first, second = ({_key(record): record for record in run.metrics} for run in (a, b))
+    common = sorted({*first} & {*second}, key=lambda key: (key[1], key[0]))
+    lines: list[str] = []
+    where, last_same = "", 0
+    for split, step in common:
+        old, new = _values(first[split, step]), _values(second[split, step])
+        names = [name for name in old if name in new and not _same(old[name], new[name])]
+        if names:
+            where = f"first difference at step {step} ({split})"
+            lines += [_describe(name, old[name], new[name]) for name in names[:_MAX_METRICS]]
+            lines += [f"and {len(names) - _MAX_METRICS} more"] * (len(names) > _MAX_METRICS)
+            break
+        last_same = step
+    lines += _unmatched(a, b, first, second)
+    counted = f"{len(common)} records of both runs"
+    if where:
+        summary = f"{where}" + (f"; the same up to step {last_same}" if last_same else "")
+        return Section("metrics", summary, tuple(lines), differs=True)
+    if not common:
+        return Section("metrics", "not compared: no step has records of both runs", tuple(lines))
+    last = f"the same in {counted}, up to step {common[-1][1]}"
+    return Section("metrics", last, tuple(lines), differs=bool(lines))
+
+
+def _unmatched(
+    a: RunFiles, b: RunFiles, first: Mapping[Any, Any], second: Mapping[Any, Any]
+) -> Iterable[str]:
+    """Yields a line about each run that has records which the other one has not."""
+    for run, records, others in ((a, first, second), (b, second, first)):
+        only = sorted(step for split, step in records.keys() - others.keys())
+        if only:
+            steps = f"step {only[0]}" if len({*only}) == 1 else f"steps {only[0]} to {only[-1]}"
+            yield f"only in {run.name}: {len(only)} record{'s' * (len(only) > 1)} of {steps}"
+
+
+def _key(record: Record) -> tuple[str, int]:
+    return str(record.get("split")), int(record.get("step", 0))
+
+
+def _values(record: Record) -> dict[str, Any]:
+    """The metrics of a record that do not measure the machine."""
+    return {k: v for k, v in record.items() if k not in _AXES and not k.startswith(SPEED)}
+
+
+def _describe(name: str, old: Any, new: Any) -> str:
+    text = f"{name}: {old} -> {new}"
+    if isinstance(old, int | float) and isinstance(new, int | float):
+        scale = max(abs(old), abs(new))
+        if math.isfinite(scale) and scale:
+            text += f" (by {abs(new - old) / scale:.2g} of its value)"
+    return text
