@@ -1,4 +1,4 @@
-"""Draws check.svg: what `--mode=check` prints about a step with a planted mistake.
+"""Draws check.svg: what `ctl check` prints about a step with a planted mistake.
 
 python docs/images/check.py
 
@@ -21,7 +21,7 @@ from ctl import main
 
 _FILE = pathlib.Path(__file__).resolve()
 _ROOT = _FILE.parents[2]
-_COMMAND = "ctl --config=my_loop.py --mode=check"
+_COMMAND = "ctl check my_loop.py"
 _STYLES = {"pass": "green", "warning": "yellow", "FAIL": "bold red"}
 # Without the web font that rich names: a picture in a page must not load anything.
 _TEMPLATE = """\
@@ -91,7 +91,7 @@ def draw(printed: str) -> str:
 
 
 def run_check() -> str:
-    """Returns what `--mode=check` prints about this file, without the line about the time."""
+    """Returns what `ctl check` prints about this file, without the line about the time."""
     with contextlib.redirect_stdout(io.StringIO()) as output:
         code = main.run(["ctl", f"--config={_FILE}", "--mode=check"])
     assert code == 1, code

@@ -1,40 +1,50 @@
-"""Every command and every program in README.md works, and prints what README.md shows."""
+"""Every command and program in README.md and docs/start.md works, and prints what is shown."""
 
 import gzip
 import json
+import math
 import re
+import shlex
 import shutil
 import struct
 import sys
 
+import numpy as np
 import pytest
+import tensorflow as tf
+import tf_keras
 
+import ctl
 from ctl import main
 from tests import child
 
-README = (child.ROOT / "README.md").read_text()
+README, START, HARDWARE = (
+    (child.ROOT / page).read_text() for page in ("README.md", "docs/start.md", "docs/hardware.md")
+)
 TEST_EXAMPLES = 1_000
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def blocks(text, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-def commands():
-    return [line for block in blocks("sh") for line in block.splitlines()]
+def commands(text):
+    return [line for block in blocks(text, "sh") for line in block.splitlines()]
 
 
-def arguments(pattern):
-    """The arguments of Python in the one command of README.md that matches a regular expression."""
-    (command,) = (line for line in commands() if re.search(pattern, line))
-    return command.split("python3 -m uv run python ")[1].split()
+def arguments(text, pattern):
+    """The arguments of Python in the one command of a page that matches a regular expression."""
+    (command,) = (line for line in commands(text) if re.search(pattern, line))
+    program, *rest = shlex.split(command)
+    assert program in ("ctl", "python")
+    return ["-m", "ctl.main", *rest] if program == "ctl" else rest
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder as a reader of README.md has it: my_model.py and experiments, with less data."""
     folder = tmp_path_factory.mktemp("readme")
-    (model,) = (block for block in blocks("python") if "def get_config" in block)
+    (model,) = (block for block in blocks(START, "python") if "def get_config" in block)
     (folder / "my_model.py").write_text(model)
     shutil.copytree(child.ROOT / "experiments", folder / "experiments")
     for path in (folder / "experiments/data/mnist").glob("*.gz"):
@@ -55,32 +65,71 @@ def train(folder, *arguments):
     return json.loads((folder / workdir / "result.json").read_text())
 
 
-def test_every_command_is_run_by_a_test_here_or_runs_the_tests():
-    programs = [line for line in commands() if "-m ctl.main" in line or "-m ctl.launch" in line]
-    assert len(programs) == 6  # the first one is run in tests/end_to_end/program_test.py
-    assert [line for line in commands() if line not in programs] == [
-        "python3 -m pip install -q uv && python3 -m uv run pytest"
+def test_every_command_is_run_by_a_test_or_installs():
+    install = "python3 -m pip install -q uv && python3 -m uv "
+    assert commands(README) == [
+        f"{install}run ctl experiments/mnist.py",  # run in tests/end_to_end/program_test.py
+        "ctl check my_model.py",
     ]
+    assert commands(START) == [
+        f"{install}sync",
+        ". .venv/bin/activate",
+        "ctl experiments/mnist.py --config.train.steps=1000",  # with fewer steps in program_test.py
+        "ctl check my_model.py",
+        'ctl my_model.py --config.train.steps="3 epochs" --config.optimizer.learning_rate=3e-3',
+    ]
+    assert len(commands(HARDWARE)) == 3
+
+
+def test_first_page_is_short():
+    assert len(README.splitlines()) <= 150
 
 
 def test_the_new_model_trains(folder):
-    result = train(folder, *arguments("--config=my_model.py$"))
+    result = train(folder, *arguments(START, "^ctl my_model.py"))
     assert result["eval"]["examples"] == TEST_EXAMPLES
+    assert result["step"] == math.ceil(3 * 10_000 / 64)
     assert result["eval"]["accuracy"] > 0.8
     lines = (folder / "my_model.py").read_text().splitlines()
     assert len([line for line in lines if line.strip()]) <= 15
 
 
-def test_orbits_controller_trains_the_new_model(folder):
-    (script,) = (block for block in blocks("python") if "import orbit" in block)
-    done = child.run(["-c", script], cwd=folder)
-    assert done.returncode == 0, done.stderr
-    assert f"'examples': np.int64({TEST_EXAMPLES})" in done.stdout
+def test_both_sides_of_the_diff_train():
+    (diff,) = blocks(README, "diff")
+    sides = {
+        sign: "\n".join(line[1:] for line in diff.splitlines() if line[0] == sign) for sign in "-+"
+    }
+    names = {
+        "tf": tf,
+        "ctl": ctl,
+        "images": np.random.default_rng(0).normal(size=(70, 4)).astype(np.float32),
+        "labels": np.arange(70) % 3,
+        "loss_object": tf_keras.losses.SparseCategoricalCrossentropy(
+            from_logits=True, reduction="none"
+        ),
+        "strategy": tf.distribute.get_strategy(),
+        "optimizer": tf_keras.optimizers.SGD(0.1),
+        "print": lambda epoch, loss: losses.append(float(loss)),
+    }
+
+    def model():
+        return tf_keras.Sequential([tf_keras.layers.Dense(3, input_shape=(4,))])
+
+    losses: list[float] = []
+    exec(sides["-"], {**names, "model": model()})
+    assert len(losses) == 10 and losses[-1] < losses[0]
+    ctls = {**names, "model": model}
+    exec(sides["+"], ctls)
+    trainer = ctls["MyTrainer"](
+        global_batch_size=64, optimizer=lambda: tf_keras.optimizers.SGD(0.1)
+    )
+    first, last = (trainer.train(tf.constant(5))["loss"] for _ in range(2))
+    assert last < first
 
 
 def test_explain_prints_what_the_text_promises(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
-    module, program, *flags = arguments("--mode=explain")
+    module, program, *flags = arguments(HARDWARE, "explain")
     assert (module, program, main.run(["ctl", *flags])) == ("-m", "ctl.main", 0)
     printed = capsys.readouterr().out
     for name in ("devices", "replicas", "rows", "denominator", "reduction", "clip"):
@@ -89,26 +138,32 @@ def test_explain_prints_what_the_text_promises(folder, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_the_mirrored_strategy_trains(folder):
-    result = train(folder, *arguments("mnist_mirrored.py$"), "--config.train.steps=10")
+    result = train(
+        folder,
+        *arguments(HARDWARE, "^ctl experiments/mnist_mirrored.py$"),
+        "--config.train.steps=10",
+    )
     assert (result["strategy"], result["replicas"]) == ("mirrored", 2)
     assert result["eval"]["examples"] == TEST_EXAMPLES
 
 
 @pytest.mark.slow
 def test_two_processes_train(folder):
-    result = train(folder, *arguments("-m ctl.launch"), "--config.train.steps=10")
+    result = train(
+        folder, *arguments(HARDWARE, "-m ctl.launch --workers=2 -- "), "--config.train.steps=10"
+    )
     assert (result["strategy"], result["replicas"]) == ("multi_worker_mirrored", 2)
     assert result["eval"]["examples"] == TEST_EXAMPLES
 
 
 @pytest.mark.slow
 def test_check_prints_the_lines_shown(folder, tmp_path):
-    # README.md shows the numbers of the complete data.
+    # The page shows the numbers of the complete data.
     shutil.copy(folder / "my_model.py", tmp_path)
     (tmp_path / "experiments").symlink_to(child.ROOT / "experiments")
-    done = child.run(arguments("--mode=check"), cwd=tmp_path)
+    done = child.run(arguments(START, "^ctl check"), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    for line in blocks("text")[1].splitlines():
+    for line in blocks(START, "text")[0].splitlines():
         assert line in done.stdout
 
 
@@ -124,7 +179,7 @@ def test_the_table_of_three_examples_is_what_the_benchmark_prints():
 
 
 def test_the_output_shown_has_the_format_of_what_is_printed():
-    shown = blocks("text")[0].splitlines()
+    shown = blocks(README, "text")[0].splitlines()
     assert shown[0].startswith("one_device (auto: no GPU): 1 replica; global batch 128")
     assert re.fullmatch(
         r"eval +\d+/\d+ \| loss [\d.]+ \| accuracy 0\.99\d\d \| examples 10,000", shown[-2]
@@ -133,5 +188,6 @@ def test_the_output_shown_has_the_format_of_what_is_printed():
 
 def test_the_python_versions_in_the_text_are_the_supported_ones():
     assert sys.version_info >= (3, 10)
+    assert "Python 3.10 to 3.13" in START
     assert 'requires-python = ">=3.10,<3.14"' in (child.ROOT / "pyproject.toml").read_text()
     assert "Python 3.10 to 3.13" in README
