@@ -2,14 +2,13 @@
 
 import os
 
-from ctl.modes.check import replica_check
 from ctl.modes.check.trainer_factory import FirstSteps, TrainerFactory
 from ctl.replica.engine import engine_of
 
 _READS = 12  # of a batch, by the checks of the data
 _FURTHER_REPLICA = 0.6  # of the seconds in which the first replica is traced
-# Trainers on a number of replicas, in units of building and tracing one on one replica.
-_COST = {1: 3.0, 2: 3.0, 4: 5.0}
+# The trainers of the comparison on 1, 2 and 4 replicas, in units of building and tracing one on one.
+_COST = 3.0 + 3.0 + 5.0
 
 
 def announce(factory: TrainerFactory, *, startup: float) -> str:
@@ -32,7 +31,7 @@ def announce(factory: TrainerFactory, *, startup: float) -> str:
 def estimate(factory: TrainerFactory, first: FirstSteps, *, startup: float) -> float:
     """Estimates the seconds of all checks; the arguments are those of `announce`."""
     here = _seconds_here(factory, first)
-    there = startup + _seconds_of_comparison(factory, first)
+    there = startup + seconds_of_comparison(factory, first)
     return max(here, there) if (os.cpu_count() or 1) > 1 else here + there
 
 
@@ -49,8 +48,8 @@ def _seconds_here(factory: TrainerFactory, first: FirstSteps) -> float:
     return _READS * first.read + evaluation + trained
 
 
-def _seconds_of_comparison(factory: TrainerFactory, first: FirstSteps) -> float:
-    """The comparison in its own process: a trainer for each split, whose replicas are traced."""
+def seconds_of_comparison(factory: TrainerFactory, first: FirstSteps) -> float:
+    """Estimates the comparison in its own process: it traces each replica of a trainer per split."""
     replicas = factory.experiment.hardware.strategy.num_replicas_in_sync
     one_replica = first.trace / (1 + _FURTHER_REPLICA * (replicas - 1))
-    return sum(_COST[n] for n in replica_check.REPLICAS) * (first.build + one_replica)
+    return _COST * (first.build + one_replica)

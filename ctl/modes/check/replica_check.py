@@ -12,6 +12,7 @@ from ctl.configs import loading
 from ctl.configs.error_location import error_location
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
+from ctl.modes.check import estimate
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import Rows, TrainerFactory
 from ctl.testing import check_replica_equivalence, processes, split_cpu
@@ -21,7 +22,9 @@ from ctl.trainer import StandardTrainer
 REPLICAS = (1, 2, 4)
 _EXAMPLES = 8  # of the smallest batches; more are read in case that the step requires them
 _MAX_ROWS = 32  # of the larger batches
-_TIMEOUT = 600.0  # seconds
+# The comparison is stopped after this many seconds, or after this many times its estimate, if that is
+# longer: each replica of a large model takes minutes to trace.
+_TIMEOUT, _TIMES_ESTIMATE = 600.0, 4
 
 
 def start(factory: TrainerFactory) -> Callable[[], Outcome]:
@@ -33,9 +36,18 @@ def start(factory: TrainerFactory) -> Callable[[], Outcome]:
     config = factory.experiment.config
     arguments = [config.to_dict(), factory.config_path, rows, factory.global_batch_size]
     pool = concurrent.futures.ThreadPoolExecutor(1)
-    future = pool.submit(processes.call, compare_splits, arguments, timeout=_TIMEOUT)
+    future = pool.submit(processes.call, compare_splits, arguments, timeout=_limit(factory))
     pool.shutdown(wait=False)
     return lambda: _judge(future, notes=config.runtime.precision == "float16")
+
+
+def _limit(factory: TrainerFactory) -> float:
+    """The seconds that the comparison may take."""
+    try:
+        first = factory.first_steps
+    except Exception:  # another check reports it
+        return _TIMEOUT
+    return max(_TIMEOUT, _TIMES_ESTIMATE * estimate.seconds_of_comparison(factory, first))
 
 
 def check_equivalence(factory: TrainerFactory) -> Outcome:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ctl.modes.check import replica_check
+from ctl.modes.check import estimate, replica_check
 from ctl.modes.check.outcome import FAIL
 
 MEAN_OVER_THE_LOCAL_BATCH = """
@@ -10,6 +10,15 @@ MEAN_OVER_THE_LOCAL_BATCH = """
         losses = super().per_example_loss(batch, outputs)
         return tf.fill(tf.shape(losses), tf.reduce_mean(losses))
     """
+
+
+@pytest.mark.parametrize(("estimated", "limit"), [(10.0, 600), (1000.0, 4000)])
+def test_a_large_model_is_compared_for_longer(correct_factory, monkeypatch, estimated, limit):
+    limits = []
+    monkeypatch.setattr(replica_check.processes, "call", lambda *_, timeout: limits.append(timeout))
+    monkeypatch.setattr(estimate, "seconds_of_comparison", lambda *_: estimated)
+    replica_check.start(correct_factory)
+    assert limits == [limit]
 
 
 @pytest.mark.slow
