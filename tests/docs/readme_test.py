@@ -70,6 +70,7 @@ def test_every_command_is_run_by_a_test_or_installs():
     assert commands(README) == [
         f"{install}run ctl experiments/mnist.py",  # run in tests/end_to_end/program_test.py
         "ctl check my_model.py",
+        f"{install}run pytest",  # run by .ci/run
     ]
     assert commands(START) == [
         f"{install}sync",
