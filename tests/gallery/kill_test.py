@@ -12,6 +12,7 @@ KEYS = {
         "data.dir": "docs", "model.layers": 1, "model.heads": 2, "model.width": 16,
         "optimizer.warmup_steps": 10,
     },
+    "dcgan": {"data.global_batch_size": 16, "model.width": 4},
     "fashion_resnet": {
         "data.dir": "experiments/data/mnist", "data.global_batch_size": 16, "model.stem": 4,
         "model.widths": "(4, 8)", "optimizer.warmup_steps": 10,
