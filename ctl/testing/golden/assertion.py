@@ -5,6 +5,7 @@ import pathlib
 from typing import TypeAlias
 
 from ml_collections import config_dict
+import numpy as np
 import tf_keras
 
 import ctl
@@ -79,13 +80,13 @@ def assert_curve(
 def describe_recording(recorded: Curve) -> str:
     """Describes a new recording in one line: its last loss and how precise its tolerance is."""
     loss_tolerance, tolerance = comparison.tolerances(recorded)
-    loss, last = recorded.steps[-1].loss, recorded.steps[-1]
-    widest = max(t / max(u, 1e-30) for t, u in zip(tolerance[-1], last.update, strict=True))
+    loss, update = recorded.steps[-1].loss, recorded.steps[-1].update
+    share = float(np.linalg.norm(tolerance[-1])) / max(float(np.linalg.norm(update)), 1e-300)
     ending = "" if loss is None else f"; last loss {loss:.5g} +- {loss_tolerance[-1]:.1g}"
     repeatable = "" if recorded.repeatable else "; two runs had different bits"
     return (
-        f"recorded {len(recorded.steps)} steps of {len(recorded.tensors)} tensors{ending}; other "
-        f"machines may differ by {widest:.1g} of a tensor's last update{repeatable}"
+        f"recorded {len(recorded.steps)} steps of {len(recorded.tensors)} tensors{ending}; the "
+        f"weights of other machines may differ by {share:.1g} of the last update{repeatable}"
     )
 
 
