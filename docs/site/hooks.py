@@ -35,7 +35,7 @@ GENERATED = {
     "api index": api_reference.render_index,
     **{f"api {module}": api_reference.renderer(module) for module in api_reference.MODULES},
 }
-_LINK = re.compile(r"(?<=\]\()([^)#\s]+)(?=[)#])")
+_LINK = re.compile(r"\[([^\[\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 _log = logging.getLogger("mkdocs.hooks.ctl")
 
 
@@ -51,7 +51,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     for problem in api_reference.missing_docstrings() if page.file.src_uri == "index.md" else ():
         _log.warning(problem)
     source = COPIES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
-    markdown = _LINK.sub(lambda match: _site_link(match[1], source, page.file.src_uri), markdown)
 
     def generate(match: re.Match[str]) -> str:
         if match[1] not in GENERATED:
@@ -59,17 +58,21 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return ""
         return GENERATED[match[1]]()
 
-    return re.sub(r"^<!-- generated: (.*) -->$", generate, markdown, flags=re.MULTILINE)
+    markdown = re.sub(r"^<!-- generated: (.*) -->$", generate, markdown, flags=re.MULTILINE)
+    return _LINK.sub(lambda match: _site_link(match, source, page.file.src_uri), markdown)
 
 
-def _site_link(target: str, source: str, page: str) -> str:
+def _site_link(link: re.Match[str], source: str, page: str) -> str:
     """Returns a link of a page of the site for a link between files of the repository."""
+    text, target, anchor = link[1], link[2], link[3] or ""
     path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
     if "://" in target or not (_ROOT / path).exists():
-        return target
+        return link[0]
     pages = {file: name for name, file in COPIES.items()}
     if not path.startswith("docs/") and path not in pages:
         _log.warning(f"{source}: {target} is not a page of the site: name the file without a link.")
-        return target
+        return link[0]
     name = pages.get(path, path.removeprefix("docs/"))
-    return posixpath.relpath(name, posixpath.dirname(page) or ".")
+    if text.endswith(".md"):  # the name of a file is the title of a page here
+        text = (_ROOT / path).read_text().partition("\n")[0].lstrip("# ")
+    return f"[{text}]({posixpath.relpath(name, posixpath.dirname(page) or '.')}{anchor})"

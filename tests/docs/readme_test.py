@@ -74,7 +74,7 @@ def test_every_command_is_run_by_a_test_or_installs():
     ]
     assert commands(START) == [
         f"{install}sync",
-        ". .venv/bin/activate",
+        "source .venv/bin/activate",
         "ctl experiments/mnist.py --config.train.steps=1000",  # with fewer steps in program_test.py
         "ctl check my_model.py",
         'ctl my_model.py --config.train.steps="3 epochs" --config.optimizer.learning_rate=3e-3',
