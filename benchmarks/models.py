@@ -22,11 +22,13 @@ class Model(abc.ABC):
         batch: examples per step.
         steps_per_loop: steps per call from Python.
         has_accuracy: whether the loop updates an accuracy in addition to the mean loss.
+        precision: "float32", "float16" or "bfloat16", as `runtime.precision`.
     """
 
     batch: int
     steps_per_loop: int = 100
     has_accuracy: bool = True
+    precision: str = "float32"
 
     @abc.abstractmethod
     def build(self, keras, dropout: float = 0.5):
@@ -104,17 +106,27 @@ class Mnist(Model):
         return images, read(MNIST / "train-labels-idx1-ubyte.gz").astype(np.int32)
 
 
+@dataclasses.dataclass(frozen=True)
 class ResNet50(Model):
-    """ResNet-50 on random images."""
+    """ResNet-50 on random images.
+
+    Attributes:
+        size: height and width of the images.
+    """
+
+    size: int = 224
 
     def build(self, keras, dropout=0.0):
         return keras.applications.ResNet50(
-            weights=None, input_shape=(224, 224, 3), classes=1000, classifier_activation=None
+            weights=None,
+            input_shape=(self.size, self.size, 3),
+            classes=1000,
+            classifier_activation=None,
         )
 
     def arrays(self):
         draw = np.random.default_rng(0)
-        images = draw.integers(0, 256, [512, 224, 224, 3], np.uint8)
+        images = draw.integers(0, 256, [512, self.size, self.size, 3], np.uint8)
         return images, draw.integers(0, 1000, [512]).astype(np.int32)
 
 
@@ -125,8 +137,15 @@ MODELS = {
     "resnet50": ResNet50(batch=64, steps_per_loop=50)
     if GPU
     else ResNet50(batch=8, steps_per_loop=1),
+    # Of benchmarks.gpu.
+    "empty_float16": Empty(batch=64, has_accuracy=False, precision="float16"),
+    "mnist256_float16": Mnist(batch=256, precision="float16"),
+    "resnet50_float16": ResNet50(batch=128, steps_per_loop=50, precision="float16"),
+    "resnet50_bfloat16": ResNet50(batch=128, steps_per_loop=50, precision="bfloat16"),
+    "resnet50_small": ResNet50(batch=2, steps_per_loop=1, precision="bfloat16", size=32),
 }
 
 
 def _cross_entropy(keras, labels, outputs):
+    outputs = tf.cast(outputs, tf.float32)  # under mixed precision they have 16 bits
     return keras.losses.sparse_categorical_crossentropy(labels, outputs, from_logits=True)

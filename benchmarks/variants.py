@@ -42,12 +42,20 @@ def run(name: str, model: Model, tick: Tick) -> None:
     """
     if name.startswith(CTL):
         run_ctl(name.removeprefix(CTL), model, tick)
-    elif name in FITS:
+        return
+    set_precision(tf_keras, model)
+    if name in FITS:
         run_fit(model, tick, keras_3=name.startswith("Keras 3"), best=name.endswith("options"))
     elif name == TUTORIAL:
         run_tutorial(model, tick)
     else:
         run_loop(model, tick, jit=name in WITH_XLA, constant=name in (BARE, BARE_XLA))
+
+
+def set_precision(keras, model: Model) -> None:
+    """Sets the global policy of a Keras module; ctl sets its own by `runtime.precision`."""
+    mixed = model.precision != "float32"
+    keras.mixed_precision.set_global_policy(f"mixed_{model.precision}" if mixed else "float32")
 
 
 class Trainer(ctl.StandardTrainer):
@@ -73,7 +81,9 @@ class Trainer(ctl.StandardTrainer):
 
 def run_ctl(mode: str, model: Model, tick: Tick) -> None:
     placement = {"placement": "device"} if mode.endswith(RESIDENT) else {}
-    options = ctl.TrainerOptions(xla=mode.removesuffix(RESIDENT), **placement)
+    options = ctl.TrainerOptions(
+        xla=mode.removesuffix(RESIDENT), precision=model.precision, **placement
+    )
     trainer = Trainer(model, optimizer=lambda: model.optimizer(tf_keras), options=options)
     tick.sync = make_sync(trainer.model)
     steps = tf.constant(model.steps_per_loop)
@@ -119,6 +129,8 @@ def run_fit(model: Model, tick: Tick, *, keras_3: bool, best: bool) -> None:
     """Runs one long fit; `best` uses many steps per call and, on a GPU, XLA."""
     if keras_3:
         import keras
+
+        set_precision(keras, model)
     else:
         keras = tf_keras
     network = model.build(keras)
@@ -153,13 +165,19 @@ def make_step(model: Model, network=None, optimizer=None):
     optimizer = optimizer or model.optimizer(tf_keras)
     loss_fn, train_loss = model.loss_fn(tf_keras), tf_keras.metrics.Mean("loss")
     metrics = model.metrics(tf_keras)
+    scales = model.precision == "float16"
+    if scales:
+        optimizer = tf_keras.mixed_precision.LossScaleOptimizer(optimizer)
     optimizer.build(network.trainable_variables)
 
     def step(x, y):
         with tf.GradientTape() as tape:
             outputs = network(x, training=True)
             loss = tf.reduce_mean(loss_fn(y, outputs))
-        gradients = tape.gradient(loss, network.trainable_variables)
+            scaled = optimizer.get_scaled_loss(loss) if scales else loss
+        gradients = tape.gradient(scaled, network.trainable_variables)
+        if scales:
+            gradients = optimizer.get_unscaled_gradients(gradients)
         optimizer.apply_gradients(zip(gradients, network.trainable_variables, strict=True))
         train_loss.update_state(loss)
         for metric in metrics.values():

@@ -8,7 +8,7 @@ import tf_keras
 
 from ctl.errors import UsageError
 from ctl.replica import moments, row_mask
-from ctl.replica.memory import passes
+from ctl.replica.memory import passes, recompute
 
 
 @tf_keras.utils.register_keras_serializable(package="ctl")
@@ -137,6 +137,9 @@ def convert_sync_batch_norm(model: tf_keras.layers.Layer) -> list[str]:
         # Keras' own __setattr__ would track the class as an attribute of the layer.
         object.__setattr__(layer, "__class__", SyncBatchNormalization)
         layer.synchronized = True
+        if hasattr(layer.call, "ctl_recomputes"):  # it recomputes `call` of the former class
+            object.__delattr__(layer, "call")
+            recompute.recompute(layer)
         for variable in (layer.moving_mean, layer.moving_variance) if layer.built else ():
             if isinstance(variable, tf.distribute.DistributedValues):
                 variable._aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA  # see add_weight

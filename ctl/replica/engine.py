@@ -12,6 +12,7 @@ from ctl.errors import NonFiniteStep, UsageError
 from ctl.hardware import devices
 from ctl.replica import keras_version, precision, row_mask
 from ctl.replica.ema import ExponentialMovingAverage
+from ctl.replica.empty_batches import pad_rows
 from ctl.replica.inner_loop import CompiledLoop, chunk_size
 from ctl.replica.loop_results import LoopResults
 from ctl.replica.microbatches import Batch, row_count
@@ -81,6 +82,7 @@ class Engine:
         batch: Batch,
         mask: tf.Tensor | None,
         *,
+        existing: int | tf.Tensor | None = None,
         earlier: Callable[[], tf.Tensor] | None = None,
     ) -> Iterator[row_mask.Examples]:
         """The context of one replica's rows; enter it in a replica context.
@@ -88,26 +90,25 @@ class Engine:
         Args:
             batch: this replica's rows.
             mask: [rows] mask of the rows that exist; None if all exist.
+            existing: the number of rows that the input pipeline gave this replica; all by default.
             earlier: in an evaluation, the number of rows in the earlier global batches.
 
         Raises:
             UsageError: the code inside draws random numbers that depend on how the batch is split.
         """
-        # In the dtype of losses and metrics: data has float32 masks in every precision, and a metric
-        # in float64 cannot always use those.
+        # Data has float32 masks in every precision, which a metric in float64 cannot always use.
         mask = None if mask is None else tf.cast(mask, self.plan.dtype)
-        count = row_count(batch)
-        # Random layers are keyed by the consumed batches, not by `iterations`: a batch after a skipped
-        # one draws the same numbers whether or not the update was skipped.
-        step = self._trainer.global_step.read_value()
-        options = self.plan.options
+        count, options = row_count(batch), self.plan.options
+        first_row, _ = row_mask.row_range(count if existing is None else existing)
         allow = options.allow_row_coupling
         trace = None if earlier else row_coupling.make_trace((batch, mask), allow=allow)
+        # Random layers are keyed by the consumed batches, not by `iterations`: a batch after a skipped
+        # one draws the same numbers whether or not the update was skipped.
         with (
             row_mask.examples(
                 mask,
-                first_row=tf.cast(row_mask.row_range(count)[0], tf.int64),
-                step=step,
+                first_row=tf.cast(first_row, tf.int64),
+                step=self._trainer.global_step.read_value(),
                 count=count,
                 seed=options.seed,
                 allow_unkeyed=options.allow_unkeyed_random,
@@ -128,8 +129,7 @@ class Engine:
     def replica_train_step(self, batch: Batch, mask: tf.Tensor | None) -> tf.Tensor:
         """Runs one replica's step; call it in a replica context.
 
-        A skipped step leaves no trace in the reported loss, in metrics, and in the variables that the
-        trainer's code assigns.
+        A skipped step leaves no trace in the loss, metrics, and variables that the trainer assigns.
 
         Args:
             batch: this replica's rows.
@@ -138,8 +138,10 @@ class Engine:
         Returns:
             What `replica_step` returned.
         """
-        trainer = self._trainer
-        with self.rows(batch, mask) as rows:
+        trainer, existing = self._trainer, row_count(batch)
+        if self.plan.layout.replicas * self.plan.parts > 1:
+            batch, mask = pad_rows(batch, mask, existing, least=self.plan.parts_per_replica)
+        with self.rows(batch, mask, existing=existing) as rows:
             # The forward pass runs before anything is known of the gradients, so its assignments can
             # only be undone.
             once, summed = self.attributes.assignable()

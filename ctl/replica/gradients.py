@@ -55,7 +55,7 @@ def all_reduce(
     sent = [_cast(gradient, dtype) for gradient in existing] if dtype else existing
     # The sums are not differentiated. Without `stop_gradient`, TensorFlow's all_reduce would search the
     # graphs of all replicas for variables, which takes longer than tracing the step.
-    sent = [_map_values(value, tf.stop_gradient) for value in (*sent, loss)]
+    sent = [map_values(value, tf.stop_gradient) for value in (*sent, loss)]
     *reduced, loss = sum_over_replicas(sent)
     results = iter(_cast(new, old.dtype) for new, old in zip(reduced, existing, strict=True))
     return [None if gradient is None else next(results) for gradient in gradients], loss
@@ -108,7 +108,7 @@ def unscale(gradients: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradie
     """Divides reduced gradients by the loss scale."""
     # A division, because the product with the inverse of a scale that is not a power of two would be
     # rounded twice.
-    return [_map_values(g, lambda v: v / tf.cast(loss_scale, v.dtype)) for g in gradients]
+    return [map_values(g, lambda v: v / tf.cast(loss_scale, v.dtype)) for g in gradients]
 
 
 def finite_flags(gradients: Sequence[Gradient], loss: tf.Tensor) -> tf.Tensor:
@@ -145,8 +145,8 @@ def clip(gradients: Sequence[Gradient], rule: Clip) -> list[Gradient]:
     if rule.global_norm:
         return list(tf.clip_by_global_norm(summed, rule.global_norm)[0])
     if rule.norm:
-        return [_map_values(g, lambda v: tf.clip_by_norm(v, rule.norm)) for g in summed]
-    return [_map_values(g, lambda v: tf.clip_by_value(v, -rule.value, rule.value)) for g in summed]
+        return [map_values(g, lambda v: tf.clip_by_norm(v, rule.norm)) for g in summed]
+    return [map_values(g, lambda v: tf.clip_by_value(v, -rule.value, rule.value)) for g in summed]
 
 
 def apply(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[tf.Variable]) -> None:
@@ -256,7 +256,7 @@ def _first_replica(strategy: tf.distribute.Strategy, values: Any) -> list[tf.Ten
 
 
 def _cast(gradient: Gradient, dtype: tf.DType) -> Gradient:
-    return _map_values(gradient, lambda values: tf.cast(values, dtype))
+    return map_values(gradient, lambda values: tf.cast(values, dtype))
 
 
 def _fill_slots(stack: tf.Tensor, first: tf.Tensor, count: int) -> tf.Tensor:
@@ -279,7 +279,8 @@ def _add(one: Gradient, other: Gradient) -> Gradient:
     return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)
 
 
-def _map_values(gradient: Gradient, function: Callable[[tf.Tensor], tf.Tensor]) -> Gradient:
+def map_values(gradient: Gradient, function: Callable[[tf.Tensor], tf.Tensor]) -> Gradient:
+    """Applies a function to the values of a dense or sparse gradient, and not to None."""
     if gradient is None:
         return None
     if isinstance(gradient, tf.IndexedSlices):

@@ -13,6 +13,7 @@ from ctl.data.features import name_features
 from ctl.data.source import Batch, MaskedBatch
 from ctl.errors import UsageError
 from ctl.replica import gradients, loss, metrics, precision, row_mask
+from ctl.replica.empty_batches import zero_without_rows
 from ctl.replica.gradients import Gradient
 from ctl.replica.memory import order
 from ctl.replica.snapshot import Assignable, Snapshot
@@ -166,6 +167,7 @@ class MicroBatches:
         )
         # Entered around the backward pass too: the gradients of layers (synchronized batch
         # normalization) read the mask.
+        may_be_empty = mask is not None and not isinstance(rows, int)
         with row_mask.examples(
             mask,
             first_row=inputs.first_row,
@@ -175,7 +177,8 @@ class MicroBatches:
             isolated=self.isolated,
             compiled=self.compiled,
         ) as examples:
-            with tf.GradientTape() as tape:
+            # Persistent for the second gradient of a micro-batch that may have no rows.
+            with tf.GradientTape(persistent=may_be_empty) as tape:
                 outputs = precision.cast_to_float32(self.forward(batch)) if self.forward else None
                 per_example = self.loss_fn(batch, outputs)
                 if per_example is None:
@@ -186,11 +189,18 @@ class MicroBatches:
                 share = loss.contribution(
                     tf.cast(per_example, self.dtype), weights, inputs.denominator, rows=rows
                 )
+                [share] = zero_without_rows([share], mask, rows)
                 penalty = self._penalty([*tf.nest.flatten(batch), mask, weights])
+                terms = [share] if penalty is None else [share, penalty]
                 share = share if penalty is None else share + penalty
+                # Without rows, only the gradient of the penalty counts.
+                terms = terms if may_be_empty else [share]
                 # Only what is differentiated is scaled; the reported loss is not.
-                scaled = share if inputs.loss_scale is None else share * inputs.loss_scale
-            new = tape.gradient(scaled, self.variables)
+                if inputs.loss_scale is not None:
+                    terms = [term * inputs.loss_scale for term in terms]
+            new, *others = [tape.gradient(term, self.variables) for term in terms]
+            new = zero_without_rows(new, mask, rows)
+            new = gradients.accumulate([new, *others]) if others else new
             if examples.trace:
                 examples.trace.add_gradients(new)
         return new, share, MicroBatch(batch, mask, outputs, metrics.masks_of(outputs))

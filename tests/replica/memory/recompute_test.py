@@ -52,6 +52,14 @@ class PlainNorm(Images):
     norm = L.BatchNormalization
 
 
+class ConvertedNorm(Images):
+    """A batch normalization that `model.sync_batch_norm` converts after it was wrapped."""
+
+    def build_model(self):
+        norm = ctl.recompute(L.BatchNormalization())
+        return tf_keras.Sequential([L.Input((6, 6, 3)), L.Flatten(), norm, L.Dense(5)])
+
+
 class Block(L.Layer):
     """Its own weight, a training flag that is not passed on, and a nested recomputation."""
 
@@ -129,6 +137,7 @@ CASES = [
     pytest.param(PlainNorm, 2, 8, {}, marks=long),
     pytest.param(Residual, 2, 7, {}, marks=slow),
     (Residual, 1, 8, {}),
+    (ConvertedNorm, 2, 7, {"model": {"sync_batch_norm": True}}),
     pytest.param(Sequences, 1, 8, {"gradient_accumulation_steps": 3}, marks=slow),
     (Sequences, 2, 7, {"gradient_accumulation_steps": 2}),
     pytest.param(Sequences, 4, 8, {}, marks=long),

@@ -1,0 +1,93 @@
+"""The parts of `python -m benchmarks.gpu`, the most important ones first.
+
+A part is a function of a `Report`. It reports each result at once, by name, and each of its steps is in
+`with report.attempt(name)`, so that one failure does not hide the other results.
+"""
+
+import argparse
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import importlib
+import json
+import time
+import traceback
+from typing import Any, TextIO
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One part.
+
+    Attributes:
+        function: module:function in this package.
+        seconds: the limit of its time.
+    """
+
+    function: str
+    seconds: float
+
+    def load(self):
+        """Imports and returns the function."""
+        module, name = self.function.split(":")
+        return getattr(importlib.import_module(f"benchmarks.gpu.{module}"), name)
+
+
+PARTS = {
+    "environment": Part("environment:describe", 30),
+    "mnist_float32": Part("speed:measure_mnist_float32", 130),
+    "jax": Part("speed:measure_jax", 60),
+    "resnet50": Part("speed:measure_resnet50", 150),
+    "equivalence": Part("equality:check_equivalence", 90),
+    "overflow": Part("equality:check_overflow", 60),
+    "transformer": Part("transformer:measure", 90),
+    "mnist_float16": Part("speed:measure_mnist_float16", 110),
+    "torch": Part("speed:measure_torch", 90),
+    "dropout": Part("equality:check_dropout", 30),
+    "logical_shards": Part("equality:check_logical_shards", 60),
+    "resume": Part("programs:check_resume", 90),
+    "memory": Part("memory:measure", 90),
+    "out_of_memory": Part("memory:check_advice", 45),
+    "start_up": Part("programs:measure_start_up", 90),
+    "evaluation": Part("programs:measure_evaluation", 45),
+    "nccl": Part("equality:check_nccl", 45),
+}
+
+
+class Report:
+    """Writes the results of a part.
+
+    Attributes:
+        small: whether the models are tiny, for a test on a CPU.
+        flags: the flags of the command line.
+    """
+
+    def __init__(self, file: TextIO, flags: argparse.Namespace):
+        """Starts the time of the part.
+
+        Args:
+            file: where the lines go.
+            flags: the flags of the command line: small, seconds, jax_python, torch_python.
+        """
+        self.small, self.flags = flags.small, flags
+        self._file, self._end = file, time.monotonic() + flags.seconds
+
+    @property
+    def remaining(self) -> float:
+        """Seconds before the part is killed."""
+        return self._end - time.monotonic()
+
+    def __call__(self, name: str, **values: Any) -> None:
+        """Writes one result."""
+        print(json.dumps({"name": name, **values}), file=self._file, flush=True)
+
+    @contextlib.contextmanager
+    def attempt(self, name: str) -> Iterator[None]:
+        """Reports an exception as the error of a result, and continues."""
+        try:
+            yield
+        except (Exception, SystemExit) as error:
+            traceback.print_exc()
+            lines = [line for line in str(error).splitlines() if line.strip()]
+            last = lines[-1].strip() if lines else ""
+            self(name, error=f"{type(error).__name__}: {last}"[:1000])

@@ -1,0 +1,72 @@
+"""A replica or a micro-batch without rows computes padding instead, and contributes nothing.
+
+TensorFlow's kernels are not reliable without rows (seen in 2.20 on CPUs): the gradient of a depthwise
+convolution's kernel is memory that nothing has written, and in float32 the gradient of a convolution's
+kernel is missing, which ends the step with an error.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.data.source import Batch
+from ctl.replica import gradients
+from ctl.replica.gradients import Gradient
+
+
+def pad_rows(
+    batch: Batch, row_mask: tf.Tensor | None, rows: int | tf.Tensor, *, least: int
+) -> tuple[Batch, tf.Tensor | None]:
+    """Pads a replica's batch to a least number of rows, one for each micro-batch.
+
+    Args:
+        batch: [rows, ...] tensors.
+        row_mask: [rows] mask of the rows that exist; None if all exist.
+        rows: the number of rows.
+        least: the least number of rows.
+
+    Returns:
+        The batch and its row mask. They are unchanged if the number of rows is static, since every
+        micro-batch then has a row, and if the batch has values that are no plain tensors.
+    """
+    tensors = tf.nest.flatten(batch)
+    if isinstance(rows, int) or not all(isinstance(value, tf.Tensor) for value in tensors):
+        return batch, row_mask
+    positions = tf.range(tf.maximum(rows, least))
+
+    def pad(value: tf.Tensor) -> tf.Tensor:
+        # A row of the batch, as in all padding, or zeros if there is none.
+        zeros = tf.zeros([1, *value.shape[1:]] if value.shape[1:].is_fully_defined() else
+                         tf.concat([[1], tf.shape(value)[1:]], 0), value.dtype)  # fmt: skip
+        return tf.gather(
+            tf.concat([value, zeros], 0), tf.minimum(positions, tf.maximum(rows - 1, 0))
+        )
+
+    exists = positions < rows
+    if row_mask is None:
+        return tf.nest.map_structure(pad, batch), tf.cast(exists, tf.float32)
+    padded_mask = tf.where(exists, pad(row_mask), tf.zeros([], row_mask.dtype))
+    return tf.nest.map_structure(pad, batch), padded_mask
+
+
+def zero_without_rows(
+    values: Sequence[Gradient], row_mask: tf.Tensor | None, rows: int | tf.Tensor
+) -> list[Gradient]:
+    """Replaces the gradients or losses of a micro-batch without rows by zeros.
+
+    A row of zeros may have no finite loss, and a product with its mask would be NaN.
+
+    Args:
+        values: the gradients of the losses, or the losses.
+        row_mask: [rows] mask of the rows that exist; None if all exist.
+        rows: the number of rows, including padding.
+    """
+    if isinstance(rows, int) or row_mask is None:
+        return list(values)
+    exists = tf.reduce_any(row_mask > 0)
+
+    def zero(value: Any) -> tf.Tensor:
+        return tf.where(exists, value, tf.zeros_like(value))
+
+    return [gradients.map_values(value, zero) for value in values]

@@ -1,0 +1,236 @@
+"""Runs a `Case`, and compares it with the same update on one replica."""
+
+import functools
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from ctl.errors import UsageError
+from ctl.optimizers import layerwise
+from ctl.replica.engine import engine_of
+from tests.properties import layers
+from tests.properties.case import EXAMPLES, Case
+
+STEPS = 2
+# Rounding errors of sums in another order; the loss of a row is about 1.
+TOLERANCE = 1e-10
+
+make_strategy = functools.cache(testing.make_strategy)
+L, optimizers = tf_keras.layers, tf_keras.optimizers
+MAKE_OPTIMIZER = {
+    "sgd": lambda: optimizers.SGD(0.5),
+    "momentum": lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "adam": lambda: optimizers.Adam(0.01),
+    "adamw": lambda: optimizers.AdamW(0.01, weight_decay=0.1),
+    "rmsprop": lambda: optimizers.RMSprop(0.01, momentum=0.5),
+    "adagrad": lambda: optimizers.Adagrad(0.1),
+    "amsgrad": lambda: optimizers.Adam(0.01, amsgrad=True),
+    "adamax": lambda: optimizers.Adamax(0.01),
+    "adadelta": lambda: optimizers.Adadelta(1.0),
+    "ftrl": lambda: optimizers.Ftrl(0.1),
+    "lamb": lambda: layerwise.LAMB(0.01, weight_decay=0.1),
+    "lars": lambda: layerwise.LARS(0.1, momentum=0.9),
+    "adafactor": lambda: optimizers.Adafactor(0.01),
+}
+CLIPS = {
+    "none": ctl.Clip(),
+    "global_norm": ctl.Clip(global_norm=0.1),
+    "norm": ctl.Clip(norm=0.05),
+    "value": ctl.Clip(value=0.02),
+}
+
+
+@functools.cache
+def make_examples(name: str) -> dict[str, np.ndarray]:
+    """Makes distinct examples of one kind of input; their sizes differ by a factor of up to 30."""
+    draw = np.random.default_rng(0)
+    shape, _ = layers.INPUTS[name]
+    if "tokens" in name:
+        x = draw.integers(0, layers.TOKENS, [EXAMPLES, *shape])
+        x[:, 0] = draw.integers(1, layers.TOKENS, EXAMPLES)  # a row with no token has no average
+    else:
+        x = draw.normal(size=[EXAMPLES, *shape])
+        x *= draw.uniform(0.1, 3, [EXAMPLES] + [1] * len(shape))
+    weights = draw.uniform(0.2, 3, [EXAMPLES, layers.STEPS])
+    return {
+        "x": x,
+        "class": draw.integers(0, layers.CLASSES, EXAMPLES),
+        "value": draw.normal(size=EXAMPLES),
+        "steps": draw.normal(size=[EXAMPLES, layers.STEPS]),
+        "weight": weights,
+        "factor": np.ones(EXAMPLES),
+        "number": np.arange(EXAMPLES),
+    }
+
+
+class Trainer(ctl.StandardTrainer):
+    """Trains the model of a case."""
+
+    def __init__(self, case: Case):
+        self.case = case
+        converts = "batch_norm" in case.layers
+        super().__init__(
+            strategy=make_strategy(case.replicas),
+            global_batch_size=case.batch,
+            optimizer=MAKE_OPTIMIZER[case.optimizer],
+            options=ctl.TrainerOptions(
+                precision="float64",
+                seed=case.seed,
+                gradient_accumulation_steps=case.micro_batches,
+                logical_shards=case.logical_shards,
+                shard_state=case.shard_state,
+                clip=CLIPS[case.clip],
+                on_non_finite="skip" if case.skip_nan else "stop",
+                ema_decay=0.5 if case.ema else 0.0,
+                norms=case.norms,
+                optimizer_groups={
+                    "none": [],
+                    "scaled": [{"variables": "output_*", "learning_rate_scale": 0.1}],
+                    "frozen": [{"variables": "output_*", "frozen": True}],
+                }[case.group],
+                model={"sync_batch_norm": True} if converts else {},
+            ),
+        )
+
+    def build_model(self):
+        case = self.case
+        shape, kind = layers.INPUTS[case.input]
+        arguments = {"recompute": case.recompute, "penalty": case.penalty}
+        is_token = "tokens" in case.input
+        x = inputs = L.Input(shape, dtype=tf.int64 if is_token else tf.float64)
+        if is_token:
+            mask_zero = case.input == "masked_tokens"
+            x = L.Embedding(layers.TOKENS, layers.WIDTH, mask_zero=mask_zero)(x)
+        x = layers.apply_layers(case.body, kind, x, **arguments)
+        if case.outputs != ("steps",):
+            pools = {"sequence": L.GlobalAveragePooling1D, "image": L.GlobalAveragePooling2D}
+            x = pools[kind]()(x) if kind in pools else x
+            x = layers.apply_layers(case.head, "vector", x, **arguments)
+        widths = {"class": layers.CLASSES, "value": 1, "steps": 1}
+        outputs = {n: L.Dense(widths[n], name=f"output_{n}")(x) for n in case.outputs}
+        return tf_keras.Model(inputs, outputs)
+
+    def build_dataset(self, split, input_context):
+        case, examples = self.case, make_examples(self.case.input)
+        if case.data == "arrays":
+            return ctl.data.arrays(examples)
+        dataset = tf.data.Dataset.from_tensor_slices(examples)
+        if case.data == "dataset":
+            return dataset
+        return ctl.data.GlobalBatches(
+            dataset.repeat().take(case.batch + case.second_batch).batch(case.batch)
+        )
+
+    def preprocess(self, batch):
+        if self.case.skip_nan:
+            nan = tf.constant(np.nan, tf.float64)
+            factor = tf.where(batch["number"] == 3, nan, batch["factor"])
+            batch = {**batch, "factor": factor}
+            if batch["x"].dtype.is_floating:
+                factor = tf.reshape(factor, [-1] + [1] * (batch["x"].shape.rank - 1))
+                batch["x"] *= factor
+        return batch
+
+    def forward(self, batch, training):
+        return self.model(batch["x"], training=training)
+
+    def per_example_loss(self, batch, outputs):
+        total = 0.0
+        for name, output in outputs.items():
+            if name == "class":
+                total += tf_keras.losses.sparse_categorical_crossentropy(
+                    batch[name], output, from_logits=True
+                )
+            else:
+                total += tf.square(output[..., 0] - batch[name])
+        factor = batch["factor"]
+        return total * (factor[:, tf.newaxis] if "steps" in outputs else factor)
+
+    def sample_weight(self, batch):
+        case, weight = self.case, batch["weight"]
+        if case.weights == "none":
+            # Losses of positions require weights of their shape.
+            return tf.ones_like(weight) if "steps" in case.outputs else None
+        if "steps" not in case.outputs:
+            weight = weight[:, 0]
+        if case.weights == "some_zero":
+            return tf.where(weight < 1.5, tf.zeros_like(weight), weight)
+        return tf.zeros_like(weight) if case.weights == "all_zero" else weight
+
+    def build_metrics(self):
+        return {"mean": tf_keras.metrics.Mean()}
+
+    def update_metrics(self, metrics, batch, outputs, weights):
+        output = next(iter(outputs.values()))
+        flat = tf.reshape(output, [tf.shape(output)[0], -1])
+        metrics["mean"].update_state(tf.reduce_sum(flat, 1), weights)
+
+    def replica_step(self, batch):
+        if not self.case.updates:
+            return super().replica_step(batch)
+        results = [
+            self.minimize(
+                batch,
+                lambda rows: self.per_example_loss(rows, self.forward(rows, training=True)),
+            )
+            for _ in range(self.case.updates)
+        ]
+        return results[-1]
+
+
+def train(case: Case) -> dict[str, list[np.ndarray]]:
+    """Trains two steps; returns name -> the values of every replica's copy.
+
+    Raises:
+        UsageError: ctl rejects the case.
+    """
+    trainer = Trainer(case)
+    outputs = trainer.train(tf.constant(STEPS))
+    results = {f"output {name}": [np.asarray(value)] for name, value in outputs.items()}
+    results["skipped steps"] = testing.copies(trainer.strategy, trainer.skipped_steps)
+    average = engine_of(trainer).ema
+    for kind, variables in {
+        "variable": trainer.model.variables,
+        "slot": trainer.optimizer.variables,
+        "average": average.state.averages if average else [],
+    }.items():
+        for i, variable in enumerate(variables):
+            results[f"{kind} {i}, {variable.name}"] = testing.copies(trainer.strategy, variable)
+    return results
+
+
+def find_differences(case: Case) -> list[str]:
+    """Compares a case with the same update on one replica; returns one line per value that differs.
+
+    Raises:
+        UsageError: ctl rejects the case.
+    """
+    actual = train(case)
+    try:
+        expected = train(case.reference)
+    except UsageError as error:
+        raise AssertionError(f"only the update of one replica is rejected: {error}") from error
+    return compare(actual, expected)
+
+
+def compare(
+    actual: dict[str, list[np.ndarray]], expected: dict[str, list[np.ndarray]]
+) -> list[str]:
+    """Compares two results of `train`, of which the second is that of one replica."""
+    lines = []
+    for (name, copies), (_, [value]) in zip(actual.items(), expected.items(), strict=True):
+        bound = TOLERANCE * max(1.0, np.max(np.abs(value), initial=0.0))
+        for replica, copy in enumerate(copies):
+            if not np.allclose(copy, value, rtol=0, atol=bound, equal_nan=True):
+                lines.append(
+                    f"{name}: replica {replica} has {describe(copy)}, one replica {describe(value)}"
+                )
+    return lines
+
+
+def describe(value: np.ndarray) -> str:
+    """The first elements of an array."""
+    return np.array2string(value.ravel()[:3], precision=6, floatmode="maxprec")

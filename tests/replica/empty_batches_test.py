@@ -1,0 +1,103 @@
+"""A replica or micro-batch without rows contributes its penalty and nothing else."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from ctl.replica.empty_batches import pad_rows, zero_without_rows
+from ctl.testing import tiny
+
+L = tf_keras.layers
+
+
+class Convolutions(tiny.TinyTrainer):
+    """Global batches of 7 and of 5 rows; log(x) has no finite gradient in a row of zeros."""
+
+    def build_model(self):
+        penalty = tf_keras.regularizers.L2(0.1)
+        return tf_keras.Sequential(
+            [
+                L.Input((3, 3, 2)),
+                L.Conv2D(4, 2, padding="same"),
+                L.DepthwiseConv2D(2, depthwise_regularizer=penalty),
+                L.Dropout(0.4),
+                L.GlobalAveragePooling2D(),
+                L.Dense(3),
+            ]
+        )
+
+    def build_dataset(self, split, input_context):
+        draw = np.random.default_rng(0)
+        examples = {"x": draw.uniform(0.1, 2, [12, 3, 3, 2]), "label": draw.integers(0, 3, 12)}
+        return ctl.data.GlobalBatches(tf.data.Dataset.from_tensor_slices(examples).batch(7))
+
+    def preprocess(self, batch):
+        return {**batch, "x": tf.math.log(tf.cast(batch["x"], self.compute_dtype))}
+
+
+@functools.cache
+def train(replicas, micro_batches, precision):
+    strategy = testing.make_strategy(replicas)
+    trainer = Convolutions(
+        strategy=strategy,
+        global_batch_size=7,
+        optimizer=lambda: tf_keras.optimizers.SGD(0.1),
+        options=ctl.TrainerOptions(precision=precision, gradient_accumulation_steps=micro_batches),
+    )
+    loss = trainer.train(tf.constant(2))["loss"]
+    return float(loss), [testing.copies(strategy, v) for v in trainer.model.variables]
+
+
+# The second batch has 2, 2, 1 and 0 rows on 4 replicas; on 3, the last has 1 row for 2 micro-batches.
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize(("replicas", "micro_batches"), [(4, 1), (3, 2)])
+def test_update_of_a_partial_batch_of_images_is_that_of_one_replica(
+    replicas, micro_batches, precision
+):
+    tolerance = 1e-12 if precision == "float64" else 1e-5
+    expected_loss, expected = train(1, 1, precision)
+    loss, variables = train(replicas, micro_batches, precision)
+    assert loss == pytest.approx(expected_loss, abs=tolerance)
+    for copies, [value] in zip(variables, expected, strict=True):
+        for copy in copies:
+            np.testing.assert_allclose(copy, value, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("rows", "padded", "mask"),
+    [(0, [0, 0], [0, 0]), (1, [5, 5], [1, 0]), (3, [5, 6, 7], [1, 1, 1])],
+)
+def test_padding_repeats_the_last_row_or_is_zero(rows, padded, mask):
+    x = tf.constant([5, 6, 7][:rows], tf.int32)
+    names = tf.constant(["a", "b", "c"][:rows], tf.string)
+    batch, row_mask = pad_rows({"x": x, "name": names}, None, tf.constant(rows), least=2)
+    assert batch["x"].numpy().tolist() == padded
+    assert len(batch["name"]) == len(padded)
+    assert row_mask.numpy().tolist() == mask
+
+
+def test_padding_extends_a_mask():
+    batch = {"x": tf.constant([5.0])}
+    _, row_mask = pad_rows(batch, tf.constant([1.0]), tf.constant(1), least=3)
+    assert row_mask.numpy().tolist() == [1, 0, 0]
+
+
+def test_static_number_of_rows_is_not_padded():
+    batch = {"x": tf.constant([5.0])}
+    assert pad_rows(batch, None, 1, least=2) == (batch, None)
+
+
+def test_gradients_without_rows_are_zero_even_if_they_are_nan():
+    sparse = tf.IndexedSlices(tf.constant([[np.nan]]), tf.constant([3]), tf.constant([4, 1]))
+    values = [tf.constant([np.nan, 1.0]), None, sparse]
+    dense, none, zeros = zero_without_rows(values, tf.zeros([1]), tf.constant(1))
+    assert dense.numpy().tolist() == [0, 0]
+    assert none is None
+    assert zeros.values.numpy().tolist() == [[0]]
+    kept = zero_without_rows(values[:1], tf.constant([1.0, 0.0]), tf.constant(2))
+    np.testing.assert_array_equal(kept[0], values[0])
