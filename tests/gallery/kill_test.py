@@ -18,6 +18,7 @@ KEYS = {
         "model.widths": "(4, 8)", "optimizer.warmup_steps": 10,
     },
     "mnist": {"data.global_batch_size": 16},
+    "ppo": {"data.global_batch_size": 4, "model.limit": 20, "model.updates": 2},
     "simclr": {"data.global_batch_size": 16, "model.width": 8, "eval.before_training": False},
     "two_tower": {"model.user_count": 100, "model.interactions": 20_000},
     "vae": {"model.hidden": 20, "data.global_batch_size": 16},

@@ -9,6 +9,7 @@ from ctl.data.distribution import disable_autotune
 from ctl.data.source import GlobalBatches, PerReplica, source_of
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import Rows, TrainerFactory
+from ctl.replica.engine import engine_of
 
 _BATCHES = 4
 _MAX_EVALUATED = 200_000  # examples; evaluating more takes longer than a check should
@@ -21,7 +22,9 @@ def check_inputs(factory: TrainerFactory) -> Outcome:
     trainer = factory.experiment.trainer
     parts: dict[str, list[np.ndarray]] = {}
     for batch in factory.read_batches(_BATCHES):
-        prepared = trainer.preprocess({k: tf.convert_to_tensor(v) for k, v in batch.items()})
+        tensors = {k: tf.convert_to_tensor(v) for k, v in batch.items()}
+        with engine_of(trainer).rows(tensors, None):  # for draws and mixtures of rows
+            prepared = trainer.preprocess(tensors)
         for name, value in prepared.items():
             if tf.as_dtype(value.dtype).is_floating and name != "weight":
                 parts.setdefault(name, []).append(np.asarray(value, np.float64))

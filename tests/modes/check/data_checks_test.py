@@ -3,7 +3,7 @@
 import pytest
 
 from ctl.modes.check import data_checks
-from ctl.modes.check.outcome import FAIL, WARNING
+from ctl.modes.check.outcome import FAIL, PASS, WARNING
 
 NAN_IN_DATA = """
     def build_dataset(self, split, input_context):
@@ -14,6 +14,13 @@ NAN_IN_DATA = """
 NOT_NORMALIZED = """
     def preprocess(self, batch):
         return {**batch, "x": 128 + 64 * batch["x"]}
+    """
+MIXUP = """
+    def preprocess(self, batch):
+        ratio = ctl.random.uniform([None, 1], 0.5, 1.0)
+        partners = ctl.random.permutation_of_batch()
+        others = tf.gather(ctl.replica.all_gather(batch["x"]), partners)
+        return {**batch, "x": ratio * batch["x"] + (1 - ratio) * others}
     """
 ORDER_FROM_THE_CLOCK = """
     def build_dataset(self, split, input_context):
@@ -49,6 +56,14 @@ def test_a_nan_in_the_data_fails(assert_detects):
 
 def test_inputs_that_are_not_normalized_are_a_warning(assert_detects):
     assert_detects(NOT_NORMALIZED, data_checks.check_inputs, WARNING, "x: mean 1")
+
+
+@pytest.mark.parametrize(
+    "keys", [{}, {"runtime.strategy": "mirrored", "runtime.logical_devices": 2}]
+)
+def test_draws_and_mixtures_of_rows_are_made_as_in_a_step(make_factory, keys):
+    outcome = data_checks.check_inputs(make_factory(MIXUP, **keys))
+    assert outcome.verdict == PASS and "x: mean 0.0853" in outcome.observation
 
 
 def test_an_order_that_depends_on_the_clock_fails(assert_detects):
