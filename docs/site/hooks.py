@@ -39,6 +39,16 @@ _LINK = re.compile(r"\[([^\[\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 _log = logging.getLogger("mkdocs.hooks.ctl")
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Appends the pages that mkdocs.yml does not list to its navigation, as the section More."""
+    listed = str(config.nav)
+    pages = sorted(str(p.relative_to(_ROOT / "docs")) for p in _ROOT.glob("docs/**/*.md"))
+    more = [page for page in pages if f"'{page}'" not in listed]
+    if more:
+        config.nav = [*(config.nav or []), {"More": more}]
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that are files outside of docs/."""
     for page, source in COPIES.items():

@@ -37,11 +37,13 @@ def pages(entry):
     return set().union(*map(pages, parts))
 
 
-def test_every_page_is_in_the_navigation():
+def test_pages_in_the_navigation_exist():
     copies = set(re.findall(r'^    "(.*\.md)": "', (SITE / "hooks.py").read_text(), re.MULTILINE))
     assert len(copies) >= 4
     files = {str(p.relative_to(child.ROOT / "docs")) for p in child.ROOT.glob("docs/**/*.md")}
-    assert pages(yaml.safe_load(CONFIG)["nav"]) == files | copies
+    listed = pages(yaml.safe_load(CONFIG)["nav"])
+    assert listed <= files | copies  # the hook lists other files under More
+    assert copies <= listed
 
 
 def test_every_key_has_a_row_with_its_type_default_and_meaning():

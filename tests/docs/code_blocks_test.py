@@ -1,0 +1,93 @@
+"""The code blocks of the other pages run, with the names that their texts assume."""
+
+import re
+
+import orbit
+import pandas
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from tests import child
+
+# The pages whose blocks run in the test modules next to this one.
+ELSEWHERE = {"data", "evaluation", "export", "testing", "writing-a-model", "start"}
+MODEL = """
+import ctl
+import numpy as np
+import tensorflow as tf
+import tf_keras
+
+
+class Line(ctl.StandardTrainer):
+    def build_model(self):
+        return tf_keras.Sequential([tf_keras.layers.Dense(1)])
+
+    def build_dataset(self, split, input_context):
+        return ctl.data.arrays({k: np.ones([64, 1], np.float32) for k in ("x", "label")})
+
+    def per_example_loss(self, batch, outputs):
+        return tf.square(batch["label"] - outputs)[:, 0]
+
+
+def get_config():
+    return ctl.config(trainer="my_model.py:Line", data=dict(global_batch_size=64))
+"""
+
+
+def blocks(page):
+    text = (child.ROOT / f"docs/{page}.md").read_text()
+    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def run(page, **names):
+    for block in blocks(page):
+        exec(compile(block, f"docs/{page}.md", "exec"), names)
+    return names
+
+
+def test_every_page_with_code_is_run_by_a_test():
+    pages = {path.stem for path in child.ROOT.glob("docs/*.md") if blocks(path.stem)}
+    tests = "\n".join(path.read_text() for path in child.ROOT.glob("tests/docs/*.py"))
+    unknown = {page for page in pages - ELSEWHERE if f'"{page}"' not in tests}
+    unknown = {page for page in unknown if f"docs/{page}.md" not in tests}
+    assert unknown == set()
+
+
+def test_blocks_of_concepts():
+    run("concepts")
+
+
+def test_blocks_of_actions():
+    config = ctl.config(trainer="my_model.py:Line")
+    names = run("actions", ctl=ctl, tf=tf, orbit=orbit, config=config)
+    stop, best = names["Digits"].build_actions(None)
+    assert isinstance(stop, names["StopWhenGood"]) and best.at == "eval"
+    assert len(config.actions) == 2
+    assert ctl.config(trainer="my_model.py:Line", train=names["train"]).train.early_stopping.mode
+
+
+def test_blocks_of_optimizers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_model.py").write_text(MODEL)
+    config = {"optimizer": {"ema_decay": 0.9}, "data": {"global_batch_size": 8}}
+    with ctl.Run(ctl.config(trainer="my_model.py:Line", **config), print_lines=False) as training:
+        training.train(steps=1)
+        trainer = training.trainer
+        names = run("optimizers", ctl=ctl, trainer=trainer, MyWrapper=lambda optimizer: optimizer)
+        assert (tmp_path / "averaged.h5").exists()
+    made = names["MyTrainer"].build_optimizer(None, tf_keras.optimizers.SGD)
+    assert isinstance(made, tf_keras.optimizers.SGD)
+    assert ctl.config(trainer="a.py:A", optimizer=names["optimizer"]).optimizer.name == "adamw"
+
+
+@pytest.mark.slow
+def test_blocks_of_running_and_observing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_model.py").write_text(MODEL)
+    names = run("running")
+    assert names["run"].step == 502 and len(pandas.DataFrame(names["history"]))
+    assert set(names["get_sweep"]()) == {"optimizer.learning_rate", "seed"}
+    (tmp_path / "runs/notebook").rename(tmp_path / "runs/mnist")
+    assert run("observing")["frame"]["step"].iloc[-1] == 502
