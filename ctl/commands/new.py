@@ -1,0 +1,82 @@
+"""ctl new NAME: a small project with a trainer, a config, tests, a README and CI.
+
+    ctl new digits && cd digits && pytest && ctl config.py
+
+Its data is generated, so that everything works before you change anything. The files are copies of those
+in ctl/commands/project_template. Importing this module does not import TensorFlow.
+"""
+
+from collections.abc import Iterator, Sequence
+import pathlib
+import re
+import shutil
+import tempfile
+
+import ctl
+from ctl.commands.parser import Parser
+from ctl.errors import UsageError, print_line
+
+TEMPLATE = pathlib.Path(__file__).parent / "project_template"
+_PACKAGE = "ctl-tensorflow"  # its name on a package index
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Creates the project and prints what to do with it; returns the exit code.
+
+    Raises:
+        UsageError: the name is not allowed, the folder exists already, or it cannot be written.
+    """
+    parser = Parser("ctl new", "ctl new NAME", str(__doc__).partition("\n")[0])
+    parser.add_argument("name", metavar="NAME", help="the folder to create, such as digits")
+    path = pathlib.Path(parser.parse_args(list(arguments)).name)
+    _check(path)
+    names = _create(path)
+    print_line(f"Created {path} with {', '.join(names)}.")
+    print_line(f"Test and train: cd {path} && pytest && ctl config.py")
+    return 0
+
+
+def list_files() -> Iterator[tuple[pathlib.Path, pathlib.PurePath]]:
+    """Yields each file of the template, and its path in a project."""
+    for source in sorted(TEMPLATE.rglob("*")):
+        # pip compiles the Python files of a package, and these, too.
+        if source.is_file() and "__pycache__" not in source.parts:
+            # Without dots in the package, where tools skip hidden files.
+            parts = source.relative_to(TEMPLATE).parts
+            yield source, pathlib.PurePath(*(re.sub("^dot_", ".", part) for part in parts))
+
+
+def _check(path: pathlib.Path) -> None:
+    if not _NAME.fullmatch(path.name):
+        raise UsageError(
+            f"{path.name!r} is not the name of a project: use letters, digits, - and _, and begin "
+            "with a letter, such as ctl new digits."
+        )
+    if path.exists() or path.is_symlink():
+        raise UsageError(f"{path} exists already, and was not changed: choose another name.")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path.parent} is not a folder: create it first.")
+
+
+def _create(path: pathlib.Path) -> list[str]:
+    """Writes the files into a temporary folder, which becomes the project when it is complete."""
+    values = {"PROJECT_NAME": path.name, "CTL_PACKAGE": _PACKAGE, "CTL_VERSION": ctl.__version__}
+    names, temporary = [], None
+    try:
+        temporary = pathlib.Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        for source, name in list_files():
+            text = source.read_text(encoding="utf-8")
+            for placeholder, value in values.items():
+                text = text.replace(placeholder, value)
+            target = temporary / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+            names.append(str(name))
+        temporary.chmod(0o755)  # mkdtemp's is for one user only
+        temporary.rename(path)
+    except OSError as error:
+        if temporary:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise UsageError(f"{path} cannot be created ({error.strerror}).") from None
+    return names

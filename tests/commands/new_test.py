@@ -1,0 +1,103 @@
+"""ctl new: a project whose tests pass, and mistakes that change nothing."""
+
+import fnmatch
+import os
+import re
+
+import pytest
+
+import ctl
+from ctl import main
+from ctl.commands import new
+from ctl.errors import UsageError
+from tests import child
+
+
+def test_project_has_every_file_and_no_placeholder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main.run(["ctl", "new", "my-digits"]) == 0
+    out = capsys.readouterr().out
+    assert out.endswith("Test and train: cd my-digits && pytest && ctl config.py\n")
+    project = tmp_path / "my-digits"
+    files = sorted(str(p.relative_to(project)) for p in project.rglob("*") if p.is_file())
+    assert files == [
+        ".github/workflows/test.yml", ".gitignore", "README.md", "config.py", "conftest.py",
+        "requirements.txt", "test_trainer.py", "trainer.py",
+    ]  # fmt: skip
+    assert all(name in out for name in files)
+    texts = "".join((project / name).read_text() for name in files)
+    assert not re.search("PROJECT_NAME|CTL_PACKAGE|CTL_VERSION", texts) and "my-digits" in texts
+    package = re.search(
+        r'^name = "(.+?)"', (child.ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    )
+    requirement = (project / "requirements.txt").read_text().splitlines()[0]
+    assert requirement == f"{package[1]}[cpu]=={ctl.__version__}"
+
+
+@pytest.mark.parametrize("name", ["1a", "-x/..", "a b", "é", "a.b", "."])
+def test_bad_names_are_one_line(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    assert main.run(["ctl", "new", "--", name]) == 2
+    error = capsys.readouterr().err
+    assert "is not the name of a project: use letters" in error and error.count("\n") == 1
+    assert os.listdir(tmp_path) == []
+
+
+def test_existing_folders_files_and_links_are_not_changed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("folder", "file", "link"):
+        with pytest.raises(UsageError, match=f"{name} exists already, and was not changed"):
+            new.main([name])
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder", "link"]
+    assert (tmp_path / "file").read_text() == "kept" and os.listdir("folder") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "ctl new: the following arguments are required: NAME: write ctl new NAME."),
+        (["a", "b"], "ctl new: unrecognized arguments: b"),
+        (["no/a"], "no is not a folder: create it first."),
+    ],
+)
+def test_other_mistakes_are_one_line(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        new.main(arguments)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.rename", fail)
+    with pytest.raises(UsageError, match=r"a cannot be created \(No space left on device\)"):
+        new.main(["a"])
+    assert os.listdir(tmp_path) == []
+
+
+def test_every_file_of_the_template_is_package_data():
+    text = (child.ROOT / "pyproject.toml").read_text()
+    patterns = re.findall(r'"(commands/project_template/[^"]*)"', text)
+    names = [str(source.relative_to(child.ROOT / "ctl")) for source, _ in new.list_files()]
+    for name in names:
+        depth = [p for p in patterns if p.count("/") == name.count("/")]  # * is within one folder
+        assert any(fnmatch.fnmatch(name, pattern) for pattern in depth), name
+
+
+@pytest.mark.slow
+def test_tests_of_a_new_project_pass_and_it_trains(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    new.main(["digits"])
+    project = tmp_path / "digits"
+    tests = child.run(["-m", "pytest", "-n", "0", "-p", "no:cacheprovider"], cwd=project)
+    assert tests.returncode == 0 and "2 passed" in tests.stdout, tests.stdout
+    trained = child.run(["-m", "ctl.main", "config.py", "--config.train.steps=20"], cwd=project)
+    assert trained.returncode == 0, trained.stderr
+    assert (project / "runs/config/result.json").exists()
