@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from ctl.data.source import Batch
 from ctl.replica import gradients
-from ctl.replica.gradients import Gradient
 
 
 def pad_rows(
@@ -51,14 +50,14 @@ def pad_rows(
 
 
 def zero_without_rows(
-    values: Sequence[Gradient], row_mask: tf.Tensor | None, rows: int | tf.Tensor
-) -> list[Gradient]:
-    """Replaces the gradients or losses of a micro-batch without rows by zeros.
+    values: Sequence[Any], row_mask: tf.Tensor | None, rows: int | tf.Tensor
+) -> list[Any]:
+    """Replaces the gradients, losses or outputs of a micro-batch without rows by zeros.
 
     A row of zeros may have no finite loss, and a product with its mask would be NaN.
 
     Args:
-        values: the gradients of the losses, or the losses.
+        values: gradients, losses or outputs.
         row_mask: [rows] mask of the rows that exist; None if all exist.
         rows: the number of rows, including padding.
     """
@@ -69,4 +68,9 @@ def zero_without_rows(
     def zero(value: Any) -> tf.Tensor:
         return tf.where(exists, value, tf.zeros_like(value))
 
-    return [gradients.map_values(value, zero) for value in values]
+    return [
+        gradients.map_values(value, zero)
+        if isinstance(value, tf.Tensor | tf.IndexedSlices) and value.dtype.is_floating
+        else value
+        for value in values
+    ]

@@ -3,6 +3,7 @@
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework import config
 
 from ctl.hardware import coordinator, devices
 
@@ -39,8 +40,12 @@ class InputWait:
         self._is_used = False
 
     def enable(self) -> None:
-        """Measures in all functions that are traced from here on."""
-        if self._is_supported and self._seconds is None:
+        """Measures in all functions that are traced from here on.
+
+        Nothing is measured under `runtime.deterministic`, where TensorFlow rejects `tf.timestamp`.
+        """
+        is_supported = self._is_supported and not config.is_op_determinism_enabled()
+        if is_supported and self._seconds is None:
             with tf.init_scope(), tf.device("CPU:0"):
                 self._seconds = tf.Variable(0.0, dtype=tf.float64, trainable=False)
 

@@ -203,7 +203,12 @@ class MicroBatches:
             new = gradients.accumulate([new, *others]) if others else new
             if examples.trace:
                 examples.trace.add_gradients(new)
-        return new, share, MicroBatch(batch, mask, outputs, metrics.masks_of(outputs))
+        keras_masks = metrics.masks_of(outputs)
+        if may_be_empty:  # a metric multiplies them by the mask
+            outputs = tf.nest.pack_sequence_as(
+                outputs, zero_without_rows(tf.nest.flatten(outputs), mask, rows)
+            )
+        return new, share, MicroBatch(batch, mask, outputs, keras_masks)
 
     def _penalty(self, rows: Sequence[tf.Tensor | None]) -> tf.Tensor | None:
         """A micro-batch's share of the regularization; `rows` are the tensors that differ by row."""

@@ -57,7 +57,8 @@ class Transformer(tf_keras.Model):
         x = self.bytes(x) + self.positions(tf.range(x.shape[1]))
         for block in self.blocks:
             x = block(x)
-        return tf.matmul(self.norm(x), self.bytes.embeddings, transpose_b=True)
+        x = self.norm(x)
+        return tf.matmul(x, tf.cast(self.bytes.embeddings, x.dtype), transpose_b=True)
 
 
 class CharLmTrainer(ctl.StandardTrainer):

@@ -6,6 +6,7 @@ import time
 import pytest
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops.testing import sleep
+from tensorflow.python.framework import config
 
 from ctl import testing
 from ctl.data import distribution
@@ -54,6 +55,18 @@ def measure_share(strategy, *, pipeline, step, steps=STEPS):
 def test_share_is_that_of_the_times_of_pipeline_and_step(strategy, pipeline, step, share):
     measured = measure_share(make_strategy(strategy), pipeline=pipeline, step=step)
     assert measured == pytest.approx(share, abs=0.08)
+
+
+def test_deterministic_steps_read_no_clock():
+    tf.config.experimental.enable_op_determinism()
+    try:
+        wait = InputWait(tf.distribute.get_strategy())
+        wait.enable()
+        iterator = iter(tf.data.Dataset.range(3))
+        assert tf.function(lambda: wait.next(iterator))().numpy() == 0
+        assert wait.read() is None
+    finally:
+        config.disable_op_determinism()
 
 
 def test_eager_steps_are_measured():
