@@ -40,7 +40,7 @@ def record(trainer: StandardTrainer, steps: int, *, measure_response: bool) -> C
             rounding errors, to measure how strongly the curve reacts. The trainer then ends with the
             weights of a repetition. The weights of every step are held in memory.
     """
-    _check(trainer, steps)
+    _check(trainer, steps, repeats=measure_response)
     batches = itertools.chain(_hash_batches(trainer, steps), itertools.repeat({}))
     run = _Run(trainer, creates_slots=measure_response)
     tensors: dict[str, list[int]] = {}
@@ -213,11 +213,26 @@ def _hash_batches(trainer: StandardTrainer, steps: int) -> Iterator[Mapping[str,
         yield {name: _hash([np.asarray(value)]) for name, value in batch.items()}
 
 
-def _check(trainer: StandardTrainer, steps: int) -> None:
+def _check(trainer: StandardTrainer, steps: int, *, repeats: bool) -> None:
     if steps < 1:
         raise UsageError(f"steps is {steps}, but must be at least 1.")
+    several = (
+        tf.distribute.MultiWorkerMirroredStrategy,
+        tf.distribute.ParameterServerStrategy,
+    )
+    if isinstance(trainer.strategy, several):
+        raise UsageError(
+            "A golden curve is that of one process, but the trainer has a "
+            f"{type(trainer.strategy).__name__}: pass a trainer with a strategy of this process, such "
+            "as ctl.testing.make_strategy(2)."
+        )
     if int(trainer.global_step.numpy()):
         raise UsageError(
             f"The trainer has made {int(trainer.global_step.numpy())} steps, but a golden curve starts "
             "at the first: pass a new trainer."
+        )
+    if repeats and engine_of(trainer).own_dataset:
+        raise UsageError(
+            "A recording repeats its steps, which a train_dataset of your own does not allow: let "
+            "build_dataset return the data."
         )

@@ -1,0 +1,75 @@
+"""What a recording measures."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ctl.errors import UsageError
+from ctl.testing.golden import environment, recording
+from tests.testing.golden.trainers import STEPS, curve, make, recorded
+
+
+def test_a_recording_has_the_curve_of_a_run_and_can_be_repeated():
+    golden = recorded()
+    assert golden.repeatable and len(golden.steps) == STEPS
+    assert list(golden.tensors) == [
+        "dense/kernel:0", "dense/bias:0", "dense_1/kernel:0", "dense_1/bias:0",
+    ]  # fmt: skip
+    # A run without repetitions has the same bits: creating the slots beforehand changes nothing.
+    for step, expected in zip(curve().steps, golden.steps, strict=True):
+        assert (step.loss, step.bits, step.other_bits) == (
+            expected.loss,
+            expected.bits,
+            expected.other_bits,
+        )
+
+
+def test_the_response_is_larger_than_a_rounding_error_and_much_smaller_than_the_update():
+    for step in recorded().steps:
+        assert 0 < step.loss_response < 1e-4 * step.loss
+        kernel_response, kernel_norm, kernel_update = step.response[0], step.norm[0], step.update[0]
+        assert 2.0**-24 * kernel_norm < kernel_response < 1e-2 * kernel_update
+
+
+def test_numbers_of_a_tensor():
+    values = {("update", "w"): np.array([[3.0, 4.0]], np.float32), ("state", "n"): np.array(7)}
+    before = {("update", "w"): np.array([[3.0, 1.0]], np.float32), ("state", "n"): np.array(6)}
+    step = recording._describe(values, 0.5, before)
+    assert (step.loss, step.norm, step.update) == (0.5, [5.0], [3.0])
+    assert abs(step.projection[0]) in (7.0, 1.0)
+    other = recording._describe({**values, ("state", "n"): np.array(8)}, 0.5, before)
+    assert other.bits == step.bits and other.other_bits != step.other_bits
+
+
+def test_signs_are_the_same_everywhere_and_balanced():
+    # Files that are compared on other machines contain these sums.
+    assert recording._project(np.arange(10.0), 0) == 29.0
+    sums = [recording._project(np.ones(1000), i) for i in range(50)]
+    assert abs(np.mean(sums)) < 20 and 20 < np.std(sums) < 45  # the square root of 1000 is 32
+
+
+def test_data_of_ones_own_cannot_be_recorded_but_compared():
+    trainer = make()
+    trainer.train_dataset = trainer.strategy.experimental_distribute_dataset(
+        tf.data.Dataset.from_tensors(
+            {"x": tf.ones([8, 4]), "label": tf.zeros([8], tf.int32)}
+        ).repeat(9)
+    )
+    with pytest.raises(UsageError, match="which a train_dataset of your own does not allow"):
+        recording.record(trainer, 2, measure_response=True)
+    assert recording.record(trainer, 2, measure_response=False).steps[0].batch == {}
+
+
+def test_what_determines_the_bits_is_recorded(monkeypatch):
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    trainer = make(replicas=2, seed=3, model={"width": 4})
+    described = environment.describe_environment(trainer)
+    assert described["tensorflow"] == tf.__version__ and described["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+    assert described["devices"] == "CPU" and described["CPU"] and int(described["threads"]) >= 1
+    computation = environment.describe_computation(trainer)
+    assert (computation["replicas"], computation["strategy"]) == ("2", "mirrored")
+    settings = environment.describe_settings(trainer)
+    assert settings["seed"] == "3" and settings["model.width"] == "4"
+    assert settings["optimizer"] == "Adam" and not settings.keys() & computation.keys()
+    sharded = environment.describe_computation(make(replicas=2, logical_shards=2))
+    assert "replicas" not in sharded and sharded["runtime.logical_shards"] == "2"
