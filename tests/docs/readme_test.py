@@ -171,6 +171,17 @@ def test_check_prints_the_lines_shown(folder, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
+def test_the_test_of_the_new_model_passes(folder):
+    (block,) = (block for block in blocks(START, "python") if "def test_my_step" in block)
+    data = 'examples = ctl.data.idx("experiments/data/mnist", "eval").gather(range(8))'
+    examples = f"{data}\nexamples = {{name: value.numpy() for name, value in examples.items()}}"
+    script = f"from my_model import *\n{examples}\n{block}\ntest_my_step()"
+    done = child.run(["-c", script], cwd=folder)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
 def test_the_table_of_three_examples_is_what_the_benchmark_prints():
     measured = child.run(["-m", "benchmarks.uneven_split"])
     assert measured.returncode == 0, measured.stderr
