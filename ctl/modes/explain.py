@@ -175,11 +175,10 @@ def _describe_groups(experiment: Experiment) -> list[tuple[str, str]]:
     for group in options.optimizer_groups:
         scale = group.get("learning_rate_scale")
         until = group.get("frozen_until")
-        text = ", ".join(
-            [f"learning rate times {scale:g}"] * bool(scale)
-            + [f"frozen until {until if isinstance(until, str) else f'step {until}'}"] * bool(until)
-        )
-        text = text or "frozen"
+        parts = [f"learning rate times {scale:g}"] if scale else []
+        if until:
+            parts.append(f"frozen until {until if isinstance(until, str) else f'step {until}'}")
+        text = ", ".join(parts) or "frozen"
         texts.append(f"{', '.join(patterns(group))}: {text}")
     rows = [("groups", "; ".join(texts))] if texts else []
     if options.weight_decay_exclude:

@@ -1,10 +1,13 @@
 """--mode=explain prints the step of a config and the complete config, and writes nothing."""
 
 import pathlib
+import types
 
 import pytest
 
+import ctl
 from ctl import main
+from ctl.modes import explain as explain_mode
 from tests import experiments
 
 
@@ -114,3 +117,21 @@ def test_the_complete_config_is_printed_after_the_rows(explain):
     _, out = explain("train.steps=77")
     config = out.partition("config:")[2]
     assert "steps: 77" in config and "dropout: 0.3" in config and "global_batch_size: 7" in config
+
+
+def test_groups_show_their_rates_and_what_is_frozen():
+    groups = [
+        dict(variables="a/*", frozen=True),
+        dict(variables=["b/*", "c"], learning_rate_scale=0.1, frozen_until=500),
+        dict(variables="d", frozen_until="2 epochs"),
+    ]
+    trainer = types.SimpleNamespace(options=ctl.TrainerOptions(optimizer_groups=groups))
+    ((name, text),) = explain_mode._describe_groups(types.SimpleNamespace(trainer=trainer))
+    assert (name, text.split("; ")) == (
+        "groups",
+        [
+            "a/*: frozen",
+            "b/*, c: learning rate times 0.1, frozen until step 500",
+            "d: frozen until 2 epochs",
+        ],
+    )
