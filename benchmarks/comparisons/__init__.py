@@ -1,5 +1,6 @@
 """What other loops compute, next to the exact number: the cases behind docs/features.md.
 
 orbit_and_keras.py   python -m benchmarks.comparisons.orbit_and_keras
+tutorials.py         python -m benchmarks.comparisons.tutorials
 torch_loops.py       Lightning and Accelerate; requires PyTorch, which the project does not install
 """

@@ -1,6 +1,6 @@
 """Runs a trainer and records everything that it computes as arrays."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 from typing import Any
 
@@ -76,33 +76,61 @@ def record_run(
         evaluate: whether to evaluate before the first step.
         names: `Record.names` of the same trainer on another split, used instead of its own names.
     """
-    named = first_named = name_variables(trainer, names)
     evaluation = {}
     if evaluate:
         results = StandardEvaluator(trainer).evaluate(tf.constant(-1))
-        evaluation = {("evaluation", name): v for name, v in _flatten_numbers(results)}
-    values = {name: read_value(trainer, v) for name, v in named.items()}
+        evaluation = {("evaluation", name): v for name, v in flatten_numbers(results)}
+
+    def train(step: int) -> dict[Name, np.ndarray]:
+        outputs = trainer.train(tf.constant(1)) or {}
+        return {
+            ("loss" if name == "loss" else "metric", name): v
+            for name, v in flatten_numbers(outputs)
+            if name not in ("loss_scale", "skipped_steps")
+        }
+
+    record = record_steps(
+        trainer.strategy, split, train, lambda: name_variables(trainer, names), steps=steps
+    )
+    return dataclasses.replace(record, evaluation=evaluation)
+
+
+def record_steps(
+    strategy: tf.distribute.Strategy,
+    split: Split,
+    train: Callable[[int], Mapping[Name, np.ndarray]],
+    name_all: Callable[[], Mapping[Name, tf.Variable]],
+    *,
+    steps: int,
+) -> Record:
+    """Records what any training loop computes.
+
+    Args:
+        strategy: the strategy of the variables.
+        split: the split.
+        train: trains the step with this number, from 0, and returns what it reports.
+        name_all: returns all variables by their names; a step may create some.
+        steps: number of training steps.
+    """
+    named = first_named = name_all()
+    values = {name: aggregate_copies(strategy, v) for name, v in named.items()}
     weights = {name: value for (kind, name), value in values.items() if kind == "update"}
     records, mismatches = [], []
     for step in range(steps):
-        old = {name: copies(trainer.strategy, v) for name, v in named.items()}
-        outputs = trainer.train(tf.constant(1)) or {}
-        quantities: dict[Name, np.ndarray] = {
-            ("loss" if name == "loss" else "metric", name): v
-            for name, v in _flatten_numbers(outputs)
-            if name not in ("loss_scale", "skipped_steps")
-        }
-        named = name_variables(trainer, names)  # with those that this step created
+        old = {name: copies(strategy, v) for name, v in named.items()}
+        quantities = dict(train(step))
+        named = name_all()  # with those that this step created
         for name, variable in named.items():
-            value = read_value(trainer, variable)
+            value = aggregate_copies(strategy, variable)
             is_update = name[0] == "update" and name in values
             quantities[name] = value - values[name] if is_update else value
             values[name] = value
-            new = copies(trainer.strategy, variable)
-            mismatches += _copy_mismatches(name, step, old.get(name, new), new, variable)
+            new = copies(strategy, variable)
+            if name[0] != "metric":  # each replica counts its own rows
+                mismatches += _copy_mismatches(name, step, old.get(name, new), new, variable)
         records.append(quantities)
     stages = (tuple(first_named), tuple(named))
-    return Record(split, weights, records, evaluation, mismatches, stages)
+    return Record(split, weights, records, {}, mismatches, stages)
 
 
 def name_variables(
@@ -155,7 +183,12 @@ def list_optimizers(trainer: StandardTrainer) -> list[Any]:
 
 def read_value(trainer: StandardTrainer, variable: tf.Variable) -> np.ndarray:
     """Returns the value of a variable outside of the replicas, which aggregates local copies."""
-    values = copies(trainer.strategy, variable)
+    return aggregate_copies(trainer.strategy, variable)
+
+
+def aggregate_copies(strategy: tf.distribute.Strategy, variable: tf.Variable) -> np.ndarray:
+    """Returns the value of a variable of a strategy, which aggregates local copies."""
+    values = copies(strategy, variable)
     if len(values) > 1 and _is_local(variable):
         if variable.aggregation == tf.VariableAggregation.SUM:
             return np.sum(values, axis=0)
@@ -210,10 +243,11 @@ def _copy_mismatches(
     return [CopyMismatch(name, step, distance, changed, len(new))]
 
 
-def _flatten_numbers(outputs: Any, prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
+def flatten_numbers(outputs: Any, prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the name, such as "group/name", and the value of each number of nested dicts."""
     for name, value in outputs.items():
         if isinstance(value, dict):
-            yield from _flatten_numbers(value, f"{prefix}{name}/")
+            yield from flatten_numbers(value, f"{prefix}{name}/")
             continue
         array = np.asarray(value)
         if array.dtype.kind in "fiub":

@@ -62,6 +62,7 @@ class Report:
         refused: the splits that ctl rejects, with the reason.
         errors: the splits on which the user's code raises an exception, with its line and message.
         why: why the tolerance is not that of float64; "" if it is.
+        undecided: why nothing can be told about the differences; "" if they could be compared.
         notes: what else could not be checked, and why.
         differences: the differences; empty if the trainer is right.
         cause: the likely cause of the first difference; "" if there are none.
@@ -78,17 +79,27 @@ class Report:
     seconds: float = 0.0
     errors: dict[Split, str] = dataclasses.field(default_factory=dict)
     why: str = ""
+    undecided: str = ""
 
     @property
     def equivalent(self) -> bool:
         """Whether every quantity is computed, and is the same, on every split."""
-        return not self.differences and not self.errors
+        return not self.differences and not self.errors and not self.undecided
+
+    @property
+    def verdict(self) -> str:
+        """Returns "equivalent", "differs", or "cannot tell"."""
+        if self.differences or self.errors:
+            return "differs"
+        return "cannot tell" if self.undecided else "equivalent"
 
     @property
     def headline(self) -> tuple[str, str]:
         """The difference or the exception to report first, and what to do about it."""
         if self.differences:
             return str(self.differences[0]), self.cause
+        if not self.errors:
+            return "cannot tell", f"The splits cannot be compared: {self.undecided}."
         split, error = next(iter(self.errors.items()))
         return f"fails on {split}: {error}", (
             "The same batch works on one replica: the step must work for any number of rows of a "

@@ -166,7 +166,7 @@ class _Trial:
         ]
         if differences:
             evidence = Evidence(
-                self._plain, self.precision, self.records, self._references, differences
+                self.records, self._references, differences, self._plain, self.precision
             )
             return *rules.explain(evidence), []
         differences, cause, notes = numerics.check(self._plain, self._trainer)

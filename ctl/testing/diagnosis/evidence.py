@@ -11,19 +11,15 @@ from ctl.testing.trial_spec import TrialSpec
 
 
 @dataclasses.dataclass(frozen=True)
-class Evidence:
-    """What is known about a trainer that depends on the split.
+class SplitDifferences:
+    """What splits computed, and what depends on the split.
 
     Attributes:
-        spec: what was run.
-        precision: dtype of the computation.
         records: the record of each split.
         references: global batch size -> the record on one replica.
         differences: the differences between them.
     """
 
-    spec: TrialSpec
-    precision: str
     records: Mapping[Split, Record]
     references: Mapping[int, Record]
     differences: Sequence[Difference]
@@ -40,6 +36,19 @@ class Evidence:
         """Returns the differences of updates and losses on more than one replica."""
         differences = [*self.of_kind("update"), *self.of_kind("loss")]
         return [d for d in differences if d.split.replicas > 1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence(SplitDifferences):
+    """What is known about a trainer that depends on the split.
+
+    Attributes:
+        spec: what was run.
+        precision: dtype of the computation.
+    """
+
+    spec: TrialSpec
+    precision: str
 
     def rows(
         self, split: Split, *, training: bool = True

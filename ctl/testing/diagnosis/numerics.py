@@ -1,6 +1,6 @@
 """Checks for mistakes that no split reveals: small variances, and the loss scale of float16."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,8 @@ def check(spec: TrialSpec, trainer: StandardTrainer) -> tuple[list[Difference], 
         The differences, their cause, and notes on what could not be checked.
     """
     split = Split(2)
-    difference = _check_normalization(trainer, split)
+    layers = [layer for m in name_models(trainer).values() for layer in m._flatten_layers()]
+    difference = check_normalization(layers, split)
     if difference:
         return [difference], causes.SQUARES, []
     if not _has_own_step(trainer):
@@ -51,14 +52,9 @@ def _has_own_step(trainer: StandardTrainer) -> bool:
     return cls.replica_step is not base.replica_step or cls.train_step is not base.train_step
 
 
-def _check_normalization(trainer: StandardTrainer, split: Split) -> Difference | None:
+def check_normalization(layers: Iterable[Any], split: Split) -> Difference | None:
     """Checks one layer of each class; returns a difference for the first inexact variance."""
-    layers = [
-        layer
-        for model in name_models(trainer).values()
-        for layer in model._flatten_layers()
-        if hasattr(layer, "moving_variance")
-    ]
+    layers = [layer for layer in layers if hasattr(layer, "moving_variance")]
     for layer in {type(layer): layer for layer in layers}.values():
         error = _normalization_error(layer)
         if error is not None and error > 0.1:

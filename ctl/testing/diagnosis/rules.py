@@ -5,7 +5,7 @@ import functools
 
 from ctl.errors import list_some
 from ctl.testing.diagnosis import causes, probes, scaling
-from ctl.testing.diagnosis.evidence import Evidence, Finding
+from ctl.testing.diagnosis.evidence import Evidence, Finding, SplitDifferences
 from ctl.testing.diagnosis.metric_rules import explain_evaluation, explain_metric
 from ctl.testing.diagnosis.row_rules import explain_draws, explain_rows
 from ctl.testing.report import Difference
@@ -20,11 +20,11 @@ def explain(evidence: Evidence) -> tuple[list[Difference], str]:
     """
     rules: Sequence[Callable[[Evidence], Finding | None]] = (
         _explain_statistics,
-        _explain_copies,
+        explain_copies,
         _explain_random,
         _explain_forward,
         _explain_update,
-        _explain_loss,
+        explain_loss,
         explain_evaluation,
         explain_metric,
         _explain_state,
@@ -33,13 +33,13 @@ def explain(evidence: Evidence) -> tuple[list[Difference], str]:
         finding = rule(evidence)
         if finding is not None:
             first, cause = finding
-            return [first, *_others(evidence, first)], cause
+            return [first, *other_differences(evidence, first)], cause
     order = evidence.of_kind("update", "loss", "metric", "evaluation", "statistic", "state", "copy")
-    return [order[0], *_others(evidence, order[0])], causes.UNKNOWN
+    return [order[0], *other_differences(evidence, order[0])], causes.UNKNOWN
 
 
-def _others(evidence: Evidence, first: Difference) -> Iterator[Difference]:
-    """Yields the other differences, those on the same split first."""
+def other_differences(evidence: SplitDifferences, first: Difference) -> Iterator[Difference]:
+    """Yields the differences other than the first one, those on the same split first."""
     ordered = evidence.of_kind(*dict.fromkeys(d.kind for d in evidence.differences))
     ordered.sort(key=lambda d: d.split != first.split)
     return (d for d in ordered if d is not first)
@@ -56,7 +56,8 @@ def _explain_statistics(evidence: Evidence) -> Finding | None:
     return first, causes.MICRO_BATCH_STATISTICS if one else causes.OWN_STATISTICS
 
 
-def _explain_copies(evidence: Evidence) -> Finding | None:
+def explain_copies(evidence: SplitDifferences) -> Finding | None:
+    """Recognizes variables whose copies on the replicas differ."""
     differences = evidence.of_kind("copy")
     if not differences:
         return None
@@ -96,12 +97,12 @@ def _explain_update(evidence: Evidence) -> Finding | None:
     if cause:
         return first, cause
     # Before the growth with the replicas, which a factor of all updates of a model has too.
-    finding = _explain_other_model(differences)
+    finding = explain_other_model(differences)
     cause = None if finding else scaling.explain_partial(evidence.records, evidence.references)
     return (first, cause) if cause else finding
 
 
-def _explain_other_model(differences: Sequence[Difference]) -> Finding | None:
+def explain_other_model(differences: Sequence[Difference]) -> Finding | None:
     """Recognizes one factor of the updates of a second model.
 
     The gradients of its rows are unknown: its loss is in the trainer's own step. The updates of a
@@ -138,7 +139,8 @@ def _decompose(evidence: Evidence, split: Split) -> probes.Coefficients | None:
     return decomposition.coefficients(evidence.records[split], evidence.references[split.batch])
 
 
-def _explain_loss(evidence: Evidence) -> Finding | None:
+def explain_loss(evidence: SplitDifferences) -> Finding | None:
+    """Recognizes a loss that is not that of the global batch although the updates are right."""
     differences = evidence.of_kind("loss")
     if not differences or evidence.of_kind("update"):
         return None

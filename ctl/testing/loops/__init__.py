@@ -1,0 +1,6 @@
+"""Tests training loops that are not ctl's: plain TensorFlow, Orbit, Keras 2 and Keras 3.
+
+`equivalence` has the assertion. `protocol` is what a loop must offer, `adapters` wraps trainers and
+compiled models, `runner` runs a loop on a split, `trial` compares the splits, `calibration` measures
+what can be told apart, `diagnosis` and `rows` find the cause of a difference, `causes` has the texts.
+"""
