@@ -5,6 +5,8 @@ import random
 import pytest
 
 from benchmarks import chaos
+from ctl import main
+from tests import child
 
 # Small settings, with evaluations after 150 and saves after 50 steps (benchmarks/chaos.py).
 KEYS = {
@@ -13,6 +15,7 @@ KEYS = {
         "optimizer.warmup_steps": 10,
     },
     "dcgan": {"data.global_batch_size": 16, "model.width": 4},
+    "distill": {"data.global_batch_size": 16},
     "fashion_resnet": {
         "data.dir": "experiments/data/mnist", "data.global_batch_size": 16, "model.stem": 4,
         "model.widths": "(4, 8)", "optimizer.warmup_steps": 10,
@@ -31,11 +34,16 @@ CHEAP = ("vae",)
 @pytest.mark.parametrize(
     "name", [n if n in CHEAP else pytest.param(n, marks=pytest.mark.long) for n in KEYS]
 )
-def test_killed_experiment_has_the_bits_of_the_undisturbed_run(name, capsys, monkeypatch):
-    monkeypatch.setattr(
-        chaos, "EARLY", 0.0
-    )  # after the first save, so that there is work to resume
+def test_killed_experiment_has_the_bits_of_the_undisturbed_run(name, capsys, monkeypatch, tmp_path):
+    # After the first save, so that there is work to resume.
+    monkeypatch.setattr(chaos, "EARLY", 0.0)
     options = [f"--config.{key}={value}" for key, value in KEYS[name].items()]
+    if name == "distill":
+        teacher = tmp_path / "teacher"
+        run = ["--config=experiments/mnist.py", "--mode=train", "--config.train.steps=2"]
+        monkeypatch.chdir(child.ROOT)
+        assert main.run(["ctl", *run, f"--workdir={teacher}"]) == 0
+        options += [f"--config.init.{key}={teacher}" for key in ("checkpoint", "models.teacher")]
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     flags = ["--kills=1", "--steps=600", "--window=3", f"--config=experiments/{name}.py"]
