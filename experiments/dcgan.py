@@ -16,7 +16,7 @@ import ctl
 def get_config():
     return ctl.config(
         trainer="trainers/dcgan.py:DcganTrainer",
-        data=dict(dir="experiments/data/mnist", global_batch_size=128),
+        data=dict(dir="data/mnist", global_batch_size=128),
         model=dict(latent=64, width=32, penalty=1.0),
         optimizer=dict(name="adam", arguments=dict(beta_1=0.5), learning_rate=1e-3, ema_decay=0.99),
         train=dict(steps="4 epochs", steps_per_loop=100, checkpoint_interval="1 epoch"),

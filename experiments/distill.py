@@ -21,7 +21,7 @@ def get_config():
             checkpoint="runs/mnist",  # the student's first layer starts as the teacher's
             variables=["conv2d/*"],
         ),
-        data=dict(dir="experiments/data/mnist", global_batch_size=128),
+        data=dict(dir="data/mnist", global_batch_size=128),
         model=dict(dropout=0.0, examples=1000, temperature=4.0, teacher_weight=1.0),
         optimizer=dict(
             name="adam",

@@ -12,7 +12,7 @@ import ctl
 def get_config():
     return ctl.config(
         trainer="trainers/mnist.py:MnistTrainer",
-        data=dict(dir="experiments/data/mnist", global_batch_size=128),
+        data=dict(dir="data/mnist", global_batch_size=128),
         model=dict(dropout=0.5),
         optimizer=dict(name="adam", learning_rate=1e-3, schedule="cosine"),
         train=dict(steps=3752, steps_per_loop=100, checkpoint_interval=938),

@@ -13,7 +13,7 @@ import ctl
 def get_config():
     return ctl.config(
         trainer="trainers/simclr.py:SimclrTrainer",
-        data=dict(dir="experiments/data/mnist", global_batch_size=256),
+        data=dict(dir="data/mnist", global_batch_size=256),
         model=dict(width=128, projection=32, temperature=0.5),
         optimizer=dict(name="adam", learning_rate=1e-3),
         train=dict(steps="5 epochs", steps_per_loop=100, checkpoint_interval="1 epoch"),

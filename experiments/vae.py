@@ -13,7 +13,7 @@ import ctl
 def get_config():
     return ctl.config(
         trainer="trainers/vae.py:VaeTrainer",
-        data=dict(dir="experiments/data/mnist", global_batch_size=128),
+        data=dict(dir="data/mnist", global_batch_size=128),
         model=dict(hidden=400, latent=20),
         optimizer=dict(name="adam", learning_rate=1e-3),
         train=dict(steps="10 epochs", steps_per_loop=100, checkpoint_interval="2 epochs"),
