@@ -4,7 +4,7 @@
 
 The steps are written after these sources, with a smaller model; each is run with both versions of Keras:
 
-    tensorflow/docs, site/en/tutorials/distribute/custom_training.ipynb (a941381)
+    tensorflow/docs, site/en/tutorials/distribute/custom_training.ipynb (as of 2023)
     tensorflow/docs, site/en/tutorials/distribute/multi_worker_with_ctl.ipynb (f140399)
     orbit/examples/single_task/single_task_trainer.py of tf-models-official 2.20.0, as installed
 """
@@ -42,8 +42,13 @@ def make_model(version: ModuleType) -> Any:
     )
 
 
-def tutorial(version: ModuleType, make_optimizer: Callable[[], Any]) -> Any:
-    """The step of both tutorials: an average over the global batch, summed by apply_gradients."""
+def tutorial(version: ModuleType, make_optimizer: Callable[[], Any], *, names_batch: bool) -> Any:
+    """The step of both tutorials: an average over the global batch, summed by apply_gradients.
+
+    The multi-worker tutorial, and the custom training tutorial until 2022, give `compute_average_loss`
+    the size of the global batch. Without it, the function takes the rows of this replica times the
+    number of replicas.
+    """
 
     def build(strategy: tf.distribute.Strategy, global_batch_size: int) -> testing.Loop:
         with strategy.scope():
@@ -58,7 +63,8 @@ def tutorial(version: ModuleType, make_optimizer: Callable[[], Any]) -> Any:
             with tf.GradientTape() as tape:
                 predictions = model(features, training=True)
                 per_example = loss_object(labels, predictions)
-                loss = tf.nn.compute_average_loss(per_example, global_batch_size=global_batch_size)
+                size = global_batch_size if names_batch else None
+                loss = tf.nn.compute_average_loss(per_example, global_batch_size=size)
             gradients = tape.gradient(loss, model.trainable_variables)
             optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
             accuracy.update_state(labels, predictions)
@@ -108,8 +114,10 @@ def programs() -> dict[str, tuple[Any, Any]]:
     programs = {}
     for name, version in (("Keras 2", tf_keras), ("Keras 3", keras)):
         adam, rmsprop = version.optimizers.Adam, version.optimizers.RMSprop
-        programs[f"custom training tutorial, {name}"] = tutorial(version, adam), (x, label)
-        programs[f"multi-worker custom loop, {name}"] = tutorial(version, rmsprop), (x, label)
+        build = tutorial(version, adam, names_batch=False)
+        programs[f"custom training tutorial, {name}"] = build, (x, label)
+        build = tutorial(version, rmsprop, names_batch=True)
+        programs[f"multi-worker custom loop, {name}"] = build, (x, label)
         programs[f"`fit`, {name}"] = fit(version), (x, label)
     programs["Orbit's example trainer"] = orbit_example, {"x": x, "label": label}
     return programs

@@ -132,8 +132,11 @@ class MicroBatches:
             # those of a single micro-batch exist at a time.
             earlier = [*sums[-1], losses[-1]] if losses else []
             with order.run_after(earlier, inputs, compiled=self.compiled) as values:
-                # A single micro-batch is not sliced, which saves an op per tensor.
-                part = _cut(values, start, end) if self.count > 1 else values
+                # A single micro-batch is not sliced, which saves an op per tensor. A shard is, so that
+                # its graph is the same on any number of replicas: oneDNN fuses the gradients of a
+                # convolution's kernel and bias depending on the op that feeds the convolution.
+                is_whole = self.count == 1 and not self.keep_shards
+                part = values if is_whole else _cut(values, start, end)
                 # Every micro-batch draws the numbers of the undivided batch.
                 calls = dict(self.calls)
                 if micro_batches:

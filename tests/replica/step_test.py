@@ -158,6 +158,42 @@ def test_logical_shards_give_the_same_bits_on_any_number_of_replicas(cls, name):
     assert not all(np.array_equal(a, b) for a, b in zip(*plain, strict=True))
 
 
+class Convolutional(ctl.StandardTrainer):
+    """Its convolution has a bias, whose gradient oneDNN may fuse with that of the kernel."""
+
+    def build_model(self):
+        layers = tf_keras.layers
+        return tf_keras.Sequential(
+            [layers.Conv2D(8, 3, activation="tanh"), layers.Flatten(), layers.Dense(5)]
+        )
+
+    def build_dataset(self, split, input_context):
+        draw = np.random.default_rng(0)
+        x = draw.normal(size=[50, 8, 8, 3]).astype(np.float32)
+        return ctl.data.arrays({"x": x, "label": draw.integers(0, 5, 50)})
+
+    def per_example_loss(self, batch, outputs):
+        return tf_keras.losses.sparse_categorical_crossentropy(
+            batch["label"], outputs, from_logits=True
+        )
+
+
+def test_logical_shards_give_the_same_bits_of_a_convolution_with_a_bias():
+    ends = []
+    for replicas in (1, 2, 4):
+        tf_keras.utils.set_random_seed(1)
+        trainer = Convolutional(
+            strategy=testing.make_strategy(replicas),
+            global_batch_size=8,
+            optimizer=lambda: tf_keras.optimizers.SGD(0.1),
+            options=ctl.TrainerOptions(logical_shards=4),
+        )
+        trainer.train(tf.constant(5))
+        ends.append(end(trainer))
+    for other in ends[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(ends[0], other, strict=True))
+
+
 def test_logical_shards_compute_the_gradient_of_the_global_batch():
     close(
         train_moves(reference_model.make_trainer(testing.make_strategy(1), 8)),
