@@ -131,12 +131,15 @@ def _default_workdir(
         # A run on a few batches must not resume, or be resumed as, the run on all of them.
         return pathlib.Path("runs", f"{stem}.overfit")
     folder = pathlib.Path("runs", stem)
-    if values.fresh or values.allow_config_change:  # which mean the run of the experiment
-        return folder
-    starts_run = mode.workdir == "resumed"
-    chosen = choose_folder(folder, config, changes, starts_run=starts_run)
-    if starts_run and chosen != folder:
-        print_line(f"{folder} holds a run with another config: the folder of this one is {chosen}.")
+    chosen = choose_folder(
+        folder,
+        config,
+        changes,
+        starts_run=mode.workdir == "resumed",
+        allow_change=values.allow_config_change,
+    )
+    if mode.workdir and chosen != folder:
+        print_line(f"The folder of the run with these changes is {chosen}.")
     return chosen
 
 

@@ -75,12 +75,15 @@ def _compare_results(a: RunFiles, b: RunFiles) -> Iterator[Section]:
             yield Section(name, f"unknown: {' and '.join(without)} has no result.json yet")
             continue
         first, second = (
-            run.result.get("versions") or {}
-            if name == "versions"
-            else {key: run.result.get(key) for key in ("strategy", "replicas")}
+            run.result.get("versions") or {} if name == "versions" else _hardware(run.result)
             for run in (a, b)
         )
         yield _compare_values(name, first, second, "value")
+
+
+def _hardware(result: Record) -> Record:
+    own = {key: result.get(key) for key in ("strategy", "replicas")}
+    return own | dict(result.get("host") or {})
 
 
 def _compare_order(a: RunFiles, b: RunFiles) -> Section:

@@ -29,6 +29,7 @@ KEYS = {
 }
 LIMIT = "train.max_duration"  # a time, never a number of steps
 BOUNDARIES = "optimizer.schedule_arguments.boundaries"  # a list of durations
+GROUPS = "optimizer.groups"  # a list of mappings; frozen_until is a duration
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600}
 _UNITS = ("step", "epoch", "example", *_SECONDS)
 _PATTERN = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\+?\d{1,2})?) *([A-Za-z]+)")
@@ -63,8 +64,11 @@ def seconds(text: str) -> float:
 
 def has_unit(key: str, value: Any) -> bool:
     """Whether a value is a duration, or a list with one, that is not resolved yet."""
-    elements = value if key == BOUNDARIES and isinstance(value, list | tuple) else [value]
-    return (key in KEYS or key == BOUNDARIES) and any(isinstance(e, str) for e in elements)
+    elements = value if key in (BOUNDARIES, GROUPS) and isinstance(value, list | tuple) else [value]
+    if key == GROUPS:
+        elements = [e.get("frozen_until") for e in elements if isinstance(e, Mapping)]
+    known = key in KEYS or key in (BOUNDARIES, GROUPS)
+    return known and any(isinstance(e, str) for e in elements)
 
 
 def from_text(key: str, text: str) -> int | str:

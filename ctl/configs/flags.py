@@ -146,11 +146,14 @@ def describe_flags() -> dict[str, str]:
 
 def _take_positional(values: flags.FlagValues, positional: list[str]) -> list[str]:
     """Sets --mode and --config from `MODE CONFIG` or `CONFIG`; returns the other arguments."""
-    rest = list(positional)
-    if rest and rest[0] in MODES and not values["mode"].present:
-        values["mode"].value = rest.pop(0)
-    if rest and re.search(r"\.py(:|$)", rest[0]) and values.config is None:
-        values["config"].value = rest.pop(0)
+    rest, has_mode = [], bool(values["mode"].present)
+    for argument in positional:
+        if argument in MODES and not has_mode:
+            values["mode"].value, has_mode = argument, True
+        elif re.search(r"\.py(:|$)", argument) and values.config is None:
+            values["config"].value = argument
+        else:
+            rest.append(argument)
     return rest
 
 
@@ -247,8 +250,8 @@ def _describe_positional(argument: str) -> str:
     if re.search(r"\.py(:|$)", argument):
         return _TWO_CONFIGS
     if argument in MODES:
-        return f"Two modes are given, --mode and {argument!r}: remove one."
+        return f"Two modes are given: remove {argument!r}."
     if argument.partition("=")[0] in overrides.flatten(defaults.defaults()):
         return f"{argument!r} is not a flag: write --config.{argument}."
     hint = errors.did_you_mean(argument, list(MODES))
-    return f"There is no mode {argument!r}{hint}"
+    return f"{argument!r} is neither a mode nor a config file, which ends in .py{hint}"

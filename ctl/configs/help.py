@@ -19,7 +19,7 @@ usage: ctl [MODE] CONFIG [--config.KEY=VALUE ...] [FLAGS]
   ctl keys learning_rate                               search the config keys
 
 CONFIG is the file of an experiment, or FILE.py:TEXT for its get_config(TEXT). The flags --config and
---mode name the same, as in python -m ctl.main --config=CONFIG --mode=MODE."""
+--mode are equivalent: python -m ctl.main --config=CONFIG --mode=MODE."""
 _PACKAGES = ("tensorflow-cpu", "tensorflow", "tensorflow-tpu", "tf_keras", "tf-models-official")
 
 

@@ -69,10 +69,10 @@ def _check_group(name: str, group: Any) -> None:
 def _check_step(name: str, value: Any) -> None:
     if isinstance(value, str):
         durations.check(name, value)
-    elif isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    elif isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
         raise UsageError(
-            f'{name} is {value!r}, but must be a number of steps, at least 1, or a text such as "2 '
-            'epochs".'
+            f"{name} is {value!r}, but must be a number of steps from 1 to 2147483647, or a text "
+            'such as "2 epochs".'
         )
 
 

@@ -9,6 +9,10 @@ import re
 _GIB = 2**30
 _CONTROL_GROUP = pathlib.Path("/sys/fs/cgroup")
 _INSTRUCTIONS = re.compile(r"(?:avx|fma|f16c|amx|asimd|sve|sme(?!p))")
+# Variables of the process by which libraries choose other kernels.
+_KERNEL_VARIABLES = (
+    "ONEDNN_", "DNNL_", "TF_ENABLE_ONEDNN", "TF_XLA_FLAGS", "XLA_FLAGS", "NVIDIA_TF32",
+)  # fmt: skip
 # Files of the control group of a container, in version 2 and version 1 of the interface.
 _MEMORY_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 
@@ -49,6 +53,23 @@ def identify_cpu(cpuinfo: str | None = None) -> tuple[str, str]:
     flags = re.search(r"(?m)^(?:flags|Features)\s*: (.+)$", text)
     names = {flag for flag in flags[1].split() if _INSTRUCTIONS.match(flag)} if flags else set()
     return ", ".join(parts), " ".join(sorted(names))
+
+
+def describe_kernels(threads: int = 0) -> dict[str, str]:
+    """Returns what libraries choose their CPU kernels by, which determines the bits of a result.
+
+    Args:
+        threads: the threads of an operation; 0: one per usable core.
+    """
+    model, instructions = identify_cpu()
+    variables = {k: v for k, v in sorted(os.environ.items()) if k.startswith(_KERNEL_VARIABLES)}
+    return {
+        "CPU": model,
+        "instruction sets": instructions,
+        # Some kernels divide a sum by the number of threads.
+        "threads": str(threads or usable_cores()),
+        **variables,
+    }
 
 
 def describe_cpu(cpuinfo: str, *, usable: int, total: int) -> str:

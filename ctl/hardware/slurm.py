@@ -8,21 +8,21 @@ import itertools
 
 from ctl.errors import UsageError
 
-_PORTS_PER_JOB = 16
+_PORTS_PER_STEP = 16
 
 
 def read_tasks(environment: Mapping[str, str]) -> tuple[list[str], int] | None:
     """Returns the addresses of the tasks of a step, and the index of this process.
 
-    Task i of a node has the i-th port from CTL_PORT, or from one that depends on the number of the job,
-    so that jobs that share a node use different ports.
+    Task i of a node has the i-th port from CTL_PORT, or from one that depends on the numbers of the job
+    and the step, so that those that share a node use different ports.
 
     Args:
         environment: variables of the process. https://slurm.schedmd.com/srun.html describes them.
 
     Returns:
         host:port of each task in the order of their ranks, and the rank of this process; None if the
-        process is not one of several tasks of a step: the shell of an allocation is none.
+        process is not one of several tasks of a step, such as the shell of an allocation.
 
     Raises:
         UsageError: the variables are invalid, or Slurm distributed the tasks in another order.
@@ -43,14 +43,24 @@ def read_tasks(environment: Mapping[str, str]) -> tuple[list[str], int] | None:
     rank = int(_read(environment, "SLURM_PROCID"))
     node, local = int(_read(environment, "SLURM_NODEID")), int(_read(environment, "SLURM_LOCALID"))
     first = [0, *itertools.accumulate(counts)]
-    if len(hosts) != len(counts) or rank >= len(nodes) or rank != first[node] + local:
+    if (
+        len(hosts) != len(counts)
+        or node >= len(hosts)
+        or rank >= len(nodes)
+        or rank != first[node] + local
+    ):
         raise UsageError(
             "The ranks of the Slurm step are not consecutive on each node: start it by srun "
             "--distribution=block, or set TF_CONFIG."
         )
-    job = int(_read(environment, "SLURM_JOB_ID"))
-    default = 20_000 + _PORTS_PER_JOB * job % 20_000
+    step = int(_read(environment, "SLURM_JOB_ID")) + int(_read(environment, "SLURM_STEP_ID", "0"))
+    # Below the ports that Linux gives to outgoing connections, from 32768 on.
+    default = 10_000 + _PORTS_PER_STEP * step % 20_000
     port = int(_read(environment, "CTL_PORT", str(default)))
+    if not 0 < port <= 65_535 - max(counts):
+        raise UsageError(
+            f"CTL_PORT is {port}, but must be the number of a free port, such as 2222."
+        )
     return [f"{host}:{port + i}" for host, i in nodes], rank
 
 

@@ -5,6 +5,7 @@ Importing this module does not import TensorFlow.
 
 from collections.abc import Iterable, Mapping
 import json
+import os
 from typing import Any
 
 from ctl.configs import defaults, durations, overrides
@@ -69,6 +70,9 @@ def _differs(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     # "90 epochs" is compared once it is resolved: config.json has the number of steps.
     if durations.has_unit(key, new.get(key)):
         return False
+    if key == "data.dir" and key in old and key in new:
+        # The same folder may be named relative to the current folder, or by its full path.
+        return os.path.realpath(str(old[key])) != os.path.realpath(str(new[key]))
     return (key in old) != (key in new) or old.get(key) != new.get(key)
 
 

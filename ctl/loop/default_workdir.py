@@ -11,6 +11,7 @@ import re
 
 from ml_collections import config_dict
 
+from ctl.configs import overrides
 from ctl.errors import UsageError
 from ctl.loop.config_changes import ConfigChanges, changes_updates
 from ctl.loop.workdir import Workdir
@@ -24,28 +25,30 @@ def choose_folder(
     changes: Sequence[tuple[str, str | None]],
     *,
     starts_run: bool,
+    allow_change: bool = False,
 ) -> pathlib.Path:
     """Chooses between the folder of an experiment and one for the changes of the command line.
 
     A second run of an experiment, with a value that changes the updates, has a folder of its own:
-    runs/mnist.learning_rate=0.003 next to runs/mnist. The same command always chooses the same folder,
-    so that it resumes the run.
+    runs/mnist.learning_rate=0.003 next to runs/mnist. The same command chooses it again, so that it
+    resumes the run.
 
     Args:
         folder: the folder of the experiment, such as runs/mnist.
         config: the config with the changes.
         changes: the changes of the command line, as keys and texts.
-        starts_run: whether the program may start a run in the folder.
+        starts_run: whether the program may start a run in the folder; else it reads one, and may
+            evaluate other data.
+        allow_change: whether the run of the experiment may continue with the changes.
 
     Returns:
         The folder of the changes if it holds a run, or if the other one holds a run that the changes
         are not compatible with; else that of the experiment.
     """
-    values = {
-        key: "true" if text is None else text
-        for key, text in changes
-        if changes_updates(key, config)
-    }
+    current = overrides.flatten(config)
+    # By the parsed values and in one order: 5e-1 is 0.5.
+    keys = sorted({key for key, _ in changes if changes_updates(key, config)})
+    values = {key: str(current[key]) for key in keys}
     if not values:
         return folder
     changed_folder = folder.with_name(f"{folder.name}.{name_values(values)}")
@@ -53,14 +56,18 @@ def choose_folder(
         return changed_folder
     experiment = Workdir(folder, writes=False)
     try:
-        saved = experiment.config() if starts_run and experiment.has_run() else None
+        saved = experiment.config() if experiment.has_run() and not allow_change else None
     except UsageError:  # a damaged file is reported where the folder is used
         saved = None
     if saved is None:
         return folder
+    harmful = {
+        key
+        for key in ConfigChanges(saved, config.to_dict()).harmful
+        if starts_run or not key.startswith(("data.", "eval."))
+    }
     # A change of the file is not one of the command line: it is reported as such.
-    harmful = ConfigChanges(saved, config.to_dict()).harmful
-    return changed_folder if harmful and set(harmful) <= values.keys() else folder
+    return changed_folder if harmful and harmful <= values.keys() else folder
 
 
 def name_values(values: Mapping[str, str]) -> str:

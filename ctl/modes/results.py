@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 import ctl
-from ctl.hardware import devices
+from ctl.hardware import devices, host
 from ctl.hardware.peak_flops import peak_flops
 from ctl.loop import goodput
 from ctl.loop.controller import Controller
@@ -73,6 +73,7 @@ def make_result(experiment: Experiment, controller: Controller, seconds: float) 
         "strategy": experiment.hardware.name,
         "replicas": engine_of(experiment.trainer).plan.layout.replicas,
         "versions": _versions(),
+        "host": host.describe_kernels(tf.config.threading.get_intra_op_parallelism_threads()),
         **({"sources": sources} if sources else {}),
         **({"stopped": stopped} if stopped else {}),
         **controller.actions.results(),

@@ -52,6 +52,7 @@ def test_changes_of_the_config_are_separated_from_the_flags(arguments, changes):
     [
         (["exp.py"], "train_and_eval", "exp.py"),
         (["check", "a/exp.py:text"], "check", "a/exp.py:text"),
+        (["exp.py", "check"], "check", "exp.py"),
         (["check", "--config=exp.py"], "check", "exp.py"),
         (["exp.py", "--mode=check"], "check", "exp.py"),
         (["devices"], "devices", None),

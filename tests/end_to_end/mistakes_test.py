@@ -819,16 +819,18 @@ FLAGS_AND_MODES = {
         "exp.py other.py",
         "--config is given twice: name one file, and change its keys by --config.KEY=VALUE.",
     ),
-    "two modes": command_line(
-        "eval --mode=check", "Two modes are given, --mode and 'eval': remove one."
-    ),
+    "two modes": command_line("eval --mode=check", "Two modes are given: remove 'eval'."),
     "unknown mode without --mode": command_line(
-        "evl exp.py", "There is no mode 'evl': did you mean eval?"
+        "evl exp.py",
+        "'evl' is neither a mode nor a config file, which ends in .py: did you mean eval?",
     ),
     "key without --config.": command_line(
         "train.steps=5", "'train.steps=5' is not a flag: write --config.train.steps=5."
     ),
-    "stray word": command_line("please", f"There is no mode 'please': expected one of {MODES}."),
+    "stray word": command_line(
+        "please",
+        f"'please' is neither a mode nor a config file, which ends in .py: expected one of {MODES}.",
+    ),
     "word for a boolean flag": command_line(
         "--fresh=maybe", "--fresh is 'maybe', but must be true or false."
     ),

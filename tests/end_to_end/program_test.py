@@ -84,7 +84,7 @@ def test_a_run_writes_its_workdir(complete_run, monkeypatch):
     result = read_result(WORKDIR)
     assert set(result) == {
         "step", "train", "eval", "examples_per_second", "seconds", "strategy", "replicas", "versions",
-        "goodput", "flops_per_step",
+        "host", "goodput", "flops_per_step",
     }  # fmt: skip
     assert result["step"] == 30
     assert result["eval"]["examples"] == 50

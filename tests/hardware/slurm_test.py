@@ -15,7 +15,7 @@ STEP = {
     "SLURM_NODEID": "1",
     "SLURM_LOCALID": "0",
 }
-PORT = 20_000 + 16 * 4711 % 20_000
+PORT = 10_000 + 16 * 4711 % 20_000
 
 
 def test_tasks_have_their_nodes_and_a_port_each():
@@ -55,6 +55,8 @@ def test_shell_of_an_allocation_and_a_single_task_are_one_process(environment):
     [
         ({"SLURM_NODEID": "0", "SLURM_LOCALID": "1"}, "--distribution=block"),  # cyclic
         ({"SLURM_PROCID": "7"}, "--distribution=block"),
+        ({"SLURM_NODEID": "9"}, "--distribution=block"),
+        ({"CTL_PORT": "70000"}, "CTL_PORT is 70000"),
         ({"SLURM_STEP_TASKS_PER_NODE": "2"}, "--distribution=block"),
         ({"SLURM_STEP_TASKS_PER_NODE": "two"}, "cannot be read"),
         ({"SLURM_PROCID": ""}, "SLURM_PROCID is '', but must be a number"),

@@ -143,3 +143,25 @@ def test_a_duration_with_a_unit_is_compared_once_it_is_resolved():
     changed = compare(saved, make(200, "9 epochs", "3 epochs"))
     assert changed.harmful == [durations.BOUNDARIES]
     assert changed.lines["train.steps"] == "train.steps: 225 -> 450"
+
+
+def test_group_that_is_frozen_for_epochs_is_compared_once_they_are_steps():
+    def make(until):
+        groups = [{"variables": "*/kernel", "frozen_until": until}]
+        return ctl.config(
+            trainer="a.py:A", data=dict(global_batch_size=4), optimizer=dict(groups=groups)
+        )
+
+    saved = overrides.flatten(make(5).to_dict())
+    assert ConfigChanges(saved, make("1 epoch").to_dict()).lines == {}
+    assert ConfigChanges(saved, make(6).to_dict()).harmful == ["optimizer.groups"]
+
+
+def test_folder_of_the_data_may_be_named_in_another_way(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = ctl.config(trainer="a.py:A", data=dict(dir="data"))
+    saved = overrides.flatten(config.to_dict())
+    config.data.dir = str(tmp_path / "data")
+    assert ConfigChanges(saved, config.to_dict()).lines == {}
+    config.data.dir = "other"
+    assert ConfigChanges(saved, config.to_dict()).harmful == ["data.dir"]

@@ -71,12 +71,32 @@ def test_change_of_the_file_is_not_one_of_the_command_line(start_run):
     assert choose(RATE, **values) == "runs/exp"  # where the change of the seed is reported
 
 
-def test_evaluation_reads_the_run_with_the_same_values_if_there_is_one(start_run):
-    start_run()
+def test_evaluation_reads_the_run_with_the_same_values(start_run):
     values = dict(optimizer=dict(learning_rate=0.5))
     assert choose(RATE, starts_run=False, **values) == "runs/exp"
-    start_run("runs/exp.learning_rate=0.5", **values)
+    start_run()
     assert choose(RATE, starts_run=False, **values) == "runs/exp.learning_rate=0.5"
+    # It may be of other data.
+    assert choose(("data.overfit_batches", "2"), starts_run=False) == "runs/exp"
+
+
+def test_spelling_and_order_of_the_changes_do_not_matter(start_run):
+    start_run()
+    values = dict(optimizer=dict(learning_rate=0.5), seed=3)
+    seed = ("seed", "3")
+    expected = "runs/exp.learning_rate=0.5,seed=3"
+    assert choose(RATE, seed, **values) == expected
+    assert choose(seed, ("optimizer.learning_rate", "5e-1"), **values) == expected
+
+
+def test_allowed_change_continues_the_run_of_the_experiment(start_run):
+    start_run()
+    values = dict(optimizer=dict(learning_rate=0.5))
+    config = make_config(**values)
+    assert choose_folder(FOLDER, config, [RATE], starts_run=True, allow_change=True) == FOLDER
+    start_run("runs/exp.learning_rate=0.5", **values)
+    chosen = choose_folder(FOLDER, config, [RATE], starts_run=True, allow_change=True)
+    assert str(chosen) == "runs/exp.learning_rate=0.5"  # which the same command resumes without it
 
 
 def test_damaged_folder_is_left_to_the_check_of_the_folder(start_run):

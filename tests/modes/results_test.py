@@ -100,7 +100,8 @@ def test_result_has_only_an_evaluation_of_the_last_step(evaluated_step, evaluati
         reporter=types.SimpleNamespace(throughput=types.SimpleNamespace(examples_per_second=70.0)),
     )
     result = results.make_result(make_experiment("mirrored", 2), controller, 3.0)
-    versions = result.pop("versions")
+    versions, host = result.pop("versions"), result.pop("host")
+    assert host["CPU"] and int(host["threads"]) >= 1
     assert result == {
         "step": 30,
         "train": {"loss": 0.5},

@@ -154,9 +154,9 @@ def check_overfitting(factory: TrainerFactory) -> Outcome:
         )
     if not last < first + _NOISE * abs(first):  # also true of NaN
         return Outcome(FAIL, observation, _LOWER_RATE)
-    if last <= _LEARNED * first:
+    if last <= first - (1 - _LEARNED) * abs(first):  # a loss may be negative
         return Outcome(PASS, observation)
-    if last <= _LOWERED * first and not _is_classifier(factory):
+    if last <= first - (1 - _LOWERED) * abs(first) and not _is_classifier(factory):
         return Outcome(PASS, f"{observation}; not a classifier, so its minimum is unknown")
     return Outcome(
         WARNING,

@@ -1,6 +1,5 @@
 """What the bits of a computation depend on: versions, the CPU, devices, and the trainer's options."""
 
-import os
 import platform
 
 import numpy as np
@@ -34,15 +33,12 @@ _IRRELEVANT = (
     "data.prefetch",
     "data.cache",
 )
-# Variables of the process by which libraries choose other kernels.
-_VARIABLES = ("ONEDNN_", "DNNL_", "TF_ENABLE_ONEDNN", "TF_XLA_FLAGS", "XLA_FLAGS", "NVIDIA_TF32")
 
 
 def describe_environment(trainer: StandardTrainer) -> dict[str, str]:
     """Returns the versions, the CPU and the devices that a trainer runs with, by name."""
-    model, instructions = host.identify_cpu()
     names = sorted({name.partition(":")[0] for name in devices.replica_devices(trainer.strategy)})
-    threads = tf.config.threading.get_intra_op_parallelism_threads() or host.usable_cores()
+    threads = tf.config.threading.get_intra_op_parallelism_threads()
     return {
         "ctl": ctl.__version__,
         "tensorflow": tf.__version__,
@@ -50,12 +46,8 @@ def describe_environment(trainer: StandardTrainer) -> dict[str, str]:
         "numpy": np.__version__,
         # Its exponential function and logarithm are used by some kernels.
         "C library": " ".join(platform.libc_ver()),
-        "CPU": model,
-        "instruction sets": instructions,
-        # Some kernels divide a sum by the number of threads.
-        "threads": str(threads),
         "devices": ", ".join(names),
-        **{k: v for k, v in sorted(os.environ.items()) if k.startswith(_VARIABLES)},
+        **host.describe_kernels(threads),
     }
 
 
