@@ -54,8 +54,8 @@ def run(name: str, model: Model, tick: Tick) -> None:
 
 def set_precision(keras, model: Model) -> None:
     """Sets the global policy of a Keras module; ctl sets its own by `runtime.precision`."""
-    mixed = model.precision != "float32"
-    keras.mixed_precision.set_global_policy(f"mixed_{model.precision}" if mixed else "float32")
+    if model.precision != "float32":  # an explicit policy would no longer follow `floatx`
+        keras.mixed_precision.set_global_policy(f"mixed_{model.precision}")
 
 
 class Trainer(ctl.StandardTrainer):

@@ -145,7 +145,7 @@ def test_fresh_moves_the_old_run_aside_and_starts_from_scratch(folder, complete_
 def test_a_change_of_the_arithmetic_is_rejected_and_both_solutions_are_named(folder, short_run):
     copy_run(short_run)
     change = "--config.optimizer.learning_rate=0.5"
-    printed = run("--config.train.steps=20", change)
+    printed = run("--config.train.steps=20", change, f"--workdir={WORKDIR}")
     assert printed.code == 2 and printed.err.count("\n") == 1
     assert "optimizer.learning_rate: 0.001 -> 0.5" in printed.err
     assert "--allow_config_change" in printed.err and "--fresh" in printed.err
