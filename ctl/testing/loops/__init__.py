@@ -2,5 +2,6 @@
 
 `equivalence` has the assertion. `protocol` is what a loop must offer, `adapters` wraps trainers and
 compiled models, `runner` runs a loop on a split, `trial` compares the splits, `calibration` measures
-what can be told apart, `diagnosis` and `rows` find the cause of a difference, `causes` has the texts.
+rounding errors and randomness on one replica, `diagnosis` and `rows` find the cause of a difference,
+`randomness` that of equal or unwanted random numbers, `causes` has the texts.
 """

@@ -1,4 +1,4 @@
-"""Measures on one replica what can be told apart: rounding errors and random numbers."""
+"""Measures rounding errors and randomness on one replica."""
 
 import dataclasses
 
@@ -12,6 +12,7 @@ from ctl.testing.recording import Record
 MARGIN = 8.0  # on several replicas, more sums have another order than on one
 _SMALL = 1e-3  # of the largest value: smaller ones consist of rounding errors
 _ROUNDING = 1e-9  # of the largest update, in float64
+_NARROW = ("bfloat16", "float16")
 _LARGE = 1e-2  # relative; no rounding error of a few steps in float32
 
 
@@ -22,12 +23,16 @@ class Calibration:
     Attributes:
         tolerance: maximum error of an element, relative to the largest element.
         noise: the largest relative difference that another order of the rows makes.
-        undecided: why nothing can be told about values; "" if they can be compared.
+        undecided: why the values cannot be compared; "" if they can be.
+        narrow: whether a layer computes in 16 bits, whose rounding errors are as large as mistakes.
+        random: whether the result depends on more than the values and the order of the rows.
     """
 
     tolerance: float
     noise: float
     undecided: str = ""
+    narrow: bool = False
+    random: bool = False
 
 
 def calibrate(spec: LoopSpec, run: LoopRun, state: State, record: Record) -> Calibration:
@@ -43,18 +48,26 @@ def calibrate(spec: LoopSpec, run: LoopRun, state: State, record: Record) -> Cal
         record: what the loop computes from it.
     """
     base = tolerance_of(spec.precision)
+    if dtype := find_narrow(run):
+        return Calibration(base, 0.0, causes.NARROW.format(dtype=dtype), narrow=True)
     noise = measure_noise(run, state, record)
     again = relative_distance(run.record(state, record.names), record)
     if again > base:
-        return Calibration(base, noise, causes.RANDOM.format(noise=again))
+        return Calibration(base, noise, causes.RANDOM.format(noise=again), random=True)
     if noise < _LARGE:
         return Calibration(max(base, MARGIN * noise), noise)
     other = LoopRun(spec, run.split, seed=1)
     other.set_state(state, floating_only=True)  # integers may be the states of random generators
     seeded = relative_distance(other.record(other.state(), record.names), record)
     if seeded > base:
-        return Calibration(base, noise, causes.RANDOM.format(noise=seeded))
+        return Calibration(base, noise, causes.RANDOM.format(noise=seeded), random=True)
     return Calibration(base, noise, causes.ORDER.format(noise=noise))
+
+
+def find_narrow(run: LoopRun) -> str:
+    """Returns the dtype of 16 bits in which a layer of either version of Keras computes, or ""."""
+    dtypes = [getattr(layer, "compute_dtype", None) for layer in run.contents.layers]
+    return next((str(dtype) for dtype in dtypes if dtype in _NARROW), "")
 
 
 def measure_noise(run: LoopRun, state: State, record: Record) -> float:

@@ -83,8 +83,12 @@ RANDOM = (
 )
 ORDER = (
     "on one replica already, another order of the rows in the global batch changes the result by up to "
-    "{noise:.2g} of its size: the loop draws random numbers with a fixed seed, or computes rows from "
-    "their position"
+    "{noise:.2g} of its size: the loop draws random numbers with a fixed seed, or "
+    "depends on a row's position in the batch"
+)
+NARROW = (
+    "a layer computes in {dtype}, whose rounding errors are as large as the effect of a mistake: set "
+    "the policy to float32 or float64 for this test"
 )
 
 _REPLACED = {

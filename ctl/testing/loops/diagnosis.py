@@ -11,11 +11,9 @@ from ctl.testing.diagnosis import causes, numerics, probes, rules, scaling
 from ctl.testing.diagnosis.evidence import Finding, SplitDifferences
 from ctl.testing.diagnosis.row_rules import close
 from ctl.testing.loops import causes as loop_causes
-from ctl.testing.loops.calibration import relative_distance
 from ctl.testing.loops.protocol import LoopSplit
 from ctl.testing.loops.rows import RowUpdates
 from ctl.testing.loops.runner import LoopRun, LoopSpec, State
-from ctl.testing.recording import Record
 from ctl.testing.report import Difference, as_fraction, common_factor
 from ctl.testing.splits import Split
 
@@ -63,49 +61,6 @@ def explain(evidence: LoopEvidence) -> tuple[list[Difference], str]:
             return [first, *others], loop_causes.for_loops(cause)
     order = evidence.of_kind("update", "loss", "metric", "statistic", "state", "copy")
     return [order[0], *rules.other_differences(evidence, order[0])], loop_causes.UNKNOWN
-
-
-def explain_random(evidence: LoopEvidence) -> tuple[list[Difference], str]:
-    """Recognizes what is wrong in spite of random numbers: equal draws, and draws in an evaluation."""
-    reference = evidence.run.record(evidence.state)
-    updates = [v for step in reference.steps for (k, _), v in step.items() if k == "update"]
-    split = LoopSplit(2 * (evidence.run.split.batch // 2), 2)
-    if not any(update.any() for update in updates):
-        name = next((n for kind, n in reference.steps[0] if kind in ("loss", "metric")), "result")
-        kind = "loss" if name == "loss" else "metric"
-        distance = abs(float(reference.steps[1][kind, name] - reference.steps[0][kind, name]))
-        return [Difference(kind, name, split, 0, None, distance)], loop_causes.EVALUATION_NOISE
-    if probes.attempt(functools.partial(_draws_same_numbers, evidence, split)):
-        first = next(name for kind, name in reference.steps[0] if kind == "update")
-        distance = float(max(np.abs(update).max() for update in updates))
-        return [Difference("update", first, split, 0, None, distance)], loop_causes.SAME_NUMBERS
-    return [], ""
-
-
-def _draws_same_numbers(evidence: LoopEvidence, split: LoopSplit) -> bool:
-    """Whether two replicas with the same rows compute what one of them computes.
-
-    The rows are all equal, so that only random numbers can make them different.
-    """
-    spec = dataclasses.replace(evidence.spec, steps=1)
-    spec = dataclasses.replace(spec, examples=spec.rows([0] * split.batch))
-    half, both, several = (
-        LoopRun(spec, each).record(evidence.state)
-        for each in (LoopSplit(split.batch // 2), LoopSplit(split.batch), split)
-    )
-    several = _rename(several, half)
-    return (
-        relative_distance(several, half) < _CLOSE
-        and relative_distance(_rename(both, half), half) > _CLOSE
-    )
-
-
-def _rename(record: Record, names: Record) -> Record:
-    steps = [
-        dict(zip(expected, values.values(), strict=True))
-        for values, expected in zip(record.steps, names.steps, strict=True)
-    ]
-    return dataclasses.replace(record, steps=steps)
 
 
 def _explain_statistics(evidence: LoopEvidence) -> Finding | None:

@@ -103,6 +103,12 @@ def check_loop_equivalence(
         LoopSplit(split.batch, split.replicas)
         for split in splits.choose_splits(replicas, (1,), sizes)
     ]
+    if full_batches and not any(split.even for split in chosen):
+        raise UsageError(
+            f"full_batches=True excludes all splits of batch_sizes={tuple(sizes)} on "
+            f"{' or '.join(str(count) for count in replicas if count > 1)} replicas: include a batch "
+            "size that one of these numbers divides."
+        )
     examples = _concatenate(batches, max(split.batch for split in chosen))
     if mask and not isinstance(examples, dict):
         raise UsageError(

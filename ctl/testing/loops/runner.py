@@ -145,15 +145,14 @@ class LoopRun:
         with _configure_keras(self.spec.precision):
             outputs = self.loop.step(self._distribute(indexes))
         values: dict[Name, np.ndarray] = {}
-        if isinstance(outputs, dict):
-            for name, value in flatten_numbers(outputs):
-                values["loss" if name == "loss" else "metric", name] = value
-        elif outputs is not None and len(self.strategy.experimental_local_results(outputs)) == 1:
-            values["loss", "loss"] = np.asarray(outputs, np.float64)
+        for name, value in _read_outputs(outputs):
+            values["loss" if name == "loss" else "metric", name] = value
         for metric in self.contents.metrics:
-            for name, value in flatten_numbers({metric.name: metric.result()}):
-                if ("loss" if name == "loss" else "metric", name) not in values:
-                    values["metric", name] = value
+            for own_name, value in flatten_numbers({metric.name: metric.result()}):
+                name, count = own_name, 2
+                while ("metric", name) in values:
+                    name, count = f"{own_name}#{count}", count + 1
+                values["metric", name] = value
         return values
 
     def record(self, state: State, names: Sequence[Names] = (), *, order: Any = None) -> Record:
@@ -203,6 +202,32 @@ class LoopRun:
             )
 
         return tf.nest.map_structure(select, *shares)
+
+
+def _read_outputs(outputs: Any) -> list[tuple[str, np.ndarray]]:
+    """Returns the names and values of what a step returns.
+
+    Raises:
+        UsageError: it is neither a number, nor a dict of numbers, nor None.
+    """
+    if outputs is None:
+        return []
+    for value in tf.nest.flatten(outputs):
+        local = isinstance(value, tf.distribute.DistributedValues)
+        if local and not isinstance(value, tf.Variable):
+            raise UsageError(
+                "The step returns one value per replica (of strategy.run), but must return the loss of "
+                'the global batch: return strategy.reduce("SUM", losses, axis=None).'
+            )
+    if isinstance(outputs, dict):
+        return list(flatten_numbers(outputs))
+    values = list(flatten_numbers({"loss": outputs}))
+    if isinstance(outputs, list | tuple) or not values:
+        raise UsageError(
+            f"The step returns a {type(outputs).__name__}, but must return the loss, a dict of numbers, "
+            "or None: name several values in a dict."
+        )
+    return values
 
 
 def _use_plain_sgd(optimizer: Any) -> None:

@@ -8,12 +8,14 @@ import numpy as np
 from ctl.configs.error_location import error_location
 from ctl.errors import UsageError
 from ctl.testing.comparison import compare
-from ctl.testing.loops import calibration, diagnosis
+from ctl.testing.loops import calibration, diagnosis, randomness
 from ctl.testing.loops.protocol import LoopSplit
 from ctl.testing.loops.runner import LoopRun, LoopSpec, State
 from ctl.testing.recording import Record
 from ctl.testing.report import Difference, NotComparable, Report
 from ctl.testing.splits import Split
+
+_EVALUATION = "No trainable variable changed: compared as an evaluation."
 
 
 class LoopTrial:
@@ -30,12 +32,14 @@ class LoopTrial:
         """Compares splits, and finds the cause of a difference."""
         reference_run, state = self._run_first_reference(chosen[0])
         first = self._references[chosen[0].batch]
-        _check_finite(first)
         measured = calibration.calibrate(self._spec, reference_run, state, first)
+        if not _has_updates(first):
+            self._notes.append(_EVALUATION)
         if not measured.undecided and measured.noise > measured.tolerance / 100:
             self._notes.append(
-                f"Differences below {measured.tolerance:.2g} of a value cannot be told from rounding "
-                f"errors: another order of the rows on one replica changes it by {measured.noise:.2g}."
+                f"Differences below {measured.tolerance:.2g} of a value cannot be distinguished from "
+                "rounding errors: another order of the rows on one replica changes it by "
+                f"{measured.noise:.2g}."
             )
         for split in chosen:
             self._record(split, state)
@@ -48,9 +52,10 @@ class LoopTrial:
             notes=tuple(self._notes),
         )
         if measured.undecided:
-            return self._report_undecided(report, reference_run, state, measured.undecided)
+            return self._report_undecided(report, reference_run, state, measured)
         differences, cause = self._diagnose(reference_run, state, measured.tolerance)
-        return dataclasses.replace(report, differences=tuple(differences), cause=cause)
+        notes = tuple(self._notes)
+        return dataclasses.replace(report, differences=tuple(differences), cause=cause, notes=notes)
 
     def _run_first_reference(self, split: LoopSplit) -> tuple[LoopRun, State]:
         """Builds the first reference, which determines the precision, and its state."""
@@ -69,14 +74,16 @@ class LoopTrial:
             self._notes.append(f"Computed in float32: {reason}.")
             run = LoopRun(self._spec, _reference(split))
         state = run.state()
-        self._references[split.batch] = run.record(state)
+        self._references[split.batch] = record = run.record(state)
+        _check_finite(record)
         return run, state
 
     def _record(self, split: LoopSplit, state: State) -> None:
         names = next(iter(self._references.values())).names
         if split.batch not in self._references:
             reference = LoopRun(self._spec, _reference(split))
-            self._references[split.batch] = reference.record(state, names)
+            self._references[split.batch] = record = reference.record(state, names)
+            _check_finite(record)
         try:
             self._records[split] = LoopRun(self._spec, split).record(state, names)
         except UsageError:
@@ -123,6 +130,9 @@ class LoopTrial:
         state = run.state()
         plain = self._references[split.batch]
         reference = run.record(state, plain.names)
+        _check_finite(reference)
+        if _has_updates(plain) and not _has_updates(reference):
+            self._notes.append(f"With the loop's own optimizer: n{_EVALUATION[1:]}")
         noise = calibration.measure_noise(run, state, reference)
         tolerance = max(tolerance, calibration.MARGIN * noise)
         record = LoopRun(spec, split).record(state, plain.names)
@@ -137,16 +147,17 @@ class LoopTrial:
         return differences, diagnosis.causes.OPTIMIZER if differences else ""
 
     def _report_undecided(
-        self, report: Report, run: LoopRun, state: State, undecided: str
+        self, report: Report, run: LoopRun, state: State, measured: calibration.Calibration
     ) -> Report:
         """Reports what is certain although the values of the steps cannot be compared."""
         evidence = diagnosis.LoopEvidence(
             self._records, self._references, (), self._spec, run, state
         )
-        differences, cause = diagnosis.explain_random(evidence)
-        if differences:
-            return dataclasses.replace(report, differences=tuple(differences), cause=cause)
-        return dataclasses.replace(report, undecided=undecided)
+        if not measured.narrow:
+            differences, cause = randomness.explain_random(evidence, random=measured.random)
+            if differences:
+                return dataclasses.replace(report, differences=tuple(differences), cause=cause)
+        return dataclasses.replace(report, undecided=measured.undecided)
 
 
 def _reference(split: Split) -> LoopSplit:
@@ -163,11 +174,18 @@ def _drop_metric_variables(record: Record) -> Record:
     return dataclasses.replace(record, steps=steps)
 
 
+def _has_updates(record: Record) -> bool:
+    """Whether a step changed a trainable variable."""
+    return any(
+        value.any() for step in record.steps for (k, _), value in step.items() if k == "update"
+    )
+
+
 def _check_finite(record: Record) -> None:
     for step, values in enumerate(record.steps):
         for (kind, name), value in values.items():
             if kind in ("loss", "update") and not np.isfinite(value).all():
                 raise NotComparable(
-                    f"The {kind} {name} is not finite on one replica at step {step}: give batches that "
-                    "the model can be trained on, or compare one step (steps=1)."
+                    f"The {kind} {name} is not finite on {record.split} at step {step}: give batches "
+                    "that the model can be trained on, or compare one step (steps=1)."
                 )

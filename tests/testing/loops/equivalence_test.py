@@ -178,6 +178,10 @@ def test_an_exception_on_a_split_is_a_failure_with_its_line():
         (dict(batches={"x": np.zeros([8, 4]), "label": np.zeros(7)}), "the same number of rows"),
         (dict(batches=np.zeros([6, 4])), "have 6 examples in total, but the comparison requires 8"),
         (dict(batches=np.zeros([8, 4]), mask="mask"), "give batches as a dict"),
+        (
+            dict(batches=np.zeros([8, 4]), full_batches=True, batch_sizes=(5,)),
+            r"full_batches=True excludes all splits of batch_sizes=\(5,\) on 2 or 4 replicas",
+        ),
     ],
 )
 def test_unusable_batches_are_an_error(arguments, message):

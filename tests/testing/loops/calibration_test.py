@@ -1,0 +1,60 @@
+"""Loops that compute in 16 bits are not compared, and are not reported to draw random numbers."""
+
+import tensorflow as tf
+import tf_keras
+
+from ctl.testing import check_loop_equivalence
+from ctl.testing.loops import calibration
+from tests.testing.loops import right_loops
+
+layers = tf_keras.layers
+
+
+class Mixed(right_loops.Plain):
+    """Computes in bfloat16 by the policy of its layers."""
+
+    def build_model(self):
+        policy = tf_keras.mixed_precision.Policy("mixed_bfloat16")
+        hidden = layers.Dense(5, activation="tanh", input_shape=(4,), dtype=policy)
+        return tf_keras.Sequential([hidden, layers.Dense(3, dtype=policy)])
+
+    def losses(self, batch, outputs):
+        return super().losses(batch, tf.cast(outputs, tf.float32))
+
+
+def check(build, **options):
+    return check_loop_equivalence(
+        build,
+        right_loops.examples(),
+        replicas=(2,),
+        batch_sizes=(8,),
+        in_process=True,
+        **options,
+    )
+
+
+def test_mixed_precision_cannot_be_compared():
+    report = check(Mixed)
+    assert report.verdict == "cannot tell"
+    assert "computes in bfloat16" in report.failure()
+    assert "set the policy to float32 or float64 for this test" in report.failure()
+
+
+def test_rounding_errors_are_not_reported_as_equal_random_numbers(monkeypatch):
+    monkeypatch.setattr(calibration, "find_narrow", lambda run: "")  # as for a cast in the step
+    monkeypatch.setattr(calibration, "_LARGE", 1e-4)  # a deeper model has larger rounding errors
+    report = check(Mixed)
+    assert report.verdict == "cannot tell"
+    assert "another order of the rows" in report.failure()
+
+
+class Evaluation(right_loops.Plain):
+    def replica_step(self, batch):
+        outputs = self.model(batch["x"], training=False)
+        outputs += tf.random.normal(tf.shape(outputs), dtype=outputs.dtype)
+        return self.share_of_loss(batch, outputs)
+
+
+def test_random_evaluation_is_reported_after_one_step():
+    report = check(Evaluation, steps=1)
+    assert "the step changes no weight" in report.failure().lower()
