@@ -14,7 +14,7 @@ def compare_checkpoints(a: str, b: str) -> tuple[int, list[str]]:
 
     Returns:
         The number of variables, and one line for each that differs, slots last, by the largest
-        difference of an element relative to the variable's largest element.
+        difference of an element relative to the variable's largest value in either checkpoint.
 
     Raises:
         UsageError: a checkpoint cannot be read.
@@ -53,15 +53,46 @@ def _compare(name: str, old: Any, new: Any) -> tuple[float, str] | None:
         return np.inf, f"{name}: {change}"
     if old.tobytes() == new.tobytes():
         return None
-    if old.dtype.kind not in "fiub" and not np.issubdtype(old.dtype, np.number):
+    if old.dtype.kind in "OSU":
         return np.inf, f"{name}: another value"
-    wide, other = old.astype(np.float64), new.astype(np.float64)
-    differing = int((wide != other).sum())
-    distance = float(np.abs(other - wide).max(initial=0.0))
-    relative = distance / max(float(np.abs(wide).max(initial=0.0)), 1e-300)
-    if wide.size == 1:
-        return relative, f"{name}: {old.item()} -> {new.item()}"
-    return relative, (
-        f"{name}: largest difference {distance:.2g}, {relative:.2g} of the largest element; "
-        f"{differing} of {wide.size} elements differ"
-    )
+    differs = (_bytes(old) != _bytes(new)).any(axis=1)
+    wide, other = ((_widen(value).ravel())[differs] for value in (old, new))
+    finite = np.isfinite(wide) & np.isfinite(other)
+    distance = _distance(old.ravel()[differs][finite], new.ravel()[differs][finite])
+    scale = max(_largest(old), _largest(new))
+    relative = distance / scale if distance else 0.0
+    order = relative if finite.all() else np.inf
+    if old.size == 1:
+        return order, f"{name}: {old.item()} -> {new.item()}"
+    size = f"largest difference {distance:.2g} ({relative:.2g} times the largest value of this variable)"
+    if not distance and finite.all():
+        size = "the same values, but other bits, such as the sign of 0"
+    counted = f"{len(wide)} of {old.size} elements differ"
+    infinite = len(wide) - int(finite.sum())
+    ending = f", {infinite} of them by a value that is not finite" if infinite else ""
+    return order, f"{name}: {size}; {counted}{ending}"
+
+
+def _bytes(value: np.ndarray) -> np.ndarray:
+    """Returns one row of bytes for each element."""
+    return np.ascontiguousarray(value).reshape(-1, 1).view(np.uint8)
+
+
+def _widen(value: np.ndarray) -> np.ndarray:
+    # NumPy's functions do not support bfloat16.
+    return value.astype(np.complex128 if value.dtype.kind == "c" else np.float64)
+
+
+def _distance(old: np.ndarray, new: np.ndarray) -> float:
+    """Returns the largest difference of finite elements; 0 if there are none."""
+    if old.dtype.kind in "iub":
+        # float64 has 53 bits only, and the distance of two numbers of int64 needs 64.
+        high, low = (pick(old, new).astype(np.uint64) for pick in (np.maximum, np.minimum))
+        return float((high - low).max(initial=0))
+    return float(np.abs(_widen(new) - _widen(old)).max(initial=0.0))
+
+
+def _largest(value: np.ndarray) -> float:
+    """Returns the largest absolute value of the finite elements."""
+    magnitude = np.abs(_widen(value))
+    return float(magnitude[np.isfinite(magnitude)].max(initial=0.0))

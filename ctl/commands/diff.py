@@ -3,8 +3,9 @@
     python -m ctl.main diff runs/a runs/b
     python -m ctl.main diff runs/a/checkpoints/ckpt-100 runs/b/checkpoints/ckpt-100
 
-The exit code is 0 if nothing differs, 1 if something does, and 2 for a mistake of the user. Importing
-this module does not import TensorFlow; runs without checkpoints are compared without it.
+The exit code is 0 if nothing differs, 1 if something does, and 2 for a mistake of the user, such as two
+runs without a common step. Importing this module does not import TensorFlow; runs without checkpoints
+are compared without it.
 """
 
 from collections.abc import Sequence
@@ -25,12 +26,14 @@ def main(arguments: Sequence[str]) -> int:
     """Prints what differs; returns 0 if nothing does, else 1.
 
     Raises:
-        UsageError: an argument is wrong, or a file is damaged.
+        UsageError: an argument is wrong, a file is damaged, or the two have no result to compare.
     """
     parser = Parser("ctl diff", _FORM, str(__doc__).partition("\n")[0])
     parser.add_argument("a", metavar="A", help="the workdir of a run, or a checkpoint")
-    parser.add_argument("b", metavar="B", help="what to compare it with")
+    parser.add_argument("b", metavar="B", nargs="?", help="what to compare it with")
     values = parser.parse_args(list(arguments))
+    if values.b is None:
+        raise UsageError("ctl diff needs two runs or checkpoints: ctl diff A B.")
     names = [values.a, values.b]
     for name in names:
         _check(name)
@@ -42,13 +45,24 @@ def main(arguments: Sequence[str]) -> int:
         print_line(f"{section.name:<11} {section.summary}")
         for line in section.lines:
             print_line(f"  {line}")
+    if not any(section.compared for section in sections):
+        raise UsageError(
+            f"No result of {values.a} and {values.b} was compared: they have neither records of metrics "
+            "nor checkpoints of the same step. Train both up to the same step, or name two checkpoints."
+        )
     return int(any(section.differs for section in sections))
 
 
 def _check(name: str) -> None:
     path = pathlib.Path(name)
+    index = pathlib.Path(f"{name}.index")
+    if not path.exists() and not index.exists():
+        raise UsageError(
+            f"{name} does not exist: name a run's --workdir, or the files of a checkpoint without their "
+            "ending, such as runs/mine/checkpoints/ckpt-500."
+        )
     is_run = (path / "config.json").exists() or _checkpoints(name).steps()
-    if not is_run and not pathlib.Path(f"{name}.index").exists():
+    if not is_run and not index.exists():
         raise UsageError(
             f"{name} is neither the workdir of a run nor a checkpoint: name a run's --workdir, or the "
             "files of a checkpoint without their ending, such as runs/mine/checkpoints/ckpt-500."
@@ -64,8 +78,10 @@ def _checkpoints(name: str) -> CheckpointFiles:
 def _compare_weights(a: str, b: str) -> Section:
     pairs = _pair_checkpoints(a, b)
     if not pairs:
-        steps = ", ".join(f"{name}: {_list_steps(name)}" for name in (a, b))
-        return Section("weights", f"not compared, since no step has two checkpoints ({steps})")
+        listed = [_list_steps(name) for name in (a, b)]
+        steps = ", ".join(f"{name}: {text}" for name, text in zip((a, b), listed, strict=True))
+        summary = f"not compared, since no step has two checkpoints ({steps})"
+        return Section("weights", summary, differs=listed != ["none", "none"])
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from ctl.commands import checkpoint_comparison
 
@@ -77,9 +93,9 @@ def _compare_weights(a: str, b: str) -> Section:
             differing = f"{len(lines)} of {variables} variables differ {label}"
             more = [f"and {len(lines) - _MAX_LINES} more"] * (len(lines) > _MAX_LINES)
             shown = (*lines[:_MAX_LINES], *more)
-            return Section("weights", f"{before}{differing}", shown, differs=True)
+            return Section("weights", f"{before}{differing}", shown, differs=True, compared=True)
         same.append(label)
-    return Section("weights", f"the same bits {', '.join(same)}")
+    return Section("weights", f"the same bits {', '.join(same)}", compared=True)
 
 
 def _list_steps(name: str) -> str:

@@ -53,22 +53,26 @@ def _check(path: pathlib.Path) -> None:
             f"{path.name!r} is not the name of a project: use letters, digits, - and _, and begin "
             "with a letter, such as ctl new digits."
         )
-    if path.exists() or path.is_symlink():
+    try:
+        exists, has_parent = path.exists() or path.is_symlink(), path.parent.is_dir()
+    except OSError as error:  # such as a name that is too long
+        raise UsageError(f"{path} cannot be created ({error.strerror}).") from None
+    if exists:
         raise UsageError(f"{path} exists already, and was not changed: choose another name.")
-    if not path.parent.is_dir():
+    if not has_parent:
         raise UsageError(f"{path.parent} is not a folder: create it first.")
 
 
 def _create(path: pathlib.Path) -> list[str]:
     """Writes the files into a temporary folder, which becomes the project when it is complete."""
     values = {"PROJECT_NAME": path.name, "CTL_PACKAGE": _PACKAGE, "CTL_VERSION": ctl.__version__}
+    placeholders = re.compile("|".join(values))
     names, temporary = [], None
     try:
         temporary = pathlib.Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
         for source, name in list_files():
             text = source.read_text(encoding="utf-8")
-            for placeholder, value in values.items():
-                text = text.replace(placeholder, value)
+            text = placeholders.sub(lambda match: values[match[0]], text)
             target = temporary / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")

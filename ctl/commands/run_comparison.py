@@ -25,13 +25,15 @@ class Section:
         name: the subject, such as "config".
         summary: the result.
         lines: the differences.
-        differs: whether there are any.
+        differs: whether there are any, or results that only one of the two has.
+        compared: whether both have results of this subject to compare.
     """
 
     name: str
     summary: str
     lines: tuple[str, ...] = ()
     differs: bool = False
+    compared: bool = False
 
 
 def compare_runs(a: RunFiles, b: RunFiles) -> list[Section]:
@@ -45,8 +47,13 @@ def compare_runs(a: RunFiles, b: RunFiles) -> list[Section]:
 
 
 def _differences(a: Record, b: Record) -> list[str]:
+    return [f"{key}: {_show(a, key)} -> {_show(b, key)}" for key in _differing(a, b)]
+
+
+def _differing(a: Record, b: Record) -> list[str]:
+    """Returns the keys of different values, and those that only one of the two has."""
     return [
-        f"{key}: {_show(a, key)} -> {_show(b, key)}"
+        key
         for key in dict.fromkeys([*a, *b])
         if not _same(a.get(key), b.get(key)) or (key in a) != (key in b)
     ]
@@ -116,22 +123,23 @@ def _compare_metrics(a: RunFiles, b: RunFiles) -> Section:
     where, last_same = "", 0
     for split, step in common:
         old, new = _values(first[split, step]), _values(second[split, step])
-        names = [name for name in old if name in new and not _same(old[name], new[name])]
-        if names:
+        differences = [_describe(name, old, new) for name in _differing(old, new)]
+        if differences:
             where = f"first difference at step {step} ({split})"
-            lines += [_describe(name, old[name], new[name]) for name in names[:_MAX_METRICS]]
-            lines += [f"and {len(names) - _MAX_METRICS} more"] * (len(names) > _MAX_METRICS)
+            lines += differences[:_MAX_METRICS]
+            more = len(differences) - _MAX_METRICS
+            lines += [f"and {more} more"] * (more > 0)
             break
         last_same = step
     lines += _unmatched(a, b, first, second)
     counted = f"{len(common)} records of both runs"
     if where:
         summary = f"{where}" + (f"; the same up to step {last_same}" if last_same else "")
-        return Section("metrics", summary, tuple(lines), differs=True)
-    if not common:
-        return Section("metrics", "not compared: no step has records of both runs", tuple(lines))
-    last = f"the same in {counted}, up to step {common[-1][1]}"
-    return Section("metrics", last, tuple(lines), differs=bool(lines))
+    elif common:
+        summary = f"the same in {counted}, up to step {common[-1][1]}"
+    else:
+        summary = "not compared: no step has records of both runs"
+    return Section("metrics", summary, tuple(lines), bool(lines), compared=bool(common))
 
 
 def _unmatched(
@@ -154,10 +162,11 @@ def _values(record: Record) -> dict[str, Any]:
     return {k: v for k, v in record.items() if k not in _AXES and not k.startswith(SPEED)}
 
 
-def _describe(name: str, old: Any, new: Any) -> str:
-    text = f"{name}: {old} -> {new}"
-    if isinstance(old, int | float) and isinstance(new, int | float):
-        scale = max(abs(old), abs(new))
+def _describe(name: str, old: Record, new: Record) -> str:
+    text = f"{name}: {old.get(name, 'not set')} -> {new.get(name, 'not set')}"
+    values = [values[name] for values in (old, new) if isinstance(values.get(name), int | float)]
+    if len(values) == 2:
+        scale = max(map(abs, values))
         if math.isfinite(scale) and scale:
-            text += f" (by {abs(new - old) / scale:.2g} of its value)"
+            text += f" (by {abs(values[1] - values[0]) / scale:.2g} of its value)"
     return text

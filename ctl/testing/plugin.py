@@ -41,7 +41,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Passes the option to `assert_curve`, also in the processes of pytest-xdist."""
     if config.getoption("--update_golden"):
-        os.environ["CTL_UPDATE_GOLDEN"] = "1"
+        environment = pytest.MonkeyPatch()
+        environment.setenv("CTL_UPDATE_GOLDEN", "1")
+        # A later pytest.main of the same process must not record.
+        config.add_cleanup(environment.undo)
 
 
 @pytest.fixture

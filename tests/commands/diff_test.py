@@ -4,16 +4,22 @@ import json
 import re
 import shutil
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from ctl import main
-from ctl.commands import diff
+from ctl.commands import checkpoint_comparison, diff
 from ctl.configs import overrides
 from ctl.errors import UsageError
 from tests import child, experiments
 
+BFLOAT16 = tf.bfloat16.as_numpy_dtype
 
-def write_run(folder, *, rate=1e-3, seed=0, losses=(1.0, 0.5, 0.25), count=40, **result):
+
+def write_run(
+    folder, *, rate=1e-3, seed=0, losses=(1.0, 0.5, 0.25), count=40, first=10, extra=None, **result
+):
     """A run without checkpoints, of `count` examples in batches of four."""
     folder.mkdir()
     config = overrides.config(
@@ -24,9 +30,9 @@ def write_run(folder, *, rate=1e-3, seed=0, losses=(1.0, 0.5, 0.25), count=40, *
     )
     (folder / "config.json").write_text(config.to_json())
     records = [
-        {"time": 5.0 + id(folder) % 7, "split": "train", "step": 10 * k + 10, "loss": loss,
+        {"time": 5.0 + id(folder) % 7, "split": "train", "step": 10 * k + first, "loss": loss,
          "accuracy": 0.5, "epoch": (k + 1) * 40 / count, "examples_per_second": id(folder) % 100,
-         "input_wait": id(folder) % 3}
+         "input_wait": id(folder) % 3, **(extra or {})}
         for k, loss in enumerate(losses)
     ]  # fmt: skip
     (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
@@ -105,6 +111,11 @@ def test_equal_runs_have_exit_code_0(tmp_path, capsys):
                 "only in a: 1 record of step 30",
             ],
         ),
+        (
+            dict(extra={"gradient_norm": 2.0}),
+            "metrics",
+            ["first difference at step 10 (train)", "gradient_norm: not set -> 2.0"],
+        ),
     ],
 )
 def test_each_difference_is_listed_and_the_exit_code_is_1(tmp_path, capsys, changes, part, lines):
@@ -121,11 +132,58 @@ def test_rolled_back_batches_change_the_data_order(tmp_path, capsys):
     assert line in sections(capsys.readouterr().out)["data order"]
 
 
+@pytest.mark.parametrize("changes", [dict(first=15), dict(losses=())])
+def test_runs_without_a_common_step_have_exit_code_2(tmp_path, capsys, changes):
+    runs = [write_run(tmp_path / "a", losses=(1.0,)), write_run(tmp_path / "b", **changes)]
+    assert main.run(["ctl", "diff", *runs]) == 2
+    printed = capsys.readouterr()
+    metrics = sections(printed.out)["metrics"]
+    assert metrics[0] == "not compared: no step has records of both runs"
+    assert metrics[1] == "only in a: 1 record of step 10"
+    assert "neither records of metrics nor checkpoints of the same step" in printed.err
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ([0.0, 1], [-0.0, 1], "the same values, but other bits, such as the sign of 0; 1 of 2"),
+        ([float("nan"), 1], [float("nan"), 2], "difference 1 (0.5 times the largest value of this"),
+        ([float("nan"), 1], [0.0, 3], "2 (0.67 times the largest value of this variable); 2 of 2"),
+        ([float("nan"), 1], [0.0, 3], "elements differ, 1 of them by a value that is not finite"),
+        (np.int64([2**60, 0]), np.int64([2**60 + 1, 0]), "difference 1 (8.7e-19 times"),
+        (
+            np.int64([-(2**63)]),
+            np.int64([2**63 - 1]),
+            "-9223372036854775808 -> 9223372036854775807",
+        ),
+        (np.array([1, 2], BFLOAT16), np.array([1, 4], BFLOAT16), "difference 2 (0.5 times"),
+        (np.array([1, 2], BFLOAT16), np.array([1, 4], BFLOAT16), "1 of 2 elements differ"),
+        ([True, True], [True, False], "difference 1 (1 times"),
+        (np.uint8([3, 0]), np.uint8([0, 0]), "difference 3 (1 times"),
+        ([1 + 1j, 0], [1 - 1j, 0], "difference 2 (1.4 times"),
+        (b"a", b"b", "v: another value"),
+        (0.0, -0.0, "v: 0.0 -> -0.0"),
+    ],
+)
+def test_elements_are_compared_by_bits_and_their_distance_is_exact(old, new, line):
+    _, text = checkpoint_comparison._compare("v", old, new)
+    assert line in text
+
+
+def test_variables_that_are_not_finite_have_no_difference_only_if_their_bits_are_the_same():
+    assert checkpoint_comparison._compare("v", [float("nan")], [float("nan")]) is None
+    order, text = checkpoint_comparison._compare("v", [0.0, 1], [float("inf"), 1])
+    assert order == float("inf") and "1 of 2 elements differ, 1 of them" in text
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a"], "the following arguments are required: B: write ctl diff A B"),
-        (["a", "nothing"], "nothing is neither the workdir of a run nor a checkpoint"),
+        (["a"], "ctl diff needs two runs or checkpoints: ctl diff A B."),
+        (["a", "a", "a"], "ctl diff: unrecognized arguments: a: write ctl diff A B"),
+        (["a", "nothing"], "nothing does not exist: name a run's --workdir"),
+        (["a", "folder"], "folder is neither the workdir of a run nor a checkpoint"),
         (["a", "damaged"], "cannot be read"),
     ],
 )
@@ -133,6 +191,7 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "a")
     write_run(tmp_path / "damaged")
+    (tmp_path / "folder").mkdir()
     (tmp_path / "damaged/result.json").write_text("{")
     with pytest.raises(UsageError, match=re.escape(message)):
         diff.main(arguments)
@@ -150,13 +209,19 @@ def test_runs_with_checkpoints_are_compared_by_variable(tmp_path, monkeypatch, c
     parts = sections(capsys.readouterr().out)
     assert parts["weights"] == ["the same bits at step 10, at step 20, at step 30"]
 
+    # Records of metrics alone do not show that the weights are the same.
+    shutil.copytree("a", "bare", ignore=shutil.ignore_patterns("checkpoints"))
+    assert main.run(["ctl", "diff", "a", "bare"]) == 1
+    weights = sections(capsys.readouterr().out)["weights"][0]
+    assert weights.startswith("not compared") and weights.endswith("(a: 10, 20, 30, bare: none)")
+
     assert main.run(["ctl", "diff", "a", "b"]) == 1
     parts = sections(capsys.readouterr().out)
     assert parts["config"] == ["1 key differs", "seed: 0 -> 1"]
     assert parts["metrics"][0] == "first difference at step 5 (train)"
     assert re.fullmatch(r"\d+ of \d+ variables differ at step 10", parts["weights"][0])
     line = (
-        r"dense(_\d+)?/\w+: largest difference \S+, \S+ of the largest element; .* elements differ"
+        r"dense(_\d+)?/\w+: largest difference \S+ \(\S+ times the largest value .* elements differ"
     )
     assert re.fullmatch(line, parts["weights"][1])
 

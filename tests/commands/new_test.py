@@ -82,6 +82,21 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("length", [250, 300])
+def test_a_name_that_is_too_long_is_one_line(tmp_path, monkeypatch, capsys, length):
+    monkeypatch.chdir(tmp_path)
+    assert main.run(["ctl", "new", "a" * length]) == 2
+    error = capsys.readouterr().err
+    assert "cannot be created (File name too long)" in error and error.count("\n") == 1
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_project_may_have_the_name_of_a_placeholder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    new.main(["CTL_VERSION"])
+    assert (tmp_path / "CTL_VERSION/README.md").read_text().startswith("# CTL_VERSION\n")
+
+
 def test_every_file_of_the_template_is_package_data():
     text = (child.ROOT / "pyproject.toml").read_text()
     patterns = re.findall(r'"(commands/project_template/[^"]*)"', text)

@@ -1,10 +1,12 @@
 """The fixtures that pytest finds when ctl is installed, used from another project's tests."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
+from ctl.testing import plugin
 from tests import child
 
 USER_TESTS = """
@@ -107,3 +109,15 @@ def test_fixtures_work_under_xdist(tmp_path):
 def test_plugin_does_not_import_tensorflow():
     script = "import sys, ctl.testing, ctl.testing.plugin; print('tensorflow' in sys.modules)"
     assert child.run(["-c", script]).stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_option_that_records_ends_with_the_session(monkeypatch, before):
+    monkeypatch.delenv("CTL_UPDATE_GOLDEN", raising=False)
+    if before:
+        monkeypatch.setenv("CTL_UPDATE_GOLDEN", before)
+    config = pytest.Config.fromdictargs({}, ["--update_golden", "-p", "no:cacheprovider"])
+    plugin.pytest_configure(config)
+    assert os.environ["CTL_UPDATE_GOLDEN"] == "1"
+    config._ensure_unconfigure()
+    assert os.environ.get("CTL_UPDATE_GOLDEN") == before

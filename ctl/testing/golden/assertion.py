@@ -17,6 +17,9 @@ from ctl.trainer import StandardTrainer
 
 UPDATE = "CTL_UPDATE_GOLDEN"  # the variable that the pytest option --update_golden sets
 
+# The curves that this process has recorded, so that two tests of one file do not replace each other's.
+_recorded: dict[pathlib.Path, Curve] = {}
+
 Experiment: TypeAlias = str | os.PathLike[str] | config_dict.ConfigDict | StandardTrainer
 
 
@@ -53,17 +56,12 @@ def assert_curve(
     Raises:
         AssertionError: a step differs; the message names the first one, the first tensor in it, and
             the settings and features of the batch that have changed.
-        UsageError: there is no such file, it is damaged, or the trainer is not a new one.
+        UsageError: there is no such file, it is damaged, the trainer is not a new one, or this process
+            has recorded another curve in the same file.
     """
     file = pathlib.Path(path)
-    if os.environ.get(UPDATE, "0") not in ("", "0"):
-        recorded = _record(experiment, steps, measure_response=True)
-        old = curve.read(file) if file.exists() else None
-        if old and len(old.steps) == steps and _is_same(recorded, old):
-            print_line(f"{file} is unchanged.")
-        else:
-            curve.write(file, recorded)
-            print_line(f"{file}: {describe_recording(recorded)}")
+    if is_updating():
+        _update(file, _record(experiment, steps, measure_response=True))
         return CurveReport((), ())
     if not file.exists():
         raise UsageError(
@@ -77,6 +75,34 @@ def assert_curve(
     return report
 
 
+def is_updating() -> bool:
+    """Whether `assert_curve` records golden files instead of comparing with them."""
+    return os.environ.get(UPDATE, "0") not in ("", "0")
+
+
+def _update(file: pathlib.Path, recorded: Curve) -> None:
+    key = file.resolve()
+    if key in _recorded and not _agree(recorded, _recorded[key]):
+        raise UsageError(
+            f"{file} was recorded already, by another test of this run with another curve: give each "
+            "of them its own file, or skip the test that only compares when golden files are recorded."
+        )
+    _recorded[key] = recorded
+    old = _read_if_possible(file)
+    if old and len(old.steps) == len(recorded.steps) and _is_same(recorded, old):
+        print_line(f"{file} is unchanged.")
+    else:
+        curve.write(file, recorded)
+        print_line(f"{file}: {describe_recording(recorded)}")
+
+
+def _read_if_possible(file: pathlib.Path) -> Curve | None:
+    try:
+        return curve.read(file) if file.exists() else None
+    except UsageError:
+        return None  # A damaged file, or one of another format, is recorded again.
+
+
 def describe_recording(recorded: Curve) -> str:
     """Describes a new recording in one line: its last loss and how precise its tolerance is."""
     loss_tolerance, tolerance = comparison.tolerances(recorded)
@@ -88,6 +114,14 @@ def describe_recording(recorded: Curve) -> str:
         f"recorded {len(recorded.steps)} steps of {len(recorded.tensors)} tensors{ending}; the "
         f"weights of other machines may differ by {share:.1g} of the last update{repeatable}"
     )
+
+
+def _agree(new: Curve, old: Curve) -> bool:
+    """Whether two recordings of this process have one curve, also if bits cannot be repeated."""
+    if len(new.steps) != len(old.steps) or new.computation != old.computation:
+        return False
+    report = comparison.compare(new, old)
+    return report.equal and not report.settings
 
 
 def _is_same(new: Curve, old: Curve) -> bool:

@@ -32,6 +32,7 @@ from ctl.testing.golden.curve import Curve, Step
 
 FACTOR = 4.0
 SIGMAS = 5.0
+_INFORMATION = ("ctl",)  # recorded in the environment, but no reason for other bits
 _RECORD = "If the change is intended, record the curve again: pytest --update_golden"
 
 
@@ -108,6 +109,9 @@ def compare(actual: Curve, recorded: Curve) -> CurveReport:
     notes = tuple(_compare_batches(actual.steps[step - 1], recorded.steps[step - 1]))
     if not changes and not notes:
         notes = (_explain_size(_first_beyond_tolerance(actual, recorded)),)
+    versions = [curve.environment.get("ctl", "unknown") for curve in (recorded, actual)]
+    if versions[0] != versions[1]:
+        notes += (f"The version of ctl has changed: {versions[0]} -> {versions[1]}.",)
     return dataclasses.replace(report, step=step, tensor=tensor, difference=difference, notes=notes)
 
 
@@ -128,6 +132,8 @@ def tolerances(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
 
 def _changes(recorded: Mapping[str, str], actual: Mapping[str, str]) -> Iterator[str]:
     for key in dict.fromkeys([*recorded, *actual]):
+        if key in _INFORMATION:
+            continue
         old, new = recorded.get(key, "not set"), actual.get(key, "not set")
         if old != new:
             yield f"{key}: {_shorten(old)} -> {_shorten(new)}"
@@ -261,4 +267,6 @@ def _explain_size(beyond: tuple[int, str, str] | None) -> str:
             "probably computed in another order."
         )
     step, tensor, _ = beyond
-    return f"From step {step} on ({tensor}) it is more than rounding errors explain."
+    return (
+        f"From step {step} on ({tensor}) the difference exceeds the tolerance for rounding errors."
+    )

@@ -47,7 +47,22 @@ def describe_environment(trainer: StandardTrainer) -> dict[str, str]:
         # Its exponential function and logarithm are used by some kernels.
         "C library": " ".join(platform.libc_ver()),
         "devices": ", ".join(names),
+        **(_describe_gpus() if "GPU" in names else {}),
         **host.describe_kernels(threads),
+    }
+
+
+def _describe_gpus() -> dict[str, str]:
+    """Returns the models of the visible GPUs, and whether they round products to TensorFloat-32."""
+    models = set()
+    for gpu in tf.config.get_visible_devices("GPU"):
+        details = tf.config.experimental.get_device_details(gpu)
+        capability = ".".join(map(str, details.get("compute_capability", ("unknown",))))
+        model = details.get("device_name", "unknown model")
+        models.add(f"{model}, compute capability {capability}")
+    return {
+        "GPU": "; ".join(sorted(models)),
+        "TensorFloat-32": str(tf.config.experimental.tensor_float_32_execution_enabled()),
     }
 
 

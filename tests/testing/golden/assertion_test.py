@@ -14,6 +14,11 @@ from tests.testing.golden import trainers
 from tests.testing.golden.trainers import STEPS, make, recorded
 
 
+@pytest.fixture(autouse=True)
+def new_process(monkeypatch):
+    monkeypatch.setattr(assertion, "_recorded", {})
+
+
 @pytest.fixture
 def file(tmp_path):
     curve.write(tmp_path / "golden/tiny.json", recorded())
@@ -62,6 +67,12 @@ def test_update_records_a_curve_and_replaces_it_only_if_it_changes(tmp_path, mon
     testing.assert_curve(file, make(), steps=2)
     assert capsys.readouterr().out == f"{file} is unchanged.\n"
     assert file.stat().st_mtime_ns == before.st_mtime_ns
+    before = file.read_bytes()
+    for trainer, steps in ((make(seed=1), 2), (make(replicas=2), 2), (make(), 3)):
+        with pytest.raises(ctl.UsageError, match=r"tiny\.json was recorded already"):
+            testing.assert_curve(file, trainer, steps=steps)
+    assert file.read_bytes() == before
+    assertion._recorded.clear()  # as in a new process
     testing.assert_curve(file, make(seed=1), steps=2)
     assert json.loads(file.read_text())["settings"]["seed"] == "1"
 
@@ -72,6 +83,14 @@ def test_a_damaged_file_is_one_line(tmp_path, content):
     with pytest.raises(ctl.UsageError, match="cannot be read as a golden curve") as error:
         testing.assert_curve(tmp_path / "a.json", make(), steps=2)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["", '{"format": 2}'])
+def test_update_replaces_a_damaged_file(tmp_path, monkeypatch, content):
+    (tmp_path / "a.json").write_text(content)
+    monkeypatch.setenv(assertion.UPDATE, "1")
+    testing.assert_curve(tmp_path / "a.json", make(), steps=2)
+    assert len(curve.read(tmp_path / "a.json").steps) == 2
 
 
 def test_a_trained_trainer_and_no_steps_are_rejected(file):

@@ -94,6 +94,15 @@ def test_another_library_version_is_reported_and_compared_within_the_tolerance()
     assert f"tensorflow: 2.19.0 -> {version}" in report.changes and len(report.changes) == 2
 
 
+def test_another_version_of_ctl_requires_the_same_bits_and_is_noted():
+    old = change_environment(recorded(), ctl="0.0.1")
+    report = compare(curve(), old)
+    assert report.equal and report.compares_bits
+    failure = compare(curve(trainers.ReversedRows), old)
+    assert not failure.equal and failure.compares_bits
+    assert f"The version of ctl has changed: 0.0.1 -> {ctl.__version__}." in failure.failure()
+
+
 def test_another_library_version_that_computes_something_else_is_detected():
     old = change_environment(recorded(), tensorflow="2.19.0")
     steps = list(old.steps)

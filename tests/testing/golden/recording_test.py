@@ -73,3 +73,17 @@ def test_what_determines_the_bits_is_recorded(monkeypatch):
     assert settings["optimizer"] == "Adam" and not settings.keys() & computation.keys()
     sharded = environment.describe_computation(make(replicas=2, logical_shards=2))
     assert "replicas" not in sharded and sharded["runtime.logical_shards"] == "2"
+
+
+def test_the_model_of_a_gpu_is_recorded(monkeypatch):
+    trainer = make()
+    assert not {"GPU", "TensorFloat-32"} & environment.describe_environment(trainer).keys()
+    details = {"device_name": "NVIDIA H100", "compute_capability": (9, 0)}
+    monkeypatch.setattr(environment.devices, "replica_devices", lambda _: ["GPU:0", "GPU:1"])
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda _: ["a", "b"])
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda _: details)
+    described = environment.describe_environment(trainer)
+    assert described["GPU"] == "NVIDIA H100, compute capability 9.0"
+    assert described["TensorFloat-32"] == "True"
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda _: {})
+    assert "unknown model" in environment.describe_environment(trainer)["GPU"]
