@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from ctl.replica.memory.recompute import recompute
     from ctl.trainer import StandardTrainer
 
-__version__ = "0.1.0"
+    __version__: str
+
 # Makes `tf.keras` tf_keras, also after `import tensorflow`, which reads the variable when tf.keras is
 # first used. By default tf.keras is Keras 3, which computes wrong updates under tf.distribute.
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
@@ -62,11 +63,23 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name in _PACKAGES:
         return importlib.import_module(f"ctl.{name}")
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'ctl' has no attribute {name!r}")
+
+
+def _version() -> str:
+    """The version in pyproject.toml, which the installed package records."""
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version("ctl-tensorflow")
+    except importlib.metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
+        return "0+unknown"
 
 
 def __dir__() -> list[str]:

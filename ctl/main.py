@@ -75,10 +75,10 @@ def _run(argv: Sequence[str]) -> int:
     values, changes = command_line.parse(argv)
     if values.help:
         flags_text = command_line.describe_flags()
-        print(help.format_help(command_line.MODE_TEXTS, commands.COMMANDS, flags_text))
+        print_line(help.format_help(command_line.MODE_TEXTS, commands.COMMANDS, flags_text))
         return 0
     if values.version:
-        print(help.format_version())
+        print_line(help.format_version())
         return 0
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # a config file may import TensorFlow
     tpu.skip_metadata_server()

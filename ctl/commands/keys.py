@@ -13,7 +13,7 @@ import textwrap
 
 from ctl.commands.parser import Parser
 from ctl.configs.reference import ConfigKey, config_keys
-from ctl.errors import UsageError, did_you_mean
+from ctl.errors import UsageError, did_you_mean, print_line
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UsageError(f"No config key contains {values.text!r}{did_you_mean(text, names)}")
     width = max(50, shutil.get_terminal_size().columns)
     for key in keys:
-        print(f"--config.{key.name}=" if values.names else _format(key, width))
+        print_line(f"--config.{key.name}=" if values.names else _format(key, width))
     return 0
 
 
