@@ -135,11 +135,11 @@ def rows(names: list[str]) -> Iterator[str]:
         report = testing.check_loop_equivalence(build, batches, in_process=True)
         cells = []
         for counts in ([4, 4], [3, 2], [2, 2, 2, 2], [2, 2, 1, 0]):
-            found = [d for d in report.differences if d.split.row_counts == counts]
-            updates = [d.distance for d in found if d.kind == "update"]
+            differences = [d for d in report.differences if d.split.row_counts == counts]
+            updates = [d.distance for d in differences if d.kind == "update"]
             errors = [e for split, e in report.errors.items() if split.row_counts == counts]
-            kinds = ", ".join(dict.fromkeys(d.kind for d in found))
-            same = f"{kinds} differs" if found else "the same"
+            kinds = ", ".join(dict.fromkeys(d.kind for d in differences))
+            same = f"{kinds} differs" if differences else "the same"
             cells.append("error" if errors else f"{max(updates):.1e}" if updates else same)
         cause = report.headline[1] if report.verdict != "equivalent" else ""
         yield " | ".join([f"| {name}", report.verdict, *cells, f"{cause.partition(':')[0]} |"])

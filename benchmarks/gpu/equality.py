@@ -12,6 +12,7 @@ from ctl.testing.faults import poison
 
 _L = tf_keras.layers
 _REPLICAS = (1, 2, 4)
+_NORMAL_TOLERANCE = 1e-4  # of numbers up to 6 in float32
 
 
 class Trainer(ctl.StandardTrainer):
@@ -100,7 +101,11 @@ def check_overflow(report: Report) -> None:
 
 
 def check_dropout(report: Report) -> None:
-    """The random numbers of a GPU are those of the CPU, bit for bit, with and without XLA."""
+    """The random numbers of a GPU are those of the CPU, with and without XLA.
+
+    The bits of uniform numbers are the same. Normal numbers are computed from them by functions such as
+    the logarithm, which each device rounds in its own way.
+    """
 
     def draw():
         return ctl.random.uniform([64, 37]), tf.cast(ctl.random.normal([64, 37]), tf.float32)
@@ -113,7 +118,12 @@ def check_dropout(report: Report) -> None:
             uniform, normal = (value.numpy() for value in tf.function(draw, jit_compile=jit)())
             same = bool(np.array_equal(uniform, expected[0]))
             difference = float(np.abs(normal - expected[1]).max())
-            report(name, same_uniform_bits=same, normal_difference=difference, **_verdict(same))
+            report(
+                name,
+                same_uniform_bits=same,
+                normal_difference=difference,
+                **_verdict(same and difference < _NORMAL_TOLERANCE),
+            )
 
 
 def check_logical_shards(report: Report) -> None:
@@ -169,13 +179,13 @@ def _variables(trainer: Trainer) -> list[tf.Variable]:
 
 
 def _largest_difference(trainer: Trainer, reference: Trainer) -> float:
-    """The largest difference of any replica's copy of a weight or slot variable."""
+    """The largest difference of any replica's copy of a weight or slot variable; inf if one is NaN."""
     largest = 0.0
     for one, other in zip(_variables(trainer), _variables(reference), strict=True):
         for copy in testing.copies(trainer.strategy, one):
             value = testing.copies(reference.strategy, other)[0]
-            largest = max(largest, float(np.abs(copy - value).max(initial=0.0)))
-    return largest
+            largest = np.maximum(largest, np.abs(copy - value).max(initial=0.0))  # keeps NaN
+    return float(largest) if np.isfinite(largest) else float("inf")
 
 
 def _copies_are_equal(trainer: Trainer) -> bool:

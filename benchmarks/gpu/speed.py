@@ -93,8 +93,8 @@ def _measure(report: Report, model: str, names, *, windows: int = 5, seconds: fl
 def _run_script(report: Report, python: str, script: str) -> None:
     """Runs a script that imports neither ctl nor TensorFlow, and reports its lines."""
     module = script.split("_")[0]
-    found = subprocess.run([python, "-c", f"import {module}"], capture_output=True, text=True)
-    if found.returncode:
+    check = subprocess.run([python, "-c", f"import {module}"], capture_output=True, text=True)
+    if check.returncode:
         report(module, skipped=f"{python} cannot import {module}: pass --{module}_python")
         return
     command = [python, str(_COMPARISONS / script), *(["--small"] if report.small else [])]

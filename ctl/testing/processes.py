@@ -20,6 +20,10 @@ from ctl.errors import UsageError
 from ctl.hardware import cluster, rendezvous
 
 _OUTPUT_LINES = 30  # of each process in an error message
+IN_THIS_PROCESS = (
+    ", or call ctl.testing.split_cpu({devices}) in conftest.py, which runs the comparison "
+    "in this process"
+)
 
 
 def run_workers(
@@ -65,6 +69,7 @@ def call(
     environments: Sequence[Mapping[str, str]] = ({},),
     *,
     timeout: float,
+    alternative: str = "",
 ) -> list[Any]:
     """Calls a function in one new process per environment, all at the same time.
 
@@ -74,6 +79,7 @@ def call(
         environments: variables to set in each process. The caller's TF_ and XLA_ variables are not
             inherited.
         timeout: seconds after which all processes are killed.
+        alternative: what else to do if the function cannot be pickled, for the message.
 
     Returns:
         The result of each process.
@@ -82,7 +88,7 @@ def call(
         AssertionError: a process failed or timed out; the message has each process' output.
         UsageError: the function cannot be pickled, or raised a `UsageError`.
     """
-    task = _pickle_task(function, arguments)
+    task = _pickle_task(function, arguments, alternative)
     with tempfile.TemporaryDirectory() as name:
         folders = [pathlib.Path(name) / str(i) for i in range(len(environments))]
         processes = [_start(task, f, e) for f, e in zip(folders, environments, strict=True)]
@@ -101,7 +107,7 @@ def call(
     return results
 
 
-def _pickle_task(function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
+def _pickle_task(function: Callable[..., Any], arguments: Sequence[Any], alternative: str) -> bytes:
     try:
         if any(getattr(v, "__module__", "") == "__main__" for v in (function, *arguments)):
             raise TypeError("it is defined in the main module")
@@ -111,7 +117,7 @@ def _pickle_task(function: Callable[..., Any], arguments: Sequence[Any]) -> byte
         raise UsageError(
             "The function or trainer of the test cannot be pickled and sent to another process "
             f"({' '.join(str(error).split())}): define it, and the classes of its arguments, at the "
-            "top level of a module."
+            f"top level of a module{alternative}."
         ) from None
 
 

@@ -61,7 +61,12 @@ def run_in_new_process(spec: TrialSpec, splits: Sequence[Split]) -> Report:
         UsageError: the trainer cannot be pickled, or nothing can be compared.
         AssertionError: the process failed; the message has its output.
     """
-    report: Report = processes.call(_split_cpu_and_run, [spec, list(splits)], timeout=_TIMEOUT)[0]
+    devices = max(split.replicas for split in splits)
+    report: Report = processes.call(
+        *(_split_cpu_and_run, [spec, list(splits)]),
+        timeout=_TIMEOUT,
+        alternative=processes.IN_THIS_PROCESS.format(devices=devices),
+    )[0]
     return report
 
 

@@ -4,10 +4,14 @@ import io
 import json
 import types
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from benchmarks.gpu import __main__ as program
+from benchmarks.gpu import equality, programs
 from benchmarks.gpu.parts import PARTS, Report
+import ctl
 
 
 def run(path, *flags):
@@ -38,6 +42,37 @@ def test_failure_is_a_result_and_the_next_one_follows():
         {"name": "first", "error": "ValueError: the reason"},
         {"name": "second", "examples_per_second": 3},
     ]
+
+
+def test_weights_that_are_not_a_number_are_wrong():
+    def make_trainer(value):
+        return types.SimpleNamespace(
+            strategy=tf.distribute.get_strategy(),
+            model=types.SimpleNamespace(variables=[tf.Variable(value), tf.Variable([1.0])]),
+            optimizer=types.SimpleNamespace(variables=[]),
+        )
+
+    trainer, reference = make_trainer([1.0, np.nan]), make_trainer([1.0, 1.0])
+    assert equality._largest_difference(reference, make_trainer([1.0, 1.5])) == 0.5
+    assert equality._largest_difference(trainer, reference) == np.inf
+
+
+@pytest.mark.parametrize(("shift", "right"), [(0.0, True), (1e-3, False)])
+def test_normal_numbers_of_a_device_are_checked(shift, right, monkeypatch):
+    calls = iter([0.0, shift, shift])
+    normal = ctl.random.normal
+    monkeypatch.setattr(ctl.random, "normal", lambda shape: normal(shape) + next(calls))
+    monkeypatch.setattr(equality.devices, "KIND", "CPU")
+    file = io.StringIO()
+    equality.check_dropout(Report(file, types.SimpleNamespace(small=True, seconds=60)))
+    lines = [json.loads(line) for line in file.getvalue().splitlines()]
+    assert [line.get("right", False) for line in lines] == [right] * 2, lines
+
+
+def test_resumption_without_two_kills_is_an_error():
+    assert programs._resume_verdict(kills=2, variables=3, equal=3) == {}
+    assert "error" in programs._resume_verdict(kills=2, variables=3, equal=2)
+    assert "1 of 2 kills" in programs._resume_verdict(kills=1, variables=3, equal=3)["error"]
 
 
 @pytest.mark.slow

@@ -1,6 +1,9 @@
 """The code blocks of docs/prove-your-loop.md run, and report what the page shows."""
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -30,6 +33,23 @@ def run(*replaced):
 def test_the_first_example_has_five_lines_and_passes():
     assert len([line for line in FIRST[0].splitlines() if line]) <= 5
     run()
+
+
+@pytest.mark.slow
+def test_the_page_works_in_a_folder_without_conftest(tmp_path):
+    test = tmp_path / "loop_test.py"
+    test.write_text(f"{FIRST[1]}\n\n{FIRST[0]}")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(test)],
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": str(child.ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert result.returncode == 0, result.stdout
+    assert "1 passed" in result.stdout
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import ctl
 from ctl.errors import UsageError
-from ctl.testing import assert_replica_equivalent, check_replica_equivalence
+from ctl.testing import assert_replica_equivalent, check_replica_equivalence, trial
 from tests import child
 from tests.testing import gallery, mistakes
 
@@ -146,8 +146,13 @@ def test_trainer_that_cannot_be_pickled_is_an_error():
     class Local(gallery.Right):
         pass
 
-    with pytest.raises(UsageError, match=r"cannot be pickled .* top level of a module"):
+    message = (
+        r"cannot be pickled .* top level of a module, or call ctl\.testing\.split_cpu\(4\) in "
+        r"conftest\.py, which runs the comparison in this process\."
+    )
+    with pytest.raises(UsageError, match=message):
         check_replica_equivalence(Local, gallery.examples(), in_process=False)
+    assert trial.can_run_here(4)  # as the message says, because tests/conftest.py calls split_cpu
 
 
 class Broken(gallery.Right):

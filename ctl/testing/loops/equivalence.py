@@ -121,7 +121,11 @@ def check_loop_equivalence(
         return run(spec, chosen, full_batches)
     variables = {k: v for k in ("TF_USE_LEGACY_KERAS",) if (v := os.environ.get(k)) is not None}
     arguments = [spec, chosen, full_batches]
-    report: Report = processes.call(_split_cpu_and_run, arguments, [variables], timeout=_TIMEOUT)[0]
+    report: Report = processes.call(
+        *(_split_cpu_and_run, arguments, [variables]),
+        timeout=_TIMEOUT,
+        alternative=processes.IN_THIS_PROCESS.format(devices=max(replicas)),
+    )[0]
     return report
 
 

@@ -148,6 +148,7 @@ def test_uneven_splits_of_a_loop_for_full_batches_are_listed():
     )
     assert report.verdict == "equivalent"
     assert [str(split) for split in report.refused] == ["2 replicas (3 + 2 rows)"]
+    assert report.notes == ()
 
 
 def fail_without_rows(strategy, global_batch_size):
@@ -200,6 +201,14 @@ def test_unusable_batches_are_an_error(arguments, message):
 def test_what_is_no_loop_is_an_error(build, message):
     with pytest.raises(UsageError, match=message):
         check_loop_equivalence(build, np.zeros([8, 4]), in_process=True)
+
+
+def test_loop_that_cannot_be_pickled_is_compared_in_this_process_only():
+    build = lambda strategy, size: right_loops.Plain(strategy, size)  # noqa: E731
+    arguments = dict(replicas=(2,), batch_sizes=(4,), steps=1)
+    with pytest.raises(UsageError, match=r"or call ctl\.testing\.split_cpu\(2\) in conftest\.py"):
+        check_loop_equivalence(build, right_loops.examples(), in_process=False, **arguments)
+    assert check_loop_equivalence(build, right_loops.examples(), **arguments).equivalent
 
 
 @pytest.mark.slow

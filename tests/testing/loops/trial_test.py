@@ -58,7 +58,3 @@ def test_learning_rate_of_0_is_noted():
     assert report.notes == (
         f"With the loop's own optimizer: {EVALUATION[0].lower()}{EVALUATION[1:]}",
     )
-
-
-def test_loop_that_changes_its_weights_has_no_note():
-    assert check(right_loops.Plain).notes == ()
