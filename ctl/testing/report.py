@@ -62,7 +62,7 @@ class Report:
         refused: the splits that ctl rejects, with the reason.
         errors: the splits on which the user's code raises an exception, with its line and message.
         why: why the tolerance is not that of float64; "" if it is.
-        undecided: why nothing can be told about the differences; "" if they could be compared.
+        undecided: why the differences cannot be interpreted; "" if they could be compared.
         notes: what else could not be checked, and why.
         differences: the differences; empty if the trainer is right.
         cause: the likely cause of the first difference; "" if there are none.
