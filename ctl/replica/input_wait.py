@@ -29,10 +29,10 @@ class InputWait:
                 whose steps get their batches on other hosts.
         """
         self._strategy = strategy
-        # Logical devices of one CPU share its threads: a replica that has its batch would delay the
-        # requests of the others, which is no wait for input. They all start when they all have one.
-        local = devices.replica_devices(strategy)
-        self._shares_processor = len(local) > 1 and all("CPU" in device for device in local)
+        # Replicas on CPUs share the host's threads: a step that has its batch would delay the second
+        # reading, or the requests of other replicas, which is no wait for input. So no replica
+        # starts before the reading.
+        self._shares_processor = all("CPU" in d for d in devices.replica_devices(strategy))
         self._is_supported = not (
             coordinator.is_coordinated(strategy) or isinstance(strategy, tf.distribute.TPUStrategy)
         )

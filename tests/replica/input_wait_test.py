@@ -1,6 +1,7 @@
 """The time that steps wait for their batches, with pipelines and steps that sleep for known times."""
 
 import itertools
+import os
 import time
 
 import pytest
@@ -13,7 +14,7 @@ from ctl.data import distribution
 from ctl.replica import flops
 from ctl.replica.engine import engine_of
 from ctl.replica.input_wait import InputWait
-from tests import reference_model
+from tests import child, reference_model
 
 STEPS = 12
 
@@ -55,6 +56,45 @@ def measure_share(strategy, *, pipeline, step, steps=STEPS):
 def test_share_is_that_of_the_times_of_pipeline_and_step(strategy, pipeline, step, share):
     measured = measure_share(make_strategy(strategy), pipeline=pipeline, step=step)
     assert measured == pytest.approx(share, abs=0.08)
+
+
+# One core has one thread for operations: the second reading must not wait for the step's.
+ON_ONE_CORE = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import time
+import tensorflow as tf
+from ctl.replica.input_wait import InputWait
+
+wait = InputWait(tf.distribute.get_strategy())
+wait.enable()
+iterator = iter(tf.data.Dataset.from_tensors(tf.ones([64, 512])).repeat().prefetch(2))
+weights = tf.ones([512, 512]) / 512
+
+@tf.function
+def run(count):
+    for _ in tf.range(count):
+        values = wait.next(iterator)
+        for _ in range(40):
+            values = tf.tanh(values @ weights)
+        tf.debugging.assert_all_finite(values, "")
+
+run(tf.constant(2))
+wait.reset()
+begin = time.perf_counter()
+run(tf.constant(50))
+print(wait.read() / (time.perf_counter() - begin))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores are selected on Linux")
+def test_computing_on_one_core_is_no_wait(tmp_path):
+    program = tmp_path / "program.py"  # AutoGraph requires a file
+    program.write_text(ON_ONE_CORE)
+    result = child.run([str(program)])
+    assert result.returncode == 0, result.stderr
+    assert float(result.stdout) < 0.4  # 0.9 if the reading waits for the step
 
 
 def test_deterministic_steps_read_no_clock():
