@@ -1,6 +1,6 @@
 """An experiment that counts how often each example was used: a checkpoint holds the complete history.
 
-python -m ctl.main --config=benchmarks/counting.py
+ctl benchmarks/counting.py
 """
 
 import time

@@ -1,6 +1,6 @@
 """A byte-level Transformer in nanoGPT's setting for CPUs, on a folder of text files.
 
-python -m ctl.main --config=experiments/char_lm.py --config.data.dir=FOLDER
+ctl experiments/char_lm.py --config.data.dir=FOLDER
 
 The last 10 % of the bytes are the evaluation. Without `data.dir` the text is the source of Python's own
 standard library, which needs no download. Each evaluation writes a sample of the model to the summaries.

@@ -1,6 +1,6 @@
 """A generative adversarial network of MNIST: two models, two optimizers, second derivatives.
 
-python -m ctl.main --config=experiments/dcgan.py
+ctl experiments/dcgan.py
 
 Each evaluation writes samples to the summaries, and compares 10,000 of them with the test images by a
 Frechet distance in the features of a small classifier, which the first evaluation trains. It is 5.29,

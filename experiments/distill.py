@@ -1,7 +1,7 @@
 """A small network that learns MNIST from 1,000 images and from the outputs of a larger one.
 
-python -m ctl.main --config=experiments/mnist.py --workdir=runs/mnist
-python -m ctl.main --config=experiments/distill.py
+ctl experiments/mnist.py --workdir=runs/mnist
+ctl experiments/distill.py
 
 The first command trains the teacher. The student has 10,714 parameters, the teacher 225,034. Its first
 layer starts from that of the teacher, is frozen for 500 steps, and is then trained with a tenth of the

@@ -1,6 +1,6 @@
 """A small ResNet on Fashion-MNIST, with batch normalization over the global batch, on one device.
 
-python -m ctl.main --config=experiments/fashion_resnet.py
+ctl experiments/fashion_resnet.py
 
 Twelve epochs took 14.8 minutes of CPU time on one replica and 16.5 minutes on two. Test accuracy:
 93.68 % on one replica (seed 1), 93.78 % on two (seed 0).

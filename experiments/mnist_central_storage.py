@@ -1,6 +1,6 @@
 """MNIST with one replica per GPU and a single copy of the variables in CPU memory.
 
-python -m ctl.main --config=experiments/mnist_central_storage.py
+ctl experiments/mnist_central_storage.py
 
 Without a GPU it uses two logical CPU devices.
 """

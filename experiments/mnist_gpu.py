@@ -1,6 +1,6 @@
 """MNIST on one GPU in float16, with many steps compiled into one XLA program.
 
-python -m ctl.main --config=experiments/mnist_gpu.py
+ctl experiments/mnist_gpu.py
 
 It also runs on a CPU, very slowly.
 """

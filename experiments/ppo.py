@@ -1,6 +1,6 @@
 """Reinforcement learning: a cart learns to balance a pole, on one device.
 
-python -m ctl.main --config=experiments/ppo.py
+ctl experiments/ppo.py
 
 The 32 rows of a batch are episodes of at most 500 steps that the current policy plays; nothing is
 downloaded. 100 batches take 20 seconds of CPU time. The mean length of 100 new episodes with the seeds

@@ -1,6 +1,6 @@
 """ResNet-50 with synchronized batch normalization, in bfloat16, on a TPU slice of any size.
 
-python -m ctl.main --config=experiments/resnet50.py --mode=aot_compile --topology=v5e:2x2
+ctl aot_compile experiments/resnet50.py --topology=v5e:2x2
 
 It shows the memory and cost of a real model on a TPU. Its images are synthetic, so that nothing has to
 be downloaded. The schedule is that of Goyal et al. 2017: a learning rate of 0.1 per 256 examples of the

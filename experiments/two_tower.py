@@ -1,6 +1,6 @@
 """Retrieval of items by two towers with large embeddings, on one device.
 
-python -m ctl.main --config=experiments/two_tower.py
+ctl experiments/two_tower.py
 
 The interactions are synthetic (nothing is downloaded), so that the best possible result is known: each
 evaluation reports it as well. The negatives of a row are the items of the other rows of the global

@@ -1,6 +1,6 @@
 """A variational autoencoder of MNIST, on one device.
 
-python -m ctl.main --config=experiments/vae.py
+ctl experiments/vae.py
 
 Each evaluation writes samples to the summaries. Ten epochs take 35 seconds of CPU time, 40 seconds on 2
 cores. The negative evidence lower bound of the test images, in nats: 105.83, 105.87 and 105.70 with the

@@ -18,7 +18,6 @@ LAYERS = (
     ("testing",),
     ("modes", "commands"),
     ("main",),
-    ("report",),
 )
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 FILES = sorted(

@@ -1,7 +1,7 @@
 """ctl diff A B: what differs between two runs, or between two checkpoints.
 
-    python -m ctl.main diff runs/a runs/b
-    python -m ctl.main diff runs/a/checkpoints/ckpt-100 runs/b/checkpoints/ckpt-100
+    ctl diff runs/a runs/b
+    ctl diff runs/a/checkpoints/ckpt-100 runs/b/checkpoints/ckpt-100
 
 The exit code is 0 if nothing differs, 1 if something does, and 2 for a mistake of the user, such as two
 runs without a common step. Importing this module does not import TensorFlow; runs without checkpoints

@@ -1,6 +1,6 @@
 """ctl keys [TEXT]: the config keys whose name or description contains a text.
 
-    ctl keys                    all keys
+    ctl keys                    all keys, then the sections whose keys the experiment chooses
     ctl keys learning_rate      those about the learning rate
     ctl keys --names            only the names, as flags, such as for the completion of a shell
 
@@ -12,7 +12,7 @@ import shutil
 import textwrap
 
 from ctl.commands.parser import Parser
-from ctl.configs.reference import ConfigKey, config_keys
+from ctl.configs.reference import ConfigKey, config_keys, free_sections
 from ctl.errors import UsageError, did_you_mean, print_line
 
 
@@ -27,11 +27,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--names", action="store_true", help="print only the names, as flags")
     values = parser.parse_args(list(arguments))
     text = values.text.lower()
-    keys = [key for key in config_keys() if text in key.name or text in key.text.lower()]
+    # The keys of a free section are not known here, so their flags cannot be completed.
+    listed = config_keys() + (() if values.names else free_sections())
+    keys = [key for key in listed if text in key.name or text in key.text.lower()]
     if not keys:
-        names = {
-            part: key.name for key in config_keys() for part in (key.name.split(".")[-1], key.name)
-        }
+        names = {part: key.name for key in listed for part in (key.name.split(".")[-1], key.name)}
         raise UsageError(f"No config key contains {values.text!r}{did_you_mean(text, names)}")
     width = max(50, shutil.get_terminal_size().columns)
     for key in keys:
@@ -42,4 +42,6 @@ def main(arguments: Sequence[str]) -> int:
 def _format(key: ConfigKey, width: int) -> str:
     indent = " " * 4
     text = textwrap.fill(key.text, width, initial_indent=indent, subsequent_indent=indent)
+    if key.type == "free section":
+        return f"{key.name}  (free section: its keys are the experiment's)\n{text}"
     return f"{key.name} = {key.default}  ({key.type})\n{text}"

@@ -1,7 +1,7 @@
 """ctl report RUN...: one HTML page about a run, or a comparison of several, without a server.
 
-    python -m ctl.report runs/mnist
-    python -m ctl.report runs/a runs/b --output=comparison.html
+    ctl report runs/mnist
+    ctl report runs/a runs/b --output=comparison.html
 
 The page contains its plots, made by plotly, so that it can be sent and opened anywhere. Importing this
 module does not import TensorFlow.

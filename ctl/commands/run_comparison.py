@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 import dataclasses
 import math
+import struct
 from typing import Any
 
 from ctl.commands.run_files import SPEED, RunFiles
@@ -64,7 +65,10 @@ def _show(values: Record, key: str) -> str:
 
 
 def _same(a: Any, b: Any) -> bool:
-    return bool(a == b) or (a != a and b != b)  # NaN equals NaN
+    if isinstance(a, float) and isinstance(b, float):
+        # By their bits: 0.0 differs from -0.0, and NaN equals NaN, of which JSON has only one.
+        return struct.pack("d", a) == struct.pack("d", b)
+    return bool(a == b)
 
 
 def _compare_values(name: str, a: Record, b: Record, noun: str) -> Section:

@@ -21,7 +21,8 @@ class ConfigKey:
 
     Attributes:
         name: its full name, such as "train.steps".
-        type: boolean, integer, number, string, list, or "duration": steps, or a text with a unit.
+        type: boolean, integer, number, string, list, "duration" (steps, or a text with a unit), or
+            "free section", whose keys the experiment chooses.
         default: the Python literal of its default.
         text: what it means, as the comment in defaults.py says.
     """
@@ -36,13 +37,22 @@ class ConfigKey:
 def config_keys() -> tuple[ConfigKey, ...]:
     """Returns all keys, in the order of defaults.py.
 
-    The sections whose keys the experiment chooses are not in it; see `FREE_SECTIONS` of defaults.py.
+    The sections whose keys the experiment chooses are not in it; see `free_sections`.
     """
     values = overrides.flatten(defaults.defaults())
     texts = dict(key_texts())
     return tuple(
         ConfigKey(name, _type_name(name, value), repr(value), texts[name])
         for name, value in values.items()
+    )
+
+
+def free_sections() -> tuple[ConfigKey, ...]:
+    """Returns the sections whose keys the experiment chooses, in the order of defaults.py."""
+    return tuple(
+        ConfigKey(name, "free section", "{}", text)
+        for name, text in key_texts()
+        if name in defaults.FREE_SECTIONS
     )
 
 

@@ -132,6 +132,17 @@ def test_rolled_back_batches_change_the_data_order(tmp_path, capsys):
     assert line in sections(capsys.readouterr().out)["data order"]
 
 
+def test_metrics_are_compared_by_bits(tmp_path, capsys):
+    nan = float("nan")
+    runs = [
+        write_run(tmp_path / name, extra={"signed": zero, "undefined": nan})
+        for name, zero in (("positive", 0.0), ("negative", -0.0))
+    ]
+    assert diff.main(runs) == 1
+    metrics = sections(capsys.readouterr().out)["metrics"]
+    assert metrics == ["first difference at step 10 (train)", "signed: 0.0 -> -0.0"]
+
+
 @pytest.mark.parametrize("changes", [dict(first=15), dict(losses=())])
 def test_runs_without_a_common_step_have_exit_code_2(tmp_path, capsys, changes):
     runs = [write_run(tmp_path / "a", losses=(1.0,)), write_run(tmp_path / "b", **changes)]

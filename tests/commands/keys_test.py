@@ -18,6 +18,23 @@ def test_search_prints_the_keys_that_contain_a_text(capsys):
     assert capsys.readouterr().out.startswith("optimizer.learning_rate_batch_size = 0  (integer)")
 
 
+def test_search_prints_the_sections_whose_keys_the_experiment_chooses(capsys):
+    assert main.run(["ctl", "keys", "optimizer.arg"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "optimizer.arguments  (free section: its keys are the experiment's)",
+        "    Further arguments of the optimizer's class, such as beta_2 or epsilon.",
+    ]
+    assert main.run(["ctl", "keys"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    sections = [line.split()[0] for line in printed if "  (free section" in line]
+    assert sections == [
+        "init.models",
+        "model",
+        "optimizer.arguments",
+        "optimizer.schedule_arguments",
+    ]
+
+
 def test_key_that_does_not_exist_gets_a_suggestion(capsys):
     assert main.run(["ctl", "keys", "lerning_rate"]) == 2
     assert capsys.readouterr().err == (
