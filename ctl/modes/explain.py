@@ -211,6 +211,11 @@ def _describe_memory(experiment: Experiment) -> list[tuple[str, str]]:
         ("  weights", _mib(memory.weights)),
         ("  slots", f"{_mib(memory.slots)} of the optimizer"),
         *([("  averages", f"{_mib(memory.averages)} of the weights")] if memory.averages else []),
+        *(
+            [("  errors", f"{_mib(memory.compression)} of compressed gradients, with factors")]
+            if memory.compression
+            else []
+        ),
         ("  gradients", _mib(memory.gradients)),
         *([("  sums", f"{_mib(memory.gradient_sum)} of gradients")] if parts > 1 else []),
         ("  activations", f"{least}{_mib(memory.activations)} {of}"),

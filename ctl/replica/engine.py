@@ -191,10 +191,7 @@ class Engine:
             raise UsageError(_RESERVED.format(name="_train_loop_fn"))
         # A subclass creates further models after this engine, or between two loops.
         self.attributes.key_new_models(self.plan.options.seed)
-        self._add_models()
-        if self.step.compression:
-            self.step.compression.check_effect()
-        self.attributes.apply_groups(self.plan.options)
+        self.add_models()
         step = int(self._trainer.global_step.numpy())
         if not self.own_dataset and self._data_step != step:
             # Orbit's `train` reads these attributes; the public setter would mark the data as the
@@ -244,17 +241,15 @@ class Engine:
 
     def checkpoint_items(self) -> dict[str, Any]:
         """Returns every model, optimizer and variable of the trainer, by the attribute's name."""
-        self._add_models()
+        self.add_models()
         items = self.attributes.checkpoint_items()
-        # "spikes" is the name in every checkpoint, unless a subclass has such an attribute itself.
-        name = "ctl_spikes" if "spikes" in items else "spikes"
-        items[name] = self.step.loss_spikes
+        own: dict[str, Any] = {"spikes": self.step.loss_spikes}
         if self.ema:
-            items["ctl_ema" if "ema" in items else "ema"] = self.ema.state
+            own["ema"] = self.ema.state
         if self.step.compression:
-            name = "ctl_compression" if "compression" in items else "compression"
-            items[name] = self.step.compression.state
-        return items
+            own["compression"] = self.step.compression.state
+        # The names in every checkpoint, unless a subclass has such an attribute itself.
+        return items | {f"ctl_{k}" if k in items else k: state for k, state in own.items()}
 
     def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
         """Gives the model the averaged weights within a `with` block, if there are any."""
@@ -270,11 +265,17 @@ class Engine:
         self.plan.check_own_dataset()
         self.own_dataset = True
 
-    def _add_models(self) -> None:
-        """Adds the models that a subclass has made since, such as a discriminator."""
+    def add_models(self) -> None:
+        """Prepares further models and optimizers of a subclass, such as a discriminator.
+
+        Raises UsageError if the compression, or a pattern of the options, has no effect on any of them.
+        """
         for user in (self.ema, self.step.compression):
             if user:
                 user.add_models(self.attributes.models())
+        if self.step.compression:
+            self.step.compression.check_effect()
+        self.attributes.apply_groups(self.plan.options)
 
     def _read_batch(self) -> Any:
         return row_coupling.first_batch(self._trainer, self.pipeline, own_dataset=self.own_dataset)

@@ -112,11 +112,9 @@ def configure(optimizer: Any, models: Models, options: TrainerOptions) -> None:
         earlier = getattr(inner, "_exclude_from_weight_decay", [])
         value = list(dict.fromkeys([*earlier, *excluded]))
         object.__setattr__(inner, "_exclude_from_weight_decay", value)
-    scales = {
-        inner._var_key(variable): scale
-        for variable, own in names
-        if (scale := _group_of(own, groups).get("learning_rate_scale"))
-    }
+    factors = [(v, _group_of(own, groups).get("learning_rate_scale")) for v, own in names]
+    # Without an assignment expression, of which AutoGraph would warn: `minimize` calls this in a trace.
+    scales = {inner._var_key(variable): factor for variable, factor in factors if factor}
     if hasattr(inner, "_ctl_scales"):
         inner._ctl_scales.update(scales)
     elif scales:

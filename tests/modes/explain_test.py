@@ -157,6 +157,18 @@ def test_compression_shows_the_bytes_that_are_sent(explain):
     )
 
 
+def test_memory_of_compressed_gradients_is_listed(explain):
+    rows, _ = explain("runtime.all_reduce.compression=powersgd", "runtime.all_reduce.rank=1")
+    assert rows["errors"] == "0.00 MiB of compressed gradients, with factors"
+
+
+def test_a_rank_that_compresses_no_variable_is_rejected(explain, capsys):
+    changes = ("runtime.all_reduce.compression=powersgd", "runtime.all_reduce.rank=50")
+    arguments = [f"--config.{change}" for change in changes]
+    assert main.run(["ctl", "--config=experiment.py", "--mode=explain", *arguments]) == 2
+    assert "powersgd of rank 50 compresses no variable" in capsys.readouterr().err
+
+
 def test_the_complete_config_is_printed_after_the_rows(explain):
     _, out = explain("train.steps=77")
     config = out.partition("config:")[2]

@@ -251,9 +251,10 @@ class Checkpointer:
         values = [(variable.source, content.value(saved)) for variable, saved in comparison.pairs]
         for variable, value in values:
             variable.assign(value)
-        average = engine_of(trainer).ema
-        if average:  # the run had none before, or another model
-            average.reset(keep=restored)
+        engine = engine_of(trainer)
+        for kept in (engine.ema, engine.step.compression):
+            if kept:  # the run had none before, or another model
+                kept.reset(keep=restored)
         self.unmatched = None if comparison.complete else comparison
 
     def _check_deferred(self) -> None:

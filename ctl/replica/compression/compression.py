@@ -1,6 +1,6 @@
 """The reduction of compressed gradients, and what it keeps between steps."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 import dataclasses
 import logging
 from typing import Any
@@ -203,6 +203,24 @@ class Compression:
         for variable, value in reduced.changes:
             old = tf.convert_to_tensor(variable)
             variable.assign(value if applied is True else tf.where(applied, value, old))
+
+    def reset(self, *, keep: Collection[int] = ()) -> None:
+        """Starts again without errors, for example after weights without their errors are restored.
+
+        Args:
+            keep: the ids of the errors and factors that stay as they are.
+        """
+        with self._strategy.scope():
+            for index, kept in enumerate(self._kept.values()):
+                shape = kept.error.shape[1:]
+                if id(kept.error) not in keep:
+                    kept.error.assign(tf.zeros([1, *shape], kept.error.dtype))
+                if kept.factor is not None and id(kept.factor) not in keep:
+                    kept.factor.assign(self._method.initial_factor(shape, index))
+
+    def local_variables(self) -> list[tf.Variable]:
+        """Returns what a replica holds: its own errors, and the factors."""
+        return [*(error.local for error in self.state.errors), *self.state.factors]
 
     def _find_missing(self, models: Iterable[tf_keras.Model]) -> list[tf.Variable]:
         """The compressible variables of built models that have no error yet.

@@ -28,6 +28,7 @@ class MemoryEstimate:
         weights: the variables of all models.
         slots: the variables of all optimizers; with shard_state, this replica's slices.
         averages: the average of the weights.
+        compression: the errors and factors of compressed gradients.
         gradients: the gradients of a micro-batch.
         gradient_sum: their sum over the earlier micro-batches; 0 for a single micro-batch.
         activations: what the forward pass of a micro-batch keeps for its backward pass, and what both
@@ -45,6 +46,7 @@ class MemoryEstimate:
     weights: int
     slots: int
     averages: int
+    compression: int
     gradients: int
     gradient_sum: int
     activations: int
@@ -58,7 +60,7 @@ class MemoryEstimate:
     @property
     def persistent(self) -> int:
         """What exists between two steps."""
-        return self.weights + self.slots + self.averages
+        return self.weights + self.slots + self.averages + self.compression
 
     @property
     def peak(self) -> int:
@@ -109,13 +111,14 @@ def estimate(trainer: Any) -> MemoryEstimate:
     step = max(steps, key=lambda step: step.peak)
     # The gradients of a shard are kept by themselves until all are reduced.
     sums = parts - 1 if engine.plan.options.logical_shards else min(parts - 1, 1)
-    loop = engine.compiled_loop
+    loop, compression = engine.compiled_loop, engine.step.compression
     batches = loop.size if loop else 1  # a chunk
     prefetch = engine.plan.options.prefetch
     return MemoryEstimate(
         weights=_unique_bytes(v for m in engine.attributes.models() for v in m.variables),
         slots=_unique_bytes(_optimizer_variables(trainer)),
         averages=_unique_bytes(engine.ema.state.averages if engine.ema else ()),
+        compression=_unique_bytes(compression.local_variables() if compression else ()),
         gradients=step.gradients,
         gradient_sum=sums * step.gradients,
         activations=step.activations,

@@ -80,6 +80,16 @@ def test_variables_and_gradients_are_counted_exactly():
     assert parts.peak == parts.persistent + parts.input + parts.step
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_errors_and_factors_of_compressed_gradients_are_counted_exactly(replicas):
+    parts = memory(replicas=replicas, compression="powersgd", compression_rank=2)
+    # The errors of all kernels, and factors of 64, 64, 64 and 4 rows; the biases are not compressed.
+    errors, factors = 3 * WIDTH * WIDTH + WIDTH * 4, 2 * (3 * WIDTH + 4)
+    assert parts.compression == (errors + factors) * FLOAT
+    assert parts.persistent == parts.weights + parts.slots + parts.compression
+    assert memory().compression == 0
+
+
 def test_activations_are_the_outputs_of_the_layers_and_one_gradient():
     parts = memory()
     # The backward pass needs the gradient of the output of a layer and computes that of its input.

@@ -79,6 +79,7 @@ def measurement(limit_gib, *, current_gib=1.0, micro_batches=1, slots_gib=0.0):
         weights=gib // 2,
         slots=gib // 2,
         averages=0,
+        compression=0,
         gradients=gib // 2,
         gradient_sum=gib // 2 * (micro_batches > 1),
         activations=activations,
