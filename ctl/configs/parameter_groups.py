@@ -3,7 +3,7 @@
 Importing this module does not import TensorFlow.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 import math
 from typing import Any
 
@@ -30,6 +30,18 @@ def patterns(group: Mapping[str, Any]) -> list[str]:
     """Returns the patterns of a checked group."""
     names = group["variables"]
     return [names] if isinstance(names, str) else list(names)
+
+
+def unfreeze(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns checked groups as they are once the steps of every `frozen_until` have passed."""
+    result = []
+    for group in groups:
+        fields = dict(group)
+        # The group keeps a field, because the first group that matches a variable counts.
+        if fields.pop("frozen_until", None):
+            fields.setdefault("learning_rate_scale", 1.0)
+        result.append(fields)
+    return result
 
 
 def _check_group(name: str, group: Any) -> None:

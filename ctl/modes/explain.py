@@ -115,10 +115,14 @@ def _describe_batch(experiment: Experiment) -> list[tuple[str, str]]:
 
 def _describe_update(experiment: Experiment) -> list[tuple[str, str]]:
     trainer = experiment.trainer
-    variables = trainer.model.trainable_variables
     parameters = engine_of(trainer).attributes.parameter_count()
+    phases = engine_of(trainer).attributes.unfreezing.describe_phases
+
+    def describe_variables() -> str:
+        return f"{len(trainer.model.trainable_variables)} trainable, {parameters:,} parameters"
+
     return [
-        ("reduction", _describe_reduction(experiment)),
+        ("reduction", phases(lambda: _describe_reduction(experiment))),
         ("clip", str(trainer.options.clip)),
         ("random numbers", _RANDOM[trainer.options.allow_unkeyed_random]),
         ("row coupling", _COUPLING[trainer.options.allow_row_coupling]),
@@ -127,7 +131,7 @@ def _describe_update(experiment: Experiment) -> list[tuple[str, str]]:
         ("schedule", _describe_learning_rate(experiment)),
         *_describe_groups(experiment),
         *_describe_average(trainer.options.ema_decay),
-        ("variables", f"{len(variables)} trainable, {parameters:,} parameters"),
+        ("variables", phases(describe_variables)),
     ]
 
 
@@ -197,17 +201,23 @@ def _describe_average(decay: float) -> list[tuple[str, str]]:
 
 def _describe_memory(experiment: Experiment) -> list[tuple[str, str]]:
     """The memory of a step on one replica, by part."""
+    unfreezing = engine_of(experiment.trainer).attributes.unfreezing
+    # The steps that train the most layers need the most memory.
+    last = max(unfreezing.steps(), default=0)
+    unfreezing.apply(last)
+    phase = f" from step {last} on" * (last > 0)
     try:
         memory = memory_estimate.estimate(experiment.trainer)
     except Exception as error:  # the trainer's own code runs here for the first time
         return [("memory", f"not estimated: {describe_error(error)}")]
-    rows = engine_of(experiment.trainer).plan.layout.rows_per_replica
-    parts = memory.micro_batches
+    finally:
+        unfreezing.apply(0)
+    parts, rows = memory.micro_batches, engine_of(experiment.trainer).plan.layout.rows_per_replica
     of = f"of {rows} rows" if parts == 1 else f"of a micro-batch of {-(-rows // parts)} rows"
     least = "at least " * memory.incomplete
     prefetched = f"; {_mib(memory.prefetched)} prefetched in the memory of the host"
     return [
-        ("memory", f"{least}{_mib(memory.peak)} on a replica at its peak, estimated"),
+        ("memory", f"{least}{_mib(memory.peak)} on a replica at its peak{phase}, estimated"),
         ("  weights", _mib(memory.weights)),
         ("  slots", f"{_mib(memory.slots)} of the optimizer"),
         *([("  averages", f"{_mib(memory.averages)} of the weights")] if memory.averages else []),

@@ -5,13 +5,15 @@ convolution's kernel is memory that nothing has written, and in float32 the grad
 kernel is missing, which ends the step with an error.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+import contextlib
 from typing import Any
 
 import tensorflow as tf
 
 from ctl.data.source import Batch
 from ctl.replica import gradients
+from ctl.replica.snapshot import Snapshot
 
 
 def pad_rows(
@@ -74,3 +76,21 @@ def zero_without_rows(
         else value
         for value in values
     ]
+
+
+@contextlib.contextmanager
+def keep_statistics(
+    statistics: Sequence[tf.Variable], row_mask: tf.Tensor | None
+) -> Iterator[None]:
+    """Leaves moving statistics as they are if the micro-batch computed in the block has no rows.
+
+    They would move towards the statistics of padding: towards 0, or to the variance of a single row.
+
+    Args:
+        statistics: moving statistics that each replica computes from its own rows.
+        row_mask: [rows] mask of the rows that exist; None if all exist.
+    """
+    snapshot = Snapshot(statistics if row_mask is not None else [])
+    yield
+    if row_mask is not None:
+        snapshot.restore_unless(tf.reduce_any(row_mask > 0))

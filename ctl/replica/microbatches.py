@@ -13,7 +13,7 @@ from ctl.data.features import name_features
 from ctl.data.source import Batch, MaskedBatch
 from ctl.errors import UsageError
 from ctl.replica import gradients, loss, metrics, precision, row_mask
-from ctl.replica.empty_batches import zero_without_rows
+from ctl.replica.empty_batches import keep_statistics, zero_without_rows
 from ctl.replica.gradients import Gradient
 from ctl.replica.memory import order
 from ctl.replica.snapshot import Assignable, Snapshot
@@ -141,7 +141,8 @@ class MicroBatches:
                 calls = dict(self.calls)
                 if micro_batches:
                     snapshot.restore()
-                new, share, micro_batch = self._compute(part, calls)
+                with keep_statistics(self.assignable.statistics, part.row_mask):
+                    new, share, micro_batch = self._compute(part, calls)
             if self.count > 1 and not micro_batches:
                 # Every micro-batch must assign the same value, which is then the one of the batch.
                 rows = [*tf.nest.flatten(part.batch), part.row_mask, part.weights, part.first_row]
@@ -162,12 +163,8 @@ class MicroBatches:
         self, inputs: Inputs, calls: dict[str, int]
     ) -> tuple[list[Gradient], tf.Tensor, MicroBatch]:
         """Computes the gradients and the share of the loss of one micro-batch."""
-        batch, mask, weights, rows = (
-            inputs.batch,
-            inputs.row_mask,
-            inputs.weights,
-            row_count(inputs.batch),
-        )
+        batch, mask, weights = inputs.batch, inputs.row_mask, inputs.weights
+        rows = row_count(batch)
         # Entered around the backward pass too: the gradients of layers (synchronized batch
         # normalization) read the mask.
         may_be_empty = mask is not None and not isinstance(rows, int)

@@ -15,10 +15,12 @@ class Assignable(NamedTuple):
     Attributes:
         once: those that are assigned once per update, however many micro-batches there are.
         summed: those to which every micro-batch adds its rows: of metrics, and moving statistics.
+        statistics: of `summed`, the moving statistics of batch normalizations that are not synchronized.
     """
 
     once: Sequence[tf.Variable] = ()
     summed: Sequence[tf.Variable] = ()
+    statistics: Sequence[tf.Variable] = ()
 
 
 class Snapshot:

@@ -111,6 +111,7 @@ class TrainerAttributes:
         counters = {id(self._trainer.global_step), id(self._trainer.skipped_steps)}
         variables: dict[int, tf.Variable] = {}
         statistics: set[int] = set()
+        plain: set[int] = set()
         for _, value in self._values():
             if isinstance(value, tf.Variable):
                 variables[id(value)] = value
@@ -118,13 +119,14 @@ class TrainerAttributes:
                 variables |= {id(variable): variable for variable in value.variables}
                 if isinstance(value, tf_keras.layers.Layer):
                     statistics |= copies.moving_statistics(value)
+                    plain |= copies.moving_statistics(value, plain=True)
         once, summed = [], []
         for key, variable in variables.items():
             if key in statistics or _is_sum(variable):
                 summed.append(variable)
             elif key not in counters:
                 once.append(variable)
-        return Assignable(once, summed)
+        return Assignable(once, summed, [v for key, v in variables.items() if key in plain])
 
     def check_slot_variables(self) -> None:
         """Raises UsageError if the optimizer has no slot variables for a trainable variable."""

@@ -1,6 +1,6 @@
 """Layers that are frozen until a step: `frozen_until` of `optimizer.groups`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tf_keras
@@ -59,7 +59,7 @@ class Unfreezing:
                 )
             if len(until) == 1 and until != {0}:
                 self._layers.append((layer, until.pop()))
-        self._apply(0)
+        self.apply(0)
         trained = [v for model in models.values() for v in model.trainable_variables]
         left = [variable.name for variable in trained if id(variable) in steps]
         if left:
@@ -81,11 +81,31 @@ class Unfreezing:
         """
         ends = sorted({until for _, until in self._layers if first < until < first + count})
         for end in (*ends, first + count):
-            self._apply(first)
+            self.apply(first)
             yield end - first
             first = end
 
-    def _apply(self, step: int) -> None:
+    def steps(self) -> list[int]:
+        """Returns the steps from which on further layers are trained, in order."""
+        return sorted({until for _, until in self._layers})
+
+    def apply(self, step: int) -> None:
+        """Freezes and unfreezes the layers as they must be in a step."""
         for layer, until in self._layers:
             # Not the property, which also sets the layers inside, of which each has its own entry.
             layer._trainable = step >= until
+
+    def describe_phases(self, describe_step: Callable[[], str]) -> str:
+        """Describes the steps before and after each change.
+
+        Args:
+            describe_step: describes a step, with the layers as they are at the time of the call.
+        """
+        texts = []
+        for step in (0, *self.steps()):
+            self.apply(step)
+            texts.append(f"from step {step} on: {describe_step()}")
+        self.apply(0)
+        if len(texts) == 1:
+            return texts[0].partition(": ")[2]
+        return "; ".join(texts)

@@ -83,6 +83,26 @@ def test_the_rows_describe_one_replica(explain):
     assert "2 trainable" not in rows["variables"] and "4 trainable" in rows["variables"]
 
 
+def test_each_phase_of_frozen_until_is_described(explain):
+    text = experiments.DROPOUT.replace("Dense(8)", "Dense(8, name='first')")
+    experiments.write(".", {"experiment.py": text})
+    rows, _ = explain(
+        "optimizer.groups=[{'variables':'first/*','frozen_until':'1 epoch'}]",
+        "runtime.strategy=mirrored",
+        "runtime.logical_devices=2",
+        "data.global_batch_size=10",
+    )
+    assert rows["variables"] == (
+        "from step 0 on: 2 trainable, 67 parameters; from step 5 on: 4 trainable, 67 parameters"
+    )
+    texts = [text.split(" all-reduce, ")[0] for text in rows["reduction"].split("; ")]
+    assert texts == ["from step 0 on: one SUM", "from step 5 on: one SUM"]
+    assert rows["memory"].endswith(" MiB on a replica at its peak from step 5 on, estimated")
+    trained = explain("runtime.strategy=mirrored", "runtime.logical_devices=2",
+                      "data.global_batch_size=10")[0]  # fmt: skip
+    assert rows["gradients"] == trained["gradients"]
+
+
 def test_memory_is_listed_by_part(explain):
     rows, _ = explain("optimizer.gradient_accumulation_steps=2", "optimizer.ema_decay=0.9")
     assert rows["memory"].endswith(" MiB on a replica at its peak, estimated")

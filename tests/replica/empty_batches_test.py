@@ -75,6 +75,51 @@ def test_update_of_a_partial_batch_of_images_is_that_of_one_replica(
             np.testing.assert_allclose(copy, value, rtol=0, atol=tolerance)
 
 
+class Normalized(tiny.TinyTrainer):
+    """Global batches of 7 rows, then of 5; or a source, of which every batch has 5 rows."""
+
+    def build_model(self):
+        normalize = functools.partial(L.BatchNormalization, momentum=0.5)
+        layers = [L.Conv2D(4, 2), normalize(fused=True), L.Flatten(), normalize(), L.Dense(3)]
+        return tf_keras.Sequential([L.Input((3, 3, 2)), *layers])
+
+    def build_dataset(self, split, input_context):
+        draw = np.random.default_rng(0)
+        examples = {"x": draw.normal(5, 1, [12, 3, 3, 2]), "label": draw.integers(0, 3, 12)}
+        if self.global_batch_size == 5:
+            return ctl.data.arrays(examples)
+        return ctl.data.GlobalBatches(tf.data.Dataset.from_tensor_slices(examples).batch(7))
+
+
+# On 4 replicas, the last one has no rows: in the second global batch, or in every batch of a source.
+@pytest.mark.parametrize(
+    ("batch", "micro_batches", "steps_with_rows"), [(7, 1, 1), (7, 2, 1), (5, 1, 0)]
+)
+def test_moving_statistics_of_a_replica_without_rows_stay(batch, micro_batches, steps_with_rows):
+    strategy = testing.make_strategy(4)
+    trainer = Normalized(
+        strategy=strategy,
+        global_batch_size=batch,
+        optimizer=lambda: tf_keras.optimizers.SGD(0.1),
+        options=ctl.TrainerOptions(gradient_accumulation_steps=micro_batches),
+    )
+    variables = [v for v in trainer.model.variables if "moving" in v.name]
+    assert len(variables) == 4
+
+    def read():
+        return [testing.copies(strategy, variable) for variable in variables]
+
+    steps = [read()]
+    for _ in range(2):
+        trainer.train(tf.constant(1))
+        steps.append(read())
+    for old, middle, new in zip(steps[steps_with_rows], *steps[1:], strict=True):
+        np.testing.assert_array_equal(new[3], old[3])
+        for replica in range(2):
+            assert (new[replica] != middle[replica]).any()
+    assert all(np.isfinite(copy).all() for values in steps for copies in values for copy in copies)
+
+
 @pytest.mark.parametrize(
     ("rows", "padded", "mask"),
     [(0, [0, 0], [0, 0]), (1, [5, 5], [1, 0]), (3, [5, 6, 7], [1, 1, 1])],

@@ -34,6 +34,8 @@ class Program:
 def export_train_step(trainer: StandardTrainer) -> Program:
     """Exports one training step, traced from the trainer's own `train_step`.
 
+    If `frozen_until` unfreezes layers, it is a step that trains them all, which needs the most memory.
+
     Args:
         trainer: a trainer made under a `SliceStrategy`.
 
@@ -41,7 +43,14 @@ def export_train_step(trainer: StandardTrainer) -> Program:
         NotExportable: the step cannot be a TPU program.
     """
     data = engine_of(trainer).pipeline.training_dataset(trainer.global_batch_size, start=0)
-    return _export("train step", trainer.strategy, trainer.train_step, data.element_spec)
+    unfreezing = engine_of(trainer).attributes.unfreezing
+    last = max(unfreezing.steps(), default=0)
+    unfreezing.apply(last)
+    program = _export("train step", trainer.strategy, trainer.train_step, data.element_spec)
+    if not last:
+        return program
+    note = f"optimizer.groups unfreezes layers: the train step is that of the steps from step {last} on"
+    return dataclasses.replace(program, warnings=[*program.warnings, Problem(note, fatal=False)])
 
 
 def export_eval_step(evaluator: StandardEvaluator) -> Program:

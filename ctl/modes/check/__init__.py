@@ -1,7 +1,9 @@
 """--mode=check: checks an experiment before a long run, and writes nothing."""
 
+import dataclasses
 import time
 
+from ctl.configs import parameter_groups
 from ctl.errors import UsageError, print_line
 from ctl.modes import Arguments, experiment
 
@@ -19,6 +21,17 @@ def check(arguments: Arguments) -> int:
     built = experiment.build(arguments.config, arguments.config_path)
     if built.hardware.cluster:
         raise UsageError("--mode=check runs in one process: unset TF_CONFIG.")
+    groups = built.config.optimizer.groups
+    steps = [group["frozen_until"] for group in groups if group.get("frozen_until")]
+    if steps:
+        print_line(
+            f"optimizer.groups unfreezes layers up to step {max(steps)}: checks the steps from then on, "
+            "which train all of these layers."
+        )
+        config = type(built.config)(built.config.to_dict())
+        with config.ignore_type():
+            config.optimizer.groups = parameter_groups.unfreeze(groups)
+        built = dataclasses.replace(built, config=config)
     factory = trainer_factory.TrainerFactory(built, arguments.config_path)
     print_line(estimate.announce(factory, startup=startup))
     return checks.run_checks(factory, print_line)

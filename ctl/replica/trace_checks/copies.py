@@ -47,10 +47,18 @@ def _variables(items: Mapping[str, Any]) -> Iterator[tuple[str, tf.Variable]]:
                         yield variable.name, variable
 
 
-def moving_statistics(model: tf_keras.layers.Layer) -> set[int]:
-    """Returns the ids of the moving statistics of all batch normalizations of a model."""
+def moving_statistics(model: tf_keras.layers.Layer, *, plain: bool = False) -> set[int]:
+    """Returns the ids of the moving statistics of the batch normalizations of a model.
+
+    Args:
+        model: a model or a layer.
+        plain: only of tf_keras layers that are not synchronized.
+    """
     names = ("moving_mean", "moving_variance", "renorm_mean", "renorm_stddev")
     layers = [layer for layer in model._flatten_layers() if hasattr(layer, "moving_mean")]
+    if plain:
+        kind = tf_keras.layers.BatchNormalization
+        layers = [v for v in layers if isinstance(v, kind) and not v.synchronized]
     return {id(getattr(layer, name, None)) for layer in layers for name in names}
 
 

@@ -37,6 +37,16 @@ def test_one_replica_has_no_all_reduce(make_trainer):
     assert b"all-reduce" not in export.export_train_step(make_trainer(1)).hlo
 
 
+def test_train_step_is_the_one_that_trains_the_layers_of_frozen_until(
+    make_trainer, all_reduce_shapes
+):
+    tf_keras.backend.reset_uids()
+    frozen = make_trainer(4, optimizer_groups=[dict(variables="dense/*", frozen_until=4)])
+    assert len(all_reduce_shapes(frozen)) == len(all_reduce_shapes(make_trainer(4)))
+    [warning] = export.export_train_step(frozen).warnings
+    assert "the train step is that of the steps from step 4 on" in str(warning)
+
+
 def test_gradients_loss_metrics_and_sync_bn_are_all_reduced(make_trainer, all_reduce_shapes):
     trainer = make_trainer(4)
     variables = trainer.model.trainable_variables

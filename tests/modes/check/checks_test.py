@@ -45,6 +45,21 @@ def test_a_failed_check_is_exit_code_1(folder, capsys, monkeypatch):
     assert "1 check: 0 passed, 0 warnings, 1 failed." in out
 
 
+def test_layers_of_frozen_until_are_checked_as_from_its_step_on(folder, capsys, monkeypatch):
+    run_only(monkeypatch, gradients=learning_checks.check_gradients)
+    counts = []
+    for groups in ("[]", "[{'variables':'*','frozen_until':3}]"):
+        flags = ["--config=experiment.py", "--mode=check", f"--config.optimizer.groups={groups}"]
+        assert main.run(["ctl", *flags]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        counts.append(re.search(r"all \d+ trainable variables", "".join(lines))[0])
+    assert counts[0] == counts[1]
+    assert lines[0] == (
+        "optimizer.groups unfreezes layers up to step 3: checks the steps from then on, which train all "
+        "of these layers."
+    )
+
+
 def test_an_exception_is_a_failed_row_with_the_users_line_and_the_others_go_on(
     folder, capsys, monkeypatch
 ):
