@@ -177,9 +177,24 @@ def test_compression_shows_the_bytes_that_are_sent(explain):
     )
 
 
-def test_memory_of_compressed_gradients_is_listed(explain):
-    rows, _ = explain("runtime.all_reduce.compression=powersgd", "runtime.all_reduce.rank=1")
-    assert rows["errors"] == "0.00 MiB of compressed gradients, with factors"
+def test_memory_and_bytes_of_compressed_gradients_include_further_models(explain):
+    constructor = """
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        with self.build_scope():
+            self.other = tf_keras.Sequential([tf_keras.layers.Dense(1000, input_shape=(1000,))])
+
+    def build_metrics"""
+    text = experiments.DROPOUT.replace("\n    def build_metrics", constructor)
+    experiments.write(".", {"experiment.py": text})
+    rows, _ = explain(
+        "runtime.all_reduce.compression=powersgd",
+        "runtime.all_reduce.rank=1",
+        "runtime.strategy=mirrored",
+        "runtime.logical_devices=2",
+    )
+    assert rows["errors"] == "3.82 MiB of compressed gradients, with factors"
+    assert rows["reduction"].endswith(" 0.01 MiB in place of 3.82 MiB")
 
 
 def test_a_rank_that_compresses_no_variable_is_rejected(explain, capsys):

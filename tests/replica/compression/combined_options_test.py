@@ -203,8 +203,16 @@ def check(tmp_path, case, replicas, batch=BATCH):
 
 # By default on one number of replicas each, and "together" has the others.
 FAST = {1: {}, 2: {"spike", "two models", "groups"}, 4: {"loss scale"}}
+
+
+def marks(case, replicas):
+    if case in FAST[replicas]:
+        return []
+    return [pytest.mark.slow, *[pytest.mark.long] * (case.endswith("together") and replicas == 4)]
+
+
 PARAMETERS = [
-    pytest.param(case, replicas, marks=[] if case in FAST[replicas] else pytest.mark.slow)
+    pytest.param(case, replicas, marks=marks(case, replicas))
     for case in CASES
     for replicas in (1, 2, 4)
 ]

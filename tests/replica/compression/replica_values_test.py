@@ -44,6 +44,19 @@ def test_every_replica_gets_its_own_value_back_or_its_share_of_the_sum(tmp_path,
                 np.testing.assert_allclose(value, saved.sum(0) / others, rtol=0, atol=1e-15)
 
 
+def test_only_the_chief_writes_the_values(tmp_path, monkeypatch):
+    where, values = make(2)
+    for is_chief in (True, False):
+        monkeypatch.setattr(type(where.extended), "should_checkpoint", is_chief)
+        path = tf.train.Checkpoint(values=values).write(str(tmp_path / "ckpt"))
+        (shape,) = (
+            shape
+            for name, shape in tf.train.load_checkpoint(path).get_variable_to_shape_map().items()
+            if name.startswith("values/")
+        )
+        assert shape == [2 if is_chief else 0, 2, 3]
+
+
 def test_a_checkpoint_may_be_written_by_a_thread(tmp_path):
     where, values = make(2)
     assign_each(where, values)
