@@ -83,7 +83,7 @@ def disturb(workdir: pathlib.Path, phase: str, number: str, rng: random.Random) 
     available.write_text("3")
     command = [
         "ctl.launch", "--workers=3", "--min_workers=2", "--max_restarts=5",
-        f"--available=cat {available}", "--", *FLAGS,
+        f"--available=cat {available}", "--rejoin_seconds=5", "--", *FLAGS,
     ]  # fmt: skip
     launcher, victim = start(workdir, command), rng.randrange(3)
     if phase == "start":

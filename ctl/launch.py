@@ -13,8 +13,10 @@ With --min_workers the run also continues with fewer workers. A worker that is k
 the others continue from the last checkpoint, with the same global batches. After --rejoin_seconds it
 is tried again; the run then saves, and continues with it. --available names a command of the shell
 that prints how many workers can run, and determines it in place of the losses. If fewer than
---min_workers can run, the launcher waits for up to --wait_seconds. A run that fails again and again
-without a new checkpoint is not restarted. Importing this module does not import TensorFlow.
+--min_workers can run, the launcher waits for up to --wait_seconds. A run is stopped for another number
+of workers only once it has saved a checkpoint, and once the command has printed the same number for
+--rejoin_seconds. A run that fails again and again without a new checkpoint is not restarted.
+Importing this module does not import TensorFlow.
 """
 
 import argparse
@@ -27,6 +29,7 @@ from typing import Any
 
 from ctl.errors import UsageError
 from ctl.hardware import elastic, gpu
+from ctl.hardware.failure_limit import FailureLimit
 from ctl.hardware.processes import USER_ERROR, Launcher
 
 # The forms of a Boolean flag that ctl.main accepts, as absl's flags do.
@@ -77,7 +80,7 @@ def _make_elastic(flags: argparse.Namespace, arguments: Sequence[str]) -> dict[s
     )
     return {
         "pool": pool,
-        "failure_limit": elastic.FailureLimit(workdir),
+        "failure_limit": FailureLimit(workdir),
         "gpus": gpus,
         "wait_seconds": flags.wait_seconds,
     }
@@ -117,7 +120,12 @@ def _parse(command_line: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--max_restarts", type=int, default=0, help="after a failure; default 0")
     parser.add_argument("--min_workers", type=int, help="continue with as few; default --workers")
     parser.add_argument("--available", metavar="COMMAND", help="prints how many workers can run")
-    parser.add_argument("--rejoin_seconds", type=float, help="until a lost worker; default 300")
+    parser.add_argument(
+        "--rejoin_seconds",
+        type=float,
+        help="until a lost worker is tried again; default 300, "
+        "or until a number of --available counts; default 30",
+    )
     parser.add_argument("--wait_seconds", type=float, help="for --min_workers; default 600")
     flags = parser.parse_args(command_line[:dashes])
     _check_numbers(flags)
@@ -148,12 +156,8 @@ def _check_numbers(flags: argparse.Namespace) -> None:
         raise UsageError(
             "--min_workers has no effect with --ps: the chief continues without a lost worker."
         )
-    if flags.available and flags.rejoin_seconds is not None:
-        raise UsageError(
-            "--rejoin_seconds has no effect with --available, whose command determines when a worker "
-            "is tried again."
-        )
-    flags.rejoin_seconds = 300.0 if flags.rejoin_seconds is None else flags.rejoin_seconds
+    if flags.rejoin_seconds is None:
+        flags.rejoin_seconds = 30.0 if flags.available else 300.0
     flags.wait_seconds = 600.0 if flags.wait_seconds is None else flags.wait_seconds
 
 

@@ -1,12 +1,10 @@
-"""Decides how many workers of a run can run at present, and when a restart is of no use.
+"""Decides how many workers of a run can run at present.
 
 Importing this module does not import TensorFlow.
 """
 
 from collections.abc import Callable, Sequence
 import dataclasses
-import json
-import pathlib
 import time
 
 from ctl.errors import UsageError
@@ -15,9 +13,6 @@ from ctl.hardware.child_process import ChildProcess
 
 _CHECK_SECONDS = 5.0
 _COMMAND_TIMEOUT = 30.0  # seconds
-# Failures in a row without a new checkpoint after which a restart is of no use. A machine may be lost
-# while a run starts, and the next one as well; a program that fails with an exit code does so again.
-_MAX_LOSSES, _MAX_FAILURES = 3, 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +50,7 @@ class WorkerPool:
             size: the number of slots.
             minimum: the least number of workers; default `size`.
             rejoin_seconds: how long a lost slot is not used; twice as long if it is lost again as soon.
+                With a command: how long its answers must be the same before a run is stopped for them.
             is_usable: whether the hardware of a slot exists.
             command: determines the number of workers in place of the recorded losses.
             clock: a monotonic clock, in seconds.
@@ -70,6 +66,7 @@ class WorkerPool:
         self._rejected: set[int] = set()
         self._next_check = 0.0
         self._last_check: list[int] | None = None
+        self._unchanged_since = 0.0
 
     def slots(self) -> list[int]:
         """Returns the slots to run workers in now; [] if they are fewer than the minimum.
@@ -92,15 +89,23 @@ class WorkerPool:
     def must_change(self, running: Sequence[int]) -> bool:
         """Whether a run must stop to continue on other slots. Checks at most every few seconds.
 
-        Two checks must agree, since each change stops and starts all processes.
+        Two checks must agree, since each change stops and starts all processes; with a command, all
+        its answers for `rejoin_seconds`, so that one whose answers change all the time stops no run.
         """
+        answer_time = now = self._clock()
+        seconds = 0.0
         if self._command is not None:
             self._command.read()
-        if self._clock() < self._next_check:
+            # Not the present: a command that fails after one answer does not confirm it.
+            answer_time, seconds = self._command.answer_time, self._rejoin_seconds
+        if now < self._next_check:
             return False
-        self._next_check = self._clock() + _CHECK_SECONDS
-        previous, self._last_check = self._last_check, self.slots()
-        return self._last_check == previous != list(running)
+        self._next_check = now + _CHECK_SECONDS
+        slots = self.slots()
+        if slots != self._last_check:
+            self._last_check, self._unchanged_since = slots, answer_time
+        unchanged = answer_time - self._unchanged_since
+        return unchanged > 0 and unchanged >= seconds and slots != list(running)
 
     def lose(self, slot: int) -> None:
         """Records that the worker of a slot was lost."""
@@ -141,6 +146,9 @@ class AvailabilityCommand:
     """A command of the user that prints how many workers can run, as of Horovod's host discovery.
 
     It runs in the background every few seconds.
+
+    Attributes:
+        answer_time: when it has printed the last number, by the clock.
     """
 
     def __init__(
@@ -163,6 +171,7 @@ class AvailabilityCommand:
         self._process: ChildProcess | None = None
         self._lines: list[str] = []
         self._number: int | None = None
+        self.answer_time = 0.0
         self._has_failed = self._is_stale = False
         self._next_start = self._deadline = 0.0
 
@@ -203,6 +212,7 @@ class AvailabilityCommand:
         text = next((line.strip() for line in reversed(self._lines) if line.strip()), "")
         if ending == "ends with exit code 0" and text.isascii() and text.isdecimal():
             self._number, self._has_failed = int(text), False
+            self.answer_time = self._clock()
             return
         problem = (
             f"The command of --available, {self._command!r}, must print the number of workers that can "
@@ -213,58 +223,6 @@ class AvailabilityCommand:
         if not self._has_failed:
             self._print_line(f"{problem}; its last number, {self._number}, remains valid.")
         self._has_failed = True
-
-
-class FailureLimit:
-    """Detects a run that fails again and again without a new checkpoint.
-
-    What fails then is the program and not the machine of a worker, or no restart helps: each one
-    computes the same steps again.
-    """
-
-    def __init__(self, workdir: pathlib.Path):
-        """Takes the workdir of the run, which need not exist."""
-        self._folder = workdir / "checkpoints"
-        self._events = workdir / "events.jsonl"
-        self._markers = self._read_markers()
-        self._count = 0
-        self._beginnings = self._count_beginnings()
-
-    def record_start(self) -> None:
-        """Records that the processes are started now."""
-        self._beginnings = self._count_beginnings()
-
-    def has_begun(self) -> bool:
-        """Whether the run has begun to train since `record_start`."""
-        return self._count_beginnings() > self._beginnings
-
-    def is_reached(self, *, is_loss: bool) -> bool:
-        """Records a failure, and returns whether a restart is of no use.
-
-        Args:
-            is_loss: whether the worker was lost, as far as its exit code shows.
-        """
-        markers = self._read_markers()
-        self._count = self._count + 1 if markers == self._markers else 1
-        self._markers = markers
-        return self._count >= (_MAX_LOSSES if is_loss else _MAX_FAILURES)
-
-    def _count_beginnings(self) -> int:
-        """Counts the events that the run writes after all checks of the config."""
-        if not self._events.exists():
-            return 0
-        with self._events.open(encoding="utf-8", errors="replace") as file:
-            return sum(_read_event(line) in ("start", "resume") for line in file)
-
-    def _read_markers(self) -> set[str]:
-        return {path.name for path in self._folder.glob("ckpt-*.whole")}
-
-
-def _read_event(line: str) -> str:
-    try:
-        return str(json.loads(line)["event"])
-    except (ValueError, KeyError, TypeError):  # such as a line that a full disk has cut off
-        return ""
 
 
 def make_gpu_check(workers: int, gpus: Sequence[str]) -> Callable[[int], bool]:

@@ -13,10 +13,10 @@ from types import FrameType
 
 from ctl.hardware import cluster, gpu, rendezvous
 from ctl.hardware.cluster import Cluster
-from ctl.hardware.elastic import FailureLimit, WorkerPool
-from ctl.hardware.task_process import Process
+from ctl.hardware.elastic import WorkerPool
+from ctl.hardware.failure_limit import FailureLimit
+from ctl.hardware.task_process import CONSEQUENCES, STOPPED, Process, rank_cause
 
-STOPPED = 75  # exit code: stopped and saved, rerun the same command
 USER_ERROR = 2  # exit code: a restart would fail in the same way
 # Seconds that processes get to save and exit after SIGTERM: more than runtime.cluster.heartbeat_timeout,
 # by which one that waits for a lost process detects it.
@@ -25,8 +25,6 @@ _RESIZE_TIMEOUT = 300.0  # the same where the run continues from what it saves
 _CAUSE_TIMEOUT = 3.0  # seconds that a process may take to exit after others noticed its failure
 _POLL = 0.1  # seconds
 _REPORT_AFTER = 5.0  # seconds of waiting; a command that counts the workers needs some of them
-# Exit codes of processes that end because another one has ended; the larger, the more certain.
-_CONSEQUENCES = {128 + signal.SIGABRT: 1, STOPPED: 2}
 
 
 class Launcher:
@@ -211,16 +209,14 @@ class Launcher:
         deadline = None
         while True:
             failed = [p for p in self._processes if p.exit_code and not self._tolerates(p)]
-            # One process that fails takes others with it, which exit with STOPPED, or which TensorFlow
-            # aborts: not the cause. They may exit before it, which still ends its threads.
-            failed.sort(key=lambda p: _CONSEQUENCES.get(p.exit_code or 0, 0))
+            failed.sort(key=lambda p: rank_cause(p.exit_code or 0))
             if failed:
                 deadline = deadline or time.monotonic() + _CAUSE_TIMEOUT
                 others_run = any(
                     p.exit_code is None and (p.ends_by_itself or not self._received)
                     for p in self._processes
                 )
-                is_cause = failed[0].exit_code not in _CONSEQUENCES
+                is_cause = failed[0].exit_code not in CONSEQUENCES
                 if is_cause or not others_run or time.monotonic() > deadline:
                     return failed[0]
             elif all(p.exit_code == 0 for p in self._processes if p.ends_by_itself):
@@ -232,6 +228,9 @@ class Launcher:
     def _resize_if_due(self, slots: Sequence[int]) -> None:
         """Stops the run, which saves, if it can continue with more workers or must with fewer."""
         if self._is_resizing or self._received or not self._pool.must_change(slots):
+            return
+        # Else a run whose number of workers changes often would start all the time, and never train.
+        if self._failure_limit and not self._failure_limit.has_saved():
             return
         self._is_resizing = True
         number = len(self._pool.slots())

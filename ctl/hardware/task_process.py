@@ -11,6 +11,9 @@ from ctl.hardware.cluster import Cluster
 
 # An environment variable: where the process writes the tracebacks that it names in its messages.
 TRACEBACK_FOLDER = "CTL_TRACEBACK_FOLDER"
+STOPPED = 75  # exit code: stopped and saved, rerun the same command
+# Exit codes of processes that end because another one has ended; the later, the more certain.
+CONSEQUENCES = (128 + signal.SIGABRT, STOPPED)
 _COLORS = (36, 33, 35, 32, 34, 31)  # ANSI foreground colors
 
 
@@ -59,6 +62,18 @@ class Process(ChildProcess):
     def ends_by_itself(self) -> bool:
         """False for the workers and servers of a chief, which serve it until they are stopped."""
         return not self.task.has_servers or self.task.role == "chief"
+
+
+def rank_cause(exit_code: int) -> int:
+    """Orders the failures of a run: the one with the smallest rank is the most likely cause.
+
+    One process that fails takes others with it, which exit with STOPPED, or which TensorFlow aborts.
+    They may exit before it, which still ends its threads. Some fail with an error that they do not
+    recognize as the loss of another process; that other one is killed by a signal.
+    """
+    if exit_code in CONSEQUENCES:
+        return 2 + CONSEQUENCES.index(exit_code)
+    return 0 if exit_code > 128 else 1
 
 
 def _label(task: Cluster) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from ctl.errors import UsageError
 from ctl.hardware import elastic, gpu
-from ctl.hardware.elastic import AvailabilityCommand, FailureLimit, WorkerPool
+from ctl.hardware.elastic import AvailabilityCommand, WorkerPool
 
 
 class Clock:
@@ -101,6 +101,7 @@ class Command:
 
     def __init__(self, number):
         self.number = number
+        self.answer_time = 0.0
 
     def read(self):
         return self.number
@@ -124,6 +125,45 @@ def test_command_determines_the_number_in_place_of_the_losses(clock):
     assert pool.slots() == []
 
 
+def check_due(answers, clock, *, running, seconds=30.0):
+    """Checks once per answer, which are 5 s apart; returns after which of them a change is due.
+
+    An answer None stands for a command that fails: its last number remains valid.
+    """
+    command = Command(len(running))
+    pool = WorkerPool(3, minimum=1, rejoin_seconds=seconds, command=command, clock=clock)
+    due = []
+    for index, answer in enumerate(answers):
+        clock.now += 5
+        if answer is not None:
+            command.number, command.answer_time = answer, clock.now
+        if pool.must_change(running):
+            due.append(index)
+    return due
+
+
+def test_answer_must_be_the_same_for_a_time_before_a_run_is_stopped_for_it(clock):
+    assert check_due([2, 3, 3, 3, 3, 3, 3, 3, 3], clock, running=[0, 1]) == [7, 8]
+    assert check_due([2, 3, 3, 3, 3, 3, 3, 2, 3, 3, 3], clock, running=[0, 1]) == []
+    # Two answers are required for a time of 0, too.
+    assert check_due([2, 3, 2, 3, 3], clock, running=[0, 1], seconds=0.0) == [4]
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 6])
+def test_command_whose_answers_flap_stops_no_run(clock, period):
+    answers = ([3] * period + [2] * period) * 10
+    assert check_due(answers, clock, running=[0, 1, 2]) == []
+
+
+def test_answers_above_the_workers_of_the_run_count_as_the_same(clock):
+    assert check_due([4, 6, 5, 3, 4, 6, 5], clock, running=[0, 1]) == [6]
+
+
+def test_one_answer_of_a_command_that_then_fails_stops_no_run(clock):
+    assert check_due([3, 2, *[None] * 20], clock, running=[0, 1, 2]) == []
+    assert check_due([3, 2, *[None] * 5, 2], clock, running=[0, 1, 2]) == [7]
+
+
 def read(command, clock):
     """Lets a command run once."""
     clock.now += 10
@@ -144,8 +184,11 @@ def test_last_line_of_a_command_is_the_number(tmp_path, clock):
     (tmp_path / "n").write_text("2")
     assert command.read() == 3
     assert read(command, clock) == 2
+    assert command.answer_time == clock.now
+    answer_time = clock.now
     (tmp_path / "n").unlink()
     assert read(command, clock) == read(command, clock) == 2
+    assert command.answer_time == answer_time
     (line,) = lines
     assert "ends with exit code 1 and prints" in line
     assert line.endswith("its last number, 2, remains valid.")
@@ -193,25 +236,6 @@ def test_command_that_does_not_end_is_killed(clock):
     with pytest.raises(UsageError, match="does not end"):
         command.read()
     assert process.poll() is not None
-
-
-def test_failures_without_a_new_checkpoint_are_limited(tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-
-    def save(step):
-        (tmp_path / f"checkpoints/ckpt-{step}.whole").touch()
-
-    save(10)
-    limit = FailureLimit(tmp_path)
-    assert not limit.is_reached(is_loss=False)
-    save(20)
-    assert not limit.is_reached(is_loss=False)  # the run got on since the last failure
-    assert limit.is_reached(is_loss=False)
-
-
-def test_machines_may_be_lost_one_after_the_other_while_the_run_starts(tmp_path):
-    limit = FailureLimit(tmp_path)
-    assert [limit.is_reached(is_loss=True) for _ in range(3)] == [False, False, True]
 
 
 def test_slot_is_usable_while_the_driver_reports_its_gpus(monkeypatch):

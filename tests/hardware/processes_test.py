@@ -8,7 +8,8 @@ import time
 import pytest
 
 from ctl.hardware import elastic, gpu, processes
-from ctl.hardware.elastic import FailureLimit, WorkerPool
+from ctl.hardware.elastic import WorkerPool
+from ctl.hardware.failure_limit import FailureLimit
 from ctl.hardware.processes import Launcher
 
 
@@ -76,6 +77,25 @@ def test_process_that_ended_because_another_failed_is_not_the_first(ending):
     for process in launcher._processes:
         process._popen.wait()
     assert launcher._wait([0, 1]).exit_code == 5
+
+
+@pytest.mark.parametrize(
+    ("endings", "cause"),
+    [
+        # A process that is killed takes others with it, whose error it may not recognize.
+        (["sys.exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"], 128 + signal.SIGKILL),
+        (["os.abort()", "os.kill(os.getpid(), signal.SIGSEGV)"], 128 + signal.SIGSEGV),
+        (["sys.exit(75)", "os.abort()", "sys.exit(1)"], 1),
+        (["sys.exit(75)", "os.abort()"], 128 + signal.SIGABRT),
+    ],
+)
+def test_cause_is_selected_by_its_kind_if_several_processes_have_ended(endings, cause):
+    text = f"exec({endings!r}[task['index']])"
+    launcher = Launcher(lambda task: script(text), workers=len(endings))
+    launcher._start_all(range(len(endings)))
+    for process in launcher._processes:
+        process._popen.wait()
+    assert launcher._wait(range(len(endings))).exit_code == cause
 
 
 @pytest.mark.parametrize("ending", [f"os._exit({processes.STOPPED})", "os.abort()"])
@@ -208,6 +228,9 @@ signal.signal(signal.SIGTERM, stop)
 if sys.argv[1] in ('train', 'lose worker 1', 'train and fail') and task['index'] == 0:
     with open(os.path.join(sys.argv[2], 'events.jsonl'), 'a') as file:
         file.write('{"event": "resume"}\\n')
+    markers = pathlib.Path(sys.argv[2], 'checkpoints')
+    markers.mkdir(exist_ok=True)
+    (markers / f'ckpt-{time.time_ns()}.whole').touch()
     pathlib.Path(sys.argv[2], 'begun').touch()
 if sys.argv[1] == 'lose worker 1' and task['index'] == 1:
     while not os.path.exists(os.path.join(sys.argv[2], 'begun')):
@@ -275,6 +298,29 @@ def test_run_continues_without_a_killed_worker_and_later_with_it(tmp_path, capfd
         "ctl.launch: 3 workers can run, not 2: the run saves, to continue with them.\n"
         "ctl.launch: continuing with 3 of 3 workers.\n"
     )
+
+
+def test_run_is_not_stopped_before_it_has_saved(tmp_path, capfd, fast):
+    text = (
+        "def stop(*_):\n"
+        "    sys.exit(75 if list(markers.glob('*')) else 99)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "markers = pathlib.Path(sys.argv[1], 'checkpoints')\n"
+        "markers.mkdir(exist_ok=True)\n"
+        "time.sleep(1)\n"
+        "(markers / 'ckpt-10.whole').touch()\n"
+        "time.sleep(60)\n"
+    )
+    numbers = []
+
+    def command(task):
+        numbers.append(task.num_workers)
+        return script("") if task.num_workers == 2 else [*script(text), str(tmp_path)]
+
+    pool = WorkerPool(2, minimum=1, is_usable=lambda slot: slot == 0 or bool(numbers))
+    limit = FailureLimit(tmp_path)
+    assert Launcher(command, workers=2, pool=pool, failure_limit=limit).run() == 0
+    assert numbers == [1, 2, 2]
 
 
 def test_a_loss_is_a_restart(tmp_path, fast):

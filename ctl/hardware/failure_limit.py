@@ -1,0 +1,65 @@
+"""Detects when a restart of a run is of no use. Importing this module does not import TensorFlow."""
+
+import json
+import pathlib
+
+# Failures in a row without a new checkpoint after which a restart is of no use. A machine may be lost
+# while a run starts, and the next one as well; a program that fails with an exit code does so again.
+_MAX_LOSSES, _MAX_FAILURES = 3, 2
+
+
+class FailureLimit:
+    """Detects a run that fails again and again without a new checkpoint.
+
+    What fails then is the program and not the machine of a worker, or no restart helps: each one
+    computes the same steps again.
+    """
+
+    def __init__(self, workdir: pathlib.Path):
+        """Takes the workdir of the run, which need not exist."""
+        self._folder = workdir / "checkpoints"
+        self._events = workdir / "events.jsonl"
+        self._markers = self._read_markers()
+        self._count = 0
+        self.record_start()
+
+    def record_start(self) -> None:
+        """Records that the processes are started now."""
+        self._beginnings = self._count_beginnings()
+        self._old_markers = self._read_markers()
+
+    def has_begun(self) -> bool:
+        """Whether the run has begun to train since `record_start`."""
+        return self._count_beginnings() > self._beginnings
+
+    def has_saved(self) -> bool:
+        """Whether the run has written a checkpoint since `record_start`."""
+        return bool(self._read_markers() - self._old_markers)
+
+    def is_reached(self, *, is_loss: bool) -> bool:
+        """Records a failure, and returns whether a restart is of no use.
+
+        Args:
+            is_loss: whether the worker was lost, as far as its exit code shows.
+        """
+        markers = self._read_markers()
+        self._count = self._count + 1 if markers == self._markers else 1
+        self._markers = markers
+        return self._count >= (_MAX_LOSSES if is_loss else _MAX_FAILURES)
+
+    def _count_beginnings(self) -> int:
+        """Counts the events that the run writes after all checks of the config."""
+        if not self._events.exists():
+            return 0
+        with self._events.open(encoding="utf-8", errors="replace") as file:
+            return sum(_read_event(line) in ("start", "resume") for line in file)
+
+    def _read_markers(self) -> set[str]:
+        return {path.name for path in self._folder.glob("ckpt-*.whole")}
+
+
+def _read_event(line: str) -> str:
+    try:
+        return str(json.loads(line)["event"])
+    except (ValueError, KeyError, TypeError):  # such as a line that a full disk has cut off
+        return ""
