@@ -64,6 +64,8 @@ def defaults() -> config_dict.ConfigDict:
     init.checkpoint = ""
     # The variables to restore, as patterns of names such as ["conv*/*", "dense/kernel"]; empty: all.
     init.variables = []
+    # Load the averages of the weights of these runs (optimizer.ema_decay) instead of the weights.
+    init.averages = False
     # The same for further models of the trainer, by attribute: init=dict(models=dict(teacher="runs/a"))
     # starts self.teacher from the weights of that run's model.
     init.models = config_dict.ConfigDict()

@@ -56,6 +56,11 @@ def check_config(config: Any) -> None:
             "init.variables has no effect without init.checkpoint: set init.checkpoint to the run "
             "that the variables are from, or remove init.variables."
         )
+    if values["init.averages"] and not (values["init.checkpoint"] or config.init.models):
+        raise UsageError(
+            "init.averages has no effect without init.checkpoint or init.models: set one of them to the "
+            "run that the averages are from, or set init.averages=False."
+        )
     for name, source in config.init.models.items():
         if not isinstance(source, str) or not source:
             raise UsageError(

@@ -90,8 +90,9 @@ def loaded_weights(loaded: Any) -> str:
     """
     cast = f", cast from {loaded.cast}" if loaded.cast else ""
     model = f" of {loaded.model}" if loaded.model else ""
+    kind = "Averaged weights" if loaded.averages else "Weights"
     return (
-        f"Weights of {len(loaded.names)} of {_count(loaded.total, 'variable')}{model} from "
+        f"{kind} of {len(loaded.names)} of {_count(loaded.total, 'variable')}{model} from "
         f"{loaded.path}{cast}: {list_some(loaded.names)}."
     )
 

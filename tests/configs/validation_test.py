@@ -162,6 +162,7 @@ def test_missing_model_section_is_reported():
 # Keys that accept any text.
 FREE = {"data.dir", "data.cache", "init.checkpoint"}
 SWITCHES = {
+    "init.averages",
     "runtime.allow_row_coupling",
     "runtime.allow_unkeyed_random",
     "runtime.deterministic",

@@ -316,6 +316,11 @@ VALUES = {
         "init.variables has no effect without init.checkpoint: set init.checkpoint to the run that the "
         "variables are from, or remove init.variables.",
     ),
+    "averages without a run": command_line(
+        "--config.init.averages=true",
+        "init.averages has no effect without init.checkpoint or init.models: set one of them to the run "
+        "that the averages are from, or set init.averages=False.",
+    ),
     "variables that are not patterns": command_line(
         "--config.init.checkpoint=runs/a --config.init.variables=[5]",
         'init.variables contains 5, but must contain patterns such as "conv*/*".',

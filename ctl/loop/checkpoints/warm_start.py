@@ -31,6 +31,7 @@ class LoadedWeights:
         names: the model's variables that were loaded.
         total: how many variables the model has.
         cast: the types that values were cast from, or "".
+        averages: whether they are the averages of the other run's weights.
     """
 
     model: str
@@ -38,6 +39,7 @@ class LoadedWeights:
     names: list[str]
     total: int
     cast: str
+    averages: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +52,7 @@ class _Request:
         model: the model.
         source: the value of the key: a workdir, a folder of checkpoints, or a checkpoint.
         patterns: patterns of the variables to load; none for all.
+        averages: whether to load the averages of the weights.
     """
 
     key: str
@@ -57,6 +60,7 @@ class _Request:
     model: tf_keras.Model
     source: str
     patterns: Sequence[str] = ()
+    averages: bool = False
 
 
 def check(trainer: StandardTrainer, init: Any, *, moved: pathlib.Path | None = None) -> None:
@@ -110,7 +114,7 @@ def all_load(
             values += [(variable, content.value(saved)) for variable, saved in pairs]
         cast = " and ".join(sorted({b.dtype.name for a, b in pairs if b.dtype != a.dtype}))
         names = [variable.name for variable, _ in pairs]
-        loaded.append(LoadedWeights(request.attribute, path, names, total, cast))
+        loaded.append(LoadedWeights(request.attribute, path, names, total, cast, request.averages))
     # In the scope, a value is assigned to the copies on all replicas.
     with trainer.strategy.scope():
         for variable, value in values:
@@ -125,6 +129,7 @@ def record(loaded: Sequence[LoadedWeights]) -> dict[str, Any]:
     """The fields of the event in events.jsonl."""
     fields = {each.model: {"weights_from": each.path, "weights": each.names} for each in loaded}
     result: dict[str, Any] = fields.pop("", {})
+    result |= {"averages": True} if any(each.averages for each in loaded) else {}
     return {**result, "models": fields} if fields else result
 
 
@@ -137,7 +142,9 @@ def _requests(trainer: StandardTrainer, init: Any) -> list[_Request]:
     requests = []
     if init.checkpoint:
         requests.append(
-            _Request("init.checkpoint", "", trainer.model, init.checkpoint, init.variables)
+            _Request(
+                "init.checkpoint", "", trainer.model, init.checkpoint, init.variables, init.averages
+            )
         )
     models = engine_of(trainer).attributes.named_models()
     # A model that is an attribute has the name "teacher/0", and one in a list "members/1".
@@ -154,7 +161,9 @@ def _requests(trainer: StandardTrainer, init: Any) -> list[_Request]:
                 f"init.models has {name!r}, but self.{name} is not built: build it in the constructor, "
                 "such as by its build(input_shape)."
             )
-        requests.append(_Request(f"init.models.{name}", name, models[name], source))
+        requests.append(
+            _Request(f"init.models.{name}", name, models[name], source, (), init.averages)
+        )
     return requests
 
 
@@ -236,7 +245,32 @@ def _match(content: matching.CheckpointContent, request: _Request) -> tuple[_Pai
             f"{request.key} is {request.source}, which does not match the model "
             f"({'; '.join(reasons)}): {fix}."
         )
+    if request.averages:
+        pairs = _replace_by_averages(content, pairs, request)
     return pairs, len(variables)
+
+
+def _replace_by_averages(
+    content: matching.CheckpointContent, pairs: _Pairs, request: _Request
+) -> _Pairs:
+    """Replaces the weights of a checkpoint by their averages; other variables have none."""
+    averages = content.variables_of("ema")
+    # Those of the other run: the names in `pairs` may be those of this one.
+    names = {v.node: v.name for v in content.variables_of("model")}
+    result = []
+    for variable, saved in pairs:
+        name = names[saved.node]
+        matches = [v for v in averages if v.name == f"ema/{name}" and v.matches(saved)]
+        if saved.dtype.is_floating and len(matches) != 1:
+            shown = (
+                f"{len(matches)} averages of {name}" if averages else "no averages of the weights"
+            )
+            raise UsageError(
+                f"init.averages is set, but {request.key} is {request.source}, which has {shown} "
+                "(optimizer.ema_decay): set init.averages=False, or name another run."
+            )
+        result.append((variable, matches[0] if saved.dtype.is_floating else saved))
+    return result
 
 
 def _filter(variables: list[matching.Variable], patterns: Sequence[str]) -> list[matching.Variable]:

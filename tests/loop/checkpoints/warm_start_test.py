@@ -29,17 +29,22 @@ class Wider(Normed):
     classes = 7
 
 
-def make_trainer(replicas=1, cls=Normed, seed=0, precision="float64"):
+def make_trainer(replicas=1, cls=Normed, seed=0, precision="float64", **options):
     tf_keras.backend.reset_uids()  # names as in a process of its own
     adam = lambda: tf_keras.optimizers.Adam(1e-2)  # noqa: E731
-    options = dict(seed=seed, precision=precision)
+    options |= dict(seed=seed, precision=precision)
     return reference_model.make_trainer(
         testing.make_strategy(replicas), 8, cls=cls, optimizer=adam, **options
     )
 
 
-def init(checkpoint, *variables):
-    return types.SimpleNamespace(checkpoint=str(checkpoint), variables=list(variables), models={})
+def init(checkpoint, *variables, models=(), averages=False):
+    return types.SimpleNamespace(
+        checkpoint=str(checkpoint),
+        variables=list(variables),
+        models=dict(models),
+        averages=averages,
+    )
 
 
 def values(trainer):
@@ -170,7 +175,7 @@ class Distilling(Normed):
 
 
 def models(**sources):
-    return types.SimpleNamespace(checkpoint="", variables=[], models=sources)
+    return init("", models=sources)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -223,3 +228,35 @@ def test_other_models_that_cannot_be_loaded_are_reported(other_run, name, line, 
     assert "\n" not in str(error.value)
     for variable, value in zip(trainer.teacher.variables, before, strict=True):
         assert np.array_equal(variable, value)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_averages_of_another_run_are_loaded_into_every_model(tmp_path, replicas):
+    other = make_trainer(ema_decay=0.9)
+    other.train(tf.constant(3))
+    path = Checkpointer(tmp_path, other).save()
+    raw = [variable.numpy() for variable in other.model.variables]
+    with other.averaged_weights():
+        averages = [variable.numpy() for variable in other.model.variables]
+    assert all((a != b).any() for a, b in zip(raw, averages, strict=True))
+    trainer = make_trainer(replicas, cls=Distilling, seed=1, ema_decay=0.9)
+    loaded = warm_start.all_load(trainer, init(path, models={"teacher": path}, averages=True))
+    assert [(len(each.names), each.averages) for each in loaded] == [(11, True)] * 2
+    assert warm_start.record(loaded)["averages"] is True
+    for model in (trainer.model, trainer.teacher):
+        for variable, average in zip(model.variables, averages, strict=True):
+            for copy in testing.copies(testing.make_strategy(replicas), variable):
+                assert np.array_equal(copy, average), variable.name
+    with trainer.averaged_weights():  # the average of this run starts from them
+        for variable, average in zip(trainer.model.variables, averages, strict=True):
+            assert np.array_equal(variable, average)
+
+
+def test_averages_that_another_run_does_not_have_are_reported(other_run):
+    folder, _ = other_run
+    with pytest.raises(ctl.UsageError) as error:
+        warm_start.check(make_trainer(), init(folder, averages=True))
+    assert str(error.value) == (
+        f"init.averages is set, but init.checkpoint is {folder}, which has no averages of the weights "
+        "(optimizer.ema_decay): set init.averages=False, or name another run."
+    )
