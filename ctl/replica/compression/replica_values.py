@@ -89,7 +89,9 @@ class ReplicaValues(tf.__internal__.tracking.Trackable):
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         values = self.read_value()
         # Every worker must gather them, but the files of a worker that is not the chief are dropped.
-        return {"VARIABLE_VALUE": values if self._strategy.extended.should_checkpoint else values[:0]}
+        return {
+            "VARIABLE_VALUE": values if self._strategy.extended.should_checkpoint else values[:0]
+        }
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> None:
         self.assign(restored["VARIABLE_VALUE"])
