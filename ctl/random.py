@@ -27,8 +27,8 @@ All functions take these arguments besides their own:
     per_row: the number of consecutive entries of each row on axis 0.
 
 The default `dtype` of the functions that draw floats is float32 under every policy and `floatx`, as in
-`tf.random`. TensorFlow does not add float32 and float64 numbers, so code that also runs in float64, as in
-`--mode=check`, passes the dtype of the tensor that it adds the numbers to: `dtype=x.dtype`.
+`tf.random`. TensorFlow does not add float32 and float64 numbers, so code that also runs in float64, as
+under `--mode=check`, passes the dtype of the tensor that it adds the numbers to: `dtype=x.dtype`.
 
 docs/step.md, section 10, defines the bits. Floats have 23 random bits (float16: 10; bfloat16: 7).
 """
