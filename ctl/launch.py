@@ -156,6 +156,10 @@ def _check_numbers(flags: argparse.Namespace) -> None:
         raise UsageError(
             "--min_workers has no effect with --ps: the chief continues without a lost worker."
         )
+    if flags.available is not None and not flags.available.strip():
+        raise UsageError(
+            "--available is empty: name a command that prints how many workers can run, or remove it."
+        )
     if flags.rejoin_seconds is None:
         flags.rejoin_seconds = 30.0 if flags.available else 300.0
     flags.wait_seconds = 600.0 if flags.wait_seconds is None else flags.wait_seconds

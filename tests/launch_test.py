@@ -96,6 +96,10 @@ NOTHING_TO_RUN = (
             "--min_workers is 0, but must be at least 1.",
         ),
         (
+            [*ELASTIC, "--available= ", "--", "--workdir=a"],
+            "--available is empty: name a command that prints how many workers can run, or remove it.",
+        ),
+        (
             [*ELASTIC, "--ps=1", "--", "--workdir=a"],
             "--min_workers has no effect with --ps: the chief continues without a lost worker.",
         ),

@@ -5,6 +5,7 @@ Importing this module does not import TensorFlow.
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import re
 import time
 
 from ctl.errors import UsageError
@@ -13,6 +14,7 @@ from ctl.hardware.child_process import ChildProcess
 
 _CHECK_SECONDS = 5.0
 _COMMAND_TIMEOUT = 30.0  # seconds
+_NUMBER = re.compile("[0-9]{1,9}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +87,10 @@ class WorkerPool:
         # If not all are needed, those that were lost last are not used.
         usable.sort(key=lambda s: (self._losses[s].time if s in self._losses else 0.0, s))
         return sorted(usable[: max(numbers, default=0)])
+
+    def is_known(self) -> bool:
+        """Whether it is known how many workers can run: a command needs time for its first answer."""
+        return self._command is None or self._command.read() is not None
 
     def must_change(self, running: Sequence[int]) -> bool:
         """Whether a run must stop to continue on other slots. Checks at most every few seconds.
@@ -210,7 +216,7 @@ class AvailabilityCommand:
 
     def _evaluate(self, ending: str) -> None:
         text = next((line.strip() for line in reversed(self._lines) if line.strip()), "")
-        if ending == "ends with exit code 0" and text.isascii() and text.isdecimal():
+        if ending == "ends with exit code 0" and _NUMBER.fullmatch(text):
             self._number, self._has_failed = int(text), False
             self.answer_time = self._clock()
             return

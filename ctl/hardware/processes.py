@@ -24,7 +24,7 @@ _STOP_TIMEOUT = 45.0
 _RESIZE_TIMEOUT = 300.0  # the same where the run continues from what it saves
 _CAUSE_TIMEOUT = 3.0  # seconds that a process may take to exit after others noticed its failure
 _POLL = 0.1  # seconds
-_REPORT_AFTER = 5.0  # seconds of waiting; a command that counts the workers needs some of them
+_REPORT_AFTER = 5.0  # seconds of waiting
 
 
 class Launcher:
@@ -66,6 +66,7 @@ class Launcher:
         self._received: signal.Signals | None = None
         self._is_resizing = False
         self._gpus: dict[str, dict[str, str]] = {}
+        self._errors: dict[str, str] = {}
         self._temporary = ""
 
     def run(self) -> int:
@@ -105,19 +106,17 @@ class Launcher:
     def _wait_for_slots(self) -> list[int]:
         """Returns the slots to use, or [] if too few can be used until the end of the time."""
         slots, start, is_reported = self._pool.slots(), time.monotonic(), False
+        too_few = f"fewer than {self._pool.minimum} workers can run"
         while not slots and not self._received:
+            if not self._pool.is_known():
+                start = time.monotonic()
             seconds = time.monotonic() - start
             if seconds > self._wait_seconds:
-                _print(
-                    f"fewer than {self._pool.minimum} workers can run: rerun the same command later."
-                )
+                _print(f"{too_few}: rerun the same command later.")
                 break
             if seconds > _REPORT_AFTER and not is_reported:
                 is_reported = True
-                _print(
-                    f"fewer than {self._pool.minimum} workers can run; waiting for them, up to "
-                    f"{self._wait_seconds:.0f} s."
-                )
+                _print(f"{too_few}; waiting for them, up to {self._wait_seconds:.0f} s.")
             time.sleep(_POLL)
             slots = self._pool.slots()
         return [] if self._received else slots
@@ -175,7 +174,7 @@ class Launcher:
                 process.drain()
 
     def _start_all(self, slots: Sequence[int]) -> None:
-        self._processes = []
+        self._processes, self._errors = [], {}
         gpus = gpu.list_uuids(os.environ) if self._all_gpus is None else self._all_gpus
         # Each slot has the GPUs that it has when all workers run: those of a lost one are not used.
         all_tasks = self._make_tasks(self._workers)
@@ -202,7 +201,7 @@ class Launcher:
             rendezvous.PORTS_BY_LAUNCHER: "1",
             **self._gpus[task.name],
         }
-        return Process(task, self._command(task), environment)
+        return Process(task, self._command(task), environment, self._errors)
 
     def _wait(self, slots: Sequence[int]) -> Process | None:
         """Returns the process that failed first, or None once the run is complete."""

@@ -20,21 +20,33 @@ _COLORS = (36, 33, 35, 32, 34, 31)  # ANSI foreground colors
 class Process(ChildProcess):
     """One process of a run; its output is printed line by line, after the name of its task."""
 
-    def __init__(self, task: Cluster, command: Sequence[str], environment: Mapping[str, str]):
+    def __init__(
+        self,
+        task: Cluster,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        errors: dict[str, str],
+    ):
         """Starts the process.
 
         Args:
             task: the cluster, as this process sees it.
             command: the program and its arguments.
             environment: variables to set in addition to those of the current process.
+            errors: the lines of errors that all processes of a start have printed, with the task.
         """
         self.task = task
         self._is_stopping = False
         label = _label(task)
+
+        def print_line(line: str) -> None:
+            # All processes report an error of the config; it is the same for all of them.
+            is_error = line.startswith("ctl: ")
+            if not is_error or errors.setdefault(line, task.name) == task.name:
+                print(f"{label} {line}", end="", flush=True)
+
         super().__init__(
-            command,
-            {TRACEBACK_FOLDER: tempfile.gettempdir(), **environment},
-            lambda line: print(f"{label} {line}", end="", flush=True),
+            command, {TRACEBACK_FOLDER: tempfile.gettempdir(), **environment}, print_line
         )
 
     @property

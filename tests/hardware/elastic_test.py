@@ -113,9 +113,9 @@ class Command:
 def test_command_determines_the_number_in_place_of_the_losses(clock):
     command = Command(None)
     pool = WorkerPool(3, minimum=2, rejoin_seconds=60, command=command, clock=clock)
-    assert pool.slots() == []
+    assert pool.slots() == [] and not pool.is_known()
     command.number = 5
-    assert pool.slots() == [0, 1, 2]
+    assert pool.slots() == [0, 1, 2] and pool.is_known()
     pool.lose(0)
     command.number = 3
     assert pool.slots() == [0, 1, 2]
@@ -214,6 +214,7 @@ def test_number_from_before_a_loss_is_not_used(tmp_path, clock):
     [
         ("echo two", "ends with exit code 0 and prints 'two': fix it."),
         ("echo -1", "ends with exit code 0 and prints '-1': fix it."),
+        ("printf %05000d 3", f"ends with exit code 0 and prints '{'0' * 100}': fix it."),
         ("true", "ends with exit code 0 and prints '': fix it."),
         ("echo 3; false", "ends with exit code 1 and prints '3': fix it."),
     ],

@@ -50,6 +50,26 @@ def test_first_failure_is_reported_and_stops_the_others(capfd):
     )
 
 
+def test_error_that_several_processes_report_is_printed_once(capfd):
+    text = (
+        "print('ctl: There is no config key x.', file=sys.stderr)\n"
+        "print('ctl: Only here:', task['index'])\n"
+        "print('not an error')\n"
+    )
+    assert Launcher(lambda task: script(text), workers=2).run() == 0
+    lines = sorted(line.partition("] ")[2] for line in capfd.readouterr().out.splitlines())
+    assert lines == [
+        "ctl: Only here: 0", "ctl: Only here: 1", "ctl: There is no config key x.", "not an error",
+        "not an error",
+    ]  # fmt: skip
+
+
+def test_error_is_printed_again_after_a_restart(capfd):
+    text = "print('ctl: failed.', flush=True); sys.exit(1)"
+    assert Launcher(lambda task: script(text), workers=1, max_restarts=1).run() == 1
+    assert capfd.readouterr().out == "[worker 0] ctl: failed.\n" * 2
+
+
 def test_code_of_a_signal_is_as_in_shells(capfd):
     text = "os.kill(os.getpid(), signal.SIGKILL)"
     assert Launcher(lambda task: script(text), workers=1).run() == 128 + signal.SIGKILL
@@ -336,6 +356,20 @@ def test_run_waits_for_enough_workers(monkeypatch):
     command = script("sys.exit(0)")
     assert Launcher(lambda task: command, workers=2, pool=pool, wait_seconds=60.0).run() == 0
     assert lines == ["fewer than 2 workers can run; waiting for them, up to 60 s."]
+
+
+def test_time_to_wait_begins_when_the_command_has_answered(capfd):
+    pool = WorkerPool(2, minimum=1)
+    answers = iter([None] * 5 + [0] * 99)
+    pool.is_known = lambda: next(answers) is not None
+    pool.slots = list
+    launcher = Launcher(lambda task: script(""), workers=2, pool=pool, wait_seconds=0.25)
+    start = time.monotonic()
+    assert launcher.run() == processes.STOPPED
+    assert time.monotonic() - start > 0.7
+    assert capfd.readouterr().err == (
+        "ctl.launch: fewer than 1 workers can run: rerun the same command later.\n"
+    )
 
 
 def test_run_ends_with_the_code_of_the_loss_if_too_few_workers_remain(tmp_path, capfd, fast):
