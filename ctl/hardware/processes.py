@@ -161,9 +161,10 @@ class Launcher:
             failed = self._wait(slots)
             if failed is None:
                 return None
+            failed.drain()
             if not self._received and not self._stopped_to_resize(failed):
                 _print(
-                    f"{failed.task.name} failed first ({failed.outcome}); stopping the other "
+                    f"{failed.reporter} failed first ({failed.outcome}); stopping the other "
                     "processes. Its last lines are above."
                 )
             self._stop_all()

@@ -18,7 +18,13 @@ _COLORS = (36, 33, 35, 32, 34, 31)  # ANSI foreground colors
 
 
 class Process(ChildProcess):
-    """One process of a run; its output is printed line by line, after the name of its task."""
+    """One process of a run; its output is printed line by line, after the name of its task.
+
+    Attributes:
+        task: the cluster, as this process sees it.
+        reporter: name of the task that printed the error of this process; its own unless another
+            process printed the same line before.
+    """
 
     def __init__(
         self,
@@ -35,15 +41,17 @@ class Process(ChildProcess):
             environment: variables to set in addition to those of the current process.
             errors: the lines of errors that all processes of a start have printed, with the task.
         """
-        self.task = task
+        self.task, self.reporter = task, task.name
         self._is_stopping = False
         label = _label(task)
 
         def print_line(line: str) -> None:
             # All processes report an error of the config; it is the same for all of them.
-            is_error = line.startswith("ctl: ")
-            if not is_error or errors.setdefault(line, task.name) == task.name:
-                print(f"{label} {line}", end="", flush=True)
+            if line.startswith("ctl: "):
+                self.reporter = errors.setdefault(line, task.name)
+                if self.reporter != task.name:
+                    return
+            print(f"{label} {line}", end="", flush=True)
 
         super().__init__(
             command, {TRACEBACK_FOLDER: tempfile.gettempdir(), **environment}, print_line

@@ -64,6 +64,21 @@ def test_error_that_several_processes_report_is_printed_once(capfd):
     ]  # fmt: skip
 
 
+def test_process_that_printed_the_error_is_named(capfd):
+    # Worker 1 prints it first, and worker 0 is the first one that exits.
+    text = (
+        "first = task['index'] == 1\n"
+        "time.sleep(0.0 if first else 1.0)\n"
+        "print('ctl: There is no config key x.', flush=True)\n"
+        "time.sleep(2.0 if first else 0.0)\n"
+        "sys.exit(2)\n"
+    )
+    assert Launcher(lambda task: script(text), workers=2).run() == 2
+    out, err = capfd.readouterr()
+    assert out == "[worker 1] ctl: There is no config key x.\n"
+    assert err.startswith("ctl.launch: worker 1 failed first (exit code 2);")
+
+
 def test_error_is_printed_again_after_a_restart(capfd):
     text = "print('ctl: failed.', flush=True); sys.exit(1)"
     assert Launcher(lambda task: script(text), workers=1, max_restarts=1).run() == 1
