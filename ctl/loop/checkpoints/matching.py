@@ -238,12 +238,17 @@ def find_misplaced(
         Whether a variable of the trainer has no value of its shape, type and role at its place; and
         the checkpoint's variables that are at no place of the trainer.
     """
-    # TensorFlow itself checks shapes only: it restores m of SGD into v of RMSprop without an error.
+    # TensorFlow itself checks shapes only: it restores m of SGD into v of RMSprop, and m of one layer
+    # into m of another, without an error.
     saved = {id(places[v.node]): v for v in content.variables if v.node in places}
+    # By the name in the trainer: Keras may have numbered the layers of this process differently.
+    saved_names: dict[str, set[str]] = {}
+    for v in variables:
+        if not v.slot and id(v.source) in saved:
+            saved_names.setdefault(v.name, set()).add(saved[id(v.source)].name)
     mismatch = any(
-        id(v.source) not in saved
-        or not v.matches(saved[id(v.source)])
-        or not _same_role(v, saved[id(v.source)])
+        (match := saved.get(id(v.source))) is None
+        or not (v.matches(match) and _same_role(v, match) and _same_owner(v, match, saved_names))
         for v in variables
     )
     return mismatch, [v for v in content.variables if v.node not in places]
@@ -269,6 +274,23 @@ def _same_role(one: Variable, other: Variable) -> bool:
         return True
     # An optimizer that is built in a step prefixes its own name: "SGD/m/dense/kernel".
     return one.name.endswith(f"/{other.name}") or other.name.endswith(f"/{one.name}")
+
+
+def _same_owner(one: Variable, other: Variable, saved_names: dict[str, set[str]]) -> bool:
+    """Whether both are slots of the same variable: places of slots are numbers of trained variables.
+
+    Args:
+        one: a slot variable of the trainer, or any other variable.
+        other: the checkpoint's variable at the same place.
+        saved_names: the names in the checkpoint of the variables that are not slots, by their names
+            in the trainer.
+    """
+    if not one.slot or _SHARDED in (one.name, other.name):
+        return True
+    parts = one.name.split("/")
+    suffixes = ("/".join(parts[i:]) for i in range(1, len(parts)))
+    owners = next((saved_names[s] for s in suffixes if s in saved_names), None)
+    return owners is None or any(other.name.endswith(f"/{owner}") for owner in owners)
 
 
 def _is_unbuilt(thing: Any) -> bool:

@@ -5,6 +5,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl import testing
+from ctl.errors import UsageError
 from ctl.loop.checkpoints import matching
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from tests import reference_model
@@ -96,3 +97,40 @@ def test_slots_of_another_optimizer_do_not_match(tmp_path):
         matching.list_variables(root), content, content.places(root)
     )
     assert mismatch and extra == []
+
+
+def make_two_layers(frozen, *, first="a", second="b"):
+    """A trainer of two layers of the same shapes, of which one is frozen."""
+
+    class TwoLayers(reference_model.ReferenceTrainer):
+        def build_model(self):
+            layers = [
+                tf_keras.layers.Dense(reference_model.FEATURES, name=name)
+                for name in (first, second)
+            ]
+            model = tf_keras.Sequential(layers)
+            model.build([None, reference_model.FEATURES])
+            layers[frozen].trainable = False
+            return model
+
+        def forward(self, batch, training):
+            return self.model(batch["x"], training=training)
+
+    return reference_model.make_trainer(
+        testing.make_strategy(1), 8, cls=TwoLayers, optimizer=lambda: tf_keras.optimizers.Adam(1.0)
+    )
+
+
+def test_slots_of_another_layer_do_not_match(tmp_path):
+    """The place of a slot is a number: that of one layer may be that of another, of the same shape."""
+    path = Checkpointer(tmp_path, make_two_layers(frozen=1)).save()
+    with pytest.raises(
+        UsageError, match=r"only the trainer has m/b/kernel.*checkpoint has m/a/kernel"
+    ):
+        Checkpointer(tmp_path, make_two_layers(frozen=0)).restore(path)
+
+
+def test_slots_of_a_layer_with_another_number_match(tmp_path):
+    """Keras numbers the layers of a process, so that another one may have other names."""
+    path = Checkpointer(tmp_path, make_two_layers(frozen=1)).save()
+    Checkpointer(tmp_path, make_two_layers(frozen=1, first="a_1", second="a")).restore(path)
