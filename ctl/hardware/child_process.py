@@ -11,7 +11,7 @@ import signal
 import subprocess
 import threading
 
-_PIPE = (
+PIPE = (
     "CTL_PARENT_PIPE"  # a file descriptor; removed by the process, not to be that of its children
 )
 
@@ -35,7 +35,7 @@ class ChildProcess:
         self._on_line = on_line
         self._popen = subprocess.Popen(
             command,
-            env={**os.environ, **environment, _PIPE: str(_open_pipe())},
+            env={**os.environ, **environment, PIPE: str(_open_pipe())},
             pass_fds=[_open_pipe()],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -79,7 +79,7 @@ def stop_with_parent() -> None:
     uses the devices, the ports and the folder that a new start requires. Call it before anything else;
     it has no effect in a process that the user has started.
     """
-    descriptor = os.environ.pop(_PIPE, "")
+    descriptor = os.environ.pop(PIPE, "")
     if descriptor:
         threading.Thread(target=_wait_for_end, args=(int(descriptor),), daemon=True).start()
 

@@ -10,10 +10,12 @@ import time
 
 from ctl.errors import UsageError
 from ctl.hardware import cluster, gpu
-from ctl.hardware.child_process import ChildProcess
+from ctl.hardware.child_process import PIPE, ChildProcess
 
 _CHECK_SECONDS = 5.0
 _COMMAND_TIMEOUT = 30.0  # seconds
+# A command that hangs would outlive a launcher that is killed, at whose end the pipe is closed.
+_STOP_WITH_PARENT = f'(read _ < "/dev/fd/${PIPE}"; kill -9 0) > /dev/null 2>&1 & exec sh -c "$1"'
 _NUMBER = re.compile("[0-9]{1,9}")
 
 
@@ -192,7 +194,8 @@ class AvailabilityCommand:
             if now >= self._next_start:
                 self._lines = []
                 self._deadline = now + _COMMAND_TIMEOUT
-                self._process = ChildProcess(["sh", "-c", self._command], {}, self._lines.append)
+                command = ["sh", "-c", _STOP_WITH_PARENT, "sh", self._command]
+                self._process = ChildProcess(command, {}, self._lines.append)
         elif self._process.poll() is not None or now > self._deadline:
             is_late = self._process.poll() is None
             code = self._process.poll()

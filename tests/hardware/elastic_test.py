@@ -1,5 +1,6 @@
-"""Which workers can run, with a fake clock; no process but a command of the shell."""
+"""Which workers can run, with a fake clock; no process but commands of the shell."""
 
+import pathlib
 import time
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from ctl.errors import UsageError
 from ctl.hardware import elastic, gpu
 from ctl.hardware.elastic import AvailabilityCommand, WorkerPool
+from tests import child
 
 
 class Clock:
@@ -164,14 +166,26 @@ def test_one_answer_of_a_command_that_then_fails_stops_no_run(clock):
     assert check_due([3, 2, *[None] * 5, 2], clock, running=[0, 1, 2]) == [7]
 
 
+def wait_until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_running(pid):
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
 def read(command, clock):
     """Lets a command run once."""
     clock.now += 10
     command.read()
-    deadline = time.monotonic() + 20
-    while command._process is not None and command._process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: command._process is None or command._process.poll() is not None)
     return command.read()
 
 
@@ -237,6 +251,21 @@ def test_command_that_does_not_end_is_killed(clock):
     with pytest.raises(UsageError, match="does not end"):
         command.read()
     assert process.poll() is not None
+
+
+def test_command_does_not_outlive_a_process_that_is_killed(tmp_path):
+    text = (
+        "import time\n"
+        "from ctl.hardware.elastic import AvailabilityCommand\n"
+        f"command = 'echo $$ > {tmp_path}/pid; sleep 61; true'\n"
+        "AvailabilityCommand(command, print_line=print).read()\n"
+        "time.sleep(60)\n"
+    )
+    with child.start(["-c", text]) as process:
+        wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+        process.kill()
+    pid = int((tmp_path / "pid").read_text())
+    wait_until(lambda: not is_running(pid))
 
 
 def test_slot_is_usable_while_the_driver_reports_its_gpus(monkeypatch):
