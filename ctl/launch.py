@@ -2,7 +2,7 @@
 
     python -m ctl.launch --workers=2 -- --config=experiments/mnist_multi_worker.py
 
-Each process runs `python -m ctl.main` with the arguments after `--`, and finds its task in TF_CONFIG.
+Each process runs `python -m ctl.main` with the arguments after `--`, and reads its task from TF_CONFIG.
 Each line of output begins with the name of its process. The launcher reports the process that fails
 first, stops the others and exits with that process's code; with --max_restarts it restarts all
 processes first.
@@ -11,11 +11,11 @@ processes first.
 
 With --min_workers the run also continues with fewer workers. A worker that is killed counts as lost:
 the others continue from the last checkpoint, with the same global batches. After --rejoin_seconds it
-is tried again; the run then saves, and continues with it. --available names a command of the shell
-that prints how many workers can run, and determines it in place of the losses. If fewer than
+is tried again: the run saves, and continues with it. --available names a shell command that prints how
+many workers can run; its number is then used instead of the recorded losses. If fewer than
 --min_workers can run, the launcher waits for up to --wait_seconds. A run is stopped for another number
-of workers only once it has saved a checkpoint, and once the command has printed the same number for
---rejoin_seconds. A run that fails again and again without a new checkpoint is not restarted.
+of workers only after it has saved a checkpoint, and only after the command has printed the same number
+for --rejoin_seconds. A run that fails repeatedly without a new checkpoint is not restarted.
 Importing this module does not import TensorFlow.
 """
 
@@ -87,7 +87,7 @@ def _make_elastic(flags: argparse.Namespace, arguments: Sequence[str]) -> dict[s
 
 
 def _read_workdir(arguments: Sequence[str]) -> pathlib.Path:
-    """Reads the workdir, from whose checkpoints the launcher sees whether the run gets on."""
+    """Reads --workdir; its new checkpoints show the launcher that the run makes progress."""
     if _is_fresh(arguments):
         raise UsageError(
             "--fresh would start the run from scratch at each restart of --min_workers: remove it, and "
@@ -117,16 +117,20 @@ def _parse(command_line: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--workers", type=int, default=1, help="worker processes; default 1")
     parser.add_argument("--ps", type=int, default=0, help="parameter servers; default none")
-    parser.add_argument("--max_restarts", type=int, default=0, help="after a failure; default 0")
-    parser.add_argument("--min_workers", type=int, help="continue with as few; default --workers")
-    parser.add_argument("--available", metavar="COMMAND", help="prints how many workers can run")
+    parser.add_argument(
+        "--max_restarts", type=int, default=0, help="restarts after failures; default 0"
+    )
+    parser.add_argument(
+        "--min_workers", type=int, help="fewest workers of a run; default --workers"
+    )
+    parser.add_argument("--available", metavar="COMMAND", help="shell command, see above")
     parser.add_argument(
         "--rejoin_seconds",
         type=float,
-        help="until a lost worker is tried again; default 300, "
-        "or until a number of --available counts; default 30",
+        help="seconds until a lost worker is tried again, default 300; with --available: for which its "
+        "number must stay the same, default 30",
     )
-    parser.add_argument("--wait_seconds", type=float, help="for --min_workers; default 600")
+    parser.add_argument("--wait_seconds", type=float, help="to wait for --min_workers; default 600")
     flags = parser.parse_args(command_line[:dashes])
     _check_numbers(flags)
     arguments = command_line[dashes + 1 :]

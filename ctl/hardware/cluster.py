@@ -31,7 +31,7 @@ class Cluster:
     Attributes:
         addresses: role -> the host:port of each of its tasks, in the order of their indices.
         role: the role of this process: "chief", "worker" or "ps" (parameter server).
-        index: the index of this process within its role.
+        index: the 0-based index of this process within its role.
     """
 
     addresses: Mapping[str, Sequence[str]]
@@ -111,11 +111,15 @@ def from_environment(environment: Mapping[str, str]) -> Cluster | None:
     """Reads the cluster that environment variables describe.
 
     Args:
-        environment: variables of the process. TF_CONFIG takes precedence; without it, the variables
-            of an Indexed Job of Kubernetes are read, which deploy/kubernetes sets:
-            JOB_COMPLETION_INDEX, CTL_JOB, CTL_SERVICE, CTL_WORKERS, CTL_PS, CTL_PORT. With
-            CTL_GCE_INSTANCE_GROUP, the instances of that group are the processes. Without these, the
-            tasks of a Slurm step are; CTL_PS of them are parameter servers.
+        environment: variables of the process. The first of these that is set describes the cluster:
+            1. TF_CONFIG.
+            2. CTL_GCE_INSTANCE_GROUP: each instance of this Compute Engine group runs one process.
+               CTL_WORKERS, CTL_PS and CTL_PORT set their roles and port.
+            3. CTL_WORKERS: the processes are the pods of an Indexed Job of Kubernetes. The manifests
+               in deploy/kubernetes also set JOB_COMPLETION_INDEX, CTL_JOB, CTL_SERVICE, CTL_PS and
+               CTL_PORT.
+            4. The variables of a Slurm step: each task of the step is one process, and CTL_PS of them
+               are parameter servers.
 
     Returns:
         The cluster; None for a run of one process.
@@ -123,7 +127,7 @@ def from_environment(environment: Mapping[str, str]) -> Cluster | None:
     Raises:
         UsageError: the description is invalid.
     """
-    # A variable that is set to nothing, as templates of manifests do, counts as not set.
+    # An empty variable counts as not set, because templates of manifests leave variables empty.
     if environment.get("TF_CONFIG", "").strip():
         return from_tf_config(environment["TF_CONFIG"])
     if environment.get("CTL_GCE_INSTANCE_GROUP", "").strip():
@@ -137,8 +141,11 @@ def from_environment(environment: Mapping[str, str]) -> Cluster | None:
 def from_tf_config(text: str) -> Cluster | None:
     """Parses and validates the value of TF_CONFIG.
 
+    Args:
+        text: a JSON object with the keys "cluster" and "task", as `tf.distribute` defines it.
+
     Returns:
-        The cluster without its evaluator; None if the text has no cluster, as some platforms set it
+        The cluster without its evaluator; None if the text has no cluster, which some platforms set
         for a single process, or if this process is the evaluator.
 
     Raises:

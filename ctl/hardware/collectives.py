@@ -10,7 +10,7 @@ from ctl.hardware.selection import Hardware
 
 
 class ProcessGroup:
-    """Collective calls between the processes of a run; a run of one process pays nothing for them.
+    """Collective calls between the processes of a run; in a run of one process they cost nothing.
 
         processes = ProcessGroup(hardware)
         step = processes.broadcast_from_chief(latest_step)
@@ -56,7 +56,7 @@ class ProcessGroup:
     def broadcast_json_from_chief(self, value: Any) -> Any:
         """Collective: returns, in every process, the chief's `value`, which has JSON types.
 
-        A value takes one call for every six bytes, so it should be small.
+        Keep the value small: each six bytes of its JSON text require one all-reduce.
         """
         if self._is_single:
             return value
@@ -73,9 +73,13 @@ class ProcessGroup:
         return max(value for (value,) in self.gather([value]))
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Collective: returns, in every process, the finite `values` of each, in the order of `members`.
+        """Collective: returns, in every process, the values that each process passed.
 
-        Their number must be the same in all processes.
+        Args:
+            values: finite numbers; every process must pass the same number of them.
+
+        Returns:
+            A list for each process, in the order of `members`.
         """
         if self._is_single:
             return [list(values)]

@@ -35,7 +35,7 @@ class WorkerPool:
 
     Attributes:
         size: the number of slots.
-        minimum: the least number of workers of a run.
+        minimum: the smallest number of workers that a run may have.
     """
 
     def __init__(
@@ -52,10 +52,11 @@ class WorkerPool:
 
         Args:
             size: the number of slots.
-            minimum: the least number of workers; default `size`.
-            rejoin_seconds: how long a lost slot is not used; twice as long if it is lost again as soon.
-                With a command: how long its answers must be the same before a run is stopped for them.
-            is_usable: whether the hardware of a slot exists.
+            minimum: the smallest number of workers that a run may have; None for `size`.
+            rejoin_seconds: seconds for which a lost slot is not used; doubled if the slot is lost again
+                within that time after it was returned. With a command: seconds for which its answers
+                must lead to the same number of workers before a run is stopped for it.
+            is_usable: takes a slot, and returns whether its GPUs exist.
             command: determines the number of workers in place of the recorded losses.
             clock: a monotonic clock, in seconds.
         """
@@ -73,10 +74,10 @@ class WorkerPool:
         self._unchanged_since = 0.0
 
     def slots(self) -> list[int]:
-        """Returns the slots to run workers in now; [] if they are fewer than the minimum.
+        """Returns the slots in which workers can run now; [] if there are fewer than the minimum.
 
         Raises:
-            UsageError: the command has failed before it ever returned a number.
+            UsageError: the first run of the command failed or printed no number.
         """
         usable = [slot for slot in range(self.size) if self._is_usable(slot)]
         if self._command is None:
@@ -86,25 +87,29 @@ class WorkerPool:
         else:
             limit = min(len(usable), self._command.read() or 0)
         numbers = [n for n in range(self.minimum, limit + 1) if n not in self._rejected]
-        # If not all are needed, those that were lost last are not used.
+        # If not all slots are needed, the most recently lost ones are not used.
         usable.sort(key=lambda s: (self._losses[s].time if s in self._losses else 0.0, s))
         return sorted(usable[: max(numbers, default=0)])
 
     def is_known(self) -> bool:
-        """Whether it is known how many workers can run: a command needs time for its first answer."""
+        """Whether the number of workers that can run is known; not before a command's first answer."""
         return self._command is None or self._command.read() is not None
 
     def must_change(self, running: Sequence[int]) -> bool:
-        """Whether a run must stop to continue on other slots. Checks at most every few seconds.
+        """Returns whether a run must stop, to continue on other slots.
 
-        Two checks must agree, since each change stops and starts all processes; with a command, all
-        its answers for `rejoin_seconds`, so that one whose answers change all the time stops no run.
+        Each change stops and starts all processes, so two checks in a row must agree. With a command,
+        all its answers for `rejoin_seconds` must agree, so that a command whose answers change all the
+        time never stops the run. Checks at most every five seconds, and returns False in between.
+
+        Args:
+            running: the slots of the workers that run now.
         """
         answer_time = now = self._clock()
         seconds = 0.0
         if self._command is not None:
             self._command.read()
-            # Not the present: a command that fails after one answer does not confirm it.
+            # Not `now`: a command that fails after one answer does not confirm that answer.
             answer_time, seconds = self._command.answer_time, self._rejoin_seconds
         if now < self._next_check:
             return False
@@ -132,9 +137,8 @@ class WorkerPool:
         """Records that the run ended with a user error with this number of workers.
 
         Returns:
-            Whether the run may continue with another number, since the config does not allow this
-            one: False if the run has trained with it, or with no number, so that another number
-            does not help against the error.
+            True if another number may help, because the run has trained with another one before, and
+            never with this one. False otherwise: the error does not depend on the number.
         """
         if number in self._accepted or not self._accepted:
             return False
@@ -151,12 +155,13 @@ class WorkerPool:
 
 
 class AvailabilityCommand:
-    """A command of the user that prints how many workers can run, as of Horovod's host discovery.
+    """A user's shell command that prints how many workers can run.
 
-    It runs in the background every few seconds.
+    It has the role of the host discovery script of Elastic Horovod. It runs in the background, and
+    starts again five seconds after it has ended.
 
     Attributes:
-        answer_time: when it has printed the last number, by the clock.
+        answer_time: the time of `clock` at which the command last printed a number.
     """
 
     def __init__(
@@ -166,10 +171,10 @@ class AvailabilityCommand:
         print_line: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Starts nothing yet.
+        """Prepares the command; the first `read` starts it.
 
         Args:
-            command: a command of the shell.
+            command: a shell command.
             print_line: prints a line.
             clock: a monotonic clock, in seconds.
         """
@@ -184,10 +189,10 @@ class AvailabilityCommand:
         self._next_start = self._deadline = 0.0
 
     def read(self) -> int | None:
-        """Returns the last number; None before the command has ended, also after `refresh`.
+        """Returns the last number; None until the command has ended once, and again after `refresh`.
 
         Raises:
-            UsageError: it has not printed a number the first time.
+            UsageError: the first run of the command failed or printed no number.
         """
         now = self._clock()
         if self._process is None:
@@ -206,7 +211,7 @@ class AvailabilityCommand:
         return None if self._is_stale else self._number
 
     def refresh(self) -> None:
-        """Lets `read` return no number from before this call, such as before a worker was lost."""
+        """Discards the last number, which may be outdated, for example after a worker was lost."""
         self.close()
         self._is_stale, self._next_start = True, 0.0
 
@@ -239,7 +244,8 @@ def make_gpu_check(workers: int, gpus: Sequence[str]) -> Callable[[int], bool]:
 
     Args:
         workers: the number of slots.
-        gpus: indices or UUIDs of the GPUs; none are checked if the driver reports none of them now.
+        gpus: indices or UUIDs of the GPUs. If the driver reports none of them now, they are not
+            checked.
     """
     tasks = cluster.make_local_clusters(workers=workers, servers=0, ports=range(workers))
     if not any(gpu.is_reported(name) for name in gpus):

@@ -1,22 +1,26 @@
-"""Detects when a restart of a run is of no use. Importing this module does not import TensorFlow."""
+"""Detects that restarting a run does not help. Importing this module does not import TensorFlow."""
 
 import json
 import pathlib
 
-# Failures in a row without a new checkpoint after which a restart is of no use. A machine may be lost
-# while a run starts, and the next one as well; a program that fails with an exit code does so again.
+# Failures in a row without a new checkpoint after which the run is not restarted. Two machines in a row
+# may be lost by chance; a program that fails with an exit code twice is likely to fail again.
 _MAX_LOSSES, _MAX_FAILURES = 3, 2
 
 
 class FailureLimit:
     """Detects a run that fails again and again without a new checkpoint.
 
-    What fails then is the program and not the machine of a worker, or no restart helps: each one
-    computes the same steps again.
+    The cause is then probably the program and not a machine. If it is a machine, a restart does not
+    help either, because each start computes the same steps again.
     """
 
     def __init__(self, workdir: pathlib.Path):
-        """Takes the workdir of the run, which need not exist."""
+        """Creates a limit without failures.
+
+        Args:
+            workdir: the workdir of the run, which need not exist yet.
+        """
         self._folder = workdir / "checkpoints"
         self._events = workdir / "events.jsonl"
         self._markers = self._read_markers()
@@ -37,10 +41,10 @@ class FailureLimit:
         return bool(self._read_markers() - self._old_markers)
 
     def is_reached(self, *, is_loss: bool) -> bool:
-        """Records a failure, and returns whether a restart is of no use.
+        """Records a failure, and returns whether the run should not be restarted.
 
         Args:
-            is_loss: whether the worker was lost, as far as its exit code shows.
+            is_loss: whether the exit code indicates that a worker was lost.
         """
         markers = self._read_markers()
         self._count = self._count + 1 if markers == self._markers else 1

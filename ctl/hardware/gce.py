@@ -30,24 +30,24 @@ def read_instances(
 
     Args:
         group: the name of the instance group, in the project and zone of this instance.
-        count: the number of instances. Without it, an instance that starts first would take the ones
-            that run already for all of them.
+        count: the number of instances. It is required because the instance that starts first cannot
+            detect how many others will follow.
         port: the port of the process on each instance.
         timeout: seconds to wait for the instances.
-        make_service: makes the client of the Compute Engine API; by default the one of the package
+        make_service: makes the client of the Compute Engine API; None for the client of the package
             google-api-python-client, with the credentials of the instance.
-        read_metadata: reads a value of the metadata server.
+        read_metadata: takes the name of a value, and reads it from the metadata server; None for the
+            real server.
 
     Returns:
         host:port of each instance, in the same order on all of them, and the index of this one.
 
     Raises:
-        UsageError: the package is not installed, there are too many instances, or this machine is none
-            of them.
+        UsageError: the metadata server does not answer, the package is not installed, there are too many
+            instances, or this machine is none of them.
         Failure: the instances did not start in time.
     """
-    # The functions of TensorFlow's resolver, which is imported only here because it takes seconds.
-    import tensorflow as tf
+    import tensorflow as tf  # only here, because it takes seconds
 
     read_metadata = read_metadata or _read_metadata
     try:
@@ -67,11 +67,22 @@ def read_instances(
         credentials=None,  # those of the service
         service=_Service((make_service or _make_service)()),
     )
+    addresses = _wait_for_instances(resolver, group, count=count, timeout=timeout)
+    if own not in addresses:
+        raise UsageError(
+            f"This machine ({own}) is no instance of the group {group} ({', '.join(addresses)}): start "
+            "the program on the instances of the group, or fix CTL_GCE_INSTANCE_GROUP."
+        )
+    return addresses, addresses.index(own)
+
+
+def _wait_for_instances(resolver: Any, group: str, *, count: int, timeout: float) -> list[str]:
+    """Returns host:port of each instance once `count` instances of the group run."""
     end = time.monotonic() + timeout
     while True:
         try:
             addresses = resolver.cluster_spec().as_dict().get("worker", [])
-        except KeyError:  # TensorFlow expects at least one instance that runs
+        except KeyError:  # TensorFlow's resolver raises it if no instance runs yet
             addresses = []
         if len(addresses) > count:
             raise UsageError(
@@ -79,7 +90,7 @@ def read_instances(
                 f"define {count} processes: set them to the size of the group."
             )
         if len(addresses) == count:
-            break
+            return list(addresses)
         if time.monotonic() > end:
             raise Failure(
                 f"{len(addresses)} of {count} instances of the group {group} run after {timeout:.0f} s: "
@@ -87,12 +98,6 @@ def read_instances(
             )
         print_line(f"{len(addresses)} of {count} instances of the group {group} run; waiting.")
         time.sleep(_POLL_SECONDS)
-    if own not in addresses:
-        raise UsageError(
-            f"This machine ({own}) is no instance of the group {group} ({', '.join(addresses)}): start "
-            "the program on the instances of the group, or fix CTL_GCE_INSTANCE_GROUP."
-        )
-    return addresses, addresses.index(own)
 
 
 class _Service:

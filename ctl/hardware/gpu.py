@@ -65,9 +65,14 @@ def list_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def list_uuids(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Lists the same GPUs by UUIDs, which do not change when another GPU is lost.
+    """Lists the GPUs of `list_gpus` by UUIDs, which do not change when another GPU is lost.
 
-    A GPU that the driver does not report keeps its index, as do all whose index is one of CUDA.
+    Args:
+        environment: variables of the process.
+
+    Returns:
+        UUIDs. A GPU that the driver does not report is listed as in CUDA_VISIBLE_DEVICES, and so are
+        all GPUs if that variable is set and CUDA_DEVICE_ORDER is not PCI_BUS_ID.
     """
     names = list_gpus(environment)
     # An index in CUDA_VISIBLE_DEVICES is the index of NVML only in this order; by default, CUDA
@@ -81,7 +86,7 @@ def list_uuids(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def is_reported(name: str) -> bool:
-    """Returns whether the driver reports a GPU, given by index or UUID; not if it was lost."""
+    """Returns whether the driver reports the GPU of an index or UUID; False after it was lost."""
     return bool(_query(lambda nvml, handle: True, {_VISIBLE_DEVICES: name}))
 
 
@@ -91,7 +96,10 @@ def describe_gpus(environment: Mapping[str, str] = os.environ) -> list[DriverGpu
 
 
 def read_usage(environment: Mapping[str, str] = os.environ) -> dict[str, float]:
-    """Reads the present memory and utilization of the GPUs that this process may use.
+    """Reads the current memory and utilization of the GPUs that a process may use.
+
+    Args:
+        environment: variables of the process.
 
     Returns:
         gpu_memory_gib: the memory in use on the fullest GPU, in GiB. By default TensorFlow allocates

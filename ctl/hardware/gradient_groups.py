@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import tensorflow as tf
 
-_THREADS = 4  # of a process, for operations
+_THREADS = 4  # inter-op threads that suffice to start collectives during the backward pass
 
 
 def group_sizes(sizes: Sequence[int], bucket: int) -> list[int]:
-    """Returns the sizes of the groups that tensors of one dtype are reduced in, in that order.
+    """Returns the sizes of the groups in which tensors of one dtype are reduced.
 
     TensorFlow's `CollectiveAllReduce` begins with the last tensor, because the backward pass computes
     the gradients of the last layer first. It ends a group as soon as the group exceeds the bucket. Every
@@ -23,10 +23,10 @@ def group_sizes(sizes: Sequence[int], bucket: int) -> list[int]:
 
     Args:
         sizes: bytes of each tensor, in the order in which the variables were created.
-        bucket: the bytes of `runtime.all_reduce.bucket_mib`; 0 for one group.
+        bucket: `runtime.all_reduce.bucket_mib` in bytes; 0 for one group.
 
     Returns:
-        Bytes of each group.
+        Bytes of each group, in the order in which the groups are reduced.
     """
     groups: list[int] = []
     for size in reversed(sizes):
@@ -38,17 +38,18 @@ def group_sizes(sizes: Sequence[int], bucket: int) -> list[int]:
 
 
 def bucket_bytes(strategy: "tf.distribute.Strategy") -> int:
-    """Returns the bytes of a group; 0 if a strategy reduces all gradients in one group."""
+    """Returns the bytes above which a strategy ends a group; 0 if it has only one group."""
     # Strategies of one process may have the attribute too, with the default value.
     options = getattr(strategy.extended, "_communication_options", None)
     return options.bytes_per_pack if options else 0
 
 
 def reserve_threads() -> None:
-    """Lets TensorFlow start collectives while operations of the backward pass run.
+    """Gives TensorFlow enough threads to start collectives while the backward pass runs.
 
-    A collective starts in a thread of the pool that runs the operations. The pool has one thread per
-    core by default, so a process on one core would reduce nothing until the backward pass ends.
+    A collective starts in a thread of the inter-op pool, which also runs the operations. By default the
+    pool has one thread per core, so a process on one core would start no collective before the backward
+    pass has ended.
     """
     import tensorflow as tf
 

@@ -9,8 +9,8 @@ from ctl.hardware.cluster import Cluster
 def configure_heartbeats(cluster: Cluster, *, timeout: float) -> None:
     """Sets the timeout of TensorFlow's coordination service; call it before the strategy is built.
 
-    Each process sends a heartbeat to the first one every `timeout` / 2 seconds. TensorFlow's own
-    timeout is 10 s: a network that stops for five seconds then ends the run.
+    Each process sends a heartbeat to the first process every `timeout` / 2 seconds. With TensorFlow's
+    default timeout of 10 s, an interruption of the network of five seconds would end the run.
 
     Args:
         cluster: the processes of a multi-worker strategy.

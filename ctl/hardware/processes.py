@@ -18,10 +18,10 @@ from ctl.hardware.failure_limit import FailureLimit
 from ctl.hardware.task_process import CONSEQUENCES, STOPPED, Process, rank_cause
 
 USER_ERROR = 2  # exit code: a restart would fail in the same way
-# Seconds that processes get to save and exit after SIGTERM: more than runtime.cluster.heartbeat_timeout,
-# by which one that waits for a lost process detects it.
+# Seconds in which processes must save and exit after SIGTERM. A process that waits for a lost one
+# detects the loss after runtime.cluster.heartbeat_timeout, whose default is less, 30 s.
 _STOP_TIMEOUT = 45.0
-_RESIZE_TIMEOUT = 300.0  # the same where the run continues from what it saves
+_RESIZE_TIMEOUT = 300.0  # the same if the number of workers changes: the run needs this save
 _CAUSE_TIMEOUT = 3.0  # seconds that a process may take to exit after others noticed its failure
 _POLL = 0.1  # seconds
 _REPORT_AFTER = 5.0  # seconds of waiting
@@ -45,13 +45,13 @@ class Launcher:
         """Prepares a run; `run` starts it.
 
         Args:
-            command: returns the command of a task; it is called each time the task is started.
+            command: returns the command line of a task; called each time the task is started.
             workers: the number of workers.
             servers: the number of parameter servers; with any, a chief is started, too.
             max_restarts: the number of restarts after failures.
             pool: determines how many of the workers can run; by default all of them.
-            failure_limit: detects failures that a restart does not help against.
-            gpus: indices or UUIDs of the GPUs to divide; by default those of the machine.
+            failure_limit: detects failures after which a restart does not help; None for no limit.
+            gpus: indices or UUIDs of the GPUs to divide; None for `gpu.list_uuids`.
             wait_seconds: how long to wait until enough workers can run.
         """
         self._command = command
@@ -73,10 +73,11 @@ class Launcher:
         """Runs all processes to their end.
 
         Returns:
-            0 if the run is complete, else the exit code of the process that failed first.
+            0 if the run is complete, else the exit code of the first failed process, or 75 if
+            it was stopped while no process ran.
 
         Raises:
-            UsageError: the number of workers that can run is not known.
+            UsageError: the command that prints the number of workers failed when it ran first.
         """
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._forward_signal)
@@ -104,7 +105,7 @@ class Launcher:
         return STOPPED if self._received else code
 
     def _wait_for_slots(self) -> list[int]:
-        """Returns the slots to use, or [] if too few can be used until the end of the time."""
+        """Returns the slots to use; [] if there are too few after `wait_seconds`, or after a signal."""
         slots, start, is_reported = self._pool.slots(), time.monotonic(), False
         too_few = f"fewer than {self._pool.minimum} workers can run"
         while not slots and not self._received:
@@ -177,7 +178,7 @@ class Launcher:
     def _start_all(self, slots: Sequence[int]) -> None:
         self._processes, self._errors = [], {}
         gpus = gpu.list_uuids(os.environ) if self._all_gpus is None else self._all_gpus
-        # Each slot has the GPUs that it has when all workers run: those of a lost one are not used.
+        # A slot keeps the GPUs that it has when all workers run: those of a lost worker are not used.
         all_tasks = self._make_tasks(self._workers)
         shares = gpu.divide_among_processes(all_tasks, gpus)
         share_of = {task.name: share for task, share in zip(all_tasks, shares, strict=True)}
@@ -229,7 +230,7 @@ class Launcher:
         """Stops the run, which saves, if it can continue with more workers or must with fewer."""
         if self._is_resizing or self._received or not self._pool.must_change(slots):
             return
-        # Else a run whose number of workers changes often would start all the time, and never train.
+        # Without this condition, a run whose number of workers changes often would never train.
         if self._failure_limit and not self._failure_limit.has_saved():
             return
         self._is_resizing = True

@@ -8,10 +8,10 @@ import time
 from ctl.errors import Failure, UsageError
 from ctl.hardware.cluster import Cluster
 
-# An environment variable: set if ctl.launch has chosen the ports, so that a restart gets other ones.
+# An environment variable, set by ctl.launch, which chooses free ports at each start.
 PORTS_BY_LAUNCHER = "CTL_PORTS_BY_LAUNCHER"
 _POLL_SECONDS = 0.1
-_LINGER_POLLS = 10  # this process keeps listening for so long after it has reached all others
+_LINGER_POLLS = 10  # polls for which this process still listens after it has reached all others
 
 
 def wait_for_others(

@@ -46,8 +46,8 @@ class StrategyOptions:
         devices: the devices to use, such as ("GPU:0", "GPU:2"); empty for all.
         algorithm: the all-reduce algorithm, one of `ALGORITHMS`.
         packs: number of packs that an all-reduce groups its tensors into (`num_packs` of TensorFlow).
-        bucket_mib: processes reduce their gradients in groups of this many MiB (see
-            `gradient_groups.group_sizes`); 0 for one group.
+        bucket_mib: processes reduce their gradients in groups, each of which ends as soon as it
+            exceeds this number of MiB (see `gradient_groups.group_sizes`); 0 for one group.
         timeout: seconds that a collective between processes may take; 0 for no limit.
         start_timeout: seconds to wait for the other processes to start.
         heartbeat_timeout: seconds until an unreachable process counts as lost.

@@ -9,10 +9,11 @@ import tempfile
 from ctl.hardware.child_process import ChildProcess
 from ctl.hardware.cluster import Cluster
 
-# An environment variable: where the process writes the tracebacks that it names in its messages.
+# An environment variable: the folder into which the process writes tracebacks.
 TRACEBACK_FOLDER = "CTL_TRACEBACK_FOLDER"
 STOPPED = 75  # exit code: stopped and saved, rerun the same command
-# Exit codes of processes that end because another one has ended; the later, the more certain.
+# Exit codes of processes that end because another one has ended. A later code in this tuple is less
+# likely to be the cause of the failure.
 CONSEQUENCES = (128 + signal.SIGABRT, STOPPED)
 _COLORS = (36, 33, 35, 32, 34, 31)  # ANSI foreground colors
 
@@ -22,8 +23,8 @@ class Process(ChildProcess):
 
     Attributes:
         task: the cluster, as this process sees it.
-        reporter: name of the task that printed the error of this process; its own unless another
-            process printed the same line before.
+        reporter: the name of the task that printed the error of this process: another task if that
+            one printed the same line before, else this task.
     """
 
     def __init__(
@@ -39,7 +40,8 @@ class Process(ChildProcess):
             task: the cluster, as this process sees it.
             command: the program and its arguments.
             environment: variables to set in addition to those of the current process.
-            errors: the lines of errors that all processes of a start have printed, with the task.
+            errors: error line -> name of the task that printed it first; shared by the processes that
+                are started together.
         """
         self.task, self.reporter = task, task.name
         self._is_stopping = False
@@ -87,9 +89,10 @@ class Process(ChildProcess):
 def rank_cause(exit_code: int) -> int:
     """Orders the failures of a run: the one with the smallest rank is the most likely cause.
 
-    One process that fails takes others with it, which exit with STOPPED, or which TensorFlow aborts.
-    They may exit before it, which still ends its threads. Some fail with an error that they do not
-    recognize as the loss of another process; that other one is killed by a signal.
+    After one process has failed, the others exit with STOPPED, or TensorFlow aborts them. They may exit
+    before the failed process, which may still be ending its threads. If another process was killed by a
+    signal, a process may also exit with an error that it does not recognize as the loss of that process.
+    Hence a signal ranks first, then other exit codes, then SIGABRT, then STOPPED.
     """
     if exit_code in CONSEQUENCES:
         return 2 + CONSEQUENCES.index(exit_code)

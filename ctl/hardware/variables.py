@@ -14,10 +14,20 @@ def read_number(
     maximum: int,
     default: int | None = None,
 ) -> int:
-    """Returns the whole number that a variable holds.
+    """Reads a whole number from an environment variable.
+
+    Args:
+        environment: variables of the process.
+        name: the name of the variable.
+        minimum: the smallest valid number.
+        maximum: the largest valid number.
+        default: the number if the variable is empty or not set; None if it must be set.
+
+    Returns:
+        The number.
 
     Raises:
-        UsageError: it is none, or not between `minimum` and `maximum`.
+        UsageError: the value is not a whole number from `minimum` to `maximum`.
     """
     text = environment.get(name, "").strip()
     if not text and default is not None:

@@ -5,7 +5,7 @@ import dataclasses
 import statistics
 from typing import Any
 
-LIMIT = 1.5  # times the median
+LIMIT = 1.5  # a process is slow if its own work takes more than this multiple of the median
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +15,7 @@ class WorkerTimes:
     Attributes:
         seconds: the duration of the loop; nearly the same in all processes.
         input: seconds in which its steps waited for their batches.
-        waiting: seconds in which its contributions waited for those of the others, and for the transfer.
+        waiting: seconds in which its reductions waited for the other processes and for the transfer.
     """
 
     seconds: float
@@ -23,7 +23,7 @@ class WorkerTimes:
     waiting: float
 
     def __post_init__(self) -> None:
-        # Reductions that run at the same time could add up to more than the loop.
+        # Reductions that run at the same time can add up to more than the duration of the loop.
         object.__setattr__(self, "waiting", min(self.waiting, self.seconds))
 
     @property
@@ -37,7 +37,7 @@ class WorkerTimes:
         return max(0.0, self.own - self.input)
 
     def __add__(self, other: "WorkerTimes") -> "WorkerTimes":
-        """Returns the times of two loops."""
+        """Returns the times of two loops together."""
         return WorkerTimes(
             self.seconds + other.seconds, self.input + other.input, self.waiting + other.waiting
         )
@@ -46,9 +46,10 @@ class WorkerTimes:
 class Stragglers:
     """Prints and records one line when a process becomes slow, and one when it no longer is.
 
-    A process is slow if its own work takes more than 1.5 times the median of all processes, and 10 %
-    of the loop's time more than it, in two consecutive measurements. Loops are added up until they
-    have taken a second, so that the noise of a short loop is not reported.
+    A process is slow if, in two consecutive measurements, its own work takes more than 1.5 times the
+    median of all processes, and exceeds the median by more than 10 % of the measurement's duration. A
+    measurement adds up inner loops until they have taken a second, so that the noise of a short loop is
+    not reported.
     """
 
     def __init__(
@@ -59,13 +60,13 @@ class Stragglers:
         print_line: Callable[[str], None],
         least_seconds: float = 1.0,
     ):
-        """Has no measurement yet.
+        """Prepares the detection; `add` adds the loops.
 
         Args:
             members: name and host of each process.
-            record: called as record("straggler", step, worker=..., host=..., ...).
+            record: records an event; called as record("straggler", step, worker=..., host=..., ...).
             print_line: prints a line.
-            least_seconds: the duration of a measurement.
+            least_seconds: the minimum duration of a measurement, in seconds.
         """
         self._members = members
         self._record = record
@@ -73,17 +74,17 @@ class Stragglers:
         self._least_seconds = least_seconds
         self._is_first = True
         self._sum: list[WorkerTimes] = []
-        self._exceeded: set[int] = set()  # in the last measurement
-        self._slow: set[int] = set()
+        self._exceeded: set[int] = set()  # indices that exceeded the limit in the last measurement
+        self._slow: set[int] = set()  # indices that are reported as slow
 
     def add(self, step: int, times: Sequence[WorkerTimes]) -> None:
         """Adds an inner loop.
 
         Args:
-            step: the step at which it ended.
-            times: those of each process, in the order of `members`.
+            step: the step at which the loop ended.
+            times: the times of each process, in the order of `members`.
         """
-        if self._is_first:  # tracing and compiling
+        if self._is_first:  # the first loop traces and compiles
             self._is_first = False
             return
         pairs = zip(self._sum, times, strict=True) if self._sum else ()
@@ -103,7 +104,15 @@ class Stragglers:
         self._exceeded = exceeding
 
     def numbers(self, times: Sequence[WorkerTimes]) -> dict[str, float]:
-        """Returns the values to log: each process's seconds of the loop, by what it used them for."""
+        """Returns the values to log for a loop.
+
+        Args:
+            times: the times of each process, in the order of `members`.
+
+        Returns:
+            Seconds by name, such as "workers/waiting_seconds/worker 1"; the kinds are computing, waiting
+            and input.
+        """
         return {
             f"workers/{kind}_seconds/{name}": getattr(each, kind)
             for (name, _), each in zip(self._members, times, strict=True)
@@ -132,12 +141,12 @@ class Stragglers:
 
 
 def find_slow(times: Sequence[WorkerTimes]) -> set[int]:
-    """Returns the indexes of the processes whose own work takes much longer than the median."""
+    """Returns the indices of the processes that exceed the limits of `Stragglers`."""
     median = _median(times)
     least = max(LIMIT * median, median + 0.1 * max(each.seconds for each in times))
     return {index for index, each in enumerate(times) if each.own > least}
 
 
 def _median(times: Sequence[WorkerTimes]) -> float:
-    # The lower one of an even number: of two processes, the slow one must not raise the median.
+    # With an even number, the lower middle value: the slow one of two processes must not raise it.
     return statistics.median_low(each.own for each in times)

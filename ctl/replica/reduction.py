@@ -23,7 +23,7 @@ def all_reduce(
     Args:
         gradients: this replica's gradients; None for the same variables on every replica.
         loss: this replica's share of the loss.
-        dtype: the dtype that gradients are sent and summed in, such as bfloat16; None for their own.
+        dtype: the dtype in which gradients are sent and summed, such as bfloat16; None for their own.
             The loss keeps its own dtype, because it reveals an overflow.
 
     Returns:
@@ -48,7 +48,7 @@ def sum_over_replicas(values: Sequence[Gradient]) -> list[Gradient]:
     """Sums tensors over the replicas, in one all-reduce per dtype; call it in a replica context."""
     context = tf.distribute.get_replica_context()
     sums = list(values)
-    # A collective concatenates the tensors of one call, so they must have the same dtype.
+    # TensorFlow concatenates the tensors of one call, so they must have the same dtype.
     for dtype in dict.fromkeys(value.dtype for value in values):
         places = [i for i, value in enumerate(values) if value.dtype == dtype]
         same = [values[i] for i in places]
@@ -66,12 +66,12 @@ def sum_in_order(shards: Sequence[Sequence[Gradient]], count: int) -> list[Gradi
     order: the result has the same bits on any number of replicas. It sends `count` times the bytes.
 
     Args:
-        shards: for each shard of this replica, in order, its values; a value is None in all shards
-            or in none.
-        count: the number of shards of all replicas.
+        shards: the values of each shard of this replica, in the order of the shards. A value is None in
+            all shards or in none.
+        count: the number of shards of all replicas together.
 
     Returns:
-        The sums.
+        The sum of each value, the same on every replica; None for a value that is None.
     """
     context = tf.distribute.get_replica_context()
     places = [i for i, value in enumerate(shards[0]) if value is not None]

@@ -9,7 +9,7 @@ from tensorflow.python.framework import config
 
 from ctl.hardware import devices
 
-# Of this module and not of a thread: tf.distribute traces each local replica in a thread of its own.
+# Global and not thread-local, because tf.distribute traces each local replica in a separate thread.
 _ACTIVE: "ReductionWait | None" = None
 
 
@@ -24,15 +24,16 @@ class ReductionWait:
         wait.read()                              # seconds since the last `reset`
 
     In synchronous training all processes take the same time for a loop, since the fast ones wait for
-    the slow one in the reductions. The process that waits the least is the slow one. The least wait
+    the slow one in the reductions. The process that waits the least is the slow one. The shortest wait
     of all processes is the time that the transfer itself takes.
 
-    A reduction gets two clock readings and one sum on the host. They do not change or delay it. The sum
-    of the weights is not measured: it runs during the forward pass, whose time would count twice.
+    Each measured reduction adds two clock readings and one addition on the host, which do not change or
+    delay it. The reduction of the example weights is not measured: it runs during the forward pass,
+    whose time would then count twice.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
-        """Measures nothing yet.
+        """Prepares the measurement; `enable` starts it.
 
         Args:
             strategy: the strategy of the steps. Nothing is measured unless its replicas are on the CPUs
@@ -40,8 +41,8 @@ class ReductionWait:
         """
         local = devices.replica_devices(strategy)
         self._replicas = len(local)
-        # The steps of a TPU have no clock, and those of parameter servers reduce nothing. The host of a
-        # GPU queues the gradients and reads its clock before they are computed.
+        # Steps on a TPU cannot read a clock, and those of parameter servers reduce nothing. With GPUs,
+        # the host reads its clock when it has queued the gradients, before they are computed.
         self._is_supported = (
             isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
             and strategy.num_replicas_in_sync > self._replicas
@@ -51,7 +52,7 @@ class ReductionWait:
         self._is_used = False
 
     def enable(self) -> None:
-        """Measures in all functions that are traced from here on.
+        """Measures reductions in all functions that are traced after this call.
 
         Nothing is measured under `runtime.deterministic`, where TensorFlow rejects `tf.timestamp`.
         """
@@ -63,7 +64,7 @@ class ReductionWait:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Adds the reductions that are traced in the `with` block."""
+        """Measures the reductions that are traced in the `with` block."""
         global _ACTIVE
         previous, _ACTIVE = _ACTIVE, self
         try:
@@ -72,7 +73,12 @@ class ReductionWait:
             _ACTIVE = previous
 
     def add(self, inputs: Any, results: Any) -> None:
-        """Adds a reduction; call it in a replica context."""
+        """Measures one reduction; call it in a replica context.
+
+        Args:
+            inputs: this replica's contribution, tensors in any structure.
+            results: what the reduction returned.
+        """
         if self._seconds is None or tf.executing_eagerly():
             return
         self._is_used = True
@@ -99,13 +105,12 @@ class ReductionWait:
         """
         if self._seconds is None or not self._is_used:
             return None
-        return max(
-            0.0, float(self._seconds.numpy().min())
-        )  # not negative if the clock was set back
+        # The sum is negative if the clock was set back.
+        return max(0.0, float(self._seconds.numpy().min()))
 
 
 def observe(inputs: Any, results: Any) -> None:
-    """Adds a reduction to the active `ReductionWait`, if there is one; call it in a replica context.
+    """Measures one reduction with the active `ReductionWait`, if any; call it in a replica context.
 
     Args:
         inputs: this replica's contribution, tensors in any structure.

@@ -1,4 +1,4 @@
-"""The reduction of compressed gradients, and what it keeps between steps."""
+"""The reduction of compressed gradients, and the state that it keeps between steps."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 import dataclasses
@@ -23,7 +23,12 @@ _LOG = logging.getLogger("ctl")
 
 @dataclasses.dataclass(frozen=True)
 class _Kept:
-    """What is kept of one variable: the error of each replica, and PowerSGD's factor."""
+    """The state of one compressed variable between steps.
+
+    Attributes:
+        error: for each replica, the part of its contributions that was not sent yet.
+        factor: PowerSGD's factor Q, [m, rank]; None for methods without a factor.
+    """
 
     error: ReplicaValues
     factor: tf.Variable | None
@@ -36,7 +41,7 @@ class Reduced:
     Attributes:
         gradients: the compressed gradients of the global batch, unscaled, the same on every replica.
         loss: the loss of the global batch.
-        changes: (variable, its new value) of what is kept for the next step.
+        changes: pairs of a variable of the state and its new value, which `Compression.keep` assigns.
     """
 
     gradients: list[Gradient]
@@ -45,7 +50,7 @@ class Reduced:
 
 
 class Compression:
-    """Sums gradients over the replicas in fewer bytes; what is lost is added to the next gradients.
+    """Sums gradients over the replicas in fewer bytes; what is not sent is added to the next gradients.
 
         compression = Compression(options, strategy)                     # in the scope
         compression.add_models([model])
@@ -57,11 +62,11 @@ class Compression:
     Attributes:
         name: the method, such as "powersgd of rank 2".
         state: holds the errors and the factors, for a checkpoint.
-        is_active: whether steps are compressed at the moment, which a trace depends on.
+        is_active: whether the current steps are compressed. A step is traced once for each value.
     """
 
     def __init__(self, options: TrainerOptions, strategy: tf.distribute.Strategy):
-        """Compresses no variable yet.
+        """Selects the method; `add_models` adds the variables to compress.
 
         Args:
             options: the trainer's options.
@@ -83,17 +88,17 @@ class Compression:
         self.state.errors, self.state.factors = [], []
 
     def add_models(self, models: Iterable[tf_keras.Model]) -> None:
-        """Compresses the gradients of further models, too, with those of layers that are frozen now.
+        """Adds the variables of models, including those of layers that are frozen now.
 
         Args:
-            models: models that are built; the variables of others do not exist yet.
+            models: models; those that are not built are skipped, because they have no variables yet.
         """
         with self._strategy.scope():
             for variable in self._find_missing(models):
                 self._kept[id(variable)] = self._create(variable)
 
     def check_complete(self, models: Iterable[tf_keras.Model]) -> None:
-        """Raises UsageError if a model was built since `add_models`, as by the trace of a step."""
+        """Raises UsageError if a model was built after `add_models`, for example in the first step."""
         missing = self._find_missing(models)
         if missing:
             raise UsageError(
@@ -111,10 +116,13 @@ class Compression:
             )
 
     def count_bytes(self, models: Iterable[tf_keras.Model]) -> tuple[int, int]:
-        """Returns the bytes of all gradients of models, and those that are sent, if none is sparse.
+        """Counts the bytes of the gradients of one replica in one step, assuming that none is sparse.
 
         Args:
-            models: models that are built.
+            models: models; those that are not built are skipped.
+
+        Returns:
+            The bytes of the gradients, and the bytes that are sent in their place.
         """
         variables = {id(v): v for m in models if m.built for v in m.trainable_variables}.values()
         plain = [v.shape.num_elements() * v.dtype.size for v in variables]
@@ -125,10 +133,10 @@ class Compression:
         return sum(plain), int(sum(sent))
 
     def describe(self, models: Iterable[tf_keras.Model]) -> str:
-        """Returns what is sent in a step and replica, for the user.
+        """Describes for the user the bytes that one replica sends in one step.
 
         Args:
-            models: models that are built.
+            models: models; those that are not built are skipped.
         """
         plain, sent = (size / 2**20 for size in self.count_bytes(models))
         start = f" from step {self._start} on" if self._start else ""
@@ -142,7 +150,7 @@ class Compression:
             count: the number of steps.
 
         Yields:
-            The number of steps of each part, once `is_active` is what it must be in it.
+            The number of steps of each part, after `is_active` has been set for that part.
         """
         ends = [self._start] if first < self._start < first + count else []
         for end in (*ends, first + count):
@@ -166,9 +174,12 @@ class Compression:
             gradients: this replica's gradients; None for the same variables on every replica.
             loss: this replica's share of the loss, not scaled.
             variables: the variables of the gradients.
-            loss_scale: the scale of the gradients; None if they are not scaled.
+            loss_scale: the scale of the gradients, a scalar; None if they are not scaled.
+
+        Returns:
+            The sums, and the new errors and factors, which are not assigned yet.
         """
-        # Before the compression: the errors must not be scaled, because the scale changes.
+        # Unscale before compressing: the errors must not be scaled, because the scale changes.
         if loss_scale is not None:
             gradients = gradients_module.unscale(gradients, loss_scale)
         places = [
@@ -205,10 +216,10 @@ class Compression:
             variable.assign(value if applied is True else tf.where(applied, value, old))
 
     def reset(self, *, keep: Collection[int] = ()) -> None:
-        """Starts again without errors, for example after weights without their errors are restored.
+        """Sets errors to zero and factors to their first values, as after restoring weights alone.
 
         Args:
-            keep: the ids of the errors and factors that stay as they are.
+            keep: ids (`id(x)`) of the `ReplicaValues` and factors that keep their values.
         """
         with self._strategy.scope():
             for index, kept in enumerate(self._kept.values()):
@@ -219,14 +230,14 @@ class Compression:
                     kept.factor.assign(self._method.initial_factor(shape, index))
 
     def local_variables(self) -> list[tf.Variable]:
-        """Returns what a replica holds: its own errors, and the factors."""
+        """Returns the variables of one replica: its errors, and the factors."""
         return [*(error.local for error in self.state.errors), *self.state.factors]
 
     def _find_missing(self, models: Iterable[tf_keras.Model]) -> list[tf.Variable]:
-        """The compressible variables of built models that have no error yet.
+        """Returns the variables of built models that can be compressed and have no error yet.
 
-        In an order that does not depend on which layers are frozen, as that of `model.variables` does:
-        a checkpoint has the errors by number.
+        Unlike that of `model.variables`, their order does not depend on which layers are frozen. A
+        checkpoint identifies the errors by their position in this order.
         """
         built = [model for model in models if model.built]
         layers = [layer for model in built for layer in model._flatten_layers()]

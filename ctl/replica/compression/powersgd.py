@@ -1,7 +1,7 @@
 """PowerSGD: the low-rank compression of gradients of Vogels et al. 2019, arXiv:1905.13727.
 
-A gradient is seen as a matrix M = sum_r M_r over the replicas r. One step of subspace iteration from the
-factor Q of the last step gives its projection on `rank` directions:
+A gradient is treated as a matrix M = sum_r M_r over the replicas r. One step of subspace iteration,
+which begins with the factor Q of the previous step, computes its projection on `rank` directions:
 
     P = sum_r M_r Q,    P^ = orthonormal columns of P,    Q' = sum_r M_r^T P^,    update = P^ Q'^T
 
@@ -21,7 +21,7 @@ import tensorflow as tf
 
 Sum = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
 
-# Elements that one thread sums. TensorFlow divides a longer sum among its threads.
+# Elements of a block, which one thread sums. TensorFlow divides longer sums among its threads.
 _BLOCK = 1024
 
 
@@ -33,7 +33,7 @@ class PowerSgd:
     """
 
     def __init__(self, rank: int, *, seed: int):
-        """Compresses nothing yet.
+        """Sets the rank and the seed.
 
         Args:
             rank: the number of directions.
@@ -43,10 +43,16 @@ class PowerSgd:
         self._seed = seed
 
     def matrix_shape(self, shape: Sequence[int]) -> tuple[int, int] | None:
-        """The shape [n, m] of a variable as a matrix; None if its factors would not be smaller.
+        """Returns the shape of the matrix as which a variable is compressed.
 
-        Of all ways to split the dimensions in two groups, the one with the smallest n + m: a
-        convolution's kernel becomes [height width inputs, outputs].
+        The first dimensions become the rows and the others the columns, split where n + m is smallest.
+        For example, the kernel of a convolution becomes [height * width * inputs, outputs].
+
+        Args:
+            shape: the shape of the variable.
+
+        Returns:
+            n and m; None if the factors would not be smaller than the matrix.
         """
         sizes = [
             (math.prod(shape[:split]), math.prod(shape[split:])) for split in range(1, len(shape))
@@ -55,19 +61,22 @@ class PowerSgd:
         return (n, m) if self.rank * (n + m) < n * m else None
 
     def sent_elements(self, shape: Sequence[int]) -> int:
-        """The number of elements that are sent for a variable that is compressed."""
+        """Returns the number of elements that a replica sends for a compressed variable."""
         return self.rank * sum(self.matrix_shape(shape) or ())
 
     def applies(self, shape: Sequence[int]) -> bool:
-        """Whether a variable is compressed."""
+        """Returns whether a variable of this shape is compressed."""
         return self.matrix_shape(shape) is not None
 
     def initial_factor(self, shape: Sequence[int], index: int) -> np.ndarray | None:
-        """The first Q of a compressed variable: [m, rank] random directions.
+        """Returns the first factor Q of a compressed variable.
 
         Args:
             shape: the shape of the variable.
-            index: the number of the variable, so that variables of one shape get different ones.
+            index: the number of the variable; variables of the same shape get different directions.
+
+        Returns:
+            [m, rank] float64, random columns of norm 1.
         """
         matrix = self.matrix_shape(shape)
         assert matrix
@@ -85,9 +94,9 @@ class PowerSgd:
         """Reduces gradients; call it in a replica context, on every replica.
 
         Args:
-            values: this replica's gradients with the errors of earlier steps.
-            factors: the Q of each, the same on every replica.
-            others: values that are summed as they are, in the first all-reduce.
+            values: this replica's gradients plus its errors of earlier steps, in the variables' shapes.
+            factors: the factor Q of each value, [m, rank], the same on every replica.
+            others: tensors to sum without compression, in the first all-reduce.
             sum_over_replicas: sums tensors over the replicas.
 
         Returns:
@@ -106,10 +115,11 @@ class PowerSgd:
             values, matrices, factors, bases, own, totals, strict=True
         ):
             updates.append(tf.reshape(multiply(basis, total), value.shape))
-            # As the update is computed: what a GPU's product rounds to TF32 would never be applied.
+            # With the kernel of the update: tf.matmul may round to TF32 on a GPU, and the error would
+            # lose that difference.
             error = matrix - multiply(basis, part)
             errors.append(tf.reshape(error, value.shape))
-            # A direction that was not used has no product: it is tried again in the next step.
+            # A direction that was not valid has no product: its old column of Q is used again.
             new.append(tf.where(valid, normalize(total), factor))
         return updates, errors, new, others
 
@@ -117,21 +127,21 @@ class PowerSgd:
 def orthonormalize(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Makes the columns of a matrix orthonormal, from left to right (modified Gram-Schmidt).
 
-    A column that depends on those before it, except for rounding, becomes zero: its direction would be
-    noise, which differs with the order of sums. A matrix that is not finite gives NaN everywhere, so
-    that the step can detect it.
+    A column that, within rounding, depends linearly on the columns before it becomes zero: the rest is
+    rounding noise, which differs with the order of sums. If any element is not finite, all elements of
+    the result are NaN, so that the step detects it.
 
     Args:
         matrix: [n, rank].
 
     Returns:
-        [n, rank] columns, and [rank] bool, whether each column is a direction.
+        [n, rank], the orthonormal columns; and [rank] bool, False for each column that became zero.
     """
     least = np.sqrt(np.finfo(matrix.dtype.as_numpy_dtype).eps)
     columns: list[tf.Tensor] = []
     valid = []
     for column in tf.unstack(normalize(matrix), axis=1):
-        for _ in range(2):  # once leaves rounding errors of up to eps / least
+        for _ in range(2):  # a single pass leaves rounding errors of up to eps / least
             for other in columns:
                 column -= other * sum_elements(other * column)
         norm = tf.sqrt(sum_elements(tf.square(column)))
@@ -144,9 +154,9 @@ def orthonormalize(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def normalize(matrix: tf.Tensor) -> tf.Tensor:
-    """Gives each column of a matrix the norm 1; a column of zeros stays one.
+    """Divides each column of a matrix by its norm; a column of zeros stays zero.
 
-    Divided by the largest element first, so that squares of small numbers do not underflow.
+    It is divided by its largest element first, so that squares of small numbers do not underflow.
     """
     largest = tf.reduce_max(tf.abs(matrix), axis=0)
     scaled = tf.math.divide_no_nan(matrix, largest)
@@ -157,7 +167,7 @@ def normalize(matrix: tf.Tensor) -> tf.Tensor:
 def multiply(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
     """Returns the product of [n, rank] and the transpose of [m, rank], with the same bits on every CPU.
 
-    The sum of `rank` outer products, from left to right.
+    It is computed as the sum of `rank` outer products, from left to right.
     """
     columns = zip(tf.unstack(left, axis=1), tf.unstack(right, axis=1), strict=True)
     products = [a[:, None] * b[None, :] for a, b in columns]
@@ -165,7 +175,7 @@ def multiply(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
 
 
 def sum_elements(values: tf.Tensor) -> tf.Tensor:
-    """Returns the sum of [n] values, with the same bits for any number of threads."""
+    """Returns the scalar sum of [n] values, with the same bits for any number of threads."""
     while values.shape[0] > _BLOCK:
         padded = tf.pad(values, [[0, -values.shape[0] % _BLOCK]])
         values = tf.reduce_sum(tf.reshape(padded, [-1, _BLOCK]), axis=1)

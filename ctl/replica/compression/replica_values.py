@@ -1,4 +1,4 @@
-"""A variable with a value of its own on each replica, which checkpoints keep for each replica."""
+"""A variable whose value differs between replicas, and whose checkpoint has the value of each."""
 
 from typing import Any
 
@@ -8,17 +8,17 @@ from ctl.replica.memory.slices import make_gather
 
 
 class ReplicaValues(tf.__internal__.tracking.Trackable):
-    """A variable with a value per replica, which a checkpoint has as one [replicas, ...] tensor.
+    """A variable with one value per replica, saved as one [replicas, ...] tensor.
 
-    On the same number of replicas, each gets its own value back, bit for bit. On another number N,
-    each gets the sum of all values divided by N: the sum over the replicas stays the same.
+    If it is restored on the same number of replicas, each gets its own value back, bit for bit. On
+    another number N, each gets the sum of all values divided by N, which keeps the sum over replicas.
 
-    TensorFlow's own variables of this kind save the sum alone.
+    TensorFlow's ON_READ variables with the aggregation SUM save only the sum.
 
     Attributes:
         name: the name of the variable.
-        shape: [None, ...], because a checkpoint may be of any number of replicas.
-        dtype: its type.
+        shape: [None, ...], because a checkpoint may have the values of any number of replicas.
+        dtype: the dtype of the values.
         local: the distributed variable; in a replica context, this replica's value.
     """
 
@@ -27,10 +27,10 @@ class ReplicaValues(tf.__internal__.tracking.Trackable):
     aggregation = tf.VariableAggregation.SUM
 
     def __init__(self, reference: tf.Variable, name: str, strategy: tf.distribute.Strategy):
-        """Creates zeros; call it in the strategy's scope.
+        """Creates the variable with zeros on every replica; call it in the strategy's scope.
 
         Args:
-            reference: a variable of the same shape and type.
+            reference: a variable that has the shape and the dtype of one replica's value.
             name: the name of the variable.
             strategy: the strategy of the variable.
         """
@@ -52,7 +52,7 @@ class ReplicaValues(tf.__internal__.tracking.Trackable):
         self._gather = make_gather(strategy)
 
     def read_value(self) -> tf.Tensor:
-        """Returns [replicas, ...] values on the CPU; every process must call it."""
+        """Collective: returns the values of all replicas, [replicas, ...], on the CPU."""
         with tf.device("CPU:0"):
             parts = [tf.identity(component) for component in self._components()]
             if len(parts) == self._strategy.num_replicas_in_sync:
@@ -64,7 +64,12 @@ class ReplicaValues(tf.__internal__.tracking.Trackable):
             return tf.identity(self._gather(local))
 
     def assign(self, value: Any) -> None:
-        """Assigns each replica its value of any number of replicas' values."""
+        """Assigns each replica its value.
+
+        Args:
+            value: [n, ...], the values of n replicas. If n is not the number of replicas, each replica
+                gets an equal part of their sum.
+        """
         value = tf.convert_to_tensor(value)
         replicas = self._strategy.num_replicas_in_sync
         if value.shape[0] != replicas:
@@ -77,7 +82,7 @@ class ReplicaValues(tf.__internal__.tracking.Trackable):
             component.assign(value[replica])
 
     def numpy(self) -> Any:
-        """Returns [replicas, ...] values as an array; every process must call it."""
+        """Collective: returns the values of all replicas as an array, [replicas, ...]."""
         return self.read_value().numpy()
 
     def _components(self) -> Any:
@@ -88,7 +93,7 @@ class ReplicaValues(tf.__internal__.tracking.Trackable):
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         values = self.read_value()
-        # Every worker must gather them, but the files of a worker that is not the chief are dropped.
+        # Every worker must take part in the gather, but only the chief's files are kept.
         return {
             "VARIABLE_VALUE": values if self._strategy.extended.should_checkpoint else values[:0]
         }

@@ -1,7 +1,8 @@
 """Gradients that are sent and summed in float16 or bfloat16, with error feedback.
 
-The rounding of a replica's own contribution is added to its next one (Seide et al. 2014, "1-bit
-stochastic gradient descent"). The rounding of the sums over the replicas is not: no replica knows it.
+The rounding error of a replica's contribution is added to its next contribution (Seide et al. 2014,
+"1-bit stochastic gradient descent"). The rounding error of the sums over the replicas is lost, because
+no replica can compute it.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,8 +12,9 @@ import tensorflow as tf
 
 Sum = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
 
-# Of a sum over all replicas. A power of two: each part of it has the same bits in float16, and a sum of
-# parts at the bound is not rounded up to infinity.
+# The largest absolute value of a sum over all replicas. It is a power of two, so that the bound of each
+# replica, this number divided by a power of two, is exact in float16, and a sum of contributions at the
+# bound is not rounded up to infinity.
 _LARGEST = {tf.float16: 2.0**15, tf.bfloat16: 2.0**126}
 
 
@@ -20,19 +22,19 @@ class SixteenBit:
     """Reduces values over the replicas in a 16-bit dtype."""
 
     def __init__(self, dtype: tf.DType):
-        """Sets the dtype that values are sent in."""
+        """Sets the dtype in which values are sent."""
         self._dtype = dtype
 
     def sent_elements(self, shape: Sequence[int]) -> float:
-        """The number of float32 elements whose bytes are sent for a variable."""
+        """Returns the bytes that are sent for a variable, in float32 elements of four bytes."""
         return tf.TensorShape(shape).num_elements() / 2
 
     def applies(self, shape: Sequence[int]) -> bool:
-        """Whether a variable is compressed."""
+        """Returns whether a variable of this shape is compressed: every variable is."""
         return True
 
     def initial_factor(self, shape: Sequence[int], index: int) -> np.ndarray | None:
-        """None: nothing but the errors is kept between steps."""
+        """Returns None: this method keeps no state except for the errors."""
         return None
 
     def reduce(
@@ -53,8 +55,8 @@ class SixteenBit:
 
     def _round(self, value: tf.Tensor) -> tf.Tensor:
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-        # An element that would overflow in the sum is sent in part, and the rest in later steps. Not
-        # infinity and NaN, which must stay what they are, so that the step is detected.
+        # If an element could overflow in the sum, a part of it is sent now, and the rest in later steps.
+        # Infinity and NaN are sent unchanged, so that the step detects them.
         bound = _LARGEST[self._dtype] / 2 ** int(np.ceil(np.log2(replicas)))
         clipped = tf.clip_by_value(value, -bound, bound)
         return tf.cast(tf.where(tf.math.is_finite(value), clipped, value), self._dtype)
