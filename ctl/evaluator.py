@@ -14,6 +14,7 @@ from ctl.hardware import coordinator
 from ctl.hardware.collectives import ProcessGroup
 from ctl.replica import loss, metrics, precision, preprocessing
 from ctl.replica.collected_rows import COLLECT_LIMIT_MIB, CollectedRows, check_values, compute
+from ctl.replica.empty_batches import pad_rows, zero_outputs, zero_without_rows
 from ctl.replica.engine import engine_of
 from ctl.replica.evaluation_data import check_splits
 from ctl.replica.gather import all_gather
@@ -224,11 +225,10 @@ class StandardEvaluator(orbit.StandardEvaluator):
             rows = self.strategy.run(self._replica_eval_step, args=(batch, row_mask))
         if self._draws:
             self._batches.assign_add(1)
+        if not self._collects:
+            return None
         # Every replica has the rows of all.
-        local_results = self.strategy.experimental_local_results
-        return (
-            tf.nest.map_structure(lambda v: local_results(v)[0], rows) if self._collects else None
-        )
+        return tf.nest.map_structure(lambda v: self.strategy.experimental_local_results(v)[0], rows)
 
     def eval_end(self) -> dict[str, Any]:
         """Returns the loss (if the trainer defines one), the metrics and the number of examples."""
@@ -256,10 +256,13 @@ class StandardEvaluator(orbit.StandardEvaluator):
         return computed
 
     def _replica_eval_step(self, batch: Batch, row_mask: tf.Tensor | None) -> Any:
-        trainer, engine = self.trainer, engine_of(self.trainer)
-        with engine.rows(batch, row_mask, earlier=self._earlier_rows) as rows:
+        trainer, engine, existing = self.trainer, engine_of(self.trainer), row_count(batch)
+        if engine.plan.layout.replicas > 1:
+            batch, row_mask = pad_rows(batch, row_mask, existing, least=1)
+        with engine.rows(batch, row_mask, existing=existing, earlier=self._earlier_rows) as rows:
             batch = preprocess(trainer, batch)
             outputs = precision.cast_to_float32(trainer.forward(batch, training=False))
+            outputs = zero_outputs(outputs, row_mask, row_count(batch))
             if engine.plan.has_loss:
                 self._add_loss(batch, outputs, rows.row_mask)
             trainer.update_metrics(self.metrics, batch, outputs, rows.row_mask)
@@ -268,11 +271,8 @@ class StandardEvaluator(orbit.StandardEvaluator):
                 values = check_values(trainer.collect_outputs(batch, outputs))
                 collected = all_gather(precision.cast_to_float32(values))
             self._draws = self._draws or bool(rows.calls)
-        self._examples.assign_add(
-            tf.cast(row_count(batch), tf.int64)
-            if row_mask is None
-            else tf.cast(tf.reduce_sum(row_mask), tf.int64)
-        )
+        count = row_count(batch) if row_mask is None else tf.reduce_sum(row_mask)
+        self._examples.assign_add(tf.cast(count, tf.int64))
         return collected
 
     def _add_loss(self, batch: Batch, outputs: Any, row_mask: tf.Tensor | None) -> None:
@@ -280,10 +280,10 @@ class StandardEvaluator(orbit.StandardEvaluator):
         weights = loss.row_weights(self.trainer.sample_weight(batch), row_mask, tf.float64)
         # The sum of the losses: the division by the weight of the dataset comes at the end.
         rows, one = row_count(batch), tf.ones([], tf.float64)
+        [per_example] = zero_without_rows([per_example], row_mask, rows)
         self._loss_sum.assign_add(loss.contribution(per_example, weights, one, rows=rows))
-        self._weight_sum.assign_add(
-            tf.cast(rows, tf.float64) if weights is None else tf.reduce_sum(weights)
-        )
+        weight = tf.cast(rows, tf.float64) if weights is None else tf.reduce_sum(weights)
+        self._weight_sum.assign_add(weight)
 
     def _earlier_rows(self) -> tf.Tensor:
         return self._batches.read_value() * self.global_batch_size

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.data.source import Batch
-from ctl.replica import gradients
+from ctl.replica import gradients, metrics
 from ctl.replica.snapshot import Snapshot
 
 
@@ -76,6 +76,17 @@ def zero_without_rows(
         else value
         for value in values
     ]
+
+
+def zero_outputs(outputs: Any, row_mask: tf.Tensor | None, rows: int | tf.Tensor) -> Any:
+    """Replaces the outputs of a model without rows by zeros; the masks of tf_keras stay attached."""
+    if isinstance(rows, int) or row_mask is None:
+        return outputs
+    keras_masks = metrics.masks_of(outputs)
+    zeros = zero_without_rows(tf.nest.flatten(outputs), row_mask, rows)
+    result = tf.nest.pack_sequence_as(outputs, zeros)
+    metrics.attach_masks(result, keras_masks)
+    return result
 
 
 @contextlib.contextmanager

@@ -149,9 +149,8 @@ class Engine:
         with self.rows(batch, mask, existing=existing) as rows:
             # The forward pass runs before anything is known of the gradients, so its assignments can
             # only be undone.
-            assignable = self.attributes.assignable()
-            variables = [*assignable.once, *assignable.summed]
-            snapshot = Snapshot(variables if self.results.may_skip() else [])
+            once, summed, _ = self.attributes.assignable()
+            snapshot = Snapshot([*once, *summed] if self.results.may_skip() else [])
             loss = trainer.replica_step(preprocess(trainer, batch))
             # Decided while tracing: a step that can never be skipped has no ops for it.
             applied: tf.Tensor | bool = True

@@ -13,7 +13,7 @@ from ctl.data.features import name_features
 from ctl.data.source import Batch, MaskedBatch
 from ctl.errors import UsageError
 from ctl.replica import gradients, loss, metrics, precision, row_mask
-from ctl.replica.empty_batches import keep_statistics, zero_without_rows
+from ctl.replica.empty_batches import keep_statistics, zero_outputs, zero_without_rows
 from ctl.replica.gradients import Gradient
 from ctl.replica.memory import order
 from ctl.replica.snapshot import Assignable, Snapshot
@@ -205,9 +205,7 @@ class MicroBatches:
                 examples.trace.add_gradients(new)
         keras_masks = metrics.masks_of(outputs)
         if may_be_empty:  # a metric multiplies them by the mask
-            outputs = tf.nest.pack_sequence_as(
-                outputs, zero_without_rows(tf.nest.flatten(outputs), mask, rows)
-            )
+            outputs = zero_outputs(outputs, mask, rows)
         return new, share, MicroBatch(batch, mask, outputs, keras_masks)
 
     def _penalty(self, rows: Sequence[tf.Tensor | None]) -> tf.Tensor | None:

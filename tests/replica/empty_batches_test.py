@@ -75,6 +75,40 @@ def test_update_of_a_partial_batch_of_images_is_that_of_one_replica(
             np.testing.assert_allclose(copy, value, rtol=0, atol=tolerance)
 
 
+class Collecting(Convolutions):
+    """Has batch normalization, which TensorFlow merges into the convolution before it in evaluations."""
+
+    def build_model(self):
+        model = super().build_model()
+        first = [model.layers[0], L.BatchNormalization(), L.ReLU()]
+        return tf_keras.Sequential([L.Input((3, 3, 2)), *first, *model.layers[1:]])
+
+    def collect_outputs(self, batch, outputs):
+        return {"outputs": outputs}
+
+    def compute_metrics(self, outputs):
+        return {"rows": len(outputs["outputs"]), "total": outputs["outputs"].sum()}
+
+
+@functools.cache
+def evaluate(replicas, precision):
+    trainer = Collecting(
+        strategy=testing.make_strategy(replicas),
+        global_batch_size=7,
+        optimizer=lambda: tf_keras.optimizers.SGD(0.1),
+        options=ctl.TrainerOptions(precision=precision),
+    )
+    results = ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
+    return {name: float(value) for name, value in results.items()}
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_evaluation_of_a_partial_batch_of_images_is_that_of_one_replica(precision):
+    expected = evaluate(1, precision)
+    assert (expected["examples"], expected["rows"]) == (12, 12)
+    assert evaluate(4, precision) == pytest.approx(expected, rel=1e-5)
+
+
 class Normalized(tiny.TinyTrainer):
     """Global batches of 7 rows, then of 5; or a source, of which every batch has 5 rows."""
 
