@@ -2,10 +2,11 @@
 
     python -m benchmarks.compression --mbits 100 --compression powersgd --rank 2
 
-Two hosts (`benchmarks.network.namespaces`: Linux, root) train the Transformer of experiments/char_lm.py,
-in 5 million parameters, on the source of Python's standard library. Each process has a plain and a
-compressed trainer, which train alternately; the ratio is the median over rounds. The bytes are those
-that the interface of a host has counted, headers included.
+Two simulated hosts (`benchmarks.network.namespaces`, which requires Linux and root) train the
+Transformer of experiments/char_lm.py with 5 million parameters on the source of Python's standard
+library. Each process has a trainer without and one with compression, which train alternately. The
+ratio of their times is the median over rounds. The bytes are counted by the interface of a host,
+headers included.
 """
 
 import argparse
@@ -25,15 +26,19 @@ _TRAINER = pathlib.Path(__file__).resolve().parent.parent / "experiments/trainer
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    """Measures and prints one line; returns the numbers."""
+    """Measures, and prints one line; returns the values of `measure`."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.compression", description=__doc__.split("\n")[0]
     )
-    parser.add_argument("--mbits", type=float, default=100.0, help="of each link")
+    parser.add_argument("--mbits", type=float, default=100.0, help="rate of each link; default 100")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--compression", default="powersgd", help="or float16")
-    parser.add_argument("--rank", type=int, default=2, help="of powersgd")
-    parser.add_argument("--width", type=int, default=320, help="of the four layers")
+    parser.add_argument(
+        "--compression", default="powersgd", help="powersgd or float16; default powersgd"
+    )
+    parser.add_argument("--rank", type=int, default=2, help="rank of powersgd; default 2")
+    parser.add_argument(
+        "--width", type=int, default=320, help="units of each of the four layers; default 320"
+    )
     parser.add_argument("--context", type=int, default=64, help="bytes per example")
     parser.add_argument("--batch", type=int, default=12, help="global batch size")
     parser.add_argument("--steps", type=int, default=5, help="steps per round")
@@ -55,7 +60,12 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 
 
 def measure(flags: argparse.Namespace) -> dict[str, Any]:
-    """Runs the workers on hosts of their own; returns the numbers of the first one."""
+    """Runs each worker on a separate simulated host.
+
+    Returns:
+        The values that the first worker measured: parameters, the ratio of the seconds of plain and
+        compressed steps (`ratio`, and `ratios` by round), and the seconds and MiB per step of each.
+    """
     from benchmarks.network.namespaces import Hosts
 
     values = {k: v for k, v in vars(flags).items() if k != "is_worker"}
@@ -91,7 +101,7 @@ def _run_worker(flags: argparse.Namespace) -> dict[str, Any]:
             trainer.train(tf.constant(flags.steps))
             seconds[i].append((time.perf_counter() - start) / flags.steps)
             sent[i].append((_count_sent() - before) / flags.steps)
-    # Not the first round, which traces and sends the initial weights.
+    # The first round is skipped, because it traces the steps and sends the initial weights.
     ratios = [a / b for a, b in zip(*seconds, strict=True)][1:]
     row = {
         "parameters": engine_of(trainers[0]).attributes.parameter_count(),
@@ -124,7 +134,7 @@ def _make_trainer(flags: argparse.Namespace, strategy: Any, **options: Any) -> A
 
 
 def _count_sent() -> int:
-    """The bytes that the interface of this host has sent."""
+    """Returns the bytes that the interface of this host has sent."""
     lines = pathlib.Path("/proc/self/net/dev").read_text().splitlines()
     return next(int(line.split()[9]) for line in lines if line.strip().startswith("eth0:"))
 

@@ -1,11 +1,11 @@
-"""Kills one of three workers, brings it back, and compares the run with one of a single process.
+"""Kills one of three workers, lets it return, and compares the run with one of a single process.
 
     python -m benchmarks.elastic --seeds=8
     python -m benchmarks.elastic --seeds=3 --phase=save
     python -m benchmarks.elastic --seeds=3 --phase=grow --signal=SIGINT
 
 A run in float64 loses a worker at a random instant: while it starts, trains, saves, or restarts with a
-worker that has come back. It continues with 2 workers, and with 3 once these have saved a checkpoint.
+worker that has returned. It continues with 2 workers, and with 3 once these have saved a checkpoint.
 With --signal=SIGINT the launcher is interrupted at that instant instead, and the same command is rerun.
 The program fails if
 
@@ -37,7 +37,7 @@ from ctl.testing import faults
 
 STEPS, TOLERANCE, TIMEOUT = 200, 1e-10, 300.0
 PHASES = ("start", "step", "save", "grow")
-# The pause after each loop makes the run last until the lost worker has come back.
+# The pause after each loop makes the run last until the lost worker has returned.
 FLAGS = [
     f"--config={COUNTING}", f"--config.train.steps={STEPS}", "--config.train.steps_per_loop=2",
     "--config.train.checkpoint_interval=10", "--config.runtime.precision=float64",
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="ctl-elastic-") as folder:
         single = pathlib.Path(folder) / "single"
         wait(start(single, ["ctl.main", *FLAGS[:-1]]), single, lambda: False)
-        # How often a process has saved is recorded only by one that writes in the background.
+        # Only a run that writes checkpoints in the background, as one process does, counts its saves.
         expected = read_weights(single)
         expected.pop("save_counter/.ATTRIBUTES/VARIABLE_VALUE", None)
         print("| seed | during | worker | workers of each start | largest difference |")
@@ -127,7 +127,7 @@ def check_interrupted(code: int, *, is_starting: bool) -> None:
 def lose(
     launcher: subprocess.Popen, workdir: pathlib.Path, victim: int, available: pathlib.Path
 ) -> None:
-    """Kills a worker, which is back once the others have saved a checkpoint."""
+    """Kills a worker, and lets it return after the others have saved a checkpoint."""
     available.write_text("2")
     drop(launcher, workdir, victim)
 
@@ -161,7 +161,7 @@ def start(workdir: pathlib.Path, command: Sequence[str]) -> subprocess.Popen:
 
 
 def wait(process: subprocess.Popen, workdir: pathlib.Path, condition: Callable[[], bool]) -> None:
-    """Waits until a condition holds or the process ends, which must not fail."""
+    """Waits until a condition holds or the process ends; fails if its exit code is not 0."""
     deadline = time.monotonic() + TIMEOUT
     while process.poll() is None and not condition():
         if time.monotonic() > deadline:

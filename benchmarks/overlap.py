@@ -1,13 +1,14 @@
-"""What `runtime.all_reduce.bucket_mib` gains if computing and reducing take the same time.
+"""Measures the speedup by `runtime.all_reduce.bucket_mib` if computing and reducing take equally long.
 
     python -m benchmarks.overlap --bucket_mib=1 --rounds=3
 
 Two workers with one core each, on two hosts of `benchmarks.network.namespaces`, train a network of 12
-dense layers of 512 units, whose gradients are 12 MiB. Each window measures the seconds of a step without
-a limit of the links, limits the links to the bandwidth at which the gradients take that long, and then
-measures workers that reduce one group and workers that reduce several: the speed of a machine changes
-from minute to minute. Every round starts new processes. After each window the weights of both must be
-the same, bit for bit. Requires Linux, root and two cores.
+dense layers of 512 units, whose gradients are 12 MiB. Each window first measures the seconds of a step
+with unlimited links. It then limits the links to the bandwidth at which sending the gradients takes the
+same time, and measures workers that reduce all gradients as one group, and workers that reduce several
+groups. All three are measured in each window because the speed of a machine changes over minutes. Every
+round starts new processes. After each window the weights of both variants must be the same, bit for bit.
+The benchmark requires Linux, root and two cores.
 """
 
 import argparse
@@ -31,7 +32,13 @@ GRADIENT_BYTES = 4 * (LAYERS * (WIDTH + 1) * WIDTH + (WIDTH + 1) * 10)
 
 
 class Window(NamedTuple):
-    """Seconds per step: without a limit of the links, and with a limit in one group and in several."""
+    """Seconds per step of the three measurements of a window.
+
+    Attributes:
+        computing: with unlimited links.
+        one_group: with limited links, where all gradients are reduced as one group.
+        groups: with limited links, where they are reduced in several groups.
+    """
 
     computing: float
     one_group: float
@@ -39,7 +46,7 @@ class Window(NamedTuple):
 
 
 class Workers:
-    """The two workers of one variant, which train when they are asked to."""
+    """The two worker processes of one variant; they train when `train` is called."""
 
     def __init__(self, hosts: Hosts, port: int, bucket_mib: float):
         addresses = {"worker": [f"{address}:{port}" for address in hosts.addresses]}
@@ -75,10 +82,10 @@ class Workers:
 
 
 def run_round(bucket_mib: float, windows: int, steps: int) -> list[Window]:
-    """Measures new processes.
+    """Starts new processes and measures them.
 
     Args:
-        bucket_mib: the size of the groups.
+        bucket_mib: the size of the groups in MiB.
         windows: the number of windows of each variant.
         steps: the steps of a window.
 
@@ -105,12 +112,12 @@ def run_round(bucket_mib: float, windows: int, steps: int) -> list[Window]:
 
 
 def rate(computing: float) -> float:
-    """The Mbit/s of links that need these seconds for the gradients."""
+    """Returns the Mbit/s at which sending the gradients takes `computing` seconds."""
     return 8 * GRADIENT_BYTES / computing / 1e6
 
 
 def report(rounds: Sequence[Sequence[Window]]) -> list[str]:
-    """Returns the lines of a table: a row per round, and one of all."""
+    """Returns the lines of a table with one row per round, and one row for all rounds."""
     lines = [
         "| round | computing, s per step | link, Mbit/s | one group, s | groups, s | times as fast |",
         "|---|---:|---:|---:|---:|---:|",
@@ -128,7 +135,7 @@ def _cells(windows: Sequence[Window]) -> str:
 
 
 def work(bucket_mib: float) -> None:
-    """Trains as many steps as each line of stdin says; prints a line of JSON after each."""
+    """Trains the number of steps that each line of stdin contains; prints a line of JSON for each."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keeps other output out of the answers
     import tensorflow as tf
@@ -180,12 +187,13 @@ def _make_trainer(bucket_mib: float):
 
 
 def main(argv: Sequence[str]) -> None:
+    """Measures and prints the table, or trains as a worker."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overlap", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--bucket_mib", type=float, default=1.0)
-    parser.add_argument("--rounds", type=int, default=3, help="starts of new processes")
-    parser.add_argument("--windows", type=int, default=8, help="of each variant and round")
-    parser.add_argument("--steps", type=int, default=4, help="of a window")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds; default 3")
+    parser.add_argument("--windows", type=int, default=8, help="windows per round; default 8")
+    parser.add_argument("--steps", type=int, default=4, help="steps per window; default 4")
     parser.add_argument("--output", type=pathlib.Path, help="the seconds of all windows, as JSON")
     parser.add_argument("--worker", type=float, help=argparse.SUPPRESS)
     flags = parser.parse_args(argv)

@@ -5,7 +5,7 @@ import pathlib
 import statistics
 import time
 
-SETTLING = 10.0  # seconds after its first new checkpoint that a process may still grow
+SETTLING = 10.0  # seconds after the first new checkpoint during which a process may still grow
 
 
 @dataclasses.dataclass
@@ -16,7 +16,7 @@ class Memory:
         name: the process, such as "worker 1".
         checkpoint: the step of the latest checkpoint when the process was first seen.
         samples: (time, bytes) since `SETTLING` seconds after the next checkpoint.
-        settling: when the samples begin; None before that checkpoint.
+        settling: the monotonic time in seconds at which the samples begin; None before that checkpoint.
     """
 
     name: str
@@ -32,11 +32,14 @@ class Memory:
             self.samples.append((now, size))
 
     def median(self) -> float:
-        """The median of the samples in bytes."""
+        """Returns the median of the samples in bytes."""
         return statistics.median(size for _, size in self.samples)
 
     def growth(self) -> float | None:
-        """The last fifth of the samples relative to the first fifth; None if there are too few."""
+        """Returns the relative growth from the first to the last fifth of the samples.
+
+        The medians of both are compared; 0.01 is a growth of 1 %. None with fewer than ten samples.
+        """
         sizes = [size for _, size in self.samples]
         part = len(sizes) // 5
         if part < 2:
@@ -45,9 +48,10 @@ class Memory:
 
 
 def growth_between_starts(memories: list[Memory]) -> dict[str, float]:
-    """Returns, for each task that started at least twice, its last starts relative to its first.
+    """Returns the relative growth of each task from its first to its last starts.
 
-    The medians of the first and of the last third of the starts are compared.
+    The medians of the first and of the last third of the starts are compared. Tasks that were started
+    only once are not in the result.
     """
     growth = {}
     for name in dict.fromkeys(memory.name for memory in memories):
@@ -61,7 +65,13 @@ def growth_between_starts(memories: list[Memory]) -> dict[str, float]:
 
 
 def sample(pids: dict[str, int], memories: dict[int, Memory], checkpoint: int) -> None:
-    """Adds one sample of each process."""
+    """Adds one sample of each process.
+
+    Args:
+        pids: name -> pid of each process.
+        memories: pid -> memory; new processes are added.
+        checkpoint: the step of the latest checkpoint.
+    """
     for name, pid in pids.items():
         size = allocated(pid)
         if size:

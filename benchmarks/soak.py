@@ -1,4 +1,4 @@
-"""Trains on several processes for a long time, and kills one of them again and again.
+"""Trains on several processes for a long time, and repeatedly kills one of them.
 
     python -m benchmarks.soak --minutes=60 --kill_every=120
     python -m benchmarks.soak --minutes=5 --kill_every=60
@@ -6,15 +6,16 @@
 The launcher restarts the run after each kill, and a process with --mode=continuous_eval evaluates its
 checkpoints. At the end, SIGTERM stops all of them. The program fails if
 
-- the memory of a process grows by more than `--limit`: that of the launcher and of the evaluator from
-  the first checkpoint to the end, that of a worker while it trains, and from one start to the next,
+- the memory of a process grows by more than `--limit` percent. The launcher and the evaluator are
+  measured from the first checkpoint to the end; a worker is measured while it trains, and from its first
+  to its last starts,
 - a process or a temporary file is left,
 - the events of the run are not complete, or a checkpoint is damaged,
-- an example of an epoch was not used exactly once by the updates that led to the end, or
-- a weight, a slot or a counter differs in one bit from that of an undisturbed run of as many steps
-  (without --skip_undisturbed).
+- an example of an epoch was not used exactly once by the updates that are part of the result, or
+- a weight, a slot or a counter differs in any bit from that of an undisturbed run of the same number of
+  steps (unless --skip_undisturbed is set).
 
-Memory is what a process has allocated itself (RssAnon of Linux), without the pages of shared files.
+The memory of a process is its anonymous memory (RssAnon of Linux), without the pages of files.
 """
 
 import argparse
@@ -53,7 +54,7 @@ _MIB = 2**20
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Soaks, checks and prints a table."""
+    """Trains and kills processes, checks the results and prints a table."""
     flags = parse(arguments)
     with tempfile.TemporaryDirectory(prefix="ctl-soak-") as name:
         folder = pathlib.Path(name)
@@ -95,7 +96,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def command(flags: argparse.Namespace, workdir: pathlib.Path, config: str, keys: dict) -> list[str]:
-    """Returns the command of a run on several processes."""
+    """Returns the command of a run on several processes.
+
+    Args:
+        flags: the command line of the benchmark.
+        workdir: the workdir of the run.
+        config: the path of the config file.
+        keys: config key -> value.
+    """
     launcher = [f"--workers={flags.workers}", "--max_restarts=1000000"]
     options = [f"--config={config}", f"--workdir={workdir}"]
     # The counts of every epoch that the run could reach, at no more than 60 steps per second.
@@ -138,7 +146,7 @@ def soak(
                 check(evaluator.poll() is None, f"the evaluator ended:\n{log.read_text()[-3000:]}")
                 pids["evaluator"] = evaluator.pid
             sample(pids, memories, latest_checkpoint(workdir))
-            # Not in the last minute, so that SIGTERM finds a run that trains.
+            # No kill in the last minute, so that the run trains when it gets SIGTERM.
             is_time = next_kill <= time.monotonic() < end - 60
             if is_time and len(workers) == flags.workers:
                 name = rng.choice(sorted(workers))
@@ -191,7 +199,7 @@ def marked_pids(mark: str) -> list[int]:
 def check_events(events: list[dict]) -> int:
     """Checks that the events of training are complete; returns how often it resumed.
 
-    Every start resumes from the checkpoint that was recorded last, and every interval was saved.
+    Every start must resume from the last recorded checkpoint, and every interval must have been saved.
     """
     # The process that evaluates the checkpoints writes to the same file.
     events = [event for event in events if event["event"] != "eval"]
@@ -215,7 +223,7 @@ def check_memory(flags: argparse.Namespace, memories: list[Memory]) -> None:
     """Checks the growth of each process, and of each worker from its first to its last start."""
     limit = flags.limit / 100
     for memory in memories:
-        growth = memory.growth() or 0.0  # of few samples it is not known
+        growth = memory.growth() or 0.0  # None with too few samples
         check(growth <= limit, f"{memory.name} grew by {growth:.1%}")
     for name, growth in growth_between_starts(memories).items():
         check(growth <= limit, f"{name} grew by {growth:.1%} from start to start")
@@ -243,7 +251,7 @@ def table(
 def compare_undisturbed(
     flags: argparse.Namespace, folder: pathlib.Path, steps: int, weights: dict
 ) -> float:
-    """Runs as many steps without a kill and without pauses; returns the largest difference."""
+    """Runs the same number of steps without kills and pauses; returns the largest difference."""
     print_progress(f"Running {steps} steps undisturbed.")
     workdir = folder / "undisturbed"
     keys = {**KEYS, "train.steps": steps, "train.checkpoint_interval": steps}

@@ -1,4 +1,4 @@
-"""The experiment of benchmarks.soak: that of benchmarks.counting, with a pause after each inner loop."""
+"""The experiment of benchmarks.soak: benchmarks.counting with a pause after each inner loop."""
 
 import time
 

@@ -5,8 +5,8 @@
     python -m benchmarks.network --predict               # only the computed table; measures nothing
 
 The workers run on hosts that are simulated on this machine, which requires Linux, root and iproute2.
-The model of the cost has two parameters. They are fitted on two of the measured points, those whose
-chunks occupy a link for the shortest and for the longest time. The model is compared with all others.
+The cost model has two parameters. They are fitted to two of the measurements: those whose chunks occupy
+a link for the shortest and for the longest time. The predictions are compared with all others.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Measurement]:
 
 
 def run(flags: argparse.Namespace):
-    """Yields the measurements, and appends each to a file."""
+    """Yields the measurements, and appends each to `flags.out`, if it is set."""
     for model in flags.models:
         for workers in flags.workers:
             try:
@@ -59,7 +59,7 @@ def run(flags: argparse.Namespace):
 
 
 def fitted_points(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Returns those whose chunks occupy a link for the shortest and for the longest time."""
+    """Returns the two measurements whose chunks occupy a link for the shortest and the longest time."""
     limited = [m for m in measurements if m.mbits is not None]
     limited.sort(key=lambda m: m.gradient_bytes / m.workers / m.mbits)
     return [limited[0], limited[-1]]
@@ -115,7 +115,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="Mbit/s of each link, or none for no limit; default 50 100 1000 none",
     )  # fmt: skip
     parser.add_argument(
-        "--windows", type=int, default=5, help="per rate, of which the median counts; default 5"
+        "--windows",
+        type=int,
+        default=5,
+        help="measurements per rate, of which the median is used; default 5",
     )
     parser.add_argument("--out", type=pathlib.Path, help="append the measurements as JSON lines")
     parser.add_argument("--read", type=pathlib.Path, help="the measurements of an earlier run")

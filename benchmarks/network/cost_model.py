@@ -52,19 +52,19 @@ class CostModel:
     Attributes:
         overhead: how much longer a link is occupied than the bytes of the gradients alone require: by
             headers, acknowledgments, and pauses in the transfer.
-        latency: seconds per round in addition, however small the chunk.
+        latency: additional seconds per round, which do not depend on the size of the chunk.
     """
 
     overhead: float
     latency: float
 
     def reducing(self, workers: int, gradient_bytes: float, mbits: float) -> float:
-        """Returns the seconds of the all-reduce of one step."""
+        """Returns the predicted seconds of the all-reduce of one step; `mbits` is the rate of a link."""
         transfer = _transfer_seconds(workers, gradient_bytes, mbits)
         return self.overhead * transfer + self.latency * rounds(workers)
 
     def step(self, measurement: Measurement) -> float:
-        """Returns the seconds of a step that computes as long as a measured one."""
+        """Returns the predicted seconds of a step: measured computing plus predicted reducing."""
         if measurement.mbits is None:
             raise ValueError("The model requires the rate of the links.")
         return measurement.computing + self.reducing(
@@ -73,7 +73,7 @@ class CostModel:
 
 
 def rounds(workers: int) -> int:
-    """Returns how many times each worker sends a chunk per all-reduce, one after the other."""
+    """Returns the number of rounds of an all-reduce; in each, every worker sends one chunk."""
     return 2 * (workers - 1)
 
 
@@ -83,7 +83,7 @@ def sent_bytes(workers: int, gradient_bytes: float) -> float:
 
 
 def fit(points: Sequence[Measurement]) -> CostModel:
-    """Returns the model that is exact on two measurements.
+    """Returns the model whose predictions equal two measurements.
 
     Args:
         points: two measurements. They should differ in bytes / rate / rounds, the seconds that a chunk

@@ -13,7 +13,7 @@ from benchmarks.network.cost_model import CostModel, Measurement
 from benchmarks.network.namespaces import Hosts
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-_WINDOW_SECONDS = 1.5  # of training, at least
+_WINDOW_SECONDS = 1.5  # the aim for a window; its number of steps is a rough estimate
 _MAX_STEPS = 50
 # Only to choose the number of steps of a window.
 _ROUGHLY = CostModel(overhead=1.2, latency=2e-3)
@@ -26,14 +26,17 @@ def measure(
     """Trains a model on simulated hosts; returns one measurement per rate.
 
     Windows of steps with and without the all-reduce alternate, at each rate in turn, in the same
-    processes. Both have the same computing, which therefore includes what the workers take from each
-    other by sharing the CPU cores of this machine. The result is the median over the windows.
+    processes. All workers compute at the same time in both kinds, so the time for computing includes the
+    slowdown of sharing the CPU cores of this machine. The result is the median over the windows.
 
     Args:
         model: a name of `benchmarks.network.models.MODELS`.
         workers: the number of hosts, with one worker each.
         rates: Mbit/s of each link; None for no limit.
         windows: the number of windows of each kind per rate.
+
+    Returns:
+        The measurements, in the order of `rates`.
     """
     with Hosts(workers) as hosts:
         processes = hosts.start(
@@ -65,10 +68,15 @@ class _Cluster:
         self._rate: float | None = None
 
     def window(self, rate: float | None) -> tuple[float, float, float]:
-        """Returns seconds of computing and of a step, and the bytes that each worker sent per step.
+        """Measures steps without and with all-reduces.
 
-        The bytes of the steps without all-reduces are subtracted: TensorFlow's health checks, and the
-        average of the loss at the end of a window.
+        Args:
+            rate: Mbit/s of each link; None for no limit.
+
+        Returns:
+            The seconds of computing and of a step, and the bytes that each worker sent per step. The
+            bytes of steps without all-reduces are subtracted: they are TensorFlow's health checks, and
+            the average of the loss at the end of a window.
         """
         if rate != self._rate:
             self._hosts.limit(rate)
@@ -86,7 +94,7 @@ class _Cluster:
             process.stdin.write(f"{mode} {steps}\n")
             process.stdin.flush()
         seconds = max(answer["seconds"] for answer in _answers(self._processes))
-        time.sleep(0.1)  # the last acknowledgments
+        time.sleep(0.1)  # until the last acknowledgments have been counted
         sent = [
             after.sent - start.sent
             for after, start in zip(self._hosts.traffic(), before, strict=True)

@@ -1,4 +1,4 @@
-"""The models that are trained over a network, with small batches so that little time is computing."""
+"""The models that are trained over a network. Small batches keep the time for computing short."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ class Transformer(Model):
 
     Attributes:
         blocks: the number of blocks.
-        width: of each block.
+        width: the number of units of each block.
     """
 
     blocks: int = 6

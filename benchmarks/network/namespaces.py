@@ -49,7 +49,7 @@ class Traffic:
 
 
 class Hosts(contextlib.AbstractContextManager):
-    """A context in which hosts exist; its end kills their processes and removes them.
+    """Creates hosts on entry; on exit, kills their processes and removes the hosts.
 
     Args:
         count: the number of hosts.
@@ -130,8 +130,8 @@ class Hosts(contextlib.AbstractContextManager):
     def cut(self, host: int) -> None:
         """Disconnects a host: its packets get lost, and its interface stays up.
 
-        This is what both sides of a failed switch observe. A process gets no error until its own
-        timeout, because no host reports that the other cannot be reached.
+        A failed switch has the same effect. A process gets no error before its own timeout, because
+        nothing reports that the other host cannot be reached.
         """
         ip(f"-n {self._hub} link set port{host} nomaster")
 
@@ -163,7 +163,7 @@ class Hosts(contextlib.AbstractContextManager):
             _remove_namespace(name)
         self._created.clear()
         for process in self._processes:
-            process.kill()  # of a process that is about to enter its namespace
+            process.kill()  # in case it has not entered its namespace yet
             process.wait()
         self._processes.clear()
 

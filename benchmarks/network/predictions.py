@@ -4,7 +4,7 @@ import dataclasses
 
 from benchmarks.network.cost_model import CostModel, rounds, sent_bytes
 
-# Fitted on the measurements of docs/scaling.md.
+# Fitted to the measurements in docs/scaling.md; latency in seconds per round.
 FITTED = CostModel(overhead=1.117, latency=7e-05)
 WORKERS = (8, 64, 512)
 GBITS = (1, 10, 100)

@@ -2,14 +2,13 @@
 
     python -m benchmarks.network.worker MODEL
 
-It reads lines such as "reduce 20" from stdin, trains this number of steps, and answers with a line of
-JSON: the seconds that they took. "compute" trains the same step on the same strategy without its
-all-reduces: each worker then updates its own copy of the weights from its own share of the batch, and
-sends nothing. The first line that it writes describes the model.
+It first writes a line of JSON with the number of parameters. It then reads lines such as "reduce 20"
+from stdin, trains this number of steps, and writes a line of JSON with the seconds that they took.
+"compute" trains the same step on the same strategy without its all-reduces: each worker then updates
+its own copy of the weights from its own share of the batch, and sends nothing.
 """
 
 import dataclasses
-import functools
 import json
 import os
 import sys
@@ -19,7 +18,6 @@ from unittest import mock
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import tensorflow as tf
-from tensorflow.python.eager.context import Context
 import tf_keras
 
 from benchmarks import variants
@@ -28,9 +26,8 @@ import ctl
 from ctl.hardware import selection
 from ctl.hardware.strategies import StrategyOptions
 
-# Workers that share few cores may be silent for longer than TensorFlow's default while they trace.
-_CONFIGURE = "configure_coordination_service"
-_PATIENT = functools.partialmethod(getattr(Context, _CONFIGURE), heartbeat_timeout_in_ms=600_000)
+# Seconds. Workers that share few cores may send no heartbeat for a long time while they trace.
+_HEARTBEAT_TIMEOUT = 600.0
 
 
 def main(name: str) -> None:
@@ -39,8 +36,8 @@ def main(name: str) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keeps other output out of the answers
     tf.get_logger().setLevel("ERROR")
     options = StrategyOptions.from_config(ctl.config().runtime, os.environ)
-    with mock.patch.object(Context, _CONFIGURE, _PATIENT):
-        strategy = selection.build("multi_worker_mirrored", options).strategy
+    options = dataclasses.replace(options, heartbeat_timeout=_HEARTBEAT_TIMEOUT)
+    strategy = selection.build("multi_worker_mirrored", options).strategy
     trainers = {mode: _make_trainer(name, strategy) for mode in ("reduce", "compute")}
     trainers["reduce"].train(tf.constant(2))  # traces the step
     with mock.patch.object(tf.distribute.ReplicaContext, "all_reduce", _return_values):
