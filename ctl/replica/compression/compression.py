@@ -127,10 +127,10 @@ class Compression:
         variables = {id(v): v for m in models if m.built for v in m.trainable_variables}.values()
         plain = [v.shape.num_elements() * v.dtype.size for v in variables]
         sent = [
-            self._method.sent_elements(v.shape) * v.dtype.size if id(v) in self._kept else size
+            self._method.sent_bytes(v.shape, v.dtype) if id(v) in self._kept else size
             for v, size in zip(variables, plain, strict=True)
         ]
-        return sum(plain), int(sum(sent))
+        return sum(plain), sum(sent)
 
     def describe(self, models: Iterable[tf_keras.Model]) -> str:
         """Describes for the user the bytes that one replica sends in one step.

@@ -60,9 +60,9 @@ class PowerSgd:
         n, m = min(sizes, key=sum, default=(0, 0))
         return (n, m) if self.rank * (n + m) < n * m else None
 
-    def sent_elements(self, shape: Sequence[int]) -> int:
-        """Returns the number of elements that a replica sends for a compressed variable."""
-        return self.rank * sum(self.matrix_shape(shape) or ())
+    def sent_bytes(self, shape: Sequence[int], dtype: tf.DType) -> int:
+        """Returns the bytes that a replica sends for a compressed variable of this shape and dtype."""
+        return self.rank * sum(self.matrix_shape(shape) or ()) * dtype.size
 
     def applies(self, shape: Sequence[int]) -> bool:
         """Returns whether a variable of this shape is compressed."""

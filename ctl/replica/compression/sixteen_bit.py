@@ -6,6 +6,7 @@ no replica can compute it.
 """
 
 from collections.abc import Callable, Sequence
+import math
 
 import numpy as np
 import tensorflow as tf
@@ -25,9 +26,9 @@ class SixteenBit:
         """Sets the dtype in which values are sent."""
         self._dtype = dtype
 
-    def sent_elements(self, shape: Sequence[int]) -> float:
-        """Returns the bytes that are sent for a variable, in float32 elements of four bytes."""
-        return tf.TensorShape(shape).num_elements() / 2
+    def sent_bytes(self, shape: Sequence[int], dtype: tf.DType) -> int:
+        """Returns the bytes that a replica sends for a variable of this shape, of any dtype."""
+        return math.prod(shape) * self._dtype.size
 
     def applies(self, shape: Sequence[int]) -> bool:
         """Returns whether a variable of this shape is compressed: every variable is."""

@@ -137,7 +137,7 @@ def test_variables_are_seen_as_the_matrix_with_the_smallest_factors(shape, matri
     method = PowerSgd(2, seed=0)
     assert method.matrix_shape(shape) == matrix
     assert method.applies(shape) == (matrix is not None)
-    assert method.sent_elements(shape) == (2 * sum(matrix) if matrix else 0)
+    assert method.sent_bytes(shape, tf.float64) == (2 * 8 * sum(matrix) if matrix else 0)
 
 
 def test_first_directions_depend_on_the_seed_and_the_variable_only():

@@ -66,3 +66,8 @@ def test_elements_above_the_range_of_float16_are_sent_in_parts(replicas):
 def test_an_element_that_is_not_finite_stays_not_finite(bad):
     updates, _ = reduce(tf.float16, [[1.0, bad], [1.0, 1.0]])
     assert updates[0][0] == 2.0 and not np.isfinite(updates[0][1])
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+def test_an_element_is_sent_in_two_bytes(dtype):
+    assert SixteenBit(tf.bfloat16).sent_bytes((3, 4), dtype) == 24
