@@ -374,5 +374,5 @@ def fail(values):
 def test_a_bug_is_found(monkeypatch, check_values):
     for module in (configs.flags, validation):  # each of them imports the name
         monkeypatch.setattr(module, "check_values", check_values)
-    with pytest.raises((TypeError, AssertionError)):
+    with pytest.raises((TypeError, ValueError, AssertionError)):
         explore(*KINDS["command line"])
