@@ -11,9 +11,8 @@ import signal
 import subprocess
 import threading
 
-PIPE = (
-    "CTL_PARENT_PIPE"  # a file descriptor; removed by the process, not to be that of its children
-)
+# Holds a file descriptor. The process removes the variable, so that its children do not inherit it.
+PIPE = "CTL_PARENT_PIPE"
 
 
 class ChildProcess:

@@ -46,7 +46,7 @@ def test_killed_experiment_has_the_bits_of_the_undisturbed_run(name, capsys, mon
         options += [f"--config.init.{key}={teacher}" for key in ("checkpoint", "models.teacher")]
     seed = random.randrange(10**6)
     print(f"seed {seed}")
-    # With a longer window, the cheapest experiment can end before it is killed.
+    # With a window of three seconds, the cheapest experiment has ended before it was killed.
     flags = ["--kills=1", "--steps=600", "--window=1", f"--config=experiments/{name}.py"]
     chaos.main([*flags, f"--seed={seed}", "--", *options])
     output = capsys.readouterr().out
