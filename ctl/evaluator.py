@@ -7,6 +7,7 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
+from ctl.data.autograph import convert, traced
 from ctl.data.data_errors import report_data_errors
 from ctl.data.source import Batch
 from ctl.errors import UsageError
@@ -166,9 +167,11 @@ class StandardEvaluator(orbit.StandardEvaluator):
 
     def create_eval_loop_fn(self, has_state: bool) -> Any:
         """Returns Orbit's loop over the batches, cut into parts so that it can be stopped."""
-        run = super().create_eval_loop_fn(has_state)
+        # As Orbit's own, except that AutoGraph converts an overridden `eval_step`, and not ctl's.
+        step = traced(lambda iterator: convert(self.eval_step)(iterator))
+        run = orbit.utils.create_loop_fn(step)
         if coordinator.is_coordinated(self.strategy):
-            run = self._coordinated_loop()
+            run = self._coordinated_loop(step)
 
         def loop(iterator: Any, num_steps: tf.Tensor, **state: Any) -> Any:
             remaining = int(num_steps)
@@ -188,9 +191,8 @@ class StandardEvaluator(orbit.StandardEvaluator):
 
         return loop
 
-    def _coordinated_loop(self) -> Any:
+    def _coordinated_loop(self, step: Callable[[Any], Any]) -> Any:
         """A loop without Orbit's `async_scope`: leaving that scope waits for workers that are lost."""
-        step = tf.function(self.eval_step)
 
         def loop(iterator: Any, num_steps: tf.Tensor, **_: Any) -> None:
             done, total = 0, int(num_steps)
@@ -261,14 +263,14 @@ class StandardEvaluator(orbit.StandardEvaluator):
             batch, row_mask = pad_rows(batch, row_mask, existing, least=1)
         with engine.rows(batch, row_mask, existing=existing, earlier=self._earlier_rows) as rows:
             batch = preprocess(trainer, batch)
-            outputs = precision.cast_to_float32(trainer.forward(batch, training=False))
+            outputs = precision.cast_to_float32(convert(trainer.forward)(batch, training=False))
             outputs = zero_outputs(outputs, row_mask, row_count(batch))
             if engine.plan.has_loss:
                 self._add_loss(batch, outputs, rows.row_mask)
-            trainer.update_metrics(self.metrics, batch, outputs, rows.row_mask)
+            convert(trainer.update_metrics)(self.metrics, batch, outputs, rows.row_mask)
             collected = None
             if self._collects:
-                values = check_values(trainer.collect_outputs(batch, outputs))
+                values = check_values(convert(trainer.collect_outputs)(batch, outputs))
                 collected = all_gather(precision.cast_to_float32(values))
             self._draws = self._draws or bool(rows.calls)
         count = row_count(batch) if row_mask is None else tf.reduce_sum(row_mask)
@@ -276,8 +278,9 @@ class StandardEvaluator(orbit.StandardEvaluator):
         return collected
 
     def _add_loss(self, batch: Batch, outputs: Any, row_mask: tf.Tensor | None) -> None:
-        per_example = tf.cast(self.trainer.per_example_loss(batch, outputs), tf.float64)
-        weights = loss.row_weights(self.trainer.sample_weight(batch), row_mask, tf.float64)
+        trainer = self.trainer
+        per_example = tf.cast(convert(trainer.per_example_loss)(batch, outputs), tf.float64)
+        weights = loss.row_weights(convert(trainer.sample_weight)(batch), row_mask, tf.float64)
         # The sum of the losses: the division by the weight of the dataset comes at the end.
         rows, one = row_count(batch), tf.ones([], tf.float64)
         [per_example] = zero_without_rows([per_example], row_mask, rows)

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.configs.options import TrainerOptions
+from ctl.data.autograph import convert
 from ctl.data.source import Batch, Data
 from ctl.errors import UsageError
 from ctl.replica.build import build_engine
@@ -243,7 +244,7 @@ class StandardTrainer(LoopTrainer, metaclass=abc.ABCMeta):
         Returns:
             A tensor, or a dict or sequence of tensors, [rows, ...] each.
         """
-        return self.forward(self.preprocess(features), training=False)
+        return convert(self.forward)(convert(self.preprocess)(features), training=False)
 
     def export_signatures(self) -> dict[str, Callable[[Batch], Any]]:
         """Returns the signatures of an exported model: name -> function of the raw features."""
@@ -262,7 +263,7 @@ class StandardTrainer(LoopTrainer, metaclass=abc.ABCMeta):
             batch,
             self.per_example_loss,
             forward=functools.partial(self.forward, training=True),
-            sample_weight=self.sample_weight(batch),
+            sample_weight=convert(self.sample_weight)(batch),
             variables=self.model.trainable_variables,
             optimizer=self.optimizer,
             regularization=self.regularization_losses,

@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.data import sampler, streams
+from ctl.data.autograph import convert
 from ctl.data.layout import Layout, WorkerShard
 from ctl.data.source import (
     Arrays,
@@ -159,7 +160,7 @@ def _training_examples(data: Any, start: int, *, batch_size: int, seed: int) -> 
         return examples
 
     def augment(position: tf.Tensor, example: Any) -> Any:
-        return data.augment(example, sampler.position_seed(position, seed=seed))
+        return convert(data.augment)(example, sampler.position_seed(position, seed=seed))
 
     # The positions of a resumed run continue those of the interrupted one. The skipped examples are
     # read again, but not augmented.

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.data import augmentation
+from ctl.data.autograph import traced
 from ctl.data.source import (
     Augmented,
     Data,
@@ -66,7 +67,7 @@ def element_spec(data: Data) -> dict[str, tf.TensorSpec]:
         spec, is_batched = augmentation.output_spec(data.augment, example), False
     elif isinstance(data, Source):
         # Traces `gather` without reading any example.
-        gather = tf.function(data.gather, autograph=False)
+        gather = traced(data.gather)
         indexes = tf.TensorSpec([None], tf.int64)
         outputs = gather.get_concrete_function(indexes).structured_outputs
         spec, is_batched = tf.nest.map_structure(tf.type_spec_from_value, outputs), True

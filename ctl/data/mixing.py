@@ -9,6 +9,7 @@ a source are its own endless stream: one permutation of all its examples per epo
 
 from collections.abc import Callable, Mapping
 import copy
+import functools
 import math
 from typing import Any
 
@@ -17,6 +18,7 @@ import tensorflow as tf
 
 from ctl import errors
 from ctl.data import sampler
+from ctl.data.autograph import convert, traced
 from ctl.data.element_spec import element_spec
 from ctl.data.features import name_features
 from ctl.data.sequences import ragged
@@ -197,16 +199,18 @@ class RowMixture(Mixture, RowSource):
         """Parses a row by the function of its source."""
         number, value = row
         sources: Any = self._sources.values()
-        return tf.switch_case(
-            number, [lambda source=source: name_features(source.parse(value)) for source in sources]
-        )
+
+        def parse_by(source: RowSource) -> Batch:
+            return name_features(convert(source.parse)(value))
+
+        return tf.switch_case(number, [functools.partial(parse_by, source) for source in sources])
 
 
 def _read_spec(source: Source) -> Any:
     """The spec of the rows that a `RowSource` reads; None for another source."""
     if not isinstance(source, RowSource):
         return None
-    read = tf.function(source.read, autograph=False)
+    read = traced(source.read)
     outputs = read.get_concrete_function(tf.TensorSpec([None], tf.int64)).structured_outputs
     return tf.nest.map_structure(tf.type_spec_from_value, outputs)
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.data.autograph import convert
 from ctl.data.source import Augmented, Data, Source, dataset_of
 from ctl.errors import UsageError
 
@@ -26,7 +27,8 @@ def without_python(data: Data, split: str) -> Data:
     """
     if isinstance(data, Augmented):
         examples, augment = without_python(data.data, split), data.augment
-        dataset = _example_dataset(examples).map(lambda e: augment(e, tf.zeros([2], tf.int64)))
+        seed = tf.zeros([2], tf.int64)
+        dataset = _example_dataset(examples).map(lambda e: convert(augment)(e, seed))
         _check(dataset, split)
         return Augmented(examples, augment)
     if isinstance(data, Source):

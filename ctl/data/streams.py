@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from ctl.data.autograph import convert
 from ctl.data.layout import Layout, WorkerShard
 from ctl.data.source import Augment, MaskedBatch, RowSource, Source
 
@@ -107,8 +108,8 @@ def augmented_training_batches(
         return chunk.examples, chunk.seeds, *masks
 
     def make_example(row: Any, seed: tf.Tensor, *mask: tf.Tensor) -> tuple[Any, ...]:
-        example = source.parse(row) if isinstance(source, RowSource) else row
-        return example if augment is None else augment(example, seed), *mask
+        example = convert(source.parse)(row) if isinstance(source, RowSource) else row
+        return example if augment is None else convert(augment)(example, seed), *mask
 
     auto = tf.data.AUTOTUNE
     chunks = tf.data.Dataset.counter().map(chunk_rows, num_parallel_calls=auto, deterministic=True)
@@ -144,9 +145,12 @@ def evaluation_batches(source: Source, layout: Layout) -> tf.data.Dataset:
     batches = counter.map(element, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     if not isinstance(source, RowSource):
         return batches
-    parse = source.parse
     chunks = batches.map(tuple)  # tf.data does not unpack a named tuple into arguments
-    examples = _map_rows(chunks, lambda row, mask: (parse(row), mask), source=source, rows=rows)
+
+    def parse(row: Any, mask: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        return convert(source.parse)(row), mask
+
+    examples = _map_rows(chunks, parse, source=source, rows=rows)
     return examples.batch(rows, drop_remainder=True).map(MaskedBatch)
 
 

@@ -1,6 +1,5 @@
 """Schedules the steps of a parameter-server strategy on its workers."""
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -18,26 +17,22 @@ def is_coordinated(strategy: tf.distribute.Strategy) -> bool:
 class CoordinatedLoop:
     """An inner loop for Orbit that runs its steps on the workers of a parameter-server strategy.
 
-        loop = CoordinatedLoop(trainer.train_step, strategy=strategy)
+        loop = CoordinatedLoop(run_steps, strategy=strategy)
         loop(iter(per_worker_dataset), tf.constant(250))  # 25 calls, divided among the workers
 
     If a worker is lost, `ClusterCoordinator` runs its call on another one.
     """
 
-    def __init__(self, train_step: Callable[[Any], None], *, strategy: tf.distribute.Strategy):
+    def __init__(self, run_steps: Any, *, strategy: tf.distribute.Strategy):
         """Creates the loop without scheduling anything.
 
         Args:
-            train_step: a step of one worker, which takes an iterator and increments the step count.
+            run_steps: a `tf.function` (iterator, number of steps) that runs steps of one worker, each of
+                which increments the step count.
             strategy: the parameter-server strategy.
         """
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-
-        def run_steps(iterator: Any, num_steps: tf.Tensor) -> None:
-            for _ in tf.range(num_steps):
-                train_step(iterator)
-
-        self._run_steps = tf.function(run_steps)
+        self._run_steps = run_steps
 
     def __call__(self, iterator: Any, num_steps: tf.Tensor) -> None:
         """Runs `num_steps` steps, and returns when all workers have completed theirs.

@@ -13,6 +13,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.configs.options import Clip, TrainerOptions
+from ctl.data.autograph import convert, traced
 from ctl.data.source import Batch
 from ctl.errors import UsageError
 from ctl.loop.checkpoints.checkpointer import Checkpointer
@@ -107,7 +108,7 @@ def make_function(trainer: StandardTrainer, function: Callable[[Batch], Any]) ->
         )
         with engine_of(trainer).trace_scope(), rows:
             try:
-                outputs = precision.cast_to_float32(function(batch))
+                outputs = precision.cast_to_float32(convert(function)(batch))
             except KeyError as error:
                 name = error.args[0] if error.args else ""
                 if name not in hidden:
@@ -123,7 +124,7 @@ def make_function(trainer: StandardTrainer, function: Callable[[Batch], Any]) ->
         for name, spec in specs.items()
         if name not in hidden
     }
-    return tf.function(serve, input_signature=[signature], autograph=False)
+    return traced(serve, input_signature=[signature])
 
 
 class _Features(dict[str, Any]):

@@ -53,7 +53,6 @@ class SyncBatchNormalization(tf_keras.layers.BatchNormalization):
             kwargs["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
         return super().add_weight(*args, **kwargs)
 
-    @tf.autograph.experimental.do_not_convert
     def call(self, inputs: tf.Tensor, training: Any = None, mask: Any = None) -> tf.Tensor:
         """Normalizes a batch.
 

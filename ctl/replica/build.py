@@ -6,6 +6,7 @@ from typing import Any
 
 from ctl.configs import durations
 from ctl.configs.options import TrainerOptions
+from ctl.data.autograph import convert
 from ctl.data.caching import cache
 from ctl.data.input_pipeline import BuildDataset, InputPipeline
 from ctl.data.source import Batch
@@ -112,15 +113,15 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
 
 def _forward(trainer: Any, batch: Batch) -> None:
     with _rows(trainer, batch):
-        trainer.forward(call_preprocess(trainer, batch), training=False)
+        convert(trainer.forward)(call_preprocess(trainer, batch), training=False)
 
 
 def _update_metrics(trainer: Any, batch: Batch) -> None:
     def update() -> None:
         with _rows(trainer, batch):
             prepared = call_preprocess(trainer, batch)
-            outputs = precision.cast_to_float32(trainer.forward(prepared, training=False))
-            trainer.update_metrics(trainer.metrics, prepared, outputs, None)
+            outputs = precision.cast_to_float32(convert(trainer.forward)(prepared, training=False))
+            convert(trainer.update_metrics)(trainer.metrics, prepared, outputs, None)
 
     trainer.strategy.run(update)  # tf_keras updates metrics in a replica context only
 

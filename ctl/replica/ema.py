@@ -56,7 +56,7 @@ class ExponentialMovingAverage:
         self._strategy = strategy
         self._dtype = dtype
         self._variables: list[tf.Variable] = []
-        self._swap_all = tf.function(self._swap)
+        self._swap_all = tf.function(self._swap, autograph=False)
         self.state = tf.Module()
         self.state.averages = []
         self.add_models([model])
@@ -73,7 +73,8 @@ class ExponentialMovingAverage:
         with self._strategy.scope():
             self.state.averages.extend([self._create(variable) for variable in new])
         self._variables += new
-        self._swap_all = tf.function(self._swap)  # an earlier trace has the earlier variables
+        # An earlier trace has the earlier variables.
+        self._swap_all = tf.function(self._swap, autograph=False)
 
     def check_complete(self, models: Iterable[tf_keras.Model]) -> None:
         """Raises UsageError if a model was built since `add_models`, as by the trace of a step."""

@@ -7,6 +7,7 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
+from ctl.data.autograph import convert
 from ctl.data.input_pipeline import InputPipeline
 from ctl.errors import NonFiniteStep, UsageError
 from ctl.replica import keras_version, precision, row_mask
@@ -151,7 +152,7 @@ class Engine:
             # only be undone.
             once, summed, _ = self.attributes.assignable()
             snapshot = Snapshot([*once, *summed] if self.results.may_skip() else [])
-            loss = trainer.replica_step(preprocess(trainer, batch))
+            loss = convert(trainer.replica_step)(preprocess(trainer, batch))
             # Decided while tracing: a step that can never be skipped has no ops for it.
             applied: tf.Tensor | bool = True
             if rows.applied:

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.configs.error_location import error_location
+from ctl.data.autograph import traced
 from ctl.data.input_pipeline import InputPipeline
 from ctl.errors import UsageError
 from ctl.hardware import coordinator
@@ -42,7 +43,7 @@ def check_splits(
         spec = tf.nest.map_structure(
             lambda s, rows=rows: tf.TensorSpec([rows, *s.shape[1:]], s.dtype), evaluation
         )
-        function = tf.function(lambda batch: strategy.run(step, (batch, None)))
+        function = traced(lambda batch: strategy.run(step, (batch, None)))
         try:
             function.get_concrete_function(spec)  # traces the step and does not run it
         except Exception as error:

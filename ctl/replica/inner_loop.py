@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.data.autograph import traced
 from ctl.data.input_pipeline import InputPipeline
 from ctl.hardware import devices
 from ctl.replica.input_wait import InputWait
@@ -75,16 +76,19 @@ class CompiledLoop:
 
     def compile_again(self) -> None:
         """Drops the compiled program, so that the next call traces the step and compiles it."""
-        self._program = tf.function(self._run_steps, jit_compile=True)
+        self._program = traced(self._run_steps, jit_compile=True)
 
     def discard_chunk(self) -> None:
         """Drops the rest of the current chunk, because the data moves to another step."""
         self._chunk, self._used = None, self.size
 
     def _run_steps(self, chunk: Any, start: tf.Tensor, steps: tf.Tensor) -> None:
-        # AutoGraph turns this into a tf.while_loop, which XLA compiles into the program.
-        for i in tf.range(steps):
-            self._step(tf.nest.map_structure(lambda values, i=i: values[start + i], chunk))
+        def run_step(i: tf.Tensor) -> tuple[tf.Tensor]:
+            self._step(tf.nest.map_structure(lambda values: values[start + i], chunk))
+            return (i + 1,)
+
+        # XLA compiles the loop into the program.
+        tf.while_loop(lambda i: i < steps, run_step, [tf.constant(0)])
 
 
 def compile_loop(

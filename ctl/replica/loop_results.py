@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from ctl.data.autograph import convert
 from ctl.replica import metrics, precision, row_mask
 from ctl.replica.input_wait import InputWait
 from ctl.replica.microbatches import MicroBatch, row_count
@@ -83,7 +84,8 @@ class LoopResults:
                 count=count,
                 isolated=self._plan.isolation if len(micro_batches) > 1 else "",
             ):
-                trainer.update_metrics(trainer.metrics, part.batch, part.outputs, part.row_mask)
+                update = convert(trainer.update_metrics)
+                update(trainer.metrics, part.batch, part.outputs, part.row_mask)
             first_row += tf.cast(count, tf.int64)
 
     def reset(self) -> None:

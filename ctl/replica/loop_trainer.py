@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.configs.options import TrainerOptions
+from ctl.data.autograph import convert
 from ctl.data.source import Batch
 from ctl.hardware import coordinator
 from ctl.replica import parameter_groups, precision, xla
@@ -71,9 +72,9 @@ class LoopTrainer(orbit.StandardTrainer):
         parameter_groups.configure(optimizer, models, self.options)
         return engine.step(
             batch,
-            lambda rows, _: loss_fn(rows),
+            lambda rows, _: convert(loss_fn)(rows),
             forward=None,
-            sample_weight=self.sample_weight(batch),
+            sample_weight=convert(self.sample_weight)(batch),
             variables=variables,
             optimizer=optimizer,
             regularization=regularization or self.regularization_losses,
@@ -126,7 +127,9 @@ class LoopTrainer(orbit.StandardTrainer):
     def create_train_loop_fn(self) -> Any:
         """Returns the inner loop: Orbit's, one XLA program, or the one of a coordinator."""
         if coordinator.is_coordinated(self.strategy):
-            return coordinator.CoordinatedLoop(self.train_step, strategy=self.strategy)
+            return coordinator.CoordinatedLoop(
+                super().create_train_loop_fn(), strategy=self.strategy
+            )
         return self._ctl_engine.compiled_loop or super().create_train_loop_fn()
 
     @property

@@ -196,7 +196,8 @@ def _record_updates(metric: Any) -> None:
     """Makes a metric note that its `update_state` was called, also if only a trace called it."""
     update_state = metric.update_state
 
-    @functools.wraps(update_state)
+    # Not `__module__`, by which AutoGraph decides what it converts.
+    @functools.wraps(update_state, assigned=("__name__", "__doc__"))
     def record(*args: Any, **arguments: Any) -> Any:
         metric._ctl_updated = True
         return update_state(*args, **arguments)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from ctl.data.autograph import convert, traced
 from ctl.data.features import name_features
 from ctl.data.source import Batch, MaskedBatch
 from ctl.errors import UsageError
@@ -179,8 +180,10 @@ class MicroBatches:
         ) as examples:
             # Persistent for the second gradient of a micro-batch that may have no rows.
             with tf.GradientTape(persistent=may_be_empty) as tape:
-                outputs = precision.cast_to_float32(self.forward(batch)) if self.forward else None
-                per_example = self.loss_fn(batch, outputs)
+                outputs = None
+                if self.forward:
+                    outputs = precision.cast_to_float32(convert(self.forward)(batch))
+                per_example = convert(self.loss_fn)(batch, outputs)
                 if per_example is None:
                     raise UsageError("per_example_loss returned None: return one loss per row.")
                 if examples.trace:
@@ -210,7 +213,7 @@ class MicroBatches:
 
     def _penalty(self, rows: Sequence[tf.Tensor | None]) -> tf.Tensor | None:
         """A micro-batch's share of the regularization; `rows` are the tensors that differ by row."""
-        penalties = list(self.regularization())
+        penalties = list(convert(self.regularization)())
         loss.check_regularization(penalties, rows)
         # Every micro-batch of every replica adds its part, also one without rows: the sum has it once.
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
@@ -234,7 +237,7 @@ def compute_by_xla(
     """
     refused, folded = len(rows.refused), len(rows.folded)
     try:
-        return tf.function(compute, jit_compile=True)(inputs)
+        return traced(compute.__call__, jit_compile=True)(inputs)
     except UsageError:
         if len(rows.refused) == refused or not may_retry:
             raise

@@ -14,6 +14,7 @@ from ctl.configs import compatibility
 from ctl.configs.error_location import describe, user_line
 from ctl.configs.options import TrainerOptions
 from ctl.configs.rule import Choice
+from ctl.data.autograph import traced
 from ctl.data.layout import Layout
 from ctl.errors import UsageError, list_some, type_name
 from ctl.hardware import strategies
@@ -142,7 +143,7 @@ def create_variables(forward: Callable[[Any], Any], spec: Any) -> None:
         spec: the `tf.TensorSpec`s of a batch.
     """
     # A trace computes nothing, and it accepts a spec with an unknown number of rows.
-    tf.function(forward).get_concrete_function(spec)
+    traced(forward).get_concrete_function(spec)
 
 
 @contextlib.contextmanager

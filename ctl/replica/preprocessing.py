@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.data.autograph import convert
 from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
 from ctl.replica.microbatches import row_count
@@ -20,7 +21,7 @@ def call_preprocess(trainer: Any, batch: Batch) -> Batch:
     Raises:
         UsageError: it is not a dict.
     """
-    prepared = trainer.preprocess(batch)
+    prepared = convert(trainer.preprocess)(batch)
     if not isinstance(prepared, dict):
         raise UsageError(
             f"preprocess returned {type_name(prepared)}, but must return the batch, a dict of tensors."

@@ -5,6 +5,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.data.autograph import traced
+
 _CPU_FLAG = "--tf_xla_cpu_global_jit"
 
 
@@ -74,4 +76,4 @@ def enable_autoclustering(*, gpu: bool) -> None:
 
 def jit(function: Any) -> Any:
     """Returns the function as one XLA program."""
-    return tf.function(function, jit_compile=True)
+    return traced(function, jit_compile=True)

@@ -33,7 +33,7 @@ def test_other_strategies_are_not_coordinated(name):
 def test_all_steps_are_scheduled_in_calls_of_at_most_ten(monkeypatch, num_steps, counts):
     monkeypatch.setattr(tf.distribute.coordinator, "ClusterCoordinator", FakeCoordinator)
     steps = tf.Variable(0)
-    loop = CoordinatedLoop(lambda iterator: steps.assign_add(1), strategy=None)
+    loop = CoordinatedLoop(lambda iterator, count: steps.assign_add(count), strategy=None)
     scheduled = []
     schedule = loop._coordinator.schedule
 
@@ -49,13 +49,7 @@ def test_all_steps_are_scheduled_in_calls_of_at_most_ten(monkeypatch, num_steps,
 
 def test_a_shorter_last_call_does_not_retrace(monkeypatch):
     monkeypatch.setattr(tf.distribute.coordinator, "ClusterCoordinator", FakeCoordinator)
-    traces = []
-    steps = tf.Variable(0)
-
-    def train_step(iterator):
-        traces.append(iterator)
-        steps.assign_add(1)
-
+    run_steps = tf.function(lambda iterator, count: count)
     dataset = iter(tf.data.Dataset.range(1))
-    CoordinatedLoop(train_step, strategy=None)(dataset, tf.constant(25))
-    assert len(traces) == 1
+    CoordinatedLoop(run_steps, strategy=None)(dataset, tf.constant(25))
+    assert run_steps.experimental_get_tracing_count() == 1

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.data.autograph import traced
 from ctl.data.source import Source
 
 _VERSION = 2
@@ -50,14 +51,14 @@ def _describe(spec: Any) -> list[str]:
 
 def _trace(source: Source) -> list[Any]:
     """Returns the features, the digest of the function that reads them, and its captured values."""
-    gather = tf.function(source.gather, autograph=False)
-    traced = gather.get_concrete_function(tf.TensorSpec([None], tf.int64))
-    library = traced.graph.as_graph_def().library.function
+    gather = traced(source.gather)
+    trace = gather.get_concrete_function(tf.TensorSpec([None], tf.int64))
+    library = trace.graph.as_graph_def().library.function
     functions = _Functions({function.signature.name: function for function in library})
-    variables = {id(variable.handle): variable for variable in traced.graph.variables}
-    captured = [_digest_value(variables.get(id(t), t)) for t in traced.captured_inputs]
+    variables = {id(variable.handle): variable for variable in trace.graph.variables}
+    captured = [_digest_value(variables.get(id(t), t)) for t in trace.captured_inputs]
     # The outputs of the function are in the order of the sorted names.
-    return [sorted(traced.structured_outputs), functions.digest(traced.function_def), captured]
+    return [sorted(trace.structured_outputs), functions.digest(trace.function_def), captured]
 
 
 class _Functions:

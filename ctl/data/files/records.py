@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.data.autograph import convert
 from ctl.data.features import name_features
 from ctl.data.files import array_record, record_index
 from ctl.data.files.record_reader import RecordReader
@@ -112,7 +113,7 @@ class Records(_Serialized, RowSource):
 
     def parse(self, row: tf.Tensor) -> Batch:
         """Parses one serialized record."""
-        return name_features(self._parse(row))
+        return name_features(convert(self._parse)(row))
 
 
 class RecordFeatures(_Serialized):

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctl import errors
+from ctl.data.autograph import convert, traced
 from ctl.data.features import name_features
 from ctl.data.source import Augmented, RowSource, Source
 from ctl.errors import UsageError
@@ -91,7 +92,7 @@ def read_batch(source: Source, indexes: tf.Tensor) -> dict[str, Any]:
     """Reads examples; features of variable length are ragged tensors of ragged rank 1."""
     if isinstance(source, RowSource):
         rows = tf.data.Dataset.from_tensors((source.read(indexes),)).unbatch()
-        examples = rows.map(lambda row: name_features(source.parse(row)))
+        examples = rows.map(lambda row: name_features(convert(source.parse)(row)))
         batch = examples.ragged_batch(tf.size(indexes, tf.int64)).get_single_element()
     else:
         batch = source.gather(indexes)
@@ -164,7 +165,7 @@ def batch_spec(source: Any, function: str) -> dict[str, Any]:
             f"{function} cannot group the examples of a ctl.data.mixture or ctl.data.bucketed: apply "
             f"{function} to each source, and mix the results."
         )
-    read = tf.function(lambda indexes: read_batch(source, indexes), autograph=False)
+    read = traced(lambda indexes: read_batch(source, indexes))
     outputs = read.get_concrete_function(tf.TensorSpec([None], tf.int64)).structured_outputs
     spec = {name: tf.type_spec_from_value(value) for name, value in outputs.items()}
     for name, value in spec.items():

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.data.autograph import convert, traced
 from ctl.errors import UsageError
 from ctl.hardware import coordinator
 from ctl.replica import precision, row_mask
@@ -160,14 +161,14 @@ def _trace(trainer: Any) -> tuple[Any, list[LossTrace], int]:
             parts=plan.parts_per_replica,
             trace=trace,
         ):
-            return trainer.replica_step(preprocess(trainer, batch))
+            return convert(trainer.replica_step)(preprocess(trainer, batch))
 
     def run(batch: Any, mask: tf.Tensor | None) -> Any:
         return trainer.strategy.run(step, args=(batch, mask))
 
     mask = None if even else tf.TensorSpec([rows], tf.float32)
     with engine.trace_scope():
-        function = tf.function(run).get_concrete_function(spec, mask)
+        function = traced(run).get_concrete_function(spec, mask)
     return function, traces, sum(bytes_of(x) or 0 for x in tf.nest.flatten(spec))
 
 

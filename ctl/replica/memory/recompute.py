@@ -13,12 +13,12 @@ import itertools
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.autograph.impl.api import autograph_artifact
 from tensorflow.python.eager import record
 import tf_keras
 from tf_keras.src.engine import base_layer_utils
 from tf_keras.src.mixed_precision import autocast_variable
 
+from ctl.data.autograph import convert
 from ctl.errors import UsageError
 from ctl.replica import row_mask
 from ctl.replica.memory import order, passes, recompute_checks
@@ -131,11 +131,10 @@ def detect_use() -> Iterator[Callable[[], bool]]:
 
 
 def _wrap(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    @functools.wraps(function)
+    # Not `__module__`: AutoGraph converts by the module, and this wrapper is not converted.
+    @functools.wraps(function, assigned=("__name__", "__qualname__", "__doc__"))
     def call(*args: Any, **kwargs: Any) -> Any:
-        # This function is not converted by AutoGraph, but the user's is, as without the wrapper.
-        autograph = tf.__internal__.autograph
-        converted = autograph.tf_convert(function, autograph.control_status_ctx())
+        converted = convert(function)
         rows = row_mask.current()
         in_training = rows is not None and rows.graph is not None and rows.earlier is None
         # In a loop or a branch TensorFlow itself derives the gradient, from the graph.
@@ -147,7 +146,7 @@ def _wrap(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         return _Call(converted, name, rows, (args, kwargs)).run()
 
     call.ctl_recomputes = True  # type: ignore[attr-defined]
-    return autograph_artifact(call)
+    return call
 
 
 class _Call:

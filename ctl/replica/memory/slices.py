@@ -186,7 +186,7 @@ class SlicedSlot(tf.__internal__.tracking.Trackable):
 def make_gather(strategy: tf.distribute.Strategy) -> Callable[[Any], Any]:
     """Returns a function: local replicas' [length] slices -> [replicas, length] of all processes."""
 
-    @tf.function
+    @tf.function(autograph=False)
     def gather(slices: Any) -> Any:
         def run(value: tf.Tensor) -> tf.Tensor:
             context = tf.distribute.get_replica_context()

@@ -6,7 +6,6 @@ from typing import Any
 import tensorflow as tf
 
 
-@tf.autograph.experimental.do_not_convert
 def depends_on(value: Any, sources: Iterable[Any]) -> bool:
     """Whether a tensor is computed from one of the sources.
 

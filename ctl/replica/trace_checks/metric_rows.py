@@ -6,6 +6,7 @@ import tensorflow as tf
 import tf_keras
 from tf_keras.src.utils import losses_utils
 
+from ctl.data.autograph import convert, traced
 from ctl.errors import UsageError
 
 _ROWS = 7919  # a number of rows that no other axis has, to recognize the axes of rows
@@ -38,15 +39,15 @@ def check_rows(metric: Any, labels: tf.Tensor, outputs: tf.Tensor, name: str) ->
             return None
         labels, outputs = tf.cast(labels, metric.dtype), tf.cast(outputs, metric.dtype)
         outputs, labels = losses_utils.squeeze_or_expand_dimensions(outputs, labels)
-        return function(labels, outputs, **metric._fn_kwargs)
+        return convert(function)(labels, outputs, **metric._fn_kwargs)
 
     specs = [tf.TensorSpec([_ROWS, *x.shape[1:]], x.dtype) for x in (labels, outputs)]
     try:
-        traced = tf.function(call).get_concrete_function(*specs)
+        trace = traced(call).get_concrete_function(*specs)
     except Exception:  # the update itself will raise it, with the user's line
         return
     arguments = f"labels {_format(specs[0].shape)} and outputs {_format(specs[1].shape)}"
-    for operation in traced.graph.get_operations():
+    for operation in trace.graph.get_operations():
         for tensor in operation.outputs:
             if tensor.shape.rank and tensor.shape.as_list().count(_ROWS) > 1:
                 raise UsageError(
@@ -55,7 +56,7 @@ def check_rows(metric: Any, labels: tf.Tensor, outputs: tf.Tensor, name: str) ->
                     "the outputs, as in tf_keras' compile, so give values the same rank, or write "
                     "tf.reshape(labels, [-1])."
                 )
-    shape = traced.output_shapes
+    shape = trace.output_shapes
     if not is_wrapper or not isinstance(shape, tf.TensorShape) or shape.rank is None:
         return
     if not shape.rank or shape[0] not in (None, _ROWS):

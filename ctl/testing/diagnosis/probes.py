@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from ctl.data.autograph import convert, traced
 from ctl.replica.engine import engine_of
 from ctl.replica.microbatches import unpack
 from ctl.replica.model_building import seed_and_precision
@@ -71,7 +72,7 @@ def find_narrow(trainer: StandardTrainer) -> str:
     def probe() -> str:
         batch, row_mask = _first_batch(trainer)
 
-        @tf.function
+        @traced
         def compute() -> Any:
             outputs, losses, _ = _row_values(trainer, batch, row_mask)
             return outputs, losses
@@ -110,7 +111,7 @@ def compute_rows(
             outputs, losses, weights = _row_values(trainer, batch, row_mask, training=training)
             return tf.nest.flatten(outputs), losses, weights
 
-        compute = tf.function(lambda *args: strategy.run(replica, args=args))
+        compute = traced(lambda *args: strategy.run(replica, args=args))
 
         def per_replica(values: Any) -> list[np.ndarray]:
             return [np.asarray(v) for v in strategy.experimental_local_results(values)]
@@ -142,14 +143,12 @@ class Decomposition:
         self._variables = trainer.model.trainable_variables
         rows, row_mask = _first_batch(trainer)
 
-        @tf.function
+        @traced
         def compute_gradients() -> Any:
             with tf.GradientTape(persistent=True) as tape:
                 _, losses, _ = _row_values(trainer, rows, row_mask)
-                terms = tf.unstack(losses)
-                terms.append(
-                    tf.add_n([tf.zeros([], losses.dtype), *trainer.regularization_losses()])
-                )
+                penalties = convert(trainer.regularization_losses)()
+                terms = [*tf.unstack(losses), tf.add_n([tf.zeros([], losses.dtype), *penalties])]
             return [_flatten(tape.gradient(t, self._variables), self._variables) for t in terms]
 
         weights = _flatten(self._variables, self._variables)
@@ -232,10 +231,10 @@ def _row_values(
 ) -> Any:
     """Returns outputs, losses and sample weights of one replica's rows."""
     with engine_of(trainer).rows(batch, row_mask):
-        batch = trainer.preprocess(batch)
-        outputs = trainer.forward(batch, training=training)
-        losses = trainer.per_example_loss(batch, outputs)
-        weights = trainer.sample_weight(batch)
+        batch = convert(trainer.preprocess)(batch)
+        outputs = convert(trainer.forward)(batch, training=training)
+        losses = convert(trainer.per_example_loss)(batch, outputs)
+        weights = convert(trainer.sample_weight)(batch)
     return outputs, losses, tf.ones_like(losses) if weights is None else weights
 
 

@@ -1,0 +1,84 @@
+"""Measures the time to the first step of ctl, a hand-written loop, Orbit and tf_keras' fit.
+
+    python -m benchmarks.first_step --models mnist --replicas 1
+
+Each measurement is a new process: the seconds from its start to the end of the first step, and the
+seconds in which the same process builds a second trainer and runs its first step. The programs take
+turns, in another order each round. The table has the medians, and the median over the rounds of the
+ratio to the hand-written loop. All programs train the same model on the same arrays, with Adam, on
+replicas that are logical CPUs.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+PLAIN = "hand-written"
+ROWS = 16  # of a global batch
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measures all programs; prints one table per model and number of replicas."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.first_step", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--replicas", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
+    parser.add_argument("--rounds", type=int, default=5)
+    flags = parser.parse_args(arguments)
+    for model in flags.models:
+        for replicas in flags.replicas:
+            rounds = [
+                measure_round(model, replicas, flags.programs, seed=n) for n in range(flags.rounds)
+            ]
+            print(f"\n{table(model, replicas, rounds)}", flush=True)
+
+
+def measure_round(
+    model: str, replicas: int, programs: list[str], *, seed: int
+) -> dict[str, tuple[float, float]]:
+    """Returns the seconds of the first and of the second trainer by program."""
+    order = random.Random(seed).sample(programs, len(programs))
+    return {name: measure(name, model, replicas) for name in order}
+
+
+def measure(program: str, model: str, replicas: int) -> tuple[float, float]:
+    """Runs a program in a new process."""
+    start = time.monotonic()
+    command = [sys.executable, "-m", "benchmarks.first_step_worker", program, model, str(replicas)]
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    end_of_first, second = json.loads(output.splitlines()[-1])
+    return end_of_first - start, second
+
+
+def table(model: str, replicas: int, rounds: list[dict[str, tuple[float, float]]]) -> str:
+    """Formats medians, and ratios to the hand-written loop if it was measured."""
+    rows = [
+        f"### {model}, {replicas} replica{'s' * (replicas > 1)}, {len(rounds)} rounds",
+        "",
+        "| program | first step of a process | ratio | second trainer | ratio |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for name in rounds[0]:
+        cells = []
+        for place in (0, 1):
+            cells.append(f"{statistics.median(r[name][place] for r in rounds):.2f} s")
+            ratios = [r[name][place] / r[PLAIN][place] for r in rounds if PLAIN in r]
+            cells.append(f"{statistics.median(ratios):.2f}" if ratios else "")
+        rows.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+MODELS = ("mnist", "transformer", "resnet50")
+PROGRAMS = ("ctl", PLAIN, "orbit", "tf_keras fit")
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""AutoGraph for users' functions, and for none of ctl's.
+
+AutoGraph converts every function that a converted function calls. Without the rule below it converts
+all of ctl's code, in every trace and on every replica, which takes most of the time of a first step.
+"""
+
+from collections.abc import Callable
+import functools
+from typing import Any, TypeVar
+
+import tensorflow as tf
+from tensorflow.python.autograph.core import config
+from tensorflow.python.autograph.impl.api import autograph_artifact
+
+T = TypeVar("T", bound=Callable)
+
+# Functions of ctl are called as they are. AutoGraph stays active inside of them, so that tf_keras
+# converts the layers and metrics that users write.
+config.CONVERSION_RULES = (config.DoNotConvert("ctl"), *config.CONVERSION_RULES)
+
+
+def convert(function: T) -> T:
+    """Converts a user's function that ctl calls while it traces: Python `if` and `for` on tensors work.
+
+    Args:
+        function: a hook of a trainer, or another function that a user passed to ctl.
+
+    Returns:
+        The converted function. In eager execution, and inside of code that the user excluded by
+        `tf.autograph.experimental.do_not_convert`, the function itself.
+    """
+    if tf.executing_eagerly():
+        return function
+    autograph = tf.__internal__.autograph
+    return autograph.tf_convert(function, autograph.control_status_ctx())
+
+
+def traced(function: Callable[..., Any], **options: Any) -> Any:
+    """Returns a `tf.function` of one of ctl's functions, which may call users' functions.
+
+    `tf.function(..., autograph=False)` would exclude the users' functions, too.
+
+    Args:
+        function: the function, which is not converted itself.
+        **options: arguments of `tf.function`, such as `jit_compile`.
+    """
+
+    @functools.wraps(function, updated=())
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return tf.function(autograph_artifact(call), **options)
