@@ -38,6 +38,10 @@ class Failure(RuntimeError):
 class NonFiniteStep(Failure):
     """The loss or the gradients of a step were not finite, or its loss was a spike.
 
+    Args:
+        report: a `replica.non_finite.NonFiniteReport`.
+        examples: the indices of the examples in the batch, if the data source numbers them.
+
     Attributes:
         step: the global step.
         tensor: the name of the first tensor that was not finite.
@@ -45,12 +49,6 @@ class NonFiniteStep(Failure):
     """
 
     def __init__(self, report: Any, examples: Sequence[int] | None):
-        """Composes the message.
-
-        Args:
-            report: a `replica.non_finite.NonFiniteReport`.
-            examples: the indices of the examples in the batch, if the data source numbers them.
-        """
         self.step: int = report.step
         self.tensor: str = report.tensor
         listed = ", ".join(map(str, (examples or [])[:_MAX_LISTED]))

@@ -25,7 +25,7 @@ from ctl.replica.preprocessing import preprocess
 from ctl.replica.random import draws
 from ctl.trainer import StandardTrainer
 
-STEPS_BETWEEN_CHECKS = 20  # an evaluation can be stopped after each of these many steps
+STEPS_BETWEEN_CHECKS = 20  # after which an evaluation checks whether to stop
 
 
 class Interrupted(Exception):
@@ -41,15 +41,18 @@ class StandardEvaluator(orbit.StandardEvaluator):
     With several `splits`, the outputs of each are under its name: {"eval": {...}, "test": {...}}.
 
     The loss is the weighted mean of `per_example_loss` over the complete dataset, without
-    regularization; with `ema_decay`, that of the averaged weights. It does not depend on how the dataset
-    is divided into batches and replicas.
+    regularization. With `ema_decay` the averaged weights are evaluated. The loss does not depend on how
+    the dataset is divided into batches and replicas.
+
+    Args:
+        trainer: provides the model, the loss, the metrics and the data.
+        global_batch_size: examples per step, over all replicas; the trainer's by default.
+        splits: the splits of the data to evaluate, at least one.
+        collect_limit_mib: MiB that the values of the trainer's `collect_outputs` may use.
 
     Attributes:
-        trainer: the trainer.
         strategy: the trainer's strategy.
-        global_batch_size: examples per step.
         metrics: name -> metric.
-        splits: the splits of the data to evaluate.
         is_chief: whether this process calls `compute_metrics`; by default each process does.
         processes: the processes that receive the result of `compute_metrics`.
         any_process_stops: called every `STEPS_BETWEEN_CHECKS` steps; if it returns True, the
@@ -65,20 +68,12 @@ class StandardEvaluator(orbit.StandardEvaluator):
         splits: Sequence[str] = ("eval",),
         collect_limit_mib: float = COLLECT_LIMIT_MIB,
     ):
-        """Creates the metrics.
-
-        Args:
-            trainer: provides the model, the loss, the metrics and the data.
-            global_batch_size: examples per step, over all replicas; the trainer's by default.
-            splits: the splits of the data to evaluate, at least one.
-            collect_limit_mib: MiB that the values of the trainer's `collect_outputs` may use.
-        """
         super().__init__(eval_dataset=None)
         self.splits = tuple(splits)
         self._split = self.splits[0]  # the one that is evaluated
         self._collect_limit_mib = collect_limit_mib
         self._collected: CollectedRows | None = None
-        # Decided by the class: tracing for it would cost every other evaluation a trace.
+        # Decided by the class, because tracing the method would slow down every other evaluation.
         self._collects = type(trainer).collect_outputs is not StandardTrainer.collect_outputs
         self._eval_dataset: Any = None
         self._own_dataset = False
@@ -136,7 +131,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
             num_steps: scalar, the number of batches; -1 for the complete dataset.
 
         Returns:
-            What `eval_end` returned; with several splits, a dict of split -> what it returned.
+            The outputs of `eval_end`; with several splits, a dict of split -> its outputs.
 
         Raises:
             UsageError: the data is corrupt or empty.
@@ -154,7 +149,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
                 return self._evaluate_split(num_steps)
             outputs = {}
             for split in self.splits:
-                self._split, self._eval_dataset = split, None  # the dataset is of another split
+                self._split, self._eval_dataset = split, None  # drops the last split's dataset
                 outputs[split] = self._evaluate_split(num_steps)
             return outputs
 
@@ -167,7 +162,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
 
     def create_eval_loop_fn(self, has_state: bool) -> Any:
         """Returns Orbit's loop over the batches, cut into parts so that it can be stopped."""
-        # As Orbit's own, except that AutoGraph converts an overridden `eval_step`, and not ctl's.
+        # As in Orbit, except that AutoGraph converts an overridden `eval_step`, but not ctl's.
         step = traced(lambda iterator: convert(self.eval_step)(iterator))
         run = orbit.utils.create_loop_fn(step)
         if coordinator.is_coordinated(self.strategy):
@@ -192,7 +187,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
         return loop
 
     def _coordinated_loop(self, step: Callable[[Any], Any]) -> Any:
-        """A loop without Orbit's `async_scope`: leaving that scope waits for workers that are lost."""
+        """Returns a loop without Orbit's `async_scope`, whose end would wait for lost workers."""
 
         def loop(iterator: Any, num_steps: tf.Tensor, **_: Any) -> None:
             done, total = 0, int(num_steps)
@@ -229,7 +224,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
             self._batches.assign_add(1)
         if not self._collects:
             return None
-        # Every replica has the rows of all.
+        # Each replica has the rows of all replicas.
         return tf.nest.map_structure(lambda v: self.strategy.experimental_local_results(v)[0], rows)
 
     def eval_end(self) -> dict[str, Any]:
@@ -244,7 +239,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
         return {**results, "examples": self._examples.read_value()}
 
     def _compute_metrics(self, results: Mapping[str, Any]) -> dict[str, Any]:
-        """The trainer's metrics of all examples, computed by the chief."""
+        """Returns the trainer's metrics of all examples, which the chief computes."""
         if self._collected is None:
             return {}
         collected, self._collected = self._collected, None

@@ -16,7 +16,6 @@ many workers can run; its number is then used instead of the recorded losses. If
 --min_workers can run, the launcher waits for up to --wait_seconds. A run is stopped for another number
 of workers only after it has saved a checkpoint, and only after the command has printed the same number
 for --rejoin_seconds. A run that fails repeatedly without a new checkpoint is not restarted.
-Importing this module does not import TensorFlow.
 """
 
 import argparse
@@ -43,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
         argv: the command line, starting with the program's name.
 
     Returns:
-        The exit code: 0 done, 2 user error, else that of the process that failed first.
+        The exit code: 0 done, 2 user error, else the code of the process that failed first.
     """
     try:
         flags, arguments = _parse(list(argv[1:]))
@@ -170,7 +169,7 @@ def _check_numbers(flags: argparse.Namespace) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises a UsageError in place of argparse's usage text and exit."""
+    """A parser that raises a UsageError instead of printing its usage and exiting."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
         raise UsageError(f"The command line cannot be read: {message}; see --help.")

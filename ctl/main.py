@@ -34,7 +34,7 @@ from ctl.modes import MODES, SERVE, Arguments, Mode, evaluator_task, sweep
 from ctl.modes.user_errors import report_user_errors
 
 _MAX_LINE = 4_000  # characters of an error message
-_EXIT_SECONDS = 5.0  # that the handlers of a process get which has lost another one
+_EXIT_SECONDS = 5.0  # for the exit handlers of a process that has lost another one
 
 
 def run(argv: Sequence[str]) -> int:
@@ -53,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def console() -> None:
-    """The console script `ctl`: as `python -m ctl.main`, with the current folder importable."""
+    """Runs the console script `ctl`: `python -m ctl.main` with the current folder importable."""
     # Until loop/stop.py handles it, SIGTERM stops the program as Ctrl-C does, with exit code 75.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     stop_with_parent()
@@ -62,11 +62,11 @@ def console() -> None:
     try:
         code = _run_until_loss(sys.argv)
     except LostWorker as error:
-        # Python's own exit would wait for half of runtime.cluster.heartbeat_timeout, in which
-        # TensorFlow tries to sign off from processes that cannot be reached.
+        # Python's own exit would wait for half of runtime.cluster.heartbeat_timeout, while
+        # TensorFlow tries to disconnect from processes that cannot be reached.
         code = _print_error(error, code=75)
         sys.stdout.flush()
-        # These delete temporary files, such as those of AutoGraph.
+        # The exit handlers delete temporary files, such as AutoGraph's.
         handlers = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
         handlers.start()
         handlers.join(_EXIT_SECONDS)
@@ -158,7 +158,7 @@ def _default_workdir(
         folder,
         config,
         changes,
-        # Not the mode of an evaluator of TF_CONFIG, which must choose the folder of the others.
+        # The mode of the flag, so that an evaluator of TF_CONFIG chooses the same folder as the others.
         starts_run=MODES[values.mode].workdir == "resumed",
         allow_change=values.allow_config_change,
     )

@@ -15,14 +15,14 @@ reshape. With `shared=True` all rows of the global batch share the numbers, and 
 
     ratio = ctl.random.uniform([], shared=True)
 
-An evaluation draws by the position of the row in the evaluation data: each evaluation draws the same.
+An evaluation uses the position of the row in the evaluation data: all evaluations draw the same numbers.
 Outside of a step a draw is a function of its arguments alone, with row 0 first.
 
 All functions take these arguments besides their own:
 
     name: identifies the draw. Two draws with the same name in a step draw different numbers; a named
         draw keeps its numbers if other draws are added before it.
-    seed: distinguishes draws further, such as those of several instances of a layer.
+    seed: distinguishes draws further, such as the draws of several instances of a layer.
     shared: draw the same numbers for all rows, on every replica.
     per_row: the number of consecutive entries of each row on axis 0.
 
@@ -231,7 +231,7 @@ def beta(
     if not (a > 0 and b > 0):
         raise UsageError(f"ctl.random.beta got a={a}, b={b}, but both must be greater than 0.")
     streams = [_stream("beta", name, seed, part) for part in ("x", "y")]
-    # X / (X + Y) of two gamma numbers; as logarithms, because both can underflow for small parameters.
+    # X / (X + Y) of two gamma variates, from their logarithms: X and Y underflow for small parameters.
     shape = row_mask.fill_rows(shape, per_row)
     x = gamma.log_gamma(shape, a, streams[0], dtype, shared=shared, per_row=per_row)
     y = gamma.log_gamma(shape, b, streams[1], dtype, shared=shared, per_row=per_row)

@@ -38,16 +38,23 @@ class StandardTrainer(LoopTrainer, metaclass=abc.ABCMeta):
     The methods to override come first, from small to large; each is given what the ones before it
     returned. A batch is a dict of tensors of shape [rows, ...].
 
-    Attributes:
-        strategy: the `tf.distribute.Strategy` whose replicas compute a step.
-        options: the frozen `TrainerOptions`.
+    Args:
         global_batch_size: examples per update, over all replicas and micro-batches.
-        model: what `build_model` returned.
-        optimizer: a tf_keras optimizer; its `iterations` counts the applied updates.
+        optimizer: an optimizer made in the strategy's scope, or a function that makes one. It may be
+            omitted if the class overrides `build_optimizer`.
+        strategy: the strategy whose replicas compute a step; the current strategy by default.
+        options: all other options, which are frozen.
+
+    Attributes:
+        model: the result of `build_model`.
+        optimizer: the tf_keras optimizer; its `iterations` counts the applied updates.
         metrics: name -> metric of the training loop.
         global_step: int64 variable, the number of consumed batches, which is the position in the data.
         skipped_steps: int64 variable, the number of updates that were not applied.
         non_finite_report: the steps of the last loop that were not finite; None if all were.
+
+    Raises:
+        UsageError: the options cannot compute the right update with this model, data or strategy.
     """
 
     model: tf_keras.Model
@@ -64,24 +71,12 @@ class StandardTrainer(LoopTrainer, metaclass=abc.ABCMeta):
         strategy: tf.distribute.Strategy | None = None,
         options: TrainerOptions | None = None,
     ):
-        """Builds the model, the optimizer and the training data.
-
-        Args:
-            global_batch_size: examples per update, over all replicas.
-            optimizer: an optimizer made in the strategy's scope, or a function that makes one. It may
-                be omitted if the class overrides `build_optimizer`.
-            strategy: where the replicas are; the current strategy by default.
-            options: all other options.
-
-        Raises:
-            UsageError: the options cannot compute the right update with this model, data or strategy.
-        """
         super().__init__(train_dataset=None)
         self.strategy = strategy or tf.distribute.get_strategy()
         self.global_batch_size = global_batch_size
         self.options = options or TrainerOptions()
         self.non_finite_report = None
-        # The only private attribute, so that those of a subclass cannot collide with ctl's.
+        # The only private attribute, so that the private attributes of a subclass do not collide.
         self._ctl_engine = build_engine(self, optimizer, StandardTrainer)
 
     # What a subclass must define.
@@ -116,7 +111,7 @@ class StandardTrainer(LoopTrainer, metaclass=abc.ABCMeta):
         Returns:
             [rows] losses, not reduced: ctl divides once, by the weight of the global batch. Losses of
             tokens or pixels, [rows, ...], require weights of the same shape from `sample_weight`. A
-            loss that compares rows reads those of the global batch by `ctl.replica.all_gather`.
+            loss that compares rows reads the rows of the global batch by `ctl.replica.all_gather`.
         """
         raise UsageError(f"{type(self).__name__} does not define per_example_loss.")
 
@@ -179,7 +174,7 @@ class StandardTrainer(LoopTrainer, metaclass=abc.ABCMeta):
         return {}
 
     def build_actions(self) -> Sequence[Callable[[Any], Any]]:
-        """Builds actions for the ends of loops and evaluations: `ctl.Action`s or Orbit's."""
+        """Builds the actions to run after loops and evaluations: `ctl.Action`s or Orbit's."""
         return []
 
     def update_metrics(
@@ -208,7 +203,7 @@ class StandardTrainer(LoopTrainer, metaclass=abc.ABCMeta):
             update_metric(metric, batch["label"], outputs, weights, name=name)
 
     def collect_outputs(self, batch: Batch, outputs: Any) -> dict[str, tf.Tensor]:
-        """Returns what an evaluation collects for `compute_metrics`; by default nothing.
+        """Returns the values that an evaluation collects for `compute_metrics`; none by default.
 
         Args:
             batch: what `preprocess` returned.
@@ -233,7 +228,7 @@ class StandardTrainer(LoopTrainer, metaclass=abc.ABCMeta):
         return {}
 
     def serve(self, features: Batch) -> Any:
-        """Computes what an exported model returns; `ctl.load` calls it, too.
+        """Computes the outputs of an exported model; `ctl.load` calls it, too.
 
         By default `preprocess` and then `forward`, as in an evaluation.
 

@@ -1,7 +1,4 @@
-"""Commands that are not modes of an experiment: `ctl NAME ...`, one file each.
-
-Importing this module does not import TensorFlow.
-"""
+"""The commands `ctl NAME ...` that are not modes of an experiment, one file each."""
 
 from collections.abc import Sequence
 import importlib

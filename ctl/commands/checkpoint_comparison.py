@@ -13,8 +13,8 @@ def compare_checkpoints(a: str, b: str) -> tuple[int, list[str]]:
     """Compares two checkpoints, given by the prefixes of their files.
 
     Returns:
-        The number of variables, and one line for each that differs, slots last, by the largest
-        difference of an element relative to the variable's largest value in either checkpoint.
+        The number of variables, and one line for each that differs, slot variables last. Lines are
+        sorted by the largest difference of an element, relative to the variable's largest value.
 
     Raises:
         UsageError: a checkpoint cannot be read.
@@ -39,7 +39,7 @@ def _read(path: str) -> dict[str, tuple[Variable, Any]]:
     """Returns each variable and its value, by its place in the trainer."""
     try:
         content = CheckpointContent(path)
-        # By place, since Keras numbers the names of layers by process.
+        # Keyed by place, since Keras numbers layer names per process.
         return {str(v.source): (v, content.value(v)) for v in content.variables}
     except (ValueError, tf.errors.OpError) as error:
         reason = str(error).splitlines()[0]

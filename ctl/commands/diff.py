@@ -1,11 +1,10 @@
-"""ctl diff A B: what differs between two runs, or between two checkpoints.
+"""ctl diff A B: lists what differs between two runs, or between two checkpoints.
 
     ctl diff runs/a runs/b
     ctl diff runs/a/checkpoints/ckpt-100 runs/b/checkpoints/ckpt-100
 
 The exit code is 0 if nothing differs, 1 if something does, and 2 for a mistake of the user, such as two
-runs without a common step. Importing this module does not import TensorFlow; runs without checkpoints
-are compared without it.
+runs without a common step.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from ctl.commands.run_comparison import Section
 from ctl.errors import UsageError, print_line
 from ctl.loop.checkpoints.files import CheckpointFiles
 
-_MAX_LINES = 10  # of variables
+_MAX_LINES = 10  # about variables
 _FORM = "ctl diff A B, where each is the workdir of a run, or a checkpoint"
 
 
@@ -70,7 +69,7 @@ def _check(name: str) -> None:
 
 
 def _checkpoints(name: str) -> CheckpointFiles:
-    """The checkpoints of a workdir, or of a folder of checkpoints."""
+    """Returns the checkpoints of a workdir, or of a folder of checkpoints."""
     inner = pathlib.Path(name, "checkpoints")
     return CheckpointFiles(inner if inner.is_dir() else name)
 

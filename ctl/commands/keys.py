@@ -1,10 +1,8 @@
-"""ctl keys [TEXT]: the config keys whose name or description contains a text.
+"""ctl keys [TEXT]: lists the config keys whose name or description contains a text.
 
     ctl keys                    all keys, then the sections whose keys the experiment chooses
-    ctl keys learning_rate      those about the learning rate
+    ctl keys learning_rate      the keys about the learning rate
     ctl keys --names            only the names, as flags, such as for the completion of a shell
-
-Importing this module does not import TensorFlow.
 """
 
 from collections.abc import Sequence

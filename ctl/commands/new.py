@@ -1,9 +1,9 @@
-"""ctl new NAME: a small project with a trainer, a config, tests, a README and CI.
+"""ctl new NAME: creates a small project with a trainer, a config, tests, a README and CI.
 
     ctl new digits && cd digits && pytest && ctl config.py
 
 Its data is generated, so that everything works before you change anything. The files are copies of those
-in ctl/commands/project_template. Importing this module does not import TensorFlow.
+in ctl/commands/project_template.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,9 +40,9 @@ def main(arguments: Sequence[str]) -> int:
 def list_files() -> Iterator[tuple[pathlib.Path, pathlib.PurePath]]:
     """Yields each file of the template, and its path in a project."""
     for source in sorted(TEMPLATE.rglob("*")):
-        # pip compiles the Python files of a package, and these, too.
+        # pip also compiles the Python files of the template.
         if source.is_file() and "__pycache__" not in source.parts:
-            # Without dots in the package, where tools skip hidden files.
+            # The package has dot_NAME instead of .NAME, since tools skip hidden files.
             parts = source.relative_to(TEMPLATE).parts
             yield source, pathlib.PurePath(*(re.sub("^dot_", ".", part) for part in parts))
 
@@ -77,7 +77,7 @@ def _create(path: pathlib.Path) -> list[str]:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
             names.append(str(name))
-        temporary.chmod(0o755)  # mkdtemp's is for one user only
+        temporary.chmod(0o755)  # mkdtemp allows one user only
         temporary.rename(path)
     except OSError as error:
         if temporary:

@@ -1,4 +1,4 @@
-"""The arguments of a command. Importing this module does not import TensorFlow."""
+"""Parses the arguments of a command."""
 
 import argparse
 from typing import NoReturn
@@ -7,19 +7,17 @@ from ctl.errors import UsageError
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a mistake in one line.
+    """An argument parser that reports a mistake in one line.
 
     parser = Parser("ctl report", "ctl report RUN...", "One HTML page about a run.")
+
+    Args:
+        prog: the command, such as "ctl report".
+        form: the usage, for the message about a mistake.
+        description: the text of `--help`.
     """
 
     def __init__(self, prog: str, form: str, description: str):
-        """Makes a parser without arguments.
-
-        Args:
-            prog: the command, such as "ctl report".
-            form: how to write it, for the message about a mistake.
-            description: what it does, for `--help`.
-        """
         super().__init__(prog=prog, description=description)
         self._form = form
 

@@ -1,10 +1,9 @@
-"""ctl report RUN...: one HTML page about a run, or a comparison of several, without a server.
+"""ctl report RUN...: writes an HTML page about a run, or a comparison of several, without a server.
 
     ctl report runs/mnist
     ctl report runs/a runs/b --output=comparison.html
 
-The page contains its plots, made by plotly, so that it can be sent and opened anywhere. Importing this
-module does not import TensorFlow.
+The page contains its plots, made by plotly, so that it can be sent and opened anywhere.
 """
 
 from collections.abc import Sequence

@@ -24,7 +24,7 @@ _HIDDEN = ("epoch", "examples")
 _SHARES = ("steps", "evaluation", "saving", "starting", "compiling", "lost", "other")
 _COLORS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2")
 _MOST_EVENTS = 200
-_FIELDS = ("event", "step", "time", "seconds", "operations")  # of an event, shown elsewhere
+_FIELDS = ("event", "step", "time", "seconds", "operations")  # fields that are shown elsewhere
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 0 auto; max-width: 1240px; padding: 1em; }
 h2 { border-bottom: 1px solid #ddd; margin-top: 2em; padding-bottom: .2em; }
@@ -94,7 +94,7 @@ def _describe(run: RunFiles) -> dict[str, str]:
 
 
 def _curves(runs: Sequence[RunFiles]) -> list[str]:
-    """One chart per metric, with the splits of all runs, in three sections."""
+    """Returns three sections with one chart per metric, which shows the splits of all runs."""
     curves = [run.curves() for run in runs]
     names = list(dict.fromkeys(name for metrics in curves for name in metrics))
     sections: dict[str, list[str]] = {"Metrics": [], "Optimization": [], "Speed and memory": []}
@@ -121,7 +121,7 @@ def _chart(name: str, runs: Sequence[RunFiles], curves: Sequence[Any]) -> str:
         for split, (steps, values) in metrics.get(name, {}).items():
             label = split if len(runs) == 1 else f"{run.name} {split}"
             is_evaluation = split != "train"
-            # One color per run, and one style per split; of a single run one color per split.
+            # One color per run and one style per split; for a single run, one color per split.
             color = _COLORS[(index if len(runs) > 1 else int(is_evaluation)) % len(_COLORS)]
             line = {"color": color, "dash": "dot" if is_evaluation and len(runs) > 1 else "solid"}
             mode = "lines+markers" if is_evaluation or len(steps) < 3 else "lines"
@@ -172,7 +172,7 @@ def _profiles(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def _configs(runs: Sequence[RunFiles]) -> tuple[str, str]:
-    """The keys in which the runs differ from each other, or a run differs from the defaults."""
+    """Returns the title and the table of keys that differ between runs, or from the defaults."""
     if len(runs) > 1:
         title, compared = "Differences of the configs", [run.config for run in runs]
         head = ["key", *(run.name for run in runs)]

@@ -1,4 +1,4 @@
-"""Compares the files of two runs, without their checkpoints. It does not import TensorFlow."""
+"""Compares the files of two runs, without their checkpoints."""
 
 from collections.abc import Iterable, Iterator, Mapping
 import dataclasses
@@ -20,13 +20,13 @@ Record = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """What was compared of one subject.
+    """The comparison of two runs in one subject.
 
     Attributes:
         name: the subject, such as "config".
         summary: the result.
         lines: the differences.
-        differs: whether there are any, or results that only one of the two has.
+        differs: whether there are differences, or results that only one of the two has.
         compared: whether both have results of this subject to compare.
     """
 
@@ -52,7 +52,7 @@ def _differences(a: Record, b: Record) -> list[str]:
 
 
 def _differing(a: Record, b: Record) -> list[str]:
-    """Returns the keys of different values, and those that only one of the two has."""
+    """Returns the keys whose values differ, or that only one of the two has."""
     return [
         key
         for key in dict.fromkeys([*a, *b])
@@ -66,7 +66,7 @@ def _show(values: Record, key: str) -> str:
 
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, float) and isinstance(b, float):
-        # By their bits: 0.0 differs from -0.0, and NaN equals NaN, of which JSON has only one.
+        # Compares bits: 0.0 differs from -0.0, and NaN, of which JSON has only one, equals NaN.
         return struct.pack("d", a) == struct.pack("d", b)
     return bool(a == b)
 
@@ -98,7 +98,7 @@ def _hardware(result: Record) -> Record:
 
 
 def _compare_order(a: RunFiles, b: RunFiles) -> Section:
-    """Compares what determines the examples of each step: keys, lengths of the data, rollbacks."""
+    """Compares what determines the examples of each step: config keys, data lengths, rollbacks."""
     first, second = ({k: v for k, v in run.config.items() if _is_order(k)} for run in (a, b))
     lines = _differences(first, second)
     epochs = [{_key(r): r["epoch"] for r in run.metrics if "epoch" in r} for run in (a, b)]
@@ -149,7 +149,7 @@ def _compare_metrics(a: RunFiles, b: RunFiles) -> Section:
 def _unmatched(
     a: RunFiles, b: RunFiles, first: Mapping[Any, Any], second: Mapping[Any, Any]
 ) -> Iterable[str]:
-    """Yields a line about each run that has records which the other one has not."""
+    """Yields a line about each run that has records which the other lacks."""
     for run, records, others in ((a, first, second), (b, second, first)):
         only = sorted(step for split, step in records.keys() - others.keys())
         if only:
@@ -162,7 +162,7 @@ def _key(record: Record) -> tuple[str, int]:
 
 
 def _values(record: Record) -> dict[str, Any]:
-    """The metrics of a record that do not measure the machine."""
+    """Returns the metrics of a record that do not measure the machine."""
     return {k: v for k, v in record.items() if k not in _AXES and not k.startswith(SPEED)}
 
 

@@ -1,4 +1,4 @@
-"""What the commands read of a run. Importing this module does not import TensorFlow."""
+"""Reads the files of a run, for the commands."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -29,9 +29,9 @@ class RunFiles:
         name: the name of its folder, unique among the compared runs.
         config: full name of a key -> value.
         metrics: the records of metrics.jsonl, in order.
-        events: those of events.jsonl.
+        events: the records of events.jsonl, in order.
         result: result.json; {} if the run has not ended yet.
-        skipped: what rollbacks.json records of the batches that were skipped after rollbacks.
+        skipped: the content of rollbacks.json: the batches that were skipped after rollbacks.
     """
 
     name: str
@@ -50,17 +50,17 @@ class RunFiles:
                     splits = curves.setdefault(name, {})
                     steps, values = splits.setdefault(str(record.get("split")), ([], []))
                     steps.append(int(record.get("step", 0)))
-                    values.append(float(value))  # also of the text "NaN"
+                    values.append(float(value))  # also parses the text "NaN"
         return curves
 
     def state(self) -> str:
-        """Returns what the run does, by its last event."""
+        """Returns the state of the run, by its last event."""
         last = next((e["event"] for e in reversed(self.events) if "event" in e), "")
         states = {"end": "complete", "stop": "stopped, to be resumed"}
         return states.get(last, "running or killed")
 
     def goodput(self) -> dict[str, float]:
-        """Returns the shares of the wall time, those of the last result if there is one."""
+        """Returns the shares of the wall time, from the last result if there is one."""
         shares: dict[str, float] = dict(self.result.get("goodput") or {})
         return shares or goodput.measure_goodput(self.events)
 
@@ -69,7 +69,7 @@ def read_runs(folders: list[str]) -> list[RunFiles]:
     """Reads runs.
 
     Raises:
-        UsageError: a folder is not that of a run, or a file of it is damaged.
+        UsageError: a folder holds no run, or one of its files is damaged.
     """
     paths = [pathlib.Path(folder) for folder in folders]
     names = [path.resolve().name for path in paths]

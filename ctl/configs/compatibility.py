@@ -1,7 +1,6 @@
-"""Which options of a trainer may be combined: one table of rules, checked before the first step.
+"""Rules about which options of a trainer may be combined; checked before the first step.
 
-`ctl.configs.matrix` prints the table as docs/matrix.md. Importing this module does not import
-TensorFlow.
+`ctl.configs.matrix` prints the table as docs/matrix.md.
 """
 
 from collections.abc import Iterable, Mapping
@@ -243,7 +242,7 @@ def check(choice: Choice, rules: Iterable[Rule] = RULES) -> None:
 
 
 def check_options(values: Mapping[str, Any]) -> None:
-    """Checks `OPTION_RULES` for the values of a config, by their full keys."""
+    """Checks `OPTION_RULES` for the values of a config, given by their full keys."""
     choice = Choice(
         precision=values["runtime.precision"],
         loss_scale=values["runtime.loss_scale"],

@@ -1,7 +1,4 @@
-"""Every key of an experiment's config with its default, and what it means.
-
-Importing this module does not import TensorFlow.
-"""
+"""Every key of an experiment's config with its default, and what it means."""
 
 from ml_collections import config_dict
 
@@ -43,7 +40,7 @@ FREE_SECTIONS = ("model", "optimizer.arguments", "optimizer.schedule_arguments",
 
 
 def _duration(steps: int) -> config_dict.FieldReference:
-    """A number of steps that may be replaced by a text such as "90 epochs"."""
+    """Returns a number of steps that may be replaced by a text such as "90 epochs"."""
     # Of any type, because ConfigDict rejects a string where the default is an integer.
     return config_dict.FieldReference(steps, field_type=object)
 

@@ -2,7 +2,7 @@
 
 A number without a unit is a number of steps. Durations are resolved to steps once the global batch
 size and the length of the training data are known, so that a batch that grows with the hardware does
-not change the length of training. Importing this module does not import TensorFlow.
+not change the length of training.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ from ml_collections import config_dict
 from ctl.errors import UsageError, did_you_mean
 
 # Key -> the key of its section that holds the seconds of a time; "" if a time is not allowed. A time
-# would make the updates depend on the speed of the machine, so only keys that observe may have one.
+# would make the updates depend on the speed of the machine, unless the key has no effect on them.
 KEYS = {
     "train.steps": "",
     "train.steps_per_loop": "",
@@ -43,7 +43,7 @@ def check(key: str, text: str) -> None:
 
 
 def is_time(value: Any) -> bool:
-    """Whether the value of a key in `KEYS` is a time, such as "30 minutes"."""
+    """Returns whether the value of a key in `KEYS` is a time, such as "30 minutes"."""
     return isinstance(value, str) and _parse("", value)[1] in _SECONDS
 
 
@@ -63,7 +63,7 @@ def seconds(text: str) -> float:
 
 
 def has_unit(key: str, value: Any) -> bool:
-    """Whether a value is a duration, or a list with one, that is not resolved yet."""
+    """Returns whether a value is a duration, or a list with one, that is not resolved yet."""
     elements = value if key in (BOUNDARIES, GROUPS) and isinstance(value, list | tuple) else [value]
     if key == GROUPS:
         elements = [e.get("frozen_until") for e in elements if isinstance(e, Mapping)]
@@ -150,7 +150,7 @@ def resolve_groups(
         examples_per_epoch: the number of training examples; None if it is not known.
 
     Raises:
-        UsageError: one is in epochs, and the length of the data is not known.
+        UsageError: a `frozen_until` is in epochs, and the length of the data is not known.
     """
     result = [dict(group) for group in groups]
     for index, group in enumerate(result):
@@ -193,7 +193,7 @@ def to_steps(key: str, text: str, batch: int, examples_per_epoch: int | None) ->
         examples_per_epoch: the number of training examples; None if it is not known.
 
     Raises:
-        UsageError: it is not a duration, or cannot be converted.
+        UsageError: the text is not a duration, or cannot be converted.
     """
     amount, unit = _parse(key, text)
     if unit == "epoch":
@@ -212,8 +212,8 @@ def to_steps(key: str, text: str, batch: int, examples_per_epoch: int | None) ->
 def _align_kept_checkpoints(original: Any, resolved: Any) -> None:
     """Makes `checkpoint_keep_every` a multiple of `checkpoint_interval` if it had a unit.
 
-    Both were rounded up by themselves: of 15.6 steps per epoch, 2 epochs are 32 steps and 4 epochs are
-    63, which no checkpoint would ever be a multiple of.
+    Both were rounded up separately: with 15.6 steps per epoch, 2 epochs are 32 steps and 4 epochs are
+    63, so that no checkpoint would be at a multiple of 63.
     """
     interval, keep = resolved.checkpoint_interval, resolved.checkpoint_keep_every
     if isinstance(original.checkpoint_keep_every, str) and interval:

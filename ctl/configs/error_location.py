@@ -1,7 +1,4 @@
-"""Describes an error in a user's code by one line with the user's own file and line.
-
-Importing this module does not import TensorFlow.
-"""
+"""Describes an error in a user's code by one line with the user's own file and line."""
 
 from collections.abc import Iterator
 import os
@@ -74,7 +71,7 @@ def user_frame(frames: list[tuple[str, int]]) -> str | None:
 
 
 def raised_by_library(error: BaseException) -> bool:
-    """Whether an installed package raised an error, and not ctl or Python's library."""
+    """Returns whether an installed package raised an error, and not ctl or Python's library."""
     # TensorFlow removes its own frames from a traceback, but not from the stack of AutoGraph.
     frames = next(_stacks(error), [])
     return bool(frames) and any(part in frames[-1][0] for part in _INSTALLED)

@@ -1,11 +1,9 @@
-"""The program's command line: its flags, the changes of the config, and one line for each mistake.
+"""Parses the command line: the flags and the changes of the config. Reports a mistake in one line.
 
 absl parses the flags, but `ml_collections.config_flags` is not used: by default it looks for changes of
 the config in sys.argv instead of the arguments that are parsed, and it runs the config file during
 parsing, before an unknown flag is reported. An error in the file or an unknown key then ends the program
 with a traceback and exit code 1, where ctl prints one line and exits with 2.
-
-Importing this module does not import TensorFlow.
 """
 
 from collections.abc import Sequence
@@ -120,7 +118,7 @@ def load_config(flag: str | None, changes: Changes) -> config_dict.ConfigDict:
         changes: the changes of the command line.
 
     Raises:
-        UsageError: a change is wrong, which is reported before the config file runs, or the config is.
+        UsageError: the config is wrong, or a change is, which is reported before the config file runs.
     """
     known = defaults.defaults()
     for name, text in changes:
@@ -158,7 +156,7 @@ def _take_positional(values: flags.FlagValues, positional: list[str]) -> list[st
 
 
 def _overfit_changes(text: str | None) -> Changes:
-    """The changes of the config that --overfit=N stands for."""
+    """Returns the changes of the config that --overfit=N stands for."""
     if text is None:
         return []
     if not text.isdecimal() or not int(text):
@@ -204,7 +202,7 @@ def _split_changes(arguments: list[str]) -> tuple[list[str], Changes]:
 
 
 def _check_arguments(arguments: list[str]) -> None:
-    """Rejects missing values, for which absl takes the next flag, and a repeated --config."""
+    """Rejects a repeated --config, and flags without a value, for which absl takes the next flag."""
     for argument, following in itertools.pairwise([*arguments, "-"]):
         name, equals, value = argument.lstrip("-").partition("=")
         missing = not value if equals else following.startswith("-")

@@ -1,7 +1,4 @@
-"""The texts of `ctl --help` and `ctl --version`.
-
-Importing this module does not import TensorFlow.
-"""
+"""Formats the texts of `ctl --help` and `ctl --version`."""
 
 from collections.abc import Mapping
 import importlib.metadata

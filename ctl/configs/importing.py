@@ -1,7 +1,4 @@
-"""Imports Python files of the user by their paths.
-
-Importing this module does not import TensorFlow; a file of the user may.
-"""
+"""Imports Python files of the user by their paths."""
 
 from collections.abc import Iterator
 import contextlib
@@ -35,7 +32,7 @@ def import_file(file: pathlib.Path) -> ModuleType:
 
 
 def _module_name(path: pathlib.Path) -> str:
-    """Returns a name that is unique in sys.modules: several files may be called alike."""
+    """Returns a name that is unique in sys.modules: several files may have the same name."""
     name = stem = f"ctl_experiment_{path.stem}"
     number = 1
     while name in sys.modules and sys.modules[name].__file__ != str(path):

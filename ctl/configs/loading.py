@@ -1,7 +1,4 @@
-"""Loads the config file of an experiment and the trainer class that it names.
-
-Importing this module does not import TensorFlow; a config or trainer file may.
-"""
+"""Loads the config file of an experiment and the trainer class that it names."""
 
 import ast
 from collections.abc import Callable, Iterable
@@ -22,7 +19,7 @@ from ctl.configs.error_location import error_location
 from ctl.configs.importing import import_file, importable
 from ctl.errors import UsageError
 
-_WRITER_PACKAGES = ("mlflow", "wandb")  # of the writers of the same names
+_WRITER_PACKAGES = ("mlflow", "wandb")  # of the writers with the same names
 
 
 def load_config(flag: str) -> config_dict.ConfigDict:
@@ -81,8 +78,8 @@ def find_data(folder: str, config_path: str) -> str:
     """Returns the folder that `data.dir` names.
 
     Args:
-        folder: the value of the key. A relative path is searched in the current folder, then in that
-            of the config file; one that exists in neither is returned as it is.
+        folder: the value of the key. A relative path is searched in the current folder, then in the
+            folder of the config file; one that exists in neither is returned as it is.
         config_path: the experiment's config file.
     """
     sibling = pathlib.Path(config_path).parent / folder
@@ -155,7 +152,7 @@ def find_action_files(actions: Iterable[Any], config_path: str) -> None:
 
 
 def find_writers(writers: Iterable[str], config_path: str) -> None:
-    """Raises UsageError if what a writer needs is not installed or does not exist; imports nothing."""
+    """Raises UsageError if the file or the package of a writer does not exist; imports nothing."""
     for index, name in enumerate(writers):
         if ":" in name:
             find_trainer_file(name, config_path, key=f"summaries.writers[{index}]")
@@ -187,7 +184,7 @@ def load_action_factory(reference: str, config_path: str, *, key: str) -> Callab
 
 
 def _load_attribute(reference: str, config_path: str, *, key: str) -> Any:
-    """Imports what path/to/file.py:Name or package.module:Name names."""
+    """Imports the object that path/to/file.py:Name or package.module:Name names."""
     where, _, name = reference.rpartition(":")
     file = find_trainer_file(reference, config_path, key=key)
     try:

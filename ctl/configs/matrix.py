@@ -1,7 +1,4 @@
-"""The rules about which options may be combined, printed as docs/matrix.md.
-
-Importing this module does not import TensorFlow.
-"""
+"""Prints docs/matrix.md, the rules about which options may be combined."""
 
 from collections.abc import Iterator
 import itertools

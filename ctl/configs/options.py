@@ -1,4 +1,4 @@
-"""The options of a trainer. Importing this module does not import TensorFlow."""
+"""The options of a trainer."""
 
 from collections.abc import Iterator, Mapping, Sequence
 import contextlib
@@ -68,7 +68,7 @@ def _named_by_options(keys: Mapping[str, str]) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Clip:
-    """How the reduced gradients are clipped. At most one bound may be set; 0 means no bound.
+    """Bounds to which the reduced gradients are clipped. At most one may be set; 0 means no bound.
 
     Attributes:
         global_norm: scales all gradients so that their joint norm is at most this (Pascanu et al.

@@ -1,7 +1,4 @@
-"""Sets the keys of an experiment's config, in Python or from the command line.
-
-Importing this module does not import TensorFlow.
-"""
+"""Sets the keys of an experiment's config, in Python or from the command line."""
 
 import ast
 from collections.abc import Callable, Mapping
@@ -24,8 +21,8 @@ def config(**changes: Any) -> config_dict.ConfigDict:
             return ctl.config(trainer="my_model.py:MyTrainer", data=dict(global_batch_size=64))
 
     Args:
-        **changes: top-level keys, or sections as mappings. The section `model` may have any keys;
-            the trainer reads them. So may those with the arguments of an optimizer and a schedule.
+        **changes: top-level keys, or sections as mappings. The section `model`, which the trainer
+            reads, and the sections with arguments of an optimizer or a schedule may have any keys.
 
     Returns:
         A locked `ConfigDict`: its values can be changed, but no keys can be added.

@@ -1,7 +1,4 @@
-"""Values of `optimizer.groups` and `optimizer.weight_decay_exclude`.
-
-Importing this module does not import TensorFlow.
-"""
+"""Checks and reads the values of `optimizer.groups` and `optimizer.weight_decay_exclude`."""
 
 from collections.abc import Iterable, Mapping
 import math

@@ -1,7 +1,4 @@
-"""The reference of the config keys: their types, defaults and meaning, from the source of defaults.py.
-
-Importing this module does not import TensorFlow.
-"""
+"""The reference of the config keys: their types, defaults and meaning, read from defaults.py."""
 
 import ast
 from collections.abc import Iterator

@@ -1,7 +1,4 @@
-"""A rule about which options may be combined, and the options and facts that it depends on.
-
-Importing this module does not import TensorFlow.
-"""
+"""A rule about which options may be combined, and the options and facts that it depends on."""
 
 from collections.abc import Callable
 import dataclasses

@@ -1,7 +1,4 @@
-"""A read-only section of a config that records which keys are read.
-
-Importing this module does not import TensorFlow.
-"""
+"""A read-only section of a config that records which keys are read."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,21 +12,19 @@ class _MissingKeyError(UsageError, AttributeError):
 
 
 class Section(Mapping[str, Any]):
-    """A read-only section of a config, by attribute or by key, which records the keys that are read.
+    """A read-only section of a config, accessed by attribute or key, that records which keys are read.
 
     A key that is never read has no effect; `unread` returns these keys.
+
+    Args:
+        values: keys and their values. Mappings among the values become sections, too.
+        name: the name of the section in messages, such as "model".
+
+    Raises:
+        UsageError: a key has the name of a method, which the attribute would return instead.
     """
 
     def __init__(self, values: Mapping[str, Any] | None = None, name: str = ""):
-        """Wraps a mapping and, recursively, the mappings in it.
-
-        Args:
-            values: keys and their values.
-            name: the name of the section in messages, such as "model".
-
-        Raises:
-            UsageError: a key has the name of a method, which the attribute would return instead.
-        """
         for key in values or {}:
             if isinstance(key, str) and hasattr(Section, key):
                 raise UsageError(

@@ -1,7 +1,4 @@
-"""Checks the keys of the sections `train`, `summaries` and `eval` that depend on each other.
-
-Importing this module does not import TensorFlow.
-"""
+"""Checks the keys of the sections `train`, `summaries` and `eval` that depend on each other."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -103,7 +100,7 @@ def _check_profile(values: Mapping[str, Any]) -> None:
 
 
 def _check_summaries(values: Mapping[str, Any]) -> None:
-    """Checks that what only TensorBoard can show is written for it."""
+    """Checks that summaries which only TensorBoard can show are written for it."""
     if "tensorboard" in values["summaries.writers"]:
         return
     for key, off in {"summaries.histogram_interval": 0, "summaries.graph": False}.items():

@@ -1,8 +1,7 @@
 """Checks a complete config before anything is built.
 
 Values of single keys are checked by values.py, and combinations of a trainer's options by
-compatibility.py; here are the structure of a config and the other keys that depend on each other.
-Importing this module does not import TensorFlow.
+compatibility.py. This module checks the structure of a config, and other keys that depend on each other.
 """
 
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from ctl.configs.values import MAX_DIGITS, check_values, format_integer
 from ctl.errors import UsageError
 from ctl.optimizers import schedules
 
-_MAX_DEPTH = 50  # of sections and lists in each other; far below Python's recursion limit
+_MAX_DEPTH = 50  # of nested sections and lists; far below Python's recursion limit
 _TPU_KEYS = tuple(f"runtime.tpu.{key}" for key in ("name", "zone", "project", "address"))
 _ADDRESS = re.compile(r"grpc://[^\s/:,]+:\d{1,5}(,grpc://[^\s/:,]+:\d{1,5})*")
 _CLOUD_NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")

@@ -1,7 +1,6 @@
-"""The values that each config key may have, whatever the values of the other keys are.
+"""Checks the value of each config key, independently of the other keys.
 
 The same tables check a config file, the command line and a `ctl.TrainerOptions(...)` in a script.
-Importing this module does not import TensorFlow.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -112,7 +111,7 @@ _OTHER_BOUNDS: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 _STEPS = re.compile(r"(\d{1,9}):(\d{1,9})")
 _METRICS = ("train.best.metric", "train.early_stopping.metric")
-MAX_DIGITS = 99  # of an integer; Python refuses to print integers of thousands of digits
+MAX_DIGITS = 99  # in an integer; Python refuses to print integers of thousands of digits
 
 
 def check_values(values: Mapping[str, Any]) -> None:
@@ -202,7 +201,7 @@ def _check_splits(splits: Sequence[Any]) -> None:
     key = "eval.splits"
     _check_strings(key, splits, 'names such as "test"')
     for index, split in enumerate(splits):
-        # A name is also that of a folder of summaries, and a part of the names of metrics.
+        # The name is also used for a folder of summaries, and in the names of metrics.
         if not re.fullmatch(r"\w[\w.-]*", split):
             raise UsageError(
                 f"{key} contains {split!r}, but a name must consist of letters, digits, _, - and dots."

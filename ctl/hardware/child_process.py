@@ -1,7 +1,4 @@
-"""Processes of the program that this process starts, and that do not outlive it.
-
-Importing this module does not import TensorFlow.
-"""
+"""Child processes, which stop when the process that started them ends."""
 
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
@@ -11,12 +8,18 @@ import signal
 import subprocess
 import threading
 
-# Holds a file descriptor. The process removes the variable, so that its children do not inherit it.
+# A variable with a file descriptor. The process removes it, so that its children do not inherit it.
 PIPE = "CTL_PARENT_PIPE"
 
 
 class ChildProcess:
-    """A process in a process group of its own, whose output is passed on line by line."""
+    """Starts a process in a process group of its own, and passes on its output line by line.
+
+    Args:
+        command: the program and its arguments.
+        environment: variables to set in addition to those of the current process.
+        on_line: called from a thread with each line of output, which ends with a newline.
+    """
 
     def __init__(
         self,
@@ -24,13 +27,6 @@ class ChildProcess:
         environment: Mapping[str, str],
         on_line: Callable[[str], None],
     ):
-        """Starts the process.
-
-        Args:
-            command: the program and its arguments.
-            environment: variables to set in addition to those of the current process.
-            on_line: called from a thread with each line of output, which ends with a newline.
-        """
         self._on_line = on_line
         self._popen = subprocess.Popen(
             command,
@@ -47,7 +43,7 @@ class ChildProcess:
         self._reader.start()
 
     def poll(self) -> int | None:
-        """The exit code, -N after signal N; None while the process runs."""
+        """Returns the exit code, -N after signal N; None while the process runs."""
         return self._popen.poll()
 
     def send_signal(self, number: int) -> None:
@@ -85,7 +81,7 @@ def stop_with_parent() -> None:
 
 @functools.cache
 def _open_pipe() -> int:
-    """The end to read of a pipe that this process never writes to.
+    """Returns the read end of a pipe that this process never writes to.
 
     The kernel closes the other end when this process ends in any way. (A signal of the kernel,
     PR_SET_PDEATHSIG, arrives once per thread of the parent, and a second SIGTERM kills a run.)
@@ -95,4 +91,4 @@ def _open_pipe() -> int:
 
 def _wait_for_end(descriptor: int) -> None:
     os.read(descriptor, 1)
-    os.kill(os.getpid(), signal.SIGTERM)  # of which loop/stop.py saves and stops
+    os.kill(os.getpid(), signal.SIGTERM)  # loop/stop.py then saves and stops

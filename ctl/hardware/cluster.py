@@ -2,7 +2,6 @@
 
 The description comes from TF_CONFIG, from the variables of an Indexed Job of Kubernetes, from an
 instance group of Compute Engine, or from Slurm.
-Importing this module does not import TensorFlow.
 """
 
 import collections
@@ -244,7 +243,7 @@ def _from_slurm(environment: Mapping[str, str], addresses: Sequence[str], index:
 
 
 def _list_roles(workers: int, servers: int) -> list[str]:
-    # Pods of an Indexed Job get their roles in this order of their completion indices.
+    # The pods of an Indexed Job get these roles in the order of their completion indices.
     return (["chief"] if servers else []) + ["worker"] * workers + ["ps"] * servers
 
 
@@ -273,7 +272,7 @@ def _parse_tasks(role: str, tasks: Any) -> list[str]:
 
 
 def _check_roles(addresses: Mapping[str, Sequence[str]]) -> None:
-    # Of two tasks with one address, one could not bind its port, and the others would wait for it.
+    # If two tasks had one address, one could not bind its port, and the others would wait for it.
     counts = collections.Counter(a for tasks in addresses.values() for a in tasks)
     repeated = sorted(address for address, count in counts.items() if count > 1)
     if repeated:

@@ -1,4 +1,4 @@
-"""Decisions that all processes of a run must make alike, such as to stop or to save."""
+"""Lets all processes of a run make the same decisions, such as to stop or to save."""
 
 from collections.abc import Sequence
 import json
@@ -23,14 +23,12 @@ class ProcessGroup:
     signal, a file, or `is_chief`: pass the condition to `any_process` instead.
 
     Each call is an all-reduce of a few float64s with the strategy of the training steps.
+
+    Args:
+        hardware: the strategy that the processes share; None for a group of this process alone.
     """
 
     def __init__(self, hardware: Hardware | None = None):
-        """Creates the group of the processes that share a strategy.
-
-        Args:
-            hardware: the strategy; None for a group that consists of this process alone.
-        """
         self._cluster = cluster = hardware.cluster if hardware else None
         # With parameter servers the chief makes every decision, and the others only serve it.
         self._is_single = cluster is None or cluster.has_servers

@@ -21,16 +21,14 @@ class CoordinatedLoop:
         loop(iter(per_worker_dataset), tf.constant(250))  # 25 calls, divided among the workers
 
     If a worker is lost, `ClusterCoordinator` runs its call on another one.
+
+    Args:
+        run_steps: a `tf.function` (iterator, number of steps) that runs steps of one worker, each of
+            which increments the step count.
+        strategy: the parameter-server strategy.
     """
 
     def __init__(self, run_steps: Any, *, strategy: tf.distribute.Strategy):
-        """Creates the loop without scheduling anything.
-
-        Args:
-            run_steps: a `tf.function` (iterator, number of steps) that runs steps of one worker, each of
-                which increments the step count.
-            strategy: the parameter-server strategy.
-        """
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
         self._run_steps = run_steps
 

@@ -1,7 +1,7 @@
 """Selects and configures the GPUs or CPUs of this machine that a strategy uses.
 
-TensorFlow fixes its logical devices and memory limits when it first uses a device, so everything here
-comes before the strategy is built. Importing this module does not import TensorFlow.
+TensorFlow fixes its logical devices and memory limits when it first uses a device, so they are
+configured before the strategy is built.
 """
 
 from collections.abc import Sequence
@@ -143,7 +143,7 @@ def gpu_memory_limit(name: str) -> int | None:
 
     if not name.startswith("GPU"):
         return None
-    # Logical devices are numbered through all physical ones, each of which may be split into several.
+    # Logical devices are numbered across all physical ones, each of which may be split into several.
     limits = [
         (device, part)
         for device in tf.config.list_physical_devices("GPU")

@@ -1,7 +1,4 @@
-"""Decides how many workers of a run can run at present.
-
-Importing this module does not import TensorFlow.
-"""
+"""Decides how many workers of a run can run at present."""
 
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -14,7 +11,7 @@ from ctl.hardware.child_process import PIPE, ChildProcess
 
 _CHECK_SECONDS = 5.0
 _COMMAND_TIMEOUT = 30.0  # seconds
-# A command that hangs would outlive a launcher that is killed, at whose end the pipe is closed.
+# The end of the launcher closes the pipe; the shell then kills the command, which may hang.
 _STOP_WITH_PARENT = f'(read _ < "/dev/fd/${PIPE}"; kill -9 0) > /dev/null 2>&1 & exec sh -c "$1"'
 _NUMBER = re.compile("[0-9]{1,9}")
 
@@ -28,14 +25,22 @@ class _Loss:
 class WorkerPool:
     """The slots in which workers can run: each has a fixed share of the machine's GPUs.
 
-    pool = WorkerPool(4, minimum=2, rejoin_seconds=300)
-    pool.slots()    # [0, 1, 2, 3]
-    pool.lose(1)
-    pool.slots()    # [0, 2, 3] for 300 seconds
+        pool = WorkerPool(4, minimum=2, rejoin_seconds=300)
+        pool.slots()    # [0, 1, 2, 3]
+        pool.lose(1)
+        pool.slots()    # [0, 2, 3] for 300 seconds
 
-    Attributes:
+    By default, all slots can always be used.
+
+    Args:
         size: the number of slots.
-        minimum: the smallest number of workers that a run may have.
+        minimum: the smallest number of workers that a run may have; `size` by default.
+        rejoin_seconds: seconds for which a lost slot is not used; doubled if the slot is lost again
+            within that time after it was returned. With a command: seconds for which its answers must
+            lead to the same number of workers before a run is stopped for it.
+        is_usable: takes a slot, and returns whether its GPUs exist.
+        command: determines the number of workers in place of the recorded losses.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -48,18 +53,6 @@ class WorkerPool:
         command: "AvailabilityCommand | None" = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Creates the pool; by default, all slots can always be used.
-
-        Args:
-            size: the number of slots.
-            minimum: the smallest number of workers that a run may have; None for `size`.
-            rejoin_seconds: seconds for which a lost slot is not used; doubled if the slot is lost again
-                within that time after it was returned. With a command: seconds for which its answers
-                must lead to the same number of workers before a run is stopped for it.
-            is_usable: takes a slot, and returns whether its GPUs exist.
-            command: determines the number of workers in place of the recorded losses.
-            clock: a monotonic clock, in seconds.
-        """
         self.size = size
         self.minimum = size if minimum is None else minimum
         self._rejoin_seconds = rejoin_seconds
@@ -92,7 +85,7 @@ class WorkerPool:
         return sorted(usable[: max(numbers, default=0)])
 
     def is_known(self) -> bool:
-        """Whether the number of workers that can run is known; not before a command's first answer."""
+        """Returns whether the number of workers is known: False before the first answer of a command."""
         return self._command is None or self._command.read() is not None
 
     def must_change(self, running: Sequence[int]) -> bool:
@@ -157,8 +150,13 @@ class WorkerPool:
 class AvailabilityCommand:
     """A user's shell command that prints how many workers can run.
 
-    It has the role of the host discovery script of Elastic Horovod. It runs in the background, and
-    starts again five seconds after it has ended.
+    It has the role of the host discovery script of Elastic Horovod. It runs in the background from the
+    first `read` on, and starts again five seconds after it has ended.
+
+    Args:
+        command: a shell command.
+        print_line: prints a line.
+        clock: a monotonic clock, in seconds.
 
     Attributes:
         answer_time: the time of `clock` at which the command last printed a number.
@@ -171,13 +169,6 @@ class AvailabilityCommand:
         print_line: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Prepares the command; the first `read` starts it.
-
-        Args:
-            command: a shell command.
-            print_line: prints a line.
-            clock: a monotonic clock, in seconds.
-        """
         self._command = command
         self._print_line = print_line
         self._clock = clock

@@ -1,4 +1,4 @@
-"""Detects that restarting a run does not help. Importing this module does not import TensorFlow."""
+"""Detects that restarting a run does not help."""
 
 import json
 import pathlib
@@ -13,14 +13,12 @@ class FailureLimit:
 
     The cause is then probably the program and not a machine. If it is a machine, a restart does not
     help either, because each start computes the same steps again.
+
+    Args:
+        workdir: the workdir of the run, which need not exist yet.
     """
 
     def __init__(self, workdir: pathlib.Path):
-        """Creates a limit without failures.
-
-        Args:
-            workdir: the workdir of the run, which need not exist yet.
-        """
         self._folder = workdir / "checkpoints"
         self._events = workdir / "events.jsonl"
         self._markers = self._read_markers()
@@ -33,11 +31,11 @@ class FailureLimit:
         self._old_markers = self._read_markers()
 
     def has_begun(self) -> bool:
-        """Whether the run has begun to train since `record_start`."""
+        """Returns whether the run has begun to train since `record_start`."""
         return self._count_beginnings() > self._beginnings
 
     def has_saved(self) -> bool:
-        """Whether the run has written a checkpoint since `record_start`."""
+        """Returns whether the run has written a checkpoint since `record_start`."""
         return bool(self._read_markers() - self._old_markers)
 
     def is_reached(self, *, is_loss: bool) -> bool:

@@ -1,7 +1,4 @@
-"""The instances of a group of Google Compute Engine, as the processes of a run.
-
-Importing this module does not import TensorFlow.
-"""
+"""Reads the processes of a run from an instance group of Google Compute Engine."""
 
 from collections.abc import Callable
 import time
@@ -25,8 +22,8 @@ def read_instances(
 ) -> tuple[list[str], int]:
     """Waits until the instances of a group run, and returns their addresses.
 
-    TensorFlow's GCEClusterResolver lists them. It does not know which of them this process runs on:
-    that one has the internal address that the metadata server reports.
+    TensorFlow's GCEClusterResolver lists them. This process runs on the instance whose internal address
+    the metadata server reports, which the resolver does not know.
 
     Args:
         group: the name of the instance group, in the project and zone of this instance.
@@ -64,7 +61,7 @@ def read_instances(
         zone,
         group,
         port,
-        credentials=None,  # those of the service
+        credentials=None,  # the service has its own
         service=_Service((make_service or _make_service)()),
     )
     addresses = _wait_for_instances(resolver, group, count=count, timeout=timeout)

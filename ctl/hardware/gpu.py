@@ -1,7 +1,7 @@
 """NVIDIA GPUs as the driver reports them through NVML, and which of them a process may use.
 
 This is the only module that uses nvidia-ml-py. A machine without a driver has no GPUs here, whatever
-build of TensorFlow is installed. Importing this module does not import TensorFlow.
+build of TensorFlow is installed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -182,7 +182,7 @@ def _read_uuid(nvml: Any, handle: Any) -> str:
 def _find_handle(nvml: Any, name: str) -> Any:
     if name.isdigit():
         return nvml.nvmlDeviceGetHandleByIndex(int(name))
-    return nvml.nvmlDeviceGetHandleByUUID(name)  # also of a MIG instance
+    return nvml.nvmlDeviceGetHandleByUUID(name)  # also for a MIG instance
 
 
 def _describe(nvml: Any, handle: Any) -> DriverGpu:

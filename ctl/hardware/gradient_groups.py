@@ -1,7 +1,4 @@
-"""The groups in which processes reduce gradients while the backward pass computes the others.
-
-Importing this module does not import TensorFlow.
-"""
+"""Groups of gradients, each of which is reduced while the backward pass computes the next one."""
 
 from collections.abc import Sequence
 import contextlib

@@ -1,7 +1,4 @@
-"""How long the processes of a run may be unreachable before they count as lost.
-
-Importing this module does not import TensorFlow.
-"""
+"""Configures how long a process of a run may be unreachable before it counts as lost."""
 
 from ctl.hardware.cluster import Cluster
 

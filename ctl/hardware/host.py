@@ -1,4 +1,4 @@
-"""Describes the CPU and the memory of this machine. Importing this does not import TensorFlow."""
+"""Describes the CPU and the memory of this machine."""
 
 from collections.abc import Sequence
 import os
@@ -9,7 +9,7 @@ import re
 _GIB = 2**30
 _CONTROL_GROUP = pathlib.Path("/sys/fs/cgroup")
 _INSTRUCTIONS = re.compile(r"(?:avx|fma|f16c|amx|asimd|sve|sme(?!p))")
-# Variables of the process by which libraries choose other kernels.
+# Environment variables that make libraries choose other kernels.
 _KERNEL_VARIABLES = (
     "ONEDNN_", "DNNL_", "TF_ENABLE_ONEDNN", "TF_XLA_FLAGS", "XLA_FLAGS", "NVIDIA_TF32",
 )  # fmt: skip
@@ -56,7 +56,7 @@ def identify_cpu(cpuinfo: str | None = None) -> tuple[str, str]:
 
 
 def describe_kernels(threads: int = 0) -> dict[str, str]:
-    """Returns what libraries choose their CPU kernels by, which determines the bits of a result.
+    """Returns the facts by which libraries choose CPU kernels, which determine the bits of a result.
 
     Args:
         threads: the threads of an operation; 0: one per usable core.

@@ -3,8 +3,8 @@
 import tensorflow as tf
 
 # Name of the device -> dtype -> dense 10^12 operations per second, without sparsity. From NVIDIA's data
-# sheets of V100, A100, H100 and H200 (SXM). A device that is not listed has no known peak: that of a
-# similar one would be wrong, as PCIe cards run at lower clocks under the same family name.
+# sheets of V100, A100, H100 and H200 (SXM). A device that is not listed has no known peak: the peak of
+# a similar one would be wrong, as PCIe cards run at lower clocks under the same family name.
 _AMPERE = {"float16": 312.0, "bfloat16": 312.0, "tensorfloat32": 156.0, "float32": 19.5}
 _HOPPER = {"float16": 989.4, "bfloat16": 989.4, "tensorfloat32": 494.7, "float32": 66.9}
 _VOLTA = {"float16": 125.0, "float32": 15.7}

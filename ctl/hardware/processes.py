@@ -1,7 +1,4 @@
-"""Starts and supervises the processes of a run on one machine.
-
-Importing this module does not import TensorFlow.
-"""
+"""Starts and supervises the processes of a run on one machine."""
 
 from collections.abc import Callable, Sequence
 import os
@@ -21,14 +18,25 @@ USER_ERROR = 2  # exit code: a restart would fail in the same way
 # Seconds in which processes must save and exit after SIGTERM. A process that waits for a lost one
 # detects the loss after runtime.cluster.heartbeat_timeout, whose default is less, 30 s.
 _STOP_TIMEOUT = 45.0
-_RESIZE_TIMEOUT = 300.0  # the same if the number of workers changes: the run needs this save
+_RESIZE_TIMEOUT = 300.0  # as above, if the number of workers changes: the run requires this save
 _CAUSE_TIMEOUT = 3.0  # seconds that a process may take to exit after others noticed its failure
 _POLL = 0.1  # seconds
 _REPORT_AFTER = 5.0  # seconds of waiting
 
 
 class Launcher:
-    """Starts all processes of a run, waits for them, and restarts them after a failure."""
+    """Starts all processes of a run, waits for them, and restarts them after a failure.
+
+    Args:
+        command: returns the command line of a task; called each time the task is started.
+        workers: the number of workers.
+        servers: the number of parameter servers; with any, a chief is started, too.
+        max_restarts: the number of restarts after failures.
+        pool: determines how many of the workers can run; by default all of them.
+        failure_limit: detects failures after which a restart does not help; None for no limit.
+        gpus: indices or UUIDs of the GPUs to divide; None for `gpu.list_uuids`.
+        wait_seconds: how long to wait until enough workers can run.
+    """
 
     def __init__(
         self,
@@ -42,18 +50,6 @@ class Launcher:
         gpus: Sequence[str] | None = None,
         wait_seconds: float = 0.0,
     ):
-        """Prepares a run; `run` starts it.
-
-        Args:
-            command: returns the command line of a task; called each time the task is started.
-            workers: the number of workers.
-            servers: the number of parameter servers; with any, a chief is started, too.
-            max_restarts: the number of restarts after failures.
-            pool: determines how many of the workers can run; by default all of them.
-            failure_limit: detects failures after which a restart does not help; None for no limit.
-            gpus: indices or UUIDs of the GPUs to divide; None for `gpu.list_uuids`.
-            wait_seconds: how long to wait until enough workers can run.
-        """
         self._command = command
         self._workers, self._servers = workers, servers
         self._restarts = max_restarts
@@ -123,7 +119,7 @@ class Launcher:
         return [] if self._received else slots
 
     def _continues(self, failed: Process, slots: Sequence[int]) -> bool:
-        """Whether to start the run again after a process has ended it."""
+        """Returns whether to start the run again after a process has ended it."""
         code = failed.exit_code or 0
         if self._failure_limit and self._failure_limit.has_begun():
             self._pool.accept(len(slots))
@@ -151,7 +147,7 @@ class Launcher:
         return True
 
     def _stopped_to_resize(self, process: Process) -> bool:
-        # A process in which Python is still starting is ended by the signal itself.
+        # The signal itself ends a process in which Python is still starting.
         return self._is_resizing and process.exit_code in (STOPPED, 128 + signal.SIGTERM)
 
     def _run_once(self, slots: Sequence[int]) -> Process | None:
@@ -227,7 +223,7 @@ class Launcher:
             time.sleep(_POLL)
 
     def _resize_if_due(self, slots: Sequence[int]) -> None:
-        """Stops the run, which saves, if it can continue with more workers or must with fewer."""
+        """Stops the run, which then saves, if it can have more workers or must have fewer."""
         if self._is_resizing or self._received or not self._pool.must_change(slots):
             return
         # Without this condition, a run whose number of workers changes often would never train.
@@ -245,7 +241,7 @@ class Launcher:
             process.stop()
 
     def _tolerates(self, failed: Process) -> bool:
-        """Whether the run continues without a failed process, which is restarted if possible.
+        """Returns whether the run continues without a failed process, which is restarted if possible.
 
         The chief of parameter servers continues as long as one of its workers is left.
         """

@@ -1,4 +1,4 @@
-"""Hides messages of TensorFlow that say nothing to users. Importing this does not import TensorFlow."""
+"""Hides messages of TensorFlow that say nothing to users."""
 
 from collections.abc import Iterator
 import contextlib

@@ -1,4 +1,4 @@
-"""Waits for the other processes of a run to start. Importing this does not import TensorFlow."""
+"""Waits for the other processes of a run to start."""
 
 from collections.abc import Callable
 import os

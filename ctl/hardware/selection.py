@@ -1,7 +1,4 @@
-"""Chooses the strategy for a config: resolves "auto", checks the options, and builds the strategy.
-
-Importing this module does not import TensorFlow.
-"""
+"""Chooses the strategy for a config: resolves "auto", checks the options, and builds the strategy."""
 
 import dataclasses
 from typing import TYPE_CHECKING

@@ -1,7 +1,4 @@
-"""The tasks of a Slurm job step, from the environment that srun sets.
-
-Importing this module does not import TensorFlow.
-"""
+"""Reads the tasks of a Slurm job step from the environment that srun sets."""
 
 from collections.abc import Mapping
 import itertools
@@ -14,8 +11,8 @@ _PORTS_PER_STEP = 16
 def read_tasks(environment: Mapping[str, str]) -> tuple[list[str], int] | None:
     """Returns the addresses of the tasks of a step, and the index of this process.
 
-    Task i of a node has the i-th port from CTL_PORT, or from one that depends on the numbers of the job
-    and the step, so that those that share a node use different ports.
+    Task i of a node has port CTL_PORT + i. The default of CTL_PORT depends on the numbers of the job and
+    the step, so that steps that share a node use different ports.
 
     Args:
         environment: variables of the process. https://slurm.schedmd.com/srun.html describes them.

@@ -1,8 +1,7 @@
 """The table of strategies: what each one is for, how it is built, and which options it reads.
 
 A new strategy is a builder function and an entry of `STRATEGIES`. `hardware.selection` chooses the
-entry for a config. Importing this module does not import TensorFlow, so that a config can be validated
-without it.
+entry for a config.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""A process of a run, started on this machine. Importing this module does not import TensorFlow."""
+"""A process of a run, started on this machine."""
 
 from collections.abc import Mapping, Sequence
 import os
@@ -19,10 +19,16 @@ _COLORS = (36, 33, 35, 32, 34, 31)  # ANSI foreground colors
 
 
 class Process(ChildProcess):
-    """One process of a run; its output is printed line by line, after the name of its task.
+    """Starts a process of a run, and prints its output line by line, after the name of its task.
+
+    Args:
+        task: the cluster, as this process sees it.
+        command: the program and its arguments.
+        environment: variables to set in addition to those of the current process.
+        errors: error line -> name of the task that printed it first; shared by the processes that are
+            started together.
 
     Attributes:
-        task: the cluster, as this process sees it.
         reporter: the name of the task that printed the error of this process: another task if that
             one printed the same line before, else this task.
     """
@@ -34,15 +40,6 @@ class Process(ChildProcess):
         environment: Mapping[str, str],
         errors: dict[str, str],
     ):
-        """Starts the process.
-
-        Args:
-            task: the cluster, as this process sees it.
-            command: the program and its arguments.
-            environment: variables to set in addition to those of the current process.
-            errors: error line -> name of the task that printed it first; shared by the processes that
-                are started together.
-        """
         self.task, self.reporter = task, task.name
         self._is_stopping = False
         label = _label(task)

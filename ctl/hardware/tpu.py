@@ -154,7 +154,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _check_reachable(address: str) -> None:
-    # Of several addresses, separated by commas, the first one is the coordinator.
+    # The first of several addresses, separated by commas, is the coordinator.
     host, _, port = address.removeprefix("grpc://").partition(",")[0].rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT).close()

@@ -1,4 +1,4 @@
-"""Numbers in environment variables. Importing this module does not import TensorFlow."""
+"""Reads numbers from environment variables."""
 
 from collections.abc import Mapping
 import re

@@ -1,7 +1,4 @@
-"""Reports the loss of another process of the run in one line instead of TensorFlow's many.
-
-Importing this module does not import TensorFlow.
-"""
+"""Reports the loss of another process of the run in one line instead of TensorFlow's many."""
 
 from collections.abc import Iterator
 import contextlib

@@ -1,8 +1,7 @@
 """Makes a tf_keras optimizer and its learning rate schedule from the config.
 
-A new optimizer is a row of `CLASSES`; a new schedule is a row of `schedules.KINDS`. Everything else
-has the name `package.module:function`. Importing this module does not import TensorFlow, so that a
-config can be validated without it.
+A new optimizer is a row of `CLASSES`; a new schedule is a row of `schedules.KINDS`. A config names
+other functions by `package.module:function`.
 """
 
 from collections.abc import Callable
@@ -33,7 +32,7 @@ REJECTED = {  # why a name that users expect is not in `CLASSES`
     "nadam": "tf_keras' Nadam counts its updates in Python, so its momentum is wrong in a tf.function",
 }
 MOMENTUM = ("sgd", "rmsprop", "lars")  # the optimizers with the argument `momentum`
-LAYERWISE = ("lamb", "lars")  # they do not scale the updates of what has no weight decay
+LAYERWISE = ("lamb", "lars")  # they do not scale updates of variables without weight decay
 NESTEROV = ("sgd", "lars")
 # They update each element from that element's gradient and slots alone.
 ELEMENTWISE = (
@@ -44,17 +43,15 @@ ELEMENTWISE = (
 class FromConfig:
     """Makes the optimizer of an experiment's config, once the length of the data is known.
 
+    Args:
+        resolve: examples_per_epoch -> the config, with all durations as numbers of steps.
+
     Attributes:
         examples_per_epoch: the number of training examples; the trainer sets it before the call.
         called: whether an optimizer was made. A trainer may make its own one instead.
     """
 
     def __init__(self, resolve: Callable[[int | None], Any]):
-        """Makes no optimizer yet.
-
-        Args:
-            resolve: examples_per_epoch -> the config, with all durations as numbers of steps.
-        """
         self.examples_per_epoch: int | None = None
         self.called = False
         self._resolve = resolve
@@ -90,7 +87,7 @@ def factory(
         values["momentum"] = config.momentum
     if config.name in NESTEROV:
         values["nesterov"] = config.nesterov
-    if config.name not in CLASSES:  # it need not have arguments that have no value
+    if config.name not in CLASSES:  # it need not have arguments that the config does not set
         keys = ("momentum", "nesterov", "weight_decay")
         values = {key: config[key] for key in keys if config[key]}
 

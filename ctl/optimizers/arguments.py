@@ -1,7 +1,4 @@
-"""Functions that a config names, and the arguments that it gives them.
-
-Importing this module does not import TensorFlow.
-"""
+"""Imports, checks and calls the functions that a config names."""
 
 from collections.abc import Callable, Mapping
 import importlib
@@ -39,7 +36,7 @@ _BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
 
 
 def is_function_name(name: str) -> bool:
-    """Whether a name has the form `package.module:function`."""
+    """Returns whether a name has the form `package.module:function`."""
     return _FUNCTION.fullmatch(name) is not None
 
 
@@ -121,7 +118,7 @@ def call(what: str, function: Callable[..., Any], **values: Any) -> Any:
     except UsageError:
         raise
     except (TypeError, ValueError) as error:
-        name = getattr(function, "func", function).__name__  # of a partial
+        name = getattr(function, "func", function).__name__  # if it is a partial
         reason = " ".join(str(error).split())
         raise UsageError(
             f"The {what} cannot be made: {name} raised {type(error).__name__}: {reason}"

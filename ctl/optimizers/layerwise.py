@@ -12,9 +12,9 @@ import tf_keras
 
 
 class _Layerwise(tf_keras.optimizers.Optimizer):
-    """Weight decay inside of the update, and the trust ratio of a variable."""
+    """A base class with weight decay inside of the update, and the trust ratio of a variable."""
 
-    _slot_names: tuple[str, ...]  # of a subclass
+    _slot_names: tuple[str, ...]  # set by each subclass
 
     def __init__(self, learning_rate: Any, weight_decay: float | None, **kwargs: Any):
         # Not the base class' decay, which is applied outside of the update, not scaled by the ratio.
@@ -40,7 +40,7 @@ class _Layerwise(tf_keras.optimizers.Optimizer):
         return self._slots[name][self._index_dict[self._var_key(variable)]]
 
     def _decay(self, variable: tf.Variable) -> Any:
-        """The term of the weight decay; 0 for an excluded variable."""
+        """Returns the term of the weight decay; 0 for an excluded variable."""
         if not self.layerwise_weight_decay or not self._use_weight_decay(variable):
             return 0
         return self.layerwise_weight_decay * variable
@@ -66,8 +66,9 @@ class _Layerwise(tf_keras.optimizers.Optimizer):
 class LAMB(_Layerwise):
     """Layer-wise adaptive moments (You et al. 2020, "Large batch optimization for deep learning").
 
-    m, v and their bias correction are those of Adam. The update m / (sqrt(v) + epsilon) +
-    weight_decay * w of each variable is scaled to the norm of the variable.
+    m, v and their bias correction are computed as in Adam. The update m / (sqrt(v) + epsilon) +
+    weight_decay * w of each variable is scaled to the norm of the variable. The arguments are defined
+    as in the paper.
     """
 
     _slot_names = ("m", "v")
@@ -82,7 +83,6 @@ class LAMB(_Layerwise):
         jit_compile: bool = True,
         name: str = "LAMB",
     ):
-        """Creates the optimizer; the arguments are those of the paper."""
         super().__init__(learning_rate, weight_decay, jit_compile=jit_compile, name=name)
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
 
@@ -110,7 +110,7 @@ class LARS(_Layerwise):
     """Layer-wise adaptive rate scaling (You et al. 2017, "Large batch training of ... networks").
 
     SGD with momentum, whose rate is multiplied by trust_coefficient * |w| / |gradient + decay * w| for
-    each variable.
+    each variable. The arguments are defined as in the paper.
     """
 
     _slot_names = ("m",)
@@ -125,7 +125,6 @@ class LARS(_Layerwise):
         jit_compile: bool = True,
         name: str = "LARS",
     ):
-        """Creates the optimizer; the arguments are those of the paper."""
         super().__init__(learning_rate, weight_decay, jit_compile=jit_compile, name=name)
         self.momentum, self.nesterov = momentum, nesterov
         self.trust_coefficient = trust_coefficient

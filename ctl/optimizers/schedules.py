@@ -1,7 +1,7 @@
 """Learning rate schedules: a table of kinds, each optionally after a linear warm-up.
 
 Every factor is relative to the peak learning rate, so that a rate that is scaled with the batch size
-scales the complete schedule. Importing this module does not import TensorFlow.
+scales the complete schedule.
 """
 
 from collections.abc import Callable, Mapping
@@ -149,7 +149,7 @@ def describe(config: Any, rate: float, steps: int) -> str:
 
 
 def ends_at_last_step(schedule: str, decay_steps: int | str) -> bool:
-    """Whether a schedule depends on `train.steps`.
+    """Returns whether a schedule depends on `train.steps`.
 
     Args:
         schedule: `optimizer.schedule`.

@@ -1,4 +1,4 @@
-"""Schedules that tf_keras does not have: a linear warm-up before any schedule, and inverse sqrt."""
+"""Schedules that tf_keras does not have: linear warm-up before any schedule, and inverse sqrt."""
 
 from typing import Any
 
@@ -7,16 +7,15 @@ import tf_keras
 
 
 class WarmUp(tf_keras.optimizers.schedules.LearningRateSchedule):
-    """Raises the rate linearly from 0, then follows another schedule (Goyal et al. 2017)."""
+    """Raises the rate linearly from 0, then follows another schedule (Goyal et al. 2017).
+
+    Args:
+        rate: the rate at the end of the warm-up.
+        warmup_steps: the number of updates of the warm-up.
+        after: a schedule, whose first update is the first one after the warm-up; or a float.
+    """
 
     def __init__(self, rate: float, warmup_steps: int, after: Any):
-        """Combines a warm-up with a schedule.
-
-        Args:
-            rate: the rate at the end of the warm-up.
-            warmup_steps: the number of updates of the warm-up.
-            after: a schedule, whose first update is the first one after the warm-up; or a float.
-        """
         self.rate = rate
         self.warmup_steps = warmup_steps
         self.after = after
@@ -27,8 +26,8 @@ class WarmUp(tf_keras.optimizers.schedules.LearningRateSchedule):
             rate = tf.convert_to_tensor(self.rate)
             count = tf.cast(self.warmup_steps, rate.dtype)
             step = tf.convert_to_tensor(step)
-            # Both branches are computed: the later one must not see a negative step, of which an
-            # exponential decay would be infinite.
+            # Both branches are computed: the later one must not see a negative step, for which
+            # an exponential decay would be infinite.
             following = tf.maximum(step - tf.cast(self.warmup_steps, step.dtype), 0)
             after = self.after(following) if callable(self.after) else rate
             warm = rate * (tf.cast(step, rate.dtype) / count)
@@ -44,10 +43,13 @@ class InverseSqrt(tf_keras.optimizers.schedules.LearningRateSchedule):
 
     After a warm-up of `scale` updates this is the schedule of Vaswani et al. 2017, "Attention is all
     you need": proportional to 1 / sqrt(update).
+
+    Args:
+        rate: the rate of the first update.
+        scale: the update at which the rate is 1 / sqrt(2) of `rate`.
     """
 
     def __init__(self, rate: float, scale: int):
-        """Stores the rate of the first update, and the update at which it is 1 / sqrt(2) of it."""
         self.rate = rate
         self.scale = scale
 

@@ -1,7 +1,6 @@
 """Tests for a user's own trainer.
 
-Importing this module does not import TensorFlow, because pytest imports it when it starts: each name
-is imported when it is first used (PEP 562).
+Each name is imported when it is first used (PEP 562), because pytest imports this module at its start.
 """
 
 import importlib

@@ -1,7 +1,4 @@
-"""Compares the records of two splits: which quantities differ by more than rounding errors.
-
-Importing this module does not import TensorFlow.
-"""
+"""Compares the records of two splits: which quantities differ by more than rounding errors."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -15,7 +12,7 @@ if TYPE_CHECKING:
 
 _EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 _EXPONENT = 0.6  # right code keeps at least this share of a number's digits in a few steps
-_SMALL = 1e-3  # of the largest update: smaller ones consist of rounding errors
+_SMALL = 1e-3  # relative to the largest update: smaller ones consist of rounding errors
 _METRIC = 1e-5  # metrics often accumulate in float32, whatever the model computes in
 
 

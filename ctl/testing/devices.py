@@ -1,4 +1,4 @@
-"""Several replicas on any machine: the CPU split into logical devices."""
+"""Creates several replicas on any machine by splitting the CPU into logical devices."""
 
 import numpy as np
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""The pytest fixtures that ctl installs. TensorFlow is imported only when a test uses one."""
+"""The pytest fixtures that ctl installs."""
 
 from collections.abc import Callable
 import glob
@@ -20,7 +20,7 @@ _CPU_STRATEGIES = {  # parameter -> name of the strategy, replicas
 
 
 def _strategy_names() -> list[str]:
-    """The strategies that one process on this machine can run.
+    """Returns the strategies that one process on this machine can run.
 
     pytest needs them when it collects the tests, so GPUs are counted without TensorFlow.
     """
@@ -39,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Passes the option to `assert_curve`, also in the processes of pytest-xdist."""
+    """Passes the option to `assert_curve`, including the processes of pytest-xdist."""
     if config.getoption("--update_golden"):
         environment = pytest.MonkeyPatch()
         environment.setenv("CTL_UPDATE_GOLDEN", "1")
@@ -95,7 +95,7 @@ def ctl_tiny_trainer() -> Callable[..., Any]:
 
 @pytest.fixture
 def ctl_workdir(tmp_path: pathlib.Path) -> Any:
-    """An empty `ctl.loop.workdir.Workdir` for this test."""
+    """Returns an empty `ctl.loop.workdir.Workdir` for this test."""
     from ctl.loop.workdir import Workdir
 
     return Workdir(tmp_path / "run")
@@ -104,13 +104,15 @@ def ctl_workdir(tmp_path: pathlib.Path) -> Any:
 class FrozenTime:
     """A clock that only the test moves.
 
-    def test_it(ctl_frozen_time):
-        ctl_frozen_time.advance(60)
-        time.sleep(5)      # returns immediately, and advances the clock by five seconds
+        def test_it(ctl_frozen_time):
+            ctl_frozen_time.advance(60)
+            time.sleep(5)      # returns immediately, and advances the clock by five seconds
+
+    Args:
+        now: the time at the start, in seconds.
     """
 
     def __init__(self, now: float):
-        """Sets the clock to a number of seconds."""
         self.now = now
 
     def advance(self, seconds: float) -> None:

@@ -1,9 +1,7 @@
 """Runs a function in separate processes and returns its results.
 
-Why not concurrent.futures: its workers import the caller's main module, and with it TensorFlow,
-before their environment can be set, and do not report the output of a worker that failed.
-
-Importing this module does not import TensorFlow.
+The module does not use concurrent.futures, whose workers import the caller's main module, and with it
+TensorFlow, before their environment can be set, and do not report the output of a failed worker.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +17,7 @@ from typing import Any
 from ctl.errors import UsageError
 from ctl.hardware import cluster, rendezvous
 
-_OUTPUT_LINES = 30  # of each process in an error message
+_OUTPUT_LINES = 30  # lines of each process in an error message
 IN_THIS_PROCESS = (
     ", or call ctl.testing.split_cpu({devices}) in conftest.py, which runs the comparison "
     "in this process"

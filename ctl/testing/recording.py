@@ -20,7 +20,7 @@ Names = tuple[Name, ...]
 
 @dataclasses.dataclass(frozen=True)
 class CopyMismatch:
-    """The replicas' copies of a variable, where they differ.
+    """A variable whose copies on the replicas differ after a step.
 
     Attributes:
         name: kind and name of the variable.
@@ -39,7 +39,7 @@ class CopyMismatch:
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What a trainer computed on one split.
+    """The values that a trainer computed on one split.
 
     Attributes:
         split: the split.
@@ -103,7 +103,7 @@ def record_steps(
     *,
     steps: int,
 ) -> Record:
-    """Records what any training loop computes.
+    """Records the values that any training loop computes.
 
     Args:
         strategy: the strategy of the variables.
@@ -141,7 +141,7 @@ def name_variables(
     Args:
         trainer: the trainer.
         names: `Record.names` of another instance of the trainer, whose layers Keras numbered
-            differently; those of the stage with variables of the same kinds are used instead.
+            differently; the names of the stage with variables of the same kinds are used instead.
     """
     named: dict[Name, tf.Variable] = {}
     ids: set[int] = set()
@@ -164,7 +164,7 @@ def name_variables(
 def name_models(trainer: StandardTrainer) -> dict[str, tf_keras.layers.Layer]:
     """Returns every model of a trainer by its attribute, and the layers that are in no model.
 
-    The name of a model in a list or dict is such as "members/1".
+    A model in a list or dict has a name such as "members/1".
     """
     items = named_leaves(trainer.checkpoint_items())
     layers = [(name, item) for name, item in items if isinstance(item, tf_keras.layers.Layer)]
@@ -176,18 +176,18 @@ def name_models(trainer: StandardTrainer) -> dict[str, tf_keras.layers.Layer]:
 
 
 def list_optimizers(trainer: StandardTrainer) -> list[Any]:
-    """Returns every optimizer that is an attribute of the trainer, also in lists and dicts."""
+    """Returns every optimizer in the attributes of the trainer, including lists and dicts."""
     items = tf.nest.flatten(unwrap(trainer.checkpoint_items()))
     return list({id(item): item for item in items if hasattr(item, "apply_gradients")}.values())
 
 
 def read_value(trainer: StandardTrainer, variable: tf.Variable) -> np.ndarray:
-    """Returns the value of a variable outside of the replicas, which aggregates local copies."""
+    """Returns the value of a variable outside of the replicas, with local copies aggregated."""
     return aggregate_copies(trainer.strategy, variable)
 
 
 def aggregate_copies(strategy: tf.distribute.Strategy, variable: tf.Variable) -> np.ndarray:
-    """Returns the value of a variable of a strategy, which aggregates local copies."""
+    """Returns the value of a variable of a strategy, with local copies aggregated."""
     values = copies(strategy, variable)
     if len(values) > 1 and _is_local(variable):
         if variable.aggregation == tf.VariableAggregation.SUM:

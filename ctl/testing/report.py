@@ -1,4 +1,4 @@
-"""The result of comparing splits. Importing this module does not import TensorFlow."""
+"""The result of comparing splits."""
 
 import dataclasses
 
@@ -33,7 +33,7 @@ class Difference:
     distance: float
 
     def has_factor(self, factor: float) -> bool:
-        """Whether the value is `factor` times that on one replica, for a factor other than 1."""
+        """Returns whether the value is `factor` times, and not equal to, the value on one replica."""
         return self.factor is not None and factor != 1 and abs(self.factor / factor - 1) < 1e-5
 
     def __str__(self) -> str:
@@ -46,14 +46,14 @@ class Difference:
             how = f"differs from the value on one replica by up to {self.distance:.3g}"
         else:
             how = f"{as_fraction(self.factor)} times the value on one replica"
-        if self.kind == "evaluation":  # it neither accumulates nor trains
+        if self.kind == "evaluation":  # an evaluation neither accumulates nor trains
             return f"{label} on {self.split.replica_rows}: {how}"
         return f"{label} on {self.split}, step {self.step}: {how}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What was compared, what differs, and the likely cause.
+    """The splits that were compared, their differences, and the likely cause.
 
     Attributes:
         trainer: name of the trainer.
@@ -61,7 +61,7 @@ class Report:
         compared: the splits that were compared.
         refused: the splits that ctl rejects, with the reason.
         errors: the splits on which the user's code raises an exception, with its line and message.
-        why: why the tolerance is not that of float64; "" if it is.
+        why: why the tolerance is not the one for float64; "" if it is.
         undecided: why the differences cannot be interpreted; "" if they could be compared.
         notes: what else could not be checked, and why.
         differences: the differences; empty if the trainer is right.

@@ -1,7 +1,4 @@
-"""The ways to split a global batch on which a trainer is compared.
-
-Importing this module does not import TensorFlow.
-"""
+"""The ways to split a global batch on which a trainer is compared."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -55,7 +52,7 @@ class Split:
 
     @property
     def replica_rows(self) -> str:
-        """For example `2 replicas (3 + 2 rows)`."""
+        """The replicas and their rows, for example `2 replicas (3 + 2 rows)`."""
         rows = " + ".join(map(str, self.row_counts))
         return f"{self.replicas} replica{'s' * (self.replicas > 1)} ({rows} rows)"
 
@@ -73,7 +70,7 @@ def default_batch_sizes(replicas: int, micro_batches: int) -> list[int]:
     """
     if replicas < 2:
         return [2 * micro_batches]
-    # Of n + 1 rows each replica takes 2. With three or more replicas the last one has none; with
+    # Each replica takes 2 of n + 1 rows. With three or more replicas the last one has none; with
     # two, a batch of one row leaves the second without any.
     sizes = [replicas * micro_batches, replicas + 1]
     return [*sizes, 1] if replicas == 2 else sizes

@@ -21,19 +21,19 @@ from ctl.testing.splits import Split
 from ctl.testing.trial_spec import TrialSpec, build_trainer
 from ctl.trainer import StandardTrainer
 
-_TIMEOUT = 600.0  # seconds, of a comparison in another process
-# What is tried in this order: the precision, and whether examples in float32 are cast to it. Without
+_TIMEOUT = 600.0  # seconds for a comparison in another process
+# Tried in this order: the precision, and whether examples in float32 are cast to it. Without
 # the cast, the difference of float64 outputs and float32 targets is an error.
 _ATTEMPTS = (("float64", True), ("float64", False), ("float32", False))
 
-# An element of Adam's first update is about its gradient divided by its own size.
+# Each element of Adam's first update is about its gradient divided by the size of the gradient.
 _OPTIMIZER_NOT_COMPARED = (
     "The optimizer was not compared: it may amplify the rounding errors of float32."
 )
 
 
 def can_run_here(devices: int) -> bool:
-    """Whether TensorFlow in this process is configured as a comparison requires.
+    """Returns whether TensorFlow in this process is configured as a comparison requires.
 
     This does not initialize TensorFlow's devices.
 
@@ -112,13 +112,13 @@ class _Trial:
         self._plain = dataclasses.replace(spec, plain=True)
         self._names: tuple[Names, ...] = ()
         self._references: dict[int, Record] = {}
-        self._trainer: StandardTrainer  # of a reference
+        self._trainer: StandardTrainer  # the trainer of a reference
         self._recomputes = False
         self.records: dict[Split, Record] = {}
         self.refused: dict[Split, str] = {}
         self.errors: dict[Split, str] = {}
         self.precision = "float64"
-        self.why = ""  # the tolerance is not that of float64
+        self.why = ""  # why the tolerance is not the one for float64
         self._tolerance = tolerance_of("float64")
 
     def run(self, splits: Sequence[Split]) -> None:
@@ -147,7 +147,7 @@ class _Trial:
                 self.records[split] = self._record(trainer, split, split in evaluated)
             except UsageError as error:  # ctl rejects the split, so it computes nothing wrong there
                 self.refused[split] = str(error)
-            except Exception as error:  # of the user's code, which computes the reference
+            except Exception as error:  # from the user's code, although it computes the reference
                 self.errors[split] = error_location(error)
         if not self.records and not self.errors:
             raise UsageError(f"ctl rejects every split: {next(iter(self.refused.values()))}")
@@ -231,7 +231,7 @@ class _Trial:
         return record_run(trainer, split, steps=steps, evaluate=evaluate, names=self._names)
 
     def _compare_under_own_optimizers(self) -> list[Difference]:
-        """Compares one split again with the user's optimizers, the one most likely to differ."""
+        """Repeats the comparison of the split most likely to differ, with the user's optimizers."""
         split = max(self.records, key=lambda s: (s.replicas, not s.even, -s.micro_batches))
         records: list[Record] = []
         for each in (split.reference, split):

@@ -1,4 +1,4 @@
-"""What a comparison runs on every split, and the trainer of a split."""
+"""Describes a comparison, and builds the trainer of each split."""
 
 from collections.abc import Callable
 import dataclasses
@@ -21,7 +21,7 @@ from ctl.trainer import StandardTrainer
 
 @dataclasses.dataclass(frozen=True)
 class TrialSpec:
-    """What is run on every split.
+    """The trainer and the examples that are run on every split.
 
     Attributes:
         factory: the trainer's class, or a function with the arguments of its constructor.
@@ -140,7 +140,7 @@ def _replace_own_optimizers(trainer: StandardTrainer) -> None:
 
 
 def _is_replaceable(item: Any) -> bool:
-    """Whether an object is an optimizer of tf_keras; a user's own may have methods of its own."""
+    """Returns whether an object is an optimizer of tf_keras; a user's own may have other methods."""
     is_optimizer = isinstance(item, tf_keras.optimizers.Optimizer)
     has_scale = isinstance(item, tf_keras.mixed_precision.LossScaleOptimizer)
     return is_optimizer and not has_scale and type(item).__module__.startswith("tf_keras.")

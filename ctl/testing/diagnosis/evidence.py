@@ -1,4 +1,4 @@
-"""What the rules know about a trainer that depends on the split."""
+"""The data by which the rules recognize the cause of a difference between splits."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -12,7 +12,7 @@ from ctl.testing.trial_spec import TrialSpec
 
 @dataclasses.dataclass(frozen=True)
 class SplitDifferences:
-    """What splits computed, and what depends on the split.
+    """The records of several splits, and their differences.
 
     Attributes:
         records: the record of each split.
@@ -40,7 +40,7 @@ class SplitDifferences:
 
 @dataclasses.dataclass(frozen=True)
 class Evidence(SplitDifferences):
-    """What is known about a trainer that depends on the split.
+    """The differences between the splits of a trainer, and a method to measure its rows.
 
     Attributes:
         spec: what was run.

@@ -45,7 +45,7 @@ def explain_metric(evidence: Evidence) -> Finding | None:
 
 
 def _match_metric_mistakes(evidence: Evidence, difference: Difference) -> set[str]:
-    """Returns the mistakes that give a metric's value, on more batches while there are several.
+    """Returns the mistakes that give a metric's value; tries more batches while several do.
 
     With few rows, two mistakes often give the same value.
     """

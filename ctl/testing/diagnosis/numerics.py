@@ -47,7 +47,7 @@ def check(spec: TrialSpec, trainer: StandardTrainer) -> tuple[list[Difference], 
 
 
 def _has_own_step(trainer: StandardTrainer) -> bool:
-    """Whether the trainer's class overrides a method that applies gradients."""
+    """Returns whether the trainer's class overrides a method that applies gradients."""
     cls, base = type(trainer), StandardTrainer
     return cls.replica_step is not base.replica_step or cls.train_step is not base.train_step
 

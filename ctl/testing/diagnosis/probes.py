@@ -39,12 +39,12 @@ class RowValues:
 
 @dataclasses.dataclass(frozen=True)
 class Coefficients:
-    """How much each gradient counts in an update, relative to one replica.
+    """The factors of the gradients in an update, relative to one replica.
 
     Attributes:
         rows: [batch] the factor of each row's gradient.
         penalty: the factor of the gradient of the regularization losses; 1 if there are none.
-        extra_decay: the multiple of the weights that is added beyond that on one replica.
+        extra_decay: the multiple of the weights that is added beyond `reference_decay`.
         reference_decay: the multiple of the weights that is added on one replica.
     """
 
@@ -67,7 +67,7 @@ def attempt(probe: Callable[[], T]) -> T | None:
 
 
 def find_narrow(trainer: StandardTrainer) -> str:
-    """Names what a trainer computes in fewer digits than float64, by a cast in its code; "" if none."""
+    """Names a method that returns fewer digits than float64, due to a cast in its code; "" if none."""
 
     def probe() -> str:
         batch, row_mask = _first_batch(trainer)
@@ -131,13 +131,13 @@ def compute_rows(
 class Decomposition:
     """Writes the updates of a batch size as a linear combination of the gradients of its rows.
 
-    coefficients = Decomposition(spec, batch, precision).coefficients(record, reference)
+        coefficients = Decomposition(spec, batch, precision).coefficients(record, reference)
 
-    It has no solution if rows depend on each other, or if a trainer's own step adds another loss.
+    The gradients are computed on one replica, with the initial weights. There is no solution if rows
+    depend on each other, or if a trainer's own step adds another loss.
     """
 
     def __init__(self, spec: TrialSpec, batch: int, precision: str):
-        """Computes the gradient of each row on one replica, with the initial weights."""
         trainer = build_trainer(spec, Split(batch), precision=precision)
         self._trainer = trainer
         self._variables = trainer.model.trainable_variables
@@ -221,7 +221,7 @@ def _first_batch(trainer: StandardTrainer) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def _scope(trainer: StandardTrainer, batch: Any, row_mask: Any) -> Any:
-    """The scope in which the trainer's own step calls its methods."""
+    """Enters the scope in which the trainer's own step calls its methods."""
     with seed_and_precision(trainer.options), engine_of(trainer).rows(batch, row_mask):
         yield
 

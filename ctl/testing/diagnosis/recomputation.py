@@ -1,4 +1,4 @@
-"""Checks that `ctl.recompute` changes nothing: its mistakes are the same on every split."""
+"""Checks that `ctl.recompute` changes nothing; a mistake in it is the same on every split."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from ctl.testing.trial_spec import TrialSpec, build_trainer
 def check(
     spec: TrialSpec, record: Record, *, precision: str, tolerance: float
 ) -> tuple[list[Difference], str]:
-    """Compares a record with that of the same trainer without recomputation.
+    """Compares a record with a run of the same trainer without recomputation.
 
     Args:
         spec: what to run.
@@ -27,7 +27,7 @@ def check(
     with recompute.disabled():
         trainer = build_trainer(spec, record.split, precision=precision)
         expected = record_run(trainer, record.split, steps=spec.steps, names=record.names)
-    record = dataclasses.replace(record, evaluation={})  # which recomputes nothing
+    record = dataclasses.replace(record, evaluation={})  # an evaluation recomputes nothing
     differences = compare(record, expected, precision, tolerance)
     if not differences:
         return [], ""

@@ -58,7 +58,7 @@ def _all_close(values: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bo
 
 
 def close(values: np.ndarray, others: np.ndarray) -> bool:
-    """Whether two arrays are equal up to rounding errors of float32."""
+    """Returns whether two arrays are equal up to rounding errors of float32."""
     if values.shape != others.shape:
         return False
     # The minimum of 0.1 is for values that should be zero: they are rounding errors only.

@@ -16,7 +16,7 @@ def explain(evidence: Evidence) -> tuple[list[Difference], str]:
     """Returns the differences, the one that shows the cause first; and the cause.
 
     Args:
-        evidence: with at least one difference.
+        evidence: the evidence, with at least one difference.
     """
     rules: Sequence[Callable[[Evidence], Finding | None]] = (
         _explain_statistics,
@@ -96,17 +96,17 @@ def _explain_update(evidence: Evidence) -> Finding | None:
     ) or _explain_coefficients(evidence, first.split)
     if cause:
         return first, cause
-    # Before the growth with the replicas, which a factor of all updates of a model has too.
+    # Before `explain_partial`: one factor of all updates of a model also grows with the replicas.
     finding = explain_other_model(differences)
     cause = None if finding else scaling.explain_partial(evidence.records, evidence.references)
     return (first, cause) if cause else finding
 
 
 def explain_other_model(differences: Sequence[Difference]) -> Finding | None:
-    """Recognizes one factor of the updates of a second model.
+    """Recognizes that all updates of a second model have the same wrong factor.
 
-    The gradients of its rows are unknown: its loss is in the trainer's own step. The updates of a
-    model that is trained after it differ too, but by no factor.
+    The gradients of its rows are unknown, because its loss is in the trainer's own step. The updates of
+    a model that is trained after it differ too, but by no factor.
     """
     first = differences[0]
     same_split = [d for d in differences if (d.split, d.step) == (first.split, first.step)]
@@ -140,7 +140,7 @@ def _decompose(evidence: Evidence, split: Split) -> probes.Coefficients | None:
 
 
 def explain_loss(evidence: SplitDifferences) -> Finding | None:
-    """Recognizes a loss that is not that of the global batch although the updates are right."""
+    """Recognizes that a step returns a wrong loss although its updates are right."""
     differences = evidence.of_kind("loss")
     if not differences or evidence.of_kind("update"):
         return None

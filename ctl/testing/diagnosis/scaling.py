@@ -1,7 +1,4 @@
-"""Recognizes mistakes by how much each part counts in an update. Pure arithmetic on records.
-
-Importing this module does not import TensorFlow.
-"""
+"""Recognizes mistakes by how much each part counts in an update. Pure arithmetic on records."""
 
 from collections.abc import Mapping
 import itertools
@@ -24,7 +21,7 @@ def explain_coefficients(coefficients: Mapping[Split, "Coefficients"], split: Sp
     """Returns the cause that gives rows, regularization and weights their coefficients.
 
     Args:
-        coefficients: of the first split that differs, and of an uneven one if there is one.
+        coefficients: the coefficients of the first split that differs, and of an uneven split if any.
         split: the first split that differs.
     """
     first = coefficients[split]
@@ -46,7 +43,7 @@ def explain_coefficients(coefficients: Mapping[Split, "Coefficients"], split: Sp
 def explain_clipping(
     records: Mapping[Split, "Record"], references: Mapping[int, "Record"], split: Split
 ) -> str | None:
-    """Recognizes a clip of each replica's gradients.
+    """Recognizes that each replica clips its own gradients.
 
     Updates of different batches have the same norm only if the gradients are clipped to it.
     """
@@ -84,7 +81,7 @@ def explain_partial(
 
 
 def _explain_other_terms(coefficients: "Coefficients") -> str | None:
-    """The cause if every row counts as it should."""
+    """Returns the cause if every row counts as it should."""
     if abs(coefficients.penalty - 1) > _CLOSE:
         return causes.PENALTY.format(times=as_fraction(coefficients.penalty))
     expected = coefficients.reference_decay
@@ -95,7 +92,7 @@ def _explain_other_terms(coefficients: "Coefficients") -> str | None:
 
 
 def _explain_uneven_rows(rows: np.ndarray, split: Split) -> str | None:
-    """The cause by the coefficients of the rows of an uneven batch."""
+    """Returns the cause from the coefficients of the rows of an uneven batch."""
     sizes = np.repeat(split.row_counts, split.row_counts)
     if split.micro_batches == 1 and _all_close(rows * sizes, rows[0] * sizes[0]):
         how = "summed" if _all_close(rows * sizes, split.batch) else "averaged"
@@ -107,7 +104,7 @@ def _explain_uneven_rows(rows: np.ndarray, split: Split) -> str | None:
 
 
 def _explain_common_factor(factor: float, split: Split) -> str | None:
-    """The cause if all rows have the same coefficient."""
+    """Returns the cause if all rows have the same coefficient."""
     known = [
         (split.replicas, causes.REDUCED_TWICE),
         (1 / split.replicas, causes.AVERAGED),
@@ -119,7 +116,7 @@ def _explain_common_factor(factor: float, split: Split) -> str | None:
 
 
 def _micro_batch_sizes(split: Split) -> np.ndarray:
-    """[batch] number of rows of each row's micro-batch, on one replica."""
+    """Returns [batch] numbers of rows in the micro-batch of each row, on one replica."""
     rows = split.rows_per_replica
     cuts = [rows * i // split.micro_batches for i in range(split.micro_batches + 1)]
     return np.repeat(np.diff(cuts), np.diff(cuts)).astype(float)

@@ -21,7 +21,7 @@ def check(
     """Compares a split with the same split whose slots are not sharded.
 
     Args:
-        spec: what to run; under momentum unless it names an optimizer.
+        spec: what to run; with SGD and momentum if it names no optimizer.
         split: a split over several replicas.
         precision: dtype of the computation.
         tolerance: maximum error of an element, relative to the largest element.

@@ -8,7 +8,7 @@
     faults.delay(launcher.pid, "worker 1", seconds=10)      # pauses the process
 
 `python -m ctl.testing.faults --kill=step:33 -- --config=...` runs the complete program with a kill.
-Each name is imported when it is first used (PEP 562); damage and processes do not import TensorFlow.
+Each name is imported when it is first used (PEP 562).
 """
 
 import importlib

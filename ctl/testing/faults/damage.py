@@ -1,7 +1,4 @@
-"""Damages the files of a checkpoint as an interrupted copy, a bad disk or a kill does.
-
-Importing this module does not import TensorFlow.
-"""
+"""Damages the files of a checkpoint as an interrupted copy, a bad disk or a kill does."""
 
 import os
 import pathlib
@@ -74,7 +71,7 @@ def flip(
 
 
 def leave_unfinished(folder: Folder, step: int) -> pathlib.Path:
-    """Creates what a kill during a save leaves: a temporary folder with half of the data.
+    """Creates the temporary folder, with half of the data, that a kill during a save leaves.
 
     Args:
         folder: the folder of the checkpoints.

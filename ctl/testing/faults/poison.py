@@ -1,4 +1,4 @@
-"""Non-finite values: in examples, in one replica's batch at one step, or in its losses."""
+"""Makes examples, or the batch or losses of one replica at one step, non-finite."""
 
 from collections.abc import Sequence
 import math
@@ -180,7 +180,7 @@ def _check_feature(batch: Batch, feature: str) -> None:
 
 
 def _is_replica(replica: int) -> tf.Tensor:
-    """Whether the code runs on a replica, a scalar bool."""
+    """Returns whether the code runs on a replica, as a scalar bool."""
     context = tf.distribute.get_replica_context()
     return tf.equal(tf.cast(context.replica_id_in_sync_group, tf.int32), replica)
 

@@ -1,7 +1,4 @@
-"""Kills or pauses the processes that `ctl.launch` started. Linux only.
-
-Importing this module does not import TensorFlow.
-"""
+"""Kills or pauses the processes that `ctl.launch` started. Linux only."""
 
 import json
 import os

@@ -1,1 +1,1 @@
-"""Golden curves: what training computes in each step, kept in a file to compare later runs with."""
+"""Golden curves: the values that training computes in each step, saved to compare later runs with."""

@@ -1,4 +1,4 @@
-"""ctl.testing.assert_curve: asserts that training computes what a golden file has recorded."""
+"""ctl.testing.assert_curve: asserts that training computes the values in a golden file."""
 
 import os
 import pathlib
@@ -29,14 +29,14 @@ def assert_curve(
     *,
     steps: int = 20,
 ) -> CurveReport:
-    """Asserts that the first steps of training compute what they did when a file was recorded.
+    """Asserts that the first steps of training compute the values that a golden file has recorded.
 
         def test_training_is_unchanged():
             ctl.testing.assert_curve("golden/mnist.json", "experiments/mnist.py", steps=20)
 
     The golden file has, for each step, the loss, and for each trainable variable and moving statistic
     its norm, the norm of its update, a product with random signs, and a hash. If versions, CPU,
-    devices, strategy and precision are those of the recording, the bits must be the same. Otherwise a
+    devices, strategy and precision are as in the recording, the bits must be the same. Otherwise a
     tolerance for rounding errors holds, which was measured when the file was recorded;
     `ctl/testing/golden/comparison.py` derives it.
 
@@ -48,10 +48,10 @@ def assert_curve(
         path: the golden file; commit it together with the test.
         experiment: a config file, the result of `ctl.config(...)`, or an untrained trainer, which this
             function trains.
-        steps: the number of steps; at most those of the recording.
+        steps: the number of steps; at most as many as in the recording.
 
     Returns:
-        What was compared.
+        The comparison.
 
     Raises:
         AssertionError: a step differs; the message names the first one, the first tensor in it, and
@@ -76,7 +76,7 @@ def assert_curve(
 
 
 def is_updating() -> bool:
-    """Whether `assert_curve` records golden files instead of comparing with them."""
+    """Returns whether `assert_curve` records golden files instead of comparing with them."""
     return os.environ.get(UPDATE, "0") not in ("", "0")
 
 
@@ -117,7 +117,7 @@ def describe_recording(recorded: Curve) -> str:
 
 
 def _agree(new: Curve, old: Curve) -> bool:
-    """Whether two recordings of this process have one curve, also if bits cannot be repeated."""
+    """Returns whether two recordings of this process are one curve, even if bits are not repeatable."""
     if len(new.steps) != len(old.steps) or new.computation != old.computation:
         return False
     report = comparison.compare(new, old)

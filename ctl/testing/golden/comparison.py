@@ -19,7 +19,7 @@ of its last update by T_k + T_{k-1} at most, and its product with random signs b
 probability of 6e-7, since the standard deviation of that product is the distance.
 
 FACTOR covers what a few repetitions do not show. docs/testing.md has the largest ratio that was measured
-on other replicas, kernels and instruction sets. Importing this module does not import TensorFlow.
+on other replicas, kernels and instruction sets.
 """
 
 from collections.abc import Iterator, Mapping
@@ -46,7 +46,7 @@ class CurveReport:
         settings: the options that differ from those of the recording, in the same form.
         step: the first step that differs, from 1; 0 if none does.
         tensor: the first tensor that differs in that step, or "loss"; "" if none does.
-        difference: one sentence about it.
+        difference: one sentence about the difference.
         notes: what else is known of the difference.
     """
 
@@ -59,7 +59,7 @@ class CurveReport:
 
     @property
     def equal(self) -> bool:
-        """Whether all steps are those of the recording."""
+        """Whether all steps agree with the recording."""
         return not self.step
 
     @property
@@ -79,7 +79,7 @@ class CurveReport:
 
 
 def compare(actual: Curve, recorded: Curve) -> CurveReport:
-    """Compares the steps of a run with those of a recorded curve.
+    """Compares the steps of a run with a recorded curve.
 
     Args:
         actual: the run; it may have fewer steps.

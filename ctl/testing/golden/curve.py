@@ -1,4 +1,4 @@
-"""A recorded curve and its file. Importing this module does not import TensorFlow."""
+"""A recorded curve and its file."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -16,7 +16,7 @@ _ABOUT = "Recorded by ctl.testing.assert_curve; do not edit. Record again: pytes
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """What one step computed. The lists have one number for each tensor of the curve.
+    """The values that one step computed. The lists have one number for each tensor of the curve.
 
     Attributes:
         loss: the loss of the global batch; None if the trainer's loop reports none.
@@ -88,7 +88,7 @@ def write(path: pathlib.Path, curve: Curve) -> None:
     """Writes a golden file, one line per step, completely or not at all.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
     content: dict[str, Any] = {"format": _FORMAT, "about": _ABOUT, **dataclasses.asdict(curve)}
     steps = ",\n".join(f"    {json.dumps(step)}" for step in content.pop("steps"))

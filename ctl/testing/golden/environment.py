@@ -1,4 +1,4 @@
-"""What the bits of a computation depend on: versions, the CPU, devices, and the trainer's options."""
+"""Describes what the bits of a computation depend on: versions, CPU, devices and options."""
 
 import platform
 
@@ -21,7 +21,7 @@ _COMPUTATION = (
     "optimizer.shard_state",
     "data.placement",
 )
-# Options that change neither.
+# Options that change neither the order or the precision, nor what is computed.
 _IRRELEVANT = (
     "runtime.xla",
     "runtime.allow_unkeyed_random",
@@ -67,7 +67,7 @@ def _describe_gpus() -> dict[str, str]:
 
 
 def describe_computation(trainer: StandardTrainer) -> dict[str, str]:
-    """Returns what determines the order and the precision of the operations of a step."""
+    """Returns the options that determine the order and the precision of the operations of a step."""
     plan, options = engine_of(trainer).plan, _options(trainer)
     layout = {"strategy": plan.strategy, "replicas": str(plan.layout.replicas)}
     return {

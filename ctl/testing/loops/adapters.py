@@ -1,4 +1,4 @@
-"""Wraps what users build as a `Loop`: trainers of Orbit, compiled models of Keras 2 and Keras 3."""
+"""Wraps trainers of Orbit and compiled models of Keras 2 and Keras 3 as a `Loop`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,14 +12,14 @@ from ctl.testing.nested import named_leaves, unwrap
 
 
 def adapt(value: Any) -> Loop:
-    """Returns the loop of what `build` returned.
+    """Wraps the object that `build` returned as a loop.
 
     Args:
         value: a `Loop`, another object with `step` and `variables`, an `orbit.StandardTrainer`, or
             a compiled model of tf_keras or Keras 3.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the object is none of these.
     """
     if isinstance(value, Loop):
         return value

@@ -10,15 +10,15 @@ from ctl.testing.loops.runner import LoopRun, LoopSpec, State
 from ctl.testing.recording import Record
 
 MARGIN = 8.0  # on several replicas, more sums have another order than on one
-_SMALL = 1e-3  # of the largest value: smaller ones consist of rounding errors
-_ROUNDING = 1e-9  # of the largest update, in float64
+_SMALL = 1e-3  # relative to the largest value: smaller ones consist of rounding errors
+_ROUNDING = 1e-9  # relative to the largest update, in float64
 _NARROW = ("bfloat16", "float16")
 _LARGE = 1e-2  # relative; no rounding error of a few steps in float32
 
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """What the comparison can tell about a loop.
+    """The precision with which the splits of a loop can be compared.
 
     Attributes:
         tolerance: maximum error of an element, relative to the largest element.
@@ -85,8 +85,8 @@ def measure_noise(run: LoopRun, state: State, record: Record) -> float:
 def relative_distance(record: Record, expected: Record) -> float:
     """Returns the largest difference of an update, a loss or a statistic, relative to its size.
 
-    An update that is much smaller than the others consists of rounding errors, such as that of a bias
-    before batch normalization.
+    An update that is much smaller than the others consists of rounding errors, such as the update of
+    a bias before batch normalization.
     """
     distances = [0.0]
     for values, others in zip(record.steps, expected.steps, strict=True):
@@ -104,10 +104,10 @@ def relative_distance(record: Record, expected: Record) -> float:
 
 
 def find_zero_updates(record: Record) -> set[str]:
-    """Names the variables whose gradients are zero but for rounding errors, which Adam amplifies.
+    """Names the variables whose gradients are zero except for rounding errors, which Adam amplifies.
 
     Args:
-        record: of a loop under plain SGD.
+        record: the record of a loop under plain SGD.
     """
     sizes = {
         name: max(float(np.abs(values["update", name]).max(initial=0.0)) for values in record.steps)

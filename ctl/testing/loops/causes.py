@@ -1,4 +1,4 @@
-"""The texts of causes that differ from those for trainers of ctl, and why a loop cannot be compared."""
+"""Texts of causes for loops that are not ctl's, and reasons why a loop cannot be compared."""
 
 from ctl.testing.diagnosis import causes
 

@@ -25,7 +25,7 @@ _SCALE = 8.0  # a power of two, so that scaling is exact
 
 @dataclasses.dataclass(frozen=True)
 class LoopEvidence(SplitDifferences):
-    """What is known about a loop that depends on the split.
+    """The differences between the splits of a loop, and the loop to measure it further.
 
     Attributes:
         spec: what was run.
@@ -42,7 +42,7 @@ def explain(evidence: LoopEvidence) -> tuple[list[Difference], str]:
     """Returns the differences, the one that shows the cause first; and the cause.
 
     Args:
-        evidence: with at least one difference.
+        evidence: the evidence, with at least one difference.
     """
     explain_rules: Sequence[Callable[[LoopEvidence], Finding | None]] = (
         _explain_statistics,
@@ -153,7 +153,7 @@ def _explain_metric(evidence: LoopEvidence) -> Finding | None:
 
 
 def _grows(evidence: LoopEvidence, difference: Difference) -> bool:
-    """Whether each step multiplies a metric's old sum by the number of replicas before it adds to it."""
+    """Returns whether each step multiplies a metric by the number of replicas before it adds to it."""
     record = evidence.records[difference.split]
     reference, replicas = evidence.references[difference.split.batch], difference.split.replicas
     for key in (name for name in reference.names[-1] if name[0] == "metric"):
@@ -216,7 +216,7 @@ def check_loss_scale(evidence: LoopEvidence, tolerance: float) -> tuple[list[Dif
     """Checks that the update does not depend on the loss scale, which no split reveals.
 
     Args:
-        evidence: of the loop.
+        evidence: the evidence of the loop.
         tolerance: maximum error of an element, relative to the largest element.
     """
     run, state = evidence.run, list(evidence.state)

@@ -18,7 +18,7 @@ from ctl.testing.loops.trial import LoopTrial
 from ctl.testing.report import NotComparable, Report
 from ctl.testing.splits import Split
 
-_TIMEOUT = 600.0  # seconds, of a comparison in another process
+_TIMEOUT = 600.0  # seconds for a comparison in another process
 _FULL = "the loop takes full batches only (full_batches=True)"
 
 

@@ -1,4 +1,4 @@
-"""What `assert_loop_equivalent` requires of a training loop."""
+"""The interface that `assert_loop_equivalent` requires of a training loop."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
@@ -15,7 +15,7 @@ _STATISTICS = ("moving_mean", "moving_variance")
 
 
 class LoopSplit(Split):
-    """A split of a loop, of whose micro-batches nothing is known."""
+    """A split of a loop, whose micro-batches are not known."""
 
     def __str__(self) -> str:
         """Returns, for example, `2 replicas (3 + 2 rows)`."""
@@ -55,17 +55,16 @@ class Loop:
 
 
 class Contents:
-    """The variables, models, optimizers and metrics of a loop."""
+    """The variables, models, optimizers and metrics of a loop, without repetitions.
+
+    Args:
+        variables: the `variables` of a loop; may be nested lists and dicts, or a method.
+
+    Raises:
+        UsageError: an object has no variables.
+    """
 
     def __init__(self, variables: Any):
-        """Lists them without repetitions.
-
-        Args:
-            variables: the `variables` of a loop; may be nested lists and dicts, or a method.
-
-        Raises:
-            UsageError: an object has no variables.
-        """
         items = [item for _, item in named_leaves(unwrap(variables))]
         self.items = list({id(item): item for item in items}.values())
         for item in self.items:
@@ -121,17 +120,17 @@ class Contents:
                 yield from (("metric", v) for v in _call(item.variables))
             elif hasattr(item, "apply_gradients"):
                 yield from (("state", v) for v in _call(item.variables))
-                scale: Any = getattr(item, "_loss_scale", None)  # of tf_keras, not in `variables`
+                scale: Any = getattr(item, "_loss_scale", None)  # in tf_keras, not in `variables`
                 if isinstance(getattr(scale, "current_loss_scale", None), tf.Variable):
                     yield from (("state", v) for v in (scale.current_loss_scale, scale.counter))
             else:
                 yield from ((_kind(v), v) for v in _call(item.variables))
-                for metric in getattr(item, "metrics", []):  # of compile(), not in `variables`
+                for metric in getattr(item, "metrics", []):  # from compile(), not in `variables`
                     yield from (("metric", v) for v in _call(metric.variables))
 
 
 def has_variables(item: Any) -> bool:
-    """Whether an object is a model, layer, optimizer or metric, built or not."""
+    """Returns whether an object is a model, layer, optimizer or metric, built or not."""
     # The property of a model that is not built raises an error.
     return hasattr(type(item), "variables") or "variables" in getattr(item, "__dict__", {})
 

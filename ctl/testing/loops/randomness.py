@@ -19,10 +19,10 @@ _ROUNDING = 0.1  # relative; larger than the rounding errors of a loop that comp
 
 
 def explain_random(evidence: LoopEvidence, *, random: bool) -> tuple[list[Difference], str]:
-    """Recognizes what is wrong in spite of random numbers: equal draws, and draws in an evaluation.
+    """Recognizes mistakes in spite of random numbers: equal draws, and draws in an evaluation.
 
     Args:
-        evidence: of the loop.
+        evidence: the evidence of the loop.
         random: False if only another order of the rows changes the result, so that rounding errors
             must be distinguished from random numbers with a fixed seed.
     """
@@ -52,7 +52,7 @@ def explain_random(evidence: LoopEvidence, *, random: bool) -> tuple[list[Differ
 
 
 def _draws_same_numbers(evidence: LoopEvidence, split: LoopSplit, threshold: float) -> bool:
-    """Whether two replicas with the same rows compute what one of them computes.
+    """Returns whether two replicas with the same rows compute the same as one of them.
 
     The rows are all equal, so that only random numbers can make them different.
     """

@@ -1,4 +1,4 @@
-"""How much each row of a global batch counts in the update of a loop."""
+"""Measures how much each row of a global batch counts in the update of a loop."""
 
 import numpy as np
 
@@ -13,18 +13,16 @@ _ERROR = {"float64": 1e-5, "float32": 1e-3}  # relative, of the least-squares so
 class RowUpdates:
     """The updates of the loop for each row alone, with a global batch size of 1.
 
-    Under plain SGD the update of a batch is the mean of them on one replica. It has no such solution
-    if the rows depend on each other, as with batch normalization.
+    Under plain SGD the update of a batch on one replica is the mean of them, unless the rows depend on
+    each other, as with batch normalization.
+
+    Args:
+        spec: what to run.
+        state: the state before each update.
+        count: the number of rows, from the first.
     """
 
     def __init__(self, spec: LoopSpec, state: State, count: int):
-        """Trains the loop on each of the first rows.
-
-        Args:
-            spec: what to run.
-            state: the state before each update.
-            count: number of rows.
-        """
         run = LoopRun(spec, LoopSplit(1))
         columns = []
         for row in range(count):
@@ -41,8 +39,8 @@ class RowUpdates:
         """Returns how much each row counts relative to one replica, or None if there is no solution.
 
         Args:
-            record: of a split.
-            reference: of the same global batch on one replica.
+            record: the record of a split.
+            reference: the record of the same global batch on one replica.
         """
         expected, actual = self._solve(reference), self._solve(record)
         count = record.split.batch

@@ -30,7 +30,7 @@ Build = Callable[[tf.distribute.Strategy, int], Any]
 
 @dataclasses.dataclass(frozen=True)
 class LoopSpec:
-    """What is run on every split.
+    """The loop and the examples that are run on every split.
 
     Attributes:
         build: makes the loop for a strategy and a global batch size.
@@ -50,7 +50,7 @@ class LoopSpec:
     plain: bool = True
 
     def rows(self, indexes: Sequence[int]) -> Any:
-        """Selects examples, and casts those of floating-point numbers to the precision."""
+        """Selects examples, and casts floating-point ones to the precision."""
 
         def select(values: np.ndarray) -> np.ndarray:
             selected = np.asarray(values)[np.asarray(indexes, int)]
@@ -65,19 +65,18 @@ class LoopSpec:
 
 
 class LoopRun:
-    """A loop that was built for a split, and whose first step created all variables."""
+    """Builds a loop for a split, and trains one step, which creates all variables.
+
+    Args:
+        spec: what to run.
+        split: how the global batch is split.
+        seed: seed of the random numbers.
+
+    Raises:
+        UsageError: `build` returned no loop.
+    """
 
     def __init__(self, spec: LoopSpec, split: Split, *, seed: int = 0):
-        """Builds the loop and trains one step.
-
-        Args:
-            spec: what to run.
-            split: how the global batch is split.
-            seed: seed of the random numbers.
-
-        Raises:
-            UsageError: `build` returned no loop.
-        """
         self.spec, self.split = spec, split
         self.strategy = make_strategy(split.replicas)
         with _configure_keras(spec.precision):
@@ -88,7 +87,7 @@ class LoopRun:
                 for optimizer in self.contents.optimizers:
                     _use_plain_sgd(optimizer)
             # A model without input shape, and some optimizers, create variables in the first step.
-            # That of `fit` of Keras 3 raises an error on an uneven batch, which only comes last.
+            # In Keras 3 the first step of `fit` fails on an uneven batch, which in training comes last.
             even = split.rows_per_replica * split.replicas
             self.train(spec.batch(split.batch if self.loop.distributed else even, 0))
 
@@ -140,7 +139,7 @@ class LoopRun:
             indexes: the rows of the global batch.
 
         Returns:
-            What the step reports, and the results of the metrics.
+            The values that the step reports, and the results of the metrics.
         """
         with _configure_keras(self.spec.precision):
             outputs = self.loop.step(self._distribute(indexes))
@@ -208,7 +207,7 @@ def _read_outputs(outputs: Any) -> list[tuple[str, np.ndarray]]:
     """Returns the names and values of what a step returns.
 
     Raises:
-        UsageError: it is neither a number, nor a dict of numbers, nor None.
+        UsageError: the output is neither a number, nor a dict of numbers, nor None.
     """
     if outputs is None:
         return []
@@ -253,7 +252,7 @@ def _set_seeds(seed: int) -> None:
 def _configure_keras(precision: str) -> Iterator[None]:
     """Sets the default dtype of both versions of Keras that are loaded."""
     backends = [tf_keras.backend]
-    if "keras" in sys.modules:  # version 3, also as tf.keras
+    if "keras" in sys.modules:  # version 3, even if it is used as tf.keras
         backends.append(sys.modules["keras"].config)
     before = [backend.floatx() for backend in backends]
     tf_keras.backend.reset_uids()  # layers without a name of their own are numbered by process

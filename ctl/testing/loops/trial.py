@@ -88,7 +88,7 @@ class LoopTrial:
             self._records[split] = LoopRun(self._spec, split).record(state, names)
         except UsageError:
             raise
-        except Exception as error:  # of the user's code, which computes the reference
+        except Exception as error:  # from the user's code, although it computes the reference
             self._errors[split] = error_location(error)
 
     def _differences(self, tolerance: float) -> list[Difference]:
@@ -167,7 +167,7 @@ def _reference(split: Split) -> LoopSplit:
 def _drop_metric_variables(record: Record) -> Record:
     """Returns a record without the variables of metrics, of which only the results matter.
 
-    A mean that each replica updates with a mean of its own may be right, but its count is not 1.
+    If each replica updates a mean with its own mean, the result may be right, but its count is not 1.
     """
     variables = {name for name in record.names[-1] if name[0] == "metric"}
     steps = [{n: v for n, v in values.items() if n not in variables} for values in record.steps]
@@ -175,7 +175,7 @@ def _drop_metric_variables(record: Record) -> Record:
 
 
 def _has_updates(record: Record) -> bool:
-    """Whether a step changed a trainable variable."""
+    """Returns whether a step changed a trainable variable."""
     return any(
         value.any() for step in record.steps for (k, _), value in step.items() if k == "update"
     )
