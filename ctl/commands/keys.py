@@ -3,6 +3,8 @@
     ctl keys                    all keys, then the sections whose keys the experiment chooses
     ctl keys learning_rate      the keys about the learning rate
     ctl keys --names            only the names, as flags, such as for the completion of a shell
+
+The search ignores case.
 """
 
 from collections.abc import Sequence

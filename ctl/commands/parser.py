@@ -9,7 +9,7 @@ from ctl.errors import UsageError
 class Parser(argparse.ArgumentParser):
     """An argument parser that reports a mistake in one line.
 
-    parser = Parser("ctl report", "ctl report RUN...", "One HTML page about a run.")
+        parser = Parser("ctl report", "ctl report RUN...", "One HTML page about a run.")
 
     Args:
         prog: the command, such as "ctl report".

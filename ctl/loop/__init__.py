@@ -1,1 +1,1 @@
-"""The outer loop: when to train, save and evaluate, and what the user sees of it."""
+"""The outer loop: decides when to train, save and evaluate, and reports the progress."""

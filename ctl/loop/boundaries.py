@@ -1,7 +1,4 @@
-"""The steps at which loops end: multiples of intervals, no matter where a run was resumed.
-
-Importing this module does not import TensorFlow.
-"""
+"""Computes where loops end: at multiples of intervals, no matter where a run was resumed."""
 
 from collections.abc import Iterable
 

@@ -1,7 +1,4 @@
-"""Which changes of the config a run may continue with.
-
-Importing this module does not import TensorFlow.
-"""
+"""Decides which changes of the config a run may continue with."""
 
 from collections.abc import Iterable, Mapping
 import json
@@ -19,29 +16,27 @@ _ONLY_TRAINING = ("optimizer.", "init.", "train.", *_BATCH_SIZES)
 class ConfigChanges:
     """The differences between the saved config of a run and the current one.
 
+    Args:
+        saved: the values of config.json, by full name.
+        current: the current config, nested. As long as it has a `per_replica_batch_size`, the
+            batch sizes are not compared: the global one depends on the number of replicas. Durations
+            that still have a unit are not compared either.
+
     Attributes:
         lines: key -> "key: old -> new".
-        harmful: the keys whose change changes the computed updates.
-        evaluation: the keys whose change may change the result of an evaluation.
-        harmful_to_evaluation: those of them that an evaluation is not meant to change.
+        harmful: the keys whose change affects the computed updates.
+        evaluation: the keys whose change may affect the result of an evaluation.
+        harmful_to_evaluation: the keys of `evaluation` that an evaluation is not meant to change.
     """
 
     def __init__(self, saved: Mapping[str, Any], current: Mapping[str, Any]):
-        """Compares two configs.
-
-        Args:
-            saved: the values of config.json, by full name.
-            current: the current config, nested. As long as it has a `per_replica_batch_size`, the
-                batch sizes are not compared: the global one depends on the number of replicas. Nor
-                are durations that still have a unit.
-        """
         # An older ctl had fewer keys, and JSON has lists for tuples.
         old = {**overrides.flatten(defaults.defaults()), **saved}
         new = overrides.flatten(json.loads(json.dumps(dict(current))))
         changed = [key for key in sorted({*old, *new}) if _differs(key, old, new)]
         self.lines = {key: f"{key}: {_show(old, key)} -> {_show(new, key)}" for key in changed}
         self.harmful = [key for key in changed if not _is_harmless(key, old, new)]
-        # An evaluation uses no optimizer, apart from its average, and may be of other data.
+        # An evaluation uses no optimizer, except its average of the weights, and may use other data.
         self.evaluation = [
             key
             for key in changed
@@ -55,7 +50,7 @@ class ConfigChanges:
 
 
 def changes_updates(key: str, config: Mapping[str, Any]) -> bool:
-    """Whether a change of the key may change the computed updates.
+    """Returns whether changing a key may change the computed updates.
 
     Args:
         key: its full name.
@@ -91,5 +86,5 @@ def _is_harmless(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bo
 
 
 def _starts_with(key: str, names: Iterable[str]) -> bool:
-    """Whether a key is one of the names, or in a section whose name, ending in a dot, is one."""
+    """Returns whether a key is one of the names, or in a section whose name, ending in a dot, is one."""
     return any(key == name or (name.endswith(".") and key.startswith(name)) for name in names)

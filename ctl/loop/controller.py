@@ -36,18 +36,42 @@ class Controller(orbit.Controller):
     and the ends of inner loops fall on multiples of their intervals. Every process of a run must call
     the same methods in the same order, since the processes communicate in all of them.
 
+    Args:
+        trainer: runs the inner loops.
+        evaluator: evaluates the trainer's model.
+        steps_per_loop: steps of an inner loop, which ends at multiples of this number.
+        checkpoints: reads and writes the checkpoints; None to save nothing.
+        checkpoint_interval: steps between two checkpoints; 0 for the end only.
+        checkpoint_seconds: seconds between two checkpoints, in addition; 0 for no limit.
+        summary_dir: the folder of the training summaries.
+        eval_summary_dir: the folder of the evaluation summaries.
+        reporter: prints, logs and records the progress; by default it only writes summaries.
+        stop: a request to save and end, which is checked after each inner loop.
+        processes: the processes of the run; by default this one only.
+        watchdog: reports inner loops that hang.
+        rollback: decides which batches to skip, if the trainer's `on_non_finite` is "rollback".
+        summary_interval: steps between two writes of `tf.summary` calls in a step; by default
+            `steps_per_loop`.
+        summary_seconds: if not 0, seconds between them instead.
+        train_actions: called with each loop's outputs in every process.
+        eval_actions: called with each evaluation's outputs in every process.
+        actions: further actions, called at their own boundaries; see `ctl.Action` and `ctl.as_action`.
+        workdir: the folder of the run, for actions.
+        is_chief: whether this process is the one that prints and writes.
+        last_step: the step at which actions end, unless one ends training earlier; 0 for the end of
+            each call of `train`.
+
     Attributes:
+        actions: the `ActionList` of the run.
         outputs: the last loop's loss and metrics.
         evaluation: the last evaluation's loss and metrics, or None.
         evaluated_step: the step of that evaluation.
         stopped: whether training was interrupted, to be resumed later.
         trained_step: the step at which training ended; None before.
-        actions: what is called with the outputs of inner loops and evaluations.
-        checkpoints: reads and writes the checkpoints; None without any.
-        workdir: the folder of the run, for actions; None if it has none.
-        is_chief: whether this process is the one that prints and writes.
-        processes: the processes of the run.
-        reporter: prints, summarizes and records what happens.
+
+    Raises:
+        UsageError: on_non_finite is "rollback" and there are no checkpoints, or an action cannot
+            work in this run.
     """
 
     def __init__(
@@ -75,35 +99,6 @@ class Controller(orbit.Controller):
         is_chief: bool = True,
         last_step: int = 0,
     ):
-        """Connects the parts of a run.
-
-        Args:
-            trainer: runs the inner loops.
-            evaluator: evaluates the trainer's model.
-            steps_per_loop: steps of an inner loop, which ends at multiples of this number.
-            checkpoints: where to save; by default nothing is saved.
-            checkpoint_interval: steps between two checkpoints; 0 for the end only.
-            checkpoint_seconds: seconds between two checkpoints, in addition; 0 for no limit.
-            summary_dir: the folder of the training summaries.
-            eval_summary_dir: the folder of the evaluation summaries.
-            reporter: prints, summarizes and records what happens; by default only summarizes.
-            stop: checked after each inner loop: whether to save and end.
-            processes: the processes of the run; by default this one only.
-            watchdog: reports inner loops that hang.
-            rollback: decides which batches to skip, if the trainer's `on_non_finite` is "rollback".
-            summary_interval: steps between two writes of summaries in a step (`steps_per_loop`).
-            summary_seconds: seconds between two of them, instead.
-            train_actions: called with each loop's outputs in every process.
-            eval_actions: called with each evaluation's outputs in every process.
-            actions: further ones, each called where it says; see `ctl.Action` and `ctl.as_action`.
-            workdir: the folder of the run, for actions.
-            is_chief: whether this process is the one that prints and writes.
-            last_step: actions end when it is reached, or by a stop; 0: with each call of `train`.
-
-        Raises:
-            UsageError: on_non_finite is "rollback" and there are no checkpoints, or an action cannot
-                work in this run.
-        """
         self._rolls_back = trainer.options.on_non_finite == "rollback"
         if self._rolls_back and checkpoints is None:
             raise UsageError("on_non_finite=rollback requires `checkpoints` to go back to.")
@@ -162,7 +157,7 @@ class Controller(orbit.Controller):
     def train(self, steps: int, checkpoint_at_completion: bool = True) -> None:
         """Trains until `global_step` is `steps`, or until a stop is requested.
 
-        When it returns, all checkpoints are complete, also those that a thread writes.
+        When it returns, all checkpoints are complete, including those that a thread writes.
         """
         while self.step < steps and not self._has_ended:  # again after a rollback
             self._train_loop(steps, end=steps)
@@ -234,7 +229,7 @@ class Controller(orbit.Controller):
         return numbers
 
     def end_training(self) -> None:
-        """Waits until all checkpoints are complete, and lets the actions end if nothing interrupted.
+        """Waits until all checkpoints are complete, and ends the actions unless interrupted.
 
         `train` and `train_and_evaluate` call it.
         """
@@ -258,11 +253,11 @@ class Controller(orbit.Controller):
             self._manager.save()
 
     def any_process_stops(self) -> bool:
-        """Whether a stop was requested in any process; every process must call it."""
+        """Returns whether a stop was requested in any process; every process must call it."""
         return self.processes.any_process(self._stop.requested)
 
     def _train_loop(self, until: int, *, end: int) -> None:
-        """Runs inner loops until `global_step` is `until`, of a run that ends at `end`."""
+        """Runs inner loops until `global_step` is `until`; the run ends at `end`."""
         if self._rolls_back and self._manager.saved_step is None:
             self.save_checkpoint()  # a rollback from the first steps needs a checkpoint, too
         while self.step < until and not self._has_ended and not self._evaluation_timer.due:
@@ -282,14 +277,14 @@ class Controller(orbit.Controller):
                     recovery.all_roll_back(error, self._rollback, self._manager, self.reporter)
                     self._has_restored = self.actions.has("eval")
                     if self._has_restored:
-                        return  # to repeat the evaluations since, for the actions
+                        return  # to repeat later evaluations, for the actions
                     continue
                 self._inner_loop.check(first, boundary, self.outputs)
                 self._inner_loop.all_measure_waiting(self.processes)
                 with self.reporter.summary_writer(self.summary_manager):
                     self.actions.run("train", self.outputs)
                 self.reporter.loop_ended(self.step, self.outputs, last_step=end)
-            # All processes decide the same: the chief's clock and a signal to any process count.
+            # All processes make the same decision: the chief's clock and a signal to any process count.
             if self._manager.all_due(self.processes):
                 self.save_checkpoint()
             self._evaluation_timer.all_due(self.processes)

@@ -1,4 +1,4 @@
-"""The operations of a profile by the time that they took."""
+"""Lists the operations of a profile by the time that they took."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -10,14 +10,14 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 # Operations that only call others.
 _CALLS = ("While", "If", "Case", "PartitionedCall", "StatefulPartitionedCall", "SymbolicGradient")
-_LOOP = re.compile(r"^(\w*while\w*/body/(_\d+/)?)+")  # of the inner loop; the same for all steps
+_LOOP = re.compile(r"^(\w*while\w*/body/(_\d+/)?)+")  # the inner loop, the same for all steps
 
 
 def list_operations(path: pathlib.Path) -> list[tuple[str, float]]:
     """Returns the operations of a profile and their seconds, the costliest first.
 
-    The time of an operation is that of its kernels on the devices, or, if the profile has no devices
-    but the CPU, that of its calls in all threads.
+    The time of an operation is the time of its kernels on the devices. If the profile has no device but
+    the CPU, it is the time of its calls in all threads.
 
     Args:
         path: a file *.xplane.pb that TensorFlow's profiler has written.
@@ -34,7 +34,7 @@ def list_operations(path: pathlib.Path) -> list[tuple[str, float]]:
 
 
 def _read_calls(plane: Any) -> Iterator[tuple[str, int]]:
-    """The operations that the threads of a host called: "path/to/node:Type"."""
+    """Yields the operations that the threads of a host called: "path/to/node:Type"."""
     for line in plane.lines:
         for event in line.events:
             metadata = plane.event_metadata[event.metadata_id]
@@ -45,7 +45,7 @@ def _read_calls(plane: Any) -> Iterator[tuple[str, int]]:
 
 
 def _read_kernels(plane: Any) -> Iterator[tuple[str, int]]:
-    """The kernels that ran on a device, by the operation that launched them where it is known."""
+    """Yields the kernels of a device, named by the operation that launched them if it is known."""
     names = {key: metadata.name for key, metadata in plane.stat_metadata.items()}
     for line in plane.lines:
         # The other lines repeat the kernels, grouped by module or by step.

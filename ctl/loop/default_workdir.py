@@ -1,7 +1,4 @@
-"""The folder of a run that is started without --workdir.
-
-Importing this module does not import TensorFlow.
-"""
+"""Chooses the folder of a run that is started without --workdir."""
 
 from collections.abc import Mapping, Sequence
 import hashlib
@@ -43,10 +40,10 @@ def choose_folder(
 
     Returns:
         The folder of the changes if it holds a run, or if the other one holds a run that the changes
-        are not compatible with; else that of the experiment.
+        are not compatible with; else the folder of the experiment.
     """
     current = overrides.flatten(config)
-    # By the parsed values and in one order: 5e-1 is 0.5.
+    # Parsed values in a fixed order: 5e-1 is 0.5.
     keys = sorted({key for key, _ in changes if changes_updates(key, config)})
     values = {key: str(current[key]) for key in keys}
     if not values:
@@ -66,7 +63,7 @@ def choose_folder(
         for key in ConfigChanges(saved, config.to_dict()).harmful
         if starts_run or not key.startswith(("data.", "eval."))
     }
-    # A change of the file is not one of the command line: it is reported as such.
+    # A change of the config file is not one of the command line: it is reported as such.
     return changed_folder if harmful and harmful <= values.keys() else folder
 
 

@@ -1,4 +1,4 @@
-"""The share of a run's wall time that was training. Importing it does not import TensorFlow."""
+"""Measures the share of a run's wall time that was training."""
 
 from collections.abc import Iterable, Mapping
 import json
@@ -28,15 +28,15 @@ def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def find_lost(workdir: pathlib.Path, step: int) -> dict[str, float]:
-    """Returns what a run lost that was killed after the checkpoint that it is resumed from.
+    """Returns what a killed run lost after the checkpoint from which it is resumed.
 
     Args:
         workdir: the folder of the run, as the killed process left it.
         step: the step of the checkpoint; 0 if the run starts again.
 
     Returns:
-        `lost_steps` that are computed again, the `lost_seconds` that they and the time after the
-        checkpoint took, or {} if the run was not killed.
+        `lost_steps`, which are computed again, and `lost_seconds`, the time since the checkpoint; or {}
+        if the run was not killed.
     """
     events = [event for event in read_lines(workdir / "events.jsonl") if "time" in event]
     first = max((i for i, e in enumerate(events) if e["event"] in _BEGINNINGS), default=None)
@@ -70,8 +70,8 @@ def measure_goodput(
         current: the seconds of the process that is running, by activity; its own events are ignored.
 
     Returns:
-        The share of each activity; "lost" in steps that were computed again after a restart; "other";
-        and "seconds", the total.
+        The shares of the activities, of "lost" (steps that were computed again after a restart) and of
+        "other"; and "seconds", the total.
     """
     processes: list[Mapping[str, float]] = []
     lost = 0.0

@@ -1,7 +1,7 @@
-"""A trained trainer for inference: one replica, float32, and no state of training.
+"""Builds a trained trainer for inference: one replica, float32, and no state of training.
 
 The trainer is built a second time from its class, without the strategy and the dtype policy of
-training, and restored from a checkpoint. So what it computes contains neither.
+training, and restored from a checkpoint.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -42,10 +42,10 @@ def restore_trainer(
         options: the options of the training.
         path: the checkpoint.
         global_batch_size: the batch size of the training, which some data requires.
-        average: whether the model gets the averaged weights, if there are any.
+        average: whether to use the averaged weights, if there are any.
 
     Raises:
-        UsageError: the checkpoint is of another trainer, or cannot be read.
+        UsageError: the checkpoint does not match the trainer, or cannot be read.
     """
     # 16-bit layers have float32 variables: without the policy the same weights compute in float32.
     of_variables = precision.of(options.precision).floatx
@@ -86,14 +86,14 @@ def restore_trainer(
 def make_function(trainer: StandardTrainer, function: Callable[[Batch], Any]) -> Any:
     """Returns a `tf.function` of raw features that calls `function` for any number of rows.
 
-    Its outputs are those of `function`; 16-bit floats are cast to float32.
+    It returns the outputs of `function`, with 16-bit floats cast to float32.
 
     Args:
         trainer: the result of `restore_trainer`.
         function: `trainer.serve`, or a function like it.
 
     Raises:
-        UsageError: when it is traced: the outputs depend on a label or a weight.
+        UsageError: when it is traced, if the outputs depend on a label or a weight.
     """
     specs = engine_of(trainer).pipeline.element_spec()
     hidden = {name: spec for name, spec in specs.items() if name in NOT_SERVED}
@@ -152,7 +152,7 @@ class _Features(dict[str, Any]):
 
 
 class _Models:
-    """What a `Checkpointer` restores for inference: the trainer without its optimizers."""
+    """The part of a trainer that a `Checkpointer` restores for inference: no optimizers."""
 
     def __init__(self, trainer: StandardTrainer):
         self.strategy = trainer.strategy
@@ -174,7 +174,7 @@ class _Models:
 
 
 def unwrap(layers: Iterable[tf_keras.layers.Layer]) -> None:
-    """Replaces the parts of layers that are ctl's by those of tf_keras, for files of tf_keras."""
+    """Replaces ctl's parts of layers by the originals of tf_keras, for files of tf_keras."""
     for layer in layers:
         if type(layer) is SyncBatchNormalization:
             # Keras' own __setattr__ would track the class as an attribute of the layer.

@@ -18,11 +18,19 @@ from ctl.trainer import StandardTrainer
 
 
 class InnerLoop:
-    """Reports what an inner loop did apart from its outputs.
+    """Measures, watches and checks inner loops, and reports skipped and repeated steps.
 
-    with inner_loop.measure(100):
-        outputs = inner_loop.read(trainer.train(tf.constant(100)))
-    inner_loop.check(0, 100, outputs)
+        with inner_loop.measure(100):
+            outputs = inner_loop.read(trainer.train(tf.constant(100)))
+        inner_loop.check(0, 100, outputs)
+
+    Args:
+        trainer: runs the steps.
+        reporter: measures the speed, and records skipped and repeated steps.
+        summaries: writes the training summaries.
+        summary_interval: steps between two writes of `tf.summary` calls in a step.
+        summary_seconds: if not 0, seconds between them instead.
+        watchdog: reports loops that hang.
     """
 
     def __init__(
@@ -35,16 +43,6 @@ class InnerLoop:
         summary_seconds: float = 0.0,
         watchdog: Watchdog | None = None,
     ):
-        """Measures nothing yet.
-
-        Args:
-            trainer: runs the steps.
-            reporter: measures the speed, and records skipped and repeated steps.
-            summaries: writes the training summaries.
-            summary_interval: steps between two writes of `tf.summary` calls in a step.
-            summary_seconds: if not 0, seconds between them instead.
-            watchdog: reports loops that hang.
-        """
         self._trainer = trainer
         self._reporter = reporter
         self._summaries = summaries
@@ -65,13 +63,13 @@ class InnerLoop:
         The caller calls the trainer, so that this class adds no frame to the user's tracebacks.
         """
         first = int(self._trainer.global_step.numpy())
-        # The profiler comes first, so that the time in which it writes is not that of the steps.
+        # The profiler comes first, so that the time in which it writes does not count as steps.
         with self._reporter.profiler.profile(first, first + steps), self._measure(first, steps):
             yield
 
     @contextlib.contextmanager
     def _measure(self, first: int, steps: int) -> Iterator[None]:
-        self._results.input_wait.reset()  # of a loop that failed
+        self._results.input_wait.reset()  # a failed loop may leave its time here
         self._results.reduction_wait.reset()
         begin = time.perf_counter()
         with (
@@ -84,7 +82,7 @@ class InnerLoop:
         self._reporter.throughput.add(steps, seconds=time.perf_counter() - begin)
 
     def boundary(self, step: int, boundary: int) -> int:
-        """The end of a loop that begins at `step`: `boundary`, or where a profile begins or ends."""
+        """Returns the end of a loop from `step` on: `boundary`, or where a profile begins or ends."""
         return self._reporter.profiler.boundary(step, boundary)
 
     def read(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,11 +93,12 @@ class InnerLoop:
         return numbers if has_steps else without_nan(numbers)
 
     def all_measure_waiting(self, processes: ProcessGroup) -> None:
-        """Collective: measures how long the last loop waited for its batches and for other processes.
+        """Measures how long the last loop waited for batches and other processes; collective.
 
-        In an all-reduce the processes wait for the one whose batch is late, so that one counts.
+        In an all-reduce, all processes wait for the one whose batch is late, so the longest wait
+        counts.
         """
-        # Whether they are measured is the same in all processes: it depends on the trainer's class.
+        # All processes agree whether waits are measured: it depends on the trainer's class.
         waited, waiting = self._results.input_wait.read(), self._results.reduction_wait.read()
         if waited is None:
             return

@@ -1,7 +1,4 @@
-"""Reads and writes JSON files so that a killed process or a full disk leaves no partial content.
-
-Importing this module does not import TensorFlow.
-"""
+"""Reads and writes JSON files so that a killed process or a full disk leaves no partial content."""
 
 from collections.abc import Mapping
 import contextlib

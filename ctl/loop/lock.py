@@ -1,4 +1,4 @@
-"""One run at a time in a workdir. Importing this module does not import TensorFlow."""
+"""Locks a workdir, so that only one run uses it at a time."""
 
 from collections.abc import Callable
 import contextlib
@@ -33,18 +33,16 @@ class RunLock:
             train()
 
     The operating system holds the lock on `run.lock` (by `filelock`), and releases it when the process
-    ends, however it ends. The file also names its holder: pid, host, and since when.
+    ends, however it ends. The file also names its holder: pid, host and start time.
+
+    Args:
+        folder: the workdir; `acquire` creates it if it does not exist.
+        print_line: prints that the lock is waited for, or was left behind by a killed run.
     """
 
     def __init__(
         self, folder: str | pathlib.Path, *, print_line: Callable[[str], None] = errors.print_line
     ):
-        """Locks nothing yet.
-
-        Args:
-            folder: the workdir; `acquire` creates it if it does not exist.
-            print_line: prints that the lock is waited for, or was left behind by a killed run.
-        """
         self._folder = pathlib.Path(folder)
         self._path = self._folder / NAME
         self._print_line = print_line
@@ -123,7 +121,7 @@ class RunLock:
         )
 
     def _read_holder(self) -> dict[str, Any] | None:
-        """The holder that the file names; None if there is no file, or nothing of use in it."""
+        """Returns the holder that the file names; None without a file or valid content."""
         try:
             content = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):

@@ -14,12 +14,12 @@ def count_repeated_steps(trainer: StandardTrainer, step: int, boundary: int) -> 
     """Checks that a loop ended where it should.
 
     Args:
-        trainer: what trains.
+        trainer: the trainer.
         step: the global step.
         boundary: the step at which the loop should end.
 
     Returns:
-        How many steps too many it ran: a coordinator repeats steps of workers that are lost.
+        The number of extra steps that it ran: a coordinator repeats steps of lost workers.
 
     Raises:
         UsageError: the trainer does not count its steps.
@@ -34,7 +34,7 @@ def count_repeated_steps(trainer: StandardTrainer, step: int, boundary: int) -> 
 def check_loss(
     trainer: StandardTrainer, step: int, outputs: Mapping[str, Any], reporter: Reporter
 ) -> None:
-    """Ends the run if the loss is not finite although the trainer reported no such step."""
+    """Raises Failure if the loss is not finite although the trainer reported no such step."""
     # A user's own `replica_step`, or a parameter server, may apply updates that are not checked.
     loss = outputs.get("loss")
     policy = trainer.options.on_non_finite

@@ -1,4 +1,4 @@
-"""Numbers that are logged after an inner loop in addition to its outputs."""
+"""Measures the numbers that are logged after an inner loop in addition to its outputs."""
 
 import resource
 import sys
@@ -27,7 +27,7 @@ def measure_loop(trainer: StandardTrainer, throughput: Throughput) -> dict[str, 
 
     Args:
         trainer: the trainer.
-        throughput: has measured the loop.
+        throughput: the measured speed of the loop.
     """
     numbers = learning_rates(trainer)
     if throughput.last_examples_per_second:
@@ -43,14 +43,15 @@ def measure_loop(trainer: StandardTrainer, throughput: Throughput) -> dict[str, 
 
 
 def count_examples(trainer: StandardTrainer, step: int) -> dict[str, dict[str, float]]:
-    """Returns what each source of a `ctl.data.mixture` gave before a step; {} for other data.
+    """Counts the examples that each source of a `ctl.data.mixture` gave before a step.
 
     Args:
         trainer: the trainer.
         step: the global step.
 
     Returns:
-        name -> {"examples": number of rows, "epochs": the same in epochs of the source}.
+        name -> {"examples": number of rows, "epochs": the same in epochs of the source}; {} for other
+        data.
     """
     source = engine_of(trainer).pipeline.training_source()
     if not isinstance(source, Mixture):
@@ -59,10 +60,10 @@ def count_examples(trainer: StandardTrainer, step: int) -> dict[str, dict[str, f
 
 
 def learning_rates(trainer: StandardTrainer) -> dict[str, float]:
-    """Returns the learning rate of the next update: of the trainer, of its groups, of other optimizers.
+    """Returns the learning rates of the next update: of the trainer, its groups and other optimizers.
 
-    "learning_rate" is that of `trainer.optimizer`, "learning_rate/PATTERN" that of a group of
-    `optimizer.groups`, and "learning_rate/ATTRIBUTE" that of another optimizer of the trainer.
+    "learning_rate" belongs to `trainer.optimizer`, "learning_rate/PATTERN" to a group of
+    `optimizer.groups`, and "learning_rate/ATTRIBUTE" to another optimizer of the trainer.
     """
     rates: dict[str, float] = {}
     for name, value in vars(trainer).items():
@@ -86,7 +87,7 @@ def _read_rate(optimizer: Any) -> float:
 
 
 def _read_device_memory(strategy: tf.distribute.Strategy) -> dict[str, float]:
-    """The largest peak of TensorFlow's allocator on a GPU of the replicas."""
+    """Returns the largest peak of TensorFlow's allocator on a GPU of the replicas."""
     peaks = []
     for device in devices.replica_devices(strategy):
         name = device[device.rfind("GPU:") :] if "GPU:" in device else ""

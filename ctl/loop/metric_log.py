@@ -1,4 +1,4 @@
-"""The one place that every logged value of a run passes."""
+"""Passes all logged values of a run to its writers."""
 
 from collections.abc import Callable, Iterable, Mapping
 import pathlib
@@ -13,8 +13,13 @@ from ctl.loop.writers.writer import Record, Writer
 class MetricLog:
     """Passes each record to all writers, on one axis: the global step.
 
-    log = MetricLog([JsonLinesWriter(path)])
-    log.write("train", 100, {"loss": 0.3})
+        log = MetricLog([JsonLinesWriter(path)])
+        log.write("train", 100, {"loss": 0.3})
+
+    Args:
+        writers: the writers of the records.
+        checkpoint_folder: where the run saves, for the message if a record cannot be written.
+        print_line: prints the line about a server that cannot be reached.
     """
 
     def __init__(
@@ -24,13 +29,6 @@ class MetricLog:
         checkpoint_folder: pathlib.Path | None = None,
         print_line: Callable[[str], None] = print_line,
     ):
-        """Writes nothing yet.
-
-        Args:
-            writers: where the records go.
-            checkpoint_folder: where the run saves, for the message if a record cannot be written.
-            print_line: prints the line about a server that cannot be reached.
-        """
         self._writers = list(writers)
         self._checkpoint_folder = checkpoint_folder
         self._print_line = print_line
@@ -63,7 +61,7 @@ class MetricLog:
         self._call(lambda writer: writer.restore(step))
 
     def has_evaluation(self, step: int) -> bool:
-        """Whether every file has a record of an evaluation at a step."""
+        """Returns whether every file has a record of an evaluation at a step."""
         return all(writer.has_evaluation(step) for writer in self._writers)
 
     def close(self, status: str) -> None:

@@ -1,4 +1,4 @@
-"""The checkpoint that the user names by `--checkpoint`."""
+"""Selects the checkpoint that the user names by `--checkpoint`."""
 
 import os
 
@@ -46,7 +46,7 @@ def find_checkpoint(workdir: Workdir, name: str) -> str | None:
 
 
 def _find_restored(workdir: Workdir) -> str | None:
-    """The best checkpoint if the run ended by restoring it; None otherwise."""
+    """Returns the best checkpoint if the run ended by restoring it; None otherwise."""
     result = workdir.result()
     steps = CheckpointFiles(workdir.checkpoints).steps()
     # A run that was continued since then has no result yet.

@@ -1,9 +1,7 @@
-"""The notice of a cloud that it is about to stop this machine.
+"""Requests a stop when a cloud announces that it will stop this machine.
 
 TensorFlow's own handlers are not used: `PreemptionCheckpointHandler` must run the training function
 and own the checkpoints, and `PreemptionWatcher` works inside Google only.
-
-Importing this module does not import TensorFlow.
 """
 
 import contextlib
@@ -26,18 +24,16 @@ _QUIET = {"preempted": ("FALSE",), "maintenance-event": ("NONE", "MIGRATE_ON_HOS
 class GceNotice:
     """Requests a stop when Compute Engine announces that it will preempt or stop this machine.
 
-    with StopOnSignal() as stop, GceNotice(stop):
-        while not stop.requested:
-            train_a_little()
+        with StopOnSignal() as stop, GceNotice(stop):
+            while not stop.requested:
+                train_a_little()
+
+    Args:
+        stop: the request to make, with the reason `notice`.
+        interval: seconds between two requests to the metadata server.
     """
 
     def __init__(self, stop: StopRequest, *, interval: float = _SECONDS):
-        """Sends no request yet: the `with` block does.
-
-        Args:
-            stop: is requested with the reason `notice`.
-            interval: seconds between two requests to the metadata server.
-        """
         self._stop = stop
         self._interval = interval
         self._host = os.environ.get("GCE_METADATA_HOST", _HOST)

@@ -1,4 +1,4 @@
-"""Profiles of the steps that `train.profile` names, or of the inner loop after a SIGUSR1."""
+"""Profiles the steps that `train.profile` names, or the inner loop after a SIGUSR1."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -24,6 +24,12 @@ class Profiler:
                 train_a_little()
 
     While nothing is profiled, it costs two comparisons of numbers per inner loop.
+
+    Args:
+        steps: "FIRST:END", the steps to profile, END excluded; "" for none.
+        folder: where to write; None if another process writes.
+        print_line: prints a line.
+        on_event: called as on_event("profile", step, path=..., operations=...).
     """
 
     def __init__(
@@ -34,14 +40,6 @@ class Profiler:
         print_line: Callable[[str], None] = print_line,
         on_event: Callable[..., None] | None = None,
     ):
-        """Profiles nothing yet.
-
-        Args:
-            steps: "FIRST:END", the steps to profile, without END; "" for none.
-            folder: where to write; None if another process writes.
-            print_line: prints a line.
-            on_event: called as on_event("profile", step, path=..., operations=...).
-        """
         self._first, self._end = map(int, steps.split(":")) if steps else (0, 0)
         self._folder = folder
         self._print_line = print_line
@@ -59,7 +57,7 @@ class Profiler:
             signal.signal(signal.SIGUSR1, before)
 
     def boundary(self, step: int, boundary: int) -> int:
-        """The end of a loop that begins at `step`: `boundary`, or an earlier end of the profile.
+        """Returns the end of a loop that begins at `step`: `boundary`, or an earlier end of the profile.
 
         It is the same in every process, whether or not that process writes the profile.
         """
@@ -76,8 +74,8 @@ class Profiler:
         if self._since is None:
             self._start(first)
         try:
-            # The step marker of TensorBoard, which finds it by the beginning "train" of its name. It is
-            # one marker per inner loop: the steps of a loop run in one function of TensorFlow.
+            # The step marker of TensorBoard, which recognizes it by the prefix "train" of its name.
+            # It is one marker per inner loop: the steps of a loop run in one function of TensorFlow.
             with tf.profiler.experimental.Trace("train", step_num=first, _r=1):
                 yield
         except BaseException:

@@ -1,4 +1,4 @@
-"""The lines that a run prints. Importing this module does not import TensorFlow."""
+"""Prints the progress of a run."""
 
 from collections.abc import Callable, Mapping
 import time
@@ -13,8 +13,15 @@ _INPUT_TOLERANCE = 0.05  # a larger share of the time is shown
 class Progress:
     """Prints one line every few seconds of training, and one per evaluation.
 
-    progress = Progress(total=1000)
-    progress.trained(100, {"loss": 0.3}, examples_per_second=9000.0, seconds_left=12.0)
+        progress = Progress(total=1000)
+        progress.trained(100, {"loss": 0.3}, examples_per_second=9000.0, seconds_left=12.0)
+
+    Args:
+        total: the step at which training ends.
+        steps_per_epoch: steps in which every training example is read once; None if not known.
+        every: seconds between two lines of training.
+        write: writes one line; by default to standard output.
+        clock: returns the time, in seconds.
     """
 
     def __init__(
@@ -26,15 +33,6 @@ class Progress:
         write: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Prints nothing yet.
-
-        Args:
-            total: the step at which training ends.
-            steps_per_epoch: steps in which every training example is read once; None if not known.
-            every: seconds between two lines of training.
-            write: writes one line; by default to standard output.
-            clock: returns the time, in seconds.
-        """
         self._total = total
         self._steps_per_epoch = steps_per_epoch
         self._every = every
@@ -107,7 +105,7 @@ def _format_speed(mean: float | None, last: float | None) -> str:
 
 
 def format_numbers(outputs: Mapping[str, Any]) -> str:
-    """Formats names and values; floats have four decimals, or four digits if that shows nothing."""
+    """Formats names and values; floats have four decimals, or four digits if they are small or large."""
     shown = []
     for name, value in outputs.items():
         if isinstance(value, Mapping):

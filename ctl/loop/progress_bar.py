@@ -1,4 +1,4 @@
-"""ProgressBar: the lines of a run above a bar. Importing this module does not import TensorFlow."""
+"""Shows a progress bar below the lines of a run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,19 +12,17 @@ _MOST_NUMBERS = 3  # of a loop's outputs next to the bar
 
 
 class ProgressBar(Progress):
-    """Shows the same lines as `Progress`, and below them a bar while the `with` block runs.
+    """Prints the same lines as `Progress`, and shows a bar below them in the `with` block.
 
-    with ProgressBar(total=1000) as progress:
-        progress.trained(100, {"loss": 0.3}, examples_per_second=9000.0, seconds_left=12.0)
+        with ProgressBar(total=1000) as progress:
+            progress.trained(100, {"loss": 0.3}, examples_per_second=9000.0, seconds_left=12.0)
+
+    Args:
+        console: the terminal.
+        **arguments: arguments of `Progress`.
     """
 
     def __init__(self, *, console: rich.console.Console | None = None, **arguments: Any):
-        """Shows nothing yet.
-
-        Args:
-            console: the terminal.
-            **arguments: those of `Progress`.
-        """
         super().__init__(write=self._print_above, **arguments)
         self._bar = rich.progress.Progress(
             rich.progress.BarColumn(bar_width=30),
@@ -43,7 +41,7 @@ class ProgressBar(Progress):
         self._bar.stop()
 
     def trained(self, step: int, outputs: Mapping[str, Any], **speed: Any) -> None:
-        """Moves the bar, and prints a line by the rule of `Progress`."""
+        """Moves the bar, and prints a line when `Progress` would."""
         rate, left = speed["examples_per_second"], speed["seconds_left"]
         shown = [f"step {step:,}/{self._total:,}"]
         shown += [format_numbers(dict(list(outputs.items())[:_MOST_NUMBERS]))]

@@ -1,4 +1,4 @@
-"""What a run does after a step that was not finite."""
+"""Rolls a run back after a step that was not finite."""
 
 from ctl.errors import Failure, NonFiniteStep
 from ctl.loop.checkpoints.manager import CheckpointManager
@@ -12,14 +12,14 @@ def all_roll_back(
     manager: CheckpointManager,
     reporter: Reporter,
 ) -> None:
-    """Restores the last checkpoint, to skip the batch from now on; or ends the run.
+    """Restores the last checkpoint and skips the batch from now on, or ends the run.
 
-    The trainer checks reduced values, so that every process calls this for the same step.
+    The trainer checks reduced values, so every process calls this for the same step.
 
     Args:
-        error: the step.
+        error: the error of the step.
         rollback: decides which batches to skip.
-        manager: has the checkpoints.
+        manager: restores the checkpoint.
         reporter: prints and records what happens.
 
     Raises:

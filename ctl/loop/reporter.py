@@ -1,4 +1,4 @@
-"""What a run prints, summarizes and records of its loops and evaluations."""
+"""Prints, logs and records the progress of a run."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
@@ -25,11 +25,21 @@ from ctl.trainer import StandardTrainer
 class Reporter:
     """Reports to the user's screen, to the log of metrics, and to events.jsonl.
 
+    Args:
+        trainer: the trainer.
+        progress: prints the lines; by default nothing is printed.
+        on_event: called as on_event(name, step, **fields).
+        gpu_usage: returns numbers to report next to a loop's outputs; by default the usage of the
+            GPUs, if the replicas are on GPUs.
+        checkpoint_folder: where the run saves, for the message if the summaries cannot be
+            written.
+        metrics: passes the logged values to the writers; by default it has none.
+        steps_per_epoch: steps in which every training example is read once; None if not known.
+        clock: divides the time of the process among its activities.
+        profiler: profiles some of the inner loops; by default none.
+
     Attributes:
         throughput: the speed of the loops.
-        metrics: passes the logged values to the writers.
-        clock: divides the time of the process among what it does.
-        profiler: profiles some of the inner loops.
     """
 
     def __init__(
@@ -45,21 +55,6 @@ class Reporter:
         clock: WallClock | None = None,
         profiler: Profiler | None = None,
     ):
-        """Reports nothing yet.
-
-        Args:
-            trainer: what is trained.
-            progress: prints the lines; by default nothing is printed.
-            on_event: called as on_event(name, step, **fields).
-            gpu_usage: returns numbers to report next to a loop's outputs; by default the usage of the
-                GPUs, if the replicas are on GPUs.
-            checkpoint_folder: where the run saves, for the message if the summaries cannot be
-                written.
-            metrics: passes the logged values to the writers; by default it has none.
-            steps_per_epoch: steps in which every training example is read once; None if not known.
-            clock: divides the time of the process among what it does.
-            profiler: profiles some of the inner loops; by default none.
-        """
         self.profiler = profiler or Profiler()
         self._trainer = trainer
         self._steps_per_epoch = steps_per_epoch
@@ -70,7 +65,7 @@ class Reporter:
         self.throughput = Throughput(batch=trainer.global_batch_size)
         self._progress = progress
         self._on_event = on_event or (lambda *_, **__: None)
-        # Read once per loop, by the driver: the devices have just been waited for.
+        # Read from the driver once per loop, when the devices have just finished.
         self._gpu_usage = gpu_usage or (gpu.read_usage if _on_gpu(trainer.strategy) else dict)
         self._checkpoint_folder = checkpoint_folder
         self._stragglers: Stragglers | None = None  # known once several processes are measured
@@ -83,14 +78,14 @@ class Reporter:
 
     def record(self, event: str, step: int, **fields: Any) -> None:
         """Records an event."""
-        # The next process of a killed run cannot know how its time was used, except from here.
+        # Only this record shows the next process of a killed run how the time was used.
         seconds = {"seconds": self.seconds()} if event == "checkpoint" else {}
         self._on_event(event, step, **fields, **seconds)
 
     def seconds(self) -> dict[str, float]:
         """Returns how this process has used its time so far, in seconds by activity.
 
-        "input" is the part of "steps" in which they waited for their batches.
+        "input" is the part of "steps" that was spent waiting for batches.
         """
         seconds = self.clock.read(compiling=self.throughput.compile_seconds)
         is_measured = self.throughput.input_wait is not None
@@ -104,7 +99,7 @@ class Reporter:
             outputs: its loss and metrics, as numbers.
             last_step: the step at which the run ends, for the time that is left.
         """
-        # None until the second loop ends: the first one's time is that of tracing and compiling.
+        # None until the second loop ends, since the first loop also traces and compiles.
         speed = self.throughput.examples_per_second
         usage = self._gpu_usage()
         rate = {"examples_per_second": speed} if speed else {}
@@ -124,7 +119,7 @@ class Reporter:
     def add_worker_times(
         self, members: Sequence[tuple[str, str]], times: Sequence[WorkerTimes]
     ) -> None:
-        """Logs how the processes used the time of a loop, before `loop_ended`; reports slow ones.
+        """Logs the times of a loop in all processes, and reports slow ones; before `loop_ended`.
 
         Args:
             members: the name and the host of each process.
@@ -143,7 +138,7 @@ class Reporter:
 
     @contextlib.contextmanager
     def evaluation(self, summaries: orbit.utils.SummaryManager) -> Iterator[None]:
-        """The context of an evaluation, which is measured and may write summaries."""
+        """Measures an evaluation in the `with` block, which may write summaries."""
         with self.clock.measure("evaluation"), self.summary_writer(summaries):
             yield
 
@@ -158,7 +153,7 @@ class Reporter:
     def summary_writer(
         self, summaries: orbit.utils.SummaryManager, *, flush: bool = False
     ) -> Iterator[None]:
-        """Makes the default writer of the user's own summaries, for a loop or its actions.
+        """Sets the default writer of the user's own summaries, for a loop or its actions.
 
         Args:
             summaries: owns the writer.
@@ -193,10 +188,10 @@ def as_numbers(outputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_nan(outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the outputs of a loop, as numbers, except those that are NaN or contain a NaN."""
+    """Returns the outputs of a loop, as numbers, without values that are or contain NaN."""
     return {k: v for k, v in outputs.items() if not np.isnan(tf.nest.flatten(v)).any()}
 
 
-# By the replicas and not by the machine: the GPUs of a run that trains on the CPU are another's.
+# Checks the replicas, not the machine: a run that trains on the CPU does not use its GPUs.
 def _on_gpu(strategy: tf.distribute.Strategy) -> bool:
     return any("GPU" in device for device in devices.replica_devices(strategy))

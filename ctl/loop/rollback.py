@@ -1,4 +1,4 @@
-"""Which batches a run skips after rollbacks. Importing this module does not import TensorFlow."""
+"""Decides which batches a run skips after rollbacks."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from ctl.errors import Failure, NonFiniteStep
 
 LIMIT = 10  # rollbacks of one run, by default
 
-Decision = dict[str, Any]  # {"step": 33, "tensor": "the loss"}, as rollbacks.json has it
+Decision = dict[str, Any]  # {"step": 33, "tensor": "the loss"}, as in rollbacks.json
 
 
 class RollbackPolicy:
@@ -20,6 +20,11 @@ class RollbackPolicy:
 
     A decision is permanent. The batch of a step is a function of the seed and the step alone, so a run
     that is killed and resumed skips the same batches.
+
+    Args:
+        limit: the maximum number of rollbacks of the run.
+        record: called with all decisions whenever one is added, to save them.
+        earlier: the decisions that `record` saved.
     """
 
     def __init__(
@@ -29,28 +34,21 @@ class RollbackPolicy:
         record: Callable[[Sequence[Decision]], None] | None = None,
         earlier: Sequence[Decision] = (),
     ):
-        """Continues from earlier decisions.
-
-        Args:
-            limit: how many rollbacks the run may have.
-            record: called with all decisions whenever one is added, to save them.
-            earlier: the decisions that `record` saved.
-        """
         self._limit = limit
         self._record = record or (lambda decisions: None)
         self._decisions = list(earlier)
 
     @property
     def rollbacks(self) -> int:
-        """How many rollbacks the run had."""
+        """The number of rollbacks of the run."""
         return len(self._decisions)
 
     def skips(self, step: int) -> bool:
-        """Whether the batch of a step is skipped."""
+        """Returns whether the batch of a step is skipped."""
         return any(decision["step"] == step for decision in self._decisions)
 
     def boundary(self, step: int, boundary: int) -> int:
-        """The end of a loop that begins at `step`: `boundary`, or an earlier batch to skip."""
+        """Returns the end of a loop that begins at `step`: `boundary`, or an earlier batch to skip."""
         ahead = [d["step"] for d in self._decisions if step < d["step"] < boundary]
         return min(ahead, default=boundary)
 

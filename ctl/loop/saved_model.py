@@ -40,7 +40,7 @@ def export(
         trainer: the result of `inference.restore_trainer`.
         folder: the folder of all versions; each is a folder whose name is the step, as TensorFlow
             Serving requires.
-        notes: what to add to the description.
+        notes: entries to add to the description.
 
     Returns:
         The folder of the version.
@@ -78,7 +78,7 @@ def export(
 
 
 def _name_outputs(function: Any) -> Any:
-    """The concrete function with a dict of outputs, as signatures require."""
+    """Returns the concrete function with a dict of outputs, as signatures require."""
 
     def named(features: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         outputs = function(features)
@@ -114,7 +114,7 @@ def _check_operations(name: str, signature: Any) -> None:
 
 
 def _find_resources(trainer: StandardTrainer, signatures: list[Any]) -> list[Any]:
-    """The variables and tables that the signatures use; a SavedModel contains what it can reach."""
+    """Returns the variables and tables of the signatures, which the SavedModel must reach."""
     captured = {id(tensor) for s in signatures for tensor in s.captured_inputs}
     objects = tf.train.TrackableView(trainer).descendants()
     for name, item in engine_of(trainer).checkpoint_items().items():
@@ -133,7 +133,7 @@ def _save_weights(model: tf_keras.Model, folder: pathlib.Path) -> None:
     inference.unwrap(model._flatten_layers())
     try:
         model.save(folder / "model.keras")
-    except Exception:  # any that the user's get_config raises
+    except Exception:  # any error that the user's get_config raises
         (folder / "model.keras").unlink(missing_ok=True)
         model.save_weights(folder / "model.weights.h5")
 
@@ -169,7 +169,7 @@ def _publish(temporary: pathlib.Path, version: pathlib.Path) -> None:
 
 
 def _exchange(one: pathlib.Path, other: pathlib.Path) -> bool:
-    """Exchanges two folders, at no moment of which one is missing; False if the system cannot."""
+    """Exchanges two folders atomically; returns False if the system cannot."""
     function = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # of Linux
     if function is None:
         return False
@@ -178,7 +178,7 @@ def _exchange(one: pathlib.Path, other: pathlib.Path) -> bool:
 
 
 def _recover(version: pathlib.Path) -> None:
-    """Restores the version of a process that was killed between its two renames, and cleans up."""
+    """Restores the version if a process was killed between its two renames, and cleans up."""
     old = version.with_name(f".{version.name}.old")
     if old.exists() and not version.exists():
         old.rename(version)

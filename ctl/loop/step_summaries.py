@@ -1,4 +1,4 @@
-"""When the user's `tf.summary` calls inside of a training step are written."""
+"""Decides when the user's `tf.summary` calls in a training step are written."""
 
 from collections.abc import Callable
 import contextlib
@@ -13,14 +13,21 @@ from ctl.trainer import StandardTrainer
 
 
 class StepSummaries:
-    """Writes them every few steps; in code that cannot write them, reports that in one line.
+    """Writes the summaries of a step every few steps, or reports in one line why it cannot.
 
         summaries = StepSummaries(trainer, interval=100, print_line=print)
         with writer.as_default(), summaries.recording():
             trainer.train(tf.constant(250))         # written in the steps 0, 100 and 200
 
-    A summary in a step is one of the first replica, before the reduction. A step without `tf.summary`
+    The summaries come from the first replica, before the reduction. A step without `tf.summary`
     calls is traced into the same graph as without this class.
+
+    Args:
+        trainer: its `global_step` decides, so that a resumed run writes at the same steps.
+        interval: steps between two summaries of the same name.
+        print_line: prints the line about summaries that are not written.
+        seconds: if not 0, write the summaries of the first step of an inner loop once this time has
+            passed since the last ones, instead of by the interval.
     """
 
     def __init__(
@@ -31,15 +38,6 @@ class StepSummaries:
         print_line: Callable[[str], None],
         seconds: float = 0.0,
     ):
-        """Records nothing yet.
-
-        Args:
-            trainer: its `global_step` decides, so that a resumed run writes at the same steps.
-            interval: steps between two summaries of the same name.
-            print_line: prints the line about summaries that are not written.
-            seconds: if not 0, write the summaries of the first step of an inner loop once these have
-                passed since the last ones, instead of by the interval.
-        """
         self._trainer = trainer
         self._interval = interval
         self._timer = Timer(seconds)
@@ -54,7 +52,7 @@ class StepSummaries:
 
     @contextlib.contextmanager
     def recording(self) -> Any:
-        """The context of a training loop."""
+        """Records summaries in the `with` block, which runs a training loop."""
         if self._step is not None and self._timer.is_due():
             self._step.assign(self._trainer.global_step.read_value())
             self._timer.restart()
@@ -72,7 +70,7 @@ class StepSummaries:
         self._histograms_reported = True
 
     def _should_record(self) -> Any:
-        """Called by each `tf.summary` call, while a graph is traced or in a hook of the trainer."""
+        """Returns whether a `tf.summary` call writes; called in traces and hooks of the trainer."""
         if tf.executing_eagerly():  # `train_loop_begin` and `train_loop_end` run once per loop
             return True
         if self._reason:
@@ -84,7 +82,7 @@ class StepSummaries:
 
 
 def _why_not(trainer: StandardTrainer) -> str:
-    """Why summaries in the step of a trainer cannot be written; "" if they can."""
+    """Returns why summaries in the step of a trainer cannot be written; "" if they can."""
     xla = engine_of(trainer).plan.xla
     fix = "call tf.summary in an action or in train_loop_end"
     # XLA has no operation that writes to a file. Under autocluster these operations stay outside.

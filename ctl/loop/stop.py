@@ -1,4 +1,4 @@
-"""Requests to save and stop. Importing this module does not import TensorFlow."""
+"""Requests to save and stop a run."""
 
 import contextlib
 import signal
@@ -18,7 +18,7 @@ class StopRequest:
         stop.requested                                  # True
 
     Attributes:
-        reasons: what requested the stop, for the record of the run; empty if nothing did.
+        reasons: the reasons for the stop, for the record of the run; {} without a request.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class StopRequest:
         return bool(self.reasons)
 
     def request(self, **reason: str) -> None:
-        """Requests a stop, as from a signal handler or a thread."""
+        """Requests a stop, such as from a signal handler or a thread."""
         # One assignment, so that a thread and a signal handler need no lock: a handler that waits for
         # a lock of the code that it interrupts never returns.
         self.reasons = {**self.reasons, **reason}
@@ -45,7 +45,6 @@ class StopOnSignal(StopRequest):
     """
 
     def __init__(self) -> None:
-        """Installs no handlers yet: the `with` block does."""
         super().__init__()
         self._previous: dict[signal.Signals, Any] = {}
 

@@ -1,4 +1,4 @@
-"""Names the processes of a run that the others wait for. Importing this does not import TensorFlow."""
+"""Reports the processes of a run that the others wait for."""
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
@@ -10,7 +10,7 @@ LIMIT = 1.5  # a process is slow if its own work takes more than this multiple o
 
 @dataclasses.dataclass(frozen=True)
 class WorkerTimes:
-    """How a process used the time of an inner loop.
+    """The time of an inner loop in one process, by activity.
 
     Attributes:
         seconds: the duration of the loop; nearly the same in all processes.
@@ -50,6 +50,12 @@ class Stragglers:
     median of all processes, and exceeds the median by more than 10 % of the measurement's duration. A
     measurement adds up inner loops until they have taken a second, so that the noise of a short loop is
     not reported.
+
+    Args:
+        members: name and host of each process.
+        record: records an event; called as record("straggler", step, worker=..., host=..., ...).
+        print_line: prints a line.
+        least_seconds: the minimum duration of a measurement, in seconds.
     """
 
     def __init__(
@@ -60,14 +66,6 @@ class Stragglers:
         print_line: Callable[[str], None],
         least_seconds: float = 1.0,
     ):
-        """Prepares the detection; `add` adds the loops.
-
-        Args:
-            members: name and host of each process.
-            record: records an event; called as record("straggler", step, worker=..., host=..., ...).
-            print_line: prints a line.
-            least_seconds: the minimum duration of a measurement, in seconds.
-        """
         self._members = members
         self._record = record
         self._print_line = print_line

@@ -1,4 +1,4 @@
-"""Examples per second of training. Importing this module does not import TensorFlow."""
+"""Measures the examples per second of training."""
 
 
 class Throughput:
@@ -11,6 +11,9 @@ class Throughput:
         throughput.add(100, seconds=0.5)
         throughput.examples_per_second                  # None: that was the first loop
 
+    Args:
+        batch: examples per step.
+
     Attributes:
         input_wait: the share of the last loop's time in which its steps waited for their batches;
             None if it is not measured.
@@ -19,11 +22,6 @@ class Throughput:
     """
 
     def __init__(self, *, batch: int):
-        """Starts at zero.
-
-        Args:
-            batch: examples per step.
-        """
         self._batch = batch
         self._loops = 0
         self._steps = 0
@@ -58,7 +56,7 @@ class Throughput:
 
     @property
     def last_examples_per_second(self) -> float | None:
-        """The speed of the last loop, where a mean hides a stall; None before the second loop."""
+        """The speed of the last loop, since a mean hides a stall; None before the second loop."""
         steps, seconds = self._last
         return steps * self._batch / seconds if seconds else None
 
@@ -70,10 +68,10 @@ class Throughput:
 
     @property
     def compile_seconds(self) -> float:
-        """The time that the first loop took in addition to that of its steps in later loops."""
+        """The extra seconds of the first loop, compared with the speed of later loops."""
         steps, seconds = self._first
         return max(0.0, seconds - (self.seconds_for(steps) or 0.0))
 
     def seconds_for(self, steps: int) -> float | None:
-        """The time that `steps` more steps will take at this speed; None if it is not known yet."""
+        """Returns the time that `steps` more steps will take at this speed; None if not known yet."""
         return self._seconds / self._steps * steps if self._steps else None

@@ -1,7 +1,4 @@
-"""Decisions by the clock that all processes of a run make together.
-
-Importing this module does not import TensorFlow.
-"""
+"""Makes decisions by the clock, the same in all processes of a run."""
 
 from collections.abc import Callable
 import time
@@ -10,7 +7,7 @@ from ctl.hardware.collectives import ProcessGroup
 
 
 class Timer:
-    """Whether a number of seconds has passed since the last restart.
+    """A timer that is due when a number of seconds has passed since the last restart.
 
         timer = Timer(1800.0)
         while training:
@@ -21,28 +18,26 @@ class Timer:
 
     The first period starts when the object is made, so that a resumed run starts a new one.
 
+    Args:
+        seconds: the length of a period; 0 for a timer that is never due.
+        clock: returns the time, in seconds.
+
     Attributes:
-        due: what the last `all_due` returned; False after `restart`.
+        due: the result of the last `all_due`; False after `restart`.
     """
 
     def __init__(self, seconds: float, *, clock: Callable[[], float] = time.monotonic):
-        """Starts the first period.
-
-        Args:
-            seconds: the length of a period; 0 for a timer that is never due.
-            clock: returns the time, in seconds.
-        """
         self._seconds = seconds
         self._clock = clock
         self._since = clock()
         self.due = False
 
     def is_due(self) -> bool:
-        """Whether the period is over by this process's clock: those of others differ."""
+        """Returns whether the period is over by this process's clock; other clocks differ."""
         return bool(self._seconds) and self._clock() - self._since >= self._seconds
 
     def all_due(self, processes: ProcessGroup) -> bool:
-        """Collective, unless the timer is never due: whether the period is over by the chief's clock."""
+        """Returns whether the period is over by the chief's clock; collective, unless `seconds` is 0."""
         self.due = bool(self._seconds) and bool(processes.broadcast_from_chief(self.is_due()))
         return self.due
 

@@ -1,4 +1,4 @@
-"""How a process uses its time. Importing this module does not import TensorFlow."""
+"""Measures how a process uses its time."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -13,18 +13,16 @@ class WallClock:
             train_a_little()
         clock.read()                            # {"total": 12.5, "steps": 3.2, ...}
 
-    An activity within another one counts for itself alone.
+    The time of a nested activity does not count for the outer one.
+
+    Args:
+        started: when the process started, by `clock`; now by default.
+        clock: returns the time, in seconds.
     """
 
     def __init__(
         self, *, started: float | None = None, clock: Callable[[], float] = time.monotonic
     ):
-        """Starts the clock.
-
-        Args:
-            started: when the process started, by `clock`; now by default.
-            clock: returns the time, in seconds.
-        """
         self._clock = clock
         self._started = clock() if started is None else started
         self._seconds: dict[str, float] = {}
@@ -58,7 +56,7 @@ class WallClock:
         return seconds
 
     def _switch(self, activity: str) -> str:
-        """Begins an activity, and returns the one before."""
+        """Begins an activity, and returns the previous one."""
         now, before = self._clock(), self._activity
         if before:
             self._seconds[before] = self._seconds.get(before, 0.0) + now - self._since

@@ -1,9 +1,7 @@
-"""Reports a run in which no step ends, and where each of its threads is.
+"""Reports a run in which no step ends, with the stacks of all threads.
 
-`faulthandler.dump_traceback_later` alone does not do: it cannot tell a loop that hangs from a long one
-whose steps end, and prints neither what the run waits for nor a record of it.
-
-Importing this module does not import TensorFlow.
+`faulthandler.dump_traceback_later` alone is not enough: it cannot distinguish a loop that hangs from a
+long one whose steps end, and neither prints nor records what the run waits for.
 """
 
 from collections.abc import Callable, Iterator
@@ -50,6 +48,16 @@ class Watchdog:
 
     Evaluating and saving happen outside of a loop and are not watched. The step is read only when a
     loop has taken longer than the limit, so watching costs nothing in a run that does not hang.
+
+    Args:
+        seconds: how long a step may take before it is reported; 0 for no limit.
+        read_step: reads the global step; called from another thread.
+        data_type: returns the type of what `build_dataset("train")` returned.
+        on_event: called as on_event("stall", step, seconds=..., waits_for=...).
+        print_line: prints one line.
+        stacks: the file descriptor for the threads' stacks; by default standard error.
+        read_seconds: how long to wait for `read_step`.
+        clock: returns the time, in seconds.
     """
 
     def __init__(
@@ -64,18 +72,6 @@ class Watchdog:
         read_seconds: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Watches nothing yet.
-
-        Args:
-            seconds: how long a step may take before it is reported; 0 for no limit.
-            read_step: reads the global step; called from another thread.
-            data_type: returns the type of what `build_dataset("train")` returned.
-            on_event: called as on_event("stall", step, seconds=..., waits_for=...).
-            print_line: prints one line.
-            stacks: the file descriptor for the threads' stacks; by default standard error.
-            read_seconds: how long to wait for `read_step`.
-            clock: returns the time, in seconds.
-        """
         self._seconds = seconds
         self._read_step = read_step
         self._data_type = data_type
@@ -123,7 +119,7 @@ class Watchdog:
         if loop is None or not (loop.reported or self._clock() - loop.since >= loop.limit):
             return
         step = self._try_to_read_step()
-        # Without the lock, a line of a loop that has just ended could follow that of its end.
+        # Without the lock, the line about a stalled loop could follow the line about its end.
         with self._lock:
             if self._loop is not loop:
                 return
@@ -141,8 +137,8 @@ class Watchdog:
             self.check()
 
     def _try_to_read_step(self) -> int | None:
-        """The step; None if it cannot be read now, as from a device that is busy."""
-        # Reading a variable waits for the step that writes it. A thread of its own keeps the watchdog
+        """Returns the step; None if it cannot be read now, such as from a busy device."""
+        # Reading a variable waits for the step that writes it. A separate thread keeps the watchdog
         # from hanging, too; a second one would only wait for the first.
         if self._reader and self._reader.is_alive():
             return None
@@ -174,7 +170,7 @@ class Watchdog:
         self._print_line(f"Going on, after {duration} at step {loop.step}.")
 
     def _find_cause(self) -> str:
-        """What the run waits for, by the files in its threads' stacks."""
+        """Returns what the run waits for, by the files in its threads' stacks."""
         data = f'build_dataset("train") ({self._data_type()})'
         stacks = [_list_files(frame) for frame in sys._current_frames().values()]
         if any(part in file for part in _DATA_FILES for stack in stacks for file in stack):
@@ -185,7 +181,7 @@ class Watchdog:
 
 
 def _list_files(frame: FrameType | None) -> list[str]:
-    """The files of a thread's stack."""
+    """Returns the files of a thread's stack."""
     files = []
     while frame:
         files.append(frame.f_code.co_filename)

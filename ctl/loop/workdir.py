@@ -1,7 +1,4 @@
-"""The folder of a run: its files, and whether a run may start or resume in it.
-
-Importing this module does not import TensorFlow.
-"""
+"""Manages the folder of a run, and checks whether a run may start or resume in it."""
 
 from collections.abc import Mapping, Sequence
 import contextlib
@@ -35,20 +32,15 @@ class Workdir:
 
     Nothing is written before `create`.
 
-    Attributes:
+    Args:
         path: the folder.
+        writes: whether this process writes there; only the chief does.
+
+    Raises:
+        UsageError: the path is a file, or cannot be written.
     """
 
     def __init__(self, path: str | pathlib.Path, *, writes: bool = True):
-        """Checks that the path is, or can become, a folder to write in.
-
-        Args:
-            path: the folder.
-            writes: whether this process writes there; only the chief does.
-
-        Raises:
-            UsageError: it is a file, or cannot be written.
-        """
         self.path = pathlib.Path(path)
         self.writes = writes
         if writes:
@@ -70,26 +62,26 @@ class Workdir:
         return self.path / "export"
 
     def config_file(self) -> str:
-        """The config file that the run was started with; "" if it is not recorded."""
+        """Returns the config file that the run was started with; "" if it is not recorded."""
         path = self.path / "events.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         events = [json.loads(line) for line in lines if '"config"' in line]
         return next((e["config"] for e in events if e.get("event") == "start"), "")
 
     def summaries(self, split: str) -> str | None:
-        """The folder of a split's summaries; None if this process writes none."""
+        """Returns the folder of a split's summaries; None if this process writes none."""
         return str(self.path / "summaries" / split) if self.writes else None
 
     def has_run(self) -> bool:
-        """Whether a run was started here."""
+        """Returns whether a run was started here."""
         return os.path.exists(self.path / "config.json")
 
     def config(self) -> dict[str, Any]:
-        """The values of config.json, by full name."""
+        """Returns the values of config.json, by full name."""
         return overrides.flatten(json_files.read(self.path / "config.json"))
 
     def result(self) -> dict[str, Any]:
-        """The content of `result.json`; empty if it does not exist."""
+        """Returns the content of `result.json`; empty if it does not exist."""
         path = self.path / "result.json"
         return json_files.read(path) if path.exists() else {}
 
@@ -100,7 +92,7 @@ class Workdir:
         allow_change: bool = False,
         only_evaluates: bool = False,
     ) -> list[str]:
-        """Compares a config with that of the run in the folder.
+        """Compares a config with the config of the run in the folder.
 
         Args:
             config: the current config.
@@ -119,7 +111,7 @@ class Workdir:
             return []
         saved = self.config()
         changes = ConfigChanges(saved, config)
-        # First, since the rest of the config differs in everything.
+        # Checked first, since most other keys differ, too.
         if "trainer" in changes.lines and not allow_change:
             raise UsageError(
                 f"{self.path} holds a run of another experiment, trainer {saved['trainer']}: name "
@@ -155,7 +147,7 @@ class Workdir:
     def check_movable(self) -> None:
         """Raises UsageError if `move_aside` must not move the folder."""
         self._check_no_foreign_files()
-        # The user's shell would be in the moved folder, and the relative paths of the run, too.
+        # The user's shell and the relative paths of the run would then be in the moved folder.
         if self.has_run() and pathlib.Path.cwd().is_relative_to(self.path.resolve()):
             raise UsageError(
                 f"--fresh would move {self.path.resolve()} aside, which is the current folder: change "
@@ -178,13 +170,13 @@ class Workdir:
         self._write("config.json", config)
 
     def move_aside(self) -> pathlib.Path | None:
-        """Moves the run aside, to a sibling folder whose name has the time.
+        """Moves the run to a sibling folder whose name contains the time.
 
         Returns:
             The folder it is in now, or None if there was no run.
 
         Raises:
-            UsageError: the folder is not that of a run, or cannot be moved.
+            UsageError: the folder has files that belong to no run, or cannot be moved.
         """
         self.check_movable()
         if not self.has_run():
@@ -228,7 +220,7 @@ class Workdir:
             self._write("result.json", result)
 
     def rollbacks(self) -> list[dict[str, Any]]:
-        """What `write_rollbacks` wrote; empty if it wrote nothing."""
+        """Returns the decisions that `write_rollbacks` wrote; [] if there are none."""
         path = self.path / "rollbacks.json"
         if not path.exists():
             return []
@@ -251,7 +243,7 @@ class Workdir:
             json_files.replace(self.path / name, content)
 
     def _check_no_foreign_files(self) -> None:
-        """Raises UsageError if the folder has files, and is not that of a run."""
+        """Raises UsageError if the folder has files, but holds no run."""
         names = set(os.listdir(self.path) if self.path.is_dir() else [])
         # A run that was killed while it started leaves the first two.
         names -= {json_files.temporary_name("config.json"), lock.NAME, "aot_compile.json"}
@@ -267,7 +259,7 @@ class Workdir:
         except FileNotFoundError:
             return False
         except (OSError, ValueError, RecursionError):
-            return True  # damaged, but it may be that of a run
+            return True  # damaged, but it may belong to a run
         return isinstance(content, dict) and "trainer" in content
 
     def _check_writable(self) -> None:

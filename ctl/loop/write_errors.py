@@ -1,7 +1,4 @@
-"""Reports in one line what could not be written, and which checkpoint is intact.
-
-Importing this module does not import TensorFlow.
-"""
+"""Reports in one line what could not be written, and which checkpoint is intact."""
 
 from collections.abc import Iterator
 import contextlib
@@ -15,7 +12,7 @@ _REASONS = re.compile(
     r"No space left on device|Disk quota exceeded|Read-only file system|Permission denied",
     re.IGNORECASE,
 )
-# TensorFlow's errors of a full or read-only disk, if the message gives no reason of the above.
+# TensorFlow's errors of a full or read-only disk, if the message has none of these reasons.
 _ERRORS = ("ResourceExhaustedError", "PermissionDeniedError")
 
 
@@ -39,10 +36,10 @@ def report_write_errors(what: str, checkpoints: str | pathlib.Path | None) -> It
 
 
 def _find_reason(error: Exception) -> str | None:
-    """Why something could not be written; None for an error of another kind."""
+    """Returns why something could not be written; None for an error of another kind."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    # By the name of the module, since TensorFlow need not be imported.
+    # Checks the name of the module, since TensorFlow need not be imported.
     if not type(error).__module__.startswith("tensorflow."):
         return None
     # The types vary with the operation: a full disk is ResourceExhausted or Unknown.

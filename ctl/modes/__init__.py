@@ -9,8 +9,6 @@ Each mode is a function of one signature:
 It builds what it needs (most modes a `run.Run`), prints what the user sees, and returns the exit code:
 0 done, 1 failed, 75 stopped and saved. It raises `UsageError` for a mistake of the user and `Failure`
 for anything else that ends the run; `ctl.main` prints either in one line.
-
-Importing this module does not import TensorFlow.
 """
 
 from collections.abc import Callable
@@ -37,8 +35,8 @@ class Arguments:
         allow_config_change: resume although the config changed (`--allow_config_change`).
         allow_partial_restore: resume from a checkpoint that matches the trainer only in part
             (`--allow_partial_restore`).
-        checkpoint: what to evaluate or export (`--checkpoint`): "best", a step, a path, or "" for the
-            checkpoint of the run's result.
+        checkpoint: the checkpoint to evaluate or export (`--checkpoint`): "best", a step, a path, or ""
+            for the checkpoint of the run's result.
         topology: the TPU slices to compile for (`--topology`), or "".
         find_batch: search for the largest batch that fits (`--find_batch`).
         started: when the program started, by `time.monotonic`.
@@ -60,7 +58,7 @@ class Arguments:
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-    """One mode, and what `ctl.main` checks before it imports TensorFlow for it.
+    """A mode, and its properties that `ctl.main` checks before it imports TensorFlow.
 
     Attributes:
         function: the mode's function as "module:function", relative to `ctl.modes`.
@@ -96,5 +94,5 @@ MODES = {
     "explain": Mode("explain:explain"),
     "devices": Mode("devices:show_devices", builds_trainer=False, builds_strategy=False),
 }
-# Not a value of --mode: what the workers and parameter servers of a run do, whatever its mode is.
+# Not a value of --mode: workers and parameter servers use it, whatever the mode of the run is.
 SERVE = Mode("serve:serve")

@@ -1,7 +1,4 @@
-"""--mode=devices: prints the hardware of this machine, and the strategy of a config on it.
-
-Importing this module does not import TensorFlow.
-"""
+"""--mode=devices: prints the hardware of this machine, and the strategy of a config on it."""
 
 from collections.abc import Mapping, Sequence
 import contextlib
@@ -19,7 +16,7 @@ _XLA_VARIABLES = ("TF_XLA_FLAGS", "XLA_FLAGS")  # of TensorFlow's use of XLA, an
 
 
 def show_devices(arguments: Arguments) -> int:
-    """Prints the description; of the config, only the section `runtime` has an effect."""
+    """Prints the description; only the section `runtime` of the config has an effect."""
     print(describe(arguments.config.runtime))
     return DONE
 
@@ -31,7 +28,7 @@ def describe(runtime: Any) -> str:
         runtime: the section `runtime` of a validated config.
 
     Returns:
-        Lines of a name and a description, aligned.
+        Aligned lines, each with a name and a description.
     """
     import tensorflow as tf
 

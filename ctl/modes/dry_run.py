@@ -1,7 +1,4 @@
-"""--dry_run: two steps of everything that a run does, in a folder that is removed at the end.
-
-Importing this module does not import TensorFlow.
-"""
+"""--dry_run: runs two steps of everything in a run, in a folder that is removed at the end."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -52,7 +49,7 @@ def shorten(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
             checkpoint_seconds=0.0,
         )
         short.eval.update(interval=1, seconds=0.0)
-        # Not to a server, where the run would be kept.
+        # No writers to a server, which would keep the run.
         short.summaries.writers = [
             name for name in short.summaries.writers if name not in ("mlflow", "wandb")
         ]
@@ -62,7 +59,7 @@ def shorten(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
 
 @contextlib.contextmanager
 def _temporary_workdir(workdir: Workdir) -> Iterator[Workdir]:
-    """A folder next to the workdir: on the same disk, and the same for all processes of the run."""
+    """Yields a folder next to the workdir, so on the same disk and for all processes of the run."""
     path = workdir.path.with_name(f"{workdir.path.name}.dry_run")
     parents = [parent for parent in path.parents if not parent.exists()]
     temporary = Workdir(path, writes=workdir.writes)
@@ -80,7 +77,7 @@ def _temporary_workdir(workdir: Workdir) -> Iterator[Workdir]:
 
 
 def _remove_killed(path: pathlib.Path) -> None:
-    """Removes what a dry run that was killed has left; UsageError if another one is in progress."""
+    """Removes the folder of a killed dry run; raises UsageError if another one is in progress."""
     with RunLock(path) as lock:
         lock.acquire()
         shutil.rmtree(path)

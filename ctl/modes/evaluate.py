@@ -1,4 +1,4 @@
-"""--mode=eval and --mode=continuous_eval."""
+"""--mode=eval and --mode=continuous_eval: evaluate the checkpoints of a run."""
 
 from collections.abc import Mapping, Sequence
 import contextlib
@@ -16,7 +16,7 @@ _POLL_SECONDS = 1.0
 
 
 def evaluate(arguments: Arguments) -> int:
-    """Evaluates a checkpoint of a run, by default that of its result; returns the exit code."""
+    """Evaluates a checkpoint of a run, by default the one of its result; returns the exit code."""
     path = find_checkpoint(arguments.workdir, arguments.checkpoint)
     run, changes = _open_run(arguments)
     is_result = not arguments.checkpoint and not changes
@@ -82,7 +82,7 @@ def continuous_eval(arguments: Arguments) -> int:
 
 
 def _has_ended(run: Run, evaluated: int) -> bool:
-    """Whether a checkpoint was the last one of a run: no other one follows it."""
+    """Returns whether a checkpoint was the last one of a run."""
     stopped = run.workdir.result().get("stopped") or {}
     # The number of steps as it was resolved by the run, which may have had other data.
     steps = run.workdir.config()["train.steps"]

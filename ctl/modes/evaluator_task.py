@@ -1,7 +1,4 @@
-"""What the process does whose task in TF_CONFIG is "evaluator": --mode=continuous_eval.
-
-Importing this module does not import TensorFlow.
-"""
+"""Runs --mode=continuous_eval in a process whose task in TF_CONFIG is "evaluator"."""
 
 from collections.abc import Mapping
 import json
@@ -32,7 +29,7 @@ def choose_mode(name: str, config: Any, environment: Mapping[str, str], *, fresh
     replaced by the defaults.
 
     Args:
-        name: the value of --mode, by which all processes of the run are started.
+        name: the value of --mode, with which all processes of the run are started.
         config: the checked config.
         environment: variables of the process.
         fresh: whether --fresh is set.

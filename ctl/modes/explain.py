@@ -136,7 +136,7 @@ def _describe_update(experiment: Experiment) -> list[tuple[str, str]]:
 
 
 def _describe_optimizer(optimizer: Any) -> str:
-    """The class of the optimizer that is used, and its arguments."""
+    """Describes the optimizer that is used: its class and its arguments."""
     scale = " with a loss scale" if precision.has_loss_scale(optimizer) else ""
     inner = optimizer.inner_optimizer if scale else optimizer
     values = {k: v for k, v in inner.get_config().items() if k not in _NOT_SHOWN and v is not None}
@@ -145,7 +145,7 @@ def _describe_optimizer(optimizer: Any) -> str:
 
 
 def _describe_slots(trainer: Any) -> list[tuple[str, str]]:
-    """How the slot variables are split, if the options ask for it."""
+    """Describes how the slot variables are split, if the options require it."""
     if not trainer.options.shard_state:
         return []
     replicas = trainer.strategy.num_replicas_in_sync
@@ -156,7 +156,7 @@ def _describe_slots(trainer: Any) -> list[tuple[str, str]]:
 
 
 def _describe_learning_rate(experiment: Experiment) -> str:
-    """The schedule of the config, and values of the optimizer that is used."""
+    """Describes the schedule of the config, with values of the optimizer that is used."""
     config, optimizer = experiment.config, experiment.trainer.optimizer
     if precision.has_loss_scale(optimizer):
         optimizer = optimizer.inner_optimizer
@@ -200,7 +200,7 @@ def _describe_average(decay: float) -> list[tuple[str, str]]:
 
 
 def _describe_memory(experiment: Experiment) -> list[tuple[str, str]]:
-    """The memory of a step on one replica, by part."""
+    """Describes the memory of a step on one replica, by part."""
     unfreezing = engine_of(experiment.trainer).attributes.unfreezing
     # The steps that train the most layers need the most memory.
     last = max(unfreezing.steps(), default=0)

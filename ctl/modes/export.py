@@ -1,4 +1,4 @@
-"""--mode=export."""
+"""--mode=export: exports a checkpoint of a run."""
 
 from ctl.configs import loading
 from ctl.configs.options import TrainerOptions
@@ -14,7 +14,7 @@ from ctl.trainer import StandardTrainer
 
 
 def export(arguments: Arguments) -> int:
-    """Exports a checkpoint of a run, by default that of its result; returns the exit code."""
+    """Exports a checkpoint of a run, by default the one of its result; returns the exit code."""
     workdir = arguments.workdir
     path = select_checkpoint(workdir, arguments.checkpoint)
     config = resolve_batch_size(arguments.config, 1)
@@ -35,7 +35,7 @@ def export(arguments: Arguments) -> int:
 
 
 def select_checkpoint(workdir: Workdir, name: str) -> str:
-    """Returns the path of a checkpoint that the user names, or that of the result of the run.
+    """Returns the path of the checkpoint that the user names, or of the run's result.
 
     Raises:
         UsageError: there is no such checkpoint.

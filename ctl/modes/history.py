@@ -1,4 +1,4 @@
-"""What a `ctl.Run` has measured, as lists of equal length."""
+"""Collects the measurements of a `ctl.Run` as lists of equal length."""
 
 from collections.abc import Callable, Mapping
 import math
@@ -8,7 +8,7 @@ from ctl.loop.actions.action import Action
 
 
 class History:
-    """One row per step at which a loop or an evaluation has ended.
+    """A table with one row per step at which a loop or an evaluation has ended.
 
     history = History()
     actions = history.make_actions(lambda: 0.1)
@@ -17,14 +17,13 @@ class History:
     """
 
     def __init__(self) -> None:
-        """Starts without rows."""
         self._rows: dict[int, dict[str, float]] = {}
 
     def make_actions(self, read_rate: Callable[[], float]) -> list[Action]:
         """Makes the actions that add rows.
 
         Args:
-            read_rate: returns the learning rate, which the rows of training have, too.
+            read_rate: returns the learning rate, which is added to the rows of training.
         """
         return [_Recorder(self, "train", read_rate), _Recorder(self, "eval")]
 
@@ -33,7 +32,7 @@ class History:
 
         Args:
             step: the global step.
-            prefix: of the names, "" or "eval/".
+            prefix: the prefix of the names, "" or "eval/".
             outputs: numbers by name, maybe nested.
         """
         for name, value in outputs.items():

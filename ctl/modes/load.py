@@ -63,21 +63,17 @@ class TrainedModel:
         logits = model({"image": images})                   # a tensor
         logits = model.predict(images, batch_size=256)      # an array; one feature needs no name
 
+    Args:
+        trainer: the result of `inference.restore_trainer`; it cannot be trained.
+        path: the checkpoint that it was restored from.
+
     Attributes:
-        trainer: the trainer, restored for inference; it cannot be trained.
-        path: the checkpoint.
-        step: its step.
+        step: the step of the checkpoint.
         model_without_preprocess: the tf_keras model alone. It computes nonsense from raw examples if
             `preprocess` changes them.
     """
 
     def __init__(self, trainer: StandardTrainer, path: str | pathlib.Path):
-        """Wraps a trainer.
-
-        Args:
-            trainer: the result of `inference.restore_trainer`.
-            path: the checkpoint that it was restored from.
-        """
         self.trainer = trainer
         self.path = str(path)
         self.step = int(trainer.global_step.numpy())

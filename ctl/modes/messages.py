@@ -1,4 +1,4 @@
-"""The lines that a run prints when it starts and ends."""
+"""Formats the lines that a run prints when it starts and ends."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from ctl.replica.engine import engine_of
 
 
 def complete(step: int, result: Mapping[str, Any], config: Any) -> str:
-    """A run has nothing left to do; how to train longer."""
+    """Describes a run that is complete, and how to train longer."""
     evaluation, stopped = result.get("eval") or {}, result.get("stopped")
     if stopped:
         return (
@@ -30,7 +30,7 @@ def complete(step: int, result: Mapping[str, Any], config: Any) -> str:
 
 
 def start(hardware: Any, trainer: Any) -> str:
-    """What is going to train, on what, and why there."""
+    """Describes what is going to train, on which hardware, and why."""
     layout = engine_of(trainer).plan.layout
     what = f"{trainer.options.precision}; {engine_of(trainer).attributes.parameter_count():,} parameters"
     if hardware.name == "parameter_server":
@@ -50,7 +50,7 @@ def start(hardware: Any, trainer: Any) -> str:
 
 
 def compression(trainer: Any) -> str:
-    """What the compression of the gradients changes; "" if they are not compressed."""
+    """Describes the effects of compressed gradients; "" if they are not compressed."""
     engine = engine_of(trainer)
     compression = engine.step.compression
     if not compression:
@@ -69,7 +69,7 @@ def compression(trainer: Any) -> str:
 
 
 def restored_in_part(comparison: Any) -> str:
-    """Which variables of the trainer and of the checkpoint a partial restore ignored.
+    """Lists the variables of the trainer and the checkpoint that a partial restore ignored.
 
     Args:
         comparison: a `checkpoints.matching.Comparison`.
@@ -83,7 +83,7 @@ def restored_in_part(comparison: Any) -> str:
 
 
 def loaded_weights(loaded: Any) -> str:
-    """Which weights of another run the run starts from.
+    """Describes the weights of another run that the run starts from.
 
     Args:
         loaded: a `checkpoints.warm_start.LoadedWeights`.
@@ -98,12 +98,12 @@ def loaded_weights(loaded: Any) -> str:
 
 
 def stopped(step: int, workdir: Any) -> str:
-    """A run has saved and stops on request."""
+    """Describes a run that was saved and stopped on request."""
     return f"Stopped at step {step}, saved in {workdir}: rerun the same command to resume."
 
 
 def done(workdir: Any) -> str:
-    """A run has reached its last step."""
+    """Describes a run that has reached its last step."""
     return f"Done: {workdir}/result.json; tensorboard --logdir {workdir}/summaries"
 
 

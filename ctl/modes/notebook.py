@@ -31,7 +31,7 @@ from ctl.trainer import StandardTrainer
 
 
 class Run:
-    """Trains and evaluates in as many calls as you like, with the bits of the program.
+    """Trains and evaluates in any number of calls, with results bitwise equal to the program's.
 
         with ctl.Run("my_model.py", workdir="runs/mine") as run:
             run.train(steps=500)
@@ -40,17 +40,26 @@ class Run:
             run.evaluate()                              # {"loss": ..., "accuracy": ...}
             pandas.DataFrame(run.history)
 
-    Intervals of evaluations and checkpoints, actions, the data order and the handling of steps that
-    are not finite are those of the config, as with `python -m ctl.main`. With a workdir a run is saved
-    at the end of each call, and a new `ctl.Run` of the same workdir, or the program, resumes it.
-    An interrupt (Ctrl-C, or the stop button of a notebook) ends a call after the inner loop, saved.
-    Training has ended at `train.steps`, or when an action such as early stopping ends it: then the
-    best checkpoint is restored, if `restore_best` asks for it, and `train.export` exports.
+    The constructor neither trains nor writes. As with `python -m ctl.main`, the config sets the
+    intervals of evaluations and checkpoints, the actions, the data order and the handling of steps that
+    are not finite. With a workdir a run is saved at the end of each call, and a new `ctl.Run` of the
+    same workdir, or the program, resumes it. An interrupt (Ctrl-C, or the stop button of a notebook)
+    ends a call after the current inner loop, and the run is saved. Training ends at `train.steps`, or
+    when an action such as early stopping ends it. Then the best checkpoint is restored if
+    `restore_best` is set, and the model is exported if `train.export` is set.
+
+    Args:
+        experiment: a config file, the result of `ctl.config(...)`, or a trainer.
+        workdir: the folder to save and resume in; by default a temporary one.
+        print_lines: whether to print the lines that the program prints.
 
     Attributes:
         trainer: the `StandardTrainer` of the run.
         evaluator: its `StandardEvaluator`.
         config: the config of the run.
+
+    Raises:
+        UsageError: the config is wrong, or the workdir holds another run.
     """
 
     def __init__(
@@ -60,24 +69,14 @@ class Run:
         *,
         print_lines: bool = True,
     ):
-        """Builds the experiment; trains and writes nothing.
-
-        Args:
-            experiment: a config file, the result of `ctl.config(...)`, or a trainer.
-            workdir: the folder to save and resume in; by default a temporary one.
-            print_lines: print the lines that the program prints.
-
-        Raises:
-            UsageError: the config is wrong, or the workdir holds another run.
-        """
-        # Before a strategy is built, which would wait for the other processes.
+        # Checked before a strategy is built, which would wait for the other processes.
         processes = cluster.from_environment(os.environ)
         if processes and processes.size > 1:
             raise UsageError(
                 f"ctl.Run trains in one process, but TF_CONFIG describes {processes.size}: unset it, or "
                 "train with python -m ctl.launch."
             )
-        # Removed when the object is: everything in a run may then rely on its folder.
+        # Removed with this object, so that everything in a run can rely on a folder.
         self._temporary = (
             tempfile.TemporaryDirectory(prefix="ctl-run-") if workdir is None else None
         )
@@ -127,15 +126,15 @@ class Run:
 
     @property
     def step(self) -> int:
-        """The number of consumed global batches; that of the best checkpoint, if it is restored."""
+        """The number of consumed global batches; at the best checkpoint, if it is restored."""
         return self._controller.step
 
     @property
     def history(self) -> dict[str, list[float]]:
         """The numbers of this object's calls, as lists of equal length, for `pandas.DataFrame`.
 
-        `step`, then the mean loss and metrics of each inner loop by their names, and those of
-        evaluations as "eval/NAME"; NaN where a step has none.
+        The columns are `step`, the mean loss and metrics of inner loops by name, and the results of
+        evaluations as "eval/NAME"; NaN where a step has no value.
         """
         return self._history.columns()
 
@@ -164,7 +163,7 @@ class Run:
                 self._run.checkpoints.files.commit(self.step, notes)
 
     def train(self, steps: int | str | None = None) -> dict[str, Any]:
-        """Trains, and evaluates at multiples of `eval.interval`, and then also at the end.
+        """Trains; with an evaluation interval, also evaluates at its multiples and at the end.
 
         Args:
             steps: the number of steps to train now, or "2 epochs"; by default up to `train.steps`.
@@ -193,7 +192,7 @@ class Run:
 
     @property
     def stop_reason(self) -> str:
-        """Why training has ended before its time, such as early stopping; "" if it has not."""
+        """The reason why an action ended training, such as early stopping; "" if none did."""
         return (self._controller.actions.stop_reason or {}).get("reason", "")
 
     def close(self) -> None:

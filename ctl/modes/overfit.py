@@ -1,4 +1,4 @@
-"""`data.overfit_batches`: a run on the first batches only, for training and for evaluation."""
+"""`data.overfit_batches`: trains and evaluates on the first batches only."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ from ctl.trainer import StandardTrainer
 
 
 def limit_data(trainer_class: type[StandardTrainer], batches: int) -> type[StandardTrainer]:
-    """Returns a subclass whose data, of every split, is the first training batches of the run.
+    """Returns a subclass whose data, for every split, is the first training batches of the run.
 
-    The examples are read once, in the run's own order and as they are augmented in those steps, and are
-    held in memory: the augmentation of an example does not change any more.
+    The examples are read once, in the run's own order and with the augmentation of those steps, and are
+    held in memory: the augmentation of an example no longer changes.
 
     Args:
         trainer_class: the experiment's trainer.

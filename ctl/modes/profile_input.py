@@ -1,4 +1,4 @@
-"""--mode=profile_input: whether the input pipeline or the step limits the speed of training."""
+"""--mode=profile_input: measures if the input pipeline or the step limits the training speed."""
 
 from collections.abc import Callable, Iterator
 import dataclasses
@@ -23,7 +23,7 @@ from ctl.trainer import StandardTrainer
 
 SECONDS = 2.0  # of each measurement
 _WAIT = 0.05  # a larger share of waiting makes the input pipeline the bottleneck
-_GROWTH = 8  # of the number of steps, until a loop takes long enough
+_GROWTH = 8  # maximum growth of the number of steps, until a loop takes long enough
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Profile:
     """Seconds per global batch.
 
     Attributes:
-        both: of training.
-        waited: the share of it in which the steps waited for batches; None if it is not measured.
-        pipeline: of the input pipeline alone.
-        step: of the step alone, on one batch that is in memory.
-        examples: of reading and parsing alone, without the augmentation; None if it is not known.
+        both: seconds of training.
+        waited: the share of `both` in which the steps waited for batches; None if it is not measured.
+        pipeline: seconds of the input pipeline alone.
+        step: seconds of the step alone, on one batch that is in memory.
+        examples: seconds of reading and parsing alone, without augmentation; None if not known.
     """
 
     both: float
@@ -69,7 +69,7 @@ def profile_input(arguments: Arguments) -> int:
 
 
 def all_measure(trainer: StandardTrainer, processes: ProcessGroup) -> Profile:
-    """Collective: measures training, the input pipeline alone, and the step alone.
+    """Measures training, the input pipeline alone, and the step alone; collective.
 
     Args:
         trainer: it is trained for a few seconds.
@@ -101,7 +101,7 @@ def all_measure(trainer: StandardTrainer, processes: ProcessGroup) -> Profile:
 
 
 def describe(profile: Profile, trainer: StandardTrainer) -> Iterator[str]:
-    """Returns the lines of a report: the times, the bottleneck, and what to change."""
+    """Yields the lines of a report: the times, the bottleneck, and what to change."""
     size = trainer.global_batch_size
     waited = "" if profile.waited is None else f", {profile.waited:.0%} of it waiting for input"
     rows = (("training", profile.both, waited), ("input alone", profile.pipeline, ""))
@@ -120,7 +120,7 @@ def describe(profile: Profile, trainer: StandardTrainer) -> Iterator[str]:
 
 
 def _advise(profile: Profile, trainer: StandardTrainer, data: Any) -> str:
-    """What makes the input pipeline faster."""
+    """Advises how to make the input pipeline faster."""
     source = source_of(data)
     if source is None:
         return (
@@ -146,10 +146,10 @@ def _advise(profile: Profile, trainer: StandardTrainer, data: Any) -> str:
 def _all_time(
     run: Callable[[int], None], unit: int, processes: ProcessGroup
 ) -> tuple[float, float]:
-    """Collective: times `run(steps)`, which runs a multiple of `unit` steps.
+    """Times `run(steps)`, which runs a multiple of `unit` steps; collective.
 
     Returns:
-        The seconds per step, and those of the last call.
+        The seconds per step, and the seconds of the last call.
     """
     run(unit)  # traces, and fills the buffers of the pipeline
     steps = unit
@@ -165,7 +165,7 @@ def _all_time(
 
 
 def _make_reader(iterator: Any, unit: int) -> Callable[[int], None]:
-    """A function that reads the batches of a number of steps."""
+    """Returns a function that reads the batches of a number of steps."""
     if unit > 1:
 
         def read_chunks(steps: int) -> None:
@@ -182,7 +182,7 @@ def _make_reader(iterator: Any, unit: int) -> Callable[[int], None]:
 
 
 def _make_step(trainer: StandardTrainer, element: Any) -> Callable[[int], None]:
-    """A function that runs steps on one element of the training data."""
+    """Returns a function that runs steps on one element of the training data."""
     engine = engine_of(trainer)
     if engine.compiled_loop:
         compiled = engine.compiled_loop
@@ -218,7 +218,7 @@ class _Repeated:
 
 
 def _make_example_reader(source: Source, batch_size: int) -> Callable[[int], None]:
-    """A function that reads and parses the examples of a number of global batches."""
+    """Returns a function that reads and parses the examples of a number of global batches."""
     count = max(1, len(source) // batch_size) * batch_size
     examples = streams.all_examples(source).map(lambda _: 0).take(count).repeat()
     iterator = iter(disable_autotune(examples.batch(batch_size)))

@@ -1,4 +1,4 @@
-"""What result.json records of a run."""
+"""Computes the entries of result.json."""
 
 from collections.abc import Sequence
 import importlib.metadata
@@ -28,9 +28,9 @@ _KEYS_OF_STOPS = ("train.early_stopping.", "train.max_duration:", "eval.", "acti
 def is_complete(
     workdir: Workdir, step: int, *, steps: int, evaluates: bool, changes: Sequence[str]
 ) -> bool:
-    """Whether a run has nothing left to do.
+    """Returns whether a run has nothing left to do.
 
-    A run that was killed after its last checkpoint is not complete, also if another process has since
+    A run that was killed after its last checkpoint is not complete, even if another process has since
     evaluated that checkpoint and recorded it in the result.
 
     Args:
@@ -49,9 +49,9 @@ def is_complete(
 
 
 def has_ended(workdir: Workdir) -> bool:
-    """Whether the last process that trained in the folder has reached the end of the run.
+    """Returns whether the last process that trained in the folder has reached the end of the run.
 
-    The end may be that of early stopping or of a time limit, so the step does not show it.
+    Early stopping or a time limit may have ended it, so the step does not show it.
     """
     events = [line.get("event") for line in goodput.read_lines(workdir.path / "events.jsonl")]
     lives = [event for event in events if event in ("start", "resume", "end", "stop")]
@@ -103,7 +103,7 @@ def measure_run(workdir: Workdir, controller: Controller) -> dict[str, Any]:
 
 
 def read_training(workdir: Workdir) -> dict[str, Any]:
-    """Reads what an earlier process recorded of the training, for one that only evaluated."""
+    """Reads the training results of an earlier process, for one that only evaluated."""
     names = ("train", "examples_per_second", "flops_per_step", "model_flops_utilization")
     return {name: value for name, value in workdir.result().items() if name in names}
 

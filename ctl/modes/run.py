@@ -1,4 +1,4 @@
-"""class Run: experiment, workdir, processes, progress, checkpoints and controller of one run."""
+"""Holds experiment, workdir, processes, progress, checkpoints and controller of a run."""
 
 from collections.abc import Callable, Iterable
 import contextlib
@@ -34,14 +34,20 @@ from ctl.replica.engine import engine_of
 class Run:
     """One run of an experiment, in its workdir. Constructing it writes nothing.
 
+    Args:
+        arguments: the command line.
+        evaluates: whether the run evaluates, and so needs an evaluator and its data.
+        reads_only: whether the run only restores checkpoints and never saves one.
+        built: the experiment; by default it is built from the arguments.
+
     Attributes:
         experiment: strategy, trainer and evaluator.
-        config: the experiment's config, with the global batch size filled in.
+        config: the experiment's config, with the global batch size resolved.
         trainer: the experiment's trainer.
         workdir: the folder of the run.
         is_chief: whether this process is the one that prints and writes.
         processes: the processes of the run.
-        progress: prints what the user sees; prints nothing in a process that is not the chief.
+        progress: prints the progress; prints nothing in a process that is not the chief.
         clock: divides the time of the process among its activities.
         checkpoints: saves and restores the trainer.
     """
@@ -54,14 +60,6 @@ class Run:
         reads_only: bool = False,
         built: experiment.Experiment | None = None,
     ):
-        """Builds the experiment.
-
-        Args:
-            arguments: the command line.
-            evaluates: whether the run evaluates, and so needs an evaluator and its data.
-            reads_only: whether the run only restores checkpoints and never saves one.
-            built: the experiment; by default that of the arguments is built.
-        """
         self.experiment = built or experiment.build(
             arguments.config, arguments.config_path, evaluates=evaluates
         )
@@ -116,8 +114,7 @@ class Run:
             profiler: profiles some of the inner loops.
             rollback: decides which batches to skip.
             actions: called at the end of inner loops and evaluations.
-            records: whether its loops and evaluations are part of the run: in its summaries and
-                events.
+            records: whether to write its loops and evaluations to the summaries and events of the run.
         """
         return Controller(
             trainer=self.trainer,
@@ -154,8 +151,8 @@ class Run:
         """Makes the actions of the config, of the trainer, and the ones that watch every run.
 
         Args:
-            trains: whether the run trains; without it, only actions at evaluations are made, not those
-                of `train.best` and `train.early_stopping`, and none ends anything.
+            trains: whether the run trains; if not, only actions at evaluations are made, without those
+                of `train.best` and `train.early_stopping`, and none stops the run.
         """
         evaluator = self.experiment.evaluator
         configured = registry.make_actions(
@@ -172,7 +169,7 @@ class Run:
         return [action for action in actions if action.at == "eval"]
 
     def make_profiler(self) -> Profiler:
-        """Makes the profiler of this process; that of the chief writes."""
+        """Makes the profiler of this process; only the chief's profiler writes."""
         return Profiler(
             self.config.train.profile,
             folder=self.workdir.summaries("train"),
@@ -225,7 +222,7 @@ class Run:
         return self.workdir.summaries(split) if has_writer else None
 
     def _writes_in_background(self) -> bool:
-        """Whether a thread writes the checkpoints; several processes write together and wait."""
+        """Returns whether a thread writes the checkpoints; several processes write and wait."""
         writing = self.config.train.checkpoint_writing
         one_process = self.experiment.hardware.cluster is None
         if writing == "background" and not one_process:

@@ -1,4 +1,4 @@
-"""What a worker or parameter server does in a run that a chief coordinates."""
+"""Runs a worker or parameter server of a run that a chief coordinates."""
 
 import os
 
@@ -8,7 +8,7 @@ from ctl.modes import DONE, STOPPED, Arguments, results
 
 
 def serve(arguments: Arguments) -> int:
-    """Serves the chief until it has gone.
+    """Serves the chief until the chief has ended.
 
     Returns:
         The exit code: stopped if the run was not complete by then, so that it is started again.

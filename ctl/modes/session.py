@@ -1,4 +1,4 @@
-"""What the program and `ctl.Run` have in common: restore or load, train, and record both."""
+"""The part that the program and `ctl.Run` share: restore or load, train, and record both."""
 
 from collections.abc import Mapping, Sequence
 import os
@@ -14,11 +14,17 @@ from ctl.modes.run import Run
 class Session:
     """The part of a run that one process computes. Every process must call the same methods.
 
-    session = Session(run, controller, config_path="my_model.py")
-    session.all_restore()
-    session.record_start()
-    session.train(1000, evaluates=True)
-    session.record_end(seconds=60.0)
+        session = Session(run, controller, config_path="my_model.py")
+        session.all_restore()
+        session.record_start()
+        session.train(1000, evaluates=True)
+        session.record_end(seconds=60.0)
+
+    Args:
+        run: the run.
+        controller: its controller.
+        config_path: the config file, or "".
+        changes: one line for each change of the config since the run was started.
 
     Attributes:
         has_ended: whether training has ended, and its actions as well.
@@ -27,14 +33,6 @@ class Session:
     def __init__(
         self, run: Run, controller: Controller, *, config_path: str, changes: Sequence[str] = ()
     ):
-        """Reads and writes nothing yet.
-
-        Args:
-            run: the run.
-            controller: its controller.
-            config_path: the config file, or "".
-            changes: one line for each change of the config since the run was started.
-        """
         self._run = run
         self._controller = controller
         self._config_path = os.path.abspath(config_path) if config_path else ""
@@ -65,7 +63,7 @@ class Session:
     def record_start(self) -> None:
         """Writes the config and the first event.
 
-        Not before `all_restore`, so that a run whose checkpoint does not match leaves the config alone.
+        Call `all_restore` first, so that a run whose checkpoint does not match leaves the config alone.
         """
         run, controller = self._run, self._controller
         config = run.config.to_dict()
@@ -91,13 +89,13 @@ class Session:
         run.clock.mark_started()
 
     def must_end(self, step: int) -> bool:
-        """Whether the training that reached a step must end there, by the config or an action."""
+        """Returns whether training that reached a step must end there, by the config or an action."""
         return step >= self._run.config.train.steps or bool(self._controller.actions.stop_reason)
 
     def train(self, end: int, *, evaluates: bool, eval_steps: int = -1) -> None:
         """Trains until the global step is `end`, or until something ends or stops the run.
 
-        Without a step to train, it does what is left to do at the end of training.
+        If there is no step to train, it completes what is left of the end of training.
 
         Args:
             end: the global step.
@@ -128,7 +126,7 @@ class Session:
     def record_end(self, seconds: float, *, reasons: Mapping[str, str]) -> dict[str, Any]:
         """Writes `result.json` and the last event.
 
-        No result is written of a step at which training must end but has not: with it, the run would be
+        No result is written for a step at which training must end but has not: the run would count as
         complete, and no later process would restore the best checkpoint or export the model.
 
         Args:

@@ -13,7 +13,7 @@ from ctl.errors import Failure, LostWorker, UsageError
 from ctl.hardware.task_process import TRACEBACK_FOLDER
 from ctl.loop.workdir import Workdir
 
-# Codes of TensorFlow's errors that a restart would meet again: INVALID_ARGUMENT, NOT_FOUND,
+# Codes of TensorFlow's errors that would recur after a restart: INVALID_ARGUMENT, NOT_FOUND,
 # UNIMPLEMENTED.
 _PERMANENT_CODES = (3, 5, 12)
 _PERMANENT_OS_ERRORS = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)

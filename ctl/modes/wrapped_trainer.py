@@ -1,4 +1,4 @@
-"""The experiment of a trainer that a script has made."""
+"""Makes the experiment of a trainer that a script has made."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ _SEVERAL_PROCESSES = (
 
 
 def make_experiment(trainer: StandardTrainer) -> Experiment:
-    """Makes an experiment whose config records what is known of the trainer.
+    """Makes an experiment whose config records what is known about the trainer.
 
     Raises:
         UsageError: the trainer runs in several processes.

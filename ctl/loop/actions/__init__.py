@@ -1,1 +1,1 @@
-"""Orbit actions: what a run does at the end of inner loops and evaluations, one action per file."""
+"""Orbit actions that a run calls after inner loops and evaluations, one action per file."""

@@ -7,7 +7,7 @@ BOUNDARIES = ("train", "eval")
 
 
 class Action:
-    """Called with the outputs of each inner loop or evaluation.
+    """Base class of objects that are called with the outputs of each inner loop or evaluation.
 
         class StopAtZero(ctl.Action):
             at = "train"
@@ -28,7 +28,7 @@ class Action:
         may_stop: whether it may call `request_stop`; if not, a run of several processes need not
             communicate after it.
         controller: the controller, from `begin` on.
-        stop_reason: what `request_stop` was called with; "" before.
+        stop_reason: the reason that was passed to `request_stop`; "" before.
     """
 
     at = "eval"
@@ -44,7 +44,7 @@ class Action:
             evaluator: the run's `StandardEvaluator`; None if it does not evaluate.
 
         Raises:
-            UsageError: it cannot; the message is one line.
+            UsageError: the action cannot work in this run; the message is one line.
         """
 
     def begin(self, controller: Any) -> None:
@@ -56,7 +56,7 @@ class Action:
         self.controller = controller
 
     def __call__(self, outputs: Mapping[str, Any]) -> Any:
-        """Acts.
+        """Handles the outputs of an inner loop or evaluation.
 
         Args:
             outputs: loss and metrics by name, as Python numbers, the same in every process.
@@ -67,12 +67,12 @@ class Action:
         """Ends training after the actions at this boundary; the run is complete then.
 
         Args:
-            reason: why, as a clause.
+            reason: the reason, as a clause.
         """
         self.stop_reason = self.stop_reason or reason
 
     def get_state(self) -> dict[str, Any]:
-        """Returns what the next checkpoint must hold, in JSON types; {} by default.
+        """Returns the state to save in the next checkpoint, in JSON types; {} by default.
 
         The chief's state is saved. Variables need no state: make them attributes of the trainer.
         """
@@ -90,7 +90,7 @@ class Action:
 
 
 class _CallableAction(Action):
-    """A callable of the outputs as an `Action`."""
+    """Wraps a callable of the outputs as an `Action`."""
 
     may_stop = False
 
@@ -104,14 +104,14 @@ class _CallableAction(Action):
 def as_action(
     action: Callable[[Any], Any], *, at: str | None = None, everywhere: bool | None = None
 ) -> Action:
-    """Returns an action at a boundary.
+    """Converts a callable to an `Action`, and sets where it is called.
 
         ctl.as_action(orbit.actions.NewBestMetric("accuracy"), at="eval")
 
     Args:
         action: an `Action`, or a callable of the outputs, such as Orbit's actions.
-        at: "train" or "eval"; by default an action's own, and "eval" for a callable.
-        everywhere: whether all processes call it; by default an action's own, and True for a
+        at: "train" or "eval"; by default the action's own value, and "eval" for a callable.
+        everywhere: whether all processes call it; by default the action's own value, and True for a
             callable, as in Orbit.
     """
     if not isinstance(action, Action):

@@ -1,4 +1,4 @@
-"""The actions of a run, in order."""
+"""Calls the actions of a run in order."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -15,33 +15,31 @@ class ActionList:
         actions.run("eval", {"accuracy": 0.9})
         actions.stop_reason             # None, or {"step": 500, "reason": "..."}
 
+    Args:
+        actions: `Action`s, or callables of the outputs; the constructor calls their `begin`.
+        controller: the `Controller` that calls them.
+
     Attributes:
         stop_reason: the step at which an action ended training, and why; None if none did.
+
+    Raises:
+        UsageError: one of them is not an action, or cannot work in this run.
     """
 
     def __init__(self, actions: Iterable[Callable[[Any], Any]], controller: Any):
-        """Begins the actions.
-
-        Args:
-            actions: `Action`s, or callables of the outputs.
-            controller: the `Controller` that calls them.
-
-        Raises:
-            UsageError: one of them is not an action, or cannot work in this run.
-        """
         self.stop_reason: dict[str, Any] | None = None
         self._controller = controller
         self._actions: dict[str, Action] = {}
         for value in actions:
             action = check_action(value, controller.evaluator)
             name = type(action).__name__
-            # The state of the second action of a class must not replace that of the first.
+            # The state of a second action of a class must not replace the state of the first.
             count = sum(key.partition(":")[0] == name for key in self._actions)
             self._actions[f"{name}:{count}" if count else name] = action
             action.begin(controller)
 
     def has(self, at: str) -> bool:
-        """Whether there is an action at a boundary."""
+        """Returns whether there is an action at a boundary."""
         return any(action.at == at for action in self._actions.values())
 
     def run(self, at: str, outputs: Mapping[str, Any]) -> None:
@@ -56,8 +54,8 @@ class ActionList:
         for action in actions:
             if action.everywhere or controller.is_chief:
                 action(outputs)
-        # Which actions may stop is the same in every process; whether they do is not. The first stop
-        # counts: `ctl.Run` may evaluate again after it.
+        # All processes agree which actions may stop the run, but not whether they do. Only the first
+        # stop counts: `ctl.Run` may evaluate again after it.
         if not self.stop_reason and any(action.may_stop for action in actions):
             reasons = [action.stop_reason for action in actions if action.stop_reason]
             if controller.processes.any_process(bool(reasons)):
@@ -68,12 +66,12 @@ class ActionList:
                 controller.reporter.print_line(line)
 
     def get_notes(self) -> dict[str, Any]:
-        """Returns what a checkpoint holds besides the trainer: nothing, if no action has a state."""
+        """Returns the notes for a checkpoint: the states of the actions, or {} if there are none."""
         states = self.get_state()
         return {"actions": states} if states else {}
 
     def set_notes(self, notes: Mapping[str, Any]) -> None:
-        """Passes each action the state that the notes of a restored checkpoint have for it."""
+        """Passes each action its state from the notes of a restored checkpoint."""
         self.set_state(notes.get("actions", {}))
 
     def get_state(self) -> dict[str, Any]:

@@ -18,11 +18,21 @@ class BestCheckpoint(Action):
         BestCheckpoint("eval/accuracy", "max", folder="runs/mine/best", keep=1)
 
     The value is recorded in the marker that makes a checkpoint complete (loop/checkpoints/files.py),
-    so that no kill can separate the two, and the folder alone shows what was best: a resumed run needs
-    no other state. Of equal values the first one is kept. A NaN is never saved.
+    so that a kill cannot separate the two, and a resumed run needs no state but the folder. If values
+    are equal, the first checkpoint is kept. A NaN is never saved.
+
+    Args:
+        metric: the name of the metric, such as "eval/accuracy".
+        mode: "max" if higher values are better, "min" if lower ones are.
+        folder: where to save, apart from the checkpoints of the run.
+        keep: how many of the best checkpoints to keep.
+        restore_at_end: whether to restore the best checkpoint at the end of training.
 
     Attributes:
-        is_restored: whether the trainer has the best checkpoint, since training has ended.
+        is_restored: whether the best checkpoint was restored at the end of training.
+
+    Raises:
+        UsageError: an argument has a value that is not allowed.
     """
 
     everywhere = True  # saving is a collective operation
@@ -37,18 +47,6 @@ class BestCheckpoint(Action):
         keep: int = 1,
         restore_at_end: bool = False,
     ):
-        """Writes nothing yet.
-
-        Args:
-            metric: the name of the metric, such as "eval/accuracy".
-            mode: "max" if higher values are better, "min" if lower ones are.
-            folder: where to save, apart from the checkpoints of the run.
-            keep: how many of the best checkpoints to keep.
-            restore_at_end: restore the best one when training has ended.
-
-        Raises:
-            UsageError: an argument has a value that is not allowed.
-        """
         self._metric = MonitoredMetric(metric, mode)
         self._keep = keep
         self._restore_at_end = restore_at_end
@@ -61,7 +59,7 @@ class BestCheckpoint(Action):
         self._metric.check(evaluator)
 
     def begin(self, controller: Any) -> None:
-        """Makes the checkpointer."""
+        """Creates the checkpointer."""
         super().begin(controller)
         self._checkpoints = Checkpointer(
             self._folder,
@@ -73,7 +71,7 @@ class BestCheckpoint(Action):
         )
 
     def __call__(self, outputs: Mapping[str, Any]) -> None:
-        """Saves the trainer if the outputs are better than the worst one that is kept."""
+        """Saves the trainer if the value is better than the worst one that is kept."""
         controller, value = self.controller, self._metric.read(outputs)
         # The chief's files decide for all processes.
         is_new = controller.is_chief and self._is_among_best(value, controller.step)
@@ -112,7 +110,7 @@ class BestCheckpoint(Action):
         return {"best": {**best, "checkpoint": self._checkpoints.path(step)}}
 
     def _values(self) -> dict[int, float]:
-        """The values of the complete checkpoints that were saved for this metric, by step."""
+        """Returns the values of the complete checkpoints that were saved for this metric, by step."""
         files = self._checkpoints.files
         notes = {step: files.notes(step) for step in files.steps()}
         rule = {"metric": self._metric.name, "mode": self._metric.mode}
@@ -131,8 +129,8 @@ class BestCheckpoint(Action):
         return max(self._values(), key=self._rank, default=None)
 
     def _rank(self, step: int) -> tuple[bool, float, int]:
-        """Orders the checkpoints of the folder from the worst to the best."""
-        # Those of another metric, from before the config was changed, are deleted first.
+        """Returns the sort key of a checkpoint, from the worst to the best."""
+        # Checkpoints of another metric, from before a change of the config, are deleted first.
         values = self._values()
         return (step in values, self._metric.sign * values.get(step, 0.0), -step)
 
@@ -141,11 +139,11 @@ def find_best(folder: pathlib.Path) -> str:
     """Returns the path of the best checkpoint in a folder that a `BestCheckpoint` has written.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the folder has no checkpoint.
     """
     files = CheckpointFiles(folder)
     notes = {step: files.notes(step) for step in files.steps()}
-    # The newest checkpoint is of the current metric, unless the config was changed since.
+    # The newest checkpoint has the current metric, unless the config was changed since.
     rules = [(n["metric"], n["mode"]) for _, n in sorted(notes.items()) if "metric" in n]
     if not rules:
         raise UsageError(f"{folder} has no checkpoint: set train.best.metric, and train.")

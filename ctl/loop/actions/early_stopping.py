@@ -14,22 +14,20 @@ class EarlyStopping(Action):
 
         EarlyStopping("eval/loss", "min", patience=3)
 
-    As the callback of the same name in Keras, but counted in evaluations, and its state is in the
-    checkpoints: a run that is killed and resumed ends at the same step. A NaN is no improvement.
+    Like the Keras callback of the same name, but it counts evaluations, and checkpoints hold its state:
+    a run that is killed and resumed ends at the same step. A NaN is no improvement.
+
+    Args:
+        metric: the name of the metric, such as "eval/accuracy".
+        mode: "max" if higher values are better, "min" if lower ones are.
+        patience: the number of evaluations in a row without an improvement.
+        min_delta: a larger change than this is an improvement.
+
+    Raises:
+        UsageError: an argument has a value that is not allowed.
     """
 
     def __init__(self, metric: str, mode: str, *, patience: int = 3, min_delta: float = 0.0):
-        """Starts with no evaluation seen.
-
-        Args:
-            metric: the name of the metric, such as "eval/accuracy".
-            mode: "max" if higher values are better, "min" if lower ones are.
-            patience: the number of evaluations in a row without an improvement.
-            min_delta: an improvement is a change by more than this.
-
-        Raises:
-            UsageError: an argument has a value that is not allowed.
-        """
         if patience < 1 or not 0 <= min_delta < float("inf"):
             raise UsageError(
                 f"early_stopping: patience={patience} and min_delta={min_delta}, but they must be at "
@@ -41,7 +39,7 @@ class EarlyStopping(Action):
         self._best: float | None = None
         self._best_step = 0
         self._count = 0  # evaluations since the best one
-        self._step = -1  # of the last evaluation that was counted
+        self._step = -1  # the step of the last evaluation that was counted
 
     def check(self, evaluator: Any) -> None:
         """Checks that the evaluation has the metric."""
@@ -50,7 +48,7 @@ class EarlyStopping(Action):
     def __call__(self, outputs: Mapping[str, Any]) -> None:
         """Counts an evaluation."""
         value, step = self._metric.read(outputs), self.controller.step
-        # A resumed run repeats an evaluation whose end is not in the checkpoint for certain.
+        # A resumed run may repeat an evaluation that its checkpoint has counted already.
         if step > self._step:
             self._step = step
             self._count += 1
@@ -72,6 +70,6 @@ class EarlyStopping(Action):
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues to count."""
+        """Restores the best value and the count."""
         self._best, self._best_step = state["best"], state["best_step"]
         self._count, self._step = state["count"], state["step"]

@@ -12,7 +12,13 @@ from ctl.loop.actions.action import Action
 class ExportModel(Action):
     """Writes the best or the last checkpoint as a SavedModel; see `loop/saved_model.py`.
 
-    ExportModel("best", folder="runs/mine/export", best_folder="runs/mine/best")
+        ExportModel("best", folder="runs/mine/export", best_folder="runs/mine/best")
+
+    Args:
+        which: "best" or "last".
+        folder: the folder of the versions.
+        best_folder: the folder of the best checkpoints.
+        average: whether to export the averaged weights, if there are any.
     """
 
     at = "train"
@@ -27,14 +33,6 @@ class ExportModel(Action):
         best_folder: str | pathlib.Path,
         average: bool = True,
     ):
-        """Writes nothing yet.
-
-        Args:
-            which: "best" or "last".
-            folder: the folder of the versions.
-            best_folder: the folder of the best checkpoints.
-            average: whether to export the averaged weights, if there are any.
-        """
         self._which = which
         self._folder = pathlib.Path(folder)
         self._best_folder = pathlib.Path(best_folder)
@@ -45,7 +43,7 @@ class ExportModel(Action):
         """Does nothing before the end."""
 
     def end(self) -> None:
-        """Exports the model, in the chief; the others wait for it where the run ends."""
+        """Exports the model in the chief; the other processes wait for it at the end of the run."""
         controller = self.controller
         if not controller.is_chief:
             return
@@ -64,7 +62,7 @@ class ExportModel(Action):
         controller.reporter.print_line(f"Exported {path} to {self._exported['path']}.")
 
     def result(self) -> dict[str, Any]:
-        """Returns where the model is."""
+        """Returns the path of the model, its checkpoint and the kind of its weights."""
         return {"export": self._exported} if self._exported else {}
 
 
@@ -88,7 +86,7 @@ def export_checkpoint(
         average: whether to export the averaged weights, if there are any.
 
     Returns:
-        The step; and the path of the version, the checkpoint, and which weights it has.
+        The step; and the path of the version, its checkpoint, and the kind of its weights.
 
     Raises:
         UsageError: the model cannot be exported.

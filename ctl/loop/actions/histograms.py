@@ -10,19 +10,18 @@ from ctl.replica.flops import list_graphs
 
 
 class WeightHistograms(Action):
-    """Writes the weights at the end of the first inner loop at or after each multiple of an interval."""
+    """Writes the weights after the first inner loop that reaches each multiple of `interval`.
+
+    Args:
+        interval: steps between two histograms of a weight.
+    """
 
     at = "train"
     may_stop = False
 
     def __init__(self, interval: int):
-        """Writes nothing yet.
-
-        Args:
-            interval: steps between two histograms of a weight.
-        """
         self._interval = interval
-        self._written = 0  # the last multiple
+        self._written = 0  # the last multiple that was written
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues after the last multiple that was written."""

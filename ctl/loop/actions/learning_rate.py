@@ -1,4 +1,4 @@
-"""A learning rate that is set between calls of `ctl.Run.train`, and holds in the resumed run."""
+"""Sets the learning rate between calls of `ctl.Run.train`, and keeps it in a resumed run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,8 +11,8 @@ from ctl.replica import precision
 class LearningRate(Action):
     """Sets a constant learning rate; the checkpoints record it.
 
-    A resumed run, also that of the program, continues with it, unless the config has another rate than
-    the one it replaced.
+    A run that is resumed, by `ctl.Run` or by the program, continues with this rate, unless the rate in
+    the config has changed since.
     """
 
     at = "train"
@@ -20,7 +20,6 @@ class LearningRate(Action):
     may_stop = False
 
     def __init__(self) -> None:
-        """Leaves the learning rate of the optimizer as it is."""
         self._configured: float | None = None
         self._state: dict[str, Any] = {}
 

@@ -1,4 +1,4 @@
-"""Reports a process whose memory keeps growing. Importing this module does not import TensorFlow."""
+"""Reports a process whose memory keeps growing."""
 
 from collections.abc import Callable, Mapping
 import itertools
@@ -9,18 +9,23 @@ from typing import Any
 from ctl.loop.actions.action import Action
 
 _STATM = pathlib.Path("/proc/self/statm")  # Linux
-_FIRST_LOOPS = 10  # buffers, caches and allocators fill in these
+_FIRST_LOOPS = 10  # buffers, caches and allocators fill during these
 _PARTS = 4
 _MIB = 2**20
 
 
 class MemoryGrowth(Action):
-    """Prints and records one line if the resident memory grows, and goes on growing.
+    """Prints and records one line if the resident memory keeps growing.
 
     Graphs of `tf.function`s are never freed (tensorflow#124972, #62854), and lists in a trainer or an
-    action grow as well. One increase is no leak: reported is growth by a quarter, and by 256 MiB, to
-    which each quarter of the loops since the tenth has contributed. It is reported again when it has
-    doubled. Reading the memory costs microseconds per loop.
+    action grow as well. A single increase is no leak: growth is reported if it is at least a quarter of
+    the memory and 256 MiB, and if each quarter of the loops since the tenth has contributed to it. It
+    is reported again when it has doubled. Reading the memory costs microseconds per loop.
+
+    Args:
+        least: the smallest growth to report, in bytes.
+        share: the smallest growth to report, as a share of the memory after the first loops.
+        read_memory: returns the resident bytes of this process; 0 if they are not known.
     """
 
     at = "train"
@@ -33,13 +38,6 @@ class MemoryGrowth(Action):
         share: float = 0.25,
         read_memory: Callable[[], int] | None = None,
     ):
-        """Measures nothing yet.
-
-        Args:
-            least: bytes of growth to report.
-            share: growth to report, as a share of the memory after the first loops.
-            read_memory: returns the resident bytes of this process; 0 if they are not known.
-        """
         self._least = least
         self._share = share
         self._read_memory = read_memory or read_resident_bytes
@@ -56,7 +54,7 @@ class MemoryGrowth(Action):
         if self._loops == _FIRST_LOOPS:
             self._first_step = self.controller.step
         self._samples.append(self._read_memory())
-        # Every second one is dropped when there are many, so that a long run needs no memory for them.
+        # Every second sample is dropped when there are many, so that a long run does not collect them.
         if len(self._samples) > 64 * _PARTS:
             self._samples = self._samples[::2]
         growth = self._samples[-1] - self._samples[0]
@@ -77,7 +75,7 @@ class MemoryGrowth(Action):
 
 
 def _grows_throughout(samples: list[int], *, by: float) -> bool:
-    """Whether the least memory of each part of the measurements exceeds the one before."""
+    """Returns whether the minimum of each part of the samples exceeds the previous one by `by`."""
     size = len(samples) // _PARTS
     if size < 2:
         return False
@@ -87,7 +85,7 @@ def _grows_throughout(samples: list[int], *, by: float) -> bool:
 
 
 def read_resident_bytes() -> int:
-    """The resident memory of this process in bytes; 0 if the system does not report it."""
+    """Returns the resident memory of this process in bytes; 0 if the system does not report it."""
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""A metric of the evaluation that decisions depend on."""
+"""Reads and compares the metric of an evaluation that an action depends on."""
 
 from collections.abc import Mapping
 import math
@@ -16,18 +16,16 @@ class MonitoredMetric:
         metric = MonitoredMetric("eval/accuracy", "max")
         metric.is_better(metric.read({"accuracy": 0.9}), 0.8)      # True
 
-    Attributes:
+    Args:
         name: the name, such as "eval/accuracy"; "eval/a/b" is the value "b" of the nested outputs "a",
-            as of the split "a" if several are evaluated.
+            such as of the split "a" if several are evaluated.
         mode: "max" if higher values are better, "min" if lower ones are.
+
+    Raises:
+        UsageError: an argument has a value that is not allowed.
     """
 
     def __init__(self, name: str, mode: str):
-        """Takes the name and the mode.
-
-        Raises:
-            UsageError: one of them is not allowed.
-        """
         if not name.startswith(PREFIX) or name == PREFIX:
             raise UsageError(f"The metric is {name!r}, but must be {PREFIX}NAME, as {PREFIX}loss.")
         if mode not in ("min", "max"):
@@ -38,7 +36,7 @@ class MonitoredMetric:
         self.mode = mode
 
     def check(self, evaluator: Any) -> None:
-        """Raises UsageError if an evaluator has no such metric, as far as that is known."""
+        """Raises UsageError if an evaluator is known not to have the metric."""
         if evaluator is None:
             raise UsageError(
                 f"{self.name} requires evaluations: use --mode=train_and_eval, or remove the metric."
@@ -52,7 +50,7 @@ class MonitoredMetric:
                     f"name one, as in {PREFIX}{split}/{metric}."
                 )
             first = rest.partition("/")[0]
-        # An evaluator or metrics of the user's own may return anything: the first evaluation decides.
+        # An evaluator or metric of the user may return anything: the first evaluation decides.
         if evaluator.has_known_names:
             names = {"loss": None, **dict.fromkeys(evaluator.metrics), "examples": None}
             self._check_name(first, names)
@@ -72,7 +70,7 @@ class MonitoredMetric:
         return float(value)
 
     def is_better(self, value: float, than: float | None, *, min_delta: float = 0.0) -> bool:
-        """Whether a value is better than another one by more than `min_delta`.
+        """Returns whether a value is better than another one by more than `min_delta`.
 
         NaN is never better, and any other value is better than None or NaN.
         """

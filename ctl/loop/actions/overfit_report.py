@@ -7,21 +7,20 @@ from ctl.loop.actions.action import Action
 from ctl.loop.actions.monitored_metric import MonitoredMetric
 from ctl.loop.progress import format_numbers
 
-_LEARNED = 0.1  # of the first loss: a model that has learned a few batches by heart is far below
+_LEARNED = 0.1  # of the first loss: a model that has memorized a few batches is far below
 
 
 class OverfitReport(Action):
-    """Compares the loss of the last evaluation with that of the first, on the same examples."""
+    """Compares the losses of the first and the last evaluation, on the same examples.
+
+    Args:
+        batches: the number of global batches that the run trains on.
+    """
 
     everywhere = True
     may_stop = False
 
     def __init__(self, batches: int):
-        """Starts without an evaluation.
-
-        Args:
-            batches: the number of global batches that the run trains on.
-        """
         self._batches = batches
         self._metric = MonitoredMetric("eval/loss", "min")
         self._first: dict[str, Any] = {}
@@ -54,7 +53,7 @@ class OverfitReport(Action):
         return self._first
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Continues to compare with the first loss of the run."""
+        """Restores the first loss of the run."""
         self._first = dict(state)
 
     def _describe(self) -> str:

@@ -1,4 +1,4 @@
-"""The actions that a config requires."""
+"""Makes the actions that a config requires."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,13 +23,13 @@ _OPTIONS = ("at", "everywhere")  # of `as_action`; all others are arguments of t
 def make_actions(
     config: Any, config_path: str, *, workdir: Workdir, trains: bool = True
 ) -> list[Action]:
-    """Makes the actions of `summaries`, then of `train`, then of `actions`.
+    """Makes the actions of `summaries` and `train`, then those of `actions`, then the export.
 
     Args:
         config: a validated config.
         config_path: the config file; the paths of actions are relative to its folder.
-        workdir: where the best checkpoints and exported models are.
-        trains: whether the run trains; without it, only those of `actions`.
+        workdir: has the folders of the best checkpoints and the exported models.
+        trains: whether the run trains; if not, only the actions of `actions` are made.
 
     Raises:
         UsageError: an action cannot be made.

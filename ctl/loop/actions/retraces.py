@@ -18,8 +18,8 @@ _FACTOR = 10  # a function is reported again when it was traced this many times 
 class Retraces(Action):
     """Prints and records one line for a `tf.function` that is traced again after the second loop.
 
-    Each trace takes seconds, and its graph is never freed (tensorflow#62854). Checked are the inner
-    loop, and the functions that are attributes of the trainer, its model or its evaluator, or are
+    Each trace takes seconds, and its graph is never freed (tensorflow#62854). The action checks the
+    inner loop, and functions that are attributes of the trainer, its model or its evaluator, or are
     defined in the trainer's module. Reading their counters costs microseconds per loop.
     """
 
@@ -33,7 +33,7 @@ class Retraces(Action):
         self._signatures: dict[str, list[str]] = {}
 
     def __call__(self, outputs: Mapping[str, Any]) -> None:
-        """Compares the number of traces with that after the loop before."""
+        """Compares the number of traces with the number after the previous loop."""
         self._loops += 1
         if self._loops < _FIRST_LOOPS:
             return
@@ -61,7 +61,7 @@ class Retraces(Action):
 
 
 def _list_functions(trainer: Any, evaluator: Any) -> Iterator[tuple[str, Any]]:
-    """The `tf.function`s of a run, with the names that the user knows them by."""
+    """Yields the `tf.function`s of a run, with the names that the user knows."""
     loop = getattr(trainer, "_train_loop_fn", None)
     compiled = getattr(loop, "_program", None) or getattr(loop, "_run_steps", None)
     for function in (loop, compiled):
@@ -80,7 +80,7 @@ def _list_functions(trainer: Any, evaluator: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _list_names(value: Any) -> list[str]:
-    """The attributes that are `tf.function`s, without calling properties."""
+    """Returns the names of the attributes that are `tf.function`s, without calling properties."""
     own = [name for name, item in vars(value).items() if _is_function(item)] if value else []
     bases = [c for c in type(value).__mro__ if c.__module__.split(".")[0] != "tf_keras"]
     return own + [name for c in bases for name, item in vars(c).items() if _is_function(item)]
@@ -95,7 +95,7 @@ def _list_signatures(function: Any) -> list[str]:
 
 
 def _describe_change(old: list[str], new: list[str]) -> str:
-    """Which argument differs from an earlier trace; "" if that is not known."""
+    """Describes which arguments differ from an earlier trace; "" if that is not known."""
     if not (old and new):
         return ""
     before, after = _read_arguments(old[-1]), _read_arguments(new[-1])
@@ -108,9 +108,9 @@ def _describe_change(old: list[str], new: list[str]) -> str:
 
 
 def _read_arguments(signature: str) -> dict[str, str]:
-    """The arguments in a signature as TensorFlow prints it: name -> value, or dtype and shape.
+    """Returns the arguments in a printed signature: name -> value, or dtype and shape.
 
-    A structure of tensors, as in an iterator, has one entry for each: "iterator['label']".
+    A structure of tensors, such as an iterator's, has one entry per tensor: "iterator['label']".
     """
     arguments: dict[str, str] = {}
     for name, text in _ARGUMENT.findall(signature.partition("Output Type:")[0]):

@@ -1,4 +1,4 @@
-"""Ends training after a time."""
+"""Ends training after a time limit."""
 
 from collections.abc import Callable, Mapping
 import time
@@ -9,26 +9,24 @@ from ctl.loop.actions.action import Action
 
 
 class TimeLimit(Action):
-    """Requests a stop once a run has taken a time, which `train.max_duration` sets.
+    """Requests a stop when a run has taken as long as `train.max_duration`.
 
         TimeLimit("8 hours")
 
-    The time includes evaluations and checkpoints, and that of earlier processes of the run up to their
-    last checkpoint. It is checked after each inner loop, by the clock of the chief.
+    The time includes evaluations, checkpoints, and earlier processes of the run up to their last
+    checkpoint. It is checked after each inner loop, by the clock of the chief.
+
+    Args:
+        duration: the limit, such as "8 hours" or "30 minutes".
+        clock: returns the time, in seconds.
+
+    Raises:
+        UsageError: `duration` is not a time.
     """
 
     at = "train"
 
     def __init__(self, duration: str, *, clock: Callable[[], float] = time.monotonic):
-        """Starts to count.
-
-        Args:
-            duration: such as "8 hours" or "30 minutes".
-            clock: returns the time, in seconds.
-
-        Raises:
-            UsageError: `duration` is not a time.
-        """
         self._duration = duration
         self._limit = durations.seconds(duration)
         self._clock = clock
@@ -49,5 +47,5 @@ class TimeLimit(Action):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Adds the time of the earlier processes."""
-        # Not less than now: a rollback within a process restores an old checkpoint, but no time.
+        # The time never decreases: a rollback within a process restores an old checkpoint, but no time.
         self._since = min(self._since, self._clock() - state["seconds"])

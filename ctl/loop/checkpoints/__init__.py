@@ -1,1 +1,1 @@
-"""Checkpoints of a trainer: files, saving and restoring, when to save, other runs' weights."""
+"""Saves and restores the checkpoints of a trainer, and loads the weights of other runs."""

@@ -30,8 +30,21 @@ class Checkpointer:
 
     Every process of a run must call the same methods in the same order.
 
+    Args:
+        directory: the folder, which need not exist.
+        trainer: its `checkpoint_items` are saved and restored.
+        keep: how many of the newest checkpoints are kept.
+        keep_every: checkpoints at multiples of this number of steps are also kept; 0 for none.
+        background: copy the values and return, while a thread writes them; for a run in one
+            process only.
+        is_chief: whether this process writes the checkpoints of the run.
+        processes: the processes of the run; by default this one only.
+        on_restored: called after a checkpoint was restored.
+        partial: if a checkpoint does not match, restore the variables of the same name and shape.
+        reads_only: nothing will be saved, so a checkpoint may have more than the trainer.
+        rank: the sort key of steps, from the first to delete to the last; by default the step.
+
     Attributes:
-        directory: the folder of the checkpoints.
         files: the checkpoints in the folder.
         unmatched: the variables that the last restore could not match, if it was partial; else None.
     """
@@ -51,22 +64,6 @@ class Checkpointer:
         reads_only: bool = False,
         rank: Callable[[int], Any] | None = None,
     ):
-        """Reads and writes nothing yet.
-
-        Args:
-            directory: the folder, which need not exist.
-            trainer: its `checkpoint_items` are saved and restored.
-            keep: how many of the newest checkpoints are kept.
-            keep_every: those at multiples of this number of steps are kept as well; 0 for none.
-            background: copy the values and return, while a thread writes them; for a run in one
-                process only.
-            is_chief: whether this process writes the checkpoints of the run.
-            processes: the processes of the run; by default this one only.
-            on_restored: called after a checkpoint was restored.
-            partial: if a checkpoint does not match, restore the variables of the same name and shape.
-            reads_only: nothing will be saved, so a checkpoint may have more than the trainer.
-            rank: the key that orders steps from the first to delete to the last; by default the step.
-        """
         self.directory = pathlib.Path(directory)
         self.files = CheckpointFiles(directory)
         self.unmatched: matching.Comparison | None = None
@@ -88,12 +85,12 @@ class Checkpointer:
         self._deferred: list[matching.Variable] = []
 
     def latest_step(self, before: int | None = None) -> int | None:
-        """The step of the newest complete checkpoint, or of the newest before a step."""
+        """Returns the step of the newest complete checkpoint, or of the newest before a step."""
         steps = [step for step in self.files.steps() if before is None or step < before]
         return steps[-1] if steps else None
 
     def path(self, step: int) -> str:
-        """The path of the checkpoint of a step."""
+        """Returns the path of the checkpoint of a step."""
         return self.files.path(step)
 
     def save(self, notes: Mapping[str, Any] | None = None) -> str:
@@ -102,7 +99,7 @@ class Checkpointer:
         A checkpoint that is written in the background is complete after `wait`.
 
         Args:
-            notes: what `files.notes` returns for it, in JSON types; the chief's notes are saved.
+            notes: data that `files.notes` returns for it, in JSON types; the chief's notes are saved.
         """
         self._check_deferred()
         engine_of(self._trainer).check_not_averaged()
@@ -135,7 +132,7 @@ class Checkpointer:
         if self._writing is None:
             return
         step, self._writing = self._writing, None
-        # Does not raise the error of the thread, in TensorFlow 2.20.
+        # In TensorFlow 2.20, this does not raise the error of the thread.
         self._checkpoint.sync()
         if self.files.fault(step):
             raise self._take_thread_error() or OSError(errno.EIO, "it was not written to the end")
@@ -146,7 +143,7 @@ class Checkpointer:
         """Restores the newest checkpoint that every process can read.
 
         Args:
-            before: restore one of a step before this one.
+            before: restore only a checkpoint from before this step.
             print_line: prints which newer checkpoints are skipped, and why.
 
         Returns:
@@ -167,7 +164,7 @@ class Checkpointer:
                 self.restore(self.path(step))
             except DamagedCheckpoint as error:
                 fault = str(error)
-            # A file may be unreadable in one process only: all go on to the next older one then.
+            # A file may be unreadable in one process only: all then try the next older checkpoint.
             if not self._processes.any_process(bool(fault)):
                 return self.path(step)
             print_line(f"Skipped {self.path(step)}: {fault}.")
@@ -181,10 +178,10 @@ class Checkpointer:
         return None
 
     def restore(self, path: str) -> None:
-        """Restores a checkpoint: all of it, unless `partial`.
+        """Restores a checkpoint; only what matches, if `partial` is set.
 
         Raises:
-            UsageError: it is of another trainer.
+            UsageError: it does not match the trainer.
             DamagedCheckpoint: it cannot be read.
         """
         self.wait()  # a thread may still copy values of the trainer
@@ -204,12 +201,12 @@ class Checkpointer:
         self._on_restored()
 
     def _broadcast_latest_step(self, before: int | None) -> int:
-        """The newest step of the chief; -1 for none. A shared disk may show others an older state."""
+        """Returns the newest step of the chief, or -1: a shared disk may show others an older state."""
         step = self.latest_step(before)
         return self._processes.broadcast_from_chief(-1 if step is None else step)
 
     def _restore_by_place(self, path: str, content: matching.CheckpointContent) -> bool:
-        """Restores as TensorFlow does, unless that would skip variables of either side."""
+        """Restores as TensorFlow does, unless that would skip variables on either side."""
         places = content.places(self._checkpoint)
         mismatch, extra = matching.find_misplaced(
             matching.list_variables(self._checkpoint), content, places
@@ -217,7 +214,7 @@ class Checkpointer:
         deferred = [v for v in extra if content.is_deferred(v, places)]
         if mismatch or (len(deferred) < len(extra) and not self._reads_only):
             return False
-        # Not `restore`, which would also number the checkpoints, by a variable `save_counter`.
+        # Not `restore`, which would also number the checkpoints by a variable `save_counter`.
         # TensorFlow need not warn of what is not restored: it was compared above.
         self._checkpoint.read(path).assert_existing_objects_matched().expect_partial()
         self._restored, self._deferred = content, deferred
@@ -253,12 +250,12 @@ class Checkpointer:
             variable.assign(value)
         engine = engine_of(trainer)
         for kept in (engine.ema, engine.step.compression):
-            if kept:  # the run had none before, or another model
+            if kept:  # the run had none before, or had another model
                 kept.reset(keep=restored)
         self.unmatched = None if comparison.complete else comparison
 
     def _check_deferred(self) -> None:
-        """Raises UsageError if saving would lose values that wait for the trainer to build them."""
+        """Raises UsageError if saving would lose values of variables that are not built yet."""
         if not self._deferred or not self._restored:
             return
         built = self._restored.places(self._checkpoint)
@@ -272,7 +269,7 @@ class Checkpointer:
         self._deferred = []
 
     def _take_thread_error(self) -> BaseException | None:
-        """The error of the thread that writes; TensorFlow only logs it."""
+        """Returns the error of the writing thread, which TensorFlow only logs."""
         helper = getattr(self._checkpoint, "_async_checkpointer_impl", None)
         error: BaseException | None = getattr(helper, "_async_error", None)
         if error:
@@ -283,7 +280,7 @@ class Checkpointer:
         self.files.commit(step, notes)
         self.files.prune(keep=self._keep, keep_every=self._keep_every, rank=self._rank)
         complete = [self.path(step) for step in sorted(self.files.steps(), key=self._rank)]
-        # For TensorFlow's own tools, such as `tf.train.latest_checkpoint`. It is called deprecated.
+        # For TensorFlow's own tools, such as `tf.train.latest_checkpoint`. The function is deprecated.
         with quiet.hide_warnings():
             tf.compat.v1.train.update_checkpoint_state(
                 str(self.directory), complete[-1], all_model_checkpoint_paths=complete

@@ -4,11 +4,11 @@ import tensorflow as tf
 
 
 class DamagedCheckpoint(Exception):
-    """The files of a checkpoint exist and cannot be read; an older checkpoint may be intact."""
+    """Raised if files of a checkpoint cannot be read; an older checkpoint may be intact."""
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether an error is of the files, and not of the variables that they are read into."""
+    """Returns whether an error is caused by the files, not by the variables to restore."""
     # TensorFlow raises a bare OpError if an index file is not one.
     damage = (tf.errors.DataLossError, tf.errors.OutOfRangeError)
     missing = isinstance(error, tf.errors.NotFoundError) and "matching files" in str(error)

@@ -1,9 +1,9 @@
-"""Which checkpoints of a folder are complete. Importing this module does not import TensorFlow.
+"""Marks complete checkpoints, and lists the checkpoints of a folder.
 
-After a checkpoint's files, a marker is written, `ckpt-<step>.whole`, which lists their sizes. A
+After the files of a checkpoint, a marker `ckpt-<step>.whole` is written, which lists their sizes. A
 checkpoint whose marker is missing or does not match is skipped, no matter what cut its files short: a
-kill, a full disk, or the user. The marker also holds the notes of a checkpoint: what belongs to it and
-is not a variable, such as the states of actions.
+kill, a full disk, or the user. The marker also holds the notes of a checkpoint: data that is not a
+variable, such as the states of actions.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ _UNFINISHED = "it was not written to the end"
 
 
 class CheckpointFiles:
-    """The checkpoints in a folder.
+    """The checkpoints in a folder, which need not exist.
 
     files = CheckpointFiles("runs/mine/checkpoints")
     files.commit(500)                               # all files of the checkpoint are written
@@ -29,28 +29,27 @@ class CheckpointFiles:
     """
 
     def __init__(self, directory: str | pathlib.Path):
-        """Takes the folder, which need not exist."""
         self._directory = pathlib.Path(directory)
 
     def path(self, step: int) -> str:
-        """The prefix of a checkpoint's files."""
+        """Returns the prefix of a checkpoint's files."""
         return str(self._directory / f"ckpt-{step}")
 
     def steps(self) -> list[int]:
-        """The steps of the complete checkpoints, ascending."""
+        """Returns the steps of the complete checkpoints, ascending."""
         return [step for step in sorted(self._files()) if self.fault(step) is None]
 
     def faults(self) -> dict[int, str]:
-        """The faults of the checkpoints that are not complete, by step."""
+        """Returns the faults of the checkpoints that are not complete, by step."""
         faults = {step: self.fault(step) for step in sorted(self._files())}
         return {step: fault for step, fault in faults.items() if fault}
 
     def damaged(self) -> list[int]:
-        """The steps of the checkpoints that were complete once and are not any more."""
+        """Returns the steps of the checkpoints that were complete, but no longer are."""
         return [step for step, fault in self.faults().items() if fault != _UNFINISHED]
 
     def fault(self, step: int) -> str | None:
-        """What is wrong with a checkpoint, or None."""
+        """Returns what is wrong with a checkpoint, or None."""
         try:
             marker = json.loads(pathlib.Path(self.path(step) + _MARKER).read_text())
             sizes = {str(name): int(size) for name, size in marker["files"].items()}
@@ -58,7 +57,7 @@ class CheckpointFiles:
             return _UNFINISHED
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return "its marker cannot be read"
-        # Sizes, no checksums: reading every byte at each start would take minutes for a large model.
+        # Sizes, not checksums: reading every byte at each start would take minutes for a large model.
         # TensorFlow checks its own checksums when it reads.
         for name, size in sizes.items():
             try:
@@ -70,7 +69,7 @@ class CheckpointFiles:
         return None if sizes else "its marker lists no files"
 
     def notes(self, step: int) -> dict[str, Any]:
-        """The notes that `commit` recorded for a checkpoint; {} if there are none."""
+        """Returns the notes that `commit` recorded for a checkpoint; {} if there are none."""
         try:
             notes = json.loads(pathlib.Path(self.path(step) + _MARKER).read_text())["notes"]
         except (OSError, ValueError, TypeError, KeyError):
@@ -110,7 +109,7 @@ class CheckpointFiles:
     def prune(
         self, *, keep: int, keep_every: int, rank: Callable[[int], Any] | None = None
     ) -> None:
-        """Deletes old checkpoints, and those that were not written to the end.
+        """Deletes old checkpoints, and incomplete ones.
 
         Args:
             keep: how many of the last complete checkpoints to keep.
@@ -127,7 +126,7 @@ class CheckpointFiles:
                 self.remove(step)
 
     def _files(self) -> dict[int, list[pathlib.Path]]:
-        """The files of each checkpoint, by step."""
+        """Returns the files of each checkpoint, by step."""
         files: dict[int, list[pathlib.Path]] = {}
         names = os.listdir(self._directory) if self._directory.is_dir() else []
         for name in names:
@@ -138,8 +137,8 @@ class CheckpointFiles:
 
 
 def flush(path: pathlib.Path) -> None:
-    """Waits until the disk has what was written to a file or folder."""
-    # A folder must be flushed, too: its entry of a new file is written separately.
+    """Waits until the content of a file or folder is on the disk."""
+    # A folder must be flushed, too: its entry for a new file is written separately.
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

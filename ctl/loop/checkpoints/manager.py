@@ -1,4 +1,4 @@
-"""When a run saves a checkpoint, and the record of it."""
+"""Decides when a run saves a checkpoint, and records it."""
 
 from collections.abc import Callable, Mapping
 import pathlib
@@ -29,10 +29,18 @@ class CheckpointManager:
     Every process of a run must call `all_restore`, `all_due`, `save` and `wait` in the same
     order.
 
-    Attributes:
+    Args:
         trainer: what is saved.
         checkpoints: reads and writes the checkpoints; None to save nothing.
         interval: steps between two checkpoints; 0 for the end only.
+        seconds: seconds between two checkpoints, in addition to `interval`; 0 for no limit.
+        on_event: called as on_event(name, step, **fields), to record a checkpoint.
+        print_line: prints which checkpoints are skipped, and why.
+        get_notes: returns what to record with a checkpoint besides the trainer, in JSON types.
+        set_notes: called with what a restored checkpoint has recorded.
+        clock: returns the time, in seconds.
+
+    Attributes:
         saved_step: the step of the newest checkpoint that this process saved or restored, or None.
     """
 
@@ -49,19 +57,6 @@ class CheckpointManager:
         set_notes: Callable[[Mapping[str, Any]], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Saves and restores nothing yet.
-
-        Args:
-            trainer: what is saved.
-            checkpoints: reads and writes the checkpoints; None to save nothing.
-            interval: steps between two checkpoints; 0 for the end only.
-            seconds: seconds between two checkpoints, in addition to `interval`; 0 for no limit.
-            on_event: called as on_event(name, step, **fields), to record a checkpoint.
-            print_line: prints which checkpoints are skipped, and why.
-            get_notes: returns what to record with a checkpoint besides the trainer, in JSON types.
-            set_notes: called with what a restored checkpoint has recorded.
-            clock: returns the time, in seconds.
-        """
         self.checkpoints = checkpoints
         self.interval = interval
         # The time to the first checkpoint counts from the start of the process.
@@ -74,11 +69,11 @@ class CheckpointManager:
         self._set_notes = set_notes or (lambda notes: None)
 
     def is_due_by_step(self) -> bool:
-        """Whether the current step is a multiple of the interval."""
+        """Returns whether the current step is a multiple of the interval."""
         return bool(self.interval) and self._step % self.interval == 0
 
     def all_due(self, processes: ProcessGroup) -> bool:
-        """Collective: whether to save now, by the interval or by the chief's clock."""
+        """Returns whether to save now, by the interval or by the chief's clock; collective."""
         return self.is_due_by_step() or self._timer.all_due(processes)
 
     def save(self) -> None:
@@ -90,8 +85,8 @@ class CheckpointManager:
         step = self._step
         if self.checkpoints is None or self.saved_step == step:
             return
-        # A step may make weights infinite with finite gradients. A checkpoint of them would replace the
-        # one to go back to.
+        # A step may make weights infinite with finite gradients. Saving them would replace the
+        # checkpoint to go back to.
         if self.trainer.options.on_non_finite != "ignore":
             variable = first_non_finite_variable(self.trainer.model.trainable_variables)
             if variable:
@@ -119,8 +114,8 @@ class CheckpointManager:
         """Restores the same checkpoint in every process.
 
         Args:
-            path: which one; by default the newest.
-            before: restore the newest checkpoint of a step before this one.
+            path: the checkpoint; by default the newest.
+            before: restore the newest checkpoint from before this step.
 
         Returns:
             Its path, or None if there is no checkpoint.

@@ -1,4 +1,4 @@
-"""Which variable of a checkpoint is which variable of a trainer, by place and by name.
+"""Matches the variables of a checkpoint with those of a trainer, by place and by name.
 
 TensorFlow restores by place: the path of attributes from the root to the variable. ctl checks the
 result, and matches by name if the places have moved.
@@ -16,7 +16,7 @@ import tf_keras
 
 from ctl.errors import list_some
 
-_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # TensorFlow's key of the graph of objects
+_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # TensorFlow's key of the object graph
 _VALUE = "VARIABLE_VALUE"
 _SHARDED = "ShardedVariable"  # TensorFlow's name of every variable that parameter servers shard
 
@@ -30,7 +30,7 @@ class Variable:
         shape: its shape, with all its shards.
         dtype: its type.
         source: the variable itself, or the key of its value in the checkpoint.
-        node: its number in the checkpoint's graph of objects; -1 for a variable of a trainer.
+        node: its number in the checkpoint's object graph; -1 for a variable of a trainer.
         slot: whether it is a slot variable of an optimizer.
     """
 
@@ -42,30 +42,28 @@ class Variable:
     slot: bool = False
 
     def matches(self, other: "Variable") -> bool:
-        """Whether both have the same type and shape."""
+        """Returns whether both have the same type and shape."""
         return self.dtype == other.dtype and self.same_shape(other)
 
     def same_shape(self, other: "Variable") -> bool:
-        """Whether both have the same shape."""
+        """Returns whether both have the same shape."""
         return tf.TensorShape(self.shape).is_compatible_with(other.shape)
 
 
 class CheckpointContent:
     """The variables in a checkpoint.
 
-    content = CheckpointContent("runs/mine/checkpoints/ckpt-500")
-    content.variables[0].name                       # "dense/kernel"
+        content = CheckpointContent("runs/mine/checkpoints/ckpt-500")
+        content.variables[0].name                       # "dense/kernel"
 
     Attributes:
         variables: all variables, without their values.
+
+    Raises:
+        ValueError or tf.errors.OpError: the checkpoint cannot be read.
     """
 
     def __init__(self, path: str):
-        """Reads names, shapes and types; `value` reads the values.
-
-        Raises:
-            ValueError or tf.errors.OpError: it cannot be read.
-        """
         # The view matches objects by place; the reader has shapes, types and values.
         self._view = tf.train.CheckpointView(path)
         self._reader = tf.train.load_checkpoint(path)
@@ -81,12 +79,12 @@ class CheckpointContent:
         self.variables = list(self._variables())
 
     def value(self, variable: Variable) -> np.ndarray:
-        """The value of one of the variables."""
+        """Returns the value of one of the variables."""
         value: np.ndarray = self._reader.get_tensor(variable.source)
         return value
 
     def variables_of(self, child: str) -> list[Variable]:
-        """The variables of one of the root's children, such as "model"."""
+        """Returns the variables of one of the root's children, such as "model"."""
         reached, queue = set(), [self._view.children(0).get(child)]
         while queue:
             node = queue.pop()
@@ -99,7 +97,7 @@ class CheckpointContent:
         """Matches the checkpoint's objects by place.
 
         Args:
-            root: what a checkpoint is made of.
+            root: the objects to match with.
 
         Returns:
             Number of an object in the checkpoint -> the object at the same place of `root`.
@@ -108,7 +106,7 @@ class CheckpointContent:
         return places
 
     def is_deferred(self, variable: Variable, places: dict[int, Any]) -> bool:
-        """Whether TensorFlow will restore a variable when the layer or optimizer of it is built."""
+        """Returns whether TensorFlow will restore a variable when its layer or optimizer is built."""
         reached, queue = set(), [variable.node]
         while queue:
             node = queue.pop()
@@ -139,13 +137,13 @@ class CheckpointContent:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """The variables of a trainer compared by name with those of a checkpoint.
+    """A comparison of the variables of a trainer and of a checkpoint, by name.
 
     Attributes:
-        pairs: (the trainer's, the checkpoint's) of the same name, shape and type.
-        mismatches: (the trainer's, the checkpoint's) of the same name but another shape or type.
-        missing: the trainer's that the checkpoint does not have.
-        unused: the checkpoint's that the trainer does not have.
+        pairs: variables (of the trainer, of the checkpoint) with the same name, shape and type.
+        mismatches: variables with the same name, but another shape or type.
+        missing: variables of the trainer that the checkpoint does not have.
+        unused: variables of the checkpoint that the trainer does not have.
     """
 
     pairs: list[tuple[Variable, Variable]]
@@ -159,7 +157,7 @@ class Comparison:
         return not (self.mismatches or self.missing or self.unused)
 
     def describe(self) -> str:
-        """What does not match, for a message; the model's own variables before their slots."""
+        """Describes what does not match, for a message; slot variables come last."""
         shapes = [
             f"{a.name} is {_describe(a, b)}, but {_describe(b, a)} in the checkpoint"
             for a, b in _sort(self.mismatches)
@@ -172,11 +170,11 @@ class Comparison:
         return "; ".join(start + list_some(names) for start, names in parts if names)
 
     def left(self) -> list[str]:
-        """The names of the trainer's variables that keep their initial values."""
+        """Returns the names of the trainer's variables that keep their initial values."""
         return [v.name for v in _sort([*(a for a, _ in self.mismatches), *self.missing])]
 
     def dropped(self) -> list[str]:
-        """The names of the checkpoint's variables that are not used."""
+        """Returns the names of the checkpoint's variables that are not used."""
         return [v.name for v in _sort([*(b for _, b in self.mismatches), *self.unused])]
 
 
@@ -204,8 +202,8 @@ def compare(
     """Matches variables by name; by place if several have the same name.
 
     Args:
-        variables: the trainer's.
-        saved: the checkpoint's.
+        variables: the variables of the trainer.
+        saved: the variables of the checkpoint.
         places: the result of `CheckpointContent.places`.
     """
     node_of = {id(thing): node for node, thing in places.items()}
@@ -224,7 +222,7 @@ def compare(
         else:
             matches = variable.matches(candidates[0])
             (pairs if matches else mismatches).append((variable, candidates[0]))
-    # By node, since names need not be unique.
+    # Nodes are compared, since names need not be unique.
     used = {b.node for _, b in (*pairs, *mismatches)}
     return Comparison(pairs, mismatches, missing, [v for v in saved if v.node not in used])
 
@@ -241,7 +239,7 @@ def find_misplaced(
     # TensorFlow itself checks shapes only: it restores m of SGD into v of RMSprop, and m of one layer
     # into m of another, without an error.
     saved = {id(places[v.node]): v for v in content.variables if v.node in places}
-    # By the name in the trainer: Keras may have numbered the layers of this process differently.
+    # Keyed by the name in the trainer: Keras may have numbered the layers of this process differently.
     saved_names: dict[str, set[str]] = {}
     for v in variables:
         if not v.slot and id(v.source) in saved:
@@ -255,29 +253,29 @@ def find_misplaced(
 
 
 def _sort(variables: Sequence[Any]) -> list[Any]:
-    """The model's own variables first: their slots add little information."""
+    """Sorts slot variables last, since they add little information."""
     return sorted(variables, key=lambda v: (v[0] if isinstance(v, tuple) else v).slot)
 
 
 def _describe(variable: Variable, other: Variable) -> str:
-    """The shape of a variable; its type too, if only the type differs from the other's."""
+    """Returns the shape of a variable, with its type if only that differs from the other's."""
     shape = str(list(variable.shape))
     same_type = variable.same_shape(other) is variable.matches(other)
     return shape if same_type else f"{variable.dtype.name} {shape}"
 
 
 def _same_role(one: Variable, other: Variable) -> bool:
-    """Whether both are "m/..." of a variable: the slots of different optimizers do not mix."""
+    """Returns whether both are one kind of slot, such as "m/...": optimizers must not mix."""
     if not one.slot or one.name.partition("/")[0] == other.name.partition("/")[0]:
         return True
-    if _SHARDED in (one.name, other.name):  # the name says nothing
+    if _SHARDED in (one.name, other.name):  # the name shows nothing
         return True
     # An optimizer that is built in a step prefixes its own name: "SGD/m/dense/kernel".
     return one.name.endswith(f"/{other.name}") or other.name.endswith(f"/{one.name}")
 
 
 def _same_owner(one: Variable, other: Variable, saved_names: dict[str, set[str]]) -> bool:
-    """Whether both are slots of the same variable: places of slots are numbers of trained variables.
+    """Returns whether both are slots of the same variable: places of slots are only numbers.
 
     Args:
         one: a slot variable of the trainer, or any other variable.

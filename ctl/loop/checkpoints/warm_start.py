@@ -1,4 +1,4 @@
-"""Weights of other runs to start from, without their slots and counters."""
+"""Loads the weights of other runs to start from, without their slots and counters."""
 
 from collections.abc import Iterator, Sequence
 import contextlib
@@ -23,7 +23,7 @@ _Pairs = list[tuple[matching.Variable, matching.Variable]]
 
 @dataclasses.dataclass(frozen=True)
 class LoadedWeights:
-    """Which weights a model got.
+    """The weights that a model got from a checkpoint.
 
     Attributes:
         model: the attribute of the trainer that is the model, such as "teacher"; "" for its `model`.
@@ -44,11 +44,11 @@ class LoadedWeights:
 
 @dataclasses.dataclass(frozen=True)
 class _Request:
-    """A model to load, and what the config says of it.
+    """A model to load, and its settings in the config.
 
     Attributes:
         key: the config key, for messages.
-        attribute: as `LoadedWeights.model`.
+        attribute: the same as `LoadedWeights.model`.
         model: the model.
         source: the value of the key: a workdir, a folder of checkpoints, or a checkpoint.
         patterns: patterns of the variables to load; none for all.
@@ -126,7 +126,7 @@ def all_load(
 
 
 def record(loaded: Sequence[LoadedWeights]) -> dict[str, Any]:
-    """The fields of the event in events.jsonl."""
+    """Returns the fields of the event in events.jsonl."""
     fields = {each.model: {"weights_from": each.path, "weights": each.names} for each in loaded}
     result: dict[str, Any] = fields.pop("", {})
     result |= {"averages": True} if any(each.averages for each in loaded) else {}
@@ -134,7 +134,7 @@ def record(loaded: Sequence[LoadedWeights]) -> dict[str, Any]:
 
 
 def _requests(trainer: StandardTrainer, init: Any) -> list[_Request]:
-    """The models that the config names weights for.
+    """Returns a request for each model that the config names weights for.
 
     Raises:
         UsageError: `init.models` names no model, or one that is not built.
@@ -182,18 +182,18 @@ def _report_read_errors(request: _Request) -> Iterator[None]:
 
 
 def _files(name: str) -> CheckpointFiles:
-    """The checkpoints of a run's workdir, or of a folder of checkpoints."""
+    """Returns the checkpoints of a run's workdir, or of a folder of checkpoints."""
     inner = os.path.join(name, "checkpoints")
     return CheckpointFiles(inner if os.path.isdir(inner) else name)
 
 
 def _latest_step(name: str) -> int:
-    """The step of the newest complete checkpoint in a folder; 0 if there is none."""
+    """Returns the step of the newest complete checkpoint in a folder; 0 if there is none."""
     return max(_files(name).steps(), default=0) if os.path.isdir(name) else 0
 
 
 def _path(request: _Request, step: int) -> str:
-    """The path of the checkpoint that a key names: of a step, if it names a folder."""
+    """Returns the path of the checkpoint that a key names; `step` selects one in a folder."""
     name = request.source
     if not os.path.isdir(name):  # the prefix of a checkpoint's files
         if not os.path.isfile(f"{name}.index"):
@@ -211,17 +211,17 @@ def _path(request: _Request, step: int) -> str:
 
 
 def _match(content: matching.CheckpointContent, request: _Request) -> tuple[_Pairs, int]:
-    """Matches the requested variables with those of the `model` in a checkpoint.
+    """Matches the requested variables with the `model` in a checkpoint.
 
     Returns:
-        (the model's variable, the checkpoint's) of each, and how many variables the model has.
+        Pairs (the model's variable, the checkpoint's), and the number of variables of the model.
     """
     variables = matching.list_variables(request.model)
     requested = _filter(variables, request.patterns)
     places = content.places(tf.train.Checkpoint(model=request.model))
     saved = content.variables_of("model")
     if request.attribute:
-        # By place: Keras numbers the names of a second model's layers on from those of the first one.
+        # By place: Keras continues the layer numbers of the first model in the second one.
         by_node = {id(places[v.node]): v for v in saved if v.node in places}
         saved = [
             dataclasses.replace(by_node[id(v.source)], name=v.name)
@@ -231,7 +231,7 @@ def _match(content: matching.CheckpointContent, request: _Request) -> tuple[_Pai
     comparison = matching.compare(requested, saved, places)
     pairs, shapes = list(comparison.pairs), []
     for a, b in comparison.mismatches:
-        if a.same_shape(b):  # of another type, which is cast
+        if a.same_shape(b):  # with another type, which is cast
             pairs.append((a, b))
         else:
             shapes.append(f"{a.name} is {list(a.shape)}, but {list(b.shape)} in the checkpoint")
@@ -255,7 +255,7 @@ def _replace_by_averages(
 ) -> _Pairs:
     """Replaces the weights of a checkpoint by their averages; other variables have none."""
     averages = content.variables_of("ema")
-    # Those of the other run: the names in `pairs` may be those of this one.
+    # The names of the other run: `pairs` may have the names of this one.
     names = {v.node: v.name for v in content.variables_of("model")}
     result = []
     for variable, saved in pairs:
@@ -274,7 +274,7 @@ def _replace_by_averages(
 
 
 def _filter(variables: list[matching.Variable], patterns: Sequence[str]) -> list[matching.Variable]:
-    """The variables that match a pattern; all if there are no patterns."""
+    """Returns the variables that match a pattern; all if there are no patterns."""
     # A pattern without a match is a typing error, which would leave random weights unnoticed.
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(variable.name, pattern) for variable in variables):

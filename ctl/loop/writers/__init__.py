@@ -1,1 +1,1 @@
-"""Where the logged values of a run go: one writer per file."""
+"""Writers of the logged values of a run, one per file."""

@@ -1,4 +1,4 @@
-"""Writers of text files: metrics.jsonl and metrics.csv. Importing them does not import TensorFlow."""
+"""Writers of text files: metrics.jsonl and metrics.csv."""
 
 import abc
 from collections.abc import Callable, Iterable, Iterator
@@ -21,16 +21,14 @@ Key = tuple[str, int]
 class LinesWriter(Writer, abc.ABC):
     """Appends lines to a file; each step of a split has one record in it, however often a run is killed.
 
-    A record is in the file when `write` returns. What a killed process wrote after the restored
-    checkpoint is dropped by `restore`, and an evaluation that is repeated replaces the earlier one.
+    A record is in the file when `write` returns. `restore` drops what a killed process wrote after the
+    restored checkpoint, and a repeated evaluation replaces the earlier one.
+
+    Args:
+        path: the file.
     """
 
     def __init__(self, path: pathlib.Path):
-        """Writes nothing yet.
-
-        Args:
-            path: the file.
-        """
         self.path = path
         self._evaluations: set[Key] | None = None  # those in the file; None: not read yet
 
@@ -49,16 +47,16 @@ class LinesWriter(Writer, abc.ABC):
         self._evaluations = None
 
     def has_evaluation(self, step: int) -> bool:
-        """Whether the file has a record of an evaluation at a step."""
+        """Returns whether the file has a record of an evaluation at a step."""
         return any(key[1] == step for key in self._read_evaluations())
 
     @abc.abstractmethod
     def _format(self, record: Record) -> str:
-        """The lines of a record."""
+        """Returns the lines of a record."""
 
     @abc.abstractmethod
     def _read_key(self, line: str) -> Key | None:
-        """The split and step of a line; None if it is not a complete one."""
+        """Returns the split and step of a line; None if it is not a complete one."""
 
     def _header(self) -> Iterable[str]:
         return ()

@@ -1,4 +1,4 @@
-"""MlflowWriter: logged values in MLflow."""
+"""MlflowWriter: writes logged values to MLflow."""
 
 from collections.abc import Mapping
 import pathlib
@@ -16,18 +16,16 @@ _BATCH = 100  # parameters of one request of MLflow
 class MlflowWriter(Writer):
     """Logs to the server that MLFLOW_TRACKING_URI names; metrics are called "split/name".
 
-    The id of the run is in the workdir, so that a resumed run continues the same one. Records that an
+    The workdir holds the id of the MLflow run, so that a resumed run continues it. Records that an
     earlier process logged are not logged again, because MLflow would keep both.
+
+    Args:
+        workdir: the folder of the run.
     """
 
     required = False
 
     def __init__(self, workdir: pathlib.Path):
-        """Contacts no server yet.
-
-        Args:
-            workdir: the folder of the run.
-        """
         self._path = workdir / "mlflow.json"
         self._name = workdir.name
         self._client = mlflow.MlflowClient()
@@ -35,13 +33,13 @@ class MlflowWriter(Writer):
         self._logged: dict[str, int] = {}  # split -> the last step that the run has already
 
     def begin(self, config: Mapping[str, Any], *, is_new: bool) -> None:
-        """Creates the run, or finds it again."""
+        """Creates the MLflow run, or continues it."""
         if self._path.exists() and not is_new:
             self._run_id = json_files.read(self._path)["run_id"]
             mlflow.start_run(run_id=self._run_id)
             self._logged = self._read_last_steps()
             return
-        # In the experiment that MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID names.
+        # MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID names the experiment.
         self._run_id = mlflow.start_run(run_name=self._name).info.run_id
         json_files.replace(self._path, {"run_id": self._run_id})
         items = [

@@ -1,4 +1,4 @@
-"""The writers that a config names."""
+"""Makes the writers that a config names."""
 
 from collections.abc import Sequence
 import pathlib
@@ -10,7 +10,7 @@ from ctl.loop.writers.writer import Writer
 
 
 def make_writers(names: Sequence[str], workdir: pathlib.Path, config_path: str) -> list[Writer]:
-    """Makes the writers of `summaries.writers`, except that of TensorBoard.
+    """Makes the writers of `summaries.writers`, except the TensorBoard writer.
 
     Args:
         names: names in `WRITERS`, or path/to/file.py:Class or package.module:Class of a `Writer` that
@@ -19,7 +19,7 @@ def make_writers(names: Sequence[str], workdir: pathlib.Path, config_path: str) 
         config_path: the config file; the paths of writers are relative to its folder.
 
     Raises:
-        UsageError: the class of a writer cannot be found.
+        UsageError: the class of a writer cannot be loaded.
     """
     writers: list[Writer] = []
     for index, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""TensorBoardWriter: logged values as scalars of TensorBoard."""
+"""TensorBoardWriter: writes logged values as scalars for TensorBoard."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,16 +10,15 @@ from ctl.loop.writers.writer import TRAIN, Record, Writer
 
 
 class TensorBoardWriter(Writer):
-    """Writes each split to its own folder, under the same tags, so that they share charts."""
+    """Writes each split to its own folder, under the same tags, so that they share charts.
+
+    Args:
+        controller: the `Controller`, with Orbit's managers of summaries.
+    """
 
     def __init__(self, controller: Any):
-        """Writes nothing yet.
-
-        Args:
-            controller: the `Controller`, with Orbit's managers of summaries.
-        """
         self._training = controller.summary_manager
-        # A controller without an evaluator has none for evaluations.
+        # A controller without an evaluator has no manager for evaluations.
         self._evaluation = getattr(controller, "eval_summary_manager", self._training)
         workdir = controller.workdir if self._training._enabled else None
         self._folder = workdir / "summaries" if workdir else None
@@ -31,7 +30,7 @@ class TensorBoardWriter(Writer):
         from tensorboard.plugins.hparams import api as hparams
 
         values = overrides.flatten(config)
-        # In the parent of the two folders, whose scalars are then the metrics of this session.
+        # Written to the parent of the two folders, whose scalars are then the metrics of this session.
         writer = tf.summary.create_file_writer(str(self._folder))
         with writer.as_default():
             hparams.hparams({k: _as_hparam(v) for k, v in values.items()}, self._folder.parent.name)
@@ -44,12 +43,12 @@ class TensorBoardWriter(Writer):
         summaries = self._training if record.split == TRAIN else self._evaluation
         is_training = record.split == TRAIN
         summaries.write_summaries(record.numbers() if is_training else _as_scalars(record))
-        # Else a full disk would be met in the destructor of the writer, which cannot report it.
+        # Otherwise the destructor of the writer would meet a full disk, and it cannot report it.
         summaries.flush()
 
 
 def _as_scalars(record: Record) -> dict[str, Any]:
-    """The values with nested mappings, and each element of a list under a name of its own."""
+    """Returns the values, with nested mappings and a separate name for each list element."""
     scalars: dict[str, Any] = {}
     for name, value in record.values.items():
         nested = Record(record.split, record.step, {name: value})

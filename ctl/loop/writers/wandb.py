@@ -1,4 +1,4 @@
-"""WandbWriter: logged values in Weights & Biases."""
+"""WandbWriter: writes logged values to Weights & Biases."""
 
 from collections.abc import Mapping
 import pathlib
@@ -14,17 +14,15 @@ from ctl.loop.writers.writer import Record, Writer
 class WandbWriter(Writer):
     """Logs to the project of WANDB_PROJECT; metrics are called "split/name", their axis is "step".
 
-    The id of the run is in the workdir, so that a resumed run continues the same one.
+    The workdir holds the id of the W&B run, so that a resumed run continues it.
+
+    Args:
+        workdir: the folder of the run.
     """
 
     required = False
 
     def __init__(self, workdir: pathlib.Path):
-        """Contacts no server yet.
-
-        Args:
-            workdir: the folder of the run.
-        """
         self._workdir = workdir
         self._run: Any = None
 

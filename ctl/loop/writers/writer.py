@@ -1,4 +1,4 @@
-"""The base class of what writes logged values. Importing this module does not import TensorFlow."""
+"""The base class of writers of logged values."""
 
 from collections.abc import Iterator, Mapping
 import dataclasses
@@ -26,7 +26,7 @@ class Record:
     time: float = dataclasses.field(default_factory=time.time)
 
     def numbers(self) -> dict[str, int | float]:
-        """Returns the numbers by name; those of mappings and lists are named "outer/inner"."""
+        """Returns the numbers by name; numbers in mappings and lists are named "outer/inner"."""
         return dict(_flatten(self.values, ""))
 
 
@@ -38,7 +38,7 @@ class Writer:
             print(record.split, record.step, record.numbers())
     """
 
-    # An error of a writer that is not required only prints a line, such as that of a server.
+    # An error of a writer that is not required, such as of a server, only prints a line.
     required = True
 
     def begin(self, config: Mapping[str, Any], *, is_new: bool) -> None:
@@ -57,7 +57,7 @@ class Writer:
         """Drops the records after a step, which the run is going to compute again."""
 
     def has_evaluation(self, step: int) -> bool:
-        """Whether a step has a record of an evaluation; True if the writer does not know."""
+        """Returns whether a step has a record of an evaluation; True if the writer does not know."""
         return True
 
     def close(self, status: str) -> None:

@@ -1,4 +1,4 @@
-"""Variables whose updates are all-reduced over the replicas, as those of a TPUStrategy are."""
+"""Variables whose updates are all-reduced over the replicas, as under a TPUStrategy."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ def convert_if_aggregated(variable: tf.Variable, kwargs: dict[str, Any]) -> tf.V
 
 
 def _broadcast_from_first_replica(context: Any, value: tf.Tensor) -> tf.Tensor:
-    """The first replica's value, as a sum to which the other replicas add zeros.
+    """Returns the first replica's value, as a sum to which the other replicas add zeros.
 
     The sum of the bit patterns is exact. XLA all-reduces no 64-bit numbers, so each is sent as two
     32-bit ones.

@@ -1,7 +1,4 @@
-"""Searches for the largest batch that fits into memory.
-
-Importing this module does not import TensorFlow.
-"""
+"""Searches for the largest batch that fits into memory."""
 
 from collections.abc import Callable, Mapping
 

@@ -147,7 +147,7 @@ def _collect_figures(executable: Any) -> dict[str, Any]:
 
 
 def measure_all_reduces(text: str) -> list[int]:
-    """The size in bytes of each all-reduce in the text of a compiled module."""
+    """Returns the size in bytes of each all-reduce in the text of a compiled module."""
     return [
         sum(
             _BYTES.get(dtype, 4) * math.prod(int(n) for n in shape.split(",") if n)

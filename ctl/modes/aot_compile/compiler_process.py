@@ -42,8 +42,8 @@ class Limits:
     """The limits of one compilation.
 
     Attributes:
-        seconds: of time.
-        bytes: of resident memory.
+        seconds: the maximum duration.
+        bytes: the maximum resident memory.
     """
 
     seconds: float = 900.0
@@ -57,12 +57,12 @@ class Compiled:
     Attributes:
         error: why the program does not compile; "" if it does.
         out_of_memory: whether it does not compile because it needs too much memory.
-        peak_bytes: peak memory, also if that is too much; 0 if the compiler does not report it.
+        peak_bytes: peak memory, even if it is too much; 0 if the compiler does not report it.
         argument_bytes: weights, slot variables and the batch.
         flops: floating-point operations of one step.
         bytes: bytes read and written by one step.
         all_reduces: number of all-reduces after the compiler combined them.
-        all_reduce_bytes: size of all of them.
+        all_reduce_bytes: total size of the all-reduces.
         seconds: time that the compilation took.
         effort: the compiler's effort.
     """
@@ -104,7 +104,7 @@ def compile_program(
 def compile_once(
     hlo: bytes, slice_: Slice, python: pathlib.Path, limits: Limits, *, effort: float
 ) -> Compiled:
-    """Compiles a program once, at one effort; the other arguments are those of `compile_program`."""
+    """Compiles a program once, at one effort; see `compile_program` for the other arguments."""
     with tempfile.TemporaryDirectory(prefix="ctl-aot-") as name:
         folder = pathlib.Path(name)
         (folder / "program.hlo").write_bytes(hlo)
@@ -165,7 +165,7 @@ def _wait(process: subprocess.Popen, limits: Limits) -> str:
 
 
 def _resident_bytes(pid: int) -> int:
-    """The resident memory of a process.
+    """Returns the resident memory of a process in bytes.
 
     The memory is polled, since a limit on the address space would stop libtpu at its start.
     """

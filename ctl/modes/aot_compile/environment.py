@@ -1,7 +1,4 @@
-"""The compiler's own Python environment, made once from ctl/modes/aot_compile/requirements.txt.
-
-Importing this module does not import TensorFlow.
-"""
+"""Makes the compiler's own Python environment once, from ctl/modes/aot_compile/requirements.txt."""
 
 from collections.abc import Iterator
 import contextlib

@@ -18,12 +18,12 @@ from ctl.trainer import StandardTrainer
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """One program.
+    """A program of one TPU core.
 
     Attributes:
         name: "train step" or "eval step".
         hlo: the program of one replica, a serialized HLO module.
-        warnings: what compiles, but may be slow.
+        warnings: parts that compile, but may be slow.
     """
 
     name: str
@@ -75,7 +75,7 @@ def _export(name: str, strategy: Any, step: Callable[[Any], Any], element_spec: 
     traced = strategy.traced[0]
     graph = traced.function.get_concrete_function(*traced.specs).graph
     try:
-        # Of the function itself, which reuses the trace. The serialized form is used because the
+        # Called on the function itself, which reuses the trace. The serialized form is used because the
         # text form is not stable between versions.
         export = traced.function.experimental_get_compiler_ir(*traced.specs)
         hlo = export(stage="hlo_serialized")
@@ -120,7 +120,7 @@ class _OneElement:
 
 
 def flatten_specs(element_spec: Any) -> list[tuple[tuple, tf.TensorSpec]]:
-    """The path and the spec of each tensor of an element; skips a row mask that is None."""
+    """Returns the path and the spec of each tensor of an element; skips a row mask that is None."""
     pairs = zip(_paths(element_spec), tf.nest.flatten(element_spec), strict=True)
     return [(path, spec) for path, spec in pairs if isinstance(spec, tf.TensorSpec)]
 

@@ -47,10 +47,10 @@ _THIS_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, or that may be slow.
+    """A problem of a step: an error, or something that may be slow.
 
     Attributes:
-        what: one sentence.
+        what: a description in one sentence.
         where: the file and line of the user's code if known, else "".
         fatal: whether it keeps the program from compiling.
     """
@@ -64,22 +64,21 @@ class Problem:
 
 
 class NotExportable(Exception):
-    """The step cannot be a TPU program.
+    """Raised if a step cannot be a TPU program.
 
-    Attributes:
+    Args:
         problems: the reasons.
     """
 
     ag_pass_through = True  # otherwise AutoGraph replaces the exception by one of its own
 
     def __init__(self, problems: list[Problem]):
-        """Takes the reasons."""
         super().__init__("; ".join(map(str, problems)))
         self.problems = problems
 
 
 def check_shapes(specs: dict[str, tf.TensorSpec]) -> list[Problem]:
-    """One problem for each tensor of a batch whose shape is not fully defined."""
+    """Returns one problem for each tensor of a batch whose shape is not fully defined."""
     return [
         Problem(
             f"{name} of the batch has the shape {tuple(spec.shape)}, but a TPU program has fixed "
@@ -188,7 +187,7 @@ def list_operations(graph: tf.Graph, seen: set[str] | None = None) -> Iterator[t
 
 
 def _line_of_node(graph: tf.Graph, node: str) -> str:
-    """The user's line that made a node, or ""."""
+    """Returns the user's line that made a node, or ""."""
     for op in list_operations(graph):
         if op.name == node or op.name.endswith(f"/{node}") or node.endswith(f"/{op.name}"):
             where = _user_line([(frame.filename, frame.lineno) for frame in op.traceback])
@@ -198,7 +197,7 @@ def _line_of_node(graph: tf.Graph, node: str) -> str:
 
 
 def _user_line(frames: list[tuple[str, int | None]]) -> str:
-    """The innermost line of the step that belongs neither to a library nor to ctl, or ""."""
+    """Returns the innermost line of the step that belongs neither to a library nor to ctl, or ""."""
     for file, line in reversed(frames):
         path = os.path.abspath(file)
         if path.startswith(_THIS_PACKAGE):

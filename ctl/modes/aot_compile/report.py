@@ -34,7 +34,7 @@ def format_table(results: Sequence[SliceResult]) -> str:
 
 
 def make_record(results: Sequence[SliceResult]) -> dict[str, Any]:
-    """The content of aot_compile.json: the train step's figures; the eval step's under `eval`."""
+    """Returns the content of aot_compile.json; the figures of the eval step are under `eval`."""
     return {"topologies": [_make_entry(result) for result in results]}
 
 
@@ -82,7 +82,7 @@ def _list_batches(results: Sequence[SliceResult]) -> list[str]:
 
 
 def _list_problems(results: Sequence[SliceResult]) -> list[str]:
-    """One line per problem; a problem of several slices is listed once."""
+    """Returns one line per problem; a problem of several slices is listed once."""
     problems = [problem for result in results for problem in result.problems]
     return list(dict.fromkeys(f"{'error' if p.fatal else 'warning'}: {p}" for p in problems))
 

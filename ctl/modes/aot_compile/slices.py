@@ -1,4 +1,4 @@
-"""The TPU slices that exist. Importing this module does not import TensorFlow.
+"""Lists the TPU slices that exist.
 
 The compiler also accepts slices that nobody can rent, such as v5e:3x3, so they are listed here.
 
@@ -132,7 +132,7 @@ def _make_slice(generation: Generation, shape: str) -> Slice:
 
 
 def _host_chips(sides: Sequence[int]) -> tuple[int, int, int]:
-    """The chips of one machine: four, except in the one-machine slices of one or eight chips."""
+    """Returns the chips of one machine: four, except in one-machine slices of one or eight chips."""
     if list(sides) in ([1, 1], [2, 4]):
         return (sides[0], sides[1], 1)
     return (2, 2, 1)

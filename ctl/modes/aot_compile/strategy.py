@@ -34,7 +34,7 @@ class TracedProgram:
 
 
 class SliceStrategy(tf.distribute.TPUStrategy):
-    """Traces one replica of many, whose reductions are all-reduces over all of them.
+    """A strategy that traces one of many replicas; its reductions are all-reduces over all.
 
         strategy = SliceStrategy(8)
         with strategy.scope():
@@ -42,20 +42,18 @@ class SliceStrategy(tf.distribute.TPUStrategy):
         tf.function(trainer.train_step).get_concrete_function(iterator)
         strategy.traced[0].function             # the function that the step passed to strategy.run
 
-    It is a TPUStrategy, so that code which tests for one behaves as on a TPU. As there, a reduction
+    It is a TPUStrategy, so that code which tests for one behaves as on a TPU. As on a TPU, a reduction
     in replica context is one XLA operation, and `replica_id_in_sync_group` is a tensor. The
-    variables are those of one replica, on this machine's CPU, where a one-replica program can run.
+    variables belong to one replica, on this machine's CPU, where a one-replica program can run.
+
+    Args:
+        replicas: the number of cores of the slice.
 
     Attributes:
         traced: the programs that `run` traced inside a tf.function, in order.
     """
 
     def __init__(self, replicas: int):
-        """Makes the strategy, which needs no TPU.
-
-        Args:
-            replicas: the number of cores of the slice.
-        """
         # Not TPUStrategy.__init__, which connects to a TPU.
         tf.distribute.Strategy.__init__(self, _Extended(self, replicas))
         self.traced: list[TracedProgram] = []

@@ -180,7 +180,7 @@ def _find_largest_batch(
     python: pathlib.Path,
     print_line: Callable[[str], None],
 ) -> int:
-    """The largest global batch that fits; 0 if another error than memory keeps it from compiling."""
+    """Returns the largest global batch that fits; 0 after an error other than memory."""
     train = result.programs.get("train step")
     if train is None or (train.error and not train.out_of_memory):
         return 0

@@ -61,7 +61,7 @@ def check_round_trip(factory: TrainerFactory) -> Outcome:
 
 
 def _distance(expected: np.ndarray, actual: np.ndarray) -> float:
-    """The largest difference of an element, relative to the largest element; 0 if bits agree."""
+    """Returns the largest difference relative to the largest element; 0 if all bits agree."""
     if expected.tobytes() == actual.tobytes():
         return 0.0
     expected = expected.astype(np.float64)

@@ -1,4 +1,4 @@
-"""The table of checks, and the loop that runs them."""
+"""Lists the checks, and runs them."""
 
 from collections.abc import Callable
 
@@ -48,7 +48,7 @@ def run_checks(factory: TrainerFactory, print_line: Callable[[str], None]) -> in
 def _start(
     start: Callable[[TrainerFactory], Callable[[], Outcome]], factory: TrainerFactory
 ) -> Callable[[], Outcome]:
-    """Starts a check; an exception is its outcome, in its own row."""
+    """Starts a check; an exception becomes its outcome."""
     try:
         return start(factory)
     except Exception as error:

@@ -117,7 +117,7 @@ def _count_examples(data: Any) -> int | None:
 
 
 def _find_difference(one: Rows, other: Rows) -> str | None:
-    """The name of the first feature that differs, or None."""
+    """Returns the name of the first feature that differs, or None."""
     if one.keys() != other.keys():
         return " and ".join(sorted(one.keys() ^ other.keys()))
     return next((name for name in one if one[name].tobytes() != other[name].tobytes()), None)

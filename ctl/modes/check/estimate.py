@@ -5,9 +5,9 @@ import os
 from ctl.modes.check.trainer_factory import FirstSteps, TrainerFactory
 from ctl.replica.engine import engine_of
 
-_READS = 12  # of a batch, by the checks of the data
-_FURTHER_REPLICA = 0.6  # of the seconds in which the first replica is traced
-# The trainers of the comparison on 1, 2 and 4 replicas, in units of building and tracing one on one.
+_READS = 12  # batches that the checks of the data read
+_FURTHER_REPLICA = 0.6  # of the seconds for tracing the first replica
+# Cost of the comparison on 1, 2 and 4 replicas, in units of building and tracing on one replica.
 _COST = 3.0 + 3.0 + 5.0
 
 
@@ -29,14 +29,14 @@ def announce(factory: TrainerFactory, *, startup: float) -> str:
 
 
 def estimate(factory: TrainerFactory, first: FirstSteps, *, startup: float) -> float:
-    """Estimates the seconds of all checks; the arguments are those of `announce`."""
+    """Estimates the seconds of all checks; see `announce` for the arguments."""
     here = _seconds_here(factory, first)
     there = startup + seconds_of_comparison(factory, first)
     return max(here, there) if (os.cpu_count() or 1) > 1 else here + there
 
 
 def _seconds_here(factory: TrainerFactory, first: FirstSteps) -> float:
-    """The checks in this process: they read data, evaluate, and build and train three trainers."""
+    """Estimates the checks in this process, which read data, evaluate, and train three trainers."""
     trainer, evaluator = factory.experiment.trainer, factory.experiment.evaluator
     batch, batches = 0, 0
     if evaluator is not None:

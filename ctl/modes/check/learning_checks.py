@@ -18,14 +18,14 @@ from ctl.trainer import StandardTrainer
 _STEPS, _LOOPS = 20, 5  # steps per inner loop, and loops, when one batch is overfitted
 _MORE_STEPS = 9  # for models that are not updated in the first step
 _LOWER_RATE = "check the labels, and lower optimizer.learning_rate"
-# Relative to the first loss: below _LEARNED the batch was learned. The minimum of a loss other than a
-# classifier's can be far above 0, as that of a contrastive loss, so _LOWERED is enough. An increase of
+# Relative to the first loss: below _LEARNED the batch was learned. The minimum of other losses than a
+# classifier's, such as a contrastive loss, can be far above 0, so _LOWERED is enough. An increase of
 # up to _NOISE is no failure, since dropout alone moves the loss.
 _LEARNED, _LOWERED, _NOISE = 0.5, 0.9, 0.5
 
 
 def check_first_loss(factory: TrainerFactory) -> Outcome:
-    """Checks that the loss of an untrained classifier is about that of a uniform guess."""
+    """Checks that the loss of an untrained classifier is about the loss of a uniform guess."""
     trainer, batch = factory.experiment.trainer, factory.read_batches(1)[0]
     if not engine_of(trainer).plan.has_loss:
         return _judge_loss_of_own_step(factory)
@@ -60,7 +60,7 @@ def check_first_loss(factory: TrainerFactory) -> Outcome:
 
 
 def _judge_loss_of_own_step(factory: TrainerFactory) -> Outcome:
-    """The outcome of the first loss of a trainer that overrides the step and defines no other loss."""
+    """Returns the outcome for a trainer that overrides the step and defines no other loss."""
     losses = factory.first_steps.losses
     if not losses:
         return Outcome(WARNING, "not run: the outputs of the trainer's loop have no loss")
@@ -76,8 +76,8 @@ def _judge_loss_of_own_step(factory: TrainerFactory) -> Outcome:
 def check_gradients(factory: TrainerFactory) -> Outcome:
     """Checks that one step of plain SGD changes each trainable variable of every model.
 
-    An optimizer that the trainer makes itself is not replaced. Where a variable does not change, a few
-    steps more are made: some models are updated in every few steps only.
+    An optimizer that the trainer makes itself is not replaced. If a variable does not change, a few
+    more steps are made: some models are updated only every few steps.
     """
     # Small gradients vanish in float16, which would be reported as variables without a gradient.
     is_float16 = factory.experiment.config.runtime.precision == "float16"
@@ -188,7 +188,7 @@ def _compute_losses(
 
 
 def _counts_twice(losses: np.ndarray, weights: np.ndarray) -> bool:
-    """Whether each row's loss is about one constant times its weight, a number of at least 1.
+    """Returns whether each row's loss is about one constant times its weight, a number of at least 1.
 
     The losses of an untrained model differ little from token to token, so their sum is about
     proportional to their number; their mean is not.
@@ -209,7 +209,7 @@ def _counts_twice(losses: np.ndarray, weights: np.ndarray) -> bool:
 
 
 def _count_classes(batch: dict[str, Any], outputs: Any) -> int | None:
-    """The number of classes, if integer labels [rows] belong to one output [rows, classes]."""
+    """Returns the number of classes, if integer labels [rows] have one output [rows, classes]."""
     label = batch.get("label")
     if label is None or not np.issubdtype(label.dtype, np.integer) or label.ndim > 1:
         return None

@@ -1,7 +1,4 @@
-"""The outcome of one check, and how the table of outcomes is printed.
-
-Importing this module does not import TensorFlow.
-"""
+"""Holds the outcome of one check, and formats the table of outcomes."""
 
 from collections.abc import Sequence
 import dataclasses

@@ -44,7 +44,7 @@ def start(factory: TrainerFactory) -> Callable[[], Outcome]:
 
 
 def _limit(factory: TrainerFactory) -> float:
-    """The seconds that the comparison may take."""
+    """Returns the seconds that the comparison may take."""
     try:
         first = factory.first_steps
     except Exception:  # another check reports it
@@ -126,7 +126,7 @@ def compare_splits(
     larger = _larger(global_batch_size)
     if not failed or larger <= _EXAMPLES:
         return result
-    # Even and uneven.
+    # An even and an uneven split.
     second = compare((larger, larger + 1))
     return result if isinstance(second, str) else second
 
@@ -145,7 +145,7 @@ def compare_trainer(
         loading.load_trainer_class(config.trainer, config_path, StandardTrainer),
         rows,
         replicas=replicas,
-        # What the config does; more would reject a loss that cannot accumulate.
+        # As in the config; more would reject a loss that cannot accumulate.
         accumulation=sorted({1, min(micro_batches, 2)}),
         batch_sizes=batch_sizes,
         optimizer=optimizers.factory(
@@ -160,7 +160,7 @@ def compare_trainer(
 
 
 def _larger(global_batch_size: int) -> int:
-    """The number of rows of the larger batches: at most those of the experiment's own."""
+    """Returns the number of rows of the larger batches: at most the experiment's batch size."""
     return min(global_batch_size, _MAX_ROWS) // 4 * 4
 
 

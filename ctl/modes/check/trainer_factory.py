@@ -31,7 +31,7 @@ class FirstSteps:
         losses: the loss of each step; empty if the outputs of the trainer's loop have none.
         read: seconds to read the batch.
         build: seconds to build the trainer.
-        trace: seconds of the first step, which is traced first.
+        trace: seconds of the first step, including its tracing.
         step: seconds of the second step.
     """
 

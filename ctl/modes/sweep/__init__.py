@@ -1,10 +1,9 @@
-"""--sweep: the same experiment with other values of its keys, each in a run of its own.
+"""--sweep: runs an experiment with several values of its keys, each in a run of its own.
 
-    settings.py  which values, and the names of the runs
+Modules:
+    settings.py  the values, and the names of the runs
     runner.py    starts the runs as processes, and stops them
     table.py     the table of the results, sweep.csv and sweep.html
-
-Importing this package does not import TensorFlow.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""Runs the runs of a sweep, one after the other or several at once.
-
-Importing this module does not import TensorFlow.
-"""
+"""Runs the runs of a sweep, one after the other or several at once."""
 
 from collections.abc import Sequence
 import json
@@ -27,7 +24,15 @@ class Runner:
     """Starts a process per run, and records the results in `sweep.json` as they come.
 
     A run that is done is not started again. A run that was stopped or killed resumes from its last
-    checkpoint, as by its own command. A run that fails does not stop the others.
+    checkpoint. A run that fails does not stop the others.
+
+    Args:
+        folder: the folder of the sweep; each run has a folder in it.
+        command: the command of every run, without its own values and workdir.
+        runs: the runs.
+        parallel: the number of runs at once.
+        fresh: whether to start again the runs that are done.
+        config: the config of one of the runs, for the metric that decides which is best.
     """
 
     def __init__(
@@ -40,16 +45,6 @@ class Runner:
         fresh: bool,
         config: Any,
     ):
-        """Reads the results so far.
-
-        Args:
-            folder: the folder of the sweep; each run has a folder in it.
-            command: the command of every run, without its own values and workdir.
-            runs: the runs.
-            parallel: the number of runs at once.
-            fresh: start the runs that are done again, too.
-            config: the config of one of the runs, for the metric that decides which is best.
-        """
         self._folder = folder
         self._command = command
         self._runs = runs
@@ -106,7 +101,7 @@ class Runner:
         self._write()
 
     def _gpus(self, slot: int) -> dict[str, str]:
-        """The variable that gives a slot its share of the GPUs; none without several runs at once."""
+        """Returns the variable with the GPUs of a slot; {} unless several runs share the GPUs."""
         gpus = gpu.list_gpus(os.environ)
         if not gpus or self._parallel == 1:
             return {}
@@ -143,7 +138,7 @@ class Runner:
         table.write_csv(self._folder / "sweep.csv", self._entries)
 
     def _read_earlier(self) -> dict[str, dict[str, Any]]:
-        """The entries of the runs that are done, by fingerprint."""
+        """Returns the entries of the runs that are done, by fingerprint."""
         path = self._folder / "sweep.json"
         entries = json_files.read(path)["runs"] if path.exists() else []
         return {
@@ -171,7 +166,7 @@ class _Child(ChildProcess):
         super().__init__(command, environment, self._print_line)
 
     def exit_code(self) -> int | None:
-        """The exit code, once the process has ended and its output is printed."""
+        """Returns the exit code, once the process has ended and its output is printed."""
         code = self.poll()
         if code is not None:
             self.drain()
@@ -191,7 +186,7 @@ def _new_entry(run: SweepRun) -> dict[str, Any]:
 
 
 def _read_result(workdir: pathlib.Path) -> dict[str, Any]:
-    """What result.json of a run has for the table."""
+    """Returns the entries of a run's result.json for the table."""
     try:
         result = json.loads((workdir / "result.json").read_text())
     except (OSError, ValueError):

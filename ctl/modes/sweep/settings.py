@@ -1,4 +1,4 @@
-"""The runs of a sweep: their values and their names. Importing this module imports no TensorFlow."""
+"""Makes the runs of a sweep: their values and names."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -29,7 +29,7 @@ class SweepRun:
         name: the name of its folder, which depends on its values only.
         values: full name of a key -> value, as text for the command line.
         config: its complete config.
-        fingerprint: of the config: a run that is done is skipped only if nothing has changed.
+        fingerprint: a hash of the config: a run that is done is skipped only if it is unchanged.
     """
 
     name: str
@@ -49,7 +49,7 @@ def make_runs(config: str, changes: Changes, sweeps: Sequence[str]) -> list[Swee
     Raises:
         UsageError: a key or a value is wrong, or two runs are the same.
     """
-    command_line.load_config(config, changes)  # reports mistakes that are not those of a value
+    command_line.load_config(config, changes)  # reports mistakes outside of the values
     if FROM_FILE in sweeps:
         if len(sweeps) > 1:
             raise UsageError(f"--sweep={FROM_FILE} cannot be combined with another --sweep.")
@@ -94,7 +94,7 @@ def _product(values: Mapping[str, Sequence[str]], count: int) -> list[dict[str, 
 def _from_file(config: str) -> list[dict[str, str]]:
     """Calls `get_sweep` of the config file.
 
-    It returns {key: [value, ...]} for the product, or a list with a {key: value} per run.
+    `get_sweep` returns {key: [value, ...]} for the product, or a list of one {key: value} per run.
     """
     path = pathlib.Path(config.partition(":")[0])
     function = getattr(import_file(path), FROM_FILE, None)

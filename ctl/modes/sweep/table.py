@@ -1,7 +1,4 @@
-"""The results of a sweep: a table, sweep.csv and sweep.html.
-
-Importing this module does not import TensorFlow.
-"""
+"""Writes the results of a sweep: a table, sweep.csv and sweep.html."""
 
 from collections.abc import Mapping, Sequence
 import contextlib
@@ -20,7 +17,7 @@ def summarize(entries: Sequence[_Entry], config: Any, folder: pathlib.Path) -> l
     """Returns the lines that a sweep ends with, and writes the plot.
 
     Args:
-        entries: those of sweep.json.
+        entries: the entries of sweep.json.
         config: the config of a run, whose `train.best` names the metric.
         folder: the folder of the sweep.
     """
@@ -51,7 +48,7 @@ def write_csv(path: pathlib.Path, entries: Sequence[_Entry]) -> None:
 
 
 def _columns(entry: _Entry) -> dict[str, Any]:
-    """One row: the values of the run, its state, and its last numbers."""
+    """Returns one row: the values of the run, its state, and its last numbers."""
     evaluation = _flatten("eval", entry.get("eval") or {})
     evaluation.pop("eval/examples", None)
     return {
@@ -116,7 +113,7 @@ def _write_plot(path: pathlib.Path, rows: Sequence[_Entry], keys: Sequence[str])
                 x=[_number(point[keys[0]]) for point in points],
                 y=[point[metric] for point in points],
                 name=group or metric, legendgroup=group,
-                # The same color in every plot: the legend is that of the first one.
+                # The same color in every plot: only the first one has a legend.
                 marker={"color": palette[index % len(palette)], "size": 8},
                 mode="lines+markers" if is_numeric else "markers",
                 showlegend=bool(group) and number == 1,
