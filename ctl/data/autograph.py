@@ -1,4 +1,4 @@
-"""AutoGraph for users' functions, and for none of ctl's.
+"""Applies AutoGraph to users' functions, but not to ctl's own.
 
 AutoGraph converts every function that a converted function calls. Without the rule below it converts
 all of ctl's code, in every trace and on every replica, which takes most of the time of a first step.
@@ -20,14 +20,14 @@ config.CONVERSION_RULES = (config.DoNotConvert("ctl"), *config.CONVERSION_RULES)
 
 
 def convert(function: T) -> T:
-    """Converts a user's function that ctl calls while it traces: Python `if` and `for` on tensors work.
+    """Converts a user's function by AutoGraph, so that Python `if` and `for` work on tensors.
 
     Args:
         function: a hook of a trainer, or another function that a user passed to ctl.
 
     Returns:
-        The converted function. In eager execution, and inside of code that the user excluded by
-        `tf.autograph.experimental.do_not_convert`, the function itself.
+        The converted function; the function itself in eager execution, and in code that the user
+        excluded by `tf.autograph.experimental.do_not_convert`.
     """
     if tf.executing_eagerly():
         return function

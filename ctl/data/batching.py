@@ -1,10 +1,10 @@
-"""Any data that `build_dataset` may return -> per-replica batches of static shape.
+"""Turns any data that `build_dataset` may return into per-replica batches of static shape.
 
 An element is a `MaskedBatch`, `(batch, row_mask)`: one replica's rows of a global batch, and a [rows]
 float32 mask of the rows that exist. Replica r holds the rows [r b, (r + 1) b) of a global batch of B
 rows, where b = ceil(B / replicas). Rows past the end of the global batch are padding, masked by 0.
 Padding repeats the last row of the same global batch: zeros, or rows of another batch, might produce a
-NaN. The mask is None if every row always exists, that is in training if the replicas divide B.
+NaN. The mask is None if every row always exists, that is, in training if the replicas divide B.
 
 Consecutive elements go to consecutive replicas of an input pipeline. So the rows and their order are
 the same on any number of replicas and input pipelines.
@@ -154,7 +154,7 @@ def _split(batches: tf.data.Dataset, layout: Layout, *, always_full: bool) -> tf
 
 
 def _training_examples(data: Any, start: int, *, batch_size: int, seed: int) -> tf.data.Dataset:
-    """The endless examples of a dataset from a global step on, augmented if it is `Augmented`."""
+    """Returns the endless examples of a dataset from a global step on, augmented if `Augmented`."""
     examples = _repeat(dataset_of(data), start, elements_per_step=batch_size)
     if not isinstance(data, Augmented):
         return examples
@@ -171,7 +171,7 @@ def _training_examples(data: Any, start: int, *, batch_size: int, seed: int) -> 
 def _check_number_of_batches(dataset: tf.data.Dataset, layout: Layout) -> None:
     """Raises UsageError if tf.distribute would drop the last batches of an evaluation.
 
-    It does so if their shapes are static, since it cannot then give a replica an empty batch.
+    It drops them if their shapes are static, because it cannot give a replica an empty batch then.
     """
     rest = max(0, int(dataset.cardinality())) % layout.local_replicas
     if rest and all(s.shape.is_fully_defined() for s in tf.nest.flatten(dataset.element_spec)):

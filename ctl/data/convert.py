@@ -3,7 +3,7 @@
     python -m ctl.data.convert "data/train-*.tfrecord.gz" --output=data/plain
     python -m ctl.data.convert "data/train-*" --output=data/arrays --format=array_record
 
-Compressed TFRecord files become uncompressed ones, in another folder and of the same names without
+Compressed TFRecord files are written uncompressed to another folder, under the same names without
 `.gz` or `.zlib`. `--format=array_record` writes ArrayRecord files (the package array-record), and
 ArrayRecord files become TFRecord files.
 """

@@ -1,4 +1,4 @@
-"""Checks what a trainer's `build_dataset` returned, and derives the spec of its batches."""
+"""Checks the data that a trainer's `build_dataset` returns, and derives the spec of its batches."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -46,7 +46,7 @@ def check_data(data: Any, split: str) -> None:
 
 
 def _suggest_source(data: Any) -> str:
-    """The function that makes a source of data of a common type, for a message."""
+    """Names the function that makes a source of data of a common type, for a message."""
     if isinstance(data, Iterator):
         return ", such as ctl.data.generator(function)"
     is_table = isinstance(data, dict | np.ndarray) or hasattr(data, "iloc")
@@ -82,7 +82,7 @@ def element_spec(data: Data) -> dict[str, tf.TensorSpec]:
     return tf.nest.map_structure(lambda s: _batch_spec(s, is_batched, spec), spec)
 
 
-# The transformations of tf.data after which the elements are still those of the dataset before.
+# The transformations of tf.data that do not change the elements of a dataset.
 _SAME_ELEMENTS = ("Cache", "Options", "Prefetch", "Repeat", "Shard", "Shuffle", "Skip", "Take")
 _SPLIT_ELEMENTS = ("FlatMap", "Interleave", "Unbatch", "Window")
 
@@ -90,7 +90,7 @@ _SPLIT_ELEMENTS = ("FlatMap", "Interleave", "Unbatch", "Window")
 def _check_single_examples(dataset: tf.data.Dataset) -> None:
     """Raises UsageError for a dataset whose elements are batches."""
     specs = tf.nest.flatten(dataset.element_spec)
-    # In a batch, the first axis of every feature is that of the rows.
+    # In a batch, the first axis of every feature holds the rows.
     sizes = {spec.shape[0] if spec.shape.rank else 0 for spec in specs}
     if len(sizes) != 1 or 0 in sizes:
         return
@@ -121,7 +121,7 @@ def element_shapes(specs: Sequence[tf.TensorSpec]) -> str:
 
 
 def _batch_spec(spec: Any, is_batched: bool, element: Any) -> tf.TensorSpec:
-    """The spec of a feature in a batch of unknown size.
+    """Returns the spec of a feature in a batch of unknown size.
 
     Args:
         spec: the feature in an element of the data.

@@ -1,4 +1,4 @@
-"""The names of the features of an example: tuples, as tf_keras takes them, become dicts."""
+"""Names the features of examples: tuples, as tf_keras takes them, become dicts."""
 
 import dataclasses
 from typing import Any
@@ -14,7 +14,7 @@ def name_features(element: Any) -> Any:
 
     Args:
         element: a dict; or `(x, label)` or `(x, label, weight)`, where x is a tensor or a dict of
-            features; or a named tuple. Tensors, their specs or the values of replicas.
+            features; or a named tuple. Its values are tensors, specs or the values of replicas.
 
     Returns:
         A dict; anything but a tuple is returned as it is.

@@ -1,4 +1,4 @@
-"""The input pipeline of a trainer: from its `build_dataset` to the datasets its strategy iterates."""
+"""The input pipeline of a trainer, from its `build_dataset` to the datasets its strategy iterates."""
 
 from collections.abc import Callable
 import contextlib
@@ -25,11 +25,18 @@ BuildDataset = Callable[[str, tf.distribute.InputContext], Data]
 
 
 class InputPipeline:
-    """Gives each replica of a strategy its rows of each global batch.
+    """Gives each replica of a strategy its rows of each global batch; the constructor reads no data.
 
         pipeline = InputPipeline(trainer.build_dataset, strategy=strategy, seed=0, prefetch=-1)
         iterator = iter(pipeline.training_dataset(64, start=0))
         batch, row_mask = next(iterator)
+
+    Args:
+        build_dataset: returns the data of a split.
+        strategy: the distribution strategy.
+        seed: the run's seed.
+        prefetch: number of global batches to prepare ahead; -1 lets tf.data choose.
+        build_scope: makes the context manager in which `build_dataset` is called.
 
     Attributes:
         data_types: split -> class name of what `build_dataset` returned, for the splits read so far.
@@ -44,21 +51,12 @@ class InputPipeline:
         prefetch: int,
         build_scope: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ):
-        """Initializes the pipeline; reads no data.
-
-        Args:
-            build_dataset: returns the data of a split.
-            strategy: the distribution strategy.
-            seed: the run's seed.
-            prefetch: number of global batches to prepare ahead; -1 lets tf.data choose.
-            build_scope: makes the context manager in which `build_dataset` is called.
-        """
         self._build_dataset = build_dataset
         self._strategy = strategy
         self._seed = seed
         self._prefetch = prefetch
         self._build_scope = build_scope
-        # By split; only sources, augmented or not, since a dataset must be built each time.
+        # By split. Only sources, augmented or not, because a dataset must be built each time.
         self._sources: dict[str, Data] = {}
         self.data_types: dict[str, str] = {}
 
@@ -104,7 +102,7 @@ class InputPipeline:
         return count if count > 0 else None  # negative: endless, or not known
 
     def has_full_batches(self, global_batch_size: int) -> bool:
-        """Whether every training batch is known to have all its rows, without reading any."""
+        """Returns whether all training batches are known to be full, without reading any."""
         data = self.data("train")
         if not isinstance(data, GlobalBatches | PerReplica):
             return True  # ctl batches the endless examples
@@ -115,13 +113,13 @@ class InputPipeline:
         return all(s.shape[0] == rows for s in tf.nest.flatten(data.dataset.element_spec))
 
     def supports_chunks(self) -> bool:
-        """Whether `training_chunks` supports the training data."""
+        """Returns whether `training_chunks` supports the training data."""
         return self.has_one_shape() and not isinstance(
             self.data("train"), GlobalBatches | PerReplica
         )
 
     def has_one_shape(self) -> bool:
-        """Whether all training batches have one shape, except those of `ctl.data.bucketed`."""
+        """Returns whether all training batches have one shape, unlike those of `ctl.data.bucketed`."""
         source = source_of(self.data("train"))
         return source is None or source.has_one_shape
 
@@ -231,7 +229,7 @@ class InputPipeline:
         return data.data if isinstance(data, Augmented) else data
 
     def evaluation_dataset(self, global_batch_size: int, split: str = "eval") -> Any:
-        """Returns a split as a distributed dataset; that of a `Source` is endless, see batching."""
+        """Returns a split as a distributed dataset, endless for a `Source`; see `batching`."""
         data = self.evaluation_data(split)
         self._check_strategy(data)
         if isinstance(data, GlobalBatches):
@@ -259,7 +257,7 @@ class InputPipeline:
             return self._build_dataset(split, context)
 
     def _has_remote_hosts(self) -> bool:
-        """Whether an input pipeline may run in a process in which this program does not run."""
+        """Returns whether an input pipeline may run in a process that does not run this program."""
         is_tpu = isinstance(self._strategy, tf.distribute.TPUStrategy)
         return is_tpu or coordinator.is_coordinated(self._strategy)
 

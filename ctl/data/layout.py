@@ -1,4 +1,4 @@
-"""How the rows of a global batch are assigned to replicas, and its batches to workers."""
+"""Assigns the rows of a global batch to replicas, and global batches to workers."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ class WorkerShard:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Which rows of a global batch the replicas of one input pipeline hold.
+    """The rows of a global batch that the replicas of one input pipeline hold.
 
     Replica r holds the rows [r b, (r + 1) b), where b is `rows_per_replica`. If the replicas do not
     divide the global batch, the last replicas hold fewer rows, or none, and are padded to b rows.
@@ -78,7 +78,7 @@ class Layout:
 
     def row_counts(self) -> list[int]:
         """Returns the number of rows of a full global batch on each replica, without padding."""
-        # The rows that the replicas before this one leave; negative after the last row.
+        # The rows that earlier replicas leave for this one; negative after the last row.
         rows = self.rows_per_replica
         unassigned = (self.global_batch_size - replica * rows for replica in range(self.replicas))
         return [min(max(0, count), rows) for count in unassigned]

@@ -1,10 +1,10 @@
 """Mixes several sources in fixed proportions.
 
-Which source gives row p of the training stream is read from a table with a period of M rows, in which
-source s occurs exactly m_s times, so that every M consecutive rows have the exact proportions. In the
-table, the j-th of the m_s rows of a source is at a random place of the j-th of m_s equal parts
-(stratified sampling), so every shorter part of the stream is close to the proportions, too. The rows of
-a source are its own endless stream: one permutation of all its examples per epoch.
+A table with a period of M rows names the source of each row of the training stream. Source s occurs in
+it exactly m_s times, so that every M consecutive rows have the exact proportions. In the table, the
+j-th of the m_s rows of a source is at a random place of the j-th of m_s equal parts (stratified
+sampling), so every shorter part of the stream is close to the proportions, too. The rows of a source
+are its own endless stream: one permutation of all its examples per epoch.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,8 +26,8 @@ from ctl.data.source import Batch, RowSource, Source
 from ctl.errors import UsageError
 
 _MAX_EXACT_PERIOD = 10_000
-_PERIOD = 2**16  # of proportions without a common denominator up to _MAX_EXACT_PERIOD
-_MIN_PERIOD = 2**12  # shorter ones are repeated, so that the order does not
+_PERIOD = 2**16  # for proportions without a common denominator up to _MAX_EXACT_PERIOD
+_MIN_PERIOD = 2**12  # shorter exact periods are multiplied, so that the order repeats less often
 
 
 def mixture(sources: Mapping[str, tuple[Source, float]]) -> "Mixture":
@@ -35,13 +35,13 @@ def mixture(sources: Mapping[str, tuple[Source, float]]) -> "Mixture":
 
         ctl.data.mixture({"books": (books, 0.7), "web": (web, 0.3)})
 
-    Which source gives a row of a step, and which of its examples, are functions of the run's seed and
+    The source of a row of a step, and the example that it gives, are functions of the run's seed and
     the step. A source is read without replacement in each of its own epochs; a small source has
     more epochs than a large one. The weights are divided by their sum. If they are multiples of
     1 / M for some M up to 10,000, the proportions are exact; otherwise they are rounded to
     multiples of 1 / 65,536.
 
-    The length of a mixture, and so its epoch, is that of all sources together. An evaluation reads every
+    A mixture, and so its epoch, is as long as all its sources together. An evaluation reads every
     example of every source once, without weights.
 
     Args:
@@ -72,15 +72,14 @@ def mixture(sources: Mapping[str, tuple[Source, float]]) -> "Mixture":
 
 
 class Mixture(Source):
-    """Several sources, whose examples are numbered one source after the other."""
+    """Several sources, whose examples are numbered one source after the other.
+
+    Args:
+        sources: name -> source.
+        rows: how many rows of a period each source gives.
+    """
 
     def __init__(self, sources: dict[str, Source], rows: list[int]):
-        """Initializes the source.
-
-        Args:
-            sources: name -> source.
-            rows: how many rows of a period each source gives.
-        """
         self._sources = sources
         self._rows = rows
         sizes = [len(source) for source in sources.values()]
@@ -123,7 +122,7 @@ class Mixture(Source):
         return indexes, seeds
 
     def count_examples(self, positions: int, *, seed: int) -> dict[str, dict[str, float]]:
-        """Counts what each source gives to the first rows of the training stream.
+        """Counts the examples that each source gives to the first rows of the training stream.
 
         Args:
             positions: the number of rows, steps x global batch size.
@@ -167,7 +166,7 @@ class Mixture(Source):
         return tf.nest.map_structure(lambda *values: tf.dynamic_stitch(places, values), *parts)
 
     def _tables(self, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """The source of each row of a period, and how many rows each source gives before it."""
+        """Returns the source of each row of a period, and the earlier rows of each source in it."""
         if seed not in self._cached_tables:
             self._cached_tables[seed] = self._make_tables(seed)
         return self._cached_tables[seed]
@@ -186,10 +185,10 @@ class Mixture(Source):
 
 
 class RowMixture(Mixture, RowSource):
-    """Several sources whose rows are read alike, and parsed one by one, in parallel."""
+    """Several `RowSource`s with rows of the same spec, which are parsed one by one, in parallel."""
 
     def read(self, indexes: tf.Tensor) -> Any:
-        """Reads the number of the source of each row, and what its `parse` takes."""
+        """Reads the number of the source of each row, and the row that its `parse` takes."""
         number = tf.searchsorted(
             tf.constant(self._firsts[1:], tf.int64), indexes, side="right", out_type=tf.int32
         )
@@ -207,7 +206,7 @@ class RowMixture(Mixture, RowSource):
 
 
 def _read_spec(source: Source) -> Any:
-    """The spec of the rows that a `RowSource` reads; None for another source."""
+    """Returns the spec of the rows that a `RowSource` reads; None for another source."""
     if not isinstance(source, RowSource):
         return None
     read = traced(source.read)
@@ -216,7 +215,7 @@ def _read_spec(source: Source) -> Any:
 
 
 def _rows_per_period(weights: dict[str, float]) -> list[int]:
-    """How many rows of a period each source gives."""
+    """Returns how many rows of a period each source gives."""
     shares = np.array(list(weights.values())) / math.fsum(weights.values())
     periods = np.arange(1, _MAX_EXACT_PERIOD + 1)[:, np.newaxis]
     rows = np.rint(periods * shares)

@@ -1,4 +1,4 @@
-"""Python functions in an input pipeline, which run only in the process that made them."""
+"""Handles Python functions in input pipelines, which run only in the process that made them."""
 
 from typing import Any
 

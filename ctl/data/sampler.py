@@ -1,4 +1,4 @@
-"""Which examples form the global batch of a step: a function of (seed, step) alone.
+"""Computes the examples in the global batch of a step, as a function of (seed, step) alone.
 
 Position p of the training stream is example `permutation_e(p mod n)` of epoch `e = p div n`, for a
 source of n examples. Step k takes the positions [k B, (k + 1) B) and continues across epochs, so a
@@ -80,7 +80,7 @@ def position_seed(position: tf.Tensor, *, seed: int) -> tf.Tensor:
 
 
 def _epochs_touched(span: int, count: int) -> int:
-    """The largest number of epochs that positions less than `span` apart can lie in."""
+    """Returns the largest number of epochs that positions less than `span` apart can lie in."""
     return 1 + (span + count - 2) // count
 
 
@@ -112,7 +112,7 @@ def _permute(place: tf.Tensor, keys: tf.Tensor, count: int) -> tf.Tensor:
 
 
 def _random_numbers(seed: int, first: tf.Tensor, epochs: int, *, width: int) -> tf.Tensor:
-    """[epochs, width] int32 numbers of consecutive epochs, each a function of (seed, epoch)."""
+    """Returns [epochs, width] int32 numbers of consecutive epochs, functions of (seed, epoch)."""
     blocks = math.ceil(width / _BLOCK)
     numbers = tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=[epochs, blocks * _BLOCK],

@@ -20,7 +20,7 @@ Augment: TypeAlias = Callable[[Batch, tf.Tensor], Batch]  # (example, [2] int64 
 class MaskedBatch(NamedTuple):
     """One replica's rows of a global batch, as an input pipeline yields them.
 
-    A type of its own, so that the step can tell it from a user's `(x, label)`.
+    It has a type of its own, to distinguish it from a user's `(x, label)`.
 
     Attributes:
         batch: [rows, ...] tensors.
@@ -45,7 +45,7 @@ class Source(abc.ABC):
     number of replicas.
 
     Attributes:
-        row_bytes: approximate memory of what is read for one example; several batches are then read
+        row_bytes: approximate bytes that are read for one example; several batches are then read
             in one call of `gather`. None if it is not known, or if reading an example is expensive.
         lengths: [examples] the lengths of sequences, for `ctl.data.packed` and `ctl.data.bucketed`;
             None if every example must be read to find them.
@@ -80,7 +80,7 @@ class Source(abc.ABC):
         """Returns which examples are at positions of the endless training stream.
 
         Position p is row p mod B of step p div B, for global batches of B rows. By default the order is
-        one seeded permutation per epoch. A source that reads another one passes the call on to it.
+        one seeded permutation per epoch. A source that reads another source passes the call on to it.
 
         Args:
             positions: [rows] int64; the first must be the smallest.
@@ -150,15 +150,15 @@ class RowSource(Source):
 
 
 class Arrays(Source):
-    """Examples held in memory, one array per feature."""
+    """Examples held in memory, one array per feature.
+
+    Args:
+        features: name -> array of shape [examples, ...], with the same number of examples each. The
+            arrays are copied.
+        device: the device whose memory holds the examples.
+    """
 
     def __init__(self, features: Mapping[str, np.ndarray | tf.Tensor], *, device: str = "CPU:0"):
-        """Copies the arrays to a device.
-
-        Args:
-            features: name -> array of shape [examples, ...], with the same number of examples each.
-            device: the device whose memory holds the examples.
-        """
         if not isinstance(features, Mapping) or not features:
             raise UsageError(
                 "ctl.data.arrays requires a dict of at least one array, {name: array}."
@@ -189,12 +189,11 @@ class Arrays(Source):
 
 
 class Indexes(Source):
-    """The indexes of another source's examples, for a step that gathers the examples itself."""
+    """The indexes [0, count) of another source, for a step that gathers the examples itself."""
 
     row_bytes = tf.int64.size
 
     def __init__(self, count: int):
-        """Creates the indexes [0, count)."""
         self._count = count
 
     def __len__(self) -> int:

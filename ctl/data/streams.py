@@ -1,4 +1,4 @@
-"""The examples of a source as a stream of per-replica batches, `MaskedBatch`."""
+"""Turns the examples of a source into a stream of per-replica batches, `MaskedBatch`es."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -203,7 +203,7 @@ def _map_rows(
 def batches_per_call(source: Source, layout: Layout) -> int:
     """Returns how many per-replica batches to read in one call of `source.gather`.
 
-    Several if the examples are small and known to be read fast. A user's own source may decode
+    It reads several if the examples are small and known to be read fast. A user's own source may decode
     images: it is called once per batch, so that the calls run in parallel.
     """
     if source.row_bytes is None:

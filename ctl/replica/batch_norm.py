@@ -15,8 +15,9 @@ from ctl.replica.memory import passes, recompute
 class SyncBatchNormalization(tf_keras.layers.BatchNormalization):
     """`tf_keras.layers.BatchNormalization` trained by the statistics of the global batch.
 
-    The arguments, weights, checkpoint names and inference are those of the base class. Inputs have any
-    rank, with the rows of the batch on axis 0. The differences, in training only:
+    The arguments, weights, checkpoint names and inference are those of the base class, except that
+    `synchronized=False` and `fused=True` are rejected. Inputs have any rank, with the rows of the batch
+    on axis 0. The differences, in training only:
 
     * Padding (`ctl.replica.present()`) is excluded from the statistics and from the gradients; rows of
       weight zero are included. A replica without rows takes part like the others; a global batch
@@ -34,7 +35,6 @@ class SyncBatchNormalization(tf_keras.layers.BatchNormalization):
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
-        """Takes the arguments of BatchNormalization, except those that change the statistics."""
         for name, unsupported in (("synchronized", False), ("fused", True)):
             if kwargs.get(name) is unsupported:
                 raise UsageError(
@@ -45,7 +45,7 @@ class SyncBatchNormalization(tf_keras.layers.BatchNormalization):
         _check_supported(self)
 
     def add_weight(self, *args: Any, **kwargs: Any) -> tf.Variable:
-        """Creates a variable; of the replicas' copies of moving statistics, the first is saved."""
+        """Creates a variable. A checkpoint has the first replica's copy of the moving statistics."""
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
             # The copies are equal, but tf_keras would save their mean, and the mean of 3, 5 or 8 equal
             # floats can differ from them in the last bit: a resumed run would differ from one that was
@@ -71,14 +71,14 @@ class SyncBatchNormalization(tf_keras.layers.BatchNormalization):
         training = self._get_training_value(training)
         if tf.is_tensor(training):
             training = tf.get_static_value(training)
-        # A collective in one branch of a conditional would wait for replicas that took the other.
+        # A collective in one branch of a conditional would wait for replicas that took the other one.
         if training is None:
             raise UsageError(f"Layer {self.name} got a tensor as `training`: pass True or False.")
         return self._train(inputs, mask) if training else super().call(inputs, False, mask)
 
     def _train(self, inputs: tf.Tensor, mask: Any) -> tf.Tensor:
         _check_supported(self)  # again, because `build` resolves negative axes
-        # First the cast to the compute dtype: the statistics are those of the rounded inputs.
+        # The cast to the compute dtype comes first: the statistics are those of the rounded inputs.
         x = tf.cast(tf.cast(inputs, self.compute_dtype), self._param_dtype)
         existing, included = _masks(x, mask, self)
         axes = [axis for axis in range(x.shape.rank) if axis not in self.axis]
@@ -98,15 +98,15 @@ class SyncBatchNormalization(tf_keras.layers.BatchNormalization):
         return tf.ensure_shape(tf.cast(outputs, self.compute_dtype), inputs.shape)
 
     def _update_moving(self, count: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor) -> None:
-        """Updates this replica's copies of the moving statistics; the numbers are the same on all."""
+        """Updates this replica's copies of the moving statistics, by the same numbers on each."""
 
         def move(variable: tf.Variable, value: tf.Tensor) -> tf.Tensor:
             step = (variable - tf.reshape(value, variable.shape)) * (1 - self.momentum)
-            # A NaN would stay in a moving average permanently, also if the step is skipped.
+            # A NaN would stay in a moving average permanently, even if the step is skipped.
             valid = tf.logical_and(count > 0, tf.math.is_finite(step))
             return variable.assign_sub(tf.where(valid, step, tf.zeros_like(step)))
 
-        # As functions: Keras does not call them while it only traces shapes.
+        # Passed as functions, which Keras does not call while it only traces shapes.
         self.add_update(lambda: move(self.moving_mean, mean))
         self.add_update(lambda: move(self.moving_variance, variance))
 
@@ -148,7 +148,7 @@ def convert_sync_batch_norm(model: tf_keras.layers.Layer) -> list[str]:
 def _compute_moments(
     x: tf.Tensor, included: Any, axes: Sequence[int]
 ) -> tuple[tf.Tensor, moments.Moments, moments.Moments]:
-    """This replica's shift, shaped to broadcast, its statistics, and those of the global batch."""
+    """Returns this replica's shift, shaped to broadcast, and the local and the global statistics."""
     shift, local = moments.local_moments(x, included, axes)
     return shift, local, moments.merge(local)
 
@@ -174,7 +174,7 @@ def _normalize(
 
         dx = gamma inverse (dy - mean(dy) - xhat mean(dy xhat))
 
-    Elements outside of the statistics have the first term only, and padding has none.
+    Elements outside of the statistics have only the first term, and padding has none.
     """
 
     # A custom gradient needs one reduction of [2, channels] numbers; autodiff would reduce the complete
@@ -229,7 +229,7 @@ def _attach_gradient(
 
 
 def _masks(x: tf.Tensor, mask: Any, layer: SyncBatchNormalization) -> tuple[Any, Any]:
-    """Bool masks of the leading axes of x, None for all: existing rows, positions in statistics."""
+    """Returns masks of leading axes of x: rows that exist, positions in the statistics; None for all."""
     existing = row_mask.current_mask()
     if existing is not None:
         if not x.shape[:1].is_compatible_with(existing.shape):

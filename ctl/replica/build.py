@@ -69,20 +69,20 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         )
         trainer.metrics = metrics.prepare(trainer.build_metrics())
         trainer.global_step = counter("global_step")
-        # Also variables that the model creates in its first call: a checkpoint is restored, and slots
-        # are created, before the first step.
+        # Creates the variables of the model's first call, too: a checkpoint is restored, and slots are
+        # created, before the first step.
         spec = pipeline.element_spec()
         is_default = type(trainer).forward is base.forward
         with report_rejected_features(spec) if is_default else contextlib.nullcontext():
             create_variables(functools.partial(_forward, trainer), spec)
         late = any(metrics.creates_variables_late(metric) for metric in trainer.metrics.values())
-        if late and not coordinator.is_coordinated(trainer.strategy):  # which never skips a step
+        if late and not coordinator.is_coordinated(trainer.strategy):  # it never skips a step
             # A skipped step restores the variables of metrics that exist before it.
             create_variables(functools.partial(_update_metrics, trainer), spec)
         if options.shard_state:
             sharded_optimizer.shard(trainer.optimizer, trainer.strategy)
         models = TrainerAttributes(trainer).named_models()
-        # A constructor that continues may create the models that a pattern matches.
+        # The constructor of a subclass may still create the models that a pattern matches.
         if type(trainer).__init__ is base.__init__:
             parameter_groups.check_patterns(models, options)
         parameter_groups.freeze(models, options)
@@ -106,7 +106,7 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         unfreezing = Unfreezing(groups)
         engine = Engine(trainer, plan, pipeline, unfreezing)
         trainer.skipped_steps = engine.step.skipped_steps
-        # Now that the optimizer has slot variables of their variables.
+        # The optimizer has slot variables for the model's variables by now.
         unfreezing.add_models({"": trainer.model})
     return engine
 
@@ -127,7 +127,7 @@ def _update_metrics(trainer: Any, batch: Batch) -> None:
 
 
 def _rows(trainer: Any, batch: Batch) -> contextlib.AbstractContextManager[row_mask.Examples]:
-    """The rows of a step, because the user's code may read them."""
+    """Returns the context of a step's rows, because the user's code may read them."""
     options: TrainerOptions = trainer.options
     return row_mask.examples(
         count=row_count(batch), seed=options.seed, allow_unkeyed=options.allow_unkeyed_random

@@ -1,4 +1,4 @@
-"""Values of every example of an evaluation, for metrics that are not sums over batches."""
+"""Collects values of every example of an evaluation, for metrics that are not sums over batches."""
 
 from collections.abc import Callable, Mapping
 import math
@@ -18,19 +18,17 @@ COLLECT_LIMIT_MIB = 1024.0  # of the memory of the host, by default
 class CollectedRows:
     """Collects the rows of an evaluation, in order, in the memory of the host.
 
-    rows = CollectedRows(limit_mib=1024)
-    rows.add({"score": tf.constant([0.1, 0.7])})
-    rows.take()                                     # {"score": [0.1, 0.7]}
+        rows = CollectedRows(limit_mib=1024)
+        rows.add({"score": tf.constant([0.1, 0.7])})
+        rows.take()                                 # {"score": [0.1, 0.7]}
+
+    Args:
+        limit_mib: MiB that the rows may use.
+        keep: whether to keep the rows, or only to check the limit, as in a process that is not the
+            chief: every process then ends at the same step.
     """
 
     def __init__(self, limit_mib: float, *, keep: bool = True):
-        """Starts with no row.
-
-        Args:
-            limit_mib: MiB that the rows may use.
-            keep: whether to keep the rows, or only to check the limit, as in a process that is not
-                the chief: every process then ends at the same step.
-        """
         self._limit_mib = limit_mib
         self._keep = keep
         self._bytes = 0
@@ -42,7 +40,7 @@ class CollectedRows:
         Raises:
             UsageError: the limit is exceeded.
         """
-        # The sizes are those of every process, whether it keeps the rows or not.
+        # The sizes are the same in every process, whether it keeps the rows or not.
         self._bytes += sum(math.prod(v.shape) * v.dtype.size for v in rows.values())
         if self._bytes > self._limit_mib * 2**20:
             raise UsageError(
@@ -62,7 +60,7 @@ class CollectedRows:
 
 
 def check_values(values: Any) -> dict[str, tf.Tensor]:
-    """Returns what `collect_outputs` returned as tensors.
+    """Returns the result of `collect_outputs` as tensors.
 
     Raises:
         UsageError: it is not a dict of name -> tensor of numbers.
@@ -95,7 +93,7 @@ def compute(
     """Calls `compute_metrics` in the chief; returns its metrics in every process (collective).
 
     Raises:
-        UsageError: it raised an exception, or did not return numbers; in every process.
+        UsageError: `compute_metrics` raised an exception, or did not return numbers; in every process.
     """
     failure: Exception | None = None
     outcome: dict[str, Any] = {}

@@ -2,7 +2,7 @@
 
 tf_keras' own `use_ema` averages with a constant decay, which keeps the random initial weights for
 thousands of updates; it omits the moving statistics of batch normalization, and evaluates nothing by
-itself. Model Garden's is a legacy optimizer, which cannot apply a reduced gradient.
+itself. Model Garden's average is a legacy optimizer, which cannot apply a reduced gradient.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -29,8 +29,13 @@ class ExponentialMovingAverage:
     initial weights. All floating-point variables of the models are averaged: the trainable ones, and
     the moving statistics of batch normalization, which must belong to the averaged weights.
 
+    Args:
+        model: the built model; the averages are equal to its weights at first.
+        decay: the largest decay, such as 0.999.
+        strategy: the strategy of the model.
+        dtype: the dtype that the decay is computed in.
+
     Attributes:
-        decay: the largest decay.
         state: holds the averages, `state.averages`, for a checkpoint.
         is_swapped: whether the model has the averages at the moment.
     """
@@ -43,14 +48,6 @@ class ExponentialMovingAverage:
         strategy: tf.distribute.Strategy,
         dtype: tf.DType,
     ):
-        """Creates the averages, equal to the weights; call it in the strategy's scope.
-
-        Args:
-            model: the built model.
-            decay: the largest decay, such as 0.999.
-            strategy: the strategy of the model.
-            dtype: the dtype that the decay is computed in.
-        """
         self.decay = decay
         self.is_swapped = False
         self._strategy = strategy
@@ -65,7 +62,7 @@ class ExponentialMovingAverage:
         """Averages the variables of further models, too; earlier averages stay as they are.
 
         Args:
-            models: models that are built; the variables of others do not exist yet.
+            models: built models, because the variables of others do not exist yet.
         """
         new = self._find_missing(models)
         if not new:
@@ -77,7 +74,7 @@ class ExponentialMovingAverage:
         self._swap_all = tf.function(self._swap, autograph=False)
 
     def check_complete(self, models: Iterable[tf_keras.Model]) -> None:
-        """Raises UsageError if a model was built since `add_models`, as by the trace of a step."""
+        """Raises UsageError if a model was built since `add_models`, for example by a step's trace."""
         missing = self._find_missing(models)
         if missing:
             raise UsageError(
@@ -86,7 +83,7 @@ class ExponentialMovingAverage:
             )
 
     def _find_missing(self, models: Iterable[tf_keras.Model]) -> list[tf.Variable]:
-        """The floating-point variables of built models that have no average."""
+        """Returns the floating-point variables of built models that have no average."""
         ids = {id(variable) for variable in self._variables}
         variables = [v for model in models if model.built for v in model.variables]
         unique = {id(v): v for v in variables if v.dtype.is_floating and id(v) not in ids}
@@ -102,8 +99,8 @@ class ExponentialMovingAverage:
         dtype = self._dtype
         # 1 - (1 + t) / (10 + t), written so that no bits of a small rate cancel.
         rate = tf.maximum(tf.constant(1 - self.decay, dtype), 9 / tf.cast(10 + iterations, dtype))
-        # A skipped step leaves the averages as they are. Not by a conditional: tf.distribute rejects
-        # the assignment of a mirrored variable in a conditional of one replica.
+        # In a skipped step the rate is 0 and the averages stay as they are. A conditional would fail:
+        # tf.distribute rejects the assignment of a mirrored variable in a conditional of one replica.
         rate = rate if applied is True else tf.where(applied, rate, tf.zeros_like(rate))
 
         def move(average: tf.Variable, value: Any, rate: tf.Tensor) -> None:
@@ -123,7 +120,7 @@ class ExponentialMovingAverage:
             for average, variable in mirrored:
                 strategy.extended.update(average, move, args=(variable, rate), group=False)
 
-        # On each device by itself, as tf_keras' optimizers update weights: no value is transferred.
+        # Each device updates its own copy, as in tf_keras' optimizers: no value is transferred.
         tf.__internal__.distribute.interim.maybe_merge_call(move_mirrored, self._strategy, rate)
 
     def check_not_swapped(self) -> None:
@@ -166,7 +163,7 @@ class ExponentialMovingAverage:
                     average.assign(tf.convert_to_tensor(variable))
 
     def _create(self, variable: tf.Variable) -> tf.Variable:
-        # Next to its variable, so that parameter servers spread both alike.
+        # Placed next to its variable, so that parameter servers spread both alike.
         with self._strategy.extended.colocate_vars_with(variable):
             return tf.Variable(
                 tf.convert_to_tensor(variable),
@@ -177,7 +174,7 @@ class ExponentialMovingAverage:
             )
 
     def _pairs(self) -> tuple[list[Any], list[Any]]:
-        """(average, variable) of the variables with a value per replica, and of the others."""
+        """Returns pairs (average, variable): first those with a value per replica, then the others."""
         on_read = tf.VariableSynchronization.ON_READ
         local: list[Any] = []
         mirrored: list[Any] = []
@@ -198,7 +195,7 @@ class ExponentialMovingAverage:
             for average, variable in local:
                 swap(variable, average)
 
-        # Outside of a replica these read as their mean, which would be assigned to every replica.
+        # Outside of a replica, they read as their mean, which would be assigned to every replica.
         if local:
             self._strategy.run(swap_local)
         for average, variable in mirrored:

@@ -1,4 +1,4 @@
-"""A replica or a micro-batch without rows computes padding instead, and contributes nothing.
+"""Makes a replica or a micro-batch without rows compute padding, and contribute nothing.
 
 TensorFlow's kernels are not reliable without rows (seen in 2.20 on CPUs): the gradient of a depthwise
 convolution's kernel is memory that nothing has written, and in float32 the gradient of a convolution's
@@ -56,7 +56,7 @@ def zero_without_rows(
 ) -> list[Any]:
     """Replaces the gradients, losses or outputs of a micro-batch without rows by zeros.
 
-    A row of zeros may have no finite loss, and a product with its mask would be NaN.
+    The loss of a row of zeros may not be finite, and a product with its mask would be NaN.
 
     Args:
         values: gradients, losses or outputs.

@@ -1,4 +1,4 @@
-"""What a `StandardTrainer` keeps for itself: its plan, data, step, inner loop and error reports."""
+"""The internal state of a `StandardTrainer`: its plan, data, step, inner loop and error reports."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -31,11 +31,17 @@ _RESERVED = "self.{name} belongs to orbit.StandardTrainer: give your attribute a
 
 
 class Engine:
-    """Runs a trainer's steps. One attribute of the trainer holds it, apart from the user's own.
+    """Runs a trainer's steps. It is a single attribute of the trainer, apart from the user's own.
 
-    Attributes:
+    Create it in the trainer's `build_scope`, once its model is built.
+
+    Args:
+        trainer: the `StandardTrainer`.
         plan: the resolved options.
         pipeline: the training and evaluation data.
+        unfreezing: the layers that are frozen until a step.
+
+    Attributes:
         step: computes and applies updates.
         attributes: the trainer's models, optimizers and variables.
         results: the mean loss of an inner loop, and its other results.
@@ -46,14 +52,6 @@ class Engine:
     """
 
     def __init__(self, trainer: Any, plan: Plan, pipeline: InputPipeline, unfreezing: Unfreezing):
-        """Creates the step; call it in the trainer's `build_scope`, once its model is built.
-
-        Args:
-            trainer: the `StandardTrainer`.
-            plan: the resolved options.
-            pipeline: the training and evaluation data.
-            unfreezing: the layers that are frozen until a step.
-        """
         self.plan = plan
         self.pipeline = pipeline
         self.attributes = TrainerAttributes(trainer, unfreezing)
@@ -72,7 +70,7 @@ class Engine:
         self._trainer = trainer
         self._data_step: int | None = None  # the global step that the data iterator stands at
         self.own_dataset = False
-        self._trainable: tuple[bool, ...] | None = None  # each layer, in the current trace
+        self._trainable: tuple[bool, ...] | None = None  # for each layer, in the current trace
         self._compresses = False  # in the current trace
         self.checks_copies = plan.layout.replicas > 1
         self.compiled_loop = None
@@ -91,7 +89,7 @@ class Engine:
         existing: int | tf.Tensor | None = None,
         earlier: Callable[[], tf.Tensor] | None = None,
     ) -> Iterator[row_mask.Examples]:
-        """The context of one replica's rows; enter it in a replica context.
+        """Sets the rows of one replica in a `with` block; enter it in a replica context.
 
         Args:
             batch: this replica's rows.
@@ -142,7 +140,7 @@ class Engine:
             mask: [rows] mask of the rows that exist; None if all exist.
 
         Returns:
-            What `replica_step` returned.
+            The result of `replica_step`.
         """
         trainer, existing = self._trainer, row_count(batch)
         if self.plan.layout.replicas * self.plan.parts > 1:
@@ -160,7 +158,7 @@ class Engine:
                 applied = tf.reduce_all(rows.applied)
                 snapshot.restore_unless(applied)
             self.results.update(loss, applied)
-            # Last, so that moving statistics are those that the step leaves.
+            # Last, so that the average uses the moving statistics at the end of the step.
             if self.ema:
                 self.ema.update(trainer.optimizer.iterations, applied)
         return loss
@@ -175,7 +173,7 @@ class Engine:
         if (trainable, compresses) == (self._trainable, self._compresses):
             return
         self._trainable, self._compresses = trainable, compresses
-        # An own step may pass other variables, or another optimizer.
+        # A user's own step may pass other variables, or another optimizer.
         if not (self.plan.own_replica_step or self.plan.own_train_step):
             self.attributes.check_slot_variables()
         self._trainer._train_loop_fn = None  # Orbit's attribute: the next loop is made again
@@ -183,7 +181,7 @@ class Engine:
             self.compiled_loop.compile_again()
 
     def prepare_loop(self) -> None:
-        """Moves the data to `global_step`, and prepares the models and optimizers made since."""
+        """Moves the data to `global_step`, and prepares models and optimizers that were added since."""
         self.check_not_averaged()
         # The base class keeps its own attributes on the same object; its `train` uses these two.
         if not isinstance(self._trainer._train_options, orbit.StandardTrainerOptions):
@@ -249,7 +247,7 @@ class Engine:
             own["ema"] = self.ema.state
         if self.step.compression:
             own["compression"] = self.step.compression.state
-        # The names in every checkpoint, unless a subclass has such an attribute itself.
+        # The names in every checkpoint, unless a subclass has an attribute of the same name.
         return items | {f"ctl_{k}" if k in items else k: state for k, state in own.items()}
 
     def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
@@ -257,7 +255,7 @@ class Engine:
         return self.ema.swapped() if self.ema else contextlib.nullcontext()
 
     def check_not_averaged(self) -> None:
-        """Raises a UsageError within `averaged_weights`, whose weights must not be trained or saved."""
+        """Raises UsageError within `averaged_weights`, whose weights must not be trained or saved."""
         if self.ema:
             self.ema.check_not_swapped()
 
@@ -282,7 +280,7 @@ class Engine:
         return row_coupling.first_batch(self._trainer, self.pipeline, own_dataset=self.own_dataset)
 
     def training_data(self, step: int) -> Any:
-        """The distributed training data from a global step on."""
+        """Returns the distributed training data from a global step on."""
         batch_size = self.plan.layout.global_batch_size
         if not self.compiled_loop:
             return self.pipeline.training_dataset(batch_size, start=step)

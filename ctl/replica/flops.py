@@ -8,7 +8,7 @@ import tensorflow as tf
 from ctl.hardware import coordinator, devices
 from ctl.replica.inner_loop import CompiledLoop
 
-_OUTER_LOOP = 1  # the loop over the steps; one inside of a step has an unknown number of iterations
+_OUTER_LOOP = 1  # the loop over the steps; a loop in a step has an unknown number of iterations
 _OPAQUE = ("CudnnRNN", "XlaCallModule", "TPU", "PyFunc", "EagerPyFunc")
 
 
@@ -19,8 +19,8 @@ class _UnknownError(Exception):
 def count_flops(trainer: Any) -> int | None:
     """Returns the floating-point operations of one training step on all replicas.
 
-    Counted are the products and sums of matrix products and convolutions, forward and backward, as
-    for the model-flops utilization of Chowdhery et al. 2022, "PaLM", appendix B. What a step computes
+    It counts the products and sums of matrix products and convolutions, forward and backward, as for
+    the model-flops utilization of Chowdhery et al. 2022, "PaLM", appendix B. What a step computes
     twice to save memory counts twice.
 
     Args:

@@ -1,4 +1,4 @@
-"""The rows of the complete global batch on every replica, for losses and metrics that compare rows.
+"""Gathers the rows of the global batch on every replica, for losses and metrics that compare rows.
 
 A loss over pairs of rows (contrastive losses, triplet mining) and a mix of rows (mixup) are functions
 of the global batch only if each row sees the rows of all replicas.
@@ -33,8 +33,8 @@ def all_gather(values: Any) -> Any:
 
     Call it on every replica, in `preprocess`, `forward`, `per_example_loss` or `update_metrics`, and
     not inside of a conditional, a loop or a `tf.function` of your own. The gradient of a row is the sum
-    of the gradients of all replicas' losses with respect to it, so the update is that of one replica
-    which has all rows.
+    of the gradients of all replicas' losses with respect to it, so the update is the same as on one
+    replica with all rows.
 
     Args:
         values: a tensor of shape [rows, ...], or a nested structure of them: one entry per row of
@@ -90,18 +90,18 @@ def _concatenate(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     slots = [_fill_slot(tf.cast(t, _SUMMED_AS[t.dtype]), first, total) for t in tensors]
     results = []
     for tensor, value in zip(tensors, _sum(slots), strict=True):
-        # The reduction loses the static shape. The gradient of the reshape is dense: user code that
-        # selects rows (tf.gather) would otherwise reduce a sparse gradient here.
+        # The reduction loses the static shape. The gradient of the reshape is dense: otherwise, user
+        # code that selects rows (tf.gather) would reduce a sparse gradient here.
         shape = tf.concat([[total], tf.shape(tensor)[1:]], axis=0)
         results.append(tf.cast(tf.reshape(value, shape), tensor.dtype))
     return results
 
 
 def _fill_slot(tensor: tf.Tensor, first: tf.Tensor, total: int | tf.Tensor) -> tf.Tensor:
-    """[rows, ...] -> [all rows, ...] with zeros for the rows of the other replicas.
+    """Turns [rows, ...] into [all rows, ...], with zeros for the rows of the other replicas.
 
-    The SUM of the replicas' results adds zeros to one number, which is exact in any order. In contrast
-    to `tf.distribute.ReplicaContext.all_gather` this needs no exchange of shapes if they are static.
+    The SUM of the replicas' results adds zeros to one number, which is exact in any order. Unlike
+    `tf.distribute.ReplicaContext.all_gather`, this exchanges no shapes if they are static.
     """
     after = total - first - _row_count(tensor)
     return tf.pad(tensor, [[first, after], *[[0, 0]] * (tensor.shape.rank - 1)])

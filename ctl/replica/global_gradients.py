@@ -23,7 +23,7 @@ def reduce_contributions(
     Call it in a replica context, on every replica.
 
     Args:
-        contributions: those of this replica.
+        contributions: this replica's contributions.
         variables: the variables of the gradients.
         loss_scale: the scale of the gradients; None if they are not scaled.
         plan: the resolved options.

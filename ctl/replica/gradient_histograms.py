@@ -17,7 +17,7 @@ def write_histograms(
     """Writes the gradients of the global batch, if the step is a multiple of the interval.
 
     Args:
-        gradients: not clipped; None if there is none.
+        gradients: the gradients, not clipped; None if a variable has none.
         variables: the variables.
         interval: steps between two histograms.
         step: scalar, the number of consumed batches.

@@ -33,7 +33,7 @@ def accumulate(micro_batches: Sequence[Sequence[Gradient]]) -> list[Gradient]:
 
 def unscale(gradients: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradient]:
     """Divides reduced gradients by the loss scale."""
-    # A division, because the product with the inverse of a scale that is not a power of two would be
+    # Divided, because the product with the inverse of a scale that is not a power of two would be
     # rounded twice.
     return [map_values(g, lambda v: v / tf.cast(loss_scale, v.dtype)) for g in gradients]
 
@@ -89,8 +89,8 @@ def apply(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[tf.
         gradients = [sum_rows(gradient) for gradient in gradients]
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
     if pairs:
-        # Without a second reduction: the sum over replicas of equal sums would be N times as large.
-        # The old name of the argument, because the legacy optimizers accept it too.
+        # Without a second reduction: the sum over N replicas of equal sums would be N times as large.
+        # The argument has its old name, because the legacy optimizers accept it too.
         optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
 
 
@@ -178,7 +178,7 @@ def sum_rows(gradient: Gradient) -> Gradient:
 
 
 def _first_replica(strategy: tf.distribute.Strategy, values: Any) -> list[tf.Tensor]:
-    """The first local replica's values, of values that are the same on every replica."""
+    """Returns the first local replica's copies of values that are the same on every replica."""
     return [strategy.experimental_local_results(value)[0] for value in values]
 
 

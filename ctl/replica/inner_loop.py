@@ -27,8 +27,13 @@ class CompiledLoop:
     The length of a chunk depends on memory, not on the length of an inner loop. The number of steps
     is an argument of the one program, so that a shorter last loop is not compiled again.
 
-    Attributes:
+    The first call compiles the program.
+
+    Args:
+        step: runs one replica's step on a batch and counts it.
+        strategy: a strategy with one replica.
         size: steps per chunk.
+        input_wait: measures how long the loop waits for chunks.
     """
 
     def __init__(
@@ -39,14 +44,6 @@ class CompiledLoop:
         size: int,
         input_wait: InputWait,
     ):
-        """Prepares the program; it is compiled by the first call.
-
-        Args:
-            step: runs one replica's step on a batch and counts it.
-            strategy: a strategy with one replica.
-            size: steps per chunk.
-            input_wait: measures how long the loop waits for chunks.
-        """
         self.size = size
         self._step = step
         self._strategy = strategy
@@ -68,7 +65,7 @@ class CompiledLoop:
             if self._used == self.size:
                 self._chunk, self._used = self._input_wait.next(iterator), 0
             steps = min(remaining, self.size - self._used)
-            # The complete chunk and a start: slices of different lengths would each be compiled.
+            # Passes the complete chunk and a start: each length of a slice would be compiled.
             arguments = (self._chunk, tf.constant(self._used), tf.constant(steps))
             self._strategy.run(self._program, args=arguments)
             self._used += steps
@@ -104,7 +101,7 @@ def compile_loop(
         trainer: the `StandardTrainer`.
         plan: its resolved options.
         pipeline: its data.
-        replica_step: (batch, row mask) -> what `replica_step` of the trainer returns.
+        replica_step: (batch, row mask) -> the result of the trainer's `replica_step`.
         input_wait: measures how long the loop waits for chunks.
     """
     resident = None

@@ -1,4 +1,4 @@
-"""How long the steps of an inner loop wait for their batches."""
+"""Measures how long the steps of an inner loop wait for their batches."""
 
 from typing import Any
 
@@ -19,18 +19,16 @@ class InputWait:
     A step gets two clock readings and one sum on the host, and no synchronization. Until `enable` is
     called, `next` adds no operation. The host of a GPU may launch steps ahead of the device: the time
     is then an upper bound of the time that the device waits.
+
+    Args:
+        strategy: the strategy of the steps. Nothing is measured with parameter servers and TPUs, whose
+            steps get their batches on other hosts.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
-        """Measures nothing yet.
-
-        Args:
-            strategy: the strategy of the steps. Nothing is measured with parameter servers and TPUs,
-                whose steps get their batches on other hosts.
-        """
         self._strategy = strategy
         # Replicas on CPUs share the host's threads: a step that has its batch would delay the second
-        # reading, or the requests of other replicas, which is no wait for input. So no replica
+        # reading, or the requests of other replicas, which is not a wait for input. So no replica
         # starts before the reading.
         self._shares_processor = all("CPU" in d for d in devices.replica_devices(strategy))
         self._is_supported = not (

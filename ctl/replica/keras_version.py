@@ -20,7 +20,7 @@ _FIX = (
 
 
 def is_keras3(value: Any) -> bool:
-    """Whether the class of a value, or a base class of it, is defined in the package `keras`."""
+    """Returns whether the class of a value, or a base class of it, is from the package `keras`."""
     return any(base.__module__.partition(".")[0] == "keras" for base in type(value).__mro__)
 
 
@@ -56,7 +56,7 @@ def report_keras3() -> Iterator[None]:
 
 
 def _tracked(value: Any) -> Iterator[Any]:
-    """A value and the objects that it tracks, without those of optimizers."""
+    """Yields a value and the objects that it tracks, without the children of optimizers."""
     pending, seen = [value], set()
     while pending:
         each = pending.pop()
@@ -64,15 +64,15 @@ def _tracked(value: Any) -> Iterator[Any]:
             continue
         seen.add(id(each))
         yield each
-        # The first time that a tf_keras optimizer lists its children fixes them: slot variables and a
-        # loss scale that are created later would be in no checkpoint.
+        # A tf_keras optimizer fixes its children when they are first listed: slot variables and a loss
+        # scale that are created later would be in no checkpoint.
         is_optimizer = isinstance(each, tf_keras.optimizers.Optimizer)
         if isinstance(each, tf.__internal__.tracking.Trackable) and not is_optimizer:
             pending += tf.train.TrackableView.children(each).values()
 
 
 def _find_in_traceback(error: BaseException) -> Any:
-    """An object of Keras 3 in the local variables of the innermost frame that has one, or None.
+    """Returns a Keras 3 object in the local variables of the innermost frame with one, or None.
 
     The messages of tf_keras do not name the object's package, but the functions that reject the
     object hold it.

@@ -1,4 +1,4 @@
-"""Norms of each variable, and shares of the elements of the gradients, over an inner loop."""
+"""Norms of each variable, and shares of zero and non-finite gradients, over an inner loop."""
 
 from collections.abc import Sequence
 
@@ -13,17 +13,15 @@ QUANTITIES = ("gradient_norm", "parameter_norm", "update_norm")
 class LayerNorms:
     """Means of the norms of each variable over the applied steps that train it.
 
-    One metric holds the numbers of all variables: a metric each would add three operations per
-    variable to every step.
+    One metric holds the numbers of all variables: a metric for each would add three operations per
+    variable to every step. Create it in the strategy's scope.
+
+    Args:
+        variables: all trainable variables.
+        dtype: dtype of the means.
     """
 
     def __init__(self, variables: Sequence[tf.Variable], dtype: tf.DType):
-        """Creates the metric; call it in the strategy's scope.
-
-        Args:
-            variables: all trainable variables.
-            dtype: dtype of the means.
-        """
         self._names = [variable.name.removesuffix(":0") for variable in variables]
         self._positions = {variable.ref(): i for i, variable in enumerate(variables)}
         shape = [len(QUANTITIES), len(variables)]
@@ -54,7 +52,7 @@ class LayerNorms:
             if position is None or gradient is None:
                 continue
             values = (sum_rows(gradient), tf.convert_to_tensor(variable), update)
-            # A skipped norm can be NaN, and 0 x NaN is NaN: the weight alone would not exclude it.
+            # A skipped norm can be NaN, and 0 x NaN is NaN: a weight of 0 would not exclude it.
             columns[position] = tuple(
                 tf.where(applied, tf.cast(tf.linalg.global_norm([value]), dtype), zero)
                 for value in values
@@ -77,14 +75,15 @@ class LayerNorms:
 
 
 class GradientShares:
-    """Means over all steps, also skipped ones, of the shares of zero and of non-finite elements."""
+    """Means over all steps, even skipped ones, of the shares of zero and of non-finite elements.
+
+    Create it in the strategy's scope.
+
+    Args:
+        dtype: dtype of the means.
+    """
 
     def __init__(self, dtype: tf.DType):
-        """Creates the metrics; call it in the strategy's scope.
-
-        Args:
-            dtype: dtype of the means.
-        """
         names = ("gradient_zero_share", "gradient_non_finite_share")
         self._means = {name: tf_keras.metrics.Mean(name, dtype=dtype) for name in names}
 

@@ -1,4 +1,4 @@
-"""The mean loss of an inner loop, and what the loop returns in addition to it."""
+"""The mean loss and the other results of an inner loop."""
 
 from collections.abc import Sequence
 import math
@@ -17,7 +17,12 @@ from ctl.replica.step import Step
 
 
 class LoopResults:
-    """Collects what an inner loop returns.
+    """Collects what an inner loop returns; create it in the strategy's scope.
+
+    Args:
+        trainer: the `StandardTrainer`.
+        plan: its resolved options.
+        step: its step.
 
     Attributes:
         loss: the mean loss of the applied steps.
@@ -27,13 +32,6 @@ class LoopResults:
     """
 
     def __init__(self, trainer: Any, plan: Plan, step: Step):
-        """Creates the mean; call it in the strategy's scope.
-
-        Args:
-            trainer: the `StandardTrainer`.
-            plan: its resolved options.
-            step: its step.
-        """
         self.loss = tf_keras.metrics.Mean("loss", dtype=plan.dtype)
         self.input_wait = InputWait(trainer.strategy)
         self.reduction_wait = ReductionWait(trainer.strategy)
@@ -96,7 +94,7 @@ class LoopResults:
             self._step.norms.reset()
 
     def read(self) -> dict[str, Any]:
-        """Returns the mean loss and the metrics; scale, skips and norms if in use.
+        """Returns the mean loss and the metrics, and the loss scale, skips and norms if in use.
 
         If no step of the loop was applied, means over the applied steps do not exist: they are NaN. A
         user's own `train_step` that does not call `replica_step` has no loss.

@@ -1,4 +1,4 @@
-"""The updates and the inner loop of a trainer, on top of Orbit's."""
+"""The updates and the inner loop of a trainer, on top of Orbit's `StandardTrainer`."""
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
@@ -22,7 +22,7 @@ from ctl.replica.trainer_attributes import check_known
 
 
 class LoopTrainer(orbit.StandardTrainer):
-    """What a `StandardTrainer` does in a step and in a loop; a subclass seldom overrides it."""
+    """Runs the steps and the loops of a `StandardTrainer`; a subclass seldom overrides it."""
 
     strategy: tf.distribute.Strategy
     options: TrainerOptions
@@ -51,7 +51,7 @@ class LoopTrainer(orbit.StandardTrainer):
 
         Args:
             batch: this replica's rows, preprocessed.
-            loss_fn: micro-batch -> [rows] losses, not reduced; like those of `per_example_loss`.
+            loss_fn: micro-batch -> [rows] losses, not reduced, as for `per_example_loss`.
             variables: the variables to train; the model's trainable variables by default.
             optimizer: the trainer's by default. Under float16 it must be a LossScaleOptimizer.
             regularization: returns scalars to add once. By default, the penalties of the layers that
@@ -67,7 +67,7 @@ class LoopTrainer(orbit.StandardTrainer):
             regularization = functools.partial(engine.attributes.penalties, variables)
         variables = self.model.trainable_variables if variables is None else variables
         check_known(optimizer, variables)
-        # Also of an optimizer that is no attribute of the trainer.
+        # This also covers an optimizer that the trainer does not hold as an attribute.
         models = engine.attributes.named_models()
         parameter_groups.configure(optimizer, models, self.options)
         return engine.step(
@@ -103,7 +103,7 @@ class LoopTrainer(orbit.StandardTrainer):
         engine.prepare_loop()
         waiting = engine.results.reduction_wait.active()
         with engine.report_errors(), engine.trace_scope(), waiting:
-            # As Orbit's own `train`, except that the user may freeze layers in `train_loop_begin`.
+            # As in Orbit's own `train`, except that the user may freeze layers in `train_loop_begin`.
             self.train_loop_begin()
             for steps in _split(engine, int(self.global_step.numpy()), int(num_steps)):
                 engine.retrace_if_changed()
@@ -121,7 +121,7 @@ class LoopTrainer(orbit.StandardTrainer):
         self._ctl_engine.results.reset()
 
     def train_loop_end(self) -> dict[str, Any]:
-        """Returns the mean loss, the metrics, and what the options ask for besides."""
+        """Returns the mean loss, the metrics, and the other results that the options ask for."""
         return self._ctl_engine.results.read()
 
     def create_train_loop_fn(self) -> Any:
@@ -143,7 +143,7 @@ class LoopTrainer(orbit.StandardTrainer):
         self._train_dataset, self._train_iter = dataset, None
 
     def checkpoint_items(self) -> dict[str, Any]:
-        """Returns what a checkpoint must hold: every model, optimizer and variable, also in lists."""
+        """Returns the items of a checkpoint: every model, optimizer and variable, even in lists."""
         return self._ctl_engine.checkpoint_items()
 
     def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
@@ -154,7 +154,7 @@ class LoopTrainer(orbit.StandardTrainer):
         return self._ctl_engine.averaged_weights()
 
     def build_scope(self) -> contextlib.AbstractContextManager[None]:
-        """The strategy's scope with the options' seed and precision, to build more models in."""
+        """Returns the strategy's scope with the options' seed and precision, to build more models."""
         return build_scope(self.options, self.strategy)
 
     @property
@@ -169,10 +169,10 @@ class LoopTrainer(orbit.StandardTrainer):
 
 
 def _split(engine: Engine, first: int, count: int) -> Iterator[int]:
-    """Splits steps at those at which layers are unfrozen, or gradients begin to be compressed.
+    """Splits a range of steps where layers are unfrozen, or gradients begin to be compressed.
 
     Yields:
-        The number of steps of each part, once the trainer is as it must be in it.
+        The number of steps of each part, once the trainer is prepared for it.
     """
     compression = engine.step.compression
     for steps in compression.split(first, count) if compression else (count,):

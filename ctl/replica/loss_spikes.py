@@ -11,18 +11,16 @@ class LossSpikes(tf.Module):
         spikes = LossSpikes(3.0, dtype=tf.float32)              # in the strategy's scope
         spike = spikes.is_spike(loss)                           # in a replica context
 
-    The losses are those of global batches, so every replica decides alike. They are saved in the
-    checkpoint, so a step is judged alike however often the run was restarted. Spikes enter the
-    window too: a loss that stays high becomes the median.
+    The losses are those of global batches, so all replicas agree. They are saved in the checkpoint, so
+    the result does not depend on how often the run was restarted. Spikes enter the window too: a loss
+    that stays high becomes the median.
+
+    Args:
+        factor: the multiple of the median above which a loss is a spike; 0 switches the check off.
+        dtype: dtype of the loss.
     """
 
     def __init__(self, factor: float, *, dtype: tf.DType):
-        """Creates the variables; call it in the strategy's scope.
-
-        Args:
-            factor: the multiple of the median above which a loss is a spike; 0 switches the check off.
-            dtype: dtype of the loss.
-        """
         # The names of this module, its attributes and its variables are part of every checkpoint.
         super().__init__(name="spikes")
         self.factor = factor

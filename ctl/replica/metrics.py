@@ -1,4 +1,4 @@
-"""Metrics of a trainer: which are accepted, how the rows of a replica update them, what is reported.
+"""Checks the metrics of a trainer, updates them with a replica's rows, and reports their results.
 
 A metric is a function of the evaluated rows alone if its variables are sums over rows: each replica
 sums its own rows, and tf.distribute sums the replicas when the result is read.
@@ -21,7 +21,7 @@ from ctl.replica.trace_checks.metric_rows import check_rows
 
 
 def prepare(metrics: Any) -> dict[str, tf_keras.metrics.Metric]:
-    """Checks what `build_metrics` returned, and makes `results` skip metrics that nothing updates.
+    """Checks the result of `build_metrics`, and makes `results` skip metrics that nothing updates.
 
     Args:
         metrics: name -> metric.
@@ -60,7 +60,7 @@ def results(metrics: Mapping[str, tf_keras.metrics.Metric]) -> dict[str, Any]:
 
 
 def creates_variables_late(metric: tf_keras.metrics.Metric) -> bool:
-    """Whether the first update of a metric will create its variables, as in F1Score."""
+    """Returns whether the first update of a metric will create its variables, as in F1Score."""
     return not (metric.built and getattr(metric, "_built", True))
 
 
@@ -74,8 +74,8 @@ def update(
 ) -> None:
     """Updates a metric with the rows of one replica, as tf_keras' `compile` does.
 
-    As there, labels [rows] get the rank of outputs [rows, 1], and a mask of the model's layers, such
-    as that of Embedding(mask_zero=True), is the sample weight.
+    Labels [rows] get the rank of outputs [rows, 1], and a mask of the model's layers, for example of
+    Embedding(mask_zero=True), is the sample weight.
 
     Args:
         metric: a metric with `update_state(labels, outputs)`.
@@ -111,7 +111,7 @@ def update(
         )
     if not several:
         if built_in and outputs.shape.rank == 1:
-            # The functions of tf_keras reduce the last axis, which here would be that of the rows.
+            # The functions of tf_keras reduce the last axis, which here would hold the rows.
             outputs = tf.expand_dims(outputs, -1)
         labels, outputs, sample_weight = compile_utils.match_dtype_and_rank(
             labels, outputs, sample_weight
@@ -145,7 +145,7 @@ def attach_masks(outputs: Any, masks: list[tf.Tensor | None]) -> None:
 
 
 def _takes_weights(metric: tf_keras.metrics.Metric, name: str) -> bool:
-    """Whether `update_state` has an argument `sample_weight`, after the labels and outputs."""
+    """Returns whether `update_state` has an argument `sample_weight`, after the labels and outputs."""
     function = type(metric).update_state
     signature = inspect.signature(getattr(function, "python_function", function))
     keywords = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
@@ -178,7 +178,7 @@ def _update_built_in(
 
 
 def _update_if_any(update_state: Any, outputs: Any) -> None:
-    """Calls `update_state` unless there are no rows, of which a user's metric may return NaN."""
+    """Calls `update_state` unless there are no rows, for which a user's metric may return NaN."""
     first = tf.nest.flatten(outputs)[0]
     if first.shape[0]:
         update_state()
@@ -193,10 +193,10 @@ def _update_if_any(update_state: Any, outputs: Any) -> None:
 
 
 def _record_updates(metric: Any) -> None:
-    """Makes a metric note that its `update_state` was called, also if only a trace called it."""
+    """Makes a metric note that its `update_state` was called, even if only by a trace."""
     update_state = metric.update_state
 
-    # Not `__module__`, by which AutoGraph decides what it converts.
+    # Without `__module__`, by which AutoGraph decides what to convert.
     @functools.wraps(update_state, assigned=("__name__", "__doc__"))
     def record(*args: Any, **arguments: Any) -> Any:
         metric._ctl_updated = True

@@ -30,7 +30,7 @@ class MicroBatch(NamedTuple):
     Attributes:
         batch: [rows, ...] tensors.
         row_mask: [rows] mask of the rows that exist; None if all exist.
-        outputs: what `forward` returned, 16-bit floats cast to float32; None without `forward`.
+        outputs: the outputs of `forward`, 16-bit floats cast to float32; None without `forward`.
         keras_masks: the mask that tf_keras attached to each output, or None: a compiled function
             returns the outputs without their attributes.
     """
@@ -67,7 +67,7 @@ class Inputs(NamedTuple):
 
 
 class Contributions(NamedTuple):
-    """What one replica contributes to the update.
+    """The contributions of one replica to the update.
 
     Attributes:
         gradients: one list of gradients per shard, or a single list, the sum over micro-batches.
@@ -129,8 +129,8 @@ class MicroBatches:
             trace.enter_function(inputs)
         snapshot = Snapshot(self.assignable.once if self.count > 1 else [])
         for start, end in itertools.pairwise(bounds):
-            # First the sum over the earlier micro-batches: it frees their activations, so that only
-            # those of a single micro-batch exist at a time.
+            # The sum over the earlier micro-batches comes first: it frees their activations, so that
+            # only those of a single micro-batch exist at a time.
             earlier = [*sums[-1], losses[-1]] if losses else []
             with order.run_after(earlier, inputs, compiled=self.compiled) as values:
                 # A single micro-batch is not sliced, which saves an op per tensor. A shard is, so that
@@ -145,7 +145,7 @@ class MicroBatches:
                 with keep_statistics(self.assignable.statistics, part.row_mask):
                     new, share, micro_batch = self._compute(part, calls)
             if self.count > 1 and not micro_batches:
-                # Every micro-batch must assign the same value, which is then the one of the batch.
+                # Every micro-batch must assign the same value, which is then the value of the batch.
                 rows = [*tf.nest.flatten(part.batch), part.row_mask, part.weights, part.first_row]
                 snapshot.check_assignments(rows, self.isolated, self.assignable.summed)
             if sums and not self.keep_shards:
@@ -212,10 +212,10 @@ class MicroBatches:
         return new, share, MicroBatch(batch, mask, outputs, keras_masks)
 
     def _penalty(self, rows: Sequence[tf.Tensor | None]) -> tf.Tensor | None:
-        """A micro-batch's share of the regularization; `rows` are the tensors that differ by row."""
+        """Returns a micro-batch's share of the regularization; `rows` are its tensors of rows."""
         penalties = list(convert(self.regularization)())
         loss.check_regularization(penalties, rows)
-        # Every micro-batch of every replica adds its part, also one without rows: the sum has it once.
+        # Every micro-batch of every replica adds its part, even without rows: the sum has it once.
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
         return loss.regularization_contribution(penalties, replicas * self.count, self.dtype)
 
@@ -256,7 +256,7 @@ def _warn_of_communication(function: str) -> None:
 
 
 def row_count(batch: Batch) -> int | tf.Tensor:
-    """The number of rows of a batch: a Python int if it is static, else a scalar tensor."""
+    """Returns the number of rows of a batch: a Python int if it is static, else a scalar tensor."""
     first = tf.nest.flatten(batch)[0]
     return first.shape[0] if first.shape[0] is not None else tf.shape(first)[0]
 
@@ -265,8 +265,8 @@ def unpack(element: Any) -> tuple[Batch, tf.Tensor | None]:
     """Splits an element of a dataset into the batch and its row mask.
 
     Args:
-        element: a `MaskedBatch` of an input pipeline; of a user's own dataset also a batch,
-            `(batch, row_mask)`, `(x, label)` or `(x, label, weight)`.
+        element: a `MaskedBatch` of an input pipeline. An element of a user's own dataset may also be a
+            batch, `(batch, row_mask)`, `(x, label)` or `(x, label, weight)`.
 
     Returns:
         The batch, and its row mask; None if all rows exist.
@@ -285,7 +285,7 @@ def unpack(element: Any) -> tuple[Batch, tf.Tensor | None]:
 
 
 def _cut(inputs: Inputs, start: Any, end: Any) -> Inputs:
-    """The rows of one micro-batch."""
+    """Returns the rows of one micro-batch."""
 
     def cut(value: Any) -> Any:
         return None if value is None else value[start:end]

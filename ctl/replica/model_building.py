@@ -25,7 +25,7 @@ _LOG = logging.getLogger("ctl")
 
 
 def check_before_model(options: TrainerOptions, strategy: tf.distribute.Strategy) -> None:
-    """Rejects what would make tf_keras fail, with an error of its own, while the model is built.
+    """Rejects options for which tf_keras would fail, with its own error, while the model is built.
 
     Args:
         options: the trainer's options.
@@ -49,7 +49,7 @@ def check_before_model(options: TrainerOptions, strategy: tf.distribute.Strategy
         raise UsageError(
             f"model.sync_batch_norm is {value!r}, but must be True, False or 'per_micro_batch'."
         )
-    # The trainer's own code reads it, and one that does not is rejected like every unread key.
+    # Only the trainer's own code reads model.recompute; if it does not, the key is rejected as unread.
     if options.recompute not in (None, "", "blocks"):
         value = options.recompute
         raise UsageError(f"model.recompute is {value!r}, but must be 'blocks', or '' for none.")
@@ -57,7 +57,7 @@ def check_before_model(options: TrainerOptions, strategy: tf.distribute.Strategy
 
 @contextlib.contextmanager
 def seed_and_precision(options: TrainerOptions) -> Iterator[None]:
-    """Makes what is built inside a function of the seed and the precision, and of nothing else.
+    """Makes everything that is built inside a function of the seed and the precision alone.
 
     The generators of Python, numpy and TensorFlow are seeded. Those of Python and numpy are restored
     afterwards.
@@ -172,7 +172,7 @@ def report_rejected_features(features: Mapping[str, Any]) -> Iterator[None]:
 
 
 def has_sync_batch_norm(model: tf_keras.Model) -> bool:
-    """Whether a layer of the model reduces over the replicas."""
+    """Returns whether a layer of the model reduces over the replicas."""
     return any(getattr(layer, "synchronized", False) for layer in model._flatten_layers())
 
 

@@ -1,6 +1,6 @@
 """Count, mean and squared deviations of the elements of a global batch, merged over the replicas.
 
-Each replica computes them of its own elements. One all-reduce shares them, and every replica merges
+Each replica computes them from its own elements. One all-reduce shares them, and every replica merges
 them in the same order, to the same bits (Chan, Golub, LeVeque 1983, "Algorithms for computing the sample
 variance: analysis and recommendations", The American Statistician 37(3); their merge of two parts,
 written for any number of parts):
@@ -31,8 +31,8 @@ class Moments(NamedTuple):
 def local_moments(x: tf.Tensor, included: Any, axes: Sequence[int]) -> tuple[tf.Tensor, Moments]:
     """Computes the shift, shaped to broadcast, and the statistics of this replica's elements.
 
-    The corrected two-pass algorithm (Chan et al. 1983): the mean of the deviations from the rounded
-    mean corrects both the mean and the sum of squares.
+    This is the corrected two-pass algorithm (Chan et al. 1983): the mean of the deviations from the
+    rounded mean corrects both the mean and the sum of squares.
 
     Args:
         x: [rows, ...] elements.
@@ -64,7 +64,7 @@ def merge(local: Moments) -> Moments:
         local: this replica's statistics.
 
     Returns:
-        Those of the global batch.
+        The statistics of the global batch.
     """
     context = replica_context()
     if context is None:
@@ -75,8 +75,8 @@ def merge(local: Moments) -> Moments:
     # any order, so the order in which the all-reduce adds does not change the bits.
     is_own = tf.range(context.num_replicas_in_sync) == context.replica_id_in_sync_group
     table = tf.where(is_own[:, tf.newaxis], row, tf.zeros_like(row))
-    # Nothing is differentiated through the statistics (`batch_norm` has a gradient of its own). Without
-    # saying so, `all_reduce` would search the graph of all earlier layers, on every replica.
+    # Nothing is differentiated through the statistics (`batch_norm` has its own gradient). Without
+    # `stop_gradient`, `all_reduce` would search the graph of all earlier layers, on every replica.
     own_row = tf.stop_gradient(table)
     table = context.all_reduce(tf.distribute.ReduceOp.SUM, own_row)
     reduction_wait.observe(own_row, table)
@@ -110,6 +110,6 @@ def zero_outside(mask: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:
 
 
 def replica_context() -> Any:
-    """The context of this replica; None if it is the only one, and while a model is built."""
+    """Returns the context of this replica; None if it is the only one, and while a model is built."""
     context = tf.distribute.get_replica_context()
     return None if context is None or context.num_replicas_in_sync == 1 else context

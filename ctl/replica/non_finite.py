@@ -1,4 +1,4 @@
-"""Records in the graph which steps were not finite, for the host to read after an inner loop."""
+"""Records in the graph the steps that were not finite; the host reads them after an inner loop."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -33,7 +33,7 @@ class NonFiniteReport:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """Whether an update is applied, decided from reduced values and so alike on every replica.
+    """Whether to apply an update. Computed from reduced values, so all replicas agree.
 
     Attributes:
         should_apply: scalar bool.
@@ -51,22 +51,23 @@ class Decision:
 class NonFiniteRecorder:
     """Records steps that are not finite in variables.
 
-    recorder = NonFiniteRecorder()                              # in the strategy's scope
-    position = recorder.add_names([LOSS, "kernel:0"])           # while the step is traced
-    recorder.record(step, position, flags, counts=True)         # in a cross-replica context
-    recorder.take()                                             # on the host
+        recorder = NonFiniteRecorder()                              # in the strategy's scope
+        position = recorder.add_names([LOSS, "kernel:0"])           # while the step is traced
+        recorder.record(step, position, flags, counts=True)         # in a cross-replica context
+        recorder.take()                                             # on the host
+
+    Create it in the strategy's scope.
     """
 
     def __init__(self) -> None:
-        """Creates the variables; call it in the strategy's scope."""
         self._step = counter("first_non_finite_step", -1)
         self._tensor = counter("first_non_finite_tensor")
         self._count = counter("non_finite_steps")
-        # Graphs hold numbers only, so the names stay on the host, those of all calls in one list.
+        # Graphs hold only numbers, so the names of all calls stay on the host, in one list.
         self._names: list[str] = []
 
     def add_names(self, names: Sequence[str]) -> int:
-        """Registers what the flags of one call of `record` stand for; returns their position."""
+        """Registers the names of the flags of one call of `record`; returns their position."""
         self._names += names
         return len(self._names) - len(names)
 
@@ -77,7 +78,7 @@ class NonFiniteRecorder:
 
         Args:
             step: scalar int64, the global step.
-            position: what `add_names` returned.
+            position: the result of `add_names`.
             flags: [names] bool, whether each quantity is acceptable.
             counts: scalar bool, whether to record the step at all.
         """
@@ -90,7 +91,7 @@ class NonFiniteRecorder:
         self._count.assign_add(tf.cast(counts, tf.int64))
 
     def take(self) -> NonFiniteReport | None:
-        """Returns what was recorded since the last call; None if all steps were finite."""
+        """Returns the report of the steps since the last call; None if all of them were finite."""
         # One transfer from the device if all steps were finite.
         count = int(self._count.numpy())
         if not count:

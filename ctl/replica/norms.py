@@ -26,15 +26,13 @@ class Norms:
     before clipping, of the variables after the update, and of the change of the variables. Skipped
     steps are excluded from the means. The options may also ask for the norms of each variable, and for
     the shares of zero and non-finite gradients.
+
+    Args:
+        dtype: dtype of the means.
+        options: what to measure.
     """
 
     def __init__(self, dtype: tf.DType, options: TrainerOptions):
-        """Creates the metrics; call it in the strategy's scope.
-
-        Args:
-            dtype: dtype of the means.
-            options: what to measure.
-        """
         names = ("gradient_norm", "parameter_norm", "update_norm") if options.norms else ()
         self._dtype = dtype
         self._options = options
@@ -71,7 +69,7 @@ class Norms:
 
         Args:
             gradients: the gradients of the global batch, not clipped; None if there is none.
-            before: what `before` returned.
+            before: the result of `before`.
             variables: the variables.
             applied: scalar bool, whether the update was applied.
         """
@@ -88,7 +86,7 @@ class Norms:
             return
         norms = (global_norm(gradients), global_norm(variables), global_norm(updates))
         for mean, norm in zip(self._means.values(), norms, strict=True):
-            # A skipped norm can be NaN, and 0 x NaN is NaN: the weight alone would not exclude it.
+            # A skipped norm can be NaN, and 0 x NaN is NaN: a weight of 0 would not exclude it.
             value = tf.where(applied, norm, tf.zeros_like(norm))
             mean.update_state(value, sample_weight=tf.cast(applied, norm.dtype))
 
@@ -101,7 +99,7 @@ class Norms:
                 mean.reset()
 
     def result(self) -> dict[str, Any]:
-        """Returns the means over the steps since `reset`; those of each variable under "layers".
+        """Returns the means over the steps since `reset`, for each variable under "layers".
 
         Raises:
             UsageError: no step called `update`.
@@ -116,7 +114,7 @@ class Norms:
         return results | ({LAYERS: self._layers.result()} if self._layers else {})
 
     def shares(self) -> dict[str, tf.Tensor]:
-        """Returns the shares of zero and non-finite gradients, also of steps that were skipped."""
+        """Returns the shares of zero and non-finite gradients, which include skipped steps."""
         return self._shares.result() if self._shares else {}
 
     def _asks_for(self, name: str) -> bool:

@@ -38,7 +38,7 @@ def freeze(models: Models, options: TrainerOptions) -> None:
     frozen = {id(v) for v, own in _names(models) if _group_of(own, groups).get("frozen")}
     for model in (model for model in models.values() if model.built):
         for layer in model._flatten_layers(include_self=False):
-            # Of a layer without trainable variables, such as moving statistics alone, all must match.
+            # In a layer without trainable variables, such as moving statistics alone, all must match.
             variables = layer.trainable_variables or layer.variables
             if variables and all(id(v) in frozen for v in variables):
                 layer.trainable = False
@@ -93,7 +93,7 @@ def check_patterns(models: Models, options: TrainerOptions) -> None:
 def configure(optimizer: Any, models: Models, options: TrainerOptions) -> None:
     """Excludes variables from the weight decay, and scales the learning rate of others.
 
-    Calling it again, also after the optimizer was built, changes nothing but adds further models.
+    A second call, even after the optimizer was built, only adds further models.
 
     Args:
         optimizer: a tf_keras optimizer, which may be a LossScaleOptimizer.
@@ -106,14 +106,14 @@ def configure(optimizer: Any, models: Models, options: TrainerOptions) -> None:
     inner = optimizer.inner_optimizer if precision.has_loss_scale(optimizer) else optimizer
     names = _names(models)
     if exclude:
-        # Its method replaces what the user has excluded, and rejects an optimizer that is built. Not an
-        # attribute to track: the children of an optimizer in a checkpoint must not change.
+        # The optimizer's own method replaces the user's list, and rejects a built optimizer. TensorFlow
+        # must not track the attribute: the children of an optimizer in a checkpoint must not change.
         excluded = [inner._var_key(v) for v, own in names if _matches(own, exclude)]
         earlier = getattr(inner, "_exclude_from_weight_decay", [])
         value = list(dict.fromkeys([*earlier, *excluded]))
         object.__setattr__(inner, "_exclude_from_weight_decay", value)
     factors = [(v, _group_of(own, groups).get("learning_rate_scale")) for v, own in names]
-    # Without an assignment expression, of which AutoGraph would warn: `minimize` calls this in a trace.
+    # No assignment expression, because AutoGraph would warn of it: `minimize` calls this in a trace.
     scales = {inner._var_key(variable): factor for variable, factor in factors if factor}
     if hasattr(inner, "_ctl_scales"):
         inner._ctl_scales.update(scales)
@@ -158,7 +158,7 @@ def _scale_learning_rates(optimizer: Any, scales: dict[Any, float]) -> None:
             finally:
                 self._ctl_scale = None
 
-    # The object stays the user's own, and a checkpoint of it the same: only its class is replaced.
+    # Only the class is replaced, so that the object and its checkpoint stay the same.
     Scaled.__name__ = cls.__name__
     object.__setattr__(optimizer, "__class__", Scaled)
 
@@ -167,7 +167,7 @@ def _names(models: Models) -> _Names:
     """Returns each variable with its names: its own, and the path of layers that lead to it.
 
     The variables of a model inside of a model are named without the inner model: "conv/kernel", but
-    its path is "backbone/conv/kernel". Another model than `trainer.model` begins the path with the
+    its path is "backbone/conv/kernel". For a model other than `trainer.model`, the path begins with the
     name of its attribute: "discriminator/conv/kernel".
     """
     names: dict[int, tuple[tf.Variable, tuple[str, ...]]] = {}
@@ -193,7 +193,7 @@ def _paths(layer: Any, prefix: str) -> Iterator[tuple[tf.Variable, str]]:
 
 
 def _group_of(names: Sequence[str], groups: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The first group that has the variable."""
+    """Returns the first group that contains the variable."""
     return next((group for group in groups if _matches(names, patterns(group))), {})
 
 

@@ -1,7 +1,7 @@
-"""How a trainer computes its updates: every option resolved and validated, once.
+"""Resolves and validates every option of a trainer, once, into the plan of its updates.
 
-A rejection that depends on the options alone is in `ctl.configs`. Those that depend on the model, the
-data or an override of the trainer are here.
+`ctl.configs` rejects what depends on the options alone. This module rejects what depends on the model,
+the data or an override of the trainer.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class Plan:
         strategy: the name of the strategy, such as "mirrored".
         full_batches: whether every training batch has exactly `layout.global_batch_size` rows.
         xla: what XLA compiles; never "auto".
-        xla_reason: why, in a few words.
+        xla_reason: the reason for `xla`, in a few words.
         sync_batch_norm: whether the model normalizes by the statistics of the global batch.
         string_features: whether a batch contains strings.
         own_replica_step: whether the trainer overrides `replica_step`.
@@ -56,17 +56,17 @@ class Plan:
 
     @property
     def reduce_dtype(self) -> tf.DType | None:
-        """The dtype that gradients are reduced in; None for their own."""
+        """The dtype that gradients are reduced in; None for their own dtype."""
         return tf.as_dtype(self.options.all_reduce_dtype) if self.options.all_reduce_dtype else None
 
     @property
     def parts(self) -> int:
-        """The parts that a global batch is computed in, besides the split over replicas."""
+        """The number of parts that a global batch is computed in, besides the split over replicas."""
         return self.options.logical_shards or self.options.gradient_accumulation_steps
 
     @property
     def parts_per_replica(self) -> int:
-        """The micro-batches, or logical shards, that one replica computes."""
+        """The number of micro-batches, or logical shards, that one replica computes."""
         shards = self.options.logical_shards
         if shards:
             return shards // self.layout.replicas
@@ -76,7 +76,7 @@ class Plan:
     def isolation(self) -> str:
         """Why a layer or a loss cannot read the rows of the complete global batch; empty if it can.
 
-        The end of a message, such as "but ...: set ...".
+        It is the end of a message, such as "but ...: set ...".
         """
         options = self.options
         if options.logical_shards > 1:
@@ -116,7 +116,7 @@ class Plan:
     def checks_finite(self) -> bool:
         """Whether steps that are not finite are recorded.
 
-        Workers of parameter servers step independently: no step could be decided for all of them.
+        Workers of parameter servers step independently, so no step can be skipped on all of them.
         """
         return self.options.on_non_finite != "ignore" and self.strategy != "parameter_server"
 
@@ -127,7 +127,7 @@ class Plan:
 
     @property
     def choice(self) -> Choice:
-        """What the rules of `compatibility` depend on."""
+        """The values that the rules of `compatibility` depend on."""
         options = self.options
         return Choice(
             replicas=self.layout.replicas,

@@ -97,7 +97,7 @@ def wrap_loss_scale(optimizer: Any, name: str, loss_scale: float) -> Any:
 
 
 def has_loss_scale(optimizer: Any) -> bool:
-    """Whether an optimizer is a LossScaleOptimizer."""
+    """Returns whether an optimizer is a LossScaleOptimizer."""
     return isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer)
 
 

@@ -16,10 +16,10 @@ _PROBLEM = f"preprocess returned another number of rows than the batch has: {_AD
 
 
 def call_preprocess(trainer: Any, batch: Batch) -> Batch:
-    """Returns what the trainer's `preprocess` returns, without a check of its rows.
+    """Calls the trainer's `preprocess`, without a check of its rows.
 
     Raises:
-        UsageError: it is not a dict.
+        UsageError: the result is not a dict.
     """
     prepared = convert(trainer.preprocess)(batch)
     if not isinstance(prepared, dict):
@@ -30,9 +30,9 @@ def call_preprocess(trainer: Any, batch: Batch) -> Batch:
 
 
 def preprocess(trainer: Any, batch: Batch) -> Batch:
-    """Returns what the trainer's `preprocess` returns, with the same number of rows.
+    """Calls the trainer's `preprocess`, which must keep the number of rows.
 
-    Draws and dropout are keyed by the position of a row, which would be that of another row.
+    Draws and dropout are keyed by the position of a row, which would otherwise be another row's.
 
     Args:
         trainer: the `StandardTrainer`.

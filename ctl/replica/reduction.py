@@ -1,8 +1,8 @@
 """Sums the contributions of the replicas to a step: gradients, losses and denominators.
 
 With `runtime.all_reduce.bucket_mib`, TensorFlow splits each batched all-reduce of several processes into
-groups (see `hardware.gradient_groups`). A group depends on its own gradients only, so it is sent while
-the backward pass computes those of the layers before it.
+groups (see `hardware.gradient_groups`). A group depends only on its own gradients, so it is sent while
+the backward pass computes the gradients of earlier layers.
 
 Every replica must call these functions in the same order, in a replica context.
 """
@@ -81,7 +81,7 @@ def sum_in_order(shards: Sequence[Sequence[Gradient]], count: int) -> list[Gradi
         buffers = [_fill_slots(tf.stop_gradient(stack), first, count) for stack in stacks]
         stacks = sum_over_replicas(buffers)
     sums: list[Gradient] = [None] * len(shards[0])
-    # Explicitly one after the other: tf.reduce_sum and tf.add_n choose their own order.
+    # Added one after the other: tf.reduce_sum and tf.add_n choose their own order.
     for i, stack in zip(places, stacks, strict=True):
         sums[i] = functools.reduce(tf.add, tf.unstack(stack, count))
     return sums
@@ -92,7 +92,7 @@ def _cast(gradient: Gradient, dtype: tf.DType) -> Gradient:
 
 
 def _fill_slots(stack: tf.Tensor, first: tf.Tensor, count: int) -> tf.Tensor:
-    """[shards, ...] -> [count, ...], with zeros before `first` and after this replica's shards."""
+    """Turns [shards, ...] into [count, ...], with zeros in the slots of other replicas."""
     # `first` is a tensor, so tf.pad loses the static shape, which the variables' updates rely on.
     after = count - first - stack.shape[0]
     padding = [[first, after], *[[0, 0]] * (stack.shape.rank - 1)]

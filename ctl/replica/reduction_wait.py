@@ -1,4 +1,4 @@
-"""How long a process waits for the others in the reductions of its steps."""
+"""Measures how long a process waits for the others in the reductions of its steps."""
 
 from collections.abc import Iterator
 import contextlib
@@ -30,15 +30,13 @@ class ReductionWait:
     Each measured reduction adds two clock readings and one addition on the host, which do not change or
     delay it. The reduction of the example weights is not measured: it runs during the forward pass,
     whose time would then count twice.
+
+    Args:
+        strategy: the strategy of the steps. Nothing is measured unless its replicas are on the CPUs of
+            several processes that reduce with each other.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy):
-        """Prepares the measurement; `enable` starts it.
-
-        Args:
-            strategy: the strategy of the steps. Nothing is measured unless its replicas are on the CPUs
-                of several processes that reduce with each other.
-        """
         local = devices.replica_devices(strategy)
         self._replicas = len(local)
         # Steps on a TPU cannot read a clock, and those of parameter servers reduce nothing. With GPUs,

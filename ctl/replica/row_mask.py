@@ -1,4 +1,4 @@
-"""Which rows of a replica's batch exist, and their position in the global batch.
+"""Defines which rows of a replica's batch exist, and their position in the global batch.
 
 The step enters `examples(...)` around the forward and the backward pass of one replica. Layers and
 losses read it by `current_mask()` or `current()`. The state is thread-local, because
@@ -95,11 +95,11 @@ def examples(
         calls: number of earlier draws of each random layer for these rows in the same step.
         count: the number of rows; None if it is not known.
         isolated: why the rows of other replicas and micro-batches cannot be read; empty if they can.
-        seed: the seed of the run; that of the enclosing rows by default.
-        allow_unkeyed: whether layers may draw numbers that are not keyed by rows; what the enclosing
-            rows allow by default.
+        seed: the seed of the run; by default, the seed of the enclosing rows.
+        allow_unkeyed: whether layers may draw numbers that are not keyed by rows; by default, as for
+            the enclosing rows.
         earlier: in an evaluation, returns the number of rows in the earlier global batches.
-        trace: records the losses; that of the enclosing rows by default.
+        trace: records the losses; by default, the trace of the enclosing rows.
         parts: the number of micro-batches that these rows are computed in.
         compiled: whether XLA compiles the code inside.
 
@@ -163,7 +163,7 @@ def current() -> Examples | None:
 
 
 def in_step() -> bool:
-    """Whether the current graph computes rows of a step, or is nested in one that does."""
+    """Returns whether the current graph computes rows of a step, or is nested in one that does."""
     rows: Examples | None = getattr(_THREAD, "examples", None)
     if rows is None:
         return False
@@ -187,7 +187,7 @@ def current_mask() -> tf.Tensor | None:
 
 
 def record_global(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor of all rows of the only replica, which other replicas would contribute to."""
+    """Records a tensor of the only replica's rows as a value of the global batch, and returns it."""
     rows: Examples | None = getattr(_THREAD, "examples", None)
     if rows is None or rows.trace is None:
         return tensor

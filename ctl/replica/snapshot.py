@@ -1,4 +1,4 @@
-"""The values of variables at one point of a step, to which the variables that it assigns return."""
+"""Saves variables at one point of a step, and restores them if the update is skipped."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -13,9 +13,9 @@ class Assignable(NamedTuple):
     """The variables that the code of a step may assign.
 
     Attributes:
-        once: those that are assigned once per update, however many micro-batches there are.
-        summed: those to which every micro-batch adds its rows: of metrics, and moving statistics.
-        statistics: of `summed`, the moving statistics of batch normalizations that are not synchronized.
+        once: variables that are assigned once per update, however many micro-batches there are.
+        summed: variables to which every micro-batch adds its rows: of metrics, and moving statistics.
+        statistics: in `summed`, the moving statistics of unsynchronized batch normalizations.
     """
 
     once: Sequence[tf.Variable] = ()
@@ -26,25 +26,23 @@ class Assignable(NamedTuple):
 class Snapshot:
     """The values of variables on one replica.
 
-    snapshot = Snapshot(variables)          # in a replica context
-    snapshot.restore_unless(applied)        # after the code that may assign them
+        snapshot = Snapshot(variables)          # in a replica context
+        snapshot.restore_unless(applied)        # after the code that may assign them
 
     Every replica reads and restores its own copy, without communication. Only the variables that are
-    assigned in between are restored, so nothing is kept of the others.
+    assigned in between are restored, so the values of the others need not be kept.
+
+    Args:
+        variables: variables that code of the step may assign.
     """
 
     def __init__(self, variables: Sequence[tf.Variable]):
-        """Reads the variables.
-
-        Args:
-            variables: variables that code of the step may assign.
-        """
-        # In eager execution nothing shows what is assigned, so everything is restored.
+        # In eager execution it is not known what is assigned, so everything is restored.
         self._graph: Any = None
         if not tf.executing_eagerly():
             self._graph = tf.compat.v1.get_default_graph()
         self._start = len(self._graph.get_operations()) if self._graph else 0
-        # In a replica context, `handle` is that of the replica's own copy.
+        # In a replica context, `handle` belongs to the replica's own copy.
         self._copies = {id(v.handle): _Copy.of(v) for v in variables}
 
     def restore_unless(self, applied: tf.Tensor) -> None:
@@ -76,7 +74,7 @@ class Snapshot:
         """
         rows = list(rows)
         every = [*(copy.variable for copy in self._copies.values()), *others]
-        # All replicas, because their code is traced in turn whenever they communicate.
+        # This includes all replicas, because their code is traced in turn whenever they communicate.
         known = {id(part.handle) for v in every for part in getattr(v, "values", (v,))}
         for assignment in self._assignments():
             copy = self._copies.get(id(assignment.handle))
@@ -112,7 +110,7 @@ class _Copy(NamedTuple):
 
     @classmethod
     def of(cls, variable: tf.Variable) -> "_Copy":
-        # By the op: a variable of mixed precision would be read in 16 bits.
+        # By the raw op, because a variable of mixed precision would be read in 16 bits.
         read = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
         return cls(variable, read)
 

@@ -58,6 +58,11 @@ class Step:
         step = Step(plan, global_step)                          # in the strategy's scope
         result = step(batch, loss_fn, forward=forward, ...)     # in a replica context
 
+    Args:
+        plan: the resolved options.
+        global_step: scalar int64, the number of consumed batches.
+        assignable: returns the variables that the trainer's code may assign.
+
     Attributes:
         skipped_steps: int64 variable, the number of updates that were not applied.
         loss_spikes: the last losses, by which a spike is recognized.
@@ -73,13 +78,6 @@ class Step:
         global_step: tf.Variable,
         assignable: Callable[[], Assignable] = Assignable,
     ):
-        """Creates the step's variables; call it in the strategy's scope.
-
-        Args:
-            plan: the resolved options.
-            global_step: scalar int64, the number of consumed batches.
-            assignable: returns the variables that the trainer's code may assign.
-        """
         self._assignable = assignable
         self._plan = plan
         self._global_step = global_step
@@ -149,14 +147,14 @@ class Step:
         if rows.trace:
             rows.trace.begin_update(inputs)
         if plan.xla == "gradients":
-            # A micro-batch cannot read the other rows, with and without XLA.
+            # A micro-batch cannot read the other rows, with or without XLA.
             may_retry = plan.options.xla == "auto" and plan.parts == 1
             contributions = compute_by_xla(compute, inputs, rows, may_retry=may_retry)
         else:
             contributions = compute(inputs)
 
         # From here on every value is that of the global batch, the same on every replica, so all
-        # replicas decide alike without another message.
+        # replicas agree without another message.
         result = reduce_contributions(
             contributions, variables, loss_scale, plan=plan, compression=self.compression
         )
@@ -224,7 +222,7 @@ class Step:
         return Decision(tf.logical_and(finite, normal), finite, flags, names)
 
     def _record_non_finite(self, decision: Decision) -> None:
-        """Records the step after its update: a run that stops need not delay the update."""
+        """Records the step after its update, so that the record does not delay the update."""
         recorder = self.recorder
         if recorder is None:
             return
@@ -269,8 +267,8 @@ class Step:
 
         gradients.apply_or_skip(
             decision.should_apply,
-            # Not the LossScaleOptimizer's own apply_gradients, which counts a skipped step in
-            # `iterations`, and so advances schedules and Adam's bias correction.
+            # The LossScaleOptimizer's own apply_gradients would count a skipped step in `iterations`,
+            # and so advance schedules and Adam's bias correction.
             optimizer.inner_optimizer if has_scale else optimizer,
             clipped,
             variables,

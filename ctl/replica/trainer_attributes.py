@@ -18,40 +18,35 @@ from ctl.replica.unfreezing import Unfreezing
 class TrainerAttributes:
     """Reads the attributes of a trainer, which a subclass may set at any time.
 
-    attributes = TrainerAttributes(trainer)
-    attributes.models()                     # trainer.model first, then the others
+        attributes = TrainerAttributes(trainer)
+        attributes.models()                     # trainer.model first, then the others
 
-    Attributes:
-        unfreezing: the layers that are frozen until a step.
+    Args:
+        trainer: the `StandardTrainer`.
+        unfreezing: the layers that are frozen until a step; gets the models that a subclass creates.
     """
 
     def __init__(self, trainer: Any, unfreezing: Unfreezing | None = None):
-        """Keeps the trainer.
-
-        Args:
-            trainer: the `StandardTrainer`.
-            unfreezing: gets the models that a subclass creates.
-        """
         self.unfreezing = unfreezing or Unfreezing(())
         self._trainer = trainer
         self._keyed: set[str] = set()
         self._grouped: set[str] = set()  # models and optimizers that `apply_groups` has seen
 
     def models(self) -> list[tf_keras.Model]:
-        """Returns every model, also those in lists and dicts; `trainer.model` is the first."""
+        """Returns every model, including models in lists and dicts; `trainer.model` is the first."""
         return list(self.named_models().values())
 
     def named_models(self) -> dict[str, tf_keras.Model]:
         """Returns every model by its attribute, as "name/index"; `trainer.model` is the first, as ""."""
-        # Without TensorFlow's own records of the attributes, which hold the same models.
+        # Excludes TensorFlow's own records of the attributes, which hold the same models.
         others = {k: m for k, m in self._other_models() if not k.startswith("_self_")}
         return {"": self._trainer.model, **others}
 
     def apply_groups(self, options: TrainerOptions) -> None:
-        """Applies `optimizer.groups` and `weight_decay_exclude` to what a subclass has created.
+        """Applies `optimizer.groups` and `weight_decay_exclude` to a subclass's models and optimizers.
 
         Args:
-            options: those of the trainer.
+            options: the trainer's options.
 
         Raises:
             UsageError: a pattern has no effect.
@@ -62,7 +57,7 @@ class TrainerAttributes:
         optimizers = {
             k: v for k, v in self._values() if isinstance(v, tf_keras.optimizers.Optimizer)
         }
-        # Once: a trainer may unfreeze layers later, and `trainer.model` was frozen when it was built.
+        # Only once: a trainer may unfreeze layers later, and `trainer.model` was frozen when built.
         new = {k: m for k, m in models.items() if k and k not in self._grouped}
         if self._grouped == {*models, *optimizers}:
             return
@@ -153,7 +148,7 @@ class TrainerAttributes:
         keys = {id(variable) for variable in variables}
         layers = {id(layer): layer for m in self.models() for layer in m._flatten_layers()}
         losses: list[tf.Tensor] = []
-        for layer in layers.values():  # each once, also if several models contain it
+        for layer in layers.values():  # each once, even if several models contain it
             own = (*layer._trainable_weights, *layer._non_trainable_weights)
             if any(id(variable) in keys for variable in own):
                 losses += [*(layer._eager_losses or layer._losses)]
@@ -164,7 +159,7 @@ class TrainerAttributes:
         """Returns every model, optimizer and variable, by the attribute's name."""
         trackable = tf.__internal__.tracking.Trackable
         stateless = (tf_keras.metrics.Metric, tf.data.Dataset, tf.data.Iterator)
-        # Reset by every loop, or made again from `global_step`.
+        # Every loop resets these, or makes them again from `global_step`.
         excluded = ("metrics", "_train_dataset", "_train_iter", "_train_loop_fn")
         return {
             name: value
@@ -176,13 +171,13 @@ class TrainerAttributes:
         }
 
     def _other_models(self) -> Iterator[tuple[str, tf_keras.Model]]:
-        """The models that a subclass holds besides `model`, each with a name that does not change."""
+        """Yields the models of a subclass besides `model`, each with a name that does not change."""
         for name, value in self._values():
             if isinstance(value, tf_keras.Model) and value is not self._trainer.model:
                 yield name, value
 
     def _values(self) -> Iterator[tuple[str, Any]]:
-        """The values of the attributes, also those in lists and dicts, as "name/index"."""
+        """Yields the values of the attributes and, as "name/index", of lists and dicts in them."""
         for name, value in vars(self._trainer).items():
             values: Sequence[Any] = [value]
             if isinstance(value, list | dict):
@@ -215,7 +210,7 @@ def _is_built(module: tf.Module) -> bool:
 
 
 def _is_sum(variable: tf.Variable) -> bool:
-    """Whether each replica holds a part of a sum, as the variables of metrics do."""
+    """Returns whether each replica holds a part of a sum, as the variables of metrics do."""
     return (
         variable.synchronization == tf.VariableSynchronization.ON_READ
         and variable.aggregation == tf.VariableAggregation.SUM

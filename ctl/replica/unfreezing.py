@@ -12,18 +12,16 @@ from ctl.replica import parameter_groups
 class Unfreezing:
     """Sets `trainable` of layers as a function of the step alone, so that a resumed run does the same.
 
-    unfreezing = Unfreezing(groups)
-    unfreezing.add_models({"": model})              # once the optimizer has slot variables for them
-    for count in unfreezing.split(0, 100):          # 30, 70 if a layer is frozen until step 30
-        ...
+        unfreezing = Unfreezing(groups)
+        unfreezing.add_models({"": model})          # once the optimizer has slot variables for them
+        for count in unfreezing.split(0, 100):      # 30, 70 if a layer is frozen until step 30
+            ...
+
+    Args:
+        groups: `optimizer.groups`, with every `frozen_until` as a number of steps.
     """
 
     def __init__(self, groups: Sequence[Mapping[str, Any]]):
-        """Knows no layers yet.
-
-        Args:
-            groups: `optimizer.groups`, with every `frozen_until` as a number of steps.
-        """
         self._groups = groups
         self._layers: list[tuple[tf_keras.layers.Layer, int]] = []
 
@@ -70,14 +68,14 @@ class Unfreezing:
             )
 
     def split(self, first: int, count: int) -> Iterator[int]:
-        """Splits steps at those at which layers are unfrozen.
+        """Splits a range of steps where layers are unfrozen.
 
         Args:
             first: the first step.
             count: the number of steps.
 
         Yields:
-            The number of steps of each part, once the layers are as they must be in it.
+            The number of steps of each part, once the layers are frozen or unfrozen for it.
         """
         ends = sorted({until for _, until in self._layers if first < until < first + count})
         for end in (*ends, first + count):
@@ -90,9 +88,9 @@ class Unfreezing:
         return sorted({until for _, until in self._layers})
 
     def apply(self, step: int) -> None:
-        """Freezes and unfreezes the layers as they must be in a step."""
+        """Freezes and unfreezes the layers for a step."""
         for layer, until in self._layers:
-            # Not the property, which also sets the layers inside, of which each has its own entry.
+            # The property would also set the layers inside, each of which has its own entry.
             layer._trainable = step >= until
 
     def describe_phases(self, describe_step: Callable[[], str]) -> str:

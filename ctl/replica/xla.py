@@ -1,4 +1,4 @@
-"""Which part of the step XLA compiles."""
+"""Decides which part of the step XLA compiles."""
 
 import os
 from typing import Any

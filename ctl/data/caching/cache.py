@@ -1,10 +1,10 @@
-"""Parsed examples, kept in memory or in a folder so that they are read and parsed only once.
+"""Caches parsed examples in memory or in a folder, so that they are read and parsed only once.
 
-A cache in a folder is a folder of its own, named by a fingerprint of the examples: the files and their
-sizes and modification times, the specs of the features, and the operations of the parse function. Each
+A cache in a folder is a subfolder, named by a fingerprint of the examples: the files and their sizes
+and modification times, the specs of the features, and the operations of the parse function. Each
 feature is a file of values in the order of the examples, which is mapped into memory. A cache is
-written under another name and renamed when it is complete, so that one that a kill interrupted is never
-read. In memory, the same files have no name.
+written under another name and renamed when it is complete, so that the incomplete cache of a killed
+process is never read. In memory, the same files have no names.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,15 +41,15 @@ Open = Callable[[str], BinaryIO]
 
 
 def cached(source: Source, place: str) -> Source:
-    """Returns a source of the same examples that are read and parsed once.
+    """Returns a source of the same examples, which are read and parsed only once.
 
         ctl.data.cached(ctl.data.image_folder("flowers/train"), self.options.cache)
 
     `data.cache` does this for all data, except for the sources inside of a `ctl.data.mixture`.
 
     Args:
-        source: the examples, dense tensors of known rank. Those in memory, `ctl.data.arrays` and
-            `ctl.data.sequences`, are returned unchanged. `ctl.data.mixture`, `ctl.data.bucketed`
+        source: the examples, dense tensors of known rank. Sources in memory (`ctl.data.arrays` and
+            `ctl.data.sequences`) are returned unchanged. `ctl.data.mixture`, `ctl.data.bucketed`
             and, in a folder, `ctl.data.packed` are not supported: wrap each of their sources.
         place: "memory"; a folder on a local disk, which several processes and runs may share; or "",
             which returns the source itself.
@@ -113,7 +113,7 @@ def _fill_memory(source: Source, examples: tf.data.Dataset) -> Source:
         files: dict[str, Any] = {}
 
         def open_file(name: str) -> BinaryIO:
-            # A file without a name, in memory; elsewhere than on Linux, on a disk.
+            # A file without a name: in memory on Linux, on a disk elsewhere.
             has_memory = hasattr(os, "memfd_create")
             files[name] = stack.enter_context(
                 os.fdopen(os.memfd_create(name), "wb") if has_memory else tempfile.TemporaryFile()  # noqa: SIM115
@@ -121,7 +121,7 @@ def _fill_memory(source: Source, examples: tf.data.Dataset) -> Source:
             return files[name]
 
         features = _write(source, examples, open_file)
-        # The memory is mapped, and so kept when the files are closed.
+        # The mapping keeps the memory when the files are closed.
         return _load(features, lambda name: f"/dev/fd/{files[name].fileno()}")
 
 
@@ -156,7 +156,7 @@ def _fill_folder(source: Source, examples: tf.data.Dataset, final: str) -> None:
             features = _write(source, examples, open_file)
             with open(os.path.join(temporary, _META), "w") as file:
                 json.dump([feature._asdict() for feature in features], file)
-        os.sync()  # before the rename, which a power failure must not overtake
+        os.sync()  # so that a power failure cannot leave a renamed but incomplete cache
         os.rename(temporary, final)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -164,21 +164,21 @@ def _fill_folder(source: Source, examples: tf.data.Dataset, final: str) -> None:
 
 @contextlib.contextmanager
 def _lock(path: str) -> Iterator[None]:
-    """Lets one process of this machine fill a cache, while the others wait; a kill releases it."""
+    """Lets one process of this machine fill a cache while the others wait; its exit frees the lock."""
     with open(path, "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _remove_interrupted(folder: str, name: str) -> None:
-    """Removes what processes left that were killed while they filled this cache."""
+    """Removes the files of processes that were killed while they filled this cache."""
     for other in os.listdir(folder):
         if other.startswith(f"{name}.") and other.endswith(".tmp"):
             shutil.rmtree(os.path.join(folder, other), ignore_errors=True)
 
 
 def _write(source: Source, examples: tf.data.Dataset, open_file: Open) -> list[Feature]:
-    """Writes all examples, one file for each feature; those of other shapes have two more."""
+    """Writes all examples: a file of values for each feature, and a file of shapes if they differ."""
     spec, count = examples.element_spec, len(source)
     features = [
         Feature(name, i, count, s.dtype.name, s.shape.as_list())

@@ -1,4 +1,4 @@
-"""Sources of examples whose parsed values are in files, which are mapped into memory."""
+"""Sources of parsed examples in files that are mapped into memory."""
 
 from collections.abc import Callable, Sequence
 import math
@@ -16,8 +16,8 @@ class Feature(NamedTuple):
     """One feature of the cached examples.
 
     Attributes:
-        name: the name.
-        number: the number in the names of its files.
+        name: the name of the feature.
+        number: the number of the feature in the names of its files.
         examples: the number of examples.
         dtype: the name of the TensorFlow dtype.
         shape: the shape of one example; None for an axis whose length differs.
@@ -45,7 +45,7 @@ class Feature(NamedTuple):
         return None in self.shape
 
     def encode(self, value: Any) -> bytes:
-        """Returns the bytes of a value; each string has its length before it."""
+        """Returns the bytes of a value; each string follows its length."""
         if self.dtype != "string":
             return bytes(np.ascontiguousarray(value).tobytes())
         strings = np.asarray(value, object).reshape(-1).tolist()
@@ -62,15 +62,14 @@ class _OnThisHost(Source):
 
 
 class Cached(_OnThisHost):
-    """Examples of one shape."""
+    """Examples of one shape, whose files are mapped into memory; strings are read completely.
+
+    Args:
+        features: the features.
+        path_of: returns the path of a file.
+    """
 
     def __init__(self, features: Sequence[Feature], path_of: Callable[[str], str]):
-        """Maps the files into memory; strings are read.
-
-        Args:
-            features: the features.
-            path_of: returns the path of a file.
-        """
         self._features = list(features)
         self._values = [_map_values(f, [f.examples, *_sizes(f)], path_of) for f in features]
         self.row_bytes = float(sum(v[:1].size * v.dtype.itemsize for v in self._values))
@@ -94,10 +93,9 @@ class Cached(_OnThisHost):
 
 
 class RaggedCached(_OnThisHost, RowSource):
-    """Examples of different shapes."""
+    """Examples of different shapes; the arguments are as for `Cached`."""
 
     def __init__(self, features: Sequence[Feature], path_of: Callable[[str], str]):
-        """Maps the files into memory; the arguments are those of `Cached`."""
         self._ragged = [f for f in features if f.is_ragged]
         self._shapes, self._ends, self._bytes = [], [], []
         for f in self._ragged:
@@ -146,7 +144,7 @@ class RaggedCached(_OnThisHost, RowSource):
         return [*contents, *(shapes[indexes] for shapes in self._shapes)]
 
 
-# decode_raw does not support these types, but others of the same size.
+# Types that decode_raw does not support -> supported types of the same size.
 _RAW = {tf.bfloat16: tf.uint16, tf.uint32: tf.int32, tf.uint64: tf.int64}
 
 

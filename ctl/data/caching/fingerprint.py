@@ -1,4 +1,4 @@
-"""A name for the examples of a source, which changes if they may have changed."""
+"""Computes a fingerprint of a source's examples, which changes if they may have changed."""
 
 import hashlib
 import json
@@ -62,7 +62,7 @@ def _trace(source: Source) -> list[Any]:
 
 
 class _Functions:
-    """Digests of functions, in which positions and digests replace the names of nodes and functions."""
+    """Computes digests of functions that do not depend on the names of nodes and functions."""
 
     def __init__(self, library: dict[str, Any]):
         self._library = library

@@ -1,4 +1,4 @@
-"""Reads records of ArrayRecord files, which hold an index of their own.
+"""Reads records of ArrayRecord files, which contain an index of their own.
 
 The package array-record (the extra `arrayrecord`) is imported when the first file is opened.
 """
@@ -16,7 +16,7 @@ from ctl.errors import UsageError
 
 
 def is_array_record(path: str) -> bool:
-    """Whether a file's name is that of an ArrayRecord file, such as train.array_record-00000."""
+    """Returns whether a file is named like an ArrayRecord file, such as train.array_record-00000."""
     name = os.path.basename(path)
     return "array_record" in name or "arrayrecord" in name
 
@@ -24,22 +24,24 @@ def is_array_record(path: str) -> bool:
 class ArrayRecordReader:
     """The records of several ArrayRecord files, numbered in the order of the files.
 
-    Attributes:
+    Every file is opened once at first, to count its records.
+
+    Args:
         paths: the files.
-        skip_damaged: always false.
+        skip_damaged: must be False.
+
+    Attributes:
         row_bytes: mean bytes of a record in the files, which may be compressed.
         supports_python: always true, since the package has no TensorFlow ops.
+
+    Raises:
+        UsageError: the package is missing, `skip_damaged` is set, a path is remote, or a file damaged.
     """
 
     supports_python = True
     skip_damaged = False
 
     def __init__(self, paths: Sequence[str], *, skip_damaged: bool):
-        """Opens every file once, to count its records.
-
-        Raises:
-            UsageError: the package is missing, a path is not local, or a file is damaged.
-        """
         remote = [path for path in paths if not is_local(path)]
         if remote:
             raise UsageError(

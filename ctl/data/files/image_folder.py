@@ -71,10 +71,14 @@ def image_folder(
 
 
 class ImageFolder(RowSource):
-    """Image files with labels.
+    """Image files with labels; no image is read before it is needed.
 
-    Attributes:
+    Args:
+        paths: the images.
+        labels: the label of each image.
         classes: the name of each label.
+        size: as for `image_folder`.
+        dtype: the dtype of an image.
     """
 
     def __init__(
@@ -86,7 +90,6 @@ class ImageFolder(RowSource):
         size: Sequence[int] | None,
         dtype: tf.DType,
     ):
-        """Initializes the source; reads no image."""
         self.classes = list(classes)
         self._size = None if size is None else tuple(size)
         self._dtype = dtype

@@ -1,4 +1,4 @@
-"""Where the records of TFRecord files begin: computed once, and then read from a cache.
+"""Indexes of TFRecord files: the offsets of the records, computed once and then read from a cache.
 
 An index is a file of little-endian 64-bit integers: a header (`_Header`), the offset of every record,
 and the offset after the last one. It is kept in the folder `.ctl_index` beside the record file, or in
@@ -35,7 +35,7 @@ _PROGRESS_AFTER = 2.0  # seconds
 
 
 class FileIndex(NamedTuple):
-    """The records of one file.
+    """The offsets of the records of one file.
 
     Attributes:
         path: the record file.
@@ -82,7 +82,7 @@ def load(paths: Sequence[str], folder: str | None = None) -> list[FileIndex]:
 
 
 def find_files(files: str | Sequence[str]) -> list[str]:
-    """Returns the files that paths and patterns name; those of each pattern are sorted.
+    """Returns the files that paths and patterns name; the files of each pattern are sorted.
 
     Raises:
         UsageError: a pattern matches no file, or a file is named twice.
@@ -105,7 +105,7 @@ def find_files(files: str | Sequence[str]) -> list[str]:
 
 
 def is_local(path: str) -> bool:
-    """Whether a path is in a local file system, without a scheme such as gs://."""
+    """Returns whether a path is in a local file system, without a scheme such as gs://."""
     return "://" not in path
 
 
@@ -145,7 +145,7 @@ def _load_or_build(path: str, folder: str | None) -> FileIndex:
 
 
 def _cache_paths(path: str, folder: str | None) -> list[str]:
-    """The files in which the index of a file may be, in the order of preference."""
+    """Returns the files in which the index of a file may be, in the order of preference."""
     parent, name = os.path.split(path if "://" in path else os.path.abspath(path))
     # Files of the same name in different folders share a cache folder.
     unique = f"{name}.{hashlib.blake2b(parent.encode(), digest_size=8).hexdigest()}"
@@ -242,7 +242,7 @@ def _count_valid(block: bytes, places: np.ndarray) -> int:
 
 
 def _make_table() -> np.ndarray:
-    """The CRC-32C of each byte, for the reversed polynomial of Castagnoli."""
+    """Returns the CRC-32C of each byte, for the reversed polynomial of Castagnoli."""
     table: np.ndarray = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F63B78), table >> 1)

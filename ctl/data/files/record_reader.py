@@ -2,8 +2,8 @@
 
 Local files are read by Python: `os.pread` costs about a microsecond, and TensorFlow has no operation
 that reads a part of a file. Where that is not possible (remote paths; a pipeline on a remote host; no
-compiled google-crc32c) each record is a TFRecordDataset that begins at its offset. That is some ten
-times slower on small records, and no slower where the time of a request dominates.
+compiled google-crc32c) each record is a TFRecordDataset that begins at its offset. That is about ten
+times slower for small records, and no slower where the time of a request dominates.
 """
 
 import functools
@@ -31,29 +31,26 @@ _LONGEST_BUFFER = 2**18  # bytes that TensorFlow reads at a time
 
 
 class DamagedRecord(Exception):
-    """A record whose checksum is wrong. TensorFlow passes on the message alone."""
+    """A record whose checksum is wrong. TensorFlow passes on only the message."""
 
 
 class RecordReader:
-    """The records of several files, numbered in the order of the files.
+    """The records of several files, numbered in the order of the files; opens a file when it is read.
+
+    Args:
+        files: the index of each file.
+        skip_damaged: replace a damaged record by the next one that is not damaged.
 
     Attributes:
         skipped: the numbers of the damaged records that were replaced so far.
         paths: the files.
-        skip_damaged: whether a damaged record is replaced by the next one.
         row_bytes: mean length of a record in bytes.
+
+    Raises:
+        UsageError: a file is damaged, unless `skip_damaged` is set; or there are no records.
     """
 
     def __init__(self, files: list[FileIndex], *, skip_damaged: bool):
-        """Initializes the reader; opens no file.
-
-        Args:
-            files: the index of each file.
-            skip_damaged: replace a damaged record by the next one that is not damaged.
-
-        Raises:
-            UsageError: a file is damaged, unless `skip_damaged` is set; or there are no records.
-        """
         for file in files:
             if file.damaged_at is None:
                 continue
@@ -94,7 +91,7 @@ class RecordReader:
         starts = self._offsets[indexes + files]
         lengths = self._offsets[indexes + files + 1] - starts
         # A file that the cache drops is closed when nothing refers to it: `opened` keeps it open, so
-        # that its descriptor is not that of another file by the time it is read.
+        # that its descriptor does not belong to another file by the time it is read.
         opened = {file: self._open(file) for file in set(files.tolist())}
         descriptors = [opened[file].fileno() for file in files.tolist()]
         places = zip(descriptors, lengths.tolist(), starts.tolist(), strict=True)
@@ -175,7 +172,7 @@ class RecordReader:
 
 
 class _RecordAt(tf.data.Dataset):
-    """The records of a file from an offset on; the public TFRecordDataset begins at the first."""
+    """The records of a file from an offset on; the public TFRecordDataset reads from the beginning."""
 
     def __init__(self, path: tf.Tensor, start: tf.Tensor, length: tf.Tensor):
         variant = tf.raw_ops.TFRecordDatasetV2(

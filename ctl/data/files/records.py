@@ -29,7 +29,7 @@ def records(
             "image": tf.io.FixedLenFeature([784], tf.float32),
             "label": tf.io.FixedLenFeature([], tf.int64)})
 
-    Each epoch is a permutation of all examples. A run resumes without reading the examples before,
+    Each epoch is a permutation of all examples. A run resumes without reading the earlier examples,
     and each process reads only the rows of its own replicas. The first use of a TFRecord file writes
     an index of its records (see `ctl.data.files.record_index`).
 
@@ -69,8 +69,10 @@ def records(
 class _Serialized(Source):
     """Serialized records, each a string.
 
-    Attributes:
+    Args:
         reader: reads records by their index.
+
+    Attributes:
         skip_damaged: whether a damaged record is replaced by the next one.
     """
 
@@ -100,10 +102,14 @@ class _Serialized(Source):
 
 
 class Records(_Serialized, RowSource):
-    """Records that a function of the user parses one by one."""
+    """Records that a function of the user parses one by one.
+
+    Args:
+        reader: reads the records.
+        parse: makes an example of one record.
+    """
 
     def __init__(self, reader: Any, parse: Parse):
-        """Initializes the source; `reader` reads the records, `parse` makes an example of one."""
         super().__init__(reader)
         self._parse = parse
 
@@ -117,10 +123,14 @@ class Records(_Serialized, RowSource):
 
 
 class RecordFeatures(_Serialized):
-    """Serialized `tf.train.Example`s with features of fixed lengths."""
+    """Serialized `tf.train.Example`s with features of fixed lengths.
+
+    Args:
+        reader: reads the records.
+        features: describes an example.
+    """
 
     def __init__(self, reader: Any, features: Mapping[str, tf.io.FixedLenFeature]):
-        """Initializes the source; `reader` reads the records, `features` describes an example."""
         super().__init__(reader)
         self._features = dict(features)
 

@@ -164,7 +164,7 @@ def _read_tables(files: str | Sequence[str], read: Callable[[Any], Any], pyarrow
 
 
 def _arrow_column(column: Any, name: str) -> np.ndarray:
-    """A column as an array: numbers, strings, or lists of numbers of equal lengths."""
+    """Returns a column as an array of numbers, of strings, or of lists of numbers of equal lengths."""
     if column.null_count:
         raise UsageError(
             f"The column {name!r} has {column.null_count} empty values: fill them, or choose other "
@@ -175,7 +175,7 @@ def _arrow_column(column: Any, name: str) -> np.ndarray:
 
 
 def _column(values: Any, name: Any) -> np.ndarray:
-    """A column of a table as an array of numbers, booleans or strings."""
+    """Returns a column of a table as an array of numbers, booleans or strings."""
     array = np.asarray(values)
     if array.dtype != object:
         if array.dtype.kind in "Mm":

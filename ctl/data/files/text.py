@@ -46,15 +46,14 @@ def text(files: str | Sequence[str], *, length: int | None = None) -> Source:
 
 
 class ByteBlocks(Source):
-    """Blocks of consecutive bytes, and for each byte the one after it."""
+    """Blocks of consecutive bytes, and for each byte the one after it.
+
+    Args:
+        content: the text, which is copied into a tensor.
+        length: bytes in a block.
+    """
 
     def __init__(self, content: bytes, length: int):
-        """Copies the bytes into a tensor.
-
-        Args:
-            content: the text.
-            length: bytes in a block.
-        """
         self._length = length
         self._count = (len(content) - 1) // length
         self.row_bytes = 2 * length * tf.int32.size
@@ -73,7 +72,7 @@ class ByteBlocks(Source):
 
 
 def _split_lines(content: bytes) -> list[bytes]:
-    """Splits at line feeds, and removes a carriage return before; the last line may have no end."""
+    """Splits at line feeds, and removes carriage returns before them; the last line may have no end."""
     lines = content.split(b"\n")
     if not lines[-1]:
         lines.pop()

@@ -26,7 +26,7 @@ def tfrecords(
 ) -> tf.data.Dataset:
     """Returns a dataset of the examples in TFRecord files, shuffled through a buffer.
 
-    Prefer `ctl.data.records`, which permutes all examples and resumes without reading those before.
+    Prefer `ctl.data.records`, which permutes all examples and resumes without reading earlier ones.
     This function reads files from their beginning to their end, which is better for slow remote
     storage.
 
@@ -123,12 +123,12 @@ def _paths(pattern: str) -> list[str]:
 def _ends_with_complete_record(path: str, size: int) -> bool:
     """Checks whether the last bytes of a file are a complete record.
 
-    TensorFlow silently accepts a file that breaks off within the 12 bytes before a record. All other
-    damage it detects when the record is read. To find the last record without reading the file, the
+    TensorFlow silently accepts a file that breaks off within the 12 bytes before a record. It detects
+    all other damage when the record is read. To find the last record without reading the file, the
     tail is searched for a length that reaches exactly to the end of the file; TensorFlow's reader
     then verifies the checksums there.
     """
-    # Not exported as tf.io, but the only reader that verifies the checksums at a given offset.
+    # Not part of tf.io, but the only reader that verifies the checksums at a given offset.
     reader = tf_record.tf_record_random_reader(path)
     tail_size = 0
     with tf.io.gfile.GFile(path, "rb") as file:
@@ -149,7 +149,7 @@ def _ends_with_complete_record(path: str, size: int) -> bool:
 
 
 def _is_record(reader: Any, offset: int) -> bool:
-    """Whether a record with correct checksums begins at an offset of a file."""
+    """Returns whether a record with correct checksums begins at an offset of a file."""
     try:
         reader.read(offset)
     except (tf.errors.DataLossError, IndexError):

@@ -32,12 +32,12 @@ def bucketed(
 
         ctl.data.bucketed(reviews, [64, 128, 256])
 
-    Every sequence is padded with zeros at the end. Added are `segment_ids`, [length] int32, 1 for a
-    token and 0 for padding, and `positions`, [length] int32. If the source has no `weight`, and its
-    `label` is not one value per example, `weight`, [length] float32, is 1 for a token and 0 for padding.
+    Every sequence is padded with zeros at the end. Batches also have `segment_ids`, [length] int32, 1
+    for a token and 0 for padding, and `positions`, [length] int32. If the source has no `weight`, and
+    its `label` is not one value per example, `weight`, [length] float32, is 1 for a token, else 0.
 
-    All examples are read once per epoch. Which bucket a step has is a function of the run's seed and
-    the step. Up to a global batch of the longest examples of a bucket are padded to the next boundary.
+    All examples are read once per epoch. The bucket of a step is a function of the run's seed and the
+    step. Up to a global batch of the longest examples of a bucket are padded to the next boundary.
 
     Args:
         source: examples with at least one feature of variable length; if it has several, they have
@@ -84,9 +84,15 @@ class _Group:
 class Bucketed(Source):
     """Sequences in batches of similar length.
 
-    The index of an example for `gather` is `bucket x len(self) + example`: all replicas must pad to
-    the same length, also those whose rows are short. The index of the example alone is
-    that of a row whose batch may have any length.
+    `gather` takes the indexes `bucket x len(self) + example`, because all replicas must pad to the same
+    length, even if their own rows are short. A batch whose indexes are only the examples may have any
+    length.
+
+    Args:
+        source: the sequences.
+        spec: the specs of a batch of them.
+        lengths: [sequences] int64.
+        boundaries: the lengths of the shapes.
     """
 
     has_one_shape = False
@@ -94,14 +100,6 @@ class Bucketed(Source):
     def __init__(
         self, source: Source, spec: dict[str, Any], lengths: np.ndarray, boundaries: list[int]
     ):
-        """Initializes the source.
-
-        Args:
-            source: the sequences.
-            spec: the specs of a batch of them.
-            lengths: [sequences] int64.
-            boundaries: the lengths of the shapes.
-        """
         self._source = source
         self._boundaries = boundaries
         label = spec.get("label")
@@ -144,8 +142,8 @@ class Bucketed(Source):
         count, groups = len(self), self._groups(batch_size)
         step, row = positions // batch_size, positions % batch_size
         epoch = ((step + 1) * batch_size - 1) // count
-        epochs = 2 + (span + batch_size) // count  # that the positions may touch, at most
-        # The batches of an epoch, of which all epochs have `batches` and some have one more at the end.
+        epochs = 2 + (span + batch_size) // count  # at most, those that the positions touch
+        # Every epoch has `batches` batches, and some epochs have one more at the end.
         batches, place = count // batch_size, step - epoch * count // batch_size
         shuffled = sampler.example_indexes(
             epoch * batches + tf.minimum(place, batches - 1),
@@ -181,7 +179,7 @@ class Bucketed(Source):
         return indexes, seeds
 
     def evaluation_order(self, positions: tf.Tensor, *, batch_size: int) -> tf.Tensor:
-        """Returns the examples in the order of increasing length; a batch has its longest's bucket."""
+        """Returns the examples in the order of increasing length; a batch is padded to its longest."""
         end = tf.minimum((positions[0] // batch_size + 1) * batch_size, len(self))
         return tf.gather(self._order, positions) + self._buckets[end - 1] * len(self)
 
@@ -192,7 +190,7 @@ class Bucketed(Source):
         return source
 
     def _groups(self, batch_size: int) -> list[_Group]:
-        """The groups for a global batch size, of which the last has at least one batch."""
+        """Returns the groups for a global batch size; the last one has at least one batch."""
         count = len(self)
         if count < batch_size:
             raise UsageError(

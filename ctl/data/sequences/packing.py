@@ -22,7 +22,7 @@ _WINDOWS_PER_CALL = 1024  # packed in the same numpy calls; bounds the memory
 
 
 class Packing(NamedTuple):
-    """Which pieces of sequences form which row.
+    """The pieces of sequences that form each row.
 
     Attributes:
         row_splits: [rows + 1] int64; row i holds the pieces [row_splits[i], row_splits[i + 1]).
@@ -164,6 +164,13 @@ def _first_fit_bins(sizes: np.ndarray, *, length: int, window: int) -> np.ndarra
 class Packed(Source):
     """Rows of packed sequences.
 
+    Args:
+        source: the sequences.
+        spec: the specs of a batch of them.
+        lengths: [sequences] int64.
+        packing: the rows.
+        length: the tokens of a row.
+
     Attributes:
         padding: the share of the tokens of all rows that are padding.
     """
@@ -176,15 +183,6 @@ class Packed(Source):
         packing: Packing,
         length: int,
     ):
-        """Initializes the source.
-
-        Args:
-            source: the sequences.
-            spec: the specs of a batch of them.
-            lengths: [sequences] int64.
-            packing: the rows.
-            length: the tokens of a row.
-        """
         self._source = source
         self._length = length
         self._has_token_weights = ragged.is_ragged(spec.get("weight"))

@@ -1,4 +1,4 @@
-"""Examples of variable length: held in memory, and how any source of them is read.
+"""Examples of variable length: a source in memory, and functions that read them from any source.
 
 The features whose length differs between examples are `tf.RaggedTensor`s of shape [rows, length, ...].
 `ctl.data.packed` and `ctl.data.bucketed` make dense batches of them.
@@ -40,10 +40,16 @@ def sequences(features: Mapping[str, Any]) -> "Sequences":
 
 
 class Sequences(Source):
-    """Examples of variable length in memory, one ragged or [examples] tensor per feature."""
+    """Examples of variable length in memory.
+
+    Args:
+        features: name -> ragged tensor, or [examples] tensor.
+
+    Raises:
+        UsageError: as for `sequences`.
+    """
 
     def __init__(self, features: Mapping[str, Any]):
-        """Checks the lengths; `features` maps names to tensors or ragged tensors."""
         self._features = dict(features)
         counts = {name: int(tensor.shape[0]) for name, tensor in features.items()}
         if len(set(counts.values())) > 1 or 0 in counts.values():
@@ -66,13 +72,13 @@ class Sequences(Source):
         return self._count
 
     def gather(self, indexes: tf.Tensor) -> dict[str, Any]:
-        """Reads examples, of which those of variable length are ragged."""
+        """Reads examples; features of variable length are ragged."""
         return {name: tf.gather(tensor, indexes) for name, tensor in self._features.items()}
 
     def gather_slices(
         self, indexes: tf.Tensor, starts: tf.Tensor, sizes: tf.Tensor
     ) -> dict[str, tf.Tensor]:
-        """Like `read_slices`, but copies the slices only."""
+        """Like `read_slices`, but copies only the slices."""
         batch = {}
         for name, tensor in self._features.items():
             if is_ragged(tensor):
@@ -84,7 +90,7 @@ class Sequences(Source):
 
 
 def is_ragged(value: Any) -> bool:
-    """Whether a feature, or its spec, has a length that differs between examples."""
+    """Returns whether a feature, or its spec, has a length that differs between examples."""
     return isinstance(value, tf.RaggedTensor | tf.RaggedTensorSpec)
 
 
@@ -186,7 +192,7 @@ def batch_spec(source: Any, function: str) -> dict[str, Any]:
 
 
 def has_own_order(source: Source) -> bool:
-    """Whether a source decides by itself which examples form a batch."""
+    """Returns whether a source decides by itself which examples form a batch."""
     return type(source).training_order is not Source.training_order
 
 
@@ -216,7 +222,7 @@ def one_length(names: Sequence[str], columns: np.ndarray, *, first: int) -> np.n
 
 
 def _as_tensor(name: str, value: Any) -> Any:
-    """A feature as a ragged tensor of ragged rank 1, or as a tensor of shape [examples]."""
+    """Returns a feature as a ragged tensor of ragged rank 1, or as a tensor of shape [examples]."""
     # init_scope: tensors that are created while a tf.function is traced must outlive the trace.
     with tf.init_scope(), tf.device("CPU:0"):
         if is_ragged(value):
@@ -239,7 +245,7 @@ def _as_tensor(name: str, value: Any) -> Any:
 
 
 def _with_one_ragged_axis(name: str, value: Any) -> Any:
-    """Makes the axes after that of the length dense, which must have one size in all examples."""
+    """Makes the axes after the length dense; each must have one size in all examples."""
     if not is_ragged(value) or value.ragged_rank == 1:
         return value
     # Padding would have the longest size of the rows that one replica reads, so it would depend on the
@@ -254,5 +260,5 @@ def _with_one_ragged_axis(name: str, value: Any) -> Any:
 
 
 def _slice_indexes(begins: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
-    """The indexes of slices [begin, begin + size) of a flat tensor, one slice after the other."""
+    """Returns the indexes of slices [begin, begin + size) of a flat tensor, slice after slice."""
     return tf.ragged.range(begins, begins + sizes).values

@@ -39,7 +39,7 @@ def read_lengths(source: Source, path: str | None) -> np.ndarray:
             f"lengths is {errors.type_name(path)}, but must be the path of a file, in which ctl keeps "
             "the lengths."
         )
-    if source.lengths is not None:  # of the data itself, so a file may be out of date
+    if source.lengths is not None:  # part of the data, whereas a file may be out of date
         lengths = np.asarray(source.lengths, np.int64)
     else:
         saved = _load(path, len(source)) if path else None

@@ -50,14 +50,18 @@ class Reduced:
 
 
 class Compression:
-    """Sums gradients over the replicas in fewer bytes; what is not sent is added to the next gradients.
+    """Sums gradients over the replicas in fewer bytes; the rest is added to the next gradients.
 
         compression = Compression(options, strategy)                     # in the scope
         compression.add_models([model])
         reduced = compression.reduce(gradients, loss, variables, loss_scale=None)   # in a replica
         compression.keep(reduced, applied)
 
-    See docs/step.md, section 16.
+    See docs/step.md, section 16. `add_models` adds the variables to compress.
+
+    Args:
+        options: the trainer's options.
+        strategy: the strategy of the models.
 
     Attributes:
         name: the method, such as "powersgd of rank 2".
@@ -66,12 +70,6 @@ class Compression:
     """
 
     def __init__(self, options: TrainerOptions, strategy: tf.distribute.Strategy):
-        """Selects the method; `add_models` adds the variables to compress.
-
-        Args:
-            options: the trainer's options.
-            strategy: the strategy of the models.
-        """
         name = options.compression
         self._method: Any = (
             PowerSgd(options.compression_rank, seed=options.seed)
@@ -236,13 +234,13 @@ class Compression:
     def _find_missing(self, models: Iterable[tf_keras.Model]) -> list[tf.Variable]:
         """Returns the variables of built models that can be compressed and have no error yet.
 
-        Unlike that of `model.variables`, their order does not depend on which layers are frozen. A
+        Their order does not depend on which layers are frozen, unlike the order of `model.variables`. A
         checkpoint identifies the errors by their position in this order.
         """
         built = [model for model in models if model.built]
         layers = [layer for model in built for layer in model._flatten_layers()]
         variables = [v for layer in layers for v in layer._trainable_weights]
-        variables += [v for model in built for v in model.variables]  # of other modules
+        variables += [v for model in built for v in model.variables]  # includes other modules
         return [
             v
             for v in {id(v): v for v in variables if v.trainable}.values()

@@ -28,17 +28,12 @@ _BLOCK = 1024
 class PowerSgd:
     """Reduces matrices over the replicas by their products with a few directions.
 
-    Attributes:
+    Args:
         rank: the number of directions.
+        seed: determines the first directions, which are the same on every replica.
     """
 
     def __init__(self, rank: int, *, seed: int):
-        """Sets the rank and the seed.
-
-        Args:
-            rank: the number of directions.
-            seed: determines the first directions, which are the same on every replica.
-        """
         self.rank = rank
         self._seed = seed
 
@@ -115,7 +110,7 @@ class PowerSgd:
             values, matrices, factors, bases, own, totals, strict=True
         ):
             updates.append(tf.reshape(multiply(basis, total), value.shape))
-            # With the kernel of the update: tf.matmul may round to TF32 on a GPU, and the error would
+            # Uses the kernel of the update: tf.matmul may round to TF32 on a GPU, and the error would
             # lose that difference.
             error = matrix - multiply(basis, part)
             errors.append(tf.reshape(error, value.shape))

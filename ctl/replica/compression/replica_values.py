@@ -10,13 +10,19 @@ from ctl.replica.memory.slices import make_gather
 class ReplicaValues(tf.__internal__.tracking.Trackable):
     """A variable with one value per replica, saved as one [replicas, ...] tensor.
 
-    If it is restored on the same number of replicas, each gets its own value back, bit for bit. On
-    another number N, each gets the sum of all values divided by N, which keeps the sum over replicas.
+    If it is restored on the same number of replicas, each gets its own value back, bit for bit. On a
+    different number N, each gets the sum of all values divided by N, which keeps the sum over replicas.
 
     TensorFlow's ON_READ variables with the aggregation SUM save only the sum.
 
-    Attributes:
+    The variable is zero on every replica at first. Create it in the strategy's scope.
+
+    Args:
+        reference: a variable that has the shape and the dtype of one replica's value.
         name: the name of the variable.
+        strategy: the strategy of the variable.
+
+    Attributes:
         shape: [None, ...], because a checkpoint may have the values of any number of replicas.
         dtype: the dtype of the values.
         local: the distributed variable; in a replica context, this replica's value.
@@ -27,16 +33,8 @@ class ReplicaValues(tf.__internal__.tracking.Trackable):
     aggregation = tf.VariableAggregation.SUM
 
     def __init__(self, reference: tf.Variable, name: str, strategy: tf.distribute.Strategy):
-        """Creates the variable with zeros on every replica; call it in the strategy's scope.
-
-        Args:
-            reference: a variable that has the shape and the dtype of one replica's value.
-            name: the name of the variable.
-            strategy: the strategy of the variable.
-        """
-        dtype = getattr(
-            reference, "true_dtype", reference.dtype
-        )  # of a variable in mixed precision
+        # The dtype of a variable in mixed precision is `true_dtype`.
+        dtype = getattr(reference, "true_dtype", reference.dtype)
         with strategy.extended.colocate_vars_with(reference):
             self.local = tf.Variable(
                 tf.zeros(reference.shape, dtype),

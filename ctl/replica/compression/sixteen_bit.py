@@ -20,10 +20,13 @@ _LARGEST = {tf.float16: 2.0**15, tf.bfloat16: 2.0**126}
 
 
 class SixteenBit:
-    """Reduces values over the replicas in a 16-bit dtype."""
+    """Reduces values over the replicas in a 16-bit dtype.
+
+    Args:
+        dtype: the dtype in which values are sent.
+    """
 
     def __init__(self, dtype: tf.DType):
-        """Sets the dtype in which values are sent."""
         self._dtype = dtype
 
     def sent_bytes(self, shape: Sequence[int], dtype: tf.DType) -> int:

@@ -1,1 +1,1 @@
-"""What a step needs in memory, and ways to need less."""
+"""The memory that a step needs, and ways to reduce it."""

@@ -1,7 +1,7 @@
 """Estimates the memory that a training step needs on one replica, from the traced step.
 
-Not contained: work space of kernels, fragmentation, buffers of the reduction over replicas, and the
-memory of the process itself. XLA fuses operations and may need less.
+It omits work space of kernels, fragmentation, buffers of the reduction over replicas, and the memory
+of the process itself. XLA fuses operations and may need less.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,7 +23,7 @@ from ctl.replica.trace_checks.loss_trace import LossTrace, Update
 
 @dataclasses.dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes on one replica.
+    """The memory of a step on one replica, in bytes.
 
     Attributes:
         weights: the variables of all models.
@@ -32,8 +32,8 @@ class MemoryEstimate:
         compression: the errors and factors of compressed gradients.
         gradients: the gradients of a micro-batch.
         gradient_sum: their sum over the earlier micro-batches; 0 for a single micro-batch.
-        activations: what the forward pass of a micro-batch keeps for its backward pass, and what both
-            need besides, at their peak.
+        activations: the tensors that the forward pass of a micro-batch keeps for its backward pass,
+            and the temporary tensors of both, at their peak.
         fixed: the part of `activations` that does not depend on the number of micro-batches: the
             preprocessed batch, and the outputs that metrics read.
         step: the peak of activations and gradients together. It can be less than their sum, because
@@ -41,7 +41,7 @@ class MemoryEstimate:
         input: one batch of the input pipeline.
         prefetched: further batches, in the memory of the host.
         micro_batches: the number of micro-batches.
-        incomplete: whether tensors of unknown size are missing, as those of a loop.
+        incomplete: whether tensors of unknown size are missing, such as those of a loop.
     """
 
     weights: int
@@ -60,16 +60,16 @@ class MemoryEstimate:
 
     @property
     def persistent(self) -> int:
-        """What exists between two steps."""
+        """The bytes that are in use between two steps."""
         return self.weights + self.slots + self.averages + self.compression
 
     @property
     def peak(self) -> int:
-        """The most that exists at a time on the device."""
+        """The largest number of bytes that are in use on the device at a time."""
         return self.persistent + self.input + self.step + self.gradient_sum
 
     def step_bytes(self, micro_batches: int) -> int:
-        """Returns what a step needs in addition to `persistent`, at most, with other micro-batches."""
+        """Returns the most that a step needs besides `persistent`, with other micro-batches."""
         if micro_batches == self.micro_batches:
             return self.peak - self.persistent
         part = (self.activations - self.fixed) * self.micro_batches / micro_batches
@@ -80,7 +80,7 @@ class MemoryEstimate:
 
 @dataclasses.dataclass(frozen=True)
 class _Step:
-    """The bytes of an update: see `MemoryEstimate`, where `peak` is `step`."""
+    """The bytes of an update, as in `MemoryEstimate`, where `peak` is called `step`."""
 
     gradients: int
     peak: int
@@ -182,7 +182,7 @@ def _measure(update: Update, parts: int) -> _Step:
     rows = [places[x.op.name] for x in update.micro_batches[0].rows if x.op.name in places]
     start = min(rows, default=0) if parts > 1 else max(rows, default=-1) + 1
     excluded = {id(x) for x in gradients}
-    # What metrics read of each micro-batch, such as its outputs, exists until the end of the step.
+    # The tensors that metrics read, such as outputs, exist until the end of the step.
     outputs = timeline.alive(range(start, end), end, excluded)
     others = (parts - 1) * outputs
     return _Step(

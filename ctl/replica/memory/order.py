@@ -1,8 +1,8 @@
-"""The order in which the parts of a step run, so that their activations need not exist together.
+"""Orders the parts of a step, so that their activations need not exist at the same time.
 
-The graph of a step fixes the order of two operations only if one uses the result of the other. Without
-more, TensorFlow may run the forward passes of all micro-batches before the first backward pass, or a
-recomputation right after the pass that it repeats.
+The graph of a step fixes the order of two operations only if one uses the result of the other.
+Otherwise TensorFlow may run the forward passes of all micro-batches before the first backward pass, or
+a recomputation right after the pass that it repeats.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ def run_after(earlier: Sequence[Any], values: Any, *, compiled: bool) -> Iterato
         `values`, to be used inside of the block instead of the originals.
     """
     first = [x for x in tf.nest.flatten(earlier, expand_composites=True) if tf.is_tensor(x)]
-    if not first or tf.executing_eagerly():  # where operations run in the order of the code
+    if not first or tf.executing_eagerly():  # eager operations run in the order of the code
         yield values
     elif compiled:
         # Documented at https://www.tensorflow.org/xla/operation_semantics#optimizationbarrier: no
@@ -40,8 +40,8 @@ def run_after(earlier: Sequence[Any], values: Any, *, compiled: bool) -> Iterato
             flat[i] = output
         yield tf.nest.pack_sequence_as(values, flat, expand_composites=True)
     else:
-        # Every operation inside that uses none from inside gets a control input, so also those that
-        # use no value, such as the zeros that a recurrent layer starts from.
+        # Every operation that uses no other operation of the block gets a control input, even if it
+        # uses no value, such as the zeros that a recurrent layer starts from.
         with tf.control_dependencies(first):
             yield tf.nest.map_structure(
                 lambda x: tf.identity(x) if tf.is_tensor(x) else x, values, expand_composites=True

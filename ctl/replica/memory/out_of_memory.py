@@ -1,4 +1,4 @@
-"""What a user can change if a training step does not fit into memory."""
+"""Proposes changes to the options if a training step does not fit into memory."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -47,19 +47,19 @@ class Measurement:
             micro_batches: the number of micro-batches.
             shard_state: whether slots are split in addition.
         """
-        # The estimate of the variables alone would omit what else the program holds on the device.
+        # The estimate of the variables alone would omit the other memory of the program.
         size = max(self.current, self.estimate.persistent) + self.estimate.step_bytes(micro_batches)
         if shard_state:
             size -= self.slots_to_split - self.slots_to_split // plan.layout.replicas
         return size
 
     def fits(self, plan: Plan, micro_batches: int, *, shard_state: bool = False) -> bool:
-        """Whether a step with these options fits."""
+        """Returns whether a step with these options fits."""
         return self.needs(plan, micro_batches, shard_state=shard_state) <= _USABLE * self.limit
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a ResourceExhaustedError is about memory."""
+    """Returns whether a ResourceExhaustedError is about memory."""
     return bool(_MEMORY.search(str(error)))
 
 
@@ -98,14 +98,14 @@ def advice(plan: Plan, measured: Measurement | None = None) -> str:
     if measured:
         needed, limit = _gib(measured.needs(plan, present)), _gib(measured.limit)
         problem += f", which need about {needed} of {limit} on the device"
-    # Neither has an effect in a train_step of the user's own.
+    # Neither has an effect in a user's own train_step.
     proposals = [] if plan.own_train_step else [*_proposals(plan, measured), _recompute(plan)]
     proposals.append("reduce the batch size" if rows > count else "use a smaller model")
     return f"{problem}: {_join(proposals)}."
 
 
 def _proposals(plan: Plan, measured: Measurement | None) -> list[str]:
-    """What fits, as imperatives; without measurement, what is likely to fit."""
+    """Returns the changes that fit, as imperatives; without a measurement, those likely to fit."""
     rows, count = plan.layout.rows_per_replica, plan.options.gradient_accumulation_steps
     key, shard = "optimizer.gradient_accumulation_steps", "optimizer.shard_state=true"
     if measured is None:
@@ -143,7 +143,7 @@ def _slots_to_split(trainer: Any, estimate: MemoryEstimate) -> int:
 
 
 def _is_allowed(plan: Plan, micro_batches: int, *, shard_state: bool = False) -> bool:
-    """Whether the advice does not lead to the next rejection."""
+    """Returns whether these options are valid, so that the advice does not lead to a rejection."""
     shard_state |= plan.options.shard_state
     choice = dataclasses.replace(plan.choice, micro_batches=micro_batches, shard_state=shard_state)
     return not any(rule.broken(choice) for rule in compatibility.RULES)

@@ -1,4 +1,4 @@
-"""The two passes of a recomputation: what the second one repeats, and what it takes from the first."""
+"""The two passes of a recomputation, and the values that the second pass takes from the first."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -13,7 +13,7 @@ _THREAD = threading.local()  # tf.distribute traces each replica in a thread of 
 
 
 def keep(compute: Callable[[], _T]) -> _T:
-    """Returns what a function computes, and in a recomputation what it computed in the first pass.
+    """Calls a function in the first pass; in a recomputation, returns its result of the first pass.
 
     Args:
         compute: returns small tensors that no gradient flows through, such as those of a collective.
@@ -34,9 +34,9 @@ def keep(compute: Callable[[], _T]) -> _T:
 class Pass:
     """The first pass of a call, or the recomputation.
 
-    Attributes:
+    Args:
+        values: the values of `keep` in the first pass.
         replays: whether this is the recomputation.
-        values: what `keep` computed in the first pass.
     """
 
     def __init__(self, values: list[Any], *, replays: bool):
@@ -67,7 +67,7 @@ def _passes() -> list[Pass]:
 
 
 def in_second_pass() -> bool:
-    """Whether the code that is being traced is recomputed."""
+    """Returns whether the code that is being traced is recomputed."""
     return any(each.replays for each in _passes())
 
 

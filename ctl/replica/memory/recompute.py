@@ -1,8 +1,9 @@
-"""Recomputation of activations in the backward pass, instead of keeping them (Chen et al. 2016).
+"""Recomputes activations in the backward pass, instead of keeping them.
 
-Training deep nets with sublinear memory cost, arXiv:1604.06174. `tf.recompute_grad` runs the code of the
-forward pass a second time, which draws other dropout masks, moves moving statistics twice, and loses
-the training flag and masks of tf_keras. Here the second pass replays the first one.
+The method is of Chen et al. 2016, "Training deep nets with sublinear memory cost", arXiv:1604.06174.
+`tf.recompute_grad` runs the code of the forward pass a second time, which draws other dropout masks,
+moves moving statistics twice, and loses the training flag and masks of tf_keras. Here the second pass
+replays the first one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ from ctl.replica.memory import order, passes, recompute_checks
 
 
 class _Switch:
-    """Whether anything is recomputed; the equivalence kit compares both."""
+    """Switches all recomputation on or off; the equivalence kit compares both."""
 
     enabled = True
     used = False
@@ -41,10 +42,11 @@ def recompute(layer_or_function: Any, *, blocks: str = "") -> Any:
         x = ctl.recompute(lambda x: tf.nn.gelu(x @ kernel))(x)
         model = ctl.recompute(tf_keras.applications.ResNet50(), blocks="*_out")
 
-    The activations inside exist only while its own backward pass runs; its inputs are kept. The gradient
-    is the same as without it: the second pass draws the same random numbers, uses the same statistics
-    in `ctl.SyncBatchNormalization`, and does not repeat the updates and losses that layers add. It has
-    an effect in the steps of a trainer, and none in evaluation, export, and eager execution.
+    The activations exist only while the backward pass of the layer or function runs; its inputs are
+    kept. The gradient is the same as without it: the second pass draws the same random numbers, uses the
+    same statistics in `ctl.SyncBatchNormalization`, and does not repeat the updates and losses that
+    layers add. It has an effect in the steps of a trainer, and none in evaluation, export, and eager
+    execution.
 
     Args:
         layer_or_function: a tf_keras layer or model, which is changed in place and keeps its variables,
@@ -131,7 +133,7 @@ def detect_use() -> Iterator[Callable[[], bool]]:
 
 
 def _wrap(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    # Not `__module__`: AutoGraph converts by the module, and this wrapper is not converted.
+    # Without `__module__`, by which AutoGraph decides what to convert: this wrapper is not converted.
     @functools.wraps(function, assigned=("__name__", "__qualname__", "__doc__"))
     def call(*args: Any, **kwargs: Any) -> Any:
         converted = convert(function)
@@ -182,7 +184,7 @@ class _Call:
         self._outputs = [i for i, value in enumerate(flat) if tf.is_symbolic_tensor(value)]
         results = list(flat)
         # The tapes recorded the first pass, too: the gradient of a loss that a layer adds flows through
-        # it. That of the outputs does not, because these tensors are not connected to it.
+        # it. The gradient of the outputs does not, because these tensors are not connected to it.
         with record.stop_recording():
             for i in self._outputs:
                 results[i] = tf.identity(flat[i])
@@ -245,7 +247,7 @@ class _Call:
 
 
 class _KerasState:
-    """What tf_keras keeps while layers are called: the training flag, and the dtype of variables."""
+    """The state of tf_keras while it calls layers: the training flag, and the dtype of variables."""
 
     def __init__(self) -> None:
         context = base_layer_utils.call_context()

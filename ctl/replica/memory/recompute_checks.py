@@ -1,4 +1,4 @@
-"""What a recomputation reads from outside, and what it cannot repeat."""
+"""Lists the tensors that a recomputation captures, and rejects code that it cannot repeat."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from ctl.replica.trace_checks.assignments import find_assignments, outermost
 
 
 def find_captured(operations: Sequence[Any], inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The tensors from outside, other than arguments, that a gradient may flow to."""
+    """Returns the tensors from outside, other than arguments, that a gradient may flow to."""
     inside = {op.name for op in operations}
     known = {id(tensor) for tensor in inputs}
     tensors = {}
@@ -29,12 +29,12 @@ def find_captured(operations: Sequence[Any], inputs: Sequence[tf.Tensor]) -> lis
 
 
 def is_differentiable(tensor: tf.Tensor) -> bool:
-    """Whether a gradient can flow through a tensor."""
+    """Returns whether a gradient can flow through a tensor."""
     return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
 
 
 def _with_called(operations: Sequence[Any]) -> Iterator[Any]:
-    """Yields operations and those of the functions that they call."""
+    """Yields operations, and the operations of the functions that they call."""
     for op in operations:
         yield op
         for _, graph in random_ops.called_graphs(op):
@@ -42,7 +42,7 @@ def _with_called(operations: Sequence[Any]) -> Iterator[Any]:
 
 
 def _matters(read: Any) -> bool:
-    """Whether the outputs may depend on a read.
+    """Returns whether the outputs may depend on a read.
 
     A fused batch normalization reads the moving statistics only to compute new ones.
     """
@@ -57,7 +57,7 @@ def check_second_pass(name: str, first: Sequence[Any], second: Sequence[Any]) ->
 
     Args:
         name: what is recomputed, for the message.
-        first: the operations from the beginning of the first pass to that of the second.
+        first: the operations from the beginning of the first pass to the beginning of the second.
         second: the operations of the second pass.
     """
     for assignment in find_assignments(second):

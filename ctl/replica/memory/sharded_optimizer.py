@@ -1,8 +1,8 @@
-"""Slot variables that are split over the replicas (`optimizer.shard_state`).
+"""Splits slot variables over the replicas (`optimizer.shard_state`).
 
 This is stage 1 of ZeRO (Rajbhandari et al. 2020): every replica holds the slots of its slice of each
 variable, updates this slice from the reduced gradient, and gathers the new values of the others. The
-arithmetic is that of the optimizer itself, which gets variables that hold slices.
+optimizer itself computes the updates, of variables that hold slices.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ _WHOLE = {
     "use_ema": "set optimizer.ema_decay",
 }
 
-_BUCKET = 4 * 2**20  # bytes of slices that one collective gathers, at least, if there are as many
+_BUCKET = 4 * 2**20  # the least bytes of slices per collective, except for the last one
 
 
 def shard(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
@@ -47,7 +47,7 @@ def shard(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
     cls: Any = type(inner)
     check_elementwise(inner)
     if strategy.num_replicas_in_sync > 1:
-        # The object stays the user's own, and a checkpoint of it the same: only its class is replaced.
+        # Only the class is replaced, so that the object and its checkpoint stay the same.
         object.__setattr__(inner, "__class__", _sharded_class(cls))
         inner._ctl_shards = inner._no_dependency(_Shards(strategy))
 
@@ -86,10 +86,12 @@ def held_variables(optimizer: Any) -> list[tf.Variable]:
 
 
 class _Shards:
-    """What a sharded optimizer holds in addition to its own attributes.
+    """The state that a sharded optimizer has in addition to its own.
+
+    Args:
+        strategy: the strategy of the variables.
 
     Attributes:
-        strategy: the strategy of the variables.
         gather: gathers slices of all processes.
         slices: key of a model variable -> the variable that holds the replicas' slices of its value.
         layouts: key of a model variable -> its layout.
@@ -113,7 +115,7 @@ class _Shards:
 
 
 class _Sharded(tf_keras.optimizers.Optimizer):
-    """The methods that a sharded optimizer has in place of those of its own class."""
+    """Overrides the methods of an optimizer's class that depend on its slot variables."""
 
     _ctl_shards: _Shards
 
@@ -124,9 +126,9 @@ class _Sharded(tf_keras.optimizers.Optimizer):
         shards, slices = self._ctl_shards, []
         for variable in var_list:
             layout = SliceLayout(variable.shape, shards.strategy.num_replicas_in_sync)
-            # Set from the weights at the start of each update. A variable, because tf_keras' updates
-            # assign one; of the mirrored kind, because they scatter into it, which TensorFlow rejects
-            # for variables that are local to a replica.
+            # Holds the weights from the start of each update on. It is a variable, because tf_keras'
+            # updates assign one, and a mirrored one, because they scatter into it, which TensorFlow
+            # rejects for variables that are local to a replica.
             slices.append(
                 tf.Variable(
                     tf.zeros([layout.length], getattr(variable, "true_dtype", variable.dtype)),
@@ -187,7 +189,7 @@ class _Sharded(tf_keras.optimizers.Optimizer):
     def _cut_gradient(self, gradient: Gradient, layout: SliceLayout, replica: Any) -> Gradient:
         if not isinstance(gradient, tf.IndexedSlices):
             return layout.cut(gradient, replica)
-        # They divide by the root of gathered elements, which is rounded by the position among these.
+        # These divide by the root of gathered elements, whose rounding depends on their position.
         if isinstance(self, tf_keras.optimizers.RMSprop | tf_keras.optimizers.Adagrad):
             raise UsageError(
                 f"optimizer.shard_state cannot keep the bits of {type(self).__name__} with sparse "
@@ -197,7 +199,7 @@ class _Sharded(tf_keras.optimizers.Optimizer):
         return layout.cut_rows(gradients.sum_rows(gradient), replica)
 
     def _var_key(self, variable: tf.Variable) -> Any:
-        """The key of the model variable, also for the variable that holds its slices.
+        """Returns the key of the model variable, even for the variable that holds its slices.
 
         Weight decay, learning rates and slots are keyed by it.
         """
@@ -209,7 +211,7 @@ class _Sharded(tf_keras.optimizers.Optimizer):
         children = dict(super()._trackable_children(save_type, **kwargs))
         for name, child in children.items():
             if isinstance(child, list) and any(id(item) in shards.slots for item in child):
-                # The same object in each call: a checkpoint knows its parts by identity.
+                # The same object in each call, because a checkpoint knows its parts by identity.
                 if name not in shards.children:
                     wrapped = tf.__internal__.tracking.wrap(shards.complete(child))
                     shards.children[name] = wrapped

@@ -1,4 +1,4 @@
-"""The slices of variables of which replicas keep the slots (`optimizer.shard_state`)."""
+"""Slices of variables, for slots that are split over the replicas (`optimizer.shard_state`)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,27 +12,23 @@ _VECTOR = 16
 
 
 class SliceLayout:
-    """Which elements of a flattened variable each replica updates.
+    """The elements of a flattened variable that each replica updates.
 
     The elements of complete vectors are split over the replicas, in order; zeros fill the last slices.
     Every replica also updates the rest, fewer than 16 elements, so it has the same bits everywhere:
 
         variable of 70 elements on 2 replicas:  0..31 and 64..69  |  32..63 and 64..69
 
-    Attributes:
-        shape: the shape of the variable.
+    Args:
+        shape: the static shape of the variable.
         replicas: the number of replicas.
+
+    Attributes:
         body: the elements of a slice that no other replica has.
         length: the elements of a slice.
     """
 
     def __init__(self, shape: Sequence[int], replicas: int):
-        """Computes the layout.
-
-        Args:
-            shape: the static shape of the variable.
-            replicas: the number of replicas.
-        """
         self.shape = tf.TensorShape(shape)
         self.replicas = replicas
         size = self.shape.num_elements()
@@ -99,11 +95,16 @@ class SlicedSlot(tf.__internal__.tracking.Trackable):
     A checkpoint has the complete tensor under the key of a slot variable that is not sliced, so that any
     number of replicas can restore it.
 
+    Args:
+        slices: the distributed variable of [length] elements, one slice for each replica.
+        layout: which elements each replica has.
+        strategy: the strategy of the variable.
+        gather: the result of `make_gather`.
+
     Attributes:
         name: the name of the slot variable, such as "m/dense/kernel:0".
         shape: the shape of the complete tensor.
-        dtype: its type.
-        slices: the variable that holds the replicas' slices.
+        dtype: its dtype.
     """
 
     trainable = False
@@ -117,14 +118,6 @@ class SlicedSlot(tf.__internal__.tracking.Trackable):
         strategy: tf.distribute.Strategy,
         gather: Callable[[Any], Any],
     ):
-        """Wraps the slices.
-
-        Args:
-            slices: the distributed variable of [length] elements.
-            layout: which elements each replica has.
-            strategy: the strategy of the variable.
-            gather: the result of `make_gather`.
-        """
         self.name, self.dtype, self.shape = slices.name, slices.dtype, layout.shape
         self.slices = slices
         self._layout = layout
@@ -184,7 +177,7 @@ class SlicedSlot(tf.__internal__.tracking.Trackable):
 
 
 def make_gather(strategy: tf.distribute.Strategy) -> Callable[[Any], Any]:
-    """Returns a function: local replicas' [length] slices -> [replicas, length] of all processes."""
+    """Returns a function that gathers the [length] slices of all processes to [replicas, length]."""
 
     @tf.function(autograph=False)
     def gather(slices: Any) -> Any:

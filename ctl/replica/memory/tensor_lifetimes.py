@@ -1,4 +1,4 @@
-"""The memory of the tensors of a graph, if its operations run in the order of the code.
+"""Computes the memory of the tensors of a graph, if its operations run in the order of the code.
 
 A tensor takes memory from the operation that computes it to the last one that reads it. So a tensor of
 a forward pass that the backward pass reads counts until then, and a recomputed block counts its inputs,
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ctl.replica.random import random_ops
 
-# The output is the memory of the input.
+# Ops whose output is the memory of their input.
 _ALIASES = (
     "Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient",
     "EnsureShape", "CheckNumerics", "XlaOptimizationBarrier",
@@ -24,25 +24,23 @@ _IN_PLACE = (
     "Select", "SelectV2", "Sigmoid", "SigmoidGrad", "Softmax", "Softplus", "Sqrt", "Square", "Sub",
     "Tanh", "TanhGrad",
 )  # fmt: skip
-# Their outputs are the memory of a variable, a constant of the program, or an argument.
+# Ops whose outputs are the memory of a variable, a constant of the program, or an argument.
 _NOT_COUNTED = ("Const", "Placeholder", "ReadVariableOp", "VarHandleOp")
 
 
 class Timeline:
     """The operations of a graph in the order of the code, and the memory of their tensors.
 
+    Args:
+        graph: a function graph.
+        device: the replica's device, such as "CPU:0"; operations of other replicas do not count.
+
     Attributes:
-        operations: those that the graph's results depend on.
-        unknown: the operations with a tensor of unknown size, which counts as 0.
+        operations: the operations that the graph's results depend on.
+        unknown: the positions of operations with a tensor of unknown size, which counts as 0.
     """
 
     def __init__(self, graph: Any, *, device: str = ""):
-        """Finds which operation is the last to read each tensor.
-
-        Args:
-            graph: a function graph.
-            device: of the replica, such as "CPU:0"; operations of other replicas do not count.
-        """
         self.unknown: list[int] = []
         self.operations = [op for op in _needed(graph) if device_of(op) in ("", device)]
         self._memory: dict[int, int] = {}  # tensor -> the tensor whose memory it is
@@ -56,7 +54,7 @@ class Timeline:
                 if number < len(op.inputs) and _is_alias(op):
                     self._memory[id(x)] = self._owner(op.inputs[number])
                 size = 0 if op.type in _NOT_COUNTED else bytes_of(x)
-                # Those of FusedBatchNorm are work space, which most devices do not need.
+                # Such outputs of FusedBatchNorm are work space, which most devices do not need.
                 if size is None and not op.type.startswith("FusedBatchNorm"):
                     self.unknown.append(i)
                 self._sizes[id(x)] = size or 0
@@ -74,7 +72,7 @@ class Timeline:
         for i, op in enumerate(self.operations):
             new = {self._owner(x) for x in op.outputs if self._owner(x) == id(x)} - owners
             read = {self._owner(x) for x in op.inputs} - owners
-            # Tensors that were not computed here are not contained in `live`.
+            # Tensors that were not computed here are not part of `live`.
             freed = [self._sizes[k] for k in read if k in self._sizes and self._last[k] == i]
             allocated = sum(self._sizes[key] for key in new)
             reused = allocated if op.type in _IN_PLACE and allocated in freed else 0
@@ -99,7 +97,7 @@ class Timeline:
 
 
 def _needed(graph: Any) -> list[Any]:
-    """The operations that the results and the side effects of a graph depend on, in order."""
+    """Returns the operations that the results and the side effects of a graph depend on, in order."""
     pending = [x.op for x in getattr(graph, "outputs", ())]
     pending += getattr(graph, "control_outputs", ())
     names: set[str] = set()

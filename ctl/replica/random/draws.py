@@ -38,8 +38,8 @@ class Stream:
     """A sequence of draws in a step; the draws are counted while the step is traced.
 
     Attributes:
-        identity: what its key is made of, besides the number of the draw.
-        name: what draws, as the subject of a message.
+        identity: the source of its key, besides the number of the draw.
+        name: the name of the code that draws, as the subject of a message.
     """
 
     identity: str
@@ -125,10 +125,10 @@ def draw_bits(
 
     Args:
         shape: the shape of the numbers, [entries, ...]; any shape if `shared`.
-        stream: what draws.
+        stream: identifies the draw.
         shared: draw the same numbers on every replica, for all rows.
         per_row: the number of consecutive entries of each row; read from the ops by default.
-        inputs: a tensor [entries, ...] that the numbers are for.
+        inputs: a tensor [entries, ...] that the numbers are combined with.
 
     Returns:
         [entries, multiple of 4] uint32; [1, ...] if `shared`.
@@ -164,7 +164,7 @@ def draw_bits(
 
 @dataclasses.dataclass(frozen=True)
 class _Fold:
-    """How the entries of a draw belong to rows."""
+    """The assignment of the entries of a draw to rows."""
 
     entries: int | tf.Tensor
     per_row: int
@@ -210,14 +210,14 @@ def _fold(
 
 
 def _source(shape: Any, inputs: tf.Tensor | None) -> tf.Tensor | None:
-    """The tensor that numbers are for: `inputs`, or the tensor whose shape they have."""
+    """Returns the tensor that numbers are for: `inputs`, or the tensor whose shape they have."""
     if inputs is None and hasattr(shape, "graph"):
         return shape.op.inputs[0] if shape.op.type == "Shape" else None
     return inputs if hasattr(inputs, "graph") else None
 
 
 def _loop_counters(rows: row_mask.Examples, stream: Stream) -> list[tf.Tensor]:
-    """The counters of the loops of this step that the draw is in, from outside in.
+    """Returns the counters of the loops of this step that the draw is in, from outside in.
 
     Raises:
         UsageError: the numbers would be drawn again in the backward pass, or once for several rows.

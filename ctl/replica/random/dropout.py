@@ -49,8 +49,8 @@ def key_random_layers(
         The names of the layers that were changed.
     """
     names = []
-    # The position and not the name of a layer: tf_keras counts names up within a process, so a model
-    # that is built a second time has other names.
+    # Keyed by the position of a layer: tf_keras counts names up within a process, so a model that is
+    # built a second time has other names.
     for index, layer in enumerate(model._flatten_layers()):
         generator = getattr(layer, "_random_generator", None)
         if generator is not None:
@@ -68,15 +68,13 @@ class RowKeyedGenerator:
     """Replaces the `RandomGenerator` of one layer.
 
     Outside of a training step it delegates to the generator that it replaced.
+
+    Args:
+        replaced: the tf_keras `RandomGenerator` to replace.
+        stream: the identity of the layer.
     """
 
     def __init__(self, replaced: Any, stream: Stream):
-        """Keys one layer.
-
-        Args:
-            replaced: the tf_keras `RandomGenerator` to replace.
-            stream: the identity of the layer.
-        """
         self._replaced = replaced
         self._stream = stream
 
@@ -87,7 +85,7 @@ class RowKeyedGenerator:
         """Drops elements of `inputs` as `tf.nn.dropout` does, by the numbers of their rows."""
 
         def draw() -> tf.Tensor:
-            # A noise shape that starts with 1 has one mask for all rows: that of row 0, on all replicas.
+            # A noise shape that starts with 1 has one mask for all rows: the mask of row 0 everywhere.
             shared = noise_shape is not None and draws.static_size(noise_shape) == 1
             return draws.dropout(inputs, rate, noise_shape, self._stream, shared=shared)
 
@@ -134,21 +132,21 @@ class RowKeyedGenerator:
         )
 
     def truncated_normal(self, shape: Any, *args: Any, **kwargs: Any) -> tf.Tensor:
-        """Raises a UsageError in a step: rejection sampling uses a varying number of draws per row."""
+        """Raises UsageError in a step: rejection sampling uses a varying number of draws per row."""
         return self._keyed(
             lambda: self._reject("draws from a truncated normal distribution"),
             lambda: self._replaced.truncated_normal(shape, *args, **kwargs),
         )
 
     def make_seed_for_stateless_op(self) -> tf.Tensor:
-        """Raises a UsageError in a step: the layer would draw for its local batch, not per row."""
+        """Raises UsageError in a step: the layer would draw for its local batch, not per row."""
         return self._keyed(
             lambda: self._reject("draws for its complete local batch"),
             self._replaced.make_seed_for_stateless_op,
         )
 
     def make_legacy_seed(self) -> int | None:
-        """Raises a UsageError in a step, like `make_seed_for_stateless_op`."""
+        """Raises UsageError in a step, like `make_seed_for_stateless_op`."""
         return self._keyed(
             lambda: self._reject("draws for its complete local batch"),
             self._replaced.make_legacy_seed,
@@ -185,7 +183,7 @@ def _as_in_tf_keras() -> Iterator[None]:
 
 
 def _key_generators() -> None:
-    """Makes every other tf_keras layer draw by row in a training step, wherever the user holds it.
+    """Makes every other tf_keras layer draw by row in a training step, wherever it is held.
 
     Layers that are made while the step is traced, or that no model contains, cannot be listed
     beforehand. Their draws are numbered in the order in which the step is traced, which is the same in

@@ -1,4 +1,4 @@
-"""Gamma numbers that are keyed by row: every element uses the same number of draws."""
+"""Draws gamma numbers that are keyed by row: every element uses the same number of draws."""
 
 import dataclasses
 import math
@@ -13,12 +13,12 @@ _TRIES = 12  # each is rejected with a probability of at most 0.05, so all are w
 
 
 def log_gamma(shape: Any, alpha: float, stream: Stream, dtype: tf.DType, **rows: Any) -> tf.Tensor:
-    """Draws logarithms of gamma numbers (Marsaglia and Tsang 2000), for each element alike.
+    """Draws logarithms of gamma numbers (Marsaglia and Tsang 2000).
 
-    Rejection with a fixed number of tries, of which the first that is accepted counts: so each element
-    uses the same number of draws, whatever its values are.
+    The number of tries is fixed, and the first accepted one counts: so each element uses the same
+    number of draws, whatever its values are.
     """
-    # The normal number, the uniform number and that of the boost of an element.
+    # An element needs a normal number, a uniform number, and a uniform number for the boost.
     streams = [dataclasses.replace(stream, identity=stream.identity + part) for part in "nub"]
 
     def unit(shape: Any, stream: Stream) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Detects random numbers that Python draws while a step is traced: constants of the graph."""
+"""Detects random numbers that Python draws while a step is traced, as constants of the graph."""
 
 from collections.abc import Iterator
 import contextlib
@@ -21,8 +21,8 @@ _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 def check_host_random(trainer: Any) -> Iterator[None]:
     """Checks that the code inside the `with` block draws nothing from Python's and numpy's generators.
 
-    The global generators are compared before and after, and the generator objects that the methods of
-    the trainer and of its layers can name.
+    It compares the states before and after: of the global generators, and of the generators that the
+    methods of the trainer and of its layers can name.
 
     Args:
         trainer: the `StandardTrainer` whose step is traced inside.
@@ -30,8 +30,8 @@ def check_host_random(trainer: Any) -> Iterator[None]:
     Raises:
         UsageError: the state of a generator changed. The message names it.
     """
-    # Layers that are made in a step take their seeds from here. Without a generator of its own, which
-    # the threads of replicas do not have, tf_keras draws from Python's global one.
+    # Layers that are made in a step take their seeds from this generator. The threads of replicas have
+    # none, so tf_keras would draw from Python's global one.
     if getattr(backend._SEED_GENERATOR, "generator", None) is None:
         backend._SEED_GENERATOR.generator = random.Random(0)
     generators = _find_generators(trainer)
@@ -94,7 +94,7 @@ def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _referenced(function: types.FunctionType, seen: set[Any]) -> Iterator[tuple[str, Any]]:
-    """The generators that a function of the user refers to, also in functions of its module."""
+    """Yields the generators that a user's function refers to, directly or in functions it calls."""
     if function in seen or _is_library(function.__module__):
         return
     seen.add(function)

@@ -25,8 +25,8 @@ _FRACTION = {tf.float16: 0x7FE000, tf.bfloat16: 0x7F0000}
 
 def make_key(identity: str) -> tf.Tensor:
     """Returns the key [1] uint64 of a stream of numbers."""
-    # A cryptographic hash: streams with similar names get unrelated keys, in every process alike, which
-    # Python's own hash of a string does not give.
+    # A cryptographic hash gives unrelated keys to streams with similar names, in every process the same
+    # ones, unlike Python's own hash of a string.
     digest = hashlib.blake2b(identity.encode(), digest_size=8).digest()
     return tf.constant([int.from_bytes(digest, "little")], tf.uint64)
 
@@ -58,9 +58,9 @@ def draw_bits(
 
 
 def _draw(shape: Any, key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
-    # Bits and not floats, because XLA converts the same bits to other floats than TensorFlow's
-    # kernels. The raw op and not the public one, because only it accepts key and counter: one call
-    # draws the blocks of consecutive counters, which are those of consecutive rows.
+    # It draws bits and not floats, because XLA converts the same bits to other floats than TensorFlow's
+    # kernels. Only the raw op accepts key and counter: one call draws the blocks of consecutive
+    # counters, which belong to consecutive rows.
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=shape, key=key, counter=counter, alg=_ALGORITHM, dtype=tf.uint32, name=OP_NAME
     )
@@ -103,7 +103,7 @@ def to_normal(bits: tf.Tensor, dtype: tf.DType = tf.float32) -> tf.Tensor:
 
 def to_integers(bits: tf.Tensor, low: Any, high: Any, dtype: tf.DType) -> tf.Tensor:
     """Converts uint32 to integers in [low, high), of which there must be at most 2^32."""
-    # The upper half of the product (Lemire 2019): no modulo, which XLA computes slowly. The probability
+    # The upper half of the product (Lemire 2019): XLA computes a modulo slowly. The probability
     # of a value differs from 1 / n by less than 2^-32.
     low, high = tf.cast(low, tf.int64), tf.cast(high, tf.int64)
     product = tf.cast(bits, tf.uint64) * tf.cast(high - low, tf.uint64)

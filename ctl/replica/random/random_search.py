@@ -1,6 +1,6 @@
 """Searches a traced step for random numbers that are not functions of the global batch.
 
-The ops of the step, and those of all functions that they call, are searched while the step is traced;
+The ops of the step, and of all functions that they call, are searched while the step is traced;
 nothing is added to the graph. What ctl drew itself is recognized by its name (`philox.OP_NAME`).
 """
 
@@ -62,7 +62,7 @@ def search(rows: Examples, inputs: Any) -> Iterator[None]:
 
 
 class _Search:
-    """One search.
+    """The state of one search.
 
     Attributes:
         flow: what depends on the batch.
@@ -137,7 +137,7 @@ class _Search:
         """Checks a random op; returns whether it is ctl's own."""
         if philox.OP_NAME in op.name:
             return True
-        if _INITIALIZER.search(op.name):  # of a variable, which runs once
+        if _INITIALIZER.search(op.name):  # a variable's initializer, which runs once
             return False
         if op.type in random_ops.STATELESS and not self.flow.differs_between_splits(op):
             return False
@@ -148,7 +148,7 @@ class _Search:
 
 
 def _confirmed(draw: Folded) -> bool:
-    """Whether a draw with several entries per row is combined with a tensor that shows the fold."""
+    """Returns whether a draw with several entries per row is combined with a tensor of that fold."""
     size = draw.bits.shape[0]
     derived = {id(draw.bits)}
     queue = [draw.bits]

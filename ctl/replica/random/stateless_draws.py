@@ -1,8 +1,8 @@
-"""Whether a stateless random op draws the same numbers however the batch is split.
+"""Checks that a stateless random op draws the same numbers however the batch is split.
 
-A draw with a constant seed is the same on all replicas if its shape is: that of an initializer or of a
-fixed projection, but not noise of shape [rows, ...]. Shapes are constants by the time the step is
-traced, so what a draw is combined with shows which of the two it is.
+A draw with a constant seed is the same on all replicas if its shape is, as for an initializer or a
+fixed projection, but not for noise of shape [rows, ...]. Shapes are constants by the time the step is
+traced, so the tensors that a draw is combined with show which of the two it is.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from ctl.replica.trace_checks import row_axis
 
-# The value or the shape of a tensor, without its rows.
+# Ops that read only the shape of a tensor.
 _SHAPES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")
 _DATA = ("IteratorGetNext", "IteratorGetNextAsOptional", "MultiDeviceIteratorGetNextFromShard")
 # Ops that combine their inputs element by element.
@@ -49,19 +49,17 @@ _WEIGHTS = {
 class Dataflow:
     """Answers questions about the ops of one step.
 
+    Args:
+        inputs: the tensors of the batch.
+        count: the number of rows; an int if it is static.
+        parts: the number of micro-batches that the rows are computed in.
+
     Attributes:
         counts: the numbers of rows of the batch and of its micro-batches; empty if they are known only
             when the step runs.
     """
 
     def __init__(self, inputs: Sequence[tf.Tensor], count: int | tf.Tensor | None, parts: int = 1):
-        """Starts with the tensors of a batch.
-
-        Args:
-            inputs: the tensors of the batch.
-            count: the number of rows; an int if it is static.
-            parts: the number of micro-batches that the rows are computed in.
-        """
         self._depends = {id(tensor.op): True for tensor in inputs}
         # Ids are unique only while the tensors exist.
         self._keep: list[Any] = list(inputs)
@@ -71,10 +69,9 @@ class Dataflow:
             self.counts = {count, *(b - a for a, b in itertools.pairwise(ends))} - {0}
 
     def differs_between_splits(self, op: Any) -> bool:
-        """Whether the numbers of a stateless random op may depend on how the batch is split.
+        """Returns whether a stateless random op may depend on how the batch is split.
 
-        Returns:
-            True also if the ops do not show it.
+        It is True also if the ops do not show it.
         """
         result = op.outputs[0]
         if any(self.depends_on_batch(tensor) for tensor in op.inputs):
@@ -91,7 +88,7 @@ class Dataflow:
         return self._combined_with_rows(result)
 
     def depends_on_batch(self, tensor: tf.Tensor) -> bool:
-        """Whether a value depends on the batch or on the replica, as far as the ops show."""
+        """Returns whether a value depends on the batch or on the replica, as far as the ops show."""
         stack = [tensor.op]
         while stack:
             op = stack[-1]
@@ -113,7 +110,7 @@ class Dataflow:
         return self._depends[id(tensor.op)]
 
     def _sources(self, op: Any) -> bool | list[Any]:
-        """The ops of an op's inputs, or whether it depends on the batch by itself."""
+        """Returns the ops of an op's inputs, or whether it depends on the batch by itself."""
         if op.type in _DATA:
             return True
         if op.type == "Const":
@@ -132,7 +129,7 @@ class Dataflow:
         self._keep.append(op)
 
     def _combined_with_rows(self, tensor: tf.Tensor) -> bool:
-        """Whether a tensor that is the same on all replicas is combined with the rows of a batch."""
+        """Returns whether a tensor that is equal on all replicas is combined with rows of a batch."""
         derived = {id(tensor)}
         queue = [tensor]
         while queue:
@@ -158,17 +155,17 @@ class Dataflow:
 
 
 def random_call(op: Any) -> bool:
-    """Whether an op runs a function, whose ops are not followed."""
+    """Returns whether an op runs a function, whose ops are not followed."""
     return op.type.endswith(("PartitionedCall", "While", "If", "Case"))
 
 
 def _is_left_factor(op: Any, tensor: tf.Tensor) -> bool:
-    """Whether a matrix is multiplied from the right, as the rows of a batch are by a kernel."""
+    """Returns whether a matrix is multiplied from the right, as the rows of a batch are by a kernel."""
     return op.type in ("MatMul", "BatchMatMulV2", "Conv2D") and op.inputs[0] is tensor
 
 
 def _independent(op: Any, tensor: tf.Tensor, rows: tf.Tensor, counts: set[int]) -> bool:
-    """Whether an op applies the same tensor to each row; False if that is not clear."""
+    """Returns whether an op applies the same tensor to each row; False if that is not clear."""
     shape, other = tensor.shape, rows.shape
     if op.type in _WEIGHTS:
         return op.inputs[_WEIGHTS[op.type]] is tensor
@@ -196,7 +193,7 @@ def _position(op: Any, tensor: tf.Tensor) -> int:
 
 
 def _holds_rows(shape: tf.TensorShape, counts: set[int]) -> bool:
-    """Whether axis 0 can hold the rows: all of them, or several entries of each."""
+    """Returns whether axis 0 can hold the rows: all of them, or several entries of each."""
     if not shape.rank or shape[0] is None:
         return False
     # Every number is a multiple of a micro-batch of one row.

@@ -1,1 +1,1 @@
-"""Checks of a traced step: whether what it computes is a function of the global batch alone."""
+"""Checks that a traced step computes a function of the global batch alone."""

@@ -1,4 +1,4 @@
-"""Which variables the code of a step assigns, read from the graph while the step is traced."""
+"""Lists the variables that the code of a step assigns, from the graph, while the step is traced."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from ctl.configs.error_location import user_frame
 from ctl.replica.random import random_ops
 from ctl.replica.trace_checks import dataflow, row_axis
 
-# The name of the conditional that contains an optimizer's own assignments, which skip themselves.
+# The name of the conditional that contains an optimizer's assignments, which it skips by itself.
 OPTIMIZER_UPDATE = "ctl_update"
 _READS = ("ResourceGather", "ResourceGatherNd")
 
@@ -19,7 +19,7 @@ class Assignment(NamedTuple):
 
     Attributes:
         op: the op.
-        handle: the handle of the variable: on several replicas, of one replica's copy.
+        handle: the handle of the variable; on several replicas, the handle of one replica's copy.
         calls: the ops that call the functions which contain `op`, outermost first.
     """
 
@@ -34,7 +34,7 @@ class Assignment(NamedTuple):
         return line or f"Layer {self.op.name.rpartition('/')[0] or self.op.name}"
 
     def depends_on(self, sources: Iterable[Any]) -> bool:
-        """Whether the value, or whether it is assigned at all, is computed from one of the sources."""
+        """Returns whether the value, or the assignment itself, depends on one of the sources."""
         sources = list(sources)
         values = [tensor for tensor in self.op.inputs if tensor.dtype != tf.resource]
         for call in self.calls:

@@ -1,4 +1,4 @@
-"""Whether all replicas hold the same values of the variables that a user's step assigns."""
+"""Checks that all replicas hold the same values of the variables that a user's step assigns."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -38,7 +38,7 @@ def _variables(items: Mapping[str, Any]) -> Iterator[tuple[str, tf.Variable]]:
             if isinstance(item, tf.Variable):
                 yield attribute, item
             elif isinstance(item, tf_keras.layers.Layer):
-                # A plain batch normalization normalizes by a part of the batch, which is warned of.
+                # A plain batch normalization uses only a part of the batch, of which the plan warns.
                 statistics = moving_statistics(item)
                 for variable in item.variables:
                     # Matrices that are trained are large, and only the optimizer assigns them.
@@ -52,7 +52,7 @@ def moving_statistics(model: tf_keras.layers.Layer, *, plain: bool = False) -> s
 
     Args:
         model: a model or a layer.
-        plain: only of tf_keras layers that are not synchronized.
+        plain: return only the statistics of tf_keras layers that are not synchronized.
     """
     names = ("moving_mean", "moving_variance", "renorm_mean", "renorm_stddev")
     layers = [layer for layer in model._flatten_layers() if hasattr(layer, "moving_mean")]
@@ -76,7 +76,7 @@ def _differs(variable: tf.Variable) -> bool:
 
 
 def _equal(one: np.ndarray, two: np.ndarray, dtype: tf.DType) -> bool:
-    """Whether two copies are equal, up to what the order of sums changes on a GPU."""
+    """Returns whether two copies are equal, up to what the order of sums changes on a GPU."""
     if not dtype.is_floating:
         return np.array_equal(one, two)
     tolerance = float(np.finfo(dtype.as_numpy_dtype).eps) ** 0.6 if dtype.size > 2 else 0.05

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ctl.replica.trace_checks.loss_trace import GlobalValue
 
-# Relative to the largest value. The shapes are the same, so a row is computed by the same kernels.
+# Relative to the largest value. The shapes are the same, so the same kernels compute a row.
 _TOLERANCES = {8: 1e-6, 4: 1e-4, 2: 2e-2}
 # Ops that read the data of the run, wait for other replicas, or change a state.
 _NOT_COPIED = (
@@ -28,8 +28,16 @@ class ProbeError(Exception):
 class Probe:
     """Computes values from the batch of one replica.
 
-    Values of the global batch (sums over the replicas) and statistics of batch normalizations keep
-    what they are for the first batch, so that only dependence within the replica is seen.
+    Values of the global batch (sums over the replicas) and statistics of batch normalizations stay as
+    they are for the first batch, so that only dependence within the replica is seen.
+
+    Args:
+        values: [rows, ...] tensors of the step.
+        batch: the tensors of the replica's batch.
+        constants: the id of another tensor -> its value.
+        aliases: the id of a tensor -> the tensor that it stands for.
+        global_values: sums over the replicas.
+        statistics: the ops of batch normalizations that combine rows.
     """
 
     def __init__(
@@ -42,16 +50,6 @@ class Probe:
         global_values: Sequence[GlobalValue],
         statistics: Sequence[Any],
     ):
-        """Copies nothing yet.
-
-        Args:
-            values: [rows, ...] tensors of the step.
-            batch: the tensors of the replica's batch.
-            constants: the id of another tensor -> its value.
-            aliases: the id of a tensor -> the tensor that it stands for.
-            global_values: sums over the replicas.
-            statistics: the ops of batch normalizations that combine rows.
-        """
         self._values, self._batch, self._aliases = values, batch, aliases
         self._constants = constants
         self._global = {id(value.output): value for value in global_values}
@@ -59,7 +57,7 @@ class Probe:
         self._fixed: list[tf.Tensor] = []
 
     def depends_on_other_rows(self, batch: Sequence[Any], rows: int) -> bool:
-        """Whether a value of a row changes if other rows of the batch do.
+        """Returns whether a value of a row changes if other rows of the batch change.
 
         Args:
             batch: the values of the batch, of the first `rows` rows, which exist.
@@ -92,7 +90,7 @@ class Probe:
         return False
 
     def _observe(self, batch: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Computes what the other functions get as constants."""
+        """Computes the values that stay constant for the other batches."""
         copy = _Copy(self, self._known(batch))
         for value in self._values:
             copy.tensor(value)
@@ -138,7 +136,7 @@ class _Copy:
         return self._copies[id(tensor)]
 
     def _sources(self, tensor: tf.Tensor) -> list[tf.Tensor]:
-        """What a tensor is copied from."""
+        """Returns the tensors that a tensor is copied from."""
         if not hasattr(tensor, "op"):  # eager, such as the handle of a variable
             self._copies[id(tensor)] = tensor
             return []
@@ -193,7 +191,7 @@ class _Copy:
 
 
 def _kept_rows(count: int, values: Sequence[Any]) -> Iterator[np.ndarray]:
-    """Sets of rows that stay while the others change.
+    """Yields sets of rows to keep while the others change.
 
     Among them are the rows with the smallest and the largest values: a loss that selects the hardest
     examples of a batch is zero for the others.
@@ -223,7 +221,7 @@ def _replace_others(batch: Sequence[Any], kept: np.ndarray) -> list[Any]:
 
 
 def _differ(one: Sequence[Any], two: Sequence[Any], rows: np.ndarray) -> bool:
-    """Whether the entries of some rows differ by more than rounding."""
+    """Returns whether the entries of some rows differ by more than rounding."""
     return any(_differs(a.numpy(), b.numpy(), rows) for a, b in zip(one, two, strict=True))
 
 

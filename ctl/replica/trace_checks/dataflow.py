@@ -1,4 +1,4 @@
-"""Whether a tensor of a graph is computed from others, which is known while the step is traced."""
+"""Follows the tensors of a graph back to their sources, while the step is traced."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,7 +7,7 @@ import tensorflow as tf
 
 
 def depends_on(value: Any, sources: Iterable[Any]) -> bool:
-    """Whether a tensor is computed from one of the sources.
+    """Returns whether a tensor is computed from one of the sources.
 
     Values that are read from variables do not depend on what was assigned to these. An operation that
     calls a function depends on all of its inputs.

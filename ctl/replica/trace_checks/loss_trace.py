@@ -1,4 +1,4 @@
-"""What a traced step records about its losses, for the searches at the end of the trace."""
+"""Records the losses of a step while it is traced, for the searches at the end of the trace."""
 
 from collections.abc import Iterator, Sequence
 import contextlib
@@ -13,7 +13,7 @@ class GlobalValue(NamedTuple):
 
     Attributes:
         output: the value.
-        local: what this replica contributed to it.
+        local: this replica's contribution to it.
         copies: how often the value repeats `local` on `axis` if all replicas contribute the same.
         axis: see `copies`.
     """
@@ -31,7 +31,7 @@ class MicroBatchTrace(NamedTuple):
         rows: the tensors that have one entry per row: features, mask and weights.
         first_row: the position of the first row in the global batch.
         size: the number of rows.
-        losses: what the loss function returned.
+        losses: the result of the loss function.
     """
 
     rows: list[tf.Tensor]
@@ -47,8 +47,8 @@ class Update:
     Attributes:
         inputs: the batch and the weights, outside of a compiled function.
         aliases: the id of a tensor inside of that function -> the tensor that it stands for.
-        micro_batches: in order.
-        gradients: those of each micro-batch.
+        micro_batches: the micro-batches, in order.
+        gradients: the gradients of each micro-batch.
     """
 
     inputs: list[tf.Tensor]
@@ -64,7 +64,7 @@ class LossTrace:
     Attributes:
         batch: the tensors of the replica's batch, before `preprocess`, and the row mask.
         updates: one for each call of `minimize`.
-        global_values: sums over the replicas and the like.
+        global_values: values of the global batch, such as sums over the replicas.
         constants: the id of a tensor of the first replica -> its value in the first step.
     """
 
@@ -74,12 +74,12 @@ class LossTrace:
     constants: dict[int, Any] = dataclasses.field(default_factory=dict)
 
     def begin_update(self, inputs: Any) -> None:
-        """Records what the micro-batches of an update are cut from."""
+        """Records the tensors that the micro-batches of an update are cut from."""
         self._structure = inputs
         self.updates.append(Update(symbolic([inputs.batch, inputs.weights])))
 
     def enter_function(self, inputs: Any) -> None:
-        """Records the same structure inside of the function that computes the micro-batches."""
+        """Records the same structure inside the function that computes the micro-batches."""
         update = self.updates[-1]
         update.aliases.clear()  # of an earlier attempt, which failed
         update.micro_batches.clear()
@@ -101,13 +101,13 @@ class LossTrace:
         self.updates[-1].gradients.append(gradients)
 
     def sources(self, update: Update) -> list[tf.Tensor]:
-        """What the losses of an update are computed from, in an order that all replicas share."""
+        """Returns the tensors that an update's losses depend on, in the same order on all replicas."""
         parts = [(part.rows, part.first_row, part.size) for part in update.micro_batches]
         return symbolic([self.batch, parts, [value.output for value in self.global_values]])
 
     @contextlib.contextmanager
     def record_collectives(self) -> Iterator[None]:
-        """Records the sums over replicas that the code inside computes, also those of the user."""
+        """Records the sums over replicas that the code inside computes, including the user's."""
         context: Any = tf.distribute.get_replica_context()
         reduce, gather = context.all_reduce, context.all_gather
         replicas = context.num_replicas_in_sync
@@ -122,7 +122,7 @@ class LossTrace:
             self.add_global(result, value, copies=replicas, axis=axis)
             return result
 
-        # On this context alone, which belongs to this replica and, on several replicas, to this trace.
+        # Only on this context, which belongs to this replica and, on several replicas, to this trace.
         context.all_reduce, context.all_gather = all_reduce, all_gather
         try:
             yield
@@ -130,13 +130,13 @@ class LossTrace:
             del context.all_reduce, context.all_gather
 
     def add_global(self, results: Any, values: Any, **repetition: int) -> None:
-        """Records sums over the replicas, and what this replica contributes to them."""
+        """Records sums over the replicas, and this replica's contributions to them."""
         for output, local in zip(tf.nest.flatten(results), tf.nest.flatten(values), strict=True):
             if tf.is_symbolic_tensor(output) and tf.is_symbolic_tensor(local):
                 self.global_values.append(GlobalValue(output, local, **repetition))
 
 
 def symbolic(values: Any) -> list[tf.Tensor]:
-    """The tensors of graphs in a nested structure."""
+    """Returns the tensors of graphs in a nested structure."""
     flat: Sequence[Any] = tf.nest.flatten(values)
     return [value for value in flat if tf.is_symbolic_tensor(value)]

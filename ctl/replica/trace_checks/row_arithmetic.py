@@ -1,4 +1,4 @@
-"""Where ops that compute with values hold the rows of a batch: one rule per kind of op.
+"""Rules for ops that compute with values: one per kind of op, for the place of a batch's rows.
 
 A rule gets the op, where its inputs hold the rows, and the number of rows if it is static. It returns
 where all outputs, or each of them, hold the rows, and raises `CombinesRows` otherwise.
@@ -35,7 +35,7 @@ def select(op: Any, states: States, count: int | None) -> Rows:
 
 
 def fused_batch_norm(op: Any, states: States, count: int | None) -> list[Rows | None]:
-    """A normalization; over the rows, only by given statistics."""
+    """A normalization; on the axis of the rows, only with given statistics."""
     state, others = first(states), len(op.outputs) - 1
     # tf_keras' LayerNormalization has the rows on the axis of channels.
     if state.axis == (1 if op.get_attr("data_format") == b"NCHW" else rank_of(op.inputs[0]) - 1):
@@ -52,7 +52,7 @@ def trailing(op: Any, states: States, count: int | None) -> Rows:
 
 
 def reduction(op: Any, states: States, count: int | None) -> Rows:
-    """A reduction of axes other than that of the rows."""
+    """A reduction of axes other than the axis of the rows."""
     state, rank = first(states), rank_of(op.inputs[0])
     axes = {int(axis) % rank for axis in static(op.inputs[1]).flatten()}
     check(state.axis not in axes)
@@ -68,14 +68,14 @@ def scan(op: Any, states: States, count: int | None) -> Rows:
 
 
 def roll(op: Any, states: States, count: int | None) -> Rows:
-    """A roll along axes other than that of the rows."""
+    """A roll along axes other than the axis of the rows."""
     state, rank = first(states), rank_of(op.inputs[0])
     check(all(int(axis) % rank != state.axis for axis in static(op.inputs[2]).flatten()))
     return state
 
 
 def matmul(op: Any, states: States, count: int | None) -> Rows:
-    """A product of matrices that does not contract the rows."""
+    """A product of matrices that does not contract the axis of the rows."""
     batch = op.type != "MatMul"
     flags = ("adj_x", "adj_y") if batch else ("transpose_a", "transpose_b")
     rank, places = rank_of(op.outputs[0]), set()
@@ -85,7 +85,7 @@ def matmul(op: Any, states: States, count: int | None) -> Rows:
         from_end = rank_of(tensor) - 1 - state.axis  # 0 or 1: an axis of the matrices
         if from_end < 2:
             transposed = int(op.get_attr(flags[i]))
-            check(from_end == (transposed if i else 1 - transposed))  # else it is contracted
+            check(from_end == (transposed if i else 1 - transposed))  # otherwise it is contracted
             from_end = 1 - i
         places.add(state._replace(axis=rank - 1 - from_end))
     return single(places)
@@ -104,7 +104,7 @@ def einsum(op: Any, states: States, count: int | None) -> Rows:
 
 
 def _labels(term: str, rank: int) -> list[Any]:
-    """The label of each axis; those of an ellipsis are numbered from its end."""
+    """Returns the label of each axis; the labels of an ellipsis are numbered from its end."""
     before, dots, after = term.partition("...")
     hidden = rank - len(before) - len(after) if dots else 0
     return [*before, *range(-hidden, 0), *after]
@@ -146,7 +146,7 @@ def list_item(op: Any, states: States, count: int | None) -> Rows:
 def list_from_tensor(op: Any, states: States, count: int | None) -> Rows:
     """The entries of axis 0, as a list."""
     state = only(states, 0)
-    check(state.axis > 0)  # else each item of the list is a row
+    check(state.axis > 0)  # otherwise each item of the list is a row
     return state._replace(axis=state.axis - 1, listed=True)
 
 

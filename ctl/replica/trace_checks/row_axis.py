@@ -1,4 +1,4 @@
-"""Whether axis 0 of a tensor holds the rows of the batch, read from the ops that computed the tensor.
+"""Checks in the ops that computed a tensor whether its axis 0 holds the rows of the batch.
 
 Layers fold axes into axis 0: [rows, time, ...] becomes [rows x time, ...], in which the entries of a
 row are consecutive. A tensor of [time x rows, ...] has the same shape, and a variable may have it too.
@@ -22,8 +22,8 @@ def entries_per_row(tensor: tf.Tensor, count: int | tf.Tensor) -> int | None:
 
     Args:
         tensor: a tensor of a graph, of shape [entries, ...].
-        count: the number of rows; a tensor if it is known only when the step runs. Then a tensor that
-            no op folded counts as one of rows, which the caller checks when the step runs.
+        count: the number of rows; a tensor if it is known only when the step runs. In this case, a
+            tensor that no op folded counts as rows, which the caller checks when the step runs.
 
     Returns:
         The number, or None if the ops do not show it.
@@ -50,7 +50,7 @@ def entries_per_row(tensor: tf.Tensor, count: int | tf.Tensor) -> int | None:
 
 
 def _sources(tensor: tf.Tensor) -> list[tf.Tensor]:
-    """The inputs of a tensor's op with the same entries on axis 0."""
+    """Returns the inputs of a tensor's op that have the same entries on axis 0."""
     op = tensor.op
     if op.type == "Placeholder":
         outer = captured(tensor)
@@ -65,7 +65,7 @@ def _sources(tensor: tf.Tensor) -> list[tf.Tensor]:
 
 
 def _moves_axis(op: Any) -> bool:
-    """Whether axis 0 of an op's result is not axis 0 of its first input."""
+    """Returns whether axis 0 of an op's result is not axis 0 of its first input."""
     if op.type == "Transpose":
         order = tf.get_static_value(op.inputs[1])
         return order is None or order[0] != 0
@@ -81,7 +81,7 @@ def _moves_axis(op: Any) -> bool:
 
 
 def captured(tensor: tf.Tensor) -> tf.Tensor | None:
-    """The tensor of the outer graph that an input of a function stands for."""
+    """Returns the tensor of the outer graph that an input of a function stands for."""
     captures = getattr(tensor.graph, "captures", ())
     return next(
         (outer for outer, inner in captures if inner is tensor and tf.is_tensor(outer)), None
@@ -89,7 +89,7 @@ def captured(tensor: tf.Tensor) -> tf.Tensor | None:
 
 
 def _fold(source: tf.Tensor, result: tf.Tensor) -> fractions.Fraction | None:
-    """By how much a reshape multiplies the entries of axis 0."""
+    """Returns the factor by which a reshape multiplies the entries of axis 0."""
     if source.shape.is_fully_defined() and result.shape.is_fully_defined():
         if not source.shape.rank or not result.shape.rank or 0 in (*source.shape, *result.shape):
             return None

@@ -57,7 +57,7 @@ def search(rows: Examples, plan: Plan, read_batch: ReadBatch) -> Iterator[None]:
     }
     with trace.record_collectives():
         yield
-    # Held by the graph, which holds their tensors too.
+    # The graph keeps the traces, because it also keeps their tensors.
     traces = [*getattr(rows.graph, "_ctl_loss_traces", ()), trace]
     rows.graph._ctl_loss_traces = traces
     if len(traces) > 1:  # another replica of this process, in the same graph
@@ -185,7 +185,7 @@ def _check_equal(difference: trace_comparison.Difference | None, parts: str) -> 
 
 
 def static_count(tensor: tf.Tensor) -> int | None:
-    """The number of rows of a tensor, if it is known while the step is traced."""
+    """Returns the number of rows of a tensor, if it is known while the step is traced."""
     return tensor.shape[0] if tensor.shape.rank else None
 
 

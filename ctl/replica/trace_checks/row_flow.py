@@ -44,7 +44,13 @@ def outer_tensor(tensor: tf.Tensor) -> tf.Tensor | None:
 
 
 class RowFlow:
-    """The states of the tensors of one graph, and of those that enclose it.
+    """The states of the tensors of one graph, and of its enclosing graphs.
+
+    Args:
+        sources: the id of a tensor of a batch -> its state; the tensors must be kept alive.
+        count: the number of rows; None if it is known only when the step runs.
+        clean: ids of tensors that are the same function of the global batch on every split.
+        resolve: returns the tensor that a placeholder stands for.
 
     Attributes:
         statistics: the ops that computed statistics of a batch normalization.
@@ -58,14 +64,6 @@ class RowFlow:
         clean: Iterable[int] = (),
         resolve: Resolve = outer_tensor,
     ):
-        """Starts with the tensors of a batch.
-
-        Args:
-            sources: the id of a tensor -> its state; the tensors must be kept alive.
-            count: the number of rows; None if it is known only when the step runs.
-            clean: ids of tensors that are the same function of the global batch on every split.
-            resolve: returns the tensor that a placeholder stands for.
-        """
         self._count = count
         self._clean = frozenset(clean)
         self._resolve = resolve
@@ -101,7 +99,7 @@ class RowFlow:
         return states[id(tensor)]
 
     def _apply(self, op: Any, states: Sequence[State]) -> Sequence[State]:
-        """The states of an op's outputs."""
+        """Returns the states of an op's outputs."""
         kind, outputs = op.type, len(op.outputs)
         if kind in row_ops.SHAPES or kind in row_ops.COLLECTIVES or not any(states):
             return [None] * outputs
@@ -124,7 +122,7 @@ class RowFlow:
         return self._statistics(op, states) if _is_statistics(op) else [Mixed(op)] * outputs
 
     def _statistics(self, op: Any, states: Sequence[State]) -> Sequence[State]:
-        """The outputs of an op of a batch normalization that combines rows."""
+        """Returns the outputs of an op of a batch normalization that combines rows."""
         self.statistics.append(op)
         outputs: list[State] = [None] * len(op.outputs)
         if op.type.startswith("FusedBatchNorm"):
@@ -132,7 +130,7 @@ class RowFlow:
         return outputs
 
     def _call(self, op: Any, states: Sequence[State]) -> Sequence[State]:
-        """The states of the outputs of functions that an op calls."""
+        """Returns the states of the outputs of functions that an op calls."""
         graphs = [graph for _, graph in random_ops.called_graphs(op)]
         if not graphs:  # a function that was loaded from a SavedModel has no graph
             return [Mixed(op)] * len(op.outputs)
@@ -163,17 +161,17 @@ class RowFlow:
 
 
 def _is_statistics(op: Any) -> bool:
-    """Whether an op is of ctl's batch normalization, or of tf_keras', which the plan warns of."""
+    """Returns whether an op belongs to a batch normalization, of ctl or (with a warning) tf_keras."""
     return _is_from(op, *_NORMALIZATIONS)
 
 
 def _is_from(op: Any, *files: str) -> bool:
-    """Whether the code of one of the files created an op."""
+    """Returns whether the code of one of the files created an op."""
     return any(frame.filename.endswith(files) for frame in op.traceback)
 
 
 def _join(op: Any, states: Sequence[State]) -> State:
-    """The state of a value that has one of several states."""
+    """Returns the state of a value that has one of several states."""
     distinct = {state for state in states if state is not None}
     mixed = next((state for state in distinct if isinstance(state, Mixed)), None)
     if mixed is not None or not distinct:

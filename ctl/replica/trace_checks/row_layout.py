@@ -1,4 +1,4 @@
-"""Where ops that move values hold the rows of a batch: one rule per op, as in `row_arithmetic`."""
+"""Rules for ops that move values, as in `row_arithmetic`: one per op."""
 
 from collections.abc import Sequence
 import math
@@ -29,14 +29,14 @@ _DEPTH = 10
 
 
 def transpose(op: Any, states: States, count: int | None) -> Rows:
-    """Other order of axes."""
+    """Reorders axes."""
     state = first(states)
     order = static(op.inputs[1]).tolist()
     return state._replace(axis=order.index(state.axis))
 
 
 def reshape(op: Any, states: States, count: int | None) -> Rows:
-    """Other sizes of axes, in which the axis of the rows is known by what is before and after it."""
+    """Changes the sizes of axes; the sizes before and after the rows identify their axis."""
     state = first(states)
     old, new = op.inputs[0].shape, op.outputs[0].shape
     check(old.rank is not None and new.rank is not None)
@@ -72,14 +72,14 @@ def _product(sizes: Sequence[int | None]) -> int:
 
 
 def expand_dims(op: Any, states: States, count: int | None) -> Rows:
-    """One more axis."""
+    """Inserts an axis."""
     state = first(states)
     axis = int(static(op.inputs[1]).flatten()[0]) % rank_of(op.outputs[0])
     return state._replace(axis=state.axis + (axis <= state.axis))
 
 
 def squeeze(op: Any, states: States, count: int | None) -> Rows:
-    """Without axes of size 1."""
+    """Removes axes of size 1."""
     state, shape = first(states), op.inputs[0].shape
     axes = [axis % rank_of(op.inputs[0]) for axis in op.get_attr("squeeze_dims")]
     axes = axes or [i for i, size in enumerate(shape) if size == 1 and i != state.axis]
@@ -88,14 +88,14 @@ def squeeze(op: Any, states: States, count: int | None) -> Rows:
 
 
 def pack(op: Any, states: States, count: int | None) -> Rows:
-    """Tensors on a new axis."""
+    """Stacks tensors on a new axis."""
     state = same_place(op, states, count)
     axis = op.get_attr("axis") % rank_of(op.outputs[0])
     return state._replace(axis=state.axis + (axis <= state.axis))
 
 
 def unpack(op: Any, states: States, count: int | None) -> Rows:
-    """The tensors of an axis other than that of the rows."""
+    """Unstacks an axis other than the axis of the rows."""
     state = first(states)
     axis = op.get_attr("axis") % rank_of(op.inputs[0])
     check(axis != state.axis)
@@ -103,7 +103,7 @@ def unpack(op: Any, states: States, count: int | None) -> Rows:
 
 
 def concat(op: Any, states: States, count: int | None) -> Rows:
-    """Tensors one after the other; on the axis of the rows, as blocks."""
+    """Concatenates tensors; on the axis of the rows, as blocks."""
     *tensors, axis = op.inputs
     axis = int(static(axis)) % rank_of(op.outputs[0])
     places = {s._replace(outer=1) if s.axis == axis else s for s in states if s is not None}
@@ -120,7 +120,7 @@ def concat(op: Any, states: States, count: int | None) -> Rows:
 
 
 def split(op: Any, states: States, count: int | None) -> Rows | list[Rows | None]:
-    """Parts of a tensor; on the axis of the rows, its blocks."""
+    """Splits a tensor; on the axis of the rows, into blocks."""
     by_sizes = op.type == "SplitV"
     value, axis = (op.inputs[0], op.inputs[2]) if by_sizes else (op.inputs[1], op.inputs[0])
     state, axis = first(states), int(static(axis)) % rank_of(value)
@@ -134,7 +134,7 @@ def split(op: Any, states: States, count: int | None) -> Rows | list[Rows | None
 
 
 def _block(state: Rows, size: int | None, begin: int, count: int | None) -> Rows | None:
-    """The rows in a range of blocks; None if the range is not one of complete blocks."""
+    """Returns the rows in a range of blocks; None if the range has incomplete blocks."""
     if size is None or count is None:
         return None
     unit = max(1, count) * state.inner
@@ -148,7 +148,7 @@ def _need_block(state: Rows, size: int | None, begin: int, count: int | None) ->
 
 
 def strided_slice(op: Any, states: States, count: int | None) -> Rows:
-    """A slice of axes other than that of the rows, or of complete blocks."""
+    """Slices axes; on the axis of the rows, only complete blocks."""
     tensor, state = op.inputs[0], only(states, 0)
     masks = {
         k: op.get_attr(f"{k}_mask") for k in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
@@ -177,7 +177,7 @@ def strided_slice(op: Any, states: States, count: int | None) -> Rows:
 
 
 def _slice_rows(op: Any, state: Rows, i: int, target: int, both: bool, count: int | None) -> Rows:
-    """A slice of the axis of rows, the i-th item: of everything, or of complete blocks."""
+    """Slices the axis of rows by the i-th item: everything, or complete blocks."""
     strides = static(op.inputs[3])
     check(int(strides[i]) == 1)
     old, new = op.inputs[0].shape[state.axis], op.outputs[0].shape[target]
@@ -189,7 +189,7 @@ def _slice_rows(op: Any, state: Rows, i: int, target: int, both: bool, count: in
 
 
 def slice(op: Any, states: States, count: int | None) -> Rows:
-    """A slice by begin and size."""
+    """Slices by begin and size."""
     state = only(states, 0)
     old, new = op.inputs[0].shape[state.axis], op.outputs[0].shape[state.axis]
     if old is not None and old == new:
@@ -201,14 +201,14 @@ def slice(op: Any, states: States, count: int | None) -> Rows:
 
 
 def pad(op: Any, states: States, count: int | None) -> Rows:
-    """Padding of axes other than that of the rows."""
+    """Pads axes other than the axis of the rows."""
     state = first(states)
     check(not static(op.inputs[1])[state.axis].any())
     return state
 
 
 def tile(op: Any, states: States, count: int | None) -> Rows:
-    """Repetitions; on the axis of the rows, as blocks."""
+    """Repeats axes; on the axis of the rows, as blocks."""
     state = first(states)
     old, new = op.inputs[0].shape[state.axis], op.outputs[0].shape[state.axis]
     multiple = new // old if old and new else int(static(op.inputs[1])[state.axis])
@@ -216,12 +216,12 @@ def tile(op: Any, states: States, count: int | None) -> Rows:
 
 
 def broadcast(op: Any, states: States, count: int | None) -> Rows:
-    """Repetitions of axes of size 1."""
+    """Repeats axes of size 1."""
     return align(op, [states[0], *[None] * (len(states) - 1)], op.outputs[0].shape.rank)
 
 
 def gather(op: Any, states: States, count: int | None) -> Rows:
-    """Entries of a table that does not depend on the batch, or of other axes."""
+    """Gathers entries of a table that does not depend on the batch, or of other axes."""
     params, indices = states[0], states[1]
     batch = op.get_attr("batch_dims")
     resource = op.type == "ResourceGather"
@@ -241,7 +241,7 @@ def gather(op: Any, states: States, count: int | None) -> Rows:
 
 
 def gather_nd(op: Any, states: States, count: int | None) -> Rows:
-    """Entries of a table by several indexes."""
+    """Gathers entries of a table by several indexes."""
     state = only(states, 1)
     check(state.axis < rank_of(op.inputs[1]) - 1)
     return state

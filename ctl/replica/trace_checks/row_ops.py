@@ -1,14 +1,14 @@
-"""Which ops of TensorFlow compute each row of a batch from that row alone, by the name of the op."""
+"""The names of TensorFlow's ops that compute each row of a batch from that row alone."""
 
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Outputs that do not depend on the values of the inputs.
+# Ops whose outputs do not depend on the values of the inputs.
 SHAPES = frozenset(("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "TensorListLength"))
 
-# Element by element, with broadcasting.
+# Ops that compute element by element, with broadcasting.
 ELEMENTWISE = _names(
     """
     Abs Acos Acosh Add AddN AddV2 AccumulateNV2 And Angle ApproximateEqual Asin Asinh Atan Atan2
@@ -67,7 +67,7 @@ TRAILING_AXES = {
 }
 
 REDUCTIONS = _names("All Any ArgMax ArgMin EuclideanNorm Max Mean Min Prod Sum")
-# Along one axis, in the shape of the input.
+# Ops along one axis, whose output has the shape of the input.
 SCANS = frozenset(("Cumsum", "Cumprod", "CumulativeLogsumexp"))
 # Sums over the replicas that user code may contain.
 COLLECTIVES = _names(

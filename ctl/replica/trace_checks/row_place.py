@@ -1,4 +1,4 @@
-"""Where a tensor holds the rows of a batch, and what the rules of ops share."""
+"""The place of a batch's rows in a tensor, and functions that the rules of ops share."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ class CombinesRows(Exception):
 
 
 def align(op: Any, states: States, rank: int | None) -> Rows:
-    """The common place of rows in inputs that are aligned at their last axes."""
+    """Returns the common place of the rows in inputs that are aligned at their last axes."""
     places = set()
     for tensor, state in zip(op.inputs, states, strict=True):
         if state is not None:
@@ -45,24 +45,24 @@ def align(op: Any, states: States, rank: int | None) -> Rows:
 
 
 def single(places: set[Rows]) -> Rows:
-    """Returns the only place; raises CombinesRows if there is another number."""
+    """Returns the only place; raises CombinesRows if there are none or several."""
     if len(places) != 1:
         raise CombinesRows
     return places.pop()
 
 
 def same_place(op: Any, states: States, count: int | None) -> Rows:
-    """The rows are where the inputs with rows hold them."""
+    """Returns the place of the rows if all inputs with rows have the same."""
     return single({state for state in states if state is not None})
 
 
 def first(states: States) -> Rows:
-    """The rows of the only input that has some."""
+    """Returns the place of the rows in the only input that has some."""
     return single({state for state in states if state is not None})
 
 
 def only(states: States, position: int) -> Rows:
-    """Returns the place in one input; raises CombinesRows if another depends on the batch too."""
+    """Returns the place in one input; raises CombinesRows if another input depends on the batch."""
     check(not any(states[:position]) and not any(states[position + 1 :]))
     return first(states)
 

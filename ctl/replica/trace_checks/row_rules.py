@@ -1,4 +1,4 @@
-"""The rule of each op of TensorFlow that is known to compute a row of a batch from that row alone."""
+"""Applies the rules of the ops that are known to compute a row of a batch from that row alone."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ def apply(op: Any, states: States, count: int | None) -> list[Rows | None] | Non
         return list(states) if op.type in _IDENTITIES else None
     try:
         result = rule(op, states, count)
-    # Also an op with attributes or shapes that its rule does not expect.
+    # This covers ops with attributes or shapes that their rules do not expect.
     except (CombinesRows, AttributeError, IndexError, TypeError, ValueError, ZeroDivisionError):
         return None
     return result if isinstance(result, list) else [result] * len(op.outputs)

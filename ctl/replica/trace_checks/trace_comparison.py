@@ -1,4 +1,4 @@
-"""Whether the replicas and the micro-batches of a step compute the same function of their rows.
+"""Checks that the replicas and micro-batches of a step compute the same function of their rows.
 
 Each of them traces the user's code again. A counter or another state of Python then gives each its own
 constants, or its own ops.
@@ -18,11 +18,11 @@ _SHOWN = 40  # characters of a constant
 
 
 class Difference(NamedTuple):
-    """Where two traces differ.
+    """The place where two traces differ.
 
     Attributes:
         op: the op of the second trace.
-        values: what it is in the first and in the second trace.
+        values: its description in the first and in the second trace.
     """
 
     op: Any
@@ -35,7 +35,7 @@ def compare_replicas(first: LossTrace, second: LossTrace, distance: int) -> Diff
     Args:
         first: the trace of the first replica of the process.
         second: the trace of another one.
-        distance: the difference of their numbers.
+        distance: the difference of the replicas' numbers.
     """
     for one, two in zip(first.updates, second.updates, strict=False):
         comparison = _Comparison(replica=distance)
@@ -72,7 +72,7 @@ class _Comparison:
     """Walks through the ops of two traces side by side.
 
     Attributes:
-        counts: the number of rows of the two.
+        counts: the number of rows of each trace.
     """
 
     def __init__(self, *, replica: int):
@@ -128,7 +128,7 @@ class _Comparison:
         return pairs
 
     def _unequal(self, a: Any, b: Any) -> tuple[str, str] | None:
-        """The values of two constants, if they differ other than by the replica and its rows."""
+        """Returns the values of two constants, if they differ other than by replica and rows."""
         one, two = a.get_attr("value"), b.get_attr("value")
         if one == two or "replica_id_in_sync_group" in b.name:
             return None
@@ -153,7 +153,7 @@ class _Comparison:
 
 
 def _in_proportion(one: Any, two: Any, counts: tuple[int, int]) -> bool:
-    """Whether two numbers are equal, or the same multiple of the number of rows."""
+    """Returns whether two numbers are equal, or the same multiple of the number of rows."""
     return one == two or (counts[0] != counts[1] and one * counts[1] == two * counts[0])
 
 
