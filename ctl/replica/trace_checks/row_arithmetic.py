@@ -36,7 +36,7 @@ def select(op: Any, states: States, count: int | None) -> Rows:
 
 def fused_batch_norm(op: Any, states: States, count: int | None) -> list[Rows | None]:
     """A normalization; on the axis of the rows, only with given statistics."""
-    state, others = first(states), len(op.outputs) - 1
+    state, others = only(states, 0), len(op.outputs) - 1
     # tf_keras' LayerNormalization has the rows on the axis of channels.
     if state.axis == (1 if op.get_attr("data_format") == b"NCHW" else rank_of(op.inputs[0]) - 1):
         return [state, *[state._replace(axis=0)] * others]
@@ -176,6 +176,7 @@ def identities(op: Any, states: States, count: int | None) -> list[Rows | None]:
 
 def leading(op: Any, states: States, count: int | None) -> Rows:
     """Ops that have the rows on axis 0."""
-    state = same_place(op, states, count)
+    position = row_ops.DATA_INPUT.get(op.type)
+    state = same_place(op, states, count) if position is None else only(states, position)
     check(state.axis == 0)
     return state

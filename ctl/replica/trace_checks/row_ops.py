@@ -45,6 +45,14 @@ LEADING_AXIS = _names(
     """
 )
 
+# The input of these ops that may hold the rows; another one is a kernel, and must not depend on a batch.
+DATA_INPUT = {
+    **dict.fromkeys(("BiasAdd", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "Dilation2D"), 0),
+    "Conv2DBackpropInput": 2,
+    "Conv3DBackpropInputV2": 2,
+    "DepthwiseConv2dNativeBackpropInput": 2,
+}
+
 # Ops that combine the last axes; the rows may be on the others. Op -> the number of these axes.
 TRAILING_AXES = {
     **dict.fromkeys(("LogSoftmax", "Softmax", "TopK", "TopKV2", "FFT", "IFFT", "RFFT", "IRFFT"), 1),

@@ -59,3 +59,10 @@ def test_integers_cover_their_range():
     bits = tf.constant([[0, 2**31, 2**32 - 1]], tf.uint32)
     assert philox.to_integers(bits, -3, 7, tf.int32).numpy().tolist() == [[-3, 2, 6]]
     assert philox.to_integers(bits, 0, 2**32, tf.int64).numpy().tolist() == [[0, 2**31, 2**32 - 1]]
+
+
+def test_normal_numbers_are_the_polar_coordinates_of_two_unit_numbers():
+    bits = tf.constant([[2**22, 2**21, 2**21, 0]], tf.uint32)  # 1/2, 1/4; 1/4, 0
+    normal = philox.to_normal(bits, tf.float64).numpy()[0]
+    radius = np.sqrt(2 * np.log([2, 4 / 3]))
+    np.testing.assert_allclose(normal, [0, radius[0], radius[1], 0], atol=1e-12)
