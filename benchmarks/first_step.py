@@ -67,7 +67,7 @@ def table(model: str, replicas: int, rounds: list[dict[str, tuple[float, float]]
         "| program | first step of a process | ratio | second trainer | ratio |",
         "|---|---:|---:|---:|---:|",
     ]
-    for name in rounds[0]:
+    for name in (name for name in PROGRAMS if name in rounds[0]):
         cells = []
         for place in (0, 1):
             cells.append(f"{statistics.median(r[name][place] for r in rounds):.2f} s")

@@ -7,7 +7,11 @@ import signal
 import subprocess
 import sys
 
+from tests import fork_server
+
 PYTHON = sys.executable
+# Programs that import TensorFlow in any case: they run in a fork of a process that has imported it.
+FORKED = {"ctl.main", "ctl.testing.faults", "tests.end_to_end.mistakes_test"}
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
@@ -21,10 +25,15 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def run(
-    arguments: Sequence[str], *, cwd: pathlib.Path = ROOT, timeout: float = 240, **variables: str
+    arguments: Sequence[str],
+    *,
+    cwd: pathlib.Path = ROOT,
+    timeout: float = 240,
+    fresh: bool = False,
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """Runs `python *arguments` until it exits; kills its process group if an exception is raised."""
-    with start(arguments, cwd=cwd, **variables) as process:
+    with start(arguments, cwd=cwd, fresh=fresh, **variables) as process:
         try:
             stdout, stderr = process.communicate(timeout=timeout)
         except BaseException:
@@ -34,13 +43,24 @@ def run(
 
 
 def start(
-    arguments: Sequence[str], *, cwd: pathlib.Path = ROOT, **variables: str
+    arguments: Sequence[str], *, cwd: pathlib.Path = ROOT, fresh: bool = False, **variables: str
 ) -> subprocess.Popen[str]:
-    """Starts `python *arguments` in a new process group, with its output piped as text."""
-    return subprocess.Popen(
+    """Starts `python *arguments` in a new process group, with its output piped as text.
+
+    Args:
+        arguments: the arguments of Python. `-m` and a module of `FORKED` runs in a fork.
+        cwd: the working directory.
+        fresh: start a new process in any case, to test what depends on the import of TensorFlow.
+        **variables: environment variables; with any of TensorFlow's, the process is new.
+    """
+    fresh = fresh or any(name.startswith(("TF_", "XLA_", "CUDA_")) for name in variables)
+    is_forked = arguments[0] == "-m" and arguments[1] in FORKED and not fresh
+    popen = fork_server.Popen if is_forked else subprocess.Popen
+    return popen(
         [sys.executable, *arguments],
         cwd=cwd,
         env=environment(**variables),
+        stdin=subprocess.PIPE if is_forked else None,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -7,6 +7,7 @@ import json
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -225,10 +226,9 @@ def test_devices_accepts_a_config_but_does_not_require_one(
     assert capsys.readouterr().out == f"{strategy} {devices}\n"
 
 
-@pytest.mark.parametrize("config", [[], ["--config=exp.py"]])
-def test_devices_describes_this_machine_and_writes_nothing(folder, config):
+def test_devices_describes_this_machine_and_writes_nothing(folder):
     before = sorted(folder.iterdir())
-    process = start("as a module", ["--mode=devices", *config])
+    process = start("as a module", ["--mode=devices", "--config=exp.py"])
     assert (process.returncode, process.stderr) == (0, "")
     names = [line.split("  ")[0] for line in process.stdout.splitlines()]
     assert [n for n in names if n.rstrip("s0123456789 ") != "GPU"] == [
@@ -244,16 +244,16 @@ STARTS = {
 }
 
 
-def start(how: str, arguments: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+def start(how: str, arguments: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
     """Starts the program in the current folder; as a file it must find the package ctl itself."""
     if how == "as a file":
-        variables["PYTHONPATH"] = ""
-    return child.run([*STARTS[how], *arguments], cwd=pathlib.Path.cwd(), **variables)
+        options["PYTHONPATH"] = ""
+    return child.run([*STARTS[how], *arguments], cwd=pathlib.Path.cwd(), **options)
 
 
 @pytest.mark.parametrize("how", STARTS)
 def test_the_program_reports_a_mistake_however_it_is_started(folder, how):
-    process = start(how, ["--config=exp.py", "--config.train.stps=5"])
+    process = start(how, ["--config=exp.py", "--config.train.stps=5"], fresh=True)
     line = "ctl: There is no config key train.stps: did you mean train.steps?\n"
     assert (process.returncode, process.stdout, process.stderr) == (2, "", line)
 
@@ -263,7 +263,7 @@ def test_the_current_folder_is_importable_however_it_is_started(folder, how):
     (folder / "sub").mkdir()
     (folder / "sub" / "exp.py").write_text("import sibling\nsibling.fail()\n")
     (folder / "sibling.py").write_text("def fail():\n    raise RuntimeError('found')\n")
-    process = start(how, ["--config=sub/exp.py"])
+    process = start(how, ["--config=sub/exp.py"], fresh=True)
     line = "ctl: The config file cannot be read: sibling.py:2: RuntimeError: found\n"
     assert (process.returncode, process.stdout, process.stderr) == (2, "", line)
 

@@ -16,10 +16,6 @@ from ctl import testing
 
 strategy = functools.cache(testing.make_strategy)
 
-# (global batch, replicas, micro-batches): even, uneven and empty shares, accumulation, one replica.
-SPLITS = [(8, 1, 1), (8, 2, 1), (8, 4, 1), (7, 2, 1), (7, 4, 1), (5, 4, 1), (3, 4, 1)]
-MICRO_BATCHES = [(8, 1, 3), (8, 2, 3), (7, 2, 3), (11, 4, 3)]
-
 
 class Trainer(ctl.StandardTrainer):
     """Trains on the first examples, in their order."""

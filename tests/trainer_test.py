@@ -12,9 +12,6 @@ from ctl.data import sampler
 from ctl.testing import tiny
 from tests import reference_model
 
-# (global batch, replicas): even shares, uneven ones, an empty one, one replica.
-SPLITS = [(8, 1), (8, 2), (8, 4), (5, 1), (5, 2), (7, 4), (3, 4), (130, 4)]
-
 
 def batch_rows(step, batch, seed=0):
     """The examples of a step's global batch, in the order of the sampler."""
@@ -24,7 +21,12 @@ def batch_rows(step, batch, seed=0):
     ).numpy()
 
 
-def check_one_step(trainer, strategy, rows, weighted=True):
+def in_order(step, batch):
+    """The examples of a step's global batch, in their own order, epoch after epoch."""
+    return np.arange(step * batch, (step + 1) * batch) % reference_model.EXAMPLES
+
+
+def check_one_step(trainer, rows, weighted=True):
     """Trains one step; every replica's copy must have moved by the gradient computed by hand."""
     before = trainer.model.get_weights()
     loss, gradients, _ = reference_model.loss_and_gradients(before, rows, weighted)
@@ -33,51 +35,55 @@ def check_one_step(trainer, strategy, rows, weighted=True):
     for variable, old, gradient in zip(
         trainer.model.trainable_variables, before, gradients, strict=True
     ):
-        for copy in testing.copies(strategy, variable):
+        for copy in testing.copies(trainer.strategy, variable):
             np.testing.assert_allclose(old - copy, gradient, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("accumulation", [1, 2, 4])
-@pytest.mark.parametrize(("batch", "replicas"), SPLITS)
-def test_update_is_gradient_of_global_batch(batch, replicas, accumulation):
-    if accumulation > -(-batch // replicas):
-        with pytest.raises(ctl.UsageError, match="gradient_accumulation_steps"):
-            reference_model.make_trainer(
-                testing.make_strategy(replicas), batch, gradient_accumulation_steps=accumulation
-            )
-        return
-    where = testing.make_strategy(replicas)
-    trainer = reference_model.make_trainer(where, batch, gradient_accumulation_steps=accumulation)
-    rows = reference_model.pick(reference_model.examples(), batch_rows(0, batch))
-    check_one_step(trainer, where, rows)
+def check_steps(trainer, order, examples=None, **arguments):
+    """Checks steps past the end of the first epoch; `order(step, batch)` returns their examples."""
+    examples = examples or reference_model.examples()
+    for step in range(-(-reference_model.EXAMPLES // trainer.global_batch_size) + 1):
+        rows = reference_model.pick(examples, order(step, trainer.global_batch_size))
+        check_one_step(trainer, rows, **arguments)
 
 
 class Unweighted(reference_model.ReferenceTrainer):
     weighted = False
 
 
-@pytest.mark.parametrize(("batch", "replicas"), SPLITS)
-def test_update_without_weights_is_the_mean_over_the_rows_that_exist(batch, replicas):
-    where = testing.make_strategy(replicas)
-    trainer = reference_model.make_trainer(where, batch, cls=Unweighted)
-    rows = reference_model.pick(reference_model.examples(), batch_rows(0, batch))
-    check_one_step(trainer, where, rows, weighted=False)
+# Without a strategy, even shares, an empty micro-batch, many rows.
+@pytest.mark.parametrize(
+    ("batch", "replicas", "accumulation", "weighted"),
+    [
+        (5, None, 2, True),
+        (8, 2, 1, True),
+        (3, 2, 2, False),
+        pytest.param(130, 4, 4, True, marks=pytest.mark.slow),
+    ],
+)
+def test_update_is_gradient_of_global_batch(batch, replicas, accumulation, weighted):
+    """Weighted, or the mean over the rows that exist."""
+    trainer = reference_model.make_trainer(
+        replicas and testing.make_strategy(replicas),
+        batch,
+        cls=reference_model.ReferenceTrainer if weighted else Unweighted,
+        gradient_accumulation_steps=accumulation,
+    )
+    check_steps(trainer, batch_rows, weighted=weighted)
+    steps = trainer.global_step.numpy()
+    assert steps == trainer.optimizer.iterations.numpy() > 1
+    # A rollback, or a restored checkpoint, takes up the data at its step.
+    trainer.global_step.assign(1)
+    rows = reference_model.pick(reference_model.examples(), batch_rows(1, batch))
+    check_one_step(trainer, rows, weighted)
 
 
-def test_no_strategy_at_all_is_one_replica():
-    trainer = reference_model.make_trainer(None, 5)
-    rows = reference_model.pick(reference_model.examples(), batch_rows(0, 5))
-    check_one_step(trainer, tf.distribute.get_strategy(), rows)
-
-
-def test_second_step_takes_the_next_global_batch():
-    where = testing.make_strategy(2)
-    trainer = reference_model.make_trainer(where, 5)
-    for step in range(6):  # past the end of the first epoch, 23 examples
-        check_one_step(
-            trainer, where, reference_model.pick(reference_model.examples(), batch_rows(step, 5))
+@pytest.mark.parametrize(("batch", "replicas", "accumulation"), [(3, 4, 2), (5, 2, 4), (8, 4, 4)])
+def test_more_micro_batches_than_rows_of_a_replica_are_rejected(batch, replicas, accumulation):
+    with pytest.raises(ctl.UsageError, match="gradient_accumulation_steps"):
+        reference_model.make_trainer(
+            testing.make_strategy(replicas), batch, gradient_accumulation_steps=accumulation
         )
-    assert trainer.global_step.numpy() == trainer.optimizer.iterations.numpy() == 6
 
 
 class SomeWeightsZero(reference_model.ReferenceTrainer):
@@ -90,13 +96,11 @@ class AllWeightsZero(reference_model.ReferenceTrainer):
         return tf.zeros_like(batch["weight"])
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
-@pytest.mark.parametrize("cls", [SomeWeightsZero, AllWeightsZero])
+@pytest.mark.parametrize(("cls", "replicas"), [(SomeWeightsZero, 2), (AllWeightsZero, 1)])
 def test_rows_of_weight_zero_do_not_count(cls, replicas):
-    where = testing.make_strategy(replicas)
-    rows = reference_model.pick(reference_model.examples(), batch_rows(0, 7))
+    rows = reference_model.pick(reference_model.examples(), batch_rows(0, 5))
     rows["weight"] = np.where((rows["token"] < 3) & (cls is SomeWeightsZero), rows["weight"], 0.0)
-    check_one_step(reference_model.make_trainer(where, 7, cls=cls), where, rows)
+    check_one_step(reference_model.make_trainer(testing.make_strategy(replicas), 5, cls=cls), rows)
 
 
 def dataset_trainer(make):
@@ -106,16 +110,11 @@ def dataset_trainer(make):
     )
 
 
-@pytest.mark.parametrize(("batch", "replicas"), [(6, 1), (6, 2), (7, 2), (7, 4), (3, 4)])
-def test_dataset_of_examples_is_batched_and_split_in_its_own_order(batch, replicas):
+def test_dataset_of_examples_is_batched_and_split_in_its_own_order():
     cls = dataset_trainer(
         lambda split: tf.data.Dataset.from_tensor_slices(reference_model.examples())
     )
-    where = testing.make_strategy(replicas)
-    trainer = reference_model.make_trainer(where, batch, cls=cls)
-    for step in range(4):
-        rows = np.arange(step * batch, (step + 1) * batch) % reference_model.EXAMPLES
-        check_one_step(trainer, where, reference_model.pick(reference_model.examples(), rows))
+    check_steps(reference_model.make_trainer(testing.make_strategy(4), 5, cls=cls), in_order)
 
 
 @pytest.fixture
@@ -146,57 +145,52 @@ def parse(record):
     return {name: tf.cast(value, kinds[name]) for name, value in parsed.items()}
 
 
-@pytest.mark.parametrize(("batch", "replicas"), [(6, 1), (6, 2), (7, 4)])
-def test_tfrecords_in_order(tfrecords, batch, replicas):
+def test_tfrecords_in_order(tfrecords):
     tuning = {"shuffle_buffer": 0, "interleave": 2}
 
     def make(split):
         # Two files interleaved record by record give the examples back in their order.
         return ctl.data.tfrecords(tfrecords, parse, split="eval", tuning=tuning)
 
-    rows = {
-        k: v.astype(np.float32) if v.dtype == float else v
+    examples = {
+        k: v.astype(np.float32).astype(float) if v.dtype == float else v
         for k, v in reference_model.examples().items()
     }
-    rows = {k: v.astype(float) if v.dtype == np.float32 else v for k, v in rows.items()}
-    where = testing.make_strategy(replicas)
-    trainer = reference_model.make_trainer(where, batch, cls=dataset_trainer(make))
-    for step in range(4):
-        picked = np.arange(step * batch, (step + 1) * batch) % reference_model.EXAMPLES
-        check_one_step(trainer, where, reference_model.pick(rows, picked))
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 6, cls=dataset_trainer(make))
+    check_steps(trainer, in_order, examples)
+
+
+def same_weights(one, other, tolerance):
+    for a, b in zip(one.get_weights(), other.get_weights(), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
 
 
 def test_shuffled_tfrecords_give_the_same_updates_on_any_replicas(tfrecords):
     def make(split):
         return ctl.data.tfrecords(tfrecords, parse, split=split, seed=3)
 
-    ends = []
-    for replicas in (1, 2, 4):
-        trainer = reference_model.make_trainer(
-            testing.make_strategy(replicas), 7, cls=dataset_trainer(make)
-        )
+    one, two = (
+        reference_model.make_trainer(testing.make_strategy(n), 7, cls=dataset_trainer(make))
+        for n in (1, 2)
+    )
+    for trainer in (one, two):
         trainer.train(tf.constant(10))
-        ends.append(trainer.model.get_weights())
-    for end in ends[1:]:
-        for one, other in zip(ends[0], end, strict=True):
-            np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+    same_weights(one.model, two.model, 1e-12)
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
-def test_ready_global_batches_with_a_partial_last_one(replicas):
+def test_ready_global_batches_with_a_partial_last_one():
     def make(split):
         dataset = tf.data.Dataset.from_tensor_slices(reference_model.examples()).take(7).batch(4)
         return ctl.data.GlobalBatches(dataset)
 
-    where = testing.make_strategy(replicas)
-    trainer = reference_model.make_trainer(where, 4, cls=dataset_trainer(make))
-    for rows in ([0, 1, 2, 3], [4, 5, 6], [0, 1, 2, 3]):  # 3 rows on 4 replicas: one has none
-        check_one_step(trainer, where, reference_model.pick(reference_model.examples(), rows))
+    trainer = reference_model.make_trainer(testing.make_strategy(2), 4, cls=dataset_trainer(make))
+    for rows in ([0, 1, 2, 3], [4, 5, 6], [0, 1, 2, 3]):
+        check_one_step(trainer, reference_model.pick(reference_model.examples(), rows))
 
 
-def slots(trainer):
-    """Every variable of the optimizer, counters included."""
-    return list(trainer.optimizer.variables)
+class Dropping(reference_model.ReferenceTrainer):
+    dropout = 0.4
 
 
 OPTIMIZERS = {
@@ -205,90 +199,86 @@ OPTIMIZERS = {
 }
 
 
-REPEATED = [
-    pytest.mark.slow,
-    pytest.mark.long,
-]  # the same with the other optimizer or without dropout
+class DroppingBatches(Dropping):
+    """Global batches of 8 and of 5 rows: on 4 replicas, one has no rows of the second."""
+
+    @staticmethod
+    def data_factory(split):
+        dataset = tf.data.Dataset.from_tensor_slices(reference_model.examples()).take(13).batch(8)
+        return ctl.data.GlobalBatches(dataset)
+
+
+REPEATED = [pytest.mark.slow, pytest.mark.long]  # the same with another optimizer or split
 
 
 @pytest.mark.parametrize(
-    ("batch", "dropout", "name"),
+    ("batch", "replicas", "cls", "name"),
     [
-        (8, 0.0, "momentum"),
-        (7, 0.4, "adam"),
-        pytest.param(8, 0.0, "adam", marks=REPEATED),
-        pytest.param(7, 0.0, "adam", marks=REPEATED),
-        pytest.param(7, 0.0, "momentum", marks=REPEATED),
-        pytest.param(7, 0.4, "momentum", marks=REPEATED),
+        (7, 2, Dropping, "adam"),
+        (8, 4, DroppingBatches, "momentum"),
+        pytest.param(8, 4, reference_model.ReferenceTrainer, "momentum", marks=REPEATED),
+        pytest.param(5, 4, Dropping, "adam", marks=REPEATED),
+        pytest.param(8, 2, DroppingBatches, "adam", marks=REPEATED),
     ],
 )
-def test_fifty_steps_are_the_same_on_1_2_and_4_replicas(name, dropout, batch):
-    cls = type("DroppingTrainer", (reference_model.ReferenceTrainer,), {"dropout": dropout})
-    references = None
-    for replicas in (1, 2, 4):
-        where = testing.make_strategy(replicas)
-        trainer = reference_model.make_trainer(where, batch, cls=cls, optimizer=OPTIMIZERS[name])
-        trainer.train(tf.constant(50))
-        variables = [*trainer.model.variables, *slots(trainer)]
-        if references is None:
-            references = [variable.numpy() for variable in variables]
-            assert trainer.optimizer.iterations.numpy() == 50
-        for variable, reference in zip(variables, references, strict=True):
-            for copy in testing.copies(where, variable):
-                np.testing.assert_allclose(copy, reference, rtol=0, atol=1e-10)
-
-
-def test_one_float32_step_is_the_same_on_1_2_and_4_replicas():
-    ends = []
-    for replicas in (1, 2, 4):
-        trainer = reference_model.make_trainer(
-            testing.make_strategy(replicas), 7, precision="float32"
+def test_fifty_steps_are_the_same_as_on_one_replica(batch, replicas, cls, name):
+    one, many = (
+        reference_model.make_trainer(
+            testing.make_strategy(n), batch, cls=cls, optimizer=OPTIMIZERS[name]
         )
-        trainer.train(tf.constant(1))
-        ends.append(trainer.model.get_weights())
-    for end in ends[1:]:
-        for one, other in zip(ends[0], end, strict=True):
-            assert one.dtype == np.float32
-            np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+        for n in (1, replicas)
+    )
+    for trainer in (one, many):
+        trainer.train(tf.constant(50))
+    assert one.optimizer.iterations.numpy() == 50
+    # Every variable of the optimizer, counters included.
+    variables, references = ([*t.model.variables, *t.optimizer.variables] for t in (many, one))
+    for variable, reference in zip(variables, references, strict=True):
+        for copy in testing.copies(many.strategy, variable):
+            np.testing.assert_allclose(copy, reference.numpy(), rtol=0, atol=1e-10)
 
 
 def test_dropout_changes_the_update_and_its_mask_changes_with_the_step():
-    cls = type("DroppingTrainer", (reference_model.ReferenceTrainer,), {"dropout": 0.4})
-    ends = {}
-    for seed in (0, 1):
-        trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=cls, seed=seed)
-        ends[seed] = trainer.model.get_weights()
-    plain = reference_model.make_trainer(testing.make_strategy(1), 8)
-    dropping = reference_model.make_trainer(testing.make_strategy(1), 8, cls=cls)
-    plain.model.set_weights(dropping.model.get_weights())
-    for trainer in (plain, dropping):
-        trainer.train(tf.constant(1))
-    assert np.abs(plain.model.get_weights()[1] - dropping.model.get_weights()[1]).max() > 1e-3
-
-
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_same_seed_gives_the_same_bits_and_another_seed_does_not(replicas):
-    cls = type("DroppingTrainer", (reference_model.ReferenceTrainer,), {"dropout": 0.4})
-    ends = []
-    for seed in (5, 5, 6):
+    examples = tf.data.Dataset.from_tensor_slices(reference_model.examples(8))
+    data = {"data_factory": staticmethod(lambda split: ctl.data.GlobalBatches(examples.batch(8)))}
+    weights, ends = None, []
+    for cls in (reference_model.ReferenceTrainer, Dropping):
         trainer = reference_model.make_trainer(
-            testing.make_strategy(replicas),
-            7,
-            cls=cls,
-            seed=seed,
-            precision="float32",
-            optimizer=OPTIMIZERS["adam"],
+            testing.make_strategy(1), 8, cls=type("Constant", (cls,), data)
         )
-        trainer.train(tf.constant(20))
-        ends.append(np.concatenate([w.ravel() for w in trainer.model.get_weights()]))
+        for _ in range(2):
+            weights = weights or trainer.model.get_weights()
+            trainer.model.set_weights(weights)
+            trainer.train(tf.constant(1))
+            ends.append(trainer.model.get_weights()[1])
     assert np.array_equal(ends[0], ends[1])
-    assert not np.array_equal(ends[0], ends[2])
+    for one, other in ((0, 2), (0, 3), (2, 3)):
+        assert np.abs(ends[one] - ends[other]).max() > 1e-3
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_orbits_own_controller_drives_trainer_and_evaluator(replicas, tmp_path, capsys):
+def test_same_seed_gives_the_same_bits_and_another_seed_does_not():
+    def make(replicas, seed):
+        return reference_model.make_trainer(
+            testing.make_strategy(replicas), 7, cls=Dropping,
+            seed=seed, precision="float32", optimizer=OPTIMIZERS["momentum"],
+        )  # fmt: skip
+
+    two, same, one, other = make(2, 5), make(2, 5), make(1, 5), make(1, 6)
+    assert not np.allclose(one.model.get_weights()[1], other.model.get_weights()[1], atol=1e-3)
+    other.model.set_weights(one.model.get_weights())
+    for trainer in (two, same, one, other):
+        trainer.train(tf.constant(1))
+        assert trainer.model.get_weights()[1].dtype == np.float32
+    same_weights(one.model, two.model, 1e-6)
+    assert not np.allclose(one.model.get_weights()[1], other.model.get_weights()[1], atol=1e-3)
+    for trainer in (two, same):
+        trainer.train(tf.constant(19))
+    same_weights(two.model, same.model, 0)
+
+
+def test_orbits_own_controller_drives_trainer_and_evaluator(tmp_path, capsys):
     trainer = reference_model.make_trainer(
-        testing.make_strategy(replicas), 7, optimizer=OPTIMIZERS["adam"]
+        testing.make_strategy(1), 7, optimizer=OPTIMIZERS["momentum"]
     )
     controller = orbit.Controller(
         trainer=trainer,
@@ -330,15 +320,14 @@ class Reporting(reference_model.ReferenceTrainer):
         return first
 
 
-@pytest.mark.parametrize(("batch", "replicas"), [(8, 1), (8, 2), (7, 4)])
-def test_replica_step_may_train_two_things_by_two_optimizers(batch, replicas):
-    where = testing.make_strategy(replicas)
-    trainer = reference_model.make_trainer(where, batch, cls=Reporting)
+def test_replica_step_may_train_two_things_by_two_optimizers():
+    where = testing.make_strategy(2)
+    trainer = reference_model.make_trainer(where, 5, cls=Reporting)
     with where.scope():
         trainer.scale = tf.Variable(2.0, dtype=tf.float64)
         trainer.second_optimizer = tf_keras.optimizers.SGD(0.5)
     trainer.train(tf.constant(1))
-    rows = reference_model.pick(reference_model.examples(), batch_rows(0, batch))
+    rows = reference_model.pick(reference_model.examples(), batch_rows(0, 5))
     gradient = (rows["weight"] * 2 * 2.0 * rows["x"][:, 0] ** 2).sum() / rows["weight"].sum()
     for copy in testing.copies(where, trainer.scale):
         assert copy == pytest.approx(2.0 - 0.5 * gradient, abs=1e-12)
@@ -380,81 +369,42 @@ def test_corrupt_tfrecords_are_one_clear_line(tfrecords):
         ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
 
 
-def test_moving_global_step_moves_the_data():
-    """A rollback, or a restored checkpoint, takes up the data at its step."""
-    where = testing.make_strategy(2)
-    trainer = reference_model.make_trainer(where, 5)
-    trainer.train(tf.constant(4))
-    trainer.global_step.assign(1)
-    check_one_step(
-        trainer, where, reference_model.pick(reference_model.examples(), batch_rows(1, 5))
-    )
-
-
 class TwoModels(reference_model.ReferenceTrainer):
-    """A second model with dropout of its own, trained by a second update in the same step."""
+    """Trains a second and a third model with dropout of their own, the third of which is in a list."""
 
     def __init__(self, **arguments):
         super().__init__(**arguments)
         with self.build_scope():
             layers = tf_keras.layers
-            self.second = tf_keras.Sequential(
-                [layers.InputLayer([4]), layers.Dropout(0.5), layers.Dense(1)]
-            )
-            self.second_optimizer = tf_keras.optimizers.SGD(0.1)
+
+            def dropping():
+                return tf_keras.Sequential(
+                    [layers.InputLayer([4]), layers.Dropout(0.5), layers.Dense(1)]
+                )
+
+            self.second = dropping()
+            self.nets = [dropping()]
+            self.optimizers = [tf_keras.optimizers.SGD(0.1) for _ in range(2)]
 
     def replica_step(self, batch):
-        value = super().replica_step(batch)
-        for _ in range(2):  # two updates of one step draw different masks
-            self.minimize(
+        for net, optimizer in zip((self.second, *self.nets), self.optimizers, strict=True):
+            loss = self.minimize(
                 batch,
-                lambda rows: tf.square(self.second(rows["x"], training=True)[:, 0]),
-                variables=self.second.trainable_variables,
-                optimizer=self.second_optimizer,
+                lambda rows, net=net: tf.square(net(rows["x"], training=True)[:, 0]),
+                variables=net.trainable_variables,
+                optimizer=optimizer,
             )
-        return value
+        return loss
 
 
-class ListedModel(TwoModels):
-    """The second model stands in a list."""
-
-    @property
-    def second(self):
-        return self.nets[0]
-
-    @second.setter
-    def second(self, model):
-        self.nets = [model]
-
-
-@pytest.mark.parametrize("cls", [TwoModels, ListedModel])
-def test_dropout_of_a_second_model_is_keyed_by_the_row_too(cls):
-    ends = []
-    for replicas in (1, 4):
-        trainer = reference_model.make_trainer(testing.make_strategy(replicas), 7, cls=cls)
+def test_dropout_of_a_second_model_is_keyed_by_the_row_too():
+    one, two = (
+        reference_model.make_trainer(testing.make_strategy(n), 7, cls=TwoModels) for n in (1, 2)
+    )
+    for trainer in (one, two):
         trainer.train(tf.constant(5))
-        ends.append(trainer.second.get_weights())
-    for end in ends[1:]:
-        for one, other in zip(ends[0], end, strict=True):
-            np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("replicas", [pytest.param(2, marks=pytest.mark.slow), 4])
-def test_partial_global_batches_keep_each_rows_dropout_mask(replicas):
-    def make(split):
-        dataset = tf.data.Dataset.from_tensor_slices(reference_model.examples()).take(13).batch(8)
-        return ctl.data.GlobalBatches(dataset)
-
-    cls = type("DroppingBatches", (reference_model.ReferenceTrainer,), {
-        "data_factory": staticmethod(make), "dropout": 0.4,
-    })  # fmt: skip
-    ends = []
-    for count in (1, replicas):
-        trainer = reference_model.make_trainer(testing.make_strategy(count), 8, cls=cls)
-        trainer.train(tf.constant(4))
-        ends.append(trainer.model.get_weights())
-    for one, other in zip(*ends, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+    same_weights(one.second, two.second, 1e-12)
+    same_weights(one.nets[0], two.nets[0], 1e-12)
 
 
 def test_uint8_labels_are_not_pixels():

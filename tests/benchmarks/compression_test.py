@@ -7,6 +7,7 @@ from benchmarks.network.namespaces import Unavailable
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_compressed_steps_send_fewer_bytes(capsys):
     try:
         row = compression.main(["--width=64", "--batch=4", "--steps=1", "--rounds=1"])

@@ -25,6 +25,7 @@ def test_every_row_is_looked_up_once_per_epoch():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_epoch_updates_every_row_and_each_process_is_measured(tmp_path):
     # A single worker, because several read their own batches in their own time.
     peaks = embedding.measure(1, str(tmp_path), workers=1, batch=64)

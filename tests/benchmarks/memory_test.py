@@ -17,6 +17,7 @@ def test_table_has_a_row_per_setting():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_accumulation_lowers_the_peak():
     settings = [memory.Setting("convolutions", count, batch=64, shrink=4) for count in (1, 8)]
     one, eight = memory.measure(settings, steps=1, rounds=0)

@@ -77,6 +77,7 @@ def test_events_that_miss_a_part_of_the_run_fail(events):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_five_minutes_with_kills_keep_memory_files_events_and_every_bit(capsys):
     soak.main(["--minutes=5", "--kill_every=75"])

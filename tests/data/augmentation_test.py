@@ -48,7 +48,7 @@ def read(make, batch, *, replicas=1, start=0, steps=8, seed=SEED, augment=noisy)
 
 
 @pytest.mark.parametrize("make", [source, dataset])
-@pytest.mark.parametrize(("batch", "replicas"), [(4, 1), (4, 2), (4, 4), (5, 2), (3, 4)])
+@pytest.mark.parametrize(("batch", "replicas"), [(4, 1), (4, 2), (3, 4)])
 def test_augmentation_is_the_same_on_any_replicas_and_from_any_step(make, batch, replicas):
     ids, noises = read(make, batch, steps=8)
     assert read(make, batch, replicas=replicas, steps=8) == (ids, noises)
@@ -98,22 +98,18 @@ class Jittered(reference_model.ReferenceTrainer):
         return ctl.data.augmented(data, jitter)
 
 
-@pytest.mark.parametrize(
-    ("replicas", "batch", "xla"), [(4, 8, "off"), (2, 7, "off"), (1, 7, "loop")]
-)
-def test_augmented_training_has_the_same_weights_on_any_replicas(replicas, batch, xla):
+def test_augmented_training_has_the_same_weights_on_any_replicas():
     def train(replicas, **options):
+        strategy = testing.make_strategy(replicas)
         trainer = reference_model.make_trainer(
-            testing.make_strategy(replicas), batch, cls=Jittered,
-            optimizer=lambda: tf_keras.optimizers.SGD(0.1), **options,
-        )  # fmt: skip
+            strategy, 7, cls=Jittered, optimizer=lambda: tf_keras.optimizers.SGD(0.1), **options
+        )
         trainer.train(tf.constant(50))
-        return trainer
+        return [testing.copies(strategy, variable) for variable in trainer.model.variables]
 
-    one, other = train(1), train(replicas, xla=xla)
-    for a, b in zip(one.model.variables, other.model.variables, strict=True):
-        for copy in testing.copies(testing.make_strategy(replicas), b):
-            np.testing.assert_allclose(copy, a.numpy(), rtol=0, atol=1e-10)
+    for (a,), (b,), copies in zip(train(1), train(1, xla="loop"), train(2), strict=True):
+        for copy in (b, *copies):
+            np.testing.assert_allclose(copy, a, rtol=0, atol=1e-10)
 
 
 def test_stateful_random_ops_are_rejected():

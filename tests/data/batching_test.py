@@ -33,6 +33,14 @@ EVALUATIONS = [
     (16, 4, 2, 2),
     (2, 130, 4, 4),
 ]
+TRAININGS = [
+    *(("source", *layout) for layout in LAYOUTS),
+    *((kind, *layout) for kind in KINDS[1:] for layout in [(5, 2, 1), (7, 4, 2)]),
+]
+EVALUATION_CASES = [
+    *(("source", *each) for each in EVALUATIONS),
+    *((kind, *each) for kind in KINDS[1:] for each in [(3, 8, 4, 1), (21, 5, 4, 2)]),
+]
 
 
 @pytest.fixture
@@ -90,8 +98,7 @@ def one_replica_ids(data, batch, steps, start=0):
 # Training.
 
 
-@pytest.mark.parametrize(("batch", "replicas", "pipelines"), LAYOUTS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "batch", "replicas", "pipelines"), TRAININGS)
 def test_training_batches_are_those_of_one_replica(make, kind, batch, replicas, pipelines):
     count, steps = 11, 4
     expected = one_replica_ids(make(kind, count), batch, steps)
@@ -102,6 +109,14 @@ def test_training_batches_are_those_of_one_replica(make, kind, batch, replicas, 
     assert [real_ids(step) for step in read] == expected
     for step in read:
         check_rows_and_padding(step, layouts[0], batch)
+    # Shapes are static, and there is a mask only where rows can be missing.
+    features, row_mask = streams[0].element_spec
+    assert features["id"].shape == [layouts[0].rows_per_replica]
+    assert features["x"].shape == [layouts[0].rows_per_replica, 2]
+    if batch % replicas:
+        assert row_mask == tf.TensorSpec([layouts[0].rows_per_replica], tf.float32)
+    else:
+        assert not isinstance(row_mask, tf.TensorSpec)
 
 
 @pytest.mark.parametrize("cache", [False, True], ids=["", "cache"])
@@ -162,51 +177,26 @@ def test_chunks_stack_consecutive_batches(make, kind):
     assert chunk["x"].shape == [size, 4, 2]
 
 
-# Shapes.
-
-
-@pytest.mark.parametrize(("batch", "replicas", "pipelines"), LAYOUTS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_training_has_static_shapes_and_a_mask_only_where_rows_can_be_missing(
-    make, kind, batch, replicas, pipelines
-):
-    layout = Layout(batch, replicas, pipelines)
-    features, row_mask = training(make(kind, 11), layout).element_spec
-    assert features["id"].shape == [layout.rows_per_replica]
-    assert features["x"].shape == [layout.rows_per_replica, 2]
-    if batch % replicas:
-        assert row_mask == tf.TensorSpec([layout.rows_per_replica], tf.float32)
-    else:
-        assert not isinstance(row_mask, tf.TensorSpec)
-
-
-@pytest.mark.parametrize(("count", "batch", "replicas", "pipelines"), EVALUATIONS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_evaluation_has_static_shapes_and_always_a_mask(
-    make, kind, count, batch, replicas, pipelines
-):
-    layout = Layout(batch, replicas, pipelines)
-    features, row_mask = evaluation(make(kind, count, split="eval"), layout).element_spec
-    assert features["id"].shape == [layout.rows_per_replica]
-    assert features["x"].shape == [layout.rows_per_replica, 2]
-    assert row_mask == tf.TensorSpec([layout.rows_per_replica], tf.float32)
-
-
 # Evaluation.
 
 
-@pytest.mark.parametrize(("count", "batch", "replicas", "pipelines"), EVALUATIONS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "count", "batch", "replicas", "pipelines"), EVALUATION_CASES)
 def test_evaluation_reads_each_example_once_and_in_order(
     make, kind, count, batch, replicas, pipelines
 ):
     data = make(kind, count, split="eval")
     layouts = pipeline_layouts(batch, replicas, pipelines)
     steps = -(-count // batch)
-    read = read_steps([evaluation(data, layout) for layout in layouts], layouts[0], steps)
+    streams = [evaluation(data, layout) for layout in layouts]
+    read = read_steps(streams, layouts[0], steps)
     assert [i for step in read for i in real_ids(step)] == list(range(count))
     for number, step in enumerate(read):
         check_rows_and_padding(step, layouts[0], min(batch, count - number * batch))
+    # Shapes are static, and there is always a mask.
+    features, row_mask = streams[0].element_spec
+    assert features["id"].shape == [layouts[0].rows_per_replica]
+    assert features["x"].shape == [layouts[0].rows_per_replica, 2]
+    assert row_mask == tf.TensorSpec([layouts[0].rows_per_replica], tf.float32)
 
 
 @pytest.mark.parametrize(("count", "batch", "replicas", "pipelines"), EVALUATIONS)

@@ -45,8 +45,7 @@ def steps(strategy, dataset, count=None):
     return result
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
-@pytest.mark.parametrize("batch", [8, 5, 3])
+@pytest.mark.parametrize(("batch", "replicas"), [(5, 1), (8, 2), (5, 2), (3, 4)])
 @pytest.mark.parametrize("kind", ["source", "dataset"])
 def test_each_replica_gets_its_contiguous_rows(kind, batch, replicas):
     replicated = testing.make_strategy(replicas)
@@ -66,8 +65,7 @@ def test_each_replica_gets_its_contiguous_rows(kind, batch, replicas):
             assert all(mask is None for mask in masks)
 
 
-@pytest.mark.parametrize("kind", ["source", "dataset"])
-@pytest.mark.parametrize(("batch", "replicas"), [(5, 2), (3, 4)])
+@pytest.mark.parametrize(("kind", "batch", "replicas"), [("source", 5, 2), ("dataset", 3, 4)])
 def test_replicas_get_the_same_as_from_the_strategys_default_options(kind, batch, replicas):
     replicated = testing.make_strategy(replicas)
 
@@ -79,8 +77,7 @@ def test_replicas_get_the_same_as_from_the_strategys_default_options(kind, batch
     assert steps(replicated, default, count=3) == steps(replicated, direct, count=3)
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(("replicas", "known"), [(1, True), (2, False), (4, True), (4, False)])
 def test_all_replicas_reach_the_end_of_an_evaluation_in_the_same_step(replicas, known):
     replicated = testing.make_strategy(replicas)
     data = numbers(21) if known else numbers(21).filter(lambda _: True)

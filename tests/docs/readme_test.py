@@ -21,7 +21,7 @@ from tests import child
 README, START, HARDWARE = (
     (child.ROOT / page).read_text() for page in ("README.md", "docs/start.md", "docs/hardware.md")
 )
-TEST_EXAMPLES = 1_000
+TRAINING_EXAMPLES, TEST_EXAMPLES = 4_000, 1_000
 
 
 def blocks(text, language):
@@ -49,7 +49,7 @@ def folder(tmp_path_factory):
     shutil.copytree(child.ROOT / "experiments", folder / "experiments")
     for path in (folder / "experiments/data/mnist").glob("*.gz"):
         raw = gzip.decompress(path.read_bytes())
-        count = TEST_EXAMPLES if path.name.startswith("t10k") else 10_000
+        count = TEST_EXAMPLES if path.name.startswith("t10k") else TRAINING_EXAMPLES
         header = 4 + 4 * raw[3]
         end = header + count * (len(raw) - header) // struct.unpack_from(">I", raw, 4)[0]
         raw = raw[:4] + struct.pack(">I", count) + raw[8:end]
@@ -92,7 +92,7 @@ def test_first_page_is_short():
 def test_the_new_model_trains(folder):
     result = train(folder, *arguments(START, "^ctl my_model.py"))
     assert result["eval"]["examples"] == TEST_EXAMPLES
-    assert result["step"] == math.ceil(3 * 10_000 / 64)
+    assert result["step"] == math.ceil(3 * TRAINING_EXAMPLES / 64)
     assert result["eval"]["accuracy"] > 0.8
     lines = (folder / "my_model.py").read_text().splitlines()
     assert len([line for line in lines if line.strip()]) <= 15
@@ -154,6 +154,7 @@ def test_the_mirrored_strategy_trains(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_train(folder):
     result = train(
         folder, *arguments(HARDWARE, "-m ctl.launch --workers=2 -- "), "--config.train.steps=10"

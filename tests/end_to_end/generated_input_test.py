@@ -350,6 +350,7 @@ def accepts_workdir(case):
     return accepted
 
 
+LONG = [pytest.mark.slow, pytest.mark.long]
 KINDS = {
     "command line": (command_lines(), accepts_command_line),
     "config file": (config_files(), accepts_config_file),
@@ -359,9 +360,10 @@ KINDS = {
 }
 
 
+@pytest.mark.parametrize("count", [0.3, pytest.param(1.0, marks=LONG)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_input_is_used_as_it_is_or_rejected_in_one_line(kind):
-    explore(*KINDS[kind])
+def test_input_is_used_as_it_is_or_rejected_in_one_line(kind, count):
+    explore(*KINDS[kind], count=count)
 
 
 def fail(values):

@@ -72,7 +72,8 @@ def count(workdir, event):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("index", [pytest.param(0, marks=pytest.mark.long), 1])
+@pytest.mark.long
+@pytest.mark.parametrize("index", [0, 1])
 def test_a_killed_worker_is_reported_and_the_restarted_run_ends_with_the_same_weights(
     folder, one_replica, index
 ):
@@ -92,6 +93,7 @@ def test_a_killed_worker_is_reported_and_the_restarted_run_ends_with_the_same_we
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_worker_without_restarts_ends_the_launcher_with_its_code(folder):
     command = launch(folder, "ended", "--config.train.steps_per_loop=2")
     command += ["--config.train.checkpoint_interval=10", "--config.train.steps=5000"]
@@ -105,7 +107,8 @@ def test_a_killed_worker_without_restarts_ends_the_launcher_with_its_code(folder
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_all_workers_at_the_same_step_and_the_run_resumes(folder, one_replica):
+@pytest.mark.long
+def test_ctrl_c_stops_all_workers_at_the_same_step(folder):
     arguments = ["--config.train.steps_per_loop=2", "--config.train.checkpoint_interval=10"]
     command = launch(folder, "stopped", *arguments)
     with child.start(command) as launcher:
@@ -114,13 +117,13 @@ def test_ctrl_c_stops_all_workers_at_the_same_step_and_the_run_resumes(folder, o
         out, err = launcher.communicate(timeout=120)
     assert launcher.returncode == 75, out + err
     assert "Stopped at step" in out
-    assert 10 <= read_result(folder / "stopped")["step"] < 50
-    again = child.run(command)
-    assert again.returncode == 0 and "Resumed from" in again.stdout, again.stderr
-    check_same(folder, "stopped", one_replica, 24, same_loops=False)
+    step = read_result(folder / "stopped")["step"]
+    assert 10 <= step < 50
+    assert (folder / f"stopped/checkpoints/ckpt-{step}.whole").exists()
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_parameter_servers_continue_without_a_killed_worker(folder):
     arguments = [
         "--config.runtime.precision=float32", "--config.train.steps=300",
@@ -133,6 +136,7 @@ def test_parameter_servers_continue_without_a_killed_worker(folder):
         out, err = launcher.communicate(timeout=240)
     assert launcher.returncode == 0, out + err
     assert "worker 1 is lost (killed by SIGKILL); the chief continues with the others." in err
+    assert "Updates are asynchronous" in out
     assert 300 <= read_result(folder / "ps-killed")["step"] <= 310
     assert read_result(folder / "ps-killed")["eval"]["examples"] == 203
 

@@ -3,12 +3,13 @@
 The tables spell out the complete lines, which are the specification of the messages.
 """
 
-from collections.abc import Iterator
 import dataclasses
+import functools
 import json
 import os
 import pathlib
 import sys
+import tempfile
 import time
 
 import pytest
@@ -1124,35 +1125,10 @@ def read_files(folder: pathlib.Path) -> dict[str, bytes | None]:
     }
 
 
-@pytest.fixture
-def folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
-    """An empty current folder, whose modules can be imported."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
-            del sys.modules[name]
-
-
-@pytest.mark.parametrize("name", WITHOUT_TENSORFLOW)
-def test_mistake_is_reported_in_one_line(
-    name: str, folder: pathlib.Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    mistake = WITHOUT_TENSORFLOW[name]
-    write_files(folder, mistake)
-    before = read_files(folder)
-    code = main.run(["ctl", *mistake.arguments.split()])
-    assert (code, *capfd.readouterr()) == (2, "", f"ctl: {mistake.line}\n")
-    assert read_files(folder) == before
-
-
 def run_all(mistakes: dict[str, Mistake]) -> None:
     """Runs the program with one mistake after the other; `run_in_process` calls it.
 
-    Prints the name of each mistake to standard error, before the lines that it causes, and at the end
-    the results of all to standard output.
+    Prints the name of each mistake before the lines that it causes, and the results at the end.
     """
     results = {}
     sys.path.insert(0, "")  # the current folder, as it changes
@@ -1162,55 +1138,73 @@ def run_all(mistakes: dict[str, Mistake]) -> None:
         write_files(folder, mistake)
         os.chdir(folder)
         before = read_files(folder)
-        print(f"== {name}", file=sys.stderr, flush=True)
+        for stream in (sys.stdout, sys.stderr):
+            print(f"== {name}", file=stream, flush=True)
         start = time.process_time()
         code = main.run(["ctl", *mistake.arguments.split()])
         seconds = time.process_time() - start
         unchanged = read_files(folder) == before
         results[name] = {"code": code, "unchanged": unchanged, "seconds": seconds}
+    print("== results")
     print(json.dumps({"results": results, "tensorflow": "tensorflow" in sys.modules}))
 
 
-def run_in_process(table: str, folder: pathlib.Path) -> tuple[dict, dict[str, str], bool]:
-    """Runs a table of mistakes: the results, the lines, and whether TensorFlow was imported."""
-    (folder / "start").mkdir()
-    code = f"from tests.end_to_end import mistakes_test as m; m.run_all(m.{table})"
-    process = child.run(
-        ["-c", code], cwd=folder / "start", CUDA_VISIBLE_DEVICES="-1", TMPDIR=str(folder)
-    )
+@functools.cache
+def run_in_process(table: str) -> tuple[dict[str, dict], bool]:
+    """Runs a table of mistakes: the result of each, and whether TensorFlow was imported."""
+    command = ["-m", "tests.end_to_end.mistakes_test", table]
+    with tempfile.TemporaryDirectory() as folder:
+        start = pathlib.Path(folder, "start")
+        start.mkdir()
+        is_fresh = table == "WITHOUT_TENSORFLOW"
+        process = child.run(command, cwd=start, fresh=is_fresh)
     assert process.returncode == 0, process.stderr
-    lines = dict(part.split("\n", 1) for part in process.stderr.split("== ")[1:])
-    output = json.loads(process.stdout)
-    return output["results"], lines, output["tensorflow"]
-
-
-def test_mistake_is_reported_without_tensorflow_and_within_a_second(tmp_path: pathlib.Path) -> None:
-    results, lines, tensorflow = run_in_process("WITHOUT_TENSORFLOW", tmp_path)
-    expected = {name: f"ctl: {mistake.line}\n" for name, mistake in WITHOUT_TENSORFLOW.items()}
-    assert lines == expected
-    assert not tensorflow
-    assert max(result["seconds"] for result in results.values()) < 1
-
-
-def test_mistake_that_is_detected_with_tensorflow_is_reported_in_one_line(
-    tmp_path: pathlib.Path,
-) -> None:
-    results, lines, _ = run_in_process("WITH_TENSORFLOW", tmp_path)
-    for name, mistake in WITH_TENSORFLOW.items():
-        assert lines[name].startswith(f"ctl: {mistake.line}"), name
-        assert lines[name].count("\n") == 1, lines[name]
-    assert {name: (r["code"], r["unchanged"]) for name, r in results.items()} == dict.fromkeys(
-        WITH_TENSORFLOW, (2, True)
+    out, err = (
+        dict(part.split("\n", 1) for part in text.split("== ")[1:])
+        for text in (process.stdout, process.stderr)
     )
+    output = json.loads(out["results"])
+    results = output["results"]
+    return {n: {**r, "out": out[n], "err": err[n]} for n, r in results.items()}, output[
+        "tensorflow"
+    ]
+
+
+@pytest.mark.parametrize("name", WITHOUT_TENSORFLOW)
+def test_mistake_is_reported_in_one_line(name: str) -> None:
+    result = dict(run_in_process("WITHOUT_TENSORFLOW")[0][name])
+    assert result.pop("seconds") < 1  # of processor time
+    line = f"ctl: {WITHOUT_TENSORFLOW[name].line}\n"
+    assert result == {"code": 2, "unchanged": True, "out": "", "err": line}
+
+
+def test_mistake_is_reported_without_tensorflow() -> None:
+    _, is_imported = run_in_process("WITHOUT_TENSORFLOW")
+    assert not is_imported
+
+
+@pytest.mark.parametrize("name", WITH_TENSORFLOW)
+def test_mistake_that_is_detected_with_tensorflow_is_reported_in_one_line(name: str) -> None:
+    result = run_in_process("WITH_TENSORFLOW")[0][name]
+    assert (result["code"], result["unchanged"]) == (2, True)
+    assert result["err"].startswith(f"ctl: {WITH_TENSORFLOW[name].line}"), result
+    assert result["err"].count("\n") == 1, result
 
 
 def test_bug_of_ctl_is_not_reported_as_a_mistake(
-    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    write_files(folder, command_line("", ""))
+    write_files(tmp_path, command_line("", ""))
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("ctl.configs.validation.check_config", fail)
     with pytest.raises(RuntimeError, match="a bug"):
         main.run(["ctl", "--config=exp.py"])
+
+
+if __name__ == "__main__":
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    tempfile.tempdir = str(pathlib.Path.cwd().parent)  # for the files of tracebacks
+    run_all(globals()[sys.argv[1]])

@@ -18,7 +18,8 @@ def hosts(request):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hosts", [pytest.param(2, marks=pytest.mark.long), 3], indirect=True)
+@pytest.mark.long
+@pytest.mark.parametrize("hosts", [2, 3], indirect=True)
 def test_workers_on_separate_hosts_train_and_evaluate_every_example_once(hosts, tmp_path):
     experiments.write(tmp_path, {"small.py": experiments.MNIST})
     arguments = [f"--config={tmp_path}/small.py", f"--workdir={tmp_path}/run"]

@@ -61,6 +61,7 @@ def wait_for_step(processes, folder, step):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="namespaces require root")
 def test_short_stop_costs_its_time_and_a_long_one_ends_the_run_which_resumes_with_the_same_bits(
     tmp_path, hosts

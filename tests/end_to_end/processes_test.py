@@ -1,5 +1,7 @@
 """The weights are the same with every strategy and any number of processes."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -11,14 +13,14 @@ from tests.experiments import read_events, read_result, read_weights
 LONG = [pytest.mark.slow, pytest.mark.long]
 
 
-# 24 rows are split evenly, 25 are not: of each strategy, one of them runs in .ci/run.
+# 24 rows are split evenly, 25 are not.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "replicas", "batch"),
     [
         ("default", 1, 24),
         ("mirrored", 2, 25),
-        ("mirrored", 4, 24),
+        pytest.param("mirrored", 4, 24, marks=pytest.mark.long),
         ("central_storage", 2, 25),
         pytest.param("mirrored", 2, 24, marks=pytest.mark.long),
         pytest.param("mirrored", 4, 25, marks=pytest.mark.long),
@@ -48,10 +50,10 @@ GROUPS = "--config.runtime.all_reduce.bucket_mib=0.001"
 @pytest.mark.parametrize(
     ("workers", "batch", "arguments"),
     [
-        pytest.param(2, 25, [], marks=pytest.mark.slow),
-        pytest.param(3, 25, [ACCUMULATION], marks=pytest.mark.slow),
+        pytest.param(2, 25, [], marks=LONG),
+        pytest.param(3, 25, [ACCUMULATION, GROUPS], marks=pytest.mark.slow),
         pytest.param(2, 24, [RING], marks=LONG),
-        pytest.param(3, 25, [GROUPS], marks=pytest.mark.slow),
+        pytest.param(2, 25, [GROUPS], marks=LONG),
         pytest.param(3, 24, [], marks=LONG),
     ],
 )
@@ -108,6 +110,7 @@ def test_two_workers_take_the_same_decision_on_a_row_that_one_of_them_has(folder
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_parameter_servers_count_their_steps_and_learn(folder):
     arguments = [
         "--config.runtime.precision=float32", "--config.train.steps=600",
@@ -123,29 +126,31 @@ def test_parameter_servers_count_their_steps_and_learn(folder):
 
 
 @pytest.mark.slow
-def test_a_run_with_sharded_variables_resumes_in_one_process_and_with_shards_again(folder):
+@pytest.mark.parametrize("parts", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_a_run_with_sharded_variables_resumes_in_one_process_and_with_shards_again(folder, parts):
     constant = [
         "--config.runtime.precision=float32", "--config.optimizer.schedule=constant",
         "--config.optimizer.warmup_steps=0", "--allow_config_change",
     ]  # fmt: skip
     shards = "--config.runtime.cluster.shard_mib=0.01"
-    losses = []
-    for steps, is_sharded in ((60, True), (90, False), (120, True)):
+    losses, name = [], f"sharded-{parts}"
+    for steps, is_sharded in ((60, True), (90, False), (120, True))[:parts]:
         arguments = [*constant, f"--config.train.steps={steps}"]
         if is_sharded:
-            done = child.run(launch(folder, "sharded", *arguments, shards, servers=2))
+            done = child.run(launch(folder, name, *arguments, shards, workers=1, servers=2))
             assert done.returncode == 0, done.stdout + done.stderr
         else:
-            assert main.run(["ctl", *flags(folder, "sharded", *arguments)]) == 0
-        result = read_result(folder / "sharded")
+            assert main.run(["ctl", *flags(folder, name, *arguments)]) == 0
+        result = read_result(folder / name)
         assert result["step"] == steps
         losses.append(result["train"]["loss"])
     # A model that lost its weights or slot variables would start again at a loss of 2.3.
-    assert losses[1] < 1.2 * losses[0] and losses[2] < 1.2 * losses[1]
+    assert all(after < 1.2 * before for before, after in itertools.pairwise(losses))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("servers", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("servers", [0, 1])
 def test_dry_run_of_several_processes_leaves_nothing(folder, servers):
     before = sorted(folder.rglob("*"))
     done = child.run(launch(folder, "dry", "--dry_run", servers=servers))

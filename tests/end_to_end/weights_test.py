@@ -18,15 +18,30 @@ WIDER = "--config.model.classes=5"
 STEPS = "--config.train.steps={}".format
 
 
+def start(workdir, *arguments):
+    tf_keras.backend.reset_uids()  # names as in a process of its own
+    return main.run(["ctl", "--config=experiment.py", f"--workdir={workdir}", *arguments])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with the experiment, and its run `old` of 10 steps."""
+    folder = tmp_path_factory.mktemp("weights")
+    (folder / "experiment.py").write_text(TRAINER)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert start("old", STEPS(10)) == 0
+    return folder
+
+
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    """Runs the program in a folder of its own; returns its exit code, stdout and stderr."""
+def run(folder, tmp_path, monkeypatch, capsys):
+    """Runs the program in a copy of the folder; returns its exit code, stdout and stderr."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "experiment.py").write_text(TRAINER)
 
     def program(workdir, *arguments):
-        tf_keras.backend.reset_uids()  # names as in a process of its own
-        code = main.run(["ctl", "--config=experiment.py", f"--workdir={workdir}", *arguments])
+        code = start(workdir, *arguments)
         out, err = capsys.readouterr()
         return code, out, err
 
@@ -44,7 +59,6 @@ def model(workdir, step):
 
 
 def test_run_starts_from_the_weights_of_another_and_prints_so(run):
-    run("old", STEPS(10))
     still = "--config.optimizer.name=sgd", "--config.optimizer.learning_rate=1e-30"
     first = "--config.init.checkpoint=old", STEPS(5), "--config.seed=1", *still
     code, out, err = run("new", *first, "--config.train.checkpoint_interval=5")
@@ -69,7 +83,6 @@ def test_run_starts_from_the_weights_of_another_and_prints_so(run):
 
 
 def test_new_head_is_excluded_by_patterns(run):
-    run("old", STEPS(10))
     code, _, err = run("new", "--config.init.checkpoint=old", WIDER)
     assert code == 2 and err.count("\n") == 1
     assert "head/kernel is [8, 5], but [8, 3] in the checkpoint" in err and "init.variables" in err
@@ -80,9 +93,8 @@ def test_new_head_is_excluded_by_patterns(run):
 
 @pytest.mark.parametrize("arguments", [[], ["--fresh"]])
 def test_nothing_is_written_or_moved_if_the_weights_do_not_exist(run, arguments):
-    run("mine", STEPS(1))
     before = sorted(pathlib.Path().rglob("*"))
-    folder = "mine" if arguments else "new"
+    folder = "old" if arguments else "new"
     code, _, err = run(folder, "--config.init.checkpoint=nowhere", *arguments)
     assert code == 2 and err.startswith("ctl: init.checkpoint is nowhere, which does not exist")
     assert [p for p in sorted(pathlib.Path().rglob("*")) if p.name != "new"] == before
@@ -90,20 +102,19 @@ def test_nothing_is_written_or_moved_if_the_weights_do_not_exist(run, arguments)
 
 
 def test_checkpoint_that_matches_in_part_is_restored_if_allowed(run):
-    run("mine", STEPS(10))
     changed = WIDER, STEPS(20), "--allow_config_change"
-    code, _, err = run("mine", *changed)
+    code, _, err = run("old", *changed)
     assert code == 2 and err.count("\n") == 1
     assert "ckpt-10 does not match this trainer (head/kernel is [8, 5], but [8, 3] in " in err
     assert "--allow_partial_restore" in err
-    code, out, err = run("mine", *changed, "--allow_partial_restore")
+    code, out, err = run("old", *changed, "--allow_partial_restore")
     assert (code, err) == (0, "")
     assert "Restored in part: left at their initial values: head/kernel, head/bias, m/head/" in out
-    (resume,) = events("mine", "resume")
+    (resume,) = events("old", "resume")
     slots = ["m/head/kernel", "v/head/kernel", "m/head/bias", "v/head/bias"]
     assert resume["left"] == resume["dropped"] == ["head/kernel", "head/bias", *slots]
     assert resume["step"] == 10
-    code, out, _ = run("mine", WIDER, STEPS(20), "--mode=eval")
+    code, out, _ = run("old", WIDER, STEPS(20), "--mode=eval")
     assert code == 0 and "20/20" in out
 
 

@@ -77,12 +77,9 @@ def test_two_replicas_are_within_the_tolerance(name, tmp_path):
 
 @compares_only
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "variables",
-    [
-        {"ONEDNN_MAX_CPU_ISA": "AVX2"},
-        pytest.param({"TF_ENABLE_ONEDNN_OPTS": "0"}, marks=pytest.mark.long),
-    ],
+    "variables", [{"ONEDNN_MAX_CPU_ISA": "AVX2"}, {"TF_ENABLE_ONEDNN_OPTS": "0"}]
 )
 def test_other_instructions_are_within_the_tolerance(variables):
     command = ["-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-k", "first_steps"]

@@ -26,14 +26,12 @@ KEYS = {
     "two_tower": {"model.user_count": 100, "model.interactions": 20_000},
     "vae": {"model.hidden": 20, "data.global_batch_size": 16},
 }  # fmt: skip
-CHEAP = ("vae",)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "name", [n if n in CHEAP else pytest.param(n, marks=pytest.mark.long) for n in KEYS]
-)
+@pytest.mark.parametrize("name", KEYS)
 def test_killed_experiment_has_the_bits_of_the_undisturbed_run(name, capsys, monkeypatch, tmp_path):
     # After the first save, so that there is work to resume.
     monkeypatch.setattr(chaos, "EARLY", 0.0)

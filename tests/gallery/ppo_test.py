@@ -61,11 +61,9 @@ def test_advantages_are_normalized_over_the_steps_that_were_played():
 def test_the_experiment_learns_to_balance_the_pole_for_longer(tmp_path, monkeypatch):
     monkeypatch.chdir(child.ROOT)
     keys = {
-        "train.steps": 10,
-        "eval.interval": 10,
-        "data.global_batch_size": 16,
-        "model.limit": 100,
-    }
+        "train.steps": 10, "eval.interval": 10, "data.global_batch_size": 16, "model.limit": 100,
+        "model.updates": 2, "optimizer.learning_rate": 0.01,
+    }  # fmt: skip
     flags = [f"--config.{key}={value}" for key, value in keys.items()]
     flags += ["--config=experiments/ppo.py", f"--workdir={tmp_path}"]
     assert main.run(["ctl", *flags]) == 0

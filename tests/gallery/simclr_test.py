@@ -3,7 +3,6 @@
 import functools
 
 import numpy as np
-import pytest
 import tensorflow as tf
 import tf_keras
 
@@ -43,10 +42,9 @@ def train(replicas):
     return copies, [*losses, float(results["loss"]), float(results["sum"])]
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
-def test_the_curve_is_that_of_one_device(replicas):
+def test_the_curve_is_that_of_one_device():
     expected, expected_losses = train(1)
-    actual, losses = train(replicas)
+    actual, losses = train(2)
     np.testing.assert_allclose(losses, expected_losses, rtol=0, atol=1e-10)
     for (value,), copies in zip(expected, actual, strict=True):
         for copy in copies:
@@ -82,7 +80,10 @@ def test_linear_classifier_separates_classes():
 def test_the_experiment_trains_and_measures_the_features(tmp_path, monkeypatch):
     monkeypatch.chdir(child.ROOT)
     monkeypatch.setattr(simclr, "_PROBE", 500)
-    keys = {"train.steps": 5, "eval.before_training": False, "model.width": 8}
+    keys = {
+        "train.steps": 5, "eval.before_training": False, "model.width": 8,
+        "data.global_batch_size": 32, "data.overfit_batches": 1,
+    }  # fmt: skip
     flags = [f"--config.{key}={value}" for key, value in keys.items()]
     flags += ["--config=experiments/simclr.py", f"--workdir={tmp_path}"]
     assert main.run(["ctl", *flags]) == 0

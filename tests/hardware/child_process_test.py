@@ -37,7 +37,7 @@ time.sleep(60)
 
 
 def wait_for(name):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not pathlib.Path(name).exists():
         assert time.monotonic() < deadline, name
         time.sleep(0.01)

@@ -40,10 +40,10 @@ def test_every_process_gets_its_task_and_its_output_has_its_name(capfd):
 
 
 def test_first_failure_is_reported_and_stops_the_others(capfd):
-    text = "sys.exit(3) if task['index'] else time.sleep(60)"
+    text = "sys.exit(3) if task['index'] else time.sleep(600)"
     start = time.monotonic()
     assert Launcher(lambda task: script(text), workers=2).run() == 3
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 300
     assert capfd.readouterr().err == (
         "ctl.launch: worker 1 failed first (exit code 3); stopping the other processes. Its last "
         "lines are above.\n"
@@ -64,16 +64,24 @@ def test_error_that_several_processes_report_is_printed_once(capfd):
     ]  # fmt: skip
 
 
-def test_process_that_printed_the_error_is_named(capfd):
+def test_process_that_printed_the_error_is_named(tmp_path, capfd):
     # Worker 1 prints it first, and worker 0 is the first one that exits.
     text = (
-        "first = task['index'] == 1\n"
-        "time.sleep(0.0 if first else 1.0)\n"
+        "other = pathlib.Path(sys.argv[1 + task['index']])\n"
+        "def wait():\n"
+        "    while not other.exists():\n"
+        "        time.sleep(0.01)\n"
+        "    time.sleep(1.0)\n"  # the launcher reads what the other one has printed
+        "if task['index'] == 0:\n"
+        "    wait()\n"
         "print('ctl: There is no config key x.', flush=True)\n"
-        "time.sleep(2.0 if first else 0.0)\n"
+        "pathlib.Path(sys.argv[2 - task['index']]).touch()\n"
+        "if task['index'] == 1:\n"
+        "    wait()\n"
         "sys.exit(2)\n"
     )
-    assert Launcher(lambda task: script(text), workers=2).run() == 2
+    command = [*script(text), str(tmp_path / "1 has printed"), str(tmp_path / "0 has printed")]
+    assert Launcher(lambda task: command, workers=2).run() == 2
     out, err = capfd.readouterr()
     assert out == "[worker 1] ctl: There is no config key x.\n"
     assert err.startswith("ctl.launch: worker 1 failed first (exit code 2);")
@@ -247,11 +255,11 @@ def test_signal_while_processes_are_started_reaches_all_of_them():
     def stop_launcher():
         if not launcher._received:  # before the first process exists
             launcher._forward_signal(signal.SIGTERM, None)
-        return script("time.sleep(60)")
+        return script("time.sleep(600)")
 
     start = time.monotonic()
     assert launcher.run() in (processes.STOPPED, 128 + signal.SIGTERM)
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 300
 
 
 # What the processes of a start do: SIGTERM saves, which takes a moment.

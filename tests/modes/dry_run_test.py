@@ -57,8 +57,8 @@ def test_dry_run_trains_evaluates_and_saves_two_steps_and_leaves_nothing(
     assert not any("result.json" in line for line in lines)
 
 
-def test_run_in_the_workdir_is_not_touched(make_arguments):
-    assert train.train(make_arguments()) == DONE
+def test_run_in_the_workdir_is_not_touched(make_arguments, make_complete):
+    make_complete(train.train)
     before = files()
     for fresh in (False, True):
         assert train.train(make_arguments(dry_run=True, fresh=fresh)) == DONE

@@ -16,11 +16,9 @@ from tests import experiments
 
 
 @pytest.fixture
-def arguments(make_arguments):
+def arguments(make_complete):
     """The arguments of a run of 20 steps that has trained, with checkpoints at 10 and 20."""
-    arguments = make_arguments({"train.steps": 20})
-    assert train.train(arguments) == DONE
-    return arguments
+    return make_complete(train.train, {"train.steps": 20})
 
 
 def test_eval_adds_an_evaluation_to_the_result(arguments):
@@ -31,20 +29,15 @@ def test_eval_adds_an_evaluation_to_the_result(arguments):
     assert result | {"eval": None} == trained
 
 
+BEST = {"train.best.metric": "eval/loss", "train.best.mode": "max"}
+
+
 @pytest.fixture
-def best_arguments(make_arguments):
+def best_arguments(make_arguments, make_complete):
     """The arguments of a run of 20 steps whose best checkpoint is that of step 5."""
-    make = functools.partial(
-        make_arguments,
-        {
-            "train.steps": 20,
-            "eval.interval": 5,
-            "train.best.metric": "eval/loss",
-            "train.best.mode": "max",
-        },
-    )
-    assert train.train_and_eval(make()) == DONE
-    return make
+    keys = {"train.steps": 20, "eval.interval": 5, **BEST}
+    make_complete(train.train_and_eval, keys)
+    return functools.partial(make_arguments, keys)
 
 
 @pytest.mark.parametrize(
@@ -215,16 +208,15 @@ def test_eval_of_a_run_that_restored_its_best_checkpoint_evaluates_that(make_arg
     assert experiments.read_result("run")["checkpoint"]["step"] == 20
 
 
-def test_actions_run_in_an_evaluation_and_end_nothing(make_arguments, monkeypatch, capsys):
+def test_actions_run_in_an_evaluation_and_end_nothing(arguments, monkeypatch, capsys):
     class Stop(ctl.Action):
         def __call__(self, outputs):
             print("called at", self.controller.step)
             self.request_stop("it was called")
 
-    assert train.train(make_arguments({"train.steps": 20})) == DONE
     monkeypatch.setattr("ctl.StandardTrainer.build_actions", lambda trainer: [Stop()])
     capsys.readouterr()
     for mode, steps in ((evaluate.evaluate, [20]), (evaluate.continuous_eval, [10, 20])):
-        assert mode(make_arguments({"train.steps": 20})) == DONE
+        assert mode(arguments) == DONE
         lines = capsys.readouterr().out.splitlines()
         assert [line for line in lines if "called" in line] == [f"called at {s}" for s in steps]

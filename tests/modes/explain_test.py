@@ -52,7 +52,7 @@ def test_the_rows_describe_an_uneven_step_with_micro_batches(explain):
         (2, [], " MiB"),
         (4, [], " MiB, equal to one group within rounding"),
         (
-            4,
+            2,
             ["runtime.logical_shards=4"],
             "; the gradient is the ordered sum over 4 logical shards",
         ),

@@ -127,11 +127,14 @@ def test_learning_rate_of_a_changed_config_replaces_the_one_that_was_set(make, m
     assert "LearningRate" not in notes.get("actions", {})
 
 
-@pytest.mark.parametrize("value", [0, -1.0, float("nan"), "fast", True])
-def test_learning_rate_must_be_a_positive_number(make, value):
+def test_learning_rate_must_be_a_positive_number_and_steps_a_length(make):
     run = make(workdir=None)
-    with pytest.raises(ctl.UsageError, match="but must be a finite number above 0"):
-        run.learning_rate = value
+    for value in (0, -1.0, float("nan"), "fast", True):
+        with pytest.raises(ctl.UsageError, match="but must be a finite number above 0"):
+            run.learning_rate = value
+    for steps in (-1, 1.5, True, "3", "2 hours"):
+        with pytest.raises(ctl.UsageError, match=r"^steps is "):
+            run.train(steps)
 
 
 def test_learning_rate_of_a_schedule_cannot_be_set(make):
@@ -175,13 +178,6 @@ def test_early_stopping_ends_all_further_calls(make):
     assert run.step == 20 and "has not improved" in run.stop_reason
     run.train(steps=5)
     assert run.step == 20
-
-
-@pytest.mark.parametrize("steps", [-1, 1.5, True, "3", "2 hours"])
-def test_steps_must_be_a_length(make, steps):
-    run = make(workdir=None)
-    with pytest.raises(ctl.UsageError, match=r"^steps is "):
-        run.train(steps)
 
 
 def test_mistakes_are_one_line(make):

@@ -1,74 +1,101 @@
-"""--mode=profile_input names what limits the speed, with a pipeline and a step that sleep."""
+"""--mode=profile_input measures training, its parts, and names what limits the speed."""
 
+import collections
 import dataclasses
-import time
+import types
 
 import pytest
 import tensorflow as tf
-from tensorflow.python.data.experimental.ops.testing import sleep
 
 import ctl
 from ctl import testing
-from ctl.data.layout import Layout
 from ctl.errors import UsageError
 from ctl.hardware.collectives import ProcessGroup
 from ctl.modes import profile_input
+from ctl.replica.engine import engine_of
+from ctl.replica.input_wait import InputWait
 from tests import experiments, reference_model
 
 BATCH = 8
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch):
-    monkeypatch.setattr(profile_input, "SECONDS", 0.5)
+def test_number_of_steps_grows_until_they_take_half_of_the_time(monkeypatch):
+    now, calls = [0.0], []
+
+    def run(steps):
+        calls.append(steps)
+        now[0] += 0.01 * steps + 100 * (len(calls) == 1)  # the first call traces
+
+    monkeypatch.setattr(profile_input, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    seconds, last = profile_input._all_time(run, 3, ProcessGroup())
+    assert calls == [3, 3, 24, 192]
+    assert (seconds, last) == (pytest.approx(0.01), pytest.approx(1.92))
 
 
-def make_trainer(replicas=1, *, pipeline=0.0, step=0.0, **options):
-    """A trainer whose input pipeline and step sleep for so many seconds per batch."""
-
-    class Slow(reference_model.ReferenceTrainer):
-        @staticmethod
-        def data_factory(split):
-            dataset = tf.data.Dataset.from_tensor_slices(reference_model.examples(40)).repeat()
-            if not pipeline:
-                rows = Layout(BATCH, replicas).rows_per_replica
-                return ctl.data.PerReplica(dataset.batch(rows).take(1).cache().repeat())
-            return dataset.batch(BATCH).apply(sleep(int(1e6 * pipeline))).unbatch()
-
-        def train_step(self, iterator):
-            super().train_step(iterator)
-            tf.numpy_function(lambda: time.sleep(step), [], [])
-
-    strategy = testing.make_strategy(replicas)
-    return reference_model.make_trainer(strategy, BATCH, cls=Slow, **options)
+counts = collections.Counter()
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_slow_pipeline_is_the_bottleneck(replicas):
-    trainer = make_trainer(replicas, pipeline=0.04, step=0.01)
-    profile = profile_input.all_measure(trainer, ProcessGroup())
-    assert profile.both == pytest.approx(0.045, abs=0.015)
-    assert profile.pipeline == pytest.approx(0.045, abs=0.015)
-    assert profile.step < 0.035 and profile.waited > 0.4
+def count(name):
+    tf.numpy_function(lambda: counts.update([name]), [], [])
+
+
+class Counting(reference_model.ReferenceTrainer):
+    """Reads a tf.data.Dataset, and counts its batches and its steps."""
+
+    @staticmethod
+    def data_factory(split):
+        dataset = tf.data.Dataset.from_tensor_slices(reference_model.examples(40)).repeat()
+        return dataset.batch(BATCH).map(lambda batch: (count("batches"), batch)[1]).unbatch()
+
+    def train_step(self, iterator):
+        super().train_step(iterator)
+        count("steps")
+
+
+def measure(monkeypatch, times, cls, **options):
+    """Profiles a trainer; returns the profile, the trainer, and what each measurement counts."""
+    measured = []
+
+    def all_time(run, unit, processes):
+        run(unit)
+        before = counts.copy()
+        run(times * unit)
+        measured.append({"unit": unit, **(counts - before)})
+        return len(measured), 20.0
+
+    monkeypatch.setattr(profile_input, "_all_time", all_time)
+    monkeypatch.setattr(InputWait, "read", lambda self: 12.0)
+    strategy = testing.make_strategy(1)
+    trainer = reference_model.make_trainer(strategy, BATCH, cls=cls, **options)
+    return profile_input.all_measure(trainer, ProcessGroup()), trainer, measured
+
+
+def test_training_its_input_and_its_step_are_measured_one_after_the_other(monkeypatch):
+    profile, trainer, (both, pipeline, step) = measure(monkeypatch, 40, Counting)
+    assert profile == profile_input.Profile(1, 0.6, 2, 3, None)
+    # The buffers of the pipeline hold some batches.
+    assert (both["unit"], both["steps"]) == (1, 40) and both["batches"] > 20
+    assert pipeline["unit"] == 1 and "steps" not in pipeline and pipeline["batches"] > 20
+    assert (step["unit"], step["steps"]) == (1, 40) and step.get("batches", 0) < 20
     *_, bottleneck, fix = profile_input.describe(profile, trainer)
     assert bottleneck == "The input pipeline is the bottleneck."
     assert "num_parallel_calls=tf.data.AUTOTUNE" in fix
-
-
-def test_a_slow_step_is_the_bottleneck():
-    trainer = make_trainer(step=0.04)
-    profile = profile_input.all_measure(trainer, ProcessGroup())
-    assert profile.both == pytest.approx(profile.step, rel=0.3) and profile.step > 0.035
-    assert profile.pipeline < 0.02 and profile.waited < 0.05
-    lines = list(profile_input.describe(profile, trainer))
+    slow_step = profile_input.Profile(0.04, waited=0.01, pipeline=0.01, step=0.04, examples=None)
+    lines = list(profile_input.describe(slow_step, trainer))
     assert [line.split("  ")[0] for line in lines[:3]] == ["training", "input alone", "step alone"]
+    assert lines[0].endswith(
+        " 40.00 ms per batch         200 examples/s, 1% of it waiting for input"
+    )
     assert lines[3] == "The step is the bottleneck: no key of data.* makes training faster."
 
 
-def test_the_compiled_loop_is_measured_in_chunks():
-    trainer = reference_model.make_trainer(testing.make_strategy(1), BATCH, xla="loop")
-    profile = profile_input.all_measure(trainer, ProcessGroup())
-    assert 0 < profile.pipeline < 0.05 and 0 < profile.step < 0.05 and 0 < profile.both < 0.05
+def test_the_compiled_loop_is_measured_in_chunks(monkeypatch):
+    cls = reference_model.ReferenceTrainer
+    profile, trainer, measured = measure(monkeypatch, 2, cls, xla="loop")
+    size = engine_of(trainer).compiled_loop.size
+    assert [each["unit"] for each in measured] == [size] * 3 + [1] and size > 1
+    assert profile.examples == 4  # which are read and parsed alone, since the data are a Source
+    assert trainer.global_step.numpy() == 2 * 3 * size  # in training, and in the step alone
 
 
 @pytest.mark.parametrize(
@@ -105,6 +132,7 @@ def test_the_mode_prints_a_report_and_writes_nothing(tmp_path, monkeypatch, caps
     from ctl import main
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(profile_input, "SECONDS", 0.01)
     experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})
     assert main.run(["ctl", "--config=experiment.py", "--mode=profile_input"]) == 0
     out = capsys.readouterr().out.splitlines()

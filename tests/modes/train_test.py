@@ -13,15 +13,15 @@ from ctl.modes import DONE, STOPPED, train
 from tests import experiments
 
 
-def test_train_does_not_evaluate_and_train_and_eval_does(make_arguments):
-    assert train.train(make_arguments()) == DONE
+def test_train_does_not_evaluate_and_train_and_eval_does(make_arguments, make_complete):
+    make_complete(train.train)
     assert experiments.read_result("run")["eval"] is None
     assert train.train_and_eval(make_arguments()) == DONE
     assert experiments.read_result("run")["eval"]["examples"] == 50
 
 
-def test_run_killed_before_its_last_evaluation_only_evaluates(make_arguments):
-    assert train.train_and_eval(make_arguments()) == DONE
+def test_run_killed_before_its_last_evaluation_only_evaluates(make_arguments, make_complete):
+    make_complete(train.train_and_eval)
     result = experiments.read_result("run")
     # As if killed in the last evaluation: the result is that of an earlier step.
     pathlib.Path("run/result.json").write_text(json.dumps(result | {"step": 5, "eval": None}))
@@ -32,8 +32,8 @@ def test_run_killed_before_its_last_evaluation_only_evaluates(make_arguments):
     assert again["examples_per_second"] == result["examples_per_second"]
 
 
-def test_complete_run_changes_nothing(make_arguments, capsys):
-    train.train(make_arguments())
+def test_complete_run_changes_nothing(make_arguments, make_complete, capsys):
+    make_complete(train.train)
     before = {p: p.stat().st_mtime_ns for p in pathlib.Path("run").rglob("*") if p.is_file()}
     assert train.train(make_arguments()) == DONE
     assert "This run is complete: 10 steps" in capsys.readouterr().out
@@ -41,8 +41,8 @@ def test_complete_run_changes_nothing(make_arguments, capsys):
     assert after == before
 
 
-def test_rejected_checkpoint_leaves_the_config_of_the_run_as_it_was(make_arguments):
-    train.train(make_arguments())
+def test_rejected_checkpoint_leaves_the_config_of_the_run_as_it_was(make_arguments, make_complete):
+    make_complete(train.train)
     before = pathlib.Path("run/config.json").read_text()
     changed = make_arguments({"optimizer.name": "sgd", "train.steps": 20}, allow_config_change=True)
     with pytest.raises(UsageError, match="does not match this trainer"):
@@ -51,11 +51,13 @@ def test_rejected_checkpoint_leaves_the_config_of_the_run_as_it_was(make_argumen
     assert not pathlib.Path("run/run.lock").exists()
 
 
-def test_change_of_the_number_of_workers_is_printed_and_recorded(make_arguments, capsys):
-    train.train(make_arguments())
+def test_change_of_the_number_of_workers_is_printed_and_recorded(
+    make_arguments, make_complete, capsys
+):
+    make_complete(train.train)
     path = pathlib.Path("run/events.jsonl")
     path.write_text(path.read_text().replace('"workers": 1', '"workers": 3'))
-    for steps in (20, 30):
+    for steps in (11, 12):
         train.train(make_arguments({"train.steps": steps}))
     events = [json.loads(line) for line in path.read_text().splitlines()]
     assert [e["workers"] for e in events if "workers" in e] == [3, 1, 1]
@@ -169,9 +171,9 @@ def test_time_limit_ends_the_run_after_a_loop_with_an_evaluation(make_arguments,
     ],
 )
 def test_metric_that_is_not_evaluated_is_rejected_before_anything_changes(
-    make_arguments, keys, mode, message
+    make_arguments, make_complete, keys, mode, message
 ):
-    assert train.train(make_arguments()) == DONE
+    make_complete(train.train)
     before = sorted(pathlib.Path(".").rglob("*"))
     with pytest.raises(UsageError, match=message):
         mode(make_arguments(STOPPING | keys, fresh=True))

@@ -1,4 +1,4 @@
-"""Each optimizer computes the same update on 1, 2 and 4 replicas, and the library's own numbers."""
+"""Each optimizer computes the same update on 2 and 4 replicas, and the library's own numbers."""
 
 import functools
 
@@ -14,7 +14,7 @@ from ctl.replica.engine import engine_of
 LONG = (pytest.mark.slow, pytest.mark.long)
 STEPS, BATCH = 12, 7  # replicas have 4 + 3 rows of 2, and 2 + 2 + 2 + 1 of 4
 
-NEW = ("lamb", "lars", "adafactor", "adamax")
+NEW = ("lamb", "lars", "adafactor")
 # An embedding has sparse gradients. The rates are such that the weights move.
 CHANGES = {
     "lars": dict(learning_rate=2.0, momentum=0.5, weight_decay=0.125),
@@ -86,10 +86,8 @@ def library(name):
 @pytest.mark.parametrize(
     ("replicas", "accumulation"),
     [
-        pytest.param(1, 1, marks=LONG),
-        pytest.param(2, 1, marks=LONG),
-        pytest.param(2, 2, marks=LONG),
-        (4, 2),
+        (2, 2),
+        pytest.param(4, 2, marks=LONG),
     ],
 )
 def test_update_is_that_of_the_library_on_one_device(name, replicas, accumulation):

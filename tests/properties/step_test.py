@@ -24,7 +24,7 @@ from ctl.replica.step import Step
 from tests.properties.case import Case, cases
 from tests.properties.case_trainer import compare, find_differences, train
 
-DEFAULT, SLOW, LONG = 8, 50, 1000  # cases; one takes about 2 s of processor time
+DEFAULT, SLOW, LONG = 2, 10, 1000  # cases; one takes about 4 s of processor time
 
 
 def explore(count: int, **settings) -> None:

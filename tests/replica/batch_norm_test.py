@@ -14,7 +14,7 @@ from tests import reference_model
 
 EPSILON, MOMENTUM = 1e-3, 0.9
 # (global batch, replicas): even splits, uneven splits, a replica without rows.
-SPLITS = [(8, 1), (8, 2), (8, 4), (7, 1), (5, 2), (7, 4), (3, 4)]
+SPLITS = [(7, 1), (8, 2), (5, 2), (7, 4), (3, 4)]
 KINDS = {  # shape of an example, arguments
     "dense": ([3], {}),
     "sequence": ([5, 3], {}),
@@ -162,27 +162,28 @@ def batch_of(count, shape, seed=1):
     return draw.normal(3, 2, [count, *shape]), draw.normal(size=[count, *shape])
 
 
-@pytest.mark.parametrize(("batch", "replicas"), SPLITS)
-@pytest.mark.parametrize("kind", ["dense", "image"])
+@pytest.mark.parametrize(
+    ("kind", "batch", "replicas"),
+    [*(("dense", *split) for split in SPLITS), ("image", 8, 2), ("image", 3, 4)],
+)
 def test_every_split_trains_as_the_global_batch(kind, batch, replicas):
     where, (shape, arguments) = testing.make_strategy(replicas), KINDS[kind]
     layer, (x, pull) = make_layer(where, shape, **arguments), batch_of(batch, shape)
     check(where, layer, x, pull, train(where, layer, x, pull, replicas=replicas))
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("kind", [k for k in KINDS if k not in ("dense", "image")])
-def test_every_shape_trains_as_the_global_batch(kind, replicas):
-    where, (shape, arguments) = testing.make_strategy(replicas), KINDS[kind]
+def test_every_shape_trains_as_the_global_batch(kind):
+    where, (shape, arguments) = testing.make_strategy(2), KINDS[kind]
     layer, (x, pull) = make_layer(where, shape, **arguments), batch_of(5, shape)
-    check(where, layer, x, pull, train(where, layer, x, pull, replicas=replicas))
+    check(where, layer, x, pull, train(where, layer, x, pull, replicas=2))
 
 
-@pytest.mark.parametrize(("batch", "replicas"), [(7, 4), (3, 4)])
-def test_replicas_with_different_numbers_of_rows_without_padding(batch, replicas):
-    where = testing.make_strategy(replicas)
+@pytest.mark.parametrize("batch", [5, 3])
+def test_replicas_with_different_numbers_of_rows_without_padding(batch):
+    where = testing.make_strategy(4)
     layer, (x, pull) = make_layer(where, [2, 3]), batch_of(batch, [2, 3])
-    got = train(where, layer, x, pull, replicas=replicas, empty=True)
+    got = train(where, layer, x, pull, replicas=4, empty=True)
     check(where, layer, x, pull, got)
 
 
@@ -253,7 +254,7 @@ HARD = {
 }
 
 
-@pytest.mark.parametrize(("batch", "replicas"), [(64, 1), (64, 2), (61, 4), (3, 4)])
+@pytest.mark.parametrize(("batch", "replicas"), [(64, 1), (61, 4)])
 def test_float32_is_accurate_for_large_means_and_small_variances(batch, replicas):
     where, draw = testing.make_strategy(replicas), np.random.default_rng(3)
     n = [batch, 4, 4]
@@ -281,8 +282,9 @@ def test_float32_is_accurate_for_large_means_and_small_variances(batch, replicas
             assert abs(got - right) <= 1e-4 * scale, name
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "float16"])
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(
+    ("replicas", "policy"), [(2, "mixed_float16"), (2, "mixed_bfloat16"), (1, "float16")]
+)
 def test_statistics_are_float32_under_16_bit_policies(policy, replicas):
     where = testing.make_strategy(replicas)
     layer = make_layer(where, [3], policy)
@@ -303,8 +305,7 @@ def test_statistics_are_float32_under_16_bit_policies(policy, replicas):
     np.testing.assert_allclose(y.astype(np.float64), expected["y"], rtol=half * 1.01, atol=1e-4)
 
 
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("shape", [[3], [2, 2, 3]])
+@pytest.mark.parametrize(("shape", "padded"), [([3], True), ([2, 2, 3], False)])
 def test_xla_gives_the_results_of_the_uncompiled_layer(shape, padded):
     where, (x, pull) = testing.make_strategy(1), batch_of(6, shape)
     x, pull = x.astype(np.float32), pull.astype(np.float32)
@@ -404,11 +405,9 @@ def test_tracing_a_step_searches_no_other_layers(monkeypatch):
 @pytest.mark.parametrize(
     ("cls", "plain", "batch", "counts"),
     [
-        (Normalized, Plain, 8, (1, 4)),
-        (Normalized, Plain, 7, (1, 2, 4)),
-        (Normalized, Plain, 3, (4,)),
-        (SomeWeightsZero, PlainSomeWeightsZero, 7, (4,)),
-        (Converted, Plain, 7, (2,)),
+        (Normalized, Plain, 7, (1, 2)),
+        (SomeWeightsZero, PlainSomeWeightsZero, 3, (4,)),
+        (Converted, Plain, 8, (2,)),
     ],
 )
 def test_twenty_steps_are_the_same_on_1_2_and_4_replicas(cls, plain, batch, counts):
@@ -424,10 +423,9 @@ def test_twenty_steps_are_the_same_on_1_2_and_4_replicas(cls, plain, batch, coun
                 np.testing.assert_array_equal(copy, copies[0])
 
 
-@pytest.mark.parametrize("cls", [Normalized, Converted])
-def test_moving_statistics_of_three_replicas_are_restored_bit_for_bit(cls, tmp_path):
+def test_moving_statistics_of_three_replicas_are_restored_bit_for_bit(tmp_path):
     where = testing.make_strategy(3)
-    options = dict(cls=cls, precision="float32", batch=9)
+    options = dict(cls=Converted, precision="float32", batch=9)
     trainer = reference_model.make_trainer(where, **options)
     trainer.train(tf.constant(5))
     path = tf.train.Checkpoint(**trainer.checkpoint_items()).save(str(tmp_path / "ckpt"))

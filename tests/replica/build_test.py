@@ -22,19 +22,18 @@ class Normalized(reference_model.ReferenceTrainer):
 
 def test_sync_batch_norm_key_gives_the_update_of_one_replica():
     ends = []
-    for replicas, batch in ((1, 7), (2, 7), (4, 7)):
+    for replicas in (1, 2):
         trainer = reference_model.make_trainer(
             testing.make_strategy(replicas),
-            batch,
+            7,
             cls=Normalized,
             model={"sync_batch_norm": True},
             optimizer=lambda: tf_keras.optimizers.SGD(0.1, momentum=0.9),
         )
         trainer.train(tf.constant(20))
         ends.append(trainer.model.get_weights())
-    for end in ends[1:]:
-        for one, other in zip(ends[0], end, strict=True):
-            assert abs(one - other).max() < 1e-10
+    for one, other in zip(*ends, strict=True):
+        assert abs(one - other).max() < 1e-10
 
 
 def test_sync_batch_norm_key_converts_the_layers():

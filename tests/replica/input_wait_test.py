@@ -1,9 +1,9 @@
-"""The time that steps wait for their batches, with pipelines and steps that sleep for known times."""
+"""The time that steps wait for their batches, by a clock of the test."""
 
 import itertools
 import os
-import time
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops.testing import sleep
@@ -16,20 +16,40 @@ from ctl.replica.engine import engine_of
 from ctl.replica.input_wait import InputWait
 from tests import child, reference_model
 
-STEPS = 12
+STEPS = 4
 
 
-def make_strategy(name):
-    return tf.distribute.get_strategy() if name == "default" else testing.make_strategy(name)
+@pytest.fixture
+def events(monkeypatch):
+    """What happens in a loop, in its order; the clock's n-th reading, from 0 on, is n^2."""
+    events = []
+
+    def read():
+        events.append("clock")
+        return np.float64((events.count("clock") - 1) ** 2)
+
+    monkeypatch.setattr(tf, "timestamp", lambda: tf.numpy_function(read, [], tf.float64))
+    return events
 
 
-def measure_share(strategy, *, pipeline, step, steps=STEPS):
-    """The share of the time that a loop waits whose pipeline and step sleep for so many seconds."""
+# The readings of step k are 4 k^2 and (2 k + 1)^2.
+SECONDS = sum(4 * k + 1 for k in range(STEPS))
+
+
+def log(events, event):
+    """Returns an identity function that logs an event when it runs."""
+    return lambda x: tf.numpy_function(lambda x: (events.append(event), x)[1], [x], tf.int64)
+
+
+@pytest.mark.parametrize("replicas", ["default", 1, 2])
+def test_each_step_measures_from_its_request_to_the_arrival_of_its_batch(events, replicas):
+    strategy = (
+        tf.distribute.get_strategy() if replicas == "default" else testing.make_strategy(replicas)
+    )
 
     def make_dataset(context):
-        # A thread of tf.data sleeps, and none of those that the replicas share.
-        dataset = tf.data.Dataset.range(steps + 4).batch(1)
-        return dataset.apply(sleep(int(1e6 * pipeline))).prefetch(1)
+        dataset = tf.data.Dataset.range(2 * STEPS).batch(1).apply(sleep(20_000))
+        return dataset.map(log(events, "batch"))
 
     wait = InputWait(strategy)
     wait.enable()
@@ -38,24 +58,18 @@ def measure_share(strategy, *, pipeline, step, steps=STEPS):
     @tf.function
     def run(count):
         for _ in tf.range(count):
-            element = wait.next(iterator)
-            first = strategy.experimental_local_results(element)[0]
-            tf.numpy_function(lambda _: (time.sleep(step), 0)[1], [first], tf.int64)
+            log(events, "step")(strategy.experimental_local_results(wait.next(iterator))[0])
 
-    run(tf.constant(2))
+    run(tf.constant(STEPS))
+    assert wait.read() == SECONDS
+    if replicas == "default":
+        assert events == ["clock", "batch", "clock", "step"] * STEPS
+    else:  # tf.distribute reads batches ahead
+        assert [e for e in events if e != "batch"] == ["clock", "clock", "step"] * STEPS
+        for step, end in enumerate([i for i, e in enumerate(events) if e == "clock"][1::2], 1):
+            assert events[:end].count("batch") >= step * replicas
     wait.reset()
-    begin = time.perf_counter()
-    run(tf.constant(steps))
-    return wait.read() / (time.perf_counter() - begin)
-
-
-@pytest.mark.parametrize("strategy", ["default", 1, 2, 4])
-@pytest.mark.parametrize(
-    ("pipeline", "step", "share"), [(0.06, 0.03, 0.5), (0.01, 0.06, 0.0), (0.04, 0.0, 1.0)]
-)
-def test_share_is_that_of_the_times_of_pipeline_and_step(strategy, pipeline, step, share):
-    measured = measure_share(make_strategy(strategy), pipeline=pipeline, step=step)
-    assert measured == pytest.approx(share, abs=0.08)
+    assert wait.read() == 0.0
 
 
 # One core has one thread for operations: the second reading must not wait for the step's.
@@ -109,15 +123,13 @@ def test_deterministic_steps_read_no_clock():
         config.disable_op_determinism()
 
 
-def test_eager_steps_are_measured():
+def test_eager_steps_are_measured(events):
     wait = InputWait(tf.distribute.get_strategy())
     wait.enable()
     assert wait.read() is None  # no step has read a batch
-    iterator = iter(tf.data.Dataset.range(3).apply(sleep(50_000)))
-    assert [int(wait.next(iterator)) for _ in range(3)] == [0, 1, 2]
-    assert wait.read() == pytest.approx(0.15, abs=0.05)
-    wait.reset()
-    assert wait.read() == 0.0
+    iterator = iter(tf.data.Dataset.range(STEPS))
+    assert [int(wait.next(iterator)) for _ in range(STEPS)] == [*range(STEPS)]
+    assert wait.read() == SECONDS
 
 
 def count_clocks(trainer):
@@ -128,25 +140,21 @@ def count_clocks(trainer):
     return sum(node.op == "Timestamp" for node in [*graph.node, *nodes])
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_step_has_no_clock_until_the_measurement_is_enabled(replicas):
-    trainer = reference_model.make_trainer(testing.make_strategy(replicas), 8)
+def test_step_has_no_clock_until_the_measurement_is_enabled():
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8)
     assert count_clocks(trainer) == 0
     engine_of(trainer).results.measure_waiting()
     assert count_clocks(trainer) == 2
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
-def test_uneven_batches_keep_their_masks_and_the_bits_of_the_update(replicas):
-    plain, measured = (
-        reference_model.make_trainer(testing.make_strategy(replicas), 7) for _ in range(2)
-    )
+def test_uneven_batches_keep_their_masks_and_the_bits_of_the_update():
+    strategy = testing.make_strategy(2)
+    plain, measured = (reference_model.make_trainer(strategy, 7) for _ in range(2))
     engine_of(measured).results.measure_waiting()
-    for trainer in (plain, measured):
-        trainer.train(tf.constant(5))
+    assert [count_clocks(trainer) for trainer in (plain, measured)] == [0, 2]
     for a, b in zip(plain.model.variables, measured.model.variables, strict=True):
-        for x, y in itertools.zip_longest(*map(plain.strategy.experimental_local_results, (a, b))):
-            assert (x.numpy() == y.numpy()).all()
+        for x, y in itertools.zip_longest(testing.copies(strategy, a), testing.copies(strategy, b)):
+            assert (x == y).all()
 
 
 def test_compiled_loop_measures_its_chunks():

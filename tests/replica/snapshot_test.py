@@ -1,5 +1,7 @@
 """The variables that a step assigns are restored on every replica if the update is skipped."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -103,7 +105,16 @@ def assert_same(one, other, tolerance=0.0):
             np.testing.assert_allclose(copy, expected[0], rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("replicas, options", [(1, {}), (2, {}), (4, {}), (1, {"xla": "loop"})])
+@functools.cache
+def values_without_the_bad_step():
+    trainer = poisoned(1, -1, cls=Assigning)
+    trainer.train(tf.constant(BAD))
+    trainer.global_step.assign(BAD + 1)
+    trainer.train(tf.constant(2))
+    return values(trainer)
+
+
+@pytest.mark.parametrize("replicas, options", [(2, {}), (1, {"xla": "loop"})])
 def test_variables_of_a_skipped_step_are_restored_on_every_replica(replicas, options):
     trainer = poisoned(replicas, 5, cls=Assigning, on_non_finite="skip", **options)
     trainer.train(tf.constant(BAD))
@@ -111,9 +122,5 @@ def test_variables_of_a_skipped_step_are_restored_on_every_replica(replicas, opt
     trainer.train(tf.constant(1))
     assert_same(values(trainer), before)
     trainer.train(tf.constant(2))
-    skipping = poisoned(1, -1, cls=Assigning)
-    skipping.train(tf.constant(BAD))
-    skipping.global_step.assign(BAD + 1)
-    skipping.train(tf.constant(2))
-    assert_same(values(trainer), values(skipping), 1e-12)
+    assert_same(values(trainer), values_without_the_bad_step(), 1e-12)
     assert trainer.steps.numpy() == BAD + 2

@@ -44,13 +44,11 @@ def train_by_hand(weights, steps):
 @pytest.mark.parametrize(
     ("replicas", "loops", "options"),
     [
-        (1, (7,), {}),
-        (2, (7,), {}),
-        (4, (1, 1, 1, 2, 2), {"gradient_accumulation_steps": 2}),
+        (2, (1, 1, 1, 2, 2), {"gradient_accumulation_steps": 2}),
         (1, (3, 4), {"xla": "loop"}),
         pytest.param(2, (3, 4), {"shard_state": True}, marks=pytest.mark.slow),
     ],
-    ids=["one", "two", "four, accumulated", "one program", "slots in parts"],
+    ids=["two, accumulated", "one program", "slots in parts"],
 )
 def test_every_replica_trains_a_layer_from_its_step_on(replicas, loops, options):
     trainer = make(replicas, **options)
@@ -77,9 +75,10 @@ def adam():
 
 @functools.cache
 def train_unevenly(replicas):
-    """Each replica's copies after 6 steps of 7 rows, and the norms."""
-    trainer = make(replicas, batch=7, optimizer=adam, norms=True, layer_norms=True)
-    norms = trainer.train(tf.constant(6))
+    """Each replica's copies after 4 steps of 7 rows, and the norms."""
+    options = dict(norms=True, layer_norms=True, optimizer_groups=GROUPS[:1])
+    trainer = make(replicas, batch=7, optimizer=adam, **options)
+    norms = trainer.train(tf.constant(4))
     copies = [testing.copies(strategy(replicas), v) for v in trainer.model.weights]
     return copies, [norms["gradient_norm"], norms["update_norm"]]
 
@@ -94,35 +93,18 @@ def test_uneven_shares_and_adam_give_the_update_of_one_replica(replicas):
 
 
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("stop", [1, pytest.param(2, marks=pytest.mark.slow), 3])
-def test_run_that_is_resumed_before_at_or_after_the_step_has_the_same_bits(
-    tmp_path, stop, replicas
-):
-    uninterrupted = make(replicas, optimizer=adam)
-    uninterrupted.train(tf.constant(6))
-    first = make(replicas, optimizer=adam)
-    first.train(tf.constant(stop))
-    path = Checkpointer(tmp_path, first).save()
-    resumed = make(replicas, optimizer=adam)
-    Checkpointer(tmp_path, resumed).restore(path)
-    resumed.train(tf.constant(6 - stop))
-    for one, other in zip(uninterrupted.model.weights, resumed.model.weights, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_step_that_moves_back_freezes_the_layers_again():
-    trainer = make()
-    trainer.train(tf.constant(6))
-    trainer.global_step.assign(1)
-    before = [weight.numpy() for weight in trainer.model.weights]
-    trainer.train(tf.constant(4))  # steps 1 to 4
-    changed = [not np.array_equal(w, b) for w, b in zip(trainer.model.weights, before, strict=True)]
-    assert changed == [True, True, True, True, True]
-    trainer.global_step.assign(0)
-    before = [weight.numpy() for weight in trainer.model.weights]
-    trainer.train(tf.constant(2))
-    changed = [not np.array_equal(w, b) for w, b in zip(trainer.model.weights, before, strict=True)]
-    assert changed == [False, False, False, True, True]
+def test_run_that_is_resumed_before_at_or_after_the_step_has_the_same_bits(tmp_path, replicas):
+    uninterrupted, resumed = (make(replicas, optimizer=adam) for _ in range(2))
+    paths = {}
+    for stop in (1, 2, 3):
+        uninterrupted.train(tf.constant(1))
+        paths[stop] = Checkpointer(tmp_path / str(stop), uninterrupted).save()
+    uninterrupted.train(tf.constant(3))
+    for stop in (3, 2, 1):  # a step that moves back freezes the layers again
+        Checkpointer(tmp_path, resumed).restore(paths[stop])
+        resumed.train(tf.constant(6 - stop))
+        for one, other in zip(uninterrupted.model.weights, resumed.model.weights, strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def test_step_may_be_given_in_epochs():

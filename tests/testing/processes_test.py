@@ -75,7 +75,6 @@ def test_workers_reduce_over_the_processes():
 
 
 def test_failure_names_the_process_and_shows_the_output_of_all():
-    start = time.monotonic()
     with pytest.raises(AssertionError) as error:
         run_workers(fail_on_second_worker, workers=2)
     lines = str(error.value).splitlines()
@@ -85,7 +84,6 @@ def test_failure_names_the_process_and_shows_the_output_of_all():
     assert "  worker 1 is running" in lines
     assert "  RuntimeError: the disk is full" in lines
     assert "Timed out" not in str(error.value)
-    assert time.monotonic() - start < 50
 
 
 def test_process_that_exits_without_a_result_has_failed():

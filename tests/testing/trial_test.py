@@ -30,9 +30,8 @@ class PerReplicaRate(tf_keras.optimizers.SGD):
 
 
 def test_users_optimizer_is_compared_in_addition_to_plain_sgd():
-    adam = make_spec(optimizer=lambda: tf_keras.optimizers.Adam(0.01))
-    assert trial.run(adam, [UNEVEN]).equivalent
-    report = trial.run(make_spec(optimizer=lambda: PerReplicaRate(0.1)), [UNEVEN])
+    # diagnosis/sharding_test.py has an optimizer that passes.
+    report = trial.run(make_spec(optimizer=lambda: PerReplicaRate(0.1), steps=1), [UNEVEN])
     assert "1/2 times the value on one replica. There was no difference under plain SGD" in (
         report.failure()
     )
@@ -40,7 +39,7 @@ def test_users_optimizer_is_compared_in_addition_to_plain_sgd():
 
 def test_rejected_splits_are_reported_and_are_not_failures():
     splits = [UNEVEN, Split(5, replicas=2, micro_batches=2)]
-    report = trial.run(make_spec(gallery.Normalized), splits)
+    report = trial.run(make_spec(gallery.Normalized, steps=1), splits)
     assert report.equivalent
     assert report.compared == (UNEVEN,)
     (reason,) = report.refused.values()
@@ -88,7 +87,8 @@ def test_one_split_per_number_of_replicas_is_evaluated(monkeypatch):
         return record_run(trainer, split, **arguments)
 
     monkeypatch.setattr(trial, "record_run", record)
-    trial.run(make_spec(steps=1), [Split(4, replicas=2), UNEVEN, Split(4, micro_batches=2)])
+    splits = [Split(4, replicas=2), UNEVEN, Split(4, micro_batches=2)]
+    assert trial.run(make_spec(steps=1), splits).equivalent
     assert evaluated == [Split(5), UNEVEN]
 
 

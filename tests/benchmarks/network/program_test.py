@@ -10,6 +10,7 @@ from benchmarks.network.namespaces import Hosts, Unavailable
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_workers_are_measured_at_two_rates(tmp_path, capsys):
     try:
         with Hosts(1):

@@ -81,14 +81,13 @@ def test_batches_are_those_without_a_cache(folder, tmp_path, place, kind):
     expected = cache.cached(source, place)
     assert type(expected).__name__ == ("RaggedCached" if kind == "images" else "Cached")
     again = cache.cached(source, place)
-    for replicas, start in [(1, 0), (2, 0), (2, 100), (4, 5)]:
+    for copy, replicas, start in [(expected, 1, 0), (again, 2, 100)]:
         plain = read(ctl.data.augmented(source, change), replicas, start=start)
-        for copy in (expected, again):
-            cached = read(ctl.data.augmented(copy, change), replicas, start=start)
-            assert len(plain) == len(cached) > 0
-            for a, b in zip(plain, cached, strict=True):
-                assert a.dtype == b.dtype
-                np.testing.assert_array_equal(a, b)
+        cached = read(ctl.data.augmented(copy, change), replicas, start=start)
+        assert len(plain) == len(cached) > 0
+        for a, b in zip(plain, cached, strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +269,7 @@ def test_the_option_applies_to_training_and_evaluation(folder, tmp_path):
             return ctl.data.augmented(data, flip) if split == "train" else data
 
     results = []
-    for replicas, place in [(1, ""), (2, str(tmp_path)), (2, "memory")]:
+    for replicas, place in [(1, ""), (2, str(tmp_path)), (1, "memory")]:
         strategy = testing.make_strategy(replicas)
         trainer = reference_model.make_trainer(strategy, 7, cls=FromRecords, cache=place)
         evaluator = ctl.StandardEvaluator(trainer)
@@ -281,7 +280,7 @@ def test_the_option_applies_to_training_and_evaluation(folder, tmp_path):
         loss = evaluator.evaluate(tf.constant(-1))["loss"]
         results.append(np.append(weights, loss.numpy() if hasattr(loss, "numpy") else loss))
     np.testing.assert_allclose(results[1], results[0], rtol=1e-12)
-    np.testing.assert_array_equal(results[2], results[1])
+    np.testing.assert_array_equal(results[2], results[0])
     assert len(entries(tmp_path)) == 1  # both splits have the same files and operations
     (meta,) = [json.load(open(p / "features.json")) for p in tmp_path.iterdir() if p.is_dir()]  # noqa: SIM115
     assert [feature["name"] for feature in meta] == ["label", "token", "x"]

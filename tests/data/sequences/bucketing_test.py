@@ -38,7 +38,7 @@ def read_batches(source, batch, steps, *, start=0, seed=3):
     return [step[0].batch for step in read_steps([stream], Layout(batch, 1), steps)]
 
 
-@pytest.mark.parametrize(("count", "batch"), [(40, 5), (64, 8), (40, 1), (40, 40), (23, 23)])
+@pytest.mark.parametrize(("count", "batch"), [(40, 5), (40, 1), (23, 23)])
 def test_every_example_occurs_once_per_epoch(count, batch):
     lengths = np.random.default_rng(count).integers(0, 20, count)
     source = numbered(lengths, [3, 10, 15, 20])
@@ -54,7 +54,7 @@ def test_every_example_occurs_once_per_epoch(count, batch):
             assert row.tolist() == [i] * lengths[i] + [0] * (len(row) - lengths[i])
 
 
-@pytest.mark.parametrize(("count", "batch"), [(40, 7), (41, 16), (23, 22), (30, 4), (19, 6)])
+@pytest.mark.parametrize(("count", "batch"), [(40, 7), (23, 22), (19, 6)])
 def test_every_example_occurs_equally_often_if_batches_do_not_divide_the_epoch(count, batch):
     lengths = np.random.default_rng(count).integers(0, 20, count)
     source = numbered(lengths, [3, 10, 15, 20])
@@ -94,14 +94,11 @@ def test_order_of_the_batches_is_that_of_the_seed_and_differs_between_epochs():
     assert sorted(shapes[1][:8]) == sorted(shapes[1][8:])
 
 
-@pytest.mark.parametrize("start", [5, 2**33])
-def test_every_step_is_computed_from_its_number(start):
-    source = in_memory()
-    for first, batch in zip(
-        read_batches(source, 6, 3, start=start), range(start, start + 3), strict=True
-    ):
-        (again,) = read_batches(source, 6, 1, start=batch)
-        np.testing.assert_array_equal(first["x"], again["x"])
+def test_every_step_is_computed_from_its_number():
+    source, start = in_memory(), 2**33
+    *_, last = read_batches(source, 6, 3, start=start)
+    (again,) = read_batches(source, 6, 1, start=start + 2)
+    np.testing.assert_array_equal(last["x"], again["x"])
 
 
 @pytest.mark.parametrize(
@@ -127,7 +124,7 @@ def test_many_steps_can_be_computed_in_one_call(start, batch):
     [
         (parsed, 7, 4, 2),
         *(
-            pytest.param(factory, *layout, marks=LONG if layout[0] % 2 else pytest.mark.slow)
+            pytest.param(factory, *layout, marks=LONG)
             for factory in (in_memory, parsed)
             for layout in LAYOUTS[:9]
         ),
@@ -149,9 +146,8 @@ def test_replicas_with_short_rows_have_the_shape_of_the_batch():
     assert len(set.union(*shapes)) == 3
 
 
-@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_loss_is_weighted_by_tokens_the_update_the_same_on_any_replicas_and_traced_once(replicas):
-    token_model.check_guarantee(in_memory, 5, replicas, 6)
+def test_loss_is_weighted_by_tokens_the_update_the_same_on_any_replicas_and_traced_once():
+    token_model.check_guarantee(in_memory, 5, 2, 6)
 
 
 @pytest.mark.slow

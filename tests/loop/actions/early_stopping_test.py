@@ -21,6 +21,7 @@ from ctl.loop.controller import Controller
 from ctl.loop.reporter import Reporter
 from ctl.testing import faults
 from tests import reference_model
+from tests.loop.shared import share
 
 NAN = float("nan")
 
@@ -119,15 +120,21 @@ class Scripted(ctl.StandardEvaluator):
         return {**super().eval_end(), "score": {4: NAN, 8: 0.5, 12: 0.75}.get(step, 0.625)}
 
 
-def run(folder, kill_at=None, *, steps=60, patience=3, background=False):
-    """One process of a run: trains until it ends or is killed. Returns controller and events."""
-    trainer = reference_model.make_trainer(
+def build_trainer():
+    return reference_model.make_trainer(
         testing.make_strategy(1), 7, optimizer=lambda: tf_keras.optimizers.Adam(1e-2)
     )
-    events = []
+
+
+make_trainer, make_evaluator = share(build_trainer), functools.cache(Scripted)
+
+
+def run(folder, kill_at=None, *, patience=3, background=False, make=make_trainer):
+    """One process of a run: trains until it ends or is killed. Returns controller and events."""
+    trainer, events = make(), []
     controller = Controller(
         trainer=trainer,
-        evaluator=Scripted(trainer),
+        evaluator=make_evaluator(trainer),
         steps_per_loop=4,
         checkpoints=Checkpointer(folder / "checkpoints", trainer, background=background),
         checkpoint_interval=8,
@@ -139,7 +146,7 @@ def run(folder, kill_at=None, *, steps=60, patience=3, background=False):
     )
     controller.restore_checkpoint()
     with kill(kill_at) if kill_at else contextlib.nullcontext():
-        controller.train_and_evaluate(steps, eval_interval=4)
+        controller.train_and_evaluate(60, eval_interval=4)
     return controller, events
 
 
@@ -149,16 +156,11 @@ def read_variables(path):
     return {name: reader.get_tensor(name) for name in names}
 
 
-@functools.cache
-def undisturbed(folder):
-    return run(folder)
-
-
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory):
     """The folder, the controller and the events of a run that nothing disturbs."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    return folder, *undisturbed(folder)
+    return folder, *run(folder, make=build_trainer)
 
 
 def test_run_ends_with_the_best_weights(whole_run):

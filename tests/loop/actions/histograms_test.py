@@ -56,10 +56,8 @@ def run(folder, *, replicas=1, **options):
 @pytest.mark.parametrize(
     ("replicas", "xla"),
     [
-        (1, "off"),
         (2, "off"),
-        (2, "gradients"),
-        pytest.param(1, "gradients", marks=pytest.mark.slow),
+        (1, "gradients"),
     ],
 )
 def test_weights_and_gradients_have_histograms_at_multiples_of_the_interval(

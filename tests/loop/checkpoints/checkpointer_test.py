@@ -1,5 +1,7 @@
 """What is saved is restored; damaged checkpoints are skipped."""
 
+import shutil
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,15 +11,20 @@ import ctl
 from ctl import testing
 from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
 from tests import reference_model
+from tests.loop.shared import share
 
 
-def make_trainer(replicas=1, **options):
+def build_trainer(replicas=1, **options):
+    tf_keras.backend.reset_uids()  # names as in a process of its own
     return reference_model.make_trainer(
         testing.make_strategy(replicas),
         8,
         optimizer=lambda: tf_keras.optimizers.Adam(1e-2),
         **options,
     )
+
+
+make_trainer = share(build_trainer)
 
 
 def state(trainer):
@@ -28,9 +35,11 @@ def same(one, other):
     return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize(("saved_on", "restored_on"), [(1, 1), (1, 4), (4, 2), (2, 1)])
-def test_state_is_restored_on_any_number_of_replicas(tmp_path, background, saved_on, restored_on):
+@pytest.mark.parametrize(
+    ("saved_on", "restored_on", "background"),
+    [(1, 1, True), (1, 4, False), (4, 2, True), (2, 1, False)],
+)
+def test_state_is_restored_on_any_number_of_replicas(tmp_path, saved_on, restored_on, background):
     trainer = make_trainer(saved_on)
     checkpoints = Checkpointer(tmp_path, trainer, background=background)
     trainer.train(tf.constant(3))
@@ -60,17 +69,23 @@ def test_loss_scale_and_both_counters_are_restored(tmp_path):
     assert other.skipped_steps.numpy() == 2
 
 
-@pytest.fixture
-def saved(tmp_path):
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
     """A folder with the checkpoints of steps 1, 2 and 3, and the state at each."""
-    trainer = make_trainer()
-    checkpoints = Checkpointer(tmp_path, trainer)
+    trainer, folder = make_trainer(), tmp_path_factory.mktemp("trained")
+    checkpoints = Checkpointer(folder, trainer)
     states = {}
     for step in (1, 2, 3):
         trainer.train(tf.constant(1))
         checkpoints.save()
         states[step] = state(trainer)
-    return tmp_path, states
+    return folder, states
+
+
+@pytest.fixture
+def saved(trained, tmp_path):
+    """A copy of it that a test may change."""
+    return shutil.copytree(trained[0], tmp_path, dirs_exist_ok=True), trained[1]
 
 
 DATA = "ckpt-3.data-00000-of-00001"
@@ -149,7 +164,6 @@ class Other(reference_model.ReferenceTrainer):
 @pytest.fixture
 def of_reference(tmp_path):
     """The path of a reference trainer's checkpoint at step 3, and its values by name."""
-    tf_keras.backend.reset_uids()
     trainer = make_trainer()
     trainer.train(tf.constant(3))
     variables = (*trainer.model.variables, *trainer.optimizer.variables)
@@ -157,6 +171,7 @@ def of_reference(tmp_path):
     return Checkpointer(tmp_path, trainer).save(), values
 
 
+@share
 def make_other(replicas=1):
     adam = lambda: tf_keras.optimizers.Adam(1e-2)  # noqa: E731
     return reference_model.make_trainer(
@@ -180,10 +195,9 @@ def test_mismatches_are_listed_by_name_and_nothing_is_restored(tmp_path, of_refe
     assert same(state(other), before) and other.global_step.numpy() == 0
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_partial_restore_restores_what_matches_with_its_slots(tmp_path, of_reference, replicas):
+def test_partial_restore_restores_what_matches_with_its_slots(tmp_path, of_reference):
     path, values = of_reference
-    other = make_other(replicas)
+    other = make_other(2)
     before = {v.name: v.numpy() for v in other.model.variables}
     checkpoints = Checkpointer(tmp_path, other, partial=True)
     checkpoints.restore(path)
@@ -194,7 +208,7 @@ def test_partial_restore_restores_what_matches_with_its_slots(tmp_path, of_refer
     for variable in (*other.model.variables, *other.optimizer.variables):
         name = variable.name.removesuffix(":0")
         initial = before.get(variable.name, np.zeros(variable.shape))  # a slot begins at zero
-        for copy in testing.copies(testing.make_strategy(replicas), variable):
+        for copy in testing.copies(testing.make_strategy(2), variable):
             assert np.array_equal(copy, initial if name in left else values[name]), name
     other.train(tf.constant(1))
     checkpoints.save()
@@ -213,7 +227,7 @@ def test_partial_restore_requires_a_weight_and_the_counters_to_match(tmp_path, o
 
 
 def test_only_a_reader_ignores_what_only_the_checkpoint_has(tmp_path):
-    trainer = make_trainer()
+    trainer = build_trainer()
     trainer.temperature = tf.Variable(2.0, name="temperature")
     path = Checkpointer(tmp_path, trainer).save()
     other = make_trainer()

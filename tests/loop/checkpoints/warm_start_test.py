@@ -1,5 +1,6 @@
 """A run may start from the weights of another run, and nothing else of it."""
 
+import shutil
 import types
 
 import numpy as np
@@ -12,6 +13,7 @@ from ctl import testing
 from ctl.loop.checkpoints import warm_start
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from tests import reference_model
+from tests.loop.shared import share
 
 
 class Normed(reference_model.ReferenceTrainer):
@@ -29,6 +31,7 @@ class Wider(Normed):
     classes = 7
 
 
+@share
 def make_trainer(replicas=1, cls=Normed, seed=0, precision="float64", **options):
     tf_keras.backend.reset_uids()  # names as in a process of its own
     adam = lambda: tf_keras.optimizers.Adam(1e-2)  # noqa: E731
@@ -51,16 +54,24 @@ def values(trainer):
     return {v.name.removesuffix(":0"): v.numpy() for v in trainer.model.variables}
 
 
-@pytest.fixture
-def other_run(tmp_path):
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
     """A workdir with the checkpoints of steps 2 and 3, and the weights at each."""
+    folder = tmp_path_factory.mktemp("trained")
     trainer = make_trainer()
-    checkpoints, weights = Checkpointer(tmp_path / "checkpoints", trainer), {}
+    checkpoints, weights = Checkpointer(folder / "checkpoints", trainer), {}
     for steps in (2, 1):
         trainer.train(tf.constant(steps))
         checkpoints.save()
         weights[int(trainer.global_step.numpy())] = values(trainer)
-    return tmp_path, weights
+    return folder, weights
+
+
+@pytest.fixture
+def other_run(trained, tmp_path):
+    """A copy of it that a test may change."""
+    folder, weights = trained
+    return shutil.copytree(folder, tmp_path, dirs_exist_ok=True), weights
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -102,7 +113,6 @@ def test_values_of_another_precision_are_cast_and_reported(other_run):
         assert np.array_equal(value, weights[3][name].astype(np.float32))
 
 
-@pytest.mark.parametrize("function", [warm_start.check, warm_start.all_load])
 @pytest.mark.parametrize(
     ("where", "patterns", "line"),
     [
@@ -119,7 +129,7 @@ def test_values_of_another_precision_are_cast_and_reported(other_run):
     ],
 )  # fmt: skip
 def test_weights_that_cannot_be_loaded_are_reported_and_none_are_loaded(
-    other_run, where, patterns, line, function
+    other_run, where, patterns, line
 ):
     folder, _ = other_run
     (folder / "empty").mkdir()
@@ -130,8 +140,9 @@ def test_weights_that_cannot_be_loaded_are_reported_and_none_are_loaded(
     )
     trainer = make_trainer(cls=Wider)
     before = values(trainer)
-    with pytest.raises(ctl.UsageError, match=line):
-        function(trainer, init(folder / where, *patterns))
+    for function in (warm_start.check, warm_start.all_load):
+        with pytest.raises(ctl.UsageError, match=line):
+            function(trainer, init(folder / where, *patterns))
     assert all(np.array_equal(value, before[name]) for name, value in values(trainer).items())
 
 
@@ -178,10 +189,9 @@ def models(**sources):
     return init("", models=sources)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_other_models_get_the_weights_of_the_model_of_another_run(other_run, replicas):
+def test_other_models_get_the_weights_of_the_model_of_another_run(other_run):
     folder, weights = other_run
-    trainer = make_trainer(replicas, cls=Distilling, seed=1)
+    trainer = make_trainer(2, cls=Distilling, seed=1)
     before = values(trainer)
     loaded = warm_start.all_load(
         trainer, models(teacher=str(folder), **{"others/1": str(folder / "checkpoints/ckpt-2")})
@@ -195,12 +205,24 @@ def test_other_models_get_the_weights_of_the_model_of_another_run(other_run, rep
     names = [v.name.removesuffix(":0") for v in trainer.model.variables]  # in the same order
     for model, expected in ((trainer.teacher, weights[3]), (trainer.others[1], weights[2])):
         for variable, name in zip(model.variables, names, strict=True):
-            for copy in testing.copies(testing.make_strategy(replicas), variable):
+            for copy in testing.copies(testing.make_strategy(2), variable):
                 assert np.array_equal(copy, expected[name]), variable.name
     assert all(np.array_equal(value, before[name]) for name, value in values(trainer).items())
 
 
-@pytest.mark.parametrize("function", [warm_start.check, warm_start.all_load])
+@share
+def make_unsuitable():
+    """A trainer with further models that differ from those of the other run."""
+    trainer = make_trainer.__wrapped__(cls=Distilling)
+    with trainer.build_scope():
+        trainer.late = tf_keras.Sequential([tf_keras.layers.Dense(3)])
+        output = trainer.teacher.layers[-2].output
+        trainer.wide = tf_keras.Model(trainer.teacher.input, tf_keras.layers.Dense(7)(output))
+        output = tf_keras.layers.Dense(3, name="extra")(trainer.teacher.output)
+        trainer.deep = tf_keras.Model(trainer.teacher.input, output)
+    return trainer
+
+
 @pytest.mark.parametrize(
     ("name", "line"),
     [
@@ -213,25 +235,19 @@ def test_other_models_get_the_weights_of_the_model_of_another_run(other_run, rep
         ("deep", r"init.models.deep is .*\(no extra/kernel, extra/bias.*build the same model"),
     ],
 )  # fmt: skip
-def test_other_models_that_cannot_be_loaded_are_reported(other_run, name, line, function):
-    folder, _ = other_run
-    trainer = make_trainer(cls=Distilling)
-    with trainer.build_scope():
-        trainer.late = tf_keras.Sequential([tf_keras.layers.Dense(3)])
-        output = trainer.teacher.layers[-2].output
-        trainer.wide = tf_keras.Model(trainer.teacher.input, tf_keras.layers.Dense(7)(output))
-        output = tf_keras.layers.Dense(3, name="extra")(trainer.teacher.output)
-        trainer.deep = tf_keras.Model(trainer.teacher.input, output)
+def test_other_models_that_cannot_be_loaded_are_reported(trained, name, line):
+    folder, _ = trained
+    trainer = make_unsuitable()
     before = [variable.numpy() for variable in trainer.teacher.variables]
-    with pytest.raises(ctl.UsageError, match=line) as error:
-        function(trainer, models(**{"teacher": str(folder), name: str(folder)}))
-    assert "\n" not in str(error.value)
+    for function in (warm_start.check, warm_start.all_load):
+        with pytest.raises(ctl.UsageError, match=line) as error:
+            function(trainer, models(**{"teacher": str(folder), name: str(folder)}))
+        assert "\n" not in str(error.value)
     for variable, value in zip(trainer.teacher.variables, before, strict=True):
         assert np.array_equal(variable, value)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_averages_of_another_run_are_loaded_into_every_model(tmp_path, replicas):
+def test_averages_of_another_run_are_loaded_into_every_model(tmp_path):
     other = make_trainer(ema_decay=0.9)
     other.train(tf.constant(3))
     path = Checkpointer(tmp_path, other).save()
@@ -239,13 +255,13 @@ def test_averages_of_another_run_are_loaded_into_every_model(tmp_path, replicas)
     with other.averaged_weights():
         averages = [variable.numpy() for variable in other.model.variables]
     assert all((a != b).any() for a, b in zip(raw, averages, strict=True))
-    trainer = make_trainer(replicas, cls=Distilling, seed=1, ema_decay=0.9)
+    trainer = make_trainer(2, cls=Distilling, seed=1, ema_decay=0.9)
     loaded = warm_start.all_load(trainer, init(path, models={"teacher": path}, averages=True))
     assert [(len(each.names), each.averages) for each in loaded] == [(11, True)] * 2
     assert warm_start.record(loaded)["averages"] is True
     for model in (trainer.model, trainer.teacher):
         for variable, average in zip(model.variables, averages, strict=True):
-            for copy in testing.copies(testing.make_strategy(replicas), variable):
+            for copy in testing.copies(testing.make_strategy(2), variable):
                 assert np.array_equal(copy, average), variable.name
     with trainer.averaged_weights():  # the average of this run starts from them
         for variable, average in zip(trainer.model.variables, averages, strict=True):

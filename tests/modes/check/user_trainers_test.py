@@ -11,7 +11,7 @@ from ctl.testing.splits import Split
 from tests.modes.check import user_trainers
 
 
-def compare(factory, batch_sizes=None, replicas=(1, 2)):
+def compare(factory, batch_sizes, replicas=(1, 2)):
     """Compares splits in this process, as the process of --mode=check does."""
     rows = replica_check.read_examples(factory, 8)
     return replica_check.compare_trainer(
@@ -26,11 +26,10 @@ def line_of(text):
     return f"user_trainers.py:{number}: "
 
 
-@pytest.mark.parametrize("name", ["Gan", "Ensemble"])
 def test_optimizer_that_creates_its_slots_in_the_first_step_is_saved_and_restored(
-    make_user_factory, name
+    make_user_factory,
 ):
-    outcome = checkpoint_check.check_round_trip(make_user_factory(name))
+    outcome = checkpoint_check.check_round_trip(make_user_factory("Ensemble"))
     # Two models with four variables each, and two Adam optimizers with their slots.
     assert outcome.verdict == PASS and "all 30 variables" in outcome.observation, outcome
 
@@ -83,7 +82,7 @@ def test_wrong_scale_of_the_second_model_is_named_although_its_optimizer_hides_i
 
 
 def test_contrastive_loss_over_the_global_batch_passes(make_user_factory):
-    report = compare(make_user_factory("TwoTowers"))
+    report = compare(make_user_factory("TwoTowers"), (5,))
     assert report.equivalent and not report.refused, report
     # Also in evaluation, whose last batch is a partial one.
     assert {split.micro_batches for split in report.compared} == {1}
@@ -121,13 +120,6 @@ def test_accepted_noise_in_evaluation_is_named(make_user_factory):
     assert cause == causes.EVALUATION_NOISE
 
 
-def test_float32_examples_are_compared_in_float64(make_user_factory):
-    report = compare(make_user_factory("Regression"), (5,))
-    assert report.equivalent and (report.precision, report.why) == ("float64", "")
-    outcome = replica_check.describe_report(report)
-    assert outcome.verdict == PASS and "without accumulation, in float64," in outcome.observation
-
-
 def test_compression_is_reported_as_not_compared(make_user_factory, monkeypatch):
     factory = make_user_factory("Regression", **{"runtime.all_reduce.compression": "float16"})
     report = Report("Regression", "float64", (Split(replicas=2, batch=4),), {})
@@ -146,11 +138,17 @@ def test_reason_for_float32_is_the_users_line(make_user_factory):
     assert "in float32 with the tolerance of float32 (float64 fails with " in observation
 
 
-@pytest.mark.parametrize("steps", [1, 2])
-def test_accumulation_is_compared_only_if_the_config_accumulates(make_user_factory, steps):
+@pytest.mark.parametrize(
+    ("steps", "text"), [(1, "without accumulation"), (2, "with accumulation 2")]
+)
+def test_accumulation_is_compared_only_if_the_config_accumulates(make_user_factory, steps, text):
     factory = make_user_factory("Regression", **{"optimizer.gradient_accumulation_steps": steps})
-    report = compare(factory)
+    report = compare(factory, (4,))
     assert {split.micro_batches for split in report.compared} == set(range(1, steps + 1))
+    # The examples of Regression are float32.
+    assert report.equivalent and (report.precision, report.why) == ("float64", "")
+    outcome = replica_check.describe_report(report)
+    assert outcome.verdict == PASS and f"{text}, in float64," in outcome.observation
 
 
 def test_step_that_fails_on_few_rows_is_compared_on_more_rows(make_user_factory):

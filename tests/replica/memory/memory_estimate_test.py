@@ -41,12 +41,12 @@ class Dense(one_batch.Trainer):
 
 
 class Deep(Dense):
-    """Three blocks of five layers."""
+    """Three blocks of three layers."""
 
     def build_model(self):
         x = inputs = L.Input([WIDTH])
         for _ in range(3):
-            block = tf_keras.Sequential([L.Dense(WIDTH, activation="tanh") for _ in range(5)])
+            block = tf_keras.Sequential([L.Dense(WIDTH, activation="tanh") for _ in range(3)])
             x = (ctl.recompute(block) if self.recomputed else block)(x)
         return tf_keras.Model(inputs, L.Dense(4)(x))
 
@@ -80,9 +80,8 @@ def test_variables_and_gradients_are_counted_exactly():
     assert parts.peak == parts.persistent + parts.input + parts.step
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_errors_and_factors_of_compressed_gradients_are_counted_exactly(replicas):
-    parts = memory(replicas=replicas, compression="powersgd", compression_rank=2)
+def test_errors_and_factors_of_compressed_gradients_are_counted_exactly():
+    parts = memory(replicas=2, compression="powersgd", compression_rank=2)
     # The errors of all kernels, and factors of 64, 64, 64 and 4 rows; the biases are not compressed.
     errors, factors = 3 * WIDTH * WIDTH + WIDTH * 4, 2 * (3 * WIDTH + 4)
     assert parts.compression == (errors + factors) * FLOAT
@@ -97,8 +96,8 @@ def test_activations_are_the_outputs_of_the_layers_and_one_gradient():
     assert parts.activations <= parts.step <= parts.activations + parts.gradients
 
 
-@pytest.mark.parametrize("count", [2, 4])
-def test_micro_batches_divide_the_activations(count):
+def test_micro_batches_divide_the_activations():
+    count = 3
     one, parts = memory(), memory(gradient_accumulation_steps=count)
     assert parts.micro_batches == count
     assert parts.activations == pytest.approx(one.activations / count, rel=0.1)
@@ -110,14 +109,13 @@ def test_micro_batches_divide_the_activations(count):
 
 def test_a_recomputed_block_counts_its_inputs_and_the_activations_of_one_block():
     kept, recomputed = memory(Deep), memory(Recomputed)
-    assert 16 * ACTIVATION <= kept.activations <= 17 * ACTIVATION
-    # Three inputs of blocks, of which one is the batch, five layers, and one gradient.
-    assert 7 * ACTIVATION <= recomputed.activations <= 9 * ACTIVATION
+    assert 10 * ACTIVATION <= kept.activations <= 11 * ACTIVATION
+    # Three inputs of blocks, of which one is the batch, three layers, and one gradient.
+    assert 5 * ACTIVATION <= recomputed.activations <= 7 * ACTIVATION
 
 
-@pytest.mark.parametrize("batch", [64, 63])
-def test_each_replica_needs_its_own_rows(batch):
-    one, two = memory(), memory(replicas=2, batch=batch)
+def test_each_replica_needs_its_own_rows():
+    one, two = memory(), memory(replicas=2, batch=63)
     assert two.weights == one.weights
     assert two.input == one.input // 2
     assert two.activations == pytest.approx(one.activations / 2, rel=0.1)
@@ -130,7 +128,7 @@ def test_split_slots_are_those_of_a_replicas_slices():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("xla", ["step", "loop", "gradients"])
+@pytest.mark.parametrize("xla", ["loop", "gradients"])
 def test_the_activations_of_a_compiled_step_are_estimated(xla):
     parts, one = memory(xla=xla), memory()
     assert parts.activations == pytest.approx(one.activations, rel=0.3)

@@ -64,7 +64,7 @@ def test_a_micro_batch_runs_after_the_gradients_of_the_one_before(keep_shards):
         assert earlier.name in ancestors(nodes, later.name)
 
 
-@pytest.mark.parametrize("count", [2, 4, 16])
+@pytest.mark.parametrize("count", [2, 5])
 def test_gradients_have_the_bits_of_a_sum_in_the_order_of_the_micro_batches(count):
     rng = np.random.default_rng(count)
     kernels = [tf.Variable(rng.normal(size=[8, 8]), dtype=tf.float32) for _ in range(3)]
@@ -75,11 +75,11 @@ def test_gradients_have_the_bits_of_a_sum_in_the_order_of_the_micro_batches(coun
             x = tf.tanh(x @ kernel)
         return x
 
-    x = tf.constant(rng.normal(size=[64, 8]), tf.float32)
+    x = tf.constant(rng.normal(size=[60, 8]), tf.float32)
     # The gradients of each micro-batch, in a graph of its own, added by NumPy.
     one = make_micro_batches(forward, kernels, count=1)
     gradients = tf.function(
-        lambda rows: one(inputs_of(rows)._replace(denominator=64.0)).gradients[0]
+        lambda rows: one(inputs_of(rows)._replace(denominator=60.0)).gradients[0]
     )
     sums, *parts = [[g.numpy() for g in gradients(rows)] for rows in tf.split(x, count)]
     for part in parts:

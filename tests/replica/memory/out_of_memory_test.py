@@ -175,15 +175,12 @@ def test_slots_are_split_only_of_optimizers_that_support_it():
         trainer = reference_model.make_trainer(
             testing.make_strategy(replicas), 8, optimizer=optimizer, **options
         )
-        estimate = memory_estimate.estimate(trainer)
-        return out_of_memory._slots_to_split(trainer, estimate), estimate.slots
+        return out_of_memory._slots_to_split(trainer, measurement(8).estimate)
 
-    split, size = slots(tf_keras.optimizers.Adam)
-    assert split == size > 0
-    assert slots(tf_keras.optimizers.Adam, replicas=1)[0] == 0
-    assert slots(tf_keras.optimizers.Adafactor)[0] == 0
-    none_left, smaller = slots(tf_keras.optimizers.Adam, shard_state=True)
-    assert none_left == 0 and smaller < 1.6 * size  # slices of tiny variables, and of the weights
+    assert slots(tf_keras.optimizers.Adam) == measurement(8).estimate.slots > 0
+    assert slots(tf_keras.optimizers.Adam, replicas=1) == 0
+    assert slots(tf_keras.optimizers.Adafactor) == 0
+    assert slots(tf_keras.optimizers.Adam, shard_state=True) == 0
 
 
 def test_advice_names_the_switch_of_a_model_that_reads_it():
@@ -259,10 +256,9 @@ class OwnStep(Hungry):
         super().train_step(iterator)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_step_out_of_memory_raises_one_line(replicas):
+def test_step_out_of_memory_raises_one_line():
     trainer = reference_model.make_trainer(
-        testing.make_strategy(replicas),
+        testing.make_strategy(2),
         8,
         cls=Hungry,
         gradient_accumulation_steps=2,
@@ -272,7 +268,7 @@ def test_step_out_of_memory_raises_one_line(replicas):
     with pytest.raises(ctl.UsageError) as raised:
         trainer.train(tf.constant(3))
     assert str(raised.value) == (
-        f"{PROBLEM} {8 // replicas} rows per replica in 2 micro-batches: set "
+        f"{PROBLEM} 4 rows per replica in 2 micro-batches: set "
         f"optimizer.gradient_accumulation_steps=4 {DOUBLED}"
     )
     assert isinstance(raised.value.__cause__, tf.errors.ResourceExhaustedError)

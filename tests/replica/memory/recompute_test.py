@@ -1,5 +1,7 @@
 """Recomputation in the backward pass: the same update as without it."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -113,33 +115,33 @@ class Residual(Images):
 
 
 def train(cls, replicas, *, recompute=True, batch=8, steps=2, **options):
-    """The variables after some steps, and whether anything was recomputed."""
+    """The variables after each step; checks whether anything was recomputed."""
     tf_keras.backend.reset_uids()
     tf_keras.utils.set_random_seed(3)
     trainer = one_batch.make(cls, batch, replicas, **options)
-    with module.detect_use() as used:
-        if recompute:
-            trainer.train(tf.constant(steps))
-        else:
-            with module.disabled():
-                trainer.train(tf.constant(steps))
+    values = []
+    with module.detect_use() as used, contextlib.ExitStack() as stack:
+        if not recompute:
+            stack.enter_context(module.disabled())
+        for _ in range(steps):
+            trainer.train(tf.constant(1))
+            values.append({v.name: v.numpy() for v in trainer.model.variables})
         assert used() == recompute
-    return {v.name: v.numpy() for v in trainer.model.variables}
+    return values
 
 
 slow = pytest.mark.slow
 long = (slow, pytest.mark.long)
 CASES = [
-    pytest.param(Images, 1, 8, {}, marks=long),
     (Images, 2, 7, {}),
-    pytest.param(Images, 4, 8, {}, marks=slow),
+    pytest.param(Images, 4, 8, {}, marks=long),
     (PlainNorm, 1, 8, {"gradient_accumulation_steps": 2}),
     pytest.param(PlainNorm, 2, 8, {}, marks=long),
-    pytest.param(Residual, 2, 7, {}, marks=slow),
+    pytest.param(Residual, 2, 7, {}, marks=long),
     (Residual, 1, 8, {}),
     (ConvertedNorm, 2, 7, {"model": {"sync_batch_norm": True}}),
-    pytest.param(Sequences, 1, 8, {"gradient_accumulation_steps": 3}, marks=slow),
-    (Sequences, 2, 7, {"gradient_accumulation_steps": 2}),
+    pytest.param(Sequences, 2, 7, {"gradient_accumulation_steps": 2}, marks=slow),
+    (Sequences, 1, 8, {}),
     pytest.param(Sequences, 4, 8, {}, marks=long),
     pytest.param(Sequences, 2, 8, {"logical_shards": 4}, marks=slow),
     pytest.param(Sequences, 1, 8, {"xla": "step"}, marks=slow),
@@ -151,27 +153,20 @@ CASES = [
 def test_update_is_the_same_as_without_recomputation(cls, replicas, batch, options):
     expected = train(cls, replicas, recompute=False, batch=batch, **options)
     actual = train(cls, replicas, batch=batch, **options)
-    assert actual.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_allclose(actual[name], value, rtol=0, atol=1e-12, err_msg=name)
-        if "moving" in name:  # of the first step and, since the weights may differ, of the second
-            np.testing.assert_allclose(actual[name], value, rtol=0, atol=1e-15, err_msg=name)
-
-
-def test_moving_statistics_have_the_same_bits():
-    for cls in (Images, PlainNorm, Residual):
-        expected = train(cls, 1, recompute=False, steps=1)
-        actual = train(cls, 1, steps=1)
-        names = [name for name in expected if "moving" in name]
-        assert names
-        for name in names:
-            np.testing.assert_array_equal(actual[name], expected[name])
+    for step in (0, 1):
+        assert actual[step].keys() == expected[step].keys()
+        for name, value in expected[step].items():
+            # The weights, and so the statistics of the second step, may differ by their rounding.
+            tolerance = 1e-12 if "moving" not in name else 1e-15 if step else 0
+            np.testing.assert_allclose(
+                actual[step][name], value, rtol=0, atol=tolerance, err_msg=name
+            )
 
 
 @slow
 def test_layers_compute_in_float16_again():
-    expected = train(Images, 1, recompute=False, steps=1, precision="float16", loss_scale=8.0)
-    actual = train(Images, 1, steps=1, precision="float16", loss_scale=8.0)
+    options = dict(steps=1, precision="float16", loss_scale=8.0)
+    (expected,), (actual,) = (train(Images, 1, recompute=r, **options) for r in (False, True))
     for name, value in expected.items():
         np.testing.assert_allclose(actual[name], value, rtol=0, atol=1e-3, err_msg=name)
 

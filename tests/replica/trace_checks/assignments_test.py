@@ -49,7 +49,7 @@ class Conditional(Case):
     [
         (normalization.SpectralNormalization, Split(2, micro_batches=2)),
         (UnitKernelCase, Split(1, micro_batches=2)),
-        (state.CountingVariable, Split(4, batch=8, micro_batches=2)),
+        (state.CountingVariable, Split(1, batch=8, micro_batches=2)),
         (Conditional, Split(2, batch=8, micro_batches=3)),
     ],
 )

@@ -42,8 +42,15 @@ class OwnPositions(Case):
         return tf.cast(own >= 0, outputs.dtype) * super().per_example_loss(batch, outputs)
 
 
-@pytest.mark.parametrize("split", [Split(2), Split(1, micro_batches=2)], ids=["replicas", "parts"])
-@pytest.mark.parametrize("case", [PythonCounter, Doubled, InBranch])
+@pytest.mark.parametrize(
+    ("case", "split"),
+    [
+        (PythonCounter, Split(2)),
+        (PythonCounter, Split(1, micro_batches=2)),
+        (Doubled, Split(2)),
+        (InBranch, Split(1, micro_batches=2)),
+    ],
+)
 def test_state_of_python_is_rejected_with_its_line(case, split):
     with pytest.raises(ctl.UsageError) as raised:
         train(case, split)

@@ -1,7 +1,6 @@
 """A run skips a damaged checkpoint, reports it, and ends with the same bits."""
 
 import os
-import pathlib
 import shutil
 import subprocess
 import sys
@@ -17,18 +16,29 @@ from tests import child
 from tests.experiments import read_weights
 
 UNFINISHED = "it was not written to the end"
-DAMAGES = {
-    "data cut": (lambda f: faults.truncate(f, 30), "has 100 bytes, not"),
-    "index cut": (lambda f: faults.truncate(f, 30, "index", keep=0), "has 0 bytes, not"),
-    "marker cut": (lambda f: faults.truncate(f, 30, "marker", keep=9), "its marker cannot be read"),
-    "data gone": (lambda f: faults.delete(f, 30), "ckpt-30.data-00000-of-00001 is missing"),
-    "index gone": (lambda f: faults.delete(f, 30, "index"), "ckpt-30.index is missing"),
-    "marker gone": (lambda f: faults.delete(f, 30, "marker"), UNFINISHED),
-    "data flipped": (lambda f: faults.flip(f, 30), "hecksum"),
-    "index flipped": (lambda f: faults.flip(f, 30, "index"), "hecksum"),
-    "marker flipped": (lambda f: faults.flip(f, 30, "marker"), "its marker cannot be read"),
-    "one unfinished": (lambda f: faults.leave_unfinished(f, 40), UNFINISHED),
-}
+# Of the checkpoints of steps 20 and 30, and one that was begun after them.
+DAMAGES = [
+    {
+        30: (lambda f: faults.truncate(f, 30), "has 100 bytes, not"),
+        20: (lambda f: faults.truncate(f, 20, "index", keep=0), "has 0 bytes, not"),
+    },
+    {
+        30: (lambda f: faults.truncate(f, 30, "marker", keep=9), "its marker cannot be read"),
+        20: (lambda f: faults.delete(f, 20), "ckpt-20.data-00000-of-00001 is missing"),
+    },
+    {
+        30: (lambda f: faults.delete(f, 30, "index"), "ckpt-30.index is missing"),
+        20: (lambda f: faults.delete(f, 20, "marker"), UNFINISHED),
+    },
+    {
+        30: (lambda f: faults.flip(f, 30), "hecksum"),
+        20: (lambda f: faults.flip(f, 20, "index"), "hecksum"),
+    },
+    {
+        40: (lambda f: faults.leave_unfinished(f, 40), UNFINISHED),
+        30: (lambda f: faults.flip(f, 30, "marker"), "its marker cannot be read"),
+    },
+]
 
 
 def continue_run(workdir):
@@ -50,23 +60,24 @@ def weights_at_step_35(undisturbed):
         os.chdir(before)
 
 
-@pytest.mark.parametrize("kind", DAMAGES)
-def test_damaged_checkpoint_is_skipped_and_reported(
-    undisturbed, weights_at_step_35, kind, monkeypatch, capsys
+@pytest.mark.parametrize("damages", DAMAGES)
+def test_damaged_checkpoints_are_skipped_and_reported(
+    undisturbed, weights_at_step_35, damages, monkeypatch, capsys, tmp_path
 ):
-    damage, fault = DAMAGES[kind]
-    workdir = pathlib.Path(kind.replace(" ", "-"))
+    workdir = tmp_path / "run"
     monkeypatch.chdir(undisturbed)
     shutil.copytree("undisturbed", workdir)
-    damage(workdir / "checkpoints")
+    for damage, _ in damages.values():
+        damage(workdir / "checkpoints")
     code = continue_run(workdir)
     out, _ = capsys.readouterr()
     assert code == 0, out
-    damaged, newest = (40, 30) if kind == "one unfinished" else (30, 20)
-    (message,) = [line for line in out.splitlines() if line.startswith("Skipped")]
-    assert message.startswith(f"Skipped {workdir}/checkpoints/ckpt-{damaged}: ")
-    assert fault in message
-    assert f"Resumed from {workdir}/checkpoints/ckpt-{newest}." in out
+    messages = [line for line in out.splitlines() if line.startswith("Skipped")]
+    assert len(messages) == len(damages)
+    for step, (_, fault) in damages.items():
+        start = f"Skipped {workdir}/checkpoints/ckpt-{step}: "
+        assert any(line.startswith(start) and fault in line for line in messages), messages
+    assert f"Resumed from {workdir}/checkpoints/ckpt-{min(damages) - 10}." in out
     weights = read_weights(workdir, 35)
     assert weights.keys() == weights_at_step_35.keys()
     assert all(np.array_equal(weights[k], weights_at_step_35[k]) for k in weights)

@@ -57,12 +57,15 @@ def test_replicas_without_rows_are_compared_by_default():
     "mistake", mark(wrong_loops.MISTAKES, DEFAULT_MISTAKES, lambda m: m.loop.__name__)
 )
 def test_planted_mistake_is_named(mistake):
+    batch_sizes = (8, 5)
+    if mistake.loop.__name__ in DEFAULT_MISTAKES - {"LocalMean"}:  # one size tells their cause
+        batch_sizes = (5,) if "(3 + 2 rows)" in mistake.where else (8,)
     with pytest.raises(AssertionError) as error:
         assert_loop_equivalent(
             mistake.loop,
             right_loops.examples(),
             replicas=mistake.replicas,
-            batch_sizes=(8, 5),
+            batch_sizes=batch_sizes,
             mask=getattr(mistake.loop, "mask", ""),
             in_process=True,
         )
