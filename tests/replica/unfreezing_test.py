@@ -73,7 +73,6 @@ def adam():
     return tf_keras.optimizers.Adam(0.1)
 
 
-@functools.cache
 def train_unevenly(replicas):
     """Each replica's copies after 4 steps of 7 rows, and the norms."""
     options = dict(norms=True, layer_norms=True, optimizer_groups=GROUPS[:1])
@@ -83,9 +82,8 @@ def train_unevenly(replicas):
     return copies, [norms["gradient_norm"], norms["update_norm"]]
 
 
-@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_uneven_shares_and_adam_give_the_update_of_one_replica(replicas):
-    (expected, expected_norms), (actual, norms) = train_unevenly(1), train_unevenly(replicas)
+def test_uneven_shares_and_adam_give_the_update_of_one_replica():
+    (expected, expected_norms), (actual, norms) = train_unevenly(1), train_unevenly(2)
     np.testing.assert_allclose(norms, expected_norms, rtol=1e-11)
     for (value,), copies in zip(expected, actual, strict=True):
         for copy in copies:

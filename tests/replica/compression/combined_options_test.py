@@ -207,8 +207,15 @@ def check(tmp_path, case, replicas):
 
 # "together" has nearly all options.
 FAST = {("together", 2), ("two models", 2)}
+SLOW = {("skip", 2), ("xla", 2), ("shard_state", 2), ("two models together", 2)}
+
+
+def marks(*case):
+    return [] if case in FAST else [pytest.mark.slow, *[pytest.mark.long] * (case not in SLOW)]
+
+
 PARAMETERS = [
-    pytest.param(case, replicas, marks=[] if (case, replicas) in FAST else pytest.mark.slow)
+    pytest.param(case, replicas, marks=marks(case, replicas))
     for case, replicas in [*[(case, 2) for case in CASES], ("together", 4)]
 ]
 

@@ -140,7 +140,7 @@ CASES = [
     pytest.param(Residual, 2, 7, {}, marks=long),
     (Residual, 1, 8, {}),
     (ConvertedNorm, 2, 7, {"model": {"sync_batch_norm": True}}),
-    pytest.param(Sequences, 2, 7, {"gradient_accumulation_steps": 2}, marks=slow),
+    pytest.param(Sequences, 2, 7, {"gradient_accumulation_steps": 2}, marks=long),
     (Sequences, 1, 8, {}),
     pytest.param(Sequences, 4, 8, {}, marks=long),
     pytest.param(Sequences, 2, 8, {"logical_shards": 4}, marks=slow),
