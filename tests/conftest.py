@@ -39,12 +39,15 @@ hypothesis.settings.load_profile("default")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def free_memory():
-    """Frees what a file has traced, and excludes the rest from later garbage collections.
+def free_memory(request):
+    """Frees what the tests of a file share and traced, and excludes the rest from later collections.
 
-    TensorFlow keeps a part of every graph for the life of the process, and a collection visits all of
-    it: at the end of the tests, each took seconds.
+    TensorFlow keeps a part of every graph for the life of the process, and a garbage collection visits
+    all of it: at the end of the tests, each took seconds.
     """
     yield
+    for value in vars(request.module).values():
+        if hasattr(value, "cache_clear"):
+            value.cache_clear()
     gc.collect()
     gc.freeze()
