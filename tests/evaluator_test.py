@@ -42,7 +42,8 @@ def as_global_batches(split):
     [
         (reference_model.ReferenceTrainer, 23, 1),
         (reference_model.ReferenceTrainer, 30, 2),
-        (Unweighted, 5, 4),
+        (Unweighted, 5, 2),
+        pytest.param(Unweighted, 5, 4, marks=pytest.mark.slow),
     ],
 )
 def test_loss_and_metrics_are_those_of_the_whole_dataset(cls, batch, replicas):
@@ -55,7 +56,12 @@ def test_loss_and_metrics_are_those_of_the_whole_dataset(cls, batch, replicas):
 
 
 @pytest.mark.parametrize(
-    ("make", "replicas"), [(as_dataset, 1), (of_unknown_size, 2), (as_global_batches, 2)]
+    ("make", "replicas"),
+    [
+        (as_dataset, 1),
+        pytest.param(of_unknown_size, 2, marks=pytest.mark.slow),
+        (as_global_batches, 2),
+    ],
 )
 def test_any_dataset_is_counted_exactly(make, replicas):
     cls = type("Other", (reference_model.ReferenceTrainer,), {"data_factory": staticmethod(make)})
@@ -214,7 +220,9 @@ class ColumnLabels(reference_model.ReferenceTrainer):
         metrics["r2"].update_state(batch["x"][:, :1], outputs[:, :1], sample_weight=weights)
 
 
-@pytest.mark.parametrize(("batch", "replicas"), [(23, 1), (5, 2)])
+@pytest.mark.parametrize(
+    ("batch", "replicas"), [(23, 1), pytest.param(5, 2, marks=pytest.mark.slow)]
+)
 def test_metric_in_float64_accepts_the_mask_in_training_and_evaluation(batch, replicas):
     trainer = reference_model.make_trainer(testing.make_strategy(replicas), batch, cls=ColumnLabels)
     rows = reference_model.examples()

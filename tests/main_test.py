@@ -226,11 +226,12 @@ def test_devices_accepts_a_config_but_does_not_require_one(
     assert capsys.readouterr().out == f"{strategy} {devices}\n"
 
 
-def test_devices_describes_this_machine_and_writes_nothing(folder):
+def test_devices_describes_this_machine_and_writes_nothing(folder, capsys):
     before = sorted(folder.iterdir())
-    process = start("as a module", ["--mode=devices", "--config=exp.py"])
-    assert (process.returncode, process.stderr) == (0, "")
-    names = [line.split("  ")[0] for line in process.stdout.splitlines()]
+    code = main.run(["ctl", "--mode=devices", "--config=exp.py"])
+    printed = capsys.readouterr()
+    assert (code, printed.err) == (0, "")
+    names = [line.split("  ")[0] for line in printed.out.splitlines()]
     assert [n for n in names if n.rstrip("s0123456789 ") != "GPU"] == [
         "CPU", "memory", "TensorFlow", "TPU", "strategy", "xla",
     ]  # fmt: skip

@@ -123,13 +123,22 @@ class Mixup(Trainer):
         return {"x": mix(batch["x"], ratio[..., None]), "label": mix(batch["label"], ratio)}
 
 
-@pytest.mark.parametrize("cls", [InPreprocessAndLayers, InLoss, Mixup])
+@pytest.mark.parametrize(
+    "cls",
+    [
+        InPreprocessAndLayers,
+        pytest.param(InLoss, marks=pytest.mark.slow),
+        pytest.param(Mixup, marks=pytest.mark.slow),
+    ],
+)
 def test_public_draws_are_the_same_on_every_split(cls):
     check_splits(cls)
     assert not np.allclose(on_one_replica(cls), on_one_replica(Trainer))
 
 
-@pytest.mark.parametrize("cls", [InPreprocessAndLayers, Mixup])
+@pytest.mark.parametrize(
+    "cls", [pytest.param(InPreprocessAndLayers, marks=pytest.mark.slow), Mixup]
+)
 def test_public_draws_are_the_same_for_a_number_of_rows_that_is_not_static(cls):
     one, split = (make(type("Dynamic", (DynamicRows, cls), {}), replicas) for replicas in (1, 2))
     # Shares of 3 and 2 rows, and of 1 and 0 in step 5.
@@ -143,6 +152,7 @@ def test_public_draws_depend_on_the_seed_of_the_trainer():
     assert not np.allclose(weights(one, 1), weights(other, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("xla", ["loop", "gradients"])
 def test_public_draws_are_the_same_under_xla(xla):
     compiled = weights(make(InLoss, xla=xla))
@@ -206,11 +216,12 @@ class Flipped(Trainer):
         return {**batch, "x": self.flip(batch["x"][..., None], training=True)[..., 0]}
 
 
+@pytest.mark.slow
 def test_layers_that_no_model_holds_are_the_same_on_every_split():
     check_splits(HeldByTheTrainer)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_unkeyed_random_numbers_are_rejected_in_training_and_evaluation(replicas):
     line = Unkeyed.per_example_loss.__code__.co_firstlineno + 1
     message = check_rejected(Unkeyed, "ctl.random.normal", replicas=replicas)
@@ -225,7 +236,7 @@ def test_layer_that_draws_for_its_batch_in_preprocess_is_rejected_when_the_train
         make(Flipped)
 
 
-@pytest.mark.parametrize("cls", [Unkeyed, Flipped])
+@pytest.mark.parametrize("cls", [pytest.param(Unkeyed, marks=pytest.mark.slow), Flipped])
 def test_allow_unkeyed_random_accepts_all_of_them(cls):
     trainer = make(cls, allow_unkeyed_random=True)
     trainer.train(tf.constant(1))

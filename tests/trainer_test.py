@@ -56,7 +56,7 @@ class Unweighted(reference_model.ReferenceTrainer):
     ("batch", "replicas", "accumulation", "weighted"),
     [
         (5, None, 2, True),
-        (8, 2, 1, True),
+        pytest.param(8, 2, 1, True, marks=pytest.mark.slow),
         (3, 2, 2, False),
         pytest.param(130, 4, 4, True, marks=pytest.mark.slow),
     ],
@@ -96,7 +96,10 @@ class AllWeightsZero(reference_model.ReferenceTrainer):
         return tf.zeros_like(batch["weight"])
 
 
-@pytest.mark.parametrize(("cls", "replicas"), [(SomeWeightsZero, 2), (AllWeightsZero, 1)])
+@pytest.mark.parametrize(
+    ("cls", "replicas"),
+    [pytest.param(SomeWeightsZero, 2, marks=pytest.mark.slow), (AllWeightsZero, 1)],
+)
 def test_rows_of_weight_zero_do_not_count(cls, replicas):
     rows = reference_model.pick(reference_model.examples(), batch_rows(0, 5))
     rows["weight"] = np.where((rows["token"] < 3) & (cls is SomeWeightsZero), rows["weight"], 0.0)
@@ -110,6 +113,7 @@ def dataset_trainer(make):
     )
 
 
+@pytest.mark.slow
 def test_dataset_of_examples_is_batched_and_split_in_its_own_order():
     cls = dataset_trainer(
         lambda split: tf.data.Dataset.from_tensor_slices(reference_model.examples())
@@ -166,6 +170,7 @@ def same_weights(one, other, tolerance):
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_shuffled_tfrecords_give_the_same_updates_on_any_replicas(tfrecords):
     def make(split):
         return ctl.data.tfrecords(tfrecords, parse, split=split, seed=3)
@@ -179,6 +184,7 @@ def test_shuffled_tfrecords_give_the_same_updates_on_any_replicas(tfrecords):
     same_weights(one.model, two.model, 1e-12)
 
 
+@pytest.mark.slow
 def test_ready_global_batches_with_a_partial_last_one():
     def make(split):
         dataset = tf.data.Dataset.from_tensor_slices(reference_model.examples()).take(7).batch(4)
@@ -215,7 +221,7 @@ REPEATED = [pytest.mark.slow, pytest.mark.long]  # the same with another optimiz
     ("batch", "replicas", "cls", "name"),
     [
         (7, 2, Dropping, "adam"),
-        (8, 4, DroppingBatches, "momentum"),
+        pytest.param(8, 4, DroppingBatches, "momentum", marks=pytest.mark.slow),
         pytest.param(8, 4, reference_model.ReferenceTrainer, "momentum", marks=REPEATED),
         pytest.param(5, 4, Dropping, "adam", marks=REPEATED),
         pytest.param(8, 2, DroppingBatches, "adam", marks=REPEATED),
@@ -238,6 +244,7 @@ def test_fifty_steps_are_the_same_as_on_one_replica(batch, replicas, cls, name):
             np.testing.assert_allclose(copy, reference.numpy(), rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_dropout_changes_the_update_and_its_mask_changes_with_the_step():
     examples = tf.data.Dataset.from_tensor_slices(reference_model.examples(8))
     data = {"data_factory": staticmethod(lambda split: ctl.data.GlobalBatches(examples.batch(8)))}
@@ -256,24 +263,26 @@ def test_dropout_changes_the_update_and_its_mask_changes_with_the_step():
         assert np.abs(ends[one] - ends[other]).max() > 1e-3
 
 
-def test_same_seed_gives_the_same_bits_and_another_seed_does_not():
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_same_seed_gives_the_same_bits_and_another_seed_does_not(replicas):
     def make(replicas, seed):
         return reference_model.make_trainer(
             testing.make_strategy(replicas), 7, cls=Dropping,
             seed=seed, precision="float32", optimizer=OPTIMIZERS["momentum"],
         )  # fmt: skip
 
-    two, same, one, other = make(2, 5), make(2, 5), make(1, 5), make(1, 6)
+    many, same, other = make(replicas, 5), make(replicas, 5), make(1, 6)
+    one = many if replicas == 1 else make(1, 5)
     assert not np.allclose(one.model.get_weights()[1], other.model.get_weights()[1], atol=1e-3)
     other.model.set_weights(one.model.get_weights())
-    for trainer in (two, same, one, other):
+    for trainer in dict.fromkeys((many, same, one, other)):
         trainer.train(tf.constant(1))
         assert trainer.model.get_weights()[1].dtype == np.float32
-    same_weights(one.model, two.model, 1e-6)
+    same_weights(one.model, many.model, 1e-6)
     assert not np.allclose(one.model.get_weights()[1], other.model.get_weights()[1], atol=1e-3)
-    for trainer in (two, same):
+    for trainer in (many, same):
         trainer.train(tf.constant(19))
-    same_weights(two.model, same.model, 0)
+    same_weights(many.model, same.model, 0)
 
 
 def test_orbits_own_controller_drives_trainer_and_evaluator(tmp_path, capsys):
@@ -320,6 +329,7 @@ class Reporting(reference_model.ReferenceTrainer):
         return first
 
 
+@pytest.mark.slow
 def test_replica_step_may_train_two_things_by_two_optimizers():
     where = testing.make_strategy(2)
     trainer = reference_model.make_trainer(where, 5, cls=Reporting)
@@ -397,6 +407,7 @@ class TwoModels(reference_model.ReferenceTrainer):
         return loss
 
 
+@pytest.mark.slow
 def test_dropout_of_a_second_model_is_keyed_by_the_row_too():
     one, two = (
         reference_model.make_trainer(testing.make_strategy(n), 7, cls=TwoModels) for n in (1, 2)

@@ -38,7 +38,7 @@ def matrix() -> str:
         "",
         f"{len(rejected)} of {len(choices)} are rejected before the first step. Tests compare the",
         "update of each other combination with the exact one (tests/replica/combinations_test.py:",
-        "every pair of values on one and two replicas by default, every combination with `-m slow`).",
+        "a covering subset by default, every combination with `-m slow`).",
         "Rules without a number depend on other options, such as the strategy or the batch size.",
         "",
         "| rejected because | fix | combinations |",

@@ -23,6 +23,7 @@ def test_every_part_has_a_function():
     assert all(callable(part.load()) for part in PARTS.values())
 
 
+@pytest.mark.slow
 def test_part_that_exceeds_its_time_is_killed_and_reported(tmp_path, capsys):
     code, lines = run(tmp_path / "lines", "--parts", "environment", "nccl", "--seconds", "1.2")
     assert code == 1

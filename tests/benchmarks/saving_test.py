@@ -35,6 +35,7 @@ def test_fails_above_the_limit(monkeypatch, capsys):
     assert capsys.readouterr().out.count("% of the time, saving every 1000 steps") == 2
 
 
+@pytest.mark.slow
 def test_window_with_a_checkpoint_ends_when_the_checkpoint_is_complete(monkeypatch):
     windows = []
     one_window = saving.one_window

@@ -47,8 +47,17 @@ def read(make, batch, *, replicas=1, start=0, steps=8, seed=SEED, augment=noisy)
     return ids, noises
 
 
-@pytest.mark.parametrize("make", [source, dataset])
-@pytest.mark.parametrize(("batch", "replicas"), [(4, 1), (4, 2), (3, 4)])
+@pytest.mark.parametrize(
+    ("make", "batch", "replicas"),
+    [
+        (source, 3, 4),
+        (dataset, 4, 2),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [(source, 4, 1), (dataset, 4, 1), (source, 4, 2), (dataset, 3, 4)]
+        ),
+    ],
+)
 def test_augmentation_is_the_same_on_any_replicas_and_from_any_step(make, batch, replicas):
     ids, noises = read(make, batch, steps=8)
     assert read(make, batch, replicas=replicas, steps=8) == (ids, noises)
@@ -72,7 +81,7 @@ def test_seed_is_a_function_of_seed_epoch_and_example():
     np.testing.assert_array_equal(noises, expected)
 
 
-@pytest.mark.parametrize("make", [source, dataset])
+@pytest.mark.parametrize("make", [pytest.param(source, marks=pytest.mark.slow), dataset])
 def test_examples_epochs_and_seeds_differ(make):
     _, noises = read(make, 4)
     assert len(set(map(tuple, noises))) == len(noises) == 32
@@ -98,17 +107,25 @@ class Jittered(reference_model.ReferenceTrainer):
         return ctl.data.augmented(data, jitter)
 
 
-def test_augmented_training_has_the_same_weights_on_any_replicas():
+@pytest.mark.parametrize(
+    ("replicas", "options", "steps"),
+    [
+        (2, {}, 10),
+        pytest.param(1, {"xla": "loop"}, 50, marks=pytest.mark.slow),
+        pytest.param(2, {}, 50, marks=pytest.mark.slow),
+    ],
+)
+def test_augmented_training_has_the_same_weights_on_any_replicas(replicas, options, steps):
     def train(replicas, **options):
         strategy = testing.make_strategy(replicas)
         trainer = reference_model.make_trainer(
             strategy, 7, cls=Jittered, optimizer=lambda: tf_keras.optimizers.SGD(0.1), **options
         )
-        trainer.train(tf.constant(50))
+        trainer.train(tf.constant(steps))
         return [testing.copies(strategy, variable) for variable in trainer.model.variables]
 
-    for (a,), (b,), copies in zip(train(1), train(1, xla="loop"), train(2), strict=True):
-        for copy in (b, *copies):
+    for (a,), copies in zip(train(1), train(replicas, **options), strict=True):
+        for copy in copies:
             np.testing.assert_allclose(copy, a, rtol=0, atol=1e-10)
 
 

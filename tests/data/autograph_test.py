@@ -8,6 +8,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.loop import inference
 
 
 @pytest.fixture(autouse=True)
@@ -115,12 +116,14 @@ def test_hooks_of_a_trainer_are_converted_and_no_function_of_ctl(converted):
     results = ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
     assert float(results["loss"]) == 2 * 8 * 4.5  # without the augmentation
     assert results["largest"] == 2 * 8 * 8
+    exported = inference.make_function(trainer, trainer.serve)
+    assert exported({"x": tf.constant([[3.0]], tf.float64)}).numpy().tolist() == [[8 * 3.0]]
     assert [name for name in converted if name[0].split(".")[0] == "ctl"] == []
     assert {name for module, name in converted if module == __name__} > {"preprocess", "<lambda>"}
 
 
 def test_own_steps_are_converted_and_no_function_of_ctl(converted):
-    trainer = make(OwnSteps)
+    trainer = make(OwnSteps, 1)
     outputs = trainer.train(tf.constant(2))
     assert trainer.global_step.numpy() == 12
     assert "loss" in outputs

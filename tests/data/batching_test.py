@@ -98,7 +98,17 @@ def one_replica_ids(data, batch, steps, start=0):
 # Training.
 
 
-@pytest.mark.parametrize(("kind", "batch", "replicas", "pipelines"), TRAININGS)
+# Uneven and empty shares, and several pipelines.
+BY_DEFAULT = [
+    *(("source", 5, 1, 1), ("source", 3, 4, 2), ("source", 7, 4, 1)),
+    *(("dataset", 7, 4, 2), ("tfrecords", 7, 4, 2)),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch", "replicas", "pipelines"),
+    [pytest.param(*x, marks=() if x in BY_DEFAULT else pytest.mark.slow) for x in TRAININGS],
+)
 def test_training_batches_are_those_of_one_replica(make, kind, batch, replicas, pipelines):
     count, steps = 11, 4
     expected = one_replica_ids(make(kind, count), batch, steps)
@@ -119,8 +129,16 @@ def test_training_batches_are_those_of_one_replica(make, kind, batch, replicas, 
         assert not isinstance(row_mask, tf.TensorSpec)
 
 
-@pytest.mark.parametrize("cache", [False, True], ids=["", "cache"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "cache"),
+    [
+        *(("source", False), ("dataset", False), ("tfrecords", True)),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [("source", True), ("dataset", True), ("tfrecords", False)]
+        ),
+    ],
+)
 def test_training_from_any_step_is_the_rest_of_the_uninterrupted_stream(make, kind, cache):
     count, batch, steps = 11, 4, 12
     uninterrupted = one_replica_ids(make(kind, count, cache=cache), batch, steps)

@@ -61,7 +61,7 @@ def test_program_of_the_other_framework_runs(page, monkeypatch, capsys):
     ("page", "name"),
     [
         ("tensorflow-tutorial", "tutorial"),
-        ("keras", "weighted"),
+        pytest.param("keras", "weighted", marks=pytest.mark.slow),
         pytest.param("model-garden", "digits", marks=pytest.mark.slow),
         pytest.param("lightning", "digits", marks=pytest.mark.slow),
     ],

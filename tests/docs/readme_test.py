@@ -89,8 +89,12 @@ def test_first_page_is_short():
     assert len(README.splitlines()) < 150
 
 
-def test_the_new_model_trains(folder):
-    result = train(folder, *arguments(START, "^ctl my_model.py"))
+def test_the_new_model_trains(folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    module, program, *flags = arguments(START, "^ctl my_model.py")
+    assert (module, program, main.run(["ctl", *flags])) == ("-m", "ctl.main", 0)
+    (workdir,) = re.findall(r"Done: (\S+)/result\.json", capsys.readouterr().out)
+    result = json.loads((folder / workdir / "result.json").read_text())
     assert result["eval"]["examples"] == TEST_EXAMPLES
     assert result["step"] == math.ceil(3 * TRAINING_EXAMPLES / 64)
     assert result["eval"]["accuracy"] > 0.8

@@ -14,13 +14,28 @@ SECTIONS = {
     title: re.findall(r"^```python\n(.*?)^```", body, re.MULTILINE | re.DOTALL)
     for title, body in zip(_PARTS[::2], _PARTS[1::2], strict=True)
 }
+TITLES = [title for title in SECTIONS if title != "The example"]
+# The sections that run only on two replicas, among the slow tests.
+LONGER = {
+    "A language model's loss",
+    "A layer or a loss with random numbers",
+    "A loss over pairs of the global batch",
+    "A metric",
+    "Fine-tuning from pretrained weights",
+    "Several models and optimizers",
+}
+assert set(TITLES) > LONGER
 SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "most", [1, pytest.param(2, marks=SLOW), pytest.param(4, marks=[SLOW, pytest.mark.long])]
+    ("title", "most"),
+    [
+        *[(title, 1) for title in TITLES if title not in LONGER],
+        *[pytest.param(title, 2, marks=SLOW) for title in TITLES],
+        *[pytest.param(title, 4, marks=[SLOW, pytest.mark.long]) for title in TITLES],
+    ],
 )
-@pytest.mark.parametrize("title", [title for title in SECTIONS if title != "The example"])
 def test_section_runs(title, most, monkeypatch):
     """Runs the example and one section, with at most this many replicas instead of 4."""
     names, make = {}, ctl.testing.make_strategy

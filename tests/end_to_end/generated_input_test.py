@@ -360,8 +360,14 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("count", [0.3, pytest.param(1.0, marks=LONG)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [
+        *[(kind, 0.3 if kind == "workdir" else 0.1) for kind in KINDS],
+        *[pytest.param(kind, 0.3, marks=pytest.mark.slow) for kind in KINDS if kind != "workdir"],
+        *[pytest.param(kind, 1.0, marks=LONG) for kind in KINDS],
+    ],
+)
 def test_input_is_used_as_it_is_or_rejected_in_one_line(kind, count):
     explore(*KINDS[kind], count=count)
 

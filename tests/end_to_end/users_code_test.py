@@ -39,11 +39,23 @@ WITH_ACCUMULATION = (
 )
 
 LONG = (pytest.mark.slow, pytest.mark.long)
+# A second or more each; the default run has others of their kinds.
+SLOW_CASES = (
+    "transformer block",
+    "masked language model",
+    "RandomBrightness",
+    "cutmix",
+    "CTC by add_loss",
+    "Flipout",
+    "distillation",
+    "actor critic",
+)
 
 
 def cases(rows, *, every):
     """The cases as parameters, of which all but one in `every` run before a release."""
-    marks = [() if i % every == every - 1 else LONG for i in range(len(rows))]
+    chosen = [pytest.mark.slow if row.name in SLOW_CASES else () for row in rows]
+    marks = [mark if i % every == every - 1 else LONG for i, mark in enumerate(chosen)]
     values = zip(rows, marks, strict=True)
     return pytest.mark.parametrize("row", [pytest.param(r, marks=m, id=r.name) for r, m in values])
 
@@ -106,6 +118,7 @@ def check_split(row, split):
         assert reason in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "row",
     [pytest.param(row, marks=[] if row.name == "SimCLR" else LONG, id=row.name) for row in COUPLED],
@@ -133,6 +146,7 @@ def test_rows_that_depend_on_other_rows_are_rejected_on_every_split(row, split):
     assert all(part in str(raised.value) for part in row.message)
 
 
+@pytest.mark.slow
 def test_one_replica_that_computes_its_batch_at_once_is_warned(caplog):
     case = COUPLED[0].original
     assert difference(train_plainly(case), train(case, Split(1))) <= 1e-10
@@ -141,13 +155,20 @@ def test_one_replica_that_computes_its_batch_at_once_is_warned(caplog):
 
 @pytest.mark.parametrize(
     "case",
-    [metrics.CustomMetric, metrics.Regression, metrics.MeanOfRows, metrics.MonteCarloDropout],
+    [
+        metrics.CustomMetric,
+        pytest.param(metrics.Regression, marks=pytest.mark.slow),
+        pytest.param(metrics.MeanOfRows, marks=pytest.mark.slow),
+        pytest.param(metrics.MonteCarloDropout, marks=pytest.mark.slow),
+    ],
 )
 def test_evaluation_is_that_of_one_batch(case):
     assert difference(evaluate(case, 1, 19), evaluate(case, 2, 3)) <= 1e-10
 
 
-@pytest.mark.parametrize("case", [metrics.CustomMetric, metrics.MeanOfRows])
+@pytest.mark.parametrize(
+    "case", [metrics.CustomMetric, pytest.param(metrics.MeanOfRows, marks=pytest.mark.slow)]
+)
 def test_training_metrics_are_those_of_one_replica(case):
     assert difference(train(case, Split(1)), train(case, QUICK)) <= 1e-10
 

@@ -49,6 +49,7 @@ def train(replicas, switch, steps=4, batch=7):
     return copies, losses
 
 
+@pytest.mark.slow
 def test_the_update_is_that_of_one_device_without_recomputation():
     expected, expected_losses = train(1, "")
     actual, losses = train(2, "blocks")

@@ -59,6 +59,7 @@ def train(replicas):
     return copies(trainer), [*losses, float(results["frechet_distance"])]
 
 
+@pytest.mark.slow
 def test_the_curves_are_those_of_one_device():
     expected, expected_losses = train(1)
     actual, losses = train(2)
@@ -68,6 +69,13 @@ def test_the_curves_are_those_of_one_device():
         assert len(each) == 2 and np.abs(value - old).max() > 1e-4
         for copy in each:
             np.testing.assert_allclose(copy, value, rtol=0, atol=1e-10)
+
+
+def test_both_networks_are_trained():
+    values, losses = train(1)
+    assert np.isfinite(losses).all() and len(set(losses)) == len(losses)
+    for (value,), (old,) in zip(values, copies(make(1)), strict=True):
+        assert np.abs(value - old).max() > 1e-4
 
 
 def test_penalty_is_half_the_squared_gradient_at_the_real_image():

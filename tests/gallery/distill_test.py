@@ -52,6 +52,7 @@ def train(replicas):
     return copies(trainer), losses
 
 
+@pytest.mark.slow
 def test_the_curve_is_that_of_one_device():
     expected, expected_losses = train(1)
     actual, losses = train(2)
@@ -78,6 +79,7 @@ def test_the_teacher_never_changes_and_the_first_layer_is_trained_from_its_step_
         np.testing.assert_array_equal(weight, old)
 
 
+@pytest.mark.slow
 def test_run_that_is_resumed_has_the_same_bits(tmp_path):
     uninterrupted, paths = make(1, "float32"), {}
     for steps, stop in ((4, 4), (5, 9)):  # before and after the layer is unfrozen

@@ -4,6 +4,7 @@ import functools
 import struct
 
 import numpy as np
+import pytest
 import tensorflow as tf
 import tf_keras
 
@@ -47,6 +48,7 @@ def train(replicas):
     return copies, [*losses, float(evaluation["loss"])]
 
 
+@pytest.mark.slow
 def test_the_curve_is_that_of_one_device():
     expected, expected_losses = train(1)
     actual, losses = train(2)

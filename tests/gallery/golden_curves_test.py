@@ -1,6 +1,6 @@
 """The experiments compute what tests/golden/ has recorded, on any CPU and on two replicas.
 
-pytest --update_golden -n 0 tests/gallery/golden_curves_test.py records the files again.
+pytest --update_golden -n 0 -m "" tests/gallery/golden_curves_test.py records the files again.
 """
 
 import pytest
@@ -62,7 +62,14 @@ def check(name, tmp_path, **changes):
     return testing.assert_curve(f"tests/golden/{name}.json", config, steps=STEPS)
 
 
-@pytest.mark.parametrize("name", CHANGES)
+# vae_test.py and fashion_resnet_test.py train the others by default.
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name in ("vae", "fashion_resnet")))
+        for name in CHANGES
+    ],
+)
 def test_the_first_steps_are_those_of_the_golden_curve(name, tmp_path):
     assert check(name, tmp_path, **{"runtime.devices": "['CPU:0']"}).equal
 
@@ -82,6 +89,6 @@ def test_two_replicas_are_within_the_tolerance(name, tmp_path):
     "variables", [{"ONEDNN_MAX_CPU_ISA": "AVX2"}, {"TF_ENABLE_ONEDNN_OPTS": "0"}]
 )
 def test_other_instructions_are_within_the_tolerance(variables):
-    command = ["-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-k", "first_steps"]
+    command = ["-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "-m", "", "-k", "first_steps"]
     done = child.run([*command, "tests/gallery/golden_curves_test.py"], **variables)
     assert done.returncode == 0, done.stdout

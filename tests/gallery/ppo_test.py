@@ -3,6 +3,7 @@
 import functools
 
 import numpy as np
+import pytest
 import tensorflow as tf
 import tf_keras
 
@@ -29,6 +30,7 @@ def train(replicas):
     return copies, [float(o["loss"]) for o in outputs], [float(o["steps"]) for o in outputs]
 
 
+@pytest.mark.slow
 def test_the_curve_is_that_of_one_device():
     expected, expected_losses, expected_steps = train(1)
     actual, losses, steps = train(2)

@@ -51,6 +51,7 @@ def train_one_block(replicas, switch):
     return [testing.copies(trainer.strategy, v) for v in trainer.model.variables], losses
 
 
+@pytest.mark.slow
 def test_the_recomputed_curve_of_two_replicas_is_that_of_one_device():
     expected, expected_losses = train_one_block(1, "")
     actual, losses = train_one_block(2, "blocks")
@@ -60,6 +61,12 @@ def test_the_recomputed_curve_of_two_replicas_is_that_of_one_device():
         assert len(copies) == 2
         for copy in copies:
             np.testing.assert_allclose(copy, value, rtol=0, atol=1e-10)
+
+
+def test_recomputed_blocks_are_trained():
+    values, losses = train_one_block(1, "blocks")
+    assert np.isfinite(losses).all() and len({round(loss, 6) for loss in losses}) == 4
+    assert all(np.isfinite(value).all() for (value,) in values)
 
 
 @pytest.mark.slow

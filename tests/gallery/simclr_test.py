@@ -3,6 +3,7 @@
 import functools
 
 import numpy as np
+import pytest
 import tensorflow as tf
 import tf_keras
 
@@ -42,6 +43,7 @@ def train(replicas):
     return copies, [*losses, float(results["loss"]), float(results["sum"])]
 
 
+@pytest.mark.slow
 def test_the_curve_is_that_of_one_device():
     expected, expected_losses = train(1)
     actual, losses = train(2)
@@ -77,6 +79,7 @@ def test_linear_classifier_separates_classes():
     assert np.mean(predicted == labels[300:]) > 0.95
 
 
+@pytest.mark.slow
 def test_the_experiment_trains_and_measures_the_features(tmp_path, monkeypatch):
     monkeypatch.chdir(child.ROOT)
     monkeypatch.setattr(simclr, "_PROBE", 500)

@@ -43,7 +43,9 @@ def train(replicas, negatives, micro_batches=1):
     return copies, losses, {name: float(value) for name, value in results.items()}
 
 
-@pytest.mark.parametrize(("negatives", "micro_batches"), [(0, 1), (5, 2)])
+@pytest.mark.parametrize(
+    ("negatives", "micro_batches"), [(0, 1), pytest.param(5, 2, marks=pytest.mark.slow)]
+)
 def test_the_curve_is_that_of_one_device(negatives, micro_batches):
     expected, expected_losses, expected_results = train(1, negatives)
     actual, losses, results = train(2, negatives, micro_batches)

@@ -64,6 +64,7 @@ def test_error_that_several_processes_report_is_printed_once(capfd):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_process_that_printed_the_error_is_named(tmp_path, capfd):
     # Worker 1 prints it first, and worker 0 is the first one that exits.
     text = (
@@ -141,7 +142,9 @@ def test_cause_is_selected_by_its_kind_if_several_processes_have_ended(endings, 
     assert launcher._wait(range(len(endings))).exit_code == cause
 
 
-@pytest.mark.parametrize("ending", [f"os._exit({processes.STOPPED})", "os.abort()"])
+@pytest.mark.parametrize(
+    "ending", [f"os._exit({processes.STOPPED})", pytest.param("os.abort()", marks=pytest.mark.slow)]
+)
 def test_cause_may_exit_after_the_processes_that_noticed_it(ending, capfd):
     # Python's teardown of the process that failed takes a moment; the others exit at once.
     text = f"{ending} if task['index'] == 0 else (time.sleep(1), sys.exit(5))"
@@ -423,7 +426,9 @@ def test_error_of_the_first_start_ends_the_run(tmp_path, fast):
     assert launch_elastic(["reject"], tmp_path, max_restarts=9) == (2, [3])
 
 
-@pytest.mark.parametrize("error", ["train and fail", "reject"])
+@pytest.mark.parametrize(
+    "error", ["reject", pytest.param("train and fail", marks=pytest.mark.slow)]
+)
 def test_error_with_a_number_that_has_trained_ends_the_run(tmp_path, fast, error):
     starts = ["lose worker 1", "train", error]
     assert launch_elastic(starts, tmp_path, max_restarts=9) == (2, [3, 2, 3])

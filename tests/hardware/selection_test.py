@@ -188,6 +188,7 @@ def test_splitting_after_tensorflow_has_started_is_rejected():
     )
 
 
+@pytest.mark.slow
 @on_cpu
 def test_a_new_process_is_split_as_configured():
     code = (

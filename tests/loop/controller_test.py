@@ -110,18 +110,19 @@ def test_resumed_run_keeps_the_boundaries(make):
     ]
 
 
-def test_interrupted_run_ends_with_the_same_bits_and_on_other_replicas_within_rounding(make):
+@pytest.mark.parametrize("other", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_interrupted_run_ends_with_the_same_bits_and_on_other_replicas_within_rounding(make, other):
     uninterrupted = make(2)
     uninterrupted.train(20, checkpoint_at_completion=False)
     expected = variables(uninterrupted)
     make(2, stop_at=8, steps_per_loop=4).train(20)
-    for replicas in (2, 4):
+    for replicas in (2, other):
         resumed = make(replicas, steps_per_loop=3)
         resumed.restore_checkpoint()
         assert resumed.step == 8
         resumed.train(20, checkpoint_at_completion=False)
-        for one, other in zip(expected, variables(resumed), strict=True):
-            np.testing.assert_allclose(one, other, rtol=0, atol=1e-10 if replicas == 4 else 0)
+        for one, actual in zip(expected, variables(resumed), strict=True):
+            np.testing.assert_allclose(one, actual, rtol=0, atol=0 if replicas == 2 else 1e-10)
 
 
 def test_stop_saves_the_current_step_and_does_not_evaluate(make):
@@ -131,7 +132,9 @@ def test_stop_saves_the_current_step_and_does_not_evaluate(make):
     assert controller.events == [("checkpoint", 5)]
 
 
-@pytest.mark.parametrize("method", ["train", "train_and_evaluate"])
+@pytest.mark.parametrize(
+    "method", [pytest.param("train", marks=pytest.mark.slow), "train_and_evaluate"]
+)
 def test_checkpoint_that_a_thread_writes_is_complete_when_training_returns(
     method, make, tmp_path, monkeypatch
 ):
@@ -141,7 +144,7 @@ def test_checkpoint_that_a_thread_writes_is_complete_when_training_returns(
     commit = checkpoints.files.commit
 
     def commit_late(*arguments):
-        time.sleep(1)
+        time.sleep(0.3)
         commit(*arguments)
 
     monkeypatch.setattr(checkpoints.files, "commit", commit_late)

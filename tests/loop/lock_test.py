@@ -247,7 +247,7 @@ def run(tmp_path, monkeypatch, capsys):
     return program
 
 
-@pytest.mark.parametrize("flags", [(), ("--fresh",)])
+@pytest.mark.parametrize("flags", [(), pytest.param(("--fresh",), marks=pytest.mark.slow)])
 def test_program_is_rejected_while_another_trains_and_changes_nothing(run, tmp_path, flags):
     assert run("--config.train.steps=10")[0] == 0
     with start_holder(tmp_path / "run") as process:
@@ -260,7 +260,7 @@ def test_program_is_rejected_while_another_trains_and_changes_nothing(run, tmp_p
         assert names(tmp_path) == ["experiment.py", "run"]
 
 
-@pytest.mark.parametrize("flags", [(), ("--fresh",)])
+@pytest.mark.parametrize("flags", [(), pytest.param(("--fresh",), marks=pytest.mark.slow)])
 def test_program_leaves_no_lock(run, tmp_path, flags):
     for _ in range(2):
         assert run(*flags)[0] == 0
@@ -277,12 +277,19 @@ def test_program_that_fails_leaves_no_lock(run, tmp_path, monkeypatch):
     assert not list(tmp_path.rglob(lock.NAME))
 
 
-def test_modes_that_do_not_train_run_while_another_holds_the_lock(run, tmp_path):
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "eval",
+        pytest.param("continuous_eval", marks=pytest.mark.slow),
+        pytest.param("explain", marks=pytest.mark.slow),
+    ],
+)
+def test_modes_that_do_not_train_run_while_another_holds_the_lock(run, tmp_path, mode):
     assert run()[0] == 0
     with start_holder(tmp_path / "run") as process:
         wait_until_locked(process)
-        for mode in ("eval", "continuous_eval", "explain"):
-            assert run(f"--mode={mode}")[0] == 0
+        assert run(f"--mode={mode}")[0] == 0
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def metadata(monkeypatch):
 
     with http.server.ThreadingHTTPServer(("localhost", 0), Handler) as server:
         monkeypatch.setenv("GCE_METADATA_HOST", f"localhost:{server.server_port}")
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         yield answers
         server.shutdown()

@@ -1,5 +1,6 @@
 """Exported models, in a process that cannot import ctl."""
 
+import functools
 import json
 import pathlib
 import shutil
@@ -114,36 +115,42 @@ def restore(path, trainer, **arguments):
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """folder, name -> the outputs of the evaluator."""
-    folder = tmp_path_factory.mktemp("exports")
-    np.save(folder / "images.npy", IMAGES)
-    outputs = {}
-    for name, options in OPTIONS.items():
+    """name -> its folder and the outputs of the evaluator; each is exported once."""
+
+    @functools.cache
+    def export(name):
+        folder = tmp_path_factory.mktemp("exports")
+        np.save(folder / "images.npy", IMAGES)
         replicas = 2 if name == "average" else 1
-        path, trainer = train(folder / "checkpoints" / name, replicas=replicas, **options)
+        path, trainer = train(folder / "checkpoints" / name, replicas=replicas, **OPTIONS[name])
         ctl.StandardEvaluator(trainer, global_batch_size=7).evaluate(tf.constant(-1))
-        outputs[name] = EVALUATED[-1]
+        outputs = EVALUATED[-1]
         saved_model.export(restore(path, trainer), folder / name, {"name": name})
-    subprocess.run([sys.executable, "-c", READER, str(folder)], check=True, timeout=300)
-    return folder, outputs
+        subprocess.run([sys.executable, "-c", READER, str(folder)], check=True, timeout=300)
+        return folder, outputs
+
+    return export
 
 
-@pytest.mark.parametrize(("name", "tolerance"), [("average", 1e-6), ("half", 5e-3)])
+@pytest.mark.parametrize(
+    ("name", "tolerance"), [("average", 1e-6), pytest.param("half", 5e-3, marks=pytest.mark.slow)]
+)
 def test_exported_model_computes_what_the_evaluator_computed(exported, name, tolerance):
-    folder, outputs = exported
+    folder, outputs = exported(name)
     read = np.load(folder / f"{name}.npz")
-    assert np.abs(outputs[name]).max() > 0.05
+    assert np.abs(outputs).max() > 0.05
     assert read["outputs"].dtype == np.float32
-    np.testing.assert_allclose(read["outputs"], outputs[name], rtol=0, atol=tolerance)
+    np.testing.assert_allclose(read["outputs"], outputs, rtol=0, atol=tolerance)
     np.testing.assert_allclose(read["bare"], read["outputs"], rtol=0, atol=1e-5)
     assert read["policy"] == "{'float32'}"
 
 
-def test_version_describes_itself(exported):
-    folder, _ = exported
-    version = folder / "half" / "5"
+@pytest.mark.parametrize("name", ["average", pytest.param("half", marks=pytest.mark.slow)])
+def test_version_describes_itself(exported, name):
+    folder, _ = exported(name)
+    version = folder / name / "5"
     description = json.loads((version / "export.json").read_text())
-    assert description["step"] == 5 and description["name"] == "half"
+    assert description["step"] == 5 and description["name"] == name
     assert description["signatures"] == {
         "serving_default": {
             "inputs": {"image": {"dtype": "uint8", "shape": [None, 4, 4, 3]}},
@@ -234,6 +241,7 @@ def test_plain_weights_can_be_restored_instead_of_the_averages(checkpoint):
     assert not np.array_equal(weights[0], averages[0])
 
 
+@pytest.mark.slow
 def test_kill_while_a_version_is_written_leaves_the_others(checkpoint, tmp_path, monkeypatch):
     path, trainer = checkpoint
     version = saved_model.export(restore(path, trainer), tmp_path, {"number": 1})

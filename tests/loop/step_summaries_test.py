@@ -74,7 +74,7 @@ def test_summaries_by_time_are_those_of_the_first_step_of_a_loop(tmp_path, monke
     assert list(read(tmp_path)["rows"]) == [0, 8]
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_step_hook_and_action_write_at_multiples_of_the_interval(tmp_path, replicas):
     controller, lines = run(tmp_path, replicas=replicas)
     summaries = read(tmp_path / "train")
@@ -87,18 +87,20 @@ def test_step_hook_and_action_write_at_multiples_of_the_interval(tmp_path, repli
     assert lines == []
 
 
+@pytest.mark.slow
 def test_interval_may_be_shorter_than_a_loop(tmp_path):
     run(tmp_path, interval=3)
     assert list(read(tmp_path / "train")["rows"]) == [0, 3, 6, 9]
 
 
-def test_compiled_step_trains_and_one_line_says_what_is_not_written(tmp_path):
-    controller, lines = run(tmp_path, xla="loop", precision="float32")
+@pytest.mark.parametrize("xla", ["step", pytest.param("loop", marks=pytest.mark.slow)])
+def test_compiled_step_trains_and_one_line_says_what_is_not_written(tmp_path, xla):
+    controller, lines = run(tmp_path, xla=xla, precision="float32")
     assert controller.step == 12
     summaries = read(tmp_path / "train")
     assert "rows" not in summaries and list(summaries["hook"]) == [4, 6, 8, 12]
     assert lines == [
-        "tf.summary calls in the step are not written: runtime.xla=loop compiles it: choose "
+        f"tf.summary calls in the step are not written: runtime.xla={xla} compiles it: choose "
         "runtime.xla=off, or call tf.summary in an action or in train_loop_end."
     ]
 

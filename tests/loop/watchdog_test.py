@@ -247,6 +247,7 @@ def train(tmp_path, monkeypatch, capfd, **values):
     return (*capfd.readouterr(), [event["event"] for event in events])
 
 
+@pytest.mark.slow
 def test_generator_that_hangs_is_named_and_is_in_the_stacks(tmp_path, monkeypatch, capfd):
     out, err, events = train(tmp_path, monkeypatch, capfd, stalls=True, limit=1.0)
     lines = [line for line in out.splitlines() if line.startswith(("No step", "Going on"))]

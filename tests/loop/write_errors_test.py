@@ -179,7 +179,16 @@ def test_full_disk_ends_a_run_in_one_line_and_free_space_lets_it_resume(run, sma
     assert json.loads((small / "run/result.json").read_text())["step"] == 30
 
 
-@pytest.mark.parametrize("what", ["checkpoint", "summaries", "summary file", "event", "result"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param("checkpoint", marks=pytest.mark.slow),
+        pytest.param("summaries", marks=pytest.mark.slow),
+        "summary file",
+        pytest.param("event", marks=pytest.mark.slow),
+        "result",
+    ],
+)
 def test_disk_that_fails_during_a_run_ends_it_in_one_line(run, monkeypatch, what):
     assert run("--config.train.steps=10")[0] == 0
 

@@ -125,6 +125,7 @@ def test_continuous_eval_stops_on_a_signal_while_it_waits(arguments, monkeypatch
 SPLITS = {"eval.splits": "['eval', 'test']"}
 
 
+@pytest.mark.slow
 def test_metrics_of_several_splits_are_under_their_names(make_arguments):
     keys = {**SPLITS, "train.best.metric": "eval/test/loss", "train.best.mode": "min"}
     assert train.train_and_eval(make_arguments(keys)) == DONE
@@ -156,6 +157,7 @@ def test_experiment_without_evaluation_data_is_trained(make_arguments):
         evaluate.evaluate(make_arguments(keys))
 
 
+@pytest.mark.slow
 def test_evaluation_before_training_is_that_of_step_0(make_arguments):
     assert train.train_and_eval(make_arguments({"eval.before_training": "true"})) == DONE
     events = [event for event in experiments.read_events("run") if event[0] == "eval"]
@@ -194,6 +196,7 @@ def test_eval_with_another_model_requires_the_flag(arguments, make_arguments):
     assert experiments.read_result("run")["checkpoint"]["changes"] == ["model.dropout: 0.3 -> 0.5"]
 
 
+@pytest.mark.slow
 def test_eval_of_a_run_that_restored_its_best_checkpoint_evaluates_that(make_arguments):
     keys = {
         "train.steps": 20, "eval.interval": 5, "train.early_stopping.metric": "eval/loss",

@@ -50,11 +50,12 @@ def test_the_rows_describe_an_uneven_step_with_micro_batches(explain):
     ("replicas", "changes", "end"),
     [
         (2, [], " MiB"),
-        (4, [], " MiB, equal to one group within rounding"),
-        (
+        pytest.param(4, [], " MiB, equal to one group within rounding", marks=pytest.mark.slow),
+        pytest.param(
             2,
             ["runtime.logical_shards=4"],
             "; the gradient is the ordered sum over 4 logical shards",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -177,6 +178,7 @@ def test_compression_shows_the_bytes_that_are_sent(explain):
     )
 
 
+@pytest.mark.slow
 def test_memory_and_bytes_of_compressed_gradients_include_further_models(explain):
     constructor = """
     def __init__(self, **arguments):

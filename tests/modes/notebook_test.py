@@ -116,6 +116,7 @@ def test_learning_rate_holds_in_the_resumed_run(make, make_arguments):
     assert steps == [5, 10, 15, 20, 25, 30]
 
 
+@pytest.mark.slow
 def test_learning_rate_of_a_changed_config_replaces_the_one_that_was_set(make, make_arguments):
     with make() as run:
         run.train(steps=5)
@@ -210,6 +211,7 @@ def read(workdir):
     return {name: value for name, value in result.items() if name not in names}
 
 
+@pytest.mark.slow
 def test_early_stopping_restores_the_best_checkpoint_as_in_the_program(make, make_arguments):
     assert train.train_and_eval(make_arguments(KEYS | STOPPING)) == DONE
     with make(STOPPING, workdir="notebook") as run:
@@ -234,6 +236,7 @@ def test_early_stopping_restores_the_best_checkpoint_as_in_the_program(make, mak
         assert experiments.read_result("notebook")["step"] == 30
 
 
+@pytest.mark.slow
 def test_training_continues_from_the_last_step_after_the_best_one_was_restored(make):
     keys = STOPPING | {"train.early_stopping.patience": 100}
     with make(workdir="plain") as run:
@@ -249,6 +252,7 @@ def test_training_continues_from_the_last_step_after_the_best_one_was_restored(m
     assert equal(weights(40), weights(40, "plain"))
 
 
+@pytest.mark.slow
 def test_actions_end_once_and_the_keys_of_a_run_have_their_effect(make, monkeypatch):
     calls = []
 
@@ -267,6 +271,7 @@ def test_actions_end_once_and_the_keys_of_a_run_have_their_effect(make, monkeypa
     assert ("profile", 7) in experiments.read_events("run")
 
 
+@pytest.mark.slow
 def test_learning_rate_of_a_run_that_another_run_has_trained_cannot_be_set(make):
     make().train(steps=10)
     one, other = make(), make()

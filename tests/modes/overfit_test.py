@@ -98,6 +98,7 @@ def test_run_whose_loss_does_not_go_down_fails(make_arguments, capsys, monkeypat
     assert "it did not go down: check the loss" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_run_on_a_few_batches_is_not_resumed_as_the_run_on_all(make_arguments):
     assert train.train_and_eval(make_arguments(KEYS | {"train.steps": 10})) in (DONE, FAILED)
     with pytest.raises(UsageError, match="overfit_batches: 2 -> 0"):

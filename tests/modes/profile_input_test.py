@@ -89,6 +89,7 @@ def test_training_its_input_and_its_step_are_measured_one_after_the_other(monkey
     assert lines[3] == "The step is the bottleneck: no key of data.* makes training faster."
 
 
+@pytest.mark.slow
 def test_the_compiled_loop_is_measured_in_chunks(monkeypatch):
     cls = reference_model.ReferenceTrainer
     profile, trainer, measured = measure(monkeypatch, 2, cls, xla="loop")

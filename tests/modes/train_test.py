@@ -20,6 +20,7 @@ def test_train_does_not_evaluate_and_train_and_eval_does(make_arguments, make_co
     assert experiments.read_result("run")["eval"]["examples"] == 50
 
 
+@pytest.mark.slow
 def test_run_killed_before_its_last_evaluation_only_evaluates(make_arguments, make_complete):
     make_complete(train.train_and_eval)
     result = experiments.read_result("run")
@@ -51,6 +52,7 @@ def test_rejected_checkpoint_leaves_the_config_of_the_run_as_it_was(make_argumen
     assert not pathlib.Path("run/run.lock").exists()
 
 
+@pytest.mark.slow
 def test_change_of_the_number_of_workers_is_printed_and_recorded(
     make_arguments, make_complete, capsys
 ):
@@ -66,6 +68,7 @@ def test_change_of_the_number_of_workers_is_printed_and_recorded(
     assert capsys.readouterr().out.count("The number of workers has changed from 3 to 1.") == 1
 
 
+@pytest.mark.slow
 def test_stop_that_is_requested_before_the_first_step_ends_after_the_first_loop(
     make_arguments, monkeypatch
 ):
@@ -74,7 +77,9 @@ def test_stop_that_is_requested_before_the_first_step_ends_after_the_first_loop(
     assert experiments.read_events("run") == [("start", 0), ("checkpoint", 5), ("stop", 5)]
 
 
-@pytest.mark.parametrize("mode", [train.train, train.train_and_eval])
+@pytest.mark.parametrize(
+    "mode", [pytest.param(train.train, marks=pytest.mark.slow), train.train_and_eval]
+)
 def test_run_that_is_stopped_at_its_last_step_ends_when_it_is_resumed(
     make_arguments, monkeypatch, mode
 ):

@@ -14,7 +14,6 @@ from ctl.replica.engine import engine_of
 LONG = (pytest.mark.slow, pytest.mark.long)
 STEPS, BATCH = 12, 7  # replicas have 4 + 3 rows of 2, and 2 + 2 + 2 + 1 of 4
 
-NEW = ("lamb", "lars", "adafactor")
 # An embedding has sparse gradients. The rates are such that the weights move.
 CHANGES = {
     "lars": dict(learning_rate=2.0, momentum=0.5, weight_decay=0.125),
@@ -77,9 +76,9 @@ def library(name):
 
 @pytest.mark.parametrize(
     "name",
-    # Many other tests compare replicas under the common ones.
+    # Many other tests compare replicas under the common ones; others have tests of their own.
     [
-        name if name in NEW else pytest.param(name, marks=pytest.mark.slow)
+        name if name == "adafactor" else pytest.param(name, marks=pytest.mark.slow)
         for name in optimizers.CLASSES
     ],
 )

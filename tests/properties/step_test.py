@@ -51,6 +51,7 @@ def explore(count: int, **settings) -> None:
     assert outcomes["rejected"] <= 0.25 * outcomes["compared"], "too many cases are rejected"
 
 
+@pytest.mark.slow
 def test_random_update_is_that_of_one_replica():
     explore(DEFAULT)
 
@@ -113,7 +114,13 @@ def train_reference(case):
     return train(case.reference)
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+BY_DEFAULT = ("mean of gradients", "padding counts")
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [pytest.param(m, marks=() if m in BY_DEFAULT else pytest.mark.slow) for m in MISTAKES],
+)
 def test_planted_mistake_is_found_in_its_simplest_case(mistake):
     place, name, replacement, case = MISTAKES[mistake]
     expected = train_reference(case)

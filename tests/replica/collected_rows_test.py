@@ -40,7 +40,7 @@ def as_global_batches(split):
 @pytest.mark.parametrize(
     ("make", "replicas"),
     [
-        (None, 1),
+        pytest.param(None, 1, marks=pytest.mark.slow),
         (of_unknown_size, 2),
         pytest.param(as_global_batches, 4, marks=pytest.mark.slow),
     ],

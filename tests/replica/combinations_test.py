@@ -1,7 +1,8 @@
 """Every combination of options that the rules allow computes the update of the global batch.
 
 The default run tests a subset that contains every allowed pair of two options' values on one and two
-replicas; with `-m slow` the remaining combinations are tested too. The file is named after what it
+replicas, except some of a precision with a value of `xla` or `logical_shards`; with `-m slow` these
+pairs and the remaining combinations are tested too. The file is named after what it
 tests, not after a module: it runs the whole of ctl/replica against the rules of
 ctl/configs/compatibility.py.
 """
@@ -44,9 +45,17 @@ def pairs(choice):
     }
 
 
-def covering():
-    """A small subset of the choices that contains every pair of values on one and two replicas."""
-    pairs_of = {choice: pairs(choice) for choice in CHOICES if choice.replicas <= 2}
+def covering(choices, excluded=()):
+    """A small subset of `choices` that contains every pair of values on one and two replicas.
+
+    Args:
+        excluded: the pairs of axes whose pairs of values it need not contain.
+    """
+    pairs_of = {
+        choice: {pair for pair in pairs(choice) if {axis for axis, _ in pair} not in excluded}
+        for choice in choices
+        if choice.replicas <= 2
+    }
     remaining = set().union(*pairs_of.values())
     subset = []
     while remaining:
@@ -56,7 +65,8 @@ def covering():
     return subset
 
 
-COVERING = covering()
+COVERING = covering(CHOICES)
+BY_DEFAULT = covering(COVERING, [{"precision", "xla"}, {"precision", "shards"}])
 
 
 class Plain(reference_model.ReferenceTrainer):
@@ -123,7 +133,11 @@ def name(choice):
     return "-".join(str(getattr(choice, axis)) for axis in matrix.AXES)
 
 
-@pytest.mark.parametrize("choice", COVERING, ids=name)
+@pytest.mark.parametrize(
+    "choice",
+    [pytest.param(c, marks=() if c in BY_DEFAULT else pytest.mark.slow) for c in COVERING],
+    ids=name,
+)
 def test_every_pair_of_options_computes_the_exact_update(choice):
     check(choice)
 

@@ -89,9 +89,14 @@ def one_replica(batch, cls):
     [
         pytest.param(4, 7, {}, marks=pytest.mark.slow),
         (2, 7, dict(on_non_finite="skip")),
-        (1, 8, dict(cls=tiny.TinyTrainer, xla="loop")),
+        pytest.param(1, 8, dict(cls=tiny.TinyTrainer, xla="loop"), marks=pytest.mark.slow),
         pytest.param(1, 8, dict(cls=tiny.TinyTrainer, xla="step"), marks=pytest.mark.slow),
-        (2, 8, dict(cls=tiny.TinyTrainer, xla="gradients", gradient_accumulation_steps=2)),
+        pytest.param(
+            2,
+            8,
+            dict(cls=tiny.TinyTrainer, xla="gradients", gradient_accumulation_steps=2),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_averages_do_not_depend_on_replicas_and_compilation(replicas, batch, options):
@@ -210,6 +215,7 @@ def test_resumed_run_has_the_bits_of_the_undisturbed_one(tmp_path):
         close(weights(resumed), expected[1], tolerance)
 
 
+@pytest.mark.slow
 def test_checkpoint_in_the_background_has_the_weights_although_an_evaluation_follows(tmp_path):
     trainer = make()
     trainer.train(tf.constant(3))
@@ -229,6 +235,7 @@ def test_checkpoint_in_the_background_has_the_weights_although_an_evaluation_fol
         close(averages(restored), expected, 0)
 
 
+@pytest.mark.slow
 def test_run_without_averages_is_continued_with_averages_in_part(tmp_path):
     plain = make(decay=0.0)
     plain.train(tf.constant(3))
@@ -240,6 +247,7 @@ def test_run_without_averages_is_continued_with_averages_in_part(tmp_path):
     close(averages(trainer), weights(plain), 0)
 
 
+@pytest.mark.slow
 def test_nothing_is_added_to_a_step_without_averages():
     def count(decay):
         trainer = make(decay=decay, cls=tiny.TinyTrainer)
@@ -255,6 +263,7 @@ def test_nothing_is_added_to_a_step_without_averages():
         trainer.train(tf.constant(1))
 
 
+@pytest.mark.slow
 def test_the_kit_compares_the_averages():
     report = testing.check_replica_equivalence(
         Normalized,

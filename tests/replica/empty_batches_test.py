@@ -64,7 +64,7 @@ def train(replicas, micro_batches, precision):
 @pytest.mark.parametrize(
     ("replicas", "micro_batches", "precision"),
     [
-        (2, 1, "float32"),
+        pytest.param(2, 1, "float32", marks=pytest.mark.slow),
         (2, 2, "float64"),
         pytest.param(4, 1, "float64", marks=pytest.mark.slow),
         pytest.param(3, 2, "float32", marks=pytest.mark.slow),
@@ -130,7 +130,10 @@ class Normalized(tiny.TinyTrainer):
 
 
 # The second replica has no rows: in the second global batch, or in every batch of a source.
-@pytest.mark.parametrize(("batch", "micro_batches", "steps_with_rows"), [(5, 2, 1), (1, 1, 0)])
+@pytest.mark.parametrize(
+    ("batch", "micro_batches", "steps_with_rows"),
+    [(5, 2, 1), pytest.param(1, 1, 0, marks=pytest.mark.slow)],
+)
 def test_moving_statistics_of_a_replica_without_rows_stay(batch, micro_batches, steps_with_rows):
     strategy = testing.make_strategy(2)
     trainer = Normalized(

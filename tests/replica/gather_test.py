@@ -62,7 +62,10 @@ DTYPES = ["float16", "bfloat16", "float32", "float64", "bool", "int8", "uint8", 
 DTYPES += ["int32", "uint32", "int64", "uint64"]
 
 
-@pytest.mark.parametrize(("rows", "replicas"), SPLITS)
+@pytest.mark.parametrize(
+    ("rows", "replicas"),
+    [s if s[1] < 4 else pytest.param(*s, marks=pytest.mark.slow) for s in SPLITS],
+)
 def test_every_replica_has_all_rows_in_order_without_padding(rows, replicas):
     values = {name: table(rows, tf.as_dtype(name)) for name in DTYPES}
     gathered = run(
@@ -262,7 +265,11 @@ class HardTriplets(Pairs):
         return tf.stack(losses), tf.ones([len(losses)], tf.float64)
 
 
-@pytest.mark.parametrize(("cls", "batch", "replicas"), [(NTXent, 5, 4), (HardTriplets, 7, 2)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cls", "batch", "replicas"),
+    [(NTXent, 5, 4), (HardTriplets, 7, 2)],
+)
 def test_loss_over_pairs_is_that_of_the_global_batch(cls, batch, replicas):
     trainer = one_batch.make(cls, batch, replicas)
     one_batch.check_first_step(trainer)
@@ -311,7 +318,7 @@ def test_auto_does_not_compile_a_loss_that_gathers_rows(monkeypatch, caplog):
         )
 
 
-@pytest.mark.parametrize("xla", ["gradients", "step"])
+@pytest.mark.parametrize("xla", [pytest.param("gradients", marks=pytest.mark.slow), "step"])
 def test_one_replica_needs_no_communication(xla):
     one_batch.check_first_step(one_batch.make(NTXent, 8, 1, xla=xla))
 
@@ -338,7 +345,10 @@ class Mixed(one_batch.Trainer):
         return losses, tf.ones_like(losses)
 
 
-@pytest.mark.parametrize(("batch", "replicas", "micro_batches"), [(8, 1, 3), (11, 2, 3)])
+@pytest.mark.parametrize(
+    ("batch", "replicas", "micro_batches"),
+    [pytest.param(8, 1, 3, marks=pytest.mark.slow), (11, 2, 3)],
+)
 def test_rows_may_be_mixed_before_they_are_accumulated(batch, replicas, micro_batches):
     one_batch.check_first_step(
         one_batch.make(Mixed, batch, replicas, gradient_accumulation_steps=micro_batches)
@@ -350,7 +360,7 @@ class GlobalBatchesOfPairs(NTXent):
         return ctl.data.GlobalBatches(super().build_dataset(split, input_context).batch(8))
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_pairs_of_a_partial_global_batch(replicas):
     trainer = one_batch.make(GlobalBatchesOfPairs, 8, replicas)
     one_batch.check_first_step(trainer)
@@ -382,10 +392,12 @@ class NormalizedPairs(NTXent):
         return super().reference(lambda views: model(views, training=True), rows)
 
 
+@pytest.mark.slow
 def test_pairs_with_synchronized_batch_normalization():
     one_batch.check_first_step(one_batch.make(NormalizedPairs, 7, 2), tolerance=1e-10)
 
 
+@pytest.mark.slow
 def test_float16_gradients_of_pairs_are_summed_in_float32():
     class Gathered(NTXent):
         """Gathers the float16 outputs of the model instead of float32 ones."""
@@ -440,6 +452,7 @@ class LocalPairs(NTXent):
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
 
 
+@pytest.mark.slow
 def test_kit_accepts_pairs_of_the_global_batch_and_finds_local_ones():
     arguments = dict(replicas=(1, 2), accumulation=(1,), batch_sizes=(7,), steps=1, in_process=True)
     testing.assert_replica_equivalent(NTXent, VIEWS, **arguments)
@@ -448,6 +461,7 @@ def test_kit_accepts_pairs_of_the_global_batch_and_finds_local_ones():
         testing.assert_replica_equivalent(LocalPairs, VIEWS, options=options, **arguments)
 
 
+@pytest.mark.slow
 def test_kit_reports_the_accumulation_that_pairs_do_not_support():
     with pytest.raises((AssertionError, ctl.UsageError), match="gradient_accumulation_steps=1"):
         testing.assert_replica_equivalent(

@@ -91,26 +91,26 @@ def clip_by_hand(gradients, rule, limit):
 
 
 ACCUMULATED = {"gradient_accumulation_steps": 2}
+RULES = [("norm", 0.3), ("value", 0.05)]
+RULES += [("clipnorm", 0.1), ("clipvalue", 0.02), ("global_clipnorm", 0.1)]
 
 
 @pytest.mark.parametrize(
-    ("rule", "limit", "options"),
+    ("rule", "limit", "replicas", "options"),
     [
-        ("global_norm", 0.5, ACCUMULATED),
-        ("norm", 0.3, ACCUMULATED),
-        ("value", 0.05, ACCUMULATED),
-        ("clipnorm", 0.1, ACCUMULATED),
-        ("clipnorm", 0.1, {"logical_shards": 4}),
-        ("clipvalue", 0.02, ACCUMULATED),
-        ("global_clipnorm", 0.1, ACCUMULATED),
+        ("global_norm", 0.5, 2, ACCUMULATED),
+        *[pytest.param(*rule, 2, ACCUMULATED, marks=pytest.mark.slow) for rule in RULES],
+        pytest.param("clipnorm", 0.1, 2, {"logical_shards": 4}, marks=pytest.mark.slow),
+        # One replica tells whether the rule of an optimizer is known.
+        *[(*rule, 1, ACCUMULATED) for rule in RULES if "clip" in rule[0]],
     ],
 )
-def test_bounds_apply_to_the_gradient_of_the_global_batch(rule, limit, options):
+def test_bounds_apply_to_the_gradient_of_the_global_batch(rule, limit, replicas, options):
     """Bounds of the options and of the optimizer; the rows of sparse gradients are summed first."""
     of_optimizer = {rule: limit} if "clip" in rule else {}
     clip = ctl.Clip(**({} if of_optimizer else {rule: limit}))
     trainer = reference_model.make_trainer(
-        testing.make_strategy(2), 8, cls=AllTokens, clip=clip,
+        testing.make_strategy(replicas), 8, cls=AllTokens, clip=clip,
         optimizer=lambda: tf_keras.optimizers.SGD(1.0, **of_optimizer), **options,
     )  # fmt: skip
     before = trainer.model.get_weights()

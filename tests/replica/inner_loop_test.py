@@ -53,7 +53,12 @@ class FromDataset(reference_model.ReferenceTrainer):
     ("cls", "placement", "options"),
     [
         (FromDataset, "stream", {}),
-        (reference_model.ReferenceTrainer, "device", {"default_strategy": True}),
+        pytest.param(
+            reference_model.ReferenceTrainer,
+            "device",
+            {"default_strategy": True},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_loops_that_do_not_fill_chunks_compute_the_same_steps(
@@ -106,7 +111,7 @@ def test_setting_train_dataset_is_rejected_with_the_compiled_loop():
         ).batch(7)
 
 
-@pytest.mark.parametrize("xla", ["loop", "step"])
+@pytest.mark.parametrize("xla", ["loop", pytest.param("step", marks=pytest.mark.slow)])
 def test_strings_are_rejected_before_anything_is_compiled(xla):
     class Named(Unweighted):
         data_factory = staticmethod(
@@ -168,7 +173,10 @@ def train_by_hand(weights, steps):
 
 @pytest.mark.parametrize(
     ("replicas", "options"),
-    [(2, {"gradient_accumulation_steps": 2}), (1, {"xla": "loop"})],
+    [
+        pytest.param(2, {"gradient_accumulation_steps": 2}, marks=pytest.mark.slow),
+        (1, {"xla": "loop"}),
+    ],
     ids=["two, accumulated", "one program"],
 )
 def test_layer_that_is_unfrozen_between_two_loops_is_trained_from_then_on(replicas, options):

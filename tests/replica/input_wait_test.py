@@ -147,6 +147,7 @@ def test_step_has_no_clock_until_the_measurement_is_enabled():
     assert count_clocks(trainer) == 2
 
 
+@pytest.mark.slow
 def test_uneven_batches_keep_their_masks_and_the_bits_of_the_update():
     strategy = testing.make_strategy(2)
     plain, measured = (reference_model.make_trainer(strategy, 7) for _ in range(2))

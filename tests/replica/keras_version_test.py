@@ -225,6 +225,11 @@ for cls in (Trainer, Example):
 """
 
 
+def test_layers_of_tensorflow_are_those_of_tf_keras():
+    assert tf.keras.layers.Dense is tf_keras.layers.Dense
+
+
+@pytest.mark.slow
 def test_model_code_of_tutorials_trains_unchanged():
     done = child.run(["-c", PASTED])
     assert done.returncode == 0, done.stderr

@@ -40,7 +40,10 @@ def make_trainer(replicas, batch, **options):
 
 @pytest.mark.parametrize(
     ("replicas", "options"),
-    [(2, {"gradient_accumulation_steps": 2}), (1, {"xla": "loop"})],
+    [
+        (2, {"gradient_accumulation_steps": 2}),
+        pytest.param(1, {"xla": "loop"}, marks=pytest.mark.slow),
+    ],
 )
 def test_each_variable_has_the_norms_of_the_global_batch(replicas, options):
     trainer = make_trainer(replicas, 7, layer_norms=True, gradient_shares=True, **options)

@@ -50,7 +50,7 @@ def check_report(trainer, path, *, first, skipped, steps=4):
 @pytest.mark.parametrize(
     ("what", "replicas", "replica", "options"),
     [
-        ("loss", 1, 0, {}),
+        pytest.param("loss", 1, 0, {}, marks=pytest.mark.slow),
         ("gradient", 2, 1, {"gradient_accumulation_steps": 2}),
         pytest.param("gradient", 1, 0, {"xla": "step"}, marks=pytest.mark.slow),
         pytest.param("gradient", 4, 3, {"xla": "gradients"}, marks=pytest.mark.slow),
@@ -63,6 +63,7 @@ def test_step_that_overflows_is_not_reported(what, replicas, replica, options, t
     check_report(trainer, tmp_path, first=1, skipped=BAD)
 
 
+@pytest.mark.slow
 def test_spike_that_is_skipped_is_not_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(loss_spikes, "WINDOW", 11)
     at = loss_spikes.WINDOW + 2
@@ -72,12 +73,14 @@ def test_spike_that_is_skipped_is_not_reported(tmp_path, monkeypatch):
     check_report(trainer, tmp_path, first=at - 1, skipped=at)
 
 
-@pytest.mark.parametrize("xla", ["off", pytest.param("loop", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("xla", ["off", "loop"])
 def test_nan_in_the_outputs_of_a_skipped_step_is_not_in_the_metrics(tmp_path, xla):
     trainer = reporting(Poisoned, 1, attributes={"row": 7}, xla=xla, on_non_finite="skip")
     check_report(trainer, tmp_path, first=1, skipped=BAD)
 
 
+@pytest.mark.slow
 def test_skipped_step_of_a_trainer_with_its_own_replica_step_is_not_reported(tmp_path):
     class Own(Poisoned):
         def replica_step(self, batch):

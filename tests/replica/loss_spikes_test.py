@@ -93,6 +93,7 @@ def test_spikes_are_not_checked_by_default(small_window):
     assert trainer.non_finite_report is None
 
 
+@pytest.mark.slow
 def test_spike_under_float16_does_not_change_the_loss_scale(small_window):
     at = AT + 20  # the first steps overflow, until the scale is small enough
     options = {"precision": "float16", "on_non_finite": "skip", "loss_spike": 5.0}

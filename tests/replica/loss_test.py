@@ -172,7 +172,10 @@ class LanguageModel(one_batch.Trainer):
         return 0.1 * tf.reduce_sum(model.layers[1].kernel ** 2)
 
 
-@pytest.mark.parametrize(("batch", "replicas", "micro_batches"), [(8, 2, 1), (5, 4, 1), (7, 2, 3)])
+@pytest.mark.parametrize(
+    ("batch", "replicas", "micro_batches"),
+    [(7, 2, 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(8, 2, 1), (5, 4, 1)])],
+)
 def test_tokens_are_weighted_over_the_global_batch(batch, replicas, micro_batches):
     trainer = one_batch.make(
         LanguageModel, batch, replicas, gradient_accumulation_steps=micro_batches
@@ -181,6 +184,7 @@ def test_tokens_are_weighted_over_the_global_batch(batch, replicas, micro_batche
     one_batch.check_evaluation(trainer, 7)
 
 
+@pytest.mark.slow
 def test_tokens_are_weighted_in_logical_shards():
     trainer = one_batch.make(LanguageModel, 8, 2, logical_shards=4)
     one_batch.check_first_step(trainer, penalty=LanguageModel.penalty)
@@ -191,6 +195,7 @@ class GlobalBatchesOfTokens(LanguageModel):
         return ctl.data.GlobalBatches(super().build_dataset(split, input_context).batch(8))
 
 
+@pytest.mark.slow
 def test_tokens_are_weighted_in_global_batches_of_which_the_last_is_partial():
     trainer = one_batch.make(GlobalBatchesOfTokens, 8, 2)
     trainer.train(tf.constant(1))

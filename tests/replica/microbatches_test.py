@@ -120,7 +120,7 @@ def test_own_dataset_of_tuples_has_the_step_of_the_dicts():
     features = {name: rows[name] for name in ("x", "token")}
     results = []
     for elements in (rows, (features, rows["label"], rows["weight"])):
-        strategy = testing.make_strategy(2)
+        strategy = testing.make_strategy(1)
         trainer = reference_model.make_trainer(strategy, 8)
         dataset = tf.data.Dataset.from_tensor_slices(elements).batch(8, drop_remainder=True)
         trainer.train_dataset = strategy.experimental_distribute_dataset(dataset.repeat())

@@ -73,6 +73,7 @@ def test_float32_variance_within_and_between_replicas_is_accurate(means):
         assert all(np.array_equal(v[r], v[0]) for v in (shift, error, squares))
 
 
+@pytest.mark.slow
 def test_moments_of_two_million_elements_are_accurate():
     # Summed over both axes together, a CPU gives a mean that is off by 2 and a variance of 6, not 0.01.
     x = np.random.default_rng(6).normal(1000, 0.1, [1000, 2000, 2]).astype(np.float32)

@@ -32,7 +32,8 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("replicas", "row", "options"),
     [
-        (2, 5, {"gradient_accumulation_steps": 2}),
+        (2, 5, {}),
+        pytest.param(2, 5, {"gradient_accumulation_steps": 2}, marks=SLOW),
         pytest.param(1, 7, {"xla": "loop"}, marks=SLOW),
         pytest.param(4, 5, {}, marks=SLOW),
         pytest.param(2, 6, {"xla": "gradients"}, marks=SLOW),
@@ -57,6 +58,7 @@ def test_skip_applies_the_step_on_no_replica(replicas, row, options):
         same(rest, [first] * len(rest))
 
 
+@SLOW
 @pytest.mark.parametrize("action", ["skip", "stop"])
 def test_recorded_step_is_read_before_it_is_incremented(action):
     trainer = poisoned(2, 5, on_non_finite=action)
@@ -111,7 +113,8 @@ def ancestors(nodes, names):
 @pytest.mark.parametrize(
     ("replicas", "row", "options"),
     [
-        (1, 7, {"xla": "loop"}),
+        (1, 7, {}),
+        pytest.param(1, 7, {"xla": "loop"}, marks=SLOW),
         pytest.param(2, 7, {"xla": "gradients", "gradient_accumulation_steps": 2}, marks=SLOW),
     ],
 )
@@ -142,15 +145,19 @@ def test_stop_names_the_gradient_if_the_loss_is_finite():
         trainer.train(tf.constant(1))
 
 
-def test_finite_run_is_the_same_under_every_policy_and_ignore_applies_the_step():
+@pytest.mark.parametrize(
+    "policies",
+    [("stop", "ignore"), pytest.param(("stop", "skip", "ignore"), marks=SLOW)],
+)
+def test_finite_run_is_the_same_under_every_policy_and_ignore_applies_the_step(policies):
     runs = {}
-    for policy in ("stop", "skip", "ignore"):
+    for policy in policies:
         trainer = poisoned(1, 0, on_non_finite=policy)
         outputs = trainer.train(tf.constant(BAD))
         runs[policy] = state(trainer)
         assert ("skipped_steps" in outputs) == (policy == "skip")
-    same(runs["stop"], runs["skip"])
-    same(runs["stop"], runs["ignore"])
+    for run in runs.values():
+        same(runs["stop"], run)
     outputs = trainer.train(tf.constant(2))
     assert trainer.non_finite_report is None and np.isnan(outputs["loss"])
     assert np.isnan(state(trainer)[0]).any()

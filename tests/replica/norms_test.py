@@ -38,8 +38,8 @@ def by_hand(weights, batch, steps, clip=0.0):
 @pytest.mark.parametrize(
     ("batch", "replicas", "clip", "options"),
     [
-        (8, 1, 0.0, {"logical_shards": 2}),
-        (8, 1, 0.05, {"xla": "loop"}),
+        pytest.param(8, 1, 0.0, {"logical_shards": 2}, marks=pytest.mark.slow),
+        pytest.param(8, 1, 0.05, {"xla": "loop"}, marks=pytest.mark.slow),
         (7, 2, 0.05, {"gradient_accumulation_steps": 2}),
         pytest.param(3, 4, 0.0, {}, marks=pytest.mark.slow),
         pytest.param(8, 2, 0.05, {"logical_shards": 4}, marks=pytest.mark.slow),
@@ -89,6 +89,7 @@ def test_norms_are_rejected_if_the_step_never_calls_minimize():
         )
 
 
+@pytest.mark.slow
 def test_norms_are_not_reported_by_default():
     assert not set(NAMES) & set(
         reference_model.make_trainer(testing.make_strategy(1), 8).train(tf.constant(1))

@@ -46,14 +46,15 @@ def moves(trainer, steps=1):
     return {v.name: v.numpy() - b for v, b in zip(variables, before, strict=True)}
 
 
-def test_scale_multiplies_the_rate_of_the_variables_of_a_group():
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_scale_multiplies_the_rate_of_the_variables_of_a_group(replicas):
     options = dict(model={"sync_batch_norm": True})  # statistics per replica would differ
     reference = moves(make(1, **options))
     groups = [
         dict(variables="backbone/*/kernel", learning_rate_scale=0.25),
         dict(variables=["backbone/*", "head/bias"], learning_rate_scale=2),
     ]
-    scaled = moves(make(2, optimizer_groups=groups, **options))
+    scaled = moves(make(replicas, optimizer_groups=groups, **options))
     factors = {"stem/kernel:0": 0.25, "stem/bias:0": 2, "norm/gamma:0": 2, "norm/beta:0": 2}
     factors |= {"head/bias:0": 2, "head/kernel:0": 1}
     for name, factor in factors.items():
@@ -119,12 +120,13 @@ def test_a_layer_can_only_be_frozen_as_a_whole():
         make(optimizer_groups=[dict(variables="backbone/stem/kernel", frozen=True)])
 
 
-def test_excluded_variables_have_no_weight_decay():
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_excluded_variables_have_no_weight_decay(replicas):
     def decay(weight_decay, exclude=()):
         def optimizer():
             return tf_keras.optimizers.SGD(0.5, weight_decay=weight_decay)
 
-        return make(2, optimizer=optimizer, weight_decay_exclude=exclude)
+        return make(replicas, optimizer=optimizer, weight_decay_exclude=exclude)
 
     trainer = decay(0.25, ["*/bias", "norm/*"])
     weights = {v.name: v.numpy() for v in trainer.model.variables}
@@ -136,6 +138,7 @@ def test_excluded_variables_have_no_weight_decay():
         np.testing.assert_array_equal(moved[name], undecayed[name])
 
 
+@pytest.mark.slow
 def test_groups_and_exclusions_work_under_a_loss_scale():
     tf_keras.backend.reset_uids()  # the pattern contains a name that tf_keras counts up
     trainer = tiny.tiny_trainer(
@@ -236,6 +239,7 @@ def check_second_optimizer(**options):
         assert np.abs(plain_judge()[name]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_groups_and_exclusions_apply_to_the_optimizer_of_a_second_model():
     # The first model's statistics per replica differ, but it does not influence the second one.
     check_second_optimizer(replicas=2)
@@ -243,13 +247,17 @@ def test_groups_and_exclusions_apply_to_the_optimizer_of_a_second_model():
 
 @pytest.mark.parametrize(
     "hold",
-    [lambda optimizer: {"judge": [optimizer]}, lambda optimizer: lambda: optimizer],
+    [
+        lambda optimizer: {"judge": [optimizer]},
+        pytest.param(lambda optimizer: lambda: optimizer, marks=pytest.mark.slow),
+    ],
     ids=["in a list of a dict", "in a closure"],
 )
 def test_second_optimizer_need_not_be_an_attribute(hold):
     check_second_optimizer(cls=type("Held", (Two,), {"hold": staticmethod(hold)}))
 
 
+@pytest.mark.slow
 def test_a_second_model_can_be_frozen_and_unfrozen_later():
     trainer = make(cls=Two, optimizer_groups=[dict(variables="judge/hidden/*", frozen=True)])
     hidden = trainer.judge.layers[0]
@@ -261,6 +269,7 @@ def test_a_second_model_can_be_frozen_and_unfrozen_later():
     assert np.abs(hidden.get_weights()[0] - before[0]).max() > 1e-6
 
 
+@pytest.mark.slow
 def test_what_the_user_has_excluded_stays_excluded():
     class Excluding(Two):
         @staticmethod
@@ -273,6 +282,7 @@ def test_what_the_user_has_excluded_stays_excluded():
         np.testing.assert_allclose(moved[name], move, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_checkpoint_of_a_second_optimizer_with_groups_restores_without_them(tmp_path):
     groups = [dict(variables="judge/end/*", learning_rate_scale=0.25)]
     grouped = make(cls=Two, optimizer_groups=groups, weight_decay_exclude=["*/bias"])

@@ -162,7 +162,9 @@ def test_sync_batch_norm_without_batch_norm_or_with_another_value_is_rejected():
         )
 
 
-@pytest.mark.parametrize(("batch", "rejected"), [(8, False), (7, True)])
+@pytest.mark.parametrize(
+    ("batch", "rejected"), [pytest.param(8, False, marks=pytest.mark.slow), (7, True)]
+)
 def test_activity_regularizer_is_rejected_if_the_batch_splits_unevenly(batch, rejected):
     class Active(reference_model.ReferenceTrainer):
         def build_model(self):
@@ -196,3 +198,15 @@ def test_logical_shards_are_rejected_for_partial_global_batches():
     cls = type("FromBatches", (reference_model.ReferenceTrainer,), factory)
     with pytest.raises(ctl.UsageError, match="requires full batches"):
         reference_model.make_trainer(testing.make_strategy(2), 8, cls=cls, logical_shards=4)
+
+
+def test_many_batches_are_sent_to_a_gpu_at_a_time_unless_the_train_step_is_the_users(monkeypatch):
+    class OwnTrainStep(reference_model.ReferenceTrainer):
+        def train_step(self, iterator):
+            super().train_step(iterator)
+
+    strategy = testing.make_strategy(1)
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [kind])
+    for cls, mode in ((reference_model.ReferenceTrainer, "loop"), (OwnTrainStep, "step")):
+        trainer = reference_model.make_trainer(strategy, 8, cls=cls, xla="auto")
+        assert engine_of(trainer).plan.xla == mode

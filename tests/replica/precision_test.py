@@ -79,7 +79,11 @@ class Late(reference_model.ReferenceTrainer):
 
 @pytest.mark.parametrize(
     ("name", "compute", "floatx", "replicas"),
-    [("float64", "float64", "float64", 1), ("bfloat16", "bfloat16", "float32", 2)],
+    [
+        pytest.param("float64", "float64", "float64", 1, marks=pytest.mark.slow),
+        ("bfloat16", "bfloat16", "float32", 1),
+        pytest.param("bfloat16", "bfloat16", "float32", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_layers_that_a_first_call_creates_have_the_precision_of_the_trainer(
     name, compute, floatx, replicas
@@ -114,7 +118,8 @@ def test_loss_that_reads_the_global_precision_is_exact_in_float64():
 @pytest.mark.parametrize(
     ("replicas", "options"),
     [
-        (1, {"xla": "gradients"}),
+        (1, {}),
+        pytest.param(1, {"xla": "gradients"}, marks=pytest.mark.slow),
         pytest.param(2, {"logical_shards": 4}, marks=pytest.mark.slow),
     ],
 )
@@ -175,7 +180,14 @@ def test_bfloat16_computes_the_gradient_to_its_rounding():
         assert np.abs(one - other).max() <= 16 * 2**-8 * max(1.0, np.abs(one).max())
 
 
-@pytest.mark.parametrize(("replicas", "option"), [(2, 0.0), (1, 1024.0)])
+@pytest.mark.parametrize(
+    ("replicas", "option"),
+    [
+        (1, 0.0),
+        pytest.param(2, 0.0, marks=pytest.mark.slow),
+        pytest.param(1, 1024.0, marks=pytest.mark.slow),
+    ],
+)
 def test_float16_computes_the_gradient_to_its_rounding_with_every_scale(replicas, option):
     trainer = reference_model.make_trainer(
         testing.make_strategy(replicas), 8, precision="float16", loss_scale=option
@@ -192,6 +204,7 @@ def test_float16_computes_the_gradient_to_its_rounding_with_every_scale(replicas
         assert trainer.optimizer.loss_scale.numpy() == scale
 
 
+@pytest.mark.slow
 def test_loss_scale_grows_after_finite_steps_and_is_restored(tmp_path):
     def optimizer():
         return tf_keras.mixed_precision.LossScaleOptimizer(

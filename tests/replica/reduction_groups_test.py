@@ -120,9 +120,10 @@ def losses_and_weights(replicas: int, bucket: int, **options):
 
 
 # 23 rows on 4 replicas are uneven; the gradient of the embedding is sparse.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [{}, pytest.param({"gradient_accumulation_steps": 2}, marks=pytest.mark.slow)],
+    [{}, {"gradient_accumulation_steps": 2}],
     ids=["whole", "accumulated"],
 )
 def test_fifty_steps_in_groups_are_those_of_one_replica(options):

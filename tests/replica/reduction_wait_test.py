@@ -105,7 +105,7 @@ def count_clocks(trainer):
 
 
 def test_one_process_has_no_clock_at_its_reductions():
-    trainer = reference_model.make_trainer(testing.make_strategy(2), 8)
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8)
     engine_of(trainer).results.reduction_wait.enable()
     assert count_clocks(trainer) == 0
 

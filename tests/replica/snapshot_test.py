@@ -114,7 +114,9 @@ def values_without_the_bad_step():
     return values(trainer)
 
 
-@pytest.mark.parametrize("replicas, options", [(2, {}), (1, {"xla": "loop"})])
+@pytest.mark.parametrize(
+    "replicas, options", [(2, {}), pytest.param(1, {"xla": "loop"}, marks=pytest.mark.slow)]
+)
 def test_variables_of_a_skipped_step_are_restored_on_every_replica(replicas, options):
     trainer = poisoned(replicas, 5, cls=Assigning, on_non_finite="skip", **options)
     trainer.train(tf.constant(BAD))

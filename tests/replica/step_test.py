@@ -50,7 +50,7 @@ def uncompiled():
 @pytest.mark.parametrize(
     ("xla", "replicas"),
     [
-        ("step", 1),
+        pytest.param("step", 1, marks=pytest.mark.slow),
         ("gradients", 2),
         pytest.param("loop", 1, marks=pytest.mark.slow),
     ],
@@ -76,7 +76,7 @@ def test_xla_modes_of_one_replica_are_rejected_on_two(xla):
 @pytest.mark.parametrize(
     ("what", "replicas", "replica", "accumulation", "position"),
     [
-        ("loss", 1, 0, 1, 0),
+        pytest.param("loss", 1, 0, 1, 0, marks=pytest.mark.slow),
         ("gradient", 2, 1, 2, 2),
         pytest.param("gradient", 4, 3, 1, 0, marks=pytest.mark.slow),
     ],
@@ -115,6 +115,7 @@ def test_overflow_anywhere_skips_the_step_everywhere(
         assert all(np.array_equal(copies[0], copy) for copy in copies)
 
 
+@pytest.mark.slow
 def test_schedule_follows_applied_updates_not_batches():
     def optimizer():
         schedule = tf_keras.optimizers.schedules.PiecewiseConstantDecay([1], [1.0, 0.25])
@@ -176,6 +177,7 @@ class Convolutional(ctl.StandardTrainer):
         )
 
 
+@pytest.mark.slow
 def test_logical_shards_give_the_same_bits_of_a_convolution_with_a_bias():
     ends = []
     for replicas in (1, 2):
@@ -205,7 +207,7 @@ def float32_gradient():
     )
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_bfloat16_reduction_rounds_the_gradient_and_nothing_else(replicas):
     trainer = reference_model.make_trainer(
         testing.make_strategy(replicas), 8, precision="float32", all_reduce_dtype="bfloat16"

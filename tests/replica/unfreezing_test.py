@@ -45,7 +45,7 @@ def train_by_hand(weights, steps):
     ("replicas", "loops", "options"),
     [
         (2, (1, 1, 1, 2, 2), {"gradient_accumulation_steps": 2}),
-        (1, (3, 4), {"xla": "loop"}),
+        pytest.param(1, (3, 4), {"xla": "loop"}, marks=pytest.mark.slow),
         pytest.param(2, (3, 4), {"shard_state": True}, marks=pytest.mark.slow),
     ],
     ids=["two, accumulated", "one program", "slots in parts"],
@@ -82,6 +82,7 @@ def train_unevenly(replicas):
     return copies, [norms["gradient_norm"], norms["update_norm"]]
 
 
+@pytest.mark.slow
 def test_uneven_shares_and_adam_give_the_update_of_one_replica():
     (expected, expected_norms), (actual, norms) = train_unevenly(1), train_unevenly(2)
     np.testing.assert_allclose(norms, expected_norms, rtol=1e-11)
@@ -92,7 +93,8 @@ def test_uneven_shares_and_adam_give_the_update_of_one_replica():
 
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_run_that_is_resumed_before_at_or_after_the_step_has_the_same_bits(tmp_path, replicas):
-    uninterrupted, resumed = (make(replicas, optimizer=adam) for _ in range(2))
+    options = dict(optimizer=adam, optimizer_groups=GROUPS[:1])  # unfreezes at step 2
+    uninterrupted, resumed = (make(replicas, **options) for _ in range(2))
     paths = {}
     for stop in (1, 2, 3):
         uninterrupted.train(tf.constant(1))

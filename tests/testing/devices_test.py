@@ -54,6 +54,7 @@ BY_USER = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("split", "replicas"),
     [

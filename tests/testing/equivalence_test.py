@@ -17,7 +17,7 @@ SIZES = (8, 5)  # even and uneven on 2 replicas; with 5 rows on 4 replicas the l
 
 def right_trainers():
     """All right trainers; the slow tests have those that the default tests do not."""
-    default = (gallery.Dropping, gallery.TwoLosses)  # Right is compared in trial_test.py
+    default = (gallery.Dropping,)  # Right is compared in trial_test.py
     return [
         pytest.param(cls, marks=[] if cls in default else [pytest.mark.slow], id=cls.__name__)
         for cls in gallery.RIGHT
@@ -173,7 +173,8 @@ class OnlyFloat32(gallery.Right):
 
 
 @pytest.mark.parametrize(
-    ("cls", "precision"), [(CastsToFloat32, "float64"), (OnlyFloat32, "float32")]
+    ("cls", "precision"),
+    [pytest.param(CastsToFloat32, "float64", marks=pytest.mark.slow), (OnlyFloat32, "float32")],
 )
 def test_float32_in_a_model_is_not_a_false_alarm(cls, precision):
     report = assert_replica_equivalent(

@@ -86,6 +86,7 @@ def test_failure_names_the_process_and_shows_the_output_of_all():
     assert "Timed out" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_process_that_exits_without_a_result_has_failed():
     with pytest.raises(AssertionError, match=r"Failed: process 0 \(exit code 0\)\."):
         run_workers(exit_without_result, workers=1)
@@ -93,9 +94,9 @@ def test_process_that_exits_without_a_result_has_failed():
 
 def test_processes_that_do_not_finish_are_killed_at_the_timeout():
     with pytest.raises(
-        AssertionError, match=r"^Timed out after 3 s\.\nOutput of process 0 \(running"
+        AssertionError, match=r"^Timed out after 1 s\.\nOutput of process 0 \(running"
     ):
-        run_workers(time.sleep, 60, workers=1, timeout=3)
+        run_workers(time.sleep, 60, workers=1, timeout=1)
 
 
 def test_usage_error_of_a_worker_is_raised_here():

@@ -90,7 +90,7 @@ def test_evaluation_reads_every_record_once(pattern, kind, batch):
     assert [i for step in read for i in real_ids(step)] == list(range(COUNT))
 
 
-@pytest.mark.parametrize("large_row", [0, 2**30])
+@pytest.mark.parametrize("large_row", [0, pytest.param(2**30, marks=pytest.mark.slow)])
 def test_augmentation_of_a_record_depends_on_seed_epoch_and_example(
     pattern, monkeypatch, large_row
 ):

@@ -146,7 +146,10 @@ def test_rows_are_the_same_from_memory_and_from_parsed_examples(tmp_path):
 
 @pytest.mark.parametrize(
     ("batch", "replicas", "pipelines"),
-    [(7, 4, 2), *(pytest.param(*x, marks=LONG) for x in LAYOUTS[:9])],
+    [
+        pytest.param(7, 4, 2, marks=pytest.mark.slow),
+        *(pytest.param(*x, marks=LONG) for x in LAYOUTS[:9]),
+    ],
 )
 def test_rows_of_a_step_are_the_same_on_any_replicas_and_after_a_restart(
     batch, replicas, pipelines
@@ -154,6 +157,7 @@ def test_rows_of_a_step_are_the_same_on_any_replicas_and_after_a_restart(
     token_model.check_order(in_memory, batch, replicas, pipelines)
 
 
+@pytest.mark.slow
 def test_loss_is_weighted_by_tokens():
     trained = token_model.train(in_memory, 5, 2, 1)
     np.testing.assert_allclose(trained.losses, [trained.expected_loss], rtol=1e-13)

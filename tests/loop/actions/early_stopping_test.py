@@ -180,10 +180,12 @@ def test_run_ends_with_the_best_weights(whole_run):
 @pytest.mark.parametrize(
     "kills",
     [
-        ["eval:3"],  # in the evaluation that finds the best value
+        pytest.param(
+            ["eval:3"], marks=pytest.mark.slow
+        ),  # in the evaluation that finds the best value
         ["save:2"],  # in writing the first best checkpoint: the first save is that of step 8
         ["save:3"],  # in writing the second one
-        ["step:13", "step:18", "step:23"],
+        pytest.param(["step:13", "step:18", "step:23"], marks=pytest.mark.slow),
         ["eval:6"],  # in the evaluation that ends the run
     ],
 )
@@ -210,7 +212,7 @@ def test_best_weights_are_not_restored_into_the_checkpoint_that_a_thread_still_w
     commit = CheckpointFiles.commit
 
     def slow(files, step, notes=None):
-        time.sleep(0.5 * (step == 24))
+        time.sleep(0.2 * (step == 24))
         commit(files, step, notes)
 
     monkeypatch.setattr(CheckpointFiles, "commit", slow)
@@ -228,6 +230,7 @@ def test_run_that_has_ended_continues_with_a_larger_patience(whole_run, tmp_path
     assert controller.actions.stop_reason == whole_run[1].actions.stop_reason
 
 
+@pytest.mark.slow
 def test_rollback_repeats_the_evaluations_since_the_checkpoint(tmp_path):
     """A step that is not finite after an evaluation restores the states from before it."""
     trainer = reference_model.make_trainer(
@@ -244,6 +247,7 @@ def test_rollback_repeats_the_evaluations_since_the_checkpoint(tmp_path):
     assert action.get_state() == {"best": 0.75, "best_step": 12, "count": 3, "step": 24}
 
 
+@pytest.mark.slow
 def test_rollback_without_evaluations_trains_to_the_end(tmp_path):
     trainer = reference_model.make_trainer(
         testing.make_strategy(1), 7, cls=PoisonedAt14, on_non_finite="rollback"

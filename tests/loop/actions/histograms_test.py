@@ -57,7 +57,7 @@ def run(folder, *, replicas=1, **options):
     ("replicas", "xla"),
     [
         (2, "off"),
-        (1, "gradients"),
+        pytest.param(1, "gradients", marks=pytest.mark.slow),
     ],
 )
 def test_weights_and_gradients_have_histograms_at_multiples_of_the_interval(
@@ -93,8 +93,16 @@ class OwnStep(reference_model.ReferenceTrainer):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (dict(xla="loop"), "runtime.xla=loop compiles them into one program with the update"),
-        (dict(xla="step"), "runtime.xla=step compiles them into one program with the update"),
+        pytest.param(
+            dict(xla="loop"),
+            "runtime.xla=loop compiles them into one program with the update",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            dict(xla="step"),
+            "runtime.xla=step compiles them into one program with the update",
+            marks=pytest.mark.slow,
+        ),
         (dict(cls=OwnStep), "the trainer's own step does not call minimize"),
     ],
 )
@@ -127,8 +135,15 @@ def count_operations(**options):
     return collections.Counter(node.op for node in (*definition.node, *bodies))
 
 
-def test_bare_step_has_no_more_operations_than_before_anything_could_be_measured():
+@pytest.mark.parametrize(
+    "option",
+    [
+        "norms",
+        pytest.param("layer_norms", marks=pytest.mark.slow),
+        pytest.param("gradient_shares", marks=pytest.mark.slow),
+    ],
+)
+def test_bare_step_has_no_more_operations_than_before_anything_could_be_measured(option):
     bare = sum(count_operations().values())
     assert bare <= BARE
-    for options in ({"norms": True}, {"layer_norms": True}, {"gradient_shares": True}):
-        assert sum(count_operations(**options).values()) > bare
+    assert sum(count_operations(**{option: True}).values()) > bare

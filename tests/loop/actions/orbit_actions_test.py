@@ -2,6 +2,7 @@
 
 import numpy as np
 import orbit
+import pytest
 import tensorflow as tf
 
 import ctl
@@ -18,6 +19,7 @@ class Falling(ctl.StandardEvaluator):
         return {**super().eval_end(), "score": float(-abs(step - 8))}
 
 
+@pytest.mark.slow
 def test_new_best_metric_exports_a_saved_model_under_a_condition(tmp_path):
     trainer = reference_model.make_trainer(testing.make_strategy(1), 7)
     best = orbit.actions.NewBestMetric("score", filename=str(tmp_path / "best.json"))

@@ -61,6 +61,7 @@ def test_function_with_a_python_number_is_reported_once_with_the_argument(train)
     ]
 
 
+@pytest.mark.slow
 def test_function_that_is_called_as_it_should_be_is_not_reported(train):
     assert train(make_trainer()).lines == []
 
@@ -80,6 +81,7 @@ def test_data_of_another_dtype_is_named(train):
     assert "iterator['label'] was int64 (7,), and is int32 (7,)" in line
 
 
+@pytest.mark.slow
 def test_traces_of_the_first_loops_and_evaluations_are_not_reported():
     trainer, events = make_trainer(), []
     controller = Controller(

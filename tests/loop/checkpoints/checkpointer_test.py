@@ -37,7 +37,13 @@ def same(one, other):
 
 @pytest.mark.parametrize(
     ("saved_on", "restored_on", "background"),
-    [(1, 1, True), (1, 4, False), (4, 2, True), (2, 1, False)],
+    [
+        pytest.param(1, 1, True, marks=pytest.mark.slow),
+        pytest.param(1, 4, False, marks=pytest.mark.slow),
+        pytest.param(4, 2, True, marks=pytest.mark.slow),
+        (2, 1, True),
+        pytest.param(2, 1, False, marks=pytest.mark.slow),
+    ],
 )
 def test_state_is_restored_on_any_number_of_replicas(tmp_path, saved_on, restored_on, background):
     trainer = make_trainer(saved_on)
@@ -57,6 +63,7 @@ def test_state_is_restored_on_any_number_of_replicas(tmp_path, saved_on, restore
         assert all(np.array_equal(copy, copies[0]) for copy in copies)
 
 
+@pytest.mark.slow
 def test_loss_scale_and_both_counters_are_restored(tmp_path):
     trainer = make_trainer(precision="float16")
     trainer.optimizer._loss_scale._current_loss_scale.assign(2.0**40)
@@ -270,6 +277,7 @@ def test_slots_that_are_not_built_yet_are_restored_when_they_are_built(tmp_path)
     assert same(other.momentum.variables, one.momentum.variables)
 
 
+@pytest.mark.slow
 def test_saving_without_slots_that_were_never_built_is_rejected(tmp_path):
     one, other = (
         reference_model.make_trainer(testing.make_strategy(1), 8, cls=Two) for _ in range(2)

@@ -73,6 +73,7 @@ def test_an_evaluation_step_is_one_program(make_trainer):
     assert export.export_eval_step(evaluator).name == "eval step"
 
 
+@pytest.mark.slow
 def test_an_overridden_train_step_is_what_is_exported(make_trainer):
     class Sum(reference_model.ReferenceTrainer):
         def train_step(self, iterator):

@@ -79,7 +79,10 @@ def test_a_batch_of_unknown_size_is_reported_with_the_tensors_name():
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("masked", "the size of Where depends on the data"), ("double", "float64")],
+    [
+        ("masked", "the size of Where depends on the data"),
+        pytest.param("double", "float64", marks=pytest.mark.slow),
+    ],
 )
 def test_an_operation_that_may_be_slow_is_a_warning_with_its_line(name, message):
     warnings = export.export_train_step(make_trainer(planted.trainer_class(name))).warnings

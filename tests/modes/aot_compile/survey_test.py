@@ -119,6 +119,7 @@ def test_find_batch_finds_the_largest_batch(run, monkeypatch, fake_compiler, tmp
     assert f"v5e:2x2: a batch of {largest} fits" in printed.out
 
 
+@pytest.mark.slow
 def test_find_batch_requires_examples_instead_of_batches(run, fake_compiler, tmp_path, capsys):
     fake_compiler(lambda hlo: GIB)
     batches = (
@@ -161,6 +162,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_run_can_start_in_the_workdir_of_the_report(run, fake_compiler, tmp_path):
     fake_compiler(lambda hlo: GIB)
     assert run("--mode=aot_compile")[0] == 0

@@ -1,5 +1,7 @@
 """A correct experiment resumes bit for bit; state outside of the checkpoint is detected."""
 
+import pytest
+
 from ctl.modes.check import checkpoint_check
 from ctl.modes.check.outcome import FAIL
 
@@ -16,6 +18,14 @@ STATE_IN_NO_CHECKPOINT = """
     """
 
 
+@pytest.mark.parametrize(
+    "correct_factory",
+    [
+        pytest.param(0, id="one replica", marks=pytest.mark.slow),
+        pytest.param(1, id="two replicas"),
+    ],
+    indirect=True,
+)
 def test_a_correct_experiment_passes(assert_passes):
     assert_passes(checkpoint_check.check_round_trip)
 

@@ -100,6 +100,7 @@ def test_the_comparison_in_its_own_process_has_one_row(folder, capsys, name, ver
     assert out.splitlines()[-1].startswith("8 checks: ")
 
 
+@pytest.mark.slow
 def test_a_killed_comparison_is_one_row(make_factory, monkeypatch):
     monkeypatch.setattr(replica_check, "compare_splits", os.abort)
     outcome = replica_check.check_equivalence(make_factory())

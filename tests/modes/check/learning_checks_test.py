@@ -39,6 +39,14 @@ FAR_MINIMUM = (
 
 
 @pytest.mark.parametrize(
+    "correct_factory",
+    [
+        pytest.param(0, id="one replica", marks=pytest.mark.slow),
+        pytest.param(1, id="two replicas"),
+    ],
+    indirect=True,
+)
+@pytest.mark.parametrize(
     "check",
     [
         learning_checks.check_first_loss,
@@ -65,6 +73,7 @@ def test_a_regression_has_no_chance_level(make_factory):
     assert outcome.verdict == PASS and "the chance level is unknown" in outcome.observation
 
 
+@pytest.mark.slow
 def test_a_layer_without_a_gradient_is_a_warning(assert_detects):
     observation = "2 of 4 trainable variables do not change: first/"
     assert_detects(LAYER_WITHOUT_GRADIENT, learning_checks.check_gradients, WARNING, observation)
@@ -75,6 +84,7 @@ def test_a_loss_without_any_gradient_fails(assert_detects):
     assert_detects(planted.NO_GRADIENT, learning_checks.check_gradients, FAIL, observation)
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_is_too_small_is_a_warning(make_factory):
     outcome = learning_checks.check_overfitting(make_factory(**{"optimizer.learning_rate": 1e-9}))
     assert outcome.verdict == WARNING and "in 101 steps" in outcome.observation, outcome
@@ -94,6 +104,7 @@ def test_a_loss_whose_minimum_is_unknown_need_not_be_halved(make_factory):
     assert outcome.observation.endswith("; not a classifier, so its minimum is unknown")
 
 
+@pytest.mark.slow
 def test_a_loss_whose_minimum_is_unknown_must_fall(make_factory):
     rate = {"optimizer.learning_rate": 1e-5}
     outcome = learning_checks.check_overfitting(make_factory(FAR_MINIMUM, **rate))

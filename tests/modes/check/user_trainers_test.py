@@ -26,6 +26,7 @@ def line_of(text):
     return f"user_trainers.py:{number}: "
 
 
+@pytest.mark.slow
 def test_optimizer_that_creates_its_slots_in_the_first_step_is_saved_and_restored(
     make_user_factory,
 ):
@@ -34,6 +35,7 @@ def test_optimizer_that_creates_its_slots_in_the_first_step_is_saved_and_restore
     assert outcome.verdict == PASS and "all 30 variables" in outcome.observation, outcome
 
 
+@pytest.mark.slow
 def test_gan_without_per_example_loss_is_evaluated_and_has_a_first_loss(make_user_factory):
     factory = make_user_factory("Gan")
     outcome = learning_checks.check_first_loss(factory)
@@ -61,17 +63,20 @@ def test_second_model_without_gradient_is_a_warning_that_names_it(make_user_fact
     assert f"4 of 8 trainable variables do not change: {model}: dense" in outcome.observation
 
 
+@pytest.mark.slow
 def test_losses_of_competing_models_need_not_fall(make_user_factory):
     outcome = learning_checks.check_overfitting(make_user_factory("Gan"))
     assert outcome.verdict == PASS, outcome
     assert "in 101 steps; it need not fall with 2 optimizers" in outcome.observation
 
 
+@pytest.mark.slow
 def test_both_models_of_a_gan_are_compared(make_user_factory):
     report = compare(make_user_factory("Gan"), (5,))
     assert report.equivalent and report.precision == "float64", report.failure()
 
 
+@pytest.mark.slow
 def test_wrong_scale_of_the_second_model_is_named_although_its_optimizer_hides_it(
     make_user_factory,
 ):
@@ -81,6 +86,7 @@ def test_wrong_scale_of_the_second_model_is_named_although_its_optimizer_hides_i
     assert "summed over the replicas 2 times, or are those of a local mean" in cause
 
 
+@pytest.mark.slow
 def test_contrastive_loss_over_the_global_batch_passes(make_user_factory):
     report = compare(make_user_factory("TwoTowers"), (5,))
     assert report.equivalent and not report.refused, report
@@ -88,11 +94,13 @@ def test_contrastive_loss_over_the_global_batch_passes(make_user_factory):
     assert {split.micro_batches for split in report.compared} == {1}
 
 
+@pytest.mark.slow
 def test_contrastive_loss_over_the_local_batch_is_rejected_with_its_line(make_user_factory):
     with pytest.raises(UsageError, match=r"user_trainers.py:\d+ .*ctl.replica.all_gather"):
         compare(make_user_factory("LocalNegatives"), (4,))
 
 
+@pytest.mark.slow
 def test_accepted_contrastive_loss_over_the_local_batch_fails(make_user_factory):
     accepted = {"runtime.allow_row_coupling": True}
     report = compare(make_user_factory("LocalNegatives", **accepted), (4,))
@@ -112,6 +120,7 @@ def test_dropout_in_recompute_grad_fails(make_user_factory):
         learning_checks.check_gradients(make_user_factory("Recomputed"))
 
 
+@pytest.mark.slow
 def test_accepted_noise_in_evaluation_is_named(make_user_factory):
     accepted = {"runtime.allow_unkeyed_random": True}
     report = compare(make_user_factory("NoisyAutoencoder", **accepted), (5,))
@@ -139,7 +148,11 @@ def test_reason_for_float32_is_the_users_line(make_user_factory):
 
 
 @pytest.mark.parametrize(
-    ("steps", "text"), [(1, "without accumulation"), (2, "with accumulation 2")]
+    ("steps", "text"),
+    [
+        pytest.param(1, "without accumulation", marks=pytest.mark.slow),
+        (2, "with accumulation 2"),
+    ],
 )
 def test_accumulation_is_compared_only_if_the_config_accumulates(make_user_factory, steps, text):
     factory = make_user_factory("Regression", **{"optimizer.gradient_accumulation_steps": steps})

@@ -206,12 +206,18 @@ def check(tmp_path, case, replicas):
 
 
 # "together" has nearly all options.
-FAST = {("together", 2), ("two models", 2)}
-SLOW = {("skip", 2), ("xla", 2), ("shard_state", 2), ("two models together", 2)}
+SLOW = {
+    ("together", 2),
+    ("two models", 2),
+    ("skip", 2),
+    ("xla", 2),
+    ("shard_state", 2),
+    ("two models together", 2),
+}
 
 
 def marks(*case):
-    return [] if case in FAST else [pytest.mark.slow, *[pytest.mark.long] * (case not in SLOW)]
+    return [pytest.mark.slow, *[pytest.mark.long] * (case not in SLOW)]
 
 
 PARAMETERS = [
@@ -228,7 +234,8 @@ def test_steps_are_the_same_on_any_number_of_replicas_and_after_a_rollback(
     assert check(tmp_path, case, replicas).skipped_steps.numpy() == skipped
 
 
-@pytest.mark.parametrize("xla", ["loop", pytest.param("step", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("xla", ["loop", "step"])
 def test_one_compiled_program_computes_the_same(xla):
     case = {**SKIP, "ema_decay": 0.9}
     trainers = [make(1, xla=value, **case) for value in ("off", xla)]

@@ -72,7 +72,8 @@ def fifty_steps(batch, replicas, accumulation):
 @pytest.mark.parametrize(
     ("batch", "replicas", "accumulation"),
     [
-        (5, 4, 1),  # 2 + 2 + 1 + 0 rows
+        (5, 2, 1),
+        pytest.param(5, 4, 1, marks=pytest.mark.slow),  # 2 + 2 + 1 + 0 rows
         pytest.param(8, 2, 2, marks=pytest.mark.slow),
     ],
 )
@@ -120,7 +121,8 @@ def batch_of(step, batch):
     ("options", "replicas", "others"),
     [
         (POWERSGD, 2, (1,)),
-        (FLOAT16, 2, (1,)),
+        (FLOAT16, 2, ()),
+        pytest.param(FLOAT16, 2, (1,), marks=pytest.mark.slow),
         pytest.param(POWERSGD, 1, (2, 4), marks=pytest.mark.slow),
         pytest.param(FLOAT16, 4, (2,), marks=pytest.mark.slow),
     ],
@@ -154,7 +156,7 @@ def test_resumed_run_has_the_same_bits_and_other_replicas_get_their_share(
 @pytest.mark.parametrize(
     ("replicas", "options"),
     [
-        (2, POWERSGD),
+        pytest.param(2, POWERSGD, marks=pytest.mark.slow),
         (1, {**POWERSGD, "precision": "float16"}),  # with a loss scale
         pytest.param(2, {**FLOAT16, "precision": "float16"}, marks=pytest.mark.slow),
     ],
@@ -190,18 +192,18 @@ def test_errors_are_not_scaled_by_the_loss_scale():
 def test_compression_starts_at_its_step_however_the_steps_are_split(tmp_path):
     plain = make(1, compression="")
     plain.train(tf.constant(3))
-    trainer, at_once, resumed = (make(1, compression_start=3) for _ in range(3))
+    trainer, other = (make(1, compression_start=3) for _ in range(2))
     trainer.train(tf.constant(3))
     assert same(end(trainer), end(plain)) and not any(error.any() for error in errors(trainer))
     Checkpointer(tmp_path, trainer).save()
     trainer.train(tf.constant(2))
     assert any(error.any() for error in errors(trainer))
 
-    at_once.train(tf.constant(5))
-    Checkpointer(tmp_path, resumed).all_restore_latest()
-    resumed.train(tf.constant(2))
-    for other in (at_once, resumed):
-        assert same(end(other), end(trainer)) and same(kept(other), kept(trainer))
+    other.train(tf.constant(5))  # at once
+    assert same(end(other), end(trainer)) and same(kept(other), kept(trainer))
+    Checkpointer(tmp_path, other).all_restore_latest()
+    other.train(tf.constant(2))
+    assert same(end(other), end(trainer)) and same(kept(other), kept(trainer))
 
 
 class Alternating(reference_model.ReferenceTrainer):
@@ -216,6 +218,7 @@ class Alternating(reference_model.ReferenceTrainer):
         return self.minimize(batch, loss, variables=variables[3:])
 
 
+@pytest.mark.slow
 def test_steps_of_several_updates_are_the_same_on_any_number_of_replicas():
     ends = []
     for replicas in (1, 2):
@@ -254,6 +257,7 @@ class Thawing(reference_model.ReferenceTrainer):
         return self.minimize(batch, loss, variables=variables, optimizer=self.second)
 
 
+@pytest.mark.slow
 def test_layer_that_the_trainer_unfreezes_is_compressed_and_resumed(tmp_path):
     trainer = make(2, cls=Thawing)
     for _ in range(3):

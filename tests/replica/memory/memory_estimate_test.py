@@ -107,6 +107,7 @@ def test_micro_batches_divide_the_activations():
     assert 0.95 * exact <= predicted <= 1.05 * exact + parts.gradients
 
 
+@pytest.mark.slow
 def test_a_recomputed_block_counts_its_inputs_and_the_activations_of_one_block():
     kept, recomputed = memory(Deep), memory(Recomputed)
     assert 10 * ACTIVATION <= kept.activations <= 11 * ACTIVATION
@@ -121,6 +122,7 @@ def test_each_replica_needs_its_own_rows():
     assert two.activations == pytest.approx(one.activations / 2, rel=0.1)
 
 
+@pytest.mark.slow
 def test_split_slots_are_those_of_a_replicas_slices():
     slots = memory(replicas=2, optimizer="adam", shard_state=True).slots
     # Half of the two slots of each parameter, and a slice of the parameters themselves.

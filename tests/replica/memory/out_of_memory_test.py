@@ -274,6 +274,7 @@ def test_step_out_of_memory_raises_one_line():
     assert isinstance(raised.value.__cause__, tf.errors.ResourceExhaustedError)
 
 
+@pytest.mark.slow
 def test_own_train_step_is_not_advised_to_accumulate():
     trainer = reference_model.make_trainer(
         testing.make_strategy(1), 8, cls=OwnStep, allow_unkeyed_random=True

@@ -130,9 +130,9 @@ def check_bits(replicas, steps, **arguments):
 
 
 @functools.cache
-def four_replicas():
+def trained_pair(cls, replicas):
     """Trainers with and without shard_state after 50 steps of Adam with the same bits."""
-    return check_bits(4, 50)
+    return check_bits(replicas, 50, cls=cls)
 
 
 @pytest.mark.parametrize(
@@ -147,13 +147,28 @@ def test_weights_and_slots_have_the_bits_of_the_unsharded_update(name, replicas,
     check_bits(replicas, steps, name=name)
 
 
-def test_a_replica_has_the_bits_of_the_unsharded_update_and_holds_its_slice_of_the_slots_only():
-    plain, sharded = four_replicas()
-    # Of 280 elements, 17 vectors of 16 are split as 5, 5, 5 and 2, and every replica has the last 8.
-    elements = [5 * 16 + 8, 16 + 6, 36 * 16 + 6, 16 + 1, 2 * 16 + 3, 3]
+@pytest.mark.parametrize(
+    ("cls", "replicas", "elements", "complete"),
+    [
+        # Of 77 elements, 4 vectors of 16 are split as 2 and 2, and every replica has the last 13.
+        (Embedded, 2, [2 * 16 + 13, 3 * 16 + 9, 3], 77 + 105 + 3),
+        # Of 280 elements, 17 vectors are split as 5, 5, 5 and 2.
+        pytest.param(
+            Trainer,
+            4,
+            [5 * 16 + 8, 16 + 6, 36 * 16 + 6, 16 + 1, 2 * 16 + 3, 3],
+            280 + 70 + 2310 + 33 + 99 + 3,
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_replica_has_the_bits_of_the_unsharded_update_and_holds_its_slice_of_the_slots_only(
+    cls, replicas, elements, complete
+):
+    plain, sharded = trained_pair(cls, replicas)
     # m and v in float32; the counter of updates, and the values of the slices.
     assert slot_bytes(sharded) == (2 * 4 * sum(elements), 8 + 3 * 4 * sum(elements))
-    whole = 2 * 4 * (280 + 70 + 2310 + 33 + 99 + 3)
+    whole = 2 * 4 * complete
     assert slot_bytes(plain) == (whole, 8 + whole)
 
 
@@ -162,7 +177,6 @@ def test_slices_are_gathered_in_buckets_of_one_dtype(monkeypatch):
     monkeypatch.setattr(sharded_optimizer, "_BUCKET", 40)
     slices = [tf.zeros([size], dtype) for size, dtype in sizes]
     assert sharded_optimizer._buckets(slices) == [[0, 2], [1, 4], [3]]
-    check_bits(2, 20, name="centered")  # several buckets: the kernels are larger
 
 
 EVERYTHING = dict(
@@ -187,10 +201,12 @@ EVERYTHING = dict(
         pytest.param(2, "adam", dict(precision="bfloat16"), marks=LONG),
     ],
 )
-def test_other_options_have_the_bits_of_the_unsharded_update(replicas, name, options):
+def test_other_options_have_the_bits_of_the_unsharded_update(replicas, name, options, monkeypatch):
+    monkeypatch.setattr(sharded_optimizer, "_BUCKET", 40)  # several buckets: the kernels are larger
     check_bits(replicas, 6, name=name, **options)
 
 
+@pytest.mark.slow
 def test_overflowing_steps_of_float16_are_skipped_and_keep_slices_and_weights():
     plain, sharded = check_bits(2, 30, name="overflowing", precision="float16")
     skipped = int(sharded.skipped_steps.numpy())
@@ -201,7 +217,7 @@ def test_overflowing_steps_of_float16_are_skipped_and_keep_slices_and_weights():
 @pytest.mark.parametrize(
     ("name", "replicas"),
     [
-        ("adam", 2),
+        pytest.param("adam", 2, marks=pytest.mark.slow),
         pytest.param("adam", 4, marks=LONG),
         *[
             pytest.param(name, 2, marks=LONG)
@@ -217,16 +233,18 @@ def test_sparse_gradients_have_the_bits_of_the_unsharded_update(name, replicas):
 @pytest.mark.parametrize(
     ("saved", "restored"),
     [
-        ((4, True), (1, False)),
-        ((4, True), (2, True)),
-        ((1, True), (4, True)),
+        ((2, True), (1, False)),
+        ((2, True), (4, True)),
+        pytest.param((4, True), (1, False), marks=pytest.mark.slow),
+        pytest.param((4, True), (2, True), marks=pytest.mark.slow),
+        pytest.param((1, True), (4, True), marks=pytest.mark.slow),
         pytest.param((2, True), (2, False), marks=LONG),
         pytest.param((2, False), (4, True), marks=LONG),
     ],
 )
 def test_a_checkpoint_restores_onto_any_replicas_sharded_or_not(tmp_path, saved, restored):
-    first = four_replicas()[1] if saved == (4, True) else trained(*saved)
-    other = make(restored[0], shard=restored[1])
+    first = trained_pair(Embedded, 2)[1] if saved == (2, True) else trained(*saved)
+    other = make(restored[0], shard=restored[1], cls=type(first))
     Checkpointer(tmp_path, first).save()
     checkpoints = Checkpointer(tmp_path, other)
     assert checkpoints.all_restore_latest()
@@ -243,9 +261,10 @@ def trained(replicas, shard):
     return trainer
 
 
-@pytest.mark.parametrize("background", [True, pytest.param(False, marks=LONG)])
+@pytest.mark.slow
+@pytest.mark.parametrize("background", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_resumed_run_has_the_bits_of_the_undisturbed_one(tmp_path, background):
-    trainer = four_replicas()[1]
+    trainer = trained_pair(Embedded, 2)[1]
     checkpoints = Checkpointer(tmp_path, trainer, background=background)
     checkpoints.save()
     trainer.train(tf.constant(5))  # while a thread may be writing
@@ -286,7 +305,7 @@ def test_optimizers_that_read_complete_variables_are_rejected(optimizer, message
     assert "\n" not in str(error.value) and "shard_state" in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["rmsprop", "adagrad"])
+@pytest.mark.parametrize("name", ["rmsprop", pytest.param("adagrad", marks=pytest.mark.slow)])
 def test_sparse_gradients_are_rejected_if_their_bits_depend_on_positions(name):
     with pytest.raises(UsageError, match=r"cannot keep the bits of .*sparse gradients"):
         make(2, cls=Embedded, name=name).train(tf.constant(1))

@@ -122,7 +122,13 @@ def run(function, start, end, *, jit=False, static=True):
     return traced(tf.ones([end - start, TIME, FEATURES]), tf.constant(start, tf.int64)).numpy()
 
 
-@pytest.mark.parametrize("name", CASES)
+# Other cases of cells and of loops run by default.
+SLOW = ("LSTM", "scan", "map_fn", "TimeDistributed noise")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in CASES]
+)
 def test_numbers_of_a_replica_are_its_slice_of_those_of_the_global_batch(name):
     expected = run(CASES[name], 0, ROWS)
     assert len({row.tobytes() for row in expected}) == ROWS
@@ -133,7 +139,14 @@ def test_numbers_of_a_replica_are_its_slice_of_those_of_the_global_batch(name):
     np.testing.assert_allclose(np.concatenate(parts), expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["RNN cell", "loops", "fold"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("RNN cell", marks=pytest.mark.slow),
+        pytest.param("loops", marks=pytest.mark.slow),
+        "fold",
+    ],
+)
 def test_xla_draws_the_same_numbers(name):
     expected = run(CASES[name], 3, ROWS)
     np.testing.assert_allclose(run(CASES[name], 3, ROWS, jit=True), expected, rtol=0, atol=1e-5)

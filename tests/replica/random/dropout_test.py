@@ -51,7 +51,9 @@ def outputs(model, start, end, step=0, jit=False):
     return trace(model, jit)(tf.ones([end - start, 5, 3]), first_row, step).numpy()
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n == "lstm" else ()) for n in LAYERS]
+)
 def test_numbers_of_a_replica_are_its_slice_of_those_of_the_global_batch(name):
     model = model_of(LAYERS[name])
     expected = outputs(model, 0, ROWS)
@@ -62,7 +64,9 @@ def test_numbers_of_a_replica_are_its_slice_of_those_of_the_global_batch(name):
     assert len({row.tobytes() for row in expected}) > 1, "equal rows show nothing"
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n == "lstm" else ()) for n in LAYERS]
+)
 def test_numbers_depend_on_step_and_seed_alone(name):
     model = model_of(LAYERS[name])
     first, second = outputs(model, 0, ROWS, step=1), outputs(model, 0, ROWS, step=2)

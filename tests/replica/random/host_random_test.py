@@ -62,7 +62,9 @@ def test_numbers_that_are_drawn_while_the_step_is_traced_are_rejected(name):
         running.build(REJECTED[name], Split(1)).train(tf.constant(1))
 
 
-@pytest.mark.parametrize("name", ["self.generators", "GLOBAL"])
+@pytest.mark.parametrize(
+    "name", ["self.generators", pytest.param("GLOBAL", marks=pytest.mark.slow)]
+)
 def test_they_are_rejected_on_several_replicas_and_accepted_by_an_option(name):
     trainer = running.build(REJECTED[name], Split(2))
     with pytest.raises(ctl.UsageError, match=f"draws from {name}"):

@@ -47,9 +47,14 @@ class Conditional(Case):
 @pytest.mark.parametrize(
     "case, split",
     [
-        (normalization.SpectralNormalization, Split(2, micro_batches=2)),
+        pytest.param(
+            *(normalization.SpectralNormalization, Split(2, micro_batches=2)),
+            marks=pytest.mark.slow,
+        ),
         (UnitKernelCase, Split(1, micro_batches=2)),
-        (state.CountingVariable, Split(1, batch=8, micro_batches=2)),
+        pytest.param(
+            *(state.CountingVariable, Split(1, batch=8, micro_batches=2)), marks=pytest.mark.slow
+        ),
         (Conditional, Split(2, batch=8, micro_batches=3)),
     ],
 )

@@ -24,7 +24,16 @@ def train(case, split):
     return trainer.train(tf.constant(1))
 
 
-@pytest.mark.parametrize("case", ASSIGNS_OWN_ROWS)
+BY_DEFAULT = (state.CenterLoss, state.MeanAggregatedStatisticCase)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=() if case in BY_DEFAULT else pytest.mark.slow)
+        for case in ASSIGNS_OWN_ROWS
+    ],
+)
 def test_value_of_the_rows_of_one_replica_is_rejected(case):
     with pytest.raises(
         ctl.UsageError, match=r"The step assigns .* ctl\.replica\.all_gather\(rows\)"
@@ -33,7 +42,12 @@ def test_value_of_the_rows_of_one_replica_is_rejected(case):
 
 
 @pytest.mark.parametrize(
-    "case", [gathered.CenterLoss, state.Bootstrap, normalization.PlainBatchNormalization]
+    "case",
+    [
+        gathered.CenterLoss,
+        pytest.param(state.Bootstrap, marks=pytest.mark.slow),
+        pytest.param(normalization.PlainBatchNormalization, marks=pytest.mark.slow),
+    ],
 )
 def test_value_that_is_the_same_on_all_replicas_is_accepted(case):
     train(case, Split(2))

@@ -265,7 +265,13 @@ APPLICATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", SEARCHED)
+# "LSTM and mask" runs by default.
+SLOW = ("LSTM", "bidirectional")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in SEARCHED]
+)
 def test_losses_of_independent_rows_are_accepted_without_computing_them(name):
     assert FakeStep(SEARCHED[name]()).trace() == 0
 
@@ -452,7 +458,7 @@ def test_statistics_of_the_only_row_of_a_replica_are_rejected():
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=() if n == "MobileNetV2" else LONG) for n in APPLICATIONS],
+    [pytest.param(n, marks=pytest.mark.slow if n == "MobileNetV2" else LONG) for n in APPLICATIONS],
 )
 def test_applications_are_accepted(name):
     network = APPLICATIONS[name]()
@@ -468,6 +474,8 @@ DYNAMIC = (
 )
 
 
-@pytest.mark.parametrize("name", DYNAMIC)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n == "LSTM" else ()) for n in DYNAMIC]
+)
 def test_networks_of_a_number_of_rows_that_is_not_static_are_accepted(name):
     assert FakeStep(SEARCHED[name]()).trace(static=False) == 0

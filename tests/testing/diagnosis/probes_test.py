@@ -37,7 +37,11 @@ def test_rows_of_a_trainer_that_raises_are_unknown():
 
 
 @pytest.mark.parametrize(
-    ("cls", "rows"), [(gallery.Right, [1, 1, 1, 1, 1]), (mistakes.PaddingCounted, [1, 1, 1, 1, 2])]
+    ("cls", "rows"),
+    [
+        pytest.param(gallery.Right, [1, 1, 1, 1, 1], marks=pytest.mark.slow),
+        (mistakes.PaddingCounted, [1, 1, 1, 1, 2]),
+    ],
 )
 def test_coefficients_are_how_much_each_row_counts(cls, rows):
     spec = make_spec(cls)

@@ -25,13 +25,22 @@ def check(mistake, **arguments):
 
 
 def each_mistake():
-    """All mistakes; a quarter of them in the default tests, another half in the slow tests.
+    """All mistakes; a few of them in the default tests, most others in the slow tests.
 
     Those in the long tests only are found there by the default comparison, too.
     """
     marks = [[], [pytest.mark.slow, pytest.mark.long], [pytest.mark.slow], [pytest.mark.slow]]
+    slow = {
+        "ReducedTwice",
+        "MetricAveraged",
+        "PenaltyOncePerReplica",
+    }  # other files have similar ones
     return [
-        pytest.param(mistake, marks=marks[i % 4], id=mistake.trainer.__name__)
+        pytest.param(
+            mistake,
+            marks=marks[2 if mistake.trainer.__name__ in slow else i % 4],
+            id=mistake.trainer.__name__,
+        )
         for i, mistake in enumerate(mistakes.MISTAKES)
     ]
 

@@ -35,6 +35,7 @@ def check():
     return sharding.check(make_spec(), Split(4, 2), precision="float64", tolerance=tolerance)[1]
 
 
+@pytest.mark.slow
 def test_right_slices_pass():
     spec = make_spec(lambda: tf_keras.optimizers.Adam(0.01))
     assert trial.run(spec, [Split(4, 2)]).equivalent
@@ -63,7 +64,7 @@ def test_a_slice_updated_by_its_neighbours_slots_is_named(monkeypatch):
     assert check() == causes.OTHER_SLOTS
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_stale_gather_is_named(monkeypatch, own):
     """Every slice is of the last update, or those of the other replicas are."""
     assign, gather = sharded_optimizer._assign, sharded_optimizer._gather_values

@@ -60,7 +60,14 @@ def weights_at_step_35(undisturbed):
         os.chdir(before)
 
 
-@pytest.mark.parametrize("damages", DAMAGES)
+@pytest.mark.parametrize(
+    "damages",
+    [
+        pytest.param(each, marks=[pytest.mark.slow] * (i in (1, 3)))
+        for i, each in enumerate(DAMAGES)
+    ],
+    ids=[f"damages{i}" for i in range(len(DAMAGES))],
+)
 def test_damaged_checkpoints_are_skipped_and_reported(
     undisturbed, weights_at_step_35, damages, monkeypatch, capsys, tmp_path
 ):

@@ -33,7 +33,13 @@ def state_after_30_steps():
 
 
 @pytest.mark.parametrize(
-    ("when", "step"), [("start", 0), ("step:1", 1), ("step:13", 13), ("step:20", 20)]
+    ("when", "step"),
+    [
+        ("start", 0),
+        ("step:1", 1),
+        ("step:13", 13),
+        pytest.param("step:20", 20, marks=pytest.mark.slow),
+    ],
 )
 def test_kill_at_a_step_arrives_when_the_step_is_finished(
     observe_signal, state_after_30_steps, when, step

@@ -67,7 +67,9 @@ class Streamed(ctl.data.Source):
         return ctl.data.arrays(examples()).gather(indexes)
 
 
-@pytest.mark.parametrize(("replicas", "streamed"), [(1, False), (2, True)])
+@pytest.mark.parametrize(
+    ("replicas", "streamed"), [pytest.param(1, False, marks=pytest.mark.slow), (2, True)]
+)
 def test_poisoned_example_of_one_replica_breaks_its_step_on_any_number_of_replicas(
     replicas, streamed
 ):
@@ -117,7 +119,14 @@ class PoisonedOnce(ReferenceTrainer):
         return super().forward(batch, training)
 
 
-@pytest.mark.parametrize("xla", ["gradients", "step", "loop"])
+@pytest.mark.parametrize(
+    "xla",
+    [
+        "gradients",
+        pytest.param("step", marks=pytest.mark.slow),
+        pytest.param("loop", marks=pytest.mark.slow),
+    ],
+)
 def test_poisoned_step_is_the_same_step_in_every_mode_of_xla(xla):
     trainer = make_trainer(cls=PoisonedOnce, xla=xla)
     trainer.train(tf.constant(5))
@@ -151,7 +160,9 @@ def test_poison_that_would_have_no_effect_is_an_error():
         make_trainer(2, cls=Elsewhere).train(tf.constant(1))
 
 
-@pytest.mark.parametrize(("value", "replica"), [(math.nan, 0), (math.inf, 1)])
+@pytest.mark.parametrize(
+    ("value", "replica"), [pytest.param(math.nan, 0, marks=pytest.mark.slow), (math.inf, 1)]
+)
 def test_planted_value_skips_one_step(value, replica):
     trainer = testing.tiny_trainer(testing.make_strategy(2), on_non_finite="skip")
     testing.plant(trainer, value, replica=replica, step=1)

@@ -53,6 +53,7 @@ def test_other_replicas_with_uneven_and_empty_shares_are_within_the_tolerance():
     assert report.equal, report.failure()
 
 
+@pytest.mark.slow
 def test_logical_shards_require_the_same_bits_on_other_replicas():
     report = compare(
         curve(replicas=2, logical_shards=2),
@@ -69,7 +70,7 @@ def test_another_seed_is_detected(replicas):
     assert SUM in report.failure()
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_one_other_label_is_detected_in_the_first_step_that_uses_it(replicas):
     report = compare(curve(trainers.OtherLabel, replicas=replicas), recorded())
     assert (report.step, report.tensor) == (step_of_label(), "loss")

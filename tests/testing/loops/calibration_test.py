@@ -1,5 +1,6 @@
 """Loops that compute in 16 bits are not compared, and are not reported to draw random numbers."""
 
+import pytest
 import tensorflow as tf
 import tf_keras
 
@@ -40,6 +41,7 @@ def test_mixed_precision_cannot_be_compared():
     assert "set the policy to float32 or float64 for this test" in report.failure()
 
 
+@pytest.mark.slow
 def test_rounding_errors_are_not_reported_as_equal_random_numbers(monkeypatch):
     monkeypatch.setattr(calibration, "find_narrow", lambda run: "")  # as for a cast in the step
     monkeypatch.setattr(calibration, "_LARGE", 1e-4)  # a deeper model has larger rounding errors

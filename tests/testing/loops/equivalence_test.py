@@ -15,14 +15,11 @@ from tests.testing.loops import right_loops, wrong_loops
 DEFAULT_MISTAKES = {
     "LocalMean",
     "MeanOfMeans",
-    "AuxiliaryNotReduced",
     "MetricGrows",
-    "PenaltyOncePerReplica",
     "NotUnscaled",
-    "SameMask",
     "NoiseInEvaluation",
 }
-DEFAULT_LOOPS = {"Weighted", "Masked"}
+DEFAULT_LOOPS = {"Masked"}
 
 
 def mark(loops, default, name=lambda loop: loop.__name__):
@@ -206,6 +203,7 @@ def test_what_is_no_loop_is_an_error(build, message):
         check_loop_equivalence(build, np.zeros([8, 4]), in_process=True)
 
 
+@pytest.mark.slow
 def test_loop_that_cannot_be_pickled_is_compared_in_this_process_only():
     build = lambda strategy, size: right_loops.Plain(strategy, size)  # noqa: E731
     arguments = dict(replicas=(2,), batch_sizes=(4,), steps=1)

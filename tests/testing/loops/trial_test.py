@@ -52,6 +52,7 @@ def test_step_that_changes_nothing_is_noted():
     assert EVALUATION in report.notes
 
 
+@pytest.mark.slow
 def test_learning_rate_of_0_is_noted():
     report = check(WithoutLearningRate)
     assert report.verdict == "equivalent"
