@@ -257,7 +257,7 @@ def test_program_is_rejected_while_another_trains_and_changes_nothing(run, tmp_p
         assert (code, out) == (2, "") and err.count("\n") == 1
         assert err.startswith(f"ctl: run is in use by another run, pid {process.pid} on ")
         assert {p: p.stat().st_mtime_ns for p in before} == before
-        assert names(tmp_path) == ["experiment.py", "run"]
+        assert [n for n in names(tmp_path) if n != "__pycache__"] == ["experiment.py", "run"]
 
 
 @pytest.mark.parametrize("flags", [(), pytest.param(("--fresh",), marks=pytest.mark.slow)])
