@@ -19,10 +19,10 @@ BATCH, BAD = 8, 2  # the global batch, and the step that fails
 # accumulation; the others repeat these with another row or another XLA mode.
 SLOW, LONG = [pytest.mark.slow], [pytest.mark.slow, pytest.mark.long]
 CASES = [
-    (1, 0, {}),
-    (1, 7, {"xla": "loop"}),
-    (4, 5, {}),
     (2, 5, {"gradient_accumulation_steps": 2}),
+    pytest.param(1, 0, {}, marks=SLOW),
+    pytest.param(1, 7, {"xla": "loop"}, marks=SLOW),
+    pytest.param(4, 5, {}, marks=SLOW),
     pytest.param(2, 7, {}, marks=SLOW),
     pytest.param(2, 6, {"xla": "gradients"}, marks=SLOW),
     pytest.param(2, 5, {"logical_shards": 4}, marks=SLOW),

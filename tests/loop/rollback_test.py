@@ -54,11 +54,7 @@ def without(*steps):
     return state(clean)
 
 
-@pytest.mark.parametrize(
-    ("replicas", "row", "options"),
-    [pytest.param(*each, marks=[pytest.mark.slow] * (i != 3)) for i, each in enumerate(CASES)],
-    ids=[f"{replicas}-{row}-options{i}" for i, (replicas, row, _) in enumerate(CASES)],
-)
+@pytest.mark.parametrize(("replicas", "row", "options"), CASES)
 def test_run_skips_the_batch_after_a_rollback(tmp_path, replicas, row, options):
     trainer = poisoned(replicas, row, on_non_finite="rollback", **options)
     events, lines = run(tmp_path, trainer)
