@@ -43,8 +43,8 @@ hypothesis.settings.load_profile("default")
 def free_memory(request):
     """Frees what the tests of a file share and traced, and excludes the rest from later collections.
 
-    TensorFlow keeps a part of every graph for the life of the process, and a garbage collection visits
-    all of it: at the end of the tests, each took seconds.
+    TensorFlow keeps a part of every graph for the life of the process, which a garbage collection would
+    visit each time.
     """
     start = time.process_time()
     yield

@@ -18,8 +18,8 @@ def share(build: Callable) -> Callable:
         results.measure_waiting()
         results.measure_waiting = lambda: None  # each Controller would drop the trace
         root = tf.train.Checkpoint(**trainer.checkpoint_items())
-        found = [v for v in tf.train.TrackableView(root).descendants() if hasattr(v, "assign")]
-        return trainer, [(variable, variable.numpy()) for variable in found]
+        variables = [v for v in tf.train.TrackableView(root).descendants() if hasattr(v, "assign")]
+        return trainer, [(variable, variable.numpy()) for variable in variables]
 
     @functools.wraps(build)
     def make(*arguments, **options):
@@ -28,4 +28,5 @@ def share(build: Callable) -> Callable:
             variable.assign(value)
         return trainer
 
+    make.cache_clear = build_once.cache_clear  # tests/conftest.py calls it at the end of a file
     return make

@@ -101,7 +101,7 @@ RULES += [("clipnorm", 0.1), ("clipvalue", 0.02), ("global_clipnorm", 0.1)]
         ("global_norm", 0.5, 2, ACCUMULATED),
         *[pytest.param(*rule, 2, ACCUMULATED, marks=pytest.mark.slow) for rule in RULES],
         pytest.param("clipnorm", 0.1, 2, {"logical_shards": 4}, marks=pytest.mark.slow),
-        # One replica tells whether the rule of an optimizer is known.
+        # One replica shows whether the rule of an optimizer is known.
         *[(*rule, 1, ACCUMULATED) for rule in RULES if "clip" in rule[0]],
     ],
 )

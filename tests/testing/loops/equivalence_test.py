@@ -55,7 +55,7 @@ def test_replicas_without_rows_are_compared_by_default():
 )
 def test_planted_mistake_is_named(mistake):
     batch_sizes = (8, 5)
-    if mistake.loop.__name__ in DEFAULT_MISTAKES - {"LocalMean"}:  # one size tells their cause
+    if mistake.loop.__name__ in DEFAULT_MISTAKES - {"LocalMean"}:  # one size shows their cause
         batch_sizes = (5,) if "(3 + 2 rows)" in mistake.where else (8,)
     with pytest.raises(AssertionError) as error:
         assert_loop_equivalent(
