@@ -84,7 +84,7 @@ def _run_worker(flags: argparse.Namespace) -> dict[str, Any]:
 
     from ctl.hardware import cluster, selection
     from ctl.hardware.strategies import StrategyOptions
-    from ctl.replica.engine import engine_of
+    from ctl.replica.step.engine import engine_of
 
     options = StrategyOptions(cluster=cluster.from_environment(os.environ))
     strategy = selection.build("multi_worker_mirrored", options).strategy

@@ -169,7 +169,7 @@ def _work(setting: Setting) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     import tensorflow as tf
 
-    from ctl.replica.memory import memory_estimate
+    from ctl.replica.step import memory_estimate
 
     trainer = _trainer(setting)
     memory = _Memory()
@@ -233,7 +233,7 @@ def _trainer(setting: Setting) -> Any:
 
     from benchmarks import memory_models
     import ctl
-    from ctl.replica.engine import engine_of
+    from ctl.replica.step.engine import engine_of
 
     tf.get_logger().setLevel("ERROR")
     gpu = bool(tf.config.list_physical_devices("GPU"))

@@ -9,7 +9,7 @@ import tf_keras
 
 from benchmarks import models, variants
 import ctl
-from ctl.replica.engine import engine_of
+from ctl.replica.step.engine import engine_of
 
 STEPS, TOLERANCE = 20, 1e-5
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from ctl.loop.actions.action import Action, as_action
     from ctl.modes.load import load
     from ctl.modes.notebook import Run
-    from ctl.replica.batch_norm import SyncBatchNormalization, convert_sync_batch_norm
-    from ctl.replica.memory.recompute import recompute
+    from ctl.replica.layers.batch_norm import SyncBatchNormalization, convert_sync_batch_norm
+    from ctl.replica.layers.recompute import recompute
     from ctl.trainer import StandardTrainer
 
     __version__: str
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 _MODULES = {
     "Action": "ctl.loop.actions.action",
-    "SyncBatchNormalization": "ctl.replica.batch_norm",
-    "convert_sync_batch_norm": "ctl.replica.batch_norm",
+    "SyncBatchNormalization": "ctl.replica.layers.batch_norm",
+    "convert_sync_batch_norm": "ctl.replica.layers.batch_norm",
     "Clip": "ctl.configs.options",
     "Run": "ctl.modes.notebook",
     "StandardEvaluator": "ctl.evaluator",
@@ -38,7 +38,7 @@ _MODULES = {
     "as_action": "ctl.loop.actions.action",
     "config": "ctl.configs.overrides",
     "load": "ctl.modes.load",
-    "recompute": "ctl.replica.memory.recompute",
+    "recompute": "ctl.replica.layers.recompute",
 }
 _PACKAGES = ("data", "hardware", "loop", "random", "replica", "testing")
 __all__ = [

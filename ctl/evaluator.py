@@ -13,16 +13,22 @@ from ctl.data.source import Batch
 from ctl.errors import UsageError
 from ctl.hardware import coordinator
 from ctl.hardware.collectives import ProcessGroup
-from ctl.replica import loss, metrics, precision, preprocessing
-from ctl.replica.collected_rows import COLLECT_LIMIT_MIB, CollectedRows, check_values, compute
-from ctl.replica.empty_batches import pad_rows, zero_outputs, zero_without_rows
-from ctl.replica.engine import engine_of
-from ctl.replica.evaluation_data import check_splits
-from ctl.replica.gather import all_gather
-from ctl.replica.microbatches import row_count, unpack
-from ctl.replica.non_finite import counter
-from ctl.replica.preprocessing import preprocess
+from ctl.replica.arithmetic import loss, precision
+from ctl.replica.arithmetic.gather import all_gather
+from ctl.replica.measure.collected_rows import (
+    COLLECT_LIMIT_MIB,
+    CollectedRows,
+    check_values,
+    compute,
+)
+from ctl.replica.measure.non_finite import counter
 from ctl.replica.random import draws
+from ctl.replica.step import metrics, preprocessing
+from ctl.replica.step.empty_batches import pad_rows, zero_outputs, zero_without_rows
+from ctl.replica.step.engine import engine_of
+from ctl.replica.step.evaluation_data import check_splits
+from ctl.replica.step.microbatches import row_count, unpack
+from ctl.replica.step.preprocessing import preprocess
 from ctl.trainer import StandardTrainer
 
 STEPS_BETWEEN_CHECKS = 20  # after which an evaluation checks whether to stop

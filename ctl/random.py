@@ -39,7 +39,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.errors import UsageError
-from ctl.replica import row_mask
+from ctl.replica.arithmetic import row_mask
 from ctl.replica.random import draws, gamma, philox
 from ctl.replica.random.draws import Stream
 

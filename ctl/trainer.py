@@ -13,9 +13,9 @@ from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert
 from ctl.data.source import Batch, Data
 from ctl.errors import UsageError
-from ctl.replica.build import build_engine
-from ctl.replica.loop_trainer import LoopTrainer
-from ctl.replica.metrics import update as update_metric
+from ctl.replica.step.build import build_engine
+from ctl.replica.step.loop_trainer import LoopTrainer
+from ctl.replica.step.metrics import update as update_metric
 
 
 class StandardTrainer(LoopTrainer, metaclass=abc.ABCMeta):

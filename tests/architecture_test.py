@@ -19,6 +19,13 @@ LAYERS = (
     ("modes", "commands"),
     ("main",),
 )
+REPLICA_LAYERS = (
+    ("graphs",),
+    ("arithmetic",),
+    ("random",),
+    ("layers", "checks", "updates", "measure"),
+    ("step",),
+)
 LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 FILES = sorted(
     p for p in (ROOT / "ctl").rglob("*.py") if p.parent != ROOT / "ctl" or p.stem in LEVELS
@@ -54,5 +61,27 @@ def test_imports_go_down():
         for path in FILES
         for name in imported(ast.parse(path.read_text()))
         if LEVELS[name] > LEVELS[entry(path)]
+    }
+    assert not upwards
+
+
+def replica_packages(tree: ast.AST) -> set[str]:
+    """The packages of ctl/replica that a module imports."""
+    modules = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules += [f"{node.module}.{alias.name}" for alias in node.names]
+    return {m.split(".")[2] for m in modules if m.startswith("ctl.replica.")}
+
+
+def test_imports_inside_of_replica_go_down():
+    level = {name: level for level, names in enumerate(REPLICA_LAYERS) for name in names}
+    folders = {p.name for p in (ROOT / "ctl" / "replica").iterdir() if p.is_dir()}
+    assert folders - {"__pycache__"} == {*level}
+    upwards = {
+        f"{path.relative_to(ROOT)} imports ctl.replica.{name}"
+        for path in (ROOT / "ctl" / "replica").glob("*/*.py")
+        for name in replica_packages(ast.parse(path.read_text())) - {path.parent.name}
+        if level.get(name, 0) >= level[path.parent.name]
     }
     assert not upwards

@@ -11,7 +11,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.data import sampler
-from ctl.replica.engine import engine_of
+from ctl.replica.step.engine import engine_of
 from tests import reference_model
 
 BATCH, BAD = 8, 2  # the global batch, and the step that fails

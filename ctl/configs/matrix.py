@@ -37,7 +37,7 @@ def matrix() -> str:
         *(f"- {name}: {', '.join(str(v) or 'none' for v in axis)}" for name, axis in AXES.items()),
         "",
         f"{len(rejected)} of {len(choices)} are rejected before the first step. Tests compare the",
-        "update of each other combination with the exact one (tests/replica/combinations_test.py:",
+        "update of each other combination with the exact one (tests/replica/step/combinations_test.py:",
         "a covering subset by default, every combination with `-m slow`).",
         "Rules without a number depend on other options, such as the strategy or the batch size.",
         "",

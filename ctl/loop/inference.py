@@ -17,11 +17,11 @@ from ctl.data.autograph import convert, traced
 from ctl.data.source import Batch
 from ctl.errors import UsageError
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from ctl.replica import precision, row_mask
-from ctl.replica.batch_norm import SyncBatchNormalization
-from ctl.replica.engine import engine_of
-from ctl.replica.microbatches import row_count
-from ctl.replica.trace_checks.dataflow import depends_on
+from ctl.replica.arithmetic import precision, row_mask
+from ctl.replica.graphs.dataflow import depends_on
+from ctl.replica.layers.batch_norm import SyncBatchNormalization
+from ctl.replica.step.engine import engine_of
+from ctl.replica.step.microbatches import row_count
 from ctl.trainer import StandardTrainer
 
 NOT_SERVED = ("label", "weight")  # features that are not known when a model is used

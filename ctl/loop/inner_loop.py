@@ -13,7 +13,7 @@ from ctl.loop.reporter import Reporter, as_numbers, without_nan
 from ctl.loop.step_summaries import StepSummaries
 from ctl.loop.stragglers import WorkerTimes
 from ctl.loop.watchdog import Watchdog
-from ctl.replica.engine import engine_of
+from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer
 
 

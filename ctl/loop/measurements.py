@@ -11,8 +11,8 @@ from ctl.configs.parameter_groups import patterns
 from ctl.data.mixing import Mixture
 from ctl.hardware import devices
 from ctl.loop.throughput import Throughput
-from ctl.replica import precision
-from ctl.replica.engine import engine_of
+from ctl.replica.arithmetic import precision
+from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer
 
 _GIB = 2**30

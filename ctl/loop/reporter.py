@@ -17,8 +17,8 @@ from ctl.loop.progress import Progress
 from ctl.loop.stragglers import Stragglers, WorkerTimes
 from ctl.loop.throughput import Throughput
 from ctl.loop.wall_clock import WallClock
-from ctl.replica.non_finite import NonFiniteReport
-from ctl.replica.norms import LAYERS
+from ctl.replica.measure.non_finite import NonFiniteReport
+from ctl.replica.measure.norms import LAYERS
 from ctl.trainer import StandardTrainer
 
 

@@ -16,7 +16,7 @@ import ctl
 from ctl.errors import UsageError
 from ctl.loop import inference
 from ctl.loop.checkpoints.files import flush
-from ctl.replica.engine import engine_of
+from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer
 
 DESCRIPTION = "export.json"

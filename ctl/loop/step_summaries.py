@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ctl.hardware import coordinator
 from ctl.loop.timer import Timer
-from ctl.replica.engine import engine_of
+from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer
 
 

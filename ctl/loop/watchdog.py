@@ -19,7 +19,7 @@ from ctl.loop.progress import format_duration
 
 FIRST = 10.0  # the first loop traces and compiles, so it may take this many times as long
 _PACKAGE = pathlib.Path(__file__).parent.parent
-_COMPILED_LOOP = str(_PACKAGE / "replica" / "inner_loop.py")
+_COMPILED_LOOP = str(_PACKAGE / "replica" / "step" / "compiled_loop.py")
 # A thread that waits for data has one of these files in its stack.
 _DATA_FILES = (
     "from_generator_op.py",

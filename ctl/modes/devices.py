@@ -117,7 +117,7 @@ def _describe_gpu(details: Mapping[str, Any], driver_gpu: DriverGpu | None) -> s
 
 def _describe_strategy(runtime: Any) -> list[Row]:
     """Describes the strategy and the XLA mode of the config on this machine, with the reasons."""
-    from ctl.replica import xla
+    from ctl.replica.step import xla
 
     try:
         name = selection.resolve_name(

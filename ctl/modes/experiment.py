@@ -18,7 +18,7 @@ from ctl.evaluator import StandardEvaluator
 from ctl.hardware import devices, selection
 from ctl.hardware.strategies import StrategyOptions
 from ctl.modes import overfit
-from ctl.replica.engine import engine_of
+from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer
 
 

@@ -14,9 +14,9 @@ from ctl.loop.actions.export_model import ExportModel
 from ctl.modes import DONE, Arguments, experiment
 from ctl.modes.experiment import Experiment
 from ctl.optimizers import schedules
-from ctl.replica import precision
-from ctl.replica.engine import engine_of
-from ctl.replica.memory import memory_estimate
+from ctl.replica.arithmetic import precision
+from ctl.replica.step import memory_estimate
+from ctl.replica.step.engine import engine_of
 
 _MAX_REPLICAS = 8  # replicas whose rows are listed
 # Arguments of every optimizer that are shown elsewhere or that ctl replaces.

@@ -6,7 +6,7 @@ from typing import Any
 from ctl.errors import list_some
 from ctl.loop.progress import format_numbers
 from ctl.optimizers import schedules
-from ctl.replica.engine import engine_of
+from ctl.replica.step.engine import engine_of
 
 
 def complete(step: int, result: Mapping[str, Any], config: Any) -> str:

@@ -18,7 +18,7 @@ from ctl.errors import UsageError, print_line
 from ctl.hardware import coordinator
 from ctl.hardware.collectives import ProcessGroup
 from ctl.modes import DONE, Arguments, experiment
-from ctl.replica.engine import engine_of
+from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer
 
 SECONDS = 2.0  # of each measurement

@@ -15,8 +15,8 @@ from ctl.loop.controller import Controller
 from ctl.loop.measurements import count_examples
 from ctl.loop.workdir import Workdir
 from ctl.modes.experiment import Experiment
-from ctl.replica.engine import engine_of
-from ctl.replica.flops import count_flops
+from ctl.replica.step.engine import engine_of
+from ctl.replica.step.flops import count_flops
 
 _PACKAGES = ("tensorflow", "tf_keras", "tf-models-official", "numpy")
 

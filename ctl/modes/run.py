@@ -28,7 +28,7 @@ from ctl.loop.wall_clock import WallClock
 from ctl.loop.watchdog import Watchdog
 from ctl.loop.writers import registry as writers
 from ctl.modes import Arguments, dry_run, experiment
-from ctl.replica.engine import engine_of
+from ctl.replica.step.engine import engine_of
 
 
 class Run:

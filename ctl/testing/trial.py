@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ctl.configs.error_location import error_location
 from ctl.errors import UsageError
-from ctl.replica.memory import recompute
+from ctl.replica.layers import recompute
 from ctl.testing import processes
 from ctl.testing.comparison import compare, tolerance_of
 from ctl.testing.devices import count_logical_cpus, split_cpu

@@ -1,4 +1,4 @@
-"""The rules about which options may be combined. tests/replica/combinations_test.py runs the rest."""
+"""Rules about which options may be combined. tests/replica/step/combinations_test.py runs the rest."""
 
 import re
 

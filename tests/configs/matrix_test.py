@@ -1,7 +1,7 @@
 """The page of rules about which options may be combined."""
 
 from ctl.configs import matrix, values
-from ctl.replica import precision
+from ctl.replica.arithmetic import precision
 from tests import child
 
 

@@ -10,7 +10,7 @@ import tf_keras
 import ctl
 from ctl import main, testing
 from ctl.configs.options import Clip
-from ctl.replica.memory import recompute
+from ctl.replica.layers import recompute
 from experiments.trainers import char_lm
 from tests import child, one_batch
 from tests.experiments import read_result

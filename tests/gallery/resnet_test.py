@@ -10,7 +10,7 @@ from tf_keras.src.applications import resnet as networks
 
 import ctl
 from ctl import testing
-from ctl.replica.memory import recompute
+from ctl.replica.layers import recompute
 from experiments.trainers import resnet
 from tests import one_batch
 

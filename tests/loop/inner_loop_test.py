@@ -11,7 +11,7 @@ from ctl.errors import Failure, NonFiniteStep, UsageError
 from ctl.hardware import coordinator
 from ctl.loop.inner_loop import InnerLoop
 from ctl.loop.reporter import Reporter
-from ctl.replica.non_finite import NonFiniteReport
+from ctl.replica.measure.non_finite import NonFiniteReport
 from tests import reference_model
 
 

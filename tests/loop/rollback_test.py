@@ -15,8 +15,8 @@ from ctl.loop.controller import Controller
 from ctl.loop.progress import Progress
 from ctl.loop.reporter import Reporter
 from ctl.loop.rollback import RollbackPolicy
-from ctl.replica.engine import engine_of
-from ctl.replica.loss_spikes import WINDOW
+from ctl.replica.measure.loss_spikes import WINDOW
+from ctl.replica.step.engine import engine_of
 from tests import reference_model
 from tests.faulty_trainers import BAD, CASES, jumping, poisoned, same, state
 

@@ -5,7 +5,7 @@ import functools
 
 import tensorflow as tf
 
-from ctl.replica.engine import engine_of
+from ctl.replica.step.engine import engine_of
 
 
 def share(build: Callable) -> Callable:

@@ -12,8 +12,8 @@ from ctl import testing
 from ctl.errors import UsageError
 from ctl.hardware.collectives import ProcessGroup
 from ctl.modes import profile_input
-from ctl.replica.engine import engine_of
-from ctl.replica.input_wait import InputWait
+from ctl.replica.arithmetic.input_wait import InputWait
+from ctl.replica.step.engine import engine_of
 from tests import experiments, reference_model
 
 BATCH = 8

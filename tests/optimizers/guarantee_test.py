@@ -9,7 +9,7 @@ import tf_keras
 
 import ctl
 from ctl import optimizers, testing
-from ctl.replica.engine import engine_of
+from ctl.replica.step.engine import engine_of
 
 LONG = (pytest.mark.slow, pytest.mark.long)
 STEPS, BATCH = 12, 7  # replicas have 4 + 3 rows of 2, and 2 + 2 + 2 + 1 of 4

@@ -10,7 +10,7 @@ import ctl
 from ctl import testing
 from ctl.errors import UsageError
 from ctl.optimizers import layerwise
-from ctl.replica.engine import engine_of
+from ctl.replica.step.engine import engine_of
 from tests.properties import layers
 from tests.properties.case import EXAMPLES, Case
 

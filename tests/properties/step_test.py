@@ -19,8 +19,8 @@ import pytest
 import tensorflow as tf
 
 from ctl.errors import UsageError
-from ctl.replica import gradients, loss, reduction
-from ctl.replica.step import Step
+from ctl.replica.arithmetic import gradients, loss, reduction
+from ctl.replica.step.step import Step
 from tests.properties.case import Case, cases
 from tests.properties.case_trainer import compare, find_differences, train
 

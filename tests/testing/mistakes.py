@@ -236,7 +236,7 @@ class LocalMask(layers.Layer):
     def call(self, inputs, training=None):
         if not training:
             return inputs
-        step = tf.cast(ctl.replica.row_mask.current().step, tf.int32)
+        step = tf.cast(ctl.replica.arithmetic.row_mask.current().step, tf.int32)
         keep = tf.random.stateless_uniform(tf.shape(inputs), seed=[7, step]) > 0.4
         return inputs * tf.cast(keep, inputs.dtype) / 0.6
 

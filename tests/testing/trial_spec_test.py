@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import ctl
 from ctl.configs.options import TrainerOptions
-from ctl.replica.engine import engine_of
+from ctl.replica.step.engine import engine_of
 from ctl.testing.splits import Split
 from ctl.testing.trial_spec import TrialSpec, build_trainer
 from tests.testing import gallery

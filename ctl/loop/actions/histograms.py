@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.loop.actions.action import Action
-from ctl.replica.flops import list_graphs
+from ctl.replica.step.flops import list_graphs
 
 
 class WeightHistograms(Action):

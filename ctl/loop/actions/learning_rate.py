@@ -5,7 +5,7 @@ from typing import Any
 
 from ctl.errors import UsageError
 from ctl.loop.actions.action import Action
-from ctl.replica import precision
+from ctl.replica.arithmetic import precision
 
 
 class LearningRate(Action):

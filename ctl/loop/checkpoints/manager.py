@@ -11,7 +11,7 @@ from ctl.loop import write_errors
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.files import CheckpointFiles
 from ctl.loop.timer import Timer
-from ctl.replica.non_finite import first_non_finite_variable
+from ctl.replica.measure.non_finite import first_non_finite_variable
 from ctl.trainer import StandardTrainer
 
 

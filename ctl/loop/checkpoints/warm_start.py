@@ -15,7 +15,7 @@ from ctl.errors import UsageError, did_you_mean, list_some
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.checkpoints import matching
 from ctl.loop.checkpoints.files import CheckpointFiles
-from ctl.replica.engine import engine_of
+from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer
 
 _Pairs = list[tuple[matching.Variable, matching.Variable]]

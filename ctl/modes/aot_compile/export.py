@@ -12,7 +12,7 @@ from ctl.evaluator import StandardEvaluator
 from ctl.modes.aot_compile import problems
 from ctl.modes.aot_compile.problems import NotExportable, Problem
 from ctl.modes.aot_compile.strategy import SliceStrategy
-from ctl.replica.engine import engine_of
+from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer
 
 

@@ -20,7 +20,7 @@ from ctl.modes.aot_compile.export import Program
 from ctl.modes.aot_compile.problems import NotExportable, Problem
 from ctl.modes.aot_compile.slices import GIB, Slice
 from ctl.modes.aot_compile.strategy import SliceStrategy
-from ctl.replica.engine import engine_of
+from ctl.replica.step.engine import engine_of
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from ctl.data.distribution import disable_autotune
 from ctl.data.source import GlobalBatches, PerReplica, source_of
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import Rows, TrainerFactory
-from ctl.replica.engine import engine_of
+from ctl.replica.step.engine import engine_of
 
 _BATCHES = 4
 _MAX_EVALUATED = 200_000  # examples; evaluating more takes longer than a check should

@@ -3,7 +3,7 @@
 import os
 
 from ctl.modes.check.trainer_factory import FirstSteps, TrainerFactory
-from ctl.replica.engine import engine_of
+from ctl.replica.step.engine import engine_of
 
 _READS = 12  # batches that the checks of the data read
 _FURTHER_REPLICA = 0.6  # of the seconds for tracing the first replica

@@ -11,7 +11,7 @@ import tf_keras
 from ctl.errors import NonFiniteStep, list_some
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import TrainerFactory
-from ctl.replica.engine import engine_of
+from ctl.replica.step.engine import engine_of
 from ctl.testing.recording import list_optimizers, name_models, name_variables, read_value
 from ctl.trainer import StandardTrainer
 

@@ -1,1 +1,1 @@
-"""Random numbers that are functions of the seed, the step and the row, however a batch is split."""
+"""Random draws that depend on the row of the global batch, and not on its replica."""

@@ -15,9 +15,9 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.errors import UsageError
-from ctl.replica import gather, row_mask
+from ctl.replica.arithmetic import gather, row_mask
+from ctl.replica.graphs import row_axis
 from ctl.replica.random import philox
-from ctl.replica.trace_checks import row_axis
 
 # The functions of TensorFlow that trace a backward pass, for tf.GradientTape and for tf.function.
 _BACKWARD = ("imperative_grad", "_GradientsHelper")

@@ -16,7 +16,7 @@ import tf_keras
 from tf_keras.src import backend
 
 from ctl.errors import UsageError
-from ctl.replica import row_mask
+from ctl.replica.arithmetic import row_mask
 from ctl.replica.random import draws
 from ctl.replica.random.draws import Stream
 

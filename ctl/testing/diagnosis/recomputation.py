@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from ctl.replica.memory import recompute
+from ctl.replica.layers import recompute
 from ctl.testing.comparison import compare
 from ctl.testing.diagnosis import causes
 from ctl.testing.recording import Record, record_run

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from ctl.data.source import Arrays, Batch, Source
 from ctl.errors import UsageError
-from ctl.replica import row_mask
-from ctl.replica.engine import engine_of
+from ctl.replica.arithmetic import row_mask
+from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer
 
 

@@ -9,7 +9,7 @@ import tf_keras
 import ctl
 from ctl.configs.options import OPTION_KEYS
 from ctl.hardware import devices, host
-from ctl.replica.engine import engine_of
+from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer
 
 # Options that determine the order or the precision of floating-point operations, not what is computed.

@@ -17,7 +17,7 @@ from ctl.data import batching, distribution
 from ctl.data.caching import cache, cached_examples
 from ctl.data.layout import Layout
 from ctl.errors import UsageError
-from ctl.replica.engine import engine_of
+from ctl.replica.step.engine import engine_of
 from tests import child, reference_model
 from tests.data import image_records, record_files
 from tests.data.image_records import parse_image

@@ -11,7 +11,7 @@ from ctl import testing
 from ctl.loop.actions.histograms import GraphSummary, WeightHistograms
 from ctl.loop.controller import Controller
 from ctl.loop.reporter import Reporter
-from ctl.replica.engine import engine_of
+from ctl.replica.step.engine import engine_of
 from tests import reference_model
 
 # Operations of the reference model's loop at the commit before the options of this file.

@@ -11,7 +11,7 @@ import tf_keras
 
 import ctl
 from ctl.modes.aot_compile import compiler, environment, export
-from ctl.replica.engine import engine_of
+from ctl.replica.step.engine import engine_of
 from tests import reference_model
 
 BATCH, STEPS = 8, 3

@@ -16,7 +16,7 @@ import ctl
 from ctl.hardware import strategies
 from ctl.modes.aot_compile import export, problems
 from ctl.modes.aot_compile.strategy import SliceStrategy
-from ctl.replica.engine import engine_of
+from ctl.replica.step.engine import engine_of
 from tests import reference_model
 
 BATCH, CORES = 8, 2

@@ -10,8 +10,9 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl.replica import row_mask
-from ctl.replica.random import draws, dropout, random_search
+from ctl.replica.arithmetic import row_mask
+from ctl.replica.checks import random_search
+from ctl.replica.random import draws, dropout
 
 layers = tf_keras.layers
 ROWS, TIME, FEATURES = 6, 3, 4

@@ -4,8 +4,9 @@ import tf_keras
 
 import ctl
 from ctl.configs.options import TrainerOptions
-from ctl.replica import row_mask
-from ctl.replica.memory import passes, recompute_checks
+from ctl.replica.arithmetic import row_mask
+from ctl.replica.graphs import passes
+from ctl.replica.layers import recompute_checks
 from ctl.testing import trial
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.diagnosis import causes, recomputation

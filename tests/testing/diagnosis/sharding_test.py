@@ -5,8 +5,8 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.configs.options import TrainerOptions
-from ctl.replica.memory import sharded_optimizer
-from ctl.replica.memory.slices import SliceLayout
+from ctl.replica.updates import sharded_optimizer
+from ctl.replica.updates.slices import SliceLayout
 from ctl.testing import trial
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.diagnosis import causes, sharding

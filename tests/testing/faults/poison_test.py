@@ -10,7 +10,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.errors import NonFiniteStep
-from ctl.replica.engine import engine_of
+from ctl.replica.step.engine import engine_of
 from ctl.testing import faults
 from tests import reference_model
 from tests.reference_model import EXAMPLES, ReferenceTrainer, examples

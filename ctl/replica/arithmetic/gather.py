@@ -1,0 +1,154 @@
+"""Gathers the rows of the global batch on every replica, for losses and metrics that compare rows.
+
+A loss over pairs of rows (contrastive losses, triplet mining) and a mix of rows (mixup) are functions
+of the global batch only if each row sees the rows of all replicas.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.errors import UsageError
+from ctl.replica.arithmetic import reduction, row_mask
+from ctl.replica.arithmetic.moments import replica_context
+
+# The dtype in which rows, and gradients of rows, are summed over the replicas. 16-bit floats would round
+# the sums of gradients; collectives support few integers, and MirroredStrategy no two int32 at a time.
+_INTEGERS = (tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64)
+_SUMMED_AS = {
+    **{dtype: dtype for dtype in (tf.float32, tf.float64)},
+    **dict.fromkeys((tf.float16, tf.bfloat16), tf.float32),
+    **dict.fromkeys((tf.bool, *_INTEGERS), tf.int64),
+}
+
+
+def all_gather(values: Any) -> Any:
+    """Returns the rows of all replicas, in the order of the global batch, without padding.
+
+        def per_example_loss(self, batch, outputs):     # InfoNCE: each image against all texts
+            texts = ctl.replica.all_gather(outputs["text"])                     # [all rows, width]
+            logits = tf.matmul(outputs["image"], texts, transpose_b=True)       # [rows, all rows]
+            return tf_keras.losses.sparse_categorical_crossentropy(
+                ctl.replica.positions(outputs["image"]), logits, from_logits=True)
+
+    Call it on every replica, in `preprocess`, `forward`, `per_example_loss` or `update_metrics`, and
+    not inside of a conditional, a loop or a `tf.function` of your own. The gradient of a row is the sum
+    of the gradients of all replicas' losses with respect to it, so the update is the same as on one
+    replica with all rows.
+
+    Args:
+        values: a tensor of shape [rows, ...], or a nested structure of them: one entry per row of
+            this replica's batch. Floats, integers or bools; 16-bit floats are gathered unchanged, and
+            their gradients are summed in float32.
+
+    Returns:
+        The same structure with tensors of shape [all rows, ...], equal on every replica. Their shape is
+        static if the per-replica shapes are static and the batch has no row mask.
+
+    Raises:
+        UsageError: a value has another number of rows than the batch; or the rows of the global batch
+            cannot be read here, because of accumulation, logical shards or runtime.xla=gradients.
+    """
+    tensors = [_check_rows(value, "all_gather") for value in tf.nest.flatten(values)]
+    mask = row_mask.current_mask()
+    if mask is None:
+        return tf.nest.pack_sequence_as(values, _concatenate(tensors))
+    *gathered, mask = _concatenate([*tensors, mask])
+    exists = mask > 0
+    return tf.nest.pack_sequence_as(values, [tf.boolean_mask(rows, exists) for rows in gathered])
+
+
+def positions(rows: Any) -> tf.Tensor:
+    """Returns the positions of this replica's rows among the rows that `all_gather` returns.
+
+    Args:
+        rows: any tensor of shape [rows, ...] with one entry per row of this replica's batch.
+
+    Returns:
+        [rows] int32. Padding has the position of an existing row, so that it is a valid index.
+    """
+    tensor = _check_rows(rows, "positions")
+    count = _row_count(tensor)
+    first, _ = row_mask.row_range(count)
+    places = first + tf.range(count)
+    mask = row_mask.current_mask()
+    if mask is None:
+        return places
+    (mask,) = _concatenate([mask])
+    exists = tf.cast(mask > 0, tf.int32)
+    last = tf.maximum(tf.reduce_sum(exists) - 1, 0)
+    # Padding at the end of the batch repeats its last row, and gets the position of that row.
+    return tf.gather(tf.minimum(tf.cumsum(exists, exclusive=True), last), places)
+
+
+def _concatenate(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Concatenates the rows of all replicas, including padding."""
+    if replica_context() is None:
+        return [row_mask.record_global(tensor) for tensor in tensors]
+    count = _row_count(tensors[0])
+    first, total = row_mask.row_range(count)
+    slots = [_fill_slot(tf.cast(t, _SUMMED_AS[t.dtype]), first, total) for t in tensors]
+    results = []
+    for tensor, value in zip(tensors, _sum(slots), strict=True):
+        # The reduction loses the static shape. The gradient of the reshape is dense: otherwise, user
+        # code that selects rows (tf.gather) would reduce a sparse gradient here.
+        shape = tf.concat([[total], tf.shape(tensor)[1:]], axis=0)
+        results.append(tf.cast(tf.reshape(value, shape), tensor.dtype))
+    return results
+
+
+def _fill_slot(tensor: tf.Tensor, first: tf.Tensor, total: int | tf.Tensor) -> tf.Tensor:
+    """Turns [rows, ...] into [all rows, ...], with zeros for the rows of the other replicas.
+
+    The SUM of the replicas' results adds zeros to one number, which is exact in any order. Unlike
+    `tf.distribute.ReplicaContext.all_gather`, this exchanges no shapes if they are static.
+    """
+    after = total - first - _row_count(tensor)
+    return tf.pad(tensor, [[first, after], *[[0, 0]] * (tensor.shape.rank - 1)])
+
+
+def _sum(values: list[tf.Tensor]) -> list[tf.Tensor]:
+    try:
+        return reduction.sum_over_replicas(values)
+    except RuntimeError as error:
+        if "merge_call" not in str(error):
+            raise
+    raise UsageError(
+        "ctl.replica.all_gather cannot communicate inside of a conditional, a loop or a tf.function of "
+        "your own: call it outside of them."
+    )
+
+
+def _check_rows(value: Any, function: str) -> tf.Tensor:
+    """Returns the value as a tensor; raises a UsageError if its rows are not those of the batch."""
+    name = f"ctl.replica.{function}"
+    rows = row_mask.current()
+    if rows is not None and rows.isolated:
+        rows.refused.append(name)
+        raise UsageError(f"{name} reads the rows of the complete global batch, {rows.isolated}")
+    if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
+        raise UsageError(f"{name} got a {type(value).__name__}: convert it to a dense tensor.")
+    tensor = tf.convert_to_tensor(value)
+    if tensor.dtype not in _SUMMED_AS:
+        raise UsageError(
+            f"{name} got dtype {tensor.dtype.name}, but requires floats, integers or bools."
+        )
+    count = None if rows is None else rows.count
+    static = count if isinstance(count, int) else None
+    if not tensor.shape.rank or not tensor.shape[:1].is_compatible_with([static]):
+        expected = "rows" if static is None else static
+        raise UsageError(
+            f"{name} got shape {tensor.shape}, but requires [{expected}, ...]: one entry per row of the "
+            "batch (stack several views of a row on axis 1)."
+        )
+    if count is None:
+        return tensor
+    if static is not None:
+        return tf.ensure_shape(tensor, [static, *tensor.shape[1:]])
+    check = tf.debugging.assert_equal(tf.shape(tensor)[0], count, f"{name}: one entry per row.")
+    with tf.control_dependencies([check]):
+        return tf.identity(tensor)
+
+
+def _row_count(tensor: tf.Tensor) -> int | tf.Tensor:
+    return tensor.shape[0] if tensor.shape[0] is not None else tf.shape(tensor)[0]

@@ -1,0 +1,207 @@
+"""Operations on the gradients of a step: accumulate, unscale, check, clip, apply.
+
+Sparse gradients (`tf.IndexedSlices`, of embeddings) stay sparse, except where they are added to dense
+gradients. A gradient that is None (the loss does not depend on the variable) stays None and is excluded
+from the update.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from ctl.configs.options import Clip
+from ctl.replica.graphs.assignments import OPTIMIZER_UPDATE
+
+Gradient: TypeAlias = Any  # a tf.Tensor, tf.IndexedSlices, or None; TensorFlow has no type hints
+
+
+def accumulate(micro_batches: Sequence[Sequence[Gradient]]) -> list[Gradient]:
+    """Sums the gradients of micro-batches.
+
+    Args:
+        micro_batches: for each micro-batch, one gradient per variable.
+
+    Returns:
+        One sum per variable.
+    """
+    total = list(micro_batches[0])
+    for gradients in micro_batches[1:]:
+        total = [_add(one, other) for one, other in zip(total, gradients, strict=True)]
+    return total
+
+
+def unscale(gradients: Sequence[Gradient], loss_scale: tf.Tensor) -> list[Gradient]:
+    """Divides reduced gradients by the loss scale."""
+    # Divided, because the product with the inverse of a scale that is not a power of two would be
+    # rounded twice.
+    return [map_values(g, lambda v: v / tf.cast(loss_scale, v.dtype)) for g in gradients]
+
+
+def finite_flags(gradients: Sequence[Gradient], loss: tf.Tensor) -> tf.Tensor:
+    """Checks the loss and each gradient: [1 + gradients] bool, True for finite values and for None.
+
+    The loss is checked too, because an infinite loss can leave finite gradients.
+    """
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    return tf.stack(
+        [
+            tf.constant(True) if value is None else tf.reduce_all(tf.math.is_finite(value))
+            for value in (loss, *values)
+        ]
+    )
+
+
+def clip(gradients: Sequence[Gradient], rule: Clip) -> list[Gradient]:
+    """Clips reduced gradients.
+
+    Rows of a sparse gradient that belong to the same row of the variable are summed first: the norm
+    of the unsummed rows would depend on how the batch was split.
+
+    Args:
+        gradients: the gradients of the global batch.
+        rule: the bound; at most one of its fields is set.
+
+    Returns:
+        The clipped gradients.
+    """
+    if not (rule.global_norm or rule.norm or rule.value):
+        return list(gradients)
+    # tf.clip_by_* would use the norm of the unsummed rows.
+    summed = [sum_rows(gradient) for gradient in gradients]
+    if rule.global_norm:
+        return list(tf.clip_by_global_norm(summed, rule.global_norm)[0])
+    if rule.norm:
+        return [map_values(g, lambda v: tf.clip_by_norm(v, rule.norm)) for g in summed]
+    return [map_values(g, lambda v: tf.clip_by_value(v, -rule.value, rule.value)) for g in summed]
+
+
+def apply(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[tf.Variable]) -> None:
+    """Applies reduced gradients to every replica's copy of the variables, without another reduction.
+
+    Args:
+        optimizer: a tf_keras optimizer.
+        gradients: the gradients of the global batch; None for a variable that stays unchanged.
+        variables: the variables, in the same order.
+    """
+    # The optimizer's own bounds would apply to the unsummed rows of sparse gradients.
+    if any(getattr(optimizer, name, None) for name in ("clipnorm", "clipvalue", "global_clipnorm")):
+        gradients = [sum_rows(gradient) for gradient in gradients]
+    pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+    if pairs:
+        # Without a second reduction: the sum over N replicas of equal sums would be N times as large.
+        # The argument has its old name, because the legacy optimizers accept it too.
+        optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
+
+
+def call_unless(
+    condition: tf.Tensor, function: Callable[..., Any], *, arguments: Sequence[tf.Tensor]
+) -> None:
+    """Calls a function once, in the cross-replica context, if a condition is false.
+
+    Args:
+        condition: scalar bool, the same on every replica.
+        function: called in the cross-replica context; it may assign variables.
+        arguments: the arguments of `function`, the same on every replica.
+    """
+
+    # To assign a mirrored variable, tf.distribute merges the replicas, which it rejects inside of a
+    # replica's own tf.cond. So the replicas merge first, and one conditional decides for all.
+    def decide(strategy: tf.distribute.Strategy, condition: Any, arguments: Any) -> None:
+        def call() -> None:
+            function(*_first_replica(strategy, arguments))
+
+        tf.cond(strategy.experimental_local_results(condition)[0], lambda: None, call)
+
+    tf.distribute.get_replica_context().merge_call(decide, args=(condition, list(arguments)))
+
+
+def apply_or_skip(
+    should_apply: tf.Tensor,
+    optimizer: Any,
+    gradients: Sequence[Gradient],
+    variables: Sequence[tf.Variable],
+    *,
+    on_skip: Callable[..., Any],
+    skip_arguments: Sequence[tf.Tensor],
+    overflow: tf.Tensor,
+    afterwards: Callable[[Any], None],
+) -> None:
+    """Applies reduced gradients on all replicas, or on none.
+
+    A conditional in the code of each replica would contain the optimizer's collectives, which
+    tf.distribute rejects. So the replicas merge, and one conditional decides for all of them.
+
+    Args:
+        should_apply: scalar bool, the same on every replica.
+        optimizer: a tf_keras optimizer.
+        gradients: the gradients of the global batch; None for a variable that stays unchanged.
+        variables: the variables, in the same order.
+        on_skip: called in the cross-replica context if the update is skipped.
+        skip_arguments: the arguments of `on_skip`, the same on every replica.
+        overflow: scalar float, infinity if the gradients overflowed, else 0.
+        afterwards: called in the cross-replica context with the replicas' `overflow`.
+    """
+    pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+    existing, targets = [g for g, _ in pairs], [v for _, v in pairs]
+
+    def decide(
+        strategy: tf.distribute.Strategy,
+        should_apply: Any,
+        overflow: Any,
+        gradients: Any,
+        arguments: Any,
+    ) -> None:
+        # tf_keras' optimizers apply gradients in a replica context, so `run` enters it again.
+        def update() -> None:
+            strategy.run(lambda *values: apply(optimizer, values, targets), args=tuple(gradients))
+
+        def skip() -> None:
+            on_skip(*_first_replica(strategy, arguments))
+
+        first = strategy.experimental_local_results(should_apply)[0]
+        tf.cond(first, update, skip, name=OPTIMIZER_UPDATE)
+        # Outside of the conditional, because the loss scale also counts the applied steps.
+        afterwards(overflow)
+
+    context = tf.distribute.get_replica_context()
+    context.merge_call(decide, args=(should_apply, overflow, existing, list(skip_arguments)))
+
+
+def sum_rows(gradient: Gradient) -> Gradient:
+    """Returns a sparse gradient with one row per row of the variable; dense gradients unchanged."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    indices, position = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, position, tf.size(indices))
+    return tf.IndexedSlices(values=values, indices=indices, dense_shape=gradient.dense_shape)
+
+
+def _first_replica(strategy: tf.distribute.Strategy, values: Any) -> list[tf.Tensor]:
+    """Returns the first local replica's copies of values that are the same on every replica."""
+    return [strategy.experimental_local_results(value)[0] for value in values]
+
+
+def _add(one: Gradient, other: Gradient) -> Gradient:
+    if one is None or other is None:
+        return other if one is None else one
+    if isinstance(one, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            values=tf.concat([one.values, other.values], axis=0),
+            indices=tf.concat([one.indices, other.indices], axis=0),
+            dense_shape=one.dense_shape,
+        )
+    return tf.convert_to_tensor(one) + tf.convert_to_tensor(other)
+
+
+def map_values(gradient: Gradient, function: Callable[[tf.Tensor], tf.Tensor]) -> Gradient:
+    """Applies a function to the values of a dense or sparse gradient, and not to None."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            values=function(gradient.values),
+            indices=gradient.indices,
+            dense_shape=gradient.dense_shape,
+        )
+    return function(gradient)

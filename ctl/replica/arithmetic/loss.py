@@ -1,0 +1,187 @@
+"""Turns losses and weights into one replica's contribution to the loss of the global batch.
+
+This is the only module that knows the denominator. For a global batch of examples i, or of their
+tokens, with losses l_i and weights w_i, wherever each of them is,
+
+    loss = sum_i w_i l_i / sum_i w_i + regularization
+
+so a replica with the rows R contributes sum_{i in R} w_i l_i / W, where W is the weight of the GLOBAL
+batch, and each of the N x M contributions (replicas x micro-batches) contains 1 / (N M) of the
+regularization. The plain SUM of all contributions is then the loss, and the sum of their gradients is
+its gradient (see "Define the loss function" in TensorFlow's custom-training guide; docs/step.md
+derives it).
+"""
+
+from collections.abc import Iterable, Sequence
+
+import tensorflow as tf
+
+from ctl.errors import UsageError
+from ctl.replica.graphs import dataflow
+
+
+def row_weights(
+    sample_weight: tf.Tensor | None, row_mask: tf.Tensor | None, dtype: tf.DType
+) -> tf.Tensor | None:
+    """Returns the weight of each loss: its sample weight, and 0 in rows of padding.
+
+    Args:
+        sample_weight: [rows] sample weights, or [rows, ...] for losses of that shape; None for 1.
+        row_mask: [rows] mask of the rows that exist; None if all exist.
+        dtype: the dtype of the result.
+
+    Returns:
+        [rows] weights, or [rows, ...] like the sample weights; None if every row has weight 1.
+    """
+    if sample_weight is None and row_mask is None:
+        return None
+    if sample_weight is None:
+        return tf.cast(row_mask, dtype)
+    if not sample_weight.shape.rank:
+        raise UsageError(
+            f"sample_weight has shape {sample_weight.shape}, but must be [rows], or have the shape of "
+            "the losses: return one weight per example."
+        )
+    weights = tf.cast(sample_weight, dtype)
+    if row_mask is None:
+        return weights
+    mask = tf.cast(row_mask, dtype)
+    return weights * tf.reshape(mask, [-1] + [1] * (weights.shape.rank - 1))
+
+
+def global_weight(
+    weights: tf.Tensor | None, rows: int | tf.Tensor, global_batch_size: int, dtype: tf.DType
+) -> tf.Tensor:
+    """Returns the total weight of the global batch, the denominator of every replica's loss.
+
+    Call it in a replica context, with all rows of the replica, never with those of a micro-batch.
+
+    Args:
+        weights: from `row_weights`, or None.
+        rows: the number of rows of this replica; a Python int if it is static.
+        global_batch_size: the number of rows of all replicas if the batch is full.
+        dtype: the dtype of the result.
+
+    Returns:
+        A scalar: a constant if the batch is known to be full and all weights are 1; otherwise the sum
+        over the replicas.
+    """
+    context = tf.distribute.get_replica_context()
+    replicas = context.num_replicas_in_sync
+    # Static shapes prove that the batch is full, so the common case needs no communication.
+    if weights is None and isinstance(rows, int) and rows * replicas == global_batch_size:
+        return tf.constant(global_batch_size, dtype)
+    local_weight = tf.cast(rows, dtype) if weights is None else tf.reduce_sum(weights)
+    # Before the backward pass: dividing the gradients afterwards would also divide the regularization,
+    # and in float16 the gradients of an undivided loss overflow sooner.
+    if replicas == 1:
+        return local_weight
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, local_weight)
+
+
+def contribution(
+    per_example: tf.Tensor,
+    weights: tf.Tensor | None,
+    denominator: tf.Tensor,
+    *,
+    rows: int | tf.Tensor | None = None,
+) -> tf.Tensor:
+    """Returns what a micro-batch contributes to the loss of the global batch.
+
+    Args:
+        per_example: [rows] losses, not reduced; or [rows, ...] losses, such as those of tokens, if the
+            weights have the same shape.
+        weights: from `row_weights`, or None.
+        denominator: scalar from `global_weight`. If it is zero (all weights are zero), the
+            contribution and its gradient are zero.
+        rows: the number of rows; a tensor is not compared with the number of losses.
+
+    Returns:
+        A scalar; the sum over all replicas and micro-batches is the loss of the global batch.
+
+    Raises:
+        UsageError: the shapes do not fit each other.
+    """
+    _check_shapes(per_example, weights, rows if isinstance(rows, int) else None)
+    if weights is not None:
+        # Dimensions that are known only when the step runs must not broadcast either.
+        if not (per_example.shape.is_fully_defined() and weights.shape.is_fully_defined()):
+            weights = tf.reshape(weights, tf.shape(per_example))
+        per_example = per_example * tf.cast(weights, per_example.dtype)
+    # The gradient of a plain quotient would be NaN for a denominator of zero.
+    return tf.math.divide_no_nan(
+        tf.reduce_sum(per_example), tf.cast(denominator, per_example.dtype)
+    )
+
+
+def regularization_contribution(
+    losses: Sequence[tf.Tensor], parts: int, dtype: tf.DType
+) -> tf.Tensor | None:
+    """Returns one part of the regularization, which all replicas and micro-batches compute alike.
+
+    Args:
+        losses: scalars that depend on the variables alone.
+        parts: the number of replicas x the number of micro-batches.
+        dtype: the dtype of the result.
+
+    Returns:
+        A scalar; None if there are no losses.
+    """
+    if not losses:
+        return None
+    for loss in losses:
+        if loss.shape.rank not in (0, None):
+            raise UsageError(
+                f"A regularization loss has shape {loss.shape}, but must be a scalar: return the "
+                "losses of examples from per_example_loss, where they are weighted."
+            )
+    return tf.add_n([tf.cast(loss, dtype) for loss in losses]) / tf.cast(parts, dtype)
+
+
+def check_regularization(losses: Sequence[tf.Tensor], rows: Iterable[tf.Tensor | None]) -> None:
+    """Raises UsageError if a regularization loss depends on the rows of a micro-batch.
+
+    It would be added once per part of the batch, so its weight would depend on the split. A tf_keras
+    activity regularizer is a mean over the rows of a part: the plan accepts it if all parts are equal.
+
+    Args:
+        losses: the losses, in the graph that is being traced.
+        rows: the tensors of the micro-batch.
+    """
+    rows = [tensor for tensor in rows if tensor is not None]
+    for loss in losses:
+        if not dataflow.depends_on(loss, rows) or "/ActivityRegularizer/" in loss.op.name:
+            continue
+        raise UsageError(
+            f'The loss "{loss.op.name}" of add_loss or regularization_losses depends on the rows of the '
+            "batch: return its values from forward, one per row, and add them in per_example_loss."
+        )
+
+
+def _check_shapes(per_example: tf.Tensor, weights: tf.Tensor | None, rows: int | None) -> None:
+    shape = per_example.shape
+    # Already reduced losses would be divided a second time, by the weight of the global batch.
+    if not shape.rank:
+        raise UsageError(
+            f"per_example_loss returned shape {shape}, but must return [rows]: one loss per example, "
+            "not reduced over the batch (ctl divides, once)."
+        )
+    # A wrong number of losses could broadcast against the weights without an error.
+    if not shape[:1].is_compatible_with([rows]):
+        raise UsageError(
+            f"per_example_loss returned {shape[0]} losses for {rows} examples: return one loss per "
+            "example, reduced over all other axes."
+        )
+    # Whether each row or each token counts the same is not ctl's decision.
+    if shape.rank > 1 and (weights is None or weights.shape.rank == 1):
+        raise UsageError(
+            f"per_example_loss returned shape {shape}: return weights of this shape from sample_weight "
+            "(such as 1 per token and 0 for padding), or reduce the losses to one loss per example "
+            "(tf.reduce_mean over all axes but the first)."
+        )
+    # [rows, 1] would broadcast against [rows] to [rows, rows].
+    if weights is not None and not shape.is_compatible_with(weights.shape):
+        raise UsageError(
+            f"sample_weight has shape {weights.shape}, but per_example_loss returned {shape}: return "
+            "one weight for each loss, in the same shape."
+        )

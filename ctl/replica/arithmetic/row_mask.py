@@ -1,0 +1,253 @@
+"""Defines which rows of a replica's batch exist, and their position in the global batch.
+
+The step enters `examples(...)` around the forward and the backward pass of one replica. Layers and
+losses read it by `current_mask()` or `current()`. The state is thread-local, because
+`tf.distribute.MirroredStrategy` traces each replica in its own thread.
+"""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import dataclasses
+import threading
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.errors import UsageError
+
+_THREAD = threading.local()
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """The rows of one micro-batch on one replica.
+
+    Attributes:
+        row_mask: [rows] tensor, 1 for a row that exists and 0 for padding; None if all rows exist.
+        first_row: scalar int64, the position of the first row in the global batch.
+        step: scalar int64, the global step.
+        calls: number of draws so far of each random layer, by the key of the layer.
+        applied: one scalar bool for each update that this step may skip: whether it was applied.
+        count: number of rows, including padding: an int if it is static; None if it is not known.
+        isolated: why the code inside cannot read the rows of other replicas and micro-batches, as the
+            end of a message; empty if it can.
+        seed: the seed of the run.
+        allow_unkeyed: whether layers may draw numbers that are not keyed by rows.
+        earlier: in an evaluation, returns the number of rows in the earlier global batches; None in
+            training.
+        graph: the graph that the rows are computed in; None in eager execution.
+        parts: the number of micro-batches that these rows are computed in.
+        refused: the functions that could not read other rows because of `isolated`.
+        folded: the draws for tensors with several entries per row on axis 0, which `random_search`
+            checks once the step is traced.
+        trace: the observer that records the losses and the values of the global batch; None if there is
+            none.
+        compiled: whether XLA compiles the computation of the rows.
+    """
+
+    row_mask: tf.Tensor | None
+    first_row: tf.Tensor | int
+    step: tf.Tensor | int
+    calls: dict[str, int] = dataclasses.field(default_factory=dict)
+    applied: list[tf.Tensor] = dataclasses.field(default_factory=list)
+    count: int | tf.Tensor | None = None
+    isolated: str = ""
+    seed: int = 0
+    allow_unkeyed: bool = False
+    earlier: Callable[[], tf.Tensor] | None = None
+    graph: Any = None
+    parts: int = 1
+    refused: list[str] = dataclasses.field(default_factory=list)
+    folded: list[Any] = dataclasses.field(default_factory=list)
+    trace: Any = None
+    compiled: bool = False
+
+    @property
+    def present(self) -> tf.Tensor | None:
+        """The row mask."""
+        return self.row_mask
+
+
+@contextlib.contextmanager
+def examples(
+    row_mask: tf.Tensor | None = None,
+    *,
+    first_row: tf.Tensor | int = 0,
+    step: tf.Tensor | int = 0,
+    calls: dict[str, int] | None = None,
+    count: int | tf.Tensor | None = None,
+    isolated: str = "",
+    seed: int | None = None,
+    allow_unkeyed: bool | None = None,
+    earlier: Callable[[], tf.Tensor] | None = None,
+    trace: Any = None,
+    parts: int = 1,
+    compiled: bool = False,
+) -> Iterator[Examples]:
+    """Sets the rows that the code inside the `with` block computes.
+
+    Enclose both the forward pass and `tape.gradient`: layers read the rows in both.
+
+    Args:
+        row_mask: [rows] tensor, 1 for a row that exists and 0 for padding; None if all rows exist.
+        first_row: the position of the first row in the global batch.
+        step: the global step.
+        calls: number of earlier draws of each random layer for these rows in the same step.
+        count: the number of rows; None if it is not known.
+        isolated: why the rows of other replicas and micro-batches cannot be read; empty if they can.
+        seed: the seed of the run; by default, the seed of the enclosing rows.
+        allow_unkeyed: whether layers may draw numbers that are not keyed by rows; by default, as for
+            the enclosing rows.
+        earlier: in an evaluation, returns the number of rows in the earlier global batches.
+        trace: the observer of the losses; by default, the one of the enclosing rows.
+        parts: the number of micro-batches that these rows are computed in.
+        compiled: whether XLA compiles the code inside.
+
+    Yields:
+        The `Examples` that `current()` returns inside the block.
+    """
+    # Restored afterwards, because the micro-batches of a step nest in the step.
+    outer: Examples | None = getattr(_THREAD, "examples", None)
+    inherited = outer or Examples(None, 0, 0)
+    _THREAD.examples = Examples(
+        row_mask,
+        first_row,
+        step,
+        {} if calls is None else calls,
+        count=count,
+        isolated=isolated,
+        seed=inherited.seed if seed is None else seed,
+        allow_unkeyed=inherited.allow_unkeyed if allow_unkeyed is None else allow_unkeyed,
+        earlier=earlier,
+        parts=parts,
+        graph=None if tf.executing_eagerly() else tf.compat.v1.get_default_graph(),
+        refused=inherited.refused,
+        folded=inherited.folded,
+        trace=inherited.trace if trace is None else trace,
+        compiled=compiled or inherited.compiled,
+    )
+    try:
+        yield _THREAD.examples
+    finally:
+        _THREAD.examples = outer
+
+
+@contextlib.contextmanager
+def replay(rows: Examples, calls: dict[str, int]) -> Iterator[None]:
+    """Sets the rows of an earlier pass again.
+
+    Args:
+        rows: the rows of that pass.
+        calls: number of draws of each random layer when it began.
+    """
+    outer = getattr(_THREAD, "examples", None)
+    _THREAD.examples = dataclasses.replace(rows, calls=calls)
+    try:
+        yield
+    finally:
+        _THREAD.examples = outer
+
+
+def current() -> Examples | None:
+    """Returns the rows that the enclosing step computes, or None outside of a step.
+
+    Raises:
+        UsageError: the rows belong to a graph other than the one that is being traced. This happens
+            in a user's own `tf.function` that was traced in an earlier step.
+    """
+    rows: Examples | None = getattr(_THREAD, "examples", None)
+    if rows is not None:
+        for value in (rows.row_mask, rows.first_row, rows.step, rows.count):
+            _check_graph(value)
+    return rows
+
+
+def in_step() -> bool:
+    """Returns whether the current graph computes rows of a step, or is nested in one that does."""
+    rows: Examples | None = getattr(_THREAD, "examples", None)
+    if rows is None:
+        return False
+    if rows.graph is None:
+        return True
+    return not tf.executing_eagerly() and any(graph is rows.graph for graph in enclosing_graphs())
+
+
+def enclosing_graphs() -> Iterator[Any]:
+    """Yields the graph that is being traced and those that it is nested in, from inside out."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        yield graph
+        graph = getattr(graph, "outer_graph", None)
+
+
+def current_mask() -> tf.Tensor | None:
+    """Returns the [rows] mask of the rows that exist; None if all exist, and outside of a step."""
+    rows = current()
+    return None if rows is None else rows.row_mask
+
+
+def record_global(tensor: tf.Tensor) -> tf.Tensor:
+    """Records a tensor of the only replica's rows as a value of the global batch, and returns it."""
+    rows: Examples | None = getattr(_THREAD, "examples", None)
+    if rows is None or rows.trace is None:
+        return tensor
+    output = tf.identity(tensor)  # the tensor itself remains one of this replica's rows
+    rows.trace.add_global(output, tensor)
+    return output
+
+
+def row_range(count: int | tf.Tensor) -> tuple[tf.Tensor, int | tf.Tensor]:
+    """Returns where this replica's rows begin in the global batch, and its number of rows.
+
+    Outside of a replica context, such as while a model is built, all rows are those of one replica.
+
+    Args:
+        count: number of rows of this replica. A Python int means that all replicas have the same
+            number; a tensor is known only when the step runs, and is shared by an all-reduce.
+
+    Returns:
+        The position of the first row, int32, and the number of rows of all replicas: an int if `count`
+        is one.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        return tf.constant(0), count
+    replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
+    # Static shapes are equal on all replicas, so the position needs no communication.
+    if isinstance(count, int) or replicas == 1:
+        return replica * count, replicas * count
+    own_count = tf.one_hot(replica, replicas, dtype=tf.int64) * tf.cast(count, tf.int64)
+    counts = tf.cast(context.all_reduce(tf.distribute.ReduceOp.SUM, own_count), tf.int32)
+    return tf.cumsum(counts, exclusive=True)[replica], tf.reduce_sum(counts)
+
+
+def fill_rows(shape: Any, per_row: int | None) -> Any:
+    """Replaces None at the beginning of a shape by the number of entries of this replica's rows.
+
+    Args:
+        shape: a shape, or a tensor, which is returned unchanged.
+        per_row: the number of consecutive entries of each row; 1 by default.
+
+    Raises:
+        UsageError: the shape begins with None outside of a step.
+    """
+    if tf.is_tensor(shape) or not len(shape) or shape[0] is not None:
+        return shape
+    rows = current()
+    if rows is None or rows.count is None:
+        raise UsageError(
+            "None in the shape of a random draw stands for the rows of a step: give a number."
+        )
+    return [rows.count * (per_row or 1), *shape[1:]]
+
+
+def _check_graph(value: object) -> None:
+    if not tf.is_tensor(value) or not hasattr(value, "graph"):  # a number or an eager tensor
+        return
+    # Outer graphs count: tf.cond and compiled functions capture tensors of the step.
+    if any(graph is value.graph for graph in enclosing_graphs()):
+        return
+    raise UsageError(
+        "The rows of the current step were read from a function that was traced outside of it: "
+        "remove your own @tf.function (or recompute_grad) from the model, ctl traces the step."
+    )

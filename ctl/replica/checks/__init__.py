@@ -1,0 +1,1 @@
+"""Checks of users' code on the traced graphs."""

@@ -1,0 +1,183 @@
+"""Follows the rows of a batch through the ops of a traced step.
+
+For each tensor that is computed from a batch, `RowFlow` finds the axis that holds the rows, or the op
+that combined several rows. It knows the ops that compute a row from that row alone; every other op
+counts as one that combines rows, so a result of `Mixed` means "perhaps".
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from ctl.replica.checks import row_ops, row_rules
+from ctl.replica.checks.row_place import Rows
+from ctl.replica.graphs import random_ops, row_axis
+
+_NORMALIZATIONS = (
+    os.path.join("tf_keras", "src", "layers", "normalization", "batch_normalization.py"),
+    os.path.join("ctl", "replica", "arithmetic", "moments.py"),
+)
+_LAYER_NORMALIZATION = os.path.join(
+    "tf_keras", "src", "layers", "normalization", "layer_normalization.py"
+)
+_MAX_ITERATIONS = 4  # of a loop's body, until the axes of its variables are known
+
+
+class Mixed(NamedTuple):
+    """A value in which each entry depends on several rows: the op that combined them first."""
+
+    op: Any
+
+
+State = Rows | Mixed | None  # None: does not depend on the batch
+Resolve = Callable[[tf.Tensor], tf.Tensor | None]
+
+
+def outer_tensor(tensor: tf.Tensor) -> tf.Tensor | None:
+    """Returns the tensor of the enclosing graph that a placeholder stands for; None if there is none."""
+    outer = row_axis.captured(tensor) if tensor.op.type == "Placeholder" else None
+    return (
+        None if outer is None or not hasattr(outer, "op") or outer.dtype == tf.resource else outer
+    )
+
+
+class RowFlow:
+    """The states of the tensors of one graph, and of its enclosing graphs.
+
+    Args:
+        sources: the id of a tensor of a batch -> its state; the tensors must be kept alive.
+        count: the number of rows; None if it is known only when the step runs.
+        clean: ids of tensors that are the same function of the global batch on every split.
+        resolve: returns the tensor that a placeholder stands for.
+
+    Attributes:
+        statistics: the ops that computed statistics of a batch normalization.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[int, State],
+        *,
+        count: int | None,
+        clean: Iterable[int] = (),
+        resolve: Resolve = outer_tensor,
+    ):
+        self._count = count
+        self._clean = frozenset(clean)
+        self._resolve = resolve
+        self._states: dict[int, State] = {**dict.fromkeys(self._clean), **sources}
+        self._keep: list[Any] = []  # ids are unique only while the tensors exist
+        self.statistics: list[Any] = []
+
+    def state(self, tensor: tf.Tensor) -> State:
+        """Returns where a tensor holds the rows."""
+        if not hasattr(tensor, "op"):  # eager
+            return None
+        states, stack = self._states, [tensor]
+        while stack:
+            top = stack[-1]
+            if id(top) in states:
+                stack.pop()
+                continue
+            op = top.op
+            inputs = op.inputs
+            if not len(inputs):
+                outer = self._resolve(top) if op.type == "Placeholder" else None
+                inputs = () if outer is None else (outer,)
+            unknown = [x for x in inputs if id(x) not in states and hasattr(x, "op")]
+            if unknown:
+                stack.extend(unknown)
+                continue
+            known = [states.get(id(x)) for x in inputs]
+            outputs = [known[0]] if op.type == "Placeholder" and known else self._apply(op, known)
+            for output, state in zip(op.outputs, outputs, strict=True):
+                states.setdefault(id(output), state)  # a clean output stays clean
+            self._keep.append(op)
+            stack.pop()
+        return states[id(tensor)]
+
+    def _apply(self, op: Any, states: Sequence[State]) -> Sequence[State]:
+        """Returns the states of an op's outputs."""
+        kind, outputs = op.type, len(op.outputs)
+        if kind in row_ops.SHAPES or kind in row_ops.COLLECTIVES or not any(states):
+            return [None] * outputs
+        if kind in random_ops.FUNCTIONS:
+            try:
+                return self._call(op, states)
+            except ValueError:  # a function with other arguments than the op has inputs
+                return [Mixed(op)] * outputs
+        mixed = next((state for state in states if isinstance(state, Mixed)), None)
+        if mixed is not None:
+            return [mixed] * outputs
+        places = [state if isinstance(state, Rows) else None for state in states]
+        rows = row_rules.apply(op, places, self._count)
+        if rows is not None:
+            return rows
+        # The layer moves the rows to the axis of the channels, which a reshape of a single row does not
+        # show.
+        if self._count == 1 and _is_from(op, _LAYER_NORMALIZATION):
+            return [states[0], *[None] * (outputs - 1)]
+        return self._statistics(op, states) if _is_statistics(op) else [Mixed(op)] * outputs
+
+    def _statistics(self, op: Any, states: Sequence[State]) -> Sequence[State]:
+        """Returns the outputs of an op of a batch normalization that combines rows."""
+        self.statistics.append(op)
+        outputs: list[State] = [None] * len(op.outputs)
+        if op.type.startswith("FusedBatchNorm"):
+            outputs[0] = states[0]
+        return outputs
+
+    def _call(self, op: Any, states: Sequence[State]) -> Sequence[State]:
+        """Returns the states of the outputs of functions that an op calls."""
+        graphs = [graph for _, graph in random_ops.called_graphs(op)]
+        if not graphs:  # a function that was loaded from a SavedModel has no graph
+            return [Mixed(op)] * len(op.outputs)
+        if op.type in random_ops.CALLS:
+            return self._run(graphs[0], states)
+        if op.type.endswith("While"):
+            return self._loop(op, graphs[0], graphs[1], states)
+        results = [self._run(graph, states[1:]) for graph in graphs]
+        joined = [_join(op, column) for column in zip(*results, strict=True)]
+        return joined if states[0] is None else [_as_mixed(op, states[0])] * len(joined)
+
+    def _loop(self, op: Any, condition: Any, body: Any, states: Sequence[State]) -> Sequence[State]:
+        for _ in range(_MAX_ITERATIONS):
+            before, results = states, self._run(body, states)
+            states = [_join(op, pair) for pair in zip(states, results, strict=True)]
+            if list(states) == list(before):
+                break
+        else:
+            return [Mixed(op)] * len(op.outputs)
+        # How often the body runs must not depend on the rows either.
+        (stops,) = self._run(condition, states)
+        return states if stops is None else [_as_mixed(op, stops)] * len(op.outputs)
+
+    def _run(self, graph: Any, states: Sequence[State]) -> list[State]:
+        sources = {id(x): state for x, state in zip(graph.inputs, states, strict=True)}
+        inner = RowFlow(sources, count=self._count, clean=self._clean, resolve=lambda _: None)
+        return [inner.state(output) for output in graph.outputs]
+
+
+def _is_statistics(op: Any) -> bool:
+    """Returns whether an op belongs to a batch normalization, of ctl or (with a warning) tf_keras."""
+    return _is_from(op, *_NORMALIZATIONS)
+
+
+def _is_from(op: Any, *files: str) -> bool:
+    """Returns whether the code of one of the files created an op."""
+    return any(frame.filename.endswith(files) for frame in op.traceback)
+
+
+def _join(op: Any, states: Sequence[State]) -> State:
+    """Returns the state of a value that has one of several states."""
+    distinct = {state for state in states if state is not None}
+    mixed = next((state for state in distinct if isinstance(state, Mixed)), None)
+    if mixed is not None or not distinct:
+        return mixed
+    return distinct.pop() if len(distinct) == 1 else Mixed(op)
+
+
+def _as_mixed(op: Any, state: State) -> Mixed:
+    return state if isinstance(state, Mixed) else Mixed(op)

@@ -1,1 +1,0 @@
-"""Compression of gradients before they are sent, with error feedback."""

@@ -1,0 +1,1 @@
+"""Reading traced graphs: called functions, dataflow, assignments, lifetimes of tensors."""

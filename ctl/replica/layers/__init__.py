@@ -1,0 +1,1 @@
+"""Layers: synchronized batch normalization and recomputation."""

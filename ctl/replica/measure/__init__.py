@@ -1,0 +1,1 @@
+"""Measurements of a step: norms, histograms, loss spikes, non-finite values."""

@@ -1,1 +1,0 @@
-"""The memory that a step needs, and ways to reduce it."""

@@ -1,0 +1,1 @@
+"""The step: what composes arithmetic, layers, checks, updates and measurements."""

@@ -1,0 +1,136 @@
+"""Floating-point operations of a training step, counted in its graph."""
+
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.hardware import coordinator, devices
+from ctl.replica.step.compiled_loop import CompiledLoop
+
+_OUTER_LOOP = 1  # the loop over the steps; a loop in a step has an unknown number of iterations
+_OPAQUE = ("CudnnRNN", "XlaCallModule", "TPU", "PyFunc", "EagerPyFunc")
+
+
+class _UnknownError(Exception):
+    """The number of operations cannot be read from the graph."""
+
+
+def count_flops(trainer: Any) -> int | None:
+    """Returns the floating-point operations of one training step on all replicas.
+
+    It counts the products and sums of matrix products and convolutions, forward and backward, as for
+    the model-flops utilization of Chowdhery et al. 2022, "PaLM", appendix B. What a step computes
+    twice to save memory counts twice.
+
+    Args:
+        trainer: a `StandardTrainer` that has run a step.
+
+    Returns:
+        The number; None if a shape is not static, if the step contains a loop or an operation whose
+        work is not known, or if other processes run it.
+    """
+    strategy = trainer.strategy
+    if coordinator.is_coordinated(strategy) or isinstance(strategy, tf.distribute.TPUStrategy):
+        return None
+    graphs = list_graphs(trainer)
+    if not graphs:
+        return None
+    try:
+        count = _count_graph(graphs[-1], loops=0)
+    except _UnknownError:
+        return None
+    local = len(devices.replica_devices(strategy))
+    return count * strategy.num_replicas_in_sync // local if count else None
+
+
+def list_graphs(trainer: Any) -> list[tf.Graph]:
+    """Returns the graphs that the inner loop of a trainer was traced into, the last one last."""
+    loop = getattr(trainer, "_train_loop_fn", None)
+    function = loop._program if isinstance(loop, CompiledLoop) else loop
+    functions: list[Any] = getattr(function, "_list_all_concrete_functions", list)()
+    return [function.graph for function in functions]
+
+
+def _count_graph(graph: tf.Graph, *, loops: int) -> int:
+    return sum(_count_operation(operation, loops=loops) for operation in graph.get_operations())
+
+
+def _count_operation(operation: tf.Operation, *, loops: int) -> int:
+    if operation.type.startswith(_OPAQUE):
+        raise _UnknownError
+    counter = _COUNTERS.get(operation.type)
+    if counter:
+        # TensorFlow adds the gradient of the data to the graph too, and removes it before it runs.
+        outputs = {id(tensor) for tensor in getattr(operation.graph, "outputs", ())}
+        is_used = any(t.consumers() or id(t) in outputs for t in operation.outputs)
+        return counter(operation) if is_used else 0
+    names = [
+        function.name
+        for value in operation.node_def.attr.values()
+        for function in ([value.func] if value.HasField("func") else value.list.func)
+    ]
+    if not names:
+        return 0
+    is_loop = operation.type in ("While", "StatelessWhile")
+    counts = [
+        _count_graph(operation.graph._get_function(name).graph, loops=loops + is_loop)
+        for name in names
+        if operation.graph._get_function(name) is not None
+    ]
+    if is_loop and loops >= _OUTER_LOOP and any(counts):
+        raise _UnknownError
+    # One branch of a conditional runs; a loop or a call has one function with any work.
+    return max(counts, default=0)
+
+
+def _size(shape: tf.TensorShape) -> int:
+    if not shape.is_fully_defined():
+        raise _UnknownError
+    return math.prod(shape.as_list())
+
+
+def _count_matmul(operation: tf.Operation) -> int:
+    first = operation.inputs[0].shape
+    is_transposed = operation.get_attr("transpose_a" if operation.type == "MatMul" else "adj_x")
+    _size(first)
+    return 2 * _size(operation.outputs[0].shape) * first[-2 if is_transposed else -1]
+
+
+def _count_einsum(operation: tf.Operation) -> int:
+    if len(operation.inputs) != 2:
+        return 0
+    equation = operation.get_attr("equation").decode()
+    if "." in equation:
+        raise _UnknownError
+    sizes: dict[str, int] = {}
+    for labels, tensor in zip(equation.split("->")[0].split(","), operation.inputs, strict=True):
+        _size(tensor.shape)
+        sizes |= dict(zip(labels, tensor.shape.as_list(), strict=True))
+    return 2 * math.prod(sizes.values())
+
+
+def _count_convolution(operation: tf.Operation) -> int:
+    """Each element of the output, or of its gradient, is a sum over the filter's window."""
+    if "BackpropInput" in operation.type:
+        kernel, output = operation.inputs[1].shape, operation.inputs[2].shape
+    elif "BackpropFilter" in operation.type:
+        kernel, output = operation.outputs[0].shape, operation.inputs[2].shape
+    else:
+        kernel, output = operation.inputs[1].shape, operation.outputs[0].shape
+    window = _size(kernel) // kernel[-1]
+    if operation.type.startswith("Depthwise"):
+        window //= kernel[-2]
+    return 2 * _size(output) * window
+
+
+_CONVOLUTIONS = (
+    *(f"Conv2D{end}" for end in ("", "BackpropInput", "BackpropFilter")),
+    *(f"Conv3D{end}" for end in ("", "BackpropInputV2", "BackpropFilterV2")),
+    *(f"DepthwiseConv2dNative{end}" for end in ("", "BackpropInput", "BackpropFilter")),
+)
+_COUNTERS = {
+    **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _count_matmul),
+    "Einsum": _count_einsum,
+    **dict.fromkeys(_CONVOLUTIONS, _count_convolution),
+}

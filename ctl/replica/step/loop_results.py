@@ -1,0 +1,132 @@
+"""The mean loss and the other results of an inner loop."""
+
+from collections.abc import Sequence
+import math
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from ctl.data.autograph import convert
+from ctl.replica.arithmetic import precision, row_mask
+from ctl.replica.arithmetic.input_wait import InputWait
+from ctl.replica.arithmetic.reduction_wait import ReductionWait
+from ctl.replica.step import metrics
+from ctl.replica.step.microbatches import MicroBatch, row_count
+from ctl.replica.step.plan import Plan
+from ctl.replica.step.step import Step
+
+
+class LoopResults:
+    """Collects what an inner loop returns; create it in the strategy's scope.
+
+    Args:
+        trainer: the `StandardTrainer`.
+        plan: its resolved options.
+        step: its step.
+
+    Attributes:
+        loss: the mean loss of the applied steps.
+        input_wait: how long the steps wait for their batches.
+        reduction_wait: how long the steps wait for other processes.
+        has_loss: whether the traced step reports its loss; a user's own `train_step` may not.
+    """
+
+    def __init__(self, trainer: Any, plan: Plan, step: Step):
+        self.loss = tf_keras.metrics.Mean("loss", dtype=plan.dtype)
+        self.input_wait = InputWait(trainer.strategy)
+        self.reduction_wait = ReductionWait(trainer.strategy)
+        self.has_loss = False
+        self._trainer = trainer
+        self._plan = plan
+        self._step = step
+
+    def update(self, loss: tf.Tensor, applied: tf.Tensor | bool) -> None:
+        """Adds the loss of a step; call it in a replica context.
+
+        Args:
+            loss: scalar, the loss of the global batch.
+            applied: scalar, whether the update was applied; True if it can never be skipped.
+        """
+        self.has_loss = True
+        if applied is True:
+            self.loss.update_state(loss)
+            return
+        # Not a product with the weight: a skipped loss can be NaN, and 0 x NaN is NaN.
+        counted = tf.where(applied, loss, tf.zeros_like(loss))
+        self.loss.update_state(counted, sample_weight=tf.cast(applied, loss.dtype))
+
+    def measure_waiting(self) -> None:
+        """Measures how long the steps wait for batches and processes, from the next inner loop on."""
+        self.input_wait.enable()
+        self.reduction_wait.enable()
+        self._trainer._train_loop_fn = None  # Orbit's attribute: the next loop is traced again
+
+    def update_metrics(self, micro_batches: Sequence[MicroBatch]) -> None:
+        """Updates the trainer's metrics with this replica's micro-batches.
+
+        Args:
+            micro_batches: the micro-batches of a step.
+        """
+        trainer = self._trainer
+        rows = row_mask.current() or row_mask.Examples(None, 0, 0)
+        first_row = tf.cast(rows.first_row, tf.int64)
+        for part in micro_batches:
+            metrics.attach_masks(part.outputs, part.keras_masks)
+            count = row_count(part.batch)
+            # The rows of the micro-batch, because its mask distinguishes padding from sample weights.
+            with row_mask.examples(
+                part.row_mask,
+                first_row=first_row,
+                step=rows.step,
+                calls=rows.calls,
+                count=count,
+                isolated=self._plan.isolation if len(micro_batches) > 1 else "",
+            ):
+                update = convert(trainer.update_metrics)
+                update(trainer.metrics, part.batch, part.outputs, part.row_mask)
+            first_row += tf.cast(count, tf.int64)
+
+    def reset(self) -> None:
+        """Resets what `read` returns."""
+        for metric in (self.loss, *self._trainer.metrics.values()):
+            metric.reset_state()
+        if self._step.norms:
+            self._step.norms.reset()
+
+    def read(self) -> dict[str, Any]:
+        """Returns the mean loss and the metrics, and the loss scale, skips and norms if in use.
+
+        If no step of the loop was applied, means over the applied steps do not exist: they are NaN. A
+        user's own `train_step` that does not call `replica_step` has no loss.
+        """
+        results = {"loss": self.loss.result()} if self.has_loss else {}
+        results |= metrics.results(self._trainer.metrics)
+        norms = self._step.norms.result() if self._step.norms else {}
+        if self.skipped_all():
+            results, norms = tf.nest.map_structure(_to_nan, (results, norms))
+        optimizer = self._trainer.optimizer
+        has_scale = precision.has_loss_scale(optimizer)
+        if has_scale:
+            results["loss_scale"] = optimizer.loss_scale
+        if has_scale or self._plan.options.on_non_finite == "skip":
+            results["skipped_steps"] = self._step.skipped_steps.read_value()
+        shares = self._step.norms.shares() if self._step.norms else {}
+        return {**results, **norms, **shares}
+
+    def skipped_all(self) -> bool:
+        """Returns whether all steps of the inner loop were skipped."""
+        return self.has_loss and self.may_skip() and not self.loss.count.read_value().numpy()
+
+    def may_skip(self) -> bool:
+        """Returns whether a step may be skipped."""
+        # A subclass can pass `minimize` another optimizer, which has a loss scale of its own.
+        optimizers = vars(self._trainer).values()
+        return self._plan.skips or any(precision.has_loss_scale(value) for value in optimizers)
+
+
+def _to_nan(value: Any) -> Any:
+    value = tf.convert_to_tensor(value)
+    if not value.dtype.is_floating:
+        return value
+    return tf.fill(tf.shape(value), tf.constant(math.nan, value.dtype))

@@ -1,0 +1,213 @@
+"""Checks the metrics of a trainer, updates them with a replica's rows, and reports their results.
+
+A metric is a function of the evaluated rows alone if its variables are sums over rows: each replica
+sums its own rows, and tf.distribute sums the replicas when the result is read.
+"""
+
+from collections.abc import Mapping
+import functools
+import inspect
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+from tf_keras.src.engine import compile_utils
+from tf_keras.src.utils import losses_utils
+
+from ctl.errors import UsageError, type_name
+from ctl.replica.arithmetic import row_mask
+from ctl.replica.checks.metric_rows import check_rows
+from ctl.replica.step import keras_version
+
+
+def prepare(metrics: Any) -> dict[str, tf_keras.metrics.Metric]:
+    """Checks the result of `build_metrics`, and makes `results` skip metrics that nothing updates.
+
+    Args:
+        metrics: name -> metric.
+
+    Returns:
+        The metrics.
+
+    Raises:
+        UsageError: a value is not a metric of tf_keras that keeps its state in variables.
+    """
+    if not isinstance(metrics, Mapping):
+        raise UsageError(
+            f"build_metrics returned {type_name(metrics)}, but must return a dict of name -> metric."
+        )
+    for name, metric in metrics.items():
+        keras_version.check_tracked(metric, f"Metric {name!r} is")
+        if not isinstance(metric, tf_keras.metrics.Metric):
+            shown = repr(metric) if isinstance(metric, str) else type_name(metric)
+            raise UsageError(
+                f"Metric {name!r} is {shown}, but must be a metric of tf_keras.metrics: write the "
+                "class, such as tf_keras.metrics.MeanAbsoluteError(), or wrap a function that returns "
+                "one value per row by tf_keras.metrics.MeanMetricWrapper."
+            )
+        if isinstance(metric, tf_keras.metrics.experimental.PyMetric):
+            raise UsageError(
+                f"Metric {name!r} is a PyMetric, whose state in Python is not summed over replicas: "
+                "write a tf_keras.metrics.Metric that creates its state by add_weight."
+            )
+        _record_updates(metric)
+    return dict(metrics)
+
+
+def results(metrics: Mapping[str, tf_keras.metrics.Metric]) -> dict[str, Any]:
+    """Returns the results of the metrics, without those that nothing has updated."""
+    return {name: metric.result() for name, metric in metrics.items() if _is_updated(metric)}
+
+
+def creates_variables_late(metric: tf_keras.metrics.Metric) -> bool:
+    """Returns whether the first update of a metric will create its variables, as in F1Score."""
+    return not (metric.built and getattr(metric, "_built", True))
+
+
+def update(
+    metric: tf_keras.metrics.Metric,
+    labels: Any,
+    outputs: Any,
+    weights: tf.Tensor | None = None,
+    *,
+    name: str = "",
+) -> None:
+    """Updates a metric with the rows of one replica, as tf_keras' `compile` does.
+
+    Labels [rows] get the rank of outputs [rows, 1], and a mask of the model's layers, for example of
+    Embedding(mask_zero=True), is the sample weight.
+
+    Args:
+        metric: a metric with `update_state(labels, outputs)`.
+        labels: [rows, ...].
+        outputs: [rows, ...].
+        weights: the `weights` of `update_metrics`, or their product with [rows] sample weights. Rows
+            of weight 0 are excluded.
+        name: the name of the metric in messages.
+
+    Raises:
+        UsageError: the metric does not accept these labels and outputs, or compares rows.
+    """
+    name = name or metric.name
+    takes_weights = _takes_weights(metric, name)
+    built_in = type(metric).__module__.startswith("tf_keras.")
+    mask = losses_utils.get_mask(outputs)
+    sample_weight = None
+    if weights is not None:
+        # Padding is removed, and not weighted by 0: R2Score counts rows of weight 0, AUC and F1Score
+        # reject [rows] weights for some shapes, and a user's metric may ignore weights.
+        rows = tf.where(tf.not_equal(weights, tf.zeros([], weights.dtype)))[:, 0]
+        values = (labels, outputs, mask, weights)
+        labels, outputs, mask, selected = tf.nest.map_structure(
+            lambda value: None if value is None else tf.gather(value, rows), values
+        )
+        sample_weight = None if weights is row_mask.current_mask() else selected
+    several = tf.nest.is_nested(labels) or tf.nest.is_nested(outputs)
+    if several and built_in:
+        raise UsageError(
+            f"Metric {name!r} requires one tensor of labels and one of outputs, but the labels are "
+            f"{type_name(labels)} and the outputs {type_name(outputs)}: override update_metrics, and "
+            "call ctl.replica.update_metric(metric, labels, outputs, weights) for each output."
+        )
+    if not several:
+        if built_in and outputs.shape.rank == 1:
+            # The functions of tf_keras reduce the last axis, which here would hold the rows.
+            outputs = tf.expand_dims(outputs, -1)
+        labels, outputs, sample_weight = compile_utils.match_dtype_and_rank(
+            labels, outputs, sample_weight
+        )
+        sample_weight = losses_utils.apply_mask(outputs, sample_weight, mask)
+        check_rows(metric, labels, outputs, name)
+    arguments = {"sample_weight": sample_weight} if takes_weights else {}
+    if sample_weight is not None and not takes_weights:
+        raise UsageError(
+            f"Metric {name!r} has no argument sample_weight, but the rows have weights or a mask: add "
+            "the argument to its update_state."
+        )
+    if built_in:
+        _update_built_in(metric, labels, outputs, arguments, name)
+    else:
+        _update_if_any(
+            functools.partial(metric.update_state, labels, outputs, **arguments), outputs
+        )
+
+
+def masks_of(outputs: Any) -> list[tf.Tensor | None]:
+    """Returns the mask that tf_keras attached to each of the outputs, or None."""
+    return [losses_utils.get_mask(output) for output in tf.nest.flatten(outputs)]
+
+
+def attach_masks(outputs: Any, masks: list[tf.Tensor | None]) -> None:
+    """Attaches masks to outputs that a compiled function has returned without their attributes."""
+    for output, mask in zip(tf.nest.flatten(outputs), masks, strict=True):
+        if mask is not None:
+            output._keras_mask = mask
+
+
+def _takes_weights(metric: tf_keras.metrics.Metric, name: str) -> bool:
+    """Returns whether `update_state` has an argument `sample_weight`, after the labels and outputs."""
+    function = type(metric).update_state
+    signature = inspect.signature(getattr(function, "python_function", function))
+    keywords = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    takes_weights = keywords or "sample_weight" in signature.parameters
+    try:
+        signature.bind(metric, None, None, **({"sample_weight": None} if takes_weights else {}))
+    except TypeError:
+        raise UsageError(
+            f"Metric {name!r} is {type_name(metric)}, whose update_state does not take labels and "
+            "outputs: override update_metrics, and call its update_state with what it averages."
+        ) from None
+    return takes_weights
+
+
+def _update_built_in(
+    metric: tf_keras.metrics.Metric, labels: Any, outputs: Any, arguments: dict[str, Any], name: str
+) -> None:
+    try:
+        metric.update_state(labels, outputs, **arguments)
+    except UsageError:
+        raise
+    except (TypeError, ValueError, RuntimeError, tf.errors.OpError) as error:
+        # AutoGraph puts the traceback before the message.
+        reason = (str(error).strip().splitlines() or [""])[-1].strip()
+        raise UsageError(
+            f"Metric {name!r} does not accept labels {labels.dtype.name} {labels.shape} and outputs "
+            f"{outputs.dtype.name} {outputs.shape} ({reason}): convert them in preprocess or forward, "
+            "or override update_metrics."
+        ) from error
+
+
+def _update_if_any(update_state: Any, outputs: Any) -> None:
+    """Calls `update_state` unless there are no rows, for which a user's metric may return NaN."""
+    first = tf.nest.flatten(outputs)[0]
+    if first.shape[0]:
+        update_state()
+        return
+
+    def call() -> None:
+        # tf_keras reads the last operation of the graph, and an update may have none.
+        tf.no_op()
+        update_state()
+
+    tf.cond(tf.shape(first)[0] > 0, call, lambda: None)
+
+
+def _record_updates(metric: Any) -> None:
+    """Makes a metric note that its `update_state` was called, even if only by a trace."""
+    update_state = metric.update_state
+
+    # Without `__module__`, by which AutoGraph decides what to convert.
+    @functools.wraps(update_state, assigned=("__name__", "__doc__"))
+    def record(*args: Any, **arguments: Any) -> Any:
+        metric._ctl_updated = True
+        return update_state(*args, **arguments)
+
+    metric.update_state = record
+
+
+def _is_updated(metric: Any) -> bool:
+    # A user's own code may assign the variables without update_state.
+    return getattr(metric, "_ctl_updated", False) or any(
+        np.any(v.numpy()) for v in metric.variables
+    )

@@ -1,0 +1,299 @@
+"""Forward pass, backward pass and accumulation: the micro-batches of one replica (docs/step.md, 5)."""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+import itertools
+import logging
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from ctl.data.autograph import convert, traced
+from ctl.data.features import name_features
+from ctl.data.source import Batch, MaskedBatch
+from ctl.errors import UsageError
+from ctl.replica.arithmetic import gradients, loss, precision, row_mask
+from ctl.replica.arithmetic.gradients import Gradient
+from ctl.replica.arithmetic.snapshot import Assignable, Snapshot
+from ctl.replica.graphs import order
+from ctl.replica.step import metrics
+from ctl.replica.step.empty_batches import keep_statistics, zero_outputs, zero_without_rows
+
+_LOG = logging.getLogger("ctl")
+
+LossFn = Callable[[Batch, Any], tf.Tensor]
+
+
+class MicroBatch(NamedTuple):
+    """One micro-batch after its forward pass.
+
+    Attributes:
+        batch: [rows, ...] tensors.
+        row_mask: [rows] mask of the rows that exist; None if all exist.
+        outputs: the outputs of `forward`, 16-bit floats cast to float32; None without `forward`.
+        keras_masks: the mask that tf_keras attached to each output, or None: a compiled function
+            returns the outputs without their attributes.
+    """
+
+    batch: Batch
+    row_mask: tf.Tensor | None
+    outputs: Any
+    keras_masks: list[tf.Tensor | None]
+
+
+class Inputs(NamedTuple):
+    """The tensors that a replica's gradients are computed from.
+
+    They are one argument, because a compiled function must receive them as arguments: a tensor that
+    it captured would stay a constant of the first trace.
+
+    Attributes:
+        batch: [rows, ...] tensors, preprocessed.
+        row_mask: [rows] mask of the rows that exist; None if all exist.
+        weights: weights of the losses, [rows] or [rows, ...]; None if every row has weight 1.
+        denominator: scalar, the weight of the global batch.
+        first_row: scalar int64, the position of the first row in the global batch.
+        step: scalar int64, the global step.
+        loss_scale: scalar factor of the loss while gradients are computed; None for 1.
+    """
+
+    batch: Batch
+    row_mask: tf.Tensor | None
+    weights: tf.Tensor | None
+    denominator: tf.Tensor
+    first_row: tf.Tensor | int
+    step: tf.Tensor | int
+    loss_scale: tf.Tensor | None
+
+
+class Contributions(NamedTuple):
+    """The contributions of one replica to the update.
+
+    Attributes:
+        gradients: one list of gradients per shard, or a single list, the sum over micro-batches.
+        losses: this replica's share of the global loss, per shard or as a single sum.
+        micro_batches: the micro-batches, for metrics.
+    """
+
+    gradients: list[list[Gradient]]
+    losses: list[tf.Tensor]
+    micro_batches: list[MicroBatch]
+
+
+@dataclasses.dataclass(frozen=True)
+class MicroBatches:
+    """Computes a replica's contributions, one micro-batch after the other.
+
+    Attributes:
+        count: number of micro-batches, or of logical shards, of this replica.
+        loss_fn: (micro-batch, outputs) -> [rows] losses, not reduced; or [rows, ...].
+        forward: micro-batch -> outputs; None if `loss_fn` calls the model itself.
+        regularization: returns the scalars that are added to the loss once.
+        variables: the variables to differentiate by.
+        dtype: dtype of the loss.
+        keep_shards: return the gradients of each shard instead of their sum.
+        calls: number of draws so far of each random layer.
+        isolated: why a micro-batch cannot read the other rows of the global batch; empty if it can.
+        compiled: whether XLA compiles the computation.
+        assignable: variables that a forward pass may assign. Each micro-batch starts with the values
+            before the first one, so that they are assigned once.
+    """
+
+    count: int
+    loss_fn: LossFn
+    forward: Callable[[Batch], Any] | None
+    regularization: Callable[[], Sequence[tf.Tensor]]
+    variables: Sequence[tf.Variable]
+    dtype: tf.DType
+    keep_shards: bool
+    calls: dict[str, int]
+    isolated: str = ""
+    compiled: bool = False
+    assignable: Assignable = dataclasses.field(default_factory=Assignable)
+
+    def __call__(self, inputs: Inputs) -> Contributions:
+        """Computes the contributions; call it in a replica context.
+
+        The loop is unrolled in Python: a collective inside `tf.while_loop` (of a synchronized batch
+        normalization) fails under tf.distribute.
+        """
+        total = row_count(inputs.batch)
+        # Python ints if the shape is static, so that XLA gets static slices.
+        bounds = [total * i // self.count for i in range(self.count + 1)]
+        sums: list[list[Gradient]] = []  # or the gradients of each shard
+        losses: list[tf.Tensor] = []
+        micro_batches: list[MicroBatch] = []
+        calls = dict(self.calls)
+        trace = getattr(row_mask.current(), "trace", None)
+        if trace:
+            trace.enter_function(inputs)
+        snapshot = Snapshot(self.assignable.once if self.count > 1 else [])
+        for start, end in itertools.pairwise(bounds):
+            # The sum over the earlier micro-batches comes first: it frees their activations, so that
+            # only those of a single micro-batch exist at a time.
+            earlier = [*sums[-1], losses[-1]] if losses else []
+            with order.run_after(earlier, inputs, compiled=self.compiled) as values:
+                # A single micro-batch is not sliced, which saves an op per tensor. A shard is, so that
+                # its graph is the same on any number of replicas: oneDNN fuses the gradients of a
+                # convolution's kernel and bias depending on the op that feeds the convolution.
+                is_whole = self.count == 1 and not self.keep_shards
+                part = values if is_whole else _cut(values, start, end)
+                # Every micro-batch draws the numbers of the undivided batch.
+                calls = dict(self.calls)
+                if micro_batches:
+                    snapshot.restore()
+                with keep_statistics(self.assignable.statistics, part.row_mask):
+                    new, share, micro_batch = self._compute(part, calls)
+            if self.count > 1 and not micro_batches:
+                # Every micro-batch must assign the same value, which is then the value of the batch.
+                rows = [*tf.nest.flatten(part.batch), part.row_mask, part.weights, part.first_row]
+                snapshot.check_assignments(rows, self.isolated, self.assignable.summed)
+            if sums and not self.keep_shards:
+                sums = [gradients.accumulate([sums[0], new])]
+            else:
+                sums.append(new)
+            losses.append(share)
+            micro_batches.append(micro_batch)
+        # A second update in the same step continues the count, so that it draws other numbers.
+        self.calls.update(calls)
+        return Contributions(
+            sums, losses if self.keep_shards else [tf.add_n(losses)], micro_batches
+        )
+
+    def _compute(
+        self, inputs: Inputs, calls: dict[str, int]
+    ) -> tuple[list[Gradient], tf.Tensor, MicroBatch]:
+        """Computes the gradients and the share of the loss of one micro-batch."""
+        batch, mask, weights = inputs.batch, inputs.row_mask, inputs.weights
+        rows = row_count(batch)
+        # Entered around the backward pass too: the gradients of layers (synchronized batch
+        # normalization) read the mask.
+        may_be_empty = mask is not None and not isinstance(rows, int)
+        with row_mask.examples(
+            mask,
+            first_row=inputs.first_row,
+            step=inputs.step,
+            calls=calls,
+            count=rows,
+            isolated=self.isolated,
+            compiled=self.compiled,
+        ) as examples:
+            # Persistent for the second gradient of a micro-batch that may have no rows.
+            with tf.GradientTape(persistent=may_be_empty) as tape:
+                outputs = None
+                if self.forward:
+                    outputs = precision.cast_to_float32(convert(self.forward)(batch))
+                per_example = convert(self.loss_fn)(batch, outputs)
+                if per_example is None:
+                    raise UsageError("per_example_loss returned None: return one loss per row.")
+                if examples.trace:
+                    tensors = (batch, mask, weights)
+                    examples.trace.add_micro_batch(tensors, inputs.first_row, rows, per_example)
+                share = loss.contribution(
+                    tf.cast(per_example, self.dtype), weights, inputs.denominator, rows=rows
+                )
+                [share] = zero_without_rows([share], mask, rows)
+                penalty = self._penalty([*tf.nest.flatten(batch), mask, weights])
+                terms = [share] if penalty is None else [share, penalty]
+                share = share if penalty is None else share + penalty
+                # Without rows, only the gradient of the penalty counts.
+                terms = terms if may_be_empty else [share]
+                # Only what is differentiated is scaled; the reported loss is not.
+                if inputs.loss_scale is not None:
+                    terms = [term * inputs.loss_scale for term in terms]
+            new, *others = [tape.gradient(term, self.variables) for term in terms]
+            new = zero_without_rows(new, mask, rows)
+            new = gradients.accumulate([new, *others]) if others else new
+            if examples.trace:
+                examples.trace.add_gradients(new)
+        keras_masks = metrics.masks_of(outputs)
+        if may_be_empty:  # a metric multiplies them by the mask
+            outputs = zero_outputs(outputs, mask, rows)
+        return new, share, MicroBatch(batch, mask, outputs, keras_masks)
+
+    def _penalty(self, rows: Sequence[tf.Tensor | None]) -> tf.Tensor | None:
+        """Returns a micro-batch's share of the regularization; `rows` are its tensors of rows."""
+        penalties = list(convert(self.regularization)())
+        loss.check_regularization(penalties, rows)
+        # Every micro-batch of every replica adds its part, even without rows: the sum has it once.
+        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+        return loss.regularization_contribution(penalties, replicas * self.count, self.dtype)
+
+
+def compute_by_xla(
+    compute: MicroBatches, inputs: Inputs, rows: row_mask.Examples, *, may_retry: bool
+) -> Contributions:
+    """Computes the contributions in one XLA program, which cannot communicate.
+
+    Reduction and update stay outside: XLA on one replica cannot call the other replicas, nor assign
+    variables of other devices.
+
+    Args:
+        compute: the micro-batches.
+        inputs: their inputs.
+        rows: the rows of the replica.
+        may_retry: compute without XLA if the trainer's code communicates, which is not known before it
+            is traced.
+    """
+    refused, folded = len(rows.refused), len(rows.folded)
+    try:
+        return traced(compute.__call__, jit_compile=True)(inputs)
+    except UsageError:
+        if len(rows.refused) == refused or not may_retry:
+            raise
+    del rows.folded[folded:]
+    _warn_of_communication(rows.refused[-1])
+    return dataclasses.replace(compute, isolated="", compiled=False)(inputs)
+
+
+@functools.cache
+def _warn_of_communication(function: str) -> None:
+    _LOG.warning(
+        "runtime.xla=auto compiles nothing, because the trainer calls %s, which communicates: "
+        "runtime.xla=autocluster compiles the parts between the collectives.",
+        function,
+    )
+
+
+def row_count(batch: Batch) -> int | tf.Tensor:
+    """Returns the number of rows of a batch: a Python int if it is static, else a scalar tensor."""
+    first = tf.nest.flatten(batch)[0]
+    return first.shape[0] if first.shape[0] is not None else tf.shape(first)[0]
+
+
+def unpack(element: Any) -> tuple[Batch, tf.Tensor | None]:
+    """Splits an element of a dataset into the batch and its row mask.
+
+    Args:
+        element: a `MaskedBatch` of an input pipeline. An element of a user's own dataset may also be a
+            batch, `(batch, row_mask)`, `(x, label)` or `(x, label, weight)`.
+
+    Returns:
+        The batch, and its row mask; None if all rows exist.
+    """
+    if isinstance(element, MaskedBatch):
+        return element
+    if isinstance(element, tuple) and len(element) == 2 and isinstance(element[0], dict):
+        batch, second = element
+        if second is None or "label" in batch:
+            return batch, second
+        raise UsageError(
+            f"An element of the dataset is a dict of {', '.join(batch)}, and a tensor that may be the "
+            'labels or the row mask: put the labels into the dict as "label", or weights as "weight".'
+        )
+    return name_features(element), None
+
+
+def _cut(inputs: Inputs, start: Any, end: Any) -> Inputs:
+    """Returns the rows of one micro-batch."""
+
+    def cut(value: Any) -> Any:
+        return None if value is None else value[start:end]
+
+    return inputs._replace(
+        batch=tf.nest.map_structure(cut, inputs.batch),
+        row_mask=cut(inputs.row_mask),
+        weights=cut(inputs.weights),
+        first_row=tf.cast(inputs.first_row, tf.int64) + tf.cast(start, tf.int64),
+    )

@@ -1,0 +1,166 @@
+"""Proposes changes to the options if a training step does not fit into memory."""
+
+from collections.abc import Sequence
+import dataclasses
+import logging
+import re
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.configs import compatibility
+from ctl.errors import UsageError
+from ctl.hardware import devices
+from ctl.replica.arithmetic import precision
+from ctl.replica.step import memory_estimate
+from ctl.replica.step.memory_estimate import MemoryEstimate
+from ctl.replica.step.plan import Plan
+from ctl.replica.updates import sharded_optimizer
+
+# "Too many open files" raises the same exception.
+_MEMORY = re.compile(r"\bOOM\b|memory|allocat", re.IGNORECASE)
+_USABLE = 0.9  # of the limit, because of fragmentation and the work space of kernels
+_LOG = logging.getLogger("ctl")
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """The memory of a GPU on which a step did not fit, and what the step needs.
+
+    Attributes:
+        estimate: the step's memory, by part.
+        limit: the bytes that TensorFlow may allocate.
+        current: the bytes that are allocated between two steps, such as the variables.
+        slots_to_split: the bytes of slots that `optimizer.shard_state` could split over the replicas;
+            0 if it is on already or does not support the optimizer.
+    """
+
+    estimate: MemoryEstimate
+    limit: int
+    current: int
+    slots_to_split: int = 0
+
+    def needs(self, plan: Plan, micro_batches: int, *, shard_state: bool = False) -> int:
+        """Returns the bytes that a step needs with other options.
+
+        Args:
+            plan: the trainer's resolved options.
+            micro_batches: the number of micro-batches.
+            shard_state: whether slots are split in addition.
+        """
+        # The estimate of the variables alone would omit the other memory of the program.
+        size = max(self.current, self.estimate.persistent) + self.estimate.step_bytes(micro_batches)
+        if shard_state:
+            size -= self.slots_to_split - self.slots_to_split // plan.layout.replicas
+        return size
+
+    def fits(self, plan: Plan, micro_batches: int, *, shard_state: bool = False) -> bool:
+        """Returns whether a step with these options fits."""
+        return self.needs(plan, micro_batches, shard_state=shard_state) <= _USABLE * self.limit
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether a ResourceExhaustedError is about memory."""
+    return bool(_MEMORY.search(str(error)))
+
+
+def measure(trainer: Any) -> Measurement | None:
+    """Measures the GPU of the first replica and estimates the step; None if one of them is not known.
+
+    Args:
+        trainer: a `StandardTrainer` whose step ran out of memory.
+    """
+    device = devices.replica_devices(trainer.strategy)[0]
+    limit = devices.gpu_memory_limit(device)
+    if limit is None:
+        return None
+    try:
+        current = tf.config.experimental.get_memory_info(device)["current"]
+        estimate = memory_estimate.estimate(trainer)
+        return Measurement(estimate, limit, current, _slots_to_split(trainer, estimate))
+    except Exception as error:  # the message about the memory must not be lost
+        _LOG.debug("The memory of the step is not estimated: %s", error)
+        return None
+
+
+def advice(plan: Plan, measured: Measurement | None = None) -> str:
+    """Returns one line: what did not fit, and what would fit.
+
+    Args:
+        plan: the trainer's resolved options.
+        measured: the memory; without it the line proposes to halve the largest part.
+    """
+    rows, count = plan.layout.rows_per_replica, plan.options.gradient_accumulation_steps
+    parts = f" in {count} micro-batches" if count > 1 else ""
+    problem = f"The step ran out of memory with {rows} rows per replica{parts}"
+    present = plan.parts_per_replica  # micro-batches or logical shards
+    if measured and measured.fits(plan, present):
+        measured = None  # the estimate omits something
+    if measured:
+        needed, limit = _gib(measured.needs(plan, present)), _gib(measured.limit)
+        problem += f", which need about {needed} of {limit} on the device"
+    # Neither has an effect in a user's own train_step.
+    proposals = [] if plan.own_train_step else [*_proposals(plan, measured), _recompute(plan)]
+    proposals.append("reduce the batch size" if rows > count else "use a smaller model")
+    return f"{problem}: {_join(proposals)}."
+
+
+def _proposals(plan: Plan, measured: Measurement | None) -> list[str]:
+    """Returns the changes that fit, as imperatives; without a measurement, those likely to fit."""
+    rows, count = plan.layout.rows_per_replica, plan.options.gradient_accumulation_steps
+    key, shard = "optimizer.gradient_accumulation_steps", "optimizer.shard_state=true"
+    if measured is None:
+        # Activations, the largest part, are proportional to the rows of a micro-batch.
+        doubled = min(2 * count, rows)
+        if doubled == count or not _is_allowed(plan, doubled):
+            return []
+        return [f"set {key}={doubled}{' (twice the present number)' * (doubled == 2 * count)}"]
+    numbers = [n for n in range(count + 1, rows + 1) if rows % n == 0 and _is_allowed(plan, n)]
+    proposals = []
+    best = next((n for n in numbers if measured.fits(plan, n)), None)
+    if best:
+        proposals.append(f"set {key}={best} (about {_gib(measured.needs(plan, best))})")
+    if not measured.slots_to_split or not _is_allowed(plan, count, shard_state=True):
+        return proposals
+    present = plan.parts_per_replica
+    both = next((n for n in (present, *numbers) if measured.fits(plan, n, shard_state=True)), None)
+    if both == present or (both and not best):
+        size = _gib(measured.needs(plan, both, shard_state=True))
+        more = f" and {key}={both}" if both != present else ""
+        proposals.append(f"set {shard}{more} (about {size})")
+    return proposals
+
+
+def _slots_to_split(trainer: Any, estimate: MemoryEstimate) -> int:
+    optimizer = trainer.optimizer
+    inner = optimizer.inner_optimizer if precision.has_loss_scale(optimizer) else optimizer
+    if trainer.options.shard_state or trainer.strategy.num_replicas_in_sync == 1:
+        return 0
+    try:
+        sharded_optimizer.check_elementwise(inner)
+    except UsageError:
+        return 0
+    return estimate.slots
+
+
+def _is_allowed(plan: Plan, micro_batches: int, *, shard_state: bool = False) -> bool:
+    """Returns whether these options are valid, so that the advice does not lead to a rejection."""
+    shard_state |= plan.options.shard_state
+    choice = dataclasses.replace(plan.choice, micro_batches=micro_batches, shard_state=shard_state)
+    return not any(rule.broken(choice) for rule in compatibility.RULES)
+
+
+def _recompute(plan: Plan) -> str:
+    if "recompute" in plan.options.model and not plan.options.recompute:
+        return "set model.recompute=blocks"
+    return "wrap layers in ctl.recompute"
+
+
+def _join(proposals: Sequence[str]) -> str:
+    if len(proposals) < 3:
+        return ", or ".join(proposals)
+    return f"{', '.join(proposals[:-1])}, or {proposals[-1]}"
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"

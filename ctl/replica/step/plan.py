@@ -1,0 +1,281 @@
+"""Resolves and validates every option of a trainer, once, into the plan of its updates.
+
+`ctl.configs` rejects what depends on the options alone. This module rejects what depends on the model,
+the data or an override of the trainer.
+"""
+
+import dataclasses
+
+import tensorflow as tf
+import tf_keras
+
+from ctl.configs import compatibility
+from ctl.configs.options import TrainerOptions
+from ctl.configs.rule import Choice
+from ctl.data.input_pipeline import InputPipeline
+from ctl.data.layout import Layout
+from ctl.errors import UsageError
+from ctl.hardware import gradient_groups, strategies
+from ctl.replica.arithmetic import precision
+from ctl.replica.step import model_building, xla
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The resolved options of one trainer.
+
+    Attributes:
+        options: the options as the user gave them.
+        layout: which replica holds which rows of a global batch.
+        strategy: the name of the strategy, such as "mirrored".
+        full_batches: whether every training batch has exactly `layout.global_batch_size` rows.
+        xla: what XLA compiles; never "auto".
+        xla_reason: the reason for `xla`, in a few words.
+        sync_batch_norm: whether the model normalizes by the statistics of the global batch.
+        string_features: whether a batch contains strings.
+        own_replica_step: whether the trainer overrides `replica_step`.
+        own_train_step: whether the trainer overrides `train_step`.
+        has_loss: whether the trainer defines `per_example_loss`, which evaluation reports.
+    """
+
+    options: TrainerOptions
+    layout: Layout
+    strategy: str
+    full_batches: bool
+    xla: str
+    xla_reason: str
+    sync_batch_norm: bool
+    string_features: bool
+    own_replica_step: bool
+    own_train_step: bool
+    has_loss: bool = True
+
+    @property
+    def dtype(self) -> tf.DType:
+        """The dtype of variables, losses, denominators and reductions."""
+        return tf.as_dtype(precision.of(self.options.precision).floatx)
+
+    @property
+    def reduce_dtype(self) -> tf.DType | None:
+        """The dtype that gradients are reduced in; None for their own dtype."""
+        return tf.as_dtype(self.options.all_reduce_dtype) if self.options.all_reduce_dtype else None
+
+    @property
+    def parts(self) -> int:
+        """The number of parts that a global batch is computed in, besides the split over replicas."""
+        return self.options.logical_shards or self.options.gradient_accumulation_steps
+
+    @property
+    def parts_per_replica(self) -> int:
+        """The number of micro-batches, or logical shards, that one replica computes."""
+        shards = self.options.logical_shards
+        if shards:
+            return shards // self.layout.replicas
+        return self.options.gradient_accumulation_steps
+
+    @property
+    def isolation(self) -> str:
+        """Why a layer or a loss cannot read the rows of the complete global batch; empty if it can.
+
+        It is the end of a message, such as "but ...: set ...".
+        """
+        options = self.options
+        if options.logical_shards > 1:
+            return "but runtime.logical_shards computes one shard at a time: set it to 0."
+        if self.parts > 1:
+            return (
+                "but a micro-batch is computed without the others: set "
+                "optimizer.gradient_accumulation_steps=1."
+            )
+        if self.xla == "gradients" and self.layout.replicas > 1:
+            return (
+                "but runtime.xla=gradients compiles the model and the loss without the reductions over "
+                "replicas: choose runtime.xla=autocluster or off."
+            )
+        return ""
+
+    @property
+    def compiles_micro_batches(self) -> bool:
+        """Whether XLA compiles the forward and the backward pass as one program."""
+        return self.xla in ("loop", "step", "gradients")
+
+    @property
+    def histograms_obstacle(self) -> str:
+        """Why histograms of the gradients cannot be written in the step; "" if they can."""
+        if self.xla in ("loop", "step"):
+            return (
+                f"runtime.xla={self.xla} compiles them into one program with the update: choose "
+                "runtime.xla=gradients, autocluster or off"
+            )
+        if self.strategy == "tpu":
+            return "a TPU cannot write files"
+        if self.strategy == "parameter_server":
+            return "they are on the workers of parameter servers: choose another runtime.strategy"
+        return ""
+
+    @property
+    def checks_finite(self) -> bool:
+        """Whether steps that are not finite are recorded.
+
+        Workers of parameter servers step independently, so no step can be skipped on all of them.
+        """
+        return self.options.on_non_finite != "ignore" and self.strategy != "parameter_server"
+
+    @property
+    def skips(self) -> bool:
+        """Whether an update that is not finite is skipped."""
+        return self.checks_finite and self.options.on_non_finite == "skip"
+
+    @property
+    def choice(self) -> Choice:
+        """The values that the rules of `compatibility` depend on."""
+        options = self.options
+        return Choice(
+            replicas=self.layout.replicas,
+            precision=options.precision,
+            loss_scale=options.loss_scale,
+            xla=self.xla,
+            placement=options.placement,
+            sync_batch_norm=self.sync_batch_norm,
+            micro_batches=options.gradient_accumulation_steps,
+            per_micro_batch=options.model.get("sync_batch_norm") == "per_micro_batch",
+            shards=options.logical_shards,
+            reduce_dtype=options.all_reduce_dtype,
+            compression=options.compression,
+            rank=options.compression_rank,
+            compression_start=options.compression_start,
+            batch=self.layout.global_batch_size,
+            rows_per_replica=self.layout.rows_per_replica,
+            full_batches=self.full_batches,
+            string_features=self.string_features,
+            on_non_finite=options.on_non_finite,
+            loss_spike=options.loss_spike,
+            shard_state=options.shard_state,
+            strategy=self.strategy,
+        )
+
+    def check_own_dataset(self) -> None:
+        """Raises a UsageError if `trainer.train_dataset` cannot be set under these options."""
+        if self.xla == "loop":
+            raise UsageError(
+                "runtime.xla=loop reads many batches at a time: choose runtime.xla=step to set "
+                "train_dataset."
+            )
+        if self.options.on_non_finite == "rollback":
+            raise UsageError(
+                "train.on_non_finite=rollback reads batches again, which is possible only with the "
+                "data of build_dataset: choose stop, skip or ignore to set train_dataset."
+            )
+
+
+def make_plan(
+    options: TrainerOptions,
+    *,
+    strategy: tf.distribute.Strategy,
+    pipeline: InputPipeline,
+    layout: Layout,
+    model: tf_keras.Model,
+    own_replica_step: bool,
+    own_train_step: bool,
+    has_loss: bool = True,
+) -> Plan:
+    """Resolves and validates the options of a trainer.
+
+    Args:
+        options: the trainer's options.
+        strategy: where the replicas are.
+        pipeline: the training and evaluation data.
+        layout: which replica holds which rows.
+        model: the built model.
+        own_replica_step: whether the trainer overrides `replica_step`.
+        own_train_step: whether the trainer overrides `train_step`.
+        has_loss: whether the trainer defines `per_example_loss`.
+
+    Returns:
+        The plan.
+
+    Raises:
+        UsageError: a combination cannot compute the right update.
+    """
+    sync = model_building.has_sync_batch_norm(model)
+    if options.model.get("sync_batch_norm") and not sync:
+        raise UsageError(
+            "model.sync_batch_norm has no effect: the model has no BatchNormalization."
+        )
+    name = strategies.strategy_name(strategy)
+    # XLA has no strings: they are detected here, because its own error comes from inside the step.
+    strings = any(f.dtype == tf.string for f in tf.nest.flatten(pipeline.element_spec()))
+    # Logical devices, because those that the user hid from TensorFlow do not count.
+    gpu = bool(tf.config.list_logical_devices("GPU"))
+    mode, reason = xla.choose(
+        options.xla,
+        gpu=gpu,
+        replicas=layout.replicas,
+        sync_batch_norm=sync,
+        shards=bool(options.logical_shards),
+        groups=gradient_groups.bucket_bytes(strategy) > 0,
+        chunks=pipeline.supports_chunks() and not own_train_step,
+        strings=strings,
+        strategy=name,
+    )
+    plan = Plan(
+        options=options,
+        layout=layout,
+        strategy=name,
+        full_batches=pipeline.has_full_batches(layout.global_batch_size),
+        xla=mode,
+        xla_reason=reason,
+        sync_batch_norm=sync,
+        string_features=strings,
+        own_replica_step=own_replica_step,
+        own_train_step=own_train_step,
+        has_loss=has_loss,
+    )
+    # Validated after "auto" is resolved, so the rules see the mode that is used.
+    compatibility.check(plan.choice)
+    _check_overrides(plan, pipeline)
+    even = layout.even and plan.full_batches and layout.rows_per_replica % plan.parts == 0
+    model_building.check_layers(model, layout, parts=plan.parts, even=even)
+    # Only for a valid plan, because it changes the complete process.
+    if mode == "autocluster":
+        xla.enable_autoclustering(gpu=gpu)
+    return plan
+
+
+def _check_overrides(plan: Plan, pipeline: InputPipeline) -> None:
+    if plan.options.ema_decay and plan.own_train_step:
+        raise UsageError(
+            "optimizer.ema_decay averages the weights at the end of ctl's own train_step, but this "
+            "trainer overrides train_step: override replica_step, or set optimizer.ema_decay=0."
+        )
+    if plan.options.compression and plan.own_train_step:
+        raise UsageError(
+            "runtime.all_reduce.compression reduces the gradients in ctl's own step, but this trainer "
+            'overrides train_step: override replica_step, or set runtime.all_reduce.compression="".'
+        )
+    if not (plan.has_loss or plan.own_replica_step or plan.own_train_step):
+        raise UsageError(
+            "The trainer has no loss: define per_example_loss, or override replica_step for a step of "
+            "your own."
+        )
+    if plan.options.loss_spike and (plan.own_replica_step or plan.own_train_step):
+        raise UsageError(
+            "train.loss_spike checks the single loss of ctl's own step, but this trainer overrides "
+            f"{'replica_step' if plan.own_replica_step else 'train_step'}: set train.loss_spike=0."
+        )
+    if plan.xla == "loop" and plan.own_train_step:
+        # The compiled loop calls the replica step directly; an ignored override would be silent.
+        raise UsageError(
+            "runtime.xla=loop does not call your train_step: choose another runtime.xla."
+        )
+    if (plan.xla == "loop" or plan.strategy == "tpu") and not pipeline.has_one_shape():
+        what = "A TPU" if plan.strategy == "tpu" else "runtime.xla=loop"
+        raise UsageError(
+            f"{what} requires batches of one shape, but those of ctl.data.bucketed have several: use "
+            f"ctl.data.packed{'' if plan.strategy == 'tpu' else ', or choose runtime.xla=step'}."
+        )
+    if plan.xla == "loop" and not pipeline.supports_chunks():
+        raise UsageError(
+            "runtime.xla=loop requires a Source or a Dataset of single examples: return one from "
+            "build_dataset, or choose runtime.xla=step."
+        )

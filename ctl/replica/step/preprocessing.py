@@ -1,0 +1,73 @@
+"""Calls a trainer's `preprocess`, whose result must have one entry for each row of the batch."""
+
+from collections.abc import Iterator
+import contextlib
+from typing import Any
+
+import tensorflow as tf
+
+from ctl.data.autograph import convert
+from ctl.data.source import Batch
+from ctl.errors import UsageError, type_name
+from ctl.replica.step.microbatches import row_count
+
+_ADVICE = "return one entry per row (stack several views of a row on axis 1)."
+_PROBLEM = f"preprocess returned another number of rows than the batch has: {_ADVICE}"
+
+
+def call_preprocess(trainer: Any, batch: Batch) -> Batch:
+    """Calls the trainer's `preprocess`, without a check of its rows.
+
+    Raises:
+        UsageError: the result is not a dict.
+    """
+    prepared = convert(trainer.preprocess)(batch)
+    if not isinstance(prepared, dict):
+        raise UsageError(
+            f"preprocess returned {type_name(prepared)}, but must return the batch, a dict of tensors."
+        )
+    return prepared
+
+
+def preprocess(trainer: Any, batch: Batch) -> Batch:
+    """Calls the trainer's `preprocess`, which must keep the number of rows.
+
+    Draws and dropout are keyed by the position of a row, which would otherwise be another row's.
+
+    Args:
+        trainer: the `StandardTrainer`.
+        batch: a replica's rows.
+
+    Raises:
+        UsageError: the number of rows changed. If a number is known only when the step runs, the step
+            fails, and `report_problems` raises the error.
+    """
+    prepared = call_preprocess(trainer, batch)
+    before = row_count(batch)
+    unchanged = {id(value) for value in tf.nest.flatten(batch)}
+
+    def check(value: Any) -> Any:
+        if id(value) in unchanged or not isinstance(value, tf.Tensor) or not value.shape.rank:
+            return value
+        after = row_count({"": value})
+        if isinstance(before, int) and isinstance(after, int):
+            if before != after:
+                raise UsageError(
+                    f"preprocess returned {after} rows for a batch of {before}: {_ADVICE}"
+                )
+            return value
+        with tf.control_dependencies([tf.debugging.assert_equal(before, after, _PROBLEM)]):
+            return tf.identity(value)
+
+    return tf.nest.map_structure(check, prepared)
+
+
+@contextlib.contextmanager
+def report_problems() -> Iterator[None]:
+    """Raises a UsageError of one line if the check of the rows fails when the step runs."""
+    try:
+        yield
+    except tf.errors.InvalidArgumentError as error:
+        if _PROBLEM not in str(error):
+            raise
+        raise UsageError(_PROBLEM) from None

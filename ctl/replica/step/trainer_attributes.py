@@ -1,0 +1,218 @@
+"""The models, optimizers and variables that a trainer holds in its attributes."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from ctl.configs.options import TrainerOptions
+from ctl.errors import UsageError, list_some
+from ctl.replica.arithmetic.snapshot import Assignable
+from ctl.replica.checks import copies
+from ctl.replica.random import dropout
+from ctl.replica.step import keras_version
+from ctl.replica.updates import parameter_groups
+from ctl.replica.updates.unfreezing import Unfreezing
+
+
+class TrainerAttributes:
+    """Reads the attributes of a trainer, which a subclass may set at any time.
+
+        attributes = TrainerAttributes(trainer)
+        attributes.models()                     # trainer.model first, then the others
+
+    Args:
+        trainer: the `StandardTrainer`.
+        unfreezing: the layers that are frozen until a step; gets the models that a subclass creates.
+    """
+
+    def __init__(self, trainer: Any, unfreezing: Unfreezing | None = None):
+        self.unfreezing = unfreezing or Unfreezing(())
+        self._trainer = trainer
+        self._keyed: set[str] = set()
+        self._grouped: set[str] = set()  # models and optimizers that `apply_groups` has seen
+
+    def models(self) -> list[tf_keras.Model]:
+        """Returns every model, including models in lists and dicts; `trainer.model` is the first."""
+        return list(self.named_models().values())
+
+    def named_models(self) -> dict[str, tf_keras.Model]:
+        """Returns every model by its attribute, as "name/index"; `trainer.model` is the first, as ""."""
+        # Excludes TensorFlow's own records of the attributes, which hold the same models.
+        others = {k: m for k, m in self._other_models() if not k.startswith("_self_")}
+        return {"": self._trainer.model, **others}
+
+    def apply_groups(self, options: TrainerOptions) -> None:
+        """Applies `optimizer.groups` and `weight_decay_exclude` to a subclass's models and optimizers.
+
+        Args:
+            options: the trainer's options.
+
+        Raises:
+            UsageError: a pattern has no effect.
+        """
+        if not (options.optimizer_groups or options.weight_decay_exclude):
+            return
+        models = self.named_models()
+        optimizers = {
+            k: v for k, v in self._values() if isinstance(v, tf_keras.optimizers.Optimizer)
+        }
+        # Only once: a trainer may unfreeze layers later, and `trainer.model` was frozen when built.
+        new = {k: m for k, m in models.items() if k and k not in self._grouped}
+        if self._grouped == {*models, *optimizers}:
+            return
+        parameter_groups.check_patterns(models, options)
+        parameter_groups.freeze(new, options)
+        for optimizer in optimizers.values():
+            parameter_groups.configure(optimizer, models, options)
+        self.unfreezing.add_models(new)
+        self._grouped = {*models, *optimizers}
+
+    def parameter_count(self) -> int:
+        """Returns the number of parameters of all models."""
+        # A model may contain another one, and a model that is not built yet has no parameters.
+        weights = {id(v): v for model in self.models() if model.built for v in model.weights}
+        return sum(variable.shape.num_elements() for variable in weights.values())
+
+    def key_new_models(self, seed: int) -> None:
+        """Keys the random layers of models that a subclass created since the last call.
+
+        Args:
+            seed: the seed of the run.
+
+        Raises:
+            UsageError: an attribute is an object of Keras 3.
+        """
+        for name, value in self._values():
+            is_public = not name.startswith("_self_")  # TensorFlow's own records of the attributes
+            if is_public and (keras_version.is_keras3(value) or isinstance(value, tf_keras.Model)):
+                keras_version.check_tracked(value, f"self.{name.partition('/')[0]} is")
+        for name, model in self._other_models():
+            if name not in self._keyed:
+                dropout.key_random_layers(model, seed, scope=name)
+                self._keyed.add(name)
+
+    def trainable(self) -> tuple[bool, ...]:
+        """Returns whether each layer of every model is trainable."""
+        return tuple(
+            layer.trainable for model in self.models() for layer in model._flatten_layers()
+        )
+
+    def assignable(self) -> Assignable:
+        """Returns every variable that the code of a step may assign.
+
+        Only optimizers assign their own variables, and ctl counts the steps.
+        """
+        counters = {id(self._trainer.global_step), id(self._trainer.skipped_steps)}
+        variables: dict[int, tf.Variable] = {}
+        statistics: set[int] = set()
+        plain: set[int] = set()
+        for _, value in self._values():
+            if isinstance(value, tf.Variable):
+                variables[id(value)] = value
+            elif isinstance(value, tf.Module) and _is_built(value):
+                variables |= {id(variable): variable for variable in value.variables}
+                if isinstance(value, tf_keras.layers.Layer):
+                    statistics |= copies.moving_statistics(value)
+                    plain |= copies.moving_statistics(value, plain=True)
+        once, summed = [], []
+        for key, variable in variables.items():
+            if key in statistics or _is_sum(variable):
+                summed.append(variable)
+            elif key not in counters:
+                once.append(variable)
+        return Assignable(once, summed, [v for key, v in variables.items() if key in plain])
+
+    def check_slot_variables(self) -> None:
+        """Raises UsageError if the optimizer has no slot variables for a trainable variable."""
+        variables = self._trainer.model.trainable_variables
+        unknown = unknown_variables(self._trainer.optimizer, variables)
+        if unknown:
+            raise UsageError(
+                f"{list_some(unknown)} became trainable after the trainer was built, so the optimizer "
+                "has no slot variables for them: leave these layers trainable in build_model, and set "
+                "trainable by self.global_step.numpy() in train_loop_begin; or train them in a second "
+                "run, which starts from this one by init.checkpoint."
+            )
+
+    def overrides(self, name: str) -> bool:
+        """Returns whether a subclass overrides a method of `StandardTrainer`."""
+        return getattr(type(self._trainer), name).__module__ != "ctl.trainer"
+
+    def penalties(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
+        """Returns the regularization losses of the layers that hold some of the variables.
+
+        Args:
+            variables: the variables that an update trains, of any model.
+        """
+        keys = {id(variable) for variable in variables}
+        layers = {id(layer): layer for m in self.models() for layer in m._flatten_layers()}
+        losses: list[tf.Tensor] = []
+        for layer in layers.values():  # each once, even if several models contain it
+            own = (*layer._trainable_weights, *layer._non_trainable_weights)
+            if any(id(variable) in keys for variable in own):
+                losses += [*(layer._eager_losses or layer._losses)]
+                losses += [loss() for loss in layer._callable_losses]
+        return losses
+
+    def checkpoint_items(self) -> dict[str, Any]:
+        """Returns every model, optimizer and variable, by the attribute's name."""
+        trackable = tf.__internal__.tracking.Trackable
+        stateless = (tf_keras.metrics.Metric, tf.data.Dataset, tf.data.Iterator)
+        # Every loop resets these, or makes them again from `global_step`.
+        excluded = ("metrics", "_train_dataset", "_train_iter", "_train_loop_fn")
+        return {
+            name: value
+            for name, value in vars(self._trainer).items()
+            if isinstance(value, trackable)
+            and not isinstance(value, stateless)
+            and name not in excluded
+            and not name.startswith("_self_")
+        }
+
+    def _other_models(self) -> Iterator[tuple[str, tf_keras.Model]]:
+        """Yields the models of a subclass besides `model`, each with a name that does not change."""
+        for name, value in self._values():
+            if isinstance(value, tf_keras.Model) and value is not self._trainer.model:
+                yield name, value
+
+    def _values(self) -> Iterator[tuple[str, Any]]:
+        """Yields the values of the attributes and, as "name/index", of lists and dicts in them."""
+        for name, value in vars(self._trainer).items():
+            values: Sequence[Any] = [value]
+            if isinstance(value, list | dict):
+                values = tf.nest.flatten(value)
+            for i, each in enumerate(values):
+                yield f"{name}/{i}", each
+
+
+def check_known(optimizer: Any, variables: Sequence[tf.Variable]) -> None:
+    """Raises a UsageError if an optimizer was built for other variables than those of `minimize`."""
+    unknown = unknown_variables(optimizer, variables)
+    if unknown:
+        raise UsageError(
+            f"minimize got {list_some(unknown)}, for which its optimizer has no slot variables: make a "
+            "second optimizer in build_scope() and pass it as optimizer=..., or pass variables of "
+            "self.model."
+        )
+
+
+def unknown_variables(optimizer: Any, variables: Sequence[tf.Variable]) -> list[str]:
+    """Returns the variables that a built optimizer was not built for, by name."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if not getattr(optimizer, "_built", False):
+        return []
+    return [v.name for v in variables if optimizer._var_key(v) not in optimizer._index_dict]
+
+
+def _is_built(module: tf.Module) -> bool:
+    return module.built if isinstance(module, tf_keras.Model) else True
+
+
+def _is_sum(variable: tf.Variable) -> bool:
+    """Returns whether each replica holds a part of a sum, as the variables of metrics do."""
+    return (
+        variable.synchronization == tf.VariableSynchronization.ON_READ
+        and variable.aggregation == tf.VariableAggregation.SUM
+    )

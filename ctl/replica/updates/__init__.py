@@ -1,0 +1,1 @@
+"""Changes to an update: EMA, parameter groups, frozen layers, sharded slots, compression."""

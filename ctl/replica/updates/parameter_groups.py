@@ -1,0 +1,201 @@
+"""Learning rates, freezing and weight decay by the names of variables.
+
+The layers and the optimizer apply them, so that the step has no special case.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import fnmatch
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from ctl.configs.options import TrainerOptions
+from ctl.configs.parameter_groups import patterns
+from ctl.errors import UsageError, list_some
+from ctl.replica.arithmetic import precision
+
+Models = Mapping[str, tf_keras.Model]
+_Names = list[tuple[tf.Variable, tuple[str, ...]]]
+
+
+def freeze(models: Models, options: TrainerOptions) -> None:
+    """Freezes the layers of the groups with frozen=True.
+
+    A frozen layer is one with `trainable=False` in tf_keras: it has no gradients and no slots, and
+    batch normalization uses its moving statistics and does not update them.
+
+    Args:
+        models: the models of a trainer by name; "" is the name of `trainer.model`.
+        options: the trainer's options.
+
+    Raises:
+        UsageError: a pattern matches only some of a layer's trainable variables.
+    """
+    groups = options.optimizer_groups
+    if not groups:
+        return
+    frozen = {id(v) for v, own in _names(models) if _group_of(own, groups).get("frozen")}
+    for model in (model for model in models.values() if model.built):
+        for layer in model._flatten_layers(include_self=False):
+            # In a layer without trainable variables, such as moving statistics alone, all must match.
+            variables = layer.trainable_variables or layer.variables
+            if variables and all(id(v) in frozen for v in variables):
+                layer.trainable = False
+        left = [v.name for v in model.trainable_variables if id(v) in frozen]
+        if left:
+            raise UsageError(
+                f"optimizer.groups freezes {list_some(left)}, but other variables of the same layer are "
+                "trained: a layer can only be frozen as a whole, so let the pattern match all of them."
+            )
+
+
+def frozen_until(models: Models, groups: Sequence[Mapping[str, Any]]) -> dict[int, int]:
+    """Returns id of a variable -> the step until which its group freezes it.
+
+    Args:
+        models: the models of a trainer by name, as for `freeze`.
+        groups: `optimizer.groups`, with every `frozen_until` as a number of steps.
+    """
+    if not any(group.get("frozen_until") for group in groups):
+        return {}
+    steps = {id(v): _group_of(own, groups).get("frozen_until") for v, own in _names(models)}
+    return {key: step for key, step in steps.items() if step}
+
+
+def check_patterns(models: Models, options: TrainerOptions) -> None:
+    """Checks that each pattern has an effect, once all models of a trainer exist.
+
+    Raises:
+        UsageError: a pattern matches no variable, or a model has no variables yet.
+    """
+    keys = {
+        "optimizer.groups": [p for group in options.optimizer_groups for p in patterns(group)],
+        "optimizer.weight_decay_exclude": options.weight_decay_exclude,
+    }
+    for key, wanted in keys.items():
+        for name, model in models.items():
+            if wanted and not model.built:
+                raise UsageError(
+                    f"{key} applies to all models, but self.{name.partition('/')[0]} is not built: "
+                    "build it in the constructor, such as by its build(input_shape)."
+                )
+        names = _names(models) if wanted else []
+        for pattern in wanted:
+            if not any(_matches(own, [pattern]) for _, own in names):
+                shown = list_some([own[-1] for _, own in names])
+                raise UsageError(
+                    f"{key} has {pattern!r}, which no variable of the model matches: its variables are "
+                    f"{shown}."
+                )
+
+
+def configure(optimizer: Any, models: Models, options: TrainerOptions) -> None:
+    """Excludes variables from the weight decay, and scales the learning rate of others.
+
+    A second call, even after the optimizer was built, only adds further models.
+
+    Args:
+        optimizer: a tf_keras optimizer, which may be a LossScaleOptimizer.
+        models: the models of a trainer by name, as for `freeze`.
+        options: the trainer's options.
+    """
+    exclude, groups = options.weight_decay_exclude, options.optimizer_groups
+    if not exclude and not groups:
+        return
+    inner = optimizer.inner_optimizer if precision.has_loss_scale(optimizer) else optimizer
+    names = _names(models)
+    if exclude:
+        # The optimizer's own method replaces the user's list, and rejects a built optimizer. TensorFlow
+        # must not track the attribute: the children of an optimizer in a checkpoint must not change.
+        excluded = [inner._var_key(v) for v, own in names if _matches(own, exclude)]
+        earlier = getattr(inner, "_exclude_from_weight_decay", [])
+        value = list(dict.fromkeys([*earlier, *excluded]))
+        object.__setattr__(inner, "_exclude_from_weight_decay", value)
+    factors = [(v, _group_of(own, groups).get("learning_rate_scale")) for v, own in names]
+    # No assignment expression, because AutoGraph would warn of it: `minimize` calls this in a trace.
+    scales = {inner._var_key(variable): factor for variable, factor in factors if factor}
+    if hasattr(inner, "_ctl_scales"):
+        inner._ctl_scales.update(scales)
+    elif scales:
+        _scale_learning_rates(inner, scales)
+
+
+def _scale_learning_rates(optimizer: Any, scales: dict[Any, float]) -> None:
+    """Makes an optimizer multiply its learning rate by a factor while it updates a variable.
+
+    Args:
+        optimizer: a tf_keras optimizer.
+        scales: the optimizer's key of a variable -> factor; the others have the factor 1.
+    """
+    cls = type(optimizer)
+
+    class Scaled(cls):  # type: ignore[valid-type, misc]
+        _ctl_scale: float | None = None  # the factor of the variable that is being updated
+        _ctl_scales = scales
+
+        @property
+        def learning_rate(self) -> Any:
+            rate = cls.learning_rate.fget(self)
+            return rate if self._ctl_scale is None else rate * self._ctl_scale
+
+        @learning_rate.setter
+        def learning_rate(self, rate: Any) -> None:
+            cls.learning_rate.fset(self, rate)
+
+        def _apply_weight_decay(self, variables: Sequence[tf.Variable]) -> None:
+            """Does nothing: `update_step` decays the variable just before its update instead."""
+
+        def update_step(self, gradient: Any, variable: tf.Variable) -> None:
+            self._ctl_scale = scales.get(self._var_key(variable))
+            try:
+                # The base class decays all variables with one rate.
+                if self.weight_decay is not None and self._use_weight_decay(variable):
+                    rate = tf.cast(self.learning_rate, variable.dtype)
+                    decay = tf.cast(self.weight_decay, variable.dtype)
+                    variable.assign_sub(variable * decay * rate)
+                super().update_step(gradient, variable)
+            finally:
+                self._ctl_scale = None
+
+    # Only the class is replaced, so that the object and its checkpoint stay the same.
+    Scaled.__name__ = cls.__name__
+    object.__setattr__(optimizer, "__class__", Scaled)
+
+
+def _names(models: Models) -> _Names:
+    """Returns each variable with its names: its own, and the path of layers that lead to it.
+
+    The variables of a model inside of a model are named without the inner model: "conv/kernel", but
+    its path is "backbone/conv/kernel". For a model other than `trainer.model`, the path begins with the
+    name of its attribute: "discriminator/conv/kernel".
+    """
+    names: dict[int, tuple[tf.Variable, tuple[str, ...]]] = {}
+    for prefix, model in models.items():
+        if not model.built:
+            continue
+        attribute = f"{prefix.partition('/')[0]}/" if prefix else ""
+        paths = {id(variable): path for variable, path in _paths(model, "")}
+        for variable in model.variables:
+            own = variable.name.partition(":")[0]
+            path = paths.get(id(variable), own)
+            _, earlier = names.get(id(variable), (None, ()))
+            every = (*earlier, own, path, f"{attribute}{path}")
+            names[id(variable)] = variable, tuple(dict.fromkeys(every))
+    return list(names.values())
+
+
+def _paths(layer: Any, prefix: str) -> Iterator[tuple[tf.Variable, str]]:
+    for variable in layer.variables:
+        yield variable, prefix + variable.name.partition(":")[0].rpartition("/")[-1]
+    for inner in layer._flatten_layers(recursive=False, include_self=False):
+        yield from _paths(inner, f"{prefix}{inner.name}/")
+
+
+def _group_of(names: Sequence[str], groups: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Returns the first group that contains the variable."""
+    return next((group for group in groups if _matches(names, patterns(group))), {})
+
+
+def _matches(names: Sequence[str], wanted: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in wanted)

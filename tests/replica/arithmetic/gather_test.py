@@ -1,0 +1,484 @@
+"""The rows of the global batch on every replica: values, gradients, and losses over pairs of rows."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from ctl.replica.arithmetic import row_mask
+from ctl.replica.step import microbatches
+from ctl.replica.step import xla as xla_modes
+from tests import one_batch
+
+# (rows that exist, replicas): one replica, even shares, uneven ones, empty ones.
+SPLITS = [(8, 1), (8, 2), (7, 2), (5, 4), (1, 2)]
+
+
+def shares(rows, replicas):
+    """The row numbers of each replica, padded by the last row, and the mask (docs/step.md, 2)."""
+    size = -(-rows // replicas)
+    numbers = np.arange(size * replicas).reshape(replicas, size)
+    return np.minimum(numbers, rows - 1), (numbers < rows).astype(np.float64)
+
+
+def run(function, rows, replicas, *, masked=True):
+    """Runs `function(row numbers)` in the context of each replica's rows; one result per replica.
+
+    The function returns a dict.
+    """
+    where = one_batch.strategy(replicas)
+    numbers, masks = shares(rows, replicas)
+    has_mask = masked and rows % replicas != 0
+
+    def step(numbers, mask):
+        with row_mask.examples(mask if has_mask else None, count=numbers.shape[0]):
+            return function(numbers)
+
+    def distribute(values):
+        return where.experimental_distribute_values_from_function(
+            lambda context: tf.constant(values[context.replica_id_in_sync_group])
+        )
+
+    results = tf.function(lambda *args: where.run(step, args=args))(
+        distribute(numbers), distribute(masks)
+    )
+    copies = {name: where.experimental_local_results(result) for name, result in results.items()}
+    return [{name: copies[name][i].numpy() for name in copies} for i in range(replicas)]
+
+
+def table(rows, dtype):
+    """[rows, 2, 3] numbers that differ from each other, negative ones and the largest one included."""
+    values = np.random.default_rng(0).normal(size=(rows, 2, 3)) * 100
+    if dtype.is_bool:
+        return values > 0
+    if dtype.is_integer:
+        values = values.astype(np.int64)
+        values[0, 0, 0] = min(dtype.max, 2**63 - 1)
+    return values.astype(dtype.as_numpy_dtype)
+
+
+DTYPES = ["float16", "bfloat16", "float32", "float64", "bool", "int8", "uint8", "int16", "uint16"]
+DTYPES += ["int32", "uint32", "int64", "uint64"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "replicas"),
+    [s if s[1] < 4 else pytest.param(*s, marks=pytest.mark.slow) for s in SPLITS],
+)
+def test_every_replica_has_all_rows_in_order_without_padding(rows, replicas):
+    values = {name: table(rows, tf.as_dtype(name)) for name in DTYPES}
+    gathered = run(
+        lambda i: ctl.replica.all_gather({k: tf.gather(v, i) for k, v in values.items()}),
+        rows,
+        replicas,
+    )
+    for copy in gathered:
+        for name, value in values.items():
+            assert copy[name].dtype == name
+            np.testing.assert_array_equal(copy[name], value)
+
+
+@pytest.mark.parametrize(("rows", "replicas"), SPLITS)
+def test_positions_are_indexes_into_the_gathered_rows(rows, replicas):
+    results = run(lambda i: {"own": ctl.replica.positions(i), "rows": i}, rows, replicas)
+    for result in results:
+        np.testing.assert_array_equal(result["own"], result["rows"])
+    assert result["own"].dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("rows", "replicas", "dtype"), [*[(*split, "float64") for split in SPLITS], (5, 4, "float16")]
+)
+def test_gradient_is_the_sum_of_the_gradients_of_all_replicas(rows, replicas, dtype):
+    """sum_i p_i sum_j (x_i . x_j)^3 c_j, and rows selected by tf.gather, whose gradient is sparse."""
+    x = np.random.default_rng(0).normal(size=(rows, 3)).astype(dtype)
+    scale = np.arange(1, rows + 1, dtype=np.float64)
+
+    def losses(own, everything, places):
+        own, everything = tf.cast(own, tf.float64), tf.cast(everything, tf.float64)
+        products = tf.matmul(own, everything, transpose_b=True) ** 3
+        opposite = tf.gather(everything, tf.shape(everything)[0] - 1 - places)
+        return tf.linalg.matvec(products, scale) + tf.reduce_sum(opposite**2 * own, axis=1)
+
+    def contribution(i):
+        own = tf.gather(x, i)
+        with tf.GradientTape() as tape:
+            tape.watch(own)
+            value = losses(own, ctl.replica.all_gather(own), ctl.replica.positions(own))
+            mask = ctl.replica.present()
+            value = tf.reduce_sum(value if mask is None else value * mask)
+        return {"gradient": tape.gradient(value, own), "value": value}
+
+    reference = tf.constant(x)
+    with tf.GradientTape() as tape:
+        tape.watch(reference)
+        value = tf.reduce_sum(losses(reference, reference, tf.range(rows)))
+    expected = tape.gradient(value, reference).numpy()
+    results = run(contribution, rows, replicas)
+    gradients = np.concatenate([result["gradient"] for result in results])
+    tolerance = 1e-12 if dtype == "float64" else 2e-3
+    largest = np.abs(expected).max()
+    np.testing.assert_allclose(gradients[:rows], expected, rtol=0, atol=tolerance * largest)
+    np.testing.assert_array_equal(gradients[rows:], 0)  # padding
+    assert sum(r["value"] for r in results) == pytest.approx(float(value), rel=1e-13)
+
+
+@pytest.mark.parametrize("counts", [[4, 4], [3, 2], [4, 0], [0, 3]])
+def test_replicas_with_different_numbers_of_rows_without_padding(counts):
+    x = np.arange(1.0, 1.0 + sum(counts))
+
+    def step(i):
+        # A slice of a size that is known only when the step runs, as in GlobalBatches.
+        start, size = tf.constant([0, counts[0]])[i[0]], tf.constant(counts)[i[0]]
+        own = tf.constant(x)[start : start + size]
+        with row_mask.examples(count=tf.shape(own)[0]), tf.GradientTape() as tape:
+            tape.watch(own)
+            everything, places = ctl.replica.all_gather(own), ctl.replica.positions(own)
+            loss = tf.reduce_sum(own * tf.reduce_sum(everything) ** 2)
+        assert everything.shape == places.shape == [None]
+        return {"all": everything, "places": places, "gradient": tape.gradient(loss, own)}
+
+    results = run(step, 2, 2)
+    for result in results:
+        np.testing.assert_array_equal(result["all"], x)
+    places = np.concatenate([result["places"] for result in results])
+    np.testing.assert_array_equal(places, np.arange(len(x)))
+    gradient = np.concatenate([result["gradient"] for result in results])
+    np.testing.assert_allclose(gradient, 3 * x.sum() ** 2, rtol=1e-14)
+
+
+def test_static_shape_is_kept_if_no_row_can_be_missing():
+    def check(i):
+        assert ctl.replica.all_gather(tf.gather(tf.ones([8, 5]), i)).shape == [8, 5]
+        assert ctl.replica.positions(i).shape == [i.shape[0]]
+        return {"row": i}
+
+    run(check, 8, 4)
+    run(check, 8, 1)
+
+
+def test_model_that_gathers_can_be_built_outside_of_a_replica():
+    with one_batch.strategy(2).scope():
+        assert ctl.replica.all_gather(tf.ones([3, 2])).shape == [3, 2]
+        np.testing.assert_array_equal(ctl.replica.positions(tf.ones([3, 2])), [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda i: tf.concat([i, i], axis=0), r"got shape \(8,\), but requires \[4, ...\].*axis 1"),
+        (lambda i: tf.reduce_sum(i), r"got shape \(\), but requires \[4, ...\]"),
+        (lambda i: tf.as_string(i), "got dtype string, but requires floats, integers or bools"),
+        (lambda i: tf.RaggedTensor.from_row_lengths(i, [1] * 4), "got a RaggedTensor"),
+    ],
+)
+@pytest.mark.parametrize("function", [ctl.replica.all_gather, ctl.replica.positions])
+def test_values_that_are_not_one_entry_per_row_are_rejected(function, make, message):
+    with pytest.raises(
+        ctl.UsageError, match=f"^ctl.replica.{function.__name__} {message}"
+    ) as error:
+        run(lambda i: {"x": function(make(i))}, 8, 2)
+    assert "\n" not in str(error.value)
+
+
+def test_conditional_is_rejected():
+    with pytest.raises(ctl.UsageError, match="inside of a conditional") as error:
+        run(lambda i: {"x": tf.cond(i[0] > 0, lambda: ctl.replica.all_gather(i), lambda: i)}, 8, 2)
+    assert "\n" not in str(error.value)
+
+
+VIEWS = {
+    "views": np.random.default_rng(0).normal(size=(11, 2, 4)),
+    "label": np.random.default_rng(1).integers(0, 3, 11),
+}
+
+
+class Pairs(one_batch.Trainer):
+    """Embeds two views of each row."""
+
+    EXAMPLES = VIEWS
+
+    def build_model(self):
+        layers = tf_keras.layers
+        return tf_keras.Sequential(
+            [layers.Dense(5, "tanh", input_shape=(2, 4)), layers.Dense(3), layers.Flatten()]
+        )
+
+    @classmethod
+    def embed(cls, outputs):
+        return tf.nn.l2_normalize(tf.reshape(outputs, [-1, 2, 3]), axis=2)
+
+
+class NTXent(Pairs):
+    """Chen et al. 2020, "A simple framework for contrastive learning": 2 rows - 1 negatives each."""
+
+    def per_example_loss(self, batch, outputs):
+        own = self.embed(outputs)  # [rows, 2, width]
+        both = tf.concat(tf.unstack(ctl.replica.all_gather(own), axis=1), axis=0)  # [2 all, width]
+        count, place = tf.shape(both)[0] // 2, ctl.replica.positions(own)
+        loss = 0.0
+        for view in (0, 1):
+            logits = tf.matmul(own[:, view], both, transpose_b=True) / 0.5  # [rows, 2 all]
+            itself = tf.one_hot(place + view * count, 2 * count, dtype=logits.dtype)
+            loss += tf.nn.sparse_softmax_cross_entropy_with_logits(
+                place + (1 - view) * count, logits - 1e9 * itself
+            )
+        return loss / 2
+
+    @classmethod
+    def reference(cls, model, rows):
+        own = cls.embed(model(rows["views"]))
+        both = tf.concat([own[:, 0], own[:, 1]], axis=0)
+        count = own.shape[0]
+        products = tf.exp(tf.matmul(both, both, transpose_b=True) / 0.5)
+        products *= 1 - tf.eye(2 * count, dtype=products.dtype)
+        partner = tf.gather(products, (np.arange(2 * count) + count) % (2 * count), batch_dims=1)
+        losses = -tf.math.log(partner / tf.reduce_sum(products, axis=1))
+        return (losses[:count] + losses[count:]) / 2, tf.ones([count], losses.dtype)
+
+
+class HardTriplets(Pairs):
+    """Hermans et al. 2017, "In defense of the triplet loss": the hardest rows of the global batch."""
+
+    def per_example_loss(self, batch, outputs):
+        own, label = self.embed(outputs)[:, 0], batch["label"]
+        rows, labels = ctl.replica.all_gather((own, label))
+        distance = tf.reduce_sum((own[:, tf.newaxis] - rows) ** 2, axis=2)  # [rows, all rows]
+        same = label[:, tf.newaxis] == labels
+        positive = tf.reduce_max(tf.where(same, distance, 0.0), axis=1)
+        negative = tf.reduce_min(distance + 4 * tf.cast(same, distance.dtype), axis=1)
+        return tf.nn.relu(positive - negative + 1)
+
+    @classmethod
+    def reference(cls, model, rows):
+        own, label = cls.embed(model(rows["views"]))[:, 0], rows["label"].numpy()
+        losses = []
+        for i, row in enumerate(label):
+            distance = [tf.reduce_sum((own[i] - other) ** 2) for other in tf.unstack(own)]
+            positive = tf.reduce_max(
+                [d for d, same in zip(distance, label == row, strict=True) if same]
+            )
+            others = [d for d, same in zip(distance, label == row, strict=True) if not same]
+            negative = tf.reduce_min([tf.constant(4.0, tf.float64), *others])
+            losses.append(tf.nn.relu(positive - negative + 1))
+        return tf.stack(losses), tf.ones([len(losses)], tf.float64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cls", "batch", "replicas"),
+    [(NTXent, 5, 4), (HardTriplets, 7, 2)],
+)
+def test_loss_over_pairs_is_that_of_the_global_batch(cls, batch, replicas):
+    trainer = one_batch.make(cls, batch, replicas)
+    one_batch.check_first_step(trainer)
+    one_batch.check_evaluation(trainer, 4)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "options", "message"),
+    [
+        (1, {"gradient_accumulation_steps": 2}, "optimizer.gradient_accumulation_steps=1"),
+        (2, {"logical_shards": 2}, "logical_shards computes one shard at a time: set it to 0"),
+    ],
+)
+def test_part_of_a_batch_cannot_see_the_other_parts(replicas, options, message):
+    trainer = one_batch.make(NTXent, 8, replicas, **options)
+    with pytest.raises(ctl.UsageError, match=message) as error:
+        trainer.train(tf.constant(1))
+    assert "\n" not in str(error.value)
+    one_batch.check_evaluation(trainer, 4)
+
+
+def test_compiled_gradients_of_several_replicas_cannot_communicate():
+    with pytest.raises(
+        ctl.UsageError, match=r"xla=gradients .* choose runtime.xla=autocluster or off"
+    ):
+        one_batch.make(NTXent, 8, 2, xla="gradients").train(tf.constant(1))
+
+
+def choose_gradients(*args, **kwargs):
+    return "gradients", "auto: as on several GPUs"
+
+
+def test_auto_does_not_compile_a_loss_that_gathers_rows(monkeypatch, caplog):
+    monkeypatch.setattr(xla_modes, "choose", choose_gradients)
+    microbatches._warn_of_communication.cache_clear()
+    trainer = one_batch.make(NTXent, 8, 2, xla="auto")
+    assert trainer._ctl_engine.plan.xla == "gradients"
+    one_batch.check_first_step(trainer)
+    (line,) = {r.getMessage() for r in caplog.records if "runtime.xla" in r.getMessage()}
+    assert line.startswith(
+        "runtime.xla=auto compiles nothing, because the trainer calls ctl.replica."
+    )
+    with pytest.raises(ctl.UsageError, match=r"set optimizer.gradient_accumulation_steps=1\."):
+        one_batch.make(NTXent, 8, 2, xla="auto", gradient_accumulation_steps=2).train(
+            tf.constant(1)
+        )
+
+
+@pytest.mark.parametrize("xla", [pytest.param("gradients", marks=pytest.mark.slow), "step"])
+def test_one_replica_needs_no_communication(xla):
+    one_batch.check_first_step(one_batch.make(NTXent, 8, 1, xla=xla))
+
+
+class Mixed(one_batch.Trainer):
+    """Mixes each row with the one that mirrors it in the global batch, in `preprocess`."""
+
+    EXAMPLES = VIEWS
+
+    build_model = Pairs.build_model
+
+    def preprocess(self, batch):
+        views = ctl.replica.all_gather(batch["views"])
+        place = tf.shape(views)[0] - 1 - ctl.replica.positions(batch["views"])
+        return {**batch, "views": 0.7 * batch["views"] + 0.3 * tf.gather(views, place)}
+
+    def per_example_loss(self, batch, outputs):
+        return tf.reduce_sum(outputs**2, axis=1) * tf.cast(batch["label"] + 1, outputs.dtype)
+
+    @staticmethod
+    def reference(model, rows):
+        outputs = model(0.7 * rows["views"] + 0.3 * rows["views"][::-1])
+        losses = tf.reduce_sum(outputs**2, axis=1) * tf.cast(rows["label"] + 1, tf.float64)
+        return losses, tf.ones_like(losses)
+
+
+@pytest.mark.parametrize(
+    ("batch", "replicas", "micro_batches"),
+    [pytest.param(8, 1, 3, marks=pytest.mark.slow), (11, 2, 3)],
+)
+def test_rows_may_be_mixed_before_they_are_accumulated(batch, replicas, micro_batches):
+    one_batch.check_first_step(
+        one_batch.make(Mixed, batch, replicas, gradient_accumulation_steps=micro_batches)
+    )
+
+
+class GlobalBatchesOfPairs(NTXent):
+    def build_dataset(self, split, input_context):
+        return ctl.data.GlobalBatches(super().build_dataset(split, input_context).batch(8))
+
+
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_pairs_of_a_partial_global_batch(replicas):
+    trainer = one_batch.make(GlobalBatchesOfPairs, 8, replicas)
+    one_batch.check_first_step(trainer)
+    rows = {name: tf.constant(values[8:]) for name, values in VIEWS.items()}
+    loss, _ = one_batch.reference(trainer, rows)
+    assert float(trainer.train(tf.constant(1))["loss"]) == pytest.approx(float(loss), rel=1e-12)
+    one_batch.check_evaluation(trainer, 8)
+
+
+class NormalizedPairs(NTXent):
+    """The statistics and the pairs are both those of the global batch."""
+
+    def build_model(self):
+        layers = tf_keras.layers
+        return tf_keras.Sequential(
+            [
+                layers.Dense(5, use_bias=False, input_shape=(2, 4)),
+                ctl.SyncBatchNormalization(),
+                layers.Flatten(),
+            ]
+        )
+
+    @classmethod
+    def embed(cls, outputs):
+        return tf.nn.l2_normalize(tf.reshape(outputs, [-1, 2, 5]), axis=2)
+
+    @classmethod
+    def reference(cls, model, rows):
+        return super().reference(lambda views: model(views, training=True), rows)
+
+
+@pytest.mark.slow
+def test_pairs_with_synchronized_batch_normalization():
+    one_batch.check_first_step(one_batch.make(NormalizedPairs, 7, 2), tolerance=1e-10)
+
+
+@pytest.mark.slow
+def test_float16_gradients_of_pairs_are_summed_in_float32():
+    class Gathered(NTXent):
+        """Gathers the float16 outputs of the model instead of float32 ones."""
+
+        def forward(self, batch, training):
+            outputs = super().forward(batch, training)
+            assert outputs.dtype == tf.float16
+            return outputs, ctl.replica.all_gather(outputs)
+
+        def per_example_loss(self, batch, outputs):
+            own, rows = map(self.embed, outputs)
+            return tf.reduce_sum((own[:, 0][:, tf.newaxis] - rows[:, 1]) ** 2, axis=[1, 2])
+
+    options = {"precision": "float16", "loss_scale": 1024.0}
+    updates = []
+    for replicas in (1, 2):
+        trainer = one_batch.make(Gathered, 8, replicas, **options)
+        before = trainer.model.get_weights()
+        trainer.train(tf.constant(1))
+        assert trainer.skipped_steps.numpy() == 0
+        updates.append(
+            [old - new for old, new in zip(before, trainer.model.get_weights(), strict=True)]
+        )
+    for one, two in zip(*updates, strict=True):
+        np.testing.assert_allclose(two, one, rtol=0, atol=4e-3 * np.abs(one).max())
+
+
+def train_in_one_process(cls, batch):
+    where = tf.distribute.MultiWorkerMirroredStrategy()
+    trainer = one_batch.make(cls, batch, where)
+    one_batch.check_first_step(trainer)
+    one_batch.check_evaluation(trainer, 4)
+    return where.num_replicas_in_sync, trainer.model.get_weights()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", [NTXent, pytest.param(HardTriplets, marks=pytest.mark.long)])
+def test_two_processes_compare_the_rows_of_the_global_batch(cls):
+    (replicas, first), (_, second) = testing.run_workers(train_in_one_process, cls, 7)
+    assert replicas == 2
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+class LocalPairs(NTXent):
+    """The mistake: each row is compared with the rows of its replica."""
+
+    def per_example_loss(self, batch, outputs):
+        own = self.embed(outputs)
+        logits = tf.matmul(own[:, 0], own[:, 1], transpose_b=True)
+        labels = tf.range(tf.shape(logits)[0])
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+
+
+@pytest.mark.slow
+def test_kit_accepts_pairs_of_the_global_batch_and_finds_local_ones():
+    arguments = dict(replicas=(1, 2), accumulation=(1,), batch_sizes=(7,), steps=1, in_process=True)
+    testing.assert_replica_equivalent(NTXent, VIEWS, **arguments)
+    options = ctl.TrainerOptions(allow_row_coupling=True)
+    with pytest.raises(AssertionError, match="differ"):
+        testing.assert_replica_equivalent(LocalPairs, VIEWS, options=options, **arguments)
+
+
+@pytest.mark.slow
+def test_kit_reports_the_accumulation_that_pairs_do_not_support():
+    with pytest.raises((AssertionError, ctl.UsageError), match="gradient_accumulation_steps=1"):
+        testing.assert_replica_equivalent(
+            NTXent, VIEWS, replicas=(1,), accumulation=(2,), steps=1, in_process=True
+        )
+
+
+def test_gradients_of_16_bit_rows_are_rounded_once():
+    def gradient(i):
+        own = tf.cast(i, tf.float16)
+        with tf.GradientTape() as tape:
+            tape.watch(own)
+            factor = tf.where(i[0] == 0, 2048.0, 1.0)
+            rows = tf.cast(ctl.replica.all_gather(own), tf.float32)
+            loss = factor * tf.reduce_sum(rows)
+        return {"gradient": tape.gradient(loss, own)}
+
+    # 2048 + 1 + 1 + 1 = 2051 is between two float16 numbers; added one by one it would stay 2048.
+    assert {float(r["gradient"][0]) for r in run(gradient, 4, 4)} == {2052.0}

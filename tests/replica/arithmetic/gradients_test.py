@@ -1,0 +1,149 @@
+"""Accumulate, clip, apply."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from ctl.replica.arithmetic import gradients
+from tests import reference_model
+
+
+def dense(gradient):
+    """A gradient as an array."""
+    return tf.convert_to_tensor(gradient).numpy()
+
+
+def test_accumulation_sums_dense_sparse_and_missing_gradients():
+    def rows(values, indices):
+        return tf.IndexedSlices(tf.constant(values), tf.constant(indices), tf.constant([4, 1]))
+
+    parts = [
+        [rows([[1.0], [2.0]], [1, 1]), tf.constant(5.0), None, rows([[1.0]], [3])],
+        [rows([[4.0]], [2]), tf.constant(7.0), None, tf.constant([[1.0], [2.0], [3.0], [4.0]])],
+        [rows([[8.0]], [1]), None, None, None],
+    ]
+    sums = gradients.accumulate(parts)
+    assert isinstance(sums[0], tf.IndexedSlices)
+    assert dense(sums[0]).tolist() == [[0.0], [11.0], [4.0], [0.0]]
+    assert dense(sums[1]) == 12.0
+    assert sums[2] is None
+    assert dense(sums[3]).tolist() == [[1.0], [2.0], [3.0], [5.0]]
+
+
+def sparse(values, indices, size):
+    return tf.IndexedSlices(tf.constant(values), tf.constant(indices), tf.constant([size, 1]))
+
+
+def test_clip_by_global_norm_by_hand():
+    # (3, 4) and 12 have the joint norm 13; rows 1 of the sparse one sum to 12.
+    values = [tf.constant([3.0, 4.0]), None, sparse([[5.0], [7.0]], [1, 1], 2)]
+    one, none, rows = gradients.clip(values, ctl.Clip(global_norm=6.5))
+    assert none is None
+    assert one.numpy().tolist() == [1.5, 2.0]
+    assert dense(rows).tolist() == [[0.0], [6.0]]
+
+
+def test_clip_by_global_norm_does_not_change_small_gradients():
+    clipped = gradients.clip([tf.constant([3.0, 4.0])], ctl.Clip(global_norm=5.5))
+    assert clipped[0].numpy().tolist() == [3.0, 4.0]
+
+
+def test_clip_by_norm_bounds_each_gradient_separately():
+    values = [tf.constant([3.0, 4.0]), tf.constant([0.6]), sparse([[6.0], [4.0]], [0, 0], 2)]
+    one, two, rows = gradients.clip(values, ctl.Clip(norm=2.5))
+    assert one.numpy().tolist() == [1.5, 2.0]
+    assert two.numpy() == pytest.approx([0.6])
+    assert dense(rows).tolist() == [[2.5], [0.0]]
+
+
+def test_clip_by_value_sums_rows_first():
+    values = [tf.constant([-3.0, 0.5]), sparse([[0.8], [0.8]], [1, 1], 2)]
+    one, rows = gradients.clip(values, ctl.Clip(value=1.0))
+    assert one.numpy().tolist() == [-1.0, 0.5]
+    assert dense(rows).tolist() == [[0.0], [1.0]]
+
+
+def test_clip_by_two_rules_or_a_negative_bound_is_rejected():
+    with pytest.raises(ctl.UsageError, match=r"clip\.global_norm and clip\.value are set"):
+        ctl.Clip(global_norm=1.0, value=1.0)
+    with pytest.raises(ctl.UsageError, match=r"clip\.norm is -1"):
+        ctl.Clip(norm=-1.0)
+
+
+def test_apply_does_not_change_variables_without_a_gradient():
+    one, two = tf.Variable([1.0]), tf.Variable([1.0])
+    gradients.apply(tf_keras.optimizers.SGD(0.5), [tf.constant([2.0]), None], [one, two])
+    assert one.numpy() == [0.0]
+    assert two.numpy() == [1.0]
+
+
+def clip_by_hand(gradients, rule, limit):
+    """What the rule does to the gradient of the global batch."""
+    if rule.endswith("value"):
+        return [np.clip(g, -limit, limit) for g in gradients]
+    norms = [np.linalg.norm(g) for g in gradients]
+    if rule.startswith("global"):
+        norms = [np.linalg.norm(norms)] * len(gradients)
+    return [g * min(1, limit / norm) for g, norm in zip(gradients, norms, strict=True)]
+
+
+ACCUMULATED = {"gradient_accumulation_steps": 2}
+RULES = [("norm", 0.3), ("value", 0.05)]
+RULES += [("clipnorm", 0.1), ("clipvalue", 0.02), ("global_clipnorm", 0.1)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "limit", "replicas", "options"),
+    [
+        ("global_norm", 0.5, 2, ACCUMULATED),
+        *[pytest.param(*rule, 2, ACCUMULATED, marks=pytest.mark.slow) for rule in RULES],
+        pytest.param("clipnorm", 0.1, 2, {"logical_shards": 4}, marks=pytest.mark.slow),
+        # One replica shows whether the rule of an optimizer is known.
+        *[(*rule, 1, ACCUMULATED) for rule in RULES if "clip" in rule[0]],
+    ],
+)
+def test_bounds_apply_to_the_gradient_of_the_global_batch(rule, limit, replicas, options):
+    """Bounds of the options and of the optimizer; the rows of sparse gradients are summed first."""
+    of_optimizer = {rule: limit} if "clip" in rule else {}
+    clip = ctl.Clip(**({} if of_optimizer else {rule: limit}))
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(replicas), 8, cls=AllTokens, clip=clip,
+        optimizer=lambda: tf_keras.optimizers.SGD(1.0, **of_optimizer), **options,
+    )  # fmt: skip
+    before = trainer.model.get_weights()
+    _, exact, _ = reference_model.loss_and_gradients(before, AllTokens.rows)
+    trainer.train(tf.constant(1))
+    clipped = clip_by_hand(exact, rule, limit)
+    assert any((one != other).any() for one, other in zip(clipped, exact, strict=True))
+    for variable, old, gradient in zip(
+        trainer.model.trainable_variables, before, clipped, strict=True
+    ):
+        assert np.abs(gradient).max() > 0
+        for copy in testing.copies(trainer.strategy, variable):
+            np.testing.assert_allclose(old - copy, gradient, rtol=0, atol=1e-14)
+
+
+class AllTokens(reference_model.ReferenceTrainer):
+    """A dataset of one batch, in which tokens occur several times."""
+
+    rows = reference_model.examples(8)
+    data_factory = staticmethod(lambda split: ctl.data.arrays(AllTokens.rows))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Adam", "Adafactor"])
+def test_sparse_and_dense_gradients_give_the_same_update(name):
+    def weights(**options):
+        make = getattr(tf_keras.optimizers, name)
+        trainer = reference_model.make_trainer(
+            testing.make_strategy(2), 8, optimizer=lambda: make(0.01), **options
+        )
+        trainer.train(tf.constant(3))
+        return trainer.model.get_weights()
+
+    # With logical shards all gradients are dense.
+    for sparse, dense in zip(weights(), weights(logical_shards=4), strict=True):
+        np.testing.assert_allclose(sparse, dense, rtol=0, atol=1e-14)

@@ -1,0 +1,177 @@
+"""The time that steps wait for their batches, by a clock of the test."""
+
+import itertools
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.data.experimental.ops.testing import sleep
+from tensorflow.python.framework import config
+
+from ctl import testing
+from ctl.data import distribution
+from ctl.replica.arithmetic.input_wait import InputWait
+from ctl.replica.step import flops
+from ctl.replica.step.engine import engine_of
+from tests import child, reference_model
+
+STEPS = 4
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """What happens in a loop, in its order; the clock's n-th reading, from 0 on, is n^2."""
+    events = []
+
+    def read():
+        events.append("clock")
+        return np.float64((events.count("clock") - 1) ** 2)
+
+    monkeypatch.setattr(tf, "timestamp", lambda: tf.numpy_function(read, [], tf.float64))
+    return events
+
+
+# The readings of step k are 4 k^2 and (2 k + 1)^2.
+SECONDS = sum(4 * k + 1 for k in range(STEPS))
+
+
+def log(events, event):
+    """Returns an identity function that logs an event when it runs."""
+    return lambda x: tf.numpy_function(lambda x: (events.append(event), x)[1], [x], tf.int64)
+
+
+@pytest.mark.parametrize("replicas", ["default", 1, 2])
+def test_each_step_measures_from_its_request_to_the_arrival_of_its_batch(events, replicas):
+    strategy = (
+        tf.distribute.get_strategy() if replicas == "default" else testing.make_strategy(replicas)
+    )
+
+    def make_dataset(context):
+        dataset = tf.data.Dataset.range(2 * STEPS).batch(1).apply(sleep(20_000))
+        return dataset.map(log(events, "batch"))
+
+    wait = InputWait(strategy)
+    wait.enable()
+    iterator = iter(distribution.from_function(strategy, make_dataset))
+
+    @tf.function
+    def run(count):
+        for _ in tf.range(count):
+            log(events, "step")(strategy.experimental_local_results(wait.next(iterator))[0])
+
+    run(tf.constant(STEPS))
+    assert wait.read() == SECONDS
+    if replicas == "default":
+        assert events == ["clock", "batch", "clock", "step"] * STEPS
+    else:  # tf.distribute reads batches ahead
+        assert [e for e in events if e != "batch"] == ["clock", "clock", "step"] * STEPS
+        for step, end in enumerate([i for i, e in enumerate(events) if e == "clock"][1::2], 1):
+            assert events[:end].count("batch") >= step * replicas
+    wait.reset()
+    assert wait.read() == 0.0
+
+
+# One core has one thread for operations: the second reading must not wait for the step's.
+ON_ONE_CORE = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import time
+import tensorflow as tf
+from ctl.replica.arithmetic.input_wait import InputWait
+
+wait = InputWait(tf.distribute.get_strategy())
+wait.enable()
+iterator = iter(tf.data.Dataset.from_tensors(tf.ones([64, 512])).repeat().prefetch(2))
+weights = tf.ones([512, 512]) / 512
+
+@tf.function
+def run(count):
+    for _ in tf.range(count):
+        values = wait.next(iterator)
+        for _ in range(40):
+            values = tf.tanh(values @ weights)
+        tf.debugging.assert_all_finite(values, "")
+
+run(tf.constant(2))
+wait.reset()
+begin = time.perf_counter()
+run(tf.constant(50))
+print(wait.read() / (time.perf_counter() - begin))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores are selected on Linux")
+def test_computing_on_one_core_is_no_wait(tmp_path):
+    program = tmp_path / "program.py"  # AutoGraph requires a file
+    program.write_text(ON_ONE_CORE)
+    result = child.run([str(program)])
+    assert result.returncode == 0, result.stderr
+    assert float(result.stdout) < 0.4  # 0.9 if the reading waits for the step
+
+
+def test_deterministic_steps_read_no_clock():
+    tf.config.experimental.enable_op_determinism()
+    try:
+        wait = InputWait(tf.distribute.get_strategy())
+        wait.enable()
+        iterator = iter(tf.data.Dataset.range(3))
+        assert tf.function(lambda: wait.next(iterator))().numpy() == 0
+        assert wait.read() is None
+    finally:
+        config.disable_op_determinism()
+
+
+def test_eager_steps_are_measured(events):
+    wait = InputWait(tf.distribute.get_strategy())
+    wait.enable()
+    assert wait.read() is None  # no step has read a batch
+    iterator = iter(tf.data.Dataset.range(STEPS))
+    assert [int(wait.next(iterator)) for _ in range(STEPS)] == [*range(STEPS)]
+    assert wait.read() == SECONDS
+
+
+def count_clocks(trainer):
+    """The readings of the clock in the last trace of a trainer's loop."""
+    trainer.train(tf.constant(2))
+    graph = flops.list_graphs(trainer)[-1].as_graph_def()
+    nodes = [node for function in graph.library.function for node in function.node_def]
+    return sum(node.op == "Timestamp" for node in [*graph.node, *nodes])
+
+
+def test_step_has_no_clock_until_the_measurement_is_enabled():
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8)
+    assert count_clocks(trainer) == 0
+    engine_of(trainer).results.measure_waiting()
+    assert count_clocks(trainer) == 2
+
+
+@pytest.mark.slow
+def test_uneven_batches_keep_their_masks_and_the_bits_of_the_update():
+    strategy = testing.make_strategy(2)
+    plain, measured = (reference_model.make_trainer(strategy, 7) for _ in range(2))
+    engine_of(measured).results.measure_waiting()
+    assert [count_clocks(trainer) for trainer in (plain, measured)] == [0, 2]
+    for a, b in zip(plain.model.variables, measured.model.variables, strict=True):
+        for x, y in itertools.zip_longest(testing.copies(strategy, a), testing.copies(strategy, b)):
+            assert (x == y).all()
+
+
+def test_compiled_loop_measures_its_chunks():
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, xla="loop")
+    engine_of(trainer).results.measure_waiting()
+    trainer.train(tf.constant(3))
+    assert engine_of(trainer).results.input_wait.read() > 0.0
+
+
+def test_own_step_that_never_calls_ctls_is_not_measured():
+    class OwnStep(reference_model.ReferenceTrainer):
+        def train_step(self, iterator):
+            next(iterator)
+            self.global_step.assign_add(1)
+
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=OwnStep)
+    engine_of(trainer).results.measure_waiting()
+    trainer.train(tf.constant(3))
+    assert engine_of(trainer).results.input_wait.read() is None

@@ -1,0 +1,345 @@
+"""The denominator of the loss, which is that of the global batch."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from ctl.replica.arithmetic import loss
+from tests import one_batch
+
+
+def on_replicas(strategy, function, *per_replica):
+    """Runs `function` on each replica; each of `per_replica` is one argument, a value per replica."""
+    values = [
+        strategy.experimental_distribute_values_from_function(
+            lambda context, v=v: tf.constant(v[context.replica_id_in_sync_group])
+        )
+        for v in per_replica
+    ]
+    result = tf.function(lambda *args: strategy.run(function, args=args))(*values)
+    return [r.numpy() for r in strategy.experimental_local_results(result)]
+
+
+def test_three_examples_on_two_replicas_by_hand():
+    # Losses 1, 2 | 6 with weights 1, 1 | 1: the mean of all is 3, the mean of means 3.75.
+    def share(per_example, present):
+        weights = loss.row_weights(None, present, tf.float64)
+        return loss.contribution(
+            per_example, weights, loss.global_weight(weights, 2, 3, tf.float64)
+        )
+
+    shares = on_replicas(
+        testing.make_strategy(2),
+        share,
+        [np.array([1.0, 2.0]), np.array([6.0, 6.0])],
+        [[1.0, 1.0], [1.0, 0.0]],
+    )
+    assert shares == pytest.approx([1.0, 2.0], abs=1e-15)
+
+
+def test_weights_count_across_replicas_by_hand():
+    # Weights 1, 3 | 4 and losses 8, 0 | 2: (8 + 0 + 8) / 8.
+    def share(per_example, weight):
+        weights = loss.row_weights(weight, None, tf.float64)
+        return loss.contribution(
+            per_example, weights, loss.global_weight(weights, 1, 2, tf.float64)
+        )
+
+    shares = on_replicas(
+        testing.make_strategy(2),
+        share,
+        [np.array([8.0, 0.0]), np.array([2.0, 0.0])],
+        [[1.0, 3.0], [4.0, 0.0]],
+    )
+    assert shares == [1.0, 1.0]
+
+
+def test_full_static_batch_divides_by_a_constant():
+    def is_constant(_):
+        total = loss.global_weight(None, 4, 8, tf.float64)
+        assert tf.get_static_value(total) == 8.0
+        return total
+
+    assert on_replicas(testing.make_strategy(2), is_constant, [1.0, 1.0]) == [8.0, 8.0]
+
+
+def test_batch_that_is_not_full_is_counted():
+    assert on_replicas(
+        testing.make_strategy(2),
+        lambda rows: loss.global_weight(None, tf.cast(rows, tf.int32), 8, tf.float64),
+        [3.0, 2.0],
+    ) == [5.0, 5.0]
+
+
+@pytest.mark.parametrize("weight", [[0.0, 0.0], None])
+def test_total_weight_of_zero_gives_no_loss_and_no_gradient(weight):
+    x = tf.Variable([2.0, 3.0])
+    with tf.GradientTape() as tape:
+        weights = loss.row_weights(
+            None if weight is None else tf.constant(weight), tf.zeros([2]), tf.float32
+        )
+        value = loss.contribution(tf.square(x), weights, tf.reduce_sum(weights))
+    assert value.numpy() == 0.0
+    assert tape.gradient(value, x).numpy().tolist() == [0.0, 0.0]
+
+
+def test_row_of_weight_zero_is_not_a_row_of_padding():
+    weights = loss.row_weights(tf.constant([2.0, 0.0]), tf.constant([1.0, 1.0]), tf.float32)
+    assert weights.numpy().tolist() == [2.0, 0.0]
+    assert loss.row_weights(None, None, tf.float32) is None
+
+
+def test_contributions_of_regularization_sum_to_it_once():
+    parts = [
+        loss.regularization_contribution([tf.constant(3.0), tf.constant(5.0)], 4, tf.float64)
+    ] * 4
+    assert sum(part.numpy() for part in parts) == 8.0
+    assert loss.regularization_contribution([], 4, tf.float64) is None
+
+
+@pytest.mark.parametrize("shape", [[], [2, 3], [2, 1]])
+def test_losses_that_are_not_one_per_example_are_rejected(shape):
+    with pytest.raises(ctl.UsageError, match="one loss per example"):
+        loss.contribution(tf.zeros(shape), None, tf.constant(1.0))
+
+
+def test_regularization_of_examples_is_rejected():
+    with pytest.raises(ctl.UsageError, match="per_example_loss"):
+        loss.regularization_contribution([tf.zeros([3])], 1, tf.float32)
+
+
+def test_weights_of_another_shape_are_rejected():
+    with pytest.raises(ctl.UsageError, match=r"must be \[rows\]"):
+        loss.row_weights(tf.ones([]), None, tf.float32)
+    with pytest.raises(ctl.UsageError, match=r"shape \(3, 1\), but .* returned \(3,\)"):
+        loss.contribution(tf.ones([3]), tf.ones([3, 1]), tf.constant(1.0))
+
+
+def test_weights_do_not_broadcast_if_shapes_are_known_only_in_the_step():
+    signature = [tf.TensorSpec([None, None])] * 2
+    share = tf.function(
+        lambda losses, weights: loss.contribution(losses, weights, tf.constant(1.0)),
+        input_signature=signature,
+    )
+    assert float(share(tf.ones([2, 3]), 2 * tf.ones([2, 3]))) == 12.0
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        share(tf.ones([2, 3]), tf.ones([2, 1]))
+
+
+TOKENS, VOCABULARY = 6, 5
+LENGTHS = np.array([6, 1, 3, 0, 5, 2, 4, 6, 1, 2, 6, 3, 5])
+SEQUENCES = {
+    "x": np.random.default_rng(0).integers(1, VOCABULARY, (13, TOKENS)),
+    "label": np.random.default_rng(1).integers(1, VOCABULARY, (13, TOKENS))
+    * (np.arange(TOKENS) < LENGTHS[:, np.newaxis]),
+}
+
+
+class LanguageModel(one_batch.Trainer):
+    """Predicts the token of each place; 0 is padding. Sequences have different lengths, one has 0."""
+
+    EXAMPLES = SEQUENCES
+
+    def build_model(self):
+        layers = tf_keras.layers
+        return tf_keras.Sequential(
+            [
+                layers.Embedding(VOCABULARY, 4, input_length=TOKENS),
+                layers.Dense(4, "tanh", kernel_regularizer=tf_keras.regularizers.L2(0.1)),
+                layers.Dense(VOCABULARY),
+            ]
+        )
+
+    def per_example_loss(self, batch, outputs):
+        return tf_keras.losses.sparse_categorical_crossentropy(
+            batch["label"], outputs, from_logits=True
+        )
+
+    def sample_weight(self, batch):
+        return tf.cast(batch["label"] != 0, self.compute_dtype)
+
+    @staticmethod
+    def reference(model, rows):
+        logits = model(rows["x"])
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(rows["label"], logits)
+        return losses, tf.cast(rows["label"] > 0, losses.dtype)
+
+    @staticmethod
+    def penalty(model):
+        return 0.1 * tf.reduce_sum(model.layers[1].kernel ** 2)
+
+
+@pytest.mark.parametrize(
+    ("batch", "replicas", "micro_batches"),
+    [(7, 2, 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(8, 2, 1), (5, 4, 1)])],
+)
+def test_tokens_are_weighted_over_the_global_batch(batch, replicas, micro_batches):
+    trainer = one_batch.make(
+        LanguageModel, batch, replicas, gradient_accumulation_steps=micro_batches
+    )
+    one_batch.check_first_step(trainer, penalty=LanguageModel.penalty)
+    one_batch.check_evaluation(trainer, 7)
+
+
+@pytest.mark.slow
+def test_tokens_are_weighted_in_logical_shards():
+    trainer = one_batch.make(LanguageModel, 8, 2, logical_shards=4)
+    one_batch.check_first_step(trainer, penalty=LanguageModel.penalty)
+
+
+class GlobalBatchesOfTokens(LanguageModel):
+    def build_dataset(self, split, input_context):
+        return ctl.data.GlobalBatches(super().build_dataset(split, input_context).batch(8))
+
+
+@pytest.mark.slow
+def test_tokens_are_weighted_in_global_batches_of_which_the_last_is_partial():
+    trainer = one_batch.make(GlobalBatchesOfTokens, 8, 2)
+    trainer.train(tf.constant(1))
+    rows = {name: tf.constant(values[8:]) for name, values in trainer.EXAMPLES.items()}
+    loss, _ = one_batch.reference(trainer, rows, trainer.penalty)
+    assert float(trainer.train(tf.constant(1))["loss"]) == pytest.approx(float(loss), rel=1e-12)
+    one_batch.check_evaluation(trainer, 8)
+
+
+class RowWeighted(LanguageModel):
+    def sample_weight(self, batch):
+        return tf.ones_like(batch["label"][:, 0])
+
+
+class Unweighted(LanguageModel):
+    def sample_weight(self, batch):
+        return None
+
+
+class MeanOfTokens(LanguageModel):
+    def per_example_loss(self, batch, outputs):
+        return tf.reduce_mean(super().per_example_loss(batch, outputs), axis=1)
+
+
+class ColumnOfWeights(LanguageModel):
+    def sample_weight(self, batch):
+        return super().sample_weight(batch)[:, :1]
+
+
+@pytest.mark.parametrize(
+    ("cls", "message"),
+    [
+        (
+            RowWeighted,
+            r"shape \(8, 6\).*return weights of this shape from sample_weight.*or reduce",
+        ),
+        (Unweighted, r"shape \(8, 6\).*return weights of this shape from sample_weight.*or reduce"),
+        (MeanOfTokens, r"sample_weight has shape \(8, 6\), but per_example_loss returned \(8,\)"),
+        (
+            ColumnOfWeights,
+            r"sample_weight has shape \(8, 1\), but per_example_loss returned \(8, 6\)",
+        ),
+    ],
+)
+def test_weights_of_another_shape_than_the_losses_are_rejected(cls, message):
+    trainer = one_batch.make(cls, 8, 1)
+    for run in (trainer.train, ctl.StandardEvaluator(trainer).evaluate):
+        with pytest.raises(ctl.UsageError, match=message) as error:
+            run(tf.constant(1))
+        assert "\n" not in str(error.value)
+
+
+X = np.random.default_rng(0).normal(size=(13, 2))
+NUMBERS = {"x": X, "label": X[:, 0] * X[:, 1]}
+
+
+class Regression(one_batch.Trainer):
+    """Squared errors; `layers` are added to the model."""
+
+    EXAMPLES = NUMBERS
+    layers = staticmethod(lambda: [])
+
+    def build_model(self):
+        dense = tf_keras.layers.Dense
+        return tf_keras.Sequential([dense(3, "tanh", input_shape=(2,)), *self.layers(), dense(1)])
+
+    def per_example_loss(self, batch, outputs):
+        return tf.square(outputs[:, 0] - batch["label"])
+
+
+class RowLoss(tf_keras.layers.Layer):
+    """Adds a loss in `call`, as the KL divergence of a variational autoencoder often is."""
+
+    def call(self, inputs):
+        self.add_loss(tf.reduce_mean(tf.square(inputs)))
+        return inputs
+
+
+class VariableLoss(tf_keras.layers.Layer):
+    """Adds a loss in `call` that depends on a variable only."""
+
+    def build(self, shape):
+        self.scale = self.add_weight("scale", shape[-1:], initializer="ones")
+
+    def call(self, inputs):
+        self.add_loss(0.1 * tf.reduce_sum(tf.square(self.scale)))
+        return self.scale * inputs
+
+
+class WithRowLoss(Regression):
+    layers = staticmethod(lambda: [RowLoss(name="divergence")])
+
+
+class WithModelLoss(Regression):
+    def build_model(self):
+        x = tf_keras.Input([2])
+        outputs = tf_keras.layers.Dense(1)(x)
+        model = tf_keras.Model(x, outputs)
+        model.add_loss(tf.reduce_mean(tf.abs(outputs)))
+        return model
+
+
+class WithOwnPenalty(Regression):
+    def forward(self, batch, training):
+        outputs = super().forward(batch, training)
+        self.penalty = tf.reduce_mean(outputs)
+        return outputs
+
+    def regularization_losses(self):
+        return [self.penalty]
+
+
+@pytest.mark.parametrize(
+    ("cls", "replicas", "options"),
+    [
+        (WithRowLoss, 2, {}),
+        (WithRowLoss, 1, {"gradient_accumulation_steps": 2}),
+        (WithRowLoss, 1, {"xla": "gradients"}),
+        (WithModelLoss, 1, {}),
+        (WithOwnPenalty, 1, {}),
+    ],
+)
+def test_added_loss_that_depends_on_rows_is_rejected(cls, replicas, options):
+    trainer = one_batch.make(cls, 8, replicas, **options)
+    with pytest.raises(
+        ctl.UsageError, match=r"depends on the rows .* in per_example_loss"
+    ) as error:
+        trainer.train(tf.constant(1))
+    assert "\n" not in str(error.value)
+    assert cls is not WithRowLoss or "/divergence/" in str(error.value)
+
+
+class WithVariableLoss(Regression):
+    layers = staticmethod(lambda: [VariableLoss()])
+
+    @staticmethod
+    def reference(model, rows):
+        return tf.square(model(rows["x"])[:, 0] - rows["label"]), tf.ones_like(rows["label"])
+
+    @staticmethod
+    def penalty(model):
+        return 0.1 * tf.reduce_sum(model.layers[1].scale ** 2)
+
+
+def test_added_loss_of_variables_counts_once():
+    trainer = one_batch.make(WithVariableLoss, 7, 2, gradient_accumulation_steps=3)
+    one_batch.check_first_step(trainer, penalty=WithVariableLoss.penalty)

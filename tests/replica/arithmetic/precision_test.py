@@ -1,0 +1,224 @@
+"""The dtypes of each precision, the rounding of its gradients, and the loss scale of float16."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from ctl.data import sampler
+from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.replica.arithmetic import precision
+from tests import faulty_trainers, reference_model
+
+
+def gradient(trainer):
+    """One step of SGD with rate 1 moves the weights by the gradient."""
+    before = trainer.model.get_weights()
+    trainer.train(tf.constant(1))
+    return [b - a for b, a in zip(before, trainer.model.get_weights(), strict=True)]
+
+
+def exact_gradient(trainer):
+    """The float64 gradient of the first step at a trainer's weights."""
+    positions = tf.range(trainer.global_batch_size, dtype=tf.int64)
+    indexes = sampler.example_indexes(
+        positions, count=reference_model.EXAMPLES, seed=0, span=trainer.global_batch_size
+    )
+    rows = reference_model.pick(reference_model.examples(), indexes.numpy())
+    weights = [weight.astype(float) for weight in trainer.model.get_weights()]
+    return reference_model.loss_and_gradients(weights, rows)[1]
+
+
+@pytest.mark.parametrize("name", precision.PRECISIONS)
+def test_precision_sets_the_dtypes_of_layers_and_metrics_inside_its_scope(name):
+    expected = precision.of(name)
+    with precision.precision_scope(name):
+        layer, metric = tf_keras.layers.Dense(1), tf_keras.metrics.Mean()
+        layer.build([None, 2])
+        assert layer.compute_dtype == expected.compute
+        assert layer.kernel.dtype == metric.dtype == expected.floatx
+    assert tf_keras.backend.floatx() == "float32"
+    assert tf_keras.mixed_precision.global_policy().name == "float32"
+
+
+def test_default_policy_of_tf_keras_still_follows_floatx_after_a_trainer():
+    reference_model.make_trainer(testing.make_strategy(1), 8)
+    try:
+        tf_keras.backend.set_floatx("float64")
+        assert tf_keras.layers.Dense(1).compute_dtype == "float64"
+    finally:
+        tf_keras.backend.set_floatx("float32")
+    assert tf_keras.layers.Dense(1).compute_dtype == "float32"
+
+
+def test_policy_that_the_user_set_is_restored():
+    tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        reference_model.make_trainer(testing.make_strategy(1), 8)
+        assert tf_keras.layers.Dense(1).compute_dtype == "bfloat16"
+    finally:
+        tf_keras.mixed_precision.set_global_policy(None)
+
+
+class Late(reference_model.ReferenceTrainer):
+    """Creates a layer in its first training step, and another one in its first evaluation."""
+
+    def build_metrics(self):
+        return {}
+
+    def forward(self, batch, training):
+        outputs = super().forward(batch, training)
+        if ctl.replica.current() is not None:
+            layer = tf_keras.layers.Activation("tanh")
+            self.policies = {**getattr(self, "policies", {}), training: layer.compute_dtype}
+            self.floatx = tf_keras.backend.floatx()
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("name", "compute", "floatx", "replicas"),
+    [
+        pytest.param("float64", "float64", "float64", 1, marks=pytest.mark.slow),
+        ("bfloat16", "bfloat16", "float32", 1),
+        pytest.param("bfloat16", "bfloat16", "float32", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_layers_that_a_first_call_creates_have_the_precision_of_the_trainer(
+    name, compute, floatx, replicas
+):
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(replicas), 8, cls=Late, precision=name
+    )
+    trainer.train(tf.constant(1))
+    ctl.StandardEvaluator(trainer).evaluate(tf.constant(1))
+    assert trainer.policies == {True: compute, False: compute}
+    assert trainer.floatx == floatx
+    assert tf_keras.backend.floatx() == "float32"
+
+
+def test_loss_that_reads_the_global_precision_is_exact_in_float64():
+    class Huber(reference_model.ReferenceTrainer):
+        def per_example_loss(self, batch, outputs):
+            return tf_keras.losses.huber(tf.zeros_like(outputs), outputs, delta=100.0)
+
+        def regularization_losses(self):
+            return []
+
+    trainer = reference_model.make_trainer(testing.make_strategy(2), 8, cls=Huber)
+    evaluation = ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
+    rows = reference_model.examples()
+    outputs = trainer.model({"x": rows["x"], "token": rows["token"]}).numpy()
+    losses = (outputs**2).mean(axis=1) / 2
+    expected = (losses * rows["weight"]).sum() / rows["weight"].sum()
+    assert float(evaluation["loss"]) == pytest.approx(expected, rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "options"),
+    [
+        (1, {}),
+        pytest.param(1, {"xla": "gradients"}, marks=pytest.mark.slow),
+        pytest.param(2, {"logical_shards": 4}, marks=pytest.mark.slow),
+    ],
+)
+def test_loss_scale_in_float64_gives_the_update_without_one(replicas, options):
+    def scaled():
+        return tf_keras.mixed_precision.LossScaleOptimizer(
+            tf_keras.optimizers.SGD(1.0), dynamic=False, initial_scale=1024.0
+        )
+
+    def step(**arguments):
+        trainer = reference_model.make_trainer(
+            testing.make_strategy(replicas), 8, **options, **arguments
+        )
+        return gradient(trainer)
+
+    for one, other in zip(step(), step(optimizer=scaled), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-15)
+
+
+def test_unknown_precision_is_rejected():
+    with pytest.raises(ctl.UsageError, match="There is no precision 'half': choose one of float64"):
+        precision.of("half")
+
+
+def test_16_bit_outputs_are_cast_to_float32():
+    outputs = {"a": tf.constant(1.0, tf.bfloat16), "b": [tf.constant(1.0, tf.float16)]}
+    outputs |= {"c": tf.constant(1.0, tf.float64), "d": tf.constant(1)}
+    cast = precision.cast_to_float32(outputs)
+    assert [v.dtype for v in tf.nest.flatten(cast)] == [
+        tf.float32, tf.float32, tf.float64, tf.int32,
+    ]  # fmt: skip
+
+
+def test_mask_of_tf_keras_stays_with_outputs_that_are_cast():
+    output, mask = tf.constant([1.0], tf.bfloat16), tf.constant([True])
+    output._keras_mask = mask
+    assert precision.cast_to_float32({"a": output})["a"]._keras_mask is mask
+
+
+def test_only_float16_gets_a_loss_scale_and_only_one():
+    optimizer = tf_keras.optimizers.SGD(0.1)
+    for name in ("float32", "float64", "bfloat16"):
+        assert precision.wrap_loss_scale(optimizer, name, 0.0) is optimizer
+    dynamic = precision.wrap_loss_scale(optimizer, "float16", 0.0)
+    assert dynamic.dynamic and dynamic.loss_scale.numpy() == 2.0**15
+    assert precision.wrap_loss_scale(dynamic, "float16", 8.0) is dynamic
+    fixed = precision.wrap_loss_scale(tf_keras.optimizers.SGD(0.1), "float16", 8.0)
+    assert not fixed.dynamic and fixed.loss_scale.numpy() == 8.0
+
+
+def test_bfloat16_computes_the_gradient_to_its_rounding():
+    trainer = reference_model.make_trainer(testing.make_strategy(2), 7, precision="bfloat16")
+    exact = exact_gradient(trainer)
+    rounded = gradient(trainer)
+    # bfloat16 keeps 8 bits: a relative error of 2^-8 an operation, and fewer than 16 in a row here.
+    for one, other in zip(exact, rounded, strict=True):
+        assert other.dtype == np.float32
+        assert np.abs(one - other).max() <= 16 * 2**-8 * max(1.0, np.abs(one).max())
+
+
+@pytest.mark.parametrize(
+    ("replicas", "option"),
+    [
+        (1, 0.0),
+        pytest.param(2, 0.0, marks=pytest.mark.slow),
+        pytest.param(1, 1024.0, marks=pytest.mark.slow),
+    ],
+)
+def test_float16_computes_the_gradient_to_its_rounding_with_every_scale(replicas, option):
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(replicas), 8, precision="float16", loss_scale=option
+    )
+    weights, exact = trainer.model.get_weights(), exact_gradient(trainer)
+    for scale in [1.0, 1024.0, 2.0**15] if trainer.optimizer.dynamic else [option]:
+        trainer.global_step.assign(0)
+        trainer.model.set_weights(weights)
+        if trainer.optimizer.dynamic:
+            trainer.optimizer._loss_scale._current_loss_scale.assign(scale)
+        for one, other in zip(exact, gradient(trainer), strict=True):
+            # 11 bits, and fewer than 16 operations in a row.
+            assert np.abs(one - other).max() <= 16 * 2**-11 * max(1.0, np.abs(one).max())
+        assert trainer.optimizer.loss_scale.numpy() == scale
+
+
+@pytest.mark.slow
+def test_loss_scale_grows_after_finite_steps_and_is_restored(tmp_path):
+    def optimizer():
+        return tf_keras.mixed_precision.LossScaleOptimizer(
+            tf_keras.optimizers.SGD(1e-3), initial_scale=8.0, dynamic_growth_steps=3
+        )
+
+    options = {"precision": "float16", "optimizer": optimizer}
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, **options)
+    trainer.train(tf.constant(7))
+    assert trainer.optimizer.loss_scale.numpy() == 32.0
+    Checkpointer(tmp_path, trainer).save()
+    other = reference_model.make_trainer(testing.make_strategy(1), 8, **options)
+    Checkpointer(tmp_path, other).all_restore_latest()
+    for one in (trainer, other):
+        one.train(tf.constant(3))
+    assert other.optimizer.loss_scale.numpy() == trainer.optimizer.loss_scale.numpy() == 64.0
+    faulty_trainers.same(faulty_trainers.state(trainer), faulty_trainers.state(other))

@@ -1,0 +1,79 @@
+"""Variables that a step assigns differently on each replica are rejected after the first inner loop."""
+
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl.replica.checks.copies import check_copies
+from tests.users_code import gathered, normalization, running, state
+from tests.users_code.running import Split
+
+ASSIGNS_OWN_ROWS = (
+    state.MomentumQueue,
+    state.CenterLoss,
+    state.MovingCodebookCase,
+    state.MeanAggregatedStatisticCase,
+    state.AdaptiveProbability,
+    normalization.DataDependentInitialization,
+)
+
+
+def train(case, split):
+    trainer = running.build(case, split)
+    return trainer.train(tf.constant(1))
+
+
+BY_DEFAULT = (state.CenterLoss, state.MeanAggregatedStatisticCase)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=() if case in BY_DEFAULT else pytest.mark.slow)
+        for case in ASSIGNS_OWN_ROWS
+    ],
+)
+def test_value_of_the_rows_of_one_replica_is_rejected(case):
+    with pytest.raises(
+        ctl.UsageError, match=r"The step assigns .* ctl\.replica\.all_gather\(rows\)"
+    ):
+        train(case, Split(2))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        gathered.CenterLoss,
+        pytest.param(state.Bootstrap, marks=pytest.mark.slow),
+        pytest.param(normalization.PlainBatchNormalization, marks=pytest.mark.slow),
+    ],
+)
+def test_value_that_is_the_same_on_all_replicas_is_accepted(case):
+    train(case, Split(2))
+
+
+def test_one_replica_computes_from_all_rows():
+    train(state.CenterLoss, Split(1))
+
+
+@pytest.mark.parametrize(
+    "dtype, accepted, rejected", [("float64", 1e-11, 1e-8), ("float32", 1e-6, 1e-3)]
+)
+def test_copies_may_differ_by_rounding(dtype, accepted, rejected):
+    strategy = ctl.testing.make_strategy(2)
+    with strategy.scope():
+        variable = tf.Variable([1.0, 2.0], dtype=dtype, trainable=False)
+    second = variable.values[1]
+    second.assign(tf.constant([1.0, 2.0 + accepted], dtype))
+    check_copies({"bank": [variable]})
+    second.assign(tf.constant([1.0, 2.0 + rejected], dtype))
+    with pytest.raises(ctl.UsageError, match="The step assigns bank a value"):
+        check_copies({"bank": [variable]})
+
+
+def test_parts_of_a_sum_are_not_compared():
+    with ctl.testing.make_strategy(2).scope():
+        metric = tf_keras.metrics.Mean()
+    metric.variables[0].values[1].assign(3.0)
+    check_copies({"total": metric.variables[0]})

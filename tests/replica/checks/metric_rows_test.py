@@ -1,0 +1,69 @@
+"""The shapes of a metric's tensors show whether it is a sum over rows."""
+
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl.replica.checks.metric_rows import check_rows
+
+WRAPPER = tf_keras.metrics.MeanMetricWrapper
+
+
+def check(metric, labels=(5, 1), outputs=(5, 1)):
+    with tf.Graph().as_default():
+        check_rows(metric, tf.ones(labels), tf.ones(outputs), "m")
+
+
+def hits(labels, outputs):
+    return tf.equal(tf.cast(labels, tf.int64), tf.argmax(outputs, -1))
+
+
+@pytest.mark.parametrize(
+    ("function", "labels", "outputs"),
+    [
+        (lambda labels, outputs: labels - outputs, (5, 1), (5, 1)),
+        (lambda labels, outputs: tf.reduce_mean(outputs, [1, 2]), (5,), (5, 2, 3)),
+        (lambda labels, outputs: outputs[labels[:, 0] > 0], (5, 1), (5, 3)),
+        (hits, (5, 4), (5, 4, 3)),
+        (tf_keras.metrics.mean_squared_error, (5,), (5,)),
+    ],
+)
+def test_values_per_row_are_accepted(function, labels, outputs):
+    check(WRAPPER(function), labels, outputs)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            lambda labels, outputs: tf.reduce_sum(outputs),
+            r"returned shape \[\] for labels \[rows, 1\]",
+        ),
+        (
+            lambda labels, outputs: tf.reduce_sum(outputs, 0),
+            r"returned shape \[3\] for labels \[rows, 1\] and outputs \[rows, 3\]",
+        ),
+        (hits, r"compares all rows with each other \(operation Equal returns \[rows, rows\]\)"),
+        (
+            lambda labels, outputs: tf.reduce_sum(labels - outputs[:, 0]),
+            r"compares all rows with each other \(operation Sub returns \[rows, rows\]\)",
+        ),
+    ],
+)
+def test_other_values_are_rejected(function, message):
+    with pytest.raises(ctl.UsageError, match=message):
+        check(WRAPPER(function), (5, 1), (5, 3))
+
+
+def test_metric_of_tf_keras_is_not_traced():
+    metric = tf_keras.metrics.AUC()
+    metric.update_state = None
+    check(metric)
+
+
+def test_error_of_the_users_code_is_left_to_the_update():
+    def fail(labels, outputs):
+        raise ZeroDivisionError
+
+    check(WRAPPER(fail))

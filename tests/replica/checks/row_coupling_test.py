@@ -1,0 +1,476 @@
+"""Losses of a row that depend on other rows of its replica are rejected, and no others."""
+
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl.replica.arithmetic import row_mask
+from ctl.replica.checks import row_coupling
+from ctl.replica.step.microbatches import Inputs
+
+layers = tf_keras.layers
+ROWS, TIME, FEATURES = 6, 5, 4
+DRAW = np.random.default_rng(5)
+BATCH = {
+    "x": DRAW.normal(size=(ROWS, FEATURES)).astype(np.float32),
+    "series": DRAW.normal(size=(ROWS, TIME, FEATURES)).astype(np.float32),
+    "image": DRAW.uniform(size=(ROWS, 32, 32, 3)).astype(np.float32),
+    "tokens": (
+        DRAW.integers(1, 9, (ROWS, TIME)) * (np.arange(TIME) < [[2], [5], [3], [1], [4], [5]])
+    ),
+    "label": np.array([0, 1, 2, 1, 0, 2]),
+}
+
+
+class FakeStep:
+    """Traces a loss of a batch as one replica's step."""
+
+    def __init__(self, loss, *, replicas=2, rows=ROWS, allow=False):
+        self.reads = 0
+        self.loss, self.rows, self.allow = loss, rows, allow
+        self.replicas = replicas
+        self.batch = {name: tf.constant(values[:rows]) for name, values in BATCH.items()}
+
+    def read(self):
+        self.reads += 1
+        return self.batch, None
+
+    def trace(self, *, static=True):
+        """Returns how often the search read a batch: once for each suspect."""
+
+        def step(batch):
+            trace = row_coupling.make_trace((batch, None), allow=self.allow)
+            with (
+                row_mask.examples(count=batch["x"].shape[0], step=1, trace=trace) as rows,
+                row_coupling.search(rows, self.replicas, self.read),
+            ):
+                losses = self.loss(batch)
+                if trace:
+                    inputs = Inputs(batch, None, None, None, 0, 0, None)
+                    trace.begin_update(inputs)
+                    trace.enter_function(inputs)
+                    trace.add_micro_batch(batch, rows.first_row, rows.count, losses)
+            return losses
+
+        spec = tf.nest.map_structure(
+            lambda x: tf.TensorSpec([self.rows if static else None, *x.shape[1:]], x.dtype),
+            self.batch,
+        )
+        tf.function(step).get_concrete_function(spec)
+        return self.reads
+
+
+def by_row(values):
+    return tf.reduce_sum(tf.square(values), axis=range(1, values.shape.rank))
+
+
+def model(feature, *network):
+    """The sum of squares of a network's outputs."""
+    sequence = tf_keras.Sequential(network)
+    sequence(BATCH[feature])  # creates the variables
+    return lambda batch: by_row(sequence(batch[feature], training=True))
+
+
+def functional(make, feature):
+    inputs = tf_keras.Input(BATCH[feature].shape[1:], dtype=BATCH[feature].dtype)
+    network = tf_keras.Model(inputs, make(inputs))
+    return lambda batch: by_row(network(batch[feature], training=True))
+
+
+def transformer(x):
+    x = layers.Embedding(9, 4, mask_zero=True)(x)
+    x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 2)(x, x, use_causal_mask=True))
+    return layers.Dense(4)(layers.Dense(8, "gelu")(x))
+
+
+def temporal_classification(batch):
+    ones = tf.ones([ROWS], tf.int32)
+    labels = tf.cast(batch["tokens"][:, :2] % 3, tf.int32)
+    return tf.nn.ctc_loss(
+        labels, batch["series"], 2 * ones, TIME * ones, logits_time_major=False, blank_index=3
+    )
+
+
+def penalty(batch):
+    kernel = tf.constant(DRAW.normal(size=(FEATURES, 3)).astype(np.float32))
+    with tf.GradientTape() as tape:
+        tape.watch(batch["x"])
+        outputs = tf.reduce_sum(tf.tanh(batch["x"] @ kernel) ** 2)
+    return by_row(tape.gradient(outputs, batch["x"]))
+
+
+def masked_sum(batch):
+    values = tf.boolean_mask(batch["series"], batch["tokens"] > 0)
+    rows = tf.where(batch["tokens"] > 0)[:, 0]
+    return tf.math.unsorted_segment_sum(tf.reduce_sum(values, axis=1), rows, ROWS)
+
+
+def ragged_mean(batch):
+    lengths = tf.reduce_sum(tf.cast(batch["tokens"] > 0, tf.int64), axis=1)
+    ragged = tf.RaggedTensor.from_tensor(batch["series"], lengths=lengths)
+    return by_row(tf.reduce_mean(ragged, axis=1))
+
+
+def longest(batch):
+    longest = tf.reduce_max(tf.reduce_sum(tf.cast(batch["tokens"] > 0, tf.int32), axis=1))
+    mask = tf.cast(batch["tokens"][:, :longest] > 0, tf.float32)
+    return tf.reduce_sum(mask * batch["series"][:, :longest, 0], axis=1)
+
+
+def branch_on_all(batch):
+    mask = batch["tokens"] > 0
+    values = tf.cond(
+        tf.reduce_all(mask),
+        lambda: tf.reduce_sum(batch["series"], axis=[1, 2]),
+        lambda: tf.reduce_sum(batch["series"] * tf.cast(mask, tf.float32)[:, :, None], axis=[1, 2]),
+    )
+    return values
+
+
+def unique_embedding(batch):
+    table = tf.constant(DRAW.normal(size=(9, 3)).astype(np.float32))
+    tokens, places = tf.unique(tf.reshape(batch["tokens"], [-1]))
+    return by_row(tf.reshape(tf.gather(tf.gather(table, tokens), places), [ROWS, TIME, 3]))
+
+
+def two_views(batch):
+    both = tf.concat([batch["x"], 2 * batch["x"]], axis=0)
+    first, second = tf.split(tf.nn.relu(both @ tf.ones([FEATURES, 3])), 2)
+    return by_row(first - second)
+
+
+def two_views_sliced(batch):
+    both = tf.concat([batch["x"], 2 * batch["x"]], axis=0) @ tf.ones([FEATURES, 3])
+    return by_row(both[:ROWS] - both[ROWS:])
+
+
+def decoded(batch):
+    """A search until every row has ended."""
+
+    def body(i, state, ended):
+        state = tf.where(ended[:, None], state, state + batch["x"])
+        return i + 1, state, tf.reduce_sum(state, axis=1) > 3
+
+    start = tf.constant(0), tf.zeros_like(batch["x"]), tf.zeros([ROWS], tf.bool)
+    _, state, _ = tf.while_loop(lambda i, s, e: (i < 4) & ~tf.reduce_all(e), body, start)
+    return by_row(state)
+
+
+def experts(batch):
+    """Top-1 mixture of experts, by dispatching rows to their expert."""
+    expert = tf.argmax(batch["x"][:, :2], axis=1, output_type=tf.int32)
+    parts = tf.dynamic_partition(batch["x"], expert, 2)
+    places = tf.dynamic_partition(tf.range(ROWS), expert, 2)
+    return by_row(tf.dynamic_stitch(places, [parts[0] * 2, parts[1] * 3]))
+
+
+# Networks of known layers, in which nothing is suspected: no batch is computed.
+SEARCHED = {
+    "dense": lambda: model("x", layers.Dense(3, "relu"), layers.Dropout(0.0), layers.Dense(2)),
+    "dense over time": lambda: model("series", layers.Dense(3, "relu"), layers.Flatten()),
+    "layer normalization": lambda: model("series", layers.LayerNormalization()),
+    "group normalization": lambda: model("image", layers.GroupNormalization(groups=3)),
+    "unit normalization": lambda: model("x", layers.UnitNormalization()),
+    "plain batch normalization, which the plan warns of": lambda: model(
+        "image", layers.Conv2D(2, 3), layers.BatchNormalization(), layers.ReLU()
+    ),
+    "plain batch normalization of vectors": lambda: model("x", layers.BatchNormalization()),
+    "synchronized batch normalization": lambda: model("x", ctl.SyncBatchNormalization()),
+    "convolutions": lambda: model(
+        "image",
+        layers.SeparableConv2D(3, 3, dilation_rate=2),
+        layers.Conv2DTranspose(2, 3, strides=2),
+        layers.UpSampling2D(2, interpolation="bilinear"),
+        layers.ZeroPadding2D(1),
+        layers.AveragePooling2D(4),
+        layers.GlobalMaxPooling2D(),
+    ),
+    "causal convolutions": lambda: model(
+        "series", layers.Conv1D(3, 2, padding="causal", dilation_rate=2), layers.MaxPooling1D(2)
+    ),
+    "LSTM": lambda: model("series", layers.LSTM(3, return_sequences=True), layers.LSTM(2)),
+    "GRU": lambda: model("series", layers.GRU(3)),
+    "LSTM and mask": lambda: model(
+        "tokens", layers.Embedding(9, 4, mask_zero=True), layers.LSTM(3), layers.Dense(2)
+    ),
+    "bidirectional": lambda: model("series", layers.Bidirectional(layers.LSTM(2))),
+    "unrolled": lambda: model("series", layers.SimpleRNN(2, unroll=True)),
+    "time distributed": lambda: model("series", layers.TimeDistributed(layers.Dense(2))),
+    "transformer": lambda: functional(transformer, "tokens"),
+    "attention": lambda: functional(lambda x: layers.AdditiveAttention()([x, x]), "series"),
+    "bilinear pooling": lambda: lambda b: by_row(
+        tf.einsum("...ti,...tj->...ij", b["series"], b["series"])
+    ),
+    "gather by row": lambda: lambda b: tf.gather(b["x"], b["label"], axis=1, batch_dims=1),
+    "class weights": lambda: lambda b: (
+        tf.gather(tf.constant([1.0, 2.0, 3.0]), b["label"]) * b["x"][:, 0]
+    ),
+    "positions of rows": lambda: lambda b: by_row(b["x"]) + tf.cast(tf.range(ROWS), tf.float32),
+    "covariance of each row": lambda: lambda b: tf.linalg.logdet(
+        tf.matmul(b["series"], b["series"], transpose_a=True) + tf.eye(FEATURES)
+    ),
+    "sort of each row": lambda: lambda b: tf.sort(b["x"], axis=1)[:, 0],
+    "two views": lambda: two_views,
+    "two views, sliced": lambda: two_views_sliced,
+    "repeated rows": lambda: lambda b: by_row(
+        tf.reshape(tf.repeat(b["x"], 3, axis=0) * 2, [ROWS, 3, FEATURES])
+    ),
+    "time first": lambda: lambda b: by_row(tf.transpose(
+        tf.math.cumsum(tf.transpose(b["series"], [1, 0, 2]), axis=0), [1, 0, 2]
+    )),
+    "scan over time": lambda: lambda b: by_row(tf.scan(
+        lambda state, x: 0.5 * state + x, tf.transpose(b["series"], [1, 0, 2])
+    )[-1]),
+    "gradient penalty": lambda: penalty,
+    "rows of the global batch": lambda: lambda b: tf.reduce_sum(
+        b["x"] @ tf.transpose(ctl.replica.all_gather(b["x"])), axis=1
+    ),
+    "mean of the global batch": lambda: lambda b: by_row(
+        b["x"] - tf.reduce_mean(ctl.replica.all_gather(b["x"]), axis=0)
+    ),
+    "noise of ctl": lambda: lambda b: by_row(b["x"] + ctl.random.normal([ROWS, FEATURES])),
+    "partners in the global batch": lambda: lambda b: by_row(
+        b["x"] + tf.gather(ctl.replica.all_gather(b["x"]), ctl.random.permutation_of_batch())
+    ),
+}  # fmt: skip
+# Here an op combines rows, and the losses of a batch show that they do not depend on each other.
+COMPUTED = {
+    "CTC": lambda: temporal_classification,
+    "boolean mask and segments": lambda: masked_sum,
+    "ragged mean": lambda: ragged_mean,
+    "longest row": lambda: longest,
+    "branch on all rows": lambda: branch_on_all,
+    "unique tokens": lambda: unique_embedding,
+    "map over rows": lambda: lambda b: tf.map_fn(lambda r: tf.reduce_sum(r**2), b["x"]),
+    "loop until all rows end": lambda: decoded,
+    "mixture of experts": lambda: experts,
+    "bucketed counts": lambda: lambda b: tf.linalg.diag_part(b["x"] @ tf.transpose(b["x"])),
+}
+LONG = (pytest.mark.slow, pytest.mark.long)
+APPLICATIONS = {
+    "ResNet50": lambda: tf_keras.applications.ResNet50(
+        weights=None, input_shape=(32, 32, 3), classes=2
+    ),
+    "MobileNetV2": lambda: tf_keras.applications.MobileNetV2(
+        weights=None, input_shape=(32, 32, 3), classes=2
+    ),
+    "EfficientNetB0": lambda: tf_keras.applications.EfficientNetB0(
+        weights=None, input_shape=(32, 32, 3), classes=2
+    ),
+}
+
+
+# "LSTM and mask" runs by default.
+SLOW = ("LSTM", "bidirectional")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in SEARCHED]
+)
+def test_losses_of_independent_rows_are_accepted_without_computing_them(name):
+    assert FakeStep(SEARCHED[name]()).trace() == 0
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_losses_are_computed_where_the_ops_do_not_show_that_rows_are_independent(name):
+    assert FakeStep(COMPUTED[name]()).trace() == 1
+
+
+def ghost_batch_normalization(batch):
+    groups = tf.reshape(batch["x"], [2, ROWS // 2, FEATURES])
+    return by_row(tf.reshape(groups - tf.reduce_mean(groups, axis=1, keepdims=True), [ROWS, -1]))
+
+
+def whitening(batch):
+    centered = batch["x"] - tf.reduce_mean(batch["x"], axis=0)
+    covariance = tf.matmul(centered, centered, transpose_a=True) / ROWS
+    inverse = tf.linalg.inv(tf.linalg.cholesky(covariance + 0.1 * tf.eye(FEATURES)))
+    return by_row(tf.matmul(centered, inverse, transpose_b=True))
+
+
+def ranking(batch):
+    score, label = batch["x"][:, 0], tf.cast(batch["label"], tf.float32)
+    better = tf.cast(label[:, None] > label[None, :], tf.float32)
+    return tf.reduce_sum(better * tf.nn.softplus(score[None, :] - score[:, None]), axis=1)
+
+
+def attention_over_rows():
+    network = layers.MultiHeadAttention(1, 2)
+    network(*[tf.zeros([1, ROWS, FEATURES])] * 2)
+    return lambda b: by_row(network(b["x"][None], b["x"][None])[0])
+
+
+def axis_zero():
+    network = layers.LayerNormalization(axis=0)
+    network(tf.zeros([ROWS, FEATURES]))
+    return lambda b: by_row(network(tf.ensure_shape(b["x"], [ROWS, FEATURES])))
+
+
+def unstacked(batch):
+    rows = tf.unstack(batch["x"])
+    pairs = zip(rows, rows[1:] + rows[:1], strict=True)
+    return by_row(tf.stack([row - before for row, before in pairs]))
+
+
+def carried(batch):
+    """A mean that a loop over the rows carries from row to row."""
+    return by_row(tf.scan(lambda mean, row: 0.9 * mean + 0.1 * row, batch["x"]))
+
+
+def in_python(batch):
+    return tf.ensure_shape(
+        tf.numpy_function(lambda x: (x - x.mean(axis=0)).sum(axis=1), [batch["x"]], tf.float32),
+        [ROWS],
+    )
+
+
+@tf.function
+def centered(x):
+    return x - tf.reduce_mean(x, axis=0)
+
+
+def in_branch(batch):
+    return by_row(tf.cond(SWITCH > 0, lambda: centered(batch["x"]), lambda: batch["x"]))
+
+
+def second_gradient(batch):
+    """One step of an inner optimization by the rows of the batch (MAML)."""
+    kernel = tf.ones([FEATURES, 2])
+    with tf.GradientTape() as tape:
+        tape.watch(kernel)
+        inner = tf.reduce_sum(tf.square(tf.tanh(batch["x"] @ kernel)))
+    return by_row(batch["x"] @ (kernel - 0.1 * tape.gradient(inner, kernel)))
+
+
+SWITCH = tf.Variable(1)
+GATHER = "ctl.replica.all_gather"
+COUPLED = {
+    "negatives by einsum": (
+        lambda b: tf.reduce_logsumexp(tf.einsum("if,jf->ij", b["x"], b["x"]), 1), GATHER
+    ),
+    "differences of all pairs": (
+        lambda b: tf.reduce_min(by_row_pairs(b["x"]) + 9 * tf.eye(ROWS), axis=1), GATHER
+    ),
+    "mean of the class": (
+        lambda b: by_row(
+            b["x"] - tf.gather(tf.math.unsorted_segment_mean(b["x"], b["label"], 3), b["label"])
+        ),
+        GATHER,
+    ),
+    "pseudo-inverse of the batch": (lambda b: by_row(tf.transpose(tf.linalg.pinv(b["x"]))), GATHER),
+    "rank in the batch": (
+        lambda b: tf.cast(tf.argsort(tf.argsort(b["x"][:, 0])), tf.float32) * b["x"][:, 1], GATHER
+    ),
+    "sorted columns": (lambda b: by_row(b["x"] - tf.sort(b["x"], axis=0)), GATHER),
+    "scan over rows": (carried, GATHER),
+    "cumulative sum over rows": (lambda b: by_row(tf.cumsum(b["x"])), GATHER),
+    "whitening": (whitening, "ctl.SyncBatchNormalization"),
+    "moments": (
+        lambda b: by_row((b["x"] - tf.nn.moments(b["x"], [0])[0]) / tf.nn.moments(b["x"], [0])[1]),
+        "ctl.SyncBatchNormalization",
+    ),
+    "fused statistics": (
+        lambda b: by_row(tf.compat.v1.nn.fused_batch_norm(b["image"], [1.0] * 3, [0.0] * 3)[0]),
+        "ctl.SyncBatchNormalization",
+    ),
+    "groups of rows": (ghost_batch_normalization, GATHER),
+    "losses over their quantile": (
+        lambda b: tf.nn.relu(by_row(b["x"]) - tf.sort(by_row(b["x"]))[ROWS // 2]), GATHER
+    ),
+    "softmax over rows": (lambda b: tf.nn.softmax(by_row(b["x"])) * by_row(b["x"]), GATHER),
+    "pairwise ranking": (ranking, GATHER),
+    "layer normalization of axis 0": (axis_zero(), GATHER),
+    "attention over rows": (attention_over_rows(), GATHER),
+    "convolution over rows": (
+        lambda b: by_row(tf.nn.conv1d(b["x"][None], tf.ones([3, FEATURES, 2]), 1, "SAME")[0]), GATHER
+    ),
+    "neighbors by roll": (lambda b: by_row(b["x"] - tf.roll(b["x"], 1, 0)), "permutation_of_batch"),
+    "first row": (lambda b: by_row(b["x"] - b["x"][0]), "permutation_of_batch"),
+    "neighbors by unstack": (unstacked, GATHER),
+    "numpy": (in_python, GATHER),
+    "in a branch and a tf.function": (in_branch, "ctl.SyncBatchNormalization"),
+    "inner optimization": (second_gradient, GATHER),
+    "norm of all losses": (lambda b: by_row(b["x"]) / tf.norm(by_row(b["x"])), GATHER),
+    "largest of the batch": (lambda b: by_row(b["x"]) / tf.reduce_max(tf.abs(b["x"])), GATHER),
+    "next token of the flattened batch": (
+        lambda b: by_row(b["series"] - tf.reshape(
+            tf.roll(tf.reshape(b["series"], [-1, FEATURES]), -1, 0), [ROWS, TIME, FEATURES]
+        )), GATHER
+    ),
+}  # fmt: skip
+
+
+def by_row_pairs(x):
+    return tf.reduce_sum(tf.square(x[:, None] - x[None, :]), axis=2)
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_losses_that_depend_on_other_rows_are_rejected_with_the_line_and_what_to_write(name):
+    loss, suggestion = COUPLED[name]
+    with pytest.raises(ctl.UsageError) as raised:
+        FakeStep(loss).trace()
+    message = str(raised.value)
+    assert message.startswith("tests/replica/checks/row_coupling_test.py:") and "\n" not in message
+    assert suggestion in message and "runtime.allow_row_coupling" in message
+    assert FakeStep(loss, allow=True).trace() == 0
+
+
+@pytest.mark.parametrize("name", [name for name in COUPLED if name != "neighbors by unstack"])
+def test_losses_of_a_number_of_rows_that_is_not_static_are_searched_too(name):
+    with pytest.raises(ctl.UsageError):
+        FakeStep(COUPLED[name][0]).trace(static=False)
+
+
+def test_one_replica_that_computes_the_batch_at_once_is_only_warned(caplog):
+    FakeStep(COUPLED["whitening"][0], replicas=1).trace()
+    assert (
+        "tests/replica/checks/row_coupling_test.py:" in caplog.text
+        and "SyncBatchNormalization" in caplog.text
+    )
+
+
+def test_losses_that_cannot_be_compared_are_rejected_and_say_why():
+    with pytest.raises(ctl.UsageError, match="it has one row"):
+        FakeStep(lambda b: tf.linalg.diag_part(b["x"] @ tf.transpose(b["x"])), rows=1).trace()
+
+
+@pytest.mark.parametrize("name", ["layer normalization", "group normalization"])
+def test_layers_that_normalize_a_row_by_itself_are_accepted_if_there_is_only_one_row(name):
+    assert FakeStep(SEARCHED[name](), rows=1).trace() == 0
+
+
+def test_statistics_of_the_only_row_of_a_replica_are_rejected():
+    def loss(batch):
+        ones, zeros = tf.ones([3]), tf.zeros([3])
+        return by_row(tf.compat.v1.nn.fused_batch_norm(batch["image"], ones, zeros)[0])
+
+    with pytest.raises(ctl.UsageError, match="combines rows"):
+        FakeStep(loss, rows=1).trace()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow if n == "MobileNetV2" else LONG) for n in APPLICATIONS],
+)
+def test_applications_are_accepted(name):
+    network = APPLICATIONS[name]()
+    assert FakeStep(lambda batch: by_row(network(batch["image"], training=True))).trace() == 0
+
+
+DYNAMIC = (
+    "dense over time",
+    "LSTM",
+    "transformer",
+    "causal convolutions",
+    "synchronized batch normalization",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n == "LSTM" else ()) for n in DYNAMIC]
+)
+def test_networks_of_a_number_of_rows_that_is_not_static_are_accepted(name):
+    assert FakeStep(SEARCHED[name]()).trace(static=False) == 0

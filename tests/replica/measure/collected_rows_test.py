@@ -1,0 +1,131 @@
+"""Values of every example for metrics that are not sums over batches."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ctl
+from ctl import testing
+from ctl.replica.measure.collected_rows import CollectedRows
+from tests import reference_model
+
+SEEN = []
+
+
+class Ranking(reference_model.ReferenceTrainer):
+    """Collects the label, the score and the position of each example."""
+
+    def collect_outputs(self, batch, outputs):
+        return {"score": outputs[:, 0], "label": batch["label"], "x": batch["x"]}
+
+    def compute_metrics(self, collected):
+        SEEN.append(collected)
+        positive = collected["score"][collected["label"] == 0]
+        negative = collected["score"][collected["label"] != 0]
+        return {"auc": (positive[:, None] > negative).mean()}
+
+
+def as_dataset(split):
+    return tf.data.Dataset.from_tensor_slices(reference_model.examples())
+
+
+def of_unknown_size(split):
+    return as_dataset(split).filter(lambda rows: rows["label"] >= 0)
+
+
+def as_global_batches(split):
+    return ctl.data.GlobalBatches(as_dataset(split).batch(8))
+
+
+@pytest.mark.parametrize(
+    ("make", "replicas"),
+    [
+        pytest.param(None, 1, marks=pytest.mark.slow),
+        (of_unknown_size, 2),
+        pytest.param(as_global_batches, 4, marks=pytest.mark.slow),
+    ],
+)
+def test_every_example_is_collected_once_in_the_order_of_the_data(make, replicas):
+    body = {"data_factory": staticmethod(make)} if make else {}
+    cls = type("Collecting", (Ranking,), body)
+    trainer = reference_model.make_trainer(testing.make_strategy(replicas), 8, cls=cls)
+    SEEN.clear()
+    evaluator = ctl.StandardEvaluator(trainer, global_batch_size=7)
+    outputs = [evaluator.evaluate(tf.constant(-1)) for _ in range(2)]
+    rows = reference_model.examples()
+    for collected in SEEN:
+        np.testing.assert_array_equal(collected["x"], rows["x"])
+        np.testing.assert_array_equal(collected["label"], rows["label"])
+        scores = trainer.model.predict({k: rows[k] for k in ("x", "token")}, verbose=0)[:, 0]
+        np.testing.assert_allclose(collected["score"], scores, rtol=0, atol=1e-6)  # `predict` casts
+    assert len(SEEN) == 2 and outputs[0]["auc"] == outputs[1]["auc"]
+    label = rows["label"] == 0
+    assert outputs[0]["auc"] == (scores[label][:, None] > scores[~label]).mean()
+    assert {"loss", "accuracy", "examples"} < outputs[0].keys()
+
+
+def make_evaluator(replicas=1, **body):
+    cls = type("Collecting", (Ranking,), body)
+    return ctl.StandardEvaluator(
+        reference_model.make_trainer(testing.make_strategy(replicas), 8, cls=cls),
+        collect_limit_mib=0.0005,
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            {},
+            r"The values of collect_outputs exceed 0\.0005 MiB, the limit eval\.collect_limit_mib",
+        ),
+        (
+            {"collect_outputs": lambda self, batch, outputs: outputs},
+            r"collect_outputs returned a .*Tensor, but must return a dict",
+        ),
+        (
+            {
+                "collect_outputs": lambda self, batch, outputs: {
+                    "text": tf.as_string(batch["label"])
+                }
+            },
+            "collect_outputs returned strings for 'text', but replicas exchange numbers only: return",
+        ),
+        (
+            {
+                "collect_outputs": lambda self, batch, outputs: {
+                    "text": tf.RaggedTensor.from_tensor(batch["x"])
+                }
+            },
+            "collect_outputs returned a RaggedTensor for 'text': return a dense tensor",
+        ),
+        (
+            {"collect_outputs": lambda self, batch, outputs: {"all": tf.reduce_sum(outputs)}},
+            r"all_gather got shape \(\)",
+        ),
+        (
+            {
+                "collect_outputs": lambda self, batch, outputs: {"label": batch["label"]},
+                "compute_metrics": lambda self, collected: {"loss": 1.0},
+            },
+            "compute_metrics returned 'loss', which the evaluation has already",
+        ),
+        (
+            {
+                "collect_outputs": lambda self, batch, outputs: {"label": batch["label"]},
+                "compute_metrics": lambda self, collected: {"f1": "high"},
+            },
+            "compute_metrics returned a str for 'f1', but must return a number",
+        ),
+    ],
+)
+def test_mistakes_are_reported_in_one_line(body, message):
+    with pytest.raises(ctl.UsageError, match=message):
+        make_evaluator(**body).evaluate(tf.constant(-1))
+
+
+def test_another_process_checks_the_limit_and_keeps_nothing():
+    rows = CollectedRows(1e-5, keep=False).add({"score": tf.zeros([2])})
+    assert rows.take() == {}
+    with pytest.raises(ctl.UsageError, match="exceed 1e-05 MiB"):
+        rows.add({"score": tf.zeros([2])})

@@ -1,0 +1,96 @@
+"""The norms that a loop reports are those computed by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from ctl.data import sampler
+from ctl.replica.measure.norms import global_norm
+from tests import faulty_trainers, reference_model
+
+RATE = 0.1
+NAMES = ("gradient_norm", "parameter_norm", "update_norm")
+
+
+def by_hand(weights, batch, steps, clip=0.0):
+    """The mean norms of SGD's first steps, in numpy."""
+    norms = []
+    for step in range(steps):
+        positions = tf.range(step * batch, (step + 1) * batch, dtype=tf.int64)
+        order = sampler.example_indexes(
+            positions, count=reference_model.EXAMPLES, seed=0, span=batch
+        ).numpy()
+        _, gradients, _ = reference_model.loss_and_gradients(
+            weights, reference_model.pick(reference_model.examples(), order)
+        )
+        norm = math.sqrt(sum((g**2).sum() for g in gradients))
+        factor = RATE * (min(1.0, clip / norm) if clip else 1.0)
+        weights = [w - factor * g for w, g in zip(weights, gradients, strict=True)]
+        norms.append((norm, math.sqrt(sum((w**2).sum() for w in weights)), factor * norm))
+    return np.mean(norms, axis=0)
+
+
+@pytest.mark.parametrize(
+    ("batch", "replicas", "clip", "options"),
+    [
+        pytest.param(8, 1, 0.0, {"logical_shards": 2}, marks=pytest.mark.slow),
+        pytest.param(8, 1, 0.05, {"xla": "loop"}, marks=pytest.mark.slow),
+        (7, 2, 0.05, {"gradient_accumulation_steps": 2}),
+        pytest.param(3, 4, 0.0, {}, marks=pytest.mark.slow),
+        pytest.param(8, 2, 0.05, {"logical_shards": 4}, marks=pytest.mark.slow),
+    ],
+)
+def test_norms_are_those_of_the_global_batch(batch, replicas, options, clip):
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(replicas), batch, norms=True, clip=ctl.Clip(global_norm=clip),
+        optimizer=lambda: tf_keras.optimizers.SGD(RATE), **options,
+    )  # fmt: skip
+    first = trainer.model.get_weights()
+    for steps in (3, 3):  # the means of the second loop do not contain the first loop
+        trainer.global_step.assign(0)
+        trainer.model.set_weights(first)
+        outputs = trainer.train(tf.constant(steps))
+        expected = by_hand(first, batch, steps, clip)
+        np.testing.assert_allclose([outputs[n].numpy() for n in NAMES], expected, rtol=1e-12)
+
+
+def test_skipped_step_is_excluded_from_the_means():
+    cls = type("Planted", (faulty_trainers.Overflowing,), {"replica": 0, "position": 0, "at": 1})
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(1), 8, cls=cls, precision="float16", norms=True
+    )
+    first = trainer.train(tf.constant(1))
+    second = trainer.train(tf.constant(1))
+    assert all(float(first[n]) > 0 for n in NAMES)
+    assert all(np.isnan(float(second[n])) for n in NAMES)  # no step of the loop was applied
+    trainer.global_step.assign(0)
+    both = trainer.train(tf.constant(2))
+    assert all(np.isfinite(float(both[n])) and float(both[n]) > 0 for n in NAMES)
+
+
+def test_rows_of_a_sparse_gradient_are_summed_first():
+    sparse = tf.IndexedSlices(tf.constant([[3.0], [1.0], [0.0]]), tf.constant([2, 2, 0]), [4, 1])
+    assert float(global_norm([sparse, None, tf.constant([3.0])])) == 5.0
+
+
+def test_norms_are_rejected_if_the_step_never_calls_minimize():
+    class Own(reference_model.ReferenceTrainer):
+        def replica_step(self, batch):
+            return tf.zeros([], tf.float64)
+
+    with pytest.raises(ctl.UsageError, match=r"norms has no effect.*never calls self\.minimize"):
+        reference_model.make_trainer(testing.make_strategy(1), 8, cls=Own, norms=True).train(
+            tf.constant(1)
+        )
+
+
+@pytest.mark.slow
+def test_norms_are_not_reported_by_default():
+    assert not set(NAMES) & set(
+        reference_model.make_trainer(testing.make_strategy(1), 8).train(tf.constant(1))
+    )

@@ -1,0 +1,81 @@
+"""Floating-point operations of a step, counted in its graph, against numbers by hand."""
+
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from ctl.replica.step.flops import count_flops
+
+# Layer -> products and sums per example and kernel, forward; the gradient of the first kernel costs as
+# much again, and that of a later layer's input, too.
+DENSE = 2 * 6 * 5 + 2 * 5 * 3  # 6 -> 5 -> 3
+DENSE_BACKWARD = 2 * 6 * 5 + 2 * (2 * 5 * 3)
+
+
+class Trainer(ctl.StandardTrainer):
+    layers = staticmethod(lambda: [tf_keras.layers.Dense(5), tf_keras.layers.Dense(3)])
+    shape = (6,)
+
+    def build_model(self):
+        return tf_keras.Sequential([tf_keras.Input(self.shape), *self.layers()])
+
+    def build_dataset(self, split, input_context):
+        return ctl.data.arrays({"x": tf.ones([32, *self.shape]).numpy()})
+
+    def per_example_loss(self, batch, outputs):
+        return tf.reduce_sum(outputs**2, axis=list(range(1, outputs.shape.rank)))
+
+
+class Convolution(Trainer):
+    # [8, 8, 2] -> [3, 3, 4] -> depthwise [2, 2, 4]
+    layers = staticmethod(
+        lambda: [
+            tf_keras.layers.Conv2D(4, 3, strides=2),
+            tf_keras.layers.DepthwiseConv2D(2),
+        ]
+    )
+    shape = (8, 8, 2)
+
+
+class Recurrent(Trainer):
+    layers = staticmethod(lambda: [tf_keras.layers.SimpleRNN(3)])
+    shape = (4, 6)
+
+
+def make_trainer(cls, *, replicas=1, batch=8, **options):
+    trainer = cls(
+        strategy=testing.make_strategy(replicas),
+        global_batch_size=batch,
+        optimizer=lambda: tf_keras.optimizers.SGD(0.01),
+        options=ctl.TrainerOptions(**options),
+    )
+    trainer.train(tf.constant(2))
+    return trainer
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"replicas": 2}, {"gradient_accumulation_steps": 2}, {"xla": "loop"}]
+)
+def test_dense_layers_on_any_split(options):
+    trainer = make_trainer(Trainer, **options)
+    assert count_flops(trainer) == 8 * (DENSE + DENSE_BACKWARD)
+
+
+def test_convolutions_count_the_window_of_each_output():
+    forward = 2 * (3 * 3 * 4) * (3 * 3 * 2) + 2 * (2 * 2 * 4) * (2 * 2)
+    backward = 2 * (3 * 3 * 4) * (3 * 3 * 2) + 2 * 2 * (2 * 2 * 4) * (2 * 2)
+    assert count_flops(make_trainer(Convolution)) == 8 * (forward + backward)
+
+
+def test_loop_inside_of_a_step_is_unknown():
+    assert count_flops(make_trainer(Recurrent)) is None
+
+
+def test_trainer_without_a_traced_step_is_unknown():
+    trainer = Trainer(
+        strategy=testing.make_strategy(1), global_batch_size=8,
+        optimizer=lambda: tf_keras.optimizers.SGD(0.01),
+    )  # fmt: skip
+    assert count_flops(trainer) is None

@@ -1,0 +1,132 @@
+"""What a trainer reports of an inner loop whose steps are skipped."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from ctl.replica.measure import loss_spikes
+from tests import reference_model
+from tests.faulty_trainers import BAD, BATCH, Jumping, Overflowing, Poisoned
+
+
+class ReportsOutputs:
+    """Mixin: a metric that is the mean of the first output, so that each step changes it."""
+
+    def build_metrics(self):
+        return {"output": tf_keras.metrics.Mean()}
+
+    def update_metrics(self, metrics, batch, outputs, weights):
+        metrics["output"].update_state(outputs[:, 0], sample_weight=weights)
+
+
+def reporting(cls, replicas, *, attributes=(), **options):
+    planted = type("Planted", (ReportsOutputs, cls), dict(attributes))
+    return reference_model.make_trainer(
+        testing.make_strategy(replicas), BATCH, cls=planted,
+        optimizer=lambda: tf_keras.optimizers.SGD(1e-2, momentum=0.9), **options,
+    )  # fmt: skip
+
+
+def check_report(trainer, path, *, first, skipped, steps=4):
+    """Checks that a loop reports the mean over its applied steps, as loops of one step report them."""
+    trainer.train(tf.constant(first))
+    checkpoint = tf.train.Checkpoint(**trainer.checkpoint_items())
+    saved = checkpoint.write(str(path / "ckpt"))
+    reports = [trainer.train(tf.constant(1)) for _ in range(steps)]
+    applied = [r for i, r in enumerate(reports, start=first) if i != skipped]
+    assert len(applied) == steps - 1
+    skipped_steps = trainer.skipped_steps.numpy()
+    checkpoint.read(saved).assert_consumed()
+    outputs = trainer.train(tf.constant(steps))
+    assert trainer.skipped_steps.numpy() == skipped_steps >= 1
+    for name in ("loss", "output"):
+        expected = np.mean([float(report[name]) for report in applied])
+        assert float(outputs[name]) == pytest.approx(expected, rel=1e-5), name
+
+
+@pytest.mark.parametrize(
+    ("what", "replicas", "replica", "options"),
+    [
+        pytest.param("loss", 1, 0, {}, marks=pytest.mark.slow),
+        ("gradient", 2, 1, {"gradient_accumulation_steps": 2}),
+        pytest.param("gradient", 1, 0, {"xla": "step"}, marks=pytest.mark.slow),
+        pytest.param("gradient", 4, 3, {"xla": "gradients"}, marks=pytest.mark.slow),
+    ],
+)
+def test_step_that_overflows_is_not_reported(what, replicas, replica, options, tmp_path):
+    """The gradient overflows with a finite loss, or the loss is infinite."""
+    planted = {"replica": replica, "at": BAD, "what": what}
+    trainer = reporting(Overflowing, replicas, attributes=planted, precision="float16", **options)
+    check_report(trainer, tmp_path, first=1, skipped=BAD)
+
+
+@pytest.mark.slow
+def test_spike_that_is_skipped_is_not_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(loss_spikes, "WINDOW", 11)
+    at = loss_spikes.WINDOW + 2
+    trainer = reporting(
+        Jumping, 2, attributes={"jumps_at": at}, on_non_finite="skip", loss_spike=5.0
+    )
+    check_report(trainer, tmp_path, first=at - 1, skipped=at)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("xla", ["off", "loop"])
+def test_nan_in_the_outputs_of_a_skipped_step_is_not_in_the_metrics(tmp_path, xla):
+    trainer = reporting(Poisoned, 1, attributes={"row": 7}, xla=xla, on_non_finite="skip")
+    check_report(trainer, tmp_path, first=1, skipped=BAD)
+
+
+@pytest.mark.slow
+def test_skipped_step_of_a_trainer_with_its_own_replica_step_is_not_reported(tmp_path):
+    class Own(Poisoned):
+        def replica_step(self, batch):
+            outputs = []
+
+            def loss_fn(rows):
+                outputs.append(self.forward(rows, training=True))
+                return self.per_example_loss(rows, outputs[-1])
+
+            loss = self.minimize(batch, loss_fn)
+            self.update_metrics(self.metrics, batch, outputs[-1], ctl.replica.present())
+            return loss
+
+    trainer = reporting(Own, 1, attributes={"row": 1}, on_non_finite="skip")
+    check_report(trainer, tmp_path, first=1, skipped=BAD)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradient_accumulation_steps": 2, "norms": True},
+        pytest.param({"xla": "loop"}, marks=pytest.mark.slow),
+    ],
+)
+def test_loop_without_an_applied_step_has_no_loss_and_no_metrics(options):
+    trainer = reporting(Poisoned, 1, attributes={"row": 5}, on_non_finite="skip", **options)
+    assert np.isfinite(trainer.train(tf.constant(BAD))["loss"])
+    outputs = trainer.train(tf.constant(1))
+    assert int(outputs.pop("skipped_steps")) == 1
+    assert {"loss", "output"} <= outputs.keys()
+    assert all(np.isnan(value) for value in outputs.values())
+    assert np.isfinite(trainer.train(tf.constant(1))["loss"])
+
+
+def test_loop_that_overflows_in_every_step_has_no_loss():
+    trainer = reporting(reference_model.ReferenceTrainer, 1, precision="float16", loss_scale=1e30)
+    outputs = trainer.train(tf.constant(3))
+    assert np.isnan(outputs["loss"]) and np.isnan(outputs["output"])
+    assert outputs["loss_scale"] == 1e30 and outputs["skipped_steps"] == 3
+
+
+def test_own_train_step_that_reports_no_loss_has_none():
+    class Own(reference_model.ReferenceTrainer):
+        def train_step(self, iterator):
+            next(iterator)
+            self.global_step.assign_add(1)
+
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 7, cls=Own)
+    assert "loss" not in trainer.train(tf.constant(2))

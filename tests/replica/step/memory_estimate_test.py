@@ -1,0 +1,157 @@
+"""The parts of a step's memory, counted by hand for a small model."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from ctl.errors import UsageError
+from ctl.replica.step.memory_estimate import estimate
+from tests import one_batch
+
+L = tf_keras.layers
+WIDTH, FLOAT = 64, 8  # the bytes of a float64
+PARAMETERS = 3 * (WIDTH * WIDTH + WIDTH) + WIDTH * 4 + 4
+
+
+EXAMPLES = {"x": np.zeros([64, WIDTH]), "label": np.zeros([64], np.int32)}
+
+
+class Dense(one_batch.Trainer):
+    """Three layers of 64 units on 64 features, and a classifier of four."""
+
+    EXAMPLES = EXAMPLES
+    recomputed = False
+
+    def build_model(self):
+        x = inputs = L.Input([WIDTH])
+        for _ in range(3):
+            layer = L.Dense(WIDTH, activation="tanh")
+            x = (ctl.recompute(layer) if self.recomputed else layer)(x)
+        return tf_keras.Model(inputs, L.Dense(4)(x))
+
+    def per_example_loss(self, batch, outputs):
+        return tf_keras.losses.sparse_categorical_crossentropy(
+            batch["label"], outputs, from_logits=True
+        )
+
+
+class Deep(Dense):
+    """Three blocks of three layers."""
+
+    def build_model(self):
+        x = inputs = L.Input([WIDTH])
+        for _ in range(3):
+            block = tf_keras.Sequential([L.Dense(WIDTH, activation="tanh") for _ in range(3)])
+            x = (ctl.recompute(block) if self.recomputed else block)(x)
+        return tf_keras.Model(inputs, L.Dense(4)(x))
+
+
+class Recomputed(Deep):
+    recomputed = True
+
+
+@functools.cache
+def memory(cls=Dense, *, replicas=1, batch=64, optimizer="sgd", **options):
+    options = {"prefetch": 2, "precision": "float64", **options}
+    trainer = cls(
+        strategy=one_batch.strategy(replicas),
+        global_batch_size=batch,
+        optimizer=lambda: tf_keras.optimizers.get(optimizer),
+        options=ctl.TrainerOptions(**options),
+    )
+    return estimate(trainer)
+
+
+ACTIVATION = 64 * WIDTH * FLOAT  # of one layer, for 64 rows
+
+
+def test_variables_and_gradients_are_counted_exactly():
+    parts = memory(optimizer="adam", ema_decay=0.9)
+    assert parts.weights == parts.gradients == parts.averages == PARAMETERS * FLOAT
+    assert 2 * PARAMETERS * FLOAT <= parts.slots <= 2 * PARAMETERS * FLOAT + 64
+    assert parts.input == 64 * (WIDTH * FLOAT + 4)
+    assert parts.prefetched == 2 * parts.input
+    assert parts.gradient_sum == 0 and not parts.incomplete
+    assert parts.peak == parts.persistent + parts.input + parts.step
+
+
+def test_errors_and_factors_of_compressed_gradients_are_counted_exactly():
+    parts = memory(replicas=2, compression="powersgd", compression_rank=2)
+    # The errors of all kernels, and factors of 64, 64, 64 and 4 rows; the biases are not compressed.
+    errors, factors = 3 * WIDTH * WIDTH + WIDTH * 4, 2 * (3 * WIDTH + 4)
+    assert parts.compression == (errors + factors) * FLOAT
+    assert parts.persistent == parts.weights + parts.slots + parts.compression
+    assert memory().compression == 0
+
+
+def test_activations_are_the_outputs_of_the_layers_and_one_gradient():
+    parts = memory()
+    # The backward pass needs the gradient of the output of a layer and computes that of its input.
+    assert 4 * ACTIVATION <= parts.activations <= 5 * ACTIVATION
+    assert parts.activations <= parts.step <= parts.activations + parts.gradients
+
+
+def test_micro_batches_divide_the_activations():
+    count = 3
+    one, parts = memory(), memory(gradient_accumulation_steps=count)
+    assert parts.micro_batches == count
+    assert parts.activations == pytest.approx(one.activations / count, rel=0.1)
+    assert parts.gradient_sum == parts.gradients == one.gradients
+    # What a single micro-batch predicts for others is what these need, or up to one gradient more.
+    predicted, exact = one.step_bytes(count), parts.step_bytes(count)
+    assert 0.95 * exact <= predicted <= 1.05 * exact + parts.gradients
+
+
+@pytest.mark.slow
+def test_a_recomputed_block_counts_its_inputs_and_the_activations_of_one_block():
+    kept, recomputed = memory(Deep), memory(Recomputed)
+    assert 10 * ACTIVATION <= kept.activations <= 11 * ACTIVATION
+    # Three inputs of blocks, of which one is the batch, three layers, and one gradient.
+    assert 5 * ACTIVATION <= recomputed.activations <= 7 * ACTIVATION
+
+
+def test_each_replica_needs_its_own_rows():
+    one, two = memory(), memory(replicas=2, batch=63)
+    assert two.weights == one.weights
+    assert two.input == one.input // 2
+    assert two.activations == pytest.approx(one.activations / 2, rel=0.1)
+
+
+@pytest.mark.slow
+def test_split_slots_are_those_of_a_replicas_slices():
+    slots = memory(replicas=2, optimizer="adam", shard_state=True).slots
+    # Half of the two slots of each parameter, and a slice of the parameters themselves.
+    assert slots == pytest.approx((2 + 1) / 2 * PARAMETERS * FLOAT, rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("xla", ["loop", "gradients"])
+def test_the_activations_of_a_compiled_step_are_estimated(xla):
+    parts, one = memory(xla=xla), memory()
+    assert parts.activations == pytest.approx(one.activations, rel=0.3)
+
+
+def test_a_train_step_of_the_user_is_not_estimated():
+    class OwnStep(Dense):
+        def train_step(self, iterator):
+            super().train_step(iterator)
+
+    with pytest.raises(UsageError, match="overrides train_step"):
+        memory(OwnStep)
+
+
+def test_estimating_changes_nothing():
+    trainer = one_batch.make(Dense, 8, 1)
+    before = [v.numpy() for v in trainer.model.variables]
+    estimate(trainer)
+    assert int(trainer.global_step) == 0 and int(trainer.optimizer.iterations) == 0
+    for old, variable in zip(before, trainer.model.variables, strict=True):
+        np.testing.assert_array_equal(variable, old)
+    trainer.train(tf.constant(1))
+    for copy in testing.copies(trainer.strategy, trainer.global_step):
+        assert copy == 1

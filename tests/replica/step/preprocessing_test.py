@@ -1,0 +1,63 @@
+"""A preprocess that changes the number of rows is rejected, also if shapes are not static."""
+
+import pytest
+import tensorflow as tf
+
+import ctl
+from ctl import testing
+from ctl.replica.step.preprocessing import preprocess, report_problems
+from tests import reference_model
+
+
+@pytest.mark.parametrize("run", ["train", "evaluate"])
+def test_preprocess_that_changes_the_number_of_rows_is_rejected(run):
+    class Doubles(reference_model.ReferenceTrainer):
+        def preprocess(self, batch):
+            return {name: tf.concat([rows, rows], axis=0) for name, rows in batch.items()}
+
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=Doubles)
+    with pytest.raises(
+        ctl.UsageError, match="preprocess returned 16 rows for a batch of 8: return"
+    ):
+        if run == "train":
+            trainer.train(tf.constant(1))
+        else:
+            ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
+
+
+class Trainer:
+    """Doubles the rows, or keeps them."""
+
+    def __init__(self, copies):
+        self.copies = copies
+
+    def preprocess(self, batch):
+        return {"x": tf.tile(batch["x"], [self.copies]), "label": batch["label"]}
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_rows_that_are_counted_when_the_step_runs(copies):
+    @tf.function(input_signature=[tf.TensorSpec([None])])
+    def step(x):
+        return preprocess(Trainer(copies), {"x": x, "label": x})["x"]
+
+    if copies == 1:
+        assert step(tf.zeros([3])).shape == [3]
+        return
+    message = (
+        "preprocess returned another number of rows than the batch has: return one entry per row"
+    )
+    with pytest.raises(ctl.UsageError, match=message), report_problems():
+        step(tf.zeros([3]))
+
+
+def test_batch_that_loses_rows_that_are_not_static_is_rejected_in_training():
+    class Drops(reference_model.ReferenceTrainer):
+        def preprocess(self, batch):
+            return {name: rows[1:] for name, rows in super().preprocess(batch).items()}
+
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=Drops)
+    dataset = tf.data.Dataset.from_tensor_slices(reference_model.examples(16)).batch(8)
+    trainer.train_dataset = trainer.strategy.experimental_distribute_dataset(dataset)
+    with pytest.raises(ctl.UsageError, match="preprocess returned another number of rows"):
+        trainer.train(tf.constant(1))

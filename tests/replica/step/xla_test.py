@@ -1,0 +1,58 @@
+"""Which part of the step `runtime.xla=auto` compiles."""
+
+import pytest
+
+from ctl import testing
+from ctl.configs import compatibility
+from ctl.configs.rule import Choice
+from ctl.replica.step import xla
+from ctl.replica.step.engine import engine_of
+from tests import reference_model
+
+
+@pytest.mark.parametrize("mode", ["loop", "step", "gradients", "autocluster", "off"])
+def test_configured_mode_is_not_changed(mode):
+    chosen = xla.choose(mode, gpu=False, replicas=2, sync_batch_norm=True, shards=True)
+    assert chosen == (mode, "as configured")
+
+
+def test_auto_compiles_nothing_on_a_cpu():
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8)
+    assert engine_of(trainer).plan.xla == "off" and "CPU" in engine_of(trainer).plan.xla_reason
+
+
+@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize("shards", [False, True])
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.parametrize("chunks", [False, True])
+def test_auto_never_chooses_a_mode_that_is_rejected(sync, shards, gpu, replicas, chunks):
+    if sync and shards:
+        return  # rejected for every mode
+    mode, reason = xla.choose(
+        "auto", gpu=gpu, replicas=replicas, sync_batch_norm=sync, shards=shards, chunks=chunks
+    )
+    assert reason.startswith("auto: ")
+    compatibility.check(
+        Choice(replicas=replicas, xla=mode, sync_batch_norm=sync, shards=4 if shards else 0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "mode"),
+    [
+        ({}, "loop"),
+        ({"chunks": False}, "step"),
+        ({"strings": True}, "off"),
+        ({"replicas": 2}, "gradients"),
+        ({"replicas": 2, "sync_batch_norm": True}, "autocluster"),
+        ({"shards": True}, "off"),
+        ({"replicas": 2, "groups": True}, "off"),
+        ({"gpu": False}, "off"),
+        ({"replicas": 2, "strategy": "central_storage"}, "off"),
+        ({"strategy": "parameter_server"}, "off"),
+    ],
+)
+def test_auto_compiles_as_much_as_the_options_allow(options, mode):
+    choice = {"gpu": True, "replicas": 1, "sync_batch_norm": False, **options}
+    assert xla.choose("auto", **choice)[0] == mode

@@ -1,0 +1,298 @@
+"""Compressed gradients together with every other option that changes what a step keeps.
+
+In float64, powersgd with any other option computes the same on any number of replicas, and a run that is
+stopped or rolled back continues from the errors and factors of the checkpoint, bit for bit. The file is
+named after what it tests, not after a module.
+"""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from ctl.configs.options import Clip
+from ctl.loop.checkpoints import matching
+from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.loop.controller import Controller
+from ctl.replica.measure import loss_spikes
+from ctl.replica.step.engine import engine_of
+from tests import reference_model
+
+BATCH, STEPS = 7, 8  # 4 + 3 rows on 2 replicas, 2 + 2 + 2 + 1 on 4
+SAVED, BAD = 3, 5  # the step of a checkpoint, and a later one that is skipped
+
+
+class Faulty(reference_model.ReferenceTrainer):
+    """One row has an infinite loss, or one that is 1,000 times as large, in step BAD."""
+
+    weighted = False
+    row, factor = 5, np.inf
+
+    def per_example_loss(self, batch, outputs):
+        return self.plant(super().per_example_loss(batch, outputs), BAD)
+
+    def plant(self, losses, step):
+        rows = ctl.replica.current()
+        if rows is None:
+            return losses
+        indexes = tf.range(tf.shape(losses, tf.int64)[0]) + tf.cast(rows.first_row, tf.int64)
+        is_bad = (indexes == self.row) & (rows.step == step)
+        return losses * tf.where(is_bad, tf.constant(self.factor, losses.dtype), 1)
+
+
+class Spiking(Faulty):
+    factor = 1000.0
+
+
+class Adversarial(Faulty):
+    """A second model with its own optimizer, whose update is skipped in another step."""
+
+    second_bad = BAD - 3
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        with self.build_scope():
+            layers = [tf_keras.layers.Dense(6, "tanh", input_shape=[reference_model.CLASSES])]
+            self.discriminator = tf_keras.Sequential([*layers, tf_keras.layers.Dense(1)])
+            self.second = tf_keras.optimizers.Adam(1e-2)
+            self.second.build(self.discriminator.trainable_variables)
+
+    def judge(self, values):
+        return self.discriminator(values)[:, 0]
+
+    def discriminator_losses(self, batch):
+        label = tf.one_hot(batch["label"], reference_model.CLASSES, dtype=self.compute_dtype)
+        generated = tf.stop_gradient(self.forward(batch, training=True))
+        losses = tf.nn.softplus(-self.judge(label)) + tf.nn.softplus(self.judge(generated))
+        return self.plant(losses, self.second_bad)
+
+    def generator_losses(self, batch):
+        losses = tf.nn.softplus(-self.judge(self.forward(batch, training=True)))
+        return self.plant(losses, BAD)
+
+    def replica_step(self, batch):
+        variables = self.discriminator.trainable_variables
+        self.minimize(batch, self.discriminator_losses, variables=variables, optimizer=self.second)
+        return self.minimize(batch, self.generator_losses)
+
+
+class BothBad(Adversarial):
+    """Both updates of step BAD are not finite."""
+
+    second_bad = BAD
+
+
+def scaled():
+    optimizer = tf_keras.optimizers.SGD(0.1, momentum=0.9)
+    return tf_keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=8.0)
+
+
+SKIP = {"cls": Faulty, "on_non_finite": "skip"}
+SPIKE = {"cls": Spiking, "on_non_finite": "skip", "loss_spike": 3.0}
+GROUPS = [
+    {"variables": "embedding/*", "frozen": True},
+    {"variables": "dense/*", "frozen_until": 4, "learning_rate_scale": 0.5},
+]
+CLIP = Clip(global_norm=0.3)
+CASES = {
+    "ema": {"ema_decay": 0.9},
+    "skip": SKIP,
+    "spike": SPIKE,
+    "two models": {"cls": Adversarial, "on_non_finite": "skip"},
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "clip": {"clip": CLIP},
+    "groups": {"optimizer_groups": GROUPS},
+    "loss scale": {"cls": Faulty, "optimizer": scaled},
+    "xla": {"xla": "gradients"},
+    "shard_state": {"shard_state": True},
+    "start": {"compression_start": 2, "optimizer_groups": GROUPS},
+    "together": {
+        **SPIKE, "ema_decay": 0.9, "gradient_accumulation_steps": 2, "clip": CLIP,
+        "optimizer_groups": GROUPS, "optimizer": scaled, "compression_start": 2,
+    },
+    "two models together": {
+        "cls": Adversarial, "on_non_finite": "skip", "ema_decay": 0.9, "clip": CLIP,
+        "gradient_accumulation_steps": 2, "optimizer_groups": GROUPS,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def small_window(monkeypatch):
+    """A window of 3 losses instead of 101, so that it is full before step BAD."""
+    monkeypatch.setattr(loss_spikes, "WINDOW", 3)
+
+
+def make(replicas, *, cls=reference_model.ReferenceTrainer, **options):
+    tf_keras.backend.reset_uids()  # a checkpoint has the names of the variables
+    optimizer = options.pop("optimizer", lambda: tf_keras.optimizers.SGD(0.1, momentum=0.9))
+    options = {"compression": "powersgd", "compression_rank": 1, **options}
+    return reference_model.make_trainer(
+        testing.make_strategy(replicas), BATCH, cls=cls, optimizer=optimizer, **options
+    )
+
+
+def state(trainer):
+    """The value of every variable that a checkpoint has: [replicas, ...] for errors."""
+    root = tf.train.Checkpoint(**trainer.checkpoint_items())
+    variables = matching.list_variables(root)
+    assert any(v.name.startswith("error/") for v in variables)
+    return [(v.name, np.asarray(v.source.numpy())) for v in variables]
+
+
+def model_state(trainer):
+    """The weights of `trainer.model`, with their errors and factors."""
+    names = {v.name.partition(":")[0] for v in trainer.model.variables}
+    return [
+        (n, x)
+        for n, x in state(trainer)
+        if n.removeprefix("error/").removeprefix("factor/") in names
+    ]
+
+
+def same_bits(one, other):
+    return all(a == b and np.array_equal(x, y) for (a, x), (b, y) in zip(one, other, strict=True))
+
+
+def sum_errors(values):
+    return [x.sum(0) if name.startswith("error/") else x for name, x in values]
+
+
+def check_copies(trainer):
+    for variable in (
+        *trainer.model.variables,
+        *engine_of(trainer).step.compression.state.factors,
+    ):
+        first, *others = testing.copies(trainer.strategy, variable)
+        assert all(np.array_equal(first, other) for other in others), variable.name
+
+
+@functools.cache
+def one_replica(case):
+    trainer = make(1, **CASES[case])
+    trainer.train(tf.constant(STEPS))
+    return sum_errors(state(trainer))
+
+
+def check(tmp_path, case, replicas):
+    trainer = make(replicas, **CASES[case])
+    trainer.train(tf.constant(SAVED))
+    checkpoints = Checkpointer(tmp_path, trainer)
+    checkpoints.save()
+    saved = state(trainer)
+    trainer.train(tf.constant(BAD - SAVED))
+    before = model_state(trainer)
+    trainer.train(tf.constant(1))
+    assert same_bits(model_state(trainer), before) is ("cls" in CASES[case])
+    trainer.train(tf.constant(STEPS - BAD - 1))
+    end = state(trainer)
+    check_copies(trainer)
+    for one, other in zip(one_replica(case), sum_errors(end), strict=True):
+        np.testing.assert_allclose(other, one, rtol=0, atol=1e-10)
+    # As a rollback does: into the trainer that has trained on.
+    checkpoints.all_restore_latest()
+    assert same_bits(state(trainer), saved)
+    trainer.train(tf.constant(STEPS - SAVED))
+    assert same_bits(state(trainer), end)
+    # As a new process does.
+    resumed = make(replicas, **CASES[case])
+    Checkpointer(tmp_path, resumed).all_restore_latest()
+    assert same_bits(state(resumed), saved)
+    return trainer
+
+
+# "together" has nearly all options.
+SLOW = {
+    ("together", 2),
+    ("two models", 2),
+    ("skip", 2),
+    ("xla", 2),
+    ("shard_state", 2),
+    ("two models together", 2),
+}
+
+
+def marks(*case):
+    return [pytest.mark.slow, *[pytest.mark.long] * (case not in SLOW)]
+
+
+PARAMETERS = [
+    pytest.param(case, replicas, marks=marks(case, replicas))
+    for case, replicas in [*[(case, 2) for case in CASES], ("together", 4)]
+]
+
+
+@pytest.mark.parametrize(("case", "replicas"), PARAMETERS)
+def test_steps_are_the_same_on_any_number_of_replicas_and_after_a_rollback(
+    tmp_path, case, replicas
+):
+    skipped = {"two models": 2, "two models together": 2}.get(case, "cls" in CASES[case])
+    assert check(tmp_path, case, replicas).skipped_steps.numpy() == skipped
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("xla", ["loop", "step"])
+def test_one_compiled_program_computes_the_same(xla):
+    case = {**SKIP, "ema_decay": 0.9}
+    trainers = [make(1, xla=value, **case) for value in ("off", xla)]
+    for trainer in trainers:
+        trainer.train(tf.constant(STEPS))
+    for (name, one), (_, other) in zip(*map(state, trainers), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-10, err_msg=name)
+
+
+def roll_back(folder, replicas, **options):
+    """Trains with a step that is not finite, which the run then skips."""
+    trainer = make(replicas, on_non_finite="rollback", **options)
+    checkpoints = Checkpointer(folder, trainer)
+    controller = Controller(
+        trainer=trainer, checkpoints=checkpoints, steps_per_loop=3, checkpoint_interval=SAVED
+    )
+    controller.train(STEPS)
+    assert trainer.global_step.numpy() == STEPS
+    return trainer
+
+
+def skip(replicas, **options):
+    """Trains without the batch of step BAD."""
+    trainer = make(replicas, **options)
+    for step in range(STEPS):
+        if step == BAD:
+            trainer.global_step.assign_add(1)
+        else:
+            trainer.train(tf.constant(1))
+    return trainer
+
+
+FLOAT16 = {"compression": "float16", "compression_rank": 0, "precision": "float32"}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "options"),
+    [
+        (1, {"cls": Faulty, "ema_decay": 0.9}),
+        pytest.param(2, {"cls": Faulty, **FLOAT16}, marks=pytest.mark.slow),
+        pytest.param(2, {"cls": BothBad}, marks=pytest.mark.slow),
+        pytest.param(2, {"cls": Spiking, "loss_spike": 3.0}, marks=pytest.mark.slow),
+    ],
+)
+def test_rollback_restores_the_errors_and_factors_of_the_checkpoint(tmp_path, replicas, options):
+    trainer = roll_back(tmp_path, replicas, **options)
+    assert same_bits(state(trainer), state(skip(replicas, **options)))
+
+
+def test_weights_that_are_restored_without_errors_start_without_errors(tmp_path):
+    plain = make(1, compression="", compression_rank=0)
+    plain.train(tf.constant(1))
+    Checkpointer(tmp_path, plain).save()
+    trainer = make(1)
+    checkpoints = Checkpointer(tmp_path, trainer, partial=True)
+    checkpoints.all_restore_latest()
+    first = state(trainer)
+    trainer.train(tf.constant(2))
+    checkpoints.all_restore_latest()  # as a rollback before the first checkpoint with errors
+    assert same_bits(state(trainer), first)

@@ -1,0 +1,340 @@
+"""The average of the weights: by numpy, on replicas, under skips, in evaluation, saved and resumed."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.replica.step.engine import engine_of
+from ctl.testing import tiny
+from tests import faulty_trainers
+
+
+class Normalized(tiny.TinyTrainer):
+    """With moving statistics, of the global batch if the options say so."""
+
+    def build_model(self):
+        layers = tf_keras.layers
+        return tf_keras.Sequential(
+            [
+                layers.Dense(5, name="hidden", input_shape=(4,)),
+                layers.BatchNormalization(momentum=0.5, name="norm"),
+                layers.Dense(3, name="head"),
+            ]
+        )
+
+
+def make(replicas=1, cls=Normalized, *, batch=8, decay=0.75, precision="float64", **options):
+    if cls is Normalized:
+        options.setdefault("model", {"sync_batch_norm": True})
+    return cls(
+        strategy=testing.make_strategy(replicas),
+        global_batch_size=batch,
+        optimizer=lambda: tf_keras.optimizers.Adam(0.05),
+        options=ctl.TrainerOptions(precision=precision, ema_decay=decay, **options),
+    )
+
+
+def weights(trainer):
+    return [v.numpy() for v in trainer.model.variables if v.dtype.is_floating]
+
+
+def averages(trainer):
+    return [v.numpy() for v in engine_of(trainer).ema.state.averages]
+
+
+def average_by_numpy(trainer, steps, decay):
+    """Trains step by step, and returns the averages as the documentation defines them."""
+    expected = weights(trainer)
+    for _ in range(steps):
+        trainer.train(tf.constant(1))
+        t = int(trainer.optimizer.iterations.numpy())
+        d = min(decay, (1 + t) / (10 + t))
+        expected = [d * e + (1 - d) * w for e, w in zip(expected, weights(trainer), strict=True)]
+    return expected
+
+
+def close(actual, expected, tolerance=1e-13):
+    for a, b in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
+
+
+def test_averages_are_those_of_the_definition():
+    trainer = make(decay=0.4)  # (1 + t) / (10 + t) is smaller in the first four steps
+    assert all(
+        np.array_equal(a, w) for a, w in zip(averages(trainer), weights(trainer), strict=True)
+    )
+    expected = average_by_numpy(trainer, 8, 0.4)
+    close(averages(trainer), expected)
+    # Of every weight and of every moving statistic, and none is the weight itself.
+    assert len(expected) == 8
+    distances = [
+        np.abs(a - w).max() for a, w in zip(averages(trainer), weights(trainer), strict=True)
+    ]
+    assert min(distances[2:]) > 1e-6
+
+
+@functools.cache
+def one_replica(batch, cls):
+    return average_by_numpy(make(batch=batch, cls=cls), 5, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "batch", "options"),
+    [
+        pytest.param(4, 7, {}, marks=pytest.mark.slow),
+        (2, 7, dict(on_non_finite="skip")),
+        pytest.param(1, 8, dict(cls=tiny.TinyTrainer, xla="loop"), marks=pytest.mark.slow),
+        pytest.param(1, 8, dict(cls=tiny.TinyTrainer, xla="step"), marks=pytest.mark.slow),
+        pytest.param(
+            2,
+            8,
+            dict(cls=tiny.TinyTrainer, xla="gradients", gradient_accumulation_steps=2),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_averages_do_not_depend_on_replicas_and_compilation(replicas, batch, options):
+    expected = one_replica(batch, options.get("cls", Normalized))
+    trainer = make(replicas, batch=batch, **options)
+    trainer.train(tf.constant(5))
+    close(averages(trainer), expected, 1e-10)
+    for variable in engine_of(trainer).ema.state.averages:
+        first, *others = testing.copies(trainer.strategy, variable)
+        for other in others:
+            np.testing.assert_array_equal(first, other)
+
+
+def test_statistics_per_replica_are_averaged_per_replica():
+    trainer = make(2, model={})
+    variables = [v for v in trainer.model.variables if v.dtype.is_floating]
+    expected = [testing.copies(trainer.strategy, v) for v in variables]
+    for t in range(1, 4):
+        trainer.train(tf.constant(1))
+        d = min(0.75, (1 + t) / (10 + t))
+        expected = [
+            [
+                d * e + (1 - d) * w
+                for e, w in zip(copies, testing.copies(trainer.strategy, v), strict=True)
+            ]
+            for copies, v in zip(expected, variables, strict=True)
+        ]
+    ema = engine_of(trainer).ema
+    differ = 0
+    for average, copies in zip(ema.state.averages, expected, strict=True):
+        close(testing.copies(trainer.strategy, average), copies)
+        differ += not np.array_equal(copies[0], copies[1])
+    assert differ == 2  # the moving mean and variance
+    # The exchange keeps every replica's own value, and not their mean.
+    before = [testing.copies(trainer.strategy, v) for v in variables]
+    with trainer.averaged_weights():
+        for variable, copies in zip(variables, expected, strict=True):
+            close(testing.copies(trainer.strategy, variable), copies)
+    for variable, copies in zip(variables, before, strict=True):
+        np.testing.assert_array_equal(testing.copies(trainer.strategy, variable), copies)
+
+
+def test_skipped_step_leaves_the_averages():
+    trainer = make(cls=faulty_trainers.Poisoned, on_non_finite="skip")
+    trainer.train(tf.constant(faulty_trainers.BAD))
+    before = averages(trainer)
+    trainer.train(tf.constant(1))
+    assert (int(trainer.skipped_steps.numpy()), int(trainer.optimizer.iterations.numpy())) == (1, 2)
+    close(averages(trainer), before, 0)
+    trainer.train(tf.constant(1))
+    assert np.abs(averages(trainer)[0] - before[0]).max() > 0
+
+
+def test_averages_under_a_loss_scale_are_float32():
+    trainer = make(precision="float16", cls=tiny.TinyTrainer)
+    expected = average_by_numpy(trainer, 3, 0.75)
+    close(averages(trainer), expected, 1e-6)
+    assert {a.dtype for a in averages(trainer)} == {np.dtype(np.float32)}
+
+
+def test_evaluation_uses_the_averages_and_restores_the_weights_bit_for_bit():
+    trainer = make()
+    trainer.train(tf.constant(4))
+    evaluator = ctl.StandardEvaluator(trainer)
+    before, expected = weights(trainer), averages(trainer)
+    outputs = evaluator.evaluate(tf.constant(-1))
+    for a, b in zip((*weights(trainer), *averages(trainer)), (*before, *expected), strict=True):
+        np.testing.assert_array_equal(a, b)
+    plain = make(decay=0.0)
+    float_weights = [v for v in plain.model.variables if v.dtype.is_floating]
+    for variable, value in zip(float_weights, expected, strict=True):
+        variable.assign(value)
+    assert float(outputs["loss"]) == pytest.approx(
+        float(ctl.StandardEvaluator(plain).evaluate(tf.constant(-1))["loss"]), abs=1e-12
+    )
+
+
+def test_weights_are_restored_after_an_exception():
+    trainer = make()
+    trainer.train(tf.constant(2))
+    before = weights(trainer)
+    with pytest.raises(ZeroDivisionError), trainer.averaged_weights():
+        with trainer.averaged_weights():  # has no further effect
+            np.testing.assert_array_equal(weights(trainer)[0], averages_of(trainer)[0])
+        raise ZeroDivisionError
+    for a, b in zip(weights(trainer), before, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def averages_of(trainer):
+    """The averages while they are exchanged: the model has them, and `state` has the weights."""
+    return [v.numpy() for v in engine_of(trainer).ema._variables]
+
+
+def test_averaged_weights_are_neither_trained_nor_saved(tmp_path):
+    trainer = make()
+    checkpoints = Checkpointer(tmp_path, trainer)
+    for action in (lambda: trainer.train(tf.constant(1)), checkpoints.save):
+        message = "train and save outside of it"
+        with pytest.raises(ctl.UsageError, match=message), trainer.averaged_weights():
+            action()
+
+
+def test_resumed_run_has_the_bits_of_the_undisturbed_one(tmp_path):
+    trainer, other = make(2), make(1)
+    trainer.train(tf.constant(3))
+    saved = averages(trainer)
+    Checkpointer(tmp_path, trainer).save()
+    trainer.train(tf.constant(3))
+    expected = averages(trainer), weights(trainer)
+    for resumed, tolerance in ((trainer, 0), (other, 1e-12)):
+        Checkpointer(tmp_path, resumed).all_restore_latest()
+        close(averages(resumed), saved, 0)
+        resumed.train(tf.constant(3))
+        close(averages(resumed), expected[0], tolerance)
+        close(weights(resumed), expected[1], tolerance)
+
+
+@pytest.mark.slow
+def test_checkpoint_in_the_background_has_the_weights_although_an_evaluation_follows(tmp_path):
+    trainer = make()
+    trainer.train(tf.constant(3))
+    before, expected = weights(trainer), averages(trainer)
+    checkpoints = Checkpointer(tmp_path, trainer, background=True)
+    restored = make()
+    for _ in range(5):
+        checkpoints.save()
+        with trainer.averaged_weights():
+            pass
+        with trainer.averaged_weights():
+            checkpoints.wait()
+        for variable in (*restored.model.variables, *engine_of(restored).ema.state.averages):
+            variable.assign(tf.zeros_like(variable))
+        Checkpointer(tmp_path, restored).all_restore_latest()
+        close(weights(restored), before, 0)
+        close(averages(restored), expected, 0)
+
+
+@pytest.mark.slow
+def test_run_without_averages_is_continued_with_averages_in_part(tmp_path):
+    plain = make(decay=0.0)
+    plain.train(tf.constant(3))
+    Checkpointer(tmp_path, plain).save()
+    trainer = make()
+    with pytest.raises(ctl.UsageError, match="does not match this trainer"):
+        Checkpointer(tmp_path, trainer).all_restore_latest()
+    Checkpointer(tmp_path, trainer, partial=True).all_restore_latest()
+    close(averages(trainer), weights(plain), 0)
+
+
+@pytest.mark.slow
+def test_nothing_is_added_to_a_step_without_averages():
+    def count(decay):
+        trainer = make(decay=decay, cls=tiny.TinyTrainer)
+        iterator = iter(engine_of(trainer).pipeline.training_dataset(8, start=0))
+        function = tf.function(trainer.train_step).get_concrete_function(iterator)
+        return len(function.graph.get_operations()), set(trainer.checkpoint_items())
+
+    (without, items), (averaged, more) = count(0.0), count(0.75)
+    assert more - items == {"ema"} and averaged > without
+    trainer = make(decay=0.0)
+    assert engine_of(trainer).ema is None
+    with trainer.averaged_weights():
+        trainer.train(tf.constant(1))
+
+
+@pytest.mark.slow
+def test_the_kit_compares_the_averages():
+    report = testing.check_replica_equivalence(
+        Normalized,
+        tiny.examples(),
+        replicas=(1, 2),
+        accumulation=(1,),
+        batch_sizes=(5,),
+        options=ctl.TrainerOptions(ema_decay=0.5, model={"sync_batch_norm": True}),
+    )
+    assert report.equivalent, report.failure()
+
+
+def test_own_train_step_is_rejected():
+    class Own(tiny.TinyTrainer):
+        def train_step(self, iterator):
+            super().train_step(iterator)
+
+    with pytest.raises(ctl.UsageError, match=r"ema_decay averages the weights at the end of ctl's"):
+        make(cls=Own)
+
+
+class Two(tiny.TinyTrainer):
+    """A second model with its own optimizer, as in a GAN; both compute the outputs."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        with self.build_scope():
+            self.other = tf_keras.Sequential([tf_keras.layers.Dense(3, name="other")])
+            self.other_optimizer = tf_keras.optimizers.SGD(0.1)
+            if self.options.model.get("built", True):
+                self.other.build((None, 4))
+                self.other_optimizer.build(self.other.trainable_variables)
+
+    def forward(self, batch, training):
+        outputs = super().forward(batch, training)
+        return outputs + self.other(batch["x"]) if hasattr(self, "other") else outputs
+
+    def replica_step(self, batch):
+        def losses(rows):
+            return self.per_example_loss(rows, self.forward(rows, True))
+
+        self.other(batch["x"])
+        self.minimize(
+            batch, losses, variables=self.other.trainable_variables, optimizer=self.other_optimizer
+        )
+        return self.minimize(batch, losses)
+
+
+def test_further_models_are_averaged_evaluated_and_restored(tmp_path):
+    trainer = make(1, Two)
+    variables = [*trainer.model.variables, *trainer.other.variables]
+    expected = [v.numpy() for v in variables]
+    for _ in range(4):
+        trainer.train(tf.constant(1))
+        t = int(trainer.optimizer.iterations.numpy())
+        d = min(0.75, (1 + t) / (10 + t))
+        expected = [d * e + (1 - d) * v.numpy() for e, v in zip(expected, variables, strict=True)]
+    close(averages(trainer), expected)
+    weights_before = [v.numpy() for v in variables]
+    with trainer.averaged_weights():
+        close([v.numpy() for v in variables], expected)
+    close([v.numpy() for v in variables], weights_before, tolerance=0)
+    path = Checkpointer(tmp_path, trainer).save()
+    other = make(2, Two)
+    Checkpointer(tmp_path, other).restore(path)
+    close(averages(other), averages(trainer), tolerance=0)
+
+
+def test_model_that_the_step_builds_is_rejected_in_one_line():
+    trainer = make(1, Two, model={"built": False})
+    with pytest.raises(
+        ctl.UsageError, match=r"cannot average other/kernel:0, which the step created"
+    ):
+        trainer.train(tf.constant(1))

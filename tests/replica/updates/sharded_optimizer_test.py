@@ -1,0 +1,367 @@
+"""Sharded slots: the bits of the unsharded update, checkpoints of any replicas, and rejections."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from ctl.errors import UsageError
+from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.optimizers.layerwise import LAMB
+from ctl.replica.updates import sharded_optimizer
+from ctl.testing import tiny
+
+optimizers = tf_keras.optimizers
+strategy = functools.cache(testing.make_strategy)
+
+OPTIMIZERS = {
+    "adam": lambda: optimizers.Adam(0.01),
+    "amsgrad": lambda: optimizers.Adam(0.01, amsgrad=True),
+    "adamw": lambda: optimizers.AdamW(0.01, weight_decay=0.1),
+    "sgd": lambda: optimizers.SGD(0.1),
+    "momentum": lambda: optimizers.SGD(0.1, momentum=0.9, weight_decay=0.01),
+    "nesterov": lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "rmsprop": lambda: optimizers.RMSprop(0.01),
+    "centered": lambda: optimizers.RMSprop(0.01, centered=True, momentum=0.9),
+    "adagrad": lambda: optimizers.Adagrad(0.1),
+    "lion": lambda: optimizers.Lion(0.001),
+    "adamax": lambda: optimizers.Adamax(0.01),
+    "adadelta": lambda: optimizers.Adadelta(1.0),
+    "ftrl": lambda: optimizers.Ftrl(0.1),
+    # The first loss scale overflows until it has been halved many times.
+    "overflowing": lambda: tf_keras.mixed_precision.LossScaleOptimizer(
+        optimizers.Adam(0.01), initial_scale=2.0**35
+    ),
+}
+ELEMENTWISE = [name for name in OPTIMIZERS if name != "overflowing"]
+LONG = [pytest.mark.slow, pytest.mark.long]
+
+
+class Trainer(tiny.TinyTrainer):
+    """Kernels of 280 and 2,310 elements: no multiples of 16, and biases of 70, 33 and 3."""
+
+    def build_model(self):
+        dense = tf_keras.layers.Dense
+        return tf_keras.Sequential(
+            [
+                dense(70, activation="tanh", input_shape=(tiny.FEATURES,), name="first"),
+                dense(33, activation="tanh", name="second"),
+                dense(tiny.CLASSES, name="head"),
+            ]
+        )
+
+
+class Embedded(tiny.TinyTrainer):
+    """An embedding of 11 rows of 7, whose gradient is sparse and has rows several times."""
+
+    def build_dataset(self, split, input_context):
+        draw = np.random.default_rng(0)
+        return ctl.data.arrays(
+            {"x": draw.integers(0, 11, (24, 5)), "label": draw.integers(0, 3, 24)}
+        )
+
+    def build_model(self):
+        layers = tf_keras.layers
+        return tf_keras.Sequential(
+            [
+                layers.Embedding(11, 7, input_length=5, name="embedding"),
+                layers.Flatten(),
+                layers.Dense(tiny.CLASSES, name="head"),
+            ]
+        )
+
+
+def make(replicas, *, shard=True, cls=Trainer, name="adam", batch=7, **options):
+    return cls(
+        strategy=strategy(replicas),
+        global_batch_size=batch,
+        optimizer=OPTIMIZERS[name],
+        options=ctl.TrainerOptions(shard_state=shard, **options),
+    )
+
+
+def inner(trainer):
+    return getattr(trainer.optimizer, "inner_optimizer", trainer.optimizer)
+
+
+def weights(trainer):
+    """The bytes of each variable, of which every replica's copy must have the same."""
+    values = {}
+    for variable in trainer.model.variables:
+        first, *others = testing.copies(trainer.strategy, variable)
+        assert all(copy.tobytes() == first.tobytes() for copy in others), variable.name
+        values[variable.name] = first.tobytes()
+    return values
+
+
+def slots(trainer):
+    """The bytes of each complete variable of the optimizer."""
+    values = {}
+    for variable in inner(trainer).variables:
+        value = np.asarray(testing.copies(trainer.strategy, variable)[0])
+        values[variable.name] = (tuple(variable.shape), value.dtype, value.tobytes())
+    return values
+
+
+def slot_bytes(trainer):
+    """The bytes of the slot variables of one replica, and of all variables of the optimizer."""
+    components = [
+        trainer.strategy.experimental_local_results(v)[0] for v in inner(trainer)._variables
+    ]
+    slots = [v for v in components if v.shape.rank]
+    held = sharded_optimizer.held_variables(inner(trainer))
+    return tuple(sum(v.shape.num_elements() * v.dtype.size for v in each) for each in (slots, held))
+
+
+def check_bits(replicas, steps, **arguments):
+    """Trains with and without shard_state, and compares every bit; returns both trainers."""
+    trainers = [make(replicas, shard=shard, **arguments) for shard in (False, True)]
+    for trainer in trainers:
+        trainer.train(tf.constant(steps))
+    plain, sharded = trainers
+    assert weights(plain) == weights(sharded)
+    assert slots(plain) == slots(sharded)
+    assert type(inner(sharded)) is not type(inner(plain))
+    return plain, sharded
+
+
+@functools.cache
+def trained_pair(cls, replicas):
+    """Trainers with and without shard_state after 50 steps of Adam with the same bits."""
+    return check_bits(replicas, 50, cls=cls)
+
+
+@pytest.mark.parametrize(
+    ("name", "replicas", "steps"),
+    [
+        pytest.param("adam", 2, 200, marks=pytest.mark.slow),
+        *[pytest.param(name, 4, 20, marks=LONG) for name in ELEMENTWISE],
+        *[pytest.param(name, 2, 20, marks=LONG) for name in ELEMENTWISE],
+    ],
+)
+def test_weights_and_slots_have_the_bits_of_the_unsharded_update(name, replicas, steps):
+    check_bits(replicas, steps, name=name)
+
+
+@pytest.mark.parametrize(
+    ("cls", "replicas", "elements", "complete"),
+    [
+        # Of 77 elements, 4 vectors of 16 are split as 2 and 2, and every replica has the last 13.
+        (Embedded, 2, [2 * 16 + 13, 3 * 16 + 9, 3], 77 + 105 + 3),
+        # Of 280 elements, 17 vectors are split as 5, 5, 5 and 2.
+        pytest.param(
+            Trainer,
+            4,
+            [5 * 16 + 8, 16 + 6, 36 * 16 + 6, 16 + 1, 2 * 16 + 3, 3],
+            280 + 70 + 2310 + 33 + 99 + 3,
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_replica_has_the_bits_of_the_unsharded_update_and_holds_its_slice_of_the_slots_only(
+    cls, replicas, elements, complete
+):
+    plain, sharded = trained_pair(cls, replicas)
+    # m and v in float32; the counter of updates, and the values of the slices.
+    assert slot_bytes(sharded) == (2 * 4 * sum(elements), 8 + 3 * 4 * sum(elements))
+    whole = 2 * 4 * complete
+    assert slot_bytes(plain) == (whole, 8 + whole)
+
+
+def test_slices_are_gathered_in_buckets_of_one_dtype(monkeypatch):
+    sizes = [(4, "float32"), (1, "float64"), (9, "float32"), (1, "float32"), (0, "float64")]
+    monkeypatch.setattr(sharded_optimizer, "_BUCKET", 40)
+    slices = [tf.zeros([size], dtype) for size, dtype in sizes]
+    assert sharded_optimizer._buckets(slices) == [[0, 2], [1, 4], [3]]
+
+
+EVERYTHING = dict(
+    gradient_accumulation_steps=2,
+    clip=ctl.Clip(global_norm=0.1),
+    ema_decay=0.9,
+    weight_decay_exclude=["*/bias"],
+    optimizer_groups=[
+        dict(variables="second/kernel", learning_rate_scale=0.1),
+        dict(variables="first/*", frozen=True),
+    ],
+)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "name", "options"),
+    [
+        (2, "momentum", dict(batch=10, on_non_finite="skip", **EVERYTHING)),
+        pytest.param(4, "adamw", dict(batch=14, norms=True, **EVERYTHING), marks=LONG),
+        pytest.param(4, "adamw", dict(batch=8, logical_shards=8), marks=LONG),
+        pytest.param(4, "adam", dict(batch=3, precision="float64"), marks=LONG),
+        pytest.param(2, "adam", dict(precision="bfloat16"), marks=LONG),
+    ],
+)
+def test_other_options_have_the_bits_of_the_unsharded_update(replicas, name, options, monkeypatch):
+    monkeypatch.setattr(sharded_optimizer, "_BUCKET", 40)  # several buckets: the kernels are larger
+    check_bits(replicas, 6, name=name, **options)
+
+
+@pytest.mark.slow
+def test_overflowing_steps_of_float16_are_skipped_and_keep_slices_and_weights():
+    plain, sharded = check_bits(2, 30, name="overflowing", precision="float16")
+    skipped = int(sharded.skipped_steps.numpy())
+    assert 5 < skipped < 25 and skipped == int(plain.skipped_steps.numpy())
+    assert int(inner(sharded).iterations.numpy()) == 30 - skipped
+
+
+@pytest.mark.parametrize(
+    ("name", "replicas"),
+    [
+        pytest.param("adam", 2, marks=pytest.mark.slow),
+        pytest.param("adam", 4, marks=LONG),
+        *[
+            pytest.param(name, 2, marks=LONG)
+            for name in ELEMENTWISE
+            if name not in ("adam", "rmsprop", "centered", "adagrad")
+        ],
+    ],
+)
+def test_sparse_gradients_have_the_bits_of_the_unsharded_update(name, replicas):
+    check_bits(replicas, 10, name=name, cls=Embedded)
+
+
+@pytest.mark.parametrize(
+    ("saved", "restored"),
+    [
+        ((2, True), (1, False)),
+        ((2, True), (4, True)),
+        pytest.param((4, True), (1, False), marks=pytest.mark.slow),
+        pytest.param((4, True), (2, True), marks=pytest.mark.slow),
+        pytest.param((1, True), (4, True), marks=pytest.mark.slow),
+        pytest.param((2, True), (2, False), marks=LONG),
+        pytest.param((2, False), (4, True), marks=LONG),
+    ],
+)
+def test_a_checkpoint_restores_onto_any_replicas_sharded_or_not(tmp_path, saved, restored):
+    first = trained_pair(Embedded, 2)[1] if saved == (2, True) else trained(*saved)
+    other = make(restored[0], shard=restored[1], cls=type(first))
+    Checkpointer(tmp_path, first).save()
+    checkpoints = Checkpointer(tmp_path, other)
+    assert checkpoints.all_restore_latest()
+    assert checkpoints.unmatched is None
+    assert weights(other) == weights(first)
+    assert slots(other) == slots(first)
+    assert any(any(value) for _, _, value in slots(other).values())
+
+
+@functools.cache
+def trained(replicas, shard):
+    trainer = make(replicas, shard=shard)
+    trainer.train(tf.constant(3))
+    return trainer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("background", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_resumed_run_has_the_bits_of_the_undisturbed_one(tmp_path, background):
+    trainer = trained_pair(Embedded, 2)[1]
+    checkpoints = Checkpointer(tmp_path, trainer, background=background)
+    checkpoints.save()
+    trainer.train(tf.constant(5))  # while a thread may be writing
+    checkpoints.wait()
+    undisturbed = weights(trainer), slots(trainer)
+    checkpoints.all_restore_latest()
+    trainer.train(tf.constant(5))
+    assert (weights(trainer), slots(trainer)) == undisturbed
+
+
+def test_one_replica_keeps_all_slots():
+    trainer = make(1)
+    assert type(trainer.optimizer) is optimizers.Adam
+
+
+class Mine(optimizers.Adam):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (lambda: LAMB(), "LAMB"),
+        (lambda: optimizers.Adafactor(), "Adafactor"),
+        (Mine, "Mine"),
+        (lambda: optimizers.Adam(clipnorm=1.0), "set optimizer.clip.norm"),
+        (lambda: optimizers.Adam(use_ema=True), "set optimizer.ema_decay"),
+    ],
+)
+def test_optimizers_that_read_complete_variables_are_rejected(optimizer, message):
+    with pytest.raises(UsageError, match=message) as error:
+        Trainer(
+            strategy=strategy(2),
+            global_batch_size=8,
+            optimizer=optimizer,
+            options=ctl.TrainerOptions(shard_state=True),
+        )
+    assert "\n" not in str(error.value) and "shard_state" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["rmsprop", pytest.param("adagrad", marks=pytest.mark.slow)])
+def test_sparse_gradients_are_rejected_if_their_bits_depend_on_positions(name):
+    with pytest.raises(UsageError, match=r"cannot keep the bits of .*sparse gradients"):
+        make(2, cls=Embedded, name=name).train(tf.constant(1))
+
+
+def test_central_storage_is_rejected():
+    central = tf.distribute.experimental.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0")
+    with pytest.raises(UsageError, match="shard_state splits the slot variables"):
+        Trainer(
+            strategy=central,
+            global_batch_size=8,
+            optimizer=OPTIMIZERS["adam"],
+            options=ctl.TrainerOptions(shard_state=True),
+        )
+
+
+def train_in_two_processes(folder):
+    """Trains 50 steps on 2 workers without and with shard_state; returns the bytes."""
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    return [train_and_resume(strategy, f"{folder}/{shard}", shard) for shard in (False, True)]
+
+
+def train_and_resume(strategy, folder, shard):
+    def make():
+        return Trainer(
+            strategy=strategy,
+            global_batch_size=7,
+            optimizer=OPTIMIZERS["adam"],
+            options=ctl.TrainerOptions(shard_state=shard),
+        )
+
+    trainer = make()
+    trainer.train(tf.constant(50))
+    result = weights(trainer), slots(trainer), slot_bytes(trainer)
+    is_chief = strategy.cluster_resolver.task_id == 0
+    Checkpointer(folder, trainer, is_chief=is_chief).save()
+    if shard:
+        resumed = make()
+        multihost_barrier(strategy)  # the chief's files are complete
+        Checkpointer(folder, resumed, is_chief=is_chief).all_restore_latest()
+        for each in (trainer, resumed):
+            each.train(tf.constant(2))
+        assert (weights(resumed), slots(resumed)) == (weights(trainer), slots(trainer))
+    return result
+
+
+def multihost_barrier(strategy):
+    strategy.reduce("SUM", strategy.run(lambda: tf.constant(1.0)), axis=None)
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_bits_of_the_unsharded_update(tmp_path):
+    (plain, first), (_, second) = testing.run_workers(train_in_two_processes, str(tmp_path))
+    assert first[:2] == second[:2] == plain[:2]
+    assert first[2][0] < 0.55 * plain[2][0]
+    # A checkpoint of two processes restores onto four replicas of one.
+    trainer = make(4)
+    Checkpointer(tmp_path / "True", trainer).all_restore_latest()
+    assert (weights(trainer), slots(trainer)) == first[:2]
