@@ -537,10 +537,10 @@ def test_mask_over_time_is_that_of_compile(replicas, options):
         examples["label"], tf.cast(outputs, tf.float64), from_logits=True
     )
     masked = tf.reduce_sum(tf.where(examples["x"] > 0, losses, 0)) / ROWS
-    assert results["loss"] == pytest.approx(float(masked), rel=1e-6)
+    assert results["loss"] == pytest.approx(float(masked), rel=1e-3)
     outputs = trainer.train(tf.constant(1))
     assert float(outputs["accuracy"]) == expected
-    assert float(outputs["loss"]) == pytest.approx(float(masked), rel=1e-6)
+    assert float(outputs["loss"]) == pytest.approx(float(masked), rel=1e-3)
 
 
 def test_metric_that_nothing_updates_is_not_reported():
