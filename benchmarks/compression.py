@@ -104,7 +104,7 @@ def _run_worker(flags: argparse.Namespace) -> dict[str, Any]:
     # The first round is skipped, because it traces the steps and sends the initial weights.
     ratios = [a / b for a, b in zip(*seconds, strict=True)][1:]
     row = {
-        "parameters": engine_of(trainers[0]).attributes.parameter_count(),
+        "parameters": engine_of(trainers[0]).step.attributes.parameter_count(),
         "ratios": ratios,
         "ratio": statistics.median(ratios),
     }

@@ -262,7 +262,9 @@ class StandardEvaluator(orbit.StandardEvaluator):
         trainer, engine, existing = self.trainer, engine_of(self.trainer), row_count(batch)
         if engine.plan.layout.replicas > 1:
             batch, row_mask = pad_rows(batch, row_mask, existing, least=1)
-        with engine.rows(batch, row_mask, existing=existing, earlier=self._earlier_rows) as rows:
+        with engine.step.rows(
+            batch, row_mask, existing=existing, earlier=self._earlier_rows
+        ) as rows:
             batch = preprocess(trainer, batch)
             outputs = precision.cast_to_float32(convert(trainer.forward)(batch, training=False))
             outputs = zero_outputs(outputs, row_mask, row_count(batch))

@@ -2,10 +2,12 @@
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
+import contextlib
 import functools
 from typing import Any
 
 import numpy as np
+import orbit
 import tensorflow as tf
 import tf_keras
 
@@ -13,12 +15,19 @@ from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert
 from ctl.data.source import Batch, Data
 from ctl.errors import UsageError
+from ctl.hardware import coordinator
+from ctl.replica.arithmetic import precision
+from ctl.replica.measure.non_finite import NonFiniteReport
+from ctl.replica.step import xla
+from ctl.replica.step.attributes import check_known
 from ctl.replica.step.build import build_engine
-from ctl.replica.step.loop_trainer import LoopTrainer
 from ctl.replica.step.metrics import update as update_metric
+from ctl.replica.step.microbatches import unpack
+from ctl.replica.step.model_building import build_scope, check_optimizer
+from ctl.replica.updates import parameter_groups
 
 
-class StandardTrainer(LoopTrainer, metaclass=abc.ABCMeta):
+class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
     """Trains a model by a step whose update is a function of the global batch alone.
 
         class Digits(ctl.StandardTrainer):
@@ -62,6 +71,9 @@ class StandardTrainer(LoopTrainer, metaclass=abc.ABCMeta):
     metrics: dict[str, tf_keras.metrics.Metric]
     global_step: tf.Variable
     skipped_steps: tf.Variable
+    non_finite_report: NonFiniteReport | None
+    _train_loop_fn: Any  # of Orbit's class, which has no type hints
+    _train_iter: Any
 
     def __init__(
         self,
@@ -254,7 +266,7 @@ class StandardTrainer(LoopTrainer, metaclass=abc.ABCMeta):
         Returns:
             The loss of the global batch, a scalar, the same on every replica.
         """
-        result = self._ctl_engine.step(
+        result = self._ctl_engine.step.update(
             batch,
             self.per_example_loss,
             forward=functools.partial(self.forward, training=True),
@@ -263,5 +275,136 @@ class StandardTrainer(LoopTrainer, metaclass=abc.ABCMeta):
             optimizer=self.optimizer,
             regularization=self.regularization_losses,
         )
-        self._ctl_engine.results.update_metrics(result.micro_batches)
+        self._ctl_engine.step.results.update_metrics(result.micro_batches, self.update_metrics)
         return result.loss
+
+    # What a subclass seldom overrides.
+
+    def minimize(
+        self,
+        batch: Batch,
+        loss_fn: Callable[[Batch], tf.Tensor],
+        *,
+        variables: Sequence[tf.Variable] | None = None,
+        optimizer: Any = None,
+        regularization: Callable[[], Sequence[tf.Tensor]] | None = None,
+    ) -> tf.Tensor:
+        """Computes and applies the one update that the global batch defines.
+
+        Call it in `replica_step`, on every replica.
+
+        Args:
+            batch: this replica's rows, preprocessed.
+            loss_fn: micro-batch -> [rows] losses, not reduced, as for `per_example_loss`.
+            variables: the variables to train; the model's trainable variables by default.
+            optimizer: the trainer's by default. Under float16 it must be a LossScaleOptimizer.
+            regularization: returns scalars to add once. By default, the penalties of the layers that
+                hold `variables`, of any model; `regularization_losses` if it is overridden, or if
+                `variables` is None.
+
+        Returns:
+            The loss of the global batch, the same on every replica.
+        """
+        engine, optimizer = self._ctl_engine, check_optimizer(optimizer or self.optimizer)
+        is_own = engine.step.attributes.overrides("regularization_losses")
+        if regularization is None and variables is not None and not is_own:
+            regularization = functools.partial(engine.step.attributes.penalties, variables)
+        variables = self.model.trainable_variables if variables is None else variables
+        check_known(optimizer, variables)
+        # This also covers an optimizer that the trainer does not hold as an attribute.
+        models = engine.step.attributes.named_models()
+        parameter_groups.configure(optimizer, models, self.options)
+        return engine.step.update(
+            batch,
+            lambda rows, _: convert(loss_fn)(rows),
+            forward=None,
+            sample_weight=convert(self.sample_weight)(batch),
+            variables=variables,
+            optimizer=optimizer,
+            regularization=regularization or self.regularization_losses,
+        ).loss
+
+    def train_step(self, iterator: Any) -> None:
+        """Runs one step on every replica; `iterator` yields batches, or `(batch, row_mask)`."""
+        engine = self._ctl_engine
+        batch, row_mask = unpack(engine.step.results.input_wait.next(iterator))
+        step = xla.jit(engine.step.run) if engine.plan.xla == "step" else engine.step.run
+        loss = self.strategy.run(step, args=(batch, row_mask))
+        # A step that fails is not counted.
+        with tf.control_dependencies(list(self.strategy.experimental_local_results(loss))):
+            self.global_step.assign_add(1)
+
+    def train(self, num_steps: tf.Tensor) -> dict[str, Any] | None:
+        """Trains `num_steps` (scalar int32) steps and returns what `train_loop_end` returns.
+
+        Raises:
+            UsageError: the data is corrupt or has ended, or a step does not fit into memory.
+            NonFiniteStep: a step was not finite, and the options do not say to skip it.
+        """
+        engine = self._ctl_engine
+        engine.prepare_loop()
+        waiting = engine.step.results.reduction_wait.active()
+        with engine.report_errors(), engine.trace_scope(), waiting:
+            # As in Orbit's own `train`, except that the user may freeze layers in `train_loop_begin`.
+            self.train_loop_begin()
+            for steps in engine.split(int(num_steps)):
+                engine.retrace_if_changed()
+                if self._train_loop_fn is None:
+                    self._train_loop_fn = self.create_train_loop_fn()
+                if self._train_iter is None:
+                    self._train_iter = tf.nest.map_structure(iter, self.train_dataset)
+                self._train_loop_fn(self._train_iter, tf.constant(steps))
+            outputs = self.train_loop_end()
+        self.non_finite_report = engine.finish_loop()
+        return outputs
+
+    def train_loop_begin(self) -> None:
+        """Resets the loss and the metrics of the loop."""
+        self._ctl_engine.step.results.reset()
+
+    def train_loop_end(self) -> dict[str, Any]:
+        """Returns the mean loss, the metrics, and the other results that the options ask for."""
+        return self._ctl_engine.step.results.read()
+
+    def create_train_loop_fn(self) -> Any:
+        """Returns the inner loop: Orbit's, one XLA program, or the one of a coordinator."""
+        if coordinator.is_coordinated(self.strategy):
+            return coordinator.CoordinatedLoop(
+                super().create_train_loop_fn(), strategy=self.strategy
+            )
+        return self._ctl_engine.compiled_loop or super().create_train_loop_fn()
+
+    @property
+    def train_dataset(self) -> Any:
+        """The distributed training data; set it to train on batches of your own."""
+        return self._train_dataset
+
+    @train_dataset.setter
+    def train_dataset(self, dataset: Any) -> None:
+        self._ctl_engine.use_own_dataset()
+        self._train_dataset, self._train_iter = dataset, None
+
+    def checkpoint_items(self) -> dict[str, Any]:
+        """Returns the items of a checkpoint: every model, optimizer and variable, even in lists."""
+        return self._ctl_engine.step.checkpoint_items()
+
+    def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Gives the model the averaged weights within a `with` block, to evaluate or export them.
+
+        Without `ema_decay` it has no effect. The evaluator uses it by itself.
+        """
+        return self._ctl_engine.averaged_weights()
+
+    def build_scope(self) -> contextlib.AbstractContextManager[None]:
+        """Returns the strategy's scope with the options' seed and precision, to build more models."""
+        return build_scope(self.options, self.strategy)
+
+    @property
+    def compute_dtype(self) -> tf.DType:
+        """The dtype that layers compute in."""
+        return tf.as_dtype(precision.of(self.options.precision).compute)
+
+    @property
+    def variable_dtype(self) -> tf.DType:
+        """The dtype of the variables."""
+        return tf.as_dtype(precision.of(self.options.precision).floatx)

@@ -78,8 +78,8 @@ def restore_trainer(
     checkpoints = Checkpointer(pathlib.Path(path).parent, models, reads_only=True)
     checkpoints.restore(path)
     engine = engine_of(trainer)
-    if engine.ema and average:
-        engine.ema.copy_to_model()
+    if engine.step.ema and average:
+        engine.step.ema.copy_to_model()
     return trainer
 
 
@@ -163,9 +163,9 @@ class _Models:
 
     def checkpoint_items(self) -> dict[str, Any]:
         """Returns the models, the averages and the variables by the names in a checkpoint."""
-        items = self._ctl_engine.checkpoint_items()
+        items = self._ctl_engine.step.checkpoint_items()
         optimizers = (tf_keras.optimizers.Optimizer, tf_keras.optimizers.legacy.Optimizer)
-        of_training = self._ctl_engine.step.loss_spikes
+        of_training = self._ctl_engine.step.update.loss_spikes
         return {
             name: item
             for name, item in items.items()

@@ -52,7 +52,7 @@ class InnerLoop:
             seconds=summary_seconds,
             print_line=reporter.print_line,
         )
-        self._results = engine_of(trainer).results
+        self._results = engine_of(trainer).step.results
         self._results.measure_waiting()
         self._watch = watchdog.loop if watchdog else lambda step: contextlib.nullcontext()
 

@@ -117,7 +117,7 @@ def _find_resources(trainer: StandardTrainer, signatures: list[Any]) -> list[Any
     """Returns the variables and tables of the signatures, which the SavedModel must reach."""
     captured = {id(tensor) for s in signatures for tensor in s.captured_inputs}
     objects = tf.train.TrackableView(trainer).descendants()
-    for name, item in engine_of(trainer).checkpoint_items().items():
+    for name, item in engine_of(trainer).step.checkpoint_items().items():
         del name
         objects += tf.train.TrackableView(item).descendants()
     resources = {}

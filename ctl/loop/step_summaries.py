@@ -62,7 +62,7 @@ class StepSummaries:
             self._reported = True
             self._print_line(f"tf.summary calls in the step are not written: {self._reason}.")
         engine = engine_of(self._trainer)
-        if not self._histograms_reported and not engine.step.has_histograms:
+        if not self._histograms_reported and not engine.step.update.has_histograms:
             why = engine.plan.histograms_obstacle or "the trainer's own step does not call minimize"
             self._print_line(
                 f"summaries.histogram_interval writes no histograms of the gradients: {why}."

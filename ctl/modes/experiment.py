@@ -89,7 +89,7 @@ def build(
         options=options,
     )
     _check_optimizer_is_used(optimizer, config)
-    engine_of(trainer).add_models()
+    engine_of(trainer).step.add_models()
     config = resolve_durations(config, optimizer.examples_per_epoch)
     evaluator = None
     if evaluates and config.eval.splits:

@@ -115,8 +115,8 @@ def _describe_batch(experiment: Experiment) -> list[tuple[str, str]]:
 
 def _describe_update(experiment: Experiment) -> list[tuple[str, str]]:
     trainer = experiment.trainer
-    parameters = engine_of(trainer).attributes.parameter_count()
-    phases = engine_of(trainer).attributes.unfreezing.describe_phases
+    parameters = engine_of(trainer).step.attributes.parameter_count()
+    phases = engine_of(trainer).step.attributes.unfreezing.describe_phases
 
     def describe_variables() -> str:
         return f"{len(trainer.model.trainable_variables)} trainable, {parameters:,} parameters"
@@ -201,7 +201,7 @@ def _describe_average(decay: float) -> list[tuple[str, str]]:
 
 def _describe_memory(experiment: Experiment) -> list[tuple[str, str]]:
     """Describes the memory of a step on one replica, by part."""
-    unfreezing = engine_of(experiment.trainer).attributes.unfreezing
+    unfreezing = engine_of(experiment.trainer).step.attributes.unfreezing
     # The steps that train the most layers need the most memory.
     last = max(unfreezing.steps(), default=0)
     unfreezing.apply(last)
@@ -257,7 +257,7 @@ def _describe_action(action: Action) -> str:
 
 def _describe_reduction(experiment: Experiment) -> str:
     trainer, options = experiment.trainer, experiment.trainer.options
-    compression = engine_of(trainer).step.compression
+    compression = engine_of(trainer).step.update.compression
     replicas = engine_of(trainer).plan.layout.replicas
     if replicas == 1:
         text = "none: one replica"
@@ -265,7 +265,7 @@ def _describe_reduction(experiment: Experiment) -> str:
             text += f"; its gradients are compressed as those of several ({compression.name})"
     elif compression:
         count = "two SUM all-reduces" if options.compression == "powersgd" else "one SUM all-reduce"
-        models = engine_of(trainer).attributes.models()
+        models = engine_of(trainer).step.attributes.models()
         text = f"{count}, compressed by {compression.describe(models)}"
     else:
         variables = trainer.model.trainable_variables

@@ -32,7 +32,8 @@ def complete(step: int, result: Mapping[str, Any], config: Any) -> str:
 def start(hardware: Any, trainer: Any) -> str:
     """Describes what is going to train, on which hardware, and why."""
     layout = engine_of(trainer).plan.layout
-    what = f"{trainer.options.precision}; {engine_of(trainer).attributes.parameter_count():,} parameters"
+    parameters = engine_of(trainer).step.attributes.parameter_count()
+    what = f"{trainer.options.precision}; {parameters:,} parameters"
     if hardware.name == "parameter_server":
         workers, servers = (len(hardware.cluster.addresses[role]) for role in ("worker", "ps"))
         return (
@@ -52,14 +53,14 @@ def start(hardware: Any, trainer: Any) -> str:
 def compression(trainer: Any) -> str:
     """Describes the effects of compressed gradients; "" if they are not compressed."""
     engine = engine_of(trainer)
-    compression = engine.step.compression
+    compression = engine.step.update.compression
     if not compression:
         return ""
     split = ""
     if engine.plan.layout.replicas == 1:
         how = f"as those of several replicas ({compression.name}), but one replica sends nothing"
     else:
-        how = f"by {compression.describe(engine.attributes.models())} per step and replica"
+        how = f"by {compression.describe(engine.step.attributes.models())} per step and replica"
         if trainer.options.compression != "powersgd":
             split = ", and on how it is split"
     return (

@@ -76,10 +76,10 @@ def all_measure(trainer: StandardTrainer, processes: ProcessGroup) -> Profile:
         processes: the processes of the run, which train the same number of steps.
     """
     engine = engine_of(trainer)
-    wait, unit = engine.results.input_wait, 1
+    wait, unit = engine.step.results.input_wait, 1
     if engine.compiled_loop:
         unit = engine.compiled_loop.size  # steps per chunk: less would only read a part of one
-    engine.results.measure_waiting()
+    engine.step.results.measure_waiting()
 
     def train(steps: int) -> None:
         wait.reset()

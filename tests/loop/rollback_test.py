@@ -156,5 +156,5 @@ def test_loss_spike_is_rolled_back_and_its_window_is_restored(tmp_path):
     ]
     assert f"Step {at} has a spike of the loss" in lines[0]
     assert (
-        int(engine_of(trainer).step.loss_spikes._count) == at + 3
+        int(engine_of(trainer).step.update.loss_spikes._count) == at + 3
     )  # every loss but that one, once

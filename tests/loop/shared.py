@@ -14,7 +14,7 @@ def share(build: Callable) -> Callable:
     @functools.cache
     def build_once(*arguments, **options):
         trainer = build(*arguments, **options)
-        results = engine_of(trainer).results
+        results = engine_of(trainer).step.results
         results.measure_waiting()
         results.measure_waiting = lambda: None  # each Controller would drop the trace
         root = tf.train.Checkpoint(**trainer.checkpoint_items())

@@ -43,7 +43,10 @@ def make_trainer(replicas, row_counts):
     plan = types.SimpleNamespace(layout=layout)
     return types.SimpleNamespace(
         _ctl_engine=types.SimpleNamespace(
-            plan=plan, attributes=types.SimpleNamespace(parameter_count=lambda: 1234)
+            plan=plan,
+            step=types.SimpleNamespace(
+                attributes=types.SimpleNamespace(parameter_count=lambda: 1234)
+            ),
         ),
         options=types.SimpleNamespace(precision="float32"),
     )
@@ -106,8 +109,8 @@ def test_stopped_and_done():
 def test_compression_names_what_is_sent_and_what_the_update_depends_on(replicas, method, line):
     trainer = make_trainer(replicas, [1] * replicas)
     engine, trainer.options.compression = trainer._ctl_engine, method
-    engine.attributes.models = list
-    engine.step = types.SimpleNamespace(
+    engine.step.attributes.models = list
+    engine.step.update = types.SimpleNamespace(
         compression=types.SimpleNamespace(
             name="name", describe=lambda models: "1 MiB in place of 2 MiB"
         )

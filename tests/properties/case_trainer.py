@@ -191,7 +191,7 @@ def train(case: Case) -> dict[str, list[np.ndarray]]:
     outputs = trainer.train(tf.constant(STEPS))
     results = {f"output {name}": [np.asarray(value)] for name, value in outputs.items()}
     results["skipped steps"] = testing.copies(trainer.strategy, trainer.skipped_steps)
-    average = engine_of(trainer).ema
+    average = engine_of(trainer).step.ema
     for kind, variables in {
         "variable": trainer.model.variables,
         "slot": trainer.optimizer.variables,

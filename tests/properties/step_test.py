@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from ctl.errors import UsageError
 from ctl.replica.arithmetic import gradients, loss, reduction
-from ctl.replica.step.step import Step
+from ctl.replica.step.update import Update
 from tests.properties.case import Case, cases
 from tests.properties.case_trainer import compare, find_differences, train
 
@@ -96,7 +96,7 @@ ALL_REDUCE = reduction.all_reduce
 # Mistake -> (object, attribute, replacement, the simplest case that shows it).
 MISTAKES = {
     "mean of gradients": (reduction, "all_reduce", reduce_means, Case(replicas=2)),
-    "mean of means": (Step, "_denominator", count_local_rows, Case(replicas=2, batch=3)),
+    "mean of means": (Update, "_denominator", count_local_rows, Case(replicas=2, batch=3)),
     "clipping before the reduction": (
         *(reduction, "all_reduce", clip_before_reduce),
         Case(replicas=2, batch=2),

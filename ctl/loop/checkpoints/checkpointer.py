@@ -249,7 +249,7 @@ class Checkpointer:
         for variable, value in values:
             variable.assign(value)
         engine = engine_of(trainer)
-        for kept in (engine.ema, engine.step.compression):
+        for kept in (engine.step.ema, engine.step.update.compression):
             if kept:  # the run had none before, or had another model
                 kept.reset(keep=restored)
         self.unmatched = None if comparison.complete else comparison

@@ -119,7 +119,7 @@ def all_load(
     with trainer.strategy.scope():
         for variable, value in values:
             variable.source.assign(tf.cast(value, variable.dtype))
-    average = engine_of(trainer).ema
+    average = engine_of(trainer).step.ema
     if average and loaded:
         average.reset()
     return loaded
@@ -146,7 +146,7 @@ def _requests(trainer: StandardTrainer, init: Any) -> list[_Request]:
                 "init.checkpoint", "", trainer.model, init.checkpoint, init.variables, init.averages
             )
         )
-    models = engine_of(trainer).attributes.named_models()
+    models = engine_of(trainer).step.attributes.named_models()
     # A model that is an attribute has the name "teacher/0", and one in a list "members/1".
     models = {name.removesuffix("/0"): model for name, model in models.items() if name}
     for name, source in init.models.items():

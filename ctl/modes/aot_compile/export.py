@@ -43,7 +43,7 @@ def export_train_step(trainer: StandardTrainer) -> Program:
         NotExportable: the step cannot be a TPU program.
     """
     data = engine_of(trainer).pipeline.training_dataset(trainer.global_batch_size, start=0)
-    unfreezing = engine_of(trainer).attributes.unfreezing
+    unfreezing = engine_of(trainer).step.attributes.unfreezing
     last = max(unfreezing.steps(), default=0)
     unfreezing.apply(last)
     program = _export("train step", trainer.strategy, trainer.train_step, data.element_spec)

@@ -23,7 +23,7 @@ def check_inputs(factory: TrainerFactory) -> Outcome:
     parts: dict[str, list[np.ndarray]] = {}
     for batch in factory.read_batches(_BATCHES):
         tensors = {k: tf.convert_to_tensor(v) for k, v in batch.items()}
-        with engine_of(trainer).rows(tensors, None):  # for draws and mixtures of rows
+        with engine_of(trainer).step.rows(tensors, None):  # for draws and mixtures of rows
             prepared = trainer.preprocess(tensors)
         for name, value in prepared.items():
             if tf.as_dtype(value.dtype).is_floating and name != "weight":

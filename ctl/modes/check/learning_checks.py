@@ -179,7 +179,7 @@ def _compute_losses(
 ) -> tuple[np.ndarray, Any, np.ndarray | None]:
     """Computes the losses and the sample weights of a batch and its outputs, without dropout."""
     tensors = {k: tf.convert_to_tensor(v) for k, v in batch.items()}
-    with engine_of(trainer).rows(tensors, None):
+    with engine_of(trainer).step.rows(tensors, None):
         prepared = trainer.preprocess(tensors)
         outputs = trainer.forward(prepared, training=False)
         losses = np.asarray(trainer.per_example_loss(prepared, outputs), np.float64)

@@ -16,6 +16,7 @@ from ctl.replica.arithmetic import precision, row_mask
 from ctl.replica.layers.batch_norm import convert_sync_batch_norm
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.step import keras_version, metrics
+from ctl.replica.step.attributes import Attributes
 from ctl.replica.step.engine import Engine
 from ctl.replica.step.microbatches import row_count
 from ctl.replica.step.model_building import (
@@ -30,7 +31,6 @@ from ctl.replica.step.model_building import (
 )
 from ctl.replica.step.plan import make_plan
 from ctl.replica.step.preprocessing import call_preprocess
-from ctl.replica.step.trainer_attributes import TrainerAttributes
 from ctl.replica.updates import parameter_groups, sharded_optimizer
 from ctl.replica.updates.unfreezing import Unfreezing
 
@@ -82,7 +82,7 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
             create_variables(functools.partial(_update_metrics, trainer), spec)
         if options.shard_state:
             sharded_optimizer.shard(trainer.optimizer, trainer.strategy)
-        models = TrainerAttributes(trainer).named_models()
+        models = Attributes(trainer).named_models()
         # The constructor of a subclass may still create the models that a pattern matches.
         if type(trainer).__init__ is base.__init__:
             parameter_groups.check_patterns(models, options)
@@ -106,7 +106,7 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         )
         unfreezing = Unfreezing(groups)
         engine = Engine(trainer, plan, pipeline, unfreezing)
-        trainer.skipped_steps = engine.step.skipped_steps
+        trainer.skipped_steps = engine.step.update.skipped_steps
         # The optimizer has slot variables for the model's variables by now.
         unfreezing.add_models({"": trainer.model})
     return engine

@@ -89,34 +89,37 @@ class CompiledLoop:
 
 
 def compile_loop(
-    trainer: Any,
+    step: Callable[[Batch, Any], tf.Tensor],
+    *,
     plan: Plan,
     pipeline: InputPipeline,
-    replica_step: Callable[[Batch, Any], tf.Tensor],
+    strategy: tf.distribute.Strategy,
+    global_step: tf.Variable,
     input_wait: InputWait,
 ) -> CompiledLoop:
-    """Returns the inner loop of a trainer as one XLA program.
+    """Returns an inner loop as one XLA program.
 
     Args:
-        trainer: the `StandardTrainer`.
-        plan: its resolved options.
-        pipeline: its data.
-        replica_step: (batch, row mask) -> the result of the trainer's `replica_step`.
+        step: runs one replica's step on a batch and its row mask.
+        plan: the resolved options.
+        pipeline: the data.
+        strategy: a strategy with one replica.
+        global_step: counts the steps.
         input_wait: measures how long the loop waits for chunks.
     """
     resident = None
     if plan.options.placement == "device":
-        device = devices.replica_devices(trainer.strategy)[0]
+        device = devices.replica_devices(strategy)[0]
         resident = pipeline.copy_to_device(device)
     spec = tf.TensorSpec([None], tf.int64) if resident else pipeline.element_spec()
 
     # No mask: one replica computes every row of a full batch, and chunks contain full batches only.
-    def step(batch: Batch) -> None:
-        replica_step(resident.gather(batch["index"]) if resident else batch, None)
-        trainer.global_step.assign_add(1)
+    def counted_step(batch: Batch) -> None:
+        step(resident.gather(batch["index"]) if resident else batch, None)
+        global_step.assign_add(1)
 
     size = chunk_size(spec, plan.layout.global_batch_size)
-    return CompiledLoop(step, strategy=trainer.strategy, size=size, input_wait=input_wait)
+    return CompiledLoop(counted_step, strategy=strategy, size=size, input_wait=input_wait)
 
 
 def chunk_size(spec: Any, rows: int) -> int:

@@ -1,6 +1,6 @@
 """The mean loss and the other results of an inner loop."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import math
 from typing import Any
 
@@ -12,34 +12,38 @@ from ctl.replica.arithmetic import precision, row_mask
 from ctl.replica.arithmetic.input_wait import InputWait
 from ctl.replica.arithmetic.reduction_wait import ReductionWait
 from ctl.replica.step import metrics
+from ctl.replica.step.attributes import Attributes
 from ctl.replica.step.microbatches import MicroBatch, row_count
 from ctl.replica.step.plan import Plan
-from ctl.replica.step.step import Step
+from ctl.replica.step.update import Update
 
 
 class LoopResults:
     """Collects what an inner loop returns; create it in the strategy's scope.
 
     Args:
-        trainer: the `StandardTrainer`.
-        plan: its resolved options.
-        step: its step.
+        plan: the resolved options.
+        update: computes and applies the updates.
+        attributes: the optimizer and the metrics.
 
     Attributes:
         loss: the mean loss of the applied steps.
         input_wait: how long the steps wait for their batches.
         reduction_wait: how long the steps wait for other processes.
+        measures_waiting: whether the steps measure how long they wait.
         has_loss: whether the traced step reports its loss; a user's own `train_step` may not.
     """
 
-    def __init__(self, trainer: Any, plan: Plan, step: Step):
+    def __init__(self, plan: Plan, update: Update, attributes: Attributes):
+        strategy = tf.distribute.get_strategy()
         self.loss = tf_keras.metrics.Mean("loss", dtype=plan.dtype)
-        self.input_wait = InputWait(trainer.strategy)
-        self.reduction_wait = ReductionWait(trainer.strategy)
+        self.input_wait = InputWait(strategy)
+        self.reduction_wait = ReductionWait(strategy)
         self.has_loss = False
-        self._trainer = trainer
+        self.measures_waiting = False
         self._plan = plan
-        self._step = step
+        self._update = update
+        self._attributes = attributes
 
     def update(self, loss: tf.Tensor, applied: tf.Tensor | bool) -> None:
         """Adds the loss of a step; call it in a replica context.
@@ -58,17 +62,19 @@ class LoopResults:
 
     def measure_waiting(self) -> None:
         """Measures how long the steps wait for batches and processes, from the next inner loop on."""
+        self.measures_waiting = True
         self.input_wait.enable()
         self.reduction_wait.enable()
-        self._trainer._train_loop_fn = None  # Orbit's attribute: the next loop is traced again
 
-    def update_metrics(self, micro_batches: Sequence[MicroBatch]) -> None:
-        """Updates the trainer's metrics with this replica's micro-batches.
+    def update_metrics(
+        self, micro_batches: Sequence[MicroBatch], update: Callable[..., None]
+    ) -> None:
+        """Updates the metrics with this replica's micro-batches.
 
         Args:
             micro_batches: the micro-batches of a step.
+            update: a user's function as `StandardTrainer.update_metrics`.
         """
-        trainer = self._trainer
         rows = row_mask.current() or row_mask.Examples(None, 0, 0)
         first_row = tf.cast(rows.first_row, tf.int64)
         for part in micro_batches:
@@ -83,16 +89,15 @@ class LoopResults:
                 count=count,
                 isolated=self._plan.isolation if len(micro_batches) > 1 else "",
             ):
-                update = convert(trainer.update_metrics)
-                update(trainer.metrics, part.batch, part.outputs, part.row_mask)
+                convert(update)(self._attributes.metrics, part.batch, part.outputs, part.row_mask)
             first_row += tf.cast(count, tf.int64)
 
     def reset(self) -> None:
         """Resets what `read` returns."""
-        for metric in (self.loss, *self._trainer.metrics.values()):
+        for metric in (self.loss, *self._attributes.metrics.values()):
             metric.reset_state()
-        if self._step.norms:
-            self._step.norms.reset()
+        if self._update.norms:
+            self._update.norms.reset()
 
     def read(self) -> dict[str, Any]:
         """Returns the mean loss and the metrics, and the loss scale, skips and norms if in use.
@@ -101,17 +106,17 @@ class LoopResults:
         user's own `train_step` that does not call `replica_step` has no loss.
         """
         results = {"loss": self.loss.result()} if self.has_loss else {}
-        results |= metrics.results(self._trainer.metrics)
-        norms = self._step.norms.result() if self._step.norms else {}
+        results |= metrics.results(self._attributes.metrics)
+        norms = self._update.norms.result() if self._update.norms else {}
         if self.skipped_all():
             results, norms = tf.nest.map_structure(_to_nan, (results, norms))
-        optimizer = self._trainer.optimizer
+        optimizer = self._attributes.optimizer
         has_scale = precision.has_loss_scale(optimizer)
         if has_scale:
             results["loss_scale"] = optimizer.loss_scale
         if has_scale or self._plan.options.on_non_finite == "skip":
-            results["skipped_steps"] = self._step.skipped_steps.read_value()
-        shares = self._step.norms.shares() if self._step.norms else {}
+            results["skipped_steps"] = self._update.skipped_steps.read_value()
+        shares = self._update.norms.shares() if self._update.norms else {}
         return {**results, **norms, **shares}
 
     def skipped_all(self) -> bool:
@@ -121,8 +126,7 @@ class LoopResults:
     def may_skip(self) -> bool:
         """Returns whether a step may be skipped."""
         # A subclass can pass `minimize` another optimizer, which has a loss scale of its own.
-        optimizers = vars(self._trainer).values()
-        return self._plan.skips or any(precision.has_loss_scale(value) for value in optimizers)
+        return self._plan.skips or self._attributes.has_loss_scale()
 
 
 def _to_nan(value: Any) -> Any:

@@ -112,13 +112,13 @@ def estimate(trainer: Any) -> MemoryEstimate:
     step = max(steps, key=lambda step: step.peak)
     # The gradients of a shard are kept by themselves until all are reduced.
     sums = parts - 1 if engine.plan.options.logical_shards else min(parts - 1, 1)
-    loop, compression = engine.compiled_loop, engine.step.compression
+    loop, compression = engine.compiled_loop, engine.step.update.compression
     batches = loop.size if loop else 1  # a chunk
     prefetch = engine.plan.options.prefetch
     return MemoryEstimate(
-        weights=_unique_bytes(v for m in engine.attributes.models() for v in m.variables),
+        weights=_unique_bytes(v for m in engine.step.attributes.models() for v in m.variables),
         slots=_unique_bytes(_optimizer_variables(trainer)),
-        averages=_unique_bytes(engine.ema.state.averages if engine.ema else ()),
+        averages=_unique_bytes(engine.step.ema.state.averages if engine.step.ema else ()),
         compression=_unique_bytes(compression.local_variables() if compression else ()),
         gradients=step.gradients,
         gradient_sum=sums * step.gradients,

@@ -1,285 +1,188 @@
-"""The update of a global batch on one replica, in the order of docs/step.md, section 6.
+"""One replica's step: the rows of its batch, the user's code, and the results."""
 
-`MicroBatches` computes this replica's contributions. The step reduces them over the replicas,
-unscales, checks and clips the gradients of the global batch, decides whether to apply the update, and
-applies it on all replicas or on none.
-"""
-
-from collections.abc import Callable, Sequence
-import dataclasses
-import logging
+from collections.abc import Callable, Iterator
+import contextlib
 from typing import Any
 
 import tensorflow as tf
 
-from ctl.errors import UsageError
-from ctl.replica.arithmetic import gradients, loss, precision, reduction, row_mask
-from ctl.replica.arithmetic.gradients import Gradient
-from ctl.replica.arithmetic.snapshot import Assignable
-from ctl.replica.measure.gradient_histograms import write_histograms
-from ctl.replica.measure.loss_spikes import LossSpikes
-from ctl.replica.measure.non_finite import LOSS, SPIKE, Decision, NonFiniteRecorder, counter
-from ctl.replica.measure.norms import Norms
-from ctl.replica.step.global_gradients import reduce_contributions
-from ctl.replica.step.microbatches import (
-    Batch,
-    Inputs,
-    LossFn,
-    MicroBatch,
-    MicroBatches,
-    compute_by_xla,
-    row_count,
-)
+from ctl.replica.arithmetic import row_mask
+from ctl.replica.arithmetic.snapshot import Snapshot
+from ctl.replica.checks import host_random, random_search, row_coupling
+from ctl.replica.random import dropout
+from ctl.replica.step.attributes import Attributes
+from ctl.replica.step.empty_batches import pad_rows
+from ctl.replica.step.loop_results import LoopResults
+from ctl.replica.step.microbatches import Batch, row_count
 from ctl.replica.step.plan import Plan
-from ctl.replica.updates.compression import Compression
-
-_LOG = logging.getLogger("ctl")
-
-
-@dataclasses.dataclass(frozen=True)
-class StepResult:
-    """The result of a step.
-
-    Attributes:
-        loss: scalar, the loss of the global batch, the same on every replica.
-        micro_batches: this replica's own micro-batches, for metrics.
-        applied: scalar bool, whether the update was applied, the same on every replica; True if this
-            step can never be skipped.
-    """
-
-    loss: tf.Tensor
-    micro_batches: list[MicroBatch]
-    applied: tf.Tensor | bool
+from ctl.replica.step.update import Update
+from ctl.replica.updates.ema import ExponentialMovingAverage
 
 
 class Step:
-    """Computes and applies the one update that a global batch defines.
+    """Runs the user's code of a step on one replica, with everything that it needs around it.
 
-        step = Step(plan, global_step)                          # in the strategy's scope
-        result = step(batch, loss_fn, forward=forward, ...)     # in a replica context
+    It knows the rows of a batch, models, optimizers and the plan, and neither data nor a loop. Create it
+    in the strategy's scope, once the model is built.
+
+        step = Step(plan, attributes, function=function, global_step=global_step, first_batch=...)
+        loss = strategy.run(step.run, args=(batch, mask))
 
     Args:
         plan: the resolved options.
+        attributes: the models, optimizers, metrics and variables that the code of a step uses.
+        function: computes and applies the updates of one replica's batch by `update`, and returns the
+            loss of the global batch, a scalar.
         global_step: scalar int64, the number of consumed batches.
-        assignable: returns the variables that the trainer's code may assign.
+        first_batch: returns the first batch of a replica and its row mask, for the checks of the code.
 
     Attributes:
-        skipped_steps: int64 variable, the number of updates that were not applied.
-        loss_spikes: the last losses, by which a spike is recognized.
-        recorder: records the steps that are not finite; None if the plan does not check for them.
-        norms: norms of gradients, parameters and updates; None unless the options ask for them.
-        compression: reduces compressed gradients; None unless the options ask for it.
-        has_histograms: whether a step that writes histograms of its gradients was traced.
+        update: computes and applies one update.
+        results: the mean loss of an inner loop, and its other results.
+        ema: the average of the weights; None unless the options ask for it.
     """
 
     def __init__(
         self,
         plan: Plan,
+        attributes: Attributes,
+        *,
+        function: Callable[[Batch], tf.Tensor],
         global_step: tf.Variable,
-        assignable: Callable[[], Assignable] = Assignable,
+        first_batch: Callable[[], Any],
     ):
-        self._assignable = assignable
-        self._plan = plan
+        self.plan = plan
+        self.attributes = attributes
+        self.update = Update(plan, global_step, attributes.assignable)
+        self.results = LoopResults(plan, self.update, attributes)
+        self._function = function
         self._global_step = global_step
-        self._unused: list[str] = []
-        self.has_histograms = False
-        self.skipped_steps = counter("skipped_steps")
-        # Created in any case, because a checkpoint holds it: a later run may switch the check on.
-        self.loss_spikes = LossSpikes(plan.options.loss_spike, dtype=plan.dtype)
-        self.recorder = NonFiniteRecorder() if plan.checks_finite else None
-        self.compression: Compression | None = None
-        if plan.options.compression:
-            self.compression = Compression(plan.options, tf.distribute.get_strategy())
-        self.norms = Norms(plan.dtype, plan.options) if plan.options.measures_gradients else None
+        self._first_batch = first_batch
+        model = attributes.model
+        if self.update.compression:
+            self.update.compression.add_models([model])
+        if self.update.norms:
+            self.update.norms.build(model.trainable_variables)
+        self.ema: ExponentialMovingAverage | None = None
+        if plan.options.ema_decay:
+            self.ema = ExponentialMovingAverage(
+                model,
+                decay=plan.options.ema_decay,
+                strategy=tf.distribute.get_strategy(),
+                dtype=plan.dtype,
+            )
+        # The step is traced later, so it draws by row from the first step on.
+        dropout.key_random_layers(model, plan.options.seed)
 
-    def __call__(
+    @contextlib.contextmanager
+    def rows(
         self,
         batch: Batch,
-        loss_fn: LossFn,
+        mask: tf.Tensor | None,
         *,
-        forward: Callable[[Batch], Any] | None,
-        sample_weight: tf.Tensor | None,
-        variables: Sequence[tf.Variable],
-        optimizer: Any,
-        regularization: Callable[[], Sequence[tf.Tensor]],
-    ) -> StepResult:
-        """Computes the update and applies it; call it in a replica context, on every replica.
+        existing: int | tf.Tensor | None = None,
+        earlier: Callable[[], tf.Tensor] | None = None,
+    ) -> Iterator[row_mask.Examples]:
+        """Sets the rows of one replica in a `with` block; enter it in a replica context.
 
         Args:
-            batch: this replica's rows, preprocessed.
-            loss_fn: (micro-batch, outputs) -> [rows] losses, not reduced; or [rows, ...] if the
-                sample weights have that shape.
-            forward: micro-batch -> outputs; None if `loss_fn` calls the model itself.
-            sample_weight: [rows] sample weights, or weights in the shape of the losses; None for 1.
-            variables: the variables to train.
-            optimizer: a tf_keras optimizer. Steps that overflow are skipped if it is a
-                LossScaleOptimizer.
-            regularization: returns the scalars that are added to the loss once.
+            batch: this replica's rows.
+            mask: [rows] mask of the rows that exist; None if all exist.
+            existing: the number of rows that the input pipeline gave this replica; all by default.
+            earlier: in an evaluation, the number of rows in the earlier global batches.
+
+        Raises:
+            UsageError: the code inside draws random numbers that depend on how the batch is split.
+        """
+        # Data has float32 masks in every precision, which a metric in float64 cannot always use.
+        mask = None if mask is None else tf.cast(mask, self.plan.dtype)
+        count, options = row_count(batch), self.plan.options
+        first_row, _ = row_mask.row_range(count if existing is None else existing)
+        allow = options.allow_row_coupling
+        trace = None if earlier else row_coupling.make_trace((batch, mask), allow=allow)
+        # Random layers are keyed by the consumed batches, not by `iterations`: a batch after a skipped
+        # one draws the same numbers whether or not the update was skipped.
+        with (
+            row_mask.examples(
+                mask,
+                first_row=tf.cast(first_row, tf.int64),
+                step=self._global_step.read_value(),
+                count=count,
+                seed=options.seed,
+                allow_unkeyed=options.allow_unkeyed_random,
+                earlier=earlier,
+                compiled=self.plan.xla in ("loop", "step"),
+                parts=1 if earlier else self.plan.parts_per_replica,
+                trace=trace,
+            ) as rows,
+            row_coupling.search(rows, self.plan.layout.replicas, self._first_batch),
+            # In eager execution each step draws again, and nothing is detected.
+            host_random.check_host_random(self.attributes.owner)
+            if not (options.allow_unkeyed_random or tf.executing_eagerly())
+            else contextlib.nullcontext(),
+            random_search.search(rows, (batch, mask)),
+        ):
+            yield rows
+
+    def run(self, batch: Batch, mask: tf.Tensor | None) -> tf.Tensor:
+        """Runs one replica's step; call it in a replica context.
+
+        A skipped step leaves no trace in the loss, metrics, and variables that the user's code assigns.
+
+        Args:
+            batch: this replica's rows.
+            mask: [rows] mask of the rows that exist; None if all exist.
 
         Returns:
-            The loss, the micro-batches, and whether the update was applied.
+            The result of `function`.
         """
-        plan = self._plan
-        rows = row_mask.current() or row_mask.Examples(None, 0, 0)
-        # Read once: scaling and unscaling must use the same number.
-        loss_scale = self._loss_scale(optimizer)
+        existing = row_count(batch)
+        if self.plan.layout.replicas * self.plan.parts > 1:
+            batch, mask = pad_rows(batch, mask, existing, least=self.plan.parts_per_replica)
+        with self.rows(batch, mask, existing=existing) as rows:
+            # The forward pass runs before anything is known of the gradients, so its assignments can
+            # only be undone.
+            once, summed, _ = self.attributes.assignable()
+            snapshot = Snapshot([*once, *summed] if self.results.may_skip() else [])
+            loss = self._function(batch)
+            # Decided while tracing: a step that can never be skipped has no ops for it.
+            applied: tf.Tensor | bool = True
+            if rows.applied:
+                # The user's code may compute several updates, with one entry each.
+                applied = tf.reduce_all(rows.applied)
+                snapshot.restore_unless(applied)
+            self.results.update(loss, applied)
+            # Last, so that the average uses the moving statistics at the end of the step.
+            if self.ema:
+                self.ema.update(self.attributes.optimizer.iterations, applied)
+        return loss
 
-        # The denominator is that of the global batch, known before the first backward pass. A mean per
-        # replica or per micro-batch would weight a row by the size of its part.
-        weights = loss.row_weights(sample_weight, rows.row_mask, plan.dtype)
-        denominator = self._denominator(weights, row_count(batch))
-        compute = MicroBatches(
-            count=plan.parts_per_replica,
-            loss_fn=loss_fn,
-            forward=forward,
-            regularization=regularization,
-            variables=variables,
-            dtype=plan.dtype,
-            keep_shards=bool(plan.options.logical_shards),
-            calls=rows.calls,
-            isolated=plan.isolation,
-            assignable=self._assignable(),
-            compiled=plan.compiles_micro_batches,
-        )
-        inputs = Inputs(
-            batch, rows.row_mask, weights, denominator, rows.first_row, rows.step, loss_scale
-        )
-        if rows.trace:
-            rows.trace.begin_update(inputs)
-        if plan.xla == "gradients":
-            # A micro-batch cannot read the other rows, with or without XLA.
-            may_retry = plan.options.xla == "auto" and plan.parts == 1
-            contributions = compute_by_xla(compute, inputs, rows, may_retry=may_retry)
-        else:
-            contributions = compute(inputs)
+    def add_models(self) -> None:
+        """Prepares the models and optimizers that `attributes` holds besides the first ones.
 
-        # From here on every value is that of the global batch, the same on every replica, so all
-        # replicas agree without another message.
-        result = reduce_contributions(
-            contributions, variables, loss_scale, plan=plan, compression=self.compression
-        )
-        reduced, value = result.gradients, result.loss
-        decision = self._decide(reduced, value, variables)
-        # After the reduction, because a norm is not linear: the sum of clipped contributions depends on
-        # the split.
-        clipped = gradients.clip(reduced, plan.options.clip)
-        self._warn_unused(reduced, variables)
-        if plan.options.histogram_interval and not plan.histograms_obstacle:
-            interval, step = plan.options.histogram_interval, self._global_step.read_value()
-            write_histograms(reduced, variables, interval=interval, step=step)
-            self.has_histograms = True
-        before = self.norms.before(variables) if self.norms else []
-        # A Python bool if no step can be skipped: the update is then unconditional in the graph.
-        applied: tf.Tensor | bool = True
-        if plan.skips or loss_scale is not None:
-            self._apply_or_skip(decision, clipped, variables, optimizer)
-            applied = decision.should_apply
-            rows.applied.append(applied)
-        else:
-            gradients.apply(optimizer, clipped, variables)
-            self._record_non_finite(decision)
-        if self.compression:
-            self.compression.keep(result, applied)
-        if self.norms:
-            self.norms.update(reduced, before, variables, applied=tf.convert_to_tensor(applied))
-        return StepResult(value, contributions.micro_batches, applied)
+        Raises UsageError if the compression, or a pattern of the options, has no effect on any of them.
+        """
+        for user in (self.ema, self.update.compression):
+            if user:
+                user.add_models(self.attributes.models())
+        if self.update.compression:
+            self.update.compression.check_effect()
+        self.attributes.apply_groups(self.plan.options)
 
-    def _loss_scale(self, optimizer: Any) -> tf.Tensor | None:
-        if precision.has_loss_scale(optimizer):
-            # The scale of tf_keras is float32, and a product of float64 and float32 is an error.
-            return tf.cast(optimizer.loss_scale, self._plan.dtype)
-        if self._plan.options.precision == "float16":
-            raise UsageError(
-                "Under float16 every optimizer requires a loss scale: pass minimize a "
-                "tf_keras.mixed_precision.LossScaleOptimizer."
-            )
-        return None
+    def check_complete(self) -> None:
+        """Raises UsageError if a model was added after the averages or the compression were prepared."""
+        for user in (self.ema, self.update.compression):
+            if user:
+                user.check_complete(self.attributes.models())
 
-    def _denominator(self, weights: tf.Tensor | None, count: int | tf.Tensor) -> tf.Tensor:
-        shards = self._plan.options.logical_shards
-        if shards and weights is not None:
-            # Summed like the gradients, so that its bits do not depend on the replicas either.
-            parts = tf.split(weights, self._plan.parts_per_replica)
-            return reduction.sum_in_order([[tf.reduce_sum(part)] for part in parts], shards)[0]
-        batch_size = self._plan.layout.global_batch_size
-        return loss.global_weight(weights, count, batch_size, self._plan.dtype)
-
-    def _decide(
-        self, reduced: Sequence[Gradient], value: tf.Tensor, variables: Sequence[tf.Variable]
-    ) -> Decision:
-        """Decides whether the update is applied, from gradients that are not yet clipped."""
-        # Clipping by value turns an infinite element into the bound, and clipping by a norm turns the
-        # other elements into 0 or NaN.
-        names = [LOSS, *(variable.name for variable in variables)]
-        flags = gradients.finite_flags(reduced, value)
-        finite = tf.reduce_all(flags)
-        # Off by default, because sorting the window of losses costs time in every step.
-        if not self.loss_spikes.factor:
-            return Decision(finite, finite, flags, names)
-        normal = tf.logical_not(self.loss_spikes.is_spike(value))
-        flags = tf.concat([flags[:1], [normal], flags[1:]], axis=0)
-        names = [LOSS, SPIKE, *names[1:]]
-        return Decision(tf.logical_and(finite, normal), finite, flags, names)
-
-    def _record_non_finite(self, decision: Decision) -> None:
-        """Records the step after its update, so that the record does not delay the update."""
-        recorder = self.recorder
-        if recorder is None:
-            return
-        position = recorder.add_names(decision.names)
-        gradients.call_unless(
-            decision.should_apply,
-            lambda flags: self._record(position, flags, counts=tf.constant(True)),
-            arguments=(decision.flags,),
-        )
-
-    def _record(self, position: int, flags: tf.Tensor, *, counts: tf.Tensor) -> None:
-        """Records this step; call it in a cross-replica context, inside of a conditional."""
-        if self.recorder is None:
-            return
-        # Read inside of the conditional, which orders the increment after it. Grappler may remove the
-        # edge from an earlier read to the increment, if another path between them is a constant.
-        step = self._global_step.read_value()
-        self.recorder.record(step, position, flags, counts=counts)
-
-    def _apply_or_skip(
-        self,
-        decision: Decision,
-        clipped: Sequence[Gradient],
-        variables: Sequence[tf.Variable],
-        optimizer: Any,
-    ) -> None:
-        has_scale = precision.has_loss_scale(optimizer)
-        recorder = self.recorder
-        position = recorder.add_names(decision.names) if recorder else 0
-        # An overflow is recorded only if a smaller loss scale cannot prevent it: the first steps of a
-        # float16 run overflow by design, until the scale fits. A spike is recorded in any case.
-        scale_can_shrink = has_scale and (optimizer.loss_scale > 1 if optimizer.dynamic else True)
-        counts = tf.logical_or(decision.finite, tf.logical_not(scale_can_shrink))
-
-        def on_skip(flags: tf.Tensor, counts: tf.Tensor) -> None:
-            self.skipped_steps.assign_add(1)
-            self._record(position, flags, counts=counts)
-
-        def afterwards(overflow: Any) -> None:
-            if has_scale:
-                precision.update_loss_scale(optimizer, overflow)
-
-        gradients.apply_or_skip(
-            decision.should_apply,
-            # The LossScaleOptimizer's own apply_gradients would count a skipped step in `iterations`,
-            # and so advance schedules and Adam's bias correction.
-            optimizer.inner_optimizer if has_scale else optimizer,
-            clipped,
-            variables,
-            on_skip=on_skip,
-            skip_arguments=(decision.flags, counts),
-            overflow=tf.where(decision.finite, 0.0, float("inf")),
-            afterwards=afterwards,
-        )
-
-    def _warn_unused(self, reduced: Sequence[Gradient], variables: Sequence[tf.Variable]) -> None:
-        names = [v.name for g, v in zip(reduced, variables, strict=True) if g is None]
-        if names and names != self._unused:
-            self._unused = names
-            _LOG.warning("The loss does not depend on %s: they stay unchanged.", ", ".join(names))
+    def checkpoint_items(self) -> dict[str, Any]:
+        """Returns every model, optimizer and variable, by its name in a checkpoint."""
+        self.add_models()
+        items = self.attributes.checkpoint_items()
+        own: dict[str, Any] = {"spikes": self.update.loss_spikes}
+        if self.ema:
+            own["ema"] = self.ema.state
+        if self.update.compression:
+            own["compression"] = self.update.compression.state
+        # The names in every checkpoint, unless a subclass has an attribute of the same name.
+        return items | {f"ctl_{k}" if k in items else k: state for k, state in own.items()}

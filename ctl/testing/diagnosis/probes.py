@@ -222,7 +222,7 @@ def _first_batch(trainer: StandardTrainer) -> tuple[Any, Any]:
 @contextlib.contextmanager
 def _scope(trainer: StandardTrainer, batch: Any, row_mask: Any) -> Any:
     """Enters the scope in which the trainer's own step calls its methods."""
-    with seed_and_precision(trainer.options), engine_of(trainer).rows(batch, row_mask):
+    with seed_and_precision(trainer.options), engine_of(trainer).step.rows(batch, row_mask):
         yield
 
 
@@ -230,7 +230,7 @@ def _row_values(
     trainer: StandardTrainer, batch: Any, row_mask: Any, *, training: bool = True
 ) -> Any:
     """Returns outputs, losses and sample weights of one replica's rows."""
-    with engine_of(trainer).rows(batch, row_mask):
+    with engine_of(trainer).step.rows(batch, row_mask):
         batch = convert(trainer.preprocess)(batch)
         outputs = convert(trainer.forward)(batch, training=training)
         losses = convert(trainer.per_example_loss)(batch, outputs)

@@ -143,7 +143,7 @@ def count_clocks(trainer):
 def test_step_has_no_clock_until_the_measurement_is_enabled():
     trainer = reference_model.make_trainer(testing.make_strategy(1), 8)
     assert count_clocks(trainer) == 0
-    engine_of(trainer).results.measure_waiting()
+    engine_of(trainer).step.results.measure_waiting()
     assert count_clocks(trainer) == 2
 
 
@@ -151,7 +151,7 @@ def test_step_has_no_clock_until_the_measurement_is_enabled():
 def test_uneven_batches_keep_their_masks_and_the_bits_of_the_update():
     strategy = testing.make_strategy(2)
     plain, measured = (reference_model.make_trainer(strategy, 7) for _ in range(2))
-    engine_of(measured).results.measure_waiting()
+    engine_of(measured).step.results.measure_waiting()
     assert [count_clocks(trainer) for trainer in (plain, measured)] == [0, 2]
     for a, b in zip(plain.model.variables, measured.model.variables, strict=True):
         for x, y in itertools.zip_longest(testing.copies(strategy, a), testing.copies(strategy, b)):
@@ -160,9 +160,9 @@ def test_uneven_batches_keep_their_masks_and_the_bits_of_the_update():
 
 def test_compiled_loop_measures_its_chunks():
     trainer = reference_model.make_trainer(testing.make_strategy(1), 8, xla="loop")
-    engine_of(trainer).results.measure_waiting()
+    engine_of(trainer).step.results.measure_waiting()
     trainer.train(tf.constant(3))
-    assert engine_of(trainer).results.input_wait.read() > 0.0
+    assert engine_of(trainer).step.results.input_wait.read() > 0.0
 
 
 def test_own_step_that_never_calls_ctls_is_not_measured():
@@ -172,6 +172,6 @@ def test_own_step_that_never_calls_ctls_is_not_measured():
             self.global_step.assign_add(1)
 
     trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=OwnStep)
-    engine_of(trainer).results.measure_waiting()
+    engine_of(trainer).step.results.measure_waiting()
     trainer.train(tf.constant(3))
-    assert engine_of(trainer).results.input_wait.read() is None
+    assert engine_of(trainer).step.results.input_wait.read() is None

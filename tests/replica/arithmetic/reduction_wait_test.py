@@ -106,20 +106,20 @@ def count_clocks(trainer):
 
 def test_one_process_has_no_clock_at_its_reductions():
     trainer = reference_model.make_trainer(testing.make_strategy(1), 8)
-    engine_of(trainer).results.reduction_wait.enable()
+    engine_of(trainer).step.results.reduction_wait.enable()
     assert count_clocks(trainer) == 0
 
 
 def test_measurement_changes_no_bit_of_the_update():
     plain = reference_model.make_trainer(testing.make_strategy(2), 7)
     measured = reference_model.make_trainer(plain.strategy, 7)
-    engine_of(measured).results.reduction_wait = make_wait(plain.strategy)
+    engine_of(measured).step.results.reduction_wait = make_wait(plain.strategy)
     # Two readings on each of two replicas, at the sum of the gradients and not at that of the weights.
     assert count_clocks(measured) == 4
     plain.train(tf.constant(2))
     for trainer in (plain, measured):
         trainer.train(tf.constant(5))
-    assert engine_of(measured).results.reduction_wait.read() > 0
+    assert engine_of(measured).step.results.reduction_wait.read() > 0
     for a, b in zip(plain.model.variables, measured.model.variables, strict=True):
         for x, y in itertools.zip_longest(*map(plain.strategy.experimental_local_results, (a, b))):
             assert (x.numpy() == y.numpy()).all()

@@ -165,7 +165,7 @@ def sum_errors(values):
 def check_copies(trainer):
     for variable in (
         *trainer.model.variables,
-        *engine_of(trainer).step.compression.state.factors,
+        *engine_of(trainer).step.update.compression.state.factors,
     ):
         first, *others = testing.copies(trainer.strategy, variable)
         assert all(np.array_equal(first, other) for other in others), variable.name

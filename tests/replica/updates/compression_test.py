@@ -34,11 +34,11 @@ def end(trainer):
 
 def errors(trainer):
     """The [replicas, ...] errors of each compressed variable."""
-    return [error.numpy() for error in engine_of(trainer).step.compression.state.errors]
+    return [error.numpy() for error in engine_of(trainer).step.update.compression.state.errors]
 
 
 def kept(trainer):
-    factors = engine_of(trainer).step.compression.state.factors
+    factors = engine_of(trainer).step.update.compression.state.factors
     return [*errors(trainer), *(np.asarray(factor.numpy()) for factor in factors)]
 
 
@@ -54,7 +54,7 @@ def check_copies(trainer):
     for variable in trainer.model.variables:
         first, *others = testing.copies(trainer.strategy, variable)
         assert all(np.array_equal(first, other) for other in others)
-    for factor in engine_of(trainer).step.compression.state.factors:
+    for factor in engine_of(trainer).step.update.compression.state.factors:
         first, *others = getattr(factor, "values", [factor])
         assert all(np.array_equal(first.numpy(), other.numpy()) for other in others)
 
@@ -64,7 +64,7 @@ def fifty_steps(batch, replicas, accumulation):
     trainer = make(replicas, batch, gradient_accumulation_steps=accumulation)
     trainer.train(tf.constant(50))
     check_copies(trainer)
-    factors = engine_of(trainer).step.compression.state.factors
+    factors = engine_of(trainer).step.update.compression.state.factors
     sums = [error.sum(axis=0) for error in errors(trainer)]
     return end(trainer), sums, [np.asarray(factor.numpy()) for factor in factors]
 
@@ -314,11 +314,14 @@ def test_sparse_gradients_are_reported_and_sent_as_they_are(caplog):
 def test_bytes_and_the_method_are_described():
     trainer = make(2, compression_start=3)
     engine = engine_of(trainer)
-    compression, models = engine.step.compression, engine.attributes.models()
+    compression, models = engine.step.update.compression, engine.step.attributes.models()
     # Float64: the biases of 5 and 3 elements, and factors of 6 + 2, 6 + 5 and 5 + 3 elements.
     assert compression.count_bytes(models) == (8 * (12 + 30 + 5 + 15 + 3), 8 * (8 + 8 + 11 + 8))
     assert compression.describe(models) == (
         "powersgd of rank 1 from step 3 on: 0.00 MiB in place of 0.00 MiB"
     )
     sixteen = engine_of(make(2, **FLOAT16))
-    assert sixteen.step.compression.count_bytes(sixteen.attributes.models()) == (4 * 65, 2 * 65)
+    assert sixteen.step.update.compression.count_bytes(sixteen.step.attributes.models()) == (
+        4 * 65,
+        2 * 65,
+    )

@@ -45,7 +45,7 @@ def weights(trainer):
 
 
 def averages(trainer):
-    return [v.numpy() for v in engine_of(trainer).ema.state.averages]
+    return [v.numpy() for v in engine_of(trainer).step.ema.state.averages]
 
 
 def average_by_numpy(trainer, steps, decay):
@@ -104,7 +104,7 @@ def test_averages_do_not_depend_on_replicas_and_compilation(replicas, batch, opt
     trainer = make(replicas, batch=batch, **options)
     trainer.train(tf.constant(5))
     close(averages(trainer), expected, 1e-10)
-    for variable in engine_of(trainer).ema.state.averages:
+    for variable in engine_of(trainer).step.ema.state.averages:
         first, *others = testing.copies(trainer.strategy, variable)
         for other in others:
             np.testing.assert_array_equal(first, other)
@@ -124,7 +124,7 @@ def test_statistics_per_replica_are_averaged_per_replica():
             ]
             for copies, v in zip(expected, variables, strict=True)
         ]
-    ema = engine_of(trainer).ema
+    ema = engine_of(trainer).step.ema
     differ = 0
     for average, copies in zip(ema.state.averages, expected, strict=True):
         close(testing.copies(trainer.strategy, average), copies)
@@ -188,7 +188,7 @@ def test_weights_are_restored_after_an_exception():
 
 def averages_of(trainer):
     """The averages while they are exchanged: the model has them, and `state` has the weights."""
-    return [v.numpy() for v in engine_of(trainer).ema._variables]
+    return [v.numpy() for v in engine_of(trainer).step.ema._variables]
 
 
 def test_averaged_weights_are_neither_trained_nor_saved(tmp_path):
@@ -228,7 +228,7 @@ def test_checkpoint_in_the_background_has_the_weights_although_an_evaluation_fol
             pass
         with trainer.averaged_weights():
             checkpoints.wait()
-        for variable in (*restored.model.variables, *engine_of(restored).ema.state.averages):
+        for variable in (*restored.model.variables, *engine_of(restored).step.ema.state.averages):
             variable.assign(tf.zeros_like(variable))
         Checkpointer(tmp_path, restored).all_restore_latest()
         close(weights(restored), before, 0)
@@ -258,7 +258,7 @@ def test_nothing_is_added_to_a_step_without_averages():
     (without, items), (averaged, more) = count(0.0), count(0.75)
     assert more - items == {"ema"} and averaged > without
     trainer = make(decay=0.0)
-    assert engine_of(trainer).ema is None
+    assert engine_of(trainer).step.ema is None
     with trainer.averaged_weights():
         trainer.train(tf.constant(1))
 

@@ -68,4 +68,4 @@ def test_parameters_of_all_models_are_counted_once():
 
     trainer = reference_model.make_trainer(testing.make_strategy(2), 8, cls=Two)
     own = trainer.first.count_params()
-    assert engine_of(trainer).attributes.parameter_count() == own + (3 + 1) * 2 + (5 + 1) * 4
+    assert engine_of(trainer).step.attributes.parameter_count() == own + (3 + 1) * 2 + (5 + 1) * 4

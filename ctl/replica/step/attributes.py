@@ -1,4 +1,4 @@
-"""The models, optimizers and variables that a trainer holds in its attributes."""
+"""The models, optimizers and variables that an object, such as a trainer, holds in its attributes."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,6 +8,7 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError, list_some
+from ctl.replica.arithmetic import precision
 from ctl.replica.arithmetic.snapshot import Assignable
 from ctl.replica.checks import copies
 from ctl.replica.random import dropout
@@ -16,22 +17,42 @@ from ctl.replica.updates import parameter_groups
 from ctl.replica.updates.unfreezing import Unfreezing
 
 
-class TrainerAttributes:
-    """Reads the attributes of a trainer, which a subclass may set at any time.
+class Attributes:
+    """Reads the attributes of an object, which may be set at any time.
 
-        attributes = TrainerAttributes(trainer)
+        attributes = Attributes(trainer)
         attributes.models()                     # trainer.model first, then the others
 
     Args:
-        trainer: the `StandardTrainer`.
+        owner: holds `model`, `optimizer`, `metrics`, `global_step` and `skipped_steps`, and possibly
+            more models, optimizers and variables: a `StandardTrainer`.
         unfreezing: the layers that are frozen until a step; gets the models that a subclass creates.
     """
 
-    def __init__(self, trainer: Any, unfreezing: Unfreezing | None = None):
+    def __init__(self, owner: Any, unfreezing: Unfreezing | None = None):
         self.unfreezing = unfreezing or Unfreezing(())
-        self._trainer = trainer
+        self.owner = owner
         self._keyed: set[str] = set()
         self._grouped: set[str] = set()  # models and optimizers that `apply_groups` has seen
+
+    @property
+    def model(self) -> tf_keras.Model:
+        """The model that `optimizer` updates."""
+        return self.owner.model
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer of `model`."""
+        return self.owner.optimizer
+
+    @property
+    def metrics(self) -> dict[str, tf_keras.metrics.Metric]:
+        """The metrics of the training loop, by name."""
+        return self.owner.metrics
+
+    def has_loss_scale(self) -> bool:
+        """Returns whether an optimizer, of any model, has a loss scale."""
+        return any(precision.has_loss_scale(value) for value in vars(self.owner).values())
 
     def models(self) -> list[tf_keras.Model]:
         """Returns every model, including models in lists and dicts; `trainer.model` is the first."""
@@ -41,7 +62,7 @@ class TrainerAttributes:
         """Returns every model by its attribute, as "name/index"; `trainer.model` is the first, as ""."""
         # Excludes TensorFlow's own records of the attributes, which hold the same models.
         others = {k: m for k, m in self._other_models() if not k.startswith("_self_")}
-        return {"": self._trainer.model, **others}
+        return {"": self.model, **others}
 
     def apply_groups(self, options: TrainerOptions) -> None:
         """Applies `optimizer.groups` and `weight_decay_exclude` to a subclass's models and optimizers.
@@ -104,7 +125,7 @@ class TrainerAttributes:
 
         Only optimizers assign their own variables, and ctl counts the steps.
         """
-        counters = {id(self._trainer.global_step), id(self._trainer.skipped_steps)}
+        counters = {id(self.owner.global_step), id(self.owner.skipped_steps)}
         variables: dict[int, tf.Variable] = {}
         statistics: set[int] = set()
         plain: set[int] = set()
@@ -126,8 +147,8 @@ class TrainerAttributes:
 
     def check_slot_variables(self) -> None:
         """Raises UsageError if the optimizer has no slot variables for a trainable variable."""
-        variables = self._trainer.model.trainable_variables
-        unknown = unknown_variables(self._trainer.optimizer, variables)
+        variables = self.model.trainable_variables
+        unknown = unknown_variables(self.optimizer, variables)
         if unknown:
             raise UsageError(
                 f"{list_some(unknown)} became trainable after the trainer was built, so the optimizer "
@@ -138,7 +159,7 @@ class TrainerAttributes:
 
     def overrides(self, name: str) -> bool:
         """Returns whether a subclass overrides a method of `StandardTrainer`."""
-        return getattr(type(self._trainer), name).__module__ != "ctl.trainer"
+        return getattr(type(self.owner), name).__module__ != "ctl.trainer"
 
     def penalties(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
         """Returns the regularization losses of the layers that hold some of the variables.
@@ -164,7 +185,7 @@ class TrainerAttributes:
         excluded = ("metrics", "_train_dataset", "_train_iter", "_train_loop_fn")
         return {
             name: value
-            for name, value in vars(self._trainer).items()
+            for name, value in vars(self.owner).items()
             if isinstance(value, trackable)
             and not isinstance(value, stateless)
             and name not in excluded
@@ -174,12 +195,12 @@ class TrainerAttributes:
     def _other_models(self) -> Iterator[tuple[str, tf_keras.Model]]:
         """Yields the models of a subclass besides `model`, each with a name that does not change."""
         for name, value in self._values():
-            if isinstance(value, tf_keras.Model) and value is not self._trainer.model:
+            if isinstance(value, tf_keras.Model) and value is not self.model:
                 yield name, value
 
     def _values(self) -> Iterator[tuple[str, Any]]:
         """Yields the values of the attributes and, as "name/index", of lists and dicts in them."""
-        for name, value in vars(self._trainer).items():
+        for name, value in vars(self.owner).items():
             values: Sequence[Any] = [value]
             if isinstance(value, list | dict):
                 values = tf.nest.flatten(value)

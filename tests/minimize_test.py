@@ -1,4 +1,4 @@
-"""`minimize`, for steps with several updates."""
+"""Steps with several updates, by `StandardTrainer.minimize`."""
 
 import numpy as np
 import pytest
