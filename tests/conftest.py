@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
+import tf_keras
 
 from ctl import testing
 from ctl.data import distribution
@@ -37,6 +38,12 @@ hypothesis.settings.register_profile(
     "long", hypothesis.settings.get_profile("default"), derandomize=False, max_examples=5_000,
 )  # fmt: skip
 hypothesis.settings.load_profile("default")
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    """Makes the initial weights of a test independent of the tests before it."""
+    tf_keras.utils.set_random_seed(0)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -145,6 +145,10 @@ def test_step_has_no_clock_until_the_measurement_is_enabled():
     assert count_clocks(trainer) == 0
     engine_of(trainer).step.results.measure_waiting()
     assert count_clocks(trainer) == 2
+    loop = trainer._train_loop_fn
+    engine_of(trainer).step.results.measure_waiting()  # as a second controller does
+    trainer.train(tf.constant(1))
+    assert trainer._train_loop_fn is loop  # it is not traced again
 
 
 @pytest.mark.slow
