@@ -85,3 +85,37 @@ def test_imports_inside_of_replica_go_down():
         if level.get(name, 0) >= level[path.parent.name]
     }
     assert not upwards
+
+
+def imports_at_start(path: pathlib.Path) -> set[str]:
+    """The modules that a module imports when it is imported itself, not in its functions."""
+    names: set[str] = set()
+    statements: list[ast.AST] = [ast.parse(path.read_text())]
+    while statements:
+        node = statements.pop()
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif not isinstance(node, ast.FunctionDef | ast.Lambda | ast.If):  # TYPE_CHECKING
+            statements += ast.iter_child_nodes(node)
+    return names
+
+
+def test_config_errors_are_reported_before_tensorflow_is_imported():
+    start = [ROOT / "ctl" / f"{name}.py" for name in ("main", "launch", "errors")]
+    start += (ROOT / "ctl" / "configs").glob("*.py")
+    start += [
+        p for p in (ROOT / "ctl" / "commands").glob("*.py") if p.stem != "checkpoint_comparison"
+    ]
+    seen: set[pathlib.Path] = set()
+    while start:
+        path = start.pop()
+        seen.add(path)
+        for name in imports_at_start(path):
+            package = name.partition(".")[0]
+            assert package not in ("tensorflow", "tf_keras", "keras", "orbit"), path
+            for module in (name, name.rpartition(".")[0]):
+                file = ROOT / f"{module.replace('.', '/')}.py"
+                start += [file] if file.exists() and file not in seen else []
+    assert len(seen) > 40
