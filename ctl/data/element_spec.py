@@ -20,8 +20,12 @@ from ctl.data.source import (
 from ctl.errors import UsageError
 
 
-def check_data(data: Any, split: str) -> None:
-    """Raises UsageError if `build_dataset` may not return this data for a split."""
+def check_data(data: Any, split: str) -> dict[str, tf.TensorSpec]:
+    """Returns the spec of a batch with an unknown number of rows.
+
+    Raises:
+        UsageError: `build_dataset` may not return this data for this split.
+    """
     if not isinstance(data, Source | tf.data.Dataset | Augmented | GlobalBatches | PerReplica):
         raise UsageError(
             f"build_dataset({split!r}, ...) returned {type(data).__name__}, but must return a "
@@ -40,9 +44,10 @@ def check_data(data: Any, split: str) -> None:
         raise UsageError(
             f"build_dataset({split!r}, ...) returned no examples, but must return at least one."
         )
-    element_spec(data)
+    spec = element_spec(data)
     if source is None and not isinstance(data, GlobalBatches | PerReplica):
         _check_single_examples(dataset_of(data))
+    return spec
 
 
 def _suggest_source(data: Any) -> str:

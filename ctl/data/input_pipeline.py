@@ -58,6 +58,7 @@ class InputPipeline:
         self._build_scope = build_scope
         # By split. Only sources, augmented or not, because a dataset must be built each time.
         self._sources: dict[str, Data] = {}
+        self._specs: dict[str, dict[str, tf.TensorSpec]] = {}
         self.data_types: dict[str, str] = {}
 
     def layout(self, global_batch_size: int) -> Layout:
@@ -82,7 +83,7 @@ class InputPipeline:
             data = self._build(split, context)
         self.data_types[split] = type(data).__name__
         data = features.name_dataset_features(data)
-        element_spec.check_data(data, split)
+        self._specs[split] = element_spec.check_data(data, split)
         if self._has_remote_hosts():
             data = python_functions.without_python(data, split)
         if source_of(data) is not None:
@@ -129,7 +130,9 @@ class InputPipeline:
 
     def element_spec(self, split: str = "train") -> dict[str, tf.TensorSpec]:
         """Returns the spec of a batch of a split with an unknown number of rows."""
-        return element_spec.element_spec(self.data(split))
+        if split not in self._specs:
+            self.data(split)
+        return self._specs[split]
 
     def training_dataset(self, global_batch_size: int, *, start: int) -> Any:
         """Returns the endless, distributed training dataset from a global step on.
