@@ -79,11 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def disturb(workdir: pathlib.Path, phase: str, number: str, rng: random.Random) -> int:
     """Runs three workers, one of which is lost; returns its index."""
-    available = workdir.with_suffix(".available")
-    available.write_text("3")
     command = [
-        "ctl.launch", "--workers=3", "--min_workers=2", "--max_restarts=5",
-        f"--available=cat {available}", "--rejoin_seconds=5", "--", *FLAGS,
+        "ctl.launch", "--workers=3", "--min_workers=2", "--max_restarts=5", "--rejoin_seconds=5",
+        "--", *FLAGS,
     ]  # fmt: skip
     launcher, victim = start(workdir, command), rng.randrange(3)
     if phase == "start":
@@ -95,7 +93,7 @@ def disturb(workdir: pathlib.Path, phase: str, number: str, rng: random.Random) 
         files = CheckpointFiles(workdir / "checkpoints")
         wait(launcher, workdir, lambda: bool(files.faults()))
     elif phase == "grow":
-        lose(launcher, workdir, victim, available)
+        drop(launcher, workdir, victim)
         wait(launcher, workdir, lambda: "can run, not 2" in log_path(workdir).read_text())
         time.sleep(rng.uniform(0.0, 10.0))
     if number == "SIGINT":
@@ -105,10 +103,8 @@ def disturb(workdir: pathlib.Path, phase: str, number: str, rng: random.Random) 
         check_interrupted(launcher.wait(TIMEOUT), is_starting=numbers[-1:] != [3])
         check_no_processes(workdir)
         launcher = start(workdir, command)
-    elif phase == "grow":
-        drop(launcher, workdir, victim)
     else:
-        lose(launcher, workdir, victim, available)
+        drop(launcher, workdir, victim)
     wait(launcher, workdir, lambda: False)
     check_no_processes(workdir)
     return victim
@@ -122,23 +118,6 @@ def check_interrupted(code: int, *, is_starting: bool) -> None:
         code == STOPPED or (is_starting and code in by_signal),
         f"the interrupted run ended with exit code {code}",
     )
-
-
-def lose(
-    launcher: subprocess.Popen, workdir: pathlib.Path, victim: int, available: pathlib.Path
-) -> None:
-    """Kills a worker, and lets it return after the others have saved a checkpoint."""
-    available.write_text("2")
-    drop(launcher, workdir, victim)
-
-    def has_saved() -> bool:
-        events = read_events(workdir)
-        last = max((i for i, e in enumerate(events) if e.get("workers") == 2), default=len(events))
-        return any(event["event"] == "checkpoint" for event in events[last:])
-
-    wait(launcher, workdir, has_saved)
-    check(launcher.poll() is None, "the run ended before the worker was back")
-    available.write_text("3")
 
 
 def drop(launcher: subprocess.Popen, workdir: pathlib.Path, victim: int) -> None:

@@ -11,11 +11,9 @@ processes first.
 
 With --min_workers the run also continues with fewer workers. A worker that is killed counts as lost:
 the others continue from the last checkpoint, with the same global batches. After --rejoin_seconds it
-is tried again: the run saves, and continues with it. --available names a shell command that prints how
-many workers can run; its number is then used instead of the recorded losses. If fewer than
---min_workers can run, the launcher waits for up to --wait_seconds. A run is stopped for another number
-of workers only after it has saved a checkpoint, and only after the command has printed the same number
-for --rejoin_seconds. A run that fails repeatedly without a new checkpoint is not restarted.
+is tried again: the run saves, and continues with it. If fewer than --min_workers can run, the launcher
+waits for up to --wait_seconds. A run is stopped for another number of workers only after it has saved a
+checkpoint. A run that fails repeatedly without a new checkpoint is not restarted.
 """
 
 import argparse
@@ -65,17 +63,11 @@ def _make_elastic(flags: argparse.Namespace, arguments: Sequence[str]) -> dict[s
     """Returns the arguments of the launcher that let it continue with fewer workers."""
     workdir = _read_workdir(arguments)
     gpus = gpu.list_uuids(os.environ)
-    command = (
-        elastic.AvailabilityCommand(flags.available, print_line=_print_line)
-        if flags.available
-        else None
-    )
     pool = elastic.WorkerPool(
         flags.workers,
         minimum=flags.min_workers,
         rejoin_seconds=flags.rejoin_seconds,
         is_usable=elastic.make_gpu_check(flags.workers, gpus),
-        command=command,
     )
     return {
         "pool": pool,
@@ -122,12 +114,10 @@ def _parse(command_line: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--min_workers", type=int, help="fewest workers of a run; default --workers"
     )
-    parser.add_argument("--available", metavar="COMMAND", help="shell command, see above")
     parser.add_argument(
         "--rejoin_seconds",
         type=float,
-        help="seconds until a lost worker is tried again, default 300; with --available: for which its "
-        "number must stay the same, default 30",
+        help="seconds until a lost worker is tried again, default 300",
     )
     parser.add_argument("--wait_seconds", type=float, help="to wait for --min_workers; default 600")
     flags = parser.parse_args(command_line[:dashes])
@@ -148,7 +138,7 @@ def _check_numbers(flags: argparse.Namespace) -> None:
         if value is not None and not value >= least:  # also NaN
             raise UsageError(f"--{name} is {value}, but must be at least {least}.")
     if flags.min_workers is None:
-        for name in ("available", "rejoin_seconds", "wait_seconds"):
+        for name in ("rejoin_seconds", "wait_seconds"):
             if getattr(flags, name) is not None:
                 raise UsageError(f"--{name} has no effect without --min_workers: set it, too.")
     elif flags.min_workers > flags.workers:
@@ -159,12 +149,7 @@ def _check_numbers(flags: argparse.Namespace) -> None:
         raise UsageError(
             "--min_workers has no effect with --ps: the chief continues without a lost worker."
         )
-    if flags.available is not None and not flags.available.strip():
-        raise UsageError(
-            "--available is empty: name a command that prints how many workers can run, or remove it."
-        )
-    if flags.rejoin_seconds is None:
-        flags.rejoin_seconds = 30.0 if flags.available else 300.0
+    flags.rejoin_seconds = 300.0 if flags.rejoin_seconds is None else flags.rejoin_seconds
     flags.wait_seconds = 600.0 if flags.wait_seconds is None else flags.wait_seconds
 
 

@@ -52,12 +52,6 @@ def test_elastic_run_has_a_pool_and_a_limit_of_failures(launchers):
     assert options["failure_limit"]._folder == pathlib.Path("runs/a/checkpoints")
 
 
-def test_command_of_available_determines_the_number(launchers):
-    assert launch.main(["launch", *ELASTIC, "--available=nproc", "--", "--workdir=a"]) == 7
-    pool = launchers[0][1]["pool"]
-    assert (pool._command._command, pool._rejoin_seconds) == ("nproc", 30.0)
-
-
 NOTHING_TO_RUN = (
     "There is nothing to run: add `-- --config=FILE`, the arguments of ctl.main after two dashes."
 )
@@ -94,10 +88,6 @@ NOTHING_TO_RUN = (
         (
             ["--min_workers=0", "--", "--workdir=a"],
             "--min_workers is 0, but must be at least 1.",
-        ),
-        (
-            [*ELASTIC, "--available= ", "--", "--workdir=a"],
-            "--available is empty: name a command that prints how many workers can run, or remove it.",
         ),
         (
             [*ELASTIC, "--ps=1", "--", "--workdir=a"],

@@ -1,7 +1,6 @@
 """Describes the processes of a run: their addresses, their roles, and which of them this one is.
 
-The description comes from TF_CONFIG, from the variables of an Indexed Job of Kubernetes, from an
-instance group of Compute Engine, or from Slurm.
+The description comes from TF_CONFIG, from the variables of an Indexed Job of Kubernetes, or from Slurm.
 """
 
 import collections
@@ -12,7 +11,7 @@ import re
 from typing import Any
 
 from ctl.errors import UsageError
-from ctl.hardware import gce, slurm
+from ctl.hardware import slurm
 from ctl.hardware.variables import read_number
 
 ROLES = ("chief", "worker", "ps", "evaluator")
@@ -112,12 +111,10 @@ def from_environment(environment: Mapping[str, str]) -> Cluster | None:
     Args:
         environment: variables of the process. The first of these that is set describes the cluster:
             1. TF_CONFIG.
-            2. CTL_GCE_INSTANCE_GROUP: each instance of this Compute Engine group runs one process.
-               CTL_WORKERS, CTL_PS and CTL_PORT set their roles and port.
-            3. CTL_WORKERS: the processes are the pods of an Indexed Job of Kubernetes. The manifests
+            2. CTL_WORKERS: the processes are the pods of an Indexed Job of Kubernetes. The manifests
                in deploy/kubernetes also set JOB_COMPLETION_INDEX, CTL_JOB, CTL_SERVICE, CTL_PS and
                CTL_PORT.
-            4. The variables of a Slurm step: each task of the step is one process, and CTL_PS of them
+            3. The variables of a Slurm step: each task of the step is one process, and CTL_PS of them
                are parameter servers.
 
     Returns:
@@ -129,8 +126,6 @@ def from_environment(environment: Mapping[str, str]) -> Cluster | None:
     # An empty variable counts as not set, because templates of manifests leave variables empty.
     if environment.get("TF_CONFIG", "").strip():
         return from_tf_config(environment["TF_CONFIG"])
-    if environment.get("CTL_GCE_INSTANCE_GROUP", "").strip():
-        return _from_gce(environment)
     if environment.get("CTL_WORKERS", "").strip():
         return _from_indexed_job(environment)
     tasks = slurm.read_tasks(environment)
@@ -220,15 +215,6 @@ def _from_indexed_job(environment: Mapping[str, str]) -> Cluster:
         )
     # A headless Service gives each pod of the Job the stable host name JOB-INDEX.SERVICE.
     return _make_clusters(roles, [f"{job}-{i}.{service}:{port}" for i in range(len(roles))])[index]
-
-
-def _from_gce(environment: Mapping[str, str]) -> Cluster:
-    workers = read_number(environment, "CTL_WORKERS", minimum=1, maximum=_MAX_TASKS)
-    servers = read_number(environment, "CTL_PS", minimum=0, maximum=_MAX_TASKS, default=0)
-    port = read_number(environment, "CTL_PORT", minimum=1, maximum=2**16 - 1, default=2222)
-    roles, group = _list_roles(workers, servers), environment["CTL_GCE_INSTANCE_GROUP"].strip()
-    addresses, index = gce.read_instances(group, count=len(roles), port=port)
-    return _make_clusters(roles, addresses)[index]
 
 
 def _from_slurm(environment: Mapping[str, str], addresses: Sequence[str], index: int) -> Cluster:

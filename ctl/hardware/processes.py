@@ -71,33 +71,25 @@ class Launcher:
         Returns:
             0 if the run is complete, else the exit code of the first failed process, or 75 if
             it was stopped while no process ran.
-
-        Raises:
-            UsageError: the command that prints the number of workers failed when it ran first.
         """
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._forward_signal)
         code, number_before = STOPPED, self._workers
-        try:
-            while slots := self._wait_for_slots():
-                if len(slots) != number_before:
-                    _print(f"continuing with {len(slots)} of {self._workers} workers.")
-                number_before = len(slots)
-                # A process that is killed cannot delete its temporary files, such as those of AutoGraph.
-                with tempfile.TemporaryDirectory(
-                    prefix="ctl-", ignore_cleanup_errors=True
-                ) as folder:
-                    self._temporary = folder
-                    if self._failure_limit:
-                        self._failure_limit.record_start()
-                    failed = self._run_once(slots)
-                if failed is None:
-                    return 0
-                code = failed.exit_code or 0
-                if self._received or not self._continues(failed, slots):
-                    return code
-        finally:
-            self._pool.close()
+        while slots := self._wait_for_slots():
+            if len(slots) != number_before:
+                _print(f"continuing with {len(slots)} of {self._workers} workers.")
+            number_before = len(slots)
+            # A process that is killed cannot delete its temporary files, such as those of AutoGraph.
+            with tempfile.TemporaryDirectory(prefix="ctl-", ignore_cleanup_errors=True) as folder:
+                self._temporary = folder
+                if self._failure_limit:
+                    self._failure_limit.record_start()
+                failed = self._run_once(slots)
+            if failed is None:
+                return 0
+            code = failed.exit_code or 0
+            if self._received or not self._continues(failed, slots):
+                return code
         return STOPPED if self._received else code
 
     def _wait_for_slots(self) -> list[int]:
@@ -105,8 +97,6 @@ class Launcher:
         slots, start, is_reported = self._pool.slots(), time.monotonic(), False
         too_few = f"fewer than {self._pool.minimum} workers can run"
         while not slots and not self._received:
-            if not self._pool.is_known():
-                start = time.monotonic()
             seconds = time.monotonic() - start
             if seconds > self._wait_seconds:
                 _print(f"{too_few}: rerun the same command later.")

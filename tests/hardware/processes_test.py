@@ -384,20 +384,6 @@ def test_run_waits_for_enough_workers(monkeypatch):
     assert lines == ["fewer than 2 workers can run; waiting for them, up to 60 s."]
 
 
-def test_time_to_wait_begins_when_the_command_has_answered(capfd):
-    pool = WorkerPool(2, minimum=1)
-    answers = iter([None] * 5 + [0] * 99)
-    pool.is_known = lambda: next(answers) is not None
-    pool.slots = list
-    launcher = Launcher(lambda task: script(""), workers=2, pool=pool, wait_seconds=0.25)
-    start = time.monotonic()
-    assert launcher.run() == processes.STOPPED
-    assert time.monotonic() - start > 0.7
-    assert capfd.readouterr().err == (
-        "ctl.launch: fewer than 1 workers can run: rerun the same command later.\n"
-    )
-
-
 def test_run_ends_with_the_code_of_the_loss_if_too_few_workers_remain(tmp_path, capfd, fast):
     options = {"max_restarts": 1, "wait_seconds": 0.2}
     code, numbers = launch_elastic(["lose worker 1"], tmp_path, workers=2, **options)
