@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 import contextlib
+import functools
 from typing import Any
 
 import orbit
 import tensorflow as tf
 
-from ctl.data.autograph import convert
 from ctl.data.input_pipeline import InputPipeline
 from ctl.errors import NonFiniteStep, UsageError
 from ctl.replica.arithmetic import precision
@@ -50,7 +50,8 @@ class Engine:
         self.step = Step(
             plan,
             Attributes(trainer, unfreezing),
-            function=lambda batch: convert(trainer.replica_step)(preprocess(trainer, batch)),
+            preprocess=functools.partial(preprocess, trainer),
+            function=trainer.replica_step,
             global_step=trainer.global_step,
             first_batch=self._first_batch,
         )

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.data.autograph import convert
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.arithmetic.snapshot import Snapshot
 from ctl.replica.checks import host_random, random_search, row_coupling
@@ -25,14 +26,15 @@ class Step:
     It knows the rows of a batch, models, optimizers and the plan, and neither data nor a loop. Create it
     in the strategy's scope, once the model is built.
 
-        step = Step(plan, attributes, function=function, global_step=global_step, first_batch=...)
+        step = Step(plan, attributes, preprocess=..., function=..., global_step=..., first_batch=...)
         loss = strategy.run(step.run, args=(batch, mask))
 
     Args:
         plan: the resolved options.
         attributes: the models, optimizers, metrics and variables that the code of a step uses.
-        function: computes and applies the updates of one replica's batch by `update`, and returns the
-            loss of the global batch, a scalar.
+        preprocess: prepares one replica's batch, and keeps its number of rows.
+        function: the user's function, which computes and applies the updates of one replica's prepared
+            batch by `update`, and returns the loss of the global batch, a scalar.
         global_step: scalar int64, the number of consumed batches.
         first_batch: returns the first batch of a replica and its row mask, for the checks of the code.
 
@@ -47,6 +49,7 @@ class Step:
         plan: Plan,
         attributes: Attributes,
         *,
+        preprocess: Callable[[Batch], Batch],
         function: Callable[[Batch], tf.Tensor],
         global_step: tf.Variable,
         first_batch: Callable[[], Any],
@@ -55,6 +58,7 @@ class Step:
         self.attributes = attributes
         self.update = Update(plan, global_step, attributes.assignable)
         self.results = LoopResults(plan, self.update, attributes)
+        self._preprocess = preprocess
         self._function = function
         self._global_step = global_step
         self._first_batch = first_batch
@@ -144,7 +148,7 @@ class Step:
             # only be undone.
             once, summed, _ = self.attributes.assignable()
             snapshot = Snapshot([*once, *summed] if self.results.may_skip() else [])
-            loss = self._function(batch)
+            loss = convert(self._function)(self._preprocess(batch))
             # Decided while tracing: a step that can never be skipped has no ops for it.
             applied: tf.Tensor | bool = True
             if rows.applied:
