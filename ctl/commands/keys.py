@@ -12,7 +12,7 @@ import shutil
 import textwrap
 
 from ctl.commands.parser import Parser
-from ctl.configs.reference import ConfigKey, config_keys, free_sections
+from ctl.configs.keys import KEYS, Key
 from ctl.errors import UsageError, did_you_mean, print_line
 
 
@@ -28,7 +28,8 @@ def main(arguments: Sequence[str]) -> int:
     values = parser.parse_args(list(arguments))
     text = values.text.lower()
     # The keys of a free section are not known here, so their flags cannot be completed.
-    listed = config_keys() + (() if values.names else free_sections())
+    listed = [key for key in KEYS if key.default != {}]
+    listed += [] if values.names else [key for key in KEYS if key.free]
     keys = [key for key in listed if text in key.name or text in key.text.lower()]
     if not keys:
         names = {part: key.name for key in listed for part in (key.name.split(".")[-1], key.name)}
@@ -39,9 +40,9 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _format(key: ConfigKey, width: int) -> str:
+def _format(key: Key, width: int) -> str:
     indent = " " * 4
     text = textwrap.fill(key.text, width, initial_indent=indent, subsequent_indent=indent)
-    if key.type == "free section":
+    if key.free:
         return f"{key.name}  (free section: its keys are the experiment's)\n{text}"
-    return f"{key.name} = {key.default}  ({key.type})\n{text}"
+    return f"{key.name} = {key.default!r}  ({key.type})\n{text}"

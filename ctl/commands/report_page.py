@@ -8,7 +8,7 @@ from typing import Any
 from plotly import graph_objects, offline
 
 from ctl.commands.run_files import SPEED, RunFiles
-from ctl.configs import defaults, overrides
+from ctl.configs import keys, overrides
 from ctl.loop.progress import format_duration, format_numbers
 
 _OPTIMIZER = (
@@ -178,7 +178,7 @@ def _configs(runs: Sequence[RunFiles]) -> tuple[str, str]:
         head = ["key", *(run.name for run in runs)]
     else:
         title = "Config, where it differs from the defaults"
-        compared = [overrides.flatten(defaults.defaults()), runs[0].config]
+        compared = [overrides.flatten(keys.defaults()), runs[0].config]
         head = ["key", "default", runs[0].name]
     rows = []
     for key in sorted({key for config in compared for key in config}):

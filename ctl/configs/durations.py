@@ -13,20 +13,12 @@ from typing import Any
 
 from ml_collections import config_dict
 
+from ctl.configs import keys
 from ctl.errors import UsageError, did_you_mean
 
 # Key -> the key of its section that holds the seconds of a time; "" if a time is not allowed. A time
 # would make the updates depend on the speed of the machine, unless the key has no effect on them.
-KEYS = {
-    "train.steps": "",
-    "train.steps_per_loop": "",
-    "train.checkpoint_interval": "checkpoint_seconds",
-    "train.checkpoint_keep_every": "",
-    "train.summary_interval": "summary_seconds",
-    "optimizer.warmup_steps": "",
-    "optimizer.decay_steps": "",
-    "eval.interval": "seconds",
-}
+KEYS = {key.name: key.duration for key in keys.KEYS if key.duration is not None}
 LIMIT = "train.max_duration"  # a time, never a number of steps
 BOUNDARIES = "optimizer.schedule_arguments.boundaries"  # a list of durations
 GROUPS = "optimizer.groups"  # a list of mappings; frozen_until is a duration

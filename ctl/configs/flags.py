@@ -14,7 +14,7 @@ from absl import flags
 from ml_collections import config_dict
 
 from ctl import errors
-from ctl.configs import defaults, loading, overrides, validation
+from ctl.configs import keys, loading, overrides, validation
 from ctl.configs.values import check_values
 from ctl.errors import UsageError
 
@@ -120,7 +120,7 @@ def load_config(flag: str | None, changes: Changes) -> config_dict.ConfigDict:
     Raises:
         UsageError: the config is wrong, or a change is, which is reported before the config file runs.
     """
-    known = defaults.defaults()
+    known = keys.defaults()
     for name, text in changes:
         if flag is None or not name.startswith("model."):  # the file defines the keys of `model`
             overrides.change(known, name, text)
@@ -237,9 +237,9 @@ def _check_flags(values: flags.FlagValues) -> None:
 
 def _describe_unknown_flag(name: str) -> str:
     known = {flag: f"--{flag}" for flag in _define_flags()}
-    keys = overrides.flatten(defaults.defaults())
-    full_names = {key: f"--config.{key}" for key in keys}
-    last_parts = {key.rpartition(".")[-1]: f"--config.{key}" for key in reversed(keys)}
+    names = overrides.flatten(keys.defaults())
+    full_names = {key: f"--config.{key}" for key in names}
+    last_parts = {key.rpartition(".")[-1]: f"--config.{key}" for key in reversed(names)}
     return f"There is no flag --{name}{errors.did_you_mean(name, known, full_names, last_parts)}"
 
 
@@ -249,7 +249,7 @@ def _describe_positional(argument: str) -> str:
         return _TWO_CONFIGS
     if argument in MODES:
         return f"Two modes are given: remove {argument!r}."
-    if argument.partition("=")[0] in overrides.flatten(defaults.defaults()):
+    if argument.partition("=")[0] in overrides.flatten(keys.defaults()):
         return f"{argument!r} is not a flag: write --config.{argument}."
     hint = errors.did_you_mean(argument, list(MODES))
     return f"{argument!r} is neither a mode nor a config file, which ends in .py{hint}"

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 import itertools
 
 from ctl.configs.compatibility import RULES
+from ctl.configs.keys import PRECISIONS, XLA_MODES
 from ctl.configs.rule import Choice
-from ctl.configs.values import PRECISIONS, XLA_MODES
 
 AXES = {
     "replicas": (1, 2, 4),

@@ -7,40 +7,12 @@ import re
 from typing import Any
 
 from ctl.configs import compatibility, overrides
+from ctl.configs.keys import OPTION_KEYS
 from ctl.configs.section import Section
 from ctl.configs.values import check_values
 from ctl.errors import UsageError
 
 _CLIP_KEYS = {f"clip.{name}": f"optimizer.clip.{name}" for name in ("global_norm", "norm", "value")}
-# Option -> the config key that sets it. The checks know the keys alone; in the messages of a
-# `TrainerOptions(...)` in a script each key is replaced by the name of its option.
-OPTION_KEYS: dict[str, str] = {
-    "seed": "seed",
-    "precision": "runtime.precision",
-    "loss_scale": "runtime.loss_scale",
-    "xla": "runtime.xla",
-    "placement": "data.placement",
-    "logical_shards": "runtime.logical_shards",
-    "allow_unkeyed_random": "runtime.allow_unkeyed_random",
-    "allow_row_coupling": "runtime.allow_row_coupling",
-    "all_reduce_dtype": "runtime.all_reduce.dtype",
-    "compression": "runtime.all_reduce.compression",
-    "compression_rank": "runtime.all_reduce.rank",
-    "compression_start": "runtime.all_reduce.compression_start",
-    "gradient_accumulation_steps": "optimizer.gradient_accumulation_steps",
-    "shard_state": "optimizer.shard_state",
-    "on_non_finite": "train.on_non_finite",
-    "loss_spike": "train.loss_spike",
-    "norms": "train.norms",
-    "layer_norms": "train.layer_norms",
-    "gradient_shares": "train.gradient_shares",
-    "ema_decay": "optimizer.ema_decay",
-    "weight_decay_exclude": "optimizer.weight_decay_exclude",
-    "optimizer_groups": "optimizer.groups",
-    "histogram_interval": "summaries.histogram_interval",
-    "prefetch": "data.prefetch",
-    "cache": "data.cache",
-}
 
 
 def check_clip(values: Mapping[str, Any]) -> None:
@@ -208,6 +180,7 @@ class TrainerOptions:
 
     def __post_init__(self) -> None:
         values = {key: getattr(self, option) for option, key in OPTION_KEYS.items()}
+        # The checks know the keys alone: the message of a script names the option.
         with _named_by_options(OPTION_KEYS):
             check_values(values)
             compatibility.check_options(values)

@@ -10,8 +10,11 @@ from ml_collections import config_dict
 
 from ctl import errors
 from ctl.configs import durations
-from ctl.configs.defaults import FREE_SECTIONS, defaults
+from ctl.configs.keys import FREE_SECTIONS, defaults
 from ctl.errors import UsageError
+
+# The sections whose keys are new where the config file does not set them.
+_ARGUMENTS = [name for name in FREE_SECTIONS if name != "model"]
 
 
 def config(**changes: Any) -> config_dict.ConfigDict:
@@ -53,7 +56,7 @@ def change(config: config_dict.ConfigDict, name: str, text: str | None) -> None:
     for depth, part in enumerate([*path, last]):
         # A key that the config file does not set is a new argument of the optimizer or schedule. The
         # keys of `model` are those that the experiment defines.
-        if part is last and ".".join(path) in FREE_SECTIONS[1:] and part not in section:
+        if part is last and ".".join(path) in _ARGUMENTS and part not in section:
             with section.unlocked():
                 section[part] = _literal(_required(name, text))
             return

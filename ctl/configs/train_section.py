@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ctl.configs import defaults, durations, overrides
+from ctl.configs import durations, keys, overrides
 from ctl.errors import UsageError
 
 
@@ -27,7 +27,7 @@ def check(values: Mapping[str, Any]) -> None:
 
 def _check_rollback_limit(values: Mapping[str, Any]) -> None:
     policy = values["train.on_non_finite"]
-    default = defaults.defaults().train.rollback_limit
+    default = keys.defaults().train.rollback_limit
     if values["train.rollback_limit"] != default and policy != "rollback":
         raise UsageError(
             f"train.rollback_limit has no effect with train.on_non_finite={policy}: set it to "
@@ -46,14 +46,14 @@ def _check_compression_start(values: Mapping[str, Any]) -> None:
 
 def _check_monitoring(values: Mapping[str, Any]) -> None:
     """Checks the sections that depend on a metric of the evaluation."""
-    default = overrides.flatten(defaults.defaults())
+    default = overrides.flatten(keys.defaults())
     for section in ("train.best", "train.early_stopping"):
         metric, mode = values[f"{section}.metric"], values[f"{section}.mode"]
-        keys = [key for key in values if key.startswith(section) and values[key] != default[key]]
-        if keys and not metric:
+        names = [key for key in values if key.startswith(section) and values[key] != default[key]]
+        if names and not metric:
             raise UsageError(
-                f"{keys[0]} has no effect without {section}.metric: set it, such as "
-                f"{section}.metric=eval/loss, or remove {keys[0]}."
+                f"{names[0]} has no effect without {section}.metric: set it, such as "
+                f"{section}.metric=eval/loss, or remove {names[0]}."
             )
         if metric and not mode:
             raise UsageError(

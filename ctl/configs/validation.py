@@ -14,8 +14,9 @@ from typing import Any
 from ml_collections import config_dict
 
 from ctl import errors, optimizers
-from ctl.configs import compatibility, defaults, durations, options, overrides, train_section
-from ctl.configs.values import MAX_DIGITS, check_values, format_integer
+from ctl.configs import compatibility, durations, keys, options, overrides, train_section
+from ctl.configs.keys import MAX_DIGITS, format_integer
+from ctl.configs.values import check_values
 from ctl.errors import UsageError
 from ctl.optimizers import schedules
 
@@ -47,7 +48,7 @@ def check_config(config: Any) -> None:
             "plain ones."
         ) from None
     check_values(values)
-    for section in defaults.FREE_SECTIONS:
+    for section in keys.FREE_SECTIONS:
         value = functools.reduce(operator.getitem, section.split("."), config)
         _check_model(value, section, sections=(dict, config_dict.ConfigDict))
     if values["init.variables"] and not values["init.checkpoint"]:
@@ -98,13 +99,13 @@ def _check_keys(config: config_dict.ConfigDict) -> None:
     """Checks that the config has every key, no others, and values of the right types."""
     overrides.config(**dict(config.items()))
     values = overrides.flatten(config)
-    for name in overrides.flatten(defaults.defaults()):
+    for name in overrides.flatten(keys.defaults()):
         if name not in values:
             raise UsageError(
                 f"The config has no {name}: let get_config start from ctl.config(...), which sets "
                 "every key, and change its keys one by one."
             )
-    for name in defaults.FREE_SECTIONS:  # `flatten` does not show an empty one
+    for name in keys.FREE_SECTIONS:  # `flatten` does not show an empty one
         section: Any = config
         for part in name.split("."):
             section = section.get(part)

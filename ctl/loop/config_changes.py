@@ -5,7 +5,7 @@ import json
 import os
 from typing import Any
 
-from ctl.configs import defaults, durations, overrides
+from ctl.configs import durations, keys, overrides
 from ctl.optimizers import schedules
 
 _AVERAGE = "optimizer.ema_decay"
@@ -31,7 +31,7 @@ class ConfigChanges:
 
     def __init__(self, saved: Mapping[str, Any], current: Mapping[str, Any]):
         # An older ctl had fewer keys, and JSON has lists for tuples.
-        old = {**overrides.flatten(defaults.defaults()), **saved}
+        old = {**overrides.flatten(keys.defaults()), **saved}
         new = overrides.flatten(json.loads(json.dumps(dict(current))))
         changed = [key for key in sorted({*old, *new}) if _differs(key, old, new)]
         self.lines = {key: f"{key}: {_show(old, key)} -> {_show(new, key)}" for key in changed}
@@ -82,7 +82,7 @@ def _is_harmless(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bo
         )
     if key == "runtime.strategy":  # parameter servers update asynchronously
         return "parameter_server" not in (old.get(key), new.get(key))
-    return _starts_with(key, defaults.HARMLESS)
+    return keys.is_harmless(key)
 
 
 def _starts_with(key: str, names: Iterable[str]) -> bool:

@@ -5,7 +5,7 @@ import json
 import time
 from typing import Any
 
-from ctl.configs import defaults
+from ctl.configs import keys
 from ctl.errors import Failure, UsageError, print_line
 from ctl.hardware import cluster
 from ctl.loop.workdir import Workdir
@@ -40,7 +40,7 @@ def choose_mode(name: str, config: Any, environment: Mapping[str, str], *, fresh
     mode = MODES[name]
     if not mode.builds_strategy or not is_evaluator(environment):
         return mode
-    initial = defaults.defaults().runtime
+    initial = keys.defaults().runtime
     for key in ("strategy", "all_reduce", "cluster"):
         config.runtime[key] = initial[key]
     if mode.workdir != "resumed":

@@ -10,8 +10,9 @@ from ml_collections import config_dict
 import tensorflow as tf
 
 from ctl import errors, optimizers
-from ctl.configs import defaults, durations, loading, overrides, validation
-from ctl.configs.options import OPTION_KEYS, TrainerOptions
+from ctl.configs import durations, keys, loading, overrides, validation
+from ctl.configs.keys import OPTION_KEYS
+from ctl.configs.options import TrainerOptions
 from ctl.configs.section import Section
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
@@ -140,7 +141,7 @@ def _check_optimizer_is_used(
     """Rejects keys of the optimizer that a trainer's own `build_optimizer` never reads."""
     if optimizer.called:
         return
-    default, values = overrides.flatten(defaults.defaults()), overrides.flatten(config)
+    default, values = overrides.flatten(keys.defaults()), overrides.flatten(config)
     for key, value in values.items():
         # The trainer itself reads its options, whoever makes the optimizer.
         if (
@@ -179,7 +180,7 @@ def _check_unread_keys(
     options: TrainerOptions, config: config_dict.ConfigDict, trainer_class: type
 ) -> None:
     """Rejects keys that the config sets but the trainer never reads, since they have no effect."""
-    default = overrides.flatten(defaults.defaults())
+    default = overrides.flatten(keys.defaults())
     values = overrides.flatten(config)
     assert isinstance(options.data, Section) and isinstance(options.model, Section)
     unread = [k for k in options.data.unread() if values[k] != default[k]] + options.model.unread()

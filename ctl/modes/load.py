@@ -9,7 +9,7 @@ from ml_collections import config_dict
 import numpy as np
 import tensorflow as tf
 
-from ctl.configs import defaults, loading
+from ctl.configs import keys, loading
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
 from ctl.loop import inference, json_files
@@ -43,7 +43,7 @@ def load(
     folder = Workdir(pathlib.Path(workdir), writes=False)
     folder.check_run()
     path = select_checkpoint(folder, str(checkpoint))
-    values = defaults.defaults()
+    values = keys.defaults()
     with values.ignore_type():
         values.update(config_dict.ConfigDict(json_files.read(folder.path / "config.json")))
     trainer = inference.restore_trainer(

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from ctl import optimizers
 from ctl.configs import overrides
-from ctl.configs.options import OPTION_KEYS
+from ctl.configs.keys import OPTION_KEYS
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
 from ctl.hardware.selection import Hardware

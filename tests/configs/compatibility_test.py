@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ctl.configs import compatibility, defaults, overrides
+from ctl.configs import compatibility, keys, overrides
 from ctl.configs.rule import Choice
 from ctl.errors import UsageError
 
@@ -120,7 +120,7 @@ def test_micro_batches_are_allowed_while_the_per_replica_batch_is_unknown():
 
 
 def test_options_of_the_default_config_are_allowed():
-    compatibility.check_options(overrides.flatten(defaults.defaults()))
+    compatibility.check_options(overrides.flatten(keys.defaults()))
 
 
 @pytest.mark.parametrize(
@@ -143,4 +143,4 @@ def test_options_of_the_default_config_are_allowed():
 )
 def test_check_options_needs_neither_model_nor_hardware(changes):
     with pytest.raises(UsageError):
-        compatibility.check_options(overrides.flatten(defaults.defaults()) | changes)
+        compatibility.check_options(overrides.flatten(keys.defaults()) | changes)

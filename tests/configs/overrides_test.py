@@ -4,10 +4,10 @@ from ml_collections import config_dict
 import pytest
 
 import ctl
-from ctl.configs import defaults, overrides
+from ctl.configs import keys, overrides
 from ctl.errors import UsageError
 
-KEYS = overrides.flatten(defaults.defaults())
+KEYS = overrides.flatten(keys.defaults())
 
 
 def test_config_is_the_defaults_with_the_changes_of_the_experiment():
@@ -58,7 +58,7 @@ def test_empty_value_is_not_a_section_of_the_model(model):
 @pytest.mark.parametrize("text", ["(" * 3000, "[" * 99_999, "-" * 9999 + "1", "{[]: 1}"])
 def test_text_that_python_cannot_parse_is_rejected(text):
     with pytest.raises(UsageError, match=r"runtime\.devices is .*, but must be a list"):
-        overrides.change(defaults.defaults(), "runtime.devices", text)
+        overrides.change(keys.defaults(), "runtime.devices", text)
 
 
 def test_integer_is_converted_for_a_number():

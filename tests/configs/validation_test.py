@@ -6,10 +6,10 @@ from ml_collections import config_dict
 import pytest
 
 import ctl
-from ctl.configs import defaults, overrides, validation
+from ctl.configs import keys, overrides, validation
 from ctl.errors import UsageError
 
-KEYS = overrides.flatten(defaults.defaults())
+KEYS = overrides.flatten(keys.defaults())
 
 
 def valid(**changes):
@@ -86,7 +86,7 @@ def test_integer_is_accepted_for_a_number_in_a_plain_config_dict():
     validation.check_config(config_dict.ConfigDict(values))
 
 
-@pytest.mark.parametrize("name", overrides.flatten(defaults.defaults()))
+@pytest.mark.parametrize("name", overrides.flatten(keys.defaults()))
 def test_every_key_is_required(name):
     values = valid().to_dict()
     *path, last = name.split(".")

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from ctl.configs import defaults, overrides, values
+from ctl.configs import keys, overrides, values
 from ctl.errors import UsageError
 
-DEFAULTS = overrides.flatten(defaults.defaults())
+DEFAULTS = overrides.flatten(keys.defaults())
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_keys_of_the_experiment_may_have_any_value():
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_integer_of_thousands_of_digits_is_described_by_their_number(sign):
-    assert values.format_integer(sign * 10**5000) == "a number of 5001 digits"
-    assert values.format_integer(sign * 12) == str(sign * 12)
+    assert keys.format_integer(sign * 10**5000) == "a number of 5001 digits"
+    assert keys.format_integer(sign * 12) == str(sign * 12)
     with pytest.raises(
         UsageError, match=r"train\.steps is a number of 5001 digits, but must be at"
     ):

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ctl.configs import defaults, flags, overrides
+from ctl.configs import flags, keys, overrides
 from ctl.modes import MODES
 from tests import child
 
@@ -80,7 +80,7 @@ def test_flags_and_modes_exist(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_config_keys_exist(page):
-    known = {*overrides.flatten(defaults.defaults()), *ATTRIBUTES, *defaults.FREE_SECTIONS}
+    known = {*overrides.flatten(keys.defaults()), *ATTRIBUTES, *keys.FREE_SECTIONS}
     named = re.findall(rf"(?:`|--config\.)((?:{SECTIONS})(?:\.[a-z_]+)+)\b(?!\()", TEXTS[page])
     unknown = {
         key for key in named if not key.startswith(("model.", "init.models.")) and key not in known

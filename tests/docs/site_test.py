@@ -6,7 +6,7 @@ import re
 import yaml
 
 from ctl import commands
-from ctl.configs import defaults, flags, overrides
+from ctl.configs import flags, keys, overrides
 from tests import child
 
 SITE = child.ROOT / "docs/site"
@@ -48,7 +48,7 @@ def test_pages_in_the_navigation_exist():
 
 def test_every_key_has_a_row_with_its_type_default_and_meaning():
     rows = config_rows()
-    assert set(rows) == {*overrides.flatten(defaults.defaults()), *defaults.FREE_SECTIONS}
+    assert set(rows) == {*overrides.flatten(keys.defaults()), *keys.FREE_SECTIONS}
     assert [name for name, cells in rows.items() if not all(cells[:3])] == []
     assert rows["runtime.logical_shards"][:2] == ["integer", "`0`"]
     assert rows["train.steps"][:2] == ["duration", "`1000`"]

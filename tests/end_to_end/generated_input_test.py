@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import pytest
 
 from ctl import configs
-from ctl.configs import defaults, options, overrides, validation
+from ctl.configs import keys, options, overrides, validation
 from ctl.configs.flags import MODES
 from ctl.hardware import cluster
 from ctl.loop.workdir import Workdir
@@ -25,7 +25,7 @@ from tests.generated import (
 )
 from tests.generated import run_without_tensorflow as run
 
-DEFAULTS = {**overrides.flatten(defaults.defaults()), "model.units": 5}
+DEFAULTS = {**overrides.flatten(keys.defaults()), "model.units": 5}
 SECTIONS = sorted({key.rpartition(".")[0] for key in DEFAULTS} - {""})
 RUNTIME_NAMES = ["trainer", "runtime.devices", "runtime.tpu.address", "runtime.tpu.name"]
 ODD_WORDS = r"""

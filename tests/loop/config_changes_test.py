@@ -3,10 +3,10 @@
 import pytest
 
 import ctl
-from ctl.configs import defaults, durations, overrides
+from ctl.configs import durations, keys, overrides
 from ctl.loop.config_changes import ConfigChanges
 
-KEYS = overrides.flatten(defaults.defaults())
+KEYS = overrides.flatten(keys.defaults())
 
 
 def config(**changes):
@@ -18,7 +18,7 @@ def compare(saved, current):
     return ConfigChanges(overrides.flatten(saved), current)
 
 
-# The keys that change the updates. A new key belongs here or in defaults.HARMLESS.
+# The keys that change the updates. A new key belongs here, or is marked as harmless.
 HARMFUL = {
     "seed", "init.checkpoint", "init.variables", "init.averages",
     "runtime.precision", "runtime.loss_scale", "runtime.logical_shards",

@@ -7,11 +7,11 @@ import pathlib
 import pytest
 
 import ctl
-from ctl.configs import defaults, overrides
+from ctl.configs import keys, overrides
 from ctl.errors import UsageError
 from ctl.loop import workdir
 
-KEYS = overrides.flatten(defaults.defaults())
+KEYS = overrides.flatten(keys.defaults())
 
 
 def config(**changes):

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl.configs.options import OPTION_KEYS
+from ctl.configs.keys import OPTION_KEYS
 from ctl.hardware import devices, host
 from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer

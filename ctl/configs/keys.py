@@ -1,0 +1,624 @@
+"""The keys of an experiment's config: default, meaning, allowed values, and what they set."""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+import math
+from typing import Any
+
+from ml_collections import config_dict
+
+from ctl.errors import UsageError, did_you_mean
+from ctl.hardware import strategies
+
+PRECISIONS = ("float32", "float64", "bfloat16", "float16")
+XLA_MODES = ("auto", "off", "loop", "step", "gradients", "autocluster")
+ON_NON_FINITE = ("stop", "skip", "rollback", "ignore")
+MAX_DIGITS = 99  # in an integer; Python refuses to print integers of thousands of digits
+_MOST = 2**31 - 1  # TensorFlow holds these numbers as int32
+_TYPE_NAMES = {bool: "boolean", float: "number", int: "integer", list: "list", str: "string"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """A key of an experiment's config, or a section of keys.
+
+    Attributes:
+        name: its full name, such as "train.steps".
+        default: its default; {} for a section.
+        text: what it means.
+        choices: the allowed values; empty for any of the default's type.
+        least: the smallest number that is allowed; None for no bound.
+        most: the largest integer that is allowed if `least` is set.
+        bound: another condition: whether a value is allowed, and what the message requires.
+        duration: None unless the key is a number of steps that may be a text such as "90 epochs". Then
+            the key of its section that holds the seconds of a time; "" if a time is not allowed.
+        option: the field of `TrainerOptions` that the key sets; "" for none.
+        harmless: whether a run that is resumed may change the key, or the keys of the section, without
+            --allow_config_change: the update of a step does not depend on the hardware, on the number
+            of micro-batches, or on anything that only observes.
+        free: whether the experiment chooses the keys of the section: those of its own model, arguments
+            of functions, and names of its models.
+    """
+
+    name: str
+    default: Any
+    text: str = ""
+    choices: Sequence[str] = ()
+    least: int | None = None
+    most: int = _MOST
+    bound: tuple[Callable[[Any], bool], str] | None = None
+    duration: str | None = None
+    option: str = ""
+    harmless: bool = False
+    free: bool = False
+
+    @property
+    def is_section(self) -> bool:
+        """Whether this is a section with keys of ctl."""
+        return self.default == {} and not self.free
+
+    @property
+    def type(self) -> str:
+        """boolean, integer, number, string, list, duration or free section."""
+        if self.free:
+            return "free section"
+        return "duration" if self.duration is not None else _TYPE_NAMES[type(self.default)]
+
+    def check(self, value: Any) -> None:
+        """Raises UsageError if a value of the default's type is not allowed; the message is one line."""
+        if self.choices and value not in self.choices:
+            raise UsageError(f"{self.name} is {value!r}{did_you_mean(str(value), self.choices)}")
+        if self.least is not None and isinstance(self.default, float):
+            if not self.least <= value < math.inf:
+                raise UsageError(
+                    f"{self.name} is {value}, but must be a finite number, at least {self.least}."
+                )
+        elif self.least is not None and not isinstance(value, str):  # a duration is a text
+            self._check_integer(value, self.least)
+        if self.bound and not self.bound[0](value):
+            raise UsageError(f"{self.name} is {value}, but must be {self.bound[1]}.")
+
+    def _check_integer(self, value: int, least: int) -> None:
+        if not least <= value <= self.most:
+            limit = f"at least {least}" if value < least else f"at most {self.most}"
+            raise UsageError(f"{self.name} is {format_integer(value)}, but must be {limit}.")
+
+
+def format_integer(number: int) -> str:
+    """Returns the digits of an integer, or their number if they are too many to print."""
+    if abs(number) < 10**MAX_DIGITS:
+        return str(number)
+    return f"a number of {int(math.log10(abs(number))) + 1} digits"
+
+
+# fmt: off
+KEYS = (
+    Key(
+        "trainer", "",
+        "The class to train, a subclass of ctl.StandardTrainer: path/to/file.py:Class (relative "
+        "to the folder of the config file, or else to the current folder) or "
+        "package.module:Class.",
+    ),
+    Key(
+        "seed", 0,
+        "Determines the initial weights, the order of the data and the random layers.",
+        least=0, most=2**32 - 1, option="seed",
+    ),
+    Key("init", {}),
+    Key(
+        "init.checkpoint", "",
+        "Start from the weights of another run: its workdir, its folder of checkpoints (the "
+        'newest is used), or one checkpoint, such as runs/a/checkpoints/ckpt-500. "": random '
+        "initial weights.",
+    ),
+    Key(
+        "init.variables", [],
+        'The variables to restore, as patterns of names such as ["conv*/*", "dense/kernel"]; '
+        "empty: all.",
+    ),
+    Key(
+        "init.averages", False,
+        "Load the averages of the weights of these runs (optimizer.ema_decay) instead of the "
+        "weights.",
+    ),
+    Key(
+        "init.models", {},
+        "The same for further models of the trainer, by attribute: "
+        'init=dict(models=dict(teacher="runs/a")) starts self.teacher from the weights of that '
+        "run's model.",
+        free=True,
+    ),
+    Key("runtime", {}),
+    Key(
+        "runtime.strategy", "auto",
+        "auto, default, one_device, mirrored, central_storage, multi_worker_mirrored, "
+        "parameter_server, tpu; see docs/hardware.md.",
+        choices=strategies.NAMES, harmless=True,
+    ),
+    Key(
+        "runtime.devices", [],
+        'The devices to use, such as ["GPU:0", "GPU:2"]; empty: all (one_device: the first).',
+        harmless=True,
+    ),
+    Key(
+        "runtime.logical_devices", 0,
+        "Split the first GPU, or the CPU if there is no GPU, into this many devices; 0: do not "
+        "split.",
+        least=0, harmless=True,
+    ),
+    Key("runtime.gpu", {}, "By default TensorFlow reserves all GPU memory.", harmless=True),
+    Key("runtime.gpu.memory_growth", False, "Reserve memory only as it is needed."),
+    Key("runtime.gpu.memory_limit_mib", 0, "Reserve this many MiB of each GPU; 0: no limit.", least=0),
+    Key(
+        "runtime.tpu", {},
+        "With the strategy tpu or auto; without a name or an address: this machine's TPU.",
+        harmless=True,
+    ),
+    Key("runtime.tpu.name", "", "The name of a Google Cloud TPU."),
+    Key("runtime.tpu.zone", "", 'The zone of the TPU; "": the zone of this machine.'),
+    Key("runtime.tpu.project", "", 'The project of the TPU; "": the project of this machine.'),
+    Key(
+        "runtime.tpu.address", "",
+        "In place of a name, the address of a worker of the TPU: grpc://HOST:PORT.",
+    ),
+    Key(
+        "runtime.precision", "float32",
+        "float32, float64, or mixed precision with bfloat16 or float16 layers and float32 "
+        "variables.",
+        choices=PRECISIONS, option="precision",
+    ),
+    Key(
+        "runtime.loss_scale", 0.0,
+        "With float16: a fixed loss scale; 0: a dynamic one.",
+        least=0, option="loss_scale",
+    ),
+    Key(
+        "runtime.xla", "auto",
+        "What XLA compiles: off, loop (many complete steps; one replica), step (one complete "
+        "step; one replica), gradients (the forward and backward pass), autocluster (the parts "
+        "that TensorFlow selects), auto (the fastest of these that is supported by the strategy "
+        "and the model).",
+        choices=XLA_MODES, option="xla", harmless=True,
+    ),
+    Key(
+        "runtime.logical_shards", 0,
+        "Compute the gradient as the sum of this many shards in a fixed order: the same bits on "
+        "any number of replicas that divides it. The all-reduce transfers this many times the "
+        "bytes. 0: off.",
+        least=0, option="logical_shards",
+    ),
+    Key("runtime.all_reduce", {}),
+    Key(
+        "runtime.all_reduce.dtype", "",
+        "bfloat16 halves the bytes of the all-reduce; \"\": the gradients' dtype.",
+        choices=("", "bfloat16"), option="all_reduce_dtype",
+    ),
+    Key(
+        "runtime.all_reduce.compression", "",
+        "powersgd, float16 or bfloat16: compress the gradients, and add what is lost to the next "
+        'ones; "": off. Updates are then no longer a function of the global batch alone. See '
+        "docs/step.md.",
+        choices=("", "powersgd", "float16", "bfloat16"), option="compression",
+    ),
+    Key(
+        "runtime.all_reduce.rank", 0,
+        "With powersgd: the rank of the factors that are sent, such as 2.",
+        least=0, option="compression_rank",
+    ),
+    Key(
+        "runtime.all_reduce.compression_start", 0,
+        "The first step that is compressed.",
+        least=0, option="compression_start",
+    ),
+    Key(
+        "runtime.all_reduce.algorithm", "auto",
+        "auto, nccl (GPUs), hierarchical_copy (GPUs of one machine), one_device, ring (several "
+        "processes).",
+        choices=strategies.ALGORITHMS, harmless=True,
+    ),
+    Key(
+        "runtime.all_reduce.packs", 1,
+        "The parts that nccl and hierarchical_copy split an all-reduce into.",
+        least=1, harmless=True,
+    ),
+    Key(
+        "runtime.all_reduce.bucket_mib", 0.0,
+        "With several processes: reduce the gradients in groups of about this many MiB, each as "
+        "soon as the backward pass has computed it; 0: one group after the backward pass. See "
+        "docs/hardware.md.",
+        least=0, harmless=True,
+    ),
+    Key(
+        "runtime.all_reduce.timeout", 0.0,
+        "Seconds that a process waits for the others in one; 0: no limit.",
+        least=0, harmless=True,
+    ),
+    Key("runtime.cluster", {}, "Of several processes (TF_CONFIG).", harmless=True),
+    Key(
+        "runtime.cluster.start_timeout", 600.0,
+        "Seconds to wait until all processes have started.",
+        least=0,
+    ),
+    Key(
+        "runtime.cluster.heartbeat_timeout", 30.0,
+        "Seconds until an unreachable process counts as lost.",
+        least=0, bound=(lambda seconds: seconds >= 1, "at least 1"),
+    ),
+    Key(
+        "runtime.cluster.shard_mib", 0.0,
+        "Split variables into shards of at least this many MiB, at most one per parameter "
+        "server; 0: do not split.",
+        least=0,
+    ),
+    Key(
+        "runtime.deterministic", False,
+        "TensorFlow's op determinism: the same bits in every run on GPUs too, but slower.",
+        harmless=True,
+    ),
+    Key(
+        "runtime.allow_unkeyed_random", False,
+        "Accept random operations that ctl cannot key by row, such as tf.random.uniform in a "
+        "layer: the update then depends on how the batch is split, and on how often the run was "
+        "resumed.",
+        option="allow_unkeyed_random", harmless=True,
+    ),
+    Key(
+        "runtime.allow_row_coupling", False,
+        "Accept losses in which a row depends on other rows of its replica or micro-batch, such "
+        "as local negatives: the update then depends on how the batch is split.",
+        option="allow_row_coupling", harmless=True,
+    ),
+    Key("data", {}),
+    Key(
+        "data.dir", "",
+        "The folder of the dataset, which build_dataset reads as self.options.data.dir. A "
+        "relative path is searched in the current folder, then in that of the config file.",
+    ),
+    Key(
+        "data.global_batch_size", 0,
+        "The number of examples per update. Set either this key or data.per_replica_batch_size.",
+        least=0,
+    ),
+    Key("data.per_replica_batch_size", 0, "The number of examples per update and replica.", least=0),
+    Key(
+        "data.placement", "stream",
+        "stream, or device: hold the arrays in device memory and transfer only indices "
+        "(xla=loop).",
+        choices=("stream", "device"), option="placement", harmless=True,
+    ),
+    Key(
+        "data.prefetch", -1,
+        "Batches that the input pipeline prepares ahead; -1: tf.data chooses.",
+        least=-1, option="prefetch", harmless=True,
+    ),
+    Key(
+        "data.cache", "",
+        "Keep parsed examples, before the augmentation: memory, or a folder, which several runs "
+        'may share; "": parse them again in each epoch. See docs/data.md.',
+        bound=(
+            lambda place: place.lower() not in ("none", "off", "false", "true", "disk"),
+            "memory, a folder, or '' for no cache",
+        ),
+        option="cache", harmless=True,
+    ),
+    Key(
+        "data.skip_damaged", False,
+        "For ctl.data.records: replace a record whose checksum is wrong by the next one, and log "
+        "it.",
+        harmless=True,
+    ),
+    Key(
+        "data.overfit_batches", 0,
+        "Train and evaluate on this many batches only, the first ones; 0: all data. See "
+        "docs/running.md.",
+        least=0,
+    ),
+    Key("data.tfrecord", {}, "For ctl.data.tfrecords."),
+    Key("data.tfrecord.interleave", 4, "Files that are read at the same time.", least=1),
+    Key(
+        "data.tfrecord.parallel_calls", -1,
+        "Records that are parsed at the same time; -1: tf.data chooses.",
+        least=-1, bound=(lambda count: count != 0, "at least 1, or -1 to let tf.data choose"),
+        harmless=True,
+    ),
+    Key("data.tfrecord.cache", False, "Keep the parsed examples in memory."),
+    Key(
+        "data.tfrecord.shuffle_buffer", 10_000,
+        "Examples in the shuffle buffer in training; 0: no shuffling.",
+        least=0,
+    ),
+    Key(
+        "model", {},
+        "The experiment's own keys, which build_model reads as self.options.model.",
+        free=True,
+    ),
+    Key("optimizer", {}),
+    Key(
+        "optimizer.name", "adam",
+        "adam, adamw, sgd, rmsprop, adagrad, lion, adamax, adadelta, ftrl, adafactor, lamb, "
+        "lars, or package.module:function; see docs/optimizers.md.",
+    ),
+    Key(
+        "optimizer.arguments", {},
+        "Further arguments of the optimizer's class, such as beta_2 or epsilon.",
+        free=True,
+    ),
+    Key(
+        "optimizer.learning_rate", 0.001,
+        "The highest rate, which the schedule multiplies.",
+        least=0, bound=(lambda rate: rate > 0, "greater than 0"),
+    ),
+    Key(
+        "optimizer.learning_rate_batch_size", 0,
+        "If not 0, learning_rate is for this global batch size and is scaled linearly with the "
+        'actual one (Goyal et al. 2017, "Accurate, large minibatch SGD").',
+        least=0,
+    ),
+    Key(
+        "optimizer.schedule", "constant",
+        "constant, cosine, linear, polynomial, exponential, piecewise, inverse_sqrt, "
+        "cosine_restarts, or package.module:function.",
+    ),
+    Key(
+        "optimizer.schedule_arguments", {},
+        "Arguments of the schedule, such as end_factor: the last rate as a fraction of "
+        "learning_rate.",
+        free=True,
+    ),
+    Key(
+        "optimizer.warmup_steps", 0,
+        "Updates of linear warm-up from 0 before the schedule.",
+        least=0, duration="",
+    ),
+    Key(
+        "optimizer.decay_steps", 0,
+        "Updates of the decay after the warm-up; 0: up to train.steps.",
+        least=0, duration="",
+    ),
+    Key(
+        "optimizer.momentum", 0.0,
+        "The momentum of sgd, rmsprop and lars.",
+        least=0, bound=(lambda momentum: momentum < 1, "less than 1, such as 0.9"),
+    ),
+    Key("optimizer.nesterov", False, "Nesterov's form of the momentum of sgd and lars."),
+    Key("optimizer.weight_decay", 0.0, "decoupled, as the argument of tf_keras optimizers.", least=0),
+    Key(
+        "optimizer.weight_decay_exclude", [],
+        'Variables without weight decay, as patterns of names such as ["*/bias", "*/gamma", '
+        '"*/beta"].',
+        option="weight_decay_exclude",
+    ),
+    Key(
+        "optimizer.groups", [],
+        "Layers with another learning rate, or without updates until a step or at all, the first "
+        'match counts: [dict(variables="backbone/*", learning_rate_scale=0.1, frozen_until="1 '
+        'epoch"), dict(variables="stem/*", frozen=True)].',
+        option="optimizer_groups",
+    ),
+    Key(
+        "optimizer.ema_decay", 0.0,
+        "Evaluate and export the exponential moving average of the weights, with this decay, "
+        "such as 0.999; 0: off. See docs/optimizers.md.",
+        least=0, bound=(lambda decay: decay < 1, "less than 1, such as 0.999"), option="ema_decay",
+    ),
+    Key(
+        "optimizer.shard_state", False,
+        "Split the optimizer's slot variables over the replicas, with the same bits; see "
+        "docs/memory.md.",
+        option="shard_state", harmless=True,
+    ),
+    Key(
+        "optimizer.gradient_accumulation_steps", 1,
+        "The number of micro-batches in a per-replica batch; the update does not depend on it.",
+        least=1, option="gradient_accumulation_steps", harmless=True,
+    ),
+    Key("optimizer.clip", {}, "Of the reduced gradients; set at most one."),
+    Key("optimizer.clip.global_norm", 0.0, "Scale all gradients to at most this joint norm.", least=0),
+    Key("optimizer.clip.norm", 0.0, "Scale each gradient to at most this norm.", least=0),
+    Key("optimizer.clip.value", 0.0, "Clip each element to [-value, value].", least=0),
+    Key("train", {}, harmless=True),
+    Key(
+        "train.steps", 1000,
+        'The total number of steps (global batches), or a duration: "90 epochs", "5000000 '
+        'examples". The other keys that accept a duration are listed in docs/running.md; '
+        "checkpoint_interval, summary_interval and eval.interval also accept a time, such as "
+        '"30 minutes".',
+        least=1, duration="",
+    ),
+    Key(
+        "train.max_duration", "",
+        'End training earlier, after a time such as "8 hours"; "": no limit.',
+    ),
+    Key(
+        "train.steps_per_loop", 100,
+        "Steps of an inner loop, after which the host logs and may save.",
+        least=1, duration="",
+    ),
+    Key(
+        "train.on_non_finite", "stop",
+        "After a step whose loss or gradients are not finite: stop (the run ends after the inner "
+        "loop without saving), skip (the update is not applied), rollback (the run restores its "
+        "last checkpoint and continues without that batch), ignore (no check).",
+        choices=ON_NON_FINITE, option="on_non_finite",
+    ),
+    Key("train.rollback_limit", 10, "The run fails at the next rollback after this many.", least=1),
+    Key(
+        "train.loss_spike", 0.0,
+        "Treat a loss of more than this many times the median of the last 101 losses in the same "
+        "way; 0: do not check.",
+        least=0, bound=(
+            lambda factor: factor == 0 or factor > 1,
+            "greater than 1, such as 3.0, or 0 for no limit",
+        ),
+        option="loss_spike",
+    ),
+    Key(
+        "train.norms", False,
+        "Log the global norms of the gradients (before clipping), the parameters and the "
+        "updates.",
+        option="norms",
+    ),
+    Key(
+        "train.layer_norms", False,
+        "Write (but do not print) the norms of each variable as well.",
+        option="layer_norms",
+    ),
+    Key(
+        "train.gradient_shares", False,
+        "Log the shares of zero and non-finite elements of the gradients.",
+        option="gradient_shares",
+    ),
+    Key(
+        "train.best", {},
+        "Keep the checkpoints of the best evaluations in best/, apart from the others.",
+    ),
+    Key("train.best.metric", "", 'Such as eval/accuracy; "": off.'),
+    Key(
+        "train.best.mode", "",
+        "max if higher values of the metric are better, min if lower ones are.",
+        choices=("", "max", "min"),
+    ),
+    Key("train.best.keep", 1, "The number of checkpoints.", least=1),
+    Key(
+        "train.export", "",
+        'Export the "best" or the "last" checkpoint to export/ at the end; "": do not.',
+        choices=("", "best", "last"),
+    ),
+    Key("train.export_average", True, "Export the averaged weights, if optimizer.ema_decay is set."),
+    Key("train.early_stopping", {}, "End training when a metric has stopped improving."),
+    Key("train.early_stopping.metric", "", 'Such as eval/loss; "": off.'),
+    Key(
+        "train.early_stopping.mode", "",
+        "max if higher values of the metric are better, min if lower ones are.",
+        choices=("", "max", "min"),
+    ),
+    Key("train.early_stopping.patience", 3, "Evaluations in a row without an improvement.", least=1),
+    Key("train.early_stopping.min_delta", 0.0, "An improvement is a change by more than this.", least=0),
+    Key(
+        "train.early_stopping.restore_best", False,
+        "The run's result is the best checkpoint, not the last step.",
+    ),
+    Key(
+        "train.profile", "",
+        'The steps to profile, as FIRST:END without END, such as "200:210"; "": none. A '
+        "SIGUSR1 profiles the next inner loop.",
+    ),
+    Key(
+        "train.summary_interval", 0,
+        "Steps between two writes of the trainer's own tf.summary calls in a step; 0: "
+        "steps_per_loop.",
+        least=0, duration="summary_seconds",
+    ),
+    Key(
+        "train.summary_seconds", 0.0,
+        "Write them instead after this many seconds; 0: after steps.",
+        least=0,
+    ),
+    Key(
+        "train.checkpoint_interval", 1000,
+        "steps; 0: save only at the end.",
+        least=0, duration="checkpoint_seconds",
+    ),
+    Key(
+        "train.checkpoint_seconds", 0.0,
+        "Also save after this many seconds; 0: only after steps.",
+        least=0,
+    ),
+    Key("train.checkpoints_to_keep", 3, "The newest ones.", least=1),
+    Key(
+        "train.checkpoint_keep_every", 0,
+        "Also keep those of its multiples; 0: none.",
+        least=0, duration="",
+    ),
+    Key(
+        "train.checkpoint_writing", "auto",
+        "background: copy the values and continue while a thread writes them (one process only); "
+        "blocking: wait until they are written; auto: background if possible.",
+        choices=("auto", "background", "blocking"),
+    ),
+    Key(
+        "train.preemption_notice", "none",
+        "gce: also ask Google Cloud whether this machine will be preempted; none: only react to "
+        "SIGTERM.",
+        choices=("none", "gce"),
+    ),
+    Key(
+        "train.stall_seconds", 300.0,
+        "Print a line and the stacks of all threads after this many seconds without a step; 0: "
+        "never.",
+        least=0,
+    ),
+    Key("summaries", {}, "See docs/observing.md.", harmless=True),
+    Key(
+        "summaries.writers", ["tensorboard", "jsonl"],
+        "Where the logged values go: tensorboard, jsonl (metrics.jsonl), csv (metrics.csv), "
+        "mlflow, wandb, or path/to/file.py:Class or package.module:Class.",
+    ),
+    Key(
+        "summaries.histogram_interval", 0,
+        "Steps between two histograms of the weights and of the gradients in TensorBoard; 0: "
+        "none.",
+        least=0, option="histogram_interval",
+    ),
+    Key("summaries.graph", False, "Write the graph of the inner loop to TensorBoard."),
+    Key(
+        "actions", [],
+        "Actions at the end of inner loops and evaluations, each a name or a dict(name=..., "
+        "**arguments): early_stopping, path/to/file.py:Class or package.module:Class; see "
+        "docs/actions.md.",
+        harmless=True,
+    ),
+    Key("eval", {}, harmless=True),
+    Key(
+        "eval.interval", 0,
+        "Steps between evaluations; 0: evaluate only at the end.",
+        least=0, duration="seconds",
+    ),
+    Key("eval.seconds", 0.0, "Also evaluate after this many seconds; 0: only after steps.", least=0),
+    Key(
+        "eval.global_batch_size", 0,
+        "Examples per batch; 0: the global batch size of training.",
+        least=0,
+    ),
+    Key(
+        "eval.splits", ["eval"],
+        "The splits that build_dataset is asked for; [] for an experiment without evaluation "
+        "data. The metrics of several splits have names such as eval/test/accuracy. ctl.data.idx "
+        'and ctl.data.tfrecords have only the splits "train" and "eval".',
+    ),
+    Key("eval.before_training", False, "Also evaluate at step 0."),
+    Key(
+        "eval.collect_limit_mib", 1024.0,
+        "MiB of the memory of the host that the values of the trainer's collect_outputs may use.",
+        least=0,
+    ),
+)
+# fmt: on
+BY_NAME = {key.name: key for key in KEYS}
+FREE_SECTIONS = tuple(key.name for key in KEYS if key.free)
+# Option of a trainer -> the config key that sets it.
+OPTION_KEYS = {key.option: key.name for key in KEYS if key.option}
+
+
+def defaults() -> config_dict.ConfigDict:
+    """Returns an unlocked config with every key at its default."""
+    config = config_dict.ConfigDict()
+    for key in KEYS:
+        *path, last = key.name.split(".")
+        section = functools.reduce(getattr, path, config)
+        if key.default == {}:
+            section[last] = config_dict.ConfigDict()
+        elif key.duration is not None:
+            # Of any type, because ConfigDict rejects a string where the default is an integer.
+            section[last] = config_dict.FieldReference(key.default, field_type=object)
+        else:
+            section[last] = list(key.default) if isinstance(key.default, list) else key.default
+    return config
+
+
+def is_harmless(name: str) -> bool:
+    """Returns whether a run that is resumed may change a key, by its mark or that of a section of it."""
+    parts = name.split(".")
+    names = (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+    return any(BY_NAME[each].harmless for each in names if each in BY_NAME)
