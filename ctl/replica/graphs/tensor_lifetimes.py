@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.replica.graphs import random_ops
+from ctl.replica.graphs import ops
 
 # Ops whose output is the memory of their input.
 _ALIASES = (
@@ -116,7 +116,7 @@ def _is_alias(op: Any) -> bool:
 
 
 def _called(op: Any) -> list[Any]:
-    return [graph for _, graph in random_ops.called_graphs(op)]
+    return [graph for _, graph in ops.called_graphs(op)]
 
 
 def _peak_inside(graph: Any) -> int:

@@ -8,7 +8,7 @@ from tensorflow.python.eager import record
 
 from ctl.configs.error_location import user_frame
 from ctl.errors import UsageError
-from ctl.replica.graphs import random_ops
+from ctl.replica.graphs import ops
 from ctl.replica.graphs.assignments import find_assignments, outermost
 
 
@@ -37,7 +37,7 @@ def _with_called(operations: Sequence[Any]) -> Iterator[Any]:
     """Yields operations, and the operations of the functions that they call."""
     for op in operations:
         yield op
-        for _, graph in random_ops.called_graphs(op):
+        for _, graph in ops.called_graphs(op):
             yield from _with_called(graph.get_operations())
 
 
@@ -69,7 +69,7 @@ def check_second_pass(name: str, first: Sequence[Any], second: Sequence[Any]) ->
         )
     assigned = {id(assignment.handle) for assignment in find_assignments(first)}
     for op in _with_called(second):
-        if op.type in random_ops.STATEFUL:
+        if op.type in ops.RANDOM and op.type not in ops.STATELESS:
             _reject(
                 name,
                 op,

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from ctl.errors import UsageError
 from ctl.replica.arithmetic import gather, row_mask
-from ctl.replica.graphs import row_axis
+from ctl.replica.graphs import dataflow
 from ctl.replica.random import philox
 
 # The functions of TensorFlow that trace a backward pass, for tf.GradientTape and for tf.function.
@@ -200,7 +200,7 @@ def _fold(
         return _Fold(entries, entries // count, "" if per_row else message)
     if per_row is None:
         source = _source(shape, inputs)
-        per_row = 1 if source is None else row_axis.entries_per_row(source, count)
+        per_row = 1 if source is None else dataflow.entries_per_row(source, count)
         if in_loop or per_row is None:
             per_row = 1
     # Known only when the step runs. XLA ignores assertions; there the reshape to `shape` fails.

@@ -12,7 +12,7 @@ from ctl.data.input_pipeline import InputPipeline
 from ctl.errors import NonFiniteStep, UsageError
 from ctl.replica.arithmetic import precision, row_mask
 from ctl.replica.arithmetic.snapshot import Snapshot
-from ctl.replica.checks import copies, host_random, random_search, row_coupling
+from ctl.replica.checks import copies, random_search, row_coupling
 from ctl.replica.measure.non_finite import NonFiniteReport
 from ctl.replica.random import dropout
 from ctl.replica.step import keras_version
@@ -124,7 +124,7 @@ class Engine:
             ) as rows,
             row_coupling.search(rows, self.plan.layout.replicas, self._first_batch),
             # In eager execution each step draws again, and nothing is detected.
-            host_random.check_host_random(self._trainer)
+            random_search.check_host_random(self._trainer)
             if not (options.allow_unkeyed_random or tf.executing_eagerly())
             else contextlib.nullcontext(),
             random_search.search(rows, (batch, mask)),

@@ -1,6 +1,5 @@
 """Losses of a row that depend on other rows of its replica are rejected, and no others."""
 
-
 import numpy as np
 import pytest
 import tensorflow as tf
