@@ -14,9 +14,8 @@ from ctl.replica.arithmetic import gradients as gradients_module
 from ctl.replica.arithmetic import waits
 from ctl.replica.arithmetic.gradients import Gradient
 from ctl.replica.arithmetic.reduction import sum_over_replicas
-from ctl.replica.updates.powersgd import PowerSgd
+from ctl.replica.updates.compression_methods import PowerSgd, SixteenBit
 from ctl.replica.updates.replica_values import ReplicaValues
-from ctl.replica.updates.sixteen_bit import SixteenBit
 
 _LOG = logging.getLogger("ctl")
 
