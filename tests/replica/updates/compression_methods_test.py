@@ -57,8 +57,9 @@ def test_repeated_steps_find_the_best_approximation_of_a_matrix():
     matrix = np.random.default_rng(0).normal(size=(12, 10)) * np.arange(1, 11)
     method = PowerSgd(2, seed=0)
     factor = method.initial_factor((12, 10), 0)
+    step = tf.function(lambda factor: method.reduce([tf.constant(matrix)], [factor], [], list))
     for _ in range(300):
-        (update,), _, (factor,), _ = reduce(method, [matrix], [factor])
+        (update,), _, (factor,), _ = step(tf.constant(factor))
     u, s, v = np.linalg.svd(matrix)
     np.testing.assert_allclose(update, u[:, :2] * s[:2] @ v[:2], rtol=0, atol=1e-8)
 
@@ -112,7 +113,7 @@ def test_update_is_a_sum_of_outer_products_whose_bits_do_not_depend_on_the_cpu()
     assert np.array_equal(update.numpy(), expected)
 
 
-@pytest.mark.parametrize("count", [0, 1, 1024, 1025, 200_000, 2_000_000])
+@pytest.mark.parametrize("count", [0, 1, 1024, 1025, 200_000, 1_050_000])
 def test_long_sums_are_sums_of_short_blocks(count):
     values = np.random.default_rng(0).normal(size=count).astype("float32")
     total = sum_elements(tf.constant(values)).numpy()

@@ -64,6 +64,12 @@ def close(actual, expected, tolerance=1e-13):
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
 
 
+@functools.cache
+def shared():
+    """A trainer whose weights and averages any test may move."""
+    return make()
+
+
 def test_averages_are_those_of_the_definition():
     trainer = make(decay=0.4)  # (1 + t) / (10 + t) is smaller in the first four steps
     assert all(
@@ -158,7 +164,7 @@ def test_averages_under_a_loss_scale_are_float32():
 
 
 def test_evaluation_uses_the_averages_and_restores_the_weights_bit_for_bit():
-    trainer = make()
+    trainer = shared()
     trainer.train(tf.constant(4))
     evaluator = ctl.StandardEvaluator(trainer)
     before, expected = weights(trainer), averages(trainer)
@@ -175,7 +181,7 @@ def test_evaluation_uses_the_averages_and_restores_the_weights_bit_for_bit():
 
 
 def test_weights_are_restored_after_an_exception():
-    trainer = make()
+    trainer = shared()
     trainer.train(tf.constant(2))
     before = weights(trainer)
     with pytest.raises(ZeroDivisionError), trainer.averaged_weights():
@@ -192,7 +198,7 @@ def averages_of(trainer):
 
 
 def test_averaged_weights_are_neither_trained_nor_saved(tmp_path):
-    trainer = make()
+    trainer = shared()
     checkpoints = Checkpointer(tmp_path, trainer)
     for action in (lambda: trainer.train(tf.constant(1)), checkpoints.save):
         message = "train and save outside of it"
