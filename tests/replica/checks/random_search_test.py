@@ -362,8 +362,8 @@ def test_layers_that_a_step_makes_are_accepted():
             dropped = tf_keras.layers.Dropout(0.5)(outputs, training=True)
             return super().per_example_loss(batch, dropped)
 
-    for replicas in (1, 2):
-        running.build(Makes, Split(replicas)).train(tf.constant(1))
+    # The threads of replicas have no generator of seeds of their own.
+    running.build(Makes, Split(2)).train(tf.constant(1))
 
 
 def test_generators_of_the_dataset_may_be_drawn_from():
