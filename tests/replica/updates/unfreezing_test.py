@@ -50,9 +50,7 @@ def train_by_hand(weights, steps):
     ],
     ids=["two, accumulated", "one program", "slots in parts"],
 )
-def test_every_replica_trains_a_layer_from_its_step_on_and_a_loop_reports_its_mean_loss(
-    replicas, loops, options
-):
+def test_every_replica_trains_a_layer_from_its_step_on(replicas, loops, options):
     trainer = make(replicas, **options)
     before = trainer.model.get_weights()
     for steps in loops:
