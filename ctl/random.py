@@ -40,7 +40,7 @@ import tensorflow as tf
 
 from ctl.errors import UsageError
 from ctl.replica.arithmetic import row_mask
-from ctl.replica.random import draws, gamma, philox
+from ctl.replica.random import draws, philox
 from ctl.replica.random.draws import Stream
 
 
@@ -233,8 +233,8 @@ def beta(
     streams = [_stream("beta", name, seed, part) for part in ("x", "y")]
     # X / (X + Y) of two gamma variates, from their logarithms: X and Y underflow for small parameters.
     shape = row_mask.fill_rows(shape, per_row)
-    x = gamma.log_gamma(shape, a, streams[0], dtype, shared=shared, per_row=per_row)
-    y = gamma.log_gamma(shape, b, streams[1], dtype, shared=shared, per_row=per_row)
+    x = draws.log_gamma(shape, a, streams[0], dtype, shared=shared, per_row=per_row)
+    y = draws.log_gamma(shape, b, streams[1], dtype, shared=shared, per_row=per_row)
     return tf.cast(tf.sigmoid(x - y), dtype)
 
 

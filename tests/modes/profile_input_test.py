@@ -12,7 +12,7 @@ from ctl import testing
 from ctl.errors import UsageError
 from ctl.hardware.collectives import ProcessGroup
 from ctl.modes import profile_input
-from ctl.replica.arithmetic.input_wait import InputWait
+from ctl.replica.arithmetic.waits import InputWait
 from ctl.replica.step.engine import engine_of
 from tests import experiments, reference_model
 

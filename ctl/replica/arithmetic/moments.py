@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ctl.replica.arithmetic import reduction_wait
+from ctl.replica.arithmetic import waits
 
 
 class Moments(NamedTuple):
@@ -79,7 +79,7 @@ def merge(local: Moments) -> Moments:
     # `stop_gradient`, `all_reduce` would search the graph of all earlier layers, on every replica.
     own_row = tf.stop_gradient(table)
     table = context.all_reduce(tf.distribute.ReduceOp.SUM, own_row)
-    reduction_wait.observe(own_row, table)
+    waits.observe(own_row, table)
     counts, shifts, errors, squares = tf.split(table, [1, channels, channels, channels], axis=1)
     count = tf.reduce_sum(counts)
     fraction = counts / tf.maximum(count, 1)

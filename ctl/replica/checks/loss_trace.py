@@ -1,4 +1,9 @@
-"""Records the losses of a step while it is traced, for the searches at the end of the trace."""
+"""Records the losses of a step while it is traced, for the searches at the end of the trace.
+
+`compare_replicas` and `compare_micro_batches` check that the parts of a step compute the same function
+of their rows. Each of them traces the user's code again: a counter or another state of Python then gives
+each its own constants, or its own ops.
+"""
 
 from collections.abc import Iterator, Sequence
 import contextlib
@@ -6,6 +11,12 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+
+from ctl.replica.graphs import ops
+from ctl.replica.graphs.dataflow import outer_tensor
+
+_IDENTITIES = ("Identity", "StopGradient", "EnsureShape", "Snapshot")
+_SHOWN = 40  # characters of a constant
 
 
 class GlobalValue(NamedTuple):
@@ -140,3 +151,152 @@ def symbolic(values: Any) -> list[tf.Tensor]:
     """Returns the tensors of graphs in a nested structure."""
     flat: Sequence[Any] = tf.nest.flatten(values)
     return [value for value in flat if tf.is_symbolic_tensor(value)]
+
+
+class Difference(NamedTuple):
+    """The place where two traces differ.
+
+    Attributes:
+        op: the op of the second trace.
+        values: its description in the first and in the second trace.
+    """
+
+    op: Any
+    values: tuple[str, str]
+
+
+def compare_replicas(first: LossTrace, second: LossTrace, distance: int) -> Difference | None:
+    """Returns the first difference of the losses of two replicas; None without one.
+
+    Args:
+        first: the trace of the first replica of the process.
+        second: the trace of another one.
+        distance: the difference of the replicas' numbers.
+    """
+    for one, two in zip(first.updates, second.updates, strict=False):
+        comparison = _Comparison(replica=distance)
+        comparison.leaves(first.sources(one), second.sources(two))
+        for part, other in zip(one.micro_batches, two.micro_batches, strict=True):
+            comparison.counts = (part.size, other.size)
+            difference = comparison.run([part.losses], [other.losses])
+            difference = difference or comparison.run(one.inputs, two.inputs)
+            if difference is not None:
+                return difference
+    return None
+
+
+def compare_micro_batches(trace: LossTrace) -> Difference | None:
+    """Returns the first difference of the losses of a replica's micro-batches; None without one."""
+    for update in trace.updates:
+        first, *others = update.micro_batches
+        for other in others:
+            comparison = _Comparison(replica=0)
+            comparison.counts = (first.size, other.size)
+            shared = symbolic([trace.batch, update.inputs, [v.output for v in trace.global_values]])
+            comparison.leaves([*shared, *_leaves(first)], [*shared, *_leaves(other)])
+            difference = comparison.run([first.losses], [other.losses])
+            if difference is not None:
+                return difference
+    return None
+
+
+def _leaves(part: MicroBatchTrace) -> list[tf.Tensor]:
+    return symbolic([part.rows, part.first_row, part.size])
+
+
+class _Comparison:
+    """Walks through the ops of two traces side by side.
+
+    Attributes:
+        counts: the number of rows of each trace.
+    """
+
+    def __init__(self, *, replica: int):
+        self.counts: tuple[Any, Any] = (None, None)
+        self._replica = replica
+        self._seen: set[tuple[int, int]] = set()
+        self._leaves: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        self._keep: list[Any] = []
+
+    def leaves(self, one: Sequence[tf.Tensor], two: Sequence[tf.Tensor]) -> None:
+        """Sets the tensors that the walk does not go beyond, in the same order for both traces."""
+        for own, tensors in zip(self._leaves, (one, two), strict=True):
+            own.update({id(tensor): i for i, tensor in enumerate(tensors)})
+        self._keep.extend([one, two])
+
+    def run(self, one: Sequence[Any], two: Sequence[Any]) -> Difference | None:
+        """Returns the first difference of the ops that two lists of tensors are computed from."""
+        stack = list(zip(one, two, strict=True))
+        while stack:
+            pair = stack.pop()
+            key = (id(pair[0]), id(pair[1]))
+            if pair[0] is pair[1] or key in self._seen:
+                continue
+            self._seen.add(key)
+            self._keep.append(pair)
+            if id(pair[0]) in self._leaves[0] and id(pair[1]) in self._leaves[1]:
+                continue
+            a, b = pair
+            if not (hasattr(a, "op") and hasattr(b, "op")):  # eager: variables, tables
+                continue
+            if a.op.type in _IDENTITIES or b.op.type in _IDENTITIES:
+                stack.append(tuple(_skip_identity(x) for x in pair))
+                continue
+            if a.op.type != b.op.type:
+                return Difference(b.op, (a.op.type, b.op.type))
+            if a.op.type == "Const":
+                values = self._unequal(a.op, b.op)
+                if values:
+                    return Difference(b.op, values)
+            stack.extend(self._inputs(a, b))
+        return None
+
+    def _inputs(self, a: tf.Tensor, b: tf.Tensor) -> list[tuple[Any, Any]]:
+        if a.op.type == "Placeholder":
+            outer = (outer_tensor(a), outer_tensor(b))
+            return [] if None in outer else [outer]
+        pairs = list(zip(a.op.inputs, b.op.inputs, strict=False))
+        if a.op.type in ops.FUNCTIONS:
+            graphs = (ops.called_graphs(op) for op in (a.op, b.op))
+            for (_, one), (_, two) in zip(*graphs, strict=False):
+                if one is not two:
+                    pairs.extend(zip(one.outputs, two.outputs, strict=False))
+        return pairs
+
+    def _unequal(self, a: Any, b: Any) -> tuple[str, str] | None:
+        """Returns the values of two constants, if they differ other than by replica and rows."""
+        one, two = a.get_attr("value"), b.get_attr("value")
+        if one == two or "replica_id_in_sync_group" in b.name:
+            return None
+        x, y = tf.make_ndarray(one), tf.make_ndarray(two)
+        counts = self.counts if all(isinstance(c, int) for c in self.counts) else (1, 1)
+        if x.shape != y.shape:
+            same = len(x.shape) == len(y.shape) and all(
+                map(_in_proportion, x.shape, y.shape, [counts] * len(x.shape))
+            )
+            return None if same else _show(x, y)
+        if x.dtype.kind in "iu":
+            shift = y.astype(int) - x.astype(int)
+            # The number of the replica, and the position of its first row.
+            allowed = {self._replica * counts[0]} | ({self._replica} if not x.any() else set())
+            if len(set(shift.flatten().tolist())) == 1 and shift.flatten()[0] in allowed:
+                return None
+        if x.dtype.kind in "iuf" and all(
+            _in_proportion(v, w, counts) for v, w in zip(x.flatten(), y.flatten(), strict=True)
+        ):
+            return None
+        return _show(x, y)
+
+
+def _in_proportion(one: Any, two: Any, counts: tuple[int, int]) -> bool:
+    """Returns whether two numbers are equal, or the same multiple of the number of rows."""
+    return one == two or (counts[0] != counts[1] and one * counts[1] == two * counts[0])
+
+
+def _skip_identity(tensor: tf.Tensor) -> tf.Tensor:
+    return tensor.op.inputs[0] if tensor.op.type in _IDENTITIES else tensor
+
+
+def _show(one: Any, two: Any) -> tuple[str, str]:
+    first, second = (" ".join(str(value).split())[:_SHOWN] for value in (one, two))
+    return first, second

@@ -1,23 +1,32 @@
 """Searches a traced step for random numbers that are not functions of the global batch.
 
-The ops of the step, and of all functions that they call, are searched while the step is traced;
+`search` searches the ops of the step, and of all functions that they call, while the step is traced;
 nothing is added to the graph. What ctl drew itself is recognized by its name (`philox.OP_NAME`).
+`check_host_random` detects numbers that Python draws while the step is traced, as constants of the
+graph.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import contextlib
+import inspect
 import itertools
+import pickle
+import random
 import re
+import types
 from typing import Any
 import weakref
 
+import numpy as np
 import tensorflow as tf
+import tf_keras
+from tf_keras.src import backend
 
 from ctl.configs.error_location import user_frame
 from ctl.errors import UsageError
 from ctl.replica.arithmetic.row_mask import Examples
-from ctl.replica.checks.stateless_draws import Dataflow
-from ctl.replica.graphs import random_ops, row_axis
+from ctl.replica.graphs import ops
+from ctl.replica.graphs.dataflow import captured, entries_per_row
 from ctl.replica.random import philox
 from ctl.replica.random.draws import Folded
 
@@ -25,6 +34,8 @@ _ACCEPT = "or accept it with allow_unkeyed_random=True (runtime.allow_unkeyed_ra
 _INITIALIZER = re.compile(r"(^|/)Initializer(_\d+)?/")
 _REPLICA = re.compile(r"^replica_\d+(/|$)")
 _MAX_CONSUMERS = 1_000
+_DATA = ("IteratorGetNext", "IteratorGetNextAsOptional", "MultiDeviceIteratorGetNextFromShard")
+_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 # One replica of each graph is enough: they run the same code.
 _SEARCHED: "weakref.WeakSet[Any]" = weakref.WeakSet()
@@ -69,7 +80,7 @@ class _Search:
     """
 
     def __init__(self, rows: Examples, inputs: Any):
-        self.flow = Dataflow(
+        self.flow = _Dataflow(
             [x for x in tf.nest.flatten(inputs) if tf.is_symbolic_tensor(x)],
             rows.count,
             rows.parts,
@@ -94,18 +105,18 @@ class _Search:
         calls: set[str] = set()
         for op in operations:
             kind = op.type
-            if kind in random_ops.RANDOM:
+            if kind in ops.RANDOM:
                 keyed |= self._check_draw(op)
-            elif kind in random_ops.PYTHON:
+            elif kind in ops.PYTHON:
                 raise UsageError(
                     f"{place(op)} runs Python code in the step (tf.py_function or tf.numpy_function), "
                     "whose random numbers cannot be checked: write it with TensorFlow's functions, do "
                     f"it in the input pipeline, {_ACCEPT}."
                 )
-            elif kind in random_ops.ASSIGNMENTS:
+            elif kind in ops.ASSIGNMENTS:
                 self._assignments.setdefault(id(op.inputs[0]), []).append(op)
-            elif kind in random_ops.FUNCTIONS:
-                for name, graph in random_ops.called_graphs(op):
+            elif kind in ops.FUNCTIONS:
+                for name, graph in ops.called_graphs(op):
                     if name not in self._functions:
                         self._functions[name] = self._contains_keyed(graph.get_operations())
                     keyed |= self._functions[name]
@@ -115,7 +126,7 @@ class _Search:
                             "it would be the same in both calls: remove your own @tf.function, ctl "
                             "traces the step."
                         )
-                    if kind in random_ops.CALLS:
+                    if kind in ops.CALLS:
                         calls.add(name)
         return keyed
 
@@ -125,7 +136,7 @@ class _Search:
         Draws in the backward pass are rejected by `draws`, or for their forward pass.
         """
         # Stacks take longer than the rest of the search, and an optimizer assigns a variable once.
-        repeated = [ops for ops in self._assignments.values() if len(ops) > 1]
+        repeated = [each for each in self._assignments.values() if len(each) > 1]
         for op in itertools.chain.from_iterable(repeated):
             if any(frame.name == "inner_recompute_grad" for frame in op.traceback):
                 raise UsageError(
@@ -139,11 +150,11 @@ class _Search:
             return True
         if _INITIALIZER.search(op.name):  # a variable's initializer, which runs once
             return False
-        if op.type in random_ops.STATELESS and not self.flow.differs_between_splits(op):
+        if op.type in ops.STATELESS and not self.flow.differs_between_splits(op):
             return False
         raise UsageError(
             f"{place(op)} draws random numbers ({op.type}) that depend on how the batch is split: use "
-            f"{random_ops.suggestion(op, self.flow.counts)}, {_ACCEPT}."
+            f"{ops.suggestion(op, self.flow.counts)}, {_ACCEPT}."
         )
 
 
@@ -158,7 +169,7 @@ def _confirmed(draw: Folded) -> bool:
             for other in op.inputs:
                 if id(other) in derived or not other.shape.rank or other.shape[0] != size:
                     continue
-                if row_axis.entries_per_row(other, draw.count) == size // draw.count:
+                if entries_per_row(other, draw.count) == size // draw.count:
                     return True
             for output in op.outputs:
                 if output.shape.rank and output.shape[0] == size and id(output) not in derived:
@@ -175,3 +186,230 @@ def place(op: Any) -> str:
     if line is None:
         return f"Layer {scope or op.name}"
     return f"{line} (in {scope})" if scope else line
+
+
+class _Dataflow:
+    """Checks that a stateless random op draws the same numbers however the batch is split.
+
+    A draw with a constant seed is the same on all replicas if its shape is, as for an initializer or a
+    fixed projection, but not for noise of shape [rows, ...]. Shapes are constants by the time the step
+    is traced, so the tensors that a draw is combined with show which of the two it is.
+
+    Args:
+        inputs: the tensors of the batch.
+        count: the number of rows; an int if it is static.
+        parts: the number of micro-batches that the rows are computed in.
+
+    Attributes:
+        counts: the numbers of rows of the batch and of its micro-batches; empty if they are known only
+            when the step runs.
+    """
+
+    def __init__(self, inputs: Sequence[tf.Tensor], count: int | tf.Tensor | None, parts: int = 1):
+        self._batch = {id(tensor.op) for tensor in inputs}
+        # The ops that do not depend on the batch. Ids are unique only while the tensors exist.
+        self._others: dict[int, Any] = {}
+        self._keep = list(inputs)
+        self.counts: set[int] = set()
+        if isinstance(count, int):
+            ends = [count * i // parts for i in range(parts + 1)]
+            self.counts = {count, *(b - a for a, b in itertools.pairwise(ends))} - {0}
+
+    def differs_between_splits(self, op: Any) -> bool:
+        """Returns whether a stateless random op may depend on how the batch is split.
+
+        It is True also if the ops do not show it.
+        """
+        result = op.outputs[0]
+        if any(self.depends_on_batch(tensor) for tensor in op.inputs):
+            return True
+        if not result.shape.is_fully_defined():
+            return True
+        # A static shape cannot follow a number of rows that is known only when the step runs.
+        if not self.counts or not result.shape.rank:
+            return False
+        may_hold = _holds_rows(result.shape, self.counts) or self.counts.intersection(result.shape)
+        return bool(may_hold) and self._combined_with_rows(result)
+
+    def depends_on_batch(self, tensor: tf.Tensor) -> bool:
+        """Returns whether a value depends on the batch or on the replica, as far as the ops show."""
+        seen: dict[int, Any] = {}
+        stack = [tensor.op]
+        while stack:
+            op = stack.pop()
+            if id(op) in seen or id(op) in self._others:
+                continue
+            seen[id(op)] = op
+            if id(op) in self._batch or op.type in _DATA:
+                return True
+            if op.type == "Const" and "replica_id" in op.name:
+                return True
+            if op.type == "Placeholder":
+                outer = captured(op.outputs[0])
+                if outer is None and op.outputs[0].dtype != tf.resource:
+                    return True
+                if outer is not None and hasattr(outer, "op"):  # not eager
+                    stack.append(outer.op)
+            elif op.type != "ReadVariableOp":  # the same on all replicas
+                stack += [x.op for x in op.inputs]
+        self._others.update(seen)
+        return False
+
+    def _combined_with_rows(self, tensor: tf.Tensor) -> bool:
+        """Returns whether a tensor that is equal on all replicas is combined with rows of a batch."""
+        derived = {id(tensor)}
+        queue = [tensor]
+        while queue:
+            current = queue.pop()
+            if any(current is output for output in getattr(current.graph, "outputs", ())):
+                return True
+            for op in current.consumers():
+                if op.type in ops.SHAPES:
+                    continue
+                others = [x for x in op.inputs if id(x) not in derived and x.shape.rank != 0]
+                data = [x for x in others if self.depends_on_batch(x)]
+                if data:
+                    if any(not _independent(op, current, other, self.counts) for other in data):
+                        return True
+                    continue
+                if op.type in ops.FUNCTIONS or _is_left_factor(op, current):
+                    return True
+                for output in op.outputs:
+                    if id(output) not in derived:
+                        derived.add(id(output))
+                        queue.append(output)
+        return False
+
+
+def _is_left_factor(op: Any, tensor: tf.Tensor) -> bool:
+    """Returns whether a matrix is multiplied from the right, as the rows of a batch are by a kernel."""
+    return op.type in ("MatMul", "BatchMatMulV2", "Conv2D") and op.inputs[0] is tensor
+
+
+def _independent(op: Any, tensor: tf.Tensor, rows: tf.Tensor, counts: set[int]) -> bool:
+    """Returns whether an op applies the same tensor to each row; False if that is not clear."""
+    shape, other = tensor.shape, rows.shape
+    if op.type in ops.DATA_INPUT:
+        return op.inputs[ops.DATA_INPUT[op.type]] is not tensor
+    if op.type == "MatMul":
+        # The contraction is over features, and not over rows.
+        if op.inputs[1] is tensor:
+            return not op.get_attr("transpose_a") and _holds_rows(other, counts)
+        return bool(op.get_attr("transpose_b")) and _holds_rows(other, counts)
+    if op.type in ("BatchMatMulV2", "BatchMatMul") and op.inputs[1] is tensor:
+        return shape.rank < (other.rank or 0) or shape[0] == 1
+    if op.type == "Einsum":
+        terms = op.get_attr("equation").decode().partition("->")[0].split(",")
+        own, data = (terms[_position(op, x)] for x in (tensor, rows))
+        return data[:1].isalpha() and data[0] not in own
+    if op.type not in ops.ELEMENTWISE | {"Select"} or other.rank is None or shape.rank is None:
+        return False
+    if shape.rank >= other.rank:  # axis 0 of the rows is aligned with an axis of the tensor
+        aligned = shape[shape.rank - other.rank]
+        return aligned == 1 and shape.rank == other.rank
+    return _holds_rows(other, counts) or not counts.intersection(shape)
+
+
+def _position(op: Any, tensor: tf.Tensor) -> int:
+    return next(i for i, x in enumerate(op.inputs) if x is tensor)
+
+
+def _holds_rows(shape: tf.TensorShape, counts: set[int]) -> bool:
+    """Returns whether axis 0 can hold the rows: all of them, or several entries of each."""
+    if not shape.rank or shape[0] is None:
+        return False
+    # Every number is a multiple of a micro-batch of one row.
+    return shape[0] in counts or any(shape[0] % count == 0 for count in counts if count > 1)
+
+
+@contextlib.contextmanager
+def check_host_random(trainer: Any) -> Iterator[None]:
+    """Checks that the code inside the `with` block draws nothing from Python's and numpy's generators.
+
+    It compares the states before and after: of the global generators, and of the generators that the
+    methods of the trainer and of its layers can name.
+
+    Args:
+        trainer: the `StandardTrainer` whose step is traced inside.
+
+    Raises:
+        UsageError: the state of a generator changed. The message names it.
+    """
+    # Layers that are made in a step take their seeds from this generator. The threads of replicas have
+    # none, so tf_keras would draw from Python's global one.
+    if getattr(backend._SEED_GENERATOR, "generator", None) is None:
+        backend._SEED_GENERATOR.generator = random.Random(0)
+    generators = _find_generators(trainer)
+    before = _states(generators)
+    yield
+    after = _states(generators)
+    changed = [new[0] for old, new in zip(before, after, strict=True) if old != new]
+    if changed:
+        raise UsageError(
+            f"The code of the step draws from {changed[0]}, which happens once, while the step is "
+            "traced: use the functions of ctl.random, or accept it with allow_unkeyed_random=True "
+            "(runtime.allow_unkeyed_random)."
+        )
+
+
+def _states(generators: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    states: list[tuple[str, Any]] = [
+        ("Python's random", random.getstate()),
+        ("numpy.random", pickle.dumps(np.random.get_state())),
+    ]
+    for name, generator in generators:
+        state: Any
+        if isinstance(generator, random.Random):
+            state = generator.getstate()
+        elif isinstance(generator, np.random.RandomState):
+            state = pickle.dumps(generator.get_state())
+        else:
+            state = pickle.dumps(generator.bit_generator.state)
+        states.append((name, state))
+    return states
+
+
+def _find_generators(trainer: Any) -> list[tuple[str, Any]]:
+    """Returns the generators in attributes, and those that methods refer to, by their names."""
+    generators: list[tuple[str, Any]] = []
+    layers: dict[int, Any] = {}
+    for name, value in _attributes(trainer):
+        if isinstance(value, _GENERATORS):
+            generators.append((f"self.{name}", value))
+        elif isinstance(value, tf_keras.layers.Layer):
+            layers |= {id(layer): layer for layer in value._flatten_layers()}
+    for layer in layers.values():
+        for name, value in _attributes(layer):
+            if isinstance(value, _GENERATORS):
+                generators.append((f"{layer.name}.{name}", value))
+    seen: set[Any] = set()
+    for cls in dict.fromkeys(type(owner) for owner in (trainer, *layers.values())):
+        for base in cls.__mro__:
+            for name, function in vars(base).items():
+                # The numbers of a dataset are drawn while it is read.
+                if isinstance(function, types.FunctionType) and name != "build_dataset":
+                    generators += _referenced(function, seen)
+    return generators
+
+
+def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
+    for name, value in vars(owner).items():
+        values = value.values() if isinstance(value, dict) else value
+        yield from ((name, v) for v in (values if isinstance(value, list | dict) else [value]))
+
+
+def _referenced(function: types.FunctionType, seen: set[Any]) -> Iterator[tuple[str, Any]]:
+    """Yields the generators that a user's function refers to, directly or in functions it calls."""
+    if function in seen or _is_library(function.__module__):
+        return
+    seen.add(function)
+    names = inspect.getclosurevars(function)
+    for name, value in {**names.globals, **names.nonlocals}.items():
+        if isinstance(value, _GENERATORS):
+            yield name, value
+        elif isinstance(value, types.FunctionType):
+            yield from _referenced(value, seen)
+
+
+def _is_library(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in ("ctl", "orbit", "tensorflow", "tf_keras", "numpy")

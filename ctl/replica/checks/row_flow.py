@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ctl.replica.checks import row_ops, row_rules
-from ctl.replica.checks.row_place import Rows
-from ctl.replica.graphs import random_ops, row_axis
+from ctl.replica.checks import row_rules
+from ctl.replica.checks.row_rules import Rows
+from ctl.replica.graphs import ops
+from ctl.replica.graphs.dataflow import outer_tensor
 
 _NORMALIZATIONS = (
     os.path.join("tf_keras", "src", "layers", "normalization", "batch_normalization.py"),
@@ -22,6 +23,11 @@ _NORMALIZATIONS = (
 _LAYER_NORMALIZATION = os.path.join(
     "tf_keras", "src", "layers", "normalization", "layer_normalization.py"
 )
+# Sums over the replicas that user code may contain.
+_COLLECTIVES = (
+    "CollectiveAllToAllV2", "CollectiveGather", "CollectiveGatherV2", "CollectiveReduce",
+    "CollectiveReduceV2", "CollectiveReduceV3", "CrossReplicaSum", "NcclAllReduce", "XlaAllReduce",
+)  # fmt: skip
 _MAX_ITERATIONS = 4  # of a loop's body, until the axes of its variables are known
 
 
@@ -33,14 +39,6 @@ class Mixed(NamedTuple):
 
 State = Rows | Mixed | None  # None: does not depend on the batch
 Resolve = Callable[[tf.Tensor], tf.Tensor | None]
-
-
-def outer_tensor(tensor: tf.Tensor) -> tf.Tensor | None:
-    """Returns the tensor of the enclosing graph that a placeholder stands for; None if there is none."""
-    outer = row_axis.captured(tensor) if tensor.op.type == "Placeholder" else None
-    return (
-        None if outer is None or not hasattr(outer, "op") or outer.dtype == tf.resource else outer
-    )
 
 
 class RowFlow:
@@ -101,9 +99,9 @@ class RowFlow:
     def _apply(self, op: Any, states: Sequence[State]) -> Sequence[State]:
         """Returns the states of an op's outputs."""
         kind, outputs = op.type, len(op.outputs)
-        if kind in row_ops.SHAPES or kind in row_ops.COLLECTIVES or not any(states):
+        if kind in ops.SHAPES or kind in _COLLECTIVES or not any(states):
             return [None] * outputs
-        if kind in random_ops.FUNCTIONS:
+        if kind in ops.FUNCTIONS:
             try:
                 return self._call(op, states)
             except ValueError:  # a function with other arguments than the op has inputs
@@ -131,10 +129,10 @@ class RowFlow:
 
     def _call(self, op: Any, states: Sequence[State]) -> Sequence[State]:
         """Returns the states of the outputs of functions that an op calls."""
-        graphs = [graph for _, graph in random_ops.called_graphs(op)]
+        graphs = [graph for _, graph in ops.called_graphs(op)]
         if not graphs:  # a function that was loaded from a SavedModel has no graph
             return [Mixed(op)] * len(op.outputs)
-        if op.type in random_ops.CALLS:
+        if op.type in ops.CALLS:
             return self._run(graphs[0], states)
         if op.type.endswith("While"):
             return self._loop(op, graphs[0], graphs[1], states)

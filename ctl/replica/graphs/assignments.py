@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ctl.configs.error_location import user_frame
-from ctl.replica.graphs import dataflow, random_ops, row_axis
+from ctl.replica.graphs import dataflow, ops
 
 # The name of the conditional that contains an optimizer's assignments, which it skips by itself.
 OPTIMIZER_UPDATE = "ctl_update"
@@ -54,9 +54,9 @@ def find_assignments(
         calls: the ops that call the function which contains `operations`, outermost first.
     """
     for op in operations:
-        if op.type in random_ops.FUNCTIONS:
+        if op.type in ops.FUNCTIONS:
             if OPTIMIZER_UPDATE not in op.name:
-                for _, graph in random_ops.called_graphs(op):
+                for _, graph in ops.called_graphs(op):
                     yield from find_assignments(graph.get_operations(), (*calls, op))
         elif op.type.startswith(("Assign", "Resource")) and op.type not in _READS:
             for tensor in op.inputs:
@@ -67,7 +67,7 @@ def find_assignments(
 def outermost(tensor: Any) -> Any:
     """Returns the tensor outside of all functions that an input of a function stands for."""
     while tf.is_symbolic_tensor(tensor):
-        outer = row_axis.captured(tensor)
+        outer = dataflow.captured(tensor)
         if outer is None:
             break
         tensor = outer

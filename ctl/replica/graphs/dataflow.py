@@ -1,9 +1,19 @@
 """Follows the tensors of a graph back to their sources, while the step is traced."""
 
 from collections.abc import Iterable
+import fractions
+import math
+import re
 from typing import Any
 
 import tensorflow as tf
+
+from ctl.replica.graphs import ops
+
+# Ops that move the entries of axis 0 without changing its size.
+_REORDERING = ("ReverseV2", "Roll", "ReverseSequence", "RandomShuffle", "SortV2", "While", "Case")
+# Ops whose result has an entry for each entry of one input only.
+_INPUTS = {**ops.DATA_INPUT, "MatMul": 0}
 
 
 def depends_on(value: Any, sources: Iterable[Any]) -> bool:
@@ -27,7 +37,101 @@ def depends_on(value: Any, sources: Iterable[Any]) -> bool:
         seen.add(id(tensor))
         pending.extend(tensor.op.inputs)
         # A function graph captures the tensors of the enclosing graph as inputs of its own.
-        if tensor.op.type == "Placeholder" and tensor.dtype != tf.resource:
-            captures = getattr(tensor.graph, "captures", ())
-            pending.extend(outer for outer, inner in captures if inner is tensor)
+        outer = outer_tensor(tensor)
+        if outer is not None:
+            pending.append(outer)
     return False
+
+
+def captured(tensor: tf.Tensor) -> tf.Tensor | None:
+    """Returns the tensor of the outer graph that an input of a function stands for."""
+    captures = getattr(tensor.graph, "captures", ())
+    return next(
+        (outer for outer, inner in captures if inner is tensor and tf.is_tensor(outer)), None
+    )
+
+
+def outer_tensor(tensor: tf.Tensor) -> tf.Tensor | None:
+    """Returns the graph's tensor that a placeholder stands for; None for variables and eager tensors."""
+    outer = captured(tensor) if tensor.op.type == "Placeholder" else None
+    is_value = outer is not None and hasattr(outer, "op") and outer.dtype != tf.resource
+    return outer if is_value else None
+
+
+def entries_per_row(tensor: tf.Tensor, count: int | tf.Tensor) -> int | None:
+    """Returns how many consecutive entries of axis 0 belong to one row.
+
+    Layers fold axes into axis 0: [rows, time, ...] becomes [rows x time, ...], in which the entries of
+    a row are consecutive. A tensor of [time x rows, ...] has the same shape, and a variable may have it
+    too. So the ops that computed the tensor are searched.
+
+    Args:
+        tensor: a tensor of a graph, of shape [entries, ...].
+        count: the number of rows; a tensor if it is known only when the step runs. In this case, a
+            tensor that no op folded counts as rows, which the caller checks when the step runs.
+
+    Returns:
+        The number, or None if the ops do not show it.
+    """
+    unfolded = False
+    # Depth first, because one input that shows the rows is enough.
+    stack, seen = [(tensor, fractions.Fraction(1))], set()
+    while stack:
+        tensor, factor = stack.pop()
+        if isinstance(count, int) and tensor.shape.rank and tensor.shape[0] == count:
+            return int(factor) if factor.denominator == 1 else None
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        sources = _sources(tensor)
+        unfolded |= not sources and factor == 1 and bool(tensor.shape.rank)
+        for source in reversed(sources):
+            ratio = _fold(source, tensor) if tensor.op.type == "Reshape" else fractions.Fraction(1)
+            if ratio is not None:
+                stack.append((source, factor * ratio))
+        if not sources and not isinstance(count, int) and factor.denominator == 1 and factor > 1:
+            return int(factor)
+    return 1 if unfolded and not isinstance(count, int) else None
+
+
+def _sources(tensor: tf.Tensor) -> list[tf.Tensor]:
+    """Returns the inputs of a tensor's op that have the same entries on axis 0."""
+    op = tensor.op
+    if op.type == "Placeholder":
+        outer = captured(tensor)
+        return [] if outer is None else [outer]
+    if op.type == "Reshape":
+        return [op.inputs[0]]
+    if op.type in _REORDERING or _moves_axis(op):
+        return []
+    inputs = [op.inputs[_INPUTS[op.type]]] if op.type in _INPUTS else list(op.inputs)
+    size = tensor.shape[0] if tensor.shape.rank else None
+    return [x for x in inputs if x.shape.rank and x.shape[0] == size]
+
+
+def _moves_axis(op: Any) -> bool:
+    """Returns whether axis 0 of an op's result is not axis 0 of its first input."""
+    if op.type == "Transpose":
+        order = tf.get_static_value(op.inputs[1])
+        return order is None or order[0] != 0
+    if op.type == "Tile":
+        multiples = tf.get_static_value(op.inputs[1])
+        return multiples is None or multiples[0] != 1
+    if op.type == "MatMul":
+        return bool(op.get_attr("transpose_a"))
+    if op.type == "Einsum":
+        inputs, _, output = op.get_attr("equation").decode().partition("->")
+        return not output or not re.match(re.escape(output[0]), inputs)
+    return False
+
+
+def _fold(source: tf.Tensor, result: tf.Tensor) -> fractions.Fraction | None:
+    """Returns the factor by which a reshape multiplies the entries of axis 0."""
+    if source.shape.is_fully_defined() and result.shape.is_fully_defined():
+        if not source.shape.rank or not result.shape.rank or 0 in (*source.shape, *result.shape):
+            return None
+        return fractions.Fraction(result.shape[0], source.shape[0])
+    inner = (source.shape[1:], result.shape[1:])
+    if not all(shape.is_fully_defined() and 0 not in shape for shape in inner):
+        return None
+    return fractions.Fraction(math.prod(inner[0]), math.prod(inner[1]))

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
-from ctl.replica.arithmetic import moments, reduction_wait, row_mask
+from ctl.replica.arithmetic import moments, row_mask, waits
 from ctl.replica.graphs import passes
 from ctl.replica.layers import recompute
 
@@ -190,7 +190,7 @@ def _normalize(
             # `stop_gradient`, as in `moments.merge`.
             own_sums = tf.stop_gradient(sums)
             sums = context.all_reduce(tf.distribute.ReduceOp.SUM, own_sums)
-            reduction_wait.observe(own_sums, sums)
+            waits.observe(own_sums, sums)
         mean_dy, mean_dy_xhat = tf.unstack(sums / tf.maximum(count, 1))
         scale = gamma * inverse
         # xhat is multiplied out: two numbers per channel, and fewer passes over x.

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from ctl.errors import UsageError
 from ctl.replica.arithmetic import gather, row_mask
-from ctl.replica.graphs import row_axis
+from ctl.replica.graphs import dataflow
 from ctl.replica.random import philox
 
 # The functions of TensorFlow that trace a backward pass, for tf.GradientTape and for tf.function.
@@ -25,6 +25,7 @@ _VECTORIZED = re.compile(r"(^|/)loop_body(_\d+)?(/|$)")  # the scope of tf.vecto
 # The step of an evaluation: its numbers depend on the position of a row in the data, and not on when
 # it is evaluated.
 _EVALUATION = 2**64 - 2
+_GAMMA_TRIES = 12  # each is rejected with a probability of at most 0.05, so all are with 2e-16
 _PROBLEM = (
     "{name} draws random numbers of shape [{entries}, ...], which do not belong to the{count} rows of "
     "this replica: draw [rows, ...] with the rows of the batch on axis 0, or use ctl.random with "
@@ -75,6 +76,31 @@ def integers(shape: Any, stream: Stream, low: Any, high: Any, dtype: Any, **rows
     """Draws integers in [low, high); see `draw_bits`."""
     numbers = philox.to_integers(draw_bits(shape, stream, **rows), low, high, dtype)
     return _shaped(numbers, shape, **rows)
+
+
+def log_gamma(shape: Any, alpha: float, stream: Stream, dtype: tf.DType, **rows: Any) -> tf.Tensor:
+    """Draws logarithms of gamma numbers (Marsaglia and Tsang 2000); see `draw_bits`.
+
+    The number of tries is fixed, and the first accepted one counts: so each element uses the same
+    number of draws, whatever its values are.
+    """
+    # An element needs a normal number, a uniform number, and a uniform number for the boost.
+    streams = [dataclasses.replace(stream, identity=stream.identity + part) for part in "nub"]
+
+    def unit(shape: Any, stream: Stream) -> tf.Tensor:
+        numbers = uniform(shape, stream, **rows)
+        return tf.cast(numbers, philox.working_dtype(dtype)) + 2.0**-24  # in (0, 1)
+
+    boost = alpha < 1  # the method requires alpha >= 1: G(alpha) = G(alpha + 1) U^(1 / alpha)
+    d = (alpha + 1 if boost else alpha) - 1 / 3
+    tries = tf.concat([tf.cast(shape, tf.int32), [_GAMMA_TRIES]], axis=0)
+    x = normal(tries, streams[0], dtype=dtype, **rows)
+    v = (1 + x / math.sqrt(9 * d)) ** 3
+    log_v = tf.math.log(tf.maximum(v, 1e-30))
+    accepted = (v > 0) & (tf.math.log(unit(tries, streams[1])) < 0.5 * x * x + d * (1 - v + log_v))
+    first = tf.argmax(tf.cast(accepted, tf.int32), axis=-1)
+    logs = math.log(d) + tf.gather(log_v, first, batch_dims=len(log_v.shape) - 1)
+    return logs + tf.math.log(unit(shape, streams[2])) / alpha if boost else logs
 
 
 def dropout(
@@ -200,7 +226,7 @@ def _fold(
         return _Fold(entries, entries // count, "" if per_row else message)
     if per_row is None:
         source = _source(shape, inputs)
-        per_row = 1 if source is None else row_axis.entries_per_row(source, count)
+        per_row = 1 if source is None else dataflow.entries_per_row(source, count)
         if in_loop or per_row is None:
             per_row = 1
     # Known only when the step runs. XLA ignores assertions; there the reshape to `shape` fails.

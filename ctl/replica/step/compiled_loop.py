@@ -9,7 +9,7 @@ import tensorflow as tf
 from ctl.data.autograph import traced
 from ctl.data.input_pipeline import InputPipeline
 from ctl.hardware import devices
-from ctl.replica.arithmetic.input_wait import InputWait
+from ctl.replica.arithmetic.waits import InputWait
 from ctl.replica.step.microbatches import Batch
 from ctl.replica.step.plan import Plan
 

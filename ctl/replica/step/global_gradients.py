@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from ctl.replica.arithmetic import gradients, reduction, reduction_wait
+from ctl.replica.arithmetic import gradients, reduction, waits
 from ctl.replica.step.microbatches import Contributions
 from ctl.replica.step.plan import Plan
 from ctl.replica.updates.compression import Compression, Reduced
@@ -39,7 +39,7 @@ def reduce_contributions(
         *reduced, loss = reduction.sum_in_order(rows, shards)
     else:
         reduced, loss = reduction.all_reduce(values[0], losses[0], dtype=plan.reduce_dtype)
-    reduction_wait.observe((values, losses), (reduced, loss))
+    waits.observe((values, losses), (reduced, loss))
     # Before the check and the clipping, because a bound applies to the unscaled gradient.
     if loss_scale is not None:
         reduced = gradients.unscale(reduced, loss_scale)

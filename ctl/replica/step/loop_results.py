@@ -9,8 +9,7 @@ import tf_keras
 
 from ctl.data.autograph import convert
 from ctl.replica.arithmetic import precision, row_mask
-from ctl.replica.arithmetic.input_wait import InputWait
-from ctl.replica.arithmetic.reduction_wait import ReductionWait
+from ctl.replica.arithmetic.waits import InputWait, ReductionWait
 from ctl.replica.step import metrics
 from ctl.replica.step.attributes import Attributes
 from ctl.replica.step.microbatches import MicroBatch, row_count

@@ -16,9 +16,19 @@ from ctl.errors import UsageError
 from ctl.hardware import coordinator
 from ctl.replica.arithmetic import precision, row_mask
 from ctl.replica.checks.loss_trace import LossTrace, Update
-from ctl.replica.graphs.tensor_lifetimes import Timeline, bytes_of, device_of
+from ctl.replica.graphs import ops
 from ctl.replica.step.preprocessing import preprocess
 from ctl.replica.updates import sharded_optimizer
+
+# Ops whose output is the memory of their input.
+_ALIASES = (
+    "Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "PreventGradient",
+    "EnsureShape", "CheckNumerics", "XlaOptimizationBarrier",
+)  # fmt: skip
+# Kernels that write their output into an input of the same size that nobody reads afterwards.
+_IN_PLACE = ops.ELEMENTWISE | {"BiasAdd", "LogSoftmax", "Softmax"}
+# Ops whose outputs are the memory of a variable, a constant of the program, or an argument.
+_NOT_COUNTED = ("Const", "Placeholder", "ReadVariableOp", "VarHandleOp")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,17 +88,6 @@ class MemoryEstimate:
         return self.input + self.fixed + math.ceil(part) + copies * self.gradients
 
 
-@dataclasses.dataclass(frozen=True)
-class _Step:
-    """The bytes of an update, as in `MemoryEstimate`, where `peak` is called `step`."""
-
-    gradients: int
-    peak: int
-    activations: int
-    fixed: int
-    incomplete: bool
-
-
 def estimate(trainer: Any) -> MemoryEstimate:
     """Estimates the memory of a trainer's step; traces it and runs nothing.
 
@@ -109,7 +108,7 @@ def estimate(trainer: Any) -> MemoryEstimate:
         raise UsageError("the step does not call minimize")
     parts = engine.plan.parts_per_replica
     steps = [_measure(update, parts) for update in updates]
-    step = max(steps, key=lambda step: step.peak)
+    step = max(steps, key=lambda step: step["step"])
     # The gradients of a shard are kept by themselves until all are reduced.
     sums = parts - 1 if engine.plan.options.logical_shards else min(parts - 1, 1)
     loop, compression = engine.compiled_loop, engine.step.update.compression
@@ -120,16 +119,12 @@ def estimate(trainer: Any) -> MemoryEstimate:
         slots=_unique_bytes(_optimizer_variables(trainer)),
         averages=_unique_bytes(engine.step.ema.state.averages if engine.step.ema else ()),
         compression=_unique_bytes(compression.local_variables() if compression else ()),
-        gradients=step.gradients,
-        gradient_sum=sums * step.gradients,
-        activations=step.activations,
-        fixed=step.fixed,
-        step=step.peak,
+        gradient_sum=sums * step["gradients"],
         input=batches * batch,
         # tf.data prepares at least one batch while another one is used.
         prefetched=batches * batch * (prefetch if prefetch >= 0 else 1),
         micro_batches=parts,
-        incomplete=step.incomplete,
+        **step,
     )
 
 
@@ -172,8 +167,8 @@ def _trace(trainer: Any) -> tuple[Any, list[LossTrace], int]:
     return function, traces, sum(bytes_of(x) or 0 for x in tf.nest.flatten(spec))
 
 
-def _measure(update: Update, parts: int) -> _Step:
-    """Measures the first micro-batch of an update, of which there are `parts`."""
+def _measure(update: Update, parts: int) -> dict[str, Any]:
+    """Returns attributes of `MemoryEstimate` of an update, by the first of its micro-batches."""
     flat = tf.nest.flatten(update.gradients[0], expand_composites=True)
     gradients = [x for x in flat if tf.is_symbolic_tensor(x)]
     timeline = Timeline(gradients[0].graph, device=device_of(gradients[0].op))
@@ -185,13 +180,13 @@ def _measure(update: Update, parts: int) -> _Step:
     # The tensors that metrics read, such as outputs, exist until the end of the step.
     outputs = timeline.alive(range(start, end), end, excluded)
     others = (parts - 1) * outputs
-    return _Step(
-        gradients=sum(bytes_of(x) or 0 for x in gradients),
-        peak=max(timeline.live(set())[:end], default=0) + others,
-        activations=max(timeline.live(excluded)[:end], default=0) + others,
-        fixed=timeline.alive(range(start), start, excluded) + parts * outputs,
-        incomplete=any(i < end for i in timeline.unknown),
-    )
+    return {
+        "gradients": sum(bytes_of(x) or 0 for x in gradients),
+        "step": max(timeline.live(set())[:end], default=0) + others,
+        "activations": max(timeline.live(excluded)[:end], default=0) + others,
+        "fixed": timeline.alive(range(start), start, excluded) + parts * outputs,
+        "incomplete": any(i < end for i in timeline.unknown),
+    }
 
 
 def _unique_bytes(variables: Iterable[Any]) -> int:
@@ -203,3 +198,111 @@ def _optimizer_variables(trainer: Any) -> Iterator[Any]:
         inner = value.inner_optimizer if precision.has_loss_scale(value) else value
         if hasattr(inner, "apply_gradients"):
             yield from sharded_optimizer.held_variables(inner)
+
+
+class Timeline:
+    """The operations of a graph in the order of the code, and the memory of their tensors.
+
+    A tensor takes memory from the operation that computes it to the last one that reads it. So a tensor
+    of a forward pass that the backward pass reads counts until then, and a recomputed block counts its
+    inputs, and its activations while its own backward pass runs.
+
+    Args:
+        graph: a function graph.
+        device: the replica's device, such as "CPU:0"; operations of other replicas do not count.
+
+    Attributes:
+        operations: the operations that the graph's results depend on.
+        unknown: the positions of operations with a tensor of unknown size, which counts as 0.
+    """
+
+    def __init__(self, graph: Any, *, device: str = ""):
+        self.unknown: list[int] = []
+        self.operations = [op for op in _needed(graph) if device_of(op) in ("", device)]
+        self._memory: dict[int, int] = {}  # tensor -> the tensor whose memory it is
+        self._sizes: dict[int, int] = {}
+        self._last: dict[int, int] = {}
+        outputs = {id(x) for x in getattr(graph, "outputs", ())}
+        for i, op in enumerate(self.operations):
+            for x in op.inputs:
+                self._last[self._owner(x)] = i
+            for number, x in enumerate(op.outputs):
+                if number < len(op.inputs) and _is_alias(op):
+                    self._memory[id(x)] = self._owner(op.inputs[number])
+                size = 0 if op.type in _NOT_COUNTED else bytes_of(x)
+                # Such outputs of FusedBatchNorm are work space, which most devices do not need.
+                if size is None and not op.type.startswith("FusedBatchNorm"):
+                    self.unknown.append(i)
+                self._sizes[id(x)] = size or 0
+                self._last.setdefault(self._owner(x), i)
+        for op in self.operations:
+            for x in op.outputs:
+                if id(x) in outputs:
+                    self._last[self._owner(x)] = len(self.operations)
+
+    def live(self, excluded: set[int]) -> list[int]:
+        """Returns the bytes that exist while each operation runs, without some tensors."""
+        owners = {self._memory.get(key, key) for key in excluded}
+        result: list[int] = []
+        live = 0
+        for i, op in enumerate(self.operations):
+            new = {self._owner(x) for x in op.outputs if self._owner(x) == id(x)} - owners
+            read = {self._owner(x) for x in op.inputs} - owners
+            # Tensors that were not computed here are not part of `live`.
+            freed = [self._sizes[k] for k in read if k in self._sizes and self._last[k] == i]
+            allocated = sum(self._sizes[key] for key in new)
+            reused = allocated if op.type in _IN_PLACE and allocated in freed else 0
+            graphs = [graph for _, graph in ops.called_graphs(op)]
+            inside = max(
+                (max(Timeline(graph).live(set()), default=0) for graph in graphs), default=0
+            )
+            result.append(live + max(allocated, inside) - reused)
+            live += allocated - sum(freed)
+            live -= sum(self._sizes[key] for key in new if self._last[key] == i)
+        return result
+
+    def alive(self, created: range, at: int, excluded: set[int]) -> int:
+        """Returns the bytes of tensors that some operations compute and that are read from `at` on."""
+        owners = {self._memory.get(key, key) for key in excluded}
+        return sum(
+            self._sizes[id(x)]
+            for op in self.operations[created.start : created.stop]
+            for x in op.outputs
+            if self._owner(x) == id(x) and id(x) not in owners and self._last[id(x)] >= at
+        )
+
+    def _owner(self, tensor: Any) -> int:
+        return self._memory.get(id(tensor), id(tensor))
+
+
+def _needed(graph: Any) -> list[Any]:
+    """Returns the operations that the results and the side effects of a graph depend on, in order."""
+    pending = [x.op for x in getattr(graph, "outputs", ())]
+    pending += getattr(graph, "control_outputs", ())
+    names: set[str] = set()
+    while pending:
+        op = pending.pop()
+        if op.name not in names:
+            names.add(op.name)
+            pending += [*(x.op for x in op.inputs), *op.control_inputs]
+    return [op for op in graph.get_operations() if op.name in names]
+
+
+def _is_alias(op: Any) -> bool:
+    if op.type == "StridedSlice":  # of rows, which are contiguous
+        return bool(op.outputs[0].shape[1:] == op.inputs[0].shape[1:])
+    return op.type in _ALIASES
+
+
+def device_of(op: Any) -> str:
+    """Returns the device of an operation, such as "CPU:0"; "" if it has none."""
+    return op.device.rpartition("device:")[2].upper()
+
+
+def bytes_of(tensor: Any) -> int | None:
+    """Returns the bytes of a tensor, a variable or a spec; None if they are not known."""
+    if tensor.dtype in (tf.resource, tf.string):
+        return 0
+    if tensor.dtype == tf.variant or not tensor.shape.is_fully_defined():
+        return None
+    return math.prod(tensor.shape.as_list()) * tensor.dtype.size

@@ -9,7 +9,7 @@ import tensorflow as tf
 from ctl.data.autograph import convert
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.arithmetic.snapshot import Snapshot
-from ctl.replica.checks import host_random, random_search, row_coupling
+from ctl.replica.checks import random_search, row_coupling
 from ctl.replica.random import dropout
 from ctl.replica.step.attributes import Attributes
 from ctl.replica.step.empty_batches import pad_rows
@@ -121,7 +121,7 @@ class Step:
             ) as rows,
             row_coupling.search(rows, self.plan.layout.replicas, self._first_batch),
             # In eager execution each step draws again, and nothing is detected.
-            host_random.check_host_random(self.attributes.owner)
+            random_search.check_host_random(self.attributes.owner)
             if not (options.allow_unkeyed_random or tf.executing_eagerly())
             else contextlib.nullcontext(),
             random_search.search(rows, (batch, mask)),

@@ -16,10 +16,9 @@ from ctl.errors import UsageError
 from ctl.replica.arithmetic import gradients, loss, precision, reduction, row_mask
 from ctl.replica.arithmetic.gradients import Gradient
 from ctl.replica.arithmetic.snapshot import Assignable
-from ctl.replica.measure.gradient_histograms import write_histograms
 from ctl.replica.measure.loss_spikes import LossSpikes
 from ctl.replica.measure.non_finite import LOSS, SPIKE, Decision, NonFiniteRecorder, counter
-from ctl.replica.measure.norms import Norms
+from ctl.replica.measure.norms import Norms, write_histograms
 from ctl.replica.step.global_gradients import reduce_contributions
 from ctl.replica.step.microbatches import (
     Batch,

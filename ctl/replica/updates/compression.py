@@ -11,12 +11,11 @@ import tf_keras
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
 from ctl.replica.arithmetic import gradients as gradients_module
-from ctl.replica.arithmetic import reduction_wait
+from ctl.replica.arithmetic import waits
 from ctl.replica.arithmetic.gradients import Gradient
 from ctl.replica.arithmetic.reduction import sum_over_replicas
-from ctl.replica.updates.powersgd import PowerSgd
+from ctl.replica.updates.compression_methods import PowerSgd, SixteenBit
 from ctl.replica.updates.replica_values import ReplicaValues
-from ctl.replica.updates.sixteen_bit import SixteenBit
 
 _LOG = logging.getLogger("ctl")
 
@@ -280,5 +279,5 @@ def _sum(values: Sequence[Gradient]) -> list[Gradient]:
         return list(values)
     # The sums are not differentiated; see `reduction.all_reduce`.
     sums = sum_over_replicas([gradients_module.map_values(v, tf.stop_gradient) for v in values])
-    reduction_wait.observe(values, sums)
+    waits.observe(values, sums)
     return sums

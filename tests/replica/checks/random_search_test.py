@@ -1,16 +1,22 @@
 """Random numbers that depend on how the batch is split are rejected in one line."""
 
 import functools
+import random
 import re
 
+import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl.replica.graphs import random_ops
+from ctl.replica.checks.random_search import check_host_random
+from ctl.replica.graphs import ops
 import ctl.replica.random.dropout
 from tests.replica.step.traced_step import FEATURES, ROWS, rejected, trace
+from tests.users_code import running
+from tests.users_code.examples import CLASSES, Case
+from tests.users_code.running import Split
 
 layers = tf_keras.layers
 
@@ -204,10 +210,166 @@ def test_every_random_op_of_tensorflow_is_known():
         "Dataset|SeedGenerator|Queue|TPUEmbedding|Grad$|If$|While$|Case$|GetAlg|GetKey|PartitionedCall"
         "|PyFunc|^AllCandidateSampler$|^RandomIndexShuffle$"
     )
-    ops = [op for op in dir(tf.raw_ops) if re.search(pattern, op) and not re.search(other, op)]
-    assert [op for op in ops if op not in random_ops.RANDOM] == []
+    names = [op for op in dir(tf.raw_ops) if re.search(pattern, op) and not re.search(other, op)]
+    assert [name for name in names if name not in ops.RANDOM] == []
     hidden = {
         "StochasticCastToInt",
         "XlaRngBitGenerator",
     }  # without a Python function in tf.raw_ops
-    assert {op for op in random_ops.RANDOM if not hasattr(tf.raw_ops, op)} == hidden
+    assert {op for op in ops.RANDOM if not hasattr(tf.raw_ops, op)} == hidden
+
+
+# Draws with a constant seed and a fixed shape are the same on every replica.
+
+
+def constant(*shape):
+    return tf.random.stateless_normal(shape, [1, 2])
+
+
+TABLE = tf.Variable(tf.ones([16, FEATURES]))
+STEP = tf.Variable(3, dtype=tf.int64)
+FIXED = {
+    "projection": lambda x: x @ constant(FEATURES, ROWS),
+    "square projection": lambda x: x @ constant(FEATURES, FEATURES),
+    "projection with tensordot": lambda x: tf.tensordot(x, constant(FEATURES, 3), 1),
+    "projection with einsum": lambda x: tf.einsum("bi,ij->bj", x, constant(FEATURES, 3)),
+    "one vector for all rows": lambda x: x + constant(FEATURES),
+    "broadcast row": lambda x: x * constant(1, FEATURES),
+    "scalar": lambda x: x * constant(),
+    "scalar of the step": lambda x: x * tf.random.stateless_uniform([], tf.stack([0, STEP])),
+    "noise of a kernel": lambda x: x @ (KERNEL + 0.1 * constant(FEATURES, FEATURES)),
+    "filter": lambda x: tf.nn.conv1d(x[:, :, None], constant(3, 1, 4), 1, "SAME"),
+    "table": lambda x: tf.gather(constant(16, 3), tf.cast(x[:, 0] > 0, tf.int32)),
+    "other size": lambda x: tf.reduce_sum(x) + tf.reduce_sum(constant(3, 5)),
+    "distances to anchors": lambda x: x @ tf.transpose(constant(16, FEATURES)),
+    "seed of ctl": lambda x: (
+        x * tf.random.stateless_gamma([], ctl.random.integers([2], 0, 2**31 - 1, shared=True), 0.3)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_fixed_draw_is_not_rejected(name):
+    trace(FIXED[name])
+
+
+PER_ROW = {
+    "added": lambda x: x + constant(*SHAPE),
+    "added later": lambda x: tf.nn.relu(x @ KERNEL) * (1 + tf.cast(constant(*SHAPE) > 0, x.dtype)),
+    "latent": lambda x: constant(*SHAPE) @ KERNEL,
+    "concatenated": lambda x: tf.concat([x, constant(ROWS, 3)], axis=1),
+    "column": lambda x: x * constant(ROWS, 1),
+    "one per row": lambda x: tf.reduce_sum(x, 1) * constant(ROWS),
+    "mix of rows": lambda x: constant(ROWS, ROWS) @ x,
+    "time first": lambda x: (
+        tf.transpose(tf.reshape(x, [ROWS, 2, 4]), [1, 0, 2]) + constant(2, ROWS, 1)
+    ),
+    "folded": lambda x: tf.reshape(x, [ROWS * 2, 4]) + constant(ROWS * 2, 4),
+    "chosen by rows": lambda x: tf.where(constant(*SHAPE) > 0, x, tf.zeros_like(x)),
+    "in a loop": lambda x: tf.map_fn(lambda row: row + constant(FEATURES), x),
+}
+
+
+@pytest.mark.parametrize("name", PER_ROW)
+def test_fixed_draw_with_one_entry_per_row_is_rejected(name):
+    assert "depend on how the batch is split" in rejected(PER_ROW[name])
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 4])
+def test_fixed_projection_is_accepted_for_every_size_of_micro_batches(columns):
+    def step(x):
+        half = x[: ROWS // 2]
+        return half @ constant(FEATURES, columns) + half[:, :1] * constant(columns)
+
+    trace(step, parts=2)
+
+
+def test_one_entry_per_row_of_a_micro_batch_is_rejected():
+    message = rejected(lambda x: x[: ROWS // 2] * constant(ROWS // 2, 1), parts=2)
+    assert "depend on how the batch is split" in message
+
+
+# Numbers that Python draws while the step is traced.
+
+
+GLOBAL = np.random.default_rng(0)
+
+
+def draw_from_global():
+    return GLOBAL.normal()
+
+
+class Noisy(tf_keras.layers.Layer):
+    def __init__(self):
+        super().__init__(name="noisy")
+        self.rng = np.random.RandomState(1)
+
+    def call(self, inputs):
+        return inputs + self.rng.normal()
+
+
+def case(draw, model=None):
+    class Drawing(Case):
+        def __init__(self, **arguments):
+            self.generators = {"own": np.random.default_rng(2), "python": random.Random(3)}
+            super().__init__(**arguments)
+
+        def build_model(self):
+            return model() if model else super().build_model()
+
+        def per_example_loss(self, batch, outputs):
+            return super().per_example_loss(batch, outputs) * (1 + abs(draw(self)))
+
+    return Drawing
+
+
+REJECTED = {
+    "Python's random": case(lambda self: random.random()),
+    "numpy.random": case(lambda self: np.random.rand()),
+    "GLOBAL": case(lambda self: draw_from_global()),
+    "self.generators": case(lambda self: self.generators["own"].normal()),
+    "noisy.rng": case(
+        lambda self: 0, lambda: tf_keras.Sequential([Noisy(), tf_keras.layers.Dense(CLASSES)])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REJECTED)
+def test_numbers_that_are_drawn_while_the_step_is_traced_are_rejected(name):
+    message = rf"draws from {name}, which happens once, .* ctl\.random.* allow_unkeyed_random=True"
+    with pytest.raises(ctl.UsageError, match=message):
+        running.build(REJECTED[name], Split(1)).train(tf.constant(1))
+
+
+@pytest.mark.parametrize(
+    "name", ["self.generators", pytest.param("GLOBAL", marks=pytest.mark.slow)]
+)
+def test_they_are_rejected_on_several_replicas_and_accepted_by_an_option(name):
+    trainer = running.build(REJECTED[name], Split(2))
+    with pytest.raises(ctl.UsageError, match=f"draws from {name}"):
+        trainer.train(tf.constant(1))
+    accepting = REJECTED[name](
+        global_batch_size=4,
+        optimizer=running.OPTIMIZER,
+        options=ctl.TrainerOptions(precision="float64", allow_unkeyed_random=True),
+    )
+    accepting.train(tf.constant(1))
+
+
+def test_layers_that_a_step_makes_are_accepted():
+    class Makes(Case):
+        def per_example_loss(self, batch, outputs):
+            dropped = tf_keras.layers.Dropout(0.5)(outputs, training=True)
+            return super().per_example_loss(batch, dropped)
+
+    # The threads of replicas have no generator of seeds of their own.
+    running.build(Makes, Split(2)).train(tf.constant(1))
+
+
+def test_generators_of_the_dataset_may_be_drawn_from():
+    class Trainer:
+        def build_dataset(self, split, input_context):
+            return GLOBAL.normal()
+
+    with check_host_random(Trainer()):
+        GLOBAL.normal()

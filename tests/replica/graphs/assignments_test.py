@@ -107,7 +107,7 @@ def test_metrics_and_moving_statistics_follow_every_micro_batch():
             self.rows.update_state(tf.ones_like(outputs[:, 0]))
             return super().per_example_loss(batch, outputs)
 
-    trainer = running.build(Measured, Split(2, batch=8, micro_batches=2))
+    trainer = running.build(Measured, Split(1, batch=8, micro_batches=2))
     trainer.train(tf.constant(1))
     assert trainer.rows.result() == 8
     moved, others = running.build(Measured, Split(1, batch=8)), trainer.model.layers

@@ -1,7 +1,9 @@
-"""Which tensors of a graph are computed from others."""
+"""The sources of a tensor, and the rows on its axis 0, are read from the ops."""
 
+import pytest
 import tensorflow as tf
 
+from ctl.replica.graphs import dataflow
 from ctl.replica.graphs.dataflow import depends_on
 
 
@@ -36,3 +38,60 @@ def test_dependence_is_followed_through_operations_functions_and_enclosing_graph
 def test_eager_tensors_depend_on_nothing():
     rows = tf.ones([2])
     assert not depends_on(2 * rows, [rows])
+
+
+# Axis 0 of a tensor.
+
+
+ROWS, TIME, FEATURES = 6, 3, 4
+SHOWN = {
+    "rows": (lambda x: tf.nn.relu(x), 1),
+    "folded time": (lambda x: tf.reshape(x, [-1, FEATURES]), TIME),
+    "folded and computed": (lambda x: tf.reshape(x, [-1, FEATURES]) @ tf.ones([FEATURES, 5]), TIME),
+    "all elements": (lambda x: tf.reshape(x, [-1]), TIME * FEATURES),
+}
+NOT_SHOWN = {
+    "time first": lambda x: tf.reshape(tf.transpose(x, [1, 0, 2]), [-1, FEATURES]),
+    "tiled": lambda x: tf.tile(x, [2, 1, 1]),
+    "weights": lambda x: tf.ones([2 * ROWS, 3]) + 0.0,
+}
+
+
+def entries(function, static):
+    results = []
+
+    @tf.function(input_signature=[tf.TensorSpec([ROWS if static else None, TIME, FEATURES])])
+    def step(x):
+        count = ROWS if static else tf.shape(x)[0]
+        results.append(dataflow.entries_per_row(function(x), count))
+
+    step.get_concrete_function()
+    return results[0]
+
+
+@pytest.mark.parametrize("static", [True, False])
+@pytest.mark.parametrize("name", SHOWN)
+def test_entries_of_a_row_are_counted(name, static):
+    function, expected = SHOWN[name]
+    assert entries(function, static) == expected
+
+
+@pytest.mark.parametrize("name", NOT_SHOWN)
+def test_other_axes_are_not_those_of_rows(name):
+    assert entries(NOT_SHOWN[name], static=True) is None
+
+
+def test_captured_tensor_is_that_of_the_outer_graph():
+    @tf.function(input_signature=[tf.TensorSpec([2])])
+    def outer(x):
+        @tf.function
+        def inner():
+            result = y + 0.0
+            (placeholder,) = (inner for _, inner in result.graph.captures)
+            assert dataflow.captured(placeholder) is x
+            return result
+
+        y = x
+        return inner()
+
+    outer.get_concrete_function()

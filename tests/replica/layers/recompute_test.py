@@ -111,12 +111,12 @@ class Nested(Sequences):
 
 
 class Residual(Images):
-    """A functional model of three residual blocks, a stem and a head."""
+    """A functional model of two residual blocks, a stem and a head."""
 
     def build_model(self):
         x = inputs = L.Input((6, 6, 3))
         x = L.Conv2D(4, 3, padding="same", name="stem")(x)
-        for i in range(3):
+        for i in range(2):
             y = self.norm()(L.Conv2D(4, 3, padding="same")(x))
             x = L.Add(name=f"block{i}_out")([x, L.Dropout(0.3)(L.ReLU()(y))])
         model = tf_keras.Model(inputs, L.Dense(5)(L.Flatten()(x)))

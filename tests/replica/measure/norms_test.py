@@ -18,8 +18,8 @@ NAMES = ("gradient_norm", "parameter_norm", "update_norm")
 
 
 def by_hand(weights, batch, steps, clip=0.0):
-    """The mean norms of SGD's first steps, in numpy."""
-    norms = []
+    """The mean norms of SGD's first steps: of all variables, of each variable; the share of zeros."""
+    totals, layers, zeros = [], [], []
     for step in range(steps):
         positions = tf.range(step * batch, (step + 1) * batch, dtype=tf.int64)
         order = sampler.example_indexes(
@@ -31,46 +31,67 @@ def by_hand(weights, batch, steps, clip=0.0):
         norm = math.sqrt(sum((g**2).sum() for g in gradients))
         factor = RATE * (min(1.0, clip / norm) if clip else 1.0)
         weights = [w - factor * g for w, g in zip(weights, gradients, strict=True)]
-        norms.append((norm, math.sqrt(sum((w**2).sum() for w in weights)), factor * norm))
-    return np.mean(norms, axis=0)
+        sizes = [np.linalg.norm(g) for g in gradients]
+        layers.append([sizes, [np.linalg.norm(w) for w in weights], [factor * n for n in sizes]])
+        totals.append(np.linalg.norm(layers[-1], axis=1))
+        zeros.append(sum((g == 0).sum() for g in gradients) / sum(g.size for g in gradients))
+    return np.mean(totals, axis=0), np.mean(layers, axis=0), np.mean(zeros)
 
 
 @pytest.mark.parametrize(
     ("batch", "replicas", "clip", "options"),
     [
-        pytest.param(8, 1, 0.0, {"logical_shards": 2}, marks=pytest.mark.slow),
-        pytest.param(8, 1, 0.05, {"xla": "loop"}, marks=pytest.mark.slow),
         (7, 2, 0.05, {"gradient_accumulation_steps": 2}),
+        pytest.param(8, 1, 0.05, {"xla": "loop"}, marks=pytest.mark.slow),
         pytest.param(3, 4, 0.0, {}, marks=pytest.mark.slow),
         pytest.param(8, 2, 0.05, {"logical_shards": 4}, marks=pytest.mark.slow),
     ],
 )
 def test_norms_are_those_of_the_global_batch(batch, replicas, options, clip):
     trainer = reference_model.make_trainer(
-        testing.make_strategy(replicas), batch, norms=True, clip=ctl.Clip(global_norm=clip),
-        optimizer=lambda: tf_keras.optimizers.SGD(RATE), **options,
+        testing.make_strategy(replicas), batch, norms=True, layer_norms=True, gradient_shares=True,
+        clip=ctl.Clip(global_norm=clip), optimizer=lambda: tf_keras.optimizers.SGD(RATE), **options,
     )  # fmt: skip
     first = trainer.model.get_weights()
+    names = [v.name.removesuffix(":0") for v in trainer.model.trainable_variables]
     for steps in (3, 3):  # the means of the second loop do not contain the first loop
         trainer.global_step.assign(0)
         trainer.model.set_weights(first)
         outputs = trainer.train(tf.constant(steps))
-        expected = by_hand(first, batch, steps, clip)
-        np.testing.assert_allclose([outputs[n].numpy() for n in NAMES], expected, rtol=1e-12)
+        totals, layers, zeros = by_hand(first, batch, steps, clip)
+        np.testing.assert_allclose([outputs[n].numpy() for n in NAMES], totals, rtol=1e-12)
+        for quantity, expected in zip(NAMES, layers, strict=True):
+            values = outputs["layers"][quantity]
+            assert list(values) == names
+            actual = [float(value) for value in values.values()]
+            np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-14)
+        # So few rows do not have all six tokens in each step.
+        assert 0 < zeros < 1 and float(outputs["gradient_zero_share"]) == pytest.approx(zeros)
+        assert float(outputs["gradient_non_finite_share"]) == 0
 
 
-def test_skipped_step_is_excluded_from_the_means():
+def test_skipped_step_counts_in_the_share_of_non_finite_gradients_alone():
     cls = type("Planted", (faulty_trainers.Overflowing,), {"replica": 0, "position": 0, "at": 1})
     trainer = reference_model.make_trainer(
-        testing.make_strategy(1), 8, cls=cls, precision="float16", norms=True
-    )
+        testing.make_strategy(1), 8, cls=cls, precision="float16",
+        norms=True, layer_norms=True, gradient_shares=True,
+    )  # fmt: skip
     first = trainer.train(tf.constant(1))
-    second = trainer.train(tf.constant(1))
     assert all(float(first[n]) > 0 for n in NAMES)
+    assert float(first["gradient_non_finite_share"]) == 0
+    second = trainer.train(tf.constant(1))
     assert all(np.isnan(float(second[n])) for n in NAMES)  # no step of the loop was applied
+    assert all(np.isnan(float(v)) for v in second["layers"]["gradient_norm"].values())
+    assert 0 < float(second["gradient_non_finite_share"]) <= 1
     trainer.global_step.assign(0)
     both = trainer.train(tf.constant(2))
     assert all(np.isfinite(float(both[n])) and float(both[n]) > 0 for n in NAMES)
+
+
+def test_layer_norms_alone_do_not_add_the_others():
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, layer_norms=True)
+    outputs = set(trainer.train(tf.constant(1)))
+    assert "layers" in outputs and not outputs & {*NAMES, "gradient_zero_share"}
 
 
 def test_rows_of_a_sparse_gradient_are_summed_first():
@@ -87,10 +108,3 @@ def test_norms_are_rejected_if_the_step_never_calls_minimize():
         reference_model.make_trainer(testing.make_strategy(1), 8, cls=Own, norms=True).train(
             tf.constant(1)
         )
-
-
-@pytest.mark.slow
-def test_norms_are_not_reported_by_default():
-    assert not set(NAMES) & set(
-        reference_model.make_trainer(testing.make_strategy(1), 8).train(tf.constant(1))
-    )

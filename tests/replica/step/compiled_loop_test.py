@@ -7,7 +7,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.replica.arithmetic.input_wait import InputWait
+from ctl.replica.arithmetic.waits import InputWait
 from ctl.replica.step import compiled_loop
 from ctl.replica.step.compiled_loop import CompiledLoop, chunk_size
 from tests import reference_model

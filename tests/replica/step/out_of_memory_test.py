@@ -1,5 +1,7 @@
 """A training step that does not fit into memory ends with one line of advice."""
 
+import types
+
 import pytest
 import tensorflow as tf
 import tf_keras
@@ -172,8 +174,10 @@ def test_advice_names_split_slots_if_they_help(limit, proposals):
 
 def test_slots_are_split_only_of_optimizers_that_support_it():
     def slots(optimizer, replicas=2, **options):
-        trainer = reference_model.make_trainer(
-            testing.make_strategy(replicas), 8, optimizer=optimizer, **options
+        trainer = types.SimpleNamespace(
+            optimizer=optimizer(),
+            options=ctl.TrainerOptions(**options),
+            strategy=testing.make_strategy(replicas),
         )
         return out_of_memory._slots_to_split(trainer, measurement(8).estimate)
 
@@ -258,8 +262,8 @@ class OwnStep(Hungry):
 
 def test_step_out_of_memory_raises_one_line():
     trainer = reference_model.make_trainer(
-        testing.make_strategy(2),
-        8,
+        testing.make_strategy(1),
+        4,
         cls=Hungry,
         gradient_accumulation_steps=2,
         allow_unkeyed_random=True,

@@ -192,18 +192,19 @@ def test_errors_are_not_scaled_by_the_loss_scale():
 def test_compression_starts_at_its_step_however_the_steps_are_split(tmp_path):
     plain = make(1, compression="")
     plain.train(tf.constant(3))
-    trainer, other = (make(1, compression_start=3) for _ in range(2))
+    trainer = make(1, compression_start=3)
+    checkpoints = Checkpointer(tmp_path, trainer)
+    first = checkpoints.save()
     trainer.train(tf.constant(3))
     assert same(end(trainer), end(plain)) and not any(error.any() for error in errors(trainer))
-    Checkpointer(tmp_path, trainer).save()
+    last = checkpoints.save()
     trainer.train(tf.constant(2))
     assert any(error.any() for error in errors(trainer))
-
-    other.train(tf.constant(5))  # at once
-    assert same(end(other), end(trainer)) and same(kept(other), kept(trainer))
-    Checkpointer(tmp_path, other).all_restore_latest()
-    other.train(tf.constant(2))
-    assert same(end(other), end(trainer)) and same(kept(other), kept(trainer))
+    expected = end(trainer), kept(trainer)
+    for path, steps in ((first, 5), (last, 2)):  # 5: at once
+        checkpoints.restore(path)
+        trainer.train(tf.constant(steps))
+        assert same(end(trainer), expected[0]) and same(kept(trainer), expected[1])
 
 
 class Alternating(reference_model.ReferenceTrainer):

@@ -46,15 +46,22 @@ def moves(trainer, steps=1):
     return {v.name: v.numpy() - b for v, b in zip(variables, before, strict=True)}
 
 
+SYNCHRONIZED = dict(model={"sync_batch_norm": True})  # statistics per replica would differ
+
+
+@functools.cache
+def plain_moves(replicas):
+    return moves(make(replicas, **SYNCHRONIZED))
+
+
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_scale_multiplies_the_rate_of_the_variables_of_a_group(replicas):
-    options = dict(model={"sync_batch_norm": True})  # statistics per replica would differ
-    reference = moves(make(1, **options))
+    reference = plain_moves(1)
     groups = [
         dict(variables="backbone/*/kernel", learning_rate_scale=0.25),
         dict(variables=["backbone/*", "head/bias"], learning_rate_scale=2),
     ]
-    scaled = moves(make(replicas, optimizer_groups=groups, **options))
+    scaled = moves(make(replicas, optimizer_groups=groups, **SYNCHRONIZED))
     factors = {"stem/kernel:0": 0.25, "stem/bias:0": 2, "norm/gamma:0": 2, "norm/beta:0": 2}
     factors |= {"head/bias:0": 2, "head/kernel:0": 1}
     for name, factor in factors.items():
@@ -122,15 +129,14 @@ def test_a_layer_can_only_be_frozen_as_a_whole():
 
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_excluded_variables_have_no_weight_decay(replicas):
-    def decay(weight_decay, exclude=()):
-        def optimizer():
-            return tf_keras.optimizers.SGD(0.5, weight_decay=weight_decay)
-
-        return make(replicas, optimizer=optimizer, weight_decay_exclude=exclude)
-
-    trainer = decay(0.25, ["*/bias", "norm/*"])
+    trainer = make(
+        replicas,
+        optimizer=lambda: tf_keras.optimizers.SGD(0.5, weight_decay=0.25),
+        weight_decay_exclude=["*/bias", "norm/*"],
+        **SYNCHRONIZED,
+    )
     weights = {v.name: v.numpy() for v in trainer.model.variables}
-    moved, undecayed = moves(trainer), moves(decay(None))
+    moved, undecayed = moves(trainer), plain_moves(replicas)
     for name in ("stem/kernel:0", "head/kernel:0"):
         expected = undecayed[name] - 0.5 * 0.25 * weights[name]
         np.testing.assert_allclose(moved[name], expected, atol=1e-12)

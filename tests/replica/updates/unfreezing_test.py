@@ -44,7 +44,7 @@ def train_by_hand(weights, steps):
 @pytest.mark.parametrize(
     ("replicas", "loops", "options"),
     [
-        (2, (1, 1, 1, 2, 2), {"gradient_accumulation_steps": 2}),
+        (2, (1, 1, 5), {"gradient_accumulation_steps": 2}),
         pytest.param(1, (3, 4), {"xla": "loop"}, marks=pytest.mark.slow),
         pytest.param(2, (3, 4), {"shard_state": True}, marks=pytest.mark.slow),
     ],
@@ -54,19 +54,15 @@ def test_every_replica_trains_a_layer_from_its_step_on(replicas, loops, options)
     trainer = make(replicas, **options)
     before = trainer.model.get_weights()
     for steps in loops:
-        trainer.train(tf.constant(steps))
+        outputs = trainer.train(tf.constant(steps))
+    losses = []  # of the last loop, which unfreezes a layer
+    for step in range(7 - loops[-1], 7):
+        weights = train_by_hand(before, step)
+        losses.append(reference_model.loss_and_gradients(weights, reference_model.examples(8))[0])
+    np.testing.assert_allclose(float(outputs["loss"]), np.mean(losses), rtol=1e-11)
     for variable, value in zip(trainer.model.weights, train_by_hand(before, 7), strict=True):
         for copy in testing.copies(strategy(replicas), variable):
             np.testing.assert_allclose(copy, value, rtol=0, atol=1e-11, err_msg=variable.name)
-
-
-def test_loss_of_a_loop_that_unfreezes_a_layer_is_the_mean_over_all_its_steps():
-    weights, losses = make().model.get_weights(), []
-    for step in range(7):
-        rows = reference_model.examples(8)
-        losses.append(reference_model.loss_and_gradients(train_by_hand(weights, step), rows)[0])
-    outputs = make().train(tf.constant(7))
-    np.testing.assert_allclose(float(outputs["loss"]), np.mean(losses), rtol=1e-12)
 
 
 def adam():

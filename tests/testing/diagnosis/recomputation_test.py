@@ -6,7 +6,7 @@ import ctl
 from ctl.configs.options import TrainerOptions
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.graphs import passes
-from ctl.replica.layers import recompute_checks
+from ctl.replica.layers import recompute
 from ctl.testing import trial
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.diagnosis import causes, recomputation
@@ -53,5 +53,5 @@ def test_second_dropout_mask_is_named(monkeypatch):
 
 def test_statistics_that_move_twice_are_named(monkeypatch):
     monkeypatch.setattr(passes, "in_second_pass", lambda: False)
-    monkeypatch.setattr(recompute_checks, "check_second_pass", lambda *_: None)
+    monkeypatch.setattr(recompute, "_check_second_pass", lambda *_: None)
     assert check() == causes.MOVED_TWICE

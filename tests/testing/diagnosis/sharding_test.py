@@ -6,7 +6,7 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.replica.updates import sharded_optimizer
-from ctl.replica.updates.slices import SliceLayout
+from ctl.replica.updates.replica_values import SliceLayout
 from ctl.testing import trial
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.diagnosis import causes, sharding

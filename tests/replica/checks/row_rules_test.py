@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from ctl.replica.checks.row_flow import Mixed, RowFlow
-from ctl.replica.checks.row_place import Rows
+from ctl.replica.checks.row_rules import Rows
 
 ROWS = 4
 ONES = tf.ones([4, 4])

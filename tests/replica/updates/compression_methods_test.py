@@ -1,10 +1,16 @@
-"""PowerSGD on matrices: a step by hand, exact cases, and values that could become NaN or hide one."""
+"""PowerSGD on matrices by hand, and 16-bit sums: errors are kept, and NaN is neither made nor hidden."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from ctl.replica.updates.powersgd import PowerSgd, orthonormalize, sum_elements
+from ctl import testing
+from ctl.replica.updates.compression_methods import (
+    PowerSgd,
+    SixteenBit,
+    orthonormalize,
+    sum_elements,
+)
 
 
 def reduce(method, matrices, factors, others=(), dtype=tf.float64):
@@ -51,8 +57,9 @@ def test_repeated_steps_find_the_best_approximation_of_a_matrix():
     matrix = np.random.default_rng(0).normal(size=(12, 10)) * np.arange(1, 11)
     method = PowerSgd(2, seed=0)
     factor = method.initial_factor((12, 10), 0)
+    step = tf.function(lambda factor: method.reduce([tf.constant(matrix)], [factor], [], list))
     for _ in range(300):
-        (update,), _, (factor,), _ = reduce(method, [matrix], [factor])
+        (update,), _, (factor,), _ = step(tf.constant(factor))
     u, s, v = np.linalg.svd(matrix)
     np.testing.assert_allclose(update, u[:, :2] * s[:2] @ v[:2], rtol=0, atol=1e-8)
 
@@ -106,7 +113,7 @@ def test_update_is_a_sum_of_outer_products_whose_bits_do_not_depend_on_the_cpu()
     assert np.array_equal(update.numpy(), expected)
 
 
-@pytest.mark.parametrize("count", [0, 1, 1024, 1025, 200_000, 2_000_000])
+@pytest.mark.parametrize("count", [0, 1, 1024, 1025, 200_000, 1_050_000])
 def test_long_sums_are_sums_of_short_blocks(count):
     values = np.random.default_rng(0).normal(size=count).astype("float32")
     total = sum_elements(tf.constant(values)).numpy()
@@ -147,3 +154,71 @@ def test_first_directions_depend_on_the_seed_and_the_variable_only():
     ]
     assert np.array_equal(factors[0], factors[1])
     assert not np.allclose(factors[0], factors[2]) and not np.allclose(factors[0], factors[3])
+
+
+# 16-bit sums.
+
+
+def send(dtype, gradients, steps=1):
+    """Sums [replicas, n] gradients in each step: the [steps, n] updates and the [replicas, n] errors."""
+    where = testing.make_strategy(len(gradients))
+    method, updates = SixteenBit(dtype), []
+    values = tf.constant(gradients, tf.float32)
+    errors = [tf.zeros_like(value) for value in values]
+
+    @tf.function
+    def reduce_once(errors):
+        def step():
+            context = tf.distribute.get_replica_context()
+            index = context.replica_id_in_sync_group
+            value = tf.gather(values, index) + tf.gather(errors, index)
+            (update,), (error,), _, _ = method.reduce(
+                [value], [], [], lambda sent: [context.all_reduce("SUM", v) for v in sent]
+            )
+            return update, error
+
+        return where.run(step)
+
+    for _ in range(steps):
+        update, error = reduce_once(tf.stack(errors))
+        errors = where.experimental_local_results(error)
+        copies = [copy.numpy() for copy in where.experimental_local_results(update)]
+        assert all(np.array_equal(copies[0], copy, equal_nan=True) for copy in copies)
+        updates.append(copies[0])
+    return np.array(updates, np.float64), np.array([error.numpy() for error in errors], np.float64)
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
+def test_updates_and_the_error_sum_to_the_gradients(dtype):
+    gradient = np.random.default_rng(0).normal(size=(1, 50)).astype(np.float32)
+    updates, errors = send(dtype, gradient, steps=20)
+    assert np.abs(updates[0] - gradient[0]).max() > 1e-4  # rounded
+    # The additions in float32 round by 2^-24.
+    np.testing.assert_allclose(updates.sum(0) + errors[0], 20 * gradient[0], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(updates.mean(0), gradient[0], rtol=0, atol=1e-3)
+
+
+def test_elements_below_the_range_of_float16_are_sent_once_they_have_added_up():
+    updates, errors = send(tf.float16, [[1e-8], [1e-8]], steps=30)
+    assert updates[0] == 0.0 and (updates > 0).any()
+    assert updates.sum() + errors.sum() == pytest.approx(6e-7, rel=1e-5)
+    assert updates.sum() > 4e-7
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
+def test_elements_above_the_range_of_float16_are_sent_in_parts(replicas):
+    updates, errors = send(tf.float16, [[1e5, -1e5]] * replicas, steps=2)
+    assert np.isfinite(updates).all() and np.abs(updates).min() >= 2**14
+    sums = updates.sum(0) + errors.sum(0)
+    np.testing.assert_allclose(sums, [2e5 * replicas, -2e5 * replicas], rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_an_element_that_is_not_finite_stays_not_finite(bad):
+    updates, _ = send(tf.float16, [[1.0, bad], [1.0, 1.0]])
+    assert updates[0][0] == 2.0 and not np.isfinite(updates[0][1])
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+def test_an_element_is_sent_in_two_bytes(dtype):
+    assert SixteenBit(tf.bfloat16).sent_bytes((3, 4), dtype) == 24

@@ -1,15 +1,6 @@
-"""PowerSGD: the low-rank compression of gradients of Vogels et al. 2019, arXiv:1905.13727.
+"""Methods that compress gradients for their sum over the replicas.
 
-A gradient is treated as a matrix M = sum_r M_r over the replicas r. One step of subspace iteration,
-which begins with the factor Q of the previous step, computes its projection on `rank` directions:
-
-    P = sum_r M_r Q,    P^ = orthonormal columns of P,    Q' = sum_r M_r^T P^,    update = P^ Q'^T
-
-Only P [n, rank] and Q' [m, rank] are sent. They depend on the sum M alone, not on how it is split.
-
-Each process computes P^, Q and the update itself from the same sums, so its kernels must give the same
-bits on every CPU and with any number of threads: elementwise ones, and sums of short blocks. A matrix
-product does not, because oneDNN chooses its kernel by the CPU; it is used for a replica's own values.
+`SixteenBit` sends float16 or bfloat16. `PowerSgd` sends the factors of a matrix of low rank.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,10 +14,27 @@ Sum = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
 
 # Elements of a block, which one thread sums. TensorFlow divides longer sums among its threads.
 _BLOCK = 1024
+# The largest absolute value of a sum over all replicas. It is a power of two, so that the bound of each
+# replica, this number divided by a power of two, is exact in float16, and a sum of contributions at the
+# bound is not rounded up to infinity.
+_LARGEST = {tf.float16: 2.0**15, tf.bfloat16: 2.0**126}
 
 
 class PowerSgd:
-    """Reduces matrices over the replicas by their products with a few directions.
+    """Reduces matrices over the replicas by their products with a few directions (PowerSGD).
+
+    The method is of Vogels et al. 2019, arXiv:1905.13727. A gradient is treated as a matrix M =
+    sum_r M_r over the replicas r. One step of subspace iteration, which begins with the factor Q of the
+    previous step, computes its projection on `rank` directions:
+
+        P = sum_r M_r Q,    P^ = orthonormal columns of P,    Q' = sum_r M_r^T P^,    update = P^ Q'^T
+
+    Only P [n, rank] and Q' [m, rank] are sent. They depend on the sum M alone, not on how it is split.
+
+    Each process computes P^, Q and the update itself from the same sums, so its kernels must give the
+    same bits on every CPU and with any number of threads: elementwise ones, and sums of short blocks. A
+    matrix product does not, because oneDNN chooses its kernel by the CPU; it is used for a replica's own
+    values.
 
     Args:
         rank: the number of directions.
@@ -117,6 +125,57 @@ class PowerSgd:
             # A direction that was not valid has no product: its old column of Q is used again.
             new.append(tf.where(valid, normalize(total), factor))
         return updates, errors, new, others
+
+
+class SixteenBit:
+    """Sends and sums gradients in float16 or bfloat16, with error feedback.
+
+    The rounding error of a replica's contribution is added to its next contribution (Seide et al. 2014,
+    "1-bit stochastic gradient descent"). The rounding error of the sums over the replicas is lost,
+    because no replica can compute it.
+
+    Args:
+        dtype: the dtype in which values are sent.
+    """
+
+    def __init__(self, dtype: tf.DType):
+        self._dtype = dtype
+
+    def sent_bytes(self, shape: Sequence[int], dtype: tf.DType) -> int:
+        """Returns the bytes that a replica sends for a variable of this shape, of any dtype."""
+        return math.prod(shape) * self._dtype.size
+
+    def applies(self, shape: Sequence[int]) -> bool:
+        """Returns whether a variable of this shape is compressed: every variable is."""
+        return True
+
+    def initial_factor(self, shape: Sequence[int], index: int) -> np.ndarray | None:
+        """Returns None: this method keeps no state except for the errors."""
+        return None
+
+    def reduce(
+        self,
+        values: Sequence[tf.Tensor],
+        factors: Sequence[tf.Tensor],
+        others: Sequence[tf.Tensor],
+        sum_over_replicas: Sum,
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
+        """Reduces gradients; see `PowerSgd.reduce`."""
+        sent = [self._round(value) for value in values]
+        errors = [
+            value - tf.cast(part, value.dtype) for value, part in zip(values, sent, strict=True)
+        ]
+        sums = sum_over_replicas([*sent, *others])
+        updates = [tf.cast(total, value.dtype) for value, total in zip(values, sums, strict=False)]
+        return updates, errors, [], sums[len(values) :]
+
+    def _round(self, value: tf.Tensor) -> tf.Tensor:
+        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+        # If an element could overflow in the sum, a part of it is sent now, and the rest in later steps.
+        # Infinity and NaN are sent unchanged, so that the step detects them.
+        bound = _LARGEST[self._dtype] / 2 ** int(np.ceil(np.log2(replicas)))
+        clipped = tf.clip_by_value(value, -bound, bound)
+        return tf.cast(tf.where(tf.math.is_finite(value), clipped, value), self._dtype)
 
 
 def orthonormalize(matrix: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

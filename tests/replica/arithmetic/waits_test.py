@@ -1,7 +1,8 @@
-"""The time that steps wait for their batches, by a clock of the test."""
+"""The time that steps wait for their batches and for reductions, by clocks of the test."""
 
 import itertools
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from tensorflow.python.framework import config
 
 from ctl import testing
 from ctl.data import distribution
-from ctl.replica.arithmetic.input_wait import InputWait
+from ctl.replica.arithmetic.waits import InputWait, ReductionWait, observe
 from ctl.replica.step import flops
 from ctl.replica.step.engine import engine_of
 from tests import child, reference_model
@@ -78,7 +79,7 @@ import os
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import time
 import tensorflow as tf
-from ctl.replica.arithmetic.input_wait import InputWait
+from ctl.replica.arithmetic.waits import InputWait
 
 wait = InputWait(tf.distribute.get_strategy())
 wait.enable()
@@ -119,6 +120,10 @@ def test_deterministic_steps_read_no_clock():
         iterator = iter(tf.data.Dataset.range(3))
         assert tf.function(lambda: wait.next(iterator))().numpy() == 0
         assert wait.read() is None
+        reductions = make_wait(testing.make_strategy(1))
+        with reductions.active():
+            tf.function(lambda: observe(tf.constant(1.0), tf.constant(1.0)))()
+        assert reductions.read() is None
     finally:
         config.disable_op_determinism()
 
@@ -144,22 +149,11 @@ def test_step_has_no_clock_until_the_measurement_is_enabled():
     trainer = reference_model.make_trainer(testing.make_strategy(1), 8)
     assert count_clocks(trainer) == 0
     engine_of(trainer).step.results.measure_waiting()
-    assert count_clocks(trainer) == 2
+    assert count_clocks(trainer) == 2  # at the input, and not at the reductions of one process
     loop = trainer._train_loop_fn
     engine_of(trainer).step.results.measure_waiting()  # as a second controller does
     trainer.train(tf.constant(1))
     assert trainer._train_loop_fn is loop  # it is not traced again
-
-
-@pytest.mark.slow
-def test_uneven_batches_keep_their_masks_and_the_bits_of_the_update():
-    strategy = testing.make_strategy(2)
-    plain, measured = (reference_model.make_trainer(strategy, 7) for _ in range(2))
-    engine_of(measured).step.results.measure_waiting()
-    assert [count_clocks(trainer) for trainer in (plain, measured)] == [0, 2]
-    for a, b in zip(plain.model.variables, measured.model.variables, strict=True):
-        for x, y in itertools.zip_longest(testing.copies(strategy, a), testing.copies(strategy, b)):
-            assert (x == y).all()
 
 
 def test_compiled_loop_measures_its_chunks():
@@ -179,3 +173,97 @@ def test_own_step_that_never_calls_ctls_is_not_measured():
     engine_of(trainer).step.results.measure_waiting()
     trainer.train(tf.constant(3))
     assert engine_of(trainer).step.results.input_wait.read() is None
+
+
+# Reductions.
+
+
+def make_wait(strategy):
+    """A measurement as that of several processes."""
+    wait = ReductionWait(strategy)
+    wait._is_supported = True
+    wait.enable()
+    return wait
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_wait_is_that_of_the_replica_that_waits_the_least(monkeypatch, replicas):
+    strategy = testing.make_strategy(replicas)
+    wait = make_wait(strategy)
+    # Like a collective, taking from a queue blocks no thread.
+    queues = [tf.queue.FIFOQueue(2, tf.float32, shapes=[[]]) for _ in range(replicas)]
+
+    @tf.function
+    def run():
+        def reduce():
+            value = tf.constant(1.0) + tf.cast(tf.random.uniform([]) > 2, tf.float32)
+            result = tf.switch_case(
+                tf.distribute.get_replica_context().replica_id_in_sync_group,
+                [queue.dequeue for queue in queues],
+            )
+            observe(value, result)
+
+        strategy.run(reduce)
+
+    clocks = np.zeros(replicas)  # of each replica
+    started = [threading.Event() for _ in range(replicas)]
+
+    def read_clock(replica, _):
+        started[replica].set()
+        return clocks[replica]
+
+    def clock():
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        # Like a timestamp, it neither waits for the operations before nor is a constant.
+        inputs = [replica, tf.random.uniform([])]
+        return tf.ensure_shape(
+            tf.numpy_function(read_clock, inputs, tf.float64, stateful=False), []
+        )
+
+    def answer():
+        for event in started:
+            event.wait(60)
+        clocks[:] = np.arange(3.0, 3.0 + replicas)
+        for queue in queues:
+            queue.enqueue(1.0)
+
+    monkeypatch.setattr(tf, "timestamp", clock)
+    with wait.active():
+        for queue in queues:
+            queue.enqueue(1.0)
+        run()
+        wait.reset()
+        for event in started:
+            event.clear()
+        thread = threading.Thread(target=answer)
+        thread.start()
+        run()
+        thread.join()
+    assert wait.read() == 3.0  # the first replica's; the second waits for 4
+    wait.reset()
+    assert wait.read() == 0.0
+
+
+def test_reductions_outside_of_the_block_and_eager_ones_are_not_measured():
+    wait = make_wait(testing.make_strategy(1))
+    observe(tf.constant(1.0), tf.constant(1.0))
+    with wait.active():
+        observe(tf.constant(1.0), tf.constant(1.0))
+    assert wait.read() is None
+
+
+def test_measurement_changes_no_bit_of_the_update_of_uneven_batches():
+    plain = reference_model.make_trainer(testing.make_strategy(2), 7)
+    measured = reference_model.make_trainer(plain.strategy, 7)
+    results = engine_of(measured).step.results
+    results.reduction_wait = make_wait(plain.strategy)
+    results.measure_waiting()
+    # Two readings at the input, and two on each of two replicas, at the sum of the gradients and not at
+    # the sum of the weights.
+    assert [count_clocks(trainer) for trainer in (plain, measured)] == [0, 6]
+    for trainer in (plain, measured):
+        trainer.train(tf.constant(3))
+    assert results.reduction_wait.read() > 0 and results.input_wait.read() > 0
+    for a, b in zip(plain.model.variables, measured.model.variables, strict=True):
+        for x, y in itertools.zip_longest(*map(plain.strategy.experimental_local_results, (a, b))):
+            assert (x.numpy() == y.numpy()).all()
