@@ -54,9 +54,8 @@ def search(rows: Examples, inputs: Any) -> Iterator[None]:
             pass draws or assigns again. The message names the user's line of code and what to write.
     """
     graph = rows.graph
-    if (
-        rows.allow_unkeyed or graph is None or graph in _SEARCHED
-    ):  # nothing can be searched in eager execution
+    # Eager execution has no graph to search.
+    if rows.allow_unkeyed or graph is None or graph in _SEARCHED:
         yield
         return
     before = len(graph.get_operations())
@@ -353,20 +352,11 @@ def check_host_random(trainer: Any) -> Iterator[None]:
 
 
 def _states(generators: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    states: list[tuple[str, Any]] = [
+    return [
         ("Python's random", random.getstate()),
         ("numpy.random", pickle.dumps(np.random.get_state())),
+        *((name, pickle.dumps(generator)) for name, generator in generators),
     ]
-    for name, generator in generators:
-        state: Any
-        if isinstance(generator, random.Random):
-            state = generator.getstate()
-        elif isinstance(generator, np.random.RandomState):
-            state = pickle.dumps(generator.get_state())
-        else:
-            state = pickle.dumps(generator.bit_generator.state)
-        states.append((name, state))
-    return states
 
 
 def _find_generators(trainer: Any) -> list[tuple[str, Any]]:

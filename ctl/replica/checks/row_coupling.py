@@ -78,7 +78,7 @@ def _check_update(
 ) -> None:
     batch = {id(x): Rows(0) for x in trace.batch}
     clean = [id(value.output) for value in trace.global_values]
-    count = static_count(trace.batch[0])
+    count = trace.batch[0].shape[0] if trace.batch[0].shape.rank else None
 
     # The undivided batch, up to what `preprocess` and `sample_weight` returned.
     prepared = RowFlow(batch, count=count, clean=clean)
@@ -92,21 +92,8 @@ def _check_update(
         alias = update.aliases.get(id(tensor))
         return outer_tensor(tensor) if alias is None else alias
 
-    losses = RowFlow(
-        {**batch, **leading},
-        count=rows,
-        clean=clean,
-        resolve=resolve,
-    )
-    _check(
-        trace,
-        update,
-        losses,
-        [part.losses],
-        replicas * parts > 1,
-        rows,
-        read_batch,
-    )
+    losses = RowFlow({**batch, **leading}, count=rows, clean=clean, resolve=resolve)
+    _check(trace, update, losses, [part.losses], replicas * parts > 1, rows, read_batch)
 
 
 def _check(
@@ -189,11 +176,6 @@ def _check_equal(difference: loss_trace.Difference | None, parts: str) -> None:
     )
 
 
-def static_count(tensor: tf.Tensor) -> int | None:
-    """Returns the number of rows of a tensor, if it is known while the step is traced."""
-    return tensor.shape[0] if tensor.shape.rank else None
-
-
 def make_trace(inputs: Any, *, allow: bool) -> LossTrace | None:
     """Returns the trace of a step that computes a replica's batch; None if it is not searched.
 
@@ -203,6 +185,9 @@ def make_trace(inputs: Any, *, allow: bool) -> LossTrace | None:
     """
     tensors = symbolic(inputs)
     return None if allow or not tensors else LossTrace(tensors)
+
+
+_FAILURES = (tf.errors.OpError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
 
 
 class _ProbeError(Exception):
@@ -262,15 +247,8 @@ class _Probe:
                 changed = compute(_replace_others(batch, kept), fixed)
                 if _differ(reference, changed, kept):
                     return True
-        except (
-            tf.errors.OpError,
-            AttributeError,
-            LookupError,
-            TypeError,
-            ValueError,
-            RuntimeError,
-        ) as error:
-            raise _ProbeError(f"{type(error).__name__}") from error
+        except _FAILURES as error:
+            raise _ProbeError(type(error).__name__) from error
         return False
 
     def _observe(self, batch: Sequence[tf.Tensor]) -> list[tf.Tensor]:
