@@ -52,15 +52,13 @@ def test_global_batches_of_build_dataset_are_split_too():
 
 
 def test_a_nested_program_is_rejected_as_by_tpustrategy():
-    trainer = make_trainer(SliceStrategy(4))
-    step = trainer.replica_step
+    class Nested(reference_model.ReferenceTrainer):
+        def replica_step(self, batch):
+            context = tf.distribute.get_replica_context()
+            context.merge_call(lambda strategy: strategy.run(lambda: tf.constant(0.0)))
+            return super().replica_step(batch)
 
-    def nested(batch):
-        context = tf.distribute.get_replica_context()
-        context.merge_call(lambda strategy: strategy.run(lambda: tf.constant(0.0)))
-        return step(batch)
-
-    trainer.replica_step = nested
+    trainer = make_trainer(SliceStrategy(4), cls=Nested)
     with pytest.raises(ctl.UsageError, match="cannot be nested"):
         export.export_train_step(trainer)
 
