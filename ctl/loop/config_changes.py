@@ -31,6 +31,7 @@ class ConfigChanges:
 
     def __init__(self, saved: Mapping[str, Any], current: Mapping[str, Any]):
         # An older ctl had fewer keys, and JSON has lists for tuples.
+        saved = {key: value for key, value in saved.items() if not _is_removed(key, value)}
         old = {**overrides.flatten(keys.defaults()), **saved}
         new = overrides.flatten(json.loads(json.dumps(dict(current))))
         changed = [key for key in sorted({*old, *new}) if _differs(key, old, new)]
@@ -59,6 +60,11 @@ def changes_updates(key: str, config: Mapping[str, Any]) -> bool:
     return not _is_harmless(key, {}, overrides.flatten(config))
 
 
+def _is_removed(key: str, value: Any) -> bool:
+    """Returns whether a key of an earlier version had its default, which was to do nothing."""
+    return key in keys.REMOVED and keys.REMOVED[key][0] == value
+
+
 def _differs(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     if key in _BATCH_SIZES and new.get("data.per_replica_batch_size"):
         return False
@@ -67,8 +73,13 @@ def _differs(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
         return False
     if key == "data.dir" and key in old and key in new:
         # The same folder may be named relative to the current folder, or by its full path.
-        return os.path.realpath(str(old[key])) != os.path.realpath(str(new[key]))
+        return _resolve_path(str(old[key])) != _resolve_path(str(new[key]))
     return (key in old) != (key in new) or old.get(key) != new.get(key)
+
+
+def _resolve_path(path: str) -> bytes:
+    # As bytes, because JSON may contain text that is no valid path.
+    return os.path.realpath(path.encode(errors="surrogatepass"))
 
 
 def _show(values: Mapping[str, Any], key: str) -> str:

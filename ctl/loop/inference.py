@@ -68,7 +68,7 @@ def restore_trainer(
             clip=Clip(),
             on_non_finite="ignore",
             loss_spike=0.0,
-            norms=False,
+            norms="",
             weight_decay_exclude=(),
             optimizer_groups=(),
             shard_state=False,

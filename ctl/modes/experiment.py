@@ -16,7 +16,7 @@ from ctl.configs.options import TrainerOptions
 from ctl.configs.section import Section
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
-from ctl.hardware import devices, selection
+from ctl.hardware import selection
 from ctl.hardware.strategies import StrategyOptions
 from ctl.modes import overfit
 from ctl.replica.step.engine import engine_of
@@ -106,10 +106,7 @@ def build(
 
 
 def build_hardware(runtime: config_dict.ConfigDict) -> selection.Hardware:
-    """Limits the GPUs' memory and builds the strategy, as the section `runtime` of a config sets."""
-    devices.limit_gpu_memory(
-        growth=runtime.gpu.memory_growth, limit_mib=runtime.gpu.memory_limit_mib
-    )
+    """Builds the strategy, as the section `runtime` of a config sets."""
     return selection.build(runtime.strategy, StrategyOptions.from_config(runtime, os.environ))
 
 

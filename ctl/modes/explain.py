@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ctl import optimizers
+from ctl.configs import durations
 from ctl.configs.error_location import describe as describe_error
 from ctl.configs.parameter_groups import patterns
 from ctl.hardware import devices, gradient_groups
@@ -241,8 +242,8 @@ def _describe_evaluation(experiment: Experiment) -> str:
     config, evaluator = experiment.config.eval, experiment.evaluator
     if evaluator is None:
         return "none: eval.splits is empty"
-    times = [f"every {config.interval} steps"] if config.interval else []
-    times += [f"every {config.seconds:g} seconds"] if config.seconds else []
+    steps, seconds = durations.split_interval(config.interval)
+    times = [f"every {steps} steps"] if steps else [f"every {seconds:g} seconds"] if seconds else []
     times = ["before training"] * config.before_training + times + ["at the end"]
     return f"of {', '.join(evaluator.splits)}, {', '.join(times)}"
 

@@ -181,8 +181,8 @@ class Run:
             if is_unended or (first < end and not self._controller.actions.stop_reason):
                 self._leave_best()
                 self._controller.trained_step = None
-                interval, seconds = self.config.eval.interval, self.config.eval.seconds
-                self._session.train(end, evaluates=bool(self.evaluator and (interval or seconds)))
+                evaluates = bool(self.evaluator and self.config.eval.interval)
+                self._session.train(end, evaluates=evaluates)
         return dict(self._controller.outputs)
 
     def evaluate(self) -> dict[str, Any]:

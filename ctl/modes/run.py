@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from ctl import optimizers
+from ctl.configs import durations
 from ctl.errors import UsageError, print_line
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.actions import registry
@@ -116,13 +117,18 @@ class Run:
             actions: called at the end of inner loops and evaluations.
             records: whether to write its loops and evaluations to the summaries and events of the run.
         """
+        train = self.config.train
+        checkpoint_interval, checkpoint_seconds = durations.split_interval(
+            train.checkpoint_interval
+        )
+        summary_interval, summary_seconds = durations.split_interval(train.summary_interval)
         return Controller(
             trainer=self.trainer,
             evaluator=self.experiment.evaluator,
-            steps_per_loop=self.config.train.steps_per_loop,
+            steps_per_loop=train.steps_per_loop,
             checkpoints=self.checkpoints,
-            checkpoint_interval=self.config.train.checkpoint_interval,
-            checkpoint_seconds=self.config.train.checkpoint_seconds,
+            checkpoint_interval=checkpoint_interval,
+            checkpoint_seconds=checkpoint_seconds,
             summary_dir=self._summary_folder("train") if records else None,
             eval_summary_dir=self._summary_folder("eval") if records else None,
             reporter=Reporter(
@@ -139,12 +145,12 @@ class Run:
             processes=self.processes,
             watchdog=watchdog,
             rollback=rollback,
-            summary_interval=self.config.train.summary_interval or None,
-            summary_seconds=self.config.train.summary_seconds,
+            summary_interval=summary_interval or None,
+            summary_seconds=summary_seconds,
             actions=actions,
             workdir=self.workdir.path,
             is_chief=self.is_chief,
-            last_step=self.config.train.steps,
+            last_step=train.steps,
         )
 
     def make_actions(self, *, trains: bool = True) -> list[Action]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 import os
 from typing import Any
 
+from ctl.configs import durations
 from ctl.loop import goodput
 from ctl.loop.checkpoints import warm_start
 from ctl.loop.controller import Controller
@@ -109,11 +110,9 @@ class Session:
         if not evaluates:
             controller.train(end)
         elif controller.step < end and not controller.actions.stop_reason:
+            interval, seconds = durations.split_interval(config.interval)
             controller.train_and_evaluate(
-                end,
-                eval_steps=eval_steps,
-                eval_interval=config.interval,
-                eval_seconds=config.seconds,
+                end, eval_steps=eval_steps, eval_interval=interval, eval_seconds=seconds
             )
         else:  # killed or stopped between the last checkpoint and the end of training
             if controller.evaluated_step != controller.step:

@@ -18,7 +18,6 @@ class ExportModel(Action):
         which: "best" or "last".
         folder: the folder of the versions.
         best_folder: the folder of the best checkpoints.
-        average: whether to export the averaged weights, if there are any.
     """
 
     at = "train"
@@ -31,12 +30,10 @@ class ExportModel(Action):
         *,
         folder: str | pathlib.Path,
         best_folder: str | pathlib.Path,
-        average: bool = True,
     ):
         self._which = which
         self._folder = pathlib.Path(folder)
         self._best_folder = pathlib.Path(best_folder)
-        self._average = average
         self._exported: dict[str, str] = {}
 
     def __call__(self, outputs: Mapping[str, Any]) -> None:
@@ -56,7 +53,6 @@ class ExportModel(Action):
             path,
             self._folder,
             global_batch_size=controller.trainer.global_batch_size,
-            average=self._average,
         )
         controller.reporter.record("export", step, **self._exported)
         controller.reporter.print_line(f"Exported {path} to {self._exported['path']}.")
@@ -73,9 +69,8 @@ def export_checkpoint(
     folder: pathlib.Path,
     *,
     global_batch_size: int,
-    average: bool,
 ) -> tuple[int, dict[str, str]]:
-    """Restores a checkpoint for inference and exports it.
+    """Restores a checkpoint for inference and exports it, with averaged weights if there are any.
 
     Args:
         trainer_class: the class that was trained.
@@ -83,7 +78,6 @@ def export_checkpoint(
         path: the checkpoint.
         folder: the folder of the versions.
         global_batch_size: the batch size of the training.
-        average: whether to export the averaged weights, if there are any.
 
     Returns:
         The step; and the path of the version, its checkpoint, and the kind of its weights.
@@ -93,9 +87,9 @@ def export_checkpoint(
         Failure: it cannot be written.
     """
     trainer = inference.restore_trainer(
-        trainer_class, options, path, global_batch_size=global_batch_size, average=average
+        trainer_class, options, path, global_batch_size=global_batch_size
     )
-    weights = "average" if average and options.ema_decay else "plain"
+    weights = "average" if options.ema_decay else "plain"
     notes = {"checkpoint": path, "weights": weights}
     with write_errors.report_write_errors(str(folder), pathlib.Path(path).parent):
         folder.mkdir(parents=True, exist_ok=True)

@@ -55,11 +55,8 @@ def make_actions(
         actions.append(OverfitReport(config.data.overfit_batches))
     actions += _make_listed(config.actions, config_path)
     if config.train.export:
-        average, folder = config.train.export_average, workdir.exports
         actions.append(
-            ExportModel(
-                config.train.export, folder=folder, best_folder=workdir.best, average=average
-            )
+            ExportModel(config.train.export, folder=workdir.exports, best_folder=workdir.best)
         )
     return actions
 
