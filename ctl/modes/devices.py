@@ -124,8 +124,9 @@ def _describe_strategy(runtime: Any) -> list[Row]:
             runtime.strategy, StrategyOptions.from_config(runtime, os.environ)
         )
         # Building these would wait for other processes, or erase the memory of a TPU.
-        if name == "tpu" or (name != "auto" and strategies.STRATEGIES[name].multi_process):
-            return [("strategy", f"{name}: {strategies.STRATEGIES[name].summary}")]
+        spec = strategies.STRATEGIES.get(name)  # None for "auto"
+        if spec and (spec.remote or spec.multi_process):
+            return [("strategy", f"{name}: {spec.summary}")]
         hardware = _build_hardware(runtime)
     except UsageError as error:
         return [("strategy", f"{runtime.strategy} is not available: {error}")]

@@ -15,7 +15,7 @@ from ctl.data.distribution import disable_autotune
 from ctl.data.sequences import ragged
 from ctl.data.source import Arrays, Augmented, Source, source_of
 from ctl.errors import UsageError, print_line
-from ctl.hardware import coordinator
+from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.modes import DONE, Arguments, experiment
 from ctl.replica.step.engine import engine_of
@@ -56,7 +56,7 @@ class Profile:
 def profile_input(arguments: Arguments) -> int:
     """Trains for a few seconds, prints what limits the speed, and writes nothing."""
     built = experiment.build(arguments.config, arguments.config_path, evaluates=False)
-    if coordinator.is_coordinated(built.hardware.strategy):
+    if strategies.spec_of(built.hardware.strategy).coordinated:
         raise UsageError(
             "--mode=profile_input does not support parameter servers, whose workers read their own "
             "batches: profile with another runtime.strategy on the machine of a worker."
