@@ -10,7 +10,7 @@ import math
 import operator
 from typing import TYPE_CHECKING, Any
 
-from ctl.errors import UsageError, print_line
+from ctl.errors import UsageError
 from ctl.hardware import cluster, gradient_groups, rendezvous, tpu
 from ctl.hardware.cluster import Cluster
 from ctl.hardware.devices import replica_devices
@@ -251,9 +251,7 @@ def _wait_and_resolve(options: StrategyOptions) -> Any:
     import tensorflow as tf
 
     assert options.cluster is not None  # selection.resolve_name has rejected a missing cluster
-    rendezvous.wait_for_others(
-        options.cluster, timeout=options.start_timeout, print_line=print_line
-    )
+    rendezvous.wait_for_others(options.cluster, timeout=options.start_timeout)
     # The resolver that reads TF_CONFIG itself would not know the cluster of an Indexed Job.
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(options.cluster.spec()),
