@@ -190,7 +190,7 @@ def _make_step(trainer: StandardTrainer, element: Any) -> Callable[[int], None]:
         compiled.discard_chunk()
     else:
         # The batch is captured by the graph, so no iterator is read.
-        batches = _Repeated(element)
+        batches = itertools.repeat(element)
         steps_fn = orbit.utils.create_tf_while_loop_fn(lambda _: trainer.train_step(batches))
         loop = tf.function(lambda steps: steps_fn(None, steps))
 
@@ -202,19 +202,6 @@ def _make_step(trainer: StandardTrainer, element: Any) -> Callable[[int], None]:
                 orbit.utils.get_value(value)
 
     return run
-
-
-class _Repeated:
-    """An iterator that gives the same element forever."""
-
-    def __init__(self, element: Any):
-        self._element = element
-
-    def __iter__(self) -> "_Repeated":
-        return self
-
-    def __next__(self) -> Any:
-        return self._element
 
 
 def _make_example_reader(source: Source, batch_size: int) -> Callable[[int], None]:
