@@ -10,6 +10,7 @@ from ctl.hardware import devices, gpu, host, selection, strategies, tpu
 from ctl.hardware.gpu import DriverGpu
 from ctl.hardware.strategies import StrategyOptions
 from ctl.modes import DONE, Arguments
+from ctl.modes.messages import align
 
 Row = tuple[str, str]
 _XLA_VARIABLES = ("TF_XLA_FLAGS", "XLA_FLAGS")  # of TensorFlow's use of XLA, and of XLA itself
@@ -42,8 +43,7 @@ def describe(runtime: Any) -> str:
         ("TPU", describe_tpu()),
         *_describe_strategy(runtime),
     ]
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+    return "\n".join(align(rows))
 
 
 def describe_tensorflow(

@@ -65,8 +65,7 @@ def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
         **_describe_memory(experiment),
         "actions": "; ".join(map(_describe_action, actions)) or "none",
     }
-    width = max(map(len, rows))
-    lines = [f"{name:<{width}}  {text}" for name, text in rows.items()]
+    lines = messages.align([(name, str(text)) for name, text in rows.items()])
     return "\n".join([*lines, "", "config:", str(experiment.config).rstrip()])
 
 
