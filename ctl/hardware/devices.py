@@ -140,9 +140,10 @@ def _split(device: Any, count: int) -> None:
 
 def _usable_memory_mib(device: Any) -> int:
     """Returns 9/10 of the memory of a GPU in MiB: CUDA's context and libraries need the rest."""
-    # TensorFlow numbers the GPUs that CUDA_VISIBLE_DEVICES allows, as describe_gpus does.
-    index = int(device.name.rsplit(":", 1)[1])
-    memory = {i: each.memory_mib for i, each in enumerate(gpu.describe_gpus())}.get(index)
+    import tensorflow as tf
+
+    details = tf.config.experimental.get_device_details(device)
+    memory = gpu.find_memory_mib(details.get("device_name", ""))
     if memory is None:
         raise UsageError(
             "runtime.logical_devices requires the size of the GPU's memory, which the NVIDIA driver "

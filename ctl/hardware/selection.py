@@ -120,17 +120,17 @@ def _check_cluster(name: str, cluster: Cluster | None) -> None:
                 f"{cluster.size}: set runtime.strategy=auto, or unset TF_CONFIG."
             )
         return
-    parameter_server = name == "parameter_server"
+    needs_servers = STRATEGIES[name].coordinated
     if cluster is None:
-        servers = "--ps=1 " if parameter_server else ""
+        servers = "--ps=1 " if needs_servers else ""
         raise UsageError(
             f"runtime.strategy={name} requires several processes, but TF_CONFIG is not set: start "
             f"them with python -m ctl.launch --workers=2 {servers}-- ..., or set "
             "runtime.strategy=auto."
         )
-    if cluster.has_servers != parameter_server:
+    if cluster.has_servers != needs_servers:
         raise UsageError(
-            f"runtime.strategy={name} requires a cluster {'with' if parameter_server else 'without'} "
+            f"runtime.strategy={name} requires a cluster {'with' if needs_servers else 'without'} "
             f"parameter servers, but TF_CONFIG describes {'some' if cluster.has_servers else 'none'}: "
             "set runtime.strategy=auto."
         )

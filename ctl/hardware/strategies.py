@@ -10,11 +10,10 @@ import math
 import operator
 from typing import TYPE_CHECKING, Any
 
-from ctl.errors import UsageError, print_line
+from ctl.errors import UsageError
 from ctl.hardware import cluster, gradient_groups, rendezvous, tpu
 from ctl.hardware.cluster import Cluster
 from ctl.hardware.devices import replica_devices
-from ctl.hardware.heartbeats import configure_heartbeats
 from ctl.hardware.quiet import hold_back_stderr
 
 if TYPE_CHECKING:
@@ -86,6 +85,10 @@ class StrategySpec:
         reads: the fields of `StrategyOptions` that have an effect.
         algorithms: the all-reduce algorithms that the strategy has, in addition to "auto".
         multi_process: whether the strategy runs in several processes.
+        coordinated: whether a chief schedules the steps on workers, which update asynchronously.
+        remote: whether the steps run on hosts that do not run this program: they cannot call its
+            Python functions, write its files or read its clock.
+        central: whether the variables are on another device than the replicas.
     """
 
     summary: str
@@ -95,6 +98,14 @@ class StrategySpec:
     reads: tuple[str, ...] = ()
     algorithms: tuple[str, ...] = ()
     multi_process: bool = False
+    coordinated: bool = False
+    remote: bool = False
+    central: bool = False
+
+
+def spec_of(strategy: "tf.distribute.Strategy") -> StrategySpec:
+    """Returns the entry of `STRATEGIES` of any strategy, including one built without the table."""
+    return STRATEGIES[strategy_name(strategy)]
 
 
 def strategy_name(strategy: "tf.distribute.Strategy") -> str:
@@ -172,7 +183,7 @@ def _build_multi_worker_mirrored(devices: list[str], options: StrategyOptions) -
 
     resolver = _wait_and_resolve(options)
     assert options.cluster is not None
-    configure_heartbeats(options.cluster, timeout=options.heartbeat_timeout)
+    _configure_heartbeats(options.cluster, options.heartbeat_timeout)
     if options.bucket_mib:
         gradient_groups.reserve_threads()
     implementations = tf.distribute.experimental.CommunicationImplementation
@@ -185,6 +196,31 @@ def _build_multi_worker_mirrored(devices: list[str], options: StrategyOptions) -
         return tf.distribute.MultiWorkerMirroredStrategy(
             cluster_resolver=resolver, communication_options=communication
         )
+
+
+def _configure_heartbeats(cluster: Cluster, timeout: float) -> None:
+    """Sets the timeout of TensorFlow's coordination service, before the strategy is built.
+
+    Each process sends a heartbeat to the first process every `timeout` / 2 seconds. With TensorFlow's
+    default timeout of 10 s, an interruption of the network of five seconds would end the run.
+    """
+    from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+    from tensorflow.python.eager import context
+
+    current = context.context()
+    if current.coordination_service is not None:
+        return
+    # As in MultiWorkerMirroredStrategy, which configures the service only if nothing else has.
+    jobs = [role for role in ("chief", "worker") if role in cluster.addresses]
+    current.configure_coordination_service(
+        service_type="standalone",
+        service_leader=f"/job:{jobs[0]}/replica:0/task:0",
+        heartbeat_timeout_in_ms=round(1000 * timeout),
+        coordinated_jobs=[
+            coordination_config_pb2.CoordinatedJob(name=job, num_tasks=len(cluster.addresses[job]))
+            for job in jobs
+        ],
+    )
 
 
 def _build_parameter_server(devices: list[str], options: StrategyOptions) -> Any:
@@ -210,9 +246,7 @@ def _wait_and_resolve(options: StrategyOptions) -> Any:
     import tensorflow as tf
 
     assert options.cluster is not None  # selection.resolve_name has rejected a missing cluster
-    rendezvous.wait_for_others(
-        options.cluster, timeout=options.start_timeout, print_line=print_line
-    )
+    rendezvous.wait_for_others(options.cluster, timeout=options.start_timeout)
     # The resolver that reads TF_CONFIG itself would not know the cluster of an Indexed Job.
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(options.cluster.spec()),
@@ -250,6 +284,7 @@ STRATEGIES: dict[str, StrategySpec] = {
         _build_central_storage,
         "all",
         reads=("logical_devices", "devices"),
+        central=True,
     ),
     "multi_worker_mirrored": StrategySpec(
         "one replica per device of several processes, on one machine or more",
@@ -261,7 +296,12 @@ STRATEGIES: dict[str, StrategySpec] = {
         multi_process=True,
     ),
     "tpu": StrategySpec(
-        "one replica per core of a TPU slice", "TPUStrategy", _build_tpu, "own", reads=("tpu",)
+        "one replica per core of a TPU slice",
+        "TPUStrategy",
+        _build_tpu,
+        "own",
+        reads=("tpu",),
+        remote=True,
     ),
     "parameter_server": StrategySpec(
         "workers that asynchronously update variables on parameter servers",
@@ -270,6 +310,9 @@ STRATEGIES: dict[str, StrategySpec] = {
         "own",
         reads=("start_timeout", "shard_mib"),
         multi_process=True,
+        coordinated=True,
+        remote=True,
+        central=True,
     ),
 }
 NAMES = ("auto", *STRATEGIES)

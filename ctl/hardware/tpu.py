@@ -4,7 +4,6 @@ The detection does not import TensorFlow, which cannot answer the question: its 
 local TPU on any machine, and with a libtpu that does not match, the import aborts or hangs.
 """
 
-from collections.abc import MutableMapping
 import importlib.metadata
 import os
 import pathlib
@@ -47,14 +46,13 @@ def list_chips() -> list[str]:
     return [generation for generation in generations if generation]
 
 
-def skip_metadata_server(environment: MutableMapping[str, str] = os.environ) -> None:
+def skip_metadata_server() -> None:
     """Keeps `import tensorflow` from waiting minutes for a metadata server on a machine without TPU.
 
-    Args:
-        environment: variables of this process; a value that the user has set is not changed.
+    A value that the user has set is not changed.
     """
     if not list_chips():
-        environment.setdefault("TPU_SKIP_MDS_QUERY", "1")
+        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
 
 def find_obstacle(address: str = "") -> str | None:

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from ctl.errors import Failure, UsageError
-from ctl.hardware import coordinator
+from ctl.hardware import strategies
 from ctl.loop.reporter import Reporter
 from ctl.trainer import StandardTrainer
 
@@ -24,7 +24,8 @@ def count_repeated_steps(trainer: StandardTrainer, step: int, boundary: int) -> 
     Raises:
         UsageError: the trainer does not count its steps.
     """
-    if step == boundary or (step > boundary and coordinator.is_coordinated(trainer.strategy)):
+    repeats = strategies.spec_of(trainer.strategy).coordinated
+    if step == boundary or (step > boundary and repeats):
         return step - boundary
     raise UsageError(
         f"A loop to step {boundary} ended at step {step}: train_step must add 1 to self.global_step."

@@ -10,6 +10,7 @@ from ctl.hardware import devices, gpu, host, selection, strategies, tpu
 from ctl.hardware.gpu import DriverGpu
 from ctl.hardware.strategies import StrategyOptions
 from ctl.modes import DONE, Arguments
+from ctl.modes.messages import align
 
 Row = tuple[str, str]
 _XLA_VARIABLES = ("TF_XLA_FLAGS", "XLA_FLAGS")  # of TensorFlow's use of XLA, and of XLA itself
@@ -42,8 +43,7 @@ def describe(runtime: Any) -> str:
         ("TPU", describe_tpu()),
         *_describe_strategy(runtime),
     ]
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+    return "\n".join(align(rows))
 
 
 def describe_tensorflow(
@@ -124,8 +124,9 @@ def _describe_strategy(runtime: Any) -> list[Row]:
             runtime.strategy, StrategyOptions.from_config(runtime, os.environ)
         )
         # Building these would wait for other processes, or erase the memory of a TPU.
-        if name == "tpu" or (name != "auto" and strategies.STRATEGIES[name].multi_process):
-            return [("strategy", f"{name}: {strategies.STRATEGIES[name].summary}")]
+        spec = strategies.STRATEGIES.get(name)  # None for "auto"
+        if spec and (spec.remote or spec.multi_process):
+            return [("strategy", f"{name}: {spec.summary}")]
         hardware = _build_hardware(runtime)
     except UsageError as error:
         return [("strategy", f"{runtime.strategy} is not available: {error}")]

@@ -1,9 +1,10 @@
 """Formats the lines that a run prints when it starts and ends."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ctl.errors import list_some
+from ctl.hardware import strategies
 from ctl.loop.progress import format_numbers
 from ctl.optimizers import schedules
 from ctl.replica.step.engine import engine_of
@@ -34,7 +35,7 @@ def start(hardware: Any, trainer: Any) -> str:
     layout = engine_of(trainer).plan.layout
     parameters = engine_of(trainer).step.attributes.parameter_count()
     what = f"{trainer.options.precision}; {parameters:,} parameters"
-    if hardware.name == "parameter_server":
+    if strategies.STRATEGIES[hardware.name].coordinated:
         workers, servers = (len(hardware.cluster.addresses[role]) for role in ("worker", "ps"))
         return (
             f"{hardware.name} ({hardware.reason}): {_count(workers, 'worker')}, "
@@ -106,6 +107,14 @@ def stopped(step: int, workdir: Any) -> str:
 def done(workdir: Any) -> str:
     """Describes a run that has reached its last step."""
     return f"Done: {workdir}/result.json; tensorboard --logdir {workdir}/summaries"
+
+
+def align(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Formats the rows of a table as lines, with the cells of a column below each other."""
+    columns = [
+        [cell.ljust(max(map(len, cells))) for cell in cells] for cells in zip(*rows, strict=True)
+    ]
+    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,6 +1,6 @@
 """ctl.Run: a run that a notebook or a script trains in steps."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import math
 import os
@@ -16,15 +16,16 @@ from ctl.configs import durations, validation
 from ctl.configs import flags as command_line
 from ctl.errors import UsageError
 from ctl.hardware import cluster
+from ctl.loop.actions.action import Action
 from ctl.loop.actions.best_checkpoint import BestCheckpoint
 from ctl.loop.actions.learning_rate import LearningRate
 from ctl.loop.checkpoints import warm_start
 from ctl.loop.lock import RunLock
 from ctl.loop.stop import StopOnSignal
 from ctl.loop.workdir import Workdir
-from ctl.modes import Arguments, results, wrapped_trainer
+from ctl.modes import Arguments, results
+from ctl.modes import experiment as experiments
 from ctl.modes.experiment import Experiment
-from ctl.modes.history import History
 from ctl.modes.run import Run as ProgramRun
 from ctl.modes.session import Session
 from ctl.trainer import StandardTrainer
@@ -85,7 +86,7 @@ class Run:
         config: Any = experiment
         path = ""
         if isinstance(experiment, StandardTrainer):
-            built = wrapped_trainer.make_experiment(experiment)
+            built = experiments.wrap(experiment)
             config = built.config
         elif isinstance(experiment, config_dict.ConfigDict):
             validation.check_config(experiment)
@@ -104,7 +105,7 @@ class Run:
             self._run.progress.print_line = lambda line: None  # type: ignore[method-assign]
             self._run.progress._write = lambda line: None
         changes = self._workdir.check_config(self.config.to_dict())
-        self._history = History()
+        self._history = _History()
         self._stop = StopOnSignal()
         actions = self._run.make_actions()
         self._rate = next(action for action in actions if isinstance(action, LearningRate))
@@ -280,3 +281,55 @@ class Run:
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
             raise UsageError(f'steps is {steps!r}, but must be a number of steps or "2 epochs".')
         return steps
+
+
+class _History:
+    """A table with one row per step at which a loop or an evaluation has ended.
+
+    history.columns()               # {"step": [5, 10], "loss": [...], "eval/loss": [nan, ...]}
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[int, dict[str, float]] = {}
+
+    def make_actions(self, read_rate: Callable[[], float]) -> list[Action]:
+        """Makes the actions that add rows.
+
+        Args:
+            read_rate: returns the learning rate, which is added to the rows of training.
+        """
+        return [_Recorder(self, "train", read_rate), _Recorder(self, "eval")]
+
+    def add(self, step: int, prefix: str, outputs: Mapping[str, Any]) -> None:
+        """Adds numbers to the row of a step; a repeated step replaces them.
+
+        Args:
+            step: the global step.
+            prefix: the prefix of the names, "" or "eval/".
+            outputs: numbers by name, maybe nested.
+        """
+        for name, value in outputs.items():
+            if isinstance(value, Mapping):
+                self.add(step, f"{prefix}{name}/", value)
+            elif isinstance(value, int | float):
+                self._rows.setdefault(step, {})[prefix + name] = value
+
+    def columns(self) -> dict[str, list[float]]:
+        """Returns name -> one value per row, NaN where there is none; `step` is the first name."""
+        rows = [{"step": step, **self._rows[step]} for step in sorted(self._rows)]
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: [row.get(name, math.nan) for row in rows] for name in names}
+
+
+class _Recorder(Action):
+    may_stop = False
+
+    def __init__(self, history: _History, at: str, read_rate: Callable[[], float] | None = None):
+        self._history = history
+        self._read_rate = read_rate
+        self.at = at
+
+    def __call__(self, outputs: Mapping[str, Any]) -> None:
+        prefix = "eval/" if self.at == "eval" else ""
+        rate = {"learning_rate": self._read_rate()} if self._read_rate else {}
+        self._history.add(self.controller.step, prefix, {**outputs, **rate})

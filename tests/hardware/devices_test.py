@@ -64,32 +64,52 @@ def physical_gpu(index):
     return tf.config.PhysicalDevice(f"/physical_device:GPU:{index}", "GPU")
 
 
-@pytest.mark.parametrize(
-    "nvml",
-    [FakeNvml(driver=False), FakeNvml([FakeGpu(total=None)]), FakeNvml()],
-    ids=["no driver", "memory not reported", "no GPU"],
-)
-def test_splitting_a_gpu_of_unknown_memory_is_rejected(monkeypatch, nvml):
+def install_gpus(monkeypatch, gpus, details, **options):
+    """Replaces the driver's GPUs, as names and MiB, and the names that TensorFlow reports."""
+    fakes = [
+        FakeGpu(total=size and size * MIB, name=name, uuid=uuid)
+        for (name, size), uuid in zip(gpus, ("GPU-a", "GPU-b", "GPU-c", "MIG-d"), strict=False)
+    ]
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(fakes, **options))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(
+        tf.config.experimental,
+        "get_device_details",
+        lambda device: {"device_name": details[int(device.name[-1])]},
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "driver"),
+    [([("A", 100)], False), ([("A", None)], True), ([], True), ([("B", 100)], True)],
+    ids=["no driver", "memory not reported", "no GPU", "another GPU"],
+)
+def test_splitting_a_gpu_of_unknown_memory_is_rejected(monkeypatch, gpus, driver):
+    install_gpus(monkeypatch, gpus, ["A"], driver=driver)
     with pytest.raises(UsageError, match=r"does not report: set runtime\.logical_devices to 0"):
         devices._split(physical_gpu(0), 2)
 
 
 @pytest.mark.parametrize(
-    ("visible", "limit"), [(None, 450), ("0,2", 900), ("GPU-b,GPU-c", 900), ("MIG-d,GPU-a", 45)]
+    ("visible", "product", "limit"),
+    [
+        (None, "A", 45),
+        (None, "C", 900),
+        # By default CUDA numbers the fastest GPU 0, and the driver numbers them by their place.
+        ("0", "C", 900),
+        ("2,0", "A", 45),
+        ("GPU-b,GPU-c", "C", 900),
+        ("MIG-d,GPU-a", "A MIG", 135),
+    ],
 )
-def test_parts_of_a_gpu_share_nine_tenths_of_its_memory(monkeypatch, visible, limit):
-    sizes = {"GPU-a": 100, "GPU-b": 1000, "GPU-c": 2000, "MIG-d": 300}
-    gpus = [FakeGpu(total=size * MIB, uuid=uuid) for uuid, size in sizes.items()]
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(gpus))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+def test_parts_of_a_gpu_share_nine_tenths_of_its_memory(monkeypatch, visible, product, limit):
+    install_gpus(monkeypatch, [("A", 100), ("B", 1000), ("C", 2000), ("A MIG", 300)], [product])
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     split = {}
     monkeypatch.setattr(tf.config, "set_logical_device_configuration", split.__setitem__)
-    devices._split(physical_gpu(1), 2)  # the second of those that the process may use
-    assert [part.memory_limit for part in split[physical_gpu(1)]] == [limit] * 2
+    devices._split(physical_gpu(0), 2)
+    assert [part.memory_limit for part in split[physical_gpu(0)]] == [limit] * 2
 
 
 @pytest.mark.parametrize(
@@ -103,9 +123,7 @@ def test_parts_of_a_gpu_share_nine_tenths_of_its_memory(monkeypatch, visible, li
 )
 def test_the_memory_limit_of_a_gpu_is_that_of_its_logical_device(monkeypatch, parts, expected):
     pretend_gpus(monkeypatch, 2)
-    gpus = [FakeGpu(total=size * MIB) for size in (80_000, 10_000)]
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(gpus))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    install_gpus(monkeypatch, [("A", 80_000), ("B", 10_000)], ["A", "B"])
 
     def read(device):
         limits = parts.get(int(device.name[-1]), [])
@@ -120,5 +138,5 @@ def test_other_devices_have_no_known_memory_limit(monkeypatch):
     assert devices.gpu_memory_limit("CPU:0") is None
     pretend_gpus(monkeypatch, 1)
     monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda device: None)
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([FakeGpu(total=None)]))
+    install_gpus(monkeypatch, [("A", None)], ["A"])
     assert devices.gpu_memory_limit("GPU:0") is None

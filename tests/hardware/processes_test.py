@@ -4,19 +4,20 @@ import os
 import signal
 import sys
 import time
+import types
+from unittest import mock
 
 import pytest
 
 from ctl.hardware import elastic, gpu, processes
-from ctl.hardware.elastic import WorkerPool
-from ctl.hardware.failure_limit import FailureLimit
+from ctl.hardware.elastic import FailureLimit, WorkerPool
 from ctl.hardware.processes import Launcher
 
 
 @pytest.fixture(autouse=True)
 def restore_handlers(monkeypatch):
     """Removes the launcher's signal handlers; finds no GPU, so that the driver is not queried."""
-    monkeypatch.setattr(gpu, "list_uuids", lambda environment: [])
+    monkeypatch.setattr(gpu, "list_uuids", lambda: [])
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in handlers.items():
@@ -171,7 +172,7 @@ def test_port_that_another_program_has_taken_is_not_a_user_error(capfd):
         "this = cluster.from_tf_config(os.environ['TF_CONFIG'])\n"
         "other = socket.create_server(('', int(this.address.rpartition(':')[2])))\n"
         "try:\n"
-        "    rendezvous.wait_for_others(this, timeout=1, print_line=print)\n"
+        "    rendezvous.wait_for_others(this, timeout=1)\n"
         "except Failure as error:\n"
         "    print(error)\n"
     )
@@ -326,9 +327,10 @@ def launch_elastic(starts, workdir, *, workers=3, minimum=2, **options):
             clock.offset += 2 * REJOIN_SECONDS if current == "train" else 0.0
         return [*script(ACTIONS), current, str(workdir)]
 
-    pool = WorkerPool(workers, minimum=minimum, rejoin_seconds=REJOIN_SECONDS, clock=clock)
+    pool = WorkerPool(workers, minimum=minimum, rejoin_seconds=REJOIN_SECONDS)
     limit = FailureLimit(workdir)
-    code = Launcher(command, workers=workers, pool=pool, failure_limit=limit, **options).run()
+    with mock.patch.object(elastic, "time", types.SimpleNamespace(monotonic=clock)):
+        code = Launcher(command, workers=workers, pool=pool, failure_limit=limit, **options).run()
     assert next(remaining, None) is None
     return code, numbers
 
@@ -363,7 +365,8 @@ def test_run_is_not_stopped_before_it_has_saved(tmp_path, capfd, fast):
         numbers.append(task.num_workers)
         return script("") if task.num_workers == 2 else [*script(text), str(tmp_path)]
 
-    pool = WorkerPool(2, minimum=1, is_usable=lambda slot: slot == 0 or bool(numbers))
+    pool = WorkerPool(2, minimum=1)
+    pool.is_usable = lambda slot: slot == 0 or bool(numbers)
     limit = FailureLimit(tmp_path)
     assert Launcher(command, workers=2, pool=pool, failure_limit=limit).run() == 0
     assert numbers == [1, 2, 2]
@@ -378,7 +381,8 @@ def test_run_waits_for_enough_workers(monkeypatch):
     lines = []
     monkeypatch.setattr(processes, "_print", lines.append)
     monkeypatch.setattr(processes, "_REPORT_AFTER", 0.0)
-    pool = WorkerPool(2, is_usable=lambda slot: bool(lines))
+    pool = WorkerPool(2)
+    pool.is_usable = lambda slot: bool(lines)
     command = script("sys.exit(0)")
     assert Launcher(lambda task: command, workers=2, pool=pool, wait_seconds=60.0).run() == 0
     assert lines == ["fewer than 2 workers can run; waiting for them, up to 60 s."]
@@ -440,15 +444,15 @@ def test_each_slot_keeps_its_gpus(tmp_path, fast):
         action = "lose worker 1" if task.num_workers == 3 else "end"
         return [*script(ACTIONS), action, str(tmp_path)]
 
-    pool = WorkerPool(3, minimum=2, rejoin_seconds=60.0)
-    launcher = Launcher(command, workers=3, pool=pool, max_restarts=1, gpus=["a", "b", "c"])
+    pool = WorkerPool(3, minimum=2, rejoin_seconds=60.0, gpus=["a", "b", "c"])
+    launcher = Launcher(command, workers=3, pool=pool, max_restarts=1)
     assert launcher.run() == 0
     assert gpus == [(3, "a"), (3, "b"), (3, "c"), (2, "a"), (2, "c")]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_while_the_launcher_waits_ends_it(number):
-    pool = WorkerPool(2, minimum=2, is_usable=lambda slot: False)
+    pool = WorkerPool(2)
     launcher = Launcher(lambda task: script(""), workers=2, pool=pool, wait_seconds=60.0)
     pool.slots = lambda: launcher._forward_signal(number, None) or []
     assert launcher.run() == processes.STOPPED
@@ -468,8 +472,7 @@ def test_signal_while_the_run_saves_to_grow_stops_it_without_a_second_signal(tmp
         "time.sleep(60)\n"
     )
     command = [*script(text), str(tmp_path / "ready")]
-    pool = WorkerPool(
-        2, minimum=1, is_usable=lambda slot: slot == 0 or (tmp_path / "ready").exists()
-    )
+    pool = WorkerPool(2, minimum=1)
+    pool.is_usable = lambda slot: slot == 0 or (tmp_path / "ready").exists()
     launcher = Launcher(lambda task: command, workers=2, pool=pool, max_restarts=3)
     assert launcher.run() == 75

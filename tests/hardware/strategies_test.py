@@ -51,7 +51,10 @@ def test_every_option_is_a_config_key_with_the_same_default():
 @on_cpu
 @pytest.mark.parametrize("name", ["default", "one_device", "mirrored", "central_storage"])
 def test_strategies_are_recognized_by_their_class(name):
-    assert strategies.strategy_name(selection.build(name).strategy) == name
+    strategy = selection.build(name).strategy
+    assert strategies.strategy_name(strategy) == name
+    spec = strategies.spec_of(strategy)
+    assert (spec.coordinated, spec.remote, spec.multi_process) == (False, False, False)
 
 
 @pytest.mark.parametrize(

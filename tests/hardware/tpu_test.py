@@ -121,17 +121,21 @@ def test_message_names_the_obstacle_and_the_alternatives(bus, install):
     assert str(remote.value) == f"{line} and no runtime.tpu. {offer}"
 
 
-def test_metadata_server_is_queried_only_on_a_machine_with_a_chip(bus):
-    none, configured, chip = {}, {"TPU_SKIP_MDS_QUERY": "0"}, {}
-    tpu.skip_metadata_server(none)
-    tpu.skip_metadata_server(configured)
-    bus(V5E)
-    tpu.skip_metadata_server(chip)
-    assert (none, configured, chip) == (
-        {"TPU_SKIP_MDS_QUERY": "1"},
-        {"TPU_SKIP_MDS_QUERY": "0"},
-        {},
-    )
+@pytest.mark.parametrize(
+    ("chips", "before", "after"),
+    [
+        ([], {}, {"TPU_SKIP_MDS_QUERY": "1"}),
+        ([], {"TPU_SKIP_MDS_QUERY": "0"}, {"TPU_SKIP_MDS_QUERY": "0"}),
+        ([V5E], {}, {}),
+    ],
+)
+def test_metadata_server_is_queried_only_on_a_machine_with_a_chip(
+    bus, monkeypatch, chips, before, after
+):
+    bus(*chips)
+    monkeypatch.setattr(tpu.os, "environ", before)
+    tpu.skip_metadata_server()
+    assert before == after
 
 
 def test_detection_does_not_import_tensorflow():

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ctl import testing
 from ctl.errors import Failure, NonFiniteStep, UsageError
-from ctl.hardware import coordinator
+from ctl.hardware import strategies
 from ctl.loop.inner_loop import InnerLoop
 from ctl.loop.reporter import Reporter
 from ctl.replica.measure.non_finite import NonFiniteReport
@@ -94,7 +94,7 @@ def test_loop_must_count_its_steps_and_may_repeat_some_only_with_a_coordinator(m
     monkeypatch.setattr(trainer, "train", lambda steps: trainer.global_step.assign_add(5) and {})
     with pytest.raises(UsageError, match="A loop to step 3 ended at step 5"):
         run(trainer, loop, 3)
-    monkeypatch.setattr(coordinator, "is_coordinated", lambda strategy: True)
+    monkeypatch.setattr(strategies, "strategy_name", lambda strategy: "parameter_server")
     run(trainer, loop, 3)
     assert events == [("repeated", 10)]
 

@@ -5,7 +5,7 @@ import types
 import pytest
 
 from ctl.errors import Failure, UsageError
-from ctl.hardware import coordinator
+from ctl.hardware import strategies
 from ctl.loop import loop_checks
 
 
@@ -21,7 +21,7 @@ def test_loop_must_end_at_its_boundary():
 
 
 def test_coordinator_may_repeat_steps_but_not_skip_any(monkeypatch):
-    monkeypatch.setattr(coordinator, "is_coordinated", lambda strategy: True)
+    monkeypatch.setattr(strategies, "strategy_name", lambda strategy: "parameter_server")
     assert loop_checks.count_repeated_steps(make_trainer(), 33, 30) == 3
     with pytest.raises(UsageError, match="ended at step 29"):
         loop_checks.count_repeated_steps(make_trainer(), 29, 30)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import dataclasses
+import itertools
 import logging
 from typing import Any
 
@@ -90,7 +91,7 @@ def _export(name: str, strategy: Any, step: Callable[[Any], Any], element_spec: 
 
 def _trace(step: Callable[[Any], Any], element_spec: Any, specs: list[tf.TensorSpec]) -> None:
     def call(*tensors: tf.Tensor) -> None:
-        step(_OneElement(pack_tensors(element_spec, tensors)))
+        step(itertools.repeat(pack_tensors(element_spec, tensors)))
 
     # TensorFlow logs a stack trace of what it cannot convert; the error is reported in one line.
     logger = tf.get_logger()
@@ -104,19 +105,6 @@ def _trace(step: Callable[[Any], Any], element_spec: Any, specs: list[tf.TensorS
         raise NotExportable([problems.explain_tracing_error(error)]) from error
     finally:
         logger.setLevel(level)
-
-
-class _OneElement:
-    """An iterator that returns the same element each time, in place of the strategy's iterator."""
-
-    def __init__(self, element: Any):
-        self._element = element
-
-    def __iter__(self) -> "_OneElement":
-        return self
-
-    def __next__(self) -> Any:
-        return self._element
 
 
 def flatten_specs(element_spec: Any) -> list[tuple[tuple, tf.TensorSpec]]:

@@ -9,6 +9,7 @@ import pathlib
 from typing import Any
 
 from ctl.loop.progress import format_duration, format_numbers
+from ctl.modes.messages import align
 
 _Entry = Mapping[str, Any]
 
@@ -23,11 +24,7 @@ def summarize(entries: Sequence[_Entry], config: Any, folder: pathlib.Path) -> l
     """
     rows = [_columns(entry) for entry in entries]
     names = list(dict.fromkeys(name for row in rows for name in row))
-    shown = [names] + [[_show(row.get(name)) for name in names] for row in rows]
-    widths = [max(len(row[i]) for row in shown) for i in range(len(names))]
-    lines = [
-        "  ".join(cell.ljust(w) for cell, w in zip(r, widths, strict=True)).rstrip() for r in shown
-    ]
+    lines = align([names, *([_show(row.get(name)) for name in names] for row in rows)])
     lines += [f"{e['name']}: {e['line']}" for e in entries if e.get("line")]
     best = _best(rows, entries, config)
     lines += [best] if best else []

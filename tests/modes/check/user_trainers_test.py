@@ -1,5 +1,7 @@
 """--mode=check on trainers as users write them: GANs, contrastive losses, tokens, casts, exceptions."""
 
+from unittest import mock
+
 import pytest
 
 from ctl.errors import UsageError
@@ -11,12 +13,12 @@ from ctl.testing.splits import Split
 from tests.modes.check import user_trainers
 
 
-def compare(factory, batch_sizes, replicas=(1, 2)):
-    """Compares splits in this process, as the process of --mode=check does."""
+def compare(factory, batch_sizes):
+    """Compares splits on one and two replicas in this process, as --mode=check does in its own."""
     rows = replica_check.read_examples(factory, 8)
-    return replica_check.compare_trainer(
-        factory.experiment.config, factory.config_path, rows, batch_sizes, replicas=replicas
-    )
+    config = factory.experiment.config
+    with mock.patch.object(replica_check, "REPLICAS", (1, 2)):
+        return replica_check.compare_trainer(config, factory.config_path, rows, batch_sizes)
 
 
 def line_of(text):
@@ -133,7 +135,7 @@ def test_compression_is_reported_as_not_compared(make_user_factory, monkeypatch)
     factory = make_user_factory("Regression", **{"runtime.all_reduce.compression": "float16"})
     report = Report("Regression", "float64", (Split(replicas=2, batch=4),), {})
     monkeypatch.setattr(replica_check.processes, "call", lambda *_, timeout: [report])
-    assert replica_check.check_equivalence(factory).observation.endswith(
+    assert replica_check.start(factory)().observation.endswith(
         "in float64, give one update; runtime.all_reduce.compression is not part of this comparison"
     )
 
