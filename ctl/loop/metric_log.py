@@ -5,7 +5,7 @@ import pathlib
 from typing import Any
 
 from ctl.errors import Failure, print_line
-from ctl.loop import write_errors
+from ctl.loop.checkpoints.files import report_write_errors
 from ctl.loop.writers.tensorboard import TensorBoardWriter
 from ctl.loop.writers.writer import Record, Writer
 
@@ -71,7 +71,7 @@ class MetricLog:
     def _call(self, call: Callable[[Writer], None]) -> None:
         for writer in list(self._writers):
             try:
-                with write_errors.report_write_errors(_name(writer), self._checkpoint_folder):
+                with report_write_errors(_name(writer), self._checkpoint_folder):
                     call(writer)
             except Exception as error:
                 if writer.required:

@@ -1,19 +1,26 @@
-"""Manages the folder of a run, and checks whether a run may start or resume in it."""
+"""Chooses and manages the folder of a run, and checks whether a run may start or resume in it."""
 
 from collections.abc import Mapping, Sequence
 import contextlib
 import datetime
+import hashlib
 import json
 import os
 import pathlib
+import re
 import tempfile
 import time
 from typing import Any
 
+from ml_collections import config_dict
+
 from ctl.configs import overrides
 from ctl.errors import UsageError
-from ctl.loop import json_files, lock, write_errors
-from ctl.loop.config_changes import ConfigChanges
+from ctl.loop import json_files, lock
+from ctl.loop.checkpoints.files import report_write_errors
+from ctl.loop.config_changes import ConfigChanges, changes_updates
+
+_MAX_NAME = 100  # characters; file systems allow 255 bytes
 
 
 class Workdir:
@@ -207,7 +214,7 @@ class Workdir:
             return
         line = {"time": time.time(), "event": event, "step": step, **fields}
         path = self.path / "events.jsonl"
-        with write_errors.report_write_errors(str(path), self.checkpoints):
+        with report_write_errors(str(path), self.checkpoints):
             json_files.append_line(path, line)
 
     def write_result(self, result: Mapping[str, Any]) -> None:
@@ -239,7 +246,7 @@ class Workdir:
             self._write("rollbacks.json", {"rollbacks": list(rollbacks)})
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
-        with write_errors.report_write_errors(str(self.path / name), self.checkpoints):
+        with report_write_errors(str(self.path / name), self.checkpoints):
             json_files.replace(self.path / name, content)
 
     def _check_no_foreign_files(self) -> None:
@@ -281,6 +288,69 @@ class Workdir:
 
     def _not_writable(self, error: OSError) -> str:
         return f"--workdir={self.path} cannot be written ({error.strerror}): name another folder."
+
+
+def choose_folder(
+    folder: pathlib.Path,
+    config: config_dict.ConfigDict,
+    changes: Sequence[tuple[str, str | None]],
+    *,
+    starts_run: bool,
+    allow_change: bool = False,
+) -> pathlib.Path:
+    """Chooses between the folder of an experiment and one for the changes of the command line.
+
+    A second run of an experiment, with a value that changes the updates, has a folder of its own:
+    runs/mnist.learning_rate=0.003 next to runs/mnist. The same command chooses it again, so that it
+    resumes the run.
+
+    Args:
+        folder: the folder of the experiment, such as runs/mnist.
+        config: the config with the changes.
+        changes: the changes of the command line, as keys and texts.
+        starts_run: whether the program may start a run in the folder; else it reads one, and may
+            evaluate other data.
+        allow_change: whether the run of the experiment may continue with the changes.
+
+    Returns:
+        The folder of the changes if it holds a run, or if the other one holds a run that the changes
+        are not compatible with; else the folder of the experiment.
+    """
+    current = overrides.flatten(config)
+    # Parsed values in a fixed order: 5e-1 is 0.5.
+    keys = sorted({key for key, _ in changes if changes_updates(key, config)})
+    values = {key: str(current[key]) for key in keys}
+    if not values:
+        return folder
+    changed_folder = folder.with_name(f"{folder.name}.{name_values(values)}")
+    if Workdir(changed_folder, writes=False).has_run():
+        return changed_folder
+    experiment = Workdir(folder, writes=False)
+    try:
+        saved = experiment.config() if experiment.has_run() and not allow_change else None
+    except UsageError:  # a damaged file is reported where the folder is used
+        saved = None
+    if saved is None:
+        return folder
+    harmful = {
+        key
+        for key in ConfigChanges(saved, config.to_dict()).harmful
+        if starts_run or not key.startswith(("data.", "eval."))
+    }
+    # A change of the config file is not one of the command line: it is reported as such.
+    return changed_folder if harmful and harmful <= values.keys() else folder
+
+
+def name_values(values: Mapping[str, str]) -> str:
+    """Returns a name such as "learning_rate=0.1,dropout=0.5", for a folder."""
+    last = [key.rpartition(".")[-1] for key in values]
+    keys = last if len(set(last)) == len(last) else list(values)
+    text = ",".join(f"{key}={value}" for key, value in zip(keys, values.values(), strict=True))
+    name = re.sub(r"[^\w.,=+-]", "_", text)
+    if name == text and len(name) <= _MAX_NAME:
+        return name
+    digest = hashlib.sha256(json.dumps(dict(values)).encode()).hexdigest()[:8]
+    return f"{name[:_MAX_NAME]}-{digest}"
 
 
 def _has_step(decision: Any) -> bool:

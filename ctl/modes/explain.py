@@ -8,8 +8,7 @@ from ctl.configs.error_location import describe as describe_error
 from ctl.configs.parameter_groups import patterns
 from ctl.hardware import devices, gradient_groups
 from ctl.loop.actions import registry
-from ctl.loop.actions.action import Action
-from ctl.loop.actions.action_list import check_action
+from ctl.loop.actions.action import Action, check_action
 from ctl.loop.actions.export_model import ExportModel
 from ctl.modes import DONE, Arguments, experiment
 from ctl.modes.experiment import Experiment

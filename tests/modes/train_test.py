@@ -8,7 +8,7 @@ import pytest
 
 import ctl
 from ctl.errors import UsageError
-from ctl.loop.actions.time_limit import TimeLimit
+from ctl.loop.actions.stopping import TimeLimit
 from ctl.modes import DONE, STOPPED, train
 from tests import experiments
 
