@@ -209,7 +209,8 @@ def _align_kept_checkpoints(original: Any, resolved: Any) -> None:
     """
     interval, keep = resolved.checkpoint_interval, resolved.checkpoint_keep_every
     if isinstance(original.checkpoint_keep_every, str) and interval:
-        resolved.checkpoint_keep_every = max(1, round(keep / interval)) * interval
+        multiple = min(max(1, round(keep / interval)), _MOST // interval)
+        resolved.checkpoint_keep_every = multiple * interval
 
 
 def _parse(key: str, text: str) -> tuple[fractions.Fraction, str]:

@@ -19,6 +19,7 @@ from ctl.errors import UsageError
 from ctl.loop import json_files, lock
 from ctl.loop.checkpoints.files import report_write_errors
 from ctl.loop.config_changes import ConfigChanges, changes_updates
+from ctl.loop.goodput import read_lines
 
 _MAX_NAME = 100  # characters; file systems allow 255 bytes
 
@@ -70,10 +71,8 @@ class Workdir:
 
     def config_file(self) -> str:
         """Returns the config file that the run was started with; "" if it is not recorded."""
-        path = self.path / "events.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        events = [json.loads(line) for line in lines if '"config"' in line]
-        return next((e["config"] for e in events if e.get("event") == "start"), "")
+        starts = [e for e in read_lines(self.path / "events.jsonl") if e.get("event") == "start"]
+        return starts[0].get("config", "") if starts else ""
 
     def summaries(self, split: str) -> str | None:
         """Returns the folder of a split's summaries; None if this process writes none."""
@@ -124,19 +123,19 @@ class Workdir:
                 f"{self.path} holds a run of another experiment, trainer {saved['trainer']}: name "
                 "another --workdir, or move it aside with --fresh."
             )
-        if only_evaluates and changes.harmful_to_evaluation and not allow_change:
-            lines = "; ".join(changes.lines[key] for key in changes.harmful_to_evaluation)
-            raise UsageError(
-                f"{self.path} holds a run with another config ({lines}): use the config of the run, in "
-                "which only data.* and eval.* may change, or accept the change by "
-                "--allow_config_change."
+        harmful = changes.harmful_to_evaluation if only_evaluates else changes.harmful
+        if harmful and not allow_change:
+            lines = "; ".join(changes.lines[key] for key in harmful)
+            fix = (
+                "resume with the change by --allow_config_change, or start from scratch with --fresh "
+                "or another --workdir"
             )
-        if changes.harmful and not allow_change and not only_evaluates:
-            lines = "; ".join(changes.lines[key] for key in changes.harmful)
-            raise UsageError(
-                f"{self.path} holds a run with another config ({lines}): resume with the change by "
-                "--allow_config_change, or start from scratch with --fresh or another --workdir."
-            )
+            if only_evaluates:
+                fix = (
+                    "use the config of the run, in which only data.* and eval.* may change, or accept "
+                    "the change by --allow_config_change"
+                )
+            raise UsageError(f"{self.path} holds a run with another config ({lines}): {fix}.")
         return list(changes.lines.values())
 
     def evaluation_changes(self, config: Mapping[str, Any]) -> list[str]:
@@ -189,12 +188,11 @@ class Workdir:
         if not self.has_run():
             return None
         # A sibling: a rename within one file system is atomic and takes no time.
-        stamp = datetime.datetime.now().strftime("%Y-%m-%d-%H%M%S")
-        aside = self.path.with_name(f"{self.path.name}.{stamp}")
-        number = 1
+        name = f"{self.path.name}.{datetime.datetime.now():%Y-%m-%d-%H%M%S}"
+        aside, number = self.path.with_name(name), 1
         while aside.exists():
             number += 1
-            aside = self.path.with_name(f"{self.path.name}.{stamp}.{number}")
+            aside = self.path.with_name(f"{name}.{number}")
         try:
             self.path.rename(aside)
         except OSError as error:
@@ -229,12 +227,12 @@ class Workdir:
     def rollbacks(self) -> list[dict[str, Any]]:
         """Returns the decisions that `write_rollbacks` wrote; [] if there are none."""
         path = self.path / "rollbacks.json"
-        if not path.exists():
-            return []
-        decisions: Any = json_files.read(path).get("rollbacks")
-        if isinstance(decisions, list) and all(map(_has_step, decisions)):
-            return decisions
-        raise UsageError(f"{path} is not what ctl wrote: fix it, or use --fresh.")
+        decisions: Any = json_files.read(path).get("rollbacks") if path.exists() else []
+        if not isinstance(decisions, list) or not all(
+            isinstance(each, dict) and type(each.get("step")) is int for each in decisions
+        ):
+            raise UsageError(f"{path} is not what ctl wrote: fix it, or use --fresh.")
+        return decisions
 
     def write_rollbacks(self, rollbacks: Sequence[Mapping[str, Any]]) -> None:
         """Replaces `rollbacks.json`, completely or not at all.
@@ -275,9 +273,7 @@ class Workdir:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.lstat(self.path)  # raises if the name is too long, or permission is missing
             # The folder need not exist yet: its nearest existing parent decides.
-            nearest = self.path
-            while not os.path.lexists(nearest):
-                nearest = nearest.parent
+            nearest = next(p for p in (self.path, *self.path.parents) if os.path.lexists(p))
             if not nearest.is_dir():
                 where = "" if nearest == self.path else f": {nearest}"
                 raise UsageError(f"--workdir={self.path}{where} is a file: name a folder.")
@@ -351,7 +347,3 @@ def name_values(values: Mapping[str, str]) -> str:
         return name
     digest = hashlib.sha256(json.dumps(dict(values)).encode()).hexdigest()[:8]
     return f"{name[:_MAX_NAME]}-{digest}"
-
-
-def _has_step(decision: Any) -> bool:
-    return isinstance(decision, dict) and type(decision.get("step")) is int

@@ -113,6 +113,9 @@ def test_kept_checkpoints_in_epochs_are_checkpoints_in_epochs():
     assert config.train.checkpoint_keep_every == 100
     config = resolve(train=dict(checkpoint_interval=100, checkpoint_keep_every=30))
     assert config.train.checkpoint_keep_every == 30  # as it was given
+    interval = 1_400_000_000  # twice as many are no number of steps
+    kept = dict(checkpoint_interval=interval, checkpoint_keep_every="2147483647 steps")
+    assert resolve(train=kept).train.checkpoint_keep_every == interval
 
 
 @pytest.mark.parametrize(
