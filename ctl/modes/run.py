@@ -14,7 +14,7 @@ from ctl.loop.actions.leaks import MemoryGrowth, Retraces
 from ctl.loop.actions.learning_rate import LearningRate
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller
-from ctl.loop.metric_log import MetricLog
+from ctl.loop.metric_log import MetricLog, make_writers
 from ctl.loop.profiler import Profiler
 from ctl.loop.progress import Progress, ProgressBar
 from ctl.loop.reporter import Reporter
@@ -22,7 +22,6 @@ from ctl.loop.rollback import RollbackPolicy
 from ctl.loop.stop import GceNotice, StopRequest
 from ctl.loop.timing import WallClock
 from ctl.loop.watchdog import Watchdog
-from ctl.loop.writers import registry as writers
 from ctl.modes import Arguments, dry_run, experiment
 from ctl.replica.step.engine import engine_of
 
@@ -71,9 +70,7 @@ class Run:
         self.progress = self._make_progress()
         self.clock = WallClock(started=arguments.started)
         self._metrics = MetricLog(
-            writers.make_writers(
-                self.config.summaries.writers, self.workdir.path, self._config_path
-            )
+            make_writers(self.config.summaries.writers, self.workdir.path, self._config_path)
             if self.is_chief
             else (),
             checkpoint_folder=self.workdir.checkpoints,
