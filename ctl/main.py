@@ -28,8 +28,7 @@ from ctl.errors import Failure, LostWorker, UsageError, print_line
 from ctl.hardware import selection, tpu, worker_failure
 from ctl.hardware.child_process import stop_with_parent
 from ctl.hardware.strategies import StrategyOptions
-from ctl.loop.default_workdir import choose_folder
-from ctl.loop.workdir import Workdir
+from ctl.loop.workdir import Workdir, choose_folder
 from ctl.modes import MODES, SERVE, Arguments, Mode, evaluator_task, sweep
 from ctl.modes.user_errors import report_user_errors
 

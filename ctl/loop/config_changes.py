@@ -1,6 +1,7 @@
 """Decides which changes of the config a run may continue with."""
 
 from collections.abc import Iterable, Mapping
+import contextlib
 import json
 import os
 from typing import Any
@@ -73,13 +74,9 @@ def _differs(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
         return False
     if key == "data.dir" and key in old and key in new:
         # The same folder may be named relative to the current folder, or by its full path.
-        return _resolve_path(str(old[key])) != _resolve_path(str(new[key]))
+        with contextlib.suppress(ValueError):  # a name that no file system can have
+            return os.path.realpath(str(old[key])) != os.path.realpath(str(new[key]))
     return (key in old) != (key in new) or old.get(key) != new.get(key)
-
-
-def _resolve_path(path: str) -> bytes:
-    # As bytes, because JSON may contain text that is no valid path.
-    return os.path.realpath(path.encode(errors="surrogatepass"))
 
 
 def _show(values: Mapping[str, Any], key: str) -> str:

@@ -14,7 +14,7 @@ import filelock
 
 from ctl import errors
 from ctl.errors import UsageError
-from ctl.loop import write_errors
+from ctl.loop.checkpoints.files import report_write_errors
 
 NAME = "run.lock"
 # How long to wait for the lock of another host. The server of a shared disk releases the locks of a
@@ -66,7 +66,7 @@ class RunLock:
         self._created += [p for p in (self._folder, *self._folder.parents) if not p.exists()]
         holder = self._read_holder()
         try:
-            with write_errors.report_write_errors(str(self._path), self._folder / "checkpoints"):
+            with report_write_errors(str(self._path), self._folder / "checkpoints"):
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._acquire(holder)
         except BaseException:

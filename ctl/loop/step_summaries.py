@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.hardware import strategies
-from ctl.loop.timer import Timer
+from ctl.loop.timing import Timer
 from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer
 

@@ -10,24 +10,19 @@ from ctl.configs import durations
 from ctl.errors import UsageError, print_line
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.actions import registry
-from ctl.loop.actions.action import Action
-from ctl.loop.actions.action_list import check_action
+from ctl.loop.actions.action import Action, check_action
+from ctl.loop.actions.leaks import MemoryGrowth, Retraces
 from ctl.loop.actions.learning_rate import LearningRate
-from ctl.loop.actions.memory_growth import MemoryGrowth
-from ctl.loop.actions.retraces import Retraces
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller
-from ctl.loop.metric_log import MetricLog
-from ctl.loop.preemption import GceNotice
+from ctl.loop.metric_log import MetricLog, make_writers
 from ctl.loop.profiler import Profiler
-from ctl.loop.progress import Progress
-from ctl.loop.progress_bar import ProgressBar
+from ctl.loop.progress import Progress, ProgressBar
 from ctl.loop.reporter import Reporter
 from ctl.loop.rollback import RollbackPolicy
-from ctl.loop.stop import StopRequest
-from ctl.loop.wall_clock import WallClock
+from ctl.loop.stop import GceNotice, StopRequest
+from ctl.loop.timing import WallClock
 from ctl.loop.watchdog import Watchdog
-from ctl.loop.writers import registry as writers
 from ctl.modes import Arguments, dry_run, experiment
 from ctl.replica.step.engine import engine_of
 
@@ -76,9 +71,7 @@ class Run:
         self.progress = self._make_progress()
         self.clock = WallClock(started=arguments.started)
         self._metrics = MetricLog(
-            writers.make_writers(
-                self.config.summaries.writers, self.workdir.path, self._config_path
-            )
+            make_writers(self.config.summaries.writers, self.workdir.path, self._config_path)
             if self.is_chief
             else (),
             checkpoint_folder=self.workdir.checkpoints,

@@ -177,3 +177,10 @@ def test_folder_of_the_data_may_be_named_in_another_way(tmp_path, monkeypatch):
     assert ConfigChanges(saved, config.to_dict()).lines == {}
     config.data.dir = "other"
     assert ConfigChanges(saved, config.to_dict()).harmful == ["data.dir"]
+
+
+def test_folder_that_no_file_system_can_name_is_another_one():
+    saved = overrides.flatten(config(data=dict(dir="\ud800")))
+    assert ConfigChanges(saved, config(data=dict(dir="\ud800"))).lines == {}
+    changes = ConfigChanges(saved, config(data=dict(dir="a")))
+    assert changes.lines == {"data.dir": r"data.dir: '\ud800' -> 'a'"}

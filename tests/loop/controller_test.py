@@ -15,11 +15,10 @@ import ctl
 from ctl import evaluator, testing
 from ctl.errors import Failure
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from ctl.loop.controller import Controller
+from ctl.loop.controller import Controller, next_boundary
 from ctl.loop.progress import Progress
 from ctl.loop.reporter import Reporter
 from ctl.loop.stop import StopRequest
-from ctl.loop.timer import Timer
 from tests import reference_model
 from tests.loop.shared import share
 
@@ -217,22 +216,16 @@ def test_stop_is_honored_inside_an_evaluation(make, monkeypatch):
     assert outputs["examples"] == reference_model.EXAMPLES
 
 
-def test_checkpoint_that_is_due_by_time_is_saved_at_the_end_of_a_loop(make, monkeypatch):
-    controller = make(checkpoint_seconds=60.0)
-    now = {0: 0.0, 5: 30.0, 10: 60.0, 15: 119.0, 20: 119.0}
-    controller._manager._timer._since = 0.0
-    controller._manager._timer._clock = lambda: now[controller.step]
-    controller.train(20, checkpoint_at_completion=False)
-    assert [step for name, step in controller.events if name == "checkpoint"] == [10]
-
-
-def test_evaluation_that_is_due_by_time_is_at_the_end_of_a_loop(make, monkeypatch):
-    controller = make(checkpoint_interval=8)
-    now = {0: 0.0, 5: 30.0, 8: 60.0, 10: 61.0, 15: 119.0, 16: 120.0, 20: 121.0}
-    monkeypatch.setattr("time.monotonic", lambda: now[controller.step])
-    monkeypatch.setattr(
-        "ctl.loop.controller.Timer", lambda seconds: Timer(seconds, clock=time.monotonic)
+def test_checkpoint_and_evaluation_that_are_due_by_time_are_at_the_end_of_a_loop(make, monkeypatch):
+    now, trainer = (
+        {0: 0.0, 5: 30.0, 8: 60.0, 10: 61.0, 15: 119.0, 16: 120.0, 20: 121.0},
+        make_trainer(1),
     )
+    monkeypatch.setattr("time.monotonic", lambda: now[int(trainer.global_step)])
+    controller = make(checkpoint_seconds=60.0)
+    controller.train(20, checkpoint_at_completion=False)
+    assert [step for name, step in controller.events if name == "checkpoint"] == [10, 20]
+    controller = make(checkpoint_interval=8)
     controller.train_and_evaluate(20, eval_interval=15, eval_seconds=60.0)
     # By time at 8, and 60 s after that of step 15 not before the end; by steps at 15; at the end.
     assert controller.events == [
@@ -362,7 +355,7 @@ def test_loop_of_which_all_steps_are_skipped_reports_no_loss_and_goes_on(tmp_pat
     controller = Controller(
         trainer=trainer,
         checkpoints=Checkpointer(tmp_path, trainer),
-        reporter=Reporter(trainer, progress=Progress(total=4, every=0, write=lines.append)),
+        reporter=Reporter(trainer, progress=Progress(total=4, write=lines.append)),
         steps_per_loop=2,
     )
     controller.train(4)
@@ -408,3 +401,23 @@ def test_path_from_the_controller_to_the_model_is_at_most_10_frames_of_ctl(tmp_p
     own = [name for filename, name in paths[0] if filename.startswith(package)]
     own = [*own[own.index("train_and_evaluate") :], "forward"]
     assert own[-2:] == ["_compute", "forward"] and len(own) <= 10, own
+
+
+@pytest.mark.parametrize(
+    ("step", "end", "intervals", "boundary"),
+    [
+        (0, 100, (10,), 10),
+        (9, 100, (10,), 10),
+        (10, 100, (10,), 20),  # a boundary itself is over
+        (13, 100, (10, 7), 14),
+        (14, 100, (10, 7), 20),
+        (95, 98, (10,), 98),
+        (95, 98, (0,), 98),
+        (95, 98, (), 98),
+        (13, 100, (10, 0), 20),
+    ],
+)
+def test_boundary_is_the_first_multiple_of_any_interval_up_to_the_end(
+    step, end, intervals, boundary
+):
+    assert next_boundary(step, end, intervals) == boundary

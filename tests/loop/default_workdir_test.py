@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 import ctl
-from ctl.loop.default_workdir import choose_folder, name_values
+from ctl.loop.workdir import choose_folder, name_values
 
 FOLDER = pathlib.Path("runs/exp")
 RATE = ("optimizer.learning_rate", "0.5")

@@ -1,4 +1,4 @@
-"""Files of JSON that are written completely or not at all; write_errors_test.py has full disks."""
+"""Files of JSON that are written completely or not at all; full_disk_test.py has full disks."""
 
 import errno
 import json

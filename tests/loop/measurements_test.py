@@ -6,7 +6,7 @@ import tf_keras
 
 from ctl import testing
 from ctl.loop import measurements
-from ctl.loop.throughput import Throughput
+from ctl.loop.timing import Throughput
 from tests import reference_model
 
 

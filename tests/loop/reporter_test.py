@@ -13,14 +13,16 @@ from ctl import testing
 from ctl.hardware import cluster, selection
 from ctl.hardware.collectives import ProcessGroup
 from ctl.hardware.strategies import StrategyOptions
-from ctl.loop import reporter
+from ctl.loop import progress, reporter
 from ctl.loop.controller import Controller
 from ctl.loop.progress import Progress
 from ctl.loop.reporter import Reporter
 from tests import reference_model
 from tests.fake_nvml import FakeGpu, FakeNvml
+from tests.loop.shared import share
 
 
+@share
 def make_trainer():
     return reference_model.make_trainer(testing.make_strategy(1), 7)
 
@@ -34,7 +36,8 @@ def summary_tags(folder):
     }
 
 
-def test_summaries_and_lines_are_written(tmp_path):
+def test_summaries_and_lines_are_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "EVERY", 0.0)
     trainer, lines, events = make_trainer(), [], []
     controller = Controller(
         trainer=trainer,
@@ -44,7 +47,7 @@ def test_summaries_and_lines_are_written(tmp_path):
         eval_summary_dir=str(tmp_path / "eval"),
         reporter=Reporter(
             trainer,
-            progress=Progress(total=10, every=0.0, write=lines.append),
+            progress=Progress(total=10, write=lines.append),
             on_event=lambda name, step, **fields: events.append((name, step, fields)),
         ),
     )
@@ -66,11 +69,13 @@ def set_clocks(patch, wait):
     now = tf.Variable(0.0, dtype=tf.float64)
     patch.setattr(tf, "timestamp", lambda: tf.identity(now.assign_add(wait)))
     clock = types.SimpleNamespace(perf_counter=itertools.count(0.0, 4.0).__next__)
-    patch.setattr("ctl.loop.inner_loop.time", clock)
+    patch.setattr("ctl.loop.loop_monitor.time", clock)
 
 
 def test_slow_input_is_in_the_line_the_summaries_and_the_events(tmp_path, monkeypatch):
     set_clocks(monkeypatch, wait=0.6)
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    make_trainer.cache_clear()  # its graph reads another clock
     trainer, lines, events = make_trainer(), [], []
     controller = Controller(
         trainer=trainer,
@@ -78,7 +83,7 @@ def test_slow_input_is_in_the_line_the_summaries_and_the_events(tmp_path, monkey
         summary_dir=str(tmp_path),
         reporter=Reporter(
             trainer,
-            progress=Progress(total=10, every=0.0, write=lines.append),
+            progress=Progress(total=10, write=lines.append),
             on_event=lambda name, step, **fields: events.append(fields),
         ),
     )
@@ -109,17 +114,16 @@ def test_processes_report_the_wait_of_the_slowest_input():
     assert shares == pytest.approx([0.75, 0.75])
 
 
-def test_gpu_usage_is_printed_and_summarized_next_to_the_outputs(tmp_path):
+def test_gpu_usage_is_printed_and_summarized_next_to_the_outputs(tmp_path, monkeypatch):
+    usage = {"gpu_memory_gib": 5.0, "gpu_utilization": 0.9}
+    monkeypatch.setattr("ctl.hardware.gpu.read_usage", lambda: usage)
+    monkeypatch.setattr(reporter, "_on_gpu", lambda strategy: True)
     trainer, lines = make_trainer(), []
     controller = Controller(
         trainer=trainer,
         steps_per_loop=5,
         summary_dir=str(tmp_path),
-        reporter=Reporter(
-            trainer,
-            progress=Progress(total=5, write=lines.append),
-            gpu_usage=lambda: {"gpu_memory_gib": 5.0, "gpu_utilization": 0.9},
-        ),
+        reporter=Reporter(trainer, progress=Progress(total=5, write=lines.append)),
     )
     controller.train(5)
     assert "| gpu_memory_gib 5.0000 | gpu_utilization 0.9000" in lines[0]
@@ -130,10 +134,8 @@ def test_gpu_usage_is_printed_and_summarized_next_to_the_outputs(tmp_path):
 def test_usage_is_printed_only_if_a_replica_is_on_a_gpu(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([FakeGpu()]))
     trainer, lines = make_trainer(), []
-    progress = Progress(total=5, write=lines.append)
-    Controller(
-        trainer=trainer, steps_per_loop=5, reporter=Reporter(trainer, progress=progress)
-    ).train(5)
+    reporter = Reporter(trainer, progress=Progress(total=5, write=lines.append))
+    Controller(trainer=trainer, steps_per_loop=5, reporter=reporter).train(5)
     assert [("gpu" in line) for line in lines] == [bool(tf.config.list_physical_devices("GPU"))]
 
 

@@ -27,7 +27,7 @@ def run(folder, trainer, steps=STEPS, **options):
     events, lines = [], []
     reporter = Reporter(
         trainer,
-        progress=Progress(total=0, every=1e9, write=lines.append),
+        progress=Progress(total=10**9, write=lines.append),
         on_event=lambda name, step, **fields: events.append((name, step, fields)),
     )
     controller = Controller(

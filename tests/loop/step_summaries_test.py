@@ -55,7 +55,7 @@ def run(folder, *, cls=Summarizing, replicas=1, interval=None, steps=12, **optio
         summary_interval=interval,
         actions=[Summary("train"), Summary("eval")],
     )
-    controller._inner_loop._step_summaries._print_line = lines.append
+    controller._monitor._step_summaries._print_line = lines.append
     controller.train_and_evaluate(steps, eval_interval=6)
     return controller, lines
 
@@ -63,9 +63,8 @@ def run(folder, *, cls=Summarizing, replicas=1, interval=None, steps=12, **optio
 def test_summaries_by_time_are_those_of_the_first_step_of_a_loop(tmp_path, monkeypatch):
     trainer = reference_model.make_trainer(testing.make_strategy(1), 7, cls=Summarizing)
     now = {0: 0.0, 4: 59.0, 8: 60.0, 12: 61.0}
+    monkeypatch.setattr("time.monotonic", lambda: now[int(trainer.global_step)])
     summaries = StepSummaries(trainer, interval=1, seconds=60.0, print_line=print)
-    summaries._timer._since = 0.0
-    summaries._timer._clock = lambda: now[int(trainer.global_step)]
     with tf.summary.create_file_writer(str(tmp_path)).as_default(trainer.global_step):
         for _ in range(4):
             with summaries.recording():

@@ -1,12 +1,20 @@
-"""The first signal requests a stop, the second ends the process."""
+"""The first signal requests a stop, the second ends the process; a cloud's notice requests a stop."""
 
+import http.server
+import json
 import os
+import pathlib
 import signal
 import subprocess
+import threading
+import time
 
 import pytest
 
-from ctl.loop.stop import SIGNALS, StopOnSignal, StopRequest
+from ctl import main
+from ctl.errors import UsageError
+from ctl.loop import stop as module
+from ctl.loop.stop import SIGNALS, GceNotice, StopOnSignal, StopRequest
 from tests import child
 
 TRAINING = """
@@ -112,3 +120,84 @@ def test_second_signal_ends_the_process_immediately(second):
             process.kill()
             raise
     assert (process.returncode, out) == (-second, "")
+
+
+@pytest.fixture
+def metadata(monkeypatch):
+    """The answers of a metadata server, which the test changes, and the requests."""
+    answers = {"preempted": "FALSE", "maintenance-event": "NONE"}
+    reads = []
+    monkeypatch.setattr(module, "INTERVAL", 0.01)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            reads.append(self.path)
+            known = self.headers["Metadata-Flavor"] == "Google"
+            name = self.path.removeprefix("/computeMetadata/v1/instance/")
+            self.send_response(200 if known and answers.get(name) else 404)
+            self.end_headers()
+            self.wfile.write((answers.get(name) or "").encode())
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("localhost", 0), Handler) as server:
+        monkeypatch.setenv("GCE_METADATA_HOST", f"localhost:{server.server_port}")
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield answers, reads
+        server.shutdown()
+        thread.join()
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("before", "name", "value"),
+    [
+        ({}, "preempted", "TRUE"),
+        ({"maintenance-event": "MIGRATE_ON_HOST_MAINTENANCE"}, "maintenance-event",
+         "TERMINATE_ON_HOST_MAINTENANCE"),
+        ({"preempted": None}, "preempted", "TRUE"),  # the server answers 404 for a moment
+    ],
+)  # fmt: skip
+def test_notice_requests_a_stop(metadata, before, name, value):
+    (answers, reads), stop = metadata, StopRequest()
+    with GceNotice(stop):
+        answers.update(before)
+        count = len(reads) + 6  # at least two complete readings
+        wait_for(lambda: len(reads) >= count)
+        assert not stop.requested
+        answers[name] = value
+        wait_for(lambda: stop.requested)
+        assert stop.reasons == {"notice": f"{name}: {value}"}
+
+
+def test_missing_server_is_rejected(monkeypatch):
+    monkeypatch.setenv("GCE_METADATA_HOST", "localhost:1")
+    with pytest.raises(UsageError, match="no metadata server answers at localhost:1"):
+        GceNotice(StopRequest()).__enter__()
+
+
+def test_run_saves_and_exits_with_75(metadata, tmp_path, monkeypatch, capsys):
+    metadata[0]["preempted"] = "TRUE"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny_experiment.py").write_text(
+        "import ctl\nfrom tests import reference_model\n"
+        "def get_config():\n"
+        "    return ctl.config(trainer='tests.reference_model:ReferenceTrainer',\n"
+        "                      data=dict(global_batch_size=8),\n"
+        "                      train=dict(steps=1000, steps_per_loop=10))\n"
+    )
+    arguments = ["ctl", "--config=tiny_experiment.py", "--workdir=mine"]
+    assert main.run([*arguments, "--config.train.preemption_notice=gce"]) == 75
+    out = capsys.readouterr().out
+    assert "preempted: TRUE: saving, then stopping." in out and "Stopped at step 10" in out
+    events = list(map(json.loads, pathlib.Path("mine/events.jsonl").read_text().splitlines()))
+    assert events[-1]["event"] == "stop" and events[-1]["notice"] == "preempted: TRUE"
+    assert pathlib.Path("mine/checkpoints/ckpt-10.whole").exists()

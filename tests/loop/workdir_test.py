@@ -172,6 +172,15 @@ def test_each_event_is_appended_as_one_line(tmp_path):
     assert lines[0]["time"] <= lines[1]["time"]
 
 
+def test_config_file_is_read_despite_a_line_that_a_kill_cut_short(tmp_path):
+    folder = run(tmp_path)
+    assert folder.config_file() == ""
+    folder.event("start", 0, config="a.py")
+    with open(tmp_path / "events.jsonl", "a") as file:
+        file.write('{"time": 1.0, "event": "start", "config": "b')
+    assert folder.config_file() == "a.py"
+
+
 def test_result_is_replaced(tmp_path):
     folder = run(tmp_path)
     folder.write_result({"step": 1, "eval": {"loss": 0.5}})

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 import pathlib
 from typing import Any
 
-from ctl.loop import inference, saved_model, write_errors
+from ctl.loop import inference, saved_model
 from ctl.loop.actions import best_checkpoint
 from ctl.loop.actions.action import Action
+from ctl.loop.checkpoints.files import report_write_errors
 
 
 class ExportModel(Action):
@@ -91,7 +92,7 @@ def export_checkpoint(
     )
     weights = "average" if options.ema_decay else "plain"
     notes = {"checkpoint": path, "weights": weights}
-    with write_errors.report_write_errors(str(folder), pathlib.Path(path).parent):
+    with report_write_errors(str(folder), pathlib.Path(path).parent):
         folder.mkdir(parents=True, exist_ok=True)
         version = saved_model.export(trainer, folder, notes)
     return int(trainer.global_step.numpy()), {"path": str(version), **notes}

@@ -8,11 +8,10 @@ from ctl.configs.error_location import error_location
 from ctl.errors import UsageError
 from ctl.loop.actions.action import Action, as_action
 from ctl.loop.actions.best_checkpoint import BestCheckpoint
-from ctl.loop.actions.early_stopping import EarlyStopping
 from ctl.loop.actions.export_model import ExportModel
 from ctl.loop.actions.histograms import GraphSummary, WeightHistograms
 from ctl.loop.actions.overfit_report import OverfitReport
-from ctl.loop.actions.time_limit import TimeLimit
+from ctl.loop.actions.stopping import EarlyStopping, TimeLimit
 from ctl.loop.workdir import Workdir
 
 # Name -> class. Other actions are named by path/to/file.py:Class or package.module:Class.

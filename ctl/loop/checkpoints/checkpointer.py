@@ -13,10 +13,13 @@ from ctl.errors import UsageError, list_some
 from ctl.hardware import quiet
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.checkpoints import matching
-from ctl.loop.checkpoints.damage import DamagedCheckpoint, is_damage
 from ctl.loop.checkpoints.files import CheckpointFiles
 from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer
+
+
+class DamagedCheckpoint(Exception):
+    """Raised if files of a checkpoint cannot be read; an older checkpoint may be intact."""
 
 
 class Checkpointer:
@@ -195,7 +198,7 @@ class Checkpointer:
                 raise
             except (AssertionError, ValueError, tf.errors.OpError) as error:
                 reason = str(error).splitlines()[0]
-                if is_damage(error):
+                if _is_damage(error):
                     raise DamagedCheckpoint(reason) from None
                 raise UsageError(_format_mismatch(path, reason)) from None
         self._on_restored()
@@ -293,3 +296,11 @@ def _format_mismatch(path: str, reason: str) -> str:
         "--allow_partial_restore, start from scratch with --fresh or another --workdir, or use the "
         "trainer that wrote it."
     )
+
+
+def _is_damage(error: Exception) -> bool:
+    """Returns whether an error is caused by the files, not by the variables to restore."""
+    # TensorFlow raises a bare OpError if an index file is not one.
+    damage = (tf.errors.DataLossError, tf.errors.OutOfRangeError)
+    missing = isinstance(error, tf.errors.NotFoundError) and "matching files" in str(error)
+    return isinstance(error, damage) or type(error) is tf.errors.OpError or missing

@@ -117,6 +117,14 @@ def test_checkpoints_of_another_metric_are_replaced(evaluate, tmp_path):
     assert action.result()["best"]["value"] == 0.25
 
 
+def test_best_one_is_that_of_the_newest_metric_and_mode(evaluate, tmp_path):
+    evaluate(1, 0.9, mode="min", keep=3)
+    for step, value in ((2, 0.5), (3, 0.75)):
+        evaluate(step, value, mode="max", keep=3)
+    assert kept(tmp_path) == [1, 2, 3]
+    assert find_best(tmp_path / "best").endswith("ckpt-3")
+
+
 def test_value_and_outputs_are_in_the_marker(evaluate, tmp_path):
     evaluate(5, 0.1 + 0.2)
     notes = json.loads((tmp_path / "best/ckpt-5.whole").read_text())["notes"]

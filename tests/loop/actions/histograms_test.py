@@ -47,8 +47,10 @@ def run(folder, *, replicas=1, **options):
         reporter=Reporter(trainer), actions=[WeightHistograms(5), GraphSummary(), Pictures()],
         workdir=folder,
     )  # fmt: skip
-    controller._inner_loop._step_summaries._print_line = lines.append
-    controller.reporter.metrics.begin({"seed": 3, "train": {"steps": 12}}, step=0, is_new=True)
+    controller._monitor._step_summaries._print_line = lines.append
+    # A name of a folder that UTF-8 cannot encode.
+    config = {"seed": 3, "train": {"steps": 12}, "data": {"dir": "\ud800"}}
+    controller.reporter.metrics.begin(config, step=0, is_new=True)
     controller.train(12)
     return trainer, lines
 

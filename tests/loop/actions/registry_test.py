@@ -6,7 +6,7 @@ import ctl
 from ctl.configs import values
 from ctl.loop.actions import registry
 from ctl.loop.actions.best_checkpoint import BestCheckpoint
-from ctl.loop.actions.early_stopping import EarlyStopping
+from ctl.loop.actions.stopping import EarlyStopping
 from ctl.loop.workdir import Workdir
 from tests import experiments
 

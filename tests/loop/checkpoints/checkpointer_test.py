@@ -9,6 +9,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.loop.checkpoints import checkpointer
 from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
 from tests import reference_model
 from tests.loop.shared import share
@@ -300,3 +301,23 @@ def test_newest_checkpoints_and_multiples_of_keep_every_are_kept(tmp_path):
         checkpoints.save()
     checkpoints.wait()
     assert checkpoints.files.steps() == [3, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_damage"),
+    [
+        (tf.errors.DataLossError(None, None, "Checksum does not match"), True),
+        (tf.errors.OutOfRangeError(None, None, "Read less bytes than requested"), True),
+        (tf.errors.OpError(None, None, "not an sstable", 2), True),
+        (
+            tf.errors.NotFoundError(None, None, "Unsuccessful: Failed to find any matching files"),
+            True,
+        ),
+        (tf.errors.NotFoundError(None, None, "Key model/kernel not found in checkpoint"), False),
+        (tf.errors.InvalidArgumentError(None, None, "Shapes differ"), False),
+        (ValueError("Received incompatible tensor with shape (3,)"), False),
+        (AssertionError("No checkpointed value found"), False),
+    ],
+)
+def test_errors_of_the_files_are_damage_and_those_of_the_variables_are_not(error, is_damage):
+    assert checkpointer._is_damage(error) == is_damage

@@ -1,4 +1,4 @@
-"""When early stopping ends a run, and that a kill does not change it."""
+"""When early stopping or a time limit ends a run, and that a kill does not change it."""
 
 import contextlib
 import functools
@@ -14,7 +14,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.loop.actions.best_checkpoint import BestCheckpoint
-from ctl.loop.actions.early_stopping import EarlyStopping
+from ctl.loop.actions.stopping import EarlyStopping, TimeLimit
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.files import CheckpointFiles
 from ctl.loop.controller import Controller
@@ -270,3 +270,43 @@ class PoisonedAt14(reference_model.ReferenceTrainer):
             return batch
         factor = tf.where(tf.equal(rows.step, 14), tf.constant(NAN, batch["x"].dtype), 1)
         return {**batch, "x": batch["x"] * factor}
+
+
+def test_stop_is_requested_at_the_first_loop_after_the_time(clock):
+    limit = TimeLimit("2 minutes")
+    for clock.now in (150.0, 219.0):
+        limit({})
+        assert not limit.stop_reason
+    clock.now = 221.0
+    limit({})
+    assert limit.stop_reason == "train.max_duration=2 minutes has passed"
+
+
+def test_time_of_earlier_processes_counts(clock):
+    first = TimeLimit("2 minutes")
+    clock.now += 90
+    state = first.get_state()
+    assert state == {"seconds": 90.0}
+    clock.now += 3600  # while no process trains
+    second = TimeLimit("2 minutes")
+    second.set_state(state)
+    clock.now += 29
+    second({})
+    assert not second.stop_reason
+    clock.now += 1
+    second({})
+    assert second.stop_reason
+
+
+def test_rollback_does_not_give_time_back(clock):
+    limit = TimeLimit("2 minutes")
+    clock.now += 60
+    state = limit.get_state()
+    clock.now += 50
+    limit.set_state(state)  # of the checkpoint that the rollback restores
+    assert limit.get_state() == {"seconds": 110.0}
+
+
+def test_duration_must_be_a_time():
+    with pytest.raises(ctl.UsageError, match="is '5 epochs', but must be a time"):
+        TimeLimit("5 epochs")

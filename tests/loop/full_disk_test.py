@@ -12,11 +12,9 @@ import tensorflow as tf
 
 from ctl import main
 from ctl.errors import Failure
-from ctl.loop import workdir, write_errors
-from ctl.loop.checkpoints.files import CheckpointFiles
+from ctl.loop import workdir
 from tests import experiments
 
-REASONS = [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT]
 INTACT = "The last complete checkpoint, runs/experiment/checkpoints/ckpt-10, is intact."
 
 
@@ -33,75 +31,9 @@ def run(tmp_path, monkeypatch, capsys):
     return program
 
 
-def write_checkpoint(folder, step):
-    """Writes a complete checkpoint."""
-    folder.mkdir(exist_ok=True)
-    (folder / f"ckpt-{step}.index").touch()
-    CheckpointFiles(folder).commit(step)
-
-
-def report(error, checkpoints=None):
-    with (
-        pytest.raises(Failure) as failure,
-        write_errors.report_write_errors("The file", checkpoints),
-    ):
-        raise error
-    return str(failure.value)
-
-
-def test_message_has_what_why_which_checkpoint_is_intact_and_the_fix(tmp_path):
-    write_checkpoint(tmp_path, 7)
-    full = OSError(errno.ENOSPC, "No space left on device")
-    assert report(full, tmp_path) == (
-        f"The file could not be written: No space left on device. The last complete checkpoint, "
-        f"{tmp_path / 'ckpt-7'}, is intact. Free some space, then rerun the same command."
-    )
-    shut = OSError(errno.EROFS, "Read-only file system")
-    assert report(shut) == (
-        "The file could not be written: Read-only file system. No checkpoint exists yet. Make "
-        "it writable, then rerun the same command."
-    )
-
-
 @pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (tf.errors.ResourceExhaustedError, "a/b; No space left on device\n\tFailed to flush"),
-        (tf.errors.ResourceExhaustedError, "a/b; Disk quota exceeded"),
-        (tf.errors.PermissionDeniedError, "a/b; Permission denied"),
-        (tf.errors.FailedPreconditionError, "a/b; Read-only file system"),
-        (tf.errors.UnknownError, "a/b; No space left on device"),
-    ],
+    ("name", "number"), [("config.json", errno.EROFS), ("result.json", errno.ENOSPC)]
 )
-def test_errors_of_tensorflow_are_reported_by_their_reason(error, reason):
-    words = reason.partition("; ")[2].splitlines()[0]
-    assert report(error(None, None, reason)).startswith(f"The file could not be written: {words}. ")
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        ValueError("x"),
-        tf.errors.UnavailableError(None, None, "gone"),
-        KeyError("No space left on device"),
-    ],
-)
-def test_other_errors_are_raised_as_they_are(error):
-    with pytest.raises(type(error)), write_errors.report_write_errors("The file", None):
-        raise error
-
-
-def test_only_a_complete_checkpoint_is_intact(tmp_path):
-    full = OSError(errno.ENOSPC, "No space left on device")
-    assert "No checkpoint exists yet" in report(full, tmp_path / "none")
-    write_checkpoint(tmp_path, 7)
-    assert f"{tmp_path / 'ckpt-7'}, is intact" in report(full, tmp_path)
-    (tmp_path / "ckpt-7.index").unlink()
-    assert "No checkpoint exists yet" in report(full, tmp_path)
-
-
-@pytest.mark.parametrize("name", ["config.json", "result.json"])
-@pytest.mark.parametrize("number", REASONS)
 def test_file_that_cannot_be_replaced_stays_as_it_was(tmp_path, monkeypatch, name, number):
     def some(self, text, **_):
         pathlib.Path.write_bytes(self, text.encode()[:5])
