@@ -9,7 +9,8 @@ from ctl.hardware.strategies import STRATEGIES
 from ctl.loop.actions import registry
 from ctl.loop.actions.action import Action, check_action
 from ctl.loop.actions.export_model import ExportModel
-from ctl.modes import DONE, Arguments, experiment, messages
+from ctl.modes import DONE, Arguments, experiment
+from ctl.modes.columns import align
 from ctl.modes.experiment import Experiment
 from ctl.replica.arithmetic import precision
 from ctl.replica.step import memory_estimate
@@ -64,7 +65,7 @@ def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
         **_describe_memory(experiment),
         "actions": "; ".join(map(_describe_action, actions)) or "none",
     }
-    lines = messages.align([(name, str(text)) for name, text in rows.items()])
+    lines = align([(name, str(text)) for name, text in rows.items()])
     return "\n".join([*lines, "", "config:", str(experiment.config).rstrip()])
 
 

@@ -9,7 +9,7 @@ import pathlib
 from typing import Any
 
 from ctl.loop.progress import format_duration, format_numbers
-from ctl.modes.messages import align
+from ctl.modes.columns import align
 
 _Entry = Mapping[str, Any]
 
