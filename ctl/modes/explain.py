@@ -9,7 +9,7 @@ from ctl.hardware.strategies import STRATEGIES
 from ctl.loop.actions import registry
 from ctl.loop.actions.action import Action, check_action
 from ctl.loop.actions.export_model import ExportModel
-from ctl.modes import DONE, Arguments, experiment
+from ctl.modes import DONE, Arguments, experiment, messages
 from ctl.modes.columns import align
 from ctl.modes.experiment import Experiment
 from ctl.replica.arithmetic import precision
