@@ -520,8 +520,7 @@ KEYS = (
     Key(
         "actions", [],
         "Actions at the end of inner loops and evaluations, each a name or a dict(name=..., "
-        "**arguments): early_stopping, path/to/file.py:Class or package.module:Class; see "
-        "docs/actions.md.",
+        "**arguments): path/to/file.py:Class or package.module:Class; see docs/actions.md.",
         harmless=True,
     ),
     Key("eval", {}, harmless=True),

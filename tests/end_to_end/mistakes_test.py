@@ -371,8 +371,7 @@ VALUES = {
     ),
     "unknown action": in_config(
         "actions=['early_stoping']",
-        "actions[0] is 'early_stoping', but must be path/to/file.py:Class, package.module:Class, or "
-        "early_stopping.",
+        "actions[0] is 'early_stoping', but must be path/to/file.py:Class or package.module:Class.",
     ),
     "action without a name": in_config(
         "actions=[dict(every=5)]",
