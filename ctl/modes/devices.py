@@ -5,12 +5,11 @@ import contextlib
 import os
 from typing import Any
 
-from ctl.errors import UsageError
+from ctl.errors import UsageError, align
 from ctl.hardware import devices, gpu, host, selection, strategies, tpu
 from ctl.hardware.gpu import DriverGpu
 from ctl.hardware.strategies import StrategyOptions
 from ctl.modes import DONE, Arguments
-from ctl.modes.messages import align
 
 Row = tuple[str, str]
 _XLA_VARIABLES = ("TF_XLA_FLAGS", "XLA_FLAGS")  # of TensorFlow's use of XLA, and of XLA itself

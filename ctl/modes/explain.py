@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ctl.configs.error_location import describe as describe_error
+from ctl.errors import align
 from ctl.hardware import devices, gradient_groups
 from ctl.hardware.strategies import STRATEGIES
 from ctl.loop.actions import registry
@@ -65,7 +66,7 @@ def _describe(experiment: Experiment, actions: Sequence[Action]) -> str:
         **_describe_memory(experiment),
         "actions": "; ".join(map(_describe_action, actions)) or "none",
     }
-    lines = messages.align([(name, str(text)) for name, text in rows.items()])
+    lines = align([(name, str(text)) for name, text in rows.items()])
     return "\n".join([*lines, "", "config:", str(experiment.config).rstrip()])
 
 

@@ -1,6 +1,6 @@
 """Formats the lines that a run prints when it starts and ends."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ctl.errors import list_some
@@ -107,14 +107,6 @@ def stopped(step: int, workdir: Any) -> str:
 def done(workdir: Any) -> str:
     """Describes a run that has reached its last step."""
     return f"Done: {workdir}/result.json; tensorboard --logdir {workdir}/summaries"
-
-
-def align(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Formats the rows of a table as lines, with the cells of a column below each other."""
-    columns = [
-        [cell.ljust(max(map(len, cells))) for cell in cells] for cells in zip(*rows, strict=True)
-    ]
-    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
 def _count(number: int, noun: str) -> str:

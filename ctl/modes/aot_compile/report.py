@@ -4,10 +4,10 @@ from collections.abc import Sequence
 import pathlib
 from typing import Any
 
+from ctl.errors import align
 from ctl.loop import json_files
 from ctl.modes.aot_compile.compiler_process import Compiled
 from ctl.modes.aot_compile.survey import SliceResult
-from ctl.modes.messages import align
 
 DISCLAIMER = (
     "A step that compiles and fits need not be fast, and no figure was compared with a physical TPU "
