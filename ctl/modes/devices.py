@@ -5,12 +5,11 @@ import contextlib
 import os
 from typing import Any
 
-from ctl.errors import UsageError
+from ctl.errors import UsageError, align
 from ctl.hardware import devices, gpu, host, selection, strategies, tpu
 from ctl.hardware.gpu import DriverGpu
 from ctl.hardware.strategies import StrategyOptions
 from ctl.modes import DONE, Arguments
-from ctl.modes.columns import align
 
 Row = tuple[str, str]
 _XLA_VARIABLES = ("TF_XLA_FLAGS", "XLA_FLAGS")  # of TensorFlow's use of XLA, and of XLA itself
@@ -77,11 +76,10 @@ def describe_gpus(
         cuda: whether TensorFlow is built for GPUs.
     """
     if details:
-        # If the counts differ, the two lists cannot be matched by their order.
-        matched = list(driver_gpus) if len(driver_gpus) == len(details) else [None] * len(details)
+        driver = driver_gpus[0].driver if driver_gpus else "unknown"
         return [
-            (f"GPU {i}", _describe_gpu(detail, driver_gpu))
-            for i, (detail, driver_gpu) in enumerate(zip(details, matched, strict=True))
+            (f"GPU {i}", f"{_describe_gpu(detail)}, driver {driver}")
+            for i, detail in enumerate(details)
         ]
     if not driver_gpus:
         return [("GPUs", "none")]
@@ -103,16 +101,12 @@ def describe_tpu() -> str:
     return f"{description}, which cannot be used: {obstacle}" if obstacle else description
 
 
-def _describe_gpu(details: Mapping[str, Any], driver_gpu: DriverGpu | None) -> str:
+def _describe_gpu(details: Mapping[str, Any]) -> str:
     name = details.get("device_name", "unknown name")
     capability = ".".join(str(n) for n in details.get("compute_capability", ())) or "unknown"
-    memory = "unknown"
-    # CUDA may order the GPUs differently from the driver (CUDA_DEVICE_ORDER): a different name means
-    # a different GPU. It may also be the GPU of which TensorFlow uses one instance (MIG).
-    if driver_gpu and driver_gpu.name == name and driver_gpu.memory_mib:
-        memory = f"{driver_gpu.memory_mib / 1024:.1f} GiB"
-    driver = driver_gpu.driver if driver_gpu else "unknown"
-    return f"{name}, memory {memory}, compute capability {capability}, driver {driver}"
+    memory = gpu.find_memory_mib(name)
+    size = f"{memory / 1024:.1f} GiB" if memory else "unknown"
+    return f"{name}, memory {size}, compute capability {capability}"
 
 
 def _describe_strategy(runtime: Any) -> list[Row]:

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ctl.configs.error_location import describe as describe_error
+from ctl.errors import align
 from ctl.hardware import devices, gradient_groups
 from ctl.hardware.strategies import STRATEGIES
 from ctl.loop.actions import registry
 from ctl.loop.actions.action import Action, check_action
 from ctl.loop.actions.export_model import ExportModel
 from ctl.modes import DONE, Arguments, experiment, messages
-from ctl.modes.columns import align
 from ctl.modes.experiment import Experiment
 from ctl.replica.arithmetic import precision
 from ctl.replica.step import memory_estimate

@@ -7,7 +7,6 @@ import os
 import pathlib
 import tempfile
 import threading
-import time
 from typing import Any
 
 from ml_collections import config_dict
@@ -93,7 +92,6 @@ class Run:
         else:
             path = str(experiment)
             config = command_line.load_config(path, [])
-        self._config_path = os.path.abspath(path.partition(":")[0]) if path else ""
         self._run = ProgramRun(
             Arguments(config, path.partition(":")[0], self._workdir),
             evaluates=bool(config.eval.splits),
@@ -111,17 +109,14 @@ class Run:
         self._rate = next(action for action in actions if isinstance(action, LearningRate))
         self._best = [action for action in actions if isinstance(action, BestCheckpoint)]
         actions += self._history.make_actions(lambda: self._rate.value)
-        self._watchdog, self._profiler = self._run.make_watchdog(), self._run.make_profiler()
-        self._controller = self._run.make_controller(
-            stop=self._stop,
-            watchdog=self._watchdog,
-            profiler=self._profiler,
-            rollback=self._run.broadcast_rollback_policy(),
-            actions=actions,
-        )
         self._session = Session(
-            self._run, self._controller, config_path=self._config_path, changes=changes
+            self._run,
+            self._stop,
+            actions=actions,
+            config_path=path.partition(":")[0],
+            changes=changes,
         )
+        self._controller = self._session.controller
         self._is_recorded = False
         self._begin(changes)
 
@@ -256,23 +251,22 @@ class Run:
     def _call(self) -> Iterator[None]:
         """Locks the workdir, takes interrupts as a request to stop, and records the result."""
         controller = self._controller
-        with self._lock(), contextlib.ExitStack() as stack:
+        is_main = threading.current_thread() is threading.main_thread()
+        with self._lock():
             if not self._is_recorded:
                 self._session.record_start()
                 self._is_recorded = True
             self._stop.reasons, controller.stopped = {}, False
-            if threading.current_thread() is threading.main_thread():
-                stack.enter_context(self._stop)
-                stack.enter_context(self._profiler.on_signal())
-            stack.enter_context(self._run.watch_for_preemption(self._stop))
-            stack.enter_context(self._watchdog)
-            start = time.monotonic()
-            try:
-                yield
-            finally:
-                self._run.checkpoints.wait()
-                self._saved_step = self._run.checkpoints.latest_step()
-            self._session.record_end(time.monotonic() - start, reasons=self._stop.reasons)
+            with (
+                self._stop if is_main else contextlib.nullcontext(),
+                self._session.watching(on_signal=is_main),
+            ):
+                try:
+                    yield
+                finally:
+                    self._run.checkpoints.wait()
+                    self._saved_step = self._run.checkpoints.latest_step()
+                self._session.record_end()
 
     def _count_steps(self, steps: int | str) -> int:
         if isinstance(steps, str):

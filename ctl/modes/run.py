@@ -1,7 +1,6 @@
 """Holds experiment, workdir, processes, progress, checkpoints and controller of a run."""
 
 from collections.abc import Callable, Iterable
-import contextlib
 import sys
 from typing import Any
 
@@ -20,11 +19,10 @@ from ctl.loop.profiler import Profiler
 from ctl.loop.progress import Progress, ProgressBar
 from ctl.loop.reporter import Reporter
 from ctl.loop.rollback import RollbackPolicy
-from ctl.loop.stop import GceNotice, StopRequest
+from ctl.loop.stop import StopRequest
 from ctl.loop.timing import WallClock
 from ctl.loop.watchdog import Watchdog
 from ctl.modes import Arguments, dry_run, experiment
-from ctl.replica.step.engine import engine_of
 
 
 class Run:
@@ -166,33 +164,6 @@ class Run:
         for action in actions:
             action.may_stop = False
         return [action for action in actions if action.at == "eval"]
-
-    def make_profiler(self) -> Profiler:
-        """Makes the profiler of this process; only the chief's profiler writes."""
-        return Profiler(
-            self.config.train.profile,
-            folder=self.workdir.summaries("train"),
-            print_line=self.progress.print_line,
-            on_event=self.workdir.event,
-        )
-
-    def make_watchdog(self) -> Watchdog:
-        """Makes the watchdog of this process.
-
-        Every process has one, since the input pipeline that hangs need not be the chief's.
-        """
-        return Watchdog(
-            self.config.train.stall_seconds,
-            read_step=lambda: int(self.trainer.global_step.numpy()),
-            data_type=lambda: engine_of(self.trainer).pipeline.data_types["train"],
-            on_event=self.workdir.event,
-        )
-
-    def watch_for_preemption(self, stop: StopRequest) -> contextlib.AbstractContextManager[Any]:
-        """Requests a stop when this machine is to be preempted, if the config requires it."""
-        if self.config.train.preemption_notice == "none":
-            return contextlib.nullcontext()
-        return GceNotice(stop)
 
     def broadcast_rollback_policy(self) -> RollbackPolicy:
         """Makes the rollback policy, with the chief's earlier decisions in every process."""

@@ -372,11 +372,6 @@ def test_run_is_not_stopped_before_it_has_saved(tmp_path, capfd, fast):
     assert numbers == [1, 2, 2]
 
 
-def test_a_loss_is_a_restart(tmp_path, fast):
-    code = 128 + signal.SIGKILL
-    assert launch_elastic(["lose worker 1"], tmp_path, max_restarts=0) == (code, [3])
-
-
 def test_run_waits_for_enough_workers(monkeypatch):
     lines = []
     monkeypatch.setattr(processes, "_print", lines.append)
@@ -388,52 +383,44 @@ def test_run_waits_for_enough_workers(monkeypatch):
     assert lines == ["fewer than 2 workers can run; waiting for them, up to 60 s."]
 
 
-def test_run_ends_with_the_code_of_the_loss_if_too_few_workers_remain(tmp_path, capfd, fast):
-    options = {"max_restarts": 1, "wait_seconds": 0.2}
-    code, numbers = launch_elastic(["lose worker 1"], tmp_path, workers=2, **options)
-    assert (code, numbers) == (128 + signal.SIGKILL, [2])
-    assert capfd.readouterr().err.endswith(
-        "ctl.launch: fewer than 2 workers can run: rerun the same command later.\n"
-    )
-
-
-def test_program_that_fails_twice_is_neither_restarted_again_nor_shrunk(tmp_path, capfd, fast):
-    code, numbers = launch_elastic(["fail", "fail"], tmp_path, max_restarts=9)
-    assert (code, numbers) == (1, [3, 3])
-    assert capfd.readouterr().err.endswith(
-        "ctl.launch: not restarted: the run fails again and again without a new checkpoint. Fix what "
-        "its last lines report, then rerun the same command.\n"
-    )
-
-
-def test_number_that_the_program_rejects_is_skipped(tmp_path, capfd, fast):
-    starts = ["lose worker 1", "reject", "train", "end"]
-    assert launch_elastic(starts, tmp_path, workers=4, max_restarts=1) == (0, [4, 3, 2, 4])
-    assert "the run cannot have 3 workers; trying another number." in capfd.readouterr().err
-
-
-def test_error_of_the_first_start_ends_the_run(tmp_path, fast):
-    assert launch_elastic(["reject"], tmp_path, max_restarts=9) == (2, [3])
+TOO_FEW = "ctl.launch: fewer than 2 workers can run: rerun the same command later.\n"
+USELESS = (
+    "ctl.launch: not restarted: the run fails again and again without a new checkpoint. Fix what its "
+    "last lines report, then rerun the same command.\n"
+)
+# Each: what the processes do at each start, the options, the exit code, the numbers of workers.
+ELASTIC = {
+    "a loss is a restart":
+        (["lose worker 1"], dict(max_restarts=0), 137, [3], ""),
+    "the code of the loss, if too few workers remain":
+        (["lose worker 1"], dict(workers=2, max_restarts=1, wait_seconds=0.2), 137, [2], TOO_FEW),
+    "a program that fails twice is neither restarted again nor shrunk":
+        (["fail", "fail"], {}, 1, [3, 3], USELESS),
+    "a number that the program rejects is skipped":
+        (["lose worker 1", "reject", "train", "end"], dict(workers=4), 0, [4, 3, 2, 4],
+         "the run cannot have 3 workers; trying another number."),
+    "an error of the first start ends the run":
+        (["reject"], {}, 2, [3], ""),
+    "an error with a number that has trained ends the run":
+        (["lose worker 1", "train", "reject"], {}, 2, [3, 2, 3], ""),
+    "an error in training with such a number":
+        (["lose worker 1", "train", "train and fail"], {}, 2, [3, 2, 3], ""),
+    "an error in training does not mean that the number is not allowed":
+        (["lose worker 1", "train and fail"], dict(workers=4), 2, [4, 3], ""),
+    "a number is allowed only once the run has begun to train":
+        (["lose worker 1 early", "reject"], dict(workers=4), 2, [4, 3], ""),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "error", ["reject", pytest.param("train and fail", marks=pytest.mark.slow)]
+    ("starts", "options", "code", "numbers", "line"), ELASTIC.values(), ids=ELASTIC
 )
-def test_error_with_a_number_that_has_trained_ends_the_run(tmp_path, fast, error):
-    starts = ["lose worker 1", "train", error]
-    assert launch_elastic(starts, tmp_path, max_restarts=9) == (2, [3, 2, 3])
-
-
-def test_error_in_training_does_not_mean_that_the_number_is_not_allowed(tmp_path, fast):
-    starts = ["lose worker 1", "train and fail"]
-    assert launch_elastic(starts, tmp_path, workers=4, max_restarts=9) == (2, [4, 3])
-
-
-def test_number_is_allowed_only_once_the_run_has_begun_to_train(tmp_path, fast):
-    # From earlier runs of the workdir there are events.
-    (tmp_path / "events.jsonl").write_text('{"event": "start"}\n{"event": "sta')
-    starts = ["lose worker 1 early", "reject"]
-    assert launch_elastic(starts, tmp_path, workers=4, max_restarts=9) == (2, [4, 3])
+def test_elastic_run(tmp_path, capfd, fast, starts, options, code, numbers, line):
+    # Earlier runs of the workdir have left events, the last of which is cut off.
+    (tmp_path / "events.jsonl").write_text('{"event": "start"}\n{"event": "sta\n')
+    options = {"max_restarts": 9, **options}
+    assert launch_elastic(starts, tmp_path, **options) == (code, numbers)
+    assert line in capfd.readouterr().err
 
 
 def test_each_slot_keeps_its_gpus(tmp_path, fast):

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 import pathlib
 from typing import Any
 
+from ctl.errors import align
 from ctl.loop import json_files
 from ctl.modes.aot_compile.compiler_process import Compiled
 from ctl.modes.aot_compile.survey import SliceResult
-from ctl.modes.columns import align
 
 DISCLAIMER = (
     "A step that compiles and fits need not be fast, and no figure was compared with a physical TPU "
@@ -97,13 +97,10 @@ def _make_entry(result: SliceResult) -> dict[str, Any]:
 
 
 def _make_figures(compiled: Compiled) -> dict[str, Any]:
+    figures = ("argument_bytes", "flops", "bytes", "all_reduces", "all_reduce_bytes")
     return {
         "peak_bytes": compiled.peak_bytes or None,
-        "argument_bytes": compiled.argument_bytes,
-        "flops": compiled.flops,
-        "bytes": compiled.bytes,
-        "all_reduces": compiled.all_reduces,
-        "all_reduce_bytes": compiled.all_reduce_bytes,
+        **{name: getattr(compiled, name) for name in figures},
         "compile_seconds": compiled.seconds,
     }
 

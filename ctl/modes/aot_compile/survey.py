@@ -1,6 +1,6 @@
 """Compiles an experiment for each of several slices, and searches for the largest batch."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -180,64 +180,41 @@ def _find_largest_batch(result: SliceResult, config: Any, config_path: str) -> i
         return 0
     cores = result.slice.cores
 
-    def peak_bytes(rows: int) -> int | None:
+    def fits(rows: int) -> bool:
         exported = export_experiment(
             config, config_path, cores, global_batch_size=rows * cores, evaluates=False
         )
         if exported.problems:
-            return None
+            return False
         compiled = compiler_process.compile_program(exported.programs[0].hlo, result.slice)
-        fits = "does not fit" if compiled.error else "fits"
-        print_line(f"{result.slice.name}: a batch of {rows * cores} {fits}")
-        return None if compiled.error else compiled.peak_bytes
+        verdict = "does not fit" if compiled.error else "fits"
+        print_line(f"{result.slice.name}: a batch of {rows * cores} {verdict}")
+        return not compiled.error
 
     rows = -(-result.global_batch_size // cores)
-    known = {rows: None if train.error else train.peak_bytes}
-    return cores * find_largest(peak_bytes, limit=result.slice.hbm_bytes, known=known)
+    return cores * find_largest(fits, rows, is_fitting=not train.error)
 
 
-def find_largest(
-    peak_bytes: Callable[[int], int | None], *, limit: int, known: Mapping[int, int | None]
-) -> int:
+def find_largest(fits: Callable[[int], bool], rows: int, *, is_fitting: bool) -> int:
     """Finds the largest number of rows per core that fits, to within a sixteenth.
 
-    Memory grows about linearly with the rows, so the two largest batches that fit predict the
-    limit. A batch that does not fit only bounds the search from above: the memory that the compiler
-    reports for it is not reliable. The result is always a batch that was compiled.
-
     Args:
-        peak_bytes: rows -> peak memory in bytes, or None if they do not fit.
-        limit: the available memory in bytes.
-        known: results of `peak_bytes` for at least one number of rows.
+        fits: returns whether a number of rows fits.
+        rows: a number whose result is known.
+        is_fitting: whether `rows` fit.
 
     Returns:
-        The rows per core; 0 if not even one row fits.
+        The rows per core, which were compiled; 0 if not even one row fits.
     """
-    peaks = dict(known)
-    while True:
-        low = max((rows for rows, peak in peaks.items() if peak is not None), default=0)
-        high = min((rows for rows, peak in peaks.items() if peak is None), default=_MAX_ROWS)
-        if high - low <= max(1, low // _PRECISION):
-            return low
-        rows = _choose_rows(peaks, low, high, limit)
-        peaks[rows] = peak_bytes(rows)
-
-
-def _choose_rows(peaks: Mapping[int, int | None], low: int, high: int, limit: int) -> int:
-    """Chooses the rows to try next, between `low`, which fits, and `high`, which does not."""
-    fitting = sorted((rows, peak) for rows, peak in peaks.items() if peak is not None)
-    if not fitting:
-        return max(1, high // 4)
-    if len(fitting) == 1:
-        guess = low * 2 if high == _MAX_ROWS else (low + high) // 2
-    else:
-        (rows, peak), (more_rows, larger_peak) = fitting[-2:]
-        slope = max(1.0, (larger_peak - peak) / (more_rows - rows))
-        guess = int(more_rows + 0.97 * (limit - larger_peak) / slope)
-        if high != _MAX_ROWS:
-            margin = (high - low) // 8
-            guess = min(max(guess, low + margin), high - margin)
-            if len(peaks) % 2:  # bisect every other time, in case memory is far from linear
-                guess = (low + high) // 2
-    step = max(1, low // _PRECISION)  # a guess closer to a known batch would not narrow the range
-    return min(max(guess, low + step), high - 1)
+    low, high = (
+        (rows, 0) if is_fitting else (0, rows)
+    )  # `low` fits, and `high` does not; 0: unknown
+    while not high or high - low > max(1, low // _PRECISION):
+        guess = (low + high) // 2 if high else 4 * low
+        if guess > _MAX_ROWS:
+            break
+        if fits(guess):
+            low = guess
+        else:
+            high = guess
+    return low

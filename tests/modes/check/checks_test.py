@@ -86,7 +86,7 @@ def test_an_exception_is_a_failed_row_with_the_users_line_and_the_others_go_on(
     ("name", "verdicts"),
     [
         pytest.param("Gan", "pass", marks=pytest.mark.long),
-        ("TwoTowers", "pass"),
+        pytest.param("TwoTowers", "pass", marks=pytest.mark.long),
         ("HardExamples", "FAIL"),
         pytest.param("RaisesInMetrics", "FAIL", marks=pytest.mark.long),
     ],
