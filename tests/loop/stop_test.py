@@ -75,16 +75,12 @@ def test_handlers_are_restored(signalled):
     assert calls == [signal.SIGTERM]
 
 
-def test_handlers_are_restored_after_an_error():
+def test_handlers_are_installed_in_the_with_block_only_and_restored_after_an_error():
     before = [signal.getsignal(number) for number in SIGNALS]
-    with pytest.raises(RuntimeError), StopOnSignal():
-        raise RuntimeError
+    stop = StopOnSignal()
     assert [signal.getsignal(number) for number in SIGNALS] == before
-
-
-def test_no_handlers_are_installed_before_the_with_block():
-    before = [signal.getsignal(number) for number in SIGNALS]
-    StopOnSignal()
+    with pytest.raises(RuntimeError), stop:
+        raise RuntimeError
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 

@@ -45,11 +45,6 @@ def test_config_is_written_with_every_key(tmp_path):
     }  # fmt: skip
 
 
-def test_same_config_has_no_changes(tmp_path):
-    model = dict(shape=(1, 2), head=dict(rate=0.1 + 0.2, nothing=None))
-    assert run(tmp_path, model=model).check_config(config(model=model)) == []
-
-
 def test_harmful_change_is_rejected_unless_it_is_allowed(tmp_path):
     folder = run(tmp_path)
     changed = config(seed=1, train=dict(steps=7), optimizer=dict(name="sgd"))
@@ -189,14 +184,15 @@ def test_result_is_replaced(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "result.json"]
 
 
-def test_folders_of_a_run(tmp_path):
-    folder = workdir.Workdir(str(tmp_path))
-    assert folder.checkpoints == tmp_path / "checkpoints"
-    assert folder.summaries("eval") == str(tmp_path / "summaries" / "eval")
-
-
 def refuse_writing(*_, **__):
     raise PermissionError(13, "Permission denied")
+
+
+def test_name_that_no_file_system_can_have_is_rejected():
+    with pytest.raises(
+        UsageError, match=r"cannot be written \(surrogates not allowed\): name another"
+    ):
+        workdir.Workdir("\ud800")
 
 
 @pytest.mark.parametrize("name", ["", "new/run"])
