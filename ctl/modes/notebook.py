@@ -25,7 +25,7 @@ from ctl.loop.workdir import Workdir
 from ctl.modes import Arguments, results, wrapped_trainer
 from ctl.modes.experiment import Experiment
 from ctl.modes.history import History
-from ctl.modes.run import Run as ProgramRun
+from ctl.modes.run import RunParts
 from ctl.modes.session import Session
 from ctl.trainer import StandardTrainer
 
@@ -93,7 +93,7 @@ class Run:
             path = str(experiment)
             config = command_line.load_config(path, [])
         self._config_path = os.path.abspath(path.partition(":")[0]) if path else ""
-        self._run = ProgramRun(
+        self._run = RunParts(
             Arguments(config, path.partition(":")[0], self._workdir),
             evaluates=bool(config.eval.splits),
             built=built,

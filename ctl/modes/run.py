@@ -26,7 +26,7 @@ from ctl.modes import Arguments, dry_run, experiment
 from ctl.replica.step.engine import engine_of
 
 
-class Run:
+class RunParts:
     """One run of an experiment, in its workdir. Constructing it writes nothing.
 
     Args:

@@ -8,7 +8,7 @@ from ctl.loop import goodput
 from ctl.loop.checkpoints import warm_start
 from ctl.loop.controller import Controller
 from ctl.modes import messages, results
-from ctl.modes.run import Run
+from ctl.modes.run import RunParts
 
 
 class Session:
@@ -31,7 +31,12 @@ class Session:
     """
 
     def __init__(
-        self, run: Run, controller: Controller, *, config_path: str, changes: Sequence[str] = ()
+        self,
+        run: RunParts,
+        controller: Controller,
+        *,
+        config_path: str,
+        changes: Sequence[str] = (),
     ):
         self._run = run
         self._controller = controller

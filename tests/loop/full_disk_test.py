@@ -17,24 +17,6 @@ from tests import experiments
 INTACT = "The last complete checkpoint, runs/experiment/checkpoints/ckpt-10, is intact."
 
 
-@pytest.mark.parametrize(
-    ("name", "number"), [("config.json", errno.EROFS), ("result.json", errno.ENOSPC)]
-)
-def test_file_that_cannot_be_replaced_stays_as_it_was(tmp_path, monkeypatch, name, number):
-    def some(self, text, **_):
-        pathlib.Path.write_bytes(self, text.encode()[:5])
-        raise OSError(number, os.strerror(number))
-
-    folder = workdir.Workdir(tmp_path)
-    write = folder.create if name == "config.json" else folder.write_result
-    write({"step": 1})
-    monkeypatch.setattr(pathlib.Path, "write_text", some)
-    with pytest.raises(Failure, match=f"{name} could not be written: {os.strerror(number)}"):
-        write({"step": 2})
-    assert json.loads((tmp_path / name).read_text()) == {"step": 1}
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-
-
 @contextlib.contextmanager
 def small_disk(folder):
     """A file system of 2 MiB."""

@@ -238,20 +238,6 @@ def test_plain_weights_can_be_restored_instead_of_the_averages(checkpoint):
     assert not np.array_equal(weights[0], averages[0])
 
 
-@pytest.mark.slow
-def test_kill_while_a_version_is_written_leaves_the_others(checkpoint, tmp_path, monkeypatch):
-    path, trainer = checkpoint
-    version = saved_model.export(restore(path, trainer), tmp_path, {"number": 1})
-    monkeypatch.setattr(saved_model, "_save_weights", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        saved_model.export(restore(path, trainer), tmp_path, {"number": 2})
-    assert json.loads((version / "export.json").read_text())["number"] == 1
-    monkeypatch.undo()
-    saved_model.export(restore(path, trainer), tmp_path, {"number": 3})
-    assert json.loads((version / "export.json").read_text())["number"] == 3
-    assert [p.name for p in pathlib.Path(tmp_path).iterdir()] == ["5"]
-
-
 def test_earlier_version_exists_at_every_moment_of_its_replacement(
     checkpoint, tmp_path, monkeypatch
 ):

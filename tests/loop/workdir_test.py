@@ -176,14 +176,6 @@ def test_config_file_is_read_despite_a_line_that_a_kill_cut_short(tmp_path):
     assert folder.config_file() == "a.py"
 
 
-def test_result_is_replaced(tmp_path):
-    folder = run(tmp_path)
-    folder.write_result({"step": 1, "eval": {"loss": 0.5}})
-    folder.write_result({"step": 2})
-    assert folder.result() == {"step": 2}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "result.json"]
-
-
 def refuse_writing(*_, **__):
     raise PermissionError(13, "Permission denied")
 
