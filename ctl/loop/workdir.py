@@ -208,7 +208,7 @@ class Workdir:
         line = {"time": time.time(), "event": event, "step": step, **fields}
         path = self.path / "events.jsonl"
         with report_write_errors(str(path), self.checkpoints):
-            json_files.append_line(path, line)
+            json_files.append_text(path, json.dumps(line) + "\n")
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Replaces `result.json`, completely or not at all.

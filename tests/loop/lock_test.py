@@ -241,19 +241,15 @@ def test_program_is_rejected_while_another_trains_and_changes_nothing(run, tmp_p
         assert [n for n in names(tmp_path) if n != "__pycache__"] == ["experiment.py", "run"]
 
 
-@pytest.mark.parametrize("flags", [(), pytest.param(("--fresh",), marks=pytest.mark.slow)])
-def test_program_leaves_no_lock(run, tmp_path, flags):
-    for _ in range(2):
-        assert run(*flags)[0] == 0
-    assert not list(tmp_path.rglob(lock.NAME))
-
-
-def test_program_that_fails_leaves_no_lock(run, tmp_path, monkeypatch):
+def test_program_leaves_no_lock(run, tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError("planted")
 
+    for flags in ((), ("--fresh",)):
+        assert run(*flags)[0] == 0
+        assert not list(tmp_path.rglob(lock.NAME))
     monkeypatch.setattr("ctl.StandardTrainer.train", fail)
-    code, _, errors = run()
+    code, _, errors = run("--fresh")
     assert code == 2 and "planted" in errors
     assert not list(tmp_path.rglob(lock.NAME))
 

@@ -54,12 +54,8 @@ def make_actions(
         actions.append(OverfitReport(config.data.overfit_batches))
     actions += _make_listed(config.actions, config_path)
     if config.train.export:
-        average, folder = config.train.export_average, workdir.exports
-        actions.append(
-            ExportModel(
-                config.train.export, folder=folder, best_folder=workdir.best, average=average
-            )
-        )
+        average = config.train.export_average
+        actions.append(ExportModel(config.train.export, workdir=workdir, average=average))
     return actions
 
 
