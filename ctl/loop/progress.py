@@ -4,9 +4,6 @@ from collections.abc import Callable, Mapping
 import time
 from typing import Any
 
-import rich.console
-import rich.progress
-
 from ctl.errors import print_line
 
 EVERY = 5.0  # seconds between two lines of training
@@ -105,6 +102,9 @@ class ProgressBar(Progress):
     """
 
     def __init__(self, **arguments: Any):
+        import rich.console
+        import rich.progress  # takes a tenth of a second, and few processes need it
+
         super().__init__(write=self._print_above, **arguments)
         self._bar = rich.progress.Progress(
             rich.progress.BarColumn(bar_width=30),

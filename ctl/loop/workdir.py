@@ -92,11 +92,7 @@ class Workdir:
         return json_files.read(path) if path.exists() else {}
 
     def check_config(
-        self,
-        config: Mapping[str, Any],
-        *,
-        allow_change: bool = False,
-        only_evaluates: bool = False,
+        self, config: Mapping[str, Any], *, allow_change: bool = False, only_evaluates: bool = False
     ) -> list[str]:
         """Compares a config with the config of the run in the folder.
 
@@ -172,7 +168,7 @@ class Workdir:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(self._not_writable(error)) from None
+            raise UsageError(self._not_writable(error.strerror)) from None
         self._write("config.json", config)
 
     def move_aside(self) -> pathlib.Path | None:
@@ -197,8 +193,7 @@ class Workdir:
             self.path.rename(aside)
         except OSError as error:
             raise UsageError(
-                f"{self.path} cannot be moved to {aside} ({error.strerror}): name another "
-                "--workdir."
+                f"{self.path} cannot be moved to {aside} ({error.strerror}): name another --workdir."
             ) from None
         return aside
 
@@ -213,7 +208,7 @@ class Workdir:
         line = {"time": time.time(), "event": event, "step": step, **fields}
         path = self.path / "events.jsonl"
         with report_write_errors(str(path), self.checkpoints):
-            json_files.append_line(path, line)
+            json_files.append_text(path, json.dumps(line) + "\n")
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Replaces `result.json`, completely or not at all.
@@ -279,11 +274,13 @@ class Workdir:
                 raise UsageError(f"--workdir={self.path}{where} is a file: name a folder.")
             with tempfile.TemporaryFile(dir=nearest):  # os.access is always True for root
                 pass
+        except UnicodeEncodeError as error:  # half of a surrogate pair
+            raise UsageError(self._not_writable(error.reason)) from None
         except OSError as error:
-            raise UsageError(self._not_writable(error)) from None
+            raise UsageError(self._not_writable(error.strerror)) from None
 
-    def _not_writable(self, error: OSError) -> str:
-        return f"--workdir={self.path} cannot be written ({error.strerror}): name another folder."
+    def _not_writable(self, reason: str | None) -> str:
+        return f"--workdir={self.path} cannot be written ({reason}): name another folder."
 
 
 def choose_folder(
@@ -314,19 +311,20 @@ def choose_folder(
     """
     current = overrides.flatten(config)
     # Parsed values in a fixed order: 5e-1 is 0.5.
-    keys = sorted({key for key, _ in changes if changes_updates(key, config)})
-    values = {key: str(current[key]) for key in keys}
+    values = {
+        k: str(current[k]) for k in sorted({k for k, _ in changes if changes_updates(k, config)})
+    }
     if not values:
         return folder
     changed_folder = folder.with_name(f"{folder.name}.{name_values(values)}")
     if Workdir(changed_folder, writes=False).has_run():
         return changed_folder
     experiment = Workdir(folder, writes=False)
+    if allow_change or not experiment.has_run():
+        return folder
     try:
-        saved = experiment.config() if experiment.has_run() and not allow_change else None
+        saved = experiment.config()
     except UsageError:  # a damaged file is reported where the folder is used
-        saved = None
-    if saved is None:
         return folder
     harmful = {
         key

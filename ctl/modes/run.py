@@ -25,7 +25,7 @@ from ctl.loop.watchdog import Watchdog
 from ctl.modes import Arguments, dry_run, experiment
 
 
-class Run:
+class RunParts:
     """One run of an experiment, in its workdir. Constructing it writes nothing.
 
     Args:

@@ -10,12 +10,11 @@ from ctl.configs import durations
 from ctl.loop import goodput
 from ctl.loop.actions.action import Action
 from ctl.loop.checkpoints import warm_start
-from ctl.loop.preemption import GceNotice
 from ctl.loop.profiler import Profiler
-from ctl.loop.stop import StopOnSignal
+from ctl.loop.stop import GceNotice, StopOnSignal
 from ctl.loop.watchdog import Watchdog
 from ctl.modes import messages, results
-from ctl.modes.run import Run
+from ctl.modes.run import RunParts
 from ctl.replica.step.engine import engine_of
 
 
@@ -43,7 +42,7 @@ class Session:
 
     def __init__(
         self,
-        run: Run,
+        run: RunParts,
         stop: StopOnSignal,
         *,
         actions: Sequence[Action],

@@ -10,43 +10,11 @@ import subprocess
 import pytest
 import tensorflow as tf
 
-from ctl import main
 from ctl.errors import Failure
 from ctl.loop import workdir
 from tests import experiments
 
 INTACT = "The last complete checkpoint, runs/experiment/checkpoints/ckpt-10, is intact."
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    """Runs the program on a tiny experiment; returns its exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-    experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})
-
-    def program(*arguments):
-        code = main.run(["ctl", "--config=experiment.py", *arguments])
-        return (code, *capsys.readouterr())
-
-    return program
-
-
-@pytest.mark.parametrize(
-    ("name", "number"), [("config.json", errno.EROFS), ("result.json", errno.ENOSPC)]
-)
-def test_file_that_cannot_be_replaced_stays_as_it_was(tmp_path, monkeypatch, name, number):
-    def some(self, text, **_):
-        pathlib.Path.write_bytes(self, text.encode()[:5])
-        raise OSError(number, os.strerror(number))
-
-    folder = workdir.Workdir(tmp_path)
-    write = folder.create if name == "config.json" else folder.write_result
-    write({"step": 1})
-    monkeypatch.setattr(pathlib.Path, "write_text", some)
-    with pytest.raises(Failure, match=f"{name} could not be written: {os.strerror(number)}"):
-        write({"step": 2})
-    assert json.loads((tmp_path / name).read_text()) == {"step": 1}
-    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 @contextlib.contextmanager
@@ -93,10 +61,10 @@ def test_event_on_a_full_disk_is_complete_or_absent(small):
     assert lines[-1]["event"] == "resume"
 
 
-def test_full_disk_ends_a_run_in_one_line_and_free_space_lets_it_resume(run, small):
+def test_full_disk_ends_a_run_in_one_line_and_free_space_lets_it_resume(program, small):
     pathlib.Path("experiment.py").write_text(experiments.DROPOUT.replace("Dense(8)", "Dense(4000)"))
     options = [f"--workdir={small}/run", "--config.train.checkpoint_interval=5", "--mode=train"]
-    code, out, err = run(*options, "--config.train.checkpoints_to_keep=20")
+    code, out, err = program(*options, "--config.train.checkpoints_to_keep=20")
     assert (code, err) == (
         1,
         f"ctl: {small}/run/checkpoints/ckpt-30 could not be written: No space left on device. The "
@@ -106,7 +74,7 @@ def test_full_disk_ends_a_run_in_one_line_and_free_space_lets_it_resume(run, sma
     assert "Done" not in out
     assert not (small / "run" / "run.lock").exists()
     (small / "run/checkpoints/ckpt-5.data-00000-of-00001").unlink()
-    code, out, _ = run(*options, "--config.train.checkpoints_to_keep=20")
+    code, out, _ = program(*options, "--config.train.checkpoints_to_keep=20")
     assert code == 0 and f"Resumed from {small}/run/checkpoints/ckpt-25." in out
     assert json.loads((small / "run/result.json").read_text())["step"] == 30
 
@@ -121,8 +89,8 @@ def test_full_disk_ends_a_run_in_one_line_and_free_space_lets_it_resume(run, sma
         "result",
     ],
 )
-def test_disk_that_fails_during_a_run_ends_it_in_one_line(run, monkeypatch, what):
-    assert run("--config.train.steps=10")[0] == 0
+def test_disk_that_fails_during_a_run_ends_it_in_one_line(program, monkeypatch, what):
+    assert program("--config.train.steps=10")[0] == 0
 
     def denied(*_, **__):
         raise OSError(errno.EROFS, "Read-only file system")
@@ -156,20 +124,17 @@ def test_disk_that_fails_during_a_run_ends_it_in_one_line(run, monkeypatch, what
         error = lambda a, b: denied() if "result" in str(b) else replace(a, b)  # noqa: E731
     with monkeypatch.context() as planted:
         planted.setattr(target, error)
-        code, _, err = run()
+        code, _, err = program()
     assert code == 1 and err.count("\n") == 1
     assert err.startswith(f"ctl: {name} could not be written: {reason}. ")
     assert (INTACT if what != "result" else "ckpt-30, is intact") in err
     assert json.loads(pathlib.Path("runs/experiment/result.json").read_text())["step"] == 10
 
 
-def test_unreadable_data_is_not_reported_as_an_unwritable_disk(
-    run,
-    monkeypatch,
-):
+def test_unreadable_data_is_not_reported_as_an_unwritable_disk(program, monkeypatch):
     def unreadable(*_):
         raise tf.errors.PermissionDeniedError(None, None, "data; Permission denied")
 
     monkeypatch.setattr("ctl.StandardTrainer.train", unreadable)
-    code, _, errors = run()
+    code, _, errors = program()
     assert code == 1 and "data; Permission denied" in errors and "workdir" not in errors

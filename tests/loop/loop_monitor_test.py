@@ -6,35 +6,30 @@ import orbit
 import pytest
 import tensorflow as tf
 
-from ctl import testing
 from ctl.errors import Failure, NonFiniteStep, UsageError
 from ctl.hardware import strategies
 from ctl.loop.loop_monitor import LoopMonitor
-from ctl.loop.reporter import Reporter
 from ctl.loop.step_summaries import StepSummaries
 from ctl.replica.measure.non_finite import NonFiniteReport
-from tests import reference_model
-from tests.loop.shared import share
+from tests.loop.shared import Recording, make_reference, share
 
 
 @share
 def make_trainer(**options):
-    return reference_model.make_trainer(testing.make_strategy(1), 8, **options)
+    return make_reference(**options)
 
 
 class Monitored:
     """A trainer and its monitor, which records the events and the loops that are watched."""
 
     def __init__(self, **options):
-        self.trainer, self.events, self.watched = make_trainer(**options), [], []
-        self.reporter = Reporter(
-            self.trainer, on_event=lambda name, step, **fields: self.events.append((name, step))
-        )
+        self.trainer = trainer = make_trainer(**options)
+        self.reporter, self.watched = Recording(trainer), []
         self.monitor = LoopMonitor(
-            self.trainer,
+            trainer,
             self.reporter,
-            summaries=orbit.utils.SummaryManager(None, tf.summary.scalar, self.trainer.global_step),
-            step_summaries=StepSummaries(self.trainer, interval=10, print_line=print),
+            summaries=orbit.utils.SummaryManager(None, tf.summary.scalar, trainer.global_step),
+            step_summaries=StepSummaries(trainer, interval=10, print_line=print),
             watchdog=self,
         )
 
@@ -59,20 +54,14 @@ def test_loop_returns_numbers_and_its_speed_is_measured_after_the_first():
     made.run(2)
     assert made.trainer.global_step.numpy() == 5
     assert made.reporter.throughput.examples_per_second > 0
-    assert made.watched == [0, 3] and made.events == []
-
-
-def test_skipped_steps_are_recorded_and_their_mean_loss_is_removed():
-    made = Monitored(precision="float16", loss_scale=1e30)
-    assert made.run(2) == {"loss_scale": pytest.approx(1e30, rel=1), "skipped_steps": 2}
-    assert made.events == []  # a loss scale that is too large is expected
+    assert made.watched == [0, 3] and made.reporter.steps() == []
 
 
 def test_steps_that_the_trainer_reports_are_recorded(monkeypatch):
     made = Monitored()
     monkeypatch.setattr(made.trainer, "non_finite_report", NonFiniteReport(1, "the loss", 1))
     made.monitor.check(0, steps=2, outputs={})
-    assert made.events == [("non_finite", 1)]
+    assert made.reporter.steps() == [("non_finite", 1)]
 
 
 def test_step_that_is_not_finite_is_left_to_the_caller(monkeypatch):
@@ -83,7 +72,7 @@ def test_step_that_is_not_finite_is_left_to_the_caller(monkeypatch):
     monkeypatch.setattr(made.trainer, "train", fail)
     with pytest.raises(NonFiniteStep):
         made.run(2)
-    assert made.events == [] and made.reporter.throughput.last_seconds == 0
+    assert made.reporter.steps() == [] and made.reporter.throughput.last_seconds == 0
 
 
 def test_loop_must_count_its_steps_and_may_repeat_some_only_with_a_coordinator(monkeypatch):
@@ -97,7 +86,7 @@ def test_loop_must_count_its_steps_and_may_repeat_some_only_with_a_coordinator(m
             made.run(steps)
     monkeypatch.setattr(strategies, "strategy_name", lambda strategy: "parameter_server")
     made.run(3)
-    assert made.events == [("repeated", 20)]
+    assert made.reporter.steps() == [("repeated", 20)]
     with pytest.raises(UsageError, match="A loop to step 26 ended at step 25"):
         made.run(6)
 
@@ -107,7 +96,7 @@ def test_loss_that_is_not_finite_ends_the_run_and_is_recorded(loss):
     made = Monitored()
     with pytest.raises(Failure, match=f"The loss of the loop that ended at step 0 is {loss}"):
         made.monitor.check(0, steps=2, outputs={"loss": loss})
-    assert made.events == [("non_finite", 0)]
+    assert made.reporter.steps() == [("non_finite", 0)]
 
 
 @pytest.mark.parametrize(
@@ -122,4 +111,4 @@ def test_loss_that_is_not_finite_ends_the_run_and_is_recorded(loss):
 def test_other_outputs_are_accepted(policy, outputs):
     made = Monitored(on_non_finite=policy)
     made.monitor.check(0, steps=2, outputs=outputs)
-    assert made.events == []
+    assert made.reporter.steps() == []

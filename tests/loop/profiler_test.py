@@ -5,17 +5,15 @@ import signal
 
 import tensorflow as tf
 
-from ctl import testing
 from ctl.loop.controller import Controller
 from ctl.loop.profiler import Profiler, find_newest, list_operations
 from ctl.loop.reporter import Reporter
-from tests import reference_model
-from tests.loop.shared import share
+from tests.loop.shared import make_reference, share
 
 
 @share
 def make_trainer():
-    return reference_model.make_trainer(testing.make_strategy(1), 7)
+    return make_reference()
 
 
 def run(folder, steps, *, profiler=None, request_at=None, **arguments):

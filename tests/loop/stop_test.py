@@ -1,17 +1,15 @@
 """The first signal requests a stop, the second ends the process; a cloud's notice requests a stop."""
 
-import http.server
+import io
 import json
 import os
 import pathlib
 import signal
 import subprocess
-import threading
 import time
 
 import pytest
 
-from ctl import main
 from ctl.errors import UsageError
 from ctl.loop import stop as module
 from ctl.loop.stop import SIGNALS, GceNotice, StopOnSignal, StopRequest
@@ -75,16 +73,12 @@ def test_handlers_are_restored(signalled):
     assert calls == [signal.SIGTERM]
 
 
-def test_handlers_are_restored_after_an_error():
+def test_handlers_are_installed_in_the_with_block_only_and_restored_after_an_error():
     before = [signal.getsignal(number) for number in SIGNALS]
-    with pytest.raises(RuntimeError), StopOnSignal():
-        raise RuntimeError
+    stop = StopOnSignal()
     assert [signal.getsignal(number) for number in SIGNALS] == before
-
-
-def test_no_handlers_are_installed_before_the_with_block():
-    before = [signal.getsignal(number) for number in SIGNALS]
-    StopOnSignal()
+    with pytest.raises(RuntimeError), stop:
+        raise RuntimeError
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
@@ -124,30 +118,22 @@ def test_second_signal_ends_the_process_immediately(second):
 
 @pytest.fixture
 def metadata(monkeypatch):
-    """The answers of a metadata server, which the test changes, and the requests."""
-    answers = {"preempted": "FALSE", "maintenance-event": "NONE"}
-    reads = []
+    """The answers of a metadata server, which the test changes, and the names that were read."""
+    answers, reads = {"preempted": "FALSE", "maintenance-event": "NONE"}, []
+
+    def open_url(request, timeout):
+        folder, _, name = request.full_url.rpartition("/")
+        assert folder == "http://metadata.google.internal/computeMetadata/v1/instance"
+        assert request.get_header("Metadata-flavor") == "Google" and timeout
+        reads.append(name)
+        if answers[name] is None:
+            raise OSError("404")
+        return io.BytesIO(answers[name].encode())
+
+    monkeypatch.setattr("urllib.request.urlopen", open_url)
+    monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
     monkeypatch.setattr(module, "INTERVAL", 0.01)
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            reads.append(self.path)
-            known = self.headers["Metadata-Flavor"] == "Google"
-            name = self.path.removeprefix("/computeMetadata/v1/instance/")
-            self.send_response(200 if known and answers.get(name) else 404)
-            self.end_headers()
-            self.wfile.write((answers.get(name) or "").encode())
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("localhost", 0), Handler) as server:
-        monkeypatch.setenv("GCE_METADATA_HOST", f"localhost:{server.server_port}")
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        yield answers, reads
-        server.shutdown()
-        thread.join()
+    return answers, reads
 
 
 def wait_for(condition):
@@ -184,20 +170,12 @@ def test_missing_server_is_rejected(monkeypatch):
         GceNotice(StopRequest()).__enter__()
 
 
-def test_run_saves_and_exits_with_75(metadata, tmp_path, monkeypatch, capsys):
+def test_run_saves_and_exits_with_75(metadata, program):
     metadata[0]["preempted"] = "TRUE"
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny_experiment.py").write_text(
-        "import ctl\nfrom tests import reference_model\n"
-        "def get_config():\n"
-        "    return ctl.config(trainer='tests.reference_model:ReferenceTrainer',\n"
-        "                      data=dict(global_batch_size=8),\n"
-        "                      train=dict(steps=1000, steps_per_loop=10))\n"
-    )
-    arguments = ["ctl", "--config=tiny_experiment.py", "--workdir=mine"]
-    assert main.run([*arguments, "--config.train.preemption_notice=gce"]) == 75
-    out = capsys.readouterr().out
-    assert "preempted: TRUE: saving, then stopping." in out and "Stopped at step 10" in out
-    events = list(map(json.loads, pathlib.Path("mine/events.jsonl").read_text().splitlines()))
+    code, out, _ = program("--config.train.preemption_notice=gce")
+    assert code == 75
+    assert "preempted: TRUE: saving, then stopping." in out and "Stopped at step 5" in out
+    folder = pathlib.Path("runs/experiment")
+    events = list(map(json.loads, (folder / "events.jsonl").read_text().splitlines()))
     assert events[-1]["event"] == "stop" and events[-1]["notice"] == "preempted: TRUE"
-    assert pathlib.Path("mine/checkpoints/ckpt-10.whole").exists()
+    assert (folder / "checkpoints/ckpt-5.whole").exists()

@@ -208,12 +208,12 @@ class Trainer(ctl.StandardTrainer):
 
     def build_dataset(self, split, input_context):
         def slow_examples():
-            for i in range(400 if split == "train" else 20):
+            for i in range(400):
                 if i == 300:
                     wait()
-                yield {{"x": np.full(4, i % 7, np.float32), "label": np.int32(i % 3)}}
+                yield {"x": np.full(4, i % 7, np.float32), "label": np.int32(i % 3)}
 
-        spec = {{"x": tf.TensorSpec([4]), "label": tf.TensorSpec([], tf.int32)}}
+        spec = {"x": tf.TensorSpec([4]), "label": tf.TensorSpec([], tf.int32)}
         return tf.data.Dataset.from_generator(slow_examples, output_signature=spec)
 
     def per_example_loss(self, batch, outputs):
@@ -223,7 +223,7 @@ class Trainer(ctl.StandardTrainer):
 
 def wait():
     deadline = time.monotonic() + 60
-    while {stalls} and "stall" not in pathlib.Path("run/events.jsonl").read_text():
+    while "stall" not in pathlib.Path("run/events.jsonl").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -232,31 +232,22 @@ def get_config():
     return ctl.config(
         trainer="slow.py:Trainer",
         data=dict(global_batch_size=7, prefetch=1),
-        train=dict(steps=50, steps_per_loop=5, stall_seconds={limit}),
+        train=dict(steps=50, steps_per_loop=5, stall_seconds=1.0),
     )
 """
 
 
-def train(tmp_path, monkeypatch, capfd, **values):
-    monkeypatch.chdir(tmp_path)
-    pathlib.Path("slow.py").write_text(EXPERIMENT.format(**values))
-    assert main.run(["ctl", "--config=slow.py", "--workdir=run"]) == 0
-    events = map(json.loads, pathlib.Path("run/events.jsonl").read_text().splitlines())
-    return (*capfd.readouterr(), [event["event"] for event in events])
-
-
 @pytest.mark.slow
 def test_generator_that_hangs_is_named_and_is_in_the_stacks(tmp_path, monkeypatch, capfd):
-    out, err, events = train(tmp_path, monkeypatch, capfd, stalls=True, limit=1.0)
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("slow.py").write_text(EXPERIMENT)
+    assert main.run(["ctl", "--config=slow.py", "--workdir=run"]) == 0
+    out, err = capfd.readouterr()
+    lines = pathlib.Path("run/events.jsonl").read_text().splitlines()
+    events = [json.loads(line)["event"] for line in lines]
     lines = [line for line in out.splitlines() if line.startswith(("No step", "Going on"))]
     assert len(lines) == 2
     assert 'waits for the trainer\'s build_dataset("train") (_FlatMapDataset). It' in lines[0]
     assert lines[1].startswith("Going on, after ")
     assert 'slow.py", line' in err and "in slow_examples" in err
     assert events.count("stall") == 1 and events[-1] == "end"
-
-
-def test_run_that_does_not_hang_reports_nothing(tmp_path, monkeypatch, capfd):
-    out, err, events = train(tmp_path, monkeypatch, capfd, stalls=False, limit=300.0)
-    assert "No step" not in out and err == "" and "stall" not in events
-    wait_for(lambda: not has_thread())

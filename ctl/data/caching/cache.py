@@ -11,9 +11,8 @@ in buffers.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 import contextlib
-import fcntl
 import io
 import json
 import math
@@ -24,6 +23,7 @@ import time
 from typing import Any, BinaryIO, NamedTuple
 import uuid
 
+import filelock
 import numpy as np
 import tensorflow as tf
 
@@ -248,7 +248,8 @@ def _load_or_fill(source: Source, examples: tf.data.Dataset, folder: str) -> Sou
     final = os.path.join(folder, name)
     try:
         os.makedirs(folder, exist_ok=True)
-        with _lock(f"{final}.lock"):
+        # One process of this machine fills a cache while the others wait; its exit frees the lock.
+        with filelock.FileLock(f"{final}.lock"):
             if not os.path.exists(os.path.join(final, _META)):
                 for other in os.listdir(folder):  # of processes that were killed in this
                     if other.startswith(f"{name}.") and other.endswith(".tmp"):
@@ -286,14 +287,6 @@ def _fill_folder(source: Source, examples: tf.data.Dataset, final: str) -> None:
         os.rename(temporary, final)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _lock(path: str) -> Iterator[None]:
-    """Lets one process of this machine fill a cache while the others wait; its exit frees the lock."""
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _write(

@@ -122,10 +122,10 @@ def as_action(
     if not isinstance(action, Action):
         action = _CallableAction(action)
     chosen = {"at": at, "everywhere": everywhere}
-    chosen = {name: value for name, value in chosen.items() if value is not None}
-    if chosen:
+    changes = {k: v for k, v in chosen.items() if v not in (None, getattr(action, k))}
+    if changes:
         action = copy.copy(action)  # the caller's action keeps its own values
-        vars(action).update(chosen)
+        vars(action).update(changes)
     return action
 
 

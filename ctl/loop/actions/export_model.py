@@ -8,33 +8,26 @@ from ctl.loop import inference, saved_model
 from ctl.loop.actions import best_checkpoint
 from ctl.loop.actions.action import Action
 from ctl.loop.checkpoints.files import report_write_errors
+from ctl.loop.workdir import Workdir
 
 
 class ExportModel(Action):
     """Writes the best or the last checkpoint as a SavedModel; see `loop/saved_model.py`.
 
-        ExportModel("best", folder="runs/mine/export", best_folder="runs/mine/best")
+        ExportModel("best", workdir=Workdir("runs/mine"))
 
     Args:
         which: "best" or "last".
-        folder: the folder of the versions.
-        best_folder: the folder of the best checkpoints.
+        workdir: has the folder of the versions, and the best checkpoints.
     """
 
     at = "train"
     everywhere = True  # does nothing at a boundary; `end` is called everywhere
     may_stop = False
 
-    def __init__(
-        self,
-        which: str,
-        *,
-        folder: str | pathlib.Path,
-        best_folder: str | pathlib.Path,
-    ):
+    def __init__(self, which: str, *, workdir: Workdir):
         self._which = which
-        self._folder = pathlib.Path(folder)
-        self._best_folder = pathlib.Path(best_folder)
+        self._workdir = workdir
         self._exported: dict[str, str] = {}
 
     def __call__(self, outputs: Mapping[str, Any]) -> None:
@@ -47,12 +40,12 @@ class ExportModel(Action):
             return
         path = controller.checkpoints.path(controller.trained_step)
         if self._which == "best":
-            path = best_checkpoint.find_best(self._best_folder)
+            path = best_checkpoint.find_best(self._workdir.best)
         step, self._exported = export_checkpoint(
             type(controller.trainer),
             controller.trainer.options,
             path,
-            self._folder,
+            self._workdir.exports,
             global_batch_size=controller.trainer.global_batch_size,
         )
         controller.reporter.record("export", step, **self._exported)

@@ -52,9 +52,7 @@ def make_actions(
         actions.append(OverfitReport(config.data.overfit_batches))
     actions += _make_listed(config.actions, config_path)
     if config.train.export:
-        actions.append(
-            ExportModel(config.train.export, folder=workdir.exports, best_folder=workdir.best)
-        )
+        actions.append(ExportModel(config.train.export, workdir=workdir))
     return actions
 
 

@@ -60,7 +60,7 @@ class CheckpointFiles:
     def fault(self, step: int) -> str | None:
         """Returns what is wrong with a checkpoint, or None."""
         try:
-            marker = json.loads(pathlib.Path(self.path(step) + _MARKER).read_text())
+            marker = self._read_marker(step)
             sizes = {str(name): int(size) for name, size in marker["files"].items()}
         except FileNotFoundError:
             return _UNFINISHED
@@ -80,10 +80,9 @@ class CheckpointFiles:
     def notes(self, step: int) -> dict[str, Any]:
         """Returns the notes that `commit` recorded for a checkpoint; {} if there are none."""
         try:
-            notes = json.loads(pathlib.Path(self.path(step) + _MARKER).read_text())["notes"]
+            return dict(self._read_marker(step)["notes"])
         except (OSError, ValueError, TypeError, KeyError):
             return {}
-        return notes if isinstance(notes, dict) else {}
 
     def commit(self, step: int, notes: Mapping[str, Any] | None = None) -> None:
         """Marks a checkpoint as complete. All its files must have been written.
@@ -134,13 +133,14 @@ class CheckpointFiles:
             if step < newest:  # a thread may still be writing a newer one
                 self.remove(step)
 
+    def _read_marker(self, step: int) -> Any:
+        return json.loads(pathlib.Path(self.path(step) + _MARKER).read_text())
+
     def _files(self) -> dict[int, list[pathlib.Path]]:
         """Returns the files of each checkpoint, by step."""
         files: dict[int, list[pathlib.Path]] = {}
-        names = os.listdir(self._directory) if self._directory.is_dir() else []
-        for name in names:
-            match = _NAME.fullmatch(name)
-            if match:
+        for name in os.listdir(self._directory) if self._directory.is_dir() else ():
+            if match := _NAME.fullmatch(name):
                 files.setdefault(int(match[1]), []).append(self._directory / name)
         return files
 

@@ -91,9 +91,15 @@ def test_batches_are_those_without_a_cache(folder, tmp_path, place, kind):
 
 
 @pytest.mark.parametrize(
-    "dtype", [tf.bool, tf.uint8, tf.float16, tf.bfloat16, tf.uint32, tf.uint64, tf.complex64]
+    "dtype",
+    [tf.bool, tf.uint8, tf.float16, tf.bfloat16, tf.uint32, tf.uint64, tf.complex64, tf.string],
 )
-def test_every_type_of_numbers_is_kept(dtype):
+def test_every_type_is_kept(dtype):
+    def convert(numbers):
+        if dtype == tf.string:
+            return tf.strings.as_string(numbers)
+        return tf.cast(tf.cast(numbers, tf.float32), dtype)
+
     class Numbers(ctl.data.RowSource):
         def __len__(self):
             return 5
@@ -102,8 +108,7 @@ def test_every_type_of_numbers_is_kept(dtype):
             return indexes
 
         def parse(self, row):
-            values = tf.cast(tf.cast(tf.range(row), tf.float32), dtype)
-            return {"x": values, "y": tf.cast(tf.cast([row, 1], tf.float32), dtype)}
+            return {"x": convert(tf.range(row)), "y": convert([row, 1])}
 
     copy = ctl.data.cached(Numbers(), "memory")
     for index in range(5):

@@ -7,18 +7,17 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl import testing
 from ctl.errors import Failure
 from ctl.loop.actions.best_checkpoint import BestCheckpoint, find_best
 from ctl.loop.checkpoints.files import CheckpointFiles
-from tests import reference_model
+from tests.loop.shared import make_reference
 
 NAN = float("nan")
 
 
 @functools.cache
 def make_trainer():
-    return reference_model.make_trainer(testing.make_strategy(1), 7)
+    return make_reference()
 
 
 @pytest.fixture

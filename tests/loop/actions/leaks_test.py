@@ -4,12 +4,11 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl import testing
 from ctl.loop.actions import leaks
 from ctl.loop.actions.leaks import MemoryGrowth, Retraces, read_resident_bytes
 from ctl.loop.controller import Controller
-from ctl.loop.reporter import Reporter
 from tests import reference_model
+from tests.loop.shared import Recording, make_reference
 
 
 class Calling(reference_model.ReferenceTrainer):
@@ -46,7 +45,7 @@ def train(fake_controller):
 
 
 def make_trainer(cls=Calling):
-    return reference_model.make_trainer(testing.make_strategy(1), 7, cls=cls)
+    return make_reference(batch=7, cls=cls)
 
 
 def test_function_with_a_python_number_is_reported_once_with_the_argument(train):
@@ -84,16 +83,16 @@ def test_data_of_another_dtype_is_named(train):
 
 @pytest.mark.slow
 def test_traces_of_the_first_loops_and_evaluations_are_not_reported():
-    trainer, events = make_trainer(), []
+    trainer = make_trainer()
     controller = Controller(
         trainer=trainer,
         evaluator=ctl.StandardEvaluator(trainer),
-        reporter=Reporter(trainer, on_event=lambda name, step, **_: events.append(name)),
+        reporter=Recording(trainer),
         steps_per_loop=2,
         actions=[Retraces()],
     )
     controller.train_and_evaluate(10, eval_interval=4)
-    assert events == ["eval", "eval", "eval"]
+    assert [name for name, *_ in controller.reporter.events] == ["eval"] * 3
 
 
 MIB = 2**20

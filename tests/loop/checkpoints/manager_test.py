@@ -2,29 +2,23 @@
 
 import pytest
 
-from ctl import testing
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.manager import CheckpointManager
-from ctl.loop.reporter import Reporter
-from tests import reference_model
+from tests.loop.shared import Recording, make_reference
 
 
 @pytest.fixture(scope="module")
 def trainer():
     """A trainer whose counter the tests set."""
-    return reference_model.make_trainer(testing.make_strategy(1), 8)
+    return make_reference()
 
 
 @pytest.fixture
 def make(trainer, tmp_path):
     def build(**options):
-        events = []
-        reporter = Reporter(trainer, on_event=lambda name, step, **_: events.append((name, step)))
         checkpoints = Checkpointer(tmp_path, trainer)
-        manager = CheckpointManager(trainer, checkpoints, reporter, **options)
-        manager.events = events
-        return manager
+        return CheckpointManager(trainer, checkpoints, Recording(trainer), **options)
 
     trainer.global_step.assign(0)
     return build
@@ -67,7 +61,7 @@ def test_step_is_saved_once_and_recorded(make, trainer):
     trainer.global_step.assign(5)
     manager.save()
     manager.save()
-    assert manager.events == [("checkpoint", 5)]
+    assert manager._reporter.steps() == [("checkpoint", 5)]
 
 
 def test_restored_step_is_not_saved_again(make, trainer):
@@ -78,7 +72,7 @@ def test_restored_step_is_not_saved_again(make, trainer):
     assert manager.all_restore() == (manager.checkpoints.path(5), {"a": 1})
     assert (manager.saved_step, int(trainer.global_step.numpy())) == (5, 5)
     manager.save()
-    assert manager.events == []
+    assert manager._reporter.steps() == []
 
 
 def test_restore_before_a_step_takes_an_older_checkpoint(make, trainer):
@@ -91,7 +85,7 @@ def test_restore_before_a_step_takes_an_older_checkpoint(make, trainer):
 
 
 def test_without_checkpoints_nothing_is_saved_and_nothing_can_be_restored(trainer):
-    manager = CheckpointManager(trainer, None, Reporter(trainer))
+    manager = CheckpointManager(trainer, None, Recording(trainer))
     manager.save()
     manager.wait()
     with pytest.raises(ValueError, match="Nothing to restore from"):
