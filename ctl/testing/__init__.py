@@ -8,25 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ctl.testing.devices import copies, make_strategy, split_cpu
-    from ctl.testing.equivalence import assert_replica_equivalent, check_replica_equivalence
+    from ctl.testing.equivalence import (
+        assert_loop_equivalent,
+        assert_replica_equivalent,
+        check_loop_equivalence,
+        check_replica_equivalence,
+    )
     from ctl.testing.faults.poison import plant
     from ctl.testing.golden.assertion import assert_curve
     from ctl.testing.golden.comparison import CurveReport
-    from ctl.testing.loops.equivalence import assert_loop_equivalent, check_loop_equivalence
-    from ctl.testing.loops.protocol import Loop
     from ctl.testing.processes import run_workers
     from ctl.testing.report import Report
+    from ctl.testing.subjects.adapters import Loop
     from ctl.testing.tiny import TinyTrainer, tiny_trainer
 
 _MODULES = {
     "CurveReport": "golden.comparison",
-    "Loop": "loops.protocol",
+    "Loop": "subjects.adapters",
     "Report": "report",
     "TinyTrainer": "tiny",
     "assert_curve": "golden.assertion",
-    "assert_loop_equivalent": "loops.equivalence",
+    "assert_loop_equivalent": "equivalence",
     "assert_replica_equivalent": "equivalence",
-    "check_loop_equivalence": "loops.equivalence",
+    "check_loop_equivalence": "equivalence",
     "check_replica_equivalence": "equivalence",
     "copies": "devices",
     "make_strategy": "devices",

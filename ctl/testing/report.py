@@ -9,7 +9,7 @@ from ctl.testing.splits import Split
 
 
 class NotComparable(UsageError):
-    """The batches or the splits leave nothing to compare; this is no mistake of the trainer."""
+    """The batches or the splits leave nothing to compare; this is no mistake of the loop."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,15 +56,15 @@ class Report:
     """The splits that were compared, their differences, and the likely cause.
 
     Attributes:
-        trainer: name of the trainer.
+        trainer: name of the trainer or the loop.
         precision: dtype of the computation.
         compared: the splits that were compared.
-        refused: the splits that ctl rejects, with the reason.
+        refused: the splits that are not compared, with the reason.
         errors: the splits on which the user's code raises an exception, with its line and message.
         why: why the tolerance is not the one for float64; "" if it is.
         undecided: why the differences cannot be interpreted; "" if they could be compared.
         notes: what else could not be checked, and why.
-        differences: the differences; empty if the trainer is right.
+        differences: the differences; empty if the loop is right.
         cause: the likely cause of the first difference; "" if there are none.
         seconds: duration of the comparison.
     """
@@ -125,6 +125,30 @@ class Report:
         if self.why:
             lines.append(f"  The tolerance is that of float32: {self.why}")
         return "\n".join(lines)
+
+
+class UndecidedError(NotComparable):
+    """The splits cannot be compared.
+
+    Args:
+        report: the report of the comparison.
+    """
+
+    def __init__(self, report: Report):
+        super().__init__(report.failure())
+        self.report = report
+
+
+class DifferenceError(AssertionError):
+    """The splits differ.
+
+    Args:
+        report: the report of the comparison.
+    """
+
+    def __init__(self, report: Report):
+        super().__init__(report.failure())
+        self.report = report
 
 
 def as_fraction(factor: float) -> str:

@@ -36,7 +36,9 @@ _IRRELEVANT = (
 
 
 def describe_environment(trainer: StandardTrainer) -> dict[str, str]:
-    """Returns the versions, the CPU and the devices that a trainer runs with, by name."""
+    """Returns what determines the bits of a step: versions, CPU, devices and options."""
+    plan, options = engine_of(trainer).plan, _options(trainer)
+    layout = {"strategy": plan.strategy, "replicas": str(plan.layout.replicas)}
     names = sorted({name.partition(":")[0] for name in devices.replica_devices(trainer.strategy)})
     threads = tf.config.threading.get_intra_op_parallelism_threads()
     return {
@@ -49,6 +51,10 @@ def describe_environment(trainer: StandardTrainer) -> dict[str, str]:
         "devices": ", ".join(names),
         **(_describe_gpus() if "GPU" in names else {}),
         **host.describe_kernels(threads),
+        # With logical shards the order is the same on any number of replicas.
+        **({} if plan.options.logical_shards else layout),
+        "runtime.xla": plan.xla,
+        **{key: options[key] for key in _COMPUTATION},
     }
 
 
@@ -63,18 +69,6 @@ def _describe_gpus() -> dict[str, str]:
     return {
         "GPU": "; ".join(sorted(models)),
         "TensorFloat-32": str(tf.config.experimental.tensor_float_32_execution_enabled()),
-    }
-
-
-def describe_computation(trainer: StandardTrainer) -> dict[str, str]:
-    """Returns the options that determine the order and the precision of the operations of a step."""
-    plan, options = engine_of(trainer).plan, _options(trainer)
-    layout = {"strategy": plan.strategy, "replicas": str(plan.layout.replicas)}
-    return {
-        # With logical shards the order is the same on any number of replicas.
-        **({} if plan.options.logical_shards else layout),
-        "runtime.xla": plan.xla,
-        **{key: options[key] for key in _COMPUTATION},
     }
 
 

@@ -81,7 +81,7 @@ def test_update_replaces_a_curve_that_has_changed(file, monkeypatch):
     assert json.loads(file.read_text())["settings"]["seed"] == "1"
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"format": 2}', '{"format": 1, "about": ""}'])
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"format": 1}', '{"format": 2, "about": ""}'])
 def test_a_damaged_file_is_one_line(tmp_path, content):
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(ctl.UsageError, match="cannot be read as a golden curve") as error:
@@ -89,7 +89,7 @@ def test_a_damaged_file_is_one_line(tmp_path, content):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("content", ["", '{"format": 2}'])
+@pytest.mark.parametrize("content", ["", '{"format": 1}'])
 def test_update_replaces_a_damaged_file(tmp_path, monkeypatch, content):
     (tmp_path / "a.json").write_text(content)
     monkeypatch.setenv(assertion.UPDATE, "1")

@@ -5,13 +5,13 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.testing import check_loop_equivalence
-from ctl.testing.loops import calibration
-from tests.testing.loops import right_loops
+from ctl.testing.diagnosis import calibration
+from tests.testing import gallery, loop_gallery
 
 layers = tf_keras.layers
 
 
-class Mixed(right_loops.Plain):
+class Mixed(loop_gallery.Plain):
     """Computes in bfloat16 by the policy of its layers."""
 
     def build_model(self):
@@ -19,14 +19,14 @@ class Mixed(right_loops.Plain):
         hidden = layers.Dense(5, activation="tanh", input_shape=(4,), dtype=policy)
         return tf_keras.Sequential([hidden, layers.Dense(3, dtype=policy)])
 
-    def losses(self, batch, outputs):
-        return super().losses(batch, tf.cast(outputs, tf.float32))
+    def per_example_loss(self, batch, outputs):
+        return super().per_example_loss(batch, tf.cast(outputs, tf.float32))
 
 
 def check(build, **options):
     return check_loop_equivalence(
         build,
-        right_loops.examples(),
+        gallery.examples(24),
         replicas=(2,),
         batch_sizes=(8,),
         in_process=True,
@@ -50,7 +50,7 @@ def test_rounding_errors_are_not_reported_as_equal_random_numbers(monkeypatch):
     assert "another order of the rows" in report.failure()
 
 
-class Evaluation(right_loops.Plain):
+class Evaluation(loop_gallery.Plain):
     def replica_step(self, batch):
         outputs = self.model(batch["x"], training=False)
         outputs += tf.random.normal(tf.shape(outputs), dtype=outputs.dtype)
@@ -59,4 +59,4 @@ class Evaluation(right_loops.Plain):
 
 def test_random_evaluation_is_reported_after_one_step():
     report = check(Evaluation, steps=1)
-    assert "the step changes no weight" in report.failure().lower()
+    assert "a step that changes no weight" in report.failure().lower()

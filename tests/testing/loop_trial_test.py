@@ -6,7 +6,7 @@ import tf_keras
 
 from ctl.testing import check_loop_equivalence
 from ctl.testing.report import NotComparable
-from tests.testing.loops import right_loops
+from tests.testing import gallery, loop_gallery
 
 EVALUATION = "No trainable variable changed: compared as an evaluation."
 
@@ -14,7 +14,7 @@ EVALUATION = "No trainable variable changed: compared as an evaluation."
 def check(build, batch_sizes=(4,), **options):
     return check_loop_equivalence(
         build,
-        right_loops.examples(),
+        gallery.examples(24),
         replicas=(2,),
         batch_sizes=batch_sizes,
         steps=1,
@@ -23,7 +23,7 @@ def check(build, batch_sizes=(4,), **options):
     )
 
 
-class InvalidForFive(right_loops.Plain):
+class InvalidForFive(loop_gallery.Plain):
     """Computes NaN for each global batch of 5 rows."""
 
     def share_of_loss(self, batch, outputs):
@@ -32,16 +32,16 @@ class InvalidForFive(right_loops.Plain):
 
 
 def test_loss_that_is_not_finite_on_a_later_batch_size_is_an_error():
-    with pytest.raises(NotComparable, match=r"The loss loss is not finite on 1 replica \(5 rows\)"):
+    with pytest.raises(NotComparable, match=r"The loss is not finite on 1 replica \(5 rows\)"):
         check(InvalidForFive, (4, 5))
 
 
-class NotApplied(right_loops.Plain):
+class NotApplied(loop_gallery.Plain):
     def apply(self, gradients, variables):
         pass
 
 
-class WithoutLearningRate(right_loops.Plain):
+class WithoutLearningRate(loop_gallery.Plain):
     def build_optimizer(self):
         return tf_keras.optimizers.SGD(0.0)
 
