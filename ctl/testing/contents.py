@@ -88,13 +88,13 @@ class Contents:
                 if isinstance(getattr(scale, "current_loss_scale", None), tf.Variable):
                     yield from (("state", v) for v in (scale.current_loss_scale, scale.counter))
             else:
-                variables = _call(item.variables)
+                variables, is_layer = _call(item.variables), hasattr(item, "get_config")
                 own = [v for v in variables if v.trainable]
                 # Without the variables of a frozen layer.
                 trained = {id(v) for v in getattr(item, "trainable_variables", own)}
-                for v in variables:
+                for v in sorted(variables, key=lambda v: id(v) not in trained):
                     moving = any(name in (getattr(v, "path", "") or v.name) for name in _STATISTICS)
-                    other = "statistic" if moving else "state"
+                    other = "statistic" if moving and is_layer else "state"
                     yield ("update" if id(v) in trained else other), v
                 for metric in getattr(item, "metrics", []):  # from compile(), not in `variables`
                     yield from (("metric", v) for v in _call(metric.variables))
@@ -111,8 +111,11 @@ def values_of(trainer: Any) -> dict[Name, np.ndarray]:
 
 
 def holders(attributes: Mapping[str, Any]) -> list[Any]:
-    """Returns the attributes of an object that are or have variables, also in lists and dicts."""
-    leaves = (item for _, item in named_leaves(attributes))
+    """Returns the attributes of an object that are or have variables, also in lists and dicts.
+
+    They are in the order of their names, so that it does not depend on the order of assignments.
+    """
+    leaves = (item for _, item in named_leaves(dict(sorted(attributes.items()))))
     return [item for item in leaves if isinstance(item, tf.Variable) or has_variables(item)]
 
 

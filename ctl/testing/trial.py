@@ -11,6 +11,7 @@ from ctl.configs.error_location import error_location
 from ctl.errors import UsageError
 from ctl.replica.layers import recompute
 from ctl.testing import processes
+from ctl.testing.contents import Names
 from ctl.testing.devices import count_logical_cpus, split_cpu
 from ctl.testing.diagnosis import calibration, checks
 from ctl.testing.diagnosis.evidence import Evidence
@@ -98,30 +99,32 @@ class _Trial:
         evaluated = _choose_evaluated(compared)
         with recompute.detect_use() as recomputes:
             for split in compared:
-                self._record(split, any(s.batch == split.batch for s in evaluated), evaluated)
+                self._record(split, evaluated)
             recomputed = recomputes()
         if not self._records and not self._errors:
             raise UsageError(f"ctl rejects every split: {next(iter(self._refused.values()))}")
         report = self._diagnose(recomputed)
         return dataclasses.replace(report, seconds=time.monotonic() - start)
 
-    def _record(self, split: Split, evaluate: bool, evaluated: set[Split]) -> None:
-        if split.batch not in self._references:
-            try:
-                self._references[split.batch] = self._record_reference(split.reference, evaluate)
-            except NotComparable:
+    def _record(self, split: Split, evaluated: set[Split]) -> None:
+        try:
+            if split.batch not in self._references:
+                evaluate = any(each.batch == split.batch for each in evaluated)
+                record = self._record_reference(split.reference, evaluate)
+                checks.check_finite(record)
+                self._references[split.batch] = record
+        except NotComparable:
+            raise
+        except Exception as error:
+            # A loss over several rows, such as a triplet loss, has no value for a single row.
+            if split.batch > 1 or not self._references:
                 raise
-            except Exception as error:
-                # A loss over several rows, such as a triplet loss, has no value for a single row.
-                if split.batch > 1 or not self._references:
-                    raise
-                place = error_location(error)
-                self._refused[split] = f"a batch of one row fails on one replica too: {place}"
-                return
-        names = next(iter(self._references.values())).names
+            place = error_location(error)
+            self._refused[split] = f"a batch of one row fails on one replica too: {place}"
+            return
         try:
             run = self._subject.start(split)
-            self._records[split] = run.record(names, evaluate=split in evaluated)
+            self._records[split] = run.record(self._names, evaluate=split in evaluated)
         except NotComparable:
             raise
         except UsageError as error:  # ctl rejects the split, so it computes nothing wrong there
@@ -129,16 +132,14 @@ class _Trial:
         except Exception as error:  # from the user's code, although it computes the reference
             self._errors[split] = error_location(error)
 
-    def _record_reference(self, split: Split, evaluate: bool) -> Record:
-        if not self._references:
-            return self._record_first(split, evaluate)
-        names = next(iter(self._references.values())).names
-        record = self._subject.start(split).record(names, evaluate=evaluate)
-        checks.check_finite(record)
-        return record
+    @property
+    def _names(self) -> tuple[Names, ...]:
+        return next(iter(self._references.values())).names
 
-    def _record_first(self, split: Split, evaluate: bool) -> Record:
-        """Records the first reference, in the first precision in which the user's code runs."""
+    def _record_reference(self, split: Split, evaluate: bool) -> Record:
+        """Records a reference; the first one in the first precision in which the user's code runs."""
+        if self._references:
+            return self._subject.start(split).record(self._names, evaluate=evaluate)
         given, why = self._subject, ""
         for precision, examples in given.attempts:
             self._subject = given.cast(precision, examples=examples)
@@ -153,7 +154,7 @@ class _Trial:
                 if (precision, examples) == given.attempts[-1]:
                     raise
                 why = f"float64 fails with {error_location(error)}"
-        checks.check_finite(record)
+        checks.check_finite(record)  # before it is measured
         self._subject = self._subject.with_state_of(self._run)
         measured = self._subject.calibrate(self._run, record)
         why = measured.why or (why if self._subject.precision == "float32" else "")

@@ -11,6 +11,7 @@ from ctl.errors import UsageError
 from ctl.testing import Loop, assert_loop_equivalent, check_loop_equivalence
 from ctl.testing.report import NotComparable
 from tests.testing import gallery, loop_gallery, mistakes
+from tests.testing.loop_gallery import check
 
 
 def right_loops():
@@ -22,23 +23,15 @@ def right_loops():
 
 
 @pytest.mark.parametrize("loop", right_loops())
-def test_loop_gallery_pass(loop):
-    report = assert_loop_equivalent(
-        loop,
-        gallery.examples(24),
-        replicas=(1, 2),
-        batch_sizes=(4, 5),
-        mask=getattr(loop, "mask", ""),
-        in_process=True,
-    )
-    assert report.precision == "float64"
+def test_right_loops_pass(loop):
+    report = check(loop, 4, 5)
+    assert report.verdict == "equivalent" and report.precision == "float64"
     assert [split.row_counts for split in report.compared] == [[2, 2], [3, 2]]
-    assert report.verdict == "equivalent"
 
 
 @pytest.mark.slow
 def test_replicas_without_rows_are_compared_by_default():
-    report = assert_loop_equivalent(loop_gallery.Plain, gallery.examples(24), in_process=True)
+    report = assert_loop_equivalent(loop_gallery.Plain, gallery.examples(24))
     assert [2, 2, 1, 0] in [split.row_counts for split in report.compared]
 
 
@@ -47,12 +40,8 @@ def test_replicas_without_rows_are_compared_by_default():
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("loop", loop_gallery.RIGHT)
 def test_no_seed_gives_a_false_alarm(loop, seed):
-    assert_loop_equivalent(
-        loop,
-        gallery.examples(24, seed),
-        mask=getattr(loop, "mask", ""),
-        in_process=True,
-    )
+    mask = getattr(loop, "mask", "")
+    assert_loop_equivalent(loop, gallery.examples(24, seed), mask=mask, in_process=True)
 
 
 class Dropping(loop_gallery.Plain):
@@ -111,14 +100,7 @@ class MeanOfMeans(mistakes.MeanOfMeans, loop_gallery.Plain):
 
 
 def test_uneven_splits_of_a_loop_for_full_batches_are_listed():
-    report = check_loop_equivalence(
-        MeanOfMeans,
-        gallery.examples(24),
-        replicas=(2,),
-        batch_sizes=(4, 5),
-        full_batches=True,
-        in_process=True,
-    )
+    report = check(MeanOfMeans, 4, 5, full_batches=True)
     assert report.verdict == "equivalent"
     assert [str(split) for split in report.refused] == ["2 replicas (3 + 2 rows)"]
     assert report.notes == ()
@@ -137,9 +119,7 @@ def fail_without_rows(strategy, global_batch_size):
 
 
 def test_an_exception_on_a_split_is_a_failure_with_its_line():
-    report = check_loop_equivalence(
-        fail_without_rows, gallery.examples(24), replicas=(2,), batch_sizes=(1,), in_process=True
-    )
+    report = check(fail_without_rows, 1)
     assert report.verdict == "differs"
     message = r"fail_without_rows: fails on 2 replicas \(1 \+ 0 rows\): .*: ValueError: no rows"
     assert re.match(message, report.failure())
@@ -148,19 +128,16 @@ def test_an_exception_on_a_split_is_a_failure_with_its_line():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(batches=[]), "batches is empty"),
-        (dict(batches={"x": np.zeros([8, 4]), "label": np.zeros(7)}), "the same number of rows"),
-        (dict(batches=np.zeros([6, 4])), "have 6 examples in total, but the comparison requires 8"),
-        (dict(batches=np.zeros([8, 4]), mask="mask"), "give batches as a dict"),
+        (dict(mask="mask"), "give batches as a dict"),
         (
-            dict(batches=np.zeros([8, 4]), full_batches=True, batch_sizes=(5,)),
+            dict(full_batches=True, batch_sizes=(5,)),
             r"full_batches=True excludes all splits of batch_sizes=\(5,\) on 2 or 4 replicas",
         ),
     ],
 )
-def test_unusable_batches_are_an_error(arguments, message):
+def test_arguments_that_do_not_fit_are_an_error(arguments, message):
     with pytest.raises(UsageError, match=message):
-        check_loop_equivalence(loop_gallery.Plain, **arguments)
+        check_loop_equivalence(loop_gallery.Plain, np.zeros([8, 4]), **arguments)
 
 
 @pytest.mark.parametrize(
@@ -177,22 +154,46 @@ def test_what_is_no_loop_is_an_error(build, message):
 
 
 @pytest.mark.slow
-def test_loop_that_cannot_be_pickled_is_compared_in_this_process_only():
-    build = lambda strategy, size: loop_gallery.Plain(strategy, size)  # noqa: E731
-    arguments = dict(replicas=(2,), batch_sizes=(4,), steps=1)
-    with pytest.raises(UsageError, match=r"or call ctl\.testing\.split_cpu\(2\) in conftest\.py"):
-        check_loop_equivalence(build, gallery.examples(24), in_process=False, **arguments)
-    assert check_loop_equivalence(build, gallery.examples(24), **arguments).equivalent
-
-
-@pytest.mark.slow
 @pytest.mark.long
 def test_a_loop_is_compared_in_a_new_process():
-    report = assert_loop_equivalent(
-        loop_gallery.Plain,
-        gallery.examples(24),
-        replicas=(2,),
-        batch_sizes=(5,),
-        in_process=False,
-    )
+    assert check(loop_gallery.Plain, 5, in_process=False).verdict == "equivalent"
+
+
+class InvalidForFive(loop_gallery.Plain):
+    """Computes NaN for each global batch of 5 rows."""
+
+    def share_of_loss(self, batch, outputs):
+        loss = super().share_of_loss(batch, outputs)
+        return loss * np.nan if self.global_batch_size == 5 else loss
+
+
+def test_loss_that_is_not_finite_on_a_later_batch_size_is_an_error():
+    with pytest.raises(NotComparable, match=r"The loss is not finite on 1 replica \(5 rows\)"):
+        check(InvalidForFive, 4, 5, steps=1)
+
+
+class NotApplied(loop_gallery.Plain):
+    def apply(self, gradients, variables):
+        pass
+
+
+class WithoutLearningRate(loop_gallery.Plain):
+    def build_optimizer(self):
+        return tf_keras.optimizers.SGD(0.0)
+
+
+@pytest.mark.parametrize(
+    ("build", "note"),
+    [
+        (NotApplied, "No trainable variable changed: compared as an evaluation."),
+        pytest.param(
+            WithoutLearningRate,
+            "With the loop's own optimizer: no trainable variable changed: compared as an evaluation.",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_step_that_changes_nothing_is_noted(build, note):
+    report = check(build, 4, steps=1)
     assert report.verdict == "equivalent"
+    assert note in report.notes

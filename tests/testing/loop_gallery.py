@@ -3,9 +3,18 @@
 import tensorflow as tf
 import tf_keras
 
+from ctl import testing
 from ctl.testing.contents import holders
 from tests.testing import gallery
 from tests.testing.gallery import FEATURES, SUM, Classifies, Steps, all_reduce, layers
+
+
+def check(build, *batch_sizes, **options):
+    """Compares a loop on two replicas in this process."""
+    defaults = dict(replicas=(2,), mask=getattr(build, "mask", ""), in_process=True)
+    return testing.check_loop_equivalence(
+        build, gallery.examples(24), batch_sizes=batch_sizes, **{**defaults, **options}
+    )
 
 
 class Plain(Steps, Classifies):

@@ -14,22 +14,30 @@ layers = tf_keras.layers
 
 
 class ReducedTwice:
+    """Gradients are summed by all_reduce, and again by the optimizer."""
+
     def apply_summed(self, gradients, variables):
         # By default apply_gradients sums over the replicas again.
         self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
 
 class LocalMean:
+    """The loss is the mean of the local batch."""
+
     def share_of_loss(self, batch, outputs):
         return tf.reduce_mean(self.per_example_loss(batch, outputs))
 
 
 class Averaged:
+    """Shares of the loss are averaged over the replicas."""
+
     def apply(self, gradients, variables):
         self.apply_summed(all_reduce(MEAN, gradients), variables)
 
 
 class MeanOfMeans:
+    """The loss is a mean of the replicas' means."""
+
     def share_of_loss(self, batch, outputs):
         losses = self.per_example_loss(batch, outputs)
         total, rows = tf.reduce_sum(self.masked(batch, losses)), self.count_rows(batch, losses)
@@ -37,11 +45,15 @@ class MeanOfMeans:
 
 
 class PaddingCounted:
+    """Padding counts in the loss."""
+
     def masked(self, batch, losses):
         return losses
 
 
 class MicroBatchMean:
+    """The loss is divided by the micro-batch."""
+
     def replica_step(self, batch):
         parts = self.options.gradient_accumulation_steps
         variables = self.model.trainable_variables
@@ -86,28 +98,38 @@ class MeanOfMicroBatches:
 
 
 class LossOverLocalBatch:
+    """The loss is divided by its maximum over the local batch."""
+
     def per_example_loss(self, batch, outputs):
         losses = super().per_example_loss(batch, outputs)
         return losses / tf.stop_gradient(tf.reduce_max(losses))
 
 
 class WeightsOverLocalBatch:
+    """Sample weights are normalized by the local batch."""
+
     def sample_weight(self, batch):
         weight = 1.0 + tf.cast(batch["label"], batch["x"].dtype)
         return weight / tf.reduce_sum(weight)
 
 
 class ClippedBeforeReduction:
+    """Gradients are clipped before the reduction."""
+
     def apply(self, gradients, variables):
         super().apply(tf.clip_by_global_norm(gradients, 0.05)[0], variables)
 
 
 class PlainBatchNorm:
+    """Plain batch normalization."""
+
     def normalization(self):
         return layers.BatchNormalization()
 
 
 class PaddedSyncBatchNorm:
+    """Tf_keras' synchronized batch normalization, which counts padding."""
+
     def normalization(self):
         return layers.BatchNormalization(synchronized=True)
 
@@ -131,6 +153,8 @@ class SquaresBatchNorm(layers.BatchNormalization):
 
 
 class SquaresOfLargeNumbers:
+    """Synchronized batch normalization by E[x^2] - E[x]^2."""
+
     def normalization(self):
         return SquaresBatchNorm()
 
@@ -154,16 +178,22 @@ class MeanOfReplicas(tf_keras.metrics.Metric):
 
 
 class MetricAveraged:
+    """A metric that is a mean is averaged over the replicas."""
+
     def build_metrics(self):
         return {"accuracy": MeanOfReplicas()}
 
 
 class MetricOfPadding:
+    """A metric counts padding."""
+
     def update_metrics(self, metrics, batch, outputs, weights):
         super().update_metrics(metrics, batch, outputs, None)
 
 
 class CountAveraged:
+    """A metric that is a count is averaged over the replicas."""
+
     def build_metrics(self):
         metric = tf_keras.metrics.Sum("hits")
         metric.total._aggregation = tf.VariableAggregation.MEAN
@@ -175,16 +205,22 @@ class CountAveraged:
 
 
 class DecayedOncePerReplica:
+    """Weight decay is added once per replica."""
+
     def apply(self, gradients, variables):
         super().apply([g + 0.1 * v for g, v in zip(gradients, variables, strict=True)], variables)
 
 
 class PenaltyOncePerReplica:
+    """The regularization loss is added once per replica."""
+
     def share_of_loss(self, batch, outputs):
         return super().share_of_loss(batch, outputs) + tf.add_n(self.model.losses)
 
 
 class AuxiliaryMean:
+    """An auxiliary loss is the mean of the local batch."""
+
     def share_of_loss(self, batch, outputs):
         second = tf.reduce_sum(tf.square(outputs), axis=1)
         # The mean of no row would be NaN.
@@ -193,6 +229,8 @@ class AuxiliaryMean:
 
 
 class AuxiliaryNotReduced:
+    """The gradient of an auxiliary loss is applied without a reduction."""
+
     def replica_step(self, batch):
         loss = super().replica_step(batch)
         variables = self.model.trainable_variables
@@ -204,6 +242,8 @@ class AuxiliaryNotReduced:
 
 
 class LossNotReduced:
+    """Replica_step returns a loss that is not reduced."""
+
     loss_op = MEAN  # of a loop
 
     def reduce_loss(self, loss):
@@ -285,17 +325,23 @@ class FixedMask(layers.Layer):
 
 
 class SameMask:
+    """The dropout mask is the same on all replicas."""
+
     def build_model(self):
         hidden = layers.Dense(8, activation="tanh", input_shape=(FEATURES,))
         return tf_keras.Sequential([hidden, FixedMask(), layers.Dense(CLASSES)])
 
 
 class NotUnscaled:
+    """Gradients are not divided by the loss scale."""
+
     def unscale(self, gradients):
         return gradients
 
 
 class NoiseInEvaluation:
+    """The evaluation draws random numbers of its own."""
+
     def forward(self, batch, training):
         outputs = super().forward(batch, training)
         if training:
@@ -313,7 +359,7 @@ class EvaluationWithNoise:
 
 
 class SecondModelReducedTwice:
-    """Adam is the optimizer of the second model, and hides the factor."""
+    """Gradients of a second model are summed twice, which its Adam hides."""
 
     def replica_step(self, batch):
         variables = self.second.trainable_variables
@@ -337,8 +383,7 @@ class Mistake:
     """One planted mistake, in a trainer and in a loop.
 
     Attributes:
-        part: the class that makes it.
-        what: short description; "" for a mistake of loops only.
+        part: the class that makes it, with a description.
         where: what the first line of the message must contain about the quantity and the split.
         cause: the cause that the message must state.
         trainer_base, loop_base: the right trainer and loop that it is added to; None for neither.
@@ -350,7 +395,6 @@ class Mistake:
     """
 
     part: type
-    what: str
     where: str
     cause: str
     trainer_base: type | None = gallery.ByHand
@@ -386,36 +430,18 @@ REDUCED_TWICE = causes.ALL_UPDATES.format(
 NORMALIZED = dict(trainer_base=gallery.Normalized, loop_base=loop_gallery.Normalized)
 ON_STEP_OF_CTL = dict(trainer_base=Right, loop_base=loop_gallery.Plain)
 MISTAKES = [
-    Mistake(
-        ReducedTwice,
-        "gradients are summed by all_reduce, and again by the optimizer",
-        TWICE,
-        causes.REDUCED_TWICE,
-    ),
+    Mistake(ReducedTwice, TWICE, causes.REDUCED_TWICE),
     Mistake(
         LocalMean,
-        "the loss is the mean of the local batch",
         TWICE,
         causes.PADDING_MEAN.format(times=2),
         batch_sizes=(8, 5),
         loop_cause=causes.OWN_ROWS.format(how="summed"),
     ),
-    Mistake(
-        Averaged,
-        "shares of the loss are averaged over the replicas",
-        f"{KERNEL}1/2 times the value on one replica",
-        causes.AVERAGED,
-    ),
-    Mistake(
-        MeanOfMeans,
-        "the loss is a mean of the replicas' means",
-        UNEVEN,
-        causes.OWN_ROWS.format(how="averaged"),
-        batch_sizes=(5,),
-    ),
+    Mistake(Averaged, f"{KERNEL}1/2 times the value on one replica", causes.AVERAGED),
+    Mistake(MeanOfMeans, UNEVEN, causes.OWN_ROWS.format(how="averaged"), batch_sizes=(5,)),
     Mistake(
         PaddingCounted,
-        "padding counts in the loss",
         UNEVEN,
         causes.PADDING.format(times=2),
         loop_base=loop_gallery.Masked,
@@ -423,7 +449,6 @@ MISTAKES = [
     ),
     Mistake(
         MicroBatchMean,
-        "the loss is divided by the micro-batch",
         "update of dense/kernel:0 on 1 replica (8 rows), accumulation 2, step 0: 2 times",
         causes.MICRO_BATCH,
         loop_base=None,
@@ -431,7 +456,6 @@ MISTAKES = [
     ),
     Mistake(
         MeanOfMicroBatches,
-        "",
         UNEVEN,
         "the denominator of the loss depends on the split",
         trainer_base=None,
@@ -439,7 +463,6 @@ MISTAKES = [
     ),
     Mistake(
         LossOverLocalBatch,
-        "the loss is divided by its maximum over the local batch",
         "on 2 replicas (4 + 4 rows)",
         causes.PER_EXAMPLE.format(hook="per_example_loss"),
         loop_cause=LOCAL,
@@ -447,7 +470,6 @@ MISTAKES = [
     ),
     Mistake(
         WeightsOverLocalBatch,
-        "sample weights are normalized by the local batch",
         "on 2 replicas (4 + 4 rows)",
         causes.PER_EXAMPLE.format(hook="sample_weight"),
         loop_cause=LOCAL,
@@ -455,20 +477,17 @@ MISTAKES = [
     ),
     Mistake(
         ClippedBeforeReduction,
-        "gradients are clipped before the reduction",
         "update of dense/kernel:0 on 2 replicas (4 + 4 rows)",
         "Gradients are clipped before they are summed over the replicas: every update has the norm 0.05",
     ),
     Mistake(
         PlainBatchNorm,
-        "plain batch normalization",
         "statistic batch_normalization/moving_variance:0 on 2 replicas (4 + 4 rows)",
         causes.OWN_STATISTICS,
         **NORMALIZED,
     ),
     Mistake(
         PaddedSyncBatchNorm,
-        "tf_keras' synchronized batch normalization, which counts padding",
         "statistic batch_normalization/moving_mean:0 on 2 replicas (3 + 2 rows)",
         causes.UNEVEN_STATISTICS,
         trainer_base=gallery.Normalized,
@@ -477,7 +496,6 @@ MISTAKES = [
     ),
     Mistake(
         SquaresOfLargeNumbers,
-        "synchronized batch normalization by E[x^2] - E[x]^2",
         "variance of squares_batch_norm",
         causes.SQUARES,
         batch_sizes=(5,),
@@ -485,7 +503,6 @@ MISTAKES = [
     ),
     Mistake(
         MetricAveraged,
-        "a metric that is a mean is averaged over the replicas",
         "metric accuracy on 2 replicas (3 + 2 rows)",
         causes.METRIC_AVERAGED,
         batch_sizes=(5,),
@@ -493,7 +510,6 @@ MISTAKES = [
     ),
     Mistake(
         MetricOfPadding,
-        "a metric counts padding",
         "metric accuracy on 2 replicas (3 + 2 rows)",
         causes.METRIC_PADDING,
         trainer_base=Right,
@@ -502,56 +518,34 @@ MISTAKES = [
     ),
     Mistake(
         CountAveraged,
-        "a metric that is a count is averaged over the replicas",
         "metric hits on 2 replicas (4 + 4 rows), step 0: 1/2 times",
         causes.METRIC_NOT_SUMMED,
         **ON_STEP_OF_CTL,
     ),
-    Mistake(
-        DecayedOncePerReplica,
-        "weight decay is added once per replica",
-        KERNEL,
-        causes.DECAY.format(times=2),
-        loop_cause=causes.WEIGHTS,
-    ),
+    Mistake(DecayedOncePerReplica, KERNEL, causes.DECAY.format(times=2), loop_cause=causes.WEIGHTS),
     Mistake(
         PenaltyOncePerReplica,
-        "the regularization loss is added once per replica",
         KERNEL,
         causes.PENALTY.format(times=2),
         trainer_base=type("Penalized", (gallery.Steps, gallery.Regularized), {}),
         loop_base=loop_gallery.Regularized,
         loop_cause=causes.WEIGHTS,
     ),
-    Mistake(
-        AuxiliaryMean,
-        "an auxiliary loss is the mean of the local batch",
-        KERNEL,
-        causes.PART_SUMMED,
-        replicas=(1, 2, 4),
-    ),
+    Mistake(AuxiliaryMean, KERNEL, causes.PART_SUMMED, replicas=(1, 2, 4)),
     Mistake(
         AuxiliaryNotReduced,
-        "the gradient of an auxiliary loss is applied without a reduction",
         "copies of dense/kernel:0 on 2 replicas (4 + 4 rows)",
         causes.NOT_REDUCED,
     ),
-    Mistake(
-        LossNotReduced,
-        "replica_step returns a loss that is not reduced",
-        "loss on 2 replicas (4 + 4 rows), step 0: 1/2 times",
-        causes.OWN_SHARE,
-    ),
+    Mistake(LossNotReduced, "loss on 2 replicas (4 + 4 rows), step 0: 1/2 times", causes.OWN_SHARE),
     Mistake(
         OneReplicaOnly,
-        "a variable is updated on one replica only",
         "copies of steps_seen:0 on 2 replicas (4 + 4 rows)",
         causes.SOME_REPLICAS.format(which=0),
         **ON_STEP_OF_CTL,
     ),
     Mistake(
         CountedByEach,
-        "each replica increments a step counter",
         "variable steps_seen:0 on 2 replicas (4 + 4 rows), step 0: 2 times",
         causes.ADDED_BY_EACH,
         loop_where="variable steps_seen:0 on 2 replicas (4 + 4 rows), step 0: ",
@@ -559,22 +553,15 @@ MISTAKES = [
     ),
     Mistake(
         MetricGrows,
-        "",
         "metric mean on 2 replicas (4 + 4 rows), step 1: ",
         causes.METRIC_GROWS,
         trainer_base=None,
     ),
     Mistake(
-        SameMask,
-        "the dropout mask is the same on all replicas",
-        "on 2 replicas (4 + 4 rows)",
-        causes.SAME_NUMBERS,
-        unkeyed=True,
-        **ON_STEP_OF_CTL,
+        SameMask, "on 2 replicas (4 + 4 rows)", causes.SAME_NUMBERS, unkeyed=True, **ON_STEP_OF_CTL
     ),
     Mistake(
         NotUnscaled,
-        "gradients are not divided by the loss scale",
         "update under a loss scale that is 8 times larger on 1 replica (2 rows), step 0: 8 times",
         causes.LOSS_SCALE,
         loop_base=loop_gallery.Scaled,
@@ -582,7 +569,6 @@ MISTAKES = [
     ),
     Mistake(
         NoiseInEvaluation,
-        "the evaluation draws random numbers of its own",
         "evaluation loss on 2 replicas (",
         causes.EVALUATION_NOISE,
         trainer_base=Right,
@@ -590,15 +576,10 @@ MISTAKES = [
         unkeyed=True,
     ),
     Mistake(
-        EvaluationWithNoise,
-        "",
-        "loss on 2 replicas (",
-        causes.EVALUATION_NOISE,
-        trainer_base=None,
+        EvaluationWithNoise, "loss on 2 replicas (", causes.EVALUATION_NOISE, trainer_base=None
     ),
     Mistake(
         SecondModelReducedTwice,
-        "gradients of a second model are summed twice, which its Adam hides",
         TWICE,
         REDUCED_TWICE,
         trainer_base=gallery.Adversarial,
@@ -606,7 +587,6 @@ MISTAKES = [
     ),
     Mistake(
         SecondOfTwoReducedTwice,
-        "",
         TWICE,
         REDUCED_TWICE,
         trainer_base=None,
@@ -618,9 +598,10 @@ OF_LOOPS = [mistake for mistake in MISTAKES if mistake.loop_base]
 
 
 def make_table():
-    """Returns the table at the end of docs/testing.md."""
+    """Each replica increments a step counter."""
+
     lines = ["| mistake of the trainer | reported cause |", "|---|---|"]
-    lines += [f"| {m.what} | {m.cause} |" for m in OF_TRAINERS]
+    lines += [f"| {m.part.__doc__} | {m.cause} |" for m in OF_TRAINERS]
     return "\n".join(lines) + "\n"
 
 

@@ -35,24 +35,18 @@ def calibrate(run: "LoopRun", record: Record) -> Calibration:
     """
     base = tolerance_of(run.subject.precision)
     if dtype := find_narrow(run):
-        return Calibration(base, undecided=causes.NARROW.format(dtype=dtype), narrow=True)
+        return Calibration(base, undecided=causes.NARROW.format(dtype=dtype))
     noise = measure_noise(run, record)
     again = relative_distance(run.record(record.names), record)
-    if again > base:
-        return Calibration(
-            base, noise=noise, undecided=causes.RANDOM.format(noise=again), random=True
-        )
-    if noise < _LARGE:
+    if again <= base and noise < _LARGE:
         return Calibration(max(base, MARGIN * noise), noise=noise)
-    other = type(run)(run.subject, run.split, seed=1)
-    other.set_state(run.state, floating_only=True)  # integers may be the states of generators
-    other.state = other.read_state()
-    seeded = relative_distance(other.record(record.names), record)
-    if seeded > base:
-        return Calibration(
-            base, noise=noise, undecided=causes.RANDOM.format(noise=seeded), random=True
-        )
-    return Calibration(base, noise=noise, undecided=causes.ORDER.format(noise=noise))
+    if again <= base:
+        other = type(run)(run.subject, run.split, seed=1)
+        other.set_state(run.state, floating_only=True)  # integers may be the states of generators
+        other.state = other.read_state()
+        again = relative_distance(other.record(record.names), record)
+    reason = causes.RANDOM.format(noise=again) if again > base else causes.ORDER.format(noise=noise)
+    return Calibration(base, noise=noise, undecided=reason, random=again > base)
 
 
 def find_narrow(run: "LoopRun") -> str:
@@ -104,7 +98,7 @@ def explain_random(evidence: Evidence, calibration: Calibration) -> Finding | No
             distinguished from random numbers with a fixed seed.
     """
     run: Any = evidence.run
-    if calibration.narrow:
+    if find_narrow(run):
         return None
     reference = run.record()
     split = Split(2 * (run.split.batch // 2), 2)

@@ -1,5 +1,7 @@
 """Rules that map differences of metrics and evaluations to a likely cause."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ctl.testing.diagnosis import causes
@@ -71,18 +73,21 @@ def _match_mistakes(evidence: Evidence, difference: Difference) -> set[str]:
     # Keras numbers the metrics of each model differently.
     names = [n for n in reference.steps[0] if n[0] == "metric" and n not in reference.names[-1]]
     position = names.index(("metric", difference.name))
-    one, several = subject.metric_function(split.reference), subject.metric_function(split)
+
+    def measure(indexes: Sequence[int], replicas: int = 1) -> np.ndarray:
+        return subject.metrics(indexes, replicas)[position]
+
     matches = {causes.METRIC_AVERAGED, causes.METRIC_PADDING}
     for shift in range(_BATCHES):
         indexes = [(shift + i) % subject.count for i in range(split.batch)]
-        value = several(indexes)[position]
+        value = measure(indexes, split.replicas)
         padding = [indexes[-1]] * (split.rows_per_replica * split.replicas - split.batch)
-        by_replica = [one(share)[position] for share in split.shares(indexes) if share]
+        by_replica = [measure(share) for share in split.shares(indexes) if share]
         # The mean may exclude a replica without rows, or include it as zero.
         means = [np.sum(by_replica, axis=0) / n for n in (split.replicas, len(by_replica))]
         if not any(close(value, mean) for mean in means):
             matches.discard(causes.METRIC_AVERAGED)
-        if not subject.pads_rows or not close(value, one([*indexes, *padding])[position]):
+        if not subject.pads_rows or not close(value, measure([*indexes, *padding])):
             matches.discard(causes.METRIC_PADDING)
         if len(matches) < 2:
             break

@@ -34,7 +34,7 @@ def assert_curve(
             ctl.testing.assert_curve("golden/mnist.json", "experiments/mnist.py", steps=20)
 
     The golden file has, for each step, the loss, and for each trainable variable and moving statistic
-    the norm of its update and a hash. If versions, CPU, devices, strategy and precision are as in the
+    the norm of its update and a hash. If versions, CPU, devices, strategy and options are as in the
     recording, the bits must be the same. Otherwise a tolerance for rounding errors holds, which was
     measured when the file was recorded; `ctl/testing/golden/recording.py` derives it.
 
@@ -53,14 +53,14 @@ def assert_curve(
 
     Raises:
         AssertionError: a step differs; the message names the first one, the first tensor in it, and
-            the settings and features of the batch that have changed.
+            what has changed, and the features of the batch that differ.
         UsageError: there is no such file, it is damaged, the trainer is not a new one, or this process
             has recorded another curve in the same file.
     """
     file = pathlib.Path(path)
     if is_updating():
         _update(file, _record(experiment, steps, measure_tolerance=True))
-        return CurveReport((), ())
+        return CurveReport(())
     if not file.exists():
         raise UsageError(
             f"{file} does not exist: record it by pytest --update_golden, or with {UPDATE}=1 in the "
@@ -79,8 +79,7 @@ def is_updating() -> bool:
 
 
 def _update(file: pathlib.Path, recorded: Curve) -> None:
-    first = _recorded.setdefault(file.resolve(), recorded)
-    if not _is_same(recorded, first):
+    if not _agree(recorded, _recorded.setdefault(file.resolve(), recorded)):
         raise UsageError(
             f"{file} was recorded already, by another test of this run with another curve: give each "
             "of them its own file, or skip the test that only compares when golden files are recorded."
@@ -89,7 +88,7 @@ def _update(file: pathlib.Path, recorded: Curve) -> None:
         old = curve.read(file) if file.exists() else None
     except UsageError:
         old = None  # a damaged file, or one of another format, is recorded again
-    if old and _is_same(recorded, old) and old.environment == recorded.environment:
+    if old and old.repeatable and _agree(recorded, old):
         print_line(f"{file} is unchanged.")
         return
     curve.write(file, recorded)
@@ -101,11 +100,9 @@ def _update(file: pathlib.Path, recorded: Curve) -> None:
     )
 
 
-def _is_same(new: Curve, old: Curve) -> bool:
-    if len(new.steps) != len(old.steps):
-        return False
-    report = comparison.compare(new, old)
-    return report.equal and not report.settings
+def _agree(new: Curve, old: Curve) -> bool:
+    same = len(new.steps) == len(old.steps) and new.environment == old.environment
+    return same and comparison.compare(new, old).equal
 
 
 def _record(experiment: Experiment, steps: int, *, measure_tolerance: bool) -> Curve:

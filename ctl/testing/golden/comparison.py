@@ -19,7 +19,6 @@ class CurveReport:
     Attributes:
         changes: why bits cannot be compared, one line per difference, such as
             "tensorflow: 2.19.0 -> 2.20.0"; empty if bits were compared.
-        settings: the options that differ from those of the recording, in the same form.
         step: the first step that differs, from 1; 0 if none does.
         tensor: the first tensor that differs in that step, or "loss"; "" if none does.
         difference: one sentence about the difference.
@@ -27,7 +26,6 @@ class CurveReport:
     """
 
     changes: tuple[str, ...]
-    settings: tuple[str, ...]
     step: int = 0
     tensor: str = ""
     difference: str = ""
@@ -48,10 +46,8 @@ class CurveReport:
         how = "the same bits are required, since nothing that determines them has changed"
         if self.changes:
             how = f"compared within the tolerance for rounding errors, since {list_some(self.changes)}"
-        lines = [f"Step {self.step}: {self.difference}.", f"How: {how}."]
-        if self.settings:
-            lines.append(f"Settings that changed since the recording: {list_some(self.settings)}.")
-        return "\n  ".join([*lines, *self.notes, f"{_RECORD}."])
+        first = f"Step {self.step}: {self.difference}."
+        return "\n  ".join([first, f"How: {how}.", *self.notes, f"{_RECORD}."])
 
 
 def compare(actual: Curve, recorded: Curve) -> CurveReport:
@@ -72,7 +68,7 @@ def compare(actual: Curve, recorded: Curve) -> CurveReport:
     changes = list(_changes(recorded.environment, actual.environment))
     if not recorded.repeatable:
         changes.append("two runs of the recording had different bits")
-    report = CurveReport(tuple(changes), tuple(_changes(recorded.settings, actual.settings)))
+    report = CurveReport(tuple(changes))
     for new, old in itertools.zip_longest(actual.tensors.items(), recorded.tensors.items()):
         if not (new and old and new[1] == old[1]):
             here, there = (" ".join(map(str, each or ["no variable"])) for each in (new, old))

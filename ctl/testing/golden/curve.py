@@ -42,16 +42,13 @@ class Curve:
     """The steps of a training run, and what their bits depend on.
 
     Attributes:
-        environment: versions, CPU, devices, strategy, and the options that determine the order or the
-            precision of floating-point operations.
-        settings: the other options of the trainer and its optimizer, by config key.
+        environment: versions, CPU, devices, strategy, and the options of the trainer and its optimizer.
         repeatable: whether a second run on the same machine computed the same bits.
         tensors: the trainable variables and moving statistics, name -> shape.
         steps: the steps, from the first.
     """
 
     environment: Mapping[str, str]
-    settings: Mapping[str, str]
     repeatable: bool
     tensors: Mapping[str, list[int]]
     steps: list[Step]

@@ -75,7 +75,6 @@ def record(trainer: StandardTrainer, steps: int, *, measure_tolerance: bool) -> 
         described = _add_tolerances(run, recorded, described, trainer.options.precision)
     return Curve(
         environment=environment.describe_environment(trainer),
-        settings=environment.describe_settings(trainer),
         repeatable=repeatable,
         tensors=tensors,
         steps=described,
@@ -103,7 +102,8 @@ class _Run:
     def restart(self) -> None:
         """Assigns the initial values; the data follows the global step."""
         for variable, values in self._copies:
-            for copy, value in zip(self._local(variable), values, strict=True):
+            local = self._trainer.strategy.experimental_local_results(variable)
+            for copy, value in zip(local, values, strict=True):
                 copy.assign(value)
 
     def perturbed_step(self, random: np.random.Generator) -> Computed:
@@ -111,18 +111,15 @@ class _Run:
         rounding, changes = _ROUNDING[self._trainer.options.precision], []
         for (kind, _), variable in contents_of(self._trainer).name_variables().items():
             if kind == "update" and variable.dtype.is_floating:
-                value = self._local(variable)[0].numpy()
+                value = variable.numpy()
                 change = rounding * value * random.choice([-1, 1], value.shape)
-                changes += [(copy, change.astype(value.dtype)) for copy in self._local(variable)]
-        for copy, change in changes:
-            copy.assign_add(change)
+                changes.append((variable, change.astype(value.dtype)))
+        for variable, change in changes:
+            variable.assign_add(change)
         loss, _ = self.step()
-        for copy, change in changes:
-            copy.assign_sub(change)
+        for variable, change in changes:
+            variable.assign_sub(change)
         return loss, values_of(self._trainer)
-
-    def _local(self, variable: tf.Variable) -> tuple[tf.Variable, ...]:
-        return tuple(self._trainer.strategy.experimental_local_results(variable))
 
 
 def _add_tolerances(

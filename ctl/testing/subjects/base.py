@@ -64,7 +64,6 @@ class Calibration:
         why: why the tolerance is not the one for float64; "" if it is.
         noise: the largest relative difference that another order of the rows makes; 0 if not measured.
         undecided: why the values cannot be compared; "" if they can be.
-        narrow: whether a layer computes in 16 bits, whose rounding errors are as large as mistakes.
         random: whether the result depends on more than the values and the order of the rows.
     """
 
@@ -72,7 +71,6 @@ class Calibration:
     why: str = ""
     noise: float = 0.0
     undecided: str = ""
-    narrow: bool = False
     random: bool = False
 
 
@@ -238,12 +236,16 @@ class Subject(abc.ABC):
         """
         return None
 
-    @abc.abstractmethod
-    def metric_function(self, split: Split) -> Callable[[Sequence[int]], list[np.ndarray]]:
-        """Returns a function that trains one step on a split, and returns the metrics in their order.
+    def metrics(self, indexes: Sequence[int], replicas: int) -> list[np.ndarray]:
+        """Trains one step on a global batch, and returns the results of the metrics in their order.
 
-        Its argument is the indexes of the examples of the global batch, also of another size.
+        Args:
+            indexes: the examples of the batch.
+            replicas: number of replicas.
         """
+        record = self.select(indexes).start(Split(len(indexes), replicas)).record(steps=1)
+        results = (key for key in record.steps[0] if key[0] == "metric")
+        return [record.steps[0][key] for key in results if key not in record.names[-1]]
 
     def scaled_records(self, run: Run, scale: float) -> tuple[Record, Record, float] | None:
         """Makes a step under two loss scales, the second of them `scale` times larger.

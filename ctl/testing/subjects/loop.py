@@ -1,6 +1,6 @@
 """Runs a training loop that is not ctl's: plain TensorFlow, Orbit, Keras 2 or Keras 3."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
 import sys
@@ -213,29 +213,19 @@ class LoopSubject(Subject):
         rows = np.stack(columns, axis=1)
         return Terms(rows, np.zeros([len(rows), 0]), by_variable, error=_ERROR[self.precision])
 
-    def metric_function(self, split: Split) -> Callable[[Sequence[int]], list[np.ndarray]]:
-        """Returns a function that trains one step on a split, and returns the metrics in their order."""
-        run = self.start(split)
-
-        def measure(indexes: Sequence[int]) -> list[np.ndarray]:
-            run.set_state(run.state)
-            values = run.read_results(run.train(indexes))
-            return [value for (kind, _), value in values.items() if kind == "metric"]
-
-        return measure
-
     def scaled_records(self, run: Run, scale: float) -> tuple[Record, Record, float] | None:
         """Makes the steps under the loss scale of the loop, and under a larger one."""
         assert isinstance(run, LoopRun)
-        names, state = list(run.contents.name_variables()), list(run.state)
-        scales = [i for i, (_, name) in enumerate(names) if any(s in name for s in _SCALES)]
-        if not scales:
+        names = [name for _, name in run.contents.name_variables()]
+        scales = [any(scale_name in name for scale_name in _SCALES) for name in names]
+        if not any(scales):
             return None
-        plain = run.record()
-        run.state = [v * scale if i in scales else v for i, v in enumerate(state)]
-        scaled = run.record()
-        run.state = state
-        return plain, scaled, 0.0
+        scaled = [v * scale if s else v for v, s in zip(run.state, scales, strict=True)]
+        plain, other = (
+            dataclasses.replace(self, state=state).start(run.split).record()
+            for state in (run.state, scaled)
+        )
+        return plain, other, 0.0
 
 
 def _use_plain_sgd(optimizer: Any) -> None:

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 from typing import Any, ClassVar
 
-import numpy as np
 import tensorflow as tf
 import tf_keras
 
@@ -106,17 +105,6 @@ class TrainerSubject(Subject):
     def terms(self, batch: int, names: Sequence[Names]) -> Terms:
         """Returns the gradients of the rows and of the regularization losses, and the weights."""
         return trainer_rows.compute_terms(self.build(Split(batch)), names)
-
-    def metric_function(self, split: Split) -> Callable[[Sequence[int]], list[np.ndarray]]:
-        """Returns a function that trains one step on a split, and returns the metrics in their order."""
-
-        def measure(indexes: Sequence[int]) -> list[np.ndarray]:
-            run = self.select(indexes).start(Split(len(indexes), split.replicas))
-            values = run.record(steps=1).steps[0]
-            names = run.contents.name_variables()
-            return [v for key, v in values.items() if key[0] == "metric" and key not in names]
-
-        return measure
 
     def scaled_records(self, run: Run, scale: float) -> tuple[Record, Record, float] | None:
         """Makes a step in float16 under two loss scales, if the trainer has a step of its own."""

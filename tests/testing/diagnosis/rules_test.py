@@ -5,9 +5,9 @@ import re
 import pytest
 
 from ctl.configs.options import TrainerOptions
-from ctl.testing import check_loop_equivalence, check_replica_equivalence
+from ctl.testing import check_replica_equivalence
 from ctl.testing.diagnosis import causes
-from tests.testing import gallery, mistakes
+from tests.testing import gallery, loop_gallery, mistakes
 
 
 def check(mistake, **arguments):
@@ -65,25 +65,21 @@ def test_planted_mistake_is_named_by_the_default_comparison(mistake):
     check(mistake)
 
 
+DEFAULT_LOOPS = {"LocalMean", "MeanOfMeans", "MetricGrows", "NotUnscaled", "EvaluationWithNoise"}
+
+
 def each_loop():
     """All mistakes; some of them in the default tests, the others in the slow tests."""
-    default = {"LocalMean", "MeanOfMeans", "MetricGrows", "NotUnscaled", "EvaluationWithNoise"}
     return [
-        pytest.param(m, marks=[] if m.name in default else [pytest.mark.slow], id=m.name)
+        pytest.param(m, marks=[pytest.mark.slow] * (m.name not in DEFAULT_LOOPS), id=m.name)
         for m in mistakes.OF_LOOPS
     ]
 
 
 @pytest.mark.parametrize("mistake", each_loop())
 def test_planted_mistake_of_a_loop_is_named(mistake):
-    report = check_loop_equivalence(
-        mistake.loop,
-        gallery.examples(24),
-        replicas=mistake.replicas,
-        batch_sizes=mistake.batch_sizes,
-        mask=getattr(mistake.loop, "mask", ""),
-        in_process=True,
-    )
+    sizes = mistake.batch_sizes if mistake.name in DEFAULT_LOOPS else (8, 5)
+    report = loop_gallery.check(mistake.loop, *sizes, replicas=mistake.replicas)
     where, cause = mistake.loop_where or mistake.where, mistake.loop_cause or mistake.cause
     check_first_line(report, mistake.name, where, cause)
 

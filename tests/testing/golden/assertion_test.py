@@ -44,7 +44,7 @@ def test_a_changed_trainer_fails_and_writes_nothing(file):
         testing.assert_curve(str(file), make(seed=1), steps=2)
     message = str(error.value)
     assert message.startswith(f"{file}: Step 1: the loss is ")
-    assert "Settings that changed since the recording: seed: 0 -> 1." in message
+    assert "within the tolerance for rounding errors, since seed: 0 -> 1." in message
     assert message.endswith("record the curve again: pytest --update_golden.")
     assert file.read_bytes() == before
 
@@ -78,7 +78,7 @@ def test_update_records_a_curve_and_replaces_it_only_if_it_changes(tmp_path, mon
 def test_update_replaces_a_curve_that_has_changed(file, monkeypatch):
     monkeypatch.setenv(assertion.UPDATE, "1")
     testing.assert_curve(file, make(seed=1), steps=2)
-    assert json.loads(file.read_text())["settings"]["seed"] == "1"
+    assert json.loads(file.read_text())["environment"]["seed"] == "1"
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"format": 1}', '{"format": 2, "about": ""}'])

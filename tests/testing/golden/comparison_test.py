@@ -29,7 +29,7 @@ def change_environment(recording, **changes):
 
 def test_a_second_run_has_the_same_bits():
     report = compare(curve(), recorded())
-    assert report.equal and report.compares_bits and not report.settings
+    assert report.equal and report.compares_bits
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_logical_shards_require_the_same_bits_on_other_replicas():
 def test_another_seed_is_detected(replicas):
     report = compare(curve(seed=1, replicas=replicas), recorded())
     assert (report.step, report.tensor) == (1, "loss")
-    assert report.settings == ("seed: 0 -> 1",)
+    assert "seed: 0 -> 1" in report.changes
     assert SUM in report.failure()
 
 
@@ -123,7 +123,7 @@ def test_another_library_version_that_computes_something_else_is_detected():
 def test_another_optimizer_is_detected_on_other_replicas(options, line):
     report = compare(curve(replicas=2, **options), recorded())
     assert (report.step, report.tensor) == (1, "dense/kernel:0")
-    assert report.settings[0].startswith(line)
+    assert any(change.startswith(line) for change in report.changes)
 
 
 def test_another_model_is_detected():
@@ -147,7 +147,7 @@ def test_a_recording_that_could_not_be_repeated_is_compared_within_the_tolerance
 
 
 def make_curve(*steps, cpu="a"):
-    return Curve({"CPU": cpu}, {}, True, {"w": [2]}, list(steps))
+    return Curve({"CPU": cpu}, True, {"w": [2]}, list(steps))
 
 
 def make_step(loss=1.0, update=0.5, **values):

@@ -55,9 +55,9 @@ def test_coefficients_are_how_much_each_row_counts(cls, rows):
 
 
 def test_metrics_of_selected_rows():
-    measure = make_subject(gallery.Right).metric_function(Split(5))
-    assert measure([0])[0] in (0, 1)
-    assert round(float(measure([0, 1, 2, 3, 4])[0]) * 5, 4) in range(6)
+    subject = make_subject(gallery.Right)
+    assert subject.metrics([0], 1)[0] in (0, 1)
+    assert round(float(subject.metrics(range(5), 1)[0]) * 5, 4) in range(6)
 
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])
