@@ -1,9 +1,8 @@
 """Runs a loop on several splits and reports what differs between them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import os
-import time
 
 import tensorflow as tf
 
@@ -23,13 +22,7 @@ from ctl.testing.subjects.base import Calibration, NarrowWeights, Run, Subject
 _TIMEOUT = 600.0  # seconds for a comparison in another process
 
 
-def run(
-    subject: Subject,
-    splits: Sequence[Split],
-    *,
-    in_process: bool | None = True,
-    full_batches: bool = False,
-) -> Report:
+def run(subject: Subject, splits: Sequence[Split], *, in_process: bool | None = True) -> Report:
     """Compares splits.
 
     Args:
@@ -37,7 +30,6 @@ def run(
         splits: the splits to compare.
         in_process: True for this process, which needs a logical CPU for each replica; False for a new
             one, where TensorFlow has its default configuration; None for this one if it can.
-        full_batches: whether to skip uneven splits.
 
     Raises:
         UsageError: the subject cannot be pickled, or nothing can be compared.
@@ -45,10 +37,10 @@ def run(
     """
     devices = max(split.replicas for split in splits)
     if in_process or (in_process is None and can_run_here(devices)):
-        return _Trial(subject).run(splits, full_batches)
+        return _Trial(subject).run(splits)
     variables = {k: v for k in ("TF_USE_LEGACY_KERAS",) if (v := os.environ.get(k)) is not None}
     report: Report = processes.call(
-        *(_split_cpu_and_run, [subject, list(splits), full_batches], [variables]),
+        *(_split_cpu_and_run, [subject, list(splits), devices], [variables]),
         timeout=_TIMEOUT,
         alternative=processes.IN_THIS_PROCESS.format(devices=devices),
     )[0]
@@ -73,9 +65,9 @@ def can_run_here(devices: int) -> bool:
     )
 
 
-def _split_cpu_and_run(subject: Subject, splits: Sequence[Split], full_batches: bool) -> Report:
-    split_cpu(max(split.replicas for split in splits))
-    return _Trial(subject).run(splits, full_batches)
+def _split_cpu_and_run(subject: Subject, splits: Sequence[Split], devices: int) -> Report:
+    split_cpu(devices)
+    return _Trial(subject).run(splits)
 
 
 class _Trial:
@@ -90,29 +82,22 @@ class _Trial:
         self._run: Run  # the first one on one replica
         self._calibration: Calibration
 
-    def run(self, splits: Sequence[Split], full_batches: bool) -> Report:
+    def run(self, splits: Sequence[Split]) -> Report:
         """Compares splits, and finds the cause of a difference."""
-        start = time.monotonic()
-        reason = "the loop takes full batches only (full_batches=True)"
-        self._refused = {split: reason for split in splits if full_batches and not split.even}
-        compared = [split for split in splits if split not in self._refused]
-        evaluated = _choose_evaluated(compared)
+        evaluated = _choose_evaluated(splits)
         with recompute.detect_use() as recomputes:
-            for split in compared:
+            for split in splits:
                 self._record(split, evaluated)
             recomputed = recomputes()
         if not self._records and not self._errors:
             raise UsageError(f"ctl rejects every split: {next(iter(self._refused.values()))}")
-        report = self._diagnose(recomputed)
-        return dataclasses.replace(report, seconds=time.monotonic() - start)
+        return self._diagnose(recomputed)
 
     def _record(self, split: Split, evaluated: set[Split]) -> None:
         try:
             if split.batch not in self._references:
                 evaluate = any(each.batch == split.batch for each in evaluated)
-                record = self._record_reference(split.reference, evaluate)
-                checks.check_finite(record)
-                self._references[split.batch] = record
+                self._references[split.batch] = self._record_reference(split.reference, evaluate)
         except NotComparable:
             raise
         except Exception as error:
@@ -139,7 +124,9 @@ class _Trial:
     def _record_reference(self, split: Split, evaluate: bool) -> Record:
         """Records a reference; the first one in the first precision in which the user's code runs."""
         if self._references:
-            return self._subject.start(split).record(self._names, evaluate=evaluate)
+            record = self._subject.start(split).record(self._names, evaluate=evaluate)
+            checks.check_finite(record)
+            return record
         given, why = self._subject, ""
         for precision, examples in given.attempts:
             self._subject = given.cast(precision, examples=examples)
@@ -154,7 +141,7 @@ class _Trial:
                 if (precision, examples) == given.attempts[-1]:
                     raise
                 why = f"float64 fails with {error_location(error)}"
-        checks.check_finite(record)  # before it is measured
+        checks.check_finite(record)
         self._subject = self._subject.with_state_of(self._run)
         measured = self._subject.calibrate(self._run, record)
         why = measured.why or (why if self._subject.precision == "float32" else "")
@@ -162,20 +149,14 @@ class _Trial:
         return record
 
     def _diagnose(self, recomputes: bool) -> Report:
-        measured = self._calibration
+        measured, undecided = self._calibration, ""
         evidence = Evidence(
-            self._subject,
-            self._run,
-            self._records,
-            self._references,
-            measured.tolerance,
-            why=measured.why,
+            *(self._subject, self._run, measured, self._records, self._references),
             recomputes=recomputes,
+            notes=list(self._describe_precision()),
         )
-        evidence.notes.extend(self._describe_precision())
-        undecided = ""
         if measured.undecided:
-            finding = calibration.explain_random(evidence, measured)
+            finding = calibration.explain_random(evidence)
             differences, cause = ([finding[0]], finding[1]) if finding else checks.NOTHING
             undecided = "" if finding else measured.undecided
         else:
@@ -193,17 +174,16 @@ class _Trial:
             undecided=undecided,
         )
 
-    def _describe_precision(self) -> list[str]:
-        measured, notes = self._calibration, []
+    def _describe_precision(self) -> Iterator[str]:
+        measured = self._calibration
         if not next(iter(self._references.values())).trains:
-            notes.append(checks.EVALUATION)
+            yield checks.EVALUATION
         if not measured.undecided and measured.noise > measured.tolerance / 100:
-            notes.append(
+            yield (
                 f"Differences below {measured.tolerance:.2g} of a value cannot be distinguished from "
                 "rounding errors: another order of the rows on one replica changes it by "
                 f"{measured.noise:.2g}."
             )
-        return notes
 
 
 def _choose_evaluated(splits: Sequence[Split]) -> set[Split]:

@@ -89,14 +89,8 @@ def relative_distance(record: Record, expected: Record) -> float:
     return max(distances)
 
 
-def explain_random(evidence: Evidence, calibration: Calibration) -> Finding | None:
-    """Recognizes mistakes in spite of random numbers: equal draws, and draws in an evaluation.
-
-    Args:
-        evidence: the runs, which cannot be compared.
-        calibration: why. If only another order of the rows changes the result, rounding errors must be
-            distinguished from random numbers with a fixed seed.
-    """
+def explain_random(evidence: Evidence) -> Finding | None:
+    """Recognizes mistakes in spite of random numbers: equal draws, and draws in an evaluation."""
     run: Any = evidence.run
     if find_narrow(run):
         return None
@@ -109,7 +103,8 @@ def explain_random(evidence: Evidence, calibration: Calibration) -> Finding | No
             if kind in ("loss", "metric") and distance:
                 return Difference(kind, name, split, 0, None, distance), causes.EVALUATION_NOISE
         return None
-    threshold = _CLOSE if calibration.random else _ROUNDING
+    # If only another order of the rows changes the result, it may do so by rounding errors.
+    threshold = _CLOSE if evidence.calibration.random else _ROUNDING
     if attempt(lambda: _draws_same_numbers(evidence, split, threshold)):
         first = next(name for kind, name in reference.steps[0] if kind == "update")
         size = float(np.abs(reference.flat_update()).max())

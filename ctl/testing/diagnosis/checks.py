@@ -16,6 +16,7 @@ from ctl.testing.report import Difference, NotComparable
 from ctl.testing.splits import Split
 
 Found = tuple[list[Difference], str]  # the differences and their cause
+Check = Callable[[Evidence], Found]
 NOTHING: Found = ([], "")
 EVALUATION = "No trainable variable changed: compared as an evaluation."
 _SCALE = 8.0  # a power of two, so that scaling is exact
@@ -28,15 +29,18 @@ _NOT_COMPARED = "The optimizer was not compared: it may amplify the rounding err
 
 def run_checks(evidence: Evidence) -> Found:
     """Returns the differences that the first check finds, and their cause."""
-    checks: list[Callable[[Evidence], Found]] = [
+    # Updates that are not divided by the scale are too large to be compared.
+    early: list[Check] = [check_loss_scale] * evidence.subject.scales_losses
+    late: list[Check] = [check_loss_scale] * (not early)
+    checks: list[Check] = [
         check_sharding,  # first, because the same mistake has many effects between the splits
+        *early,
         check_splits,
         check_normalization,
+        *late,
         check_recomputation,
         check_optimizers,
     ]
-    # Updates that are not divided by the scale are too large to be compared.
-    checks.insert(1 if evidence.subject.scales_losses else 3, check_loss_scale)
     return next((found for check in checks if (found := check(evidence))[0]), NOTHING)
 
 
@@ -126,7 +130,7 @@ def check_loss_scale(evidence: Evidence) -> Found:
         return NOTHING
     plain, scaled = (record.flat_update() for record in records[:2])
     distance = float(np.abs(plain - scaled).max(initial=0.0))
-    tolerance = records[2] or evidence.tolerance
+    tolerance = records[2] or evidence.calibration.tolerance
     # The comparison is false for NaN: if both steps overflow, there is nothing to compare.
     if not distance > tolerance * max(float(np.abs(plain).max(initial=0.0)), 1e-6):
         return NOTHING
@@ -141,10 +145,10 @@ def check_optimizers(evidence: Evidence) -> Found:
     """Repeats the comparison of the split most likely to differ, with the loop's own optimizers."""
     if not evidence.records or not evidence.subject.has_own_optimizers(evidence.run):
         return NOTHING
-    if evidence.why:
+    if evidence.calibration.why:
         evidence.notes.append(_NOT_COMPARED)
         return NOTHING
-    subject = dataclasses.replace(evidence.subject, plain=False)
+    subject = evidence.subject.with_own_optimizers()
     split = max(evidence.records, key=lambda s: (s.replicas, not s.even, -s.micro_batches))
     plain = evidence.references[split.batch]
     run = subject.start(split.reference)
@@ -176,7 +180,7 @@ def check_finite(record: Record) -> None:
 def _compare(
     evidence: Evidence, record: Record, reference: Record, tolerance: float = 0.0
 ) -> list[Difference]:
-    tolerance = max(evidence.tolerance, tolerance)
+    tolerance = max(evidence.calibration.tolerance, tolerance)
     return compare(record, reference, evidence.subject.precision, tolerance)
 
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 from ctl.testing.recording import Record
 from ctl.testing.report import Difference
 from ctl.testing.splits import Split
-from ctl.testing.subjects.base import Run, Subject
+from ctl.testing.subjects.base import Calibration, Run, Subject
 
 T = TypeVar("T")
 Finding = tuple[Difference, str]  # the difference to report first, and its cause
@@ -20,10 +20,9 @@ class Evidence:
     Attributes:
         subject: what was run.
         run: its first run on one replica.
+        calibration: how precisely it can be compared.
         records: the record of each split.
         references: global batch size -> the record on one replica.
-        tolerance: maximum error of an element, relative to the largest element.
-        why: why the tolerance is not the one for float64; "" if it is.
         recomputes: whether the step recomputes activations.
         differences: the differences between the splits.
         notes: what could not be checked, and why; checks add to it.
@@ -31,10 +30,9 @@ class Evidence:
 
     subject: Subject
     run: Run
+    calibration: Calibration
     records: Mapping[Split, Record]
     references: Mapping[int, Record]
-    tolerance: float
-    why: str = ""
     recomputes: bool = False
     differences: Sequence[Difference] = ()
     notes: list[str] = dataclasses.field(default_factory=list)

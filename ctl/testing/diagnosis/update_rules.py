@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
@@ -58,7 +59,7 @@ def _explain_parts(evidence: Evidence, split: Split) -> str | None:
     coefficients = {}
     for each in dict.fromkeys([split, *uneven[:1]]):
         record, reference = evidence.records[each], evidence.references[each.batch]
-        terms = attempt(lambda: evidence.subject.terms(each.batch, reference.names))  # noqa: B023
+        terms = attempt(functools.partial(evidence.subject.terms, each.batch, reference.names))
         solution = solve(terms, record, reference) if terms else None
         if solution is not None:
             coefficients[each] = solution

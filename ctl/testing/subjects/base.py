@@ -158,9 +158,8 @@ class Subject(abc.ABC):
     plain: bool = True
 
     attempts: ClassVar[Attempts] = (("float64", True), ("float32", True))
-    scales_losses: ClassVar[bool] = (
-        False  # whether the loop scales its loss in the precision of the comparison
-    )
+    # Whether losses may be scaled in the precision of the comparison.
+    scales_losses: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -218,6 +217,10 @@ class Subject(abc.ABC):
     def measure_tolerance(self, run: Run, record: Record) -> float:
         """Returns the relative tolerance for the loop's own optimizers."""
         return tolerance_of(self.precision)
+
+    def with_own_optimizers(self: S) -> S:
+        """Returns the same with its own optimizers instead of plain SGD."""
+        return dataclasses.replace(self, plain=False)
 
     def has_own_optimizers(self, run: Run) -> bool:
         """Returns whether another optimizer than plain SGD is to be compared, too."""

@@ -178,6 +178,10 @@ class LoopSubject(Subject):
         """Returns the same, whose runs start with the variables of a run."""
         return dataclasses.replace(self, state=run.state)  # type: ignore[attr-defined]
 
+    def with_own_optimizers(self) -> "LoopSubject":
+        """Returns the same with its own optimizers, and with their slots."""
+        return dataclasses.replace(self, plain=False, state=None)
+
     def calibrate(self, run: Run, record: Record) -> Calibration:
         """Measures the effect of the order of the rows, and of random numbers."""
         assert isinstance(run, LoopRun)

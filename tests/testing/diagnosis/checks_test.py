@@ -8,13 +8,16 @@ from ctl.testing.comparison import tolerance_of
 from ctl.testing.diagnosis import causes, checks
 from ctl.testing.diagnosis.evidence import Evidence
 from ctl.testing.splits import Split
+from ctl.testing.subjects.base import Calibration
 from ctl.testing.subjects.trainer import TrainerSubject
 from tests.testing import gallery, mistakes
+
+PRECISE = Calibration(tolerance_of("float64"))
 
 
 def make_evidence(cls, **arguments):
     subject = TrainerSubject(cls, gallery.examples(), 1, **arguments)
-    return Evidence(subject, subject.start(Split(2)), {}, {}, tolerance_of("float64"))
+    return Evidence(subject, subject.start(Split(2)), PRECISE, {}, {})
 
 
 class SquaresOfLargeNumbers(mistakes.SquaresOfLargeNumbers, gallery.Normalized):

@@ -11,6 +11,7 @@ from ctl.testing.comparison import tolerance_of
 from ctl.testing.diagnosis import causes, checks
 from ctl.testing.diagnosis.evidence import Evidence
 from ctl.testing.splits import Split
+from ctl.testing.subjects.base import Calibration
 from ctl.testing.subjects.trainer import TrainerSubject
 from tests.testing import gallery
 
@@ -35,7 +36,8 @@ def check():
     """What the check finds by itself."""
     run = SUBJECT.start(Split(4))
     references = {4: run.record()}
-    evidence = Evidence(SUBJECT, run, {}, references, tolerance_of("float64"), recomputes=True)
+    calibration = Calibration(tolerance_of("float64"))
+    evidence = Evidence(SUBJECT, run, calibration, {}, references, recomputes=True)
     return checks.check_recomputation(evidence)
 
 

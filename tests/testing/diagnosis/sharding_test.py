@@ -12,6 +12,7 @@ from ctl.testing.comparison import tolerance_of
 from ctl.testing.diagnosis import causes, checks
 from ctl.testing.diagnosis.evidence import Evidence
 from ctl.testing.splits import Split
+from ctl.testing.subjects.base import Calibration
 from ctl.testing.subjects.trainer import TrainerSubject
 from tests.testing import gallery
 
@@ -33,9 +34,8 @@ def make_subject(optimizer=None):
 def check():
     """The cause that the check finds by itself."""
     records = {Split(4, 2): None}
-    return checks.check_sharding(
-        Evidence(make_subject(), None, records, {}, tolerance_of("float64"))
-    )[1]
+    calibration = Calibration(tolerance_of("float64"))
+    return checks.check_sharding(Evidence(make_subject(), None, calibration, records, {}))[1]
 
 
 @pytest.mark.slow
