@@ -8,32 +8,33 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ctl.testing.devices import copies, make_strategy, split_cpu
-    from ctl.testing.equivalence import assert_replica_equivalent, check_replica_equivalence
+    from ctl.testing.equivalence import (
+        assert_loop_equivalent,
+        assert_replica_equivalent,
+        check_loop_equivalence,
+        check_replica_equivalence,
+    )
     from ctl.testing.faults.poison import plant
     from ctl.testing.golden.assertion import assert_curve
     from ctl.testing.golden.comparison import CurveReport
-    from ctl.testing.loops.equivalence import assert_loop_equivalent, check_loop_equivalence
-    from ctl.testing.loops.protocol import Loop
     from ctl.testing.processes import run_workers
     from ctl.testing.report import Report
+    from ctl.testing.subjects.adapters import Loop
     from ctl.testing.tiny import TinyTrainer, tiny_trainer
 
-_MODULES = {
-    "CurveReport": "golden.comparison",
-    "Loop": "loops.protocol",
-    "Report": "report",
-    "TinyTrainer": "tiny",
-    "assert_curve": "golden.assertion",
-    "assert_loop_equivalent": "loops.equivalence",
-    "assert_replica_equivalent": "equivalence",
-    "check_loop_equivalence": "loops.equivalence",
-    "check_replica_equivalence": "equivalence",
-    "copies": "devices",
-    "make_strategy": "devices",
-    "plant": "faults.poison",
-    "run_workers": "processes",
-    "split_cpu": "devices",
-    "tiny_trainer": "tiny",
+_NAMES = {
+    "devices": ("copies", "make_strategy", "split_cpu"),
+    "equivalence": (
+        *("assert_loop_equivalent", "assert_replica_equivalent"),
+        *("check_loop_equivalence", "check_replica_equivalence"),
+    ),
+    "faults.poison": ("plant",),
+    "golden.assertion": ("assert_curve",),
+    "golden.comparison": ("CurveReport",),
+    "processes": ("run_workers",),
+    "report": ("Report",),
+    "subjects.adapters": ("Loop",),
+    "tiny": ("TinyTrainer", "tiny_trainer"),
 }
 __all__ = [
     "CurveReport",
@@ -55,10 +56,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULES])
+    return sorted({*globals(), *__all__})

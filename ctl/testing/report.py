@@ -7,9 +7,11 @@ import numpy as np
 from ctl.errors import UsageError
 from ctl.testing.splits import Split
 
+_LISTED = 12  # differences in a message
+
 
 class NotComparable(UsageError):
-    """The batches or the splits leave nothing to compare; this is no mistake of the trainer."""
+    """The batches or the splits leave nothing to compare; this is no mistake of the loop."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,17 +58,16 @@ class Report:
     """The splits that were compared, their differences, and the likely cause.
 
     Attributes:
-        trainer: name of the trainer.
+        trainer: name of the trainer or the loop.
         precision: dtype of the computation.
         compared: the splits that were compared.
-        refused: the splits that ctl rejects, with the reason.
+        refused: the splits that are not compared, with the reason.
         errors: the splits on which the user's code raises an exception, with its line and message.
         why: why the tolerance is not the one for float64; "" if it is.
         undecided: why the differences cannot be interpreted; "" if they could be compared.
         notes: what else could not be checked, and why.
-        differences: the differences; empty if the trainer is right.
+        differences: the differences; empty if the loop is right.
         cause: the likely cause of the first difference; "" if there are none.
-        seconds: duration of the comparison.
     """
 
     trainer: str
@@ -76,7 +77,6 @@ class Report:
     notes: tuple[str, ...] = ()
     differences: tuple[Difference, ...] = ()
     cause: str = ""
-    seconds: float = 0.0
     errors: dict[Split, str] = dataclasses.field(default_factory=dict)
     why: str = ""
     undecided: str = ""
@@ -106,25 +106,45 @@ class Report:
             "replica, also for one."
         )
 
-    def failure(self, limit: int = 12) -> str:
-        """Returns the error message: the difference with its cause, then the other differences.
-
-        Args:
-            limit: maximum number of differences to list.
-        """
+    def failure(self) -> str:
+        """Returns the error message: the difference with its cause, then the other differences."""
         first, fix = self.headline
-        others = self.differences[1:limit]
+        others = self.differences[1:_LISTED]
         lines = [f"{self.trainer}: {first}. {fix}"]
         lines += ["  Other differences:"] * bool(others)
         lines += [f"    {difference}" for difference in others]
-        if len(self.differences) > limit:
-            lines.append(f"    and {len(self.differences) - limit} more")
+        if len(self.differences) > _LISTED:
+            lines.append(f"    and {len(self.differences) - _LISTED} more")
         lines += [f"  Fails on {split}: {error}" for split, error in self.errors.items()]
         lines += [f"  Not compared: {split}: {reason}" for split, reason in self.refused.items()]
         lines += [f"  {note}" for note in self.notes]
         if self.why:
             lines.append(f"  The tolerance is that of float32: {self.why}")
         return "\n".join(lines)
+
+
+class UndecidedError(NotComparable):
+    """The splits cannot be compared.
+
+    Args:
+        report: the report of the comparison.
+    """
+
+    def __init__(self, report: Report):
+        super().__init__(report.failure())
+        self.report = report
+
+
+class DifferenceError(AssertionError):
+    """The splits differ.
+
+    Args:
+        report: the report of the comparison.
+    """
+
+    def __init__(self, report: Report):
+        super().__init__(report.failure())
+        self.report = report
 
 
 def as_fraction(factor: float) -> str:

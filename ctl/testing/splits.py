@@ -1,4 +1,4 @@
-"""The ways to split a global batch on which a trainer is compared."""
+"""The ways to split a global batch on which a loop is compared."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -35,6 +35,15 @@ class Split:
         rows = self.rows_per_replica
         return [min(max(0, self.batch - r * rows), rows) for r in range(self.replicas)]
 
+    def shares(self, indexes: Sequence[int]) -> list[list[int]]:
+        """Returns the indexes of the real rows on each replica.
+
+        Args:
+            indexes: [batch] indexes of the rows of the global batch.
+        """
+        rows = self.rows_per_replica
+        return [list(indexes[r * rows :][:count]) for r, count in enumerate(self.row_counts)]
+
     @property
     def even(self) -> bool:
         """Whether all replicas have the same number of real rows."""
@@ -58,7 +67,8 @@ class Split:
 
     def __str__(self) -> str:
         """Returns, for example, `2 replicas (3 + 2 rows), accumulation 2`."""
-        return f"{self.replica_rows}, accumulation {self.micro_batches}"
+        accumulation = f", accumulation {self.micro_batches}" * (self.micro_batches > 1)
+        return self.replica_rows + accumulation
 
 
 def default_batch_sizes(replicas: int, micro_batches: int) -> list[int]:

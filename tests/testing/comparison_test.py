@@ -15,7 +15,7 @@ VALUES = {UPDATE: [0.5, -2.0], LOSS: 1.5, METRIC: 0.25}
 def record(*steps, mismatches=(), evaluation=None, split=SPLIT):
     arrays = [{name: np.asarray(v, float) for name, v in step.items()} for step in steps]
     evaluation = {("evaluation", k): np.asarray(v) for k, v in (evaluation or {}).items()}
-    return Record(split, {"w:0": np.ones(2)}, arrays, evaluation, list(mismatches))
+    return Record(split, {UPDATE: np.ones(2)}, arrays, evaluation, list(mismatches))
 
 
 def differences(changed, reference, tolerance=1e-9):

@@ -12,7 +12,9 @@ from ctl.testing import assert_replica_equivalent, check_replica_equivalence, tr
 from tests import child
 from tests.testing import gallery, mistakes
 
-SIZES = (8, 5)  # even and uneven on 2 replicas; with 5 rows on 4 replicas the last has none
+
+class ReducedTwice(mistakes.ReducedTwice, gallery.ByHand):
+    pass
 
 
 def right_trainers():
@@ -75,7 +77,7 @@ def test_failure_is_an_error_with_the_report_of_a_function_and_a_list_of_batches
 
     def make_trainer(**arguments):
         replicas.append(arguments["strategy"].num_replicas_in_sync)
-        return mistakes.ReducedTwice(**arguments)
+        return ReducedTwice(**arguments)
 
     rows = gallery.examples()
     batches = [{name: values[i : i + 4] for name, values in rows.items()} for i in (0, 4, 8)]
@@ -107,7 +109,8 @@ CHANGED_STATE = """\
 import tensorflow as tf
 import tf_keras
 from ctl.testing import check_replica_equivalence
-from tests.testing import gallery, mistakes
+from tests.testing import gallery
+from tests.testing.equivalence_test import ReducedTwice
 
 tf.config.run_functions_eagerly(True)
 tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
@@ -115,7 +118,7 @@ tf_keras.backend.set_floatx("float16")
 strategy = tf.distribute.OneDeviceStrategy("CPU:0")
 print(tf.constant(1) + 1)
 with strategy.scope():
-    for cls in (gallery.Right, mistakes.ReducedTwice):
+    for cls in (gallery.Right, ReducedTwice):
         report = check_replica_equivalence(
             cls, gallery.examples(), replicas=(1, 2), accumulation=(1,), batch_sizes=(5,))
         print(report.failure() if report.differences else f"{cls.__name__} is right")

@@ -1,4 +1,7 @@
-"""Small trainers whose updates are right; `mistakes` has those with a mistake."""
+"""Small trainers whose updates are right; `loop_gallery` has loops, and `mistakes` has wrong ones.
+
+The classes with a name such as `Clips` are parts of trainers and loops.
+"""
 
 import numpy as np
 import tensorflow as tf
@@ -20,16 +23,16 @@ def examples(count=16, seed=0):
     }
 
 
-class Right(ctl.StandardTrainer):
-    """Uses the step of ctl."""
+def all_reduce(op, values):
+    return tf.distribute.get_replica_context().all_reduce(op, values)
+
+
+class Classifies:
+    """The model, its loss and its metric."""
 
     def build_model(self):
-        return tf_keras.Sequential(
-            [layers.Dense(5, activation="tanh", input_shape=(FEATURES,)), layers.Dense(CLASSES)]
-        )
-
-    def build_dataset(self, split, input_context):
-        return ctl.data.arrays(examples())
+        hidden = layers.Dense(5, activation="tanh", input_shape=(FEATURES,))
+        return tf_keras.Sequential([hidden, layers.Dense(CLASSES)])
 
     def per_example_loss(self, batch, outputs):
         return tf_keras.losses.sparse_categorical_crossentropy(
@@ -37,7 +40,108 @@ class Right(ctl.StandardTrainer):
         )
 
     def build_metrics(self):
-        return {"accuracy": tf_keras.metrics.SparseCategoricalAccuracy()}
+        return {"accuracy": tf_keras.metrics.SparseCategoricalAccuracy("accuracy")}
+
+
+class Steps:
+    """A replica_step that sums the gradients itself, without accumulation."""
+
+    def replica_step(self, batch):
+        variables = self.model.trainable_variables
+        with tf.GradientTape() as tape:
+            outputs = self.forward(batch, training=True)
+            loss = self.share_of_loss(batch, outputs)
+            scaled = loss * tf.cast(self.loss_scale(), loss.dtype)
+        self.apply(self.unscale(tape.gradient(scaled, variables)), variables)
+        self.update_metrics(self.metrics, batch, outputs, self.present(batch))
+        return self.reduce_loss(loss)
+
+    def share_of_loss(self, batch, outputs):
+        losses = self.masked(batch, self.per_example_loss(batch, outputs))
+        weights = self.sample_weight(batch)
+        losses = losses if weights is None else losses * weights
+        return tf.reduce_sum(losses) / self.global_batch_size
+
+    def loss_scale(self):
+        return getattr(self.optimizer, "loss_scale", 1.0)
+
+    def unscale(self, gradients):
+        return [g / tf.cast(self.loss_scale(), g.dtype) for g in gradients]
+
+    def present(self, batch):
+        """Returns 1 for each row, and 0 for padding; None if there is none."""
+        return ctl.replica.present()
+
+    def masked(self, batch, losses):
+        """Sets the losses of padding rows to zero; losses are [rows]."""
+        present = self.present(batch)
+        return losses if present is None else losses * tf.cast(present, losses.dtype)
+
+    def count_rows(self, batch, losses):
+        """Returns the number of real rows on this replica."""
+        present = self.present(batch)
+        count = tf.size(losses) if present is None else tf.reduce_sum(present)
+        return tf.cast(count, losses.dtype)
+
+    def apply(self, gradients, variables):
+        self.apply_summed(all_reduce(SUM, gradients), variables)
+
+    def apply_summed(self, gradients, variables):
+        optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        optimizer.apply_gradients(
+            zip(gradients, variables, strict=True), experimental_aggregate_gradients=False
+        )
+
+    def reduce_loss(self, loss):
+        return all_reduce(SUM, loss)
+
+
+class Clips:
+    """Clips the summed gradients."""
+
+    def apply_summed(self, gradients, variables):
+        super().apply_summed(tf.clip_by_global_norm(gradients, 0.05)[0], variables)
+
+
+class Decays:
+    """Adds weight decay to the summed gradients."""
+
+    def apply_summed(self, gradients, variables):
+        pairs = zip(gradients, variables, strict=True)
+        super().apply_summed([g + 0.1 * v for g, v in pairs], variables)
+
+
+class Regularizes:
+    """Has a model with a penalty."""
+
+    def build_model(self):
+        l2 = tf_keras.regularizers.L2(0.1)
+        hidden = layers.Dense(5, activation="tanh", kernel_regularizer=l2, input_shape=(FEATURES,))
+        return tf_keras.Sequential([hidden, layers.Dense(CLASSES)])
+
+
+class Penalizes(Regularizes):
+    """Divides the penalty by the number of replicas, since the shares are summed."""
+
+    def share_of_loss(self, batch, outputs):
+        penalty = tf.add_n(self.model.losses) / self.strategy.num_replicas_in_sync
+        return super().share_of_loss(batch, outputs) + penalty
+
+
+class Normalizes:
+    """Has a model with a normalization layer."""
+
+    def build_model(self):
+        hidden = layers.Dense(5, input_shape=(FEATURES,))
+        outputs = [layers.Activation("tanh"), layers.Dense(CLASSES)]
+        return tf_keras.Sequential([hidden, self.normalization(), *outputs])
+
+
+class Right(Classifies, ctl.StandardTrainer):
+    """Uses the step of ctl."""
+
+    def build_dataset(self, split, input_context):
+        return ctl.data.arrays(examples())
 
 
 class Weighted(Right):
@@ -45,121 +149,42 @@ class Weighted(Right):
         return 1.0 + tf.cast(batch["label"], tf.float32)
 
 
-class Regularized(Right):
-    def build_model(self):
-        l2 = tf_keras.regularizers.L2(0.1)
-        return tf_keras.Sequential(
-            [
-                layers.Dense(5, activation="tanh", kernel_regularizer=l2, input_shape=(FEATURES,)),
-                layers.Dense(CLASSES),
-            ]
-        )
+class Regularized(Regularizes, Right):
+    pass
 
 
 class Dropping(Right):
     def build_model(self):
-        return tf_keras.Sequential(
-            [
-                layers.Dense(8, activation="tanh", input_shape=(FEATURES,)),
-                layers.Dropout(0.4),
-                layers.Dense(CLASSES),
-            ]
-        )
+        hidden = layers.Dense(8, activation="tanh", input_shape=(FEATURES,))
+        return tf_keras.Sequential([hidden, layers.Dropout(0.4), layers.Dense(CLASSES)])
 
 
-class Normalized(Right):
+class Normalized(Normalizes, Right):
     def normalization(self):
         return ctl.SyncBatchNormalization()
 
-    def build_model(self):
-        return tf_keras.Sequential(
-            [
-                layers.Dense(5, input_shape=(FEATURES,)),
-                self.normalization(),
-                layers.Activation("tanh"),
-                layers.Dense(CLASSES),
-            ]
-        )
+
+class ByHand(Steps, Right):
+    pass
 
 
-class ByHand(Right):
-    """Overrides replica_step completely, without accumulation."""
-
-    def replica_step(self, batch):
-        variables = self.model.trainable_variables
-        with tf.GradientTape() as tape:
-            outputs = self.forward(batch, training=True)
-            loss = self.share_of_loss(batch, outputs)
-            scaled = self.scale(loss)
-        gradients = self.all_reduce(tape.gradient(scaled, variables))
-        self.apply(gradients, variables)
-        self.update_metrics(self.metrics, batch, outputs, ctl.replica.present())
-        return self.all_reduce([loss])[0]
-
-    def share_of_loss(self, batch, outputs):
-        losses = self.masked(self.per_example_loss(batch, outputs))
-        return tf.reduce_sum(losses) / self.global_batch_size
-
-    def scale(self, loss):
-        return loss * tf.cast(self.loss_scale(), loss.dtype)
-
-    def loss_scale(self):
-        return getattr(self.optimizer, "loss_scale", 1.0)
-
-    def masked(self, losses):
-        """Sets the losses of padding rows to zero; losses are [rows]."""
-        present = ctl.replica.present()
-        return losses if present is None else losses * tf.cast(present, losses.dtype)
-
-    def count_rows(self, losses):
-        """Returns the number of real rows on this replica."""
-        present = ctl.replica.present()
-        count = losses.shape[0] if present is None else tf.reduce_sum(present)
-        return tf.cast(count, losses.dtype)
-
-    def all_reduce(self, values):
-        return tf.distribute.get_replica_context().all_reduce(SUM, values)
-
-    def transform(self, gradients, variables):
-        """Returns the gradients to apply; these are summed over the replicas and unscaled."""
-        return gradients
-
-    def apply(self, gradients, variables):
-        gradients = [g / tf.cast(self.loss_scale(), g.dtype) for g in gradients]
-        gradients = self.transform(gradients, variables)
-        optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-        optimizer.apply_gradients(
-            zip(gradients, variables, strict=True), experimental_aggregate_gradients=False
-        )
+class Clipped(Clips, ByHand):
+    pass
 
 
-class Clipped(ByHand):
-    """Clips the summed gradients."""
-
-    def transform(self, gradients, variables):
-        return tf.clip_by_global_norm(gradients, 0.05)[0]
+class Decayed(Decays, ByHand):
+    pass
 
 
-class Decayed(ByHand):
-    """Adds weight decay to the summed gradients."""
-
-    def transform(self, gradients, variables):
-        return [g + 0.1 * v for g, v in zip(gradients, variables, strict=True)]
-
-
-class Penalized(Regularized, ByHand):
-    """Divides the penalty by the number of replicas, since the shares are summed."""
-
-    def share_of_loss(self, batch, outputs):
-        replicas = self.strategy.num_replicas_in_sync
-        return super().share_of_loss(batch, outputs) + tf.add_n(self.model.losses) / replicas
+class Penalized(Penalizes, ByHand):
+    pass
 
 
 class TwoLosses(ByHand):
     """Adds an auxiliary loss on the same outputs."""
 
     def share_of_loss(self, batch, outputs):
-        second = self.masked(tf.reduce_sum(tf.square(outputs), axis=1))
+        second = self.masked(batch, tf.reduce_sum(tf.square(outputs), axis=1))
         first = super().share_of_loss(batch, outputs)
         return first + 0.1 * tf.reduce_sum(second) / self.global_batch_size
 

@@ -1,4 +1,4 @@
-"""Trainers that each have one planted mistake, and the cause that the test kit must report."""
+"""Trainers and loops that each have one planted mistake, and the cause that must be reported."""
 
 import dataclasses
 import re
@@ -8,41 +8,53 @@ import tf_keras
 
 import ctl
 from ctl.testing.diagnosis import causes
-from tests.testing import gallery
-from tests.testing.gallery import MEAN, SUM, ByHand, Dropping, Normalized, Regularized, Right
+from tests.testing import gallery, loop_gallery
+from tests.testing.gallery import CLASSES, FEATURES, MEAN, SUM, Right, all_reduce
 
 layers = tf_keras.layers
 
 
-class ReducedTwice(ByHand):
-    def apply(self, gradients, variables):
+class ReducedTwice:
+    """Gradients are summed by all_reduce, and again by the optimizer."""
+
+    def apply_summed(self, gradients, variables):
         # By default apply_gradients sums over the replicas again.
         self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
 
-class LocalMean(ByHand):
+class LocalMean:
+    """The loss is the mean of the local batch."""
+
     def share_of_loss(self, batch, outputs):
         return tf.reduce_mean(self.per_example_loss(batch, outputs))
 
 
-class Averaged(ByHand):
-    def all_reduce(self, values):
-        return tf.distribute.get_replica_context().all_reduce(MEAN, values)
+class Averaged:
+    """Shares of the loss are averaged over the replicas."""
+
+    def apply(self, gradients, variables):
+        self.apply_summed(all_reduce(MEAN, gradients), variables)
 
 
-class MeanOfMeans(ByHand):
+class MeanOfMeans:
+    """The loss is a mean of the replicas' means."""
+
     def share_of_loss(self, batch, outputs):
         losses = self.per_example_loss(batch, outputs)
-        mean = tf.math.divide_no_nan(tf.reduce_sum(self.masked(losses)), self.count_rows(losses))
-        return mean / self.strategy.num_replicas_in_sync
+        total, rows = tf.reduce_sum(self.masked(batch, losses)), self.count_rows(batch, losses)
+        return tf.math.divide_no_nan(total, rows) / self.strategy.num_replicas_in_sync
 
 
-class PaddingCounted(ByHand):
-    def masked(self, losses):
+class PaddingCounted:
+    """Padding counts in the loss."""
+
+    def masked(self, batch, losses):
         return losses
 
 
-class MicroBatchMean(ByHand):
+class MicroBatchMean:
+    """The loss is divided by the micro-batch."""
+
     def replica_step(self, batch):
         parts = self.options.gradient_accumulation_steps
         variables = self.model.trainable_variables
@@ -64,39 +76,61 @@ class MicroBatchMean(ByHand):
             gradients = tape.gradient(loss, variables)
             total = [a + b for a, b in zip(total, gradients, strict=True)]
             value += loss
-        self.apply(self.all_reduce(total), variables)
-        return self.all_reduce([value])[0] / parts
+        self.apply(total, variables)
+        return self.reduce_loss(value) / parts
 
     def sizes(self, value, parts):
         rows = value.shape[0]
         return [rows * (i + 1) // parts - rows * i // parts for i in range(parts)]
 
 
-class LossOverLocalBatch(Right):
+class MeanOfMicroBatches:
+    """Averages the means of two micro-batches."""
+
+    def share_of_loss(self, batch, outputs):
+        losses = self.per_example_loss(batch, outputs)
+        rows = tf.size(losses)
+        means = [
+            tf.math.divide_no_nan(tf.reduce_sum(part), tf.cast(tf.size(part), losses.dtype))
+            for part in (losses[: rows // 2], losses[rows // 2 :])
+        ]
+        share = tf.cast(rows, losses.dtype) / self.global_batch_size
+        return share * tf.add_n(means) / 2
+
+
+class LossOverLocalBatch:
+    """The loss is divided by its maximum over the local batch."""
+
     def per_example_loss(self, batch, outputs):
         losses = super().per_example_loss(batch, outputs)
         return losses / tf.stop_gradient(tf.reduce_max(losses))
 
 
-class WeightsOverLocalBatch(Right):
+class WeightsOverLocalBatch:
+    """Sample weights are normalized by the local batch."""
+
     def sample_weight(self, batch):
-        weight = 1.0 + tf.cast(batch["label"], tf.float32)
+        weight = 1.0 + tf.cast(batch["label"], batch["x"].dtype)
         return weight / tf.reduce_sum(weight)
 
 
-class ClippedBeforeReduction(ByHand):
-    def all_reduce(self, values):
-        if len(values) > 1:
-            values = tf.clip_by_global_norm(values, 0.05)[0]
-        return super().all_reduce(values)
+class ClippedBeforeReduction:
+    """Gradients are clipped before the reduction."""
+
+    def apply(self, gradients, variables):
+        super().apply(tf.clip_by_global_norm(gradients, 0.05)[0], variables)
 
 
-class PlainBatchNorm(Normalized):
+class PlainBatchNorm:
+    """Plain batch normalization."""
+
     def normalization(self):
         return layers.BatchNormalization()
 
 
-class PaddedSyncBatchNorm(Normalized):
+class PaddedSyncBatchNorm:
+    """The synchronized batch normalization of tf_keras is used, which counts padding."""
+
     def normalization(self):
         return layers.BatchNormalization(synchronized=True)
 
@@ -119,7 +153,9 @@ class SquaresBatchNorm(layers.BatchNormalization):
         return mean, square - mean**2
 
 
-class SquaresOfLargeNumbers(Normalized):
+class SquaresOfLargeNumbers:
+    """Synchronized batch normalization by E[x^2] - E[x]^2."""
+
     def normalization(self):
         return SquaresBatchNorm()
 
@@ -142,17 +178,23 @@ class MeanOfReplicas(tf_keras.metrics.Metric):
         return tf.identity(self.value)
 
 
-class MetricAveraged(Right):
+class MetricAveraged:
+    """A metric that is a mean is averaged over the replicas."""
+
     def build_metrics(self):
         return {"accuracy": MeanOfReplicas()}
 
 
-class MetricOfPadding(Right):
+class MetricOfPadding:
+    """A metric counts padding."""
+
     def update_metrics(self, metrics, batch, outputs, weights):
         super().update_metrics(metrics, batch, outputs, None)
 
 
-class CountAveraged(Right):
+class CountAveraged:
+    """A metric that is a count is averaged over the replicas."""
+
     def build_metrics(self):
         metric = tf_keras.metrics.Sum("hits")
         metric.total._aggregation = tf.VariableAggregation.MEAN
@@ -163,105 +205,148 @@ class CountAveraged(Right):
         metrics["hits"].update_state(tf.cast(hits, tf.float64), sample_weight=weights)
 
 
-class DecayedOncePerReplica(ByHand):
-    def all_reduce(self, values):
-        if len(values) > 1:
-            pairs = zip(values, self.model.trainable_variables, strict=True)
-            values = [g + 0.1 * v for g, v in pairs]
-        return super().all_reduce(values)
+class DecayedOncePerReplica:
+    """Weight decay is added once per replica."""
+
+    def apply(self, gradients, variables):
+        super().apply([g + 0.1 * v for g, v in zip(gradients, variables, strict=True)], variables)
 
 
-class PenaltyOncePerReplica(Regularized, ByHand):
+class PenaltyOncePerReplica:
+    """The regularization loss is added once per replica."""
+
     def share_of_loss(self, batch, outputs):
         return super().share_of_loss(batch, outputs) + tf.add_n(self.model.losses)
 
 
-class AuxiliaryMean(ByHand):
+class AuxiliaryMean:
+    """An auxiliary loss is the mean of the local batch."""
+
     def share_of_loss(self, batch, outputs):
         second = tf.reduce_sum(tf.square(outputs), axis=1)
-        return super().share_of_loss(batch, outputs) + 0.1 * tf.reduce_mean(second)
+        # The mean of no row would be NaN.
+        mean = tf.reduce_sum(second) / tf.cast(tf.maximum(tf.size(second), 1), second.dtype)
+        return super().share_of_loss(batch, outputs) + 0.1 * mean
 
 
-class AuxiliaryNotReduced(ByHand):
+class AuxiliaryNotReduced:
+    """The gradient of an auxiliary loss is applied without a reduction."""
+
     def replica_step(self, batch):
         loss = super().replica_step(batch)
         variables = self.model.trainable_variables
         with tf.GradientTape() as tape:
-            outputs = self.forward(batch, training=True)
-            second = self.masked(tf.reduce_sum(tf.square(outputs), axis=1))
-            share = 0.1 * tf.reduce_sum(second) / self.global_batch_size
-        self.apply(tape.gradient(share, variables), variables)
+            second = tf.reduce_sum(tf.square(self.forward(batch, training=True)), axis=1)
+            share = 0.1 * tf.reduce_sum(self.masked(batch, second)) / self.global_batch_size
+        self.apply_summed(tape.gradient(share, variables), variables)
         return loss
 
 
-class LossNotReduced(ByHand):
-    def all_reduce(self, values):
-        return values if len(values) == 1 else super().all_reduce(values)
+class LossNotReduced:
+    """The step returns a loss that is not reduced."""
+
+    loss_op = MEAN  # of a loop
+
+    def reduce_loss(self, loss):
+        return loss
 
 
-class OneReplicaOnly(Right):
-    def __init__(self, **arguments):
-        super().__init__(**arguments)
+class Counts:
+    """Counts its steps in a variable."""
+
+    aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+    synchronization = tf.VariableSynchronization.AUTO
+
+    def __init__(self, *arguments, **keywords):
+        super().__init__(*arguments, **keywords)
         with self.strategy.scope():
             self.steps_seen = tf.Variable(
                 0.0,
                 trainable=False,
                 name="steps_seen",
-                synchronization=tf.VariableSynchronization.ON_READ,
-                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+                aggregation=self.aggregation,
+                synchronization=self.synchronization,
             )
 
     def replica_step(self, batch):
+        self.steps_seen.assign_add(self.one())
+        return super().replica_step(batch)
+
+    def one(self):
+        return tf.ones([])
+
+
+class OneReplicaOnly(Counts):
+    """A variable is updated on one replica only."""
+
+    synchronization = tf.VariableSynchronization.ON_READ
+
+    def one(self):
         first = tf.distribute.get_replica_context().replica_id_in_sync_group == 0
-        self.steps_seen.assign_add(tf.cast(first, tf.float32))
-        return super().replica_step(batch)
+        return tf.cast(first, tf.float32)
 
 
-class CountedByEach(Right):
-    def __init__(self, **arguments):
-        super().__init__(**arguments)
-        with self.strategy.scope():
-            aggregation = tf.VariableAggregation.SUM
-            self.steps_seen = tf.Variable(
-                0.0, trainable=False, name="steps_seen", aggregation=aggregation
-            )
+class CountedByEach(Counts):
+    """Each replica increments a step counter."""
 
-    def replica_step(self, batch):
-        self.steps_seen.assign_add(tf.ones([]))
-        return super().replica_step(batch)
+    aggregation = tf.VariableAggregation.SUM
 
 
-class LocalMask(layers.Layer):
+class GrowingMetric(tf_keras.metrics.Metric):
+    """A mean whose variables are mirrored and summed, as in Keras 3.7 to 3.9."""
+
+    def __init__(self, name="mean"):
+        super().__init__(name=name)
+        variable = dict(
+            initializer="zeros",
+            aggregation=tf.VariableAggregation.SUM,
+            synchronization=tf.VariableSynchronization.AUTO,
+        )
+        self.total = self.add_weight("total", **variable)
+
+    def update_state(self, value):
+        self.total.assign(self.total + tf.cast(value, self.dtype))
+
+    def result(self):
+        return tf.identity(self.total)
+
+
+class MetricGrows:
+    def build_metrics(self):
+        return {"mean": GrowingMetric()}
+
+    def update_metrics(self, metrics, batch, outputs, weights):
+        metrics["mean"].update_state(tf.reduce_sum(self.per_example_loss(batch, outputs)))
+
+
+class FixedMask(layers.Layer):
     """Dropout with the same seed, and so the same mask, on every replica."""
 
     def call(self, inputs, training=None):
         if not training:
             return inputs
-        step = tf.cast(ctl.replica.arithmetic.row_mask.current().step, tf.int32)
-        keep = tf.random.stateless_uniform(tf.shape(inputs), seed=[7, step]) > 0.4
+        keep = tf.random.stateless_uniform(tf.shape(inputs), seed=[7, 1]) > 0.4
         return inputs * tf.cast(keep, inputs.dtype) / 0.6
 
 
-class SameMask(Dropping):
+class SameMask:
+    """The dropout mask is the same on all replicas."""
+
     def build_model(self):
-        return tf_keras.Sequential(
-            [
-                layers.Dense(8, activation="tanh", input_shape=(gallery.FEATURES,)),
-                LocalMask(),
-                layers.Dense(gallery.CLASSES),
-            ]
-        )
+        hidden = layers.Dense(8, activation="tanh", input_shape=(FEATURES,))
+        return tf_keras.Sequential([hidden, FixedMask(), layers.Dense(CLASSES)])
 
 
-class NotUnscaled(ByHand):
-    def apply(self, gradients, variables):
-        optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-        optimizer.apply_gradients(
-            zip(gradients, variables, strict=True), experimental_aggregate_gradients=False
-        )
+class NotUnscaled:
+    """Gradients are not divided by the loss scale."""
+
+    def unscale(self, gradients):
+        return gradients
 
 
-class NoiseInEvaluation(Right):
+class NoiseInEvaluation:
+    """The evaluation draws random numbers of its own."""
+
     def forward(self, batch, training):
         outputs = super().forward(batch, training)
         if training:
@@ -269,8 +354,17 @@ class NoiseInEvaluation(Right):
         return outputs + tf.random.stateless_normal(tf.shape(outputs), [1, 2], dtype=outputs.dtype)
 
 
-class SecondModelReducedTwice(gallery.Adversarial):
-    """Adam is the optimizer of the second model, and hides the factor."""
+class EvaluationWithNoise:
+    """The step of an evaluation."""
+
+    def replica_step(self, batch):
+        outputs = self.model(batch["x"], training=False)
+        outputs += tf.random.normal(tf.shape(outputs), dtype=outputs.dtype)
+        return self.share_of_loss(batch, outputs)
+
+
+class SecondModelReducedTwice:
+    """Gradients of a second model are summed twice, which its Adam hides."""
 
     def replica_step(self, batch):
         variables = self.second.trainable_variables
@@ -279,218 +373,243 @@ class SecondModelReducedTwice(gallery.Adversarial):
             present = ctl.replica.present()
             losses = losses if present is None else losses * tf.cast(present, losses.dtype)
             share = tf.reduce_sum(losses) / self.global_batch_size
-        gradients = tf.distribute.get_replica_context().all_reduce(
-            SUM, tape.gradient(share, variables)
-        )
+        gradients = all_reduce(SUM, tape.gradient(share, variables))
         self.second_optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return Right.replica_step(self, batch)
 
 
+class SecondOfTwoReducedTwice:
+    def apply_second(self, gradients, variables):
+        super().apply_second(all_reduce(SUM, gradients), variables)
+
+
 @dataclasses.dataclass(frozen=True)
 class Mistake:
-    """One planted mistake.
+    """One planted mistake, in a trainer and in a loop.
 
     Attributes:
-        trainer: the trainer that makes it.
-        what: short description.
+        part: the class that makes it, with a description.
         where: what the first line of the message must contain about the quantity and the split.
         cause: the cause that the message must state.
+        trainer_base, loop_base: the right trainer and loop that it is added to; None for neither.
         replicas: numbers of replicas that reveal it.
         accumulation: numbers of micro-batches that reveal it.
-        unkeyed: whether the mistake is rejected unless `allow_unkeyed_random` is set.
         batch_sizes: global batch sizes that reveal it: even on 2 replicas (8), or uneven (5).
+        unkeyed: whether the mistake is rejected unless `allow_unkeyed_random` is set.
+        loop_where, loop_cause: the same for the loop, if it is reported in another way.
     """
 
-    trainer: type
-    what: str
+    part: type
     where: str
     cause: str
+    trainer_base: type | None = gallery.ByHand
+    loop_base: type | None = loop_gallery.ByHand
     replicas: tuple[int, ...] = (1, 2)
     accumulation: tuple[int, ...] = (1,)
     batch_sizes: tuple[int, ...] = (8,)
     unkeyed: bool = False
+    loop_where: str = ""
+    loop_cause: str = ""
+
+    @property
+    def name(self):
+        return self.part.__name__
+
+    @property
+    def trainer(self):
+        return type(self.name, (self.part, self.trainer_base), {})
+
+    @property
+    def loop(self):
+        return type(self.name, (self.part, self.loop_base), {})
 
 
-KERNEL = "update of dense/kernel:0 on 2 replicas (4 + 4 rows), accumulation 1, step 0: "
+KERNEL = "update of dense/kernel:0 on 2 replicas (4 + 4 rows), step 0: "
+UNEVEN = "update of dense/kernel:0 on 2 replicas (3 + 2 rows)"
+TWICE = f"{KERNEL}2 times the value on one replica"
+LOCAL = "divided by a value of the replica's own rows"
+REDUCED_TWICE = causes.ALL_UPDATES.format(
+    variables="dense/kernel:0, dense/bias:0",
+    how="summed over the replicas 2 times, or are those of a local mean",
+)
+NORMALIZED = dict(trainer_base=gallery.Normalized, loop_base=loop_gallery.Normalized)
+ON_STEP_OF_CTL = dict(trainer_base=Right, loop_base=loop_gallery.Plain)
 MISTAKES = [
-    Mistake(
-        ReducedTwice,
-        "gradients are summed by all_reduce, and again by the optimizer",
-        f"{KERNEL}2 times the value on one replica",
-        causes.REDUCED_TWICE,
-    ),
+    Mistake(ReducedTwice, TWICE, causes.REDUCED_TWICE),
     Mistake(
         LocalMean,
-        "the loss is the mean of the local batch",
-        f"{KERNEL}2 times the value on one replica",
+        TWICE,
         causes.PADDING_MEAN.format(times=2),
         batch_sizes=(8, 5),
+        loop_cause=causes.OWN_ROWS.format(how="summed"),
     ),
-    Mistake(
-        Averaged,
-        "shares of the loss are averaged over the replicas",
-        f"{KERNEL}1/2 times the value on one replica",
-        causes.AVERAGED,
-    ),
-    Mistake(
-        MeanOfMeans,
-        "the loss is a mean of the replicas' means",
-        "update of dense/kernel:0 on 2 replicas (3 + 2 rows)",
-        causes.OWN_ROWS.format(how="averaged"),
-        batch_sizes=(5,),
-    ),
+    Mistake(Averaged, f"{KERNEL}1/2 times the value on one replica", causes.AVERAGED),
+    Mistake(MeanOfMeans, UNEVEN, causes.OWN_ROWS.format(how="averaged"), batch_sizes=(5,)),
     Mistake(
         PaddingCounted,
-        "padding counts in the loss",
-        "update of dense/kernel:0 on 2 replicas (3 + 2 rows)",
+        UNEVEN,
         causes.PADDING.format(times=2),
+        loop_base=loop_gallery.Masked,
         batch_sizes=(5,),
     ),
     Mistake(
         MicroBatchMean,
-        "the loss is divided by the micro-batch",
         "update of dense/kernel:0 on 1 replica (8 rows), accumulation 2, step 0: 2 times",
         causes.MICRO_BATCH,
+        loop_base=None,
         accumulation=(1, 2),
     ),
     Mistake(
+        MeanOfMicroBatches,
+        UNEVEN,
+        "the denominator of the loss depends on the split",
+        trainer_base=None,
+        batch_sizes=(5,),
+    ),
+    Mistake(
         LossOverLocalBatch,
-        "the loss is divided by its maximum over the local batch",
         "on 2 replicas (4 + 4 rows)",
         causes.PER_EXAMPLE.format(hook="per_example_loss"),
+        loop_cause=LOCAL,
+        **ON_STEP_OF_CTL,
     ),
     Mistake(
         WeightsOverLocalBatch,
-        "sample weights are normalized by the local batch",
         "on 2 replicas (4 + 4 rows)",
         causes.PER_EXAMPLE.format(hook="sample_weight"),
+        loop_cause=LOCAL,
+        **ON_STEP_OF_CTL,
     ),
     Mistake(
         ClippedBeforeReduction,
-        "gradients are clipped before the reduction",
         "update of dense/kernel:0 on 2 replicas (4 + 4 rows)",
         "Gradients are clipped before they are summed over the replicas: every update has the norm 0.05",
     ),
     Mistake(
         PlainBatchNorm,
-        "plain batch normalization",
         "statistic batch_normalization/moving_variance:0 on 2 replicas (4 + 4 rows)",
         causes.OWN_STATISTICS,
+        **NORMALIZED,
     ),
     Mistake(
         PaddedSyncBatchNorm,
-        "tf_keras' synchronized batch normalization, which counts padding",
         "statistic batch_normalization/moving_mean:0 on 2 replicas (3 + 2 rows)",
-        causes.PADDED_STATISTICS,
+        causes.UNEVEN_STATISTICS,
+        trainer_base=gallery.Normalized,
+        loop_base=type("NormalizedMasked", (gallery.Normalizes, loop_gallery.Masked), {}),
         batch_sizes=(8, 5),
     ),
     Mistake(
         SquaresOfLargeNumbers,
-        "synchronized batch normalization by E[x^2] - E[x]^2",
         "variance of squares_batch_norm",
         causes.SQUARES,
         batch_sizes=(5,),
+        **NORMALIZED,
     ),
     Mistake(
         MetricAveraged,
-        "a metric that is a mean is averaged over the replicas",
         "metric accuracy on 2 replicas (3 + 2 rows)",
         causes.METRIC_AVERAGED,
         batch_sizes=(5,),
+        **ON_STEP_OF_CTL,
     ),
     Mistake(
         MetricOfPadding,
-        "a metric counts padding",
         "metric accuracy on 2 replicas (3 + 2 rows)",
         causes.METRIC_PADDING,
+        trainer_base=Right,
+        loop_base=loop_gallery.Masked,
         batch_sizes=(5,),
     ),
     Mistake(
         CountAveraged,
-        "a metric that is a count is averaged over the replicas",
-        "metric hits on 2 replicas (4 + 4 rows), accumulation 1, step 0: 1/2 times",
+        "metric hits on 2 replicas (4 + 4 rows), step 0: 1/2 times",
         causes.METRIC_NOT_SUMMED,
+        **ON_STEP_OF_CTL,
     ),
-    Mistake(
-        DecayedOncePerReplica,
-        "weight decay is added once per replica",
-        "update of dense/kernel:0 on 2 replicas (4 + 4 rows)",
-        causes.DECAY.format(times=2),
-    ),
+    Mistake(DecayedOncePerReplica, KERNEL, causes.DECAY.format(times=2), loop_cause=causes.WEIGHTS),
     Mistake(
         PenaltyOncePerReplica,
-        "the regularization loss is added once per replica",
-        "update of dense/kernel:0 on 2 replicas (4 + 4 rows)",
+        KERNEL,
         causes.PENALTY.format(times=2),
+        trainer_base=type("Penalized", (gallery.Steps, gallery.Regularized), {}),
+        loop_base=loop_gallery.Regularized,
+        loop_cause=causes.WEIGHTS,
     ),
-    Mistake(
-        AuxiliaryMean,
-        "an auxiliary loss is the mean of the local batch",
-        "update of dense/kernel:0 on 2 replicas (4 + 4 rows)",
-        causes.PART_SUMMED,
-        replicas=(1, 2, 4),
-    ),
+    Mistake(AuxiliaryMean, KERNEL, causes.PART_SUMMED, replicas=(1, 2, 4)),
     Mistake(
         AuxiliaryNotReduced,
-        "the gradient of an auxiliary loss is applied without a reduction",
         "copies of dense/kernel:0 on 2 replicas (4 + 4 rows)",
         causes.NOT_REDUCED,
     ),
-    Mistake(
-        LossNotReduced,
-        "replica_step returns a loss that is not reduced",
-        "loss on 2 replicas (4 + 4 rows), accumulation 1, step 0: 1/2 times",
-        causes.OWN_SHARE,
-    ),
+    Mistake(LossNotReduced, "loss on 2 replicas (4 + 4 rows), step 0: 1/2 times", causes.OWN_SHARE),
     Mistake(
         OneReplicaOnly,
-        "a variable is updated on one replica only",
         "copies of steps_seen:0 on 2 replicas (4 + 4 rows)",
         causes.SOME_REPLICAS.format(which=0),
+        **ON_STEP_OF_CTL,
     ),
     Mistake(
         CountedByEach,
-        "each replica increments a step counter",
-        "variable steps_seen:0 on 2 replicas (4 + 4 rows), accumulation 1, step 0: 2 times",
+        "variable steps_seen:0 on 2 replicas (4 + 4 rows), step 0: 2 times",
         causes.ADDED_BY_EACH,
+        loop_where="variable steps_seen:0 on 2 replicas (4 + 4 rows), step 0: ",
+        **ON_STEP_OF_CTL,
     ),
     Mistake(
-        SameMask,
-        "the dropout mask is the same on all replicas",
-        "on 2 replicas (4 + 4 rows)",
-        causes.SAME_NUMBERS,
-        unkeyed=True,
+        MetricGrows,
+        "metric mean on 2 replicas (4 + 4 rows), step 1: ",
+        causes.METRIC_GROWS,
+        trainer_base=None,
+    ),
+    Mistake(
+        SameMask, "on 2 replicas (4 + 4 rows)", causes.SAME_NUMBERS, unkeyed=True, **ON_STEP_OF_CTL
     ),
     Mistake(
         NotUnscaled,
-        "gradients are not divided by the loss scale",
-        "update under the loss scale 8 on 1 replica (2 rows), accumulation 1, step 0: 8 times",
+        "update under a loss scale that is 8 times larger on 1 replica (2 rows), step 0: 8 times",
         causes.LOSS_SCALE,
+        loop_base=loop_gallery.Scaled,
+        loop_where="update under a loss scale that is 8 times larger on 1 replica (8 rows), step 0: 8",
     ),
     Mistake(
         NoiseInEvaluation,
-        "the evaluation draws random numbers of its own",
         "evaluation loss on 2 replicas (",
         causes.EVALUATION_NOISE,
+        trainer_base=Right,
+        loop_base=None,
         unkeyed=True,
     ),
     Mistake(
+        EvaluationWithNoise, "loss on 2 replicas (", causes.EVALUATION_NOISE, trainer_base=None
+    ),
+    Mistake(
         SecondModelReducedTwice,
-        "gradients of a second model are summed twice, which its Adam hides",
-        f"{KERNEL}2 times the value on one replica",
-        causes.ALL_UPDATES.format(
-            variables="dense/kernel:0, dense/bias:0",
-            how="summed over the replicas 2 times, or are those of a local mean",
-        ),
+        TWICE,
+        REDUCED_TWICE,
+        trainer_base=gallery.Adversarial,
+        loop_base=None,
+    ),
+    Mistake(
+        SecondOfTwoReducedTwice,
+        TWICE,
+        REDUCED_TWICE,
+        trainer_base=None,
+        loop_base=loop_gallery.TwoModels,
     ),
 ]
+OF_TRAINERS = [mistake for mistake in MISTAKES if mistake.trainer_base]
+OF_LOOPS = [mistake for mistake in MISTAKES if mistake.loop_base]
 
 
 def make_table():
-    """Returns the table at the end of docs/testing.md, with the first clause of each cause."""
-    causes = [re.split(r"[:.] ", m.cause)[0].rstrip(".") for m in MISTAKES]
+    """Returns the table of docs/testing.md, with the first clause of each cause."""
+    causes = [re.split(r"[:.] ", m.cause)[0].rstrip(".") for m in OF_TRAINERS]
     lines = ["| mistake of the trainer | reported cause |", "|---|---|"]
-    lines += [f"| {m.what} | {cause} |" for m, cause in zip(MISTAKES, causes, strict=True)]
+    lines += [
+        f"| {m.part.__doc__.removesuffix('.')} | {cause} |"
+        for m, cause in zip(OF_TRAINERS, causes, strict=True)
+    ]
     return "\n".join(lines) + "\n"
 
 

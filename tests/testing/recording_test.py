@@ -3,25 +3,28 @@
 import numpy as np
 import tensorflow as tf
 
-from ctl.configs.options import TrainerOptions
 from ctl.testing import make_strategy
-from ctl.testing.recording import name_variables, read_value, record_run
+from ctl.testing.contents import contents_of, read_value
 from ctl.testing.splits import Split
-from ctl.testing.trial_spec import TrialSpec, build_trainer
+from ctl.testing.subjects.trainer import TrainerSubject
 from tests.testing import gallery, mistakes
 
 SPLIT = Split(4, replicas=2)
 
 
-def build(cls, split=SPLIT):
-    spec = TrialSpec(cls, gallery.examples(), None, TrainerOptions(), steps=2)
-    return build_trainer(spec, split, precision="float64")
+def start_run(cls):
+    return TrainerSubject(cls, gallery.examples(), 2).start(SPLIT)
+
+
+class OneReplicaOnly(mistakes.OneReplicaOnly, gallery.Right):
+    pass
 
 
 def test_record_has_every_quantity_of_each_step():
-    trainer = build(gallery.Normalized)
+    run = start_run(gallery.Normalized)
+    trainer = run.trainer
     weights = [v.numpy() for v in trainer.model.trainable_variables]
-    record = record_run(trainer, SPLIT, steps=2, evaluate=True)
+    record = run.record(evaluate=True)
     assert len(record.steps) == 2
     kinds = [kind for kind, _ in record.steps[0]]
     assert kinds.count("update") == len(weights)
@@ -39,23 +42,23 @@ def test_record_has_every_quantity_of_each_step():
 
 
 def test_second_trainer_gets_the_names_of_the_first():
-    first = build(gallery.Right)
-    names = tuple(name_variables(first))
+    first = start_run(gallery.Right).trainer
+    names = tuple(contents_of(first).name_variables())
     with first.build_scope():
         first.model = gallery.Right.build_model(first)
-    assert tuple(name_variables(first)) != names  # Keras continues to number the layers
-    assert tuple(name_variables(first, (names,))) == names
+    contents = contents_of(first)
+    assert tuple(contents.name_variables()) != names  # Keras continues to number the layers
+    assert tuple(contents.name_variables((names,))) == names
 
 
 def test_copies_that_differ_are_recorded_with_the_replicas_that_changed():
-    record = record_run(build(mistakes.OneReplicaOnly), SPLIT, steps=1)
+    record = start_run(OneReplicaOnly).record(steps=1)
     (mismatch,) = record.mismatches
     assert mismatch.name[1] == "steps_seen:0"
     assert (mismatch.changed, mismatch.replicas, mismatch.distance) == ((0,), 2, 1.0)
 
 
 def test_local_variable_is_read_as_its_aggregation_requires():
-    trainer = build(gallery.Right)
     strategy = make_strategy(2)
     for aggregation, expected in (("SUM", 3.0), ("MEAN", 1.5), ("ONLY_FIRST_REPLICA", 1.0)):
         with strategy.scope():
@@ -70,4 +73,4 @@ def test_local_variable_is_read_as_its_aggregation_requires():
             variable.assign(tf.cast(replica, tf.float32) + 1.0)
 
         strategy.run(tf.function(assign))
-        assert read_value(trainer, variable) == expected
+        assert read_value(strategy, variable) == expected

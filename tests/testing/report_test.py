@@ -36,7 +36,7 @@ def difference(kind="update", name="w:0", factor=2.0, distance=0.125):
     ],
 )
 def test_difference_is_one_line(arguments, line):
-    assert str(difference(**arguments)) == line.format("2 replicas (3 + 2 rows), accumulation 1")
+    assert str(difference(**arguments)) == line.format("2 replicas (3 + 2 rows)")
 
 
 def test_failure_starts_with_the_difference_and_its_cause():

@@ -34,7 +34,7 @@ def test_thorough_takes_all_combinations():
 
 
 def test_text_of_a_split():
-    assert str(Split(5, 4)) == "4 replicas (2 + 2 + 1 + 0 rows), accumulation 1"
+    assert str(Split(5, 4)) == "4 replicas (2 + 2 + 1 + 0 rows)"
     assert str(Split(4, 1, 2)) == "1 replica (4 rows), accumulation 2"
 
 

@@ -7,18 +7,18 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
 from ctl.testing import trial
 from ctl.testing.splits import Split
-from ctl.testing.trial_spec import TrialSpec
+from ctl.testing.subjects import base
+from ctl.testing.subjects.trainer import TrainerSubject
 from tests.testing import gallery
 
 UNEVEN = Split(5, replicas=2)
 
 
-def make_spec(cls=gallery.Right, *, examples=None, optimizer=None, steps=2):
-    return TrialSpec(cls, examples or gallery.examples(), optimizer, TrainerOptions(), steps)
+def make_subject(cls=gallery.Right, *, examples=None, optimizer=None, steps=2):
+    return TrainerSubject(cls, examples or gallery.examples(), steps, optimizer=optimizer)
 
 
 class PerReplicaRate(tf_keras.optimizers.SGD):
@@ -31,7 +31,7 @@ class PerReplicaRate(tf_keras.optimizers.SGD):
 
 def test_users_optimizer_is_compared_in_addition_to_plain_sgd():
     # diagnosis/sharding_test.py has an optimizer that passes.
-    report = trial.run(make_spec(optimizer=lambda: PerReplicaRate(0.1), steps=1), [UNEVEN])
+    report = trial.run(make_subject(optimizer=lambda: PerReplicaRate(0.1), steps=1), [UNEVEN])
     assert "1/2 times the value on one replica. There was no difference under plain SGD" in (
         report.failure()
     )
@@ -40,7 +40,7 @@ def test_users_optimizer_is_compared_in_addition_to_plain_sgd():
 @pytest.mark.slow
 def test_rejected_splits_are_reported_and_are_not_failures():
     splits = [UNEVEN, Split(5, replicas=2, micro_batches=2)]
-    report = trial.run(make_spec(gallery.Normalized, steps=1), splits)
+    report = trial.run(make_subject(gallery.Normalized, steps=1), splits)
     assert report.equivalent
     assert report.compared == (UNEVEN,)
     (reason,) = report.refused.values()
@@ -49,7 +49,7 @@ def test_rejected_splits_are_reported_and_are_not_failures():
 
 def test_trainer_that_is_rejected_on_every_split_is_an_error():
     with pytest.raises(UsageError, match=r"ctl rejects every split: .*micro-batch"):
-        trial.run(make_spec(gallery.Normalized), [Split(5, micro_batches=2)])
+        trial.run(make_subject(gallery.Normalized), [Split(5, micro_batches=2)])
 
 
 class SecondNearest(gallery.Right):
@@ -64,7 +64,7 @@ class SecondNearest(gallery.Right):
 
 def test_batch_of_one_row_is_not_compared_if_the_loss_requires_more():
     splits = [UNEVEN, Split(1, replicas=2)]
-    report = trial.run(make_spec(SecondNearest, steps=1), splits)
+    report = trial.run(make_subject(SecondNearest, steps=1), splits)
     assert report.equivalent and report.compared == (UNEVEN,)
     assert "a batch of one row fails on one replica too" in report.refused[splits[1]]
 
@@ -72,29 +72,31 @@ def test_batch_of_one_row_is_not_compared_if_the_loss_requires_more():
 @pytest.mark.slow
 def test_batch_of_one_row_that_fails_on_one_replica_too_is_an_error_by_itself():
     with pytest.raises(Exception, match="input must have at least k columns"):
-        trial.run(make_spec(SecondNearest, steps=1), [Split(1, replicas=2)])
+        trial.run(make_subject(SecondNearest, steps=1), [Split(1, replicas=2)])
 
 
 def test_loss_that_is_not_finite_cannot_be_compared():
     examples = gallery.examples()
     examples["x"][0] = np.nan
-    with pytest.raises(UsageError, match=r"The loss is not finite on one replica at step 0"):
-        trial.run(make_spec(examples=examples), [UNEVEN])
+    with pytest.raises(
+        UsageError, match=r"The loss is not finite on 1 replica \(5 rows\) at step 0"
+    ):
+        trial.run(make_subject(examples=examples), [UNEVEN])
 
 
 @pytest.mark.slow
 def test_one_split_per_number_of_replicas_is_evaluated(monkeypatch):
     evaluated = []
-    record_run = trial.record_run
+    record = base.Run.record
 
-    def record(trainer, split, **arguments):
-        if arguments.get("evaluate"):
-            evaluated.append(split)
-        return record_run(trainer, split, **arguments)
+    def observe(run, *arguments, evaluate=False, **keywords):
+        if evaluate:
+            evaluated.append(run.split)
+        return record(run, *arguments, evaluate=evaluate, **keywords)
 
-    monkeypatch.setattr(trial, "record_run", record)
+    monkeypatch.setattr(base.Run, "record", observe)
     splits = [Split(4, replicas=2), UNEVEN, Split(4, micro_batches=2)]
-    assert trial.run(make_spec(steps=1), splits).equivalent
+    assert trial.run(make_subject(steps=1), splits).equivalent
     assert evaluated == [Split(5), UNEVEN]
 
 

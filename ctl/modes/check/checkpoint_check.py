@@ -9,7 +9,7 @@ from ctl.errors import list_some
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import TrainerFactory
-from ctl.testing.recording import name_variables, read_value
+from ctl.testing.contents import values_of
 
 _STEPS = 2  # steps before the checkpoint, and again after it
 _TOLERANCE = 1e-4  # relative to a variable's largest element
@@ -29,7 +29,7 @@ def check_round_trip(factory: TrainerFactory) -> Outcome:
         Checkpointer(folder, resumed).all_restore_latest()
         # TensorFlow restores a variable that this step creates, such as a slot, when it is created.
         resumed.train(tf.constant(_STEPS))
-    expected, actual = name_variables(trainer), name_variables(resumed)
+    expected, actual = values_of(trainer), values_of(resumed)
     if len(expected) != len(actual):
         return Outcome(
             FAIL,
@@ -38,7 +38,7 @@ def check_round_trip(factory: TrainerFactory) -> Outcome:
         )
     # Compared by position: Keras numbers layer names per process, so the names differ.
     pairs = zip(expected.values(), actual.values(), strict=True)
-    distances = [_distance(read_value(trainer, a), read_value(resumed, b)) for a, b in pairs]
+    distances = [_distance(a, b) for a, b in pairs]
     different = [name for (_, name), d in zip(expected, distances, strict=True) if d]
     if not different:
         return Outcome(PASS, f"all {len(expected)} variables the same, bit for bit")

@@ -12,7 +12,7 @@ from ctl.errors import NonFiniteStep, list_some
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import TrainerFactory
 from ctl.replica.step.engine import engine_of
-from ctl.testing.recording import list_optimizers, name_models, name_variables, read_value
+from ctl.testing.contents import contents_of, name_models, values_of
 from ctl.trainer import StandardTrainer
 
 _STEPS, _LOOPS = 20, 5  # steps per inner loop, and loops, when one batch is overfitted
@@ -86,14 +86,14 @@ def check_gradients(factory: TrainerFactory) -> Outcome:
         optimizer=lambda: tf_keras.optimizers.SGD(1.0),
         **({"precision": "float32"} if is_float16 else {}),
     )
-    named = name_variables(trainer)
+    named, before = contents_of(trainer).name_variables(), values_of(trainer)
     variables = {name: v for (kind, name), v in named.items() if kind == "update"}
-    before = {name: read_value(trainer, v) for name, v in variables.items()}
     unchanged = list(variables)
     for steps in (1, _MORE_STEPS):
         trainer.train(tf.constant(steps))
+        after = values_of(trainer)
         unchanged = [
-            n for n in unchanged if np.array_equal(read_value(trainer, variables[n]), before[n])
+            n for n in unchanged if np.array_equal(after["update", n], before["update", n])
         ]
         # The only model is updated in every step.
         if not unchanged or len(name_models(trainer)) < 2:
@@ -142,12 +142,11 @@ def check_overfitting(factory: TrainerFactory) -> Outcome:
         return Outcome(WARNING, "not run: the outputs of the trainer's loop have no loss")
     first, last = losses[0], losses[-1]
     observation = f"loss {first:.4g} -> {last:.4g} in {int(trainer.global_step.numpy())} steps"
-    named = name_variables(trainer)
-    infinite = [n for (_, n), v in named.items() if not np.isfinite(read_value(trainer, v)).all()]
+    infinite = [n for (_, n), v in values_of(trainer).items() if not np.isfinite(v).all()]
     if infinite:
         observation += f", and values that are not finite in {list_some(infinite)}"
         return Outcome(FAIL, observation, _LOWER_RATE)
-    optimizers = len(list_optimizers(trainer))
+    optimizers = len(contents_of(trainer).optimizers)
     if optimizers > 1 and np.isfinite(last) and last > _LEARNED * first:
         return Outcome(
             PASS, f"{observation}; it need not fall with {optimizers} optimizers, and all is finite"

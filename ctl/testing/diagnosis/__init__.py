@@ -1,6 +1,6 @@
 """Finds the likely cause of a difference between splits.
 
-`rules` tries the known mistakes in order, including `row_rules` and `metric_rules`; `evidence` is their
-data. `probes` runs a trainer to measure single rows, `scaling` recognizes mistakes by factors,
-`numerics` checks for mistakes that no split reveals, and `causes` has the texts.
+`checks` finds the differences: between the splits, and those that no split reveals. `rules` tries the
+known mistakes in order, with `row_rules`, `update_rules` and `metric_rules`; `evidence` is their data,
+`calibration` measures rounding errors and random numbers, and `causes` has the texts.
 """

@@ -1,28 +1,41 @@
-"""The data by which the rules recognize the cause of a difference between splits."""
+"""The data by which the checks and rules find a mistake and its cause."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
+from typing import TypeVar
 
-from ctl.testing.diagnosis import probes
 from ctl.testing.recording import Record
 from ctl.testing.report import Difference
 from ctl.testing.splits import Split
-from ctl.testing.trial_spec import TrialSpec
+from ctl.testing.subjects.base import Calibration, Run, Subject
+
+T = TypeVar("T")
+Finding = tuple[Difference, str]  # the difference to report first, and its cause
 
 
 @dataclasses.dataclass(frozen=True)
-class SplitDifferences:
-    """The records of several splits, and their differences.
+class Evidence:
+    """The records of several splits, and the loop to measure it further.
 
     Attributes:
+        subject: what was run.
+        run: its first run on one replica.
+        calibration: how precisely it can be compared.
         records: the record of each split.
         references: global batch size -> the record on one replica.
-        differences: the differences between them.
+        recomputes: whether the step recomputes activations.
+        differences: the differences between the splits.
+        notes: what could not be checked, and why; checks add to it.
     """
 
+    subject: Subject
+    run: Run
+    calibration: Calibration
     records: Mapping[Split, Record]
     references: Mapping[int, Record]
-    differences: Sequence[Difference]
+    recomputes: bool = False
+    differences: Sequence[Difference] = ()
+    notes: list[str] = dataclasses.field(default_factory=list)
 
     def of_kind(self, *kinds: str) -> list[Difference]:
         """Returns the differences of some kinds, those on the simplest split first."""
@@ -37,28 +50,20 @@ class SplitDifferences:
         differences = [*self.of_kind("update"), *self.of_kind("loss")]
         return [d for d in differences if d.split.replicas > 1]
 
+    def others(self, first: Difference) -> Iterator[Difference]:
+        """Yields the differences other than the first one, those on the same split first."""
+        ordered = self.of_kind(*dict.fromkeys(d.kind for d in self.differences))
+        ordered.sort(key=lambda d: d.split != first.split)
+        return (d for d in ordered if d is not first)
 
-@dataclasses.dataclass(frozen=True)
-class Evidence(SplitDifferences):
-    """The differences between the splits of a trainer, and a method to measure its rows.
 
-    Attributes:
-        spec: what was run.
-        precision: dtype of the computation.
+def attempt(probe: Callable[[], T]) -> T | None:
+    """Returns the result of a probe, or None if it raises.
+
+    A trainer with its own step may not implement the methods that a probe calls, and fail with any
+    error; the difference is then reported without its cause.
     """
-
-    spec: TrialSpec
-    precision: str
-
-    def rows(
-        self, split: Split, *, training: bool = True
-    ) -> tuple[probes.RowValues, probes.RowValues] | None:
-        """Returns the first batch's rows on one replica and on a split, or None if unknown."""
-        reference, values = (
-            probes.compute_rows(self.spec, each, self.precision, training=training)
-            for each in (split.reference, split)
-        )
-        return None if reference is None or values is None else (reference, values)
-
-
-Finding = tuple[Difference, str]  # the difference to report first, and its cause
+    try:
+        return probe()
+    except Exception:
+        return None

@@ -1,13 +1,13 @@
 """Recognizes values of a row that depend on its replica, before anything is summed over the rows."""
 
 from collections.abc import Sequence
-import dataclasses
 
 import numpy as np
 
 from ctl.testing.diagnosis import causes
 from ctl.testing.diagnosis.evidence import Evidence
 from ctl.testing.splits import Split
+from ctl.testing.subjects.base import RowValues, Subject
 
 
 def explain_draws(evidence: Evidence, split: Split, *, training: bool = True) -> str | None:
@@ -17,15 +17,12 @@ def explain_draws(evidence: Evidence, split: Split, *, training: bool = True) ->
     """
     if split.replicas < 2:
         return None
-    examples = evidence.spec.examples
-    equal = {name: values[:1].repeat(split.batch, 0) for name, values in examples.items()}
-    spec = dataclasses.replace(evidence.spec, examples=equal)
-    rows = dataclasses.replace(evidence, spec=spec).rows(split, training=training)
+    rows = _rows(evidence.subject.select([0] * evidence.subject.count), split, training)
     if rows is None:
         return None
     reference, values = rows
     drawn = [*reference.outputs, reference.losses]
-    if all(_is_constant(v) for v in drawn):
+    if all(close(v, v[:1].repeat(len(v), 0)) for v in drawn):
         return None
     if _all_close(drawn, [*values.outputs, values.losses]):
         return None
@@ -36,7 +33,7 @@ def explain_draws(evidence: Evidence, split: Split, *, training: bool = True) ->
 
 def explain_rows(evidence: Evidence, split: Split, *, training: bool = True) -> str | None:
     """Returns which method computes a row's values from the other rows of its replica."""
-    rows = evidence.rows(split, training=training)
+    rows = _rows(evidence.subject, split, training)
     if rows is None:
         return None
     reference, values = rows
@@ -49,8 +46,11 @@ def explain_rows(evidence: Evidence, split: Split, *, training: bool = True) -> 
     return None
 
 
-def _is_constant(values: np.ndarray) -> bool:
-    return close(values, values[:1].repeat(len(values), 0))
+def _rows(subject: Subject, split: Split, training: bool) -> tuple[RowValues, RowValues] | None:
+    """Returns the first batch's rows on one replica and on a split, or None if unknown."""
+    reference = subject.rows(split.reference, training=training)
+    values = subject.rows(split, training=training) if reference else None
+    return (reference, values) if reference and values else None
 
 
 def _all_close(values: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:

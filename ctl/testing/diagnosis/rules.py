@@ -1,15 +1,17 @@
 """Rules that map differences between splits to a likely cause."""
 
-from collections.abc import Callable, Iterator, Sequence
-import functools
+from collections.abc import Callable, Sequence
 
-from ctl.errors import list_some
-from ctl.testing.diagnosis import causes, probes, scaling
-from ctl.testing.diagnosis.evidence import Evidence, Finding, SplitDifferences
-from ctl.testing.diagnosis.metric_rules import explain_evaluation, explain_metric
+import numpy as np
+
+from ctl.testing.diagnosis import causes
+from ctl.testing.diagnosis.evidence import Evidence, Finding
+from ctl.testing.diagnosis.metric_rules import explain_evaluation, explain_growth, explain_metric
 from ctl.testing.diagnosis.row_rules import explain_draws, explain_rows
-from ctl.testing.report import Difference
-from ctl.testing.splits import Split
+from ctl.testing.diagnosis.update_rules import explain_update
+from ctl.testing.report import Difference, common_factor
+
+_CLOSE = 1e-4  # relative
 
 
 def explain(evidence: Evidence) -> tuple[list[Difference], str]:
@@ -18,31 +20,14 @@ def explain(evidence: Evidence) -> tuple[list[Difference], str]:
     Args:
         evidence: the evidence, with at least one difference.
     """
-    rules: Sequence[Callable[[Evidence], Finding | None]] = (
-        _explain_statistics,
-        explain_copies,
-        _explain_random,
-        _explain_forward,
-        _explain_update,
-        explain_loss,
-        explain_evaluation,
-        explain_metric,
-        _explain_state,
-    )
-    for rule in rules:
+    for rule in _RULES:
         finding = rule(evidence)
         if finding is not None:
             first, cause = finding
-            return [first, *other_differences(evidence, first)], cause
-    order = evidence.of_kind("update", "loss", "metric", "evaluation", "statistic", "state", "copy")
-    return [order[0], *other_differences(evidence, order[0])], causes.UNKNOWN
-
-
-def other_differences(evidence: SplitDifferences, first: Difference) -> Iterator[Difference]:
-    """Yields the differences other than the first one, those on the same split first."""
-    ordered = evidence.of_kind(*dict.fromkeys(d.kind for d in evidence.differences))
-    ordered.sort(key=lambda d: d.split != first.split)
-    return (d for d in ordered if d is not first)
+            return [first, *evidence.others(first)], cause
+    kinds = ("update", "loss", "metric", "evaluation", "statistic", "state", "copy")
+    first = evidence.of_kind(*kinds)[0]
+    return [first, *evidence.others(first)], causes.UNKNOWN
 
 
 def _explain_statistics(evidence: Evidence) -> Finding | None:
@@ -51,12 +36,12 @@ def _explain_statistics(evidence: Evidence) -> Finding | None:
         return None
     first = differences[0]
     if all(not d.split.even for d in differences) and any(s.even for s in evidence.records):
-        return first, causes.PADDED_STATISTICS
+        return first, causes.UNEVEN_STATISTICS
     one = first.split.replicas == 1
     return first, causes.MICRO_BATCH_STATISTICS if one else causes.OWN_STATISTICS
 
 
-def explain_copies(evidence: SplitDifferences) -> Finding | None:
+def _explain_copies(evidence: Evidence) -> Finding | None:
     """Recognizes variables whose copies on the replicas differ."""
     differences = evidence.of_kind("copy")
     if not differences:
@@ -71,75 +56,16 @@ def explain_copies(evidence: SplitDifferences) -> Finding | None:
     return first, causes.OWN_UPDATE
 
 
-def _explain_random(evidence: Evidence) -> Finding | None:
-    for difference in evidence.on_several_replicas():
-        cause = explain_draws(evidence, difference.split)
-        return (difference, cause) if cause else None
-    return None
-
-
-def _explain_forward(evidence: Evidence) -> Finding | None:
+def _explain_values_of_rows(evidence: Evidence) -> Finding | None:
     """Recognizes rows that differ before anything is summed over them."""
-    for difference in evidence.on_several_replicas():
-        cause = explain_rows(evidence, difference.split)
+    for difference in evidence.on_several_replicas()[:1]:
+        split = difference.split
+        cause = explain_draws(evidence, split) or explain_rows(evidence, split)
         return (difference, cause) if cause else None
     return None
 
 
-def _explain_update(evidence: Evidence) -> Finding | None:
-    differences = evidence.of_kind("update")
-    if not differences:
-        return None
-    first = differences[0]
-    cause = scaling.explain_clipping(
-        evidence.records, evidence.references, first.split
-    ) or _explain_coefficients(evidence, first.split)
-    if cause:
-        return first, cause
-    # Before `explain_partial`: one factor of all updates of a model also grows with the replicas.
-    finding = explain_other_model(differences)
-    cause = None if finding else scaling.explain_partial(evidence.records, evidence.references)
-    return (first, cause) if cause else finding
-
-
-def explain_other_model(differences: Sequence[Difference]) -> Finding | None:
-    """Recognizes that all updates of a second model have the same wrong factor.
-
-    The gradients of its rows are unknown, because its loss is in the trainer's own step. The updates of
-    a model that is trained after it differ too, but by no factor.
-    """
-    first = differences[0]
-    same_split = [d for d in differences if (d.split, d.step) == (first.split, first.step)]
-    same_split = [d for d in same_split if d.factor is not None]
-    replicas = first.split.replicas
-    for factor, how in (
-        (replicas, f"summed over the replicas {replicas} times, or are those of a local mean"),
-        (1 / replicas, "averaged over the replicas, or divided by their number twice"),
-    ):
-        if same_split and all(d.has_factor(factor) for d in same_split):
-            names = list_some([d.name for d in same_split])
-            return same_split[0], causes.ALL_UPDATES.format(variables=names, how=how)
-    return None
-
-
-def _explain_coefficients(evidence: Evidence, split: Split) -> str | None:
-    """Explains the coefficients on the first split and on the first uneven one."""
-    uneven = [d.split for d in evidence.of_kind("update") if not d.split.even]
-    uneven = [s for s in uneven if s.replicas == split.replicas] or uneven
-    coefficients = {}
-    for each in dict.fromkeys([split, *uneven[:1]]):
-        solution = probes.attempt(functools.partial(_decompose, evidence, each))
-        if solution is not None:
-            coefficients[each] = solution
-    return scaling.explain_coefficients(coefficients, split) if split in coefficients else None
-
-
-def _decompose(evidence: Evidence, split: Split) -> probes.Coefficients | None:
-    decomposition = probes.Decomposition(evidence.spec, split.batch, evidence.precision)
-    return decomposition.coefficients(evidence.records[split], evidence.references[split.batch])
-
-
-def explain_loss(evidence: SplitDifferences) -> Finding | None:
+def _explain_loss(evidence: Evidence) -> Finding | None:
     """Recognizes that a step returns a wrong loss although its updates are right."""
     differences = evidence.of_kind("loss")
     if not differences or evidence.of_kind("update"):
@@ -150,9 +76,29 @@ def explain_loss(evidence: SplitDifferences) -> Finding | None:
 
 
 def _explain_state(evidence: Evidence) -> Finding | None:
+    """Recognizes variables that each replica changes."""
     differences = evidence.of_kind("state")
     if not differences or evidence.of_kind("update"):
         return None
     first = differences[0]
-    added_by_each = first.has_factor(first.split.replicas)
-    return first, causes.ADDED_BY_EACH if added_by_each else causes.OWN_UPDATE
+    key, replicas = ("state", first.name), first.split.replicas
+    record, reference = evidence.records[first.split], evidence.references[first.split.batch]
+    changed, expected = (
+        each.steps[0][key] - each.start.get(key, np.zeros([])) for each in (record, reference)
+    )
+    factor = common_factor(changed, expected, _CLOSE)
+    added = factor is not None and abs(factor / replicas - 1) < _CLOSE
+    return first, causes.ADDED_BY_EACH if added else causes.OWN_UPDATE
+
+
+_RULES: Sequence[Callable[[Evidence], Finding | None]] = (
+    _explain_statistics,
+    _explain_copies,
+    _explain_values_of_rows,
+    explain_update,
+    explain_growth,
+    _explain_loss,
+    explain_evaluation,
+    explain_metric,
+    _explain_state,
+)

@@ -12,43 +12,18 @@ Each name is imported when it is first used (PEP 562).
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from ctl.testing.faults.damage import delete, flip, leave_unfinished, truncate
-    from ctl.testing.faults.kills import killing
-    from ctl.testing.faults.poison import example_on, poisoned, poisoned_step
-    from ctl.testing.faults.processes import delay, drop, workers
-
-_MODULES = {
-    "delete": "damage",
-    "flip": "damage",
-    "leave_unfinished": "damage",
-    "truncate": "damage",
-    "killing": "kills",
-    "example_on": "poison",
-    "poisoned": "poison",
-    "poisoned_step": "poison",
-    "delay": "processes",
-    "drop": "processes",
-    "workers": "processes",
+_NAMES = {
+    "damage": ("delete", "flip", "leave_unfinished", "truncate"),
+    "kills": ("killing",),
+    "poison": ("example_on", "poisoned", "poisoned_step"),
+    "processes": ("delay", "drop", "workers"),
 }
-__all__ = [
-    "delay",
-    "delete",
-    "drop",
-    "example_on",
-    "flip",
-    "killing",
-    "leave_unfinished",
-    "poisoned",
-    "poisoned_step",
-    "truncate",
-    "workers",
-]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

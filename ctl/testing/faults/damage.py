@@ -10,25 +10,22 @@ Folder = str | pathlib.Path
 _SUFFIXES = {"data": ".data-*", "index": ".index", "marker": ".whole"}
 
 
-def truncate(folder: Folder, step: int, part: str = "data", *, keep: int = 100) -> pathlib.Path:
-    """Truncates a file of a checkpoint.
+def truncate(folder: Folder, step: int, part: str = "data") -> pathlib.Path:
+    """Cuts off the second half of a file of a checkpoint.
 
     Args:
         folder: the folder of the checkpoints.
         step: step of the checkpoint.
         part: "data", "index" or "marker".
-        keep: number of bytes to keep, less than the size of the file.
 
     Returns:
         The path of the file.
 
     Raises:
-        UsageError: there is no such file, or it has no more than `keep` bytes.
+        UsageError: there is no such file.
     """
     path = _file(folder, step, part)
-    if path.stat().st_size <= keep:
-        raise UsageError(f"{path} has {path.stat().st_size} bytes: keep must be less.")
-    os.truncate(path, keep)
+    os.truncate(path, path.stat().st_size // 2)
     return path
 
 
@@ -39,33 +36,14 @@ def delete(folder: Folder, step: int, part: str = "data") -> pathlib.Path:
     return path
 
 
-def flip(
-    folder: Folder, step: int, part: str = "data", *, at: int | None = None, count: int = 1
-) -> pathlib.Path:
-    """Inverts bytes of a checkpoint's file without changing its size.
+def flip(folder: Folder, step: int, part: str = "data") -> pathlib.Path:
+    """Inverts the byte in the middle of a file of a checkpoint, without changing its size.
 
-    Args:
-        folder: the folder of the checkpoints.
-        step: step of the checkpoint.
-        part: "data", "index" or "marker".
-        at: position of the first byte; the middle of the file by default.
-        count: number of bytes.
-
-    Returns:
-        The path of the file.
-
-    Raises:
-        UsageError: there is no such file, or it is too short.
+    See `truncate` for the arguments and the result.
     """
     path = _file(folder, step, part)
     content = bytearray(path.read_bytes())
-    first = len(content) // 2 if at is None else at
-    if not 0 <= first < first + count <= len(content):
-        raise UsageError(
-            f"{path} has {len(content)} bytes, but flipping {count} from byte {first} requires "
-            f"{first + count}."
-        )
-    content[first : first + count] = bytes(byte ^ 0xFF for byte in content[first : first + count])
+    content[len(content) // 2] ^= 0xFF
     path.write_bytes(content)
     return path
 

@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 from typing import Any
+from unittest import mock
 
 import tensorflow as tf
 
@@ -49,11 +50,9 @@ def killing(when: str, *, by: signal.Signals | None = signal.SIGKILL) -> Iterato
     point, count = parse(when)
     cls, name, wrap = _METHODS[point]
     original = getattr(cls, name)
-    setattr(cls, name, functools.wraps(original)(wrap(original, count, _send_once(by))))
-    try:
+    wrapped = functools.wraps(original)(wrap(original, count, _send_once(by)))
+    with mock.patch.object(cls, name, wrapped):  # leaves no copy of an inherited method behind
         yield
-    finally:
-        setattr(cls, name, original)
 
 
 def parse(when: str) -> tuple[str, int]:

@@ -13,10 +13,8 @@ from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer
 
 
-def poisoned(
-    source: Source, examples: Sequence[int], feature: str, *, value: float = math.nan
-) -> Source:
-    """Makes some examples of a source non-finite, every time they are read.
+def poisoned(source: Source, examples: Sequence[int], feature: str) -> Source:
+    """Makes some examples of a source NaN, every time they are read.
 
         def build_dataset(self, split, input_context):
             return faults.poisoned(ctl.data.arrays({"x": X, "label": Y}), [17], "x")
@@ -25,7 +23,6 @@ def poisoned(
         source: the examples.
         examples: indexes of the examples to change.
         feature: name of a floating-point feature.
-        value: the new value of all its elements.
 
     Returns:
         A source of the same length. For arrays it is `Arrays` again, which can be placed on a device.
@@ -38,7 +35,7 @@ def poisoned(
         raise UsageError(
             f"Example {outside[0]} cannot be poisoned: indexes must be 0 to {len(source) - 1}."
         )
-    result = _Poisoned(source, examples, feature, value)
+    result = _Poisoned(source, examples, feature)
     result.gather(tf.constant([0], tf.int64))  # raises for a wrong feature now, not in training
     if isinstance(source, Arrays):
         return Arrays(result.gather(tf.range(len(source), dtype=tf.int64)))
@@ -74,13 +71,8 @@ def poisoned_step(
     rows, context = row_mask.current(), tf.distribute.get_replica_context()
     if rows is None or context is None:
         return batch
-    if not 0 <= replica < context.num_replicas_in_sync:
-        raise UsageError(
-            f"Replica {replica} cannot be poisoned: replicas are numbered 0 to "
-            f"{context.num_replicas_in_sync - 1}."
-        )
-    at_step = tf.equal(tf.cast(rows.step, tf.int64), step)
-    return _replace(batch, feature, tf.logical_and(at_step, _is_replica(replica)), value)
+    _check_replica(replica, context.num_replicas_in_sync)
+    return _replace(batch, feature, _is_at(rows.step, step, replica), value)
 
 
 def plant(
@@ -102,55 +94,46 @@ def plant(
     Raises:
         UsageError: there is no such replica, or the trainer has already trained.
     """
-    replicas = trainer.strategy.num_replicas_in_sync
-    if not 0 <= replica < replicas:
-        raise UsageError(
-            f"There is no replica {replica}: replicas are numbered 0 to {replicas - 1}."
-        )
+    _check_replica(replica, trainer.strategy.num_replicas_in_sync)
     if trainer._train_loop_fn is not None:
         raise UsageError("The trainer has already trained: call plant before its first step.")
     per_example_loss = trainer.per_example_loss
 
     def planted(batch: Any, outputs: Any) -> tf.Tensor:
         losses = per_example_loss(batch, outputs)
-        at_step = tf.equal(trainer.global_step.read_value(), step)
-        factor = tf.where(tf.logical_and(at_step, _is_replica(replica)), value, 1.0)
+        factor = tf.where(_is_at(trainer.global_step.read_value(), step, replica), value, 1.0)
         return losses * tf.cast(factor, losses.dtype)
 
     trainer.per_example_loss = planted  # type: ignore[method-assign]
 
 
-def example_on(trainer: StandardTrainer, *, step: int, replica: int, row: int = 0) -> int:
-    """Returns the index of the example that a replica reads in one row of a step.
+def example_on(trainer: StandardTrainer, *, step: int, replica: int) -> int:
+    """Returns the index of the first example that a replica reads at a step.
 
     Args:
         trainer: the trainer whose data is read.
         step: global step of the batch, counted from 0.
         replica: index of the replica, over all workers.
-        row: row of the per-replica batch.
 
     Raises:
-        UsageError: the data has no indexes, or there is no such row.
+        UsageError: the data has no indexes, or the replica has no row.
     """
-    counts = engine_of(trainer).plan.layout.row_counts()
-    if not 0 <= replica < len(counts) or not 0 <= row < counts[replica]:
-        raise UsageError(
-            f"There is no row {row} on replica {replica}: the replicas have {counts} rows."
-        )
-    indexes = engine_of(trainer).pipeline.example_indexes(trainer.global_batch_size, step)
+    engine = engine_of(trainer)
+    counts = engine.plan.layout.row_counts()
+    if not 0 <= replica < len(counts) or not counts[replica]:
+        raise UsageError(f"There is no row on replica {replica}: the replicas have {counts} rows.")
+    indexes = engine.pipeline.example_indexes(trainer.global_batch_size, step)
     if indexes is None:
         raise UsageError("The examples have no indexes: return a Source from build_dataset.")
-    return indexes[replica * engine_of(trainer).plan.layout.rows_per_replica + row]
+    return indexes[replica * engine.plan.layout.rows_per_replica]
 
 
 class _Poisoned(Source):
-    """A source with non-finite values in some examples of another one."""
+    """A source with NaN in some examples of another one."""
 
-    def __init__(self, source: Source, examples: Sequence[int], feature: str, value: float):
-        self._source = source
+    def __init__(self, source: Source, examples: Sequence[int], feature: str):
+        self._source, self._feature = source, feature
         self._examples = list(examples)
-        self._feature = feature
-        self._value = value
         self.has_one_shape = source.has_one_shape
         self.training_order = source.training_order  # type: ignore[method-assign]
         self.evaluation_order = source.evaluation_order  # type: ignore[method-assign]
@@ -167,7 +150,7 @@ class _Poisoned(Source):
         # The indexes of a bucketed source contain the bucket, too.
         numbers = indexes % len(self)
         is_poisoned = tf.reduce_any(tf.equal(numbers[:, tf.newaxis], examples), axis=1)
-        return _replace(batch, self._feature, is_poisoned, self._value)
+        return _replace(batch, self._feature, is_poisoned, math.nan)
 
 
 def _check_feature(batch: Batch, feature: str) -> None:
@@ -179,10 +162,18 @@ def _check_feature(batch: Batch, feature: str) -> None:
         )
 
 
-def _is_replica(replica: int) -> tf.Tensor:
-    """Returns whether the code runs on a replica, as a scalar bool."""
-    context = tf.distribute.get_replica_context()
-    return tf.equal(tf.cast(context.replica_id_in_sync_group, tf.int32), replica)
+def _check_replica(replica: int, replicas: int) -> None:
+    if not 0 <= replica < replicas:
+        raise UsageError(
+            f"There is no replica {replica}: replicas are numbered 0 to {replicas - 1}."
+        )
+
+
+def _is_at(current: tf.Tensor, step: int, replica: int) -> tf.Tensor:
+    """Returns whether the code runs at a step and on a replica, as a scalar bool."""
+    here = tf.distribute.get_replica_context().replica_id_in_sync_group
+    at_step = tf.equal(tf.cast(current, tf.int64), step)
+    return tf.logical_and(at_step, tf.equal(tf.cast(here, tf.int32), replica))
 
 
 def _replace(batch: Batch, feature: str, where: tf.Tensor, value: float) -> Batch:

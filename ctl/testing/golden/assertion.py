@@ -5,7 +5,6 @@ import pathlib
 from typing import TypeAlias
 
 from ml_collections import config_dict
-import numpy as np
 import tf_keras
 
 import ctl
@@ -35,10 +34,9 @@ def assert_curve(
             ctl.testing.assert_curve("golden/mnist.json", "experiments/mnist.py", steps=20)
 
     The golden file has, for each step, the loss, and for each trainable variable and moving statistic
-    its norm, the norm of its update, a product with random signs, and a hash. If versions, CPU,
-    devices, strategy and precision are as in the recording, the bits must be the same. Otherwise a
-    tolerance for rounding errors holds, which was measured when the file was recorded;
-    `ctl/testing/golden/comparison.py` derives it.
+    the norm of its update and a hash. If versions, CPU, devices, strategy and options are as in the
+    recording, the bits must be the same. Otherwise a tolerance for rounding errors holds, which was
+    measured when the file was recorded; `ctl/testing/golden/recording.py` derives it.
 
     `pytest --update_golden`, or the environment variable CTL_UPDATE_GOLDEN=1, records the file. It is
     never written otherwise, and a missing file is an error: a test that records what it finds passes
@@ -55,21 +53,21 @@ def assert_curve(
 
     Raises:
         AssertionError: a step differs; the message names the first one, the first tensor in it, and
-            the settings and features of the batch that have changed.
+            what has changed, and the features of the batch that differ.
         UsageError: there is no such file, it is damaged, the trainer is not a new one, or this process
             has recorded another curve in the same file.
     """
     file = pathlib.Path(path)
     if is_updating():
-        _update(file, _record(experiment, steps, measure_response=True))
-        return CurveReport((), ())
+        _update(file, _record(experiment, steps, measure_tolerance=True))
+        return CurveReport(())
     if not file.exists():
         raise UsageError(
             f"{file} does not exist: record it by pytest --update_golden, or with {UPDATE}=1 in the "
             "environment, and commit it."
         )
     recorded = curve.read(file)
-    report = comparison.compare(_record(experiment, steps, measure_response=False), recorded)
+    report = comparison.compare(_record(experiment, steps, measure_tolerance=False), recorded)
     if not report.equal:
         raise AssertionError(f"{file}: {report.failure()}")
     return report
@@ -81,58 +79,36 @@ def is_updating() -> bool:
 
 
 def _update(file: pathlib.Path, recorded: Curve) -> None:
-    key = file.resolve()
-    if key in _recorded and not _agree(recorded, _recorded[key]):
+    if not _agree(recorded, _recorded.setdefault(file.resolve(), recorded)):
         raise UsageError(
             f"{file} was recorded already, by another test of this run with another curve: give each "
             "of them its own file, or skip the test that only compares when golden files are recorded."
         )
-    _recorded[key] = recorded
-    old = _read_if_possible(file)
-    if old and len(old.steps) == len(recorded.steps) and _is_same(recorded, old):
-        print_line(f"{file} is unchanged.")
-    else:
-        curve.write(file, recorded)
-        print_line(f"{file}: {describe_recording(recorded)}")
-
-
-def _read_if_possible(file: pathlib.Path) -> Curve | None:
     try:
-        return curve.read(file) if file.exists() else None
+        old = curve.read(file) if file.exists() else None
     except UsageError:
-        return None  # A damaged file, or one of another format, is recorded again.
-
-
-def describe_recording(recorded: Curve) -> str:
-    """Describes a new recording in one line: its last loss and how precise its tolerance is."""
-    loss_tolerance, tolerance = comparison.tolerances(recorded)
-    loss, update = recorded.steps[-1].loss, recorded.steps[-1].update
-    share = float(np.linalg.norm(tolerance[-1])) / max(float(np.linalg.norm(update)), 1e-300)
-    ending = "" if loss is None else f"; last loss {loss:.5g} +- {loss_tolerance[-1]:.1g}"
+        old = None  # a damaged file, or one of another format, is recorded again
+    if old and old.repeatable and _agree(recorded, old):
+        print_line(f"{file} is unchanged.")
+        return
+    curve.write(file, recorded)
+    last = recorded.steps[-1]
     repeatable = "" if recorded.repeatable else "; two runs had different bits"
-    return (
-        f"recorded {len(recorded.steps)} steps of {len(recorded.tensors)} tensors{ending}; the "
-        f"weights of other machines may differ by {share:.1g} of the last update{repeatable}"
+    print_line(
+        f"{file}: recorded {len(recorded.steps)} steps of {len(recorded.tensors)} tensors; last loss "
+        f"{last.loss:.5g} +- {last.loss_tolerance:.1g} on other machines{repeatable}"
     )
 
 
 def _agree(new: Curve, old: Curve) -> bool:
-    """Returns whether two recordings of this process are one curve, even if bits are not repeatable."""
-    if len(new.steps) != len(old.steps) or new.computation != old.computation:
-        return False
-    report = comparison.compare(new, old)
-    return report.equal and not report.settings
+    same = len(new.steps) == len(old.steps) and new.environment == old.environment
+    return same and comparison.compare(new, old).equal
 
 
-def _is_same(new: Curve, old: Curve) -> bool:
-    report = comparison.compare(new, old)
-    return report.equal and report.compares_bits and not report.settings
-
-
-def _record(experiment: Experiment, steps: int, *, measure_response: bool) -> Curve:
+def _record(experiment: Experiment, steps: int, *, measure_tolerance: bool) -> Curve:
     if isinstance(experiment, StandardTrainer):
-        return recording.record(experiment, steps, measure_response=measure_response)
+        return recording.record(experiment, steps, measure_tolerance=measure_tolerance)
     # Keras numbers the layers of a process, and options name variables by pattern.
     tf_keras.backend.reset_uids()
     with ctl.Run(experiment, print_lines=False) as run:
-        return recording.record(run.trainer, steps, measure_response=measure_response)
+        return recording.record(run.trainer, steps, measure_tolerance=measure_tolerance)

@@ -10,36 +10,31 @@ from typing import Any
 from ctl.errors import UsageError
 from ctl.loop import json_files
 
-_FORMAT = 1
+_FORMAT = 2
 _ABOUT = "Recorded by ctl.testing.assert_curve; do not edit. Record again: pytest --update_golden"
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """The values that one step computed. The lists have one number for each tensor of the curve.
+    """The values that one step computed. The lists have one item for each tensor of the curve.
 
     Attributes:
-        loss: the loss of the global batch; None if the trainer's loop reports none.
-        norm: the Euclidean norms of the tensors after the step.
-        update: the norms of their changes in the step.
-        projection: the products of the tensors with fixed vectors of random signs, which also depend
-            on their directions.
-        bits: hashes of the tensors.
+        loss: the loss of the global batch; NaN if the trainer's loop reports none.
+        update: the norms of the changes of the tensors.
+        bits: hashes of the tensors after the step.
         other_bits: a hash of all other variables, such as the slots of the optimizer.
         batch: a hash of each feature of the global batch, by name; {} if it cannot be read.
-        loss_response, response: how far the loss and each tensor moved when every step of the
-            recording was repeated with rounding errors; see `comparison.py`.
+        loss_tolerance, tolerance: how far the loss and each update may differ where bits cannot be
+            compared; measured by `recording.py`.
     """
 
-    loss: float | None
-    norm: list[float]
+    loss: float
     update: list[float]
-    projection: list[float]
     bits: list[str]
     other_bits: str
     batch: Mapping[str, str]
-    loss_response: float = 0.0
-    response: list[float] = dataclasses.field(default_factory=list)
+    loss_tolerance: float = 0.0
+    tolerance: list[float] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,18 +42,13 @@ class Curve:
     """The steps of a training run, and what their bits depend on.
 
     Attributes:
-        environment: versions, CPU and devices.
-        computation: the strategy, the replicas and everything else that determines the order of
-            floating-point operations.
-        settings: the other options of the trainer and its optimizer, by config key.
+        environment: versions, CPU, devices, strategy, and the options of the trainer and its optimizer.
         repeatable: whether a second run on the same machine computed the same bits.
         tensors: the trainable variables and moving statistics, name -> shape.
         steps: the steps, from the first.
     """
 
     environment: Mapping[str, str]
-    computation: Mapping[str, str]
-    settings: Mapping[str, str]
     repeatable: bool
     tensors: Mapping[str, list[int]]
     steps: list[Step]

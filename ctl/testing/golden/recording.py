@@ -1,24 +1,39 @@
-"""Records what a trainer computes in each step, and how strongly it reacts to rounding errors."""
+"""Records what a trainer computes in each step, and how far rounding errors may move it.
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+A floating-point sum in another order, or by other instructions, has other rounding errors. By backward
+error analysis (Higham, Accuracy and Stability of Numerical Algorithms, 2002, chapter 3) a computed
+matrix product is the exact product of matrices whose elements have small relative errors. How far such
+errors move a training run depends on the model, the optimizer and the step, so the recording measures
+it: `PERTURBED_RUNS` repetitions compute each step at the weights w (1 +- r), with random signs, and
+apply it to w. The size r is 64 units in the last place in float32 and float64, the typical error of a
+sum of 4096 products, and one unit in 16 bits, where products are summed in float32. Let R be the
+largest distance |w' - w| of a tensor between a repetition and the recording up to a step, L the largest
+difference of the loss up to it, e = 2^-23 (2^-52 in float64), and U the sum of the norms of the
+tensor's updates. The loss may differ by FACTOR (L + e |loss|), and the norm of an update, which is the
+difference of two weights, by 2 FACTOR (R + e |w| + e U). The terms with e are for weights that are 0,
+which the repetitions do not move. FACTOR covers what a few repetitions do not show; docs/testing.md has
+the largest ratio that was measured on other replicas, kernels and instruction sets.
+"""
+
+from collections.abc import Iterator, Mapping
 import dataclasses
-import functools
 import hashlib
 import itertools
 
 import numpy as np
 import tensorflow as tf
 
-from ctl.data.input_pipeline import InputPipeline
-from ctl.data.source import GlobalBatches, PerReplica
+from ctl.data.source import PerReplica
 from ctl.errors import UsageError
 from ctl.replica.step.engine import engine_of
-from ctl.replica.step.model_building import seed_and_precision
+from ctl.replica.step.microbatches import unpack
+from ctl.testing.contents import Name, contents_of, values_of
+from ctl.testing.devices import copies
 from ctl.testing.golden import environment
 from ctl.testing.golden.curve import Curve, Step
-from ctl.testing.recording import Name, name_variables, read_value
 from ctl.trainer import StandardTrainer
 
+FACTOR = 4.0
 PERTURBED_RUNS = 3
 _TENSORS = ("update", "statistic")  # the kinds of variables that a curve describes one by one
 # Relative size of the rounding errors. The typical error of a sum of n products is sqrt(n) units in the
@@ -28,42 +43,38 @@ _ROUNDING = {
 }  # fmt: skip
 
 Values = dict[Name, np.ndarray]
+Computed = tuple[float, Values]  # the loss of a step, and all variables after it
 
 
-def record(trainer: StandardTrainer, steps: int, *, measure_response: bool) -> Curve:
+def record(trainer: StandardTrainer, steps: int, *, measure_tolerance: bool) -> Curve:
     """Trains a trainer and records its curve.
 
     Args:
         trainer: an untrained trainer; afterwards it has made `steps` steps.
         steps: the number of steps.
-        measure_response: also repeat the steps, once as they are and `PERTURBED_RUNS` times with
-            rounding errors, to measure how strongly the curve reacts. The trainer then ends with the
-            weights of a repetition. The weights of every step are held in memory.
+        measure_tolerance: also repeat the steps, once as they are and `PERTURBED_RUNS` times with
+            rounding errors. The trainer then ends with the weights of a repetition. The weights of
+            every step are held in memory.
     """
-    _check(trainer, steps, repeats=measure_response)
+    _check(trainer, steps, repeats=measure_tolerance)
     batches = itertools.chain(_hash_batches(trainer, steps), itertools.repeat({}))
-    run = _Run(trainer, creates_slots=measure_response)
+    run = _Run(trainer)
     tensors: dict[str, list[int]] = {}
-    for (kind, name), value in _select_tensors(run.start):
+    for (kind, name), value in _select_tensors(run.start).items():
         tensors[f"{name} ({kind})" if name in tensors else name] = list(value.shape)
     recorded = [run.step() for _ in range(steps)]
+    values = [run.start, *(values for _, values in recorded)]
     described = [
-        dataclasses.replace(_describe(values, loss, before), batch=batch)
-        for (loss, values), (_, before), batch in zip(
-            recorded, [(None, run.start), *recorded], batches, strict=False
-        )
+        dataclasses.replace(_describe(loss, after, before), batch=batch)
+        for (loss, after), before, batch in zip(recorded, values, batches, strict=False)
     ]
     repeatable = True
-    if measure_response:
+    if measure_tolerance:
         run.restart()
-        repeatable = all(
-            _hash(run.step()[1].values()) == _hash(values.values()) for _, values in recorded
-        )
-        described = _measure_response(run, recorded, described)
+        repeatable = all(_hash(run.step()[1]) == _hash(values) for _, values in recorded)
+        described = _add_tolerances(run, recorded, described, trainer.options.precision)
     return Curve(
         environment=environment.describe_environment(trainer),
-        computation=environment.describe_computation(trainer),
-        settings=environment.describe_settings(trainer),
         repeatable=repeatable,
         tensors=tensors,
         steps=described,
@@ -73,144 +84,115 @@ def record(trainer: StandardTrainer, steps: int, *, measure_response: bool) -> C
 class _Run:
     """Trains step by step, reads all variables, and can start again."""
 
-    def __init__(self, trainer: StandardTrainer, *, creates_slots: bool):
+    def __init__(self, trainer: StandardTrainer):
         self._trainer = trainer
-        if creates_slots:
-            # Traces the step, which creates the slots of optimizers, without running it: a variable
-            # that does not exist yet could not be restored.
-            trainer.train(tf.constant(0))
-            engine = engine_of(trainer)
-            engine.checks_copies = engine.plan.layout.replicas > 1
-        self.start = self.read()
-        self._copies = {
-            name: [np.array(copy.numpy()) for copy in self._local(v)]
-            for name, v in name_variables(trainer).items()
-        }
+        # Traces the step, which creates the slots of optimizers, without running it: a variable that
+        # does not exist yet could not be restored.
+        trainer.train(tf.constant(0))
+        engine = engine_of(trainer)
+        engine.checks_copies = engine.plan.layout.replicas > 1
+        self.start = values_of(trainer)
+        variables = contents_of(trainer).name_variables().values()
+        self._copies = [(v, copies(trainer.strategy, v)) for v in variables]
 
-    def read(self) -> Values:
-        trainer = self._trainer
-        return {name: read_value(trainer, v) for name, v in name_variables(trainer).items()}
-
-    def step(self) -> tuple[float | None, Values]:
+    def step(self) -> Computed:
         outputs = self._trainer.train(tf.constant(1)) or {}
-        loss = float(outputs["loss"]) if "loss" in outputs else None
-        return loss, self.read()
+        return float(outputs.get("loss", np.nan)), values_of(self._trainer)
 
     def restart(self) -> None:
         """Assigns the initial values; the data follows the global step."""
-        for name, variable in name_variables(self._trainer).items():
-            for copy, value in zip(self._local(variable), self._copies[name], strict=True):
+        for variable, values in self._copies:
+            local = self._trainer.strategy.experimental_local_results(variable)
+            for copy, value in zip(local, values, strict=True):
                 copy.assign(value)
 
-    def perturbed_step(self, random: np.random.Generator) -> tuple[float | None, Values]:
+    def perturbed_step(self, random: np.random.Generator) -> Computed:
         """Makes a step at weights with rounding errors, and applies it to the weights without."""
-        rounding = _ROUNDING[self._trainer.options.precision]
-        named = name_variables(self._trainer)
-        changes = []
-        for (kind, _), variable in named.items():
-            if kind != "update" or not variable.dtype.is_floating:
-                continue
-            copies = self._local(variable)
-            value = copies[0].numpy()
-            change = (rounding * value * random.choice([-1, 1], value.shape)).astype(value.dtype)
-            changes.append((copies, change))
-        for copies, change in changes:
-            for copy in copies:
-                copy.assign_add(change)
+        rounding, changes = _ROUNDING[self._trainer.options.precision], []
+        for (kind, _), variable in contents_of(self._trainer).name_variables().items():
+            if kind == "update" and variable.dtype.is_floating:
+                value = variable.numpy()
+                change = rounding * value * random.choice([-1, 1], value.shape)
+                changes.append((variable, change.astype(value.dtype)))
+        for variable, change in changes:
+            variable.assign_add(change)
         loss, _ = self.step()
-        for copies, change in changes:
-            for copy in copies:
-                copy.assign_sub(change)
-        return loss, self.read()
-
-    def _local(self, variable: tf.Variable) -> Sequence[tf.Variable]:
-        return self._trainer.strategy.experimental_local_results(variable)
+        for variable, change in changes:
+            variable.assign_sub(change)
+        return loss, values_of(self._trainer)
 
 
-def _measure_response(
-    run: _Run, recorded: Sequence[tuple[float | None, Values]], described: Sequence[Step]
+def _add_tolerances(
+    run: _Run, recorded: list[Computed], described: list[Step], precision: str
 ) -> list[Step]:
-    """Repeats the steps with rounding errors; adds how far the losses and tensors move."""
+    """Repeats the steps with rounding errors; adds how far the losses and tensors may differ."""
     losses = np.zeros([PERTURBED_RUNS, len(recorded)])
-    distances = np.zeros([PERTURBED_RUNS, len(recorded), len(described[0].norm)])
+    distances = np.zeros([PERTURBED_RUNS, len(recorded), len(described[0].update)])
     for repetition in range(PERTURBED_RUNS):
         run.restart()
         random = np.random.default_rng(repetition)
         for k, (expected_loss, expected) in enumerate(recorded):
             loss, values = run.perturbed_step(random)
-            if loss is not None and expected_loss is not None:
-                losses[repetition, k] = abs(loss - expected_loss)
+            losses[repetition, k] = abs(loss - expected_loss)
             distances[repetition, k] = [
                 _norm(values[name].astype(np.float64) - value)
-                for name, value in _select_tensors(expected)
+                for name, value in _select_tensors(expected).items()
             ]
+    epsilon = 2.0 ** (-52 if precision == "float64" else -23)
+    norms = np.array([[_norm(v) for v in _select_tensors(w).values()] for _, w in recorded])
+    moved = np.cumsum([step.update for step in described], axis=0)
+    size = np.abs([step.loss for step in described])
+    loss_tolerance = np.nan_to_num(np.maximum.accumulate(losses.max(axis=0)) + epsilon * size)
+    tolerance = np.maximum.accumulate(distances.max(axis=0)) + epsilon * (norms + moved)
     return [
         dataclasses.replace(
             step,
-            loss_response=float(losses[:, k].max()),
-            response=distances[:, k].max(axis=0).tolist(),
+            loss_tolerance=FACTOR * float(loss_tolerance[k]),
+            tolerance=(2 * FACTOR * tolerance[k]).tolist(),
         )
         for k, step in enumerate(described)
     ]
 
 
-def _describe(values: Values, loss: float | None, before: Values) -> Step:
-    tensors = list(_select_tensors(values))
-    others = [value for name, value in values.items() if name[0] not in _TENSORS]
+def _describe(loss: float, values: Values, before: Values) -> Step:
+    tensors = _select_tensors(values)
     return Step(
         loss=loss,
-        norm=[_norm(value) for _, value in tensors],
-        update=[_norm(value.astype(np.float64) - before[name]) for name, value in tensors],
-        projection=[_project(value, i) for i, (_, value) in enumerate(tensors)],
-        bits=[_hash([value]) for _, value in tensors],
-        other_bits=_hash(others),
+        update=[_norm(value.astype(np.float64) - before[name]) for name, value in tensors.items()],
+        bits=[_hash({name: value}) for name, value in tensors.items()],
+        other_bits=_hash({name: v for name, v in values.items() if name not in tensors}),
         batch={},
     )
 
 
-def _select_tensors(values: Values) -> Iterator[tuple[Name, np.ndarray]]:
-    return ((name, value) for name, value in values.items() if name[0] in _TENSORS)
+def _select_tensors(values: Values) -> Values:
+    return {name: value for name, value in values.items() if name[0] in _TENSORS}
 
 
 def _norm(value: np.ndarray) -> float:
     return float(np.linalg.norm(value.astype(np.float64).ravel()))
 
 
-def _project(value: np.ndarray, index: int) -> float:
-    """Returns the product with a vector of signs, which is the same in every version of numpy."""
-    words = np.random.Philox(key=index).random_raw(-(-value.size // 64)).astype("<u8")
-    signs = np.unpackbits(words.view(np.uint8))[: value.size]
-    flat = value.astype(np.float64).ravel()
-    return float(flat[signs == 1].sum() - flat[signs == 0].sum())
-
-
-def _hash(values: Iterable[np.ndarray]) -> str:
+def _hash(values: Mapping[Name, np.ndarray]) -> str:
     digest = hashlib.blake2b(digest_size=8)
-    for value in values:
-        digest.update(np.ascontiguousarray(value).tobytes())
+    for value in values.values():
+        # Texts are objects in an array, of which the bytes are addresses.
+        digest.update(
+            np.ascontiguousarray(value.astype("S") if value.dtype == object else value).tobytes()
+        )
     return digest.hexdigest()
 
 
 def _hash_batches(trainer: StandardTrainer, steps: int) -> Iterator[Mapping[str, str]]:
-    """Yields the hashes of the first global batches, if the data can be read by one process."""
-    engine = engine_of(trainer)
-    if engine.own_dataset:
+    """Yields the hashes of the first global batches, if they do not depend on the replicas."""
+    engine, size = engine_of(trainer), trainer.global_batch_size
+    if engine.own_dataset or isinstance(engine.pipeline.data("train"), PerReplica):
         return
-    pipeline = InputPipeline(
-        trainer.build_dataset,
-        strategy=tf.distribute.OneDeviceStrategy("/CPU:0"),
-        seed=trainer.options.seed,
-        prefetch=1,
-        build_scope=functools.partial(seed_and_precision, trainer.options),
-    )
-    data = pipeline.data("train")
-    if isinstance(data, PerReplica):
-        return
-    dataset = pipeline.training_dataset(trainer.global_batch_size, start=0)
+    dataset = engine.pipeline.training_dataset(size, start=0)
     for element in itertools.islice(dataset, steps):
-        is_dict = isinstance(data, GlobalBatches) and isinstance(element, dict)
-        batch = element if is_dict else element[0]
-        yield {name: _hash([np.asarray(value)]) for name, value in batch.items()}
+        batch, _ = unpack(element)
+        rows = {name: np.concatenate(copies(trainer.strategy, v)) for name, v in batch.items()}
+        yield {name: _hash({("batch", name): value[:size]}) for name, value in rows.items()}
 
 
 def _check(trainer: StandardTrainer, steps: int, *, repeats: bool) -> None:

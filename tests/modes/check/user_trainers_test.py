@@ -167,7 +167,7 @@ def test_exception_on_a_split_is_reported_if_nothing_differs(make_user_factory):
     assert not report.equivalent and not report.differences
     outcome = replica_check.describe_report(report)
     assert outcome.verdict == FAIL
-    assert outcome.observation.startswith("fails on 2 replicas (1 + 1 rows), accumulation 1: ")
+    assert outcome.observation.startswith("fails on 2 replicas (1 + 1 rows): ")
     assert line_of("tf.math.top_k") in outcome.observation
 
 

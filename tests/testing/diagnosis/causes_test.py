@@ -7,7 +7,7 @@ from ctl.testing.diagnosis import causes
 TEXTS = {
     name: text
     for name, text in vars(causes).items()
-    if name.isupper() and not name.startswith("_") and isinstance(text, str)
+    if name.isupper() and isinstance(text, str) and name not in ("RANDOM", "ORDER", "NARROW")
 }
 
 
@@ -15,6 +15,6 @@ TEXTS = {
 def test_each_cause_is_one_or_more_sentences(name):
     text = TEXTS[name]
     assert text.endswith(".")
-    assert text[0].isupper() or text.startswith(("{hook}", "update_metrics"))
+    assert text[0].isupper() or text.startswith("{hook}")
     assert "  " not in text
     assert "\n" not in text

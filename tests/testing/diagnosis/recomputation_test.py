@@ -3,16 +3,16 @@
 import tf_keras
 
 import ctl
-from ctl.configs.options import TrainerOptions
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.graphs import passes
 from ctl.replica.layers import recompute
 from ctl.testing import trial
 from ctl.testing.comparison import tolerance_of
-from ctl.testing.diagnosis import causes, recomputation
-from ctl.testing.recording import record_run
+from ctl.testing.diagnosis import causes, checks
+from ctl.testing.diagnosis.evidence import Evidence
 from ctl.testing.splits import Split
-from ctl.testing.trial_spec import TrialSpec, build_trainer
+from ctl.testing.subjects.base import Calibration
+from ctl.testing.subjects.trainer import TrainerSubject
 from tests.testing import gallery
 
 
@@ -29,29 +29,29 @@ class Recomputed(gallery.Right):
         )
 
 
-def make_spec():
-    return TrialSpec(Recomputed, gallery.examples(), None, TrainerOptions(), steps=1)
+SUBJECT = TrainerSubject(Recomputed, gallery.examples(), 1)
 
 
 def check():
-    """The cause that the check finds by itself."""
-    split, precision = Split(4), "float64"
-    record = record_run(build_trainer(make_spec(), split, precision=precision), split, steps=1)
-    tolerance = tolerance_of(precision)
-    return recomputation.check(make_spec(), record, precision=precision, tolerance=tolerance)[1]
+    """What the check finds by itself."""
+    run = SUBJECT.start(Split(4))
+    references = {4: run.record()}
+    calibration = Calibration(tolerance_of("float64"))
+    evidence = Evidence(SUBJECT, run, calibration, {}, references, recomputes=True)
+    return checks.check_recomputation(evidence)
 
 
 def test_right_recomputation_passes():
-    assert check() == ""
+    assert check() == checks.NOTHING
 
 
 def test_second_dropout_mask_is_named(monkeypatch):
     replay = row_mask.replay
     monkeypatch.setattr(row_mask, "replay", lambda rows, _: replay(rows, dict(rows.calls)))
-    assert trial.run(make_spec(), [Split(4, 2)]).cause == causes.OTHER_PASS
+    assert trial.run(SUBJECT, [Split(4, 2)]).cause == causes.OTHER_PASS
 
 
 def test_statistics_that_move_twice_are_named(monkeypatch):
     monkeypatch.setattr(passes, "in_second_pass", lambda: False)
     monkeypatch.setattr(recompute, "_check_second_pass", lambda *_: None)
-    assert check() == causes.MOVED_TWICE
+    assert check()[1] == causes.MOVED_TWICE

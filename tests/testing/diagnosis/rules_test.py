@@ -5,26 +5,29 @@ import re
 import pytest
 
 from ctl.configs.options import TrainerOptions
-from ctl.testing import assert_replica_equivalent, check_replica_equivalence
+from ctl.testing import check_replica_equivalence
 from ctl.testing.diagnosis import causes
-from tests.testing import gallery, mistakes
+from tests.testing import gallery, loop_gallery, mistakes
 
 
 def check(mistake, **arguments):
-    with pytest.raises(AssertionError) as error:
-        # A step rejects some mistakes before their numbers can be compared.
-        options = TrainerOptions(allow_unkeyed_random=mistake.unkeyed, allow_row_coupling=True)
-        assert_replica_equivalent(
-            mistake.trainer, gallery.examples(), in_process=True, options=options, **arguments
-        )
+    # A step rejects some mistakes before their numbers can be compared.
+    options = TrainerOptions(allow_unkeyed_random=mistake.unkeyed, allow_row_coupling=True)
+    report = check_replica_equivalence(
+        mistake.trainer, gallery.examples(), in_process=True, options=options, **arguments
+    )
+    check_first_line(report, mistake.name, mistake.where, mistake.cause)
+
+
+def check_first_line(report, name, where, cause):
     # Without the numbers that Keras appends to the names of layers.
-    line = re.sub(r"(dense|batch_norm\w*?)_\d+\b", r"\1", str(error.value).splitlines()[0])
-    assert line.startswith(mistake.trainer.__name__)
-    assert mistake.where in line
-    assert mistake.cause in line
+    line = re.sub(r"(dense|batch_norm\w*?)_\d+\b", r"\1", report.failure().splitlines()[0])
+    assert line.startswith(name)
+    assert where in line
+    assert cause in line
 
 
-def each_mistake():
+def each_trainer():
     """All mistakes; a few of them in the default tests, most others in the slow tests.
 
     Those in the long tests only are found there by the default comparison, too.
@@ -38,15 +41,15 @@ def each_mistake():
     return [
         pytest.param(
             mistake,
-            marks=marks[2 if mistake.trainer.__name__ in slow else i % 4],
-            id=mistake.trainer.__name__,
+            marks=marks[2 if mistake.name in slow else i % 4],
+            id=mistake.name,
         )
-        for i, mistake in enumerate(mistakes.MISTAKES)
+        for i, mistake in enumerate(mistakes.OF_TRAINERS)
     ]
 
 
-@pytest.mark.parametrize("mistake", each_mistake())
-def test_planted_mistake_is_named(mistake):
+@pytest.mark.parametrize("mistake", each_trainer())
+def test_planted_mistake_of_a_trainer_is_named(mistake):
     check(
         mistake,
         replicas=mistake.replicas,
@@ -57,16 +60,36 @@ def test_planted_mistake_is_named(mistake):
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize("mistake", mistakes.MISTAKES, ids=lambda m: m.trainer.__name__)
+@pytest.mark.parametrize("mistake", mistakes.OF_TRAINERS, ids=lambda m: m.name)
 def test_planted_mistake_is_named_by_the_default_comparison(mistake):
     check(mistake)
 
 
-class DependsOnReplicas(gallery.Clipped):
+DEFAULT_LOOPS = {"LocalMean", "MeanOfMeans", "MetricGrows", "NotUnscaled", "EvaluationWithNoise"}
+
+
+def each_loop():
+    """All mistakes; some of them in the default tests, the others in the slow tests."""
+    return [
+        pytest.param(m, marks=[pytest.mark.slow] * (m.name not in DEFAULT_LOOPS), id=m.name)
+        for m in mistakes.OF_LOOPS
+    ]
+
+
+@pytest.mark.parametrize("mistake", each_loop())
+def test_planted_mistake_of_a_loop_is_named(mistake):
+    sizes = mistake.batch_sizes if mistake.name in DEFAULT_LOOPS else (8, 5)
+    report = loop_gallery.check(mistake.loop, *sizes, replicas=mistake.replicas)
+    where, cause = mistake.loop_where or mistake.where, mistake.loop_cause or mistake.cause
+    check_first_line(report, mistake.name, where, cause)
+
+
+class DependsOnReplicas(gallery.ByHand):
     """Adds a constant that depends on the number of replicas, which no rule recognizes."""
 
-    def transform(self, gradients, variables):
-        return [g + 0.01 * self.strategy.num_replicas_in_sync**3 for g in gradients]
+    def apply_summed(self, gradients, variables):
+        constant = 0.01 * self.strategy.num_replicas_in_sync**3
+        super().apply_summed([g + constant for g in gradients], variables)
 
 
 def test_unknown_mistake_is_reported_without_a_cause():

@@ -9,9 +9,11 @@ from ctl.replica.updates import sharded_optimizer
 from ctl.replica.updates.replica_values import SliceLayout
 from ctl.testing import trial
 from ctl.testing.comparison import tolerance_of
-from ctl.testing.diagnosis import causes, sharding
+from ctl.testing.diagnosis import causes, checks
+from ctl.testing.diagnosis.evidence import Evidence
 from ctl.testing.splits import Split
-from ctl.testing.trial_spec import TrialSpec
+from ctl.testing.subjects.base import Calibration
+from ctl.testing.subjects.trainer import TrainerSubject
 from tests.testing import gallery
 
 
@@ -24,20 +26,21 @@ class Wide(gallery.Right):
         return tf_keras.Sequential([hidden, layers.Dense(gallery.CLASSES)])
 
 
-def make_spec(optimizer=None):
+def make_subject(optimizer=None):
     options = TrainerOptions(shard_state=True)
-    return TrialSpec(Wide, gallery.examples(), optimizer, options, steps=1)
+    return TrainerSubject(Wide, gallery.examples(), 1, optimizer=optimizer, options=options)
 
 
 def check():
     """The cause that the check finds by itself."""
-    tolerance = tolerance_of("float64")
-    return sharding.check(make_spec(), Split(4, 2), precision="float64", tolerance=tolerance)[1]
+    records = {Split(4, 2): None}
+    calibration = Calibration(tolerance_of("float64"))
+    return checks.check_sharding(Evidence(make_subject(), None, calibration, records, {}))[1]
 
 
 @pytest.mark.slow
 def test_right_slices_pass():
-    spec = make_spec(lambda: tf_keras.optimizers.Adam(0.01))
+    spec = make_subject(lambda: tf_keras.optimizers.Adam(0.01))
     assert trial.run(spec, [Split(4, 2)]).equivalent
 
 
@@ -87,7 +90,7 @@ def test_a_stale_gather_is_named(monkeypatch, own):
 
     monkeypatch.setattr(sharded_optimizer, "_assign", keep)
     monkeypatch.setattr(sharded_optimizer, "_gather_values", stale)
-    found = trial.run(make_spec(), [Split(4, 2)]).cause if own else check()
+    found = trial.run(make_subject(), [Split(4, 2)]).cause if own else check()
     assert found == causes.STALE_GATHER
 
 

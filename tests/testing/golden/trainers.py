@@ -59,10 +59,10 @@ def make(cls=Tiny, *, replicas=1, batch=8, optimizer=None, **options):
 @functools.cache
 def recorded():
     """The golden curve of `Tiny` on one replica."""
-    return recording.record(make(), STEPS, measure_response=True)
+    return recording.record(make(), STEPS, measure_tolerance=True)
 
 
 @functools.cache
 def curve(cls=Tiny, **options):
     """What a changed trainer computes."""
-    return recording.record(make(cls, **options), STEPS, measure_response=False)
+    return recording.record(make(cls, **options), STEPS, measure_tolerance=False)

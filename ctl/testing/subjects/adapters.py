@@ -1,14 +1,46 @@
-"""Wraps trainers of Orbit and compiled models of Keras 2 and Keras 3 as a `Loop`."""
+"""A `Loop`, and the trainers of Orbit and compiled models of Keras 2 and Keras 3 that become one."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 from typing import Any
 
 import orbit
 import tensorflow as tf
 
 from ctl.errors import UsageError
-from ctl.testing.loops.protocol import Loop, has_variables
-from ctl.testing.nested import named_leaves, unwrap
+from ctl.testing.contents import holders
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """A training loop: its step, and everything that the step may change.
+
+        def build(strategy, global_batch_size):
+            with strategy.scope():
+                model, optimizer = make_model(), tf_keras.optimizers.Adam()
+
+            @tf.function
+            def step(batch):
+                losses = strategy.run(replica_step, args=(batch,))
+                return strategy.reduce("SUM", losses, axis=None)
+
+            return ctl.testing.Loop(step, [model, optimizer])
+
+    Any other object with a method `step` and an attribute `variables` is a loop, too.
+
+    Attributes:
+        step: takes a global batch, distributed over the replicas as the strategy's datasets
+            distribute it, trains one step, and returns the loss, a dict of numbers, or None. An
+            evaluation step may be compared in the same way.
+        variables: models, layers, optimizers, metrics, and variables. The comparison needs the
+            optimizers to recognize a factor of the gradients, which Adam hides.
+        distributed: False if `step` takes the rows of the global batch as arrays, and distributes
+            them itself.
+    """
+
+    step: Callable[[Any], Any]
+    variables: Sequence[Any]
+    distributed: bool = True
 
 
 def adapt(value: Any) -> Loop:
@@ -24,9 +56,9 @@ def adapt(value: Any) -> Loop:
     if isinstance(value, Loop):
         return value
     if isinstance(value, orbit.StandardTrainer):
-        return orbit_loop(value)
+        return _orbit_loop(value)
     if getattr(value, "optimizer", None) is not None and hasattr(value, "fit"):
-        return fit_loop(value)
+        return _fit_loop(value)
     if callable(getattr(value, "step", None)) and hasattr(value, "variables"):
         return Loop(
             value.step, [value.variables() if callable(value.variables) else value.variables]
@@ -37,7 +69,7 @@ def adapt(value: Any) -> Loop:
     )
 
 
-def orbit_loop(trainer: orbit.StandardTrainer) -> Loop:
+def _orbit_loop(trainer: orbit.StandardTrainer) -> Loop:
     """Wraps a trainer of Orbit, whose `train_step` takes the batches of the comparison.
 
     Args:
@@ -55,12 +87,10 @@ def orbit_loop(trainer: orbit.StandardTrainer) -> Loop:
         step(batch)
         return trainer.train_loop_end()
 
-    items = [item for _, item in named_leaves(unwrap(dict(vars(trainer))))]
-    with_variables = [v for v in items if isinstance(v, tf.Variable) or has_variables(v)]
-    return Loop(train, with_variables)
+    return Loop(train, holders(vars(trainer)))
 
 
-def fit_loop(model: Any) -> Loop:
+def _fit_loop(model: Any) -> Loop:
     """Wraps a compiled model of tf_keras or Keras 3, and trains it by the function that `fit` calls.
 
     Args:

@@ -4,14 +4,14 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from ctl.testing import check_loop_equivalence
-from ctl.testing.loops import calibration
-from tests.testing.loops import right_loops
+from ctl.testing.diagnosis import calibration
+from tests.testing import loop_gallery
+from tests.testing.loop_gallery import check
 
 layers = tf_keras.layers
 
 
-class Mixed(right_loops.Plain):
+class Mixed(loop_gallery.Plain):
     """Computes in bfloat16 by the policy of its layers."""
 
     def build_model(self):
@@ -19,23 +19,12 @@ class Mixed(right_loops.Plain):
         hidden = layers.Dense(5, activation="tanh", input_shape=(4,), dtype=policy)
         return tf_keras.Sequential([hidden, layers.Dense(3, dtype=policy)])
 
-    def losses(self, batch, outputs):
-        return super().losses(batch, tf.cast(outputs, tf.float32))
-
-
-def check(build, **options):
-    return check_loop_equivalence(
-        build,
-        right_loops.examples(),
-        replicas=(2,),
-        batch_sizes=(8,),
-        in_process=True,
-        **options,
-    )
+    def per_example_loss(self, batch, outputs):
+        return super().per_example_loss(batch, tf.cast(outputs, tf.float32))
 
 
 def test_mixed_precision_cannot_be_compared():
-    report = check(Mixed)
+    report = check(Mixed, 8)
     assert report.verdict == "cannot tell"
     assert "computes in bfloat16" in report.failure()
     assert "set the policy to float32 or float64 for this test" in report.failure()
@@ -45,12 +34,12 @@ def test_mixed_precision_cannot_be_compared():
 def test_rounding_errors_are_not_reported_as_equal_random_numbers(monkeypatch):
     monkeypatch.setattr(calibration, "find_narrow", lambda run: "")  # as for a cast in the step
     monkeypatch.setattr(calibration, "_LARGE", 1e-4)  # a deeper model has larger rounding errors
-    report = check(Mixed)
+    report = check(Mixed, 8)
     assert report.verdict == "cannot tell"
     assert "another order of the rows" in report.failure()
 
 
-class Evaluation(right_loops.Plain):
+class Evaluation(loop_gallery.Plain):
     def replica_step(self, batch):
         outputs = self.model(batch["x"], training=False)
         outputs += tf.random.normal(tf.shape(outputs), dtype=outputs.dtype)
@@ -58,5 +47,5 @@ class Evaluation(right_loops.Plain):
 
 
 def test_random_evaluation_is_reported_after_one_step():
-    report = check(Evaluation, steps=1)
-    assert "the step changes no weight" in report.failure().lower()
+    report = check(Evaluation, 8, steps=1)
+    assert "a step that changes no weight" in report.failure().lower()

@@ -1,4 +1,4 @@
-"""The trainer of a split reads the examples of the spec, not its own data."""
+"""The trainer of a split reads the examples of the comparison, not its own data."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ import ctl
 from ctl.configs.options import TrainerOptions
 from ctl.replica.step.engine import engine_of
 from ctl.testing.splits import Split
-from ctl.testing.trial_spec import TrialSpec, build_trainer
+from ctl.testing.subjects.trainer import TrainerSubject
 from tests.testing import gallery
 
 
@@ -19,14 +19,14 @@ class WithoutData(gallery.Right):
         raise FileNotFoundError("no data here")
 
 
-def make_spec(factory, **options):
-    return TrialSpec(factory, gallery.examples(), None, TrainerOptions(**options), steps=2)
+def make_subject(factory, **options):
+    return TrainerSubject(factory, gallery.examples(), 2, options=TrainerOptions(**options))
 
 
 @pytest.mark.parametrize("factory", [WithoutData, lambda **a: gallery.Right(**a)])
 def test_trainer_reads_the_examples_in_order(factory):
     split = Split(5, replicas=2)
-    trainer = build_trainer(make_spec(factory), split, precision="float64")
+    trainer = make_subject(factory).build(split)
     evaluated = ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
     assert int(evaluated["examples"]) == 2 * split.batch - 1
     batch = next(iter(engine_of(trainer).pipeline.training_dataset(split.batch, start=0)))[0]
@@ -35,13 +35,13 @@ def test_trainer_reads_the_examples_in_order(factory):
 
 
 def test_options_that_the_split_determines_are_replaced():
-    spec = make_spec(gallery.Right, seed=7, norms="global", gradient_accumulation_steps=4)
-    options = build_trainer(spec, Split(4, micro_batches=2), precision="float64").options
+    subject = make_subject(gallery.Right, seed=7, norms="global", gradient_accumulation_steps=4)
+    options = subject.build(Split(4, micro_batches=2)).options
     assert (options.gradient_accumulation_steps, options.norms) == (2, "")
     assert (options.precision, options.seed, options.xla) == ("float64", 7, "off")
     assert options.on_non_finite == "ignore"
 
 
 def test_name_of_the_trainer():
-    assert make_spec(gallery.Right).trainer_name == "Right"
-    assert make_spec(lambda **a: gallery.Right(**a)).trainer_name == "<lambda>"
+    assert make_subject(gallery.Right).name == "Right"
+    assert make_subject(lambda **a: gallery.Right(**a)).name == "<lambda>"

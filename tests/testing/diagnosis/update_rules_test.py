@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ctl.testing.diagnosis import causes, scaling
-from ctl.testing.diagnosis.probes import Coefficients
+from ctl.testing.diagnosis import causes, update_rules
+from ctl.testing.diagnosis.update_rules import Coefficients
 from ctl.testing.recording import Record
 from ctl.testing.splits import RATE, Split
 
@@ -12,8 +12,8 @@ EVEN, UNEVEN = Split(4, replicas=2), Split(5, replicas=2)
 ACCUMULATED, UNEQUAL_PARTS = Split(4, micro_batches=2), Split(5, micro_batches=2)
 
 
-def coefficients(rows, penalty=1.0, extra_decay=0.0):
-    return Coefficients(np.array(rows, float), penalty, extra_decay, reference_decay=0.1)
+def coefficients(rows, **terms):
+    return Coefficients(np.array(rows, float), **terms)
 
 
 @pytest.mark.parametrize(
@@ -28,26 +28,29 @@ def coefficients(rows, penalty=1.0, extra_decay=0.0):
         (UNEVEN, [5 / 6, 5 / 6, 5 / 6, 5 / 4, 5 / 4], causes.OWN_ROWS.format(how="averaged")),
         (UNEVEN, [1, 1, 1, 1, 2], causes.PADDING.format(times=2)),
         (UNEVEN, [0.5, 0.5, 0.5, 0.5, 1], causes.PADDING_MEAN.format(times=2)),
+        (EVEN, [2, 2, 3, 3], causes.LOCAL_VALUE.format(times="2 and 3")),
         (EVEN, [1, 2, 3, 4], causes.DENOMINATOR.format(times="1, 2, 3, 4")),
         (EVEN, [3, 3, 3, 3], None),
         (EVEN, [1, 1, 1, 1], None),
     ],
 )
 def test_rows(split, rows, cause):
-    assert scaling.explain_coefficients({split: coefficients(rows)}, split) == cause
+    assert update_rules.explain_coefficients({split: coefficients(rows)}, split) == cause
 
 
 def test_uneven_split_decides_between_causes_that_are_equal_on_even_ones():
     found = {EVEN: coefficients([0.5] * 4), UNEVEN: coefficients([5 / 6] * 3 + [5 / 4] * 2)}
-    assert scaling.explain_coefficients(found, EVEN) == causes.OWN_ROWS.format(how="averaged")
+    assert update_rules.explain_coefficients(found, EVEN) == causes.OWN_ROWS.format(how="averaged")
 
 
 def test_penalty_and_decay():
     ones = [1.0] * 4
-    penalty = scaling.explain_coefficients({EVEN: coefficients(ones, penalty=2.0)}, EVEN)
+    penalty = update_rules.explain_coefficients({EVEN: coefficients(ones, penalty=2.0)}, EVEN)
     assert penalty == causes.PENALTY.format(times=2)
-    decay = scaling.explain_coefficients({EVEN: coefficients(ones, extra_decay=0.1)}, EVEN)
+    decay = update_rules.explain_coefficients({EVEN: coefficients(ones, decay=2.0)}, EVEN)
     assert decay == causes.DECAY.format(times=2)
+    extra = update_rules.explain_coefficients({EVEN: coefficients(ones, extra=0.1)}, EVEN)
+    assert extra == causes.WEIGHTS
 
 
 def record(split, *updates):
@@ -58,10 +61,10 @@ def record(split, *updates):
 
 def test_updates_of_equal_norm_are_clipped():
     references = {4: record(Split(4), [0.3, 0.4], [0.5, 0.0000001])}
-    clipped = scaling.explain_clipping({EVEN: record(EVEN, [0.6, 0.8])}, references, EVEN)
+    clipped = update_rules.explain_clipping({EVEN: record(EVEN, [0.6, 0.8])}, references, EVEN)
     assert clipped == causes.CLIPPED.format(norm=0.5 / RATE, times=2)
     references = {4: record(Split(4), [0.3, 0.4], [0.1, 0.2])}
-    assert scaling.explain_clipping({EVEN: record(EVEN, [0.6, 0.8])}, references, EVEN) is None
+    assert update_rules.explain_clipping({EVEN: record(EVEN, [0.6, 0.8])}, references, EVEN) is None
 
 
 @pytest.mark.parametrize(
@@ -72,4 +75,4 @@ def test_one_term_that_grows_with_the_replicas(extra, cause):
     base, part = np.array([1.0, 2.0]), np.array([0.1, -0.3])
     two, four = Split(4, 2), Split(4, 4)
     records = {s: record(s, base + e * part) for s, e in zip((two, four), extra, strict=True)}
-    assert scaling.explain_partial(records, {4: record(Split(4), base)}) == cause
+    assert update_rules.explain_partial(records, {4: record(Split(4), base)}) == cause

@@ -7,8 +7,8 @@ import tf_keras
 
 from ctl.errors import UsageError
 from ctl.testing import Loop, check_loop_equivalence
-from ctl.testing.loops.protocol import LoopSplit
-from ctl.testing.loops.runner import LoopRun, LoopSpec
+from ctl.testing.splits import Split
+from ctl.testing.subjects.loop import LoopRun, LoopSubject
 
 X = np.random.default_rng(0).normal(size=(8, 3))
 
@@ -48,8 +48,8 @@ def sum_up(strategy, losses):
 
 
 def test_metrics_with_the_same_name_are_numbered():
-    run = LoopRun(LoopSpec(build_with(sum_up, ("mean", "mean", "loss")), X, "", 1), LoopSplit(4))
-    values = run.train(range(4))
+    run = LoopRun(LoopSubject(build_with(sum_up, ("mean", "mean", "loss")), X, 1), Split(4))
+    values = run.read_results(run.train(range(4)))
     assert list(values) == [
         ("loss", "loss"),
         ("metric", "mean"),
@@ -88,5 +88,6 @@ def test_variable_may_be_the_result_of_a_step():
 
         return Loop(step, [*loop.variables, total])
 
-    run = LoopRun(LoopSpec(build, X, "", 1), LoopSplit(4, 2))
-    np.testing.assert_allclose(run.train(range(4))["loss", "loss"], X[:4].sum() / 4, rtol=1e-6)
+    run = LoopRun(LoopSubject(build, X, 1), Split(4, 2))
+    values = run.read_results(run.train(range(4)))
+    np.testing.assert_allclose(values["loss", "loss"], X[:4].sum() / 4, rtol=1e-6)

@@ -1,0 +1,195 @@
+"""Finds differences: between the splits, and mistakes that no split reveals."""
+
+from collections.abc import Callable, Iterator
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ctl.replica.layers import recompute
+from ctl.testing.comparison import compare
+from ctl.testing.diagnosis import causes, rules
+from ctl.testing.diagnosis.evidence import Evidence
+from ctl.testing.recording import Record
+from ctl.testing.report import Difference, NotComparable
+from ctl.testing.splits import Split
+
+Found = tuple[list[Difference], str]  # the differences and their cause
+Check = Callable[[Evidence], Found]
+NOTHING: Found = ([], "")
+EVALUATION = "No trainable variable changed: compared as an evaluation."
+_SCALE = 8.0  # a power of two, so that scaling is exact
+_ROWS = 16
+# float32 has 7 decimal digits, and the squares of these values differ in the 8th.
+_MEAN, _DEVIATION = 3000.0, 0.3
+_ROUNDING = 1e-9  # relative to the largest update, in float64
+_NOT_COMPARED = "The optimizer was not compared: it may amplify the rounding errors of float32."
+
+
+def run_checks(evidence: Evidence) -> Found:
+    """Returns the differences that the first check finds, and their cause."""
+    # Updates that are not divided by the scale are too large to be compared.
+    early: list[Check] = [check_loss_scale] * evidence.subject.scales_losses
+    late: list[Check] = [check_loss_scale] * (not early)
+    checks: list[Check] = [
+        check_sharding,  # first, because the same mistake has many effects between the splits
+        *early,
+        check_splits,
+        check_normalization,
+        *late,
+        check_recomputation,
+        check_optimizers,
+    ]
+    return next((found for check in checks if (found := check(evidence))[0]), NOTHING)
+
+
+def check_splits(evidence: Evidence) -> Found:
+    """Compares each split with one replica, and explains the first difference."""
+    differences = [
+        difference
+        for split, record in evidence.records.items()
+        for difference in _compare(evidence, record, evidence.references[split.batch])
+    ]
+    if not differences:
+        return NOTHING
+    return rules.explain(dataclasses.replace(evidence, differences=differences))
+
+
+def check_sharding(evidence: Evidence) -> Found:
+    """Compares a split with the same split whose slots are not sharded."""
+    split = next((split for split in evidence.records if split.replicas > 1), None)
+    subjects = evidence.subject.without_sharding() if split else None
+    if split is None or subjects is None:
+        return NOTHING
+    sharded, unsharded = subjects
+    expected = unsharded.start(split).record()
+    differences = _compare(evidence, sharded.start(split).record(expected.names), expected)
+    if not differences:
+        return NOTHING
+    # The slots of the first step are all alike, so that only the gathered weights can be wrong.
+    stale = any(d.kind == "copy" or (d.kind == "update" and d.step == 0) for d in differences)
+    return differences, causes.STALE_GATHER if stale else causes.OTHER_SLOTS
+
+
+def check_recomputation(evidence: Evidence) -> Found:
+    """Compares one replica with itself without `ctl.recompute`; its mistakes are on every split."""
+    if not evidence.recomputes:
+        return NOTHING
+    record = next(iter(evidence.references.values()))
+    with recompute.disabled():
+        expected = evidence.subject.start(record.split).record(record.names)
+    record = dataclasses.replace(record, evaluation={})  # an evaluation recomputes nothing
+    differences = _compare(evidence, record, expected)
+    if not differences:
+        return NOTHING
+    # The moving statistics of the first step do not depend on the gradients.
+    moved = any(each.kind == "statistic" for each in differences if each.step == 0)
+    return differences, causes.MOVED_TWICE if moved else causes.OTHER_PASS
+
+
+def check_normalization(evidence: Evidence) -> Found:
+    """Checks one layer of each class that normalizes, on values whose variance is small."""
+    layers = [v for v in evidence.run.contents.layers if hasattr(v, "moving_variance")]
+    for layer in {type(layer): layer for layer in layers}.values():
+        error = _normalization_error(layer)
+        if error is not None and error > 0.1:
+            name = f"variance of {layer.name}"
+            return [Difference("probe", name, Split(2), 0, None, error)], causes.SQUARES
+    return NOTHING
+
+
+def _normalization_error(layer: Any) -> float | None:
+    """Returns the largest error of a new layer of the same kind, or None if it cannot be made."""
+    channels = layer.moving_variance.shape[-1]
+    axis = layer.axis[0] if isinstance(getattr(layer, "axis", None), list) else 1
+    shape = [_ROWS] + [1] * (axis - 1) + [channels]
+    normal = np.random.default_rng(0).normal(size=shape)
+    x = (_MEAN + _DEVIATION * normal).astype(np.float32)
+    try:
+        config = {**layer.get_config(), "dtype": "float32", "name": "probe"}
+        outputs = type(layer).from_config(config)(tf.constant(x), training=True).numpy()
+    except Exception:  # from_config of a user's layer may fail in any way
+        return None
+    rows = tuple(range(len(shape) - 1))
+    wide = x.astype(np.float64)
+    exact = (wide - wide.mean(rows)) / np.sqrt(wide.var(rows) + getattr(layer, "epsilon", 1e-3))
+    error = np.abs(outputs - exact).max()
+    return float(error) if np.isfinite(error) else float("inf")
+
+
+def check_loss_scale(evidence: Evidence) -> Found:
+    """Checks that the update does not depend on the loss scale."""
+    try:
+        records = evidence.subject.scaled_records(evidence.run, _SCALE)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:160]
+        evidence.notes.append(f"The loss scale was not checked, since a step fails: {reason}")
+        return NOTHING
+    if records is None:
+        return NOTHING
+    plain, scaled = (record.flat_update() for record in records[:2])
+    distance = float(np.abs(plain - scaled).max(initial=0.0))
+    tolerance = records[2] or evidence.calibration.tolerance
+    # The comparison is false for NaN: if both steps overflow, there is nothing to compare.
+    if not distance > tolerance * max(float(np.abs(plain).max(initial=0.0)), 1e-6):
+        return NOTHING
+    name = f"update under a loss scale that is {_SCALE:g} times larger"
+    factor = float(plain @ scaled / (plain @ plain)) if plain @ plain else None
+    proportional = factor is not None and abs(factor / _SCALE - 1) < 0.05
+    shown = _SCALE if proportional else None
+    return [Difference("probe", name, records[0].split, 0, shown, distance)], causes.LOSS_SCALE
+
+
+def check_optimizers(evidence: Evidence) -> Found:
+    """Repeats the comparison of the split most likely to differ, with the loop's own optimizers."""
+    if not evidence.records or not evidence.subject.has_own_optimizers(evidence.run):
+        return NOTHING
+    if evidence.calibration.why:
+        evidence.notes.append(_NOT_COMPARED)
+        return NOTHING
+    subject = evidence.subject.with_own_optimizers()
+    split = max(evidence.records, key=lambda s: (s.replicas, not s.even, -s.micro_batches))
+    plain = evidence.references[split.batch]
+    run = subject.start(split.reference)
+    reference = run.record(plain.names)
+    check_finite(reference)
+    if plain.trains and not reference.trains:
+        evidence.notes.append(f"With the loop's own optimizer: n{EVALUATION[1:]}")
+    tolerance = subject.measure_tolerance(run, reference)
+    record = subject.with_state_of(run).start(split).record(reference.names)
+    # Adam amplifies the rounding errors of gradients that are zero.
+    zero = set(_zero_updates(plain))
+    found = _compare(evidence, record, reference, tolerance)
+    differences = [difference for difference in found if difference.name not in zero]
+    return differences, causes.OPTIMIZER
+
+
+def check_finite(record: Record) -> None:
+    """Raises NotComparable if a loss or an update of a reference is not finite."""
+    for step, values in enumerate(record.steps):
+        for (kind, name), value in values.items():
+            if kind in ("loss", "update") and not np.isfinite(value).all():
+                label = name if kind == "loss" else f"{kind} of {name}"
+                raise NotComparable(
+                    f"The {label} is not finite on {record.split} at step {step}: give batches that "
+                    "the model can be trained on, or compare one step (steps=1)."
+                )
+
+
+def _compare(
+    evidence: Evidence, record: Record, reference: Record, tolerance: float = 0.0
+) -> list[Difference]:
+    tolerance = max(evidence.calibration.tolerance, tolerance)
+    return compare(record, reference, evidence.subject.precision, tolerance)
+
+
+def _zero_updates(record: Record) -> Iterator[str]:
+    """Yields the variables whose gradients are zero except for rounding errors."""
+    sizes = {
+        name: max(float(np.abs(values["update", name]).max(initial=0.0)) for values in record.steps)
+        for kind, name in record.steps[0]
+        if kind == "update"
+    }
+    largest = max(sizes.values(), default=0.0)
+    yield from (name for name, size in sizes.items() if size < _ROUNDING * largest)

@@ -1,0 +1,255 @@
+"""Recognizes mistakes by how much each part of the loss counts in an update."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+import itertools
+
+import numpy as np
+
+from ctl.errors import list_some
+from ctl.testing.diagnosis import causes
+from ctl.testing.diagnosis.evidence import Evidence, Finding, attempt
+from ctl.testing.recording import Record
+from ctl.testing.report import Difference, as_fraction, common_factor
+from ctl.testing.splits import RATE, Split
+from ctl.testing.subjects.base import Terms
+
+_CLOSE = 1e-4  # relative; coefficients solve a least-squares problem and lose digits
+_ROUNDING = 1e-9  # a smaller multiple of the weights is a rounding error
+
+
+@dataclasses.dataclass(frozen=True)
+class Coefficients:
+    """The factors of the terms of an update, relative to one replica.
+
+    Attributes:
+        rows: [batch] the factor of each row.
+        penalty: the factor of the gradient of the regularization losses; 1 if there are none.
+        decay: the factor of the multiple of the weights that is added on one replica; 1 if none is.
+        extra: the largest multiple of the weights of a variable that is added beyond it.
+    """
+
+    rows: np.ndarray
+    penalty: float = 1.0
+    decay: float = 1.0
+    extra: float = 0.0
+
+
+def explain_update(evidence: Evidence) -> Finding | None:
+    """Recognizes how the updates are scaled."""
+    differences = evidence.of_kind("update")
+    if not differences:
+        return None
+    first = differences[0]
+    clipped = explain_clipping(evidence.records, evidence.references, first.split)
+    cause = clipped or _explain_parts(evidence, first.split)
+    if cause and cause != causes.WEIGHTS:
+        return first, cause
+    # Before `explain_partial`: one factor of all updates of a model also grows with the replicas.
+    finding = _explain_other_model(differences)
+    cause = cause or explain_partial(evidence.records, evidence.references)
+    return finding or ((first, cause) if cause else None)
+
+
+def _explain_parts(evidence: Evidence, split: Split) -> str | None:
+    """Explains the coefficients on the first split and on the first uneven one."""
+    uneven = [d.split for d in evidence.of_kind("update") if not d.split.even]
+    uneven = [s for s in uneven if s.replicas == split.replicas] or uneven
+    coefficients = {}
+    for each in dict.fromkeys([split, *uneven[:1]]):
+        record, reference = evidence.records[each], evidence.references[each.batch]
+        terms = attempt(functools.partial(evidence.subject.terms, each.batch, reference.names))
+        solution = solve(terms, record, reference) if terms else None
+        if solution is not None:
+            coefficients[each] = solution
+    return explain_coefficients(coefficients, split) if split in coefficients else None
+
+
+def solve(terms: Terms, record: Record, reference: Record) -> Coefficients | None:
+    """Returns how much each term counts in the first update, or None if there is no solution.
+
+    Args:
+        terms: the terms of the update on one replica.
+        record: the record of a split.
+        reference: the record of the same batch on one replica.
+    """
+    expected, actual = _combine(terms, reference), _combine(terms, record)
+    n, weights = terms.rows.shape[1], slice(-terms.weights.shape[1], None)
+    if expected is None or actual is None or not expected[:n].all():
+        return None
+    extra = actual[weights] - expected[weights]
+    penalty = decay = 1.0
+    if terms.penalty.any():
+        penalty = actual[n] / expected[n] if expected[n] else float("inf")
+    if not terms.penalty.size:  # the weights of each variable by themselves
+        return Coefficients(actual[:n] / expected[:n], extra=float(np.abs(extra).max()))
+    if abs(expected[-1]) > _ROUNDING:
+        decay = 1 + extra[0] / expected[-1]
+    return Coefficients(actual[:n] / expected[:n], penalty, decay)
+
+
+def _combine(terms: Terms, record: Record) -> np.ndarray | None:
+    """Returns the coefficient of each term in the first update, by least squares."""
+    names = terms.names or tuple(name for name in record.steps[0] if name[0] == "update")
+    if not all(name in record.steps[0] for name in names):
+        return None
+    target = np.concatenate([record.steps[0][name].ravel() for name in names]).astype(np.float64)
+    matrix = np.concatenate([terms.rows, terms.penalty, terms.weights], axis=1)
+    norms = np.linalg.norm(matrix, axis=0)
+    if not np.isfinite(norms).all() or not np.isfinite(target).all():
+        return None
+    used = norms > 0
+    scaled = matrix[:, used] / norms[used]
+    solution, _, rank, _ = np.linalg.lstsq(scaled, target, rcond=1e-9)
+    error = np.linalg.norm(scaled @ solution - target)
+    if rank < used.sum() or error > terms.error * np.linalg.norm(target):
+        return None
+    result = np.zeros(len(norms))
+    result[used] = solution / norms[used]
+    return result
+
+
+def explain_coefficients(coefficients: Mapping[Split, Coefficients], split: Split) -> str | None:
+    """Returns the cause that gives rows, regularization and weights their coefficients.
+
+    Args:
+        coefficients: the coefficients of the first split that differs, and of an uneven split if any.
+        split: the first split that differs.
+    """
+    first = coefficients[split]
+    if _all_close(first.rows, 1.0):
+        return _explain_other_terms(first)
+    times = _local_factors(first.rows, split)
+    if times:
+        return causes.LOCAL_VALUE.format(times=times)
+    uneven = next((each for each in coefficients if not each.even), None)
+    cause = _explain_uneven_rows(coefficients[uneven].rows, uneven) if uneven else None
+    if cause and split.micro_batches == 1:
+        return cause
+    if _all_close(first.rows, first.rows[0]):
+        return _explain_common_factor(float(first.rows[0]), split)
+    sizes = _micro_batch_sizes(split)
+    if split.replicas == 1 and _all_close(first.rows * sizes, first.rows[0] * sizes[0]):
+        return causes.MICRO_BATCH
+    factors = ", ".join(as_fraction(float(factor)) for factor in first.rows)
+    return causes.DENOMINATOR.format(times=factors)
+
+
+def explain_clipping(
+    records: Mapping[Split, Record], references: Mapping[int, Record], split: Split
+) -> str | None:
+    """Recognizes that each replica clips its own gradients.
+
+    Updates of different batches have the same norm only if the gradients are clipped to it.
+    """
+    norms = [_update_norm(r, step) for r in references.values() for step in (0, -1)]
+    if min(norms) <= 0 or max(norms) / min(norms) > 1 + 1e-6 or len(set(norms)) < 2:
+        return None
+    factor = _update_norm(records[split], 0) / norms[0]
+    if abs(factor - 1) < 1e-6 and split.replicas > 1:
+        return None
+    return causes.CLIPPED.format(norm=norms[0] / RATE, times=as_fraction(factor))
+
+
+def explain_partial(
+    records: Mapping[Split, Record], references: Mapping[int, Record]
+) -> str | None:
+    """Recognizes a term of the loss that grows with the number of replicas while others do not.
+
+    The error of the update on N replicas is then `factor(N) - 1` times one fixed vector: 1 and 3
+    times on 2 and 4 replicas if each replica adds the complete term.
+    """
+    errors: dict[int, np.ndarray] = {}
+    batch = next((s.batch for s in records if s.even and s.replicas > 1), None)
+    for split, record in records.items():
+        if split.batch == batch and split.even and split.micro_batches == 1 and split.replicas > 1:
+            errors[split.replicas] = record.flat_update() - references[batch].flat_update()
+    for few, many in itertools.pairwise(sorted(errors)):
+        factor = common_factor(errors[many], errors[few], 1e-5)
+        if factor is None:
+            continue
+        if abs(factor - (many - 1) / (few - 1)) < _CLOSE:
+            return causes.PART_SUMMED
+        if abs(factor - (1 - 1 / many) / (1 - 1 / few)) < _CLOSE:
+            return causes.PART_AVERAGED
+    return None
+
+
+def _explain_other_model(differences: Sequence[Difference]) -> Finding | None:
+    """Recognizes that all updates of a second model have the same wrong factor.
+
+    The gradients of its rows are unknown, because its loss is in the trainer's own step. The updates of
+    a model that is trained after it differ too, but by no factor.
+    """
+    first = differences[0]
+    same_split = [d for d in differences if (d.split, d.step) == (first.split, first.step)]
+    same_split = [d for d in same_split if d.factor is not None]
+    replicas = first.split.replicas
+    for factor, how in (
+        (replicas, f"summed over the replicas {replicas} times, or are those of a local mean"),
+        (1 / replicas, "averaged over the replicas, or divided by their number twice"),
+    ):
+        if same_split and all(d.has_factor(factor) for d in same_split):
+            names = list_some([d.name for d in same_split])
+            return same_split[0], causes.ALL_UPDATES.format(variables=names, how=how)
+    return None
+
+
+def _explain_other_terms(coefficients: Coefficients) -> str | None:
+    """Returns the cause if every row counts as it should."""
+    if abs(coefficients.penalty - 1) > _CLOSE:
+        return causes.PENALTY.format(times=as_fraction(coefficients.penalty))
+    if abs(coefficients.decay - 1) > _CLOSE:
+        return causes.DECAY.format(times=as_fraction(coefficients.decay))
+    return causes.WEIGHTS if coefficients.extra > _CLOSE else None
+
+
+def _local_factors(rows: np.ndarray, split: Split) -> str:
+    """Returns the factor of each replica's rows if they differ on an even split, or ""."""
+    if not split.even:
+        return ""
+    by_replica = rows.reshape(split.replicas, -1)
+    same = np.abs(by_replica - by_replica[:, :1]).max() < _CLOSE * np.abs(rows).max()
+    if not same or np.ptp(by_replica[:, 0]) < _CLOSE * np.abs(rows).max():
+        return ""
+    return " and ".join(as_fraction(float(factor)) for factor in by_replica[:, 0])
+
+
+def _explain_uneven_rows(rows: np.ndarray, split: Split) -> str | None:
+    """Returns the cause from the coefficients of the rows of an uneven batch."""
+    sizes = np.repeat(split.row_counts, split.row_counts)
+    if split.micro_batches == 1 and _all_close(rows * sizes, rows[0] * sizes[0]):
+        how = "summed" if _all_close(rows * sizes, split.batch) else "averaged"
+        return causes.OWN_ROWS.format(how=how)
+    if len(rows) > 1 and _all_close(rows[:-1], rows[0]) and rows[-1] > rows[0] * (1 + _CLOSE):
+        cause = causes.PADDING if _all_close(rows[:1], 1.0) else causes.PADDING_MEAN
+        return cause.format(times=as_fraction(float(rows[-1] / rows[0])))
+    return None
+
+
+def _explain_common_factor(factor: float, split: Split) -> str | None:
+    """Returns the cause if all rows have the same coefficient."""
+    known = [
+        (split.replicas, causes.REDUCED_TWICE),
+        (1 / split.replicas, causes.AVERAGED),
+        (split.micro_batches, causes.MICRO_BATCH),
+        (1 / split.micro_batches, causes.MICRO_BATCH_TWICE),
+    ]
+    matches = (cause for value, cause in known if value != 1 and abs(factor / value - 1) < _CLOSE)
+    return next(matches, None)
+
+
+def _micro_batch_sizes(split: Split) -> np.ndarray:
+    """Returns [batch] numbers of rows in the micro-batch of each row, on one replica."""
+    rows = split.rows_per_replica
+    cuts = [rows * i // split.micro_batches for i in range(split.micro_batches + 1)]
+    return np.repeat(np.diff(cuts), np.diff(cuts)).astype(float)
+
+
+def _update_norm(record: Record, step: int) -> float:
+    return float(np.linalg.norm(record.flat_update(step)))
+
+
+def _all_close(values: np.ndarray, expected: float) -> bool:
+    return bool(np.abs(values - expected).max(initial=0.0) <= _CLOSE * max(abs(expected), 1e-12))

@@ -1,0 +1,268 @@
+"""Runs a training loop that is not ctl's: plain TensorFlow, Orbit, Keras 2 or Keras 3."""
+
+from collections.abc import Iterator, Sequence
+import contextlib
+import dataclasses
+import sys
+from typing import Any, ClassVar
+
+import numpy as np
+import tensorflow as tf
+import tf_keras
+
+from ctl.errors import UsageError
+from ctl.testing.contents import Contents, Names, read_all
+from ctl.testing.devices import make_strategy
+from ctl.testing.diagnosis import calibration
+from ctl.testing.recording import Record
+from ctl.testing.report import NotComparable
+from ctl.testing.splits import RATE, Split
+from ctl.testing.subjects.adapters import Loop, adapt
+from ctl.testing.subjects.base import Calibration, NarrowWeights, Run, Subject, Terms
+
+State = list[np.ndarray]  # the value of each variable, in the order of the loop
+_SCALES = ("current_loss_scale", "dynamic_scale")  # in tf_keras and Keras 3
+_ERROR = {"float64": 1e-5, "float32": 1e-3}  # relative, of the combination of an update
+
+
+class LoopRun(Run):
+    """Builds a loop for a split, and trains one step, which creates all variables.
+
+    Args:
+        subject: what to run.
+        split: how the global batch is split.
+        seed: seed of the random numbers.
+
+    Attributes:
+        state: the state before the first step of a record.
+        order: the order of the rows of each global batch.
+
+    Raises:
+        UsageError: `build` returned no loop.
+    """
+
+    def __init__(self, subject: "LoopSubject", split: Split, *, seed: int = 0):
+        super().__init__(subject, split, make_strategy(split.replicas))
+        self.order = slice(None)
+        with _configure_keras(subject.precision):
+            _set_seeds(seed)
+            self.loop: Loop = adapt(subject.factory(self.strategy, split.batch))
+            self._contents = Contents(self.loop.variables)
+            if subject.plain:
+                for optimizer in self._contents.optimizers:
+                    _use_plain_sgd(getattr(optimizer, "inner_optimizer", optimizer))
+            # A model without input shape, and some optimizers, create variables in the first step.
+            # In Keras 3 the first step of `fit` fails on an uneven batch, which in training comes last.
+            even = split.rows_per_replica * split.replicas
+            self.train(self._batch(split.batch if self.loop.distributed else even, 0))
+        self.state = self.read_state() if subject.state is None else subject.state
+
+    @property
+    def contents(self) -> Contents:
+        """Everything that a step may change."""
+        return self._contents
+
+    def step(self, number: int) -> Any:
+        """Trains the step with this number, from 0, and returns what it reports."""
+        return self.train(self._batch(self.split.batch, number)[self.order])
+
+    def train(self, indexes: Sequence[int]) -> Any:
+        """Trains one step on the examples with these indexes."""
+        with _configure_keras(self.subject.precision):
+            return self.loop.step(self._distribute(indexes))
+
+    def read_state(self) -> State:
+        """Returns the value of each variable."""
+        return list(read_all(self.strategy, self.contents.name_variables()).values())
+
+    def record(
+        self, names: Sequence[Names] = (), *, steps: int | None = None, evaluate: bool = False
+    ) -> Record:
+        """Goes back to the state before the first step, trains, and records every quantity."""
+        self.set_state(self.state)
+        return super().record(names, steps=steps, evaluate=evaluate)
+
+    def set_state(self, state: State, *, floating_only: bool = False) -> None:
+        """Assigns the values of the same loop on another split, and resets the metrics.
+
+        Args:
+            state: a value for each variable.
+            floating_only: keep the integers, such as the states of random generators.
+
+        Raises:
+            NotComparable: the loop has other variables on this split.
+        """
+        named = self.contents.name_variables()
+        shapes = [tuple(variable.shape) for variable in named.values()]
+        if shapes != [value.shape for value in state]:
+            raise NotComparable(
+                f"The loop has {len(shapes)} variables on {self.split}, but {len(state)} on one "
+                "replica, or others: build must create the same variables on every number of replicas."
+            )
+        for variable, value in zip(named.values(), state, strict=True):
+            if variable.dtype.is_floating or not floating_only:
+                variable.assign(tf.cast(value, variable.dtype))
+        for metric in self.contents.metrics:
+            reset = getattr(metric, "reset_state", None) or getattr(metric, "reset_states", None)
+            if reset is not None:
+                reset()
+
+    def has_narrow_weights(self) -> bool:
+        """Returns whether a weight has fewer digits than float64."""
+        named = self.contents.name_variables()
+        dtypes = [v.dtype for (kind, _), v in named.items() if kind == "update"]
+        if not dtypes:
+            raise UsageError(
+                "The variables of the loop contain no trainable variable: list its model."
+            )
+        return any(dtype != tf.float64 for dtype in dtypes)
+
+    def _batch(self, size: int, step: int) -> list[int]:
+        """Returns the indexes of the global batch of a step."""
+        return [(step * size + i) % self.subject.count for i in range(size)]
+
+    def _distribute(self, indexes: Sequence[int]) -> Any:
+        """Splits rows over the replicas as the strategy's datasets split a partial batch."""
+        if not self.loop.distributed:
+            return self.subject.select(indexes).examples
+        split, mask = Split(len(indexes), self.split.replicas), self.subject.mask
+        shares = []
+        for share in split.shares(indexes):
+            count = len(share)
+            if mask:
+                share += [indexes[-1]] * (split.rows_per_replica - count)
+            values = self.subject.select(share).examples
+            if mask:
+                present = np.arange(split.rows_per_replica) < count
+                values = {**values, mask: present.astype(self.subject.precision)}
+            shares.append(values)
+
+        def place(*leaves: np.ndarray) -> Any:
+            return self.strategy.experimental_distribute_values_from_function(
+                lambda context: tf.constant(leaves[context.replica_id_in_sync_group])
+            )
+
+        return tf.nest.map_structure(place, *shares)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopSubject(Subject):
+    """A loop, which `factory(strategy, global_batch_size)` builds.
+
+    Attributes:
+        mask: name of the feature that is 1 for rows and 0 for padding; "" for loops that take
+            per-replica batches of different sizes.
+        state: the variables before the first step; None for those that the loop is built with.
+    """
+
+    mask: str = ""
+    state: State | None = None
+    scales_losses: ClassVar[bool] = True
+
+    @property
+    def pads_rows(self) -> bool:
+        """Whether every replica gets the same number of rows."""
+        return bool(self.mask)
+
+    def start(self, split: Split) -> LoopRun:
+        """Builds the loop for a split."""
+        run = LoopRun(self, split)
+        if run.has_narrow_weights() and self.precision == "float64":
+            # `build` may have imported the version of Keras whose default dtype was not set.
+            run = LoopRun(self, split)
+            if run.has_narrow_weights():
+                raise NarrowWeights("its weights are float32")
+        return run
+
+    def with_state_of(self, run: Run) -> "LoopSubject":
+        """Returns the same, whose runs start with the variables of a run."""
+        return dataclasses.replace(self, state=run.state)  # type: ignore[attr-defined]
+
+    def with_own_optimizers(self) -> "LoopSubject":
+        """Returns the same with its own optimizers, and with their slots."""
+        return dataclasses.replace(self, plain=False, state=None)
+
+    def calibrate(self, run: Run, record: Record) -> Calibration:
+        """Measures the effect of the order of the rows, and of random numbers."""
+        assert isinstance(run, LoopRun)
+        return calibration.calibrate(run, record)
+
+    def measure_tolerance(self, run: Run, record: Record) -> float:
+        """Returns a multiple of what another order of the rows changes."""
+        assert isinstance(run, LoopRun)
+        return calibration.MARGIN * calibration.measure_noise(run, record)
+
+    def terms(self, batch: int, names: Any) -> Terms:
+        """Returns the updates of each row alone, with a global batch size of 1, and the weights.
+
+        Under plain SGD the update of a batch on one replica is the mean of the rows' updates, unless
+        the rows depend on each other, as with batch normalization.
+        """
+        run = self.start(Split(1))
+
+        def weights() -> list[np.ndarray]:
+            named = run.contents.name_variables().items()
+            return [np.asarray(v, np.float64).ravel() for (kind, _), v in named if kind == "update"]
+
+        run.set_state(run.state)
+        before, columns = weights(), []
+        for row in range(batch):
+            run.set_state(run.state)
+            run.train([row])
+            columns.append(np.concatenate(weights()) - np.concatenate(before))
+        places = np.repeat(np.arange(len(before)), [len(value) for value in before])
+        by_variable = np.concatenate(before)[:, np.newaxis] * (
+            places[:, np.newaxis] == range(len(before))
+        )
+        rows = np.stack(columns, axis=1)
+        return Terms(rows, np.zeros([len(rows), 0]), by_variable, error=_ERROR[self.precision])
+
+    def scaled_records(self, run: Run, scale: float) -> tuple[Record, Record, float] | None:
+        """Makes the steps under the loss scale of the loop, and under a larger one."""
+        assert isinstance(run, LoopRun)
+        names = [name for _, name in run.contents.name_variables()]
+        scales = [any(scale_name in name for scale_name in _SCALES) for name in names]
+        if not any(scales):
+            return None
+        scaled = [v * scale if s else v for v, s in zip(run.state, scales, strict=True)]
+        plain, other = (
+            dataclasses.replace(self, state=state).start(run.split).record()
+            for state in (run.state, scaled)
+        )
+        return plain, other, 0.0
+
+
+def _use_plain_sgd(optimizer: Any) -> None:
+    """Replaces the update rule, and keeps what the optimizer does to the gradients before it.
+
+    Adam's first update hardly depends on the size of the gradient.
+    """
+
+    def update_step(gradient: Any, variable: Any, learning_rate: Any = None) -> None:
+        variable.assign_sub(RATE * tf.cast(tf.convert_to_tensor(gradient), variable.dtype))
+
+    if hasattr(optimizer, "update_step"):
+        optimizer.update_step = update_step
+
+
+def _set_seeds(seed: int) -> None:
+    tf_keras.utils.set_random_seed(seed)
+    if "keras" in sys.modules:
+        sys.modules["keras"].utils.set_random_seed(seed)
+
+
+@contextlib.contextmanager
+def _configure_keras(precision: str) -> Iterator[None]:
+    """Sets the default dtype of both versions of Keras that are loaded."""
+    backends = [tf_keras.backend]
+    if "keras" in sys.modules:  # version 3, even if it is used as tf.keras
+        backends.append(sys.modules["keras"].config)
+    before = [backend.floatx() for backend in backends]
+    tf_keras.backend.reset_uids()  # layers without a name of their own are numbered by process
+    try:
+        for backend in backends:
+            backend.set_floatx(precision)
+        yield
+    finally:
+        for backend, value in zip(backends, before, strict=True):
+            backend.set_floatx(value)

@@ -1,0 +1,208 @@
+"""Runs a ctl trainer, which reads the examples of the comparison instead of its own data."""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+from typing import Any, ClassVar
+
+import tensorflow as tf
+import tf_keras
+
+from ctl.configs.options import TrainerOptions
+from ctl.data.input_pipeline import InputPipeline
+from ctl.evaluator import StandardEvaluator
+from ctl.replica.step.engine import engine_of
+from ctl.replica.step.model_building import seed_and_precision
+from ctl.testing.comparison import tolerance_of
+from ctl.testing.contents import Contents, Names, contents_of, named_leaves
+from ctl.testing.devices import make_strategy
+from ctl.testing.diagnosis.evidence import attempt
+from ctl.testing.recording import Record
+from ctl.testing.splits import RATE, Split
+from ctl.testing.subjects import trainer_rows
+from ctl.testing.subjects.base import Attempts, Calibration, RowValues, Run, Subject, Terms
+from ctl.trainer import StandardTrainer
+
+# Options that the splits or the comparison determine.
+_FIXED: dict[str, Any] = dict(
+    xla="off", placement="stream", logical_shards=0, all_reduce_dtype="", compression="",
+    compression_rank=0, compression_start=0, loss_scale=0.0, norms="",
+    histogram_interval=0, prefetch=1,
+)  # fmt: skip
+_REPORTED_ONLY = ("loss_scale", "skipped_steps")  # outputs that need not be equal
+
+
+class TrainerRun(Run):
+    """A trainer that is built for a split. It always starts with the same weights, by its seed.
+
+    Args:
+        subject: what to run.
+        split: how the global batch is split.
+        **changes: options to change.
+
+    Raises:
+        UsageError: ctl rejects the trainer on this split.
+    """
+
+    def __init__(self, subject: "TrainerSubject", split: Split, **changes: Any):
+        self.trainer = subject.build(split, **changes)
+        super().__init__(subject, split, self.trainer.strategy)
+
+    @property
+    def contents(self) -> Contents:
+        """Everything that a step may change, with what the last step created."""
+        return contents_of(self.trainer)
+
+    def step(self, number: int) -> Any:
+        """Trains a step, and returns what it reports."""
+        outputs = self.trainer.train(tf.constant(1)) or {}
+        return {name: value for name, value in outputs.items() if name not in _REPORTED_ONLY}
+
+    def evaluate(self) -> dict[str, Any]:
+        """Evaluates the examples, of which the last batch is a partial one."""
+        return dict(StandardEvaluator(self.trainer).evaluate(tf.constant(-1)))
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainerSubject(Subject):
+    """A ctl trainer: `factory` is its class, or a function with the arguments of its constructor.
+
+    Attributes:
+        optimizer: makes the optimizer to compare in addition to plain SGD; None for no other one.
+        options: options of the trainer. Those that the split or the comparison determines are
+            replaced.
+    """
+
+    optimizer: Callable[[], Any] | None = None
+    options: TrainerOptions = dataclasses.field(default_factory=TrainerOptions)
+
+    # Without the cast, the difference of float64 outputs and float32 targets is an error.
+    attempts: ClassVar[Attempts] = (("float64", True), ("float64", False), ("float32", False))
+
+    def start(self, split: Split, **changes: Any) -> TrainerRun:
+        """Builds the trainer of a split, with some options changed."""
+        return TrainerRun(self, split, **changes)
+
+    def calibrate(self, run: Run, record: Record) -> Calibration:
+        """Takes the tolerance of float32 if a method of the trainer casts to it."""
+        assert isinstance(run, TrainerRun)
+        narrow = self.precision == "float64" and trainer_rows.find_narrow(run.trainer)
+        if narrow:
+            return Calibration(tolerance_of("float32"), why=f"computed in float64, but {narrow}")
+        return Calibration(tolerance_of(self.precision))
+
+    def has_own_optimizers(self, run: Run) -> bool:
+        """Returns whether the trainer has more optimizers than the plain SGD of the comparison."""
+        return self.optimizer is not None or len(run.contents.optimizers) > 1
+
+    def rows(self, split: Split, *, training: bool = True) -> RowValues | None:
+        """Returns the outputs and losses of the single rows, without accumulation."""
+        split = Split(split.batch, split.replicas)
+        return attempt(
+            lambda: trainer_rows.compute_rows(self.build(split), split.batch, training=training)
+        )
+
+    def terms(self, batch: int, names: Sequence[Names]) -> Terms:
+        """Returns the gradients of the rows and of the regularization losses, and the weights."""
+        return trainer_rows.compute_terms(self.build(Split(batch)), names)
+
+    def scaled_records(self, run: Run, scale: float) -> tuple[Record, Record, float] | None:
+        """Makes a step in float16 under two loss scales, if the trainer has a step of its own."""
+        assert isinstance(run, TrainerRun)
+        cls, base = type(run.trainer), StandardTrainer
+        if cls.replica_step is base.replica_step and cls.train_step is base.train_step:
+            return None
+        narrow, split = dataclasses.replace(self, precision="float16"), Split(2)
+        runs = [narrow.start(split, loss_scale=each) for each in (1.0, scale)]
+        scaled = tf_keras.mixed_precision.LossScaleOptimizer
+        if not all(isinstance(each.trainer.optimizer, scaled) for each in runs):
+            return None
+        plain, other = (each.record(steps=1) for each in runs)
+        return plain, other, 4 * tolerance_of("float16")
+
+    def without_sharding(self) -> "tuple[TrainerSubject, TrainerSubject] | None":
+        """Returns the trainer with and without sharded slots, under an optimizer that has slots."""
+        if not self.options.shard_state:
+            return None
+        # Wrong slots show from the second step on.
+        sharded = dataclasses.replace(
+            self, optimizer=self.optimizer or _make_momentum, plain=False, steps=3
+        )
+        options = dataclasses.replace(self.options, shard_state=False)
+        return sharded, dataclasses.replace(sharded, options=options)
+
+    def build(self, split: Split, **changes: Any) -> StandardTrainer:
+        """Builds the trainer of a split, which reads the examples in their order."""
+        stops = {"on_non_finite": "ignore"} if self.options.on_non_finite == "stop" else {}
+        parts = {"gradient_accumulation_steps": split.micro_batches, "precision": self.precision}
+        options = dataclasses.replace(self.options, **{**_FIXED, **stops, **parts, **changes})
+        factory = self.factory
+        if isinstance(factory, type):
+            # A subclass, so that the trainer never calls its own build_dataset: its data may be absent.
+            body = {"build_dataset": lambda trainer, part, _: self._dataset(part, split.batch)}
+            factory = type(factory.__name__, (factory,), body)
+        # Layers without a name of their own are numbered by process, and options name them by pattern.
+        tf_keras.backend.reset_uids()
+        trainer: StandardTrainer = factory(
+            strategy=make_strategy(split.replicas),
+            global_batch_size=split.batch,
+            optimizer=(None if self.plain else self.optimizer) or _make_sgd,
+            options=options,
+        )
+        engine = engine_of(trainer)
+        if not isinstance(factory, type):
+            engine.pipeline = InputPipeline(
+                lambda part, _: self._dataset(part, split.batch),
+                strategy=trainer.strategy,
+                seed=options.seed,
+                prefetch=1,
+                build_scope=functools.partial(seed_and_precision, options),
+            )
+            trainer.train_dataset = engine.pipeline.training_dataset(split.batch, start=0)
+        if self.plain:
+            _replace_own_optimizers(trainer)
+        engine.checks_copies = False  # the report names the difference and its cause
+        return trainer
+
+    def _dataset(self, part: str, batch: int) -> tf.data.Dataset:
+        """Makes the dataset that replaces the trainer's own.
+
+        An evaluation has `2 * batch - 1` rows, so that its last batch is a partial one.
+        """
+        rows = (
+            self.select([i % self.count for i in range(2 * batch - 1)]) if part == "eval" else self
+        )
+        return tf.data.Dataset.from_tensor_slices(rows.examples)
+
+
+def _make_sgd() -> Any:
+    return tf_keras.optimizers.SGD(RATE)
+
+
+def _make_momentum() -> Any:
+    return tf_keras.optimizers.SGD(RATE, momentum=0.9)
+
+
+def _replace_own_optimizers(trainer: StandardTrainer) -> None:
+    """Replaces the optimizers that the trainer makes itself, such as the second one of a GAN.
+
+    An update by Adam does not show a wrong factor of the gradient.
+    """
+
+    def is_replaced(item: Any) -> bool:  # a user's own optimizer may have other methods
+        is_optimizer = isinstance(item, tf_keras.optimizers.Optimizer)
+        has_scale = isinstance(item, tf_keras.mixed_precision.LossScaleOptimizer)
+        own = is_optimizer and type(item).__module__.startswith("tf_keras.")
+        return own and not has_scale and item is not trainer.optimizer
+
+    def replace(item: Any) -> Any:
+        if isinstance(item, dict):
+            return {name: replace(value) for name, value in item.items()}
+        if isinstance(item, list | tuple):
+            return [replace(value) for value in item]
+        return _make_sgd() if is_replaced(item) else item
+
+    for name, value in trainer.checkpoint_items().items():
+        if any(is_replaced(item) for _, item in named_leaves(value)):
+            with trainer.build_scope():
+                setattr(trainer, name, replace(value))

@@ -1,0 +1,199 @@
+"""assert_loop_equivalent passes right loops; diagnosis/rules_test.py has loops with mistakes."""
+
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+from ctl.errors import UsageError
+from ctl.testing import Loop, assert_loop_equivalent, check_loop_equivalence
+from ctl.testing.report import NotComparable
+from tests.testing import gallery, loop_gallery, mistakes
+from tests.testing.loop_gallery import check
+
+
+def right_loops():
+    """All right loops; the slow tests have those that the default tests do not."""
+    return [
+        pytest.param(loop, marks=[pytest.mark.slow] * (loop.__name__ != "Masked"), id=loop.__name__)
+        for loop in loop_gallery.RIGHT
+    ]
+
+
+@pytest.mark.parametrize("loop", right_loops())
+def test_right_loops_pass(loop):
+    report = check(loop, 4, 5)
+    assert report.verdict == "equivalent" and report.precision == "float64"
+    assert [split.row_counts for split in report.compared] == [[2, 2], [3, 2]]
+
+
+@pytest.mark.slow
+def test_replicas_without_rows_are_compared_by_default():
+    report = assert_loop_equivalent(loop_gallery.Plain, gallery.examples(24))
+    assert [2, 2, 1, 0] in [split.row_counts for split in report.compared]
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("loop", loop_gallery.RIGHT)
+def test_no_seed_gives_a_false_alarm(loop, seed):
+    mask = getattr(loop, "mask", "")
+    assert_loop_equivalent(loop, gallery.examples(24, seed), mask=mask, in_process=True)
+
+
+class Dropping(loop_gallery.Plain):
+    def build_model(self):
+        hidden = tf_keras.layers.Dense(8, activation="tanh", input_shape=(4,))
+        return tf_keras.Sequential([hidden, tf_keras.layers.Dropout(0.4), tf_keras.layers.Dense(3)])
+
+
+def test_a_loop_with_dropout_cannot_be_compared():
+    with pytest.raises(
+        NotComparable, match=r"cannot tell\. .* draws random numbers, such as dropout"
+    ):
+        assert_loop_equivalent(
+            Dropping, gallery.examples(24), replicas=(2,), batch_sizes=(4,), in_process=True
+        )
+
+
+def build_float32(strategy, global_batch_size):
+    """A loop that computes in float32 whatever the default dtype is; wrong if FACTOR is not 1."""
+    with strategy.scope():
+        weights = tf.Variable(tf.ones([4]), name="weights")
+
+    def replica_step(batch):
+        with tf.GradientTape() as tape:
+            outputs = tf.linalg.matvec(tf.cast(batch, tf.float32), weights)
+            loss = tf.reduce_sum(tf.tanh(outputs)) / global_batch_size
+        context = tf.distribute.get_replica_context()
+        gradient = context.all_reduce("SUM", tape.gradient(loss, weights))
+        weights.assign_sub(0.1 * gradient * (1 if strategy.num_replicas_in_sync == 1 else FACTOR))
+        return loss
+
+    @tf.function
+    def step(batch):
+        return strategy.reduce("SUM", strategy.run(replica_step, args=(batch,)), axis=None)
+
+    return Loop(step, [weights])
+
+
+FACTOR = 1.0
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.01])
+def test_float32_is_compared_with_the_tolerance_that_was_measured(factor, monkeypatch):
+    monkeypatch.setitem(globals(), "FACTOR", factor)
+    x = np.random.default_rng(0).normal(size=(16, 4))
+    report = check_loop_equivalence(
+        build_float32, x, replicas=(2,), batch_sizes=(5,), in_process=True
+    )
+    assert report.verdict == ("equivalent" if factor == 1 else "differs")
+    assert report.precision == "float32"
+    assert report.why == "its weights are float32"
+
+
+class MeanOfMeans(mistakes.MeanOfMeans, loop_gallery.Plain):
+    pass
+
+
+def test_uneven_splits_of_a_loop_for_full_batches_are_listed():
+    report = check(MeanOfMeans, 4, 5, full_batches=True)
+    assert report.verdict == "equivalent"
+    assert [str(split) for split in report.refused] == ["2 replicas (3 + 2 rows)"]
+    assert report.notes == ()
+
+
+def fail_without_rows(strategy, global_batch_size):
+    loop = loop_gallery.Plain(strategy, global_batch_size)
+
+    def replica_step(batch):
+        if batch["x"].shape[0] == 0:
+            raise ValueError("no rows")
+        return loop_gallery.Plain.replica_step(loop, batch)
+
+    loop.replica_step = replica_step
+    return loop
+
+
+def test_an_exception_on_a_split_is_a_failure_with_its_line():
+    report = check(fail_without_rows, 1)
+    assert report.verdict == "differs"
+    message = r"fail_without_rows: fails on 2 replicas \(1 \+ 0 rows\): .*: ValueError: no rows"
+    assert re.match(message, report.failure())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(mask="mask"), "give batches as a dict"),
+        (
+            dict(full_batches=True, batch_sizes=(5,)),
+            r"full_batches=True excludes all splits of batch_sizes=\(5,\) on 2 or 4 replicas",
+        ),
+    ],
+)
+def test_arguments_that_do_not_fit_are_an_error(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        check_loop_equivalence(loop_gallery.Plain, np.zeros([8, 4]), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda *_: 3, r"build returned int, but must return a ctl\.testing\.Loop"),
+        (lambda *_: Loop(print, [3]), "contains int, which has no variables"),
+        (lambda *_: Loop(lambda batch: 0.0, []), "contain no trainable variable"),
+    ],
+)
+def test_what_is_no_loop_is_an_error(build, message):
+    with pytest.raises(UsageError, match=message):
+        check_loop_equivalence(build, np.zeros([8, 4]), in_process=True)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_loop_is_compared_in_a_new_process():
+    assert check(loop_gallery.Plain, 5, in_process=False).verdict == "equivalent"
+
+
+class InvalidForFive(loop_gallery.Plain):
+    """Computes NaN for each global batch of 5 rows."""
+
+    def share_of_loss(self, batch, outputs):
+        loss = super().share_of_loss(batch, outputs)
+        return loss * np.nan if self.global_batch_size == 5 else loss
+
+
+def test_loss_that_is_not_finite_on_a_later_batch_size_is_an_error():
+    with pytest.raises(NotComparable, match=r"The loss is not finite on 1 replica \(5 rows\)"):
+        check(InvalidForFive, 4, 5, steps=1)
+
+
+class NotApplied(loop_gallery.Plain):
+    def apply(self, gradients, variables):
+        pass
+
+
+class WithoutLearningRate(loop_gallery.Plain):
+    def build_optimizer(self):
+        return tf_keras.optimizers.SGD(0.0)
+
+
+@pytest.mark.parametrize(
+    ("build", "note"),
+    [
+        (NotApplied, "No trainable variable changed: compared as an evaluation."),
+        pytest.param(
+            WithoutLearningRate,
+            "With the loop's own optimizer: no trainable variable changed: compared as an evaluation.",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_step_that_changes_nothing_is_noted(build, note):
+    report = check(build, 4, steps=1)
+    assert report.verdict == "equivalent"
+    assert note in report.notes
