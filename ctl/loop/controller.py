@@ -251,7 +251,7 @@ class Controller(orbit.Controller):
     def save_checkpoint(self) -> None:
         """Saves a checkpoint, unless this step has one already."""
         with self.reporter.clock.measure("saving"):
-            self._manager.save(self.actions.get_notes())
+            self._manager.save(self.actions.get_notes)
 
     def any_process_stops(self) -> bool:
         """Returns whether a stop was requested in any process; every process must call it."""
