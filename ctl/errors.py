@@ -113,6 +113,14 @@ def type_name(value: Any) -> str:
     return "None" if value is None else f"a{'n' * (name[0].lower() in 'aeiou')} {name}"
 
 
+def align(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Formats the rows of a table as lines, with the cells of a column below each other."""
+    columns = [
+        [cell.ljust(max(map(len, cells))) for cell in cells] for cells in zip(*rows, strict=True)
+    ]
+    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
+
+
 def list_some(names: Sequence[str]) -> str:
     """Returns the first names, separated by commas, and the number of the others."""
     more = f", and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""

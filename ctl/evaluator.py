@@ -11,7 +11,7 @@ from ctl.data.autograph import convert, traced
 from ctl.data.data_errors import report_data_errors
 from ctl.data.source import Batch
 from ctl.errors import UsageError
-from ctl.hardware import coordinator
+from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.replica.arithmetic import loss, precision
 from ctl.replica.arithmetic.gather import all_gather
@@ -174,7 +174,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
         # As in Orbit, except that AutoGraph converts an overridden `eval_step`, but not ctl's.
         step = traced(lambda iterator: convert(self.eval_step)(iterator))
         run = orbit.utils.create_loop_fn(step)
-        if coordinator.is_coordinated(self.strategy):
+        if strategies.spec_of(self.strategy).coordinated:
             run = self._coordinated_loop(step)
 
         def loop(iterator: Any, num_steps: tf.Tensor, **state: Any) -> Any:
@@ -225,7 +225,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
             The values that `collect_outputs` returned for the rows of the global batch; else None.
         """
         batch, row_mask = unpack(next(iterator))
-        if coordinator.is_coordinated(self.strategy):  # the coordinator evaluates by itself
+        if strategies.spec_of(self.strategy).coordinated:  # the coordinator evaluates by itself
             rows = self._replica_eval_step(batch, row_mask)
         else:
             rows = self.strategy.run(self._replica_eval_step, args=(batch, row_mask))

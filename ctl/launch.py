@@ -18,7 +18,6 @@ checkpoint. A run that fails repeatedly without a new checkpoint is not restarte
 
 import argparse
 from collections.abc import Sequence
-import os
 import pathlib
 import re
 import sys
@@ -26,7 +25,6 @@ from typing import Any
 
 from ctl.errors import UsageError
 from ctl.hardware import elastic, gpu
-from ctl.hardware.failure_limit import FailureLimit
 from ctl.hardware.processes import USER_ERROR, Launcher
 
 # The forms of a Boolean flag that ctl.main accepts, as absl's flags do.
@@ -62,19 +60,14 @@ def main(argv: Sequence[str]) -> int:
 def _make_elastic(flags: argparse.Namespace, arguments: Sequence[str]) -> dict[str, Any]:
     """Returns the arguments of the launcher that let it continue with fewer workers."""
     workdir = _read_workdir(arguments)
-    gpus = gpu.list_uuids(os.environ)
     pool = elastic.WorkerPool(
         flags.workers,
         minimum=flags.min_workers,
         rejoin_seconds=flags.rejoin_seconds,
-        is_usable=elastic.make_gpu_check(flags.workers, gpus),
+        gpus=gpu.list_uuids(),
     )
-    return {
-        "pool": pool,
-        "failure_limit": FailureLimit(workdir),
-        "gpus": gpus,
-        "wait_seconds": flags.wait_seconds,
-    }
+    limit = elastic.FailureLimit(workdir)
+    return {"pool": pool, "failure_limit": limit, "wait_seconds": flags.wait_seconds}
 
 
 def _read_workdir(arguments: Sequence[str]) -> pathlib.Path:
@@ -161,7 +154,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _check_gpus(workers: int) -> None:
-    gpus = gpu.list_gpus(os.environ)
+    gpus = gpu.list_gpus()
     if gpus and workers > len(gpus):
         raise UsageError(
             f"--workers is {workers}, but this machine has {len(gpus)} GPUs: start at most "

@@ -117,7 +117,7 @@ def _run(argv: Sequence[str]) -> int:
         options = StrategyOptions.from_config(config.runtime, os.environ)
         cluster = options.cluster
         if selection.resolve_name(config.runtime.strategy, options) == "tpu":
-            tpu.check_available(config.runtime.tpu.name or config.runtime.tpu.address)
+            tpu.check_available(config.runtime.tpu)
     arguments = Arguments(
         config=config,
         config_path=config_path,

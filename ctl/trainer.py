@@ -15,7 +15,7 @@ from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert
 from ctl.data.source import Batch, Data
 from ctl.errors import UsageError
-from ctl.hardware import coordinator
+from ctl.hardware import coordinator, strategies
 from ctl.replica.arithmetic import precision
 from ctl.replica.measure.non_finite import NonFiniteReport
 from ctl.replica.step import xla
@@ -368,7 +368,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
 
     def create_train_loop_fn(self) -> Any:
         """Returns the inner loop: Orbit's, one XLA program, or the one of a coordinator."""
-        if coordinator.is_coordinated(self.strategy):
+        if strategies.spec_of(self.strategy).coordinated:
             return coordinator.CoordinatedLoop(
                 super().create_train_loop_fn(), strategy=self.strategy
             )

@@ -22,7 +22,7 @@ def launchers(monkeypatch):
             return 7
 
     monkeypatch.setattr(launch, "Launcher", Recorder)
-    monkeypatch.setattr(gpu, "list_gpus", lambda environment: [])
+    monkeypatch.setattr(gpu, "list_gpus", lambda: [])
     return created
 
 
@@ -48,7 +48,7 @@ def test_elastic_run_has_a_pool_and_a_limit_of_failures(launchers):
     assert command[-2:] == ["--workdir", "runs/a"]
     pool = options["pool"]
     assert (pool.size, pool.minimum, pool._rejoin_seconds) == (4, 2, 5.0)
-    assert options["wait_seconds"] == 7.0 and options["gpus"] == []
+    assert options["wait_seconds"] == 7.0 and pool.gpus == []
     assert options["failure_limit"]._folder == pathlib.Path("runs/a/checkpoints")
 
 
@@ -110,7 +110,7 @@ def test_user_error_is_one_line_and_exit_code_2(launchers, capfd, arguments, lin
 
 
 def test_workers_are_at_most_the_gpus(launchers, capfd, monkeypatch):
-    monkeypatch.setattr(gpu, "list_gpus", lambda environment: ["0", "1"])
+    monkeypatch.setattr(gpu, "list_gpus", lambda: ["0", "1"])
     assert launch.main(["launch", "--workers=3", "--", "--config=a.py"]) == 2
     assert capfd.readouterr().err == (
         "ctl.launch: --workers is 3, but this machine has 2 GPUs: start at most 2 workers, or set "
@@ -121,10 +121,10 @@ def test_workers_are_at_most_the_gpus(launchers, capfd, monkeypatch):
 
 def test_elastic_run_needs_a_gpu_only_for_each_of_the_fewest_workers(launchers, monkeypatch):
     monkeypatch.setattr(gpu, "is_reported", lambda name: True)
-    monkeypatch.setattr(gpu, "list_gpus", lambda environment: ["0", "1", "2"])
+    monkeypatch.setattr(gpu, "list_gpus", lambda: ["0", "1", "2"])
     assert launch.main(["launch", *ELASTIC, "--", "--workdir=a"]) == 7
     assert launchers[0][1]["pool"].slots() == [0, 1, 2]
-    monkeypatch.setattr(gpu, "list_gpus", lambda environment: ["0"])
+    monkeypatch.setattr(gpu, "list_gpus", lambda: ["0"])
     assert launch.main(["launch", *ELASTIC, "--", "--workdir=a"]) == 2
 
 

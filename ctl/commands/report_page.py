@@ -127,21 +127,17 @@ def _chart(name: str, runs: Sequence[RunFiles], curves: Sequence[Any]) -> str:
             mode = "lines+markers" if is_evaluation or len(steps) < 3 else "lines"
             figure.add_scatter(x=steps, y=values, name=label, mode=mode, line=line)
     figure.update_layout(title=_escape(name), xaxis_title="step", showlegend=True)
-    return _render_figure(figure, width=600, height=340)
+    figure.update_layout(
+        width=600, height=340, template="plotly_white", margin={"l": 60, "r": 20, "t": 50, "b": 45}
+    )
+    text: str = figure.to_html(full_html=False, include_plotlyjs=False)
+    return text
 
 
 def _goodput(runs: Sequence[RunFiles]) -> str:
     shares = [run.goodput() for run in runs]
     if not any(shares):
         return "<p>Not measured yet: the first checkpoint records it.</p>"
-    figure = graph_objects.Figure()
-    names = [run.name for run in runs]
-    for activity in _SHARES:
-        values = [100 * share.get(activity, 0.0) for share in shares]
-        if any(values):
-            figure.add_bar(y=names, x=values, name=activity, orientation="h")
-    figure.update_layout(barmode="stack", xaxis_title="percent of the wall time")
-    chart = _render_figure(figure, width=1200, height=180 + 45 * len(runs))
     rows = [
         [run.name, *(f"{share.get(name, 0.0):.1%}" for name in _SHARES)]
         for run, share in zip(runs, shares, strict=True)
@@ -150,7 +146,7 @@ def _goodput(runs: Sequence[RunFiles]) -> str:
         "<p>lost: steps that were computed again after a kill; compiling: tracing and compiling the "
         "first inner loop; steps: including the wait for data.</p>"
     )
-    return chart + _table(["run", *_SHARES], rows) + note
+    return _table(["run", *_SHARES], rows) + note
 
 
 def _profiles(runs: Sequence[RunFiles]) -> list[str]:
@@ -199,15 +195,6 @@ def _events(run: RunFiles) -> str:
     note = f"<p>The last {len(rows)} events; {more} earlier ones are not shown.</p>" if more else ""
     table = _table(["time", "step", "event", ""], rows)
     return f'{note}<div class="scroll">{table}</div>'
-
-
-def _render_figure(figure: Any, *, width: int, height: int) -> str:
-    figure.update_layout(
-        width=width, height=height, template="plotly_white",
-        margin={"l": 60, "r": 20, "t": 50, "b": 45},
-    )  # fmt: skip
-    text: str = figure.to_html(full_html=False, include_plotlyjs=False)
-    return text
 
 
 def _section(title: str, content: str) -> str:

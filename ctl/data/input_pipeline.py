@@ -19,7 +19,7 @@ from ctl.data.source import (
     source_of,
 )
 from ctl.errors import UsageError
-from ctl.hardware import coordinator
+from ctl.hardware import strategies
 
 BuildDataset = Callable[[str, tf.distribute.InputContext], Data]
 
@@ -159,7 +159,7 @@ class InputPipeline:
                 shard=shard,
             )
 
-        if coordinator.is_coordinated(self._strategy):
+        if strategies.spec_of(self._strategy).coordinated:
             return distribution.per_worker(self._strategy, dataset_fn)
         return self._distribute(data, dataset_fn)
 
@@ -246,7 +246,7 @@ class InputPipeline:
                 prefetch=self._prefetch,
             )
 
-        if coordinator.is_coordinated(self._strategy):  # the coordinator evaluates by itself
+        if strategies.spec_of(self._strategy).coordinated:  # the coordinator evaluates by itself
             return distribution.disable_autotune(dataset_fn(tf.distribute.InputContext()))
         return self._distribute(data, dataset_fn)
 
@@ -261,18 +261,15 @@ class InputPipeline:
 
     def _has_remote_hosts(self) -> bool:
         """Returns whether an input pipeline may run in a process that does not run this program."""
-        is_tpu = isinstance(self._strategy, tf.distribute.TPUStrategy)
-        return is_tpu or coordinator.is_coordinated(self._strategy)
+        return strategies.spec_of(self._strategy).remote
 
     def _check_strategy(self, data: Data) -> None:
         """Raises UsageError for data that the strategy would not split by the global batch."""
         # With several workers, experimental_distribute_dataset shards by files or examples: which
         # examples form a global batch would depend on the number of workers.
-        coordinated = coordinator.is_coordinated(self._strategy)
-        multi_worker = isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        is_global = isinstance(data, GlobalBatches)
-        if (is_global and multi_worker) or (
-            coordinated and (is_global or isinstance(data, PerReplica))
+        spec = strategies.spec_of(self._strategy)
+        if (spec.multi_process and isinstance(data, GlobalBatches)) or (
+            spec.coordinated and isinstance(data, PerReplica)
         ):
             raise UsageError(
                 f"{type(data).__name__} cannot be split over several processes: let build_dataset "

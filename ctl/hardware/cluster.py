@@ -11,15 +11,9 @@ import re
 from typing import Any
 
 from ctl.errors import UsageError
-from ctl.hardware import slurm
-from ctl.hardware.variables import read_number
+from ctl.hardware import schedulers
 
 ROLES = ("chief", "worker", "ps", "evaluator")
-_MAX_TASKS = 100_000  # Kubernetes allows this many completions of an Indexed Job
-# A label of a DNS name has at most 63 characters. IPv6 addresses are written in brackets.
-_HOST = r"[\w-]{1,63}(?:\.[\w-]{1,63})*\.?"
-# re.ASCII: \d and \w would otherwise accept digits such as "٣", which gRPC rejects.
-_ADDRESS = re.compile(rf"(\[[0-9a-fA-F:]+\]|{_HOST}):(\d{{1,5}})", re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,9 +121,20 @@ def from_environment(environment: Mapping[str, str]) -> Cluster | None:
     if environment.get("TF_CONFIG", "").strip():
         return from_tf_config(environment["TF_CONFIG"])
     if environment.get("CTL_WORKERS", "").strip():
-        return _from_indexed_job(environment)
-    tasks = slurm.read_tasks(environment)
-    return _from_slurm(environment, *tasks) if tasks else None
+        tasks: Any = schedulers.read_indexed_job(environment)
+    else:
+        tasks = schedulers.read_slurm_step(environment)
+    if tasks is None:
+        return None
+    addresses, index = tasks
+    servers = schedulers.count_servers(environment)
+    workers = len(addresses) - servers - bool(servers)  # parameter servers require a chief
+    if workers < 1:
+        raise UsageError(
+            f"CTL_PS is {servers}, but the run has {len(addresses)} tasks, and a chief and a worker "
+            f"are required in addition: start at least {servers + 2} tasks."
+        )
+    return _make_clusters(_list_roles(workers, servers), addresses)[index]
 
 
 def from_tf_config(text: str) -> Cluster | None:
@@ -193,41 +198,6 @@ def make_local_clusters(*, workers: int, servers: int, ports: Sequence[int]) -> 
     return _make_clusters(roles, [f"localhost:{port}" for port in ports])
 
 
-def _from_indexed_job(environment: Mapping[str, str]) -> Cluster:
-    workers = read_number(environment, "CTL_WORKERS", minimum=1, maximum=_MAX_TASKS)
-    servers = read_number(environment, "CTL_PS", minimum=0, maximum=_MAX_TASKS, default=0)
-    port = read_number(environment, "CTL_PORT", minimum=1, maximum=2**16 - 1, default=2222)
-    index = read_number(environment, "JOB_COMPLETION_INDEX", minimum=0, maximum=2 * _MAX_TASKS)
-    for name in ("CTL_JOB", "CTL_SERVICE"):
-        if not environment.get(name, "").strip():
-            raise UsageError(f"CTL_WORKERS is set but {name} is not: set it in the Job's manifest.")
-    job, service = environment["CTL_JOB"].strip(), environment["CTL_SERVICE"].strip()
-    if not _ADDRESS.fullmatch(f"{job}-{index}.{service}:{port}"):
-        raise UsageError(
-            f"CTL_JOB is {job!r} and CTL_SERVICE is {service!r}, which do not form a valid host "
-            "name: set them to the names of the Job and of its Service."
-        )
-    roles = _list_roles(workers, servers)
-    if index >= len(roles):
-        raise UsageError(
-            f"JOB_COMPLETION_INDEX is {index}, but CTL_WORKERS and CTL_PS define {len(roles)} "
-            f"processes: set the Job's completions to {len(roles)}."
-        )
-    # A headless Service gives each pod of the Job the stable host name JOB-INDEX.SERVICE.
-    return _make_clusters(roles, [f"{job}-{i}.{service}:{port}" for i in range(len(roles))])[index]
-
-
-def _from_slurm(environment: Mapping[str, str], addresses: Sequence[str], index: int) -> Cluster:
-    servers = read_number(environment, "CTL_PS", minimum=0, maximum=_MAX_TASKS, default=0)
-    workers = len(addresses) - servers - bool(servers)  # parameter servers require a chief
-    if workers < 1:
-        raise UsageError(
-            f"CTL_PS is {servers}, but the Slurm step has {len(addresses)} tasks, and a chief and a "
-            f"worker are required in addition: start at least {servers + 2} tasks."
-        )
-    return _make_clusters(_list_roles(workers, servers), addresses)[index]
-
-
 def _list_roles(workers: int, servers: int) -> list[str]:
     # The pods of an Indexed Job get these roles in the order of their completion indices.
     return (["chief"] if servers else []) + ["worker"] * workers + ["ps"] * servers
@@ -251,7 +221,7 @@ def _parse_tasks(role: str, tasks: Any) -> list[str]:
     if not isinstance(tasks, list) or not all(isinstance(task, str) for task in tasks):
         raise _tf_config_error(f"must list the tasks of {role!r} as strings host:port")
     for task in tasks:
-        match = _ADDRESS.fullmatch(task)
+        match = schedulers.ADDRESS.fullmatch(task)
         if not match or not 0 < int(match[2]) < 2**16:
             raise _tf_config_error(f"has the address {task!r} for {role!r}, which is not host:port")
     return tasks

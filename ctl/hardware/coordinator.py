@@ -9,11 +9,6 @@ import tensorflow as tf
 STEPS_PER_CALL = 10
 
 
-def is_coordinated(strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether a coordinator schedules the steps, so that workers update asynchronously."""
-    return isinstance(strategy, tf.distribute.ParameterServerStrategy)
-
-
 class CoordinatedLoop:
     """An inner loop for Orbit that runs its steps on the workers of a parameter-server strategy.
 

@@ -5,7 +5,6 @@ configured before the strategy is built.
 """
 
 from collections.abc import Sequence
-import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -92,47 +91,6 @@ def replica_devices(strategy: "tf.distribute.Strategy") -> list[str]:
     return [name.rsplit("device:", 1)[-1] for name in names]
 
 
-def limit_gpu_memory(*, growth: bool, limit_mib: int) -> None:
-    """Configures how much memory TensorFlow allocates on each GPU, by default nearly all of it.
-
-    Args:
-        growth: allocate memory when it is needed, and keep it.
-        limit_mib: allocate this many MiB of each GPU and no more; 0 for no limit.
-
-    Raises:
-        UsageError: there is no GPU, or TensorFlow has already initialized the GPUs.
-    """
-    if not growth and not limit_mib:
-        return
-    import tensorflow as tf
-
-    key, off = ("memory_growth", "false") if growth else ("memory_limit_mib", "0")
-    gpus = tf.config.list_physical_devices("GPU")
-    if not gpus:
-        raise UsageError(
-            f"runtime.gpu.{key} has no effect, because TensorFlow detects no GPU: set it to {off}."
-        )
-    # In TensorFlow this variable overrides set_memory_growth.
-    if growth and os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() in ("false", "0"):
-        raise UsageError(
-            "runtime.gpu.memory_growth has no effect while TF_FORCE_GPU_ALLOW_GROWTH is false: "
-            "unset the variable."
-        )
-    try:
-        for device in gpus:
-            if growth:
-                tf.config.experimental.set_memory_growth(device, True)
-            else:
-                tf.config.set_logical_device_configuration(
-                    device, [tf.config.LogicalDeviceConfiguration(memory_limit=limit_mib)]
-                )
-    except (RuntimeError, ValueError):
-        raise UsageError(
-            f"runtime.gpu.{key} is set too late, because TensorFlow has already initialized its "
-            f"devices: {_TOO_LATE_FIX}"
-        ) from None
-
-
 def gpu_memory_limit(name: str) -> int | None:
     """Returns the bytes that TensorFlow may allocate on a GPU; None for other devices, or if unknown.
 
@@ -182,9 +140,10 @@ def _split(device: Any, count: int) -> None:
 
 def _usable_memory_mib(device: Any) -> int:
     """Returns 9/10 of the memory of a GPU in MiB: CUDA's context and libraries need the rest."""
-    # TensorFlow numbers the GPUs that CUDA_VISIBLE_DEVICES allows, as describe_gpus does.
-    index = int(device.name.rsplit(":", 1)[1])
-    memory = {i: each.memory_mib for i, each in enumerate(gpu.describe_gpus())}.get(index)
+    import tensorflow as tf
+
+    details = tf.config.experimental.get_device_details(device)
+    memory = gpu.find_memory_mib(details.get("device_name", ""))
     if memory is None:
         raise UsageError(
             "runtime.logical_devices requires the size of the GPU's memory, which the NVIDIA driver "

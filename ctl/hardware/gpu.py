@@ -55,65 +55,74 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str] | Non
     return names
 
 
-def list_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Lists the indices or UUIDs of the GPUs that a process with this environment may use."""
-    names = visible_gpus(environment)
+def list_gpus() -> list[str]:
+    """Lists the indices or UUIDs of the GPUs that this process may use."""
+    names = visible_gpus()
     if names is not None:
         return names
     # A lost GPU keeps its index until the driver is loaded again: the indices may have a gap.
-    return _query(lambda nvml, handle: str(nvml.nvmlDeviceGetIndex(handle)), environment)
+    return _query(lambda nvml, handle: str(nvml.nvmlDeviceGetIndex(handle)))
 
 
-def list_uuids(environment: Mapping[str, str] = os.environ) -> list[str]:
+def list_uuids() -> list[str]:
     """Lists the GPUs of `list_gpus` by UUIDs, which do not change when another GPU is lost.
-
-    Args:
-        environment: variables of the process.
 
     Returns:
         UUIDs. A GPU that the driver does not report is listed as in CUDA_VISIBLE_DEVICES, and so are
         all GPUs if that variable is set and CUDA_DEVICE_ORDER is not PCI_BUS_ID.
     """
-    names = list_gpus(environment)
     # An index in CUDA_VISIBLE_DEVICES is the index of NVML only in this order; by default, CUDA
     # numbers the fastest GPU 0. Without the variable, the indices come from NVML.
-    is_nvml_order = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    if visible_gpus(environment) is not None and not is_nvml_order:
-        return names
-    return [
-        uuid for name in names for uuid in _query(_read_uuid, {_VISIBLE_DEVICES: name}) or [name]
-    ]
+    is_nvml_order = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    if visible_gpus() is not None and not is_nvml_order:
+        return list_gpus()
+    return [uuid for name in list_gpus() for uuid in _query(_read_uuid, [name]) or [name]]
 
 
 def is_reported(name: str) -> bool:
     """Returns whether the driver reports the GPU of an index or UUID; False after it was lost."""
-    return bool(_query(lambda nvml, handle: True, {_VISIBLE_DEVICES: name}))
+    return bool(_query(lambda nvml, handle: True, [name]))
 
 
-def describe_gpus(environment: Mapping[str, str] = os.environ) -> list[DriverGpu]:
-    """Describes the GPUs that a process with this environment may use; [] without a driver."""
-    return _query(_describe, environment)
+def describe_gpus() -> list[DriverGpu]:
+    """Describes the GPUs that this process may use; [] without a driver."""
+    return _query(_describe)
 
 
-def read_usage(environment: Mapping[str, str] = os.environ) -> dict[str, float]:
-    """Reads the current memory and utilization of the GPUs that a process may use.
+def find_memory_mib(product: str) -> int | None:
+    """Returns the memory of a GPU that this process uses; None if the driver does not report it.
+
+    The GPU is found by its name. Its index is of no use, because CUDA may number the GPUs in another
+    order than the driver (CUDA_DEVICE_ORDER).
 
     Args:
-        environment: variables of the process.
+        product: the name of the product, such as "NVIDIA H200".
+    """
+    # MIG instances are reported only by the UUIDs in CUDA_VISIBLE_DEVICES, and an index in it may be
+    # the driver's index of another GPU.
+    for gpus in (describe_gpus(), _query(_describe, all_gpus=True)):
+        sizes = [gpu.memory_mib for gpu in gpus if gpu.name == product and gpu.memory_mib]
+        if sizes:
+            return min(sizes)
+    return None
+
+
+def read_usage() -> dict[str, float]:
+    """Reads the current memory and utilization of the GPUs that this process may use.
 
     Returns:
         gpu_memory_gib: the memory in use on the fullest GPU, in GiB. By default TensorFlow allocates
-        nearly all memory at the start; with runtime.gpu.memory_growth this is what the run needs.
+        nearly all memory at the start; with TF_FORCE_GPU_ALLOW_GROWTH=true this is what the run needs.
         gpu_utilization: the fraction of the time during which the busiest GPU ran a kernel.
         A value that the driver does not report is missing; without a driver both are.
     """
     usage = {
         "gpu_memory_gib": _query(
-            lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle).used / _GIB, environment
+            lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle).used / _GIB
         ),
         # Not reported for an instance of a partitioned GPU (MIG).
         "gpu_utilization": _query(
-            lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100, environment
+            lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
         ),
     }
     return {name: max(values) for name, values in usage.items() if values}
@@ -147,8 +156,15 @@ def divide_among_processes(
     return variables
 
 
-def _query(read: Callable[[Any, Any], _T], environment: Mapping[str, str]) -> list[_T]:
-    """Applies `read` to NVML and the handle of each GPU that the process may use.
+def _query(
+    read: Callable[[Any, Any], _T], names: Sequence[str] | None = None, *, all_gpus: bool = False
+) -> list[_T]:
+    """Applies `read` to NVML and the handle of each GPU.
+
+    Args:
+        read: reads a value.
+        names: indices or UUIDs; those that this process may use by default.
+        all_gpus: whether to query all GPUs of this machine instead.
 
     Returns:
         The results, in the order of CUDA_VISIBLE_DEVICES, without the GPUs that the driver rejects,
@@ -160,7 +176,7 @@ def _query(read: Callable[[Any, Any], _T], environment: Mapping[str, str]) -> li
         # NVML counts calls of nvmlInit, and all but the first are cheap. Hence there is no call of
         # nvmlShutdown: the next query would load the driver's library again.
         pynvml.nvmlInit()
-        names = visible_gpus(environment)
+        names = visible_gpus() if names is None and not all_gpus else names
         if names is None:
             names = [str(index) for index in range(pynvml.nvmlDeviceGetCount())]
     except pynvml.NVMLError as error:

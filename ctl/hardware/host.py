@@ -35,15 +35,12 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def identify_cpu(cpuinfo: str | None = None) -> tuple[str, str]:
+def identify_cpu() -> tuple[str, str]:
     """Returns the model of the CPU, and its instruction sets for vectors and matrices.
 
     Libraries choose their kernels by these, so they determine the bits of a result.
-
-    Args:
-        cpuinfo: the text of /proc/cpuinfo; read by default.
     """
-    text = _read(pathlib.Path("/proc/cpuinfo")) if cpuinfo is None else cpuinfo
+    text = _read(pathlib.Path("/proc/cpuinfo"))
     # A virtual machine may hide the name of the model: the numbers distinguish generations.
     fields = dict(re.findall(r"(?m)^(model name|cpu family|model)\s*: (.+)$", text))
     parts = [fields.get("model name") or platform.processor() or platform.machine()]

@@ -1,6 +1,6 @@
 """Starts and supervises the processes of a run on one machine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import os
 import signal
 import sys
@@ -9,12 +9,17 @@ import time
 from types import FrameType
 
 from ctl.hardware import cluster, gpu, rendezvous
+from ctl.hardware.child_process import ChildProcess
 from ctl.hardware.cluster import Cluster
-from ctl.hardware.elastic import WorkerPool
-from ctl.hardware.failure_limit import FailureLimit
-from ctl.hardware.task_process import CONSEQUENCES, STOPPED, Process, rank_cause
+from ctl.hardware.elastic import FailureLimit, WorkerPool
 
+# An environment variable: the folder into which a process writes tracebacks.
+TRACEBACK_FOLDER = "CTL_TRACEBACK_FOLDER"
 USER_ERROR = 2  # exit code: a restart would fail in the same way
+STOPPED = 75  # exit code: stopped and saved, rerun the same command
+# Exit codes of processes that end because another one has ended. A later code in this tuple is less
+# likely to be the cause of the failure.
+CONSEQUENCES = (128 + signal.SIGABRT, STOPPED)
 # Seconds in which processes must save and exit after SIGTERM. A process that waits for a lost one
 # detects the loss after runtime.cluster.heartbeat_timeout, whose default is less, 30 s.
 _STOP_TIMEOUT = 45.0
@@ -22,6 +27,72 @@ _RESIZE_TIMEOUT = 300.0  # as above, if the number of workers changes: the run r
 _CAUSE_TIMEOUT = 3.0  # seconds that a process may take to exit after others noticed its failure
 _POLL = 0.1  # seconds
 _REPORT_AFTER = 5.0  # seconds of waiting
+_COLORS = (36, 33, 35, 32, 34, 31)  # ANSI foreground colors
+
+
+class Process(ChildProcess):
+    """Starts a process of a run, and prints its output line by line, after the name of its task.
+
+    Args:
+        task: the cluster, as this process sees it.
+        command: the program and its arguments.
+        environment: variables to set in addition to those of the current process.
+        errors: error line -> name of the task that printed it first; shared by the processes that are
+            started together.
+
+    Attributes:
+        reporter: the name of the task that printed the error of this process: another task if that
+            one printed the same line before, else this task.
+    """
+
+    def __init__(
+        self,
+        task: Cluster,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        errors: dict[str, str],
+    ):
+        self.task, self.reporter = task, task.name
+        self._is_stopping = False
+        label = _label(task)
+
+        def print_line(line: str) -> None:
+            # All processes report an error of the config; it is the same for all of them.
+            if line.startswith("ctl: "):
+                self.reporter = errors.setdefault(line, task.name)
+                if self.reporter != task.name:
+                    return
+            print(f"{label} {line}", end="", flush=True)
+
+        super().__init__(
+            command, {TRACEBACK_FOLDER: tempfile.gettempdir(), **environment}, print_line
+        )
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code, 128 + N after signal N as in shells; None while the process runs."""
+        code = self.poll()
+        return code if code is None or code >= 0 else 128 - code
+
+    @property
+    def outcome(self) -> str:
+        """How the process ended, such as "exit code 1" or "killed by SIGKILL"."""
+        code = self.exit_code or 0
+        return f"killed by {signal.Signals(code - 128).name}" if code > 128 else f"exit code {code}"
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """Asks the process to save and stop; later calls have no effect.
+
+        A second signal would end the process while it saves.
+        """
+        if not self._is_stopping:
+            self._is_stopping = True
+            self.send_signal(number)
+
+    @property
+    def ends_by_itself(self) -> bool:
+        """False for the workers and servers of a chief, which serve it until they are stopped."""
+        return not self.task.has_servers or self.task.role == "chief"
 
 
 class Launcher:
@@ -34,7 +105,6 @@ class Launcher:
         max_restarts: the number of restarts after failures.
         pool: determines how many of the workers can run; by default all of them.
         failure_limit: detects failures after which a restart does not help; None for no limit.
-        gpus: indices or UUIDs of the GPUs to divide; None for `gpu.list_uuids`.
         wait_seconds: how long to wait until enough workers can run.
     """
 
@@ -47,7 +117,6 @@ class Launcher:
         max_restarts: int = 0,
         pool: WorkerPool | None = None,
         failure_limit: FailureLimit | None = None,
-        gpus: Sequence[str] | None = None,
         wait_seconds: float = 0.0,
     ):
         self._command = command
@@ -55,7 +124,6 @@ class Launcher:
         self._restarts = max_restarts
         self._pool = pool or WorkerPool(workers)
         self._failure_limit = failure_limit
-        self._all_gpus = gpus
         self._wait_seconds = wait_seconds
         self._processes: list[Process] = []
         self._lost: list[Process] = []
@@ -163,7 +231,7 @@ class Launcher:
 
     def _start_all(self, slots: Sequence[int]) -> None:
         self._processes, self._errors = [], {}
-        gpus = gpu.list_uuids(os.environ) if self._all_gpus is None else self._all_gpus
+        gpus = self._pool.gpus or gpu.list_uuids()
         # A slot keeps the GPUs that it has when all workers run: those of a lost worker are not used.
         all_tasks = self._make_tasks(self._workers)
         shares = gpu.divide_among_processes(all_tasks, gpus)
@@ -196,7 +264,7 @@ class Launcher:
         deadline = None
         while True:
             failed = [p for p in self._processes if p.exit_code and not self._tolerates(p)]
-            failed.sort(key=lambda p: rank_cause(p.exit_code or 0))
+            failed.sort(key=lambda p: _rank_cause(p.exit_code or 0))
             if failed:
                 deadline = deadline or time.monotonic() + _CAUSE_TIMEOUT
                 others_run = any(
@@ -284,3 +352,24 @@ class Launcher:
 
 def _print(text: str) -> None:
     print(f"ctl.launch: {text}", file=sys.stderr, flush=True)
+
+
+def _rank_cause(exit_code: int) -> int:
+    """Orders the failures of a run: the one with the smallest rank is the most likely cause.
+
+    After one process has failed, the others exit with STOPPED, or TensorFlow aborts them. They may exit
+    before the failed process, which may still be ending its threads. If another process was killed by a
+    signal, a process may also exit with an error that it does not recognize as the loss of that process.
+    Hence a signal ranks first, then other exit codes, then SIGABRT, then STOPPED.
+    """
+    if exit_code in CONSEQUENCES:
+        return 2 + CONSEQUENCES.index(exit_code)
+    return 0 if exit_code > 128 else 1
+
+
+def _label(task: Cluster) -> str:
+    label = f"[{task.name}]"
+    if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
+        offset = 0 if task.role == "chief" else 1 + task.index + 3 * (task.role == "ps")
+        label = f"\033[{_COLORS[offset % len(_COLORS)]}m{label}\033[0m"
+    return label

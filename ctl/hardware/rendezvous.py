@@ -1,26 +1,20 @@
 """Waits for the other processes of a run to start."""
 
-from collections.abc import Callable
 import os
 import socket
 import time
 
-from ctl.errors import Failure, UsageError
+from ctl.errors import Failure, UsageError, print_line
 from ctl.hardware.cluster import Cluster
 
 # An environment variable, set by ctl.launch, which chooses free ports at each start.
 PORTS_BY_LAUNCHER = "CTL_PORTS_BY_LAUNCHER"
 _POLL_SECONDS = 0.1
+_REPORT_SECONDS = 5.0  # between two lines that name the missing processes
 _LINGER_POLLS = 10  # polls for which this process still listens after it has reached all others
 
 
-def wait_for_others(
-    cluster: Cluster,
-    *,
-    timeout: float,
-    print_line: Callable[[str], None],
-    report_interval: float = 5.0,
-) -> None:
+def wait_for_others(cluster: Cluster, *, timeout: float) -> None:
     """Waits until every other process of the cluster listens at its address.
 
     TensorFlow waits too, but without a message. Meanwhile this process listens at its own address, so
@@ -29,8 +23,6 @@ def wait_for_others(
     Args:
         cluster: the processes.
         timeout: seconds to wait.
-        print_line: prints a line.
-        report_interval: seconds between two lines that name the missing processes.
 
     Raises:
         UsageError: the port of this process is in use, or its host is not this machine.
@@ -52,7 +44,7 @@ def wait_for_others(
                     f"{cluster.name} waited {timeout:.0f} s for {names}: start all processes, or "
                     "increase runtime.cluster.start_timeout."
                 )
-            if now - last_report >= report_interval:
+            if now - last_report >= _REPORT_SECONDS:
                 last_report = now
                 print_line(f"{cluster.name} waits for {names}.")
             time.sleep(_POLL_SECONDS)

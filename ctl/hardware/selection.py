@@ -120,17 +120,17 @@ def _check_cluster(name: str, cluster: Cluster | None) -> None:
                 f"{cluster.size}: set runtime.strategy=auto, or unset TF_CONFIG."
             )
         return
-    parameter_server = name == "parameter_server"
+    needs_servers = STRATEGIES[name].coordinated
     if cluster is None:
-        servers = "--ps=1 " if parameter_server else ""
+        servers = "--ps=1 " if needs_servers else ""
         raise UsageError(
             f"runtime.strategy={name} requires several processes, but TF_CONFIG is not set: start "
             f"them with python -m ctl.launch --workers=2 {servers}-- ..., or set "
             "runtime.strategy=auto."
         )
-    if cluster.has_servers != parameter_server:
+    if cluster.has_servers != needs_servers:
         raise UsageError(
-            f"runtime.strategy={name} requires a cluster {'with' if parameter_server else 'without'} "
+            f"runtime.strategy={name} requires a cluster {'with' if needs_servers else 'without'} "
             f"parameter servers, but TF_CONFIG describes {'some' if cluster.has_servers else 'none'}: "
             "set runtime.strategy=auto."
         )
@@ -149,10 +149,4 @@ def _check_options(name: str, options: StrategyOptions) -> None:
         raise UsageError(
             f"runtime.all_reduce.algorithm is {options.algorithm!r}, but runtime.strategy={name} "
             f"requires one of {', '.join(algorithms)}: set it to one of them."
-        )
-    # Only these two classes of tf.distribute have the argument num_packs.
-    if options.packs > 1 and options.algorithm not in ("nccl", "hierarchical_copy"):
-        raise UsageError(
-            "runtime.all_reduce.packs requires runtime.all_reduce.algorithm=nccl or "
-            "hierarchical_copy: set one of them, or set packs to 1."
         )

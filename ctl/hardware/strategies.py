@@ -10,11 +10,10 @@ import math
 import operator
 from typing import TYPE_CHECKING, Any
 
-from ctl.errors import UsageError, print_line
+from ctl.errors import UsageError
 from ctl.hardware import cluster, gradient_groups, rendezvous, tpu
 from ctl.hardware.cluster import Cluster
 from ctl.hardware.devices import replica_devices
-from ctl.hardware.heartbeats import configure_heartbeats
 from ctl.hardware.quiet import hold_back_stderr
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ CONFIG_KEYS = {  # field of StrategyOptions -> key in config.runtime
     "logical_devices": "logical_devices",
     "devices": "devices",
     "algorithm": "all_reduce.algorithm",
-    "packs": "all_reduce.packs",
     "bucket_mib": "all_reduce.bucket_mib",
     "timeout": "all_reduce.timeout",
     "start_timeout": "cluster.start_timeout",
@@ -44,7 +42,6 @@ class StrategyOptions:
             machine without a GPU; 0 uses the devices of the machine as they are.
         devices: the devices to use, such as ("GPU:0", "GPU:2"); empty for all.
         algorithm: the all-reduce algorithm, one of `ALGORITHMS`.
-        packs: number of packs that an all-reduce groups its tensors into (`num_packs` of TensorFlow).
         bucket_mib: processes reduce their gradients in groups, each of which ends as soon as it
             exceeds this number of MiB (see `gradient_groups.group_sizes`); 0 for one group.
         timeout: seconds that a collective between processes may take; 0 for no limit.
@@ -52,21 +49,19 @@ class StrategyOptions:
         heartbeat_timeout: seconds until an unreachable process counts as lost.
         shard_mib: parameter servers split variables into shards of at least this size, in MiB; 0
             splits none.
-        tpu: the keys of `config.runtime.tpu` that are set: name, zone, project, address. Empty for a
-            TPU of this machine.
+        tpu: name, full resource name or address of a TPU; "" for a TPU of this machine.
         cluster: the processes of the run; None for a run of one process.
     """
 
     logical_devices: int = 0
     devices: tuple[str, ...] = ()
     algorithm: str = "auto"
-    packs: int = 1
     bucket_mib: float = 0.0
     timeout: float = 0.0
     start_timeout: float = 600.0
     heartbeat_timeout: float = 30.0
     shard_mib: float = 0.0
-    tpu: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    tpu: str = ""
     cluster: Cluster | None = None
 
     @classmethod
@@ -74,7 +69,6 @@ class StrategyOptions:
         """Reads the options from `config.runtime` and the cluster from environment variables."""
         values = {name: operator.attrgetter(key)(runtime) for name, key in CONFIG_KEYS.items()}
         values["devices"] = tuple(values["devices"])
-        values["tpu"] = {key: value for key, value in values["tpu"].items() if value}
         return cls(**values, cluster=cluster.from_environment(environment))
 
 
@@ -91,6 +85,10 @@ class StrategySpec:
         reads: the fields of `StrategyOptions` that have an effect.
         algorithms: the all-reduce algorithms that the strategy has, in addition to "auto".
         multi_process: whether the strategy runs in several processes.
+        coordinated: whether a chief schedules the steps on workers, which update asynchronously.
+        remote: whether the steps run on hosts that do not run this program: they cannot call its
+            Python functions, write its files or read its clock.
+        central: whether the variables are on another device than the replicas.
     """
 
     summary: str
@@ -100,6 +98,14 @@ class StrategySpec:
     reads: tuple[str, ...] = ()
     algorithms: tuple[str, ...] = ()
     multi_process: bool = False
+    coordinated: bool = False
+    remote: bool = False
+    central: bool = False
+
+
+def spec_of(strategy: "tf.distribute.Strategy") -> StrategySpec:
+    """Returns the entry of `STRATEGIES` of any strategy, including one built without the table."""
+    return STRATEGIES[strategy_name(strategy)]
 
 
 def strategy_name(strategy: "tf.distribute.Strategy") -> str:
@@ -153,9 +159,9 @@ def _build_mirrored(devices: list[str], options: StrategyOptions) -> Any:
                 "runtime.all_reduce.algorithm=nccl requires one physical GPU per replica, but the "
                 f"replicas are on {', '.join(devices)}: set it to auto."
             )
-        cross_device_ops = tf.distribute.NcclAllReduce(num_packs=options.packs)
+        cross_device_ops = tf.distribute.NcclAllReduce()
     elif options.algorithm == "hierarchical_copy":
-        cross_device_ops = tf.distribute.HierarchicalCopyAllReduce(num_packs=options.packs)
+        cross_device_ops = tf.distribute.HierarchicalCopyAllReduce()
     elif options.algorithm == "one_device" or share_chip:
         cross_device_ops = tf.distribute.ReductionToOneDevice()
     return tf.distribute.MirroredStrategy(
@@ -177,7 +183,7 @@ def _build_multi_worker_mirrored(devices: list[str], options: StrategyOptions) -
 
     resolver = _wait_and_resolve(options)
     assert options.cluster is not None
-    configure_heartbeats(options.cluster, timeout=options.heartbeat_timeout)
+    _configure_heartbeats(options.cluster, options.heartbeat_timeout)
     if options.bucket_mib:
         gradient_groups.reserve_threads()
     implementations = tf.distribute.experimental.CommunicationImplementation
@@ -190,6 +196,31 @@ def _build_multi_worker_mirrored(devices: list[str], options: StrategyOptions) -
         return tf.distribute.MultiWorkerMirroredStrategy(
             cluster_resolver=resolver, communication_options=communication
         )
+
+
+def _configure_heartbeats(cluster: Cluster, timeout: float) -> None:
+    """Sets the timeout of TensorFlow's coordination service, before the strategy is built.
+
+    Each process sends a heartbeat to the first process every `timeout` / 2 seconds. With TensorFlow's
+    default timeout of 10 s, an interruption of the network of five seconds would end the run.
+    """
+    from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+    from tensorflow.python.eager import context
+
+    current = context.context()
+    if current.coordination_service is not None:
+        return
+    # As in MultiWorkerMirroredStrategy, which configures the service only if nothing else has.
+    jobs = [role for role in ("chief", "worker") if role in cluster.addresses]
+    current.configure_coordination_service(
+        service_type="standalone",
+        service_leader=f"/job:{jobs[0]}/replica:0/task:0",
+        heartbeat_timeout_in_ms=round(1000 * timeout),
+        coordinated_jobs=[
+            coordination_config_pb2.CoordinatedJob(name=job, num_tasks=len(cluster.addresses[job]))
+            for job in jobs
+        ],
+    )
 
 
 def _build_parameter_server(devices: list[str], options: StrategyOptions) -> Any:
@@ -207,7 +238,7 @@ def _build_parameter_server(devices: list[str], options: StrategyOptions) -> Any
 
 
 def _build_tpu(devices: list[str], options: StrategyOptions) -> Any:
-    return tpu.build(**options.tpu)
+    return tpu.build(options.tpu)
 
 
 def _wait_and_resolve(options: StrategyOptions) -> Any:
@@ -215,9 +246,7 @@ def _wait_and_resolve(options: StrategyOptions) -> Any:
     import tensorflow as tf
 
     assert options.cluster is not None  # selection.resolve_name has rejected a missing cluster
-    rendezvous.wait_for_others(
-        options.cluster, timeout=options.start_timeout, print_line=print_line
-    )
+    rendezvous.wait_for_others(options.cluster, timeout=options.start_timeout)
     # The resolver that reads TF_CONFIG itself would not know the cluster of an Indexed Job.
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(options.cluster.spec()),
@@ -246,7 +275,7 @@ STRATEGIES: dict[str, StrategySpec] = {
         "MirroredStrategy",
         _build_mirrored,
         "all",
-        reads=("logical_devices", "devices", "algorithm", "packs"),
+        reads=("logical_devices", "devices", "algorithm"),
         algorithms=("nccl", "hierarchical_copy", "one_device"),
     ),
     "central_storage": StrategySpec(
@@ -255,6 +284,7 @@ STRATEGIES: dict[str, StrategySpec] = {
         _build_central_storage,
         "all",
         reads=("logical_devices", "devices"),
+        central=True,
     ),
     "multi_worker_mirrored": StrategySpec(
         "one replica per device of several processes, on one machine or more",
@@ -266,7 +296,12 @@ STRATEGIES: dict[str, StrategySpec] = {
         multi_process=True,
     ),
     "tpu": StrategySpec(
-        "one replica per core of a TPU slice", "TPUStrategy", _build_tpu, "own", reads=("tpu",)
+        "one replica per core of a TPU slice",
+        "TPUStrategy",
+        _build_tpu,
+        "own",
+        reads=("tpu",),
+        remote=True,
     ),
     "parameter_server": StrategySpec(
         "workers that asynchronously update variables on parameter servers",
@@ -275,6 +310,9 @@ STRATEGIES: dict[str, StrategySpec] = {
         "own",
         reads=("start_timeout", "shard_mib"),
         multi_process=True,
+        coordinated=True,
+        remote=True,
+        central=True,
     ),
 }
 NAMES = ("auto", *STRATEGIES)

@@ -9,7 +9,7 @@ from typing import Any
 import orbit
 
 from ctl.errors import Failure, UsageError
-from ctl.hardware import coordinator
+from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.reporter import Reporter, as_numbers, without_nan
 from ctl.loop.step_summaries import StepSummaries
@@ -110,7 +110,7 @@ class LoopMonitor:
         trainer, reporter = self._trainer, self._reporter
         last = int(trainer.global_step.numpy())
         # A coordinator repeats steps of lost workers.
-        if last > boundary and coordinator.is_coordinated(trainer.strategy):
+        if last > boundary and strategies.spec_of(trainer.strategy).coordinated:
             reporter.record("repeated", last, steps=last - boundary)
         elif last != boundary:
             raise UsageError(

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.hardware import coordinator
+from ctl.hardware import strategies
 from ctl.loop.timing import Timer
 from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer
@@ -87,8 +87,8 @@ def _why_not(trainer: StandardTrainer) -> str:
     # XLA has no operation that writes to a file. Under autocluster these operations stay outside.
     if xla in ("loop", "step", "gradients"):
         return f"runtime.xla={xla} compiles it: choose runtime.xla=off, or {fix}"
-    if isinstance(trainer.strategy, tf.distribute.TPUStrategy):
-        return f"a TPU runs it: {fix}"
-    if coordinator.is_coordinated(trainer.strategy):
-        return f"the workers of parameter servers run it: {fix}"
+    spec = strategies.spec_of(trainer.strategy)
+    if spec.remote:
+        runs = "the workers of parameter servers run" if spec.coordinated else "a TPU runs"
+        return f"{runs} it: {fix}"
     return ""

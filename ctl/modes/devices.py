@@ -5,7 +5,7 @@ import contextlib
 import os
 from typing import Any
 
-from ctl.errors import UsageError
+from ctl.errors import UsageError, align
 from ctl.hardware import devices, gpu, host, selection, strategies, tpu
 from ctl.hardware.gpu import DriverGpu
 from ctl.hardware.strategies import StrategyOptions
@@ -42,8 +42,7 @@ def describe(runtime: Any) -> str:
         ("TPU", describe_tpu()),
         *_describe_strategy(runtime),
     ]
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+    return "\n".join(align(rows))
 
 
 def describe_tensorflow(
@@ -77,11 +76,10 @@ def describe_gpus(
         cuda: whether TensorFlow is built for GPUs.
     """
     if details:
-        # If the counts differ, the two lists cannot be matched by their order.
-        matched = list(driver_gpus) if len(driver_gpus) == len(details) else [None] * len(details)
+        driver = driver_gpus[0].driver if driver_gpus else "unknown"
         return [
-            (f"GPU {i}", _describe_gpu(detail, driver_gpu))
-            for i, (detail, driver_gpu) in enumerate(zip(details, matched, strict=True))
+            (f"GPU {i}", f"{_describe_gpu(detail)}, driver {driver}")
+            for i, detail in enumerate(details)
         ]
     if not driver_gpus:
         return [("GPUs", "none")]
@@ -103,16 +101,12 @@ def describe_tpu() -> str:
     return f"{description}, which cannot be used: {obstacle}" if obstacle else description
 
 
-def _describe_gpu(details: Mapping[str, Any], driver_gpu: DriverGpu | None) -> str:
+def _describe_gpu(details: Mapping[str, Any]) -> str:
     name = details.get("device_name", "unknown name")
     capability = ".".join(str(n) for n in details.get("compute_capability", ())) or "unknown"
-    memory = "unknown"
-    # CUDA may order the GPUs differently from the driver (CUDA_DEVICE_ORDER): a different name means
-    # a different GPU. It may also be the GPU of which TensorFlow uses one instance (MIG).
-    if driver_gpu and driver_gpu.name == name and driver_gpu.memory_mib:
-        memory = f"{driver_gpu.memory_mib / 1024:.1f} GiB"
-    driver = driver_gpu.driver if driver_gpu else "unknown"
-    return f"{name}, memory {memory}, compute capability {capability}, driver {driver}"
+    memory = gpu.find_memory_mib(name)
+    size = f"{memory / 1024:.1f} GiB" if memory else "unknown"
+    return f"{name}, memory {size}, compute capability {capability}"
 
 
 def _describe_strategy(runtime: Any) -> list[Row]:
@@ -124,8 +118,9 @@ def _describe_strategy(runtime: Any) -> list[Row]:
             runtime.strategy, StrategyOptions.from_config(runtime, os.environ)
         )
         # Building these would wait for other processes, or erase the memory of a TPU.
-        if name == "tpu" or (name != "auto" and strategies.STRATEGIES[name].multi_process):
-            return [("strategy", f"{name}: {strategies.STRATEGIES[name].summary}")]
+        spec = strategies.STRATEGIES.get(name)  # None for "auto"
+        if spec and (spec.remote or spec.multi_process):
+            return [("strategy", f"{name}: {spec.summary}")]
         hardware = _build_hardware(runtime)
     except UsageError as error:
         return [("strategy", f"{runtime.strategy} is not available: {error}")]

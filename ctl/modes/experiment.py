@@ -1,10 +1,13 @@
-"""Builds the strategy, the trainer and the evaluator that a config describes."""
+"""Builds the strategy, the trainer and the evaluator of a config, or of a trainer that exists."""
 
+from collections.abc import Callable
 import dataclasses
 import functools
 import inspect
+import operator
 import os
 import re
+from typing import Any
 
 from ml_collections import config_dict
 import tensorflow as tf
@@ -16,7 +19,7 @@ from ctl.configs.options import TrainerOptions
 from ctl.configs.section import Section
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
-from ctl.hardware import devices, selection
+from ctl.hardware import selection, strategies
 from ctl.hardware.strategies import StrategyOptions
 from ctl.modes import overfit
 from ctl.replica.step.engine import engine_of
@@ -105,11 +108,42 @@ def build(
     return Experiment(config, hardware, trainer, evaluator, optimizer)
 
 
-def build_hardware(runtime: config_dict.ConfigDict) -> selection.Hardware:
-    """Limits the GPUs' memory and builds the strategy, as the section `runtime` of a config sets."""
-    devices.limit_gpu_memory(
-        growth=runtime.gpu.memory_growth, limit_mib=runtime.gpu.memory_limit_mib
+def wrap(trainer: StandardTrainer) -> Experiment:
+    """Makes the experiment of a trainer that a script has made; its config records what is known.
+
+    Raises:
+        UsageError: the trainer runs in several processes.
+    """
+    cls, optimizer = type(trainer), trainer.optimizer
+    if strategies.spec_of(trainer.strategy).multi_process:
+        raise UsageError(
+            f"ctl.Run trains in one process, but the trainer has a {type(trainer.strategy).__name__}: "
+            "train with python -m ctl.launch."
+        )
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    config = overrides.config(
+        trainer=f"{cls.__module__}:{cls.__qualname__}",
+        data=dict(global_batch_size=trainer.global_batch_size),
+        model=_to_dict(trainer.options.model),
     )
+    with config.ignore_type():
+        for option, key in OPTION_KEYS.items():
+            path, _, name = key.rpartition(".")
+            section = operator.attrgetter(path)(config) if path else config
+            section[name] = getattr(trainer.options, option)
+        config.optimizer.name = f"{type(inner).__module__}:{type(inner).__name__}"
+        if not callable(inner._learning_rate):
+            config.optimizer.learning_rate = float(inner.learning_rate.numpy())
+    name = strategies.strategy_name(trainer.strategy)
+    hardware = selection.Hardware(trainer.strategy, name, "the trainer's own")
+    make: Callable[[int | None], Any] = lambda examples: config  # noqa: E731 - never called
+    return Experiment(
+        config, hardware, trainer, StandardEvaluator(trainer), optimizers.FromConfig(make)
+    )
+
+
+def build_hardware(runtime: config_dict.ConfigDict) -> selection.Hardware:
+    """Builds the strategy, as the section `runtime` of a config sets."""
     return selection.build(runtime.strategy, StrategyOptions.from_config(runtime, os.environ))
 
 
@@ -193,3 +227,7 @@ def _check_unread_keys(
             f"{unread[0]} has no effect: {config.trainer} never reads self.options.{unread[0]}; "
             "remove the key from the config, or read it."
         )
+
+
+def _to_dict(section: Any) -> dict[str, Any]:
+    return {k: _to_dict(v) if hasattr(v, "items") else v for k, v in section.items()}

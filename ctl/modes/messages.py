@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ctl.errors import list_some
+from ctl.hardware import strategies
 from ctl.loop.progress import format_numbers
 from ctl.optimizers import schedules
 from ctl.replica.step.engine import engine_of
@@ -34,7 +35,7 @@ def start(hardware: Any, trainer: Any) -> str:
     layout = engine_of(trainer).plan.layout
     parameters = engine_of(trainer).step.attributes.parameter_count()
     what = f"{trainer.options.precision}; {parameters:,} parameters"
-    if hardware.name == "parameter_server":
+    if strategies.STRATEGIES[hardware.name].coordinated:
         workers, servers = (len(hardware.cluster.addresses[role]) for role in ("worker", "ps"))
         return (
             f"{hardware.name} ({hardware.reason}): {_count(workers, 'worker')}, "

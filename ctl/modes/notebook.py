@@ -1,13 +1,12 @@
 """ctl.Run: a run that a notebook or a script trains in steps."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import math
 import os
 import pathlib
 import tempfile
 import threading
-import time
 from typing import Any
 
 from ml_collections import config_dict
@@ -16,15 +15,16 @@ from ctl.configs import durations, validation
 from ctl.configs import flags as command_line
 from ctl.errors import UsageError
 from ctl.hardware import cluster
+from ctl.loop.actions.action import Action
 from ctl.loop.actions.best_checkpoint import BestCheckpoint
 from ctl.loop.actions.learning_rate import LearningRate
 from ctl.loop.checkpoints import warm_start
 from ctl.loop.lock import RunLock
 from ctl.loop.stop import StopOnSignal
 from ctl.loop.workdir import Workdir
-from ctl.modes import Arguments, results, wrapped_trainer
+from ctl.modes import Arguments, results
+from ctl.modes import experiment as experiments
 from ctl.modes.experiment import Experiment
-from ctl.modes.history import History
 from ctl.modes.run import RunParts
 from ctl.modes.session import Session
 from ctl.trainer import StandardTrainer
@@ -85,14 +85,13 @@ class Run:
         config: Any = experiment
         path = ""
         if isinstance(experiment, StandardTrainer):
-            built = wrapped_trainer.make_experiment(experiment)
+            built = experiments.wrap(experiment)
             config = built.config
         elif isinstance(experiment, config_dict.ConfigDict):
             validation.check_config(experiment)
         else:
             path = str(experiment)
             config = command_line.load_config(path, [])
-        self._config_path = os.path.abspath(path.partition(":")[0]) if path else ""
         self._run = RunParts(
             Arguments(config, path.partition(":")[0], self._workdir),
             evaluates=bool(config.eval.splits),
@@ -104,23 +103,20 @@ class Run:
             self._run.progress.print_line = lambda line: None  # type: ignore[method-assign]
             self._run.progress._write = lambda line: None
         changes = self._workdir.check_config(self.config.to_dict())
-        self._history = History()
+        self._history = _History()
         self._stop = StopOnSignal()
         actions = self._run.make_actions()
         self._rate = next(action for action in actions if isinstance(action, LearningRate))
         self._best = [action for action in actions if isinstance(action, BestCheckpoint)]
         actions += self._history.make_actions(lambda: self._rate.value)
-        self._watchdog, self._profiler = self._run.make_watchdog(), self._run.make_profiler()
-        self._controller = self._run.make_controller(
-            stop=self._stop,
-            watchdog=self._watchdog,
-            profiler=self._profiler,
-            rollback=self._run.broadcast_rollback_policy(),
-            actions=actions,
-        )
         self._session = Session(
-            self._run, self._controller, config_path=self._config_path, changes=changes
+            self._run,
+            self._stop,
+            actions=actions,
+            config_path=path.partition(":")[0],
+            changes=changes,
         )
+        self._controller = self._session.controller
         self._is_recorded = False
         self._begin(changes)
 
@@ -181,8 +177,8 @@ class Run:
             if is_unended or (first < end and not self._controller.actions.stop_reason):
                 self._leave_best()
                 self._controller.trained_step = None
-                interval, seconds = self.config.eval.interval, self.config.eval.seconds
-                self._session.train(end, evaluates=bool(self.evaluator and (interval or seconds)))
+                evaluates = bool(self.evaluator and self.config.eval.interval)
+                self._session.train(end, evaluates=evaluates)
         return dict(self._controller.outputs)
 
     def evaluate(self) -> dict[str, Any]:
@@ -255,23 +251,22 @@ class Run:
     def _call(self) -> Iterator[None]:
         """Locks the workdir, takes interrupts as a request to stop, and records the result."""
         controller = self._controller
-        with self._lock(), contextlib.ExitStack() as stack:
+        is_main = threading.current_thread() is threading.main_thread()
+        with self._lock():
             if not self._is_recorded:
                 self._session.record_start()
                 self._is_recorded = True
             self._stop.reasons, controller.stopped = {}, False
-            if threading.current_thread() is threading.main_thread():
-                stack.enter_context(self._stop)
-                stack.enter_context(self._profiler.on_signal())
-            stack.enter_context(self._run.watch_for_preemption(self._stop))
-            stack.enter_context(self._watchdog)
-            start = time.monotonic()
-            try:
-                yield
-            finally:
-                self._run.checkpoints.wait()
-                self._saved_step = self._run.checkpoints.latest_step()
-            self._session.record_end(time.monotonic() - start, reasons=self._stop.reasons)
+            with (
+                self._stop if is_main else contextlib.nullcontext(),
+                self._session.watching(on_signal=is_main),
+            ):
+                try:
+                    yield
+                finally:
+                    self._run.checkpoints.wait()
+                    self._saved_step = self._run.checkpoints.latest_step()
+                self._session.record_end()
 
     def _count_steps(self, steps: int | str) -> int:
         if isinstance(steps, str):
@@ -280,3 +275,55 @@ class Run:
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
             raise UsageError(f'steps is {steps!r}, but must be a number of steps or "2 epochs".')
         return steps
+
+
+class _History:
+    """A table with one row per step at which a loop or an evaluation has ended.
+
+    history.columns()               # {"step": [5, 10], "loss": [...], "eval/loss": [nan, ...]}
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[int, dict[str, float]] = {}
+
+    def make_actions(self, read_rate: Callable[[], float]) -> list[Action]:
+        """Makes the actions that add rows.
+
+        Args:
+            read_rate: returns the learning rate, which is added to the rows of training.
+        """
+        return [_Recorder(self, "train", read_rate), _Recorder(self, "eval")]
+
+    def add(self, step: int, prefix: str, outputs: Mapping[str, Any]) -> None:
+        """Adds numbers to the row of a step; a repeated step replaces them.
+
+        Args:
+            step: the global step.
+            prefix: the prefix of the names, "" or "eval/".
+            outputs: numbers by name, maybe nested.
+        """
+        for name, value in outputs.items():
+            if isinstance(value, Mapping):
+                self.add(step, f"{prefix}{name}/", value)
+            elif isinstance(value, int | float):
+                self._rows.setdefault(step, {})[prefix + name] = value
+
+    def columns(self) -> dict[str, list[float]]:
+        """Returns name -> one value per row, NaN where there is none; `step` is the first name."""
+        rows = [{"step": step, **self._rows[step]} for step in sorted(self._rows)]
+        names = dict.fromkeys(name for row in rows for name in row)
+        return {name: [row.get(name, math.nan) for row in rows] for name in names}
+
+
+class _Recorder(Action):
+    may_stop = False
+
+    def __init__(self, history: _History, at: str, read_rate: Callable[[], float] | None = None):
+        self._history = history
+        self._read_rate = read_rate
+        self.at = at
+
+    def __call__(self, outputs: Mapping[str, Any]) -> None:
+        prefix = "eval/" if self.at == "eval" else ""
+        rate = {"learning_rate": self._read_rate()} if self._read_rate else {}
+        self._history.add(self.controller.step, prefix, {**outputs, **rate})

@@ -15,7 +15,7 @@ from ctl.data.distribution import disable_autotune
 from ctl.data.sequences import ragged
 from ctl.data.source import Arrays, Augmented, Source, source_of
 from ctl.errors import UsageError, print_line
-from ctl.hardware import coordinator
+from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.modes import DONE, Arguments, experiment
 from ctl.replica.step.engine import engine_of
@@ -56,7 +56,7 @@ class Profile:
 def profile_input(arguments: Arguments) -> int:
     """Trains for a few seconds, prints what limits the speed, and writes nothing."""
     built = experiment.build(arguments.config, arguments.config_path, evaluates=False)
-    if coordinator.is_coordinated(built.hardware.strategy):
+    if strategies.spec_of(built.hardware.strategy).coordinated:
         raise UsageError(
             "--mode=profile_input does not support parameter servers, whose workers read their own "
             "batches: profile with another runtime.strategy on the machine of a worker."
@@ -190,7 +190,7 @@ def _make_step(trainer: StandardTrainer, element: Any) -> Callable[[int], None]:
         compiled.discard_chunk()
     else:
         # The batch is captured by the graph, so no iterator is read.
-        batches = _Repeated(element)
+        batches = itertools.repeat(element)
         steps_fn = orbit.utils.create_tf_while_loop_fn(lambda _: trainer.train_step(batches))
         loop = tf.function(lambda steps: steps_fn(None, steps))
 
@@ -202,19 +202,6 @@ def _make_step(trainer: StandardTrainer, element: Any) -> Callable[[int], None]:
                 orbit.utils.get_value(value)
 
     return run
-
-
-class _Repeated:
-    """An iterator that gives the same element forever."""
-
-    def __init__(self, element: Any):
-        self._element = element
-
-    def __iter__(self) -> "_Repeated":
-        return self
-
-    def __next__(self) -> Any:
-        return self._element
 
 
 def _make_example_reader(source: Source, batch_size: int) -> Callable[[int], None]:

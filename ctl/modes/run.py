@@ -1,11 +1,11 @@
 """Holds experiment, workdir, processes, progress, checkpoints and controller of a run."""
 
 from collections.abc import Callable, Iterable
-import contextlib
 import sys
 from typing import Any
 
 from ctl import optimizers
+from ctl.configs import durations
 from ctl.errors import UsageError, print_line
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.actions import registry
@@ -19,11 +19,10 @@ from ctl.loop.profiler import Profiler
 from ctl.loop.progress import Progress, ProgressBar
 from ctl.loop.reporter import Reporter
 from ctl.loop.rollback import RollbackPolicy
-from ctl.loop.stop import GceNotice, StopRequest
+from ctl.loop.stop import StopRequest
 from ctl.loop.timing import WallClock
 from ctl.loop.watchdog import Watchdog
 from ctl.modes import Arguments, dry_run, experiment
-from ctl.replica.step.engine import engine_of
 
 
 class RunParts:
@@ -109,13 +108,18 @@ class RunParts:
             actions: called at the end of inner loops and evaluations.
             records: whether to write its loops and evaluations to the summaries and events of the run.
         """
+        train = self.config.train
+        checkpoint_interval, checkpoint_seconds = durations.split_interval(
+            train.checkpoint_interval
+        )
+        summary_interval, summary_seconds = durations.split_interval(train.summary_interval)
         return Controller(
             trainer=self.trainer,
             evaluator=self.experiment.evaluator,
-            steps_per_loop=self.config.train.steps_per_loop,
+            steps_per_loop=train.steps_per_loop,
             checkpoints=self.checkpoints,
-            checkpoint_interval=self.config.train.checkpoint_interval,
-            checkpoint_seconds=self.config.train.checkpoint_seconds,
+            checkpoint_interval=checkpoint_interval,
+            checkpoint_seconds=checkpoint_seconds,
             summary_dir=self._summary_folder("train") if records else None,
             eval_summary_dir=self._summary_folder("eval") if records else None,
             reporter=Reporter(
@@ -132,12 +136,12 @@ class RunParts:
             processes=self.processes,
             watchdog=watchdog,
             rollback=rollback,
-            summary_interval=self.config.train.summary_interval or None,
-            summary_seconds=self.config.train.summary_seconds,
+            summary_interval=summary_interval or None,
+            summary_seconds=summary_seconds,
             actions=actions,
             workdir=self.workdir.path,
             is_chief=self.is_chief,
-            last_step=self.config.train.steps,
+            last_step=train.steps,
         )
 
     def make_actions(self, *, trains: bool = True) -> list[Action]:
@@ -160,33 +164,6 @@ class RunParts:
         for action in actions:
             action.may_stop = False
         return [action for action in actions if action.at == "eval"]
-
-    def make_profiler(self) -> Profiler:
-        """Makes the profiler of this process; only the chief's profiler writes."""
-        return Profiler(
-            self.config.train.profile,
-            folder=self.workdir.summaries("train"),
-            print_line=self.progress.print_line,
-            on_event=self.workdir.event,
-        )
-
-    def make_watchdog(self) -> Watchdog:
-        """Makes the watchdog of this process.
-
-        Every process has one, since the input pipeline that hangs need not be the chief's.
-        """
-        return Watchdog(
-            self.config.train.stall_seconds,
-            read_step=lambda: int(self.trainer.global_step.numpy()),
-            data_type=lambda: engine_of(self.trainer).pipeline.data_types["train"],
-            on_event=self.workdir.event,
-        )
-
-    def watch_for_preemption(self, stop: StopRequest) -> contextlib.AbstractContextManager[Any]:
-        """Requests a stop when this machine is to be preempted, if the config requires it."""
-        if self.config.train.preemption_notice == "none":
-            return contextlib.nullcontext()
-        return GceNotice(stop)
 
     def broadcast_rollback_policy(self) -> RollbackPolicy:
         """Makes the rollback policy, with the chief's earlier decisions in every process."""

@@ -1,45 +1,78 @@
 """The part that the program and `ctl.Run` share: restore or load, train, and record both."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+import contextlib
 import os
+import time
 from typing import Any
 
+from ctl.configs import durations
 from ctl.loop import goodput
+from ctl.loop.actions.action import Action
 from ctl.loop.checkpoints import warm_start
-from ctl.loop.controller import Controller
+from ctl.loop.profiler import Profiler
+from ctl.loop.stop import GceNotice, StopOnSignal
+from ctl.loop.watchdog import Watchdog
 from ctl.modes import messages, results
 from ctl.modes.run import RunParts
+from ctl.replica.step.engine import engine_of
 
 
 class Session:
     """The part of a run that one process computes. Every process must call the same methods.
 
-        session = Session(run, controller, config_path="my_model.py")
+        session = Session(run, stop, actions=run.make_actions(), config_path="my_model.py")
         session.all_restore()
         session.record_start()
-        session.train(1000, evaluates=True)
-        session.record_end(seconds=60.0)
+        with session.watching():
+            session.train(1000, evaluates=True)
+            session.record_end()
 
     Args:
         run: the run.
-        controller: its controller.
+        stop: requests that the run saves and stops.
+        actions: called at the end of inner loops and evaluations.
         config_path: the config file, or "".
         changes: one line for each change of the config since the run was started.
 
     Attributes:
+        controller: the controller of the run.
         has_ended: whether training has ended, and its actions as well.
     """
 
     def __init__(
         self,
         run: RunParts,
-        controller: Controller,
+        stop: StopOnSignal,
         *,
+        actions: Sequence[Action],
         config_path: str,
         changes: Sequence[str] = (),
     ):
         self._run = run
-        self._controller = controller
+        self._stop = stop
+        config = run.config.train
+        self._profiler = Profiler(
+            config.profile,
+            folder=run.workdir.summaries("train"),
+            print_line=run.progress.print_line,
+            on_event=run.workdir.event,
+        )
+        # Every process has one, since the input pipeline that hangs need not be the chief's.
+        self._watchdog = Watchdog(
+            config.stall_seconds,
+            read_step=lambda: int(run.trainer.global_step.numpy()),
+            data_type=lambda: engine_of(run.trainer).pipeline.data_types["train"],
+            on_event=run.workdir.event,
+        )
+        self.controller = run.make_controller(
+            stop=stop,
+            watchdog=self._watchdog,
+            profiler=self._profiler,
+            rollback=run.broadcast_rollback_policy(),
+            actions=actions,
+        )
+        self._start = 0.0
         self._config_path = os.path.abspath(config_path) if config_path else ""
         self._changes = list(changes)
         self._restored: str | None = None
@@ -49,7 +82,7 @@ class Session:
     def all_restore(self) -> None:
         """Restores the newest checkpoint; without one, loads the weights that `init` names."""
         run = self._run
-        self._restored = self._controller.restore_checkpoint()
+        self._restored = self.controller.restore_checkpoint()
         if not self._restored:
             self._loaded = warm_start.all_load(run.trainer, run.config.init, run.processes)
 
@@ -70,7 +103,7 @@ class Session:
 
         Call `all_restore` first, so that a run whose checkpoint does not match leaves the config alone.
         """
-        run, controller = self._run, self._controller
+        run, controller = self._run, self.controller
         config = run.config.to_dict()
         run.workdir.create(config)
         lost = goodput.find_lost(run.workdir.path, controller.step) if run.is_chief else {}
@@ -93,9 +126,28 @@ class Session:
         controller.reporter.metrics.begin(config, step=controller.step, is_new=not self._restored)
         run.clock.mark_started()
 
+    @contextlib.contextmanager
+    def watching(self, *, on_signal: bool = True) -> Iterator[None]:
+        """Watches the training in the `with` block, whose duration is recorded.
+
+        It profiles on SIGUSR1, reports loops that hang, and stops the run before this machine is
+        preempted, if the config requires it.
+
+        Args:
+            on_signal: whether to handle SIGUSR1, which only the main thread can.
+        """
+        with contextlib.ExitStack() as stack:
+            if on_signal:
+                stack.enter_context(self._profiler.on_signal())
+            if self._run.config.train.preemption_notice != "none":
+                stack.enter_context(GceNotice(self._stop))
+            stack.enter_context(self._watchdog)
+            self._start = time.monotonic()
+            yield
+
     def must_end(self, step: int) -> bool:
         """Returns whether training that reached a step must end there, by the config or an action."""
-        return step >= self._run.config.train.steps or bool(self._controller.actions.stop_reason)
+        return step >= self._run.config.train.steps or bool(self.controller.actions.stop_reason)
 
     def train(self, end: int, *, evaluates: bool, eval_steps: int = -1) -> None:
         """Trains until the global step is `end`, or until something ends or stops the run.
@@ -107,18 +159,16 @@ class Session:
             evaluates: whether to evaluate at the intervals of the config and at the end.
             eval_steps: batches per evaluation; -1 for the complete dataset.
         """
-        controller, config = self._controller, self._run.config.eval
+        controller, config = self.controller, self._run.config.eval
         self.has_ended = False
         if controller.evaluator and config.before_training and controller.step == 0:
             controller.evaluate(eval_steps)
         if not evaluates:
             controller.train(end)
         elif controller.step < end and not controller.actions.stop_reason:
+            interval, seconds = durations.split_interval(config.interval)
             controller.train_and_evaluate(
-                end,
-                eval_steps=eval_steps,
-                eval_interval=config.interval,
-                eval_seconds=config.seconds,
+                end, eval_steps=eval_steps, eval_interval=interval, eval_seconds=seconds
             )
         else:  # killed or stopped between the last checkpoint and the end of training
             if controller.evaluated_step != controller.step:
@@ -128,20 +178,17 @@ class Session:
         trained = int(controller.trained_step or 0)
         self.has_ended = not controller.stopped and self.must_end(trained)
 
-    def record_end(self, seconds: float, *, reasons: Mapping[str, str]) -> dict[str, Any]:
+    def record_end(self) -> dict[str, Any]:
         """Writes `result.json` and the last event.
 
         No result is written for a step at which training must end but has not: the run would count as
         complete, and no later process would restore the best checkpoint or export the model.
 
-        Args:
-            seconds: the duration of the training.
-            reasons: why a stop was requested, if it was.
-
         Returns:
             The result.
         """
-        run, controller = self._run, self._controller
+        run, controller = self._run, self.controller
+        seconds = time.monotonic() - self._start
         result = results.make_result(run.experiment, controller, seconds)
         if not controller.outputs:  # only evaluated: keep what was recorded of the training
             result |= results.read_training(run.workdir)
@@ -155,7 +202,7 @@ class Session:
         run.workdir.event(
             "stop" if controller.stopped else "end",
             result["step"],
-            **{**reasons, **ended_by},
+            **{**self._stop.reasons, **ended_by},
             seconds=controller.reporter.seconds(),
         )
         return result

@@ -1,7 +1,6 @@
 """--mode=train and --mode=train_and_eval."""
 
 import functools
-import time
 
 from ctl.loop.checkpoints import warm_start
 from ctl.loop.lock import RunLock
@@ -62,36 +61,24 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
             progress.print_line(messages.complete(latest, workdir.result(), config))
             return DONE
 
-        profiler = run.make_profiler()
-        with (
-            StopOnSignal() as stop,
-            profiler.on_signal(),
-            progress,
-            run.watch_for_preemption(stop),
-            run.make_watchdog() as watchdog,
-        ):
-            rollback = run.broadcast_rollback_policy()
-            controller = run.make_controller(
-                stop=stop,
-                watchdog=watchdog,
-                profiler=profiler,
-                rollback=rollback,
-                actions=actions,
+        with StopOnSignal() as stop, progress:
+            session = Session(
+                run, stop, actions=actions, config_path=arguments.config_path, changes=changes
             )
-            session = Session(run, controller, config_path=arguments.config_path, changes=changes)
             session.all_restore()
             progress.print_line(messages.start(run.experiment.hardware, run.trainer))
             if compression := messages.compression(run.trainer):
                 progress.print_line(compression)
             session.print_start()
             session.record_start()
-            start = time.monotonic()
-            session.train(
-                config.train.steps,
-                evaluates=evaluates,
-                eval_steps=dry_run.STEPS if arguments.dry_run else -1,  # -1: all
-            )
-            result = session.record_end(time.monotonic() - start, reasons=stop.reasons)
+            with session.watching():
+                session.train(
+                    config.train.steps,
+                    evaluates=evaluates,
+                    eval_steps=dry_run.STEPS if arguments.dry_run else -1,  # -1: all
+                )
+                result = session.record_end()
+            controller = session.controller
             controller.reporter.metrics.close("KILLED" if controller.stopped else "FINISHED")
         processes.barrier()  # no process exits while another one still writes
 

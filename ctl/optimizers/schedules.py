@@ -126,28 +126,6 @@ def make(config: Any, rate: float, steps: int) -> Any:
     return WarmUp(rate, warmup, after)
 
 
-def describe(config: Any, rate: float, steps: int) -> str:
-    """Describes the schedule of a config in a few words.
-
-    Args:
-        config: the section `optimizer` of a checked config, with durations as numbers of updates.
-        rate: the peak learning rate.
-        steps: the total number of updates.
-    """
-    kind = KINDS.get(config.schedule)
-    text = f"{config.schedule} learning rate {rate:g}"
-    decay_steps = config.decay_steps
-    if kind is None or kind.decay == "total":
-        decay_steps = decay_steps or steps - config.warmup_steps
-    if decay_steps:
-        text += f" over {decay_steps} updates"
-    values = {**(kind.arguments if kind else {}), **config.schedule_arguments.to_dict()}
-    text += "".join(f", {name}={value}" for name, value in values.items())
-    if config.warmup_steps:
-        text += f", after {config.warmup_steps} updates of linear warm-up"
-    return text
-
-
 def ends_at_last_step(schedule: str, decay_steps: int | str) -> bool:
     """Returns whether a schedule depends on `train.steps`.
 

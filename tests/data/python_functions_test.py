@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import ctl
 from ctl.data.input_pipeline import InputPipeline
-from ctl.hardware import coordinator
+from ctl.hardware import strategies
 from tests.data.record_files import FEATURES, write
 
 
@@ -78,7 +78,7 @@ def pipeline(data):
 @pytest.mark.parametrize("name", DATA)
 def test_python_function_is_rejected_where_hosts_are_remote(path, monkeypatch, name):
     make, uses_python = DATA[name]
-    monkeypatch.setattr(coordinator, "is_coordinated", lambda strategy: True)
+    monkeypatch.setattr(strategies, "strategy_name", lambda strategy: "parameter_server")
     if not uses_python:
         pipeline(make(path)).data("train")
         return
@@ -96,7 +96,7 @@ def test_python_function_works_on_one_machine(path, name):
 
 
 def test_records_are_read_by_tensorflow_where_hosts_are_remote(path, monkeypatch):
-    monkeypatch.setattr(coordinator, "is_coordinated", lambda strategy: True)
+    monkeypatch.setattr(strategies, "strategy_name", lambda strategy: "parameter_server")
     source = pipeline(ctl.data.records(path, FEATURES)).data("train")
     graph = tf.function(source.gather).get_concrete_function(tf.TensorSpec([None], tf.int64)).graph
     assert not any("PyFunc" in node.op for node in graph.as_graph_def().node)

@@ -94,6 +94,17 @@ def test_tf_config_without_a_cluster_is_a_run_of_one_process():
             text({"worker": ["a:1", "b:1"], "ps": ["c:1"]}),
             "has parameter servers, which require a chief and workers",
         ),
+        # These only look valid.
+        (text(role=["worker"]), r"has the task type \['worker'\]"),
+        (text(role={}), "has the task type {}"),
+        (text(index="²"), "has the task index '²'"),
+        (text(index="--1"), "has the task index '--1'"),
+        (text(index="9" * 5000), "which is not a whole number"),
+        (text({"worker": ["a:٣", "b:2"]}), "has the address 'a:٣' for 'worker'"),
+        (text({"worker": ["a..b:1", "b:2"]}), "has the address 'a..b:1' for 'worker'"),
+        (text({"worker": ["a" * 64 + ":1", "b:2"]}), "which is not host:port"),
+        (text({"worker": ["a\0b:1", "b:2"]}), "which is not host:port"),
+        ("[" * 99_999, "is not JSON"),
     ],
 )
 def test_invalid_tf_config_is_rejected_in_one_line(value, message):
@@ -159,26 +170,6 @@ def test_local_processes_have_one_port_each():
     assert [each.name for each in clusters] == ["chief", "worker 0", "worker 1", "ps 0"]
     assert [int(each.address.rsplit(":")[-1]) for each in clusters] == ports
     assert all(cluster.from_tf_config(each.tf_config()) == each for each in clusters)
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (text(role=["worker"]), r"has the task type \['worker'\]"),
-        (text(role={}), "has the task type {}"),
-        (text(index="²"), "has the task index '²'"),
-        (text(index="--1"), "has the task index '--1'"),
-        (text(index="9" * 5000), "which is not a whole number"),
-        (text({"worker": ["a:٣", "b:2"]}), "has the address 'a:٣' for 'worker'"),
-        (text({"worker": ["a..b:1", "b:2"]}), "has the address 'a..b:1' for 'worker'"),
-        (text({"worker": ["a" * 64 + ":1", "b:2"]}), "which is not host:port"),
-        (text({"worker": ["a\0b:1", "b:2"]}), "which is not host:port"),
-        ("[" * 99_999, "is not JSON"),
-    ],
-)
-def test_values_that_only_look_valid_are_rejected(value, message):
-    with pytest.raises(UsageError, match=message):
-        cluster.from_environment({"TF_CONFIG": value})
 
 
 def test_a_cluster_of_thousands_of_tasks_is_validated_quickly():

@@ -3,7 +3,6 @@
 import pytest
 import tensorflow as tf
 
-from ctl.hardware import coordinator, selection
 from ctl.hardware.coordinator import CoordinatedLoop
 
 
@@ -20,11 +19,6 @@ class FakeCoordinator:
         for function, args in self.scheduled:
             function(*args)
         self.scheduled = []
-
-
-@pytest.mark.parametrize("name", ["default", "one_device", "mirrored", "central_storage"])
-def test_other_strategies_are_not_coordinated(name):
-    assert not coordinator.is_coordinated(selection.build(name).strategy)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,8 @@ import sys
 import pytest
 import tensorflow as tf
 
-import ctl
 from ctl.errors import UsageError
 from ctl.hardware import devices
-from ctl.modes import experiment
 from tests.fake_nvml import FakeGpu, FakeNvml
 
 NO_GPU = not tf.config.list_physical_devices("GPU")
@@ -56,144 +54,62 @@ def test_replicas_of_the_default_strategy_are_on_the_first_device():
     assert devices.replica_devices(strategy) == ["CPU:0", "CPU:1"]
 
 
-class Gpus:
-    """A machine with GPUs, which records what is configured for each of them."""
-
-    def __init__(self, monkeypatch, count, error=None):
-        self.growth, self.limits = {}, {}
-        self.error = error
-        physical = [
-            tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(count)
-        ]
-        monkeypatch.delenv("TF_FORCE_GPU_ALLOW_GROWTH", raising=False)
-        monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: physical)
-        monkeypatch.setattr(tf.config.experimental, "set_memory_growth", self.grow)
-        monkeypatch.setattr(tf.config, "set_logical_device_configuration", self.limit)
-
-    def grow(self, device, enable):
-        if self.error:
-            raise self.error
-        self.growth[device.name[-5:]] = enable
-
-    def limit(self, device, parts):
-        if self.error:
-            raise self.error
-        self.limits[device.name[-5:]] = [part.memory_limit for part in parts]
-
-
-@pytest.mark.parametrize(
-    ("options", "growth", "limits"),
-    [
-        (dict(growth=False, limit_mib=0), {}, {}),
-        (dict(growth=True, limit_mib=0), {"GPU:0": True, "GPU:1": True}, {}),
-        (dict(growth=False, limit_mib=512), {}, {"GPU:0": [512], "GPU:1": [512]}),
-    ],
-)
-def test_memory_of_every_gpu_is_limited(monkeypatch, options, growth, limits):
-    machine = Gpus(monkeypatch, 2)
-    devices.limit_gpu_memory(**options)
-    assert (machine.growth, machine.limits) == (growth, limits)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            dict(growth=True, limit_mib=0),
-            "runtime.gpu.memory_growth has no effect, because TensorFlow detects no GPU: set it to "
-            "false.",
-        ),
-        (
-            dict(growth=False, limit_mib=512),
-            "runtime.gpu.memory_limit_mib has no effect, because TensorFlow detects no GPU: set it "
-            "to 0.",
-        ),
-    ],
-)
-def test_limiting_the_memory_without_a_gpu_is_rejected(monkeypatch, options, message):
-    Gpus(monkeypatch, 0)
-    with pytest.raises(UsageError) as error:
-        devices.limit_gpu_memory(**options)
-    assert str(error.value) == message
-
-
-@pytest.mark.parametrize("error", [RuntimeError("initialized"), ValueError("virtual devices")])
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        (dict(growth=True, limit_mib=0), "memory_growth"),
-        (dict(growth=False, limit_mib=512), "memory_limit_mib"),
-    ],
-)
-def test_limiting_the_memory_after_tensorflow_has_started_is_rejected(
-    monkeypatch, error, options, key
-):
-    Gpus(monkeypatch, 1, error)
-    with pytest.raises(UsageError, match=rf"runtime\.gpu\.{key} is set too late, because TensorF"):
-        devices.limit_gpu_memory(**options)
-
-
-def test_growth_that_the_environment_disables_is_rejected(monkeypatch):
-    machine = Gpus(monkeypatch, 1)
-    monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", "false")
-    with pytest.raises(UsageError, match="while TF_FORCE_GPU_ALLOW_GROWTH is false"):
-        devices.limit_gpu_memory(growth=True, limit_mib=0)
-    devices.limit_gpu_memory(growth=False, limit_mib=512)
-    assert machine.limits == {"GPU:0": [512]}
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "options"),
-    [
-        ("memory_growth", True, {"growth": True, "limit_mib": 0}),
-        ("memory_limit_mib", 512, {"growth": False, "limit_mib": 512}),
-    ],
-)
-def test_config_limits_the_memory_before_the_strategy_is_built(monkeypatch, key, value, options):
-    calls = []
-    monkeypatch.setattr(devices, "limit_gpu_memory", lambda **options: calls.append(options))
-    monkeypatch.setattr(experiment.selection, "build", lambda *_, **__: calls.append("strategy"))
-    experiment.build_hardware(ctl.config(runtime=dict(gpu={key: value})).runtime)
-    assert calls == [options, "strategy"]
-
-
-@on_cpu
-def test_config_that_limits_the_memory_is_rejected_on_a_machine_without_a_gpu():
-    runtime = ctl.config(runtime=dict(gpu=dict(memory_growth=True))).runtime
-    with pytest.raises(UsageError, match="because TensorFlow detects no GPU"):
-        experiment.build_hardware(runtime)
+def pretend_gpus(monkeypatch, count):
+    """Lets TensorFlow list this many GPUs."""
+    gpus = [physical_gpu(index) for index in range(count)]
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
 
 
 def physical_gpu(index):
     return tf.config.PhysicalDevice(f"/physical_device:GPU:{index}", "GPU")
 
 
-@pytest.mark.parametrize(
-    "nvml",
-    [FakeNvml(driver=False), FakeNvml([FakeGpu(total=None)]), FakeNvml()],
-    ids=["no driver", "memory not reported", "no GPU"],
-)
-def test_splitting_a_gpu_of_unknown_memory_is_rejected(monkeypatch, nvml):
+def install_gpus(monkeypatch, gpus, details, **options):
+    """Replaces the driver's GPUs, as names and MiB, and the names that TensorFlow reports."""
+    fakes = [
+        FakeGpu(total=size and size * MIB, name=name, uuid=uuid)
+        for (name, size), uuid in zip(gpus, ("GPU-a", "GPU-b", "GPU-c", "MIG-d"), strict=False)
+    ]
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(fakes, **options))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(
+        tf.config.experimental,
+        "get_device_details",
+        lambda device: {"device_name": details[int(device.name[-1])]},
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "driver"),
+    [([("A", 100)], False), ([("A", None)], True), ([], True), ([("B", 100)], True)],
+    ids=["no driver", "memory not reported", "no GPU", "another GPU"],
+)
+def test_splitting_a_gpu_of_unknown_memory_is_rejected(monkeypatch, gpus, driver):
+    install_gpus(monkeypatch, gpus, ["A"], driver=driver)
     with pytest.raises(UsageError, match=r"does not report: set runtime\.logical_devices to 0"):
         devices._split(physical_gpu(0), 2)
 
 
 @pytest.mark.parametrize(
-    ("visible", "limit"), [(None, 450), ("0,2", 900), ("GPU-b,GPU-c", 900), ("MIG-d,GPU-a", 45)]
+    ("visible", "product", "limit"),
+    [
+        (None, "A", 45),
+        (None, "C", 900),
+        # By default CUDA numbers the fastest GPU 0, and the driver numbers them by their place.
+        ("0", "C", 900),
+        ("2,0", "A", 45),
+        ("GPU-b,GPU-c", "C", 900),
+        ("MIG-d,GPU-a", "A MIG", 135),
+    ],
 )
-def test_parts_of_a_gpu_share_nine_tenths_of_its_memory(monkeypatch, visible, limit):
-    sizes = {"GPU-a": 100, "GPU-b": 1000, "GPU-c": 2000, "MIG-d": 300}
-    gpus = [FakeGpu(total=size * MIB, uuid=uuid) for uuid, size in sizes.items()]
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(gpus))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+def test_parts_of_a_gpu_share_nine_tenths_of_its_memory(monkeypatch, visible, product, limit):
+    install_gpus(monkeypatch, [("A", 100), ("B", 1000), ("C", 2000), ("A MIG", 300)], [product])
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     split = {}
     monkeypatch.setattr(tf.config, "set_logical_device_configuration", split.__setitem__)
-    devices._split(physical_gpu(1), 2)  # the second of those that the process may use
-    assert [part.memory_limit for part in split[physical_gpu(1)]] == [limit] * 2
+    devices._split(physical_gpu(0), 2)
+    assert [part.memory_limit for part in split[physical_gpu(0)]] == [limit] * 2
 
 
 @pytest.mark.parametrize(
@@ -206,10 +122,8 @@ def test_parts_of_a_gpu_share_nine_tenths_of_its_memory(monkeypatch, visible, li
     ],
 )
 def test_the_memory_limit_of_a_gpu_is_that_of_its_logical_device(monkeypatch, parts, expected):
-    Gpus(monkeypatch, 2)
-    gpus = [FakeGpu(total=size * MIB) for size in (80_000, 10_000)]
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(gpus))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    pretend_gpus(monkeypatch, 2)
+    install_gpus(monkeypatch, [("A", 80_000), ("B", 10_000)], ["A", "B"])
 
     def read(device):
         limits = parts.get(int(device.name[-1]), [])
@@ -222,7 +136,7 @@ def test_the_memory_limit_of_a_gpu_is_that_of_its_logical_device(monkeypatch, pa
 
 def test_other_devices_have_no_known_memory_limit(monkeypatch):
     assert devices.gpu_memory_limit("CPU:0") is None
-    Gpus(monkeypatch, 1)
+    pretend_gpus(monkeypatch, 1)
     monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda device: None)
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([FakeGpu(total=None)]))
+    install_gpus(monkeypatch, [("A", None)], ["A"])
     assert devices.gpu_memory_limit("GPU:0") is None

@@ -15,10 +15,15 @@ NO_GPU = not tf.config.list_physical_devices("GPU")
 
 @pytest.fixture
 def install(monkeypatch):
-    """Replaces pynvml: install([FakeGpu(), ...])."""
+    """Replaces pynvml and the environment: install([FakeGpu(), ...], CUDA_VISIBLE_DEVICES="0")."""
 
-    def replace(gpus=(), **options):
-        nvml = FakeNvml(gpus, **options)
+    def replace(gpus=(), *, driver=True, **environment):
+        for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            if value is not None:
+                monkeypatch.setenv(name, value)
+        nvml = FakeNvml(gpus, driver=driver)
         monkeypatch.setitem(sys.modules, "pynvml", nvml)
         return nvml
 
@@ -38,30 +43,33 @@ def install(monkeypatch):
         ("GPU-8f3c,MIG-1a", ["GPU-8f3c", "MIG-1a"]),
     ],
 )
-def test_cuda_visible_devices_names_the_gpus_until_the_first_negative_index(variable, names):
-    environment = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
-    assert gpu.visible_gpus(environment) == names
-    if names is not None:
-        assert gpu.list_gpus(environment) == names
+def test_cuda_visible_devices_names_the_gpus_until_the_first_negative_index(
+    install, variable, names
+):
+    install(CUDA_VISIBLE_DEVICES=variable)
+    assert gpu.visible_gpus() == names
+    assert gpu.list_gpus() == (names or [])
 
 
 def test_without_the_variable_all_gpus_of_the_driver_are_listed(install):
     install([FakeGpu(), FakeGpu()])
-    assert gpu.list_gpus({}) == ["0", "1"]
+    assert gpu.list_gpus() == ["0", "1"]
 
 
-def test_without_a_driver_there_are_no_gpus(install):
+@pytest.mark.parametrize(
+    "is_real",
+    [
+        False,
+        pytest.param(
+            True, marks=pytest.mark.skipif(not NO_GPU, reason="is about a machine without a GPU")
+        ),
+    ],
+)
+def test_without_a_driver_there_are_no_gpus(install, monkeypatch, is_real):
     install(driver=False)
-    assert gpu.list_gpus({}) == []
-    assert gpu.describe_gpus({}) == []
-    assert gpu.read_usage({}) == {}
-
-
-@pytest.mark.skipif(not NO_GPU, reason="is about a machine without a GPU")
-def test_the_real_library_reports_no_gpus_on_a_machine_without_a_driver():
-    assert gpu.list_gpus({}) == []
-    assert gpu.describe_gpus({}) == []
-    assert gpu.read_usage({}) == {}
+    if is_real:
+        monkeypatch.delitem(sys.modules, "pynvml")
+    assert (gpu.list_gpus(), gpu.describe_gpus(), gpu.read_usage()) == ([], [], {})
 
 
 MACHINE = [
@@ -73,29 +81,29 @@ MACHINE = [
 
 def test_uuids_identify_the_gpus_when_another_one_is_lost(install):
     install(MACHINE)
-    assert gpu.list_uuids({}) == ["GPU-8f3c", "GPU-77aa", "MIG-1a"]
-    ordered = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    assert gpu.list_uuids(ordered) == ["GPU-77aa"]
+    assert gpu.list_uuids() == ["GPU-8f3c", "GPU-77aa", "MIG-1a"]
+    install(MACHINE, CUDA_VISIBLE_DEVICES="1", CUDA_DEVICE_ORDER="PCI_BUS_ID")
+    assert gpu.list_uuids() == ["GPU-77aa"]
     install(MACHINE[1:])
     assert [gpu.is_reported(name) for name in ("GPU-8f3c", "GPU-77aa")] == [False, True]
 
 
 def test_index_in_another_order_than_that_of_the_driver_is_kept(install):
-    install(MACHINE)
-    assert gpu.list_uuids({"CUDA_VISIBLE_DEVICES": "1"}) == ["1"]
+    install(MACHINE, CUDA_VISIBLE_DEVICES="1")
+    assert gpu.list_uuids() == ["1"]
 
 
 def test_lost_gpu_is_skipped(install):
     install([FakeGpu(uuid="GPU-a"), FakeGpu(is_lost=True), FakeGpu(uuid="GPU-c", used=GIB)])
-    assert gpu.list_gpus({}) == ["0", "2"]
-    assert gpu.list_uuids({}) == ["GPU-a", "GPU-c"]
+    assert gpu.list_gpus() == ["0", "2"]
+    assert gpu.list_uuids() == ["GPU-a", "GPU-c"]
     assert not gpu.is_reported("1")
-    assert gpu.read_usage({})["gpu_memory_gib"] == 1.0
+    assert gpu.read_usage()["gpu_memory_gib"] == 1.0
 
 
 def test_gpus_that_the_driver_does_not_report_keep_their_names(install):
-    install(driver=False)
-    assert gpu.list_uuids({"CUDA_VISIBLE_DEVICES": "0,1"}) == ["0", "1"]
+    install(driver=False, CUDA_VISIBLE_DEVICES="0,1")
+    assert gpu.list_uuids() == ["0", "1"]
     assert not gpu.is_reported("0")
 
 
@@ -119,9 +127,8 @@ MIG = DriverGpu("NVIDIA H200 MIG 1g.18gb", 16384, "550.54.15")
 def test_gpus_that_the_process_may_use_are_described_in_order(
     install, variable, indices, described
 ):
-    nvml = install(MACHINE)
-    environment = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
-    assert gpu.describe_gpus(environment) == described
+    nvml = install(MACHINE, CUDA_VISIBLE_DEVICES=variable)
+    assert gpu.describe_gpus() == described
     assert nvml.handles == indices
 
 
@@ -149,16 +156,15 @@ TWO = [
 def test_usage_is_the_maximum_over_the_gpus_that_the_process_may_use(
     install, gpus, variable, usage
 ):
-    install(gpus)
-    environment = {} if variable is None else {"CUDA_VISIBLE_DEVICES": variable}
-    assert gpu.read_usage(environment) == usage
+    install(gpus, CUDA_VISIBLE_DEVICES=variable)
+    assert gpu.read_usage() == usage
 
 
 def test_each_call_reads_the_present_usage(install):
     nvml = install([FakeGpu(used=1 * GIB, percent=10)])
-    assert gpu.read_usage({}) == {"gpu_memory_gib": 1.0, "gpu_utilization": 0.1}
+    assert gpu.read_usage() == {"gpu_memory_gib": 1.0, "gpu_utilization": 0.1}
     nvml.gpus[0].used = 2 * GIB
-    assert gpu.read_usage({}) == {"gpu_memory_gib": 2.0, "gpu_utilization": 0.1}
+    assert gpu.read_usage() == {"gpu_memory_gib": 2.0, "gpu_utilization": 0.1}
 
 
 @pytest.mark.gpu

@@ -34,8 +34,11 @@ NUMBERED = (
         (ARM, "", "asimd sve"),
     ],
 )
-def test_cpu_is_identified_by_its_model_and_its_instruction_sets(cpuinfo, model, instructions):
-    name, flags = host.identify_cpu(cpuinfo)
+def test_cpu_is_identified_by_its_model_and_its_instruction_sets(
+    monkeypatch, cpuinfo, model, instructions
+):
+    monkeypatch.setattr(host, "_read", lambda path: cpuinfo)
+    name, flags = host.identify_cpu()
     assert name == model if model else name  # ARM kernels print no model
     assert flags == instructions
 

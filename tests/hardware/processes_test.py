@@ -4,19 +4,20 @@ import os
 import signal
 import sys
 import time
+import types
+from unittest import mock
 
 import pytest
 
 from ctl.hardware import elastic, gpu, processes
-from ctl.hardware.elastic import WorkerPool
-from ctl.hardware.failure_limit import FailureLimit
+from ctl.hardware.elastic import FailureLimit, WorkerPool
 from ctl.hardware.processes import Launcher
 
 
 @pytest.fixture(autouse=True)
 def restore_handlers(monkeypatch):
     """Removes the launcher's signal handlers; finds no GPU, so that the driver is not queried."""
-    monkeypatch.setattr(gpu, "list_uuids", lambda environment: [])
+    monkeypatch.setattr(gpu, "list_uuids", lambda: [])
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in handlers.items():
@@ -171,7 +172,7 @@ def test_port_that_another_program_has_taken_is_not_a_user_error(capfd):
         "this = cluster.from_tf_config(os.environ['TF_CONFIG'])\n"
         "other = socket.create_server(('', int(this.address.rpartition(':')[2])))\n"
         "try:\n"
-        "    rendezvous.wait_for_others(this, timeout=1, print_line=print)\n"
+        "    rendezvous.wait_for_others(this, timeout=1)\n"
         "except Failure as error:\n"
         "    print(error)\n"
     )
@@ -326,9 +327,10 @@ def launch_elastic(starts, workdir, *, workers=3, minimum=2, **options):
             clock.offset += 2 * REJOIN_SECONDS if current == "train" else 0.0
         return [*script(ACTIONS), current, str(workdir)]
 
-    pool = WorkerPool(workers, minimum=minimum, rejoin_seconds=REJOIN_SECONDS, clock=clock)
+    pool = WorkerPool(workers, minimum=minimum, rejoin_seconds=REJOIN_SECONDS)
     limit = FailureLimit(workdir)
-    code = Launcher(command, workers=workers, pool=pool, failure_limit=limit, **options).run()
+    with mock.patch.object(elastic, "time", types.SimpleNamespace(monotonic=clock)):
+        code = Launcher(command, workers=workers, pool=pool, failure_limit=limit, **options).run()
     assert next(remaining, None) is None
     return code, numbers
 
@@ -363,73 +365,62 @@ def test_run_is_not_stopped_before_it_has_saved(tmp_path, capfd, fast):
         numbers.append(task.num_workers)
         return script("") if task.num_workers == 2 else [*script(text), str(tmp_path)]
 
-    pool = WorkerPool(2, minimum=1, is_usable=lambda slot: slot == 0 or bool(numbers))
+    pool = WorkerPool(2, minimum=1)
+    pool.is_usable = lambda slot: slot == 0 or bool(numbers)
     limit = FailureLimit(tmp_path)
     assert Launcher(command, workers=2, pool=pool, failure_limit=limit).run() == 0
     assert numbers == [1, 2, 2]
-
-
-def test_a_loss_is_a_restart(tmp_path, fast):
-    code = 128 + signal.SIGKILL
-    assert launch_elastic(["lose worker 1"], tmp_path, max_restarts=0) == (code, [3])
 
 
 def test_run_waits_for_enough_workers(monkeypatch):
     lines = []
     monkeypatch.setattr(processes, "_print", lines.append)
     monkeypatch.setattr(processes, "_REPORT_AFTER", 0.0)
-    pool = WorkerPool(2, is_usable=lambda slot: bool(lines))
+    pool = WorkerPool(2)
+    pool.is_usable = lambda slot: bool(lines)
     command = script("sys.exit(0)")
     assert Launcher(lambda task: command, workers=2, pool=pool, wait_seconds=60.0).run() == 0
     assert lines == ["fewer than 2 workers can run; waiting for them, up to 60 s."]
 
 
-def test_run_ends_with_the_code_of_the_loss_if_too_few_workers_remain(tmp_path, capfd, fast):
-    options = {"max_restarts": 1, "wait_seconds": 0.2}
-    code, numbers = launch_elastic(["lose worker 1"], tmp_path, workers=2, **options)
-    assert (code, numbers) == (128 + signal.SIGKILL, [2])
-    assert capfd.readouterr().err.endswith(
-        "ctl.launch: fewer than 2 workers can run: rerun the same command later.\n"
-    )
-
-
-def test_program_that_fails_twice_is_neither_restarted_again_nor_shrunk(tmp_path, capfd, fast):
-    code, numbers = launch_elastic(["fail", "fail"], tmp_path, max_restarts=9)
-    assert (code, numbers) == (1, [3, 3])
-    assert capfd.readouterr().err.endswith(
-        "ctl.launch: not restarted: the run fails again and again without a new checkpoint. Fix what "
-        "its last lines report, then rerun the same command.\n"
-    )
-
-
-def test_number_that_the_program_rejects_is_skipped(tmp_path, capfd, fast):
-    starts = ["lose worker 1", "reject", "train", "end"]
-    assert launch_elastic(starts, tmp_path, workers=4, max_restarts=1) == (0, [4, 3, 2, 4])
-    assert "the run cannot have 3 workers; trying another number." in capfd.readouterr().err
-
-
-def test_error_of_the_first_start_ends_the_run(tmp_path, fast):
-    assert launch_elastic(["reject"], tmp_path, max_restarts=9) == (2, [3])
+TOO_FEW = "ctl.launch: fewer than 2 workers can run: rerun the same command later.\n"
+USELESS = (
+    "ctl.launch: not restarted: the run fails again and again without a new checkpoint. Fix what its "
+    "last lines report, then rerun the same command.\n"
+)
+# Each: what the processes do at each start, the options, the exit code, the numbers of workers.
+ELASTIC = {
+    "a loss is a restart":
+        (["lose worker 1"], dict(max_restarts=0), 137, [3], ""),
+    "the code of the loss, if too few workers remain":
+        (["lose worker 1"], dict(workers=2, max_restarts=1, wait_seconds=0.2), 137, [2], TOO_FEW),
+    "a program that fails twice is neither restarted again nor shrunk":
+        (["fail", "fail"], {}, 1, [3, 3], USELESS),
+    "a number that the program rejects is skipped":
+        (["lose worker 1", "reject", "train", "end"], dict(workers=4), 0, [4, 3, 2, 4],
+         "the run cannot have 3 workers; trying another number."),
+    "an error of the first start ends the run":
+        (["reject"], {}, 2, [3], ""),
+    "an error with a number that has trained ends the run":
+        (["lose worker 1", "train", "reject"], {}, 2, [3, 2, 3], ""),
+    "an error in training with such a number":
+        (["lose worker 1", "train", "train and fail"], {}, 2, [3, 2, 3], ""),
+    "an error in training does not mean that the number is not allowed":
+        (["lose worker 1", "train and fail"], dict(workers=4), 2, [4, 3], ""),
+    "a number is allowed only once the run has begun to train":
+        (["lose worker 1 early", "reject"], dict(workers=4), 2, [4, 3], ""),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "error", ["reject", pytest.param("train and fail", marks=pytest.mark.slow)]
+    ("starts", "options", "code", "numbers", "line"), ELASTIC.values(), ids=ELASTIC
 )
-def test_error_with_a_number_that_has_trained_ends_the_run(tmp_path, fast, error):
-    starts = ["lose worker 1", "train", error]
-    assert launch_elastic(starts, tmp_path, max_restarts=9) == (2, [3, 2, 3])
-
-
-def test_error_in_training_does_not_mean_that_the_number_is_not_allowed(tmp_path, fast):
-    starts = ["lose worker 1", "train and fail"]
-    assert launch_elastic(starts, tmp_path, workers=4, max_restarts=9) == (2, [4, 3])
-
-
-def test_number_is_allowed_only_once_the_run_has_begun_to_train(tmp_path, fast):
-    # From earlier runs of the workdir there are events.
-    (tmp_path / "events.jsonl").write_text('{"event": "start"}\n{"event": "sta')
-    starts = ["lose worker 1 early", "reject"]
-    assert launch_elastic(starts, tmp_path, workers=4, max_restarts=9) == (2, [4, 3])
+def test_elastic_run(tmp_path, capfd, fast, starts, options, code, numbers, line):
+    # Earlier runs of the workdir have left events, the last of which is cut off.
+    (tmp_path / "events.jsonl").write_text('{"event": "start"}\n{"event": "sta\n')
+    options = {"max_restarts": 9, **options}
+    assert launch_elastic(starts, tmp_path, **options) == (code, numbers)
+    assert line in capfd.readouterr().err
 
 
 def test_each_slot_keeps_its_gpus(tmp_path, fast):
@@ -440,15 +431,15 @@ def test_each_slot_keeps_its_gpus(tmp_path, fast):
         action = "lose worker 1" if task.num_workers == 3 else "end"
         return [*script(ACTIONS), action, str(tmp_path)]
 
-    pool = WorkerPool(3, minimum=2, rejoin_seconds=60.0)
-    launcher = Launcher(command, workers=3, pool=pool, max_restarts=1, gpus=["a", "b", "c"])
+    pool = WorkerPool(3, minimum=2, rejoin_seconds=60.0, gpus=["a", "b", "c"])
+    launcher = Launcher(command, workers=3, pool=pool, max_restarts=1)
     assert launcher.run() == 0
     assert gpus == [(3, "a"), (3, "b"), (3, "c"), (2, "a"), (2, "c")]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_while_the_launcher_waits_ends_it(number):
-    pool = WorkerPool(2, minimum=2, is_usable=lambda slot: False)
+    pool = WorkerPool(2)
     launcher = Launcher(lambda task: script(""), workers=2, pool=pool, wait_seconds=60.0)
     pool.slots = lambda: launcher._forward_signal(number, None) or []
     assert launcher.run() == processes.STOPPED
@@ -468,8 +459,7 @@ def test_signal_while_the_run_saves_to_grow_stops_it_without_a_second_signal(tmp
         "time.sleep(60)\n"
     )
     command = [*script(text), str(tmp_path / "ready")]
-    pool = WorkerPool(
-        2, minimum=1, is_usable=lambda slot: slot == 0 or (tmp_path / "ready").exists()
-    )
+    pool = WorkerPool(2, minimum=1)
+    pool.is_usable = lambda slot: slot == 0 or (tmp_path / "ready").exists()
     launcher = Launcher(lambda task: command, workers=2, pool=pool, max_restarts=3)
     assert launcher.run() == 75

@@ -15,9 +15,9 @@ def make_clusters(workers):
     return cluster.make_local_clusters(workers=workers, servers=0, ports=ports)
 
 
-def wait(worker, lines, results):
+def wait(worker, results):
     try:
-        rendezvous.wait_for_others(worker, timeout=60, print_line=lines.append, report_interval=0.2)
+        rendezvous.wait_for_others(worker, timeout=60)
         results.append(worker.name)
     except (Failure, UsageError) as error:
         results.append(str(error))
@@ -29,10 +29,12 @@ def test_free_ports_differ():
     assert not any(rendezvous.is_listening(f"localhost:{port}") for port in ports)
 
 
-def test_all_processes_wait_for_a_late_one_and_print_its_name():
+def test_all_processes_wait_for_a_late_one_and_print_its_name(monkeypatch):
     clusters = make_clusters(3)
     lines, results = [], []
-    threads = [threading.Thread(target=wait, args=(c, lines, results)) for c in clusters]
+    monkeypatch.setattr(rendezvous, "print_line", lines.append)
+    monkeypatch.setattr(rendezvous, "_REPORT_SECONDS", 0.2)
+    threads = [threading.Thread(target=wait, args=(c, results)) for c in clusters]
     for thread in threads[:2]:
         thread.start()
     line = f"worker 0 waits for worker 2 ({clusters[2].address})."
@@ -54,7 +56,7 @@ def test_waiting_ends_after_the_timeout():
         match=r"worker 0 waited 0 s for worker 1 \(localhost:\d+\): start all processes, or "
         r"increase runtime\.cluster\.start_timeout\.",
     ):
-        rendezvous.wait_for_others(worker, timeout=0.3, print_line=lambda line: None)
+        rendezvous.wait_for_others(worker, timeout=0.3)
 
 
 @pytest.mark.parametrize(
@@ -70,4 +72,4 @@ def test_a_port_in_use_is_reported(monkeypatch, variable, kind):
         other.bind(("", int(worker.address.rsplit(":")[-1])))
         other.listen()
         with pytest.raises(kind, match=r"worker 0 cannot listen at localhost:\d+ \(Address al"):
-            rendezvous.wait_for_others(worker, timeout=1, print_line=lambda line: None)
+            rendezvous.wait_for_others(worker, timeout=1)

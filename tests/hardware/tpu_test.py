@@ -118,20 +118,24 @@ def test_message_names_the_obstacle_and_the_alternatives(bus, install):
     )
     offer = "To check whether the experiment would run on a TPU: --mode=aot_compile."
     assert str(local.value) == f"{line}. {offer}"
-    assert str(remote.value) == f"{line} and no runtime.tpu keys. {offer}"
+    assert str(remote.value) == f"{line} and no runtime.tpu. {offer}"
 
 
-def test_metadata_server_is_queried_only_on_a_machine_with_a_chip(bus):
-    none, configured, chip = {}, {"TPU_SKIP_MDS_QUERY": "0"}, {}
-    tpu.skip_metadata_server(none)
-    tpu.skip_metadata_server(configured)
-    bus(V5E)
-    tpu.skip_metadata_server(chip)
-    assert (none, configured, chip) == (
-        {"TPU_SKIP_MDS_QUERY": "1"},
-        {"TPU_SKIP_MDS_QUERY": "0"},
-        {},
-    )
+@pytest.mark.parametrize(
+    ("chips", "before", "after"),
+    [
+        ([], {}, {"TPU_SKIP_MDS_QUERY": "1"}),
+        ([], {"TPU_SKIP_MDS_QUERY": "0"}, {"TPU_SKIP_MDS_QUERY": "0"}),
+        ([V5E], {}, {}),
+    ],
+)
+def test_metadata_server_is_queried_only_on_a_machine_with_a_chip(
+    bus, monkeypatch, chips, before, after
+):
+    bus(*chips)
+    monkeypatch.setattr(tpu.os, "environ", before)
+    tpu.skip_metadata_server()
+    assert before == after
 
 
 def test_detection_does_not_import_tensorflow():
@@ -180,19 +184,19 @@ class Strategy:
 
 
 @pytest.mark.parametrize(
-    ("keys", "arguments"),
+    ("name", "arguments"),
     [
-        ({}, {"tpu": "local", "zone": None, "project": None}),
-        ({"name": "pod"}, {"tpu": "pod", "zone": None, "project": None}),
+        ("", {"tpu": "local", "zone": None, "project": None}),
+        ("pod", {"tpu": "pod", "zone": None, "project": None}),
         (
-            {"name": "pod", "zone": "us-central1-a", "project": "mine"},
+            "projects/mine/locations/us-central1-a/nodes/pod",
             {"tpu": "pod", "zone": "us-central1-a", "project": "mine"},
         ),
     ],
 )
-def test_build_connects_to_the_tpu_and_then_initializes_it(monkeypatch, keys, arguments):
+def test_build_connects_to_the_tpu_and_then_initializes_it(monkeypatch, name, arguments):
     cluster = Cluster(monkeypatch)
-    assert isinstance(tpu.build(**keys), Strategy)
+    assert isinstance(tpu.build(name), Strategy)
     assert cluster.calls == [arguments, "connect", "initialize"]
 
 
@@ -200,7 +204,7 @@ def test_build_uses_a_reachable_address(monkeypatch):
     cluster = Cluster(monkeypatch)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"grpc://127.0.0.1:{server.getsockname()[1]}"
-        tpu.build(address=address)
+        tpu.build(address)
     assert cluster.calls[0]["tpu"] == address
 
 
@@ -210,7 +214,7 @@ def test_unreachable_address_is_rejected_before_tensorflow_waits_for_it(monkeypa
     with pytest.raises(
         UsageError, match=rf"The TPU grpc://127\.0\.0\.1:{port} is not reachable \("
     ):
-        tpu.build(address=f"grpc://127.0.0.1:{port}")
+        tpu.build(f"grpc://127.0.0.1:{port}")
     assert cluster.calls == []
 
 
@@ -236,20 +240,20 @@ def test_tensorflow_itself_rejects_a_tpu_that_does_not_exist(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("devices", "shape", "keys", "words"),
+    ("devices", "shape", "name", "words"),
     [
-        ([V5E] * 4, [2, 2, 1, 1], {}, "v5e 2x2, 4 cores, 1 host"),
-        (["0x005e"] * 4, [2, 2, 4, 1], {}, "v4 2x2x4, 4 cores, 1 host"),
-        ([], [2, 2, 1, 1], {}, "2x2, 4 cores, 1 host"),
-        ([V5E], [4, 4, 1, 1], {"name": "pod"}, "4x4, 4 cores, 1 host"),
+        ([V5E] * 4, [2, 2, 1, 1], "", "v5e 2x2, 4 cores, 1 host"),
+        (["0x005e"] * 4, [2, 2, 4, 1], "", "v4 2x2x4, 4 cores, 1 host"),
+        ([], [2, 2, 1, 1], "", "2x2, 4 cores, 1 host"),
+        ([V5E], [4, 4, 1, 1], "pod", "4x4, 4 cores, 1 host"),
     ],
 )
-def test_topology_is_described_in_a_few_words(monkeypatch, bus, devices, shape, keys, words):
+def test_topology_is_described_in_a_few_words(monkeypatch, bus, devices, shape, name, words):
     cluster = Cluster(monkeypatch)
     topology = types.SimpleNamespace(mesh_shape=shape)
     monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", lambda resolver: topology)
     bus(*devices)
-    assert tpu.describe_topology(tpu.build(**keys)) == words
+    assert tpu.describe_topology(tpu.build(name)) == words
     other = Strategy(cluster.resolver(tpu="pod"))
     assert tpu.describe_topology(other) == "4 cores, 1 host"
 
@@ -257,8 +261,8 @@ def test_topology_is_described_in_a_few_words(monkeypatch, bus, devices, shape, 
 @pytest.mark.parametrize(
     ("runtime", "uses_tpu"),
     [
-        (dict(tpu=dict(name="pod")), True),
-        (dict(tpu=dict(address="grpc://10.0.0.2:8470")), True),
+        (dict(tpu="pod"), True),
+        (dict(tpu="grpc://10.0.0.2:8470"), True),
         (dict(strategy="tpu"), True),
         ({}, False),
         (dict(strategy="mirrored"), False),

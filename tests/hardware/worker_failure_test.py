@@ -15,52 +15,40 @@ def raise_in_block(error, processes=CHIEF):
         raise error
 
 
+UNAVAILABLE = tf.errors.UnavailableError
+HEARTBEAT = "Deadline Exceeded\n\nRPC: /tensorflow.CoordinationService/Heartbeat"
+
+
 @pytest.mark.parametrize(
-    "cls",
+    ("cls", "message", "names"),
     [
-        tf.errors.UnavailableError,
-        tf.errors.AbortedError,
-        tf.errors.CancelledError,
-        tf.errors.DeadlineExceededError,
+        (UNAVAILABLE, "failed to connect to /job:worker/replica:0/task:1: x", "worker 1"),
+        (tf.errors.AbortedError, "/job:worker/task:1", "worker 1"),
+        (tf.errors.CancelledError, "/job:worker/task:1", "worker 1"),
+        (tf.errors.DeadlineExceededError, "/job:worker/task:1", "worker 1"),
+        (UNAVAILABLE, "/job:worker/task:2 and /job:worker/task:1 are out", "worker 1, worker 2"),
+        (UNAVAILABLE, "/job:worker/replica:0/task:0/device:CPU:0: timed out", "another process"),
+        (UNAVAILABLE, "connection reset by peer", "another process"),
+        # Heartbeats go to the first process, which is this one.
+        (UNAVAILABLE, HEARTBEAT, "another process"),
+        # Later collectives fail for the same reason.
+        (tf.errors.InternalError, "Collective ops is aborted by: x", "another process"),
     ],
 )
-def test_lost_process_is_named(cls):
+def test_lost_processes_are_named(cls, message, names):
     with pytest.raises(LostWorker) as error:
-        raise_in_block(cls(None, None, "failed to connect to /job:worker/replica:0/task:1: x"))
+        raise_in_block(cls(None, None, message))
     assert str(error.value) == (
-        "worker 0 stops, because worker 1 has ended or cannot be reached: check it and the network, "
+        f"worker 0 stops, because {names} has ended or cannot be reached: check it and the network, "
         "then start all processes again to continue from the last checkpoint."
     )
 
 
-@pytest.mark.parametrize(
-    ("message", "names"),
-    [
-        ("/job:worker/task:2 and /job:worker/task:1 are unreachable", "worker 1, worker 2"),
-        ("/job:worker/replica:0/task:0/device:CPU:0: timed out", "another process"),  # this process
-        ("connection reset by peer", "another process"),
-        # Heartbeats go to the first process, which is this one.
-        ("Deadline Exceeded\n\nRPC: /tensorflow.CoordinationService/Heartbeat", "another process"),
-    ],
-)
-def test_all_other_processes_that_the_message_mentions_are_named(message, names):
-    with pytest.raises(LostWorker, match=f"because {names} has ended"):
-        raise_in_block(tf.errors.UnavailableError(None, None, message))
-
-
 def test_process_whose_heartbeats_fail_names_the_first_one():
     worker = cluster.make_local_clusters(workers=3, servers=0, ports=[1, 2, 3])[1]
-    error = tf.errors.DeadlineExceededError(
-        None, None, "Deadline Exceeded\n\nRPC: /tensorflow.CoordinationService/Heartbeat"
-    )
+    error = tf.errors.DeadlineExceededError(None, None, HEARTBEAT)
     with pytest.raises(LostWorker, match="worker 1 stops, because worker 0 has ended or cannot be"):
         raise_in_block(error, worker)
-
-
-def test_later_collectives_fail_for_the_same_reason():
-    error = tf.errors.InternalError(None, None, "Collective ops is aborted by: x")
-    with pytest.raises(LostWorker):
-        raise_in_block(error)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from ctl.errors import Failure, NonFiniteStep, UsageError
-from ctl.hardware import coordinator
+from ctl.hardware import strategies
 from ctl.loop.loop_monitor import LoopMonitor
 from ctl.loop.step_summaries import StepSummaries
 from ctl.replica.measure.non_finite import NonFiniteReport
@@ -84,7 +84,7 @@ def test_loop_must_count_its_steps_and_may_repeat_some_only_with_a_coordinator(m
     for steps in (3, 6):
         with pytest.raises(UsageError, match=r"A loop to step \d+ ended at step \d+: train_step"):
             made.run(steps)
-    monkeypatch.setattr(coordinator, "is_coordinated", lambda strategy: True)
+    monkeypatch.setattr(strategies, "strategy_name", lambda strategy: "parameter_server")
     made.run(3)
     assert made.reporter.steps() == [("repeated", 20)]
     with pytest.raises(UsageError, match="A loop to step 26 ended at step 25"):

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.hardware import tpu
+from ctl.hardware import gpu, tpu
 from ctl.hardware.gpu import DriverGpu
 from ctl.modes import devices
 
@@ -37,48 +37,14 @@ def test_tensorflow_is_described_by_its_version_its_build_and_the_flags_of_xla(
     assert devices.describe_tensorflow("2.20.0", build, environment) == line
 
 
-@pytest.mark.parametrize(
-    ("details", "driver_gpus", "rows"),
-    [
-        ([], [], [("GPUs", "none")]),
-        (
-            [SEEN], [H200],
-            [("GPU 0", "NVIDIA H200, memory 140.4 GiB, compute capability 9.0, driver 550.54.15")],
-        ),
-        (
-            [SEEN, SEEN], [H200, DriverGpu("NVIDIA H200", None, "550.54.15")],
-            [
-                ("GPU 0", "NVIDIA H200, memory 140.4 GiB, compute capability 9.0, driver 550.54.15"),
-                ("GPU 1", "NVIDIA H200, memory unknown, compute capability 9.0, driver 550.54.15"),
-            ],
-        ),
-        (
-            [{**SEEN, "device_name": "NVIDIA H200 MIG 1g.18gb"}], [H200],
-            [
-                (
-                    "GPU 0",
-                    "NVIDIA H200 MIG 1g.18gb, memory unknown, compute capability 9.0, driver "
-                    "550.54.15",
-                )
-            ],
-        ),
-        (
-            [{}], [],
-            [
-                (
-                    "GPU 0",
-                    "unknown name, memory unknown, compute capability unknown, driver unknown",
-                )
-            ],
-        ),
-        (
-            [SEEN], [H200, H200],
-            [("GPU 0", "NVIDIA H200, memory unknown, compute capability 9.0, driver unknown")],
-        ),
-    ],
-)  # fmt: skip
-def test_gpu_is_described_by_tensorflow_and_the_driver(details, driver_gpus, rows):
-    assert devices.describe_gpus(details, driver_gpus, cuda=True) == rows
+def test_gpu_is_described_by_tensorflow_and_the_driver(monkeypatch):
+    monkeypatch.setattr(gpu, "find_memory_mib", {"NVIDIA H200": 143771}.get)
+    assert devices.describe_gpus([SEEN, {}], [H200], cuda=True) == [
+        ("GPU 0", "NVIDIA H200, memory 140.4 GiB, compute capability 9.0, driver 550.54.15"),
+        ("GPU 1", "unknown name, memory unknown, compute capability unknown, driver 550.54.15"),
+    ]
+    assert devices.describe_gpus([{}], [], cuda=True)[0][1].endswith(", driver unknown")
+    assert devices.describe_gpus([], [], cuda=True) == [("GPUs", "none")]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +100,7 @@ SHARDS = "off (auto: XLA fuses across logical shards)"
         ({"strategy": "one_device"}, "one_device (no GPU), 1 replica", ON_CPU),
         ({"logical_shards": 4}, "one_device (auto: no GPU), 1 replica", SHARDS),
         ({"xla": "step"}, "one_device (auto: no GPU), 1 replica", "step (as configured)"),
-        ({"tpu": {"name": "pod"}}, "tpu: one replica per core of a TPU slice", None),
+        ({"tpu": "pod"}, "tpu: one replica per core of a TPU slice", None),
     ],
 )  # fmt: skip
 def test_strategy_and_xla_mode_of_a_config(runtime, strategy, xla):

@@ -2,14 +2,11 @@
 
 import pathlib
 import re
-import types
 
 import pytest
 
-import ctl
 from ctl import main
 from ctl.hardware import gradient_groups
-from ctl.modes import explain as explain_mode
 from tests import experiments
 
 
@@ -24,7 +21,7 @@ def explain(tmp_path, monkeypatch, capsys):
         assert main.run(["ctl", "--config=experiment.py", "--mode=explain", *arguments]) == 0
         out = capsys.readouterr().out
         lines = out.partition("config:")[0].splitlines()
-        return dict(line.split(None, 1) for line in lines if line), out
+        return dict(re.split(r" {2,}", line.strip(), maxsplit=1) for line in lines if line), out
 
     return run
 
@@ -79,9 +76,14 @@ def test_the_rows_describe_one_replica(explain):
     assert rows["reduction"] == "none: one replica"
     expected = "Adam(weight_decay=None, beta_1=0.9, beta_2=0.999, epsilon=1e-07, amsgrad=False)"
     assert rows["optimizer"] == expected.replace("weight_decay=None, ", "")
-    assert rows["schedule"] == "constant learning rate 0.001: 0.001"
-    assert rows["compiled"].startswith("nothing by XLA (")
-    assert "2 trainable" not in rows["variables"] and "4 trainable" in rows["variables"]
+    assert rows["schedule"] == "constant: 0.001"
+    assert rows["xla"].startswith("off (auto: on CPUs ")
+    assert rows["variables"].startswith("4 trainable, ")
+    changes = ("optimizer.schedule=linear", "optimizer.warmup_steps=10", "train.steps=40")
+    assert explain(*changes)[0]["schedule"] == (
+        "linear: 0 at update 0, 0.001 at update 10, 0.0006667 at update 20, 0.0003333 at update 30, "
+        "0 at update 40"
+    )
 
 
 def test_each_phase_of_frozen_until_is_described(explain):
@@ -107,8 +109,10 @@ def test_each_phase_of_frozen_until_is_described(explain):
 def test_memory_is_listed_by_part(explain):
     rows, _ = explain("optimizer.gradient_accumulation_steps=2", "optimizer.ema_decay=0.9")
     assert rows["memory"].endswith(" MiB on a replica at its peak, estimated")
-    assert rows["activations"].endswith(" MiB of a micro-batch of 4 rows")
-    names = ["memory", "weights", "slots", "averages", "gradients", "sums", "activations", "input"]
+    names = [
+        "memory", "weights", "slots", "averages", "gradients", "sums", "activations of 4 rows", "input",
+        "prefetched by the host",
+    ]  # fmt: skip
     assert [name for name in rows if name in names] == names
 
 
@@ -119,33 +123,19 @@ def test_memory_of_a_step_that_cannot_be_traced_is_not_estimated(explain):
     assert rows["memory"].startswith("not estimated: The batch has no 'lable': did you mean")
 
 
-def test_evaluation_and_actions_are_listed_in_order(explain):
+def test_actions_are_listed_in_order(explain):
     rows, _ = explain()
-    assert rows["evaluation"] == "of eval, every 15 steps, at the end"
     assert rows["actions"] == "none"
     experiments.write(".", {"mine.py": "def make():\n    def plot(o): pass\n    return plot\n"})
     rows, _ = explain(
         "eval.splits=['eval','test']",
-        "eval.before_training=true",
         "train.early_stopping.metric=eval/test/loss",
         "train.early_stopping.mode=min",
         "train.export=last",
         "actions=['mine.py:make']",
     )
-    assert rows["evaluation"] == "of eval, test, before training, every 15 steps, at the end"
     expected = "EarlyStopping (each evaluation); plot (each evaluation); ExportModel (at the end)"
     assert rows["actions"] == expected
-    rows, _ = explain("eval.splits=[]")
-    assert rows["evaluation"] == "none: eval.splits is empty"
-
-
-def test_split_slots_are_shown(explain):
-    mirrored = ("runtime.strategy=mirrored", "runtime.logical_devices=2")
-    rows, _ = explain("optimizer.shard_state=true", *mirrored)
-    assert rows["shard_state"].startswith(
-        "slot variables split over 2 replicas; each updates its slice of the weights"
-    )
-    assert explain("optimizer.shard_state=true")[0]["shard_state"].endswith(": one replica")
 
 
 def test_logical_shards_and_a_reduced_dtype_are_part_of_the_reduction(explain):
@@ -170,11 +160,11 @@ def test_compression_shows_the_bytes_that_are_sent(explain):
         "data.global_batch_size=8",
     )[0]["reduction"]
     assert re.fullmatch(
-        r"two SUM all-reduces, compressed by powersgd of rank 1: \d\.\d\d MiB in place of \d\.\d\d MiB",
+        r"Gradients are compressed by powersgd of rank 1: \d\.\d\d MiB in place of \d\.\d\d MiB .*",
         text,
     )
-    assert explain(*compression)[0]["reduction"] == (
-        "none: one replica; its gradients are compressed as those of several (powersgd of rank 1)"
+    assert explain(*compression)[0]["reduction"].startswith(
+        "Gradients are compressed as those of several replicas (powersgd of rank 1), but one"
     )
 
 
@@ -195,8 +185,8 @@ def test_memory_and_bytes_of_compressed_gradients_include_further_models(explain
         "runtime.strategy=mirrored",
         "runtime.logical_devices=2",
     )
-    assert rows["errors"] == "3.82 MiB of compressed gradients, with factors"
-    assert rows["reduction"].endswith(" 0.01 MiB in place of 3.82 MiB")
+    assert rows["errors"] == "3.82 MiB"
+    assert " 0.01 MiB in place of 3.82 MiB " in rows["reduction"]
 
 
 def test_a_rank_that_compresses_no_variable_is_rejected(explain, capsys):
@@ -210,21 +200,3 @@ def test_the_complete_config_is_printed_after_the_rows(explain):
     _, out = explain("train.steps=77")
     config = out.partition("config:")[2]
     assert "steps: 77" in config and "dropout: 0.3" in config and "global_batch_size: 7" in config
-
-
-def test_groups_show_their_rates_and_what_is_frozen():
-    groups = [
-        dict(variables="a/*", frozen=True),
-        dict(variables=["b/*", "c"], learning_rate_scale=0.1, frozen_until=500),
-        dict(variables="d", frozen_until="2 epochs"),
-    ]
-    trainer = types.SimpleNamespace(options=ctl.TrainerOptions(optimizer_groups=groups))
-    ((name, text),) = explain_mode._describe_groups(types.SimpleNamespace(trainer=trainer))
-    assert (name, text.split("; ")) == (
-        "groups",
-        [
-            "a/*: frozen",
-            "b/*, c: learning rate times 0.1, frozen until step 500",
-            "d: frozen until 2 epochs",
-        ],
-    )

@@ -91,13 +91,6 @@ def test_loaded_weights_are_listed(cast, words):
     assert messages.loaded_weights(loaded) == line
 
 
-def test_stopped_and_done():
-    assert messages.stopped(7, "run") == (
-        "Stopped at step 7, saved in run: rerun the same command to resume."
-    )
-    assert messages.done("run") == "Done: run/result.json; tensorboard --logdir run/summaries"
-
-
 @pytest.mark.parametrize(
     ("replicas", "method", "line"),
     [

@@ -11,8 +11,9 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.configs import loading, overrides
+from ctl.hardware import strategies
 from ctl.loop.lock import RunLock
-from ctl.modes import DONE, train, wrapped_trainer
+from ctl.modes import DONE, train
 from tests import experiments, reference_model
 
 KEYS = {"train.steps": 30, "train.steps_per_loop": 5, "eval.interval": 10}
@@ -303,6 +304,6 @@ def test_several_processes_are_rejected_before_anything_is_built(make, monkeypat
     trainer = reference_model.make_trainer(
         testing.make_strategy(1), 7, optimizer=lambda: tf_keras.optimizers.SGD(0.1)
     )
-    monkeypatch.setattr(wrapped_trainer, "_SEVERAL_PROCESSES", type(trainer.strategy))
+    monkeypatch.setattr(strategies, "strategy_name", lambda strategy: "multi_worker_mirrored")
     with pytest.raises(ctl.UsageError, match="in one process, but the trainer has a"):
         ctl.Run(trainer)

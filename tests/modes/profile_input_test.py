@@ -10,6 +10,7 @@ import tensorflow as tf
 import ctl
 from ctl import testing
 from ctl.errors import UsageError
+from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.modes import profile_input
 from ctl.replica.arithmetic.waits import InputWait
@@ -142,7 +143,7 @@ def test_the_mode_prints_a_report_and_writes_nothing(tmp_path, monkeypatch, caps
 
 
 def test_parameter_servers_are_rejected(monkeypatch):
-    monkeypatch.setattr(profile_input.coordinator, "is_coordinated", lambda strategy: True)
+    monkeypatch.setattr(strategies, "strategy_name", lambda strategy: "parameter_server")
     monkeypatch.setattr(
         profile_input.experiment,
         "build",

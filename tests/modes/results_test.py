@@ -8,73 +8,49 @@ import pytest
 import ctl
 from ctl.modes import results
 
-
-@pytest.fixture
-def make_workdir(tmp_path):
-    """Makes a workdir of a result and the events of its processes."""
-
-    def make(result, *events):
-        lines = "".join(json.dumps({"event": event}) + "\n" for event in events)
-        (tmp_path / "events.jsonl").write_text(lines)
-        return types.SimpleNamespace(path=tmp_path, result=lambda: result)
-
-    return make
+ENDED = ("start", "checkpoint", "end")
+EVALUATED = {"step": 30, "eval": {"loss": 1.0}}
+STOPPED = {**EVALUATED, "stopped": {"step": 30, "reason": "x"}}
 
 
 @pytest.mark.parametrize(
-    ("result", "evaluates", "complete"),
+    ("result", "options", "events", "complete"),
     [
-        ({}, True, False),
-        ({"step": 20, "eval": {"loss": 1.0}}, True, False),
-        ({"step": 30}, True, False),
-        ({"step": 30, "eval": None}, True, False),
-        ({"step": 30, "eval": {"loss": 1.0}}, True, True),
-        ({"step": 30}, False, True),
+        ({}, {}, ENDED, False),
+        (EVALUATED | {"step": 20}, {}, ENDED, False),
+        ({"step": 30}, {}, ENDED, False),
+        ({"step": 30, "eval": None}, {}, ENDED, False),
+        (EVALUATED, {}, ENDED, True),
+        ({"step": 30}, {"evaluates": False}, ENDED, True),
+        (EVALUATED, {"steps": 60}, ENDED, False),
+        # An action has ended the run, which is complete unless that is changed.
+        (STOPPED, {"steps": 60}, ENDED, True),
+        (STOPPED, {"steps": 60, "step": 20}, ENDED, False),
+        *(
+            (STOPPED, {"steps": 60, "changes": [change]}, ENDED, complete)
+            for change, complete in {
+                "train.steps: 60 -> 90": True,
+                "train.early_stopping.patience: 3 -> 5": False,
+                "eval.interval: 5 -> 10": False,
+                "actions: [] -> ['a.py:A']": False,
+            }.items()
+        ),
+        # The last process did not end; --mode=continuous_eval has written the result.
+        (EVALUATED, {}, ["start", "checkpoint"], False),
+        (EVALUATED, {}, ["start", "stop"], False),
+        (EVALUATED, {}, ["start", "end", "resume", "checkpoint"], False),
+        (EVALUATED, {}, ["start", "stop", "resume", "end"], True),
+        (EVALUATED, {}, ["start", "end", "checkpoint_eval"], True),
     ],
 )
-def test_run_is_complete_once_its_last_step_has_a_result(result, evaluates, complete, make_workdir):
-    workdir = make_workdir(result, "start", "checkpoint", "end")
-    is_complete = results.is_complete(workdir, 30, steps=30, evaluates=evaluates, changes=[])
-    assert is_complete == complete
-    assert not results.is_complete(workdir, 30, steps=60, evaluates=evaluates, changes=[])
-
-
-@pytest.mark.parametrize(
-    ("step", "changes", "complete"),
-    [
-        (30, [], True),
-        (30, ["train.steps: 60 -> 90", "runtime.xla: 'off' -> 'auto'"], True),
-        (30, ["train.early_stopping.patience: 3 -> 5"], False),
-        (30, ["eval.interval: 5 -> 10"], False),
-        (30, ["actions: [] -> ['a.py:A']"], False),
-        (20, [], False),
-    ],
-)
-def test_run_that_an_action_has_ended_is_complete_unless_that_is_changed(
-    step, changes, complete, make_workdir
+def test_run_is_complete_once_its_last_process_has_ended_with_a_result_of_the_last_step(
+    tmp_path, result, options, events, complete
 ):
-    result = {"step": 30, "eval": {"loss": 1.0}, "stopped": {"step": 30, "reason": "x"}}
-    workdir = make_workdir(result, "start", "stop_requested", "end")
-    is_complete = results.is_complete(workdir, step, steps=60, evaluates=True, changes=changes)
-    assert is_complete == complete
-
-
-@pytest.mark.parametrize(
-    ("events", "complete"),
-    [
-        (["start", "checkpoint"], False),  # killed after its last checkpoint
-        (["start", "stop"], False),
-        (["start", "end", "resume", "checkpoint"], False),
-        (["start", "stop", "resume", "end"], True),
-        (["start", "end", "checkpoint_eval"], True),
-    ],
-)
-def test_run_whose_last_process_did_not_end_is_not_complete(events, complete, make_workdir):
-    # The result as --mode=continuous_eval writes it for the last checkpoint.
-    workdir = make_workdir({"step": 30, "eval": {"loss": 1.0}}, *events)
-    assert results.has_ended(workdir) == complete
-    is_complete = results.is_complete(workdir, 30, steps=30, evaluates=True, changes=[])
-    assert is_complete == complete
+    lines = "".join(json.dumps({"event": event}) + "\n" for event in events)
+    (tmp_path / "events.jsonl").write_text(lines)
+    workdir = types.SimpleNamespace(path=tmp_path, result=lambda: result)
+    options = {"step": 30, "steps": 30, "evaluates": True, "changes": [], **options}
+    assert results.is_complete(workdir, **options) == complete
 
 
 def make_experiment(strategy, replicas, source=None):
@@ -132,10 +108,3 @@ def test_result_says_why_an_action_ended_the_run_what_was_best_and_what_was_mixe
     assert result["sources"] == mixture.count_examples(300, seed=3)
     assert (result["step"], result["eval"]) == (30, {"loss": 0.5})
     assert result["stopped"] == reason and result["best"] == best["best"]
-
-
-def test_training_of_an_earlier_process_is_read_without_the_rest():
-    result = {"step": 30, "train": {"loss": 0.5}, "examples_per_second": 70.0, "seconds": 3.0}
-    workdir = types.SimpleNamespace(result=lambda: result)
-    training = {"train": {"loss": 0.5}, "examples_per_second": 70.0}
-    assert results.read_training(workdir) == training

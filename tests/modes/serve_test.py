@@ -1,30 +1,52 @@
-"""The exit code of a worker or parameter server, after its chief has gone."""
+"""A worker or parameter server serves until its chief has ended."""
 
 import json
 import pathlib
+import types
 
 import pytest
+import tensorflow as tf
 
-from ctl.hardware import server
-from ctl.hardware.strategies import StrategyOptions
+from ctl.hardware import cluster, rendezvous
 from ctl.modes import DONE, STOPPED, serve
 from tests import experiments
 
+WORKER = cluster.make_local_clusters(workers=1, servers=1, ports=[11, 12, 13])[1]
+
 
 @pytest.fixture
-def exit_code(make_arguments, monkeypatch):
-    """Makes the exit code of a server whose chief has left some events behind."""
-    monkeypatch.setattr(server, "serve", lambda cluster, start_timeout: None)
-    monkeypatch.setattr(
-        StrategyOptions, "from_config", lambda *_: StrategyOptions(cluster=object())
-    )
+def run(make_arguments, monkeypatch):
+    """Serves a chief that leaves some events behind; returns the exit code, and what was called."""
 
-    def make(events, **fields):
+    def run(events, **fields):
+        # One short interruption, which must not end the server, and then the end of the chief.
+        answers = iter([True, *[False] * 9, True, *[False] * 10])
+        calls = []
+
+        def start_server(spec, **options):
+            calls.append((spec.as_dict(), options["job_name"], options["task_index"]))
+            return types.SimpleNamespace(target="grpc://localhost:12")
+
+        def is_listening(address):
+            calls.append(address)
+            return next(answers)
+
+        def wait_for_others(_, timeout):
+            calls.append(timeout)
+
+        monkeypatch.setenv("TF_CONFIG", WORKER.tf_config())
+        monkeypatch.setattr(rendezvous, "wait_for_others", wait_for_others)
+        monkeypatch.setattr(rendezvous, "is_listening", is_listening)
+        monkeypatch.setattr(tf.distribute, "Server", start_server)
+        monkeypatch.setattr(serve, "_POLL_SECONDS", 0.0)
         lines = [json.dumps({"event": event, "step": 5}) + "\n" for event in events]
         experiments.write("run", {"events.jsonl": "".join(lines)})
-        return serve.serve(make_arguments(**fields))
+        keys = {"runtime.cluster.start_timeout": 7.0}
+        code = serve.serve(make_arguments(keys, **fields))
+        assert next(answers, None) is None
+        return code, calls
 
-    return make
+    return run
 
 
 @pytest.mark.parametrize(
@@ -39,10 +61,13 @@ def exit_code(make_arguments, monkeypatch):
         ([], STOPPED),
     ],
 )
-def test_server_of_a_run_that_has_not_ended_is_started_again(exit_code, events, code):
-    assert exit_code(events) == code
+def test_server_of_a_run_that_has_not_ended_is_started_again(run, capsys, events, code):
+    addresses = {role: list(tasks) for role, tasks in WORKER.addresses.items()}
+    calls = [7.0, (addresses, "worker", 0), *["localhost:11"] * 21]
+    assert run(events) == (code, calls)
+    assert capsys.readouterr().out == "worker 0 serves at localhost:12.\n"
 
 
-def test_dry_run_is_not_started_again(exit_code):
-    assert exit_code([], dry_run=True) == DONE
+def test_dry_run_is_not_started_again(run):
+    assert run([], dry_run=True)[0] == DONE
     assert not pathlib.Path("run.dry_run").exists()

@@ -19,17 +19,15 @@ class ExportModel(Action):
     Args:
         which: "best" or "last".
         workdir: has the folder of the versions, and the best checkpoints.
-        average: whether to export the averaged weights, if there are any.
     """
 
     at = "train"
     everywhere = True  # does nothing at a boundary; `end` is called everywhere
     may_stop = False
 
-    def __init__(self, which: str, *, workdir: Workdir, average: bool = True):
+    def __init__(self, which: str, *, workdir: Workdir):
         self._which = which
         self._workdir = workdir
-        self._average = average
         self._exported: dict[str, str] = {}
 
     def __call__(self, outputs: Mapping[str, Any]) -> None:
@@ -49,7 +47,6 @@ class ExportModel(Action):
             path,
             self._workdir.exports,
             global_batch_size=controller.trainer.global_batch_size,
-            average=self._average,
         )
         controller.reporter.record("export", step, **self._exported)
         controller.reporter.print_line(f"Exported {path} to {self._exported['path']}.")
@@ -66,9 +63,8 @@ def export_checkpoint(
     folder: pathlib.Path,
     *,
     global_batch_size: int,
-    average: bool,
 ) -> tuple[int, dict[str, str]]:
-    """Restores a checkpoint for inference and exports it.
+    """Restores a checkpoint for inference and exports it, with averaged weights if there are any.
 
     Args:
         trainer_class: the class that was trained.
@@ -76,7 +72,6 @@ def export_checkpoint(
         path: the checkpoint.
         folder: the folder of the versions.
         global_batch_size: the batch size of the training.
-        average: whether to export the averaged weights, if there are any.
 
     Returns:
         The step; and the path of the version, its checkpoint, and the kind of its weights.
@@ -86,9 +81,9 @@ def export_checkpoint(
         Failure: it cannot be written.
     """
     trainer = inference.restore_trainer(
-        trainer_class, options, path, global_batch_size=global_batch_size, average=average
+        trainer_class, options, path, global_batch_size=global_batch_size
     )
-    weights = "average" if average and options.ema_decay else "plain"
+    weights = "average" if options.ema_decay else "plain"
     notes = {"checkpoint": path, "weights": weights}
     with report_write_errors(str(folder), pathlib.Path(path).parent):
         folder.mkdir(parents=True, exist_ok=True)

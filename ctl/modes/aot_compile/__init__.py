@@ -25,7 +25,6 @@ def aot_compile(arguments: Arguments) -> int:
         arguments.config_path,
         requested,
         find_batch=arguments.find_batch,
-        print_line=print_line,
     )
     print_line(report.format_table(results))
     path = report.write_json(results, arguments.workdir.path)

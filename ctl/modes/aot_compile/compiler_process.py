@@ -1,24 +1,37 @@
-"""Runs the compiler in its own process, with limits of time and memory, and reads its result."""
+"""Runs the compiler in its own environment and process, and reads its result.
+
+The environment is made once, from ctl/modes/aot_compile/requirements.txt. The process has limits of
+time and memory.
+"""
 
 import dataclasses
+import fcntl
+import hashlib
 import json
 import math
 import os
 import pathlib
+import platform
 import re
+import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from typing import Any
 
-from ctl.errors import Failure
+from ctl.errors import Failure, UsageError
 from ctl.modes.aot_compile.slices import GIB, Slice
 
 QUICK, DEFAULT = -1.0, 0.0
 # The quick effort can need more memory than the default one, so a program that needs more than
 # this part of the memory is compiled again at the default effort.
 NEAR_LIMIT = 0.85
+PINS = pathlib.Path(__file__).with_name("requirements.txt")
+_PYTHON = ">=3.11"  # jax 0.10 requires it
+_DOWNLOAD_SECONDS = 900.0  # for a download of 300 MB
+_MAX_SECONDS, _MAX_BYTES = 900.0, 16 * GIB  # of one compilation
 _COMPILER = pathlib.Path(__file__).with_name("compiler.py")
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -35,19 +48,6 @@ _NEEDED_MEMORY = re.compile(
 )
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _MAX_MESSAGE = 500  # characters of the compiler's message
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """The limits of one compilation.
-
-    Attributes:
-        seconds: the maximum duration.
-        bytes: the maximum resident memory.
-    """
-
-    seconds: float = 900.0
-    bytes: int = 16 * GIB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,32 +79,27 @@ class Compiled:
     effort: float = QUICK
 
 
-def compile_program(
-    hlo: bytes, slice_: Slice, python: pathlib.Path, limits: Limits | None = None
-) -> Compiled:
+def compile_program(hlo: bytes, slice_: Slice) -> Compiled:
     """Compiles a program for a slice: quickly, and again at the default effort near the limit.
 
     Args:
         hlo: the program of one replica, a serialized HLO module.
         slice_: the slice to compile for.
-        python: the interpreter of the compiler's environment.
-        limits: the limits of each compilation.
 
     Raises:
-        Failure: the compiler's packages have the wrong versions.
+        UsageError: libtpu does not run on this machine.
+        Failure: the environment cannot be made, or its packages have the wrong versions.
     """
-    limits = limits or Limits()
-    quick = compile_once(hlo, slice_, python, limits, effort=QUICK)
+    quick = compile_once(hlo, slice_, effort=QUICK)
     if not quick.out_of_memory and quick.peak_bytes <= NEAR_LIMIT * slice_.hbm_bytes:
         return quick
-    slow = compile_once(hlo, slice_, python, limits, effort=DEFAULT)
+    slow = compile_once(hlo, slice_, effort=DEFAULT)
     return dataclasses.replace(slow, seconds=round(quick.seconds + slow.seconds, 2))
 
 
-def compile_once(
-    hlo: bytes, slice_: Slice, python: pathlib.Path, limits: Limits, *, effort: float
-) -> Compiled:
+def compile_once(hlo: bytes, slice_: Slice, *, effort: float) -> Compiled:
     """Compiles a program once, at one effort; see `compile_program` for the other arguments."""
+    python = ensure_python()
     with tempfile.TemporaryDirectory(prefix="ctl-aot-") as name:
         folder = pathlib.Path(name)
         (folder / "program.hlo").write_bytes(hlo)
@@ -114,14 +109,14 @@ def compile_once(
             "cores": slice_.cores,
             "host_chips": slice_.host_chips,
             "effort": effort,
-            "seconds": math.ceil(limits.seconds) + 5,  # ends the compiler if this process is killed
+            "seconds": math.ceil(_MAX_SECONDS) + 5,  # ends the compiler if this process is killed
         }
         (folder / "request.json").write_text(json.dumps(request))
-        answer = _run([str(python), str(_COMPILER), str(folder / "request.json")], folder, limits)
+        answer = _run([str(python), str(_COMPILER), str(folder / "request.json")], folder)
     return _parse_answer(answer, effort)
 
 
-def _run(command: list[str], folder: pathlib.Path, limits: Limits) -> dict[str, Any]:
+def _run(command: list[str], folder: pathlib.Path) -> dict[str, Any]:
     output, errors = folder / "output", folder / "errors"
     with output.open("wb") as out, errors.open("wb") as err:
         process = subprocess.Popen(
@@ -134,7 +129,7 @@ def _run(command: list[str], folder: pathlib.Path, limits: Limits) -> dict[str, 
             start_new_session=True,
         )
     try:
-        exceeded = _wait(process, limits)
+        exceeded = _wait(process)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -152,14 +147,14 @@ def _run(command: list[str], folder: pathlib.Path, limits: Limits) -> dict[str, 
     return answer
 
 
-def _wait(process: subprocess.Popen, limits: Limits) -> str:
+def _wait(process: subprocess.Popen) -> str:
     """Waits for the compiler to end; returns which limit it exceeded, or ""."""
-    end = time.monotonic() + limits.seconds
+    end = time.monotonic() + _MAX_SECONDS
     while process.poll() is None:
         if time.monotonic() > end:
-            return f"the compiler was stopped after {limits.seconds:g} s, its limit"
-        if _resident_bytes(process.pid) > limits.bytes:
-            return f"the compiler was stopped at {limits.bytes / GIB:g} GiB of memory, its limit"
+            return f"the compiler was stopped after {_MAX_SECONDS:g} s, its limit"
+        if _resident_bytes(process.pid) > _MAX_BYTES:
+            return f"the compiler was stopped at {_MAX_BYTES / GIB:g} GiB of memory, its limit"
         time.sleep(0.05)
     return ""
 
@@ -202,3 +197,82 @@ def _parse_needed_bytes(error: str) -> int:
         return 0
     number, unit = [group for group in match.groups() if group]
     return int(float(number) * _UNITS[unit])
+
+
+def ensure_python() -> pathlib.Path:
+    """Returns the environment's interpreter, and makes the environment if it does not exist.
+
+    If several processes call this at the same time, one makes the environment and the others wait.
+
+    Raises:
+        UsageError: libtpu does not run on this machine.
+        Failure: the environment cannot be made; the message names what is missing.
+    """
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        raise UsageError(
+            "--mode=aot_compile requires libtpu, which runs on Linux on x86-64, but this is "
+            f"{sys.platform} on {platform.machine()}: run it there, for example in a container."
+        )
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "ctl"
+    # Keyed by the content of the pins: other pins are another environment.
+    folder = cache / f"aot-{hashlib.sha256(PINS.read_bytes()).hexdigest()[:12]}"
+    python = folder / "bin" / "python"
+    if not python.exists():
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            with (cache / "aot.lock").open("w") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed, in any way
+                if not python.exists():
+                    _make_environment(folder)
+        except OSError as error:
+            raise Failure(
+                f"The compiler's environment cannot be made in {cache} ({error.strerror}): set "
+                "XDG_CACHE_HOME to a writable folder."
+            ) from error
+    return python
+
+
+def _make_environment(folder: pathlib.Path) -> None:
+    """Makes the environment next to `folder` and renames it, so it is never partly made."""
+    uv = _find_uv()
+    print("Making the TPU compiler's environment (once, about 300 MB).", flush=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="making-") as name:
+        venv = pathlib.Path(name) / "venv"
+        interpreter = sys.executable if sys.version_info >= (3, 11) else _PYTHON
+        _run_uv([*uv, "venv", "--quiet", "--no-config", "--python", interpreter, str(venv)])
+        install = ["pip", "install", "--quiet", "--no-config", "--requirement", str(PINS)]
+        _run_uv([*uv, *install, "--python", f"{venv}/bin/python"])
+        venv.rename(folder)
+
+
+def _find_uv() -> list[str]:
+    executable = os.environ.get("UV") or shutil.which("uv")
+    if executable:
+        return [executable]
+    for interpreter in (sys.executable, getattr(sys, "_base_executable", sys.executable)):
+        command = [interpreter, "-m", "uv"]
+        if subprocess.run([*command, "--version"], capture_output=True).returncode == 0:
+            return command
+    raise Failure(
+        "The compiler's environment cannot be made: uv is missing. Install it: "
+        "python3 -m pip install uv."
+    )
+
+
+def _run_uv(command: list[str]) -> None:
+    clean = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONPATH")}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_DOWNLOAD_SECONDS, env=clean
+        )
+    except subprocess.TimeoutExpired:
+        raise Failure(
+            "The compiler's environment cannot be made: its packages were not downloaded within "
+            f"{_DOWNLOAD_SECONDS:g} s. Rerun the same command on a faster network."
+        ) from None
+    if done.returncode:
+        message = " ".join(done.stderr.split())[-300:]
+        raise Failure(
+            f"The compiler's environment cannot be made: uv failed ({message}). It requires the "
+            "packages of ctl/modes/aot_compile/requirements.txt, from the network or from uv's cache."
+        )

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 import dataclasses
+import itertools
 import logging
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.util import nest  # names the elements of a structure
 
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
@@ -61,7 +63,7 @@ def export_eval_step(evaluator: StandardEvaluator) -> Program:
 
 def _export(name: str, strategy: Any, step: Callable[[Any], Any], element_spec: Any) -> Program:
     assert isinstance(strategy, SliceStrategy)
-    specs = {_feature_name(path): spec for path, spec in flatten_specs(element_spec)}
+    specs = dict(flatten_specs(element_spec))
     unknown = problems.check_shapes(specs)
     if unknown:
         raise NotExportable(unknown)
@@ -90,7 +92,7 @@ def _export(name: str, strategy: Any, step: Callable[[Any], Any], element_spec: 
 
 def _trace(step: Callable[[Any], Any], element_spec: Any, specs: list[tf.TensorSpec]) -> None:
     def call(*tensors: tf.Tensor) -> None:
-        step(_OneElement(pack_tensors(element_spec, tensors)))
+        step(itertools.repeat(pack_tensors(element_spec, tensors)))
 
     # TensorFlow logs a stack trace of what it cannot convert; the error is reported in one line.
     logger = tf.get_logger()
@@ -106,23 +108,10 @@ def _trace(step: Callable[[Any], Any], element_spec: Any, specs: list[tf.TensorS
         logger.setLevel(level)
 
 
-class _OneElement:
-    """An iterator that returns the same element each time, in place of the strategy's iterator."""
-
-    def __init__(self, element: Any):
-        self._element = element
-
-    def __iter__(self) -> "_OneElement":
-        return self
-
-    def __next__(self) -> Any:
-        return self._element
-
-
-def flatten_specs(element_spec: Any) -> list[tuple[tuple, tf.TensorSpec]]:
-    """Returns the path and the spec of each tensor of an element; skips a row mask that is None."""
-    pairs = zip(_paths(element_spec), tf.nest.flatten(element_spec), strict=True)
-    return [(path, spec) for path, spec in pairs if isinstance(spec, tf.TensorSpec)]
+def flatten_specs(element_spec: Any) -> list[tuple[str, tf.TensorSpec]]:
+    """Returns the name and the spec of each tensor of an element; skips a row mask that is None."""
+    pairs = nest.flatten_with_joined_string_paths(element_spec, separator=".")
+    return [(_feature_name(path), spec) for path, spec in pairs if isinstance(spec, tf.TensorSpec)]
 
 
 def pack_tensors(element_spec: Any, tensors: Any) -> Any:
@@ -133,14 +122,7 @@ def pack_tensors(element_spec: Any, tensors: Any) -> Any:
     )
 
 
-def _paths(element: Any, path: tuple = ()) -> list[tuple]:
-    if isinstance(element, dict):
-        return [p for key in sorted(element) for p in _paths(element[key], (*path, key))]
-    if isinstance(element, tuple | list):
-        return [p for i, value in enumerate(element) for p in _paths(value, (*path, i))]
-    return [path]
-
-
-def _feature_name(path: tuple) -> str:
-    keys = [part for part in path if isinstance(part, str)]
+def _feature_name(path: str) -> str:
+    """Returns a path such as "0.image" without the positions in tuples."""
+    keys = [part for part in path.split(".") if not part.isdigit()]
     return ".".join(keys) or "the row mask"

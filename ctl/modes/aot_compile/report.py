@@ -1,12 +1,11 @@
 """Prints the results of all slices as a table, and writes them as JSON."""
 
 from collections.abc import Sequence
-import json
-import os
 import pathlib
-import tempfile
 from typing import Any
 
+from ctl.errors import align
+from ctl.loop import json_files
 from ctl.modes.aot_compile.compiler_process import Compiled
 from ctl.modes.aot_compile.survey import SliceResult
 
@@ -26,26 +25,17 @@ def format_table(results: Sequence[SliceResult]) -> str:
     for result in results:
         programs = result.programs or {"": _NO_PROGRAM}
         rows += [_format_row(result, name, compiled) for name, compiled in programs.items()]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join(
-        [*(line.rstrip() for line in lines), *_list_batches(results), *_list_problems(results)]
-    )
-
-
-def make_record(results: Sequence[SliceResult]) -> dict[str, Any]:
-    """Returns the content of aot_compile.json; the figures of the eval step are under `eval`."""
-    return {"topologies": [_make_entry(result) for result in results]}
+    return "\n".join([*align(rows), *_list_batches(results), *_list_problems(results)])
 
 
 def write_json(results: Sequence[SliceResult], folder: pathlib.Path) -> pathlib.Path:
-    """Writes aot_compile.json atomically; returns its path."""
+    """Writes aot_compile.json atomically; returns its path.
+
+    The figures of an entry are the train step's; those of the eval step are under `eval`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "aot_compile.json"
-    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
-        json.dump(make_record(results), file, indent=2)
-    os.chmod(file.name, 0o644)
-    os.replace(file.name, path)
+    json_files.replace(path, {"topologies": [_make_entry(result) for result in results]})
     return path
 
 
@@ -107,13 +97,10 @@ def _make_entry(result: SliceResult) -> dict[str, Any]:
 
 
 def _make_figures(compiled: Compiled) -> dict[str, Any]:
+    figures = ("argument_bytes", "flops", "bytes", "all_reduces", "all_reduce_bytes")
     return {
         "peak_bytes": compiled.peak_bytes or None,
-        "argument_bytes": compiled.argument_bytes,
-        "flops": compiled.flops,
-        "bytes": compiled.bytes,
-        "all_reduces": compiled.all_reduces,
-        "all_reduce_bytes": compiled.all_reduce_bytes,
+        **{name: getattr(compiled, name) for name in figures},
         "compile_seconds": compiled.seconds,
     }
 

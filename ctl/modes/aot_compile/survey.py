@@ -4,23 +4,25 @@ from collections.abc import Callable, Sequence
 import contextlib
 import dataclasses
 import functools
-import pathlib
 import time
 from typing import Any
 
 import tensorflow as tf
 
 from ctl.data.source import GlobalBatches, PerReplica
-from ctl.errors import UsageError
+from ctl.errors import UsageError, print_line
 from ctl.hardware import selection
 from ctl.modes import experiment
-from ctl.modes.aot_compile import batch_search, compiler_process, environment, export
+from ctl.modes.aot_compile import compiler_process, export
 from ctl.modes.aot_compile.compiler_process import Compiled
 from ctl.modes.aot_compile.export import Program
 from ctl.modes.aot_compile.problems import NotExportable, Problem
 from ctl.modes.aot_compile.slices import GIB, Slice
 from ctl.modes.aot_compile.strategy import SliceStrategy
 from ctl.replica.step.engine import engine_of
+
+_MAX_ROWS = 2**20  # per core; a larger result would be an error of the search
+_PRECISION = 16  # the result is exact to one part in this number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +73,7 @@ def compile_for_slices(
     config_path: str,
     slices: Sequence[Slice],
     *,
-    find_batch: bool = False,
-    print_line: Callable[[str], None] = print,
+    find_batch: bool,
 ) -> list[SliceResult]:
     """Compiles an experiment's train step and eval step for each slice.
 
@@ -81,13 +82,12 @@ def compile_for_slices(
         config_path: the config file.
         slices: the slices.
         find_batch: whether to search for the largest batch that fits.
-        print_line: prints one line.
 
     Raises:
         UsageError: the config does not work on such a slice, or this machine has no compiler.
         Failure: the compiler or its environment failed.
     """
-    python = environment.ensure_python()
+    compiler_process.ensure_python()  # before the experiment is built
     # The compiled programs use no GPU. RuntimeError: this process has initialized its GPUs already.
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
@@ -96,11 +96,11 @@ def compile_for_slices(
     )
     results = []
     for slice_ in slices:
-        result = _compile(slice_, export_for_cores(slice_.cores), python)
+        result = _compile(slice_, export_for_cores(slice_.cores))
         state = "compiles" if result.compiled else "would not run"
         print_line(f"{slice_.name}: {state} ({result.seconds:g} s)")
         if find_batch:
-            largest = _find_largest_batch(result, config, config_path, python, print_line)
+            largest = _find_largest_batch(result, config, config_path)
             result = dataclasses.replace(result, largest_batch=largest)
         results.append(result)
     return results
@@ -148,13 +148,13 @@ def export_experiment(
     return ExportedExperiment(size, programs, problems, time.monotonic() - start)
 
 
-def _compile(slice_: Slice, exported: ExportedExperiment, python: pathlib.Path) -> SliceResult:
+def _compile(slice_: Slice, exported: ExportedExperiment) -> SliceResult:
     start = time.monotonic()
     compiled: dict[str, Compiled] = {}
     problems = list(exported.problems)
     for program in exported.programs if not problems else []:
         problems += program.warnings
-        result = compiler_process.compile_program(program.hlo, slice_, python)
+        result = compiler_process.compile_program(program.hlo, slice_)
         compiled[program.name] = result
         if result.error:
             problems.append(_describe_error(program.name, result, slice_))
@@ -173,30 +173,48 @@ def _describe_error(name: str, compiled: Compiled, slice_: Slice) -> Problem:
     )
 
 
-def _find_largest_batch(
-    result: SliceResult,
-    config: Any,
-    config_path: str,
-    python: pathlib.Path,
-    print_line: Callable[[str], None],
-) -> int:
+def _find_largest_batch(result: SliceResult, config: Any, config_path: str) -> int:
     """Returns the largest global batch that fits; 0 after an error other than memory."""
     train = result.programs.get("train step")
     if train is None or (train.error and not train.out_of_memory):
         return 0
     cores = result.slice.cores
 
-    def peak_bytes(rows: int) -> int | None:
+    def fits(rows: int) -> bool:
         exported = export_experiment(
             config, config_path, cores, global_batch_size=rows * cores, evaluates=False
         )
         if exported.problems:
-            return None
-        compiled = compiler_process.compile_program(exported.programs[0].hlo, result.slice, python)
-        fits = "does not fit" if compiled.error else "fits"
-        print_line(f"{result.slice.name}: a batch of {rows * cores} {fits}")
-        return None if compiled.error else compiled.peak_bytes
+            return False
+        compiled = compiler_process.compile_program(exported.programs[0].hlo, result.slice)
+        verdict = "does not fit" if compiled.error else "fits"
+        print_line(f"{result.slice.name}: a batch of {rows * cores} {verdict}")
+        return not compiled.error
 
     rows = -(-result.global_batch_size // cores)
-    known = {rows: None if train.error else train.peak_bytes}
-    return cores * batch_search.find_largest(peak_bytes, limit=result.slice.hbm_bytes, known=known)
+    return cores * find_largest(fits, rows, is_fitting=not train.error)
+
+
+def find_largest(fits: Callable[[int], bool], rows: int, *, is_fitting: bool) -> int:
+    """Finds the largest number of rows per core that fits, to within a sixteenth.
+
+    Args:
+        fits: returns whether a number of rows fits.
+        rows: a number whose result is known.
+        is_fitting: whether `rows` fit.
+
+    Returns:
+        The rows per core, which were compiled; 0 if not even one row fits.
+    """
+    low, high = (
+        (rows, 0) if is_fitting else (0, rows)
+    )  # `low` fits, and `high` does not; 0: unknown
+    while not high or high - low > max(1, low // _PRECISION):
+        guess = (low + high) // 2 if high else 4 * low
+        if guess > _MAX_ROWS:
+            break
+        if fits(guess):
+            low = guess
+        else:
+            high = guess
+    return low

@@ -1,7 +1,6 @@
 """--mode=check: checks an experiment before a long run, and writes nothing."""
 
 import dataclasses
-import time
 
 from ctl.configs import parameter_groups
 from ctl.errors import UsageError, print_line
@@ -15,9 +14,8 @@ def check(arguments: Arguments) -> int:
         The exit code: 1 if a check failed.
     """
     # Imported here since the checks import ctl.testing, and they need this package.
-    from ctl.modes.check import checks, estimate, trainer_factory
+    from ctl.modes.check import checks, trainer_factory
 
-    startup = time.process_time()
     built = experiment.build(arguments.config, arguments.config_path)
     if built.hardware.cluster:
         raise UsageError("--mode=check runs in one process: unset TF_CONFIG.")
@@ -33,5 +31,5 @@ def check(arguments: Arguments) -> int:
             config.optimizer.groups = parameter_groups.unfreeze(groups)
         built = dataclasses.replace(built, config=config)
     factory = trainer_factory.TrainerFactory(built, arguments.config_path)
-    print_line(estimate.announce(factory, startup=startup))
-    return checks.run_checks(factory, print_line)
+    print_line(f"Checking {built.config.trainer}.")
+    return checks.run_checks(factory)

@@ -1,9 +1,10 @@
 """Lists the checks, and runs them."""
 
 from collections.abc import Callable
+from typing import Any
 
 from ctl.configs.error_location import error_location
-from ctl.errors import Failure, UsageError
+from ctl.errors import Failure, UsageError, print_line
 from ctl.modes.check import checkpoint_check, data_checks, learning_checks, replica_check
 from ctl.modes.check.outcome import FAIL, Outcome, format_row, format_summary
 from ctl.modes.check.trainer_factory import TrainerFactory
@@ -24,46 +25,27 @@ BACKGROUND: dict[str, Callable[[TrainerFactory], Callable[[], Outcome]]] = {
 }
 
 
-def run_checks(factory: TrainerFactory, print_line: Callable[[str], None]) -> int:
-    """Runs every check and prints its outcome as soon as it is known.
-
-    Args:
-        factory: makes trainers of the experiment.
-        print_line: prints one line.
+def run_checks(factory: TrainerFactory) -> int:
+    """Runs every check of an experiment, and prints its outcome as soon as it is known.
 
     Returns:
         The exit code: 1 if a check failed, else 0.
     """
-    waits = {name: _start(start, factory) for name, start in BACKGROUND.items()}
+    waits = {name: _attempt(start, factory) for name, start in BACKGROUND.items()}
     outcomes = []
-    runs = {name: lambda check=check: check(factory) for name, check in CHECKS.items()}
-    for name, run in {**runs, **waits}.items():
-        outcome = _run(run)
+    for name in (*CHECKS, *BACKGROUND):
+        outcome = _attempt(CHECKS[name], factory) if name in CHECKS else waits[name]
+        outcome = outcome if isinstance(outcome, Outcome) else _attempt(outcome)
         outcomes.append(outcome)
         print_line(format_row(name, outcome))
     print_line(format_summary(outcomes))
     return 1 if any(outcome.verdict == FAIL for outcome in outcomes) else 0
 
 
-def _start(
-    start: Callable[[TrainerFactory], Callable[[], Outcome]], factory: TrainerFactory
-) -> Callable[[], Outcome]:
-    """Starts a check; an exception becomes its outcome."""
+def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function; an exception, such as of the user's code, becomes the outcome of a check."""
     try:
-        return start(factory)
+        return function(*arguments)
     except Exception as error:
-        outcome = _describe(error)
-        return lambda: outcome
-
-
-def _run(check: Callable[[], Outcome]) -> Outcome:
-    """Returns the outcome of a check, which fails if the user's code raises an exception."""
-    try:
-        return check()
-    except Exception as error:
-        return _describe(error)
-
-
-def _describe(error: Exception) -> Outcome:
-    is_one_line = isinstance(error, UsageError | Failure)
-    return Outcome(FAIL, str(error) if is_one_line else error_location(error))
+        is_one_line = isinstance(error, UsageError | Failure)
+        return Outcome(FAIL, str(error) if is_one_line else error_location(error))

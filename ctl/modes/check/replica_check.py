@@ -12,7 +12,6 @@ from ctl.configs import loading
 from ctl.configs.error_location import error_location
 from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
-from ctl.modes.check import estimate
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import Rows, TrainerFactory
 from ctl.testing import check_replica_equivalence, processes, split_cpu
@@ -22,9 +21,9 @@ from ctl.trainer import StandardTrainer
 REPLICAS = (1, 2, 4)
 _EXAMPLES = 8  # of the smallest batches; more are read in case that the step requires them
 _MAX_ROWS = 32  # of the larger batches
-# The comparison is stopped after this many seconds, or after this many times its estimate, if that is
-# longer: each replica of a large model takes minutes to trace.
-_TIMEOUT, _TIMES_ESTIMATE = 600.0, 4
+# The comparison is stopped after this many seconds, or after this many times the seconds to build and
+# trace one trainer, if that is longer: each replica of a large model takes minutes to trace.
+_TIMEOUT, _TIMES_TRACED = 600.0, 50
 
 
 def start(factory: TrainerFactory) -> Callable[[], Outcome]:
@@ -46,15 +45,9 @@ def start(factory: TrainerFactory) -> Callable[[], Outcome]:
 def _limit(factory: TrainerFactory) -> float:
     """Returns the seconds that the comparison may take."""
     try:
-        first = factory.first_steps
+        return max(_TIMEOUT, _TIMES_TRACED * factory.first_steps.seconds)
     except Exception:  # another check reports it
         return _TIMEOUT
-    return max(_TIMEOUT, _TIMES_ESTIMATE * estimate.seconds_of_comparison(factory, first))
-
-
-def check_equivalence(factory: TrainerFactory) -> Outcome:
-    """Compares the trainer's updates on 1, 2 and 4 replicas."""
-    return start(factory)()
 
 
 def _judge(
@@ -136,15 +129,13 @@ def compare_trainer(
     config_path: str,
     rows: Rows,
     batch_sizes: Sequence[int] | None = None,
-    *,
-    replicas: Sequence[int] = REPLICAS,
 ) -> Report:
     """Compares the splits of an experiment in this process."""
     micro_batches = config.optimizer.gradient_accumulation_steps
     return check_replica_equivalence(
         loading.load_trainer_class(config.trainer, config_path, StandardTrainer),
         rows,
-        replicas=replicas,
+        replicas=REPLICAS,
         # As in the config; more would reject a loss that cannot accumulate.
         accumulation=sorted({1, min(micro_batches, 2)}),
         batch_sizes=batch_sizes,

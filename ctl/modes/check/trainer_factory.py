@@ -24,23 +24,17 @@ Rows = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class FirstSteps:
-    """A trainer after two steps on the first batch, and the seconds that each part took.
+    """A trainer after two steps on the first batch.
 
     Attributes:
         trainer: the trainer, which reads that batch in every step.
         losses: the loss of each step; empty if the outputs of the trainer's loop have none.
-        read: seconds to read the batch.
-        build: seconds to build the trainer.
-        trace: seconds of the first step, including its tracing.
-        step: seconds of the second step.
+        seconds: the time to build the trainer and to trace its step.
     """
 
     trainer: StandardTrainer
     losses: tuple[float, ...]
-    read: float
-    build: float
-    trace: float
-    step: float
+    seconds: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,17 +55,13 @@ class TrainerFactory:
     @functools.cached_property
     def first_steps(self) -> FirstSteps:
         """A trainer that has made two steps on the first batch; made once."""
-        times = [time.monotonic()]
         batch = self.read_batches(1)[0]
-        times.append(time.monotonic())
+        start = time.monotonic()
         trainer = self.make_trainer(rows=batch)
-        times.append(time.monotonic())
-        losses = []
-        for _ in range(2):
-            outputs = trainer.train(tf.constant(1)) or {}
-            losses += [float(outputs["loss"])] if "loss" in outputs else []
-            times.append(time.monotonic())
-        return FirstSteps(trainer, tuple(losses), *np.diff(times).tolist())
+        outputs = [trainer.train(tf.constant(1)) or {} for _ in range(2)]
+        seconds = time.monotonic() - start
+        losses = tuple(float(each["loss"]) for each in outputs if "loss" in each)
+        return FirstSteps(trainer, losses, seconds)
 
     def make_trainer(
         self,

@@ -70,7 +70,7 @@ def _parse_parallel(text: str | None) -> int:
         return 1
     if not text.isdecimal() or not int(text):
         raise UsageError(f"--sweep_parallel is {text!r}, but must be a number of runs, at least 1.")
-    count, gpus = int(text), gpu.list_gpus(os.environ)
+    count, gpus = int(text), gpu.list_gpus()
     if gpus and count > len(gpus):
         raise UsageError(
             f"--sweep_parallel is {count}, but this machine has {len(gpus)} GPUs, and each run uses at "

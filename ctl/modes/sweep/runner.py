@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 import json
-import os
 import pathlib
 import signal
 import time
@@ -102,7 +101,7 @@ class Runner:
 
     def _gpus(self, slot: int) -> dict[str, str]:
         """Returns the variable with the GPUs of a slot; {} unless several runs share the GPUs."""
-        gpus = gpu.list_gpus(os.environ)
+        gpus = gpu.list_gpus()
         if not gpus or self._parallel == 1:
             return {}
         return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[slot :: self._parallel])}

@@ -1,13 +1,13 @@
 """Writes the results of a sweep: a table, sweep.csv and sweep.html."""
 
 from collections.abc import Mapping, Sequence
-import contextlib
 import csv
 import importlib
 import math
 import pathlib
 from typing import Any
 
+from ctl.errors import align
 from ctl.loop.progress import format_duration, format_numbers
 
 _Entry = Mapping[str, Any]
@@ -23,11 +23,7 @@ def summarize(entries: Sequence[_Entry], config: Any, folder: pathlib.Path) -> l
     """
     rows = [_columns(entry) for entry in entries]
     names = list(dict.fromkeys(name for row in rows for name in row))
-    shown = [names] + [[_show(row.get(name)) for name in names] for row in rows]
-    widths = [max(len(row[i]) for row in shown) for i in range(len(names))]
-    lines = [
-        "  ".join(cell.ljust(w) for cell, w in zip(r, widths, strict=True)).rstrip() for r in shown
-    ]
+    lines = align([names, *([_show(row.get(name)) for name in names] for row in rows)])
     lines += [f"{e['name']}: {e['line']}" for e in entries if e.get("line")]
     best = _best(rows, entries, config)
     lines += [best] if best else []
@@ -89,9 +85,8 @@ def _best(rows: Sequence[_Entry], entries: Sequence[_Entry], config: Any) -> str
 def _write_plot(path: pathlib.Path, rows: Sequence[_Entry], keys: Sequence[str]) -> bool:
     """Plots each metric over the first key, one line per value of the others; needs plotly."""
     try:
-        graph_objects: Any = importlib.import_module("plotly.graph_objects")
-        subplots: Any = importlib.import_module("plotly.subplots")
-        palette: Any = importlib.import_module("plotly.colors").qualitative.D3
+        pandas: Any = importlib.import_module("pandas")
+        express: Any = importlib.import_module("plotly.express")
     except ImportError:
         return False
     # A run that failed before its first evaluation has metrics of the training only.
@@ -99,44 +94,20 @@ def _write_plot(path: pathlib.Path, rows: Sequence[_Entry], keys: Sequence[str])
     metrics = [name for name in dict.fromkeys(n for row in done for n in row) if "/" in name]
     if not metrics:
         return False
-    figure = subplots.make_subplots(rows=len(metrics), cols=1, subplot_titles=metrics)
-    groups = list(dict.fromkeys(_group(row, keys) for row in rows))
-    texts = list(dict.fromkeys(row[keys[0]] for row in rows))
-    values = [_number(text) for text in texts]
-    is_numeric = all(isinstance(value, float) for value in values)
-    for number, metric in enumerate(metrics, start=1):
-        for index, group in enumerate(groups):
-            points = [r for r in rows if _group(r, keys) == group and r.get(metric) is not None]
-            if is_numeric:
-                points.sort(key=lambda point: _number(point[keys[0]]))
-            trace = graph_objects.Scatter(
-                x=[_number(point[keys[0]]) for point in points],
-                y=[point[metric] for point in points],
-                name=group or metric, legendgroup=group,
-                # The same color in every plot: only the first one has a legend.
-                marker={"color": palette[index % len(palette)], "size": 8},
-                mode="lines+markers" if is_numeric else "markers",
-                showlegend=bool(group) and number == 1,
-            )  # fmt: skip
-            figure.add_trace(trace, row=number, col=1)
-        if is_numeric:
-            is_wide = min(values) > 0 and max(values) >= 10 * min(values)
-            figure.update_xaxes(
-                type="log" if is_wide else "linear", tickvals=values, ticktext=texts, row=number,
-                col=1,
-            )  # fmt: skip
-        figure.update_xaxes(title=keys[0], row=number, col=1)
-    title = f"{path.parent.resolve().name}: {len(rows)} runs"
-    figure.update_layout(height=350 * len(metrics) + 60, template="plotly_white", title=title)
+    first, *others = keys
+    names = [", ".join(f"{k.rpartition('.')[-1]}={row.get(k)}" for k in others) for row in rows]
+    frame = pandas.DataFrame(rows).assign(values=names)
+    numbers = pandas.to_numeric(frame[first], errors="coerce")
+    is_numeric, style = numbers.notna().all(), {}
+    if is_numeric:
+        is_wide = numbers.min() > 0 and numbers.max() >= 10 * numbers.min()
+        style = {"markers": True, "log_x": bool(is_wide)}
+        frame = frame.assign(**{first: numbers}).sort_values(first)
+    figure = (express.line if is_numeric else express.scatter)(
+        frame.melt([first, "values"], metrics, "metric", "value").dropna(subset="value"),
+        x=first, y="value", color="values", facet_row="metric", height=350 * len(metrics) + 60,
+        title=f"{path.parent.resolve().name}: {len(rows)} runs", template="plotly_white", **style,
+    )  # fmt: skip
+    figure.update_yaxes(matches=None)  # each metric has its own axis
     figure.write_html(str(path), include_plotlyjs=True)
     return True
-
-
-def _group(row: _Entry, keys: Sequence[str]) -> str:
-    return ", ".join(f"{key.rpartition('.')[-1]}={row.get(key)}" for key in keys[1:])
-
-
-def _number(text: str) -> Any:
-    with contextlib.suppress(ValueError):
-        return float(text)
-    return text

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import config
 
-from ctl.hardware import coordinator, devices
+from ctl.hardware import devices, strategies
 
 # Global and not thread-local, because tf.distribute traces each local replica in a separate thread.
 _ACTIVE: "ReductionWait | None" = None
@@ -96,8 +96,7 @@ class InputWait(_Wait):
         # reading, or the requests of other replicas, which is not a wait for input. So no replica
         # starts before the reading.
         self._shares_processor = all("CPU" in d for d in devices.replica_devices(strategy))
-        is_remote = isinstance(strategy, tf.distribute.TPUStrategy)
-        super().__init__(None, not (is_remote or coordinator.is_coordinated(strategy)))
+        super().__init__(None, not strategies.spec_of(strategy).remote)
 
     def next(self, iterator: Any) -> Any:
         """Returns the next element of an iterator, in eager mode or in a graph."""
@@ -144,7 +143,7 @@ class ReductionWait(_Wait):
         # Steps on a TPU cannot read a clock, and those of parameter servers reduce nothing. With GPUs,
         # the host reads its clock when it has queued the gradients, before they are computed.
         is_supported = (
-            isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+            not strategies.spec_of(strategy).remote
             and strategy.num_replicas_in_sync > len(local)
             and all("CPU" in device for device in local)
         )

@@ -10,7 +10,7 @@ from ctl.data.autograph import convert
 from ctl.data.caching import cache
 from ctl.data.input_pipeline import BuildDataset, InputPipeline
 from ctl.data.source import Batch
-from ctl.hardware import coordinator
+from ctl.hardware import strategies
 from ctl.optimizers import FromConfig
 from ctl.replica.arithmetic import precision, row_mask
 from ctl.replica.layers.batch_norm import convert_sync_batch_norm
@@ -77,7 +77,7 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         with report_rejected_features(spec) if is_default else contextlib.nullcontext():
             create_variables(functools.partial(_forward, trainer), spec)
         late = any(metrics.creates_variables_late(metric) for metric in trainer.metrics.values())
-        if late and not coordinator.is_coordinated(trainer.strategy):  # it never skips a step
+        if late and not strategies.spec_of(trainer.strategy).coordinated:  # it never skips a step
             # A skipped step restores the variables of metrics that exist before it.
             create_variables(functools.partial(_update_metrics, trainer), spec)
         if options.shard_state:

@@ -9,7 +9,7 @@ from ctl.configs.error_location import error_location
 from ctl.data.autograph import traced
 from ctl.data.input_pipeline import InputPipeline
 from ctl.errors import UsageError
-from ctl.hardware import coordinator
+from ctl.hardware import strategies
 
 
 def check_splits(
@@ -37,7 +37,7 @@ def check_splits(
         pipeline.evaluation_steps(global_batch_size, split)
         evaluation = pipeline.element_spec(split)
         # The first step of the training traces the same code with the same features.
-        if evaluation == training or coordinator.is_coordinated(strategy):
+        if evaluation == training or strategies.spec_of(strategy).coordinated:
             continue
         rows = pipeline.layout(global_batch_size).rows_per_replica
         spec = tf.nest.map_structure(

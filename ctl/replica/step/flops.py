@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.hardware import coordinator, devices
+from ctl.hardware import devices, strategies
 from ctl.replica.step.compiled_loop import CompiledLoop
 
 _OUTER_LOOP = 1  # the loop over the steps; a loop in a step has an unknown number of iterations
@@ -31,7 +31,7 @@ def count_flops(trainer: Any) -> int | None:
         work is not known, or if other processes run it.
     """
     strategy = trainer.strategy
-    if coordinator.is_coordinated(strategy) or isinstance(strategy, tf.distribute.TPUStrategy):
+    if strategies.spec_of(strategy).remote:
         return None
     graphs = list_graphs(trainer)
     if not graphs:

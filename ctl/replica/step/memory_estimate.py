@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from ctl.data.autograph import convert, traced
 from ctl.errors import UsageError
-from ctl.hardware import coordinator
+from ctl.hardware import strategies
 from ctl.replica.arithmetic import precision, row_mask
 from ctl.replica.checks.loss_trace import LossTrace, Update
 from ctl.replica.graphs import ops
@@ -100,7 +100,7 @@ def estimate(trainer: Any) -> MemoryEstimate:
     engine = trainer._ctl_engine
     if engine.plan.own_train_step:
         raise UsageError("the trainer overrides train_step")
-    if coordinator.is_coordinated(trainer.strategy):
+    if strategies.spec_of(trainer.strategy).coordinated:
         raise UsageError("parameter servers hold the variables, and workers run the step")
     _function, traces, batch = _trace(trainer)  # the function holds the graph
     updates = [update for update in traces[0].updates if update.gradients]

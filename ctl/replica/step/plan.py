@@ -107,10 +107,11 @@ class Plan:
                 f"runtime.xla={self.xla} compiles them into one program with the update: choose "
                 "runtime.xla=gradients, autocluster or off"
             )
-        if self.strategy == "tpu":
-            return "a TPU cannot write files"
-        if self.strategy == "parameter_server":
+        spec = strategies.STRATEGIES[self.strategy]
+        if spec.coordinated:
             return "they are on the workers of parameter servers: choose another runtime.strategy"
+        if spec.remote:
+            return "a TPU cannot write files"
         return ""
 
     @property
@@ -119,7 +120,8 @@ class Plan:
 
         Workers of parameter servers step independently, so no step can be skipped on all of them.
         """
-        return self.options.on_non_finite != "ignore" and self.strategy != "parameter_server"
+        is_coordinated = strategies.STRATEGIES[self.strategy].coordinated
+        return self.options.on_non_finite != "ignore" and not is_coordinated
 
     @property
     def skips(self) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.data.autograph import traced
+from ctl.hardware import strategies
 
 _CPU_FLAG = "--tf_xla_cpu_global_jit"
 
@@ -49,7 +50,7 @@ def choose(
         return "off", "auto: a program of XLA would return all gradients at its end"
     if strings:
         return "off", "auto: XLA does not support strings, and the batches contain some"
-    if strategy in ("central_storage", "parameter_server"):
+    if strategies.STRATEGIES[strategy].central:
         return "off", "auto: the variables are on another device"
     if replicas == 1 and chunks:
         return "loop", "auto: one replica on a GPU"

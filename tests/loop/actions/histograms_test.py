@@ -121,15 +121,5 @@ def operations(**options):
     return sum(count_operations(trainer).values())
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        "norms",
-        pytest.param("layer_norms", marks=pytest.mark.slow),
-        pytest.param("gradient_shares", marks=pytest.mark.slow),
-    ],
-)
-def test_bare_step_has_no_more_operations_than_before_anything_could_be_measured(option):
-    bare = operations()
-    assert bare <= BARE
-    assert operations(**{option: True}) > bare
+def test_bare_step_has_no_more_operations_than_before_anything_could_be_measured():
+    assert operations() <= BARE < operations(norms="global")

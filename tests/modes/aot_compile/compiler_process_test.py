@@ -1,14 +1,15 @@
-"""The compiler's process: its limits, its answers, and when a program is compiled twice."""
+"""The compiler's process and its environment, which is made once, by one process, from the pins."""
 
 import dataclasses
 import pathlib
 import sys
+import threading
 
 import pytest
 
-from ctl.errors import Failure
+from ctl.errors import Failure, UsageError
 from ctl.modes.aot_compile import compiler_process, slices
-from ctl.modes.aot_compile.compiler_process import Compiled, Limits
+from ctl.modes.aot_compile.compiler_process import Compiled
 
 V5E = slices.find_slice("v5e:2x2")
 PYTHON = pathlib.Path(sys.executable)
@@ -16,7 +17,8 @@ PYTHON = pathlib.Path(sys.executable)
 
 @pytest.fixture
 def replace_compiler(tmp_path, monkeypatch):
-    """Replaces compiler.py by a program of the test."""
+    """Replaces compiler.py by a program of the test, which this interpreter runs."""
+    monkeypatch.setattr(compiler_process, "ensure_python", lambda: PYTHON)
 
     def replace(text):
         path = tmp_path / "compiler.py"
@@ -26,9 +28,8 @@ def replace_compiler(tmp_path, monkeypatch):
     return replace
 
 
-def compile_once(**limits):
-    effort = compiler_process.QUICK
-    return compiler_process.compile_once(b"hlo", V5E, PYTHON, Limits(**limits), effort=effort)
+def compile_once():
+    return compiler_process.compile_once(b"hlo", V5E, effort=compiler_process.QUICK)
 
 
 def test_the_request_describes_the_slice(replace_compiler):
@@ -52,14 +53,16 @@ def test_the_compiler_does_not_inherit_the_environment(replace_compiler, monkeyp
     assert compile_once().all_reduces == 0
 
 
-def test_a_compiler_that_takes_too_long_is_stopped(replace_compiler):
+def test_a_compiler_that_takes_too_long_is_stopped(replace_compiler, monkeypatch):
+    monkeypatch.setattr(compiler_process, "_MAX_SECONDS", 0.3)
     replace_compiler("import time; time.sleep(60)")
-    assert compile_once(seconds=0.3).error == "the compiler was stopped after 0.3 s, its limit"
+    assert compile_once().error == "the compiler was stopped after 0.3 s, its limit"
 
 
-def test_a_compiler_that_needs_too_much_memory_is_stopped(replace_compiler):
+def test_a_compiler_that_needs_too_much_memory_is_stopped(replace_compiler, monkeypatch):
+    monkeypatch.setattr(compiler_process, "_MAX_BYTES", 2**27)
     replace_compiler("x = b'1' * 2**28; import time; time.sleep(60)")
-    assert "0.125 GiB of memory" in compile_once(bytes=2**27).error
+    assert "0.125 GiB of memory" in compile_once().error
 
 
 def test_a_compiler_that_crashes_is_reported_with_its_last_message(replace_compiler):
@@ -67,8 +70,9 @@ def test_a_compiler_that_crashes_is_reported_with_its_last_message(replace_compi
     assert compile_once().error == "the compiler ended with exit code 1: libtpu is broken"
 
 
-def test_an_environment_without_the_compilers_packages_is_a_failure_by_name():
+def test_an_environment_without_the_compilers_packages_is_a_failure_by_name(monkeypatch):
     # The real compiler.py, in an environment without jax.
+    monkeypatch.setattr(compiler_process, "ensure_python", lambda: PYTHON)
     assert compiler_process._COMPILER.name == "compiler.py"
     with pytest.raises(Failure, match="No module named 'jax'"):
         compile_once()
@@ -91,23 +95,17 @@ def test_out_of_memory_is_recognized_with_the_memory_needed(replace_compiler, me
     assert compiled.peak_bytes == int(22.5 * 2**30)
 
 
-class FakeCompiler:
-    """Returns a fixed result for each effort, and records the efforts."""
-
-    def __init__(self, quick, slow):
-        self.results = {compiler_process.QUICK: quick, compiler_process.DEFAULT: slow}
-        self.efforts = []
-
-    def __call__(self, hlo, slice_, python, limits, *, effort):
-        self.efforts.append(effort)
-        return dataclasses.replace(self.results[effort], effort=effort, seconds=2.0)
-
-
 def compile_program(monkeypatch, quick, slow):
-    """The result of `compile_program`, and the efforts that it used."""
-    fake = FakeCompiler(quick, slow)
-    monkeypatch.setattr(compiler_process, "compile_once", fake)
-    return compiler_process.compile_program(b"", V5E, PYTHON), fake.efforts
+    """The result of `compile_program` with a fixed result for each effort, and the efforts used."""
+    results = {compiler_process.QUICK: quick, compiler_process.DEFAULT: slow}
+    efforts = []
+
+    def compile_once(hlo, slice_, *, effort):
+        efforts.append(effort)
+        return dataclasses.replace(results[effort], effort=effort, seconds=2.0)
+
+    monkeypatch.setattr(compiler_process, "compile_once", compile_once)
+    return compiler_process.compile_program(b"", V5E), efforts
 
 
 FITS = Compiled(peak_bytes=V5E.hbm_bytes // 2)
@@ -133,3 +131,104 @@ def test_an_error_other_than_out_of_memory_is_not_tried_twice(monkeypatch):
     compiled, efforts = compile_program(monkeypatch, Compiled(error="unimplemented"), FITS)
     assert efforts == [compiler_process.QUICK]
     assert compiled.error
+
+
+FAKE_UV = """#!/bin/sh
+echo "$@" >> {log}
+if [ "$1" = venv ]; then
+  for last; do :; done
+  mkdir -p "$last/bin" && touch "$last/bin/python"
+  sleep 0.3
+fi
+if [ "$1" = pip ]; then
+  [ -n "{fails}" ] && {{ echo "{fails}" >&2; exit 2; }}
+fi
+exit 0
+"""
+
+
+@pytest.fixture
+def uv(tmp_path, monkeypatch):
+    """Replaces uv by a script that makes folders and logs its arguments: uv(fails=message)."""
+    log = tmp_path / "log"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def put(fails=""):
+        path = tmp_path / "uv"
+        path.write_text(FAKE_UV.format(log=log, fails=fails))
+        path.chmod(0o755)
+        monkeypatch.setenv("UV", str(path))
+        return log
+
+    return put
+
+
+def test_every_pin_is_one_exact_version():
+    lines = compiler_process.PINS.read_text().splitlines()
+    pins = dict(line.split("==", 1) for line in lines if not line.startswith("#"))
+    assert {"jax", "jaxlib", "libtpu"} <= set(pins)
+    assert pins["jax"] == pins["jaxlib"]
+    assert all(version[0].isdigit() for version in pins.values())
+
+
+def test_the_environment_is_made_once(uv):
+    log = uv()
+    python = compiler_process.ensure_python()
+    assert python == compiler_process.ensure_python()
+    assert python.exists()
+    assert len(log.read_text().splitlines()) == 2  # uv venv, then uv pip install
+
+
+def test_concurrent_calls_make_one_environment(uv):
+    log = uv()
+    pythons = []
+    threads = [
+        threading.Thread(target=lambda: pythons.append(compiler_process.ensure_python()))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(pythons)) == 1 and len(pythons) == 4
+    assert len(log.read_text().splitlines()) == 2
+
+
+def test_a_partly_made_environment_is_removed(uv, tmp_path):
+    uv(fails="no route to the index")
+    with pytest.raises(Failure, match=r"uv failed \(no route to the index\)"):
+        compiler_process.ensure_python()
+    assert [path.name for path in (tmp_path / "cache/ctl").iterdir()] == ["aot.lock"]
+
+
+def test_a_missing_uv_is_reported(uv, monkeypatch):
+    monkeypatch.delenv("UV", raising=False)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(compiler_process.sys, "executable", "/bin/false")
+    monkeypatch.setattr(compiler_process.sys, "_base_executable", "/bin/false")
+    with pytest.raises(Failure, match="uv is missing"):
+        compiler_process.ensure_python()
+
+
+def test_other_pins_are_another_environment(uv, tmp_path, monkeypatch):
+    uv()
+    first = compiler_process.ensure_python()
+    pins = tmp_path / "pins.txt"
+    pins.write_text(compiler_process.PINS.read_text() + "# changed\n")
+    monkeypatch.setattr(compiler_process, "PINS", pins)
+    assert compiler_process.ensure_python() != first
+
+
+@pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("linux", "aarch64")])
+def test_a_machine_without_libtpu_is_rejected(monkeypatch, system, machine):
+    monkeypatch.setattr(compiler_process.sys, "platform", system)
+    monkeypatch.setattr(compiler_process.platform, "machine", lambda: machine)
+    with pytest.raises(UsageError, match="Linux on x86-64"):
+        compiler_process.ensure_python()
+
+
+def test_a_cache_folder_that_cannot_be_made_is_reported(uv, tmp_path):
+    uv()
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(Failure, match="XDG_CACHE_HOME"):
+        compiler_process.ensure_python()

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl.modes.aot_compile import compiler, environment, export
+from ctl.modes.aot_compile import compiler, compiler_process, export
 from ctl.replica.step.engine import engine_of
 from tests import reference_model
 
@@ -139,7 +139,7 @@ def run_on_cpu(folder, hlo, arguments):
     shutil.copy(compiler.__file__, folder / "compiler.py")
     np.savez(folder / "arguments.npz", **{f"arg_{i}": v for i, v in enumerate(arguments)})
     subprocess.run(
-        [str(environment.ensure_python()), str(RUN_ON_CPU), str(folder), str(STEPS)],
+        [str(compiler_process.ensure_python()), str(RUN_ON_CPU), str(folder), str(STEPS)],
         env={"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"},
         check=True,
     )

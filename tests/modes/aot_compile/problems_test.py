@@ -5,8 +5,7 @@ import pathlib
 import pytest
 import tensorflow as tf
 
-from ctl.modes.aot_compile import compiler_process, environment, export, slices
-from ctl.modes.aot_compile.compiler_process import Limits
+from ctl.modes.aot_compile import compiler_process, export, slices
 from ctl.modes.aot_compile.problems import NotExportable
 from ctl.modes.aot_compile.strategy import SliceStrategy
 from tests import reference_model
@@ -97,8 +96,7 @@ def test_a_correct_step_has_no_warnings():
 @pytest.mark.slow
 def test_a_collective_over_too_few_replicas_is_rejected_by_the_compiler():
     hlo = export.export_train_step(make_trainer(planted.trainer_class("group"))).hlo
-    python, effort = environment.ensure_python(), compiler_process.QUICK
-    compiled = compiler_process.compile_once(hlo, V5E, python, Limits(), effort=effort)
+    compiled = compiler_process.compile_once(hlo, V5E, effort=compiler_process.QUICK)
     assert compiled.error and not compiled.out_of_memory
     assert "replica" in compiled.error.lower()
 
@@ -106,7 +104,7 @@ def test_a_collective_over_too_few_replicas_is_rejected_by_the_compiler():
 @pytest.mark.slow
 def test_a_step_that_is_too_large_is_rejected_by_the_compiler_at_both_efforts():
     hlo = export.export_train_step(make_trainer(planted.TooLarge)).hlo
-    compiled = compiler_process.compile_program(hlo, V5E, environment.ensure_python())
+    compiled = compiler_process.compile_program(hlo, V5E)
     assert compiled.out_of_memory
     assert compiled.peak_bytes > V5E.hbm_bytes
     assert compiled.effort == compiler_process.DEFAULT

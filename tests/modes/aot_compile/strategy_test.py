@@ -15,7 +15,7 @@ from tensorflow.python.tpu import tpu_system_metadata
 import ctl
 from ctl.hardware import strategies
 from ctl.modes.aot_compile import export, problems
-from ctl.modes.aot_compile.strategy import SliceStrategy
+from ctl.modes.aot_compile.strategy import AggregatedVariable, SliceStrategy
 from ctl.replica.step.engine import engine_of
 from tests import reference_model
 
@@ -23,7 +23,7 @@ BATCH, CORES = 8, 2
 DEVICE = "/job:localhost/replica:0/task:0/device:"
 
 
-def make_trainer(strategy, **options):
+def make_for(strategy, **options):
     return reference_model.make_trainer(strategy, BATCH, precision="float32", **options)
 
 
@@ -32,7 +32,7 @@ def test_the_strategy_is_named_tpu():
 
 
 def test_a_replica_gets_its_part_of_the_global_batch():
-    trainer = make_trainer(SliceStrategy(4))
+    trainer = make_for(SliceStrategy(4))
     batch, row_mask = engine_of(trainer).pipeline.training_dataset(BATCH, start=0).element_spec
     assert {spec.shape[0] for spec in batch.values()} == {BATCH // 4}
     assert not isinstance(row_mask, tf.TensorSpec)
@@ -46,7 +46,7 @@ def test_global_batches_of_build_dataset_are_split_too():
     class Batched(reference_model.ReferenceTrainer):
         data_factory = staticmethod(lambda split: ctl.data.GlobalBatches(dataset.repeat()))
 
-    trainer = make_trainer(SliceStrategy(4), cls=Batched)
+    trainer = make_for(SliceStrategy(4), cls=Batched)
     spec = engine_of(trainer).pipeline.training_dataset(BATCH, start=0).element_spec
     assert {s.shape[0] for s in tf.nest.flatten(spec)} == {BATCH // 4}
 
@@ -58,7 +58,7 @@ def test_a_nested_program_is_rejected_as_by_tpustrategy():
             context.merge_call(lambda strategy: strategy.run(lambda: tf.constant(0.0)))
             return super().replica_step(batch)
 
-    trainer = make_trainer(SliceStrategy(4), cls=Nested)
+    trainer = make_for(SliceStrategy(4), cls=Nested)
     with pytest.raises(ctl.UsageError, match="cannot be nested"):
         export.export_train_step(trainer)
 
@@ -97,8 +97,8 @@ def make_tpu_strategy():
 
 def count_operations(strategy, **options):
     """The number of operations of each type in a train step."""
-    trainer = make_trainer(strategy, **options)
-    per_replica = make_trainer(SliceStrategy(CORES))
+    trainer = make_for(strategy, **options)
+    per_replica = make_for(SliceStrategy(CORES))
     element_spec = engine_of(per_replica).pipeline.training_dataset(BATCH, start=0).element_spec
 
     @tf.function
@@ -113,7 +113,7 @@ def count_operations(strategy, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [{}, {"loss_spike": 3.0}, {"norms": True}, {"gradient_accumulation_steps": 2}],
+    [{}, {"loss_spike": 3.0}, {"norms": "global"}, {"gradient_accumulation_steps": 2}],
     ids=str,
 )
 def test_a_step_has_the_collectives_that_tpustrategy_traces(options):
@@ -128,3 +128,23 @@ def test_a_conditional_update_is_rejected_under_both_strategies():
     for strategy in (make_tpu_strategy(), SliceStrategy(CORES)):
         with pytest.raises(ctl.UsageError, match="TensorFlow does not support on a TPU"):
             count_operations(strategy, on_non_finite="skip")
+
+
+def test_only_variables_with_one_aggregated_value_are_all_reduced():
+    with SliceStrategy(4).scope():
+        metric = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)
+        plain = tf.Variable(0.0)
+        per_replica = tf.Variable(
+            0.0,
+            aggregation=tf.VariableAggregation.SUM,
+            synchronization=tf.VariableSynchronization.ON_READ,
+        )
+    assert isinstance(metric, AggregatedVariable)
+    assert not isinstance(plain, AggregatedVariable)
+    assert not isinstance(per_replica, AggregatedVariable)
+
+
+def test_values_of_the_first_replica_are_broadcast_also_in_64_bits(make_trainer, all_reduce_shapes):
+    # The spike detector has two: the mean of the losses, in float32, and their number, in int64.
+    with_spikes = all_reduce_shapes(make_trainer(4, loss_spike=3.0))
+    assert len(with_spikes) == len(all_reduce_shapes(make_trainer(4))) + 2

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 
 from ctl import main
-from ctl.modes.aot_compile import compiler_process, environment, slices, survey
+from ctl.modes.aot_compile import compiler_process, slices, survey
 from ctl.modes.aot_compile.compiler_process import Compiled
 from tests import child
 
@@ -57,10 +57,10 @@ def run(tmp_path, monkeypatch, capsys):
 @pytest.fixture
 def fake_compiler(monkeypatch):
     """Replaces the compiler by a function from the program's HLO to its peak memory."""
-    monkeypatch.setattr(environment, "ensure_python", lambda: pathlib.Path("python"))
+    monkeypatch.setattr(compiler_process, "ensure_python", lambda: pathlib.Path("python"))
 
     def replace(peak_of):
-        def compile_program(hlo, slice_, python, limits=None):
+        def compile_program(hlo, slice_):
             peak = peak_of(hlo)
             exceeded = peak > slice_.hbm_bytes
             error = "RESOURCE_EXHAUSTED" * exceeded
@@ -196,3 +196,28 @@ def test_two_compilers_can_run_at_the_same_time(tmp_path):
     started = [child.start([*MNIST, f"--workdir={tmp_path / str(i)}"]) for i in range(2)]
     ended = [process.communicate(timeout=240) for process in started]
     assert [process.returncode for process in started] == [0, 0], ended
+
+
+def search(peak_of, *, limit, start):
+    """The largest batch, and the batches that the search compiled."""
+    compiled = []
+
+    def fits(rows):
+        compiled.append(rows)
+        return peak_of(rows) <= limit
+
+    return survey.find_largest(fits, start, is_fitting=peak_of(start) <= limit), compiled
+
+
+@pytest.mark.parametrize("start", [1, 64, 500, 4096])
+@pytest.mark.parametrize("fixed", [0, 300_000])
+def test_the_result_is_within_a_sixteenth_after_few_compilations(start, fixed):
+    largest, compiled = search(lambda rows: fixed + 1000 * rows, limit=1_000_000, start=start)
+    exact = (1_000_000 - fixed) // 1000
+    assert exact * 15 / 16 - 1 <= largest <= exact
+    assert len(set(compiled)) == len(compiled) <= 12
+
+
+def test_the_result_is_zero_if_not_even_one_row_fits():
+    largest, compiled = search(lambda rows: 2000, limit=1000, start=64)
+    assert (largest, compiled[-1]) == (0, 1)

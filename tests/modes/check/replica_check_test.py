@@ -2,8 +2,9 @@
 
 import pytest
 
-from ctl.modes.check import estimate, replica_check
+from ctl.modes.check import replica_check
 from ctl.modes.check.outcome import FAIL
+from ctl.modes.check.trainer_factory import FirstSteps
 
 MEAN_OVER_THE_LOCAL_BATCH = """
     def per_example_loss(self, batch, outputs):
@@ -12,18 +13,22 @@ MEAN_OVER_THE_LOCAL_BATCH = """
     """
 
 
-@pytest.mark.parametrize(("estimated", "limit"), [(10.0, 600), (1000.0, 4000)])
-def test_a_large_model_is_compared_for_longer(correct_factory, monkeypatch, estimated, limit):
+@pytest.mark.parametrize(("seconds", "limit"), [(1.0, 600), (100.0, 5000)])
+def test_a_large_model_is_compared_for_longer(correct_factory, monkeypatch, seconds, limit):
     limits = []
     monkeypatch.setattr(replica_check.processes, "call", lambda *_, timeout: limits.append(timeout))
-    monkeypatch.setattr(estimate, "seconds_of_comparison", lambda *_: estimated)
+    first = FirstSteps(None, (), seconds)
+    monkeypatch.setitem(vars(correct_factory), "first_steps", first)
     replica_check.start(correct_factory)
     assert limits == [limit]
 
 
-@pytest.mark.slow
-def test_a_mean_over_the_local_batch_fails(make_factory):
-    outcome = replica_check.check_equivalence(make_factory(MEAN_OVER_THE_LOCAL_BATCH))
+def test_a_mean_over_the_local_batch_fails(make_factory, monkeypatch):
+    # In this process; checks_test.py compares in another one.
+    monkeypatch.setattr(
+        replica_check.processes, "call", lambda function, values, timeout: [function(*values)]
+    )
+    outcome = replica_check.start(make_factory(MEAN_OVER_THE_LOCAL_BATCH))()
     assert outcome.verdict == FAIL, outcome
     assert "ctl rejects every split: " in outcome.observation
     assert " combines rows of the same replica " in outcome.observation

@@ -214,19 +214,6 @@ class Ensemble(Classifier):
         return tf.add_n(losses) / len(losses)
 
 
-class EnsembleWithFrozenMember(Ensemble):
-    """The second member never learns."""
-
-    def replica_step(self, batch):
-        self.minimize(
-            batch,
-            lambda rows: tf.stop_gradient(self.per_example_loss(rows, self.members[1](rows["x"]))),
-            variables=self.members[1].trainable_variables,
-            optimizer=self.optimizers["second"],
-        )
-        return ctl.StandardTrainer.replica_step(self, batch)
-
-
 class Recomputed(Classifier):
     """`tf.recompute_grad` draws other dropout masks in the backward pass."""
 
@@ -289,12 +276,3 @@ class RaisesInMetrics(Classifier):
 
     def update_metrics(self, metrics, batch, outputs, weights):
         metrics["accurracy"].update_state(batch["label"], outputs)
-
-
-class RaisesInEvaluation(Classifier):
-    """An exception at run time, in evaluation only."""
-
-    def forward(self, batch, training):
-        if not training:
-            tf.debugging.assert_less(batch["x"], -100.0, message="too large")
-        return super().forward(batch, training)

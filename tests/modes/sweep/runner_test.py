@@ -139,19 +139,20 @@ def test_mistake_is_one_line_and_starts_nothing(sweep, capsys, flags, line):
 
 
 @pytest.mark.slow
-def test_stopped_and_resumed_sweep_has_the_bits_of_the_runs_by_themselves(tmp_path):
+def test_stopped_and_resumed_sweep_has_the_bits_of_the_runs_by_themselves(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})
-    flags = ["-m", "ctl.main", "--config=experiment.py", "--config.train.steps_per_loop=1"]
+    flags = ["--config=experiment.py", "--config.train.steps_per_loop=1"]
     for seed in (1, 2):
-        child.run([*flags, f"--config.seed={seed}", f"--workdir=alone{seed}"], cwd=tmp_path)
+        assert main.run(["ctl", *flags, f"--config.seed={seed}", f"--workdir=alone{seed}"]) == 0
     sweep = [*flags, "--sweep=seed=1,2", "--sweep_parallel=2", "--workdir=sweep"]
-    process = child.start(sweep, cwd=tmp_path)
+    process = child.start(["-m", "ctl.main", *sweep], cwd=tmp_path)
     first = tmp_path / "sweep/seed=1/checkpoints/ckpt-10.index"
     while not first.exists() and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=120) in (0, 75)  # it may have been done by then
-    assert child.run(sweep, cwd=tmp_path).returncode == 0
+    assert main.run(["ctl", *sweep]) == 0
     for seed in (1, 2):
         weights = experiments.read_weights(tmp_path / f"sweep/seed={seed}", step=30)
         alone = experiments.read_weights(tmp_path / f"alone{seed}", step=30)

@@ -1,7 +1,8 @@
 """The table, the best run and the plot of a sweep."""
 
-import re
 import sys
+
+import pytest
 
 import ctl
 from ctl.modes.sweep import table
@@ -32,15 +33,22 @@ def test_best_run_is_one_that_is_done_by_the_metric_of_the_config(tmp_path):
 
 
 def test_plot_has_a_line_per_value_of_the_other_keys(tmp_path, monkeypatch):
-    lines = table.summarize(ENTRIES, ctl.config(), tmp_path)
-    page = (tmp_path / "sweep.html").read_text() if (tmp_path / "sweep.html").exists() else ""
-    assert ("sweep.html" in lines[-1]) == bool(page)
-    if page:  # the extra `report` is installed
-        assert all(f'"name":"name={name}"' in page for name in ("adam", "sgd", "lion"))
-        assert '"type":"log"' in page and '"ticktext":["1e-3","1e-1"]' in page
-        # One color per line, the same in the plots of both metrics.
-        colors = re.findall(r'"marker":{"color":"(#\w+)"', page)
-        assert len(colors) == 6 and colors[:3] == colors[3:] and len({*colors}) == 3
+    graph_objects = pytest.importorskip("plotly.graph_objects")
+    figures = []
+    monkeypatch.setattr(
+        graph_objects.Figure, "write_html", lambda figure, path, **_: figures.append(figure)
+    )
+    assert "sweep.html" in table.summarize(ENTRIES, ctl.config(), tmp_path)[-1]
+    (figure,) = figures
+    # One color per line, the same in the plots of both metrics; the run of lion has failed.
+    assert len(figure.data) == 4
+    assert {trace.name for trace in figure.data} == {"name=adam", "name=sgd"}
+    assert len({(trace.name, trace.line.color) for trace in figure.data}) == 2
+    assert figure.layout.xaxis.type == "log"
+    line = next(t for t in figure.data if t.name == "name=adam" and t.y[0] == 0.25)
+    assert list(line.x) == [1e-3, 1e-1] and list(line.y) == [0.25, 0.5]
 
-    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)  # as if it were not installed
+
+def test_without_plotly_there_is_no_plot(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly.express", None)
     assert table.summarize(ENTRIES, ctl.config(), tmp_path)[-1].endswith("sweep.csv")

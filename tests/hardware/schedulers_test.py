@@ -1,9 +1,9 @@
-"""The tasks of a Slurm step."""
+"""The tasks of a Slurm step; cluster_test.py has those of an Indexed Job."""
 
 import pytest
 
 from ctl.errors import UsageError
-from ctl.hardware import cluster, slurm
+from ctl.hardware import cluster, schedulers
 
 # srun --nodes=3 --ntasks=5, as Slurm describes it to rank 3, the first task of the second node.
 STEP = {
@@ -19,12 +19,22 @@ PORT = 10_000 + 16 * 4711 % 20_000
 
 
 def test_tasks_have_their_nodes_and_a_port_each():
-    addresses, rank = slurm.read_tasks(STEP)
+    addresses, rank = schedulers.read_slurm_step(STEP)
     assert rank == 2
     assert addresses == [
         f"gpu07:{PORT}", f"gpu07:{PORT + 1}", f"gpu08:{PORT}", f"gpu08:{PORT + 1}", f"login:{PORT}",
     ]  # fmt: skip
-    assert slurm.read_tasks(STEP | {"CTL_PORT": "5000"})[0][1] == "gpu07:5001"
+    assert schedulers.read_slurm_step(STEP | {"CTL_PORT": "5000"})[0][1] == "gpu07:5001"
+
+
+@pytest.mark.parametrize("tasks", [2, 40])
+def test_steps_that_share_a_node_have_different_ports(tasks):
+    node = {
+        "SLURM_STEP_NODELIST": "a", "SLURM_STEP_NUM_TASKS": str(tasks),
+        "SLURM_STEP_TASKS_PER_NODE": str(tasks), "SLURM_PROCID": "0", "SLURM_NODEID": "0",
+    }  # fmt: skip
+    steps = [schedulers.read_slurm_step(STEP | node | {"SLURM_STEP_ID": i})[0] for i in "01"]
+    assert not {*steps[0]} & {*steps[1]}
 
 
 def test_tasks_are_workers_or_also_parameter_servers():
@@ -46,8 +56,8 @@ def test_other_descriptions_take_precedence():
 
 @pytest.mark.parametrize("environment", [{}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "5"}])
 def test_shell_of_an_allocation_and_a_single_task_are_one_process(environment):
-    assert slurm.read_tasks(environment) is None
-    assert slurm.read_tasks(STEP | {"SLURM_STEP_NUM_TASKS": "1"}) is None
+    assert schedulers.read_slurm_step(environment) is None
+    assert schedulers.read_slurm_step(STEP | {"SLURM_STEP_NUM_TASKS": "1"}) is None
 
 
 @pytest.mark.parametrize(
@@ -56,7 +66,7 @@ def test_shell_of_an_allocation_and_a_single_task_are_one_process(environment):
         ({"SLURM_NODEID": "0", "SLURM_LOCALID": "1"}, "--distribution=block"),  # cyclic
         ({"SLURM_PROCID": "7"}, "--distribution=block"),
         ({"SLURM_NODEID": "9"}, "--distribution=block"),
-        ({"CTL_PORT": "70000"}, "CTL_PORT is 70000"),
+        ({"CTL_PORT": "70000"}, "CTL_PORT is '70000'"),
         ({"SLURM_STEP_TASKS_PER_NODE": "2"}, "--distribution=block"),
         ({"SLURM_STEP_TASKS_PER_NODE": "two"}, "cannot be read"),
         ({"SLURM_PROCID": ""}, "SLURM_PROCID is '', but must be a number"),
@@ -66,4 +76,4 @@ def test_shell_of_an_allocation_and_a_single_task_are_one_process(environment):
 )
 def test_invalid_variables_are_reported(changes, message):
     with pytest.raises(UsageError, match=message):
-        slurm.read_tasks(STEP | changes)
+        schedulers.read_slurm_step(STEP | changes)
