@@ -214,7 +214,8 @@ class Controller(orbit.Controller):
         self.evaluator.any_process_stops = self.any_process_stops
         self.evaluator.processes, self.evaluator.is_chief = self.processes, self.is_chief
         try:
-            with self.reporter.evaluation(self.eval_summary_manager):
+            summaries = self.reporter.summary_writer(self.eval_summary_manager)
+            with self.reporter.clock.measure("evaluation"), summaries:
                 outputs = self.evaluator.evaluate(tf.constant(steps, tf.int32))
         except Interrupted:
             self.stopped = True
@@ -250,7 +251,7 @@ class Controller(orbit.Controller):
     def save_checkpoint(self) -> None:
         """Saves a checkpoint, unless this step has one already."""
         with self.reporter.clock.measure("saving"):
-            self._manager.save(self.actions.get_notes())
+            self._manager.save(self.actions.get_notes)
 
     def any_process_stops(self) -> bool:
         """Returns whether a stop was requested in any process; every process must call it."""
@@ -262,13 +263,12 @@ class Controller(orbit.Controller):
             self.save_checkpoint()  # a rollback from the first steps needs a checkpoint, too
         while self.step < until and not self._has_ended and not self._evaluation_timer.due:
             first = self.step
-            if self._rollback.skips(first):  # a batch before the boundary of an earlier rollback
+            if first in self._rollback.steps:  # a batch before the boundary of an earlier rollback
                 self.trainer.global_step.assign_add(1)
             else:
                 intervals = (self.steps_per_loop, self._manager.interval)
-                boundary = next_boundary(first, until, intervals)
-                boundary = self.reporter.profiler.boundary(first, boundary)
-                boundary = self._rollback.boundary(first, boundary)
+                others = (*self.reporter.profiler.edges, *self._rollback.steps)
+                boundary = next_boundary(first, until, intervals, others)
                 steps = boundary - first
                 try:
                     with self._monitor.measure(steps):
@@ -314,7 +314,7 @@ class Controller(orbit.Controller):
         reporter.record("rollback", self.step, left_out=error.step, path=path)
         reporter.print_line(
             f"{error.what} Back to step {self.step}; that batch is skipped from now on "
-            f"(rollback {self._rollback.rollbacks})."
+            f"(rollback {len(self._rollback.steps)})."
         )
 
     def _all_restore(self, path: str | None = None, *, before: int | None = None) -> str | None:
@@ -328,13 +328,14 @@ class Controller(orbit.Controller):
         return self.stopped or self.actions.stop_reason is not None
 
 
-def next_boundary(step: int, end: int, intervals: Iterable[int]) -> int:
-    """Returns the first multiple of an interval after `step`, or `end` if that comes first.
+def next_boundary(step: int, end: int, intervals: Iterable[int], others: Iterable[int] = ()) -> int:
+    """Returns the first boundary after `step`: a multiple of an interval, another one, or `end`.
 
     Args:
         step: the current step.
         end: the step that no loop passes.
         intervals: numbers of steps; 0 for an interval without multiples.
+        others: further boundaries.
     """
     multiples = [(step // interval + 1) * interval for interval in intervals if interval]
-    return min([end, *multiples])
+    return min([end, *multiples, *(other for other in others if other > step)])

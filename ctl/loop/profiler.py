@@ -25,8 +25,7 @@ class Profiler:
 
         profiler = Profiler("200:210", folder="runs/mine/summaries/train")
         with profiler.on_signal():
-            boundary = profiler.boundary(step, boundary)
-            with profiler.profile(step, boundary):
+            with profiler.profile(step, boundary):      # a loop that passes none of `edges`
                 train_a_little()
 
     While nothing is profiled, it costs two comparisons of numbers per inner loop.
@@ -36,6 +35,10 @@ class Profiler:
         folder: where to write; None if another process writes.
         print_line: prints a line.
         on_event: called as on_event("profile", step, path=..., operations=...).
+
+    Attributes:
+        edges: the steps at which a loop must end, the same in every process, whether or not that
+            process writes the profile.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Profiler:
         on_event: Callable[..., None] | None = None,
     ):
         self._first, self._end = map(int, steps.split(":")) if steps else (0, 0)
+        self.edges = (self._first, self._end)
         self._folder = folder
         self._print_line = print_line
         self._on_event = on_event or (lambda *_, **__: None)
@@ -61,14 +65,6 @@ class Profiler:
             yield
         finally:
             signal.signal(signal.SIGUSR1, before)
-
-    def boundary(self, step: int, boundary: int) -> int:
-        """Returns the end of a loop that begins at `step`: `boundary`, or an earlier end of the profile.
-
-        It is the same in every process, whether or not that process writes the profile.
-        """
-        ahead = [edge for edge in (self._first, self._end) if step < edge < boundary]
-        return min(ahead, default=boundary)
 
     @contextlib.contextmanager
     def profile(self, first: int, boundary: int) -> Iterator[None]:

@@ -130,12 +130,6 @@ class Reporter:
         self.record("non_finite", report.step, policy="skip", tensor=tensor, count=count)
         self.print_line(f"Skipped {count} of {steps} updates: step {report.step} {report}.")
 
-    @contextlib.contextmanager
-    def evaluation(self, summaries: orbit.utils.SummaryManager) -> Iterator[None]:
-        """Measures an evaluation in the `with` block, which may write summaries."""
-        with self.clock.measure("evaluation"), self.summary_writer(summaries):
-            yield
-
     def evaluation_ended(self, step: int, outputs: Mapping[str, Any]) -> None:
         """Reports the outputs of an evaluation."""
         self._log("eval", step, outputs)

@@ -15,8 +15,7 @@ class RollbackPolicy:
 
         rollback = RollbackPolicy(limit=10, record=workdir.write_rollbacks)
         rollback.skip(error)                # a NonFiniteStep; then restore the last checkpoint
-        rollback.boundary(step, boundary)   # ... train up to the batch of that step
-        rollback.skips(step)                # ... and skip it
+        rollback.steps                      # ... train up to each of these steps, and skip its batch
 
     A decision is permanent. The batch of a step is a function of the seed and the step alone, so a run
     that is killed and resumed skips the same batches.
@@ -39,18 +38,9 @@ class RollbackPolicy:
         self._decisions = list(earlier)
 
     @property
-    def rollbacks(self) -> int:
-        """The number of rollbacks of the run."""
-        return len(self._decisions)
-
-    def skips(self, step: int) -> bool:
-        """Returns whether the batch of a step is skipped."""
-        return any(decision["step"] == step for decision in self._decisions)
-
-    def boundary(self, step: int, boundary: int) -> int:
-        """Returns the end of a loop that begins at `step`: `boundary`, or an earlier batch to skip."""
-        ahead = [d["step"] for d in self._decisions if step < d["step"] < boundary]
-        return min(ahead, default=boundary)
+    def steps(self) -> list[int]:
+        """The steps whose batches are skipped, one for each rollback of the run."""
+        return [decision["step"] for decision in self._decisions]
 
     def skip(self, error: NonFiniteStep) -> None:
         """Decides to skip the batch of a step from now on.
@@ -58,9 +48,10 @@ class RollbackPolicy:
         Raises:
             Failure: the limit is reached.
         """
-        if self.rollbacks >= self._limit:
+        count = len(self._decisions)
+        if count >= self._limit:
             raise Failure(
-                f"{error.what} The run was rolled back {self.rollbacks} times, which is its limit: "
+                f"{error.what} The run was rolled back {count} times, which is its limit: "
                 "check the data, lower the learning rate, clip the gradients, or raise "
                 "train.rollback_limit."
             )

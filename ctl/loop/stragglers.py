@@ -32,6 +32,11 @@ class WorkerTimes(NamedTuple):
         """Seconds that are neither waiting nor input."""
         return max(0.0, self.own - self.input)
 
+    def add(self, other: "WorkerTimes") -> "WorkerTimes":
+        """Returns the times of two loops together."""
+        waiting = sum(min(each.waiting, each.seconds) for each in (self, other))
+        return WorkerTimes(self.seconds + other.seconds, self.input + other.input, waiting)
+
     def numbers(self) -> dict[str, float]:
         """Returns the seconds to log and to record, which add up to at most `seconds`."""
         waiting = min(self.waiting, self.seconds)
@@ -77,9 +82,8 @@ class Stragglers:
         if self._is_first:  # the first loop traces and compiles
             self._is_first = False
             return
-        zeros = [WorkerTimes(0.0, 0.0, 0.0)] * len(times)
-        pairs = zip(self._sum or zeros, times, strict=True)
-        self._sum = [WorkerTimes(*map(sum, zip(a, b, strict=True))) for a, b in pairs]
+        earlier = self._sum or [WorkerTimes(0.0, 0.0, 0.0)] * len(times)
+        self._sum = [a.add(b) for a, b in zip(earlier, times, strict=True)]
         if max(each.seconds for each in self._sum) < LEAST_SECONDS:
             return
         measured, self._sum = self._sum, []

@@ -335,20 +335,22 @@ def test_path_from_the_controller_to_the_model_is_at_most_10_frames_of_ctl(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("step", "end", "intervals", "boundary"),
+    ("step", "end", "intervals", "others", "boundary"),
     [
-        (0, 100, (10,), 10),
-        (9, 100, (10,), 10),
-        (10, 100, (10,), 20),  # a boundary itself is over
-        (13, 100, (10, 7), 14),
-        (14, 100, (10, 7), 20),
-        (95, 98, (10,), 98),
-        (95, 98, (0,), 98),
-        (95, 98, (), 98),
-        (13, 100, (10, 0), 20),
+        (0, 100, (10,), (), 10),
+        (9, 100, (10,), (), 10),
+        (10, 100, (10,), (), 20),  # a boundary itself is over
+        (13, 100, (10, 7), (), 14),
+        (14, 100, (10, 7), (), 20),
+        (95, 98, (10,), (), 98),
+        (95, 98, (0,), (), 98),
+        (95, 98, (), (), 98),
+        (13, 100, (10, 0), (), 20),
+        (13, 100, (10,), (18, 13, 12), 18),
+        (13, 100, (10,), (21,), 20),
     ],
 )
 def test_boundary_is_the_first_multiple_of_any_interval_up_to_the_end(
-    step, end, intervals, boundary
+    step, end, intervals, others, boundary
 ):
-    assert next_boundary(step, end, intervals) == boundary
+    assert next_boundary(step, end, intervals, others) == boundary

@@ -87,6 +87,14 @@ def test_short_loops_are_added_up(monkeypatch):
     assert fields["computing"] == pytest.approx(1.8)
 
 
+def test_a_loop_waits_no_longer_than_it_takes(monkeypatch):
+    monkeypatch.setattr(module, "LEAST_SECONDS", 15.0)
+    other = WorkerTimes(10.0, 0.0, 7.0)
+    overlapping, busy = WorkerTimes(10.0, 0.0, 12.0), WorkerTimes(10.0, 0.0, 0.0)
+    ((_, _, fields),), _ = report([(other, overlapping), (other, busy)] * 2)
+    assert (fields["computing"], fields["waiting"]) == (10.0, 10.0)
+
+
 def test_each_process_is_logged_with_its_seconds():
     stragglers = Stragglers([("chief", "a"), ("worker 0", "b")], record=None, print_line=None)
     assert stragglers.numbers([WorkerTimes(10.0, 1.0, 2.0), WorkerTimes(10.0, 0.0, 4.0)]) == {

@@ -59,8 +59,7 @@ def test_every_process_has_the_rollbacks_of_the_chief(make_arguments, is_chief):
     if is_chief:
         run.workdir.write_rollbacks([{"step": 13, "tensor": "the loss"}, {"step": 31}])
     policy = run.broadcast_rollback_policy()
-    assert policy.rollbacks == 2
-    assert [step for step in range(50) if policy.skips(step)] == [13, 31]
+    assert policy.steps == [13, 31]
 
 
 @pytest.mark.parametrize(("schedule", "rate"), [("constant", 0.5), ("cosine", 0.25)])

@@ -195,8 +195,9 @@ class ActionList:
     def set_notes(self, notes: Mapping[str, Any]) -> None:
         """Passes each action its state from the notes of a restored checkpoint, if there is one."""
         states = notes.get("actions", {})
-        for name in self._actions.keys() & states.keys():
-            self._actions[name].set_state(states[name])
+        for name, action in self._actions.items():  # in the same order in all processes
+            if name in states:
+                action.set_state(states[name])
 
     def end(self) -> None:
         """Calls `end` of every action, in every process."""

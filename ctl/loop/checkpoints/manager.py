@@ -1,6 +1,6 @@
 """Decides when a run saves a checkpoint, and records it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ctl.errors import Failure
@@ -60,11 +60,11 @@ class CheckpointManager:
         is_multiple = bool(self.interval) and self._step % self.interval == 0
         return is_multiple or self._timer.all_due(processes)
 
-    def save(self, notes: Mapping[str, Any] | None = None) -> None:
+    def save(self, get_notes: Callable[[], Mapping[str, Any]] = dict) -> None:
         """Saves a checkpoint, unless this step has one already.
 
         Args:
-            notes: what to record with it besides the trainer, in JSON types.
+            get_notes: returns what to record with it besides the trainer, in JSON types.
 
         Raises:
             Failure: it cannot be written, or a weight is not finite.
@@ -85,7 +85,7 @@ class CheckpointManager:
         self.wait()
         path = self.checkpoints.path(step)
         with report_write_errors(path, self.checkpoints.directory):
-            self.checkpoints.save(notes)
+            self.checkpoints.save(get_notes())
         self.saved_step = step
         self._timer.restart()
         self._reporter.record("checkpoint", step, path=path)

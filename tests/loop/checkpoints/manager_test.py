@@ -66,7 +66,7 @@ def test_step_is_saved_once_and_recorded(make, trainer):
 
 def test_restored_step_is_not_saved_again(make, trainer):
     trainer.global_step.assign(5)
-    make().save({"a": 1})
+    make().save(lambda: {"a": 1})
     trainer.global_step.assign(0)
     manager = make()
     assert manager.all_restore() == (manager.checkpoints.path(5), {"a": 1})
