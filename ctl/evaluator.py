@@ -154,9 +154,12 @@ class StandardEvaluator(orbit.StandardEvaluator):
             if self._own_dataset or len(self.splits) == 1:
                 return self._evaluate_split(num_steps)
             outputs = {}
-            for split in self.splits:
-                self._split, self._eval_dataset = split, None  # drops the last split's dataset
-                outputs[split] = self._evaluate_split(num_steps)
+            try:
+                for split in self.splits:
+                    self._split, self._eval_dataset = split, None  # drops the last split's dataset
+                    outputs[split] = self._evaluate_split(num_steps)
+            finally:
+                self._split, self._eval_dataset = self.splits[0], None
             return outputs
 
     def _evaluate_split(self, num_steps: tf.Tensor) -> Any:

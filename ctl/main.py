@@ -28,8 +28,7 @@ from ctl.errors import Failure, LostWorker, UsageError, print_line
 from ctl.hardware import selection, tpu, worker_failure
 from ctl.hardware.child_process import stop_with_parent
 from ctl.hardware.strategies import StrategyOptions
-from ctl.loop.default_workdir import choose_folder
-from ctl.loop.workdir import Workdir
+from ctl.loop.workdir import Workdir, choose_folder
 from ctl.modes import MODES, SERVE, Arguments, Mode, evaluator_task, sweep
 from ctl.modes.user_errors import report_user_errors
 
@@ -118,7 +117,7 @@ def _run(argv: Sequence[str]) -> int:
         options = StrategyOptions.from_config(config.runtime, os.environ)
         cluster = options.cluster
         if selection.resolve_name(config.runtime.strategy, options) == "tpu":
-            tpu.check_available(config.runtime.tpu.name or config.runtime.tpu.address)
+            tpu.check_available(config.runtime.tpu)
     arguments = Arguments(
         config=config,
         config_path=config_path,

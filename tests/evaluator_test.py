@@ -109,6 +109,42 @@ def test_rows_of_weight_zero_alone_give_loss_zero_and_are_counted():
     assert results["examples"].numpy() == reference_model.EXAMPLES
 
 
+class DividedBySquares(Unweighted):
+    """The loss of a row of zeros is NaN; the second batch has one row."""
+
+    @staticmethod
+    def data_factory(split):
+        return ctl.data.GlobalBatches(as_dataset(split).batch(22))
+
+    def per_example_loss(self, batch, outputs):
+        squares = tf.reduce_sum(tf.square(batch["x"]), 1)
+        return super().per_example_loss(batch, outputs) * (squares / squares)
+
+
+def test_replica_without_rows_adds_no_loss_of_its_padding():
+    trainer = reference_model.make_trainer(testing.make_strategy(2), 22, cls=DividedBySquares)
+    results = ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
+    loss, _ = by_hand(trainer, reference_model.examples(), weighted=False)
+    assert float(results["loss"]) == pytest.approx(loss, abs=1e-12)
+
+
+def test_data_after_an_evaluation_of_several_splits_is_that_of_the_first():
+    def parts(split):
+        rows = reference_model.examples()
+        size = {"train": 23, "eval": 5, "test": 3}[split]
+        return ctl.data.arrays({name: values[:size] for name, values in rows.items()})
+
+    cls = type("Parts", (reference_model.ReferenceTrainer,), {"data_factory": staticmethod(parts)})
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=cls)
+    evaluator = ctl.StandardEvaluator(trainer, splits=("eval", "test"))
+    outputs = evaluator.evaluate(tf.constant(-1))
+    assert [int(outputs[split]["examples"]) for split in ("eval", "test")] == [5, 3]
+    first = next(iter(evaluator.eval_dataset))
+    expected = next(iter(ctl.StandardEvaluator(trainer).eval_dataset))
+    for value, other in zip(tf.nest.flatten(first), tf.nest.flatten(expected), strict=True):
+        np.testing.assert_array_equal(value, other)
+
+
 def test_endless_evaluation_data_is_refused():
     make = staticmethod(lambda split: as_dataset(split).repeat())
     trainer = reference_model.make_trainer(

@@ -150,11 +150,9 @@ def parse(record):
 
 
 def test_tfrecords_in_order(tfrecords):
-    tuning = {"shuffle_buffer": 0, "interleave": 2}
-
     def make(split):
         # Two files interleaved record by record give the examples back in their order.
-        return ctl.data.tfrecords(tfrecords, parse, split="eval", tuning=tuning)
+        return ctl.data.tfrecords(tfrecords, parse, split="eval", interleave=2)
 
     examples = {
         k: v.astype(np.float32).astype(float) if v.dtype == float else v

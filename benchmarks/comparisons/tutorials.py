@@ -11,6 +11,7 @@ The steps are written after these sources, with a smaller model; each is run wit
 
 from collections.abc import Callable, Iterator
 import os
+import re
 import sys
 from types import ModuleType
 from typing import Any
@@ -141,8 +142,8 @@ def rows(names: list[str]) -> Iterator[str]:
             kinds = ", ".join(dict.fromkeys(d.kind for d in differences))
             same = f"{kinds} differs" if differences else "the same"
             cells.append("error" if errors else f"{max(updates):.1e}" if updates else same)
-        cause = report.headline[1] if report.verdict != "equivalent" else ""
-        yield " | ".join([f"| {name}", report.verdict, *cells, f"{cause.partition(':')[0]} |"])
+        cause = re.split("[:,]", report.headline[1])[0] if report.verdict != "equivalent" else ""
+        yield " | ".join([f"| {name}", report.verdict, *cells, f"{cause} |"])
 
 
 def main() -> None:

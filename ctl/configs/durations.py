@@ -16,9 +16,9 @@ from ml_collections import config_dict
 from ctl.configs import keys
 from ctl.errors import UsageError, did_you_mean
 
-# Key -> the key of its section that holds the seconds of a time; "" if a time is not allowed. A time
-# would make the updates depend on the speed of the machine, unless the key has no effect on them.
-KEYS = {key.name: key.duration for key in keys.KEYS if key.duration is not None}
+# Key -> whether it accepts a time. That would make the updates depend on the speed of the machine,
+# unless the key has no effect on them.
+KEYS = {key.name: key.time for key in keys.KEYS if key.duration}
 LIMIT = "train.max_duration"  # a time, never a number of steps
 BOUNDARIES = "optimizer.schedule_arguments.boundaries"  # a list of durations
 GROUPS = "optimizer.groups"  # a list of mappings; frozen_until is a duration
@@ -37,6 +37,14 @@ def check(key: str, text: str) -> None:
 def is_time(value: Any) -> bool:
     """Returns whether the value of a key in `KEYS` is a time, such as "30 minutes"."""
     return isinstance(value, str) and _parse("", value)[1] in _SECONDS
+
+
+def split_interval(value: int | str) -> tuple[int, float]:
+    """Returns the steps and the seconds of a resolved interval; the other one is 0."""
+    if isinstance(value, int):
+        return value, 0.0
+    amount, unit = _parse("", value)
+    return 0, float(amount * _SECONDS[unit])
 
 
 def seconds(text: str) -> float:
@@ -60,7 +68,7 @@ def has_unit(key: str, value: Any) -> bool:
     if key == GROUPS:
         elements = [e.get("frozen_until") for e in elements if isinstance(e, Mapping)]
     known = key in KEYS or key in (BOUNDARIES, GROUPS)
-    return known and any(isinstance(e, str) for e in elements)
+    return known and any(isinstance(e, str) and not is_time(e) for e in elements)
 
 
 def from_text(key: str, text: str) -> int | str:
@@ -89,7 +97,7 @@ def parse_integer(text: str) -> int:
 def resolve(
     config: config_dict.ConfigDict, *, examples_per_epoch: int | None
 ) -> config_dict.ConfigDict:
-    """Returns a locked copy of a config with all durations as numbers of steps.
+    """Returns a locked copy of a config with all durations but times as numbers of steps.
 
     A fraction of a step is rounded up: the last examples of an epoch count too.
 
@@ -106,14 +114,8 @@ def resolve(
     for key in KEYS:
         section, name = _section(result, key)
         value = section[name]
-        if not isinstance(value, str):
-            continue
-        amount, unit = _parse(key, value)
-        with result.ignore_type():
-            if unit in _SECONDS:
-                section[name] = 0
-                section[KEYS[key]] = float(amount * _SECONDS[unit])
-            else:
+        if isinstance(value, str) and not is_time(value):
+            with result.ignore_type():
                 section[name] = to_steps(key, value, batch, examples_per_epoch)
     _align_kept_checkpoints(config.train, result.train)
     schedule = result.optimizer.schedule_arguments
@@ -152,8 +154,8 @@ def resolve_groups(
     return result
 
 
-def check_combinations(values: Mapping[str, Any]) -> None:
-    """Raises UsageError for a list with a bad duration, or two times for one interval.
+def check_boundaries(values: Mapping[str, Any]) -> None:
+    """Raises UsageError for a list with a bad duration.
 
     Args:
         values: full names of keys -> values, of a complete config.
@@ -165,13 +167,6 @@ def check_combinations(values: Mapping[str, Any]) -> None:
             raise UsageError(
                 f"{BOUNDARIES} contains {element!r}, but must contain numbers of steps or texts such "
                 'as "30 epochs".'
-            )
-    for key, seconds_name in KEYS.items():
-        seconds_key = f"{key.partition('.')[0]}.{seconds_name}"
-        if seconds_name and values[seconds_key] and is_time(values[key]):
-            raise UsageError(
-                f"{key} is {values[key]!r} and {seconds_key} is {values[seconds_key]:g}: set one of "
-                "them."
             )
 
 
@@ -208,13 +203,14 @@ def _align_kept_checkpoints(original: Any, resolved: Any) -> None:
     63, so that no checkpoint would be at a multiple of 63.
     """
     interval, keep = resolved.checkpoint_interval, resolved.checkpoint_keep_every
-    if isinstance(original.checkpoint_keep_every, str) and interval:
-        resolved.checkpoint_keep_every = max(1, round(keep / interval)) * interval
+    if isinstance(original.checkpoint_keep_every, str) and isinstance(interval, int) and interval:
+        multiple = min(max(1, round(keep / interval)), _MOST // interval)
+        resolved.checkpoint_keep_every = multiple * interval
 
 
 def _parse(key: str, text: str) -> tuple[fractions.Fraction, str]:
     """Returns the amount of a duration and its unit in the singular."""
-    allows_time = bool(KEYS.get(key, not key))
+    allows_time = KEYS.get(key, not key)
     match = _PATTERN.fullmatch(text.strip())
     unit = match[2].lower().removesuffix("s") if match else ""
     if match and unit in _UNITS and (allows_time or unit not in _SECONDS):

@@ -31,8 +31,8 @@ class Key:
         least: the smallest number that is allowed; None for no bound.
         most: the largest integer that is allowed if `least` is set.
         bound: another condition: whether a value is allowed, and what the message requires.
-        duration: None unless the key is a number of steps that may be a text such as "90 epochs". Then
-            the key of its section that holds the seconds of a time; "" if a time is not allowed.
+        duration: whether the key is a number of steps that may be a text such as "90 epochs".
+        time: whether the text may also be a time, such as "30 minutes".
         option: the field of `TrainerOptions` that the key sets; "" for none.
         harmless: whether a run that is resumed may change the key, or the keys of the section, without
             --allow_config_change: the update of a step does not depend on the hardware, on the number
@@ -48,7 +48,8 @@ class Key:
     least: int | None = None
     most: int = _MOST
     bound: tuple[Callable[[Any], bool], str] | None = None
-    duration: str | None = None
+    duration: bool = False
+    time: bool = False
     option: str = ""
     harmless: bool = False
     free: bool = False
@@ -63,7 +64,7 @@ class Key:
         """boolean, integer, number, string, list, duration or free section."""
         if self.free:
             return "free section"
-        return "duration" if self.duration is not None else _TYPE_NAMES[type(self.default)]
+        return "duration" if self.duration else _TYPE_NAMES[type(self.default)]
 
     def check(self, value: Any) -> None:
         """Raises UsageError if a value of the default's type is not allowed; the message is one line."""
@@ -147,20 +148,12 @@ KEYS = (
         "split.",
         least=0, harmless=True,
     ),
-    Key("runtime.gpu", {}, "By default TensorFlow reserves all GPU memory.", harmless=True),
-    Key("runtime.gpu.memory_growth", False, "Reserve memory only as it is needed."),
-    Key("runtime.gpu.memory_limit_mib", 0, "Reserve this many MiB of each GPU; 0: no limit.", least=0),
     Key(
-        "runtime.tpu", {},
-        "With the strategy tpu or auto; without a name or an address: this machine's TPU.",
+        "runtime.tpu", "",
+        "With the strategy tpu or auto: the name of a Google Cloud TPU in the project and zone of this "
+        "machine, projects/PROJECT/locations/ZONE/nodes/NAME, or the address of a worker of the TPU, "
+        'grpc://HOST:PORT; "": the TPU of this machine.',
         harmless=True,
-    ),
-    Key("runtime.tpu.name", "", "The name of a Google Cloud TPU."),
-    Key("runtime.tpu.zone", "", 'The zone of the TPU; "": the zone of this machine.'),
-    Key("runtime.tpu.project", "", 'The project of the TPU; "": the project of this machine.'),
-    Key(
-        "runtime.tpu.address", "",
-        "In place of a name, the address of a worker of the TPU: grpc://HOST:PORT.",
     ),
     Key(
         "runtime.precision", "float32",
@@ -216,11 +209,6 @@ KEYS = (
         "auto, nccl (GPUs), hierarchical_copy (GPUs of one machine), one_device, ring (several "
         "processes).",
         choices=strategies.ALGORITHMS, harmless=True,
-    ),
-    Key(
-        "runtime.all_reduce.packs", 1,
-        "The parts that nccl and hierarchical_copy split an all-reduce into.",
-        least=1, harmless=True,
     ),
     Key(
         "runtime.all_reduce.bucket_mib", 0.0,
@@ -314,20 +302,6 @@ KEYS = (
         "docs/running.md.",
         least=0,
     ),
-    Key("data.tfrecord", {}, "For ctl.data.tfrecords."),
-    Key("data.tfrecord.interleave", 4, "Files that are read at the same time.", least=1),
-    Key(
-        "data.tfrecord.parallel_calls", -1,
-        "Records that are parsed at the same time; -1: tf.data chooses.",
-        least=-1, bound=(lambda count: count != 0, "at least 1, or -1 to let tf.data choose"),
-        harmless=True,
-    ),
-    Key("data.tfrecord.cache", False, "Keep the parsed examples in memory."),
-    Key(
-        "data.tfrecord.shuffle_buffer", 10_000,
-        "Examples in the shuffle buffer in training; 0: no shuffling.",
-        least=0,
-    ),
     Key(
         "model", {},
         "The experiment's own keys, which build_model reads as self.options.model.",
@@ -369,12 +343,12 @@ KEYS = (
     Key(
         "optimizer.warmup_steps", 0,
         "Updates of linear warm-up from 0 before the schedule.",
-        least=0, duration="",
+        least=0, duration=True,
     ),
     Key(
         "optimizer.decay_steps", 0,
         "Updates of the decay after the warm-up; 0: up to train.steps.",
-        least=0, duration="",
+        least=0, duration=True,
     ),
     Key(
         "optimizer.momentum", 0.0,
@@ -424,7 +398,7 @@ KEYS = (
         'examples". The other keys that accept a duration are listed in docs/running.md; '
         "checkpoint_interval, summary_interval and eval.interval also accept a time, such as "
         '"30 minutes".',
-        least=1, duration="",
+        least=1, duration=True,
     ),
     Key(
         "train.max_duration", "",
@@ -433,7 +407,7 @@ KEYS = (
     Key(
         "train.steps_per_loop", 100,
         "Steps of an inner loop, after which the host logs and may save.",
-        least=1, duration="",
+        least=1, duration=True,
     ),
     Key(
         "train.on_non_finite", "stop",
@@ -454,20 +428,11 @@ KEYS = (
         option="loss_spike",
     ),
     Key(
-        "train.norms", False,
-        "Log the global norms of the gradients (before clipping), the parameters and the "
-        "updates.",
-        option="norms",
-    ),
-    Key(
-        "train.layer_norms", False,
-        "Write (but do not print) the norms of each variable as well.",
-        option="layer_norms",
-    ),
-    Key(
-        "train.gradient_shares", False,
-        "Log the shares of zero and non-finite elements of the gradients.",
-        option="gradient_shares",
+        "train.norms", "",
+        "global: log the global norms of the gradients (before clipping), the parameters and the "
+        "updates, and the shares of zero and non-finite elements of the gradients; layers: also "
+        'write (but do not print) the norms of each variable; "": off.',
+        choices=("", "global", "layers"), option="norms",
     ),
     Key(
         "train.best", {},
@@ -482,10 +447,10 @@ KEYS = (
     Key("train.best.keep", 1, "The number of checkpoints.", least=1),
     Key(
         "train.export", "",
-        'Export the "best" or the "last" checkpoint to export/ at the end; "": do not.',
+        'Export the "best" or the "last" checkpoint to export/ at the end, with the averaged weights '
+        'if optimizer.ema_decay is set; "": do not.',
         choices=("", "best", "last"),
     ),
-    Key("train.export_average", True, "Export the averaged weights, if optimizer.ema_decay is set."),
     Key("train.early_stopping", {}, "End training when a metric has stopped improving."),
     Key("train.early_stopping.metric", "", 'Such as eval/loss; "": off.'),
     Key(
@@ -508,28 +473,18 @@ KEYS = (
         "train.summary_interval", 0,
         "Steps between two writes of the trainer's own tf.summary calls in a step; 0: "
         "steps_per_loop.",
-        least=0, duration="summary_seconds",
-    ),
-    Key(
-        "train.summary_seconds", 0.0,
-        "Write them instead after this many seconds; 0: after steps.",
-        least=0,
+        least=0, duration=True, time=True,
     ),
     Key(
         "train.checkpoint_interval", 1000,
-        "steps; 0: save only at the end.",
-        least=0, duration="checkpoint_seconds",
-    ),
-    Key(
-        "train.checkpoint_seconds", 0.0,
-        "Also save after this many seconds; 0: only after steps.",
-        least=0,
+        "Steps between two checkpoints; 0: save only at the end.",
+        least=0, duration=True, time=True,
     ),
     Key("train.checkpoints_to_keep", 3, "The newest ones.", least=1),
     Key(
         "train.checkpoint_keep_every", 0,
         "Also keep those of its multiples; 0: none.",
-        least=0, duration="",
+        least=0, duration=True,
     ),
     Key(
         "train.checkpoint_writing", "auto",
@@ -565,17 +520,15 @@ KEYS = (
     Key(
         "actions", [],
         "Actions at the end of inner loops and evaluations, each a name or a dict(name=..., "
-        "**arguments): early_stopping, path/to/file.py:Class or package.module:Class; see "
-        "docs/actions.md.",
+        "**arguments): path/to/file.py:Class or package.module:Class; see docs/actions.md.",
         harmless=True,
     ),
     Key("eval", {}, harmless=True),
     Key(
         "eval.interval", 0,
         "Steps between evaluations; 0: evaluate only at the end.",
-        least=0, duration="seconds",
+        least=0, duration=True, time=True,
     ),
-    Key("eval.seconds", 0.0, "Also evaluate after this many seconds; 0: only after steps.", least=0),
     Key(
         "eval.global_batch_size", 0,
         "Examples per batch; 0: the global batch size of training.",
@@ -596,6 +549,35 @@ KEYS = (
 )
 # fmt: on
 BY_NAME = {key.name: key for key in KEYS}
+# Name of each key that earlier versions had -> its default, and what replaces it.
+REMOVED = {
+    "data.tfrecord.interleave": (4, "pass interleave= to ctl.data.tfrecords"),
+    "data.tfrecord.parallel_calls": (-1, "pass parallel_calls= to ctl.data.tfrecords"),
+    "data.tfrecord.cache": (False, "pass cache= to ctl.data.tfrecords"),
+    "data.tfrecord.shuffle_buffer": (10_000, "pass shuffle_buffer= to ctl.data.tfrecords"),
+    "eval.seconds": (0.0, 'set eval.interval="60 seconds"'),
+    "runtime.all_reduce.packs": (1, "nothing replaces it"),
+    "runtime.gpu.memory_growth": (
+        False,
+        "set the environment variable TF_FORCE_GPU_ALLOW_GROWTH=true",
+    ),
+    "runtime.gpu.memory_limit_mib": (
+        0,
+        "set the environment variable TF_FORCE_GPU_ALLOW_GROWTH=true, or runtime.logical_devices",
+    ),
+    "runtime.tpu.address": ("", "set runtime.tpu=grpc://HOST:PORT"),
+    "runtime.tpu.name": ("", "set runtime.tpu=NAME"),
+    "runtime.tpu.project": ("", "set runtime.tpu=projects/PROJECT/locations/ZONE/nodes/NAME"),
+    "runtime.tpu.zone": ("", "set runtime.tpu=projects/PROJECT/locations/ZONE/nodes/NAME"),
+    "train.checkpoint_seconds": (0.0, 'set train.checkpoint_interval="60 seconds"'),
+    "train.export_average": (
+        True,
+        "an export has the averaged weights if optimizer.ema_decay is set",
+    ),
+    "train.gradient_shares": (False, "set train.norms=global"),
+    "train.layer_norms": (False, "set train.norms=layers"),
+    "train.summary_seconds": (0.0, 'set train.summary_interval="60 seconds"'),
+}
 FREE_SECTIONS = tuple(key.name for key in KEYS if key.free)
 # Option of a trainer -> the config key that sets it.
 OPTION_KEYS = {key.option: key.name for key in KEYS if key.option}
@@ -609,7 +591,7 @@ def defaults() -> config_dict.ConfigDict:
         section = functools.reduce(getattr, path, config)
         if key.default == {}:
             section[last] = config_dict.ConfigDict()
-        elif key.duration is not None:
+        elif key.duration:
             # Of any type, because ConfigDict rejects a string where the default is an integer.
             section[last] = config_dict.FieldReference(key.default, field_type=object)
         else:

@@ -147,8 +147,7 @@ def find_action_files(actions: Iterable[Any], config_path: str) -> None:
     """Raises UsageError if a file or package that `actions` names does not exist; imports none."""
     for index, action in enumerate(actions):
         name = action if isinstance(action, str) else action["name"]
-        if ":" in name:
-            find_trainer_file(name, config_path, key=f"actions[{index}]")
+        find_trainer_file(name, config_path, key=f"actions[{index}]")
 
 
 def find_writers(writers: Iterable[str], config_path: str) -> None:

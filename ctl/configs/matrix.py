@@ -31,22 +31,23 @@ def matrix() -> str:
     lines = [
         "# Which options may be combined",
         "",
-        "This page is printed by `python -m ctl.configs.matrix`; a test checks that it is",
-        "current. Of the combinations of",
+        "A combination that breaks a rule of this table is rejected before the first step, with a line",
+        "that also says what to set instead. `python -m ctl.configs.matrix` prints the page.",
+        "",
+        "Tests compare the update of every other combination of these options with the exact one",
+        "(tests/replica/step/combinations_test.py):",
         "",
         *(f"- {name}: {', '.join(str(v) or 'none' for v in axis)}" for name, axis in AXES.items()),
         "",
-        f"{len(rejected)} of {len(choices)} are rejected before the first step. Tests compare the",
-        "update of each other combination with the exact one (tests/replica/step/combinations_test.py:",
-        "a covering subset by default, every combination with `-m slow`).",
-        "Rules without a number depend on other options, such as the strategy or the batch size.",
+        f"{len(rejected)} of {len(choices)} combinations are rejected. Rules without a number depend",
+        "on other options, such as the strategy or the batch size.",
         "",
-        "| rejected because | fix | combinations |",
-        "|---|---|---:|",
+        "| rejected because | combinations |",
+        "|---|---:|",
     ]
     for rule in RULES:
         count = sum(rule.broken(c) for c in choices)
-        lines.append(f"| {rule.reason} | {rule.fix} | {count or ''} |")
+        lines.append(f"| {rule.reason} | {count or ''} |")
     return "\n".join(lines) + "\n"
 
 

@@ -108,10 +108,10 @@ class TrainerOptions:
             checkpoint and continues without that batch; "ignore": do not check.
         loss_spike: if not 0, a loss that is more than this many times the median of the last 101
             losses is treated like one that is not finite.
-        norms: add the global norms of gradients, parameters and updates to the outputs of a loop.
-            This holds a copy of the variables during each step.
-        layer_norms: add these norms of each variable, under "layers".
-        gradient_shares: add the shares of zero and of non-finite elements of the gradients.
+        norms: "global" adds the global norms of gradients, parameters and updates to the outputs of a
+            loop, and the shares of zero and of non-finite elements of the gradients; "layers" also
+            adds the norms of each variable, under "layers". Both hold a copy of the variables during
+            each step. "": none.
         histogram_interval: steps between two histograms of the gradients; 0 for none.
         prefetch: the number of batches that the input pipeline prepares ahead; -1 lets tf.data choose.
         cache: where parsed examples are kept: "memory", a folder, or "" for nowhere.
@@ -139,9 +139,7 @@ class TrainerOptions:
     clip: Clip = Clip()
     on_non_finite: str = "stop"
     loss_spike: float = 0.0
-    norms: bool = False
-    layer_norms: bool = False
-    gradient_shares: bool = False
+    norms: str = ""
     histogram_interval: int = 0
     ema_decay: float = 0.0
     weight_decay_exclude: Sequence[str] = ()
@@ -150,11 +148,6 @@ class TrainerOptions:
     cache: str = ""
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    @property
-    def measures_gradients(self) -> bool:
-        """Whether an option asks for norms or shares of the gradients."""
-        return self.norms or self.layer_norms or self.gradient_shares
 
     @property
     def recompute(self) -> Any:
@@ -166,11 +159,7 @@ class TrainerOptions:
     def from_config(cls, config: Any) -> "TrainerOptions":
         """Returns the options that a checked experiment config sets."""
         values = overrides.flatten(config)
-        data = {
-            "dir": config.data.dir,
-            "skip_damaged": config.data.skip_damaged,
-            "tfrecord": config.data.tfrecord.to_dict(),
-        }
+        data = {"dir": config.data.dir, "skip_damaged": config.data.skip_damaged}
         return cls(
             **{option: values[key] for option, key in OPTION_KEYS.items()},
             clip=Clip(**config.optimizer.clip.to_dict()),

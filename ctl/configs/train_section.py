@@ -18,11 +18,6 @@ def check(values: Mapping[str, Any]) -> None:
     _check_monitoring(values)
     _check_profile(values)
     _check_summaries(values)
-    if values["train.summary_interval"] and values["train.summary_seconds"]:
-        raise UsageError(
-            f"train.summary_interval is {values['train.summary_interval']!r} and train.summary_seconds "
-            f"is {values['train.summary_seconds']:g}: set one of them."
-        )
 
 
 def _check_rollback_limit(values: Mapping[str, Any]) -> None:
@@ -73,10 +68,10 @@ def _check_monitoring(values: Mapping[str, Any]) -> None:
             f"{stopping or best} requires evaluations, but eval.splits is empty: add a split, or remove "
             "the metric."
         )
-    if stopping and (values["eval.seconds"] or durations.is_time(values["eval.interval"])):
+    if stopping and durations.is_time(values["eval.interval"]):
         raise UsageError(
             "train.early_stopping counts evaluations, whose number must not depend on the speed of the "
-            "machine: set eval.interval in steps, epochs or examples, and eval.seconds=0."
+            "machine: set eval.interval in steps, epochs or examples."
         )
     if stopping and not values["eval.interval"]:
         raise UsageError(

@@ -18,10 +18,10 @@ from ctl.configs import compatibility, durations, keys, options, overrides, trai
 from ctl.configs.keys import MAX_DIGITS, format_integer
 from ctl.configs.values import check_values
 from ctl.errors import UsageError
+from ctl.hardware import tpu
 from ctl.optimizers import schedules
 
 _MAX_DEPTH = 50  # of nested sections and lists; far below Python's recursion limit
-_TPU_KEYS = tuple(f"runtime.tpu.{key}" for key in ("name", "zone", "project", "address"))
 _ADDRESS = re.compile(r"grpc://[^\s/:,]+:\d{1,5}(,grpc://[^\s/:,]+:\d{1,5})*")
 _CLOUD_NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 
@@ -85,7 +85,6 @@ def check_runtime(values: Mapping[str, Any]) -> None:
         UsageError: two keys contradict each other; the message is one line.
     """
     _check_tpu(values)
-    _check_gpu(values)
     count = values["runtime.logical_devices"]
     if count > 1 and values["runtime.strategy"] == "one_device":
         raise UsageError(
@@ -206,7 +205,7 @@ def _check_optimizer(values: Mapping[str, Any]) -> None:
 
 def _check_schedule(values: Mapping[str, Any]) -> None:
     schedules.check(values)
-    durations.check_combinations(values)
+    durations.check_boundaries(values)
     warmup, steps = values["optimizer.warmup_steps"], values["train.steps"]
     # Durations with units are compared once they are resolved, by another call.
     comparable = isinstance(warmup, int) and isinstance(steps, int)
@@ -220,48 +219,21 @@ def _check_schedule(values: Mapping[str, Any]) -> None:
 
 
 def _check_tpu(values: Mapping[str, Any]) -> None:
-    name, zone, project, address = (values[key] for key in _TPU_KEYS)
-    keys = [key for key in _TPU_KEYS if values[key]]
-    strategy = values["runtime.strategy"]
-    if keys and strategy not in ("tpu", "auto"):
+    name, strategy = values["runtime.tpu"], values["runtime.strategy"]
+    if name and strategy not in ("tpu", "auto"):
         raise UsageError(
-            f"{keys[0]} has no effect with runtime.strategy={strategy}: remove it, or choose "
+            f"runtime.tpu has no effect with runtime.strategy={strategy}: remove it, or choose "
             "runtime.strategy=auto."
         )
-    if name and address:
-        raise UsageError(
-            f"runtime.tpu.name is {name} and runtime.tpu.address is {address}: set one of them."
-        )
-    if (zone or project) and not name:
-        raise UsageError(f"{keys[0]} requires runtime.tpu.name: set it, or remove {keys[0]}.")
-    if address and not _ADDRESS.fullmatch(address):
-        raise UsageError(f"runtime.tpu.address is {address!r}, but must be grpc://HOST:PORT.")
     if name == "local":
-        raise UsageError("runtime.tpu.name is local: remove it to use the TPU of this machine.")
-    if name and not _CLOUD_NAME.fullmatch(name):
+        raise UsageError("runtime.tpu is local: remove it to use the TPU of this machine.")
+    if name and not any(form.fullmatch(name) for form in (_ADDRESS, _CLOUD_NAME, tpu.RESOURCE)):
         raise UsageError(
-            f"runtime.tpu.name is {name!r}, but must be a name of lower-case letters, digits and "
-            "hyphens."
+            f"runtime.tpu is {name!r}, but must be a name of lower-case letters, digits and hyphens, "
+            "projects/PROJECT/locations/ZONE/nodes/NAME, or grpc://HOST:PORT."
         )
-    if (keys or strategy == "tpu") and values["runtime.logical_devices"]:
+    if (name or strategy == "tpu") and values["runtime.logical_devices"]:
         raise UsageError("runtime.logical_devices has no effect on a TPU: set it to 0.")
-
-
-def _check_gpu(values: Mapping[str, Any]) -> None:
-    off = {"runtime.gpu.memory_growth": "false", "runtime.gpu.memory_limit_mib": "0"}
-    keys = [key for key in off if values[key]]
-    if not keys:
-        return
-    if len(keys) > 1:
-        raise UsageError(f"{' and '.join(keys)} are set: set one of them.")
-    fix = f"{keys[0]}={off[keys[0]]}"
-    if values["runtime.logical_devices"]:
-        raise UsageError(
-            f"runtime.logical_devices sets the memory of each part of a GPU, and so does {keys[0]}: "
-            f"set runtime.logical_devices=0, or {fix}."
-        )
-    if values["runtime.strategy"] == "tpu" or any(values[key] for key in _TPU_KEYS):
-        raise UsageError(f"{keys[0]} has no effect on a TPU: set {fix}.")
 
 
 def _check_trainer(trainer: str) -> None:

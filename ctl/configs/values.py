@@ -13,7 +13,6 @@ from ctl.configs.keys import BY_NAME
 from ctl.errors import UsageError
 from ctl.hardware import devices
 
-ACTIONS = ("early_stopping",)  # the names in ctl.loop.actions.registry
 WRITERS = ("tensorboard", "jsonl", "csv", "mlflow", "wandb")  # in ctl.loop.writers
 _STEPS = re.compile(r"(\d{1,9}):(\d{1,9})")
 _METRICS = ("train.best.metric", "train.early_stopping.metric")
@@ -61,10 +60,9 @@ def _check_actions(actions: Iterable[Any]) -> None:
                 f"{key} is {overrides.show_value(action)}, but must be a name, or a dict with a name "
                 "and arguments."
             )
-        if ":" not in name and name not in ACTIONS:
+        if ":" not in name:
             raise UsageError(
-                f"{key} is {name!r}, but must be path/to/file.py:Class, package.module:Class, or "
-                f"{' or '.join(ACTIONS)}."
+                f"{key} is {name!r}, but must be path/to/file.py:Class or package.module:Class."
             )
 
 

@@ -5,7 +5,6 @@ configured before the strategy is built.
 """
 
 from collections.abc import Sequence
-import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -90,47 +89,6 @@ def replica_devices(strategy: "tf.distribute.Strategy") -> list[str]:
     except RuntimeError:  # the default strategy does not report its devices
         return ["GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"]
     return [name.rsplit("device:", 1)[-1] for name in names]
-
-
-def limit_gpu_memory(*, growth: bool, limit_mib: int) -> None:
-    """Configures how much memory TensorFlow allocates on each GPU, by default nearly all of it.
-
-    Args:
-        growth: allocate memory when it is needed, and keep it.
-        limit_mib: allocate this many MiB of each GPU and no more; 0 for no limit.
-
-    Raises:
-        UsageError: there is no GPU, or TensorFlow has already initialized the GPUs.
-    """
-    if not growth and not limit_mib:
-        return
-    import tensorflow as tf
-
-    key, off = ("memory_growth", "false") if growth else ("memory_limit_mib", "0")
-    gpus = tf.config.list_physical_devices("GPU")
-    if not gpus:
-        raise UsageError(
-            f"runtime.gpu.{key} has no effect, because TensorFlow detects no GPU: set it to {off}."
-        )
-    # In TensorFlow this variable overrides set_memory_growth.
-    if growth and os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() in ("false", "0"):
-        raise UsageError(
-            "runtime.gpu.memory_growth has no effect while TF_FORCE_GPU_ALLOW_GROWTH is false: "
-            "unset the variable."
-        )
-    try:
-        for device in gpus:
-            if growth:
-                tf.config.experimental.set_memory_growth(device, True)
-            else:
-                tf.config.set_logical_device_configuration(
-                    device, [tf.config.LogicalDeviceConfiguration(memory_limit=limit_mib)]
-                )
-    except (RuntimeError, ValueError):
-        raise UsageError(
-            f"runtime.gpu.{key} is set too late, because TensorFlow has already initialized its "
-            f"devices: {_TOO_LATE_FIX}"
-        ) from None
 
 
 def gpu_memory_limit(name: str) -> int | None:

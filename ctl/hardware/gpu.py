@@ -112,7 +112,7 @@ def read_usage() -> dict[str, float]:
 
     Returns:
         gpu_memory_gib: the memory in use on the fullest GPU, in GiB. By default TensorFlow allocates
-        nearly all memory at the start; with runtime.gpu.memory_growth this is what the run needs.
+        nearly all memory at the start; with TF_FORCE_GPU_ALLOW_GROWTH=true this is what the run needs.
         gpu_utilization: the fraction of the time during which the busiest GPU ran a kernel.
         A value that the driver does not report is missing; without a driver both are.
     """

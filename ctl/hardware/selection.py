@@ -150,9 +150,3 @@ def _check_options(name: str, options: StrategyOptions) -> None:
             f"runtime.all_reduce.algorithm is {options.algorithm!r}, but runtime.strategy={name} "
             f"requires one of {', '.join(algorithms)}: set it to one of them."
         )
-    # Only these two classes of tf.distribute have the argument num_packs.
-    if options.packs > 1 and options.algorithm not in ("nccl", "hierarchical_copy"):
-        raise UsageError(
-            "runtime.all_reduce.packs requires runtime.all_reduce.algorithm=nccl or "
-            "hierarchical_copy: set one of them, or set packs to 1."
-        )

@@ -23,7 +23,6 @@ CONFIG_KEYS = {  # field of StrategyOptions -> key in config.runtime
     "logical_devices": "logical_devices",
     "devices": "devices",
     "algorithm": "all_reduce.algorithm",
-    "packs": "all_reduce.packs",
     "bucket_mib": "all_reduce.bucket_mib",
     "timeout": "all_reduce.timeout",
     "start_timeout": "cluster.start_timeout",
@@ -43,7 +42,6 @@ class StrategyOptions:
             machine without a GPU; 0 uses the devices of the machine as they are.
         devices: the devices to use, such as ("GPU:0", "GPU:2"); empty for all.
         algorithm: the all-reduce algorithm, one of `ALGORITHMS`.
-        packs: number of packs that an all-reduce groups its tensors into (`num_packs` of TensorFlow).
         bucket_mib: processes reduce their gradients in groups, each of which ends as soon as it
             exceeds this number of MiB (see `gradient_groups.group_sizes`); 0 for one group.
         timeout: seconds that a collective between processes may take; 0 for no limit.
@@ -51,21 +49,19 @@ class StrategyOptions:
         heartbeat_timeout: seconds until an unreachable process counts as lost.
         shard_mib: parameter servers split variables into shards of at least this size, in MiB; 0
             splits none.
-        tpu: the keys of `config.runtime.tpu` that are set: name, zone, project, address. Empty for a
-            TPU of this machine.
+        tpu: name, full resource name or address of a TPU; "" for a TPU of this machine.
         cluster: the processes of the run; None for a run of one process.
     """
 
     logical_devices: int = 0
     devices: tuple[str, ...] = ()
     algorithm: str = "auto"
-    packs: int = 1
     bucket_mib: float = 0.0
     timeout: float = 0.0
     start_timeout: float = 600.0
     heartbeat_timeout: float = 30.0
     shard_mib: float = 0.0
-    tpu: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    tpu: str = ""
     cluster: Cluster | None = None
 
     @classmethod
@@ -73,7 +69,6 @@ class StrategyOptions:
         """Reads the options from `config.runtime` and the cluster from environment variables."""
         values = {name: operator.attrgetter(key)(runtime) for name, key in CONFIG_KEYS.items()}
         values["devices"] = tuple(values["devices"])
-        values["tpu"] = {key: value for key, value in values["tpu"].items() if value}
         return cls(**values, cluster=cluster.from_environment(environment))
 
 
@@ -164,9 +159,9 @@ def _build_mirrored(devices: list[str], options: StrategyOptions) -> Any:
                 "runtime.all_reduce.algorithm=nccl requires one physical GPU per replica, but the "
                 f"replicas are on {', '.join(devices)}: set it to auto."
             )
-        cross_device_ops = tf.distribute.NcclAllReduce(num_packs=options.packs)
+        cross_device_ops = tf.distribute.NcclAllReduce()
     elif options.algorithm == "hierarchical_copy":
-        cross_device_ops = tf.distribute.HierarchicalCopyAllReduce(num_packs=options.packs)
+        cross_device_ops = tf.distribute.HierarchicalCopyAllReduce()
     elif options.algorithm == "one_device" or share_chip:
         cross_device_ops = tf.distribute.ReductionToOneDevice()
     return tf.distribute.MirroredStrategy(
@@ -243,7 +238,7 @@ def _build_parameter_server(devices: list[str], options: StrategyOptions) -> Any
 
 
 def _build_tpu(devices: list[str], options: StrategyOptions) -> Any:
-    return tpu.build(**options.tpu)
+    return tpu.build(options.tpu)
 
 
 def _wait_and_resolve(options: StrategyOptions) -> Any:
@@ -280,7 +275,7 @@ STRATEGIES: dict[str, StrategySpec] = {
         "MirroredStrategy",
         _build_mirrored,
         "all",
-        reads=("logical_devices", "devices", "algorithm", "packs"),
+        reads=("logical_devices", "devices", "algorithm"),
         algorithms=("nccl", "hierarchical_copy", "one_device"),
     ),
     "central_storage": StrategySpec(

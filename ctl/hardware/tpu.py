@@ -29,6 +29,9 @@ _GENERATIONS = {  # PCI device id -> generation
 }
 _NEWEST_LIBTPU = "0.0.30"  # with a newer one, `import tensorflow` aborts the process
 _CONNECT_TIMEOUT = 5.0  # seconds; TensorFlow would try for minutes
+RESOURCE = re.compile(
+    r"projects/(?P<project>[a-z][a-z0-9:.-]*)/locations/(?P<zone>[a-z0-9-]+)/nodes/(?P<name>[a-z0-9-]+)"
+)
 # TPUStrategy does not expose the topology that it was built from.
 _topologies: "weakref.WeakKeyDictionary[Any, Any]" = weakref.WeakKeyDictionary()
 
@@ -87,28 +90,28 @@ def check_available(address: str = "") -> None:
         )
 
 
-def build(
-    name: str = "", zone: str = "", project: str = "", address: str = ""
-) -> "tf.distribute.TPUStrategy":
+def build(name: str = "") -> "tf.distribute.TPUStrategy":
     """Connects to a TPU, initializes it, which erases its memory, and builds the strategy.
 
     Args:
-        name: name of a TPU of Google Cloud; "" for the TPU at `address`, or of this machine.
-        zone: zone of the named TPU; "" for the zone of this machine.
-        project: project of the named TPU; "" for the project of this machine.
-        address: grpc://HOST:PORT of a TPU worker.
+        name: a TPU of Google Cloud, by its name in the project and zone of this machine or as
+            projects/PROJECT/locations/ZONE/nodes/NAME; or grpc://HOST:PORT of a TPU worker. "" for the
+            TPU of this machine.
 
     Raises:
         UsageError: the TPU cannot be used; the message is one line.
     """
-    check_available(address or name)
-    if address:
-        _check_reachable(address)
+    check_available(name)
+    if name.startswith("grpc://"):
+        _check_reachable(name)
     import tensorflow as tf
 
+    resource = RESOURCE.fullmatch(name)
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(
-            tpu=address or name or "local", zone=zone or None, project=project or None
+            tpu=resource["name"] if resource else name or "local",
+            zone=resource["zone"] if resource else None,
+            project=resource["project"] if resource else None,
         )
         tf.config.experimental_connect_to_cluster(resolver)
         topology = tf.tpu.experimental.initialize_tpu_system(resolver)
@@ -117,8 +120,8 @@ def build(
         # TensorFlow, gRPC, urllib and Google's client raise errors without a common base class.
         first_sentence = " ".join(str(error).partition(". ")[0].split())[:200]
         raise UsageError(
-            f"The TPU {address or name or 'of this machine'} cannot be initialized "
-            f"({type(error).__name__}: {first_sentence}). {_alternative(address or name)}"
+            f"The TPU {name or 'of this machine'} cannot be initialized "
+            f"({type(error).__name__}: {first_sentence}). {_alternative(name)}"
         ) from error
     _topologies[strategy] = topology
     return strategy
@@ -159,12 +162,12 @@ def _check_reachable(address: str) -> None:
     except (OSError, OverflowError) as error:  # OverflowError: the port is above 65535
         raise UsageError(
             f"The TPU {address} is not reachable ({getattr(error, 'strerror', None) or error}): fix "
-            f"runtime.tpu.address. {_alternative(address)}"
+            f"runtime.tpu. {_alternative(address)}"
         ) from None
 
 
 def _alternative(address: str) -> str:
-    keys = " and no runtime.tpu keys" if address else ""
+    keys = " and no runtime.tpu" if address else ""
     return f"To run without a TPU: --config.runtime.strategy=auto{keys}."
 
 

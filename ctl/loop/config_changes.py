@@ -1,6 +1,7 @@
 """Decides which changes of the config a run may continue with."""
 
 from collections.abc import Iterable, Mapping
+import contextlib
 import json
 import os
 from typing import Any
@@ -31,6 +32,7 @@ class ConfigChanges:
 
     def __init__(self, saved: Mapping[str, Any], current: Mapping[str, Any]):
         # An older ctl had fewer keys, and JSON has lists for tuples.
+        saved = {key: value for key, value in saved.items() if not _is_removed(key, value)}
         old = {**overrides.flatten(keys.defaults()), **saved}
         new = overrides.flatten(json.loads(json.dumps(dict(current))))
         changed = [key for key in sorted({*old, *new}) if _differs(key, old, new)]
@@ -59,6 +61,11 @@ def changes_updates(key: str, config: Mapping[str, Any]) -> bool:
     return not _is_harmless(key, {}, overrides.flatten(config))
 
 
+def _is_removed(key: str, value: Any) -> bool:
+    """Returns whether a key of an earlier version had its default, which was to do nothing."""
+    return key in keys.REMOVED and keys.REMOVED[key][0] == value
+
+
 def _differs(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     if key in _BATCH_SIZES and new.get("data.per_replica_batch_size"):
         return False
@@ -67,7 +74,8 @@ def _differs(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
         return False
     if key == "data.dir" and key in old and key in new:
         # The same folder may be named relative to the current folder, or by its full path.
-        return os.path.realpath(str(old[key])) != os.path.realpath(str(new[key]))
+        with contextlib.suppress(ValueError):  # a name that no file system can have
+            return os.path.realpath(str(old[key])) != os.path.realpath(str(new[key]))
     return (key in old) != (key in new) or old.get(key) != new.get(key)
 
 

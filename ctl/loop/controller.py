@@ -7,19 +7,18 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
-from ctl.errors import NonFiniteStep, UsageError
+from ctl.errors import Failure, NonFiniteStep, UsageError
 from ctl.evaluator import Interrupted, StandardEvaluator
 from ctl.hardware.collectives import ProcessGroup
-from ctl.loop import boundaries, recovery
-from ctl.loop.actions.action import as_action
-from ctl.loop.actions.action_list import ActionList
+from ctl.loop.actions.action import ActionList, as_action
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.manager import CheckpointManager
-from ctl.loop.inner_loop import InnerLoop
+from ctl.loop.loop_monitor import LoopMonitor
 from ctl.loop.reporter import Reporter, as_numbers
 from ctl.loop.rollback import RollbackPolicy
+from ctl.loop.step_summaries import StepSummaries
 from ctl.loop.stop import StopRequest
-from ctl.loop.timer import Timer
+from ctl.loop.timing import Timer
 from ctl.loop.watchdog import Watchdog
 from ctl.loop.writers.tensorboard import TensorBoardWriter
 from ctl.trainer import StandardTrainer
@@ -130,19 +129,20 @@ class Controller(orbit.Controller):
         self._manager = CheckpointManager(
             trainer,
             checkpoints,
+            self.reporter,
             interval=checkpoint_interval,
             seconds=checkpoint_seconds,
-            on_event=self.reporter.record,
-            print_line=self.reporter.print_line,
-            get_notes=lambda: self.actions.get_notes(),
-            set_notes=lambda notes: self.actions.set_notes(notes),
         )
-        self._inner_loop = InnerLoop(
+        self._monitor = LoopMonitor(
             trainer,
             self.reporter,
             summaries=self.summary_manager,
-            summary_interval=summary_interval or steps_per_loop,
-            summary_seconds=summary_seconds,
+            step_summaries=StepSummaries(
+                trainer,
+                interval=summary_interval or steps_per_loop,
+                seconds=summary_seconds,
+                print_line=self.reporter.print_line,
+            ),
             watchdog=watchdog,
         )
         orbit_actions = [as_action(action, at="train") for action in train_actions or ()]
@@ -185,7 +185,7 @@ class Controller(orbit.Controller):
         """
         self._evaluation_timer = Timer(eval_seconds)
         while self.step < train_steps and not self._has_ended:
-            until = boundaries.next_boundary(self.step, train_steps, (eval_interval or 0,))
+            until = next_boundary(self.step, train_steps, (eval_interval or 0,))
             # A checkpoint is saved before the evaluation of its step, so that the states of actions in
             # it do not include that evaluation: it is repeated.
             if self._has_restored and self.step and eval_interval and not self.step % eval_interval:
@@ -241,7 +241,7 @@ class Controller(orbit.Controller):
 
     def restore_checkpoint(self, checkpoint_path: str | None = None) -> str | None:
         """Restores a checkpoint, by default the newest; returns its path, or None without one."""
-        path = self._manager.all_restore(checkpoint_path)
+        path = self._all_restore(checkpoint_path)
         # A run that was killed in an evaluation repeats it; the chief has the file that shows it.
         is_missing = not self.reporter.metrics.has_evaluation(self.step)
         self._has_restored = self.processes.any_process(is_missing) or self.actions.has("eval")
@@ -250,7 +250,7 @@ class Controller(orbit.Controller):
     def save_checkpoint(self) -> None:
         """Saves a checkpoint, unless this step has one already."""
         with self.reporter.clock.measure("saving"):
-            self._manager.save()
+            self._manager.save(self.actions.get_notes())
 
     def any_process_stops(self) -> bool:
         """Returns whether a stop was requested in any process; every process must call it."""
@@ -266,21 +266,21 @@ class Controller(orbit.Controller):
                 self.trainer.global_step.assign_add(1)
             else:
                 intervals = (self.steps_per_loop, self._manager.interval)
-                boundary = boundaries.next_boundary(first, until, intervals)
-                boundary = self._inner_loop.boundary(first, boundary)
+                boundary = next_boundary(first, until, intervals)
+                boundary = self.reporter.profiler.boundary(first, boundary)
                 boundary = self._rollback.boundary(first, boundary)
+                steps = boundary - first
                 try:
-                    with self._inner_loop.measure(boundary - first):
-                        outputs = self.trainer.train(tf.constant(boundary - first, tf.int32)) or {}
-                        self.outputs = self._inner_loop.read(outputs)
+                    with self._monitor.measure(steps):
+                        self.outputs = self._monitor.read(self.trainer.train(tf.constant(steps)))
                 except NonFiniteStep as error:
-                    recovery.all_roll_back(error, self._rollback, self._manager, self.reporter)
+                    self._all_roll_back(error)
                     self._has_restored = self.actions.has("eval")
                     if self._has_restored:
                         return  # to repeat later evaluations, for the actions
                     continue
-                self._inner_loop.check(first, boundary, self.outputs)
-                self._inner_loop.all_measure_waiting(self.processes)
+                self._monitor.check(boundary, steps=steps, outputs=self.outputs)
+                self._monitor.all_measure_waiting(self.processes)
                 with self.reporter.summary_writer(self.summary_manager):
                     self.actions.run("train", self.outputs)
                 self.reporter.loop_ended(self.step, self.outputs, last_step=end)
@@ -290,6 +290,51 @@ class Controller(orbit.Controller):
             self._evaluation_timer.all_due(self.processes)
             self.stopped = self.processes.any_process(self._stop.requested)
 
+    def _all_roll_back(self, error: NonFiniteStep) -> None:
+        """Restores the last checkpoint and skips the batch from now on, or ends the run.
+
+        The trainer checks reduced values, so every process calls this for the same step.
+
+        Raises:
+            NonFiniteStep: the trainer's `on_non_finite` is not "rollback".
+            Failure: no checkpoint is left, or the limit of rollbacks is reached.
+        """
+        policy, reporter = self.trainer.options.on_non_finite, self.reporter
+        reporter.record("non_finite", error.step, policy=policy, tensor=error.tensor)
+        if policy != "rollback":
+            raise error
+        self._rollback.skip(error)
+        # A checkpoint of the step itself was saved before its batch was read.
+        path = self._all_restore(before=error.step + 1)
+        if path is None:
+            raise Failure(
+                f"{error.what} No checkpoint is left to go back to: start again with --fresh."
+            )
+        reporter.metrics.restore(self.step)
+        reporter.record("rollback", self.step, left_out=error.step, path=path)
+        reporter.print_line(
+            f"{error.what} Back to step {self.step}; that batch is skipped from now on "
+            f"(rollback {self._rollback.rollbacks})."
+        )
+
+    def _all_restore(self, path: str | None = None, *, before: int | None = None) -> str | None:
+        """Restores the trainer and the actions; returns the path, or None without a checkpoint."""
+        path, notes = self._manager.all_restore(path, before=before)
+        self.actions.set_notes(notes)
+        return path
+
     @property
     def _has_ended(self) -> bool:
         return self.stopped or self.actions.stop_reason is not None
+
+
+def next_boundary(step: int, end: int, intervals: Iterable[int]) -> int:
+    """Returns the first multiple of an interval after `step`, or `end` if that comes first.
+
+    Args:
+        step: the current step.
+        end: the step that no loop passes.
+        intervals: numbers of steps; 0 for an interval without multiples.
+    """
+    multiples = [(step // interval + 1) * interval for interval in intervals if interval]
+    return min([end, *multiples])

@@ -1,6 +1,7 @@
 """Measures the share of a run's wall time that was training."""
 
 from collections.abc import Iterable, Mapping
+import contextlib
 import json
 import pathlib
 from typing import Any
@@ -15,16 +16,11 @@ Event = Mapping[str, Any]
 
 def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
     """Returns the JSON objects of a file, one per line; lines that a kill cut short are skipped."""
-    lines = []
-    if path.exists():
-        for text in path.read_text(encoding="utf-8").splitlines():
-            try:
-                line = json.loads(text)
-            except ValueError:
-                continue
-            if isinstance(line, dict):
-                lines.append(line)
-    return lines
+    lines: list[Any] = []
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            lines.append(json.loads(text))
+    return [line for line in lines if isinstance(line, dict)]
 
 
 def find_lost(workdir: pathlib.Path, step: int) -> dict[str, float]:
@@ -45,8 +41,9 @@ def find_lost(workdir: pathlib.Path, step: int) -> dict[str, float]:
     process = events[first:]
     records = [r for r in read_lines(workdir / "metrics.jsonl") if "time" in r and "step" in r]
     saved = [e for e in process if e["event"] == "checkpoint" and e["step"] <= step]
-    last_time = max(line["time"] for line in [*process, *records])
-    last_step = max(line["step"] for line in [*process, *records])
+    last_time, last_step = (
+        max(line[name] for line in [*process, *records]) for name in ("time", "step")
+    )
     lost = max(0.0, last_time - (saved or process)[-1 if saved else 0]["time"])
     return {"lost_steps": max(0, last_step - step), "lost_seconds": lost}
 

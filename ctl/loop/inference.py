@@ -5,14 +5,13 @@ training, and restored from a checkpoint.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-import dataclasses
 import pathlib
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
 
-from ctl.configs.options import Clip, TrainerOptions
+from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
 from ctl.data.source import Batch
 from ctl.errors import UsageError
@@ -24,6 +23,11 @@ from ctl.replica.step.engine import engine_of
 from ctl.replica.step.microbatches import row_count
 from ctl.trainer import StandardTrainer
 
+# The options that do not belong to the updates or to the hardware.
+_KEPT = (
+    "seed", "allow_unkeyed_random", "allow_row_coupling", "ema_decay", "prefetch", "cache", "data",
+    "model",
+)  # fmt: skip
 NOT_SERVED = ("label", "weight")  # features that are not known when a model is used
 
 
@@ -53,25 +57,11 @@ def restore_trainer(
         strategy=tf.distribute.get_strategy(),  # the default one: no replicas
         global_batch_size=global_batch_size,
         optimizer=lambda: tf_keras.optimizers.SGD(0.0),  # has no state
-        options=dataclasses.replace(
-            options,
+        options=TrainerOptions(
             precision=of_variables,
-            loss_scale=0.0,
             xla="off",
-            placement="stream",
-            logical_shards=0,
-            all_reduce_dtype="",
-            compression="",
-            compression_rank=0,
-            compression_start=0,
-            gradient_accumulation_steps=1,
-            clip=Clip(),
             on_non_finite="ignore",
-            loss_spike=0.0,
-            norms=False,
-            weight_decay_exclude=(),
-            optimizer_groups=(),
-            shard_state=False,
+            **{name: getattr(options, name) for name in _KEPT},
         ),
     )
     models: Any = _Models(trainer)  # all that a `Checkpointer` reads of a trainer
@@ -102,9 +92,7 @@ def make_function(trainer: StandardTrainer, function: Callable[[Batch], Any]) ->
     def serve(features: Batch) -> Any:
         batch = _Features(features, hidden)
         rows = row_mask.examples(
-            count=row_count(features),
-            seed=options.seed,
-            allow_unkeyed=options.allow_unkeyed_random,
+            count=row_count(features), seed=options.seed, allow_unkeyed=options.allow_unkeyed_random
         )
         with engine_of(trainer).trace_scope(), rows:
             try:
@@ -146,8 +134,7 @@ class _Features(dict[str, Any]):
         if name not in self.zeros:
             spec = self._hidden[name]
             # An empty string for a label of strings.
-            zeros = tf.zeros([self._rows, *spec.shape[1:]], spec.dtype)
-            self.zeros[name] = zeros
+            self.zeros[name] = tf.zeros([self._rows, *spec.shape[1:]], spec.dtype)
         return self.zeros[name]
 
 

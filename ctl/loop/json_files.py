@@ -49,15 +49,6 @@ def temporary_name(name: str) -> str:
     return f".{name}.new"
 
 
-def append_line(path: pathlib.Path, line: Mapping[str, Any]) -> None:
-    """Appends one line of JSON to a file, completely or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    append_text(path, json.dumps(line) + "\n")
-
-
 def append_text(path: pathlib.Path, text: str) -> None:
     """Appends text to a file, completely or not at all.
 

@@ -1,6 +1,5 @@
 """Locks a workdir, so that only one run uses it at a time."""
 
-from collections.abc import Callable
 import contextlib
 import datetime
 import errno
@@ -14,7 +13,7 @@ import filelock
 
 from ctl import errors
 from ctl.errors import UsageError
-from ctl.loop import write_errors
+from ctl.loop.checkpoints.files import report_write_errors
 
 NAME = "run.lock"
 # How long to wait for the lock of another host. The server of a shared disk releases the locks of a
@@ -37,15 +36,11 @@ class RunLock:
 
     Args:
         folder: the workdir; `acquire` creates it if it does not exist.
-        print_line: prints that the lock is waited for, or was left behind by a killed run.
     """
 
-    def __init__(
-        self, folder: str | pathlib.Path, *, print_line: Callable[[str], None] = errors.print_line
-    ):
+    def __init__(self, folder: str | pathlib.Path):
         self._folder = pathlib.Path(folder)
         self._path = self._folder / NAME
-        self._print_line = print_line
         # A forked child closes its copy of the descriptor, so it cannot keep the lock of a killed run.
         self._lock = filelock.FileLock(self._path, on_acquired=_write_holder)
         self._created: list[pathlib.Path] = []
@@ -66,7 +61,7 @@ class RunLock:
         self._created += [p for p in (self._folder, *self._folder.parents) if not p.exists()]
         holder = self._read_holder()
         try:
-            with write_errors.report_write_errors(str(self._path), self._folder / "checkpoints"):
+            with report_write_errors(str(self._path), self._folder / "checkpoints"):
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._acquire(holder)
         except BaseException:
@@ -95,19 +90,19 @@ class RunLock:
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-            self._print_line(
+            errors.print_line(
                 f"{self._folder} is on a file system without locks ({error.strerror}): make sure that "
                 "only one run uses it."
             )
         else:
             if holder:  # a run that ends, even by an error, removes its file
-                self._print_line(f"{self._folder} was left by a killed run, {_describe(holder)}.")
+                errors.print_line(f"{self._folder} was left by a killed run, {_describe(holder)}.")
 
     def _wait_for_lease(self) -> None:
         """Waits for the lock if its holder is on another host, which may have died."""
         holder = self._read_holder()
         if holder and holder["host"] != socket.gethostname():
-            self._print_line(
+            errors.print_line(
                 f"{self._folder} is locked by {_describe(holder)}: waiting up to "
                 f"{LEASE_SECONDS:.0f} s in case that host died."
             )

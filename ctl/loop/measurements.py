@@ -10,7 +10,7 @@ import tf_keras
 from ctl.configs.parameter_groups import patterns
 from ctl.data.mixing import Mixture
 from ctl.hardware import devices
-from ctl.loop.throughput import Throughput
+from ctl.loop.timing import Throughput
 from ctl.replica.arithmetic import precision
 from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer
@@ -69,7 +69,7 @@ def learning_rates(trainer: StandardTrainer) -> dict[str, float]:
     for name, value in vars(trainer).items():
         optimizer = value.inner_optimizer if precision.has_loss_scale(value) else value
         if isinstance(optimizer, tf_keras.optimizers.Optimizer):
-            rate = _read_rate(optimizer)
+            rate = read_rate(optimizer)
             is_own = name.lstrip("_") == "optimizer"
             rates["learning_rate" if is_own else f"learning_rate/{name}"] = rate
     for group in trainer.options.optimizer_groups:
@@ -80,7 +80,8 @@ def learning_rates(trainer: StandardTrainer) -> dict[str, float]:
     return rates
 
 
-def _read_rate(optimizer: Any) -> float:
+def read_rate(optimizer: Any) -> float:
+    """Returns the learning rate of an optimizer's next update."""
     # Not the public property, which gives the rate of a schedule at the last update of this process.
     rate = optimizer._learning_rate
     return float(tf.convert_to_tensor(rate(optimizer.iterations) if callable(rate) else rate))

@@ -1,11 +1,15 @@
-"""Passes all logged values of a run to its writers."""
+"""Makes the writers of a run, and passes all logged values to them."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import pathlib
 from typing import Any
 
+from ctl.configs import loading
+from ctl.configs.values import WRITERS
 from ctl.errors import Failure, print_line
-from ctl.loop import write_errors
+from ctl.loop.checkpoints.files import report_write_errors
+from ctl.loop.writers.lines import CsvWriter, JsonLinesWriter
+from ctl.loop.writers.servers import MlflowWriter, WandbWriter
 from ctl.loop.writers.tensorboard import TensorBoardWriter
 from ctl.loop.writers.writer import Record, Writer
 
@@ -71,7 +75,7 @@ class MetricLog:
     def _call(self, call: Callable[[Writer], None]) -> None:
         for writer in list(self._writers):
             try:
-                with write_errors.report_write_errors(_name(writer), self._checkpoint_folder):
+                with report_write_errors(_name(writer), self._checkpoint_folder):
                     call(writer)
             except Exception as error:
                 if writer.required:
@@ -83,6 +87,34 @@ class MetricLog:
                 self._print_line(
                     f"{type(writer).__name__} has failed and is not used any more: {text}"
                 )
+
+
+def make_writers(names: Sequence[str], workdir: pathlib.Path, config_path: str) -> list[Writer]:
+    """Makes the writers of `summaries.writers`, except the TensorBoard writer.
+
+    Args:
+        names: names in `WRITERS`, or path/to/file.py:Class or package.module:Class of a `Writer` that
+            is constructed with the workdir.
+        workdir: the folder of the run.
+        config_path: the config file; the paths of writers are relative to its folder.
+
+    Raises:
+        UsageError: the class of a writer cannot be loaded.
+    """
+    known: dict[str, Callable[[pathlib.Path], Writer]] = {
+        "jsonl": lambda folder: JsonLinesWriter(folder / "metrics.jsonl"),
+        "csv": lambda folder: CsvWriter(folder / "metrics.csv"),
+        "mlflow": MlflowWriter,
+        "wandb": WandbWriter,
+    }
+    writers: list[Writer] = []
+    for index, name in enumerate(names):
+        if name in known:
+            writers.append(known[name](workdir))
+        elif name not in WRITERS:
+            key = f"summaries.writers[{index}]"
+            writers.append(loading.load_action_factory(name, config_path, key=key)(workdir))
+    return writers
 
 
 def _name(writer: Writer) -> str:

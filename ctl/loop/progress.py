@@ -1,4 +1,4 @@
-"""Prints the progress of a run."""
+"""Prints the progress of a run, in a terminal with a bar."""
 
 from collections.abc import Callable, Mapping
 import time
@@ -6,22 +6,22 @@ from typing import Any
 
 from ctl.errors import print_line
 
+EVERY = 5.0  # seconds between two lines of training
 _SPEED_TOLERANCE = 0.2  # a larger relative difference from the mean is shown
 _INPUT_TOLERANCE = 0.05  # a larger share of the time is shown
+_MOST_NUMBERS = 3  # of a loop's outputs next to the bar
 
 
 class Progress:
     """Prints one line every few seconds of training, and one per evaluation.
 
-        progress = Progress(total=1000)
-        progress.trained(100, {"loss": 0.3}, examples_per_second=9000.0, seconds_left=12.0)
+        with Progress(total=1000) as progress:
+            progress.trained(100, {"loss": 0.3}, examples_per_second=9000.0, seconds_left=12.0)
 
     Args:
         total: the step at which training ends.
         steps_per_epoch: steps in which every training example is read once; None if not known.
-        every: seconds between two lines of training.
         write: writes one line; by default to standard output.
-        clock: returns the time, in seconds.
     """
 
     def __init__(
@@ -29,15 +29,11 @@ class Progress:
         *,
         total: int,
         steps_per_epoch: float | None = None,
-        every: float = 5.0,
-        write: Callable[[str], None] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        write: Callable[[str], None] = print_line,
     ):
         self._total = total
         self._steps_per_epoch = steps_per_epoch
-        self._every = every
-        self._write = write or print_line
-        self._clock = clock
+        self._write = write
         self._last: float | None = None
 
     def __enter__(self) -> "Progress":
@@ -73,35 +69,73 @@ class Progress:
             input_wait: the share of this loop's time in which it waited for input, shown if large.
         """
         # Loops may be short: a line for each would cost more time than the loop.
-        now = self._clock()
-        if self._last is not None and now - self._last < self._every and step < self._total:
+        now = time.monotonic()
+        if self._last is not None and now - self._last < EVERY and step < self._total:
             return
         self._last = now
-        speed = _format_speed(examples_per_second, last_examples_per_second)
+        parts = [f"train {step:>7}/{self._total}"]
+        if self._steps_per_epoch:
+            parts.append(f"epoch {step / self._steps_per_epoch:.2f}")
+        parts.append(format_numbers(outputs))
+        mean, last = examples_per_second, last_examples_per_second
+        if mean:
+            # The mean of hours hides that the speed has just changed.
+            differs = last and abs(last - mean) > _SPEED_TOLERANCE * mean
+            last_loop = f" ({last:,.0f} in the last loop)" if differs else ""
+            parts.append(f"{mean:,.0f} examples/s{last_loop}")
         if input_wait and input_wait > _INPUT_TOLERANCE:
-            speed += f" | waited {input_wait:.0%} for input"
-        left = (
-            f" | {format_duration(seconds_left)} left"
-            if seconds_left and step < self._total
-            else ""
-        )
-        epoch = f" | epoch {step / self._steps_per_epoch:.2f}" if self._steps_per_epoch else ""
-        self._write(
-            f"train {step:>7}/{self._total}{epoch} | {format_numbers(outputs)}{speed}{left}"
-        )
+            parts.append(f"waited {input_wait:.0%} for input")
+        if seconds_left and step < self._total:
+            parts.append(f"{format_duration(seconds_left)} left")
+        self._write(" | ".join(parts))
 
     def evaluated(self, step: int, outputs: Mapping[str, Any]) -> None:
         """Reports that an evaluation has ended."""
         self._write(f"eval  {step:>7}/{self._total} | {format_numbers(outputs)}")
 
 
-def _format_speed(mean: float | None, last: float | None) -> str:
-    if not mean:
-        return ""
-    # The mean of hours hides that the speed has just changed.
-    differs = last and abs(last - mean) > _SPEED_TOLERANCE * mean
-    last_loop = f" ({last:,.0f} in the last loop)" if differs else ""
-    return f" | {mean:,.0f} examples/s{last_loop}"
+class ProgressBar(Progress):
+    """Prints the same lines as `Progress`, and shows a bar below them in the `with` block.
+
+    Args:
+        **arguments: arguments of `Progress`.
+    """
+
+    def __init__(self, **arguments: Any):
+        import rich.console
+        import rich.progress  # takes a tenth of a second, and few processes need it
+
+        super().__init__(write=self._print_above, **arguments)
+        self._bar = rich.progress.Progress(
+            rich.progress.BarColumn(bar_width=30),
+            rich.progress.TextColumn("{task.description}", markup=False),
+            console=rich.console.Console(),
+            refresh_per_second=2,  # the terminal must not take time from the steps
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=self._total, visible=False)
+
+    def __enter__(self) -> "ProgressBar":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def trained(self, step: int, outputs: Mapping[str, Any], **speed: Any) -> None:
+        """Moves the bar, and prints a line when `Progress` would."""
+        rate, left = speed["examples_per_second"], speed["seconds_left"]
+        shown = [f"step {step:,}/{self._total:,}"]
+        shown += [format_numbers(dict(list(outputs.items())[:_MOST_NUMBERS]))]
+        shown += [f"{rate:,.0f} examples/s"] if rate else []
+        shown += [f"{format_duration(left)} left"] if left else []
+        description = " | ".join(filter(None, shown))
+        self._bar.update(self._task, completed=step, visible=True, description=description)
+        super().trained(step, outputs, **speed)
+
+    def _print_above(self, line: str) -> None:
+        # Not wrapped: a line that is copied from the terminal must be one line.
+        self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def format_numbers(outputs: Mapping[str, Any]) -> str:

@@ -10,13 +10,13 @@ import orbit
 import tensorflow as tf
 
 from ctl.hardware import devices, gpu
-from ctl.loop import measurements, write_errors
+from ctl.loop import measurements
+from ctl.loop.checkpoints.files import report_write_errors
 from ctl.loop.metric_log import MetricLog
 from ctl.loop.profiler import Profiler
 from ctl.loop.progress import Progress
 from ctl.loop.stragglers import Stragglers, WorkerTimes
-from ctl.loop.throughput import Throughput
-from ctl.loop.wall_clock import WallClock
+from ctl.loop.timing import Throughput, WallClock
 from ctl.replica.measure.non_finite import NonFiniteReport
 from ctl.replica.measure.norms import LAYERS
 from ctl.trainer import StandardTrainer
@@ -29,8 +29,6 @@ class Reporter:
         trainer: the trainer.
         progress: prints the lines; by default nothing is printed.
         on_event: called as on_event(name, step, **fields).
-        gpu_usage: returns numbers to report next to a loop's outputs; by default the usage of the
-            GPUs, if the replicas are on GPUs.
         checkpoint_folder: where the run saves, for the message if the summaries cannot be
             written.
         metrics: passes the logged values to the writers; by default it has none.
@@ -48,7 +46,6 @@ class Reporter:
         *,
         progress: Progress | None = None,
         on_event: Callable[..., None] | None = None,
-        gpu_usage: Callable[[], dict[str, float]] | None = None,
         checkpoint_folder: pathlib.Path | None = None,
         metrics: MetricLog | None = None,
         steps_per_epoch: float | None = None,
@@ -63,18 +60,16 @@ class Reporter:
             checkpoint_folder=checkpoint_folder, print_line=self.print_line
         )
         self.throughput = Throughput(batch=trainer.global_batch_size)
-        self._progress = progress
+        self._progress = progress or Progress(total=0, write=lambda line: None)
         self._on_event = on_event or (lambda *_, **__: None)
-        # Read from the driver once per loop, when the devices have just finished.
-        self._gpu_usage = gpu_usage or (gpu.read_usage if _on_gpu(trainer.strategy) else dict)
+        self._on_gpu = _on_gpu(trainer.strategy)
         self._checkpoint_folder = checkpoint_folder
         self._stragglers: Stragglers | None = None  # known once several processes are measured
         self._worker_numbers: dict[str, float] = {}
 
     def print_line(self, line: str) -> None:
         """Prints a line, if this process prints."""
-        if self._progress:
-            self._progress.print_line(line)
+        self._progress.print_line(line)
 
     def record(self, event: str, step: int, **fields: Any) -> None:
         """Records an event."""
@@ -101,20 +96,19 @@ class Reporter:
         """
         # None until the second loop ends, since the first loop also traces and compiles.
         speed = self.throughput.examples_per_second
-        usage = self._gpu_usage()
+        # Read from the driver once per loop, when the devices have just finished.
+        usage = gpu.read_usage() if self._on_gpu else {}
         rate = {"examples_per_second": speed} if speed else {}
         measured = measurements.measure_loop(self._trainer, self.throughput)
-        numbers = {**outputs, **rate, **measured, **usage, **self._worker_numbers}
-        self._log("train", step, numbers)
-        if self._progress:
-            self._progress.trained(
-                step,
-                {**{name: v for name, v in outputs.items() if name != LAYERS}, **usage},
-                examples_per_second=speed,
-                last_examples_per_second=self.throughput.last_examples_per_second,
-                input_wait=self.throughput.input_wait,
-                seconds_left=self.throughput.seconds_for(last_step - step),
-            )
+        self._log("train", step, {**outputs, **rate, **measured, **usage, **self._worker_numbers})
+        self._progress.trained(
+            step,
+            {**{name: v for name, v in outputs.items() if name != LAYERS}, **usage},
+            examples_per_second=speed,
+            last_examples_per_second=self.throughput.last_examples_per_second,
+            input_wait=self.throughput.input_wait,
+            seconds_left=self.throughput.seconds_for(last_step - step),
+        )
 
     def add_worker_times(
         self, members: Sequence[tuple[str, str]], times: Sequence[WorkerTimes]
@@ -145,8 +139,7 @@ class Reporter:
     def evaluation_ended(self, step: int, outputs: Mapping[str, Any]) -> None:
         """Reports the outputs of an evaluation."""
         self._log("eval", step, outputs)
-        if self._progress:
-            self._progress.evaluated(step, outputs)
+        self._progress.evaluated(step, outputs)
         self.record("eval", step, **outputs)
 
     @contextlib.contextmanager
@@ -172,7 +165,7 @@ class Reporter:
         self.metrics.write(split, step, {**epoch, **values})
 
     def _report_write_errors(self) -> contextlib.AbstractContextManager[None]:
-        return write_errors.report_write_errors("The summaries", self._checkpoint_folder)
+        return report_write_errors("The summaries", self._checkpoint_folder)
 
 
 def as_numbers(outputs: Mapping[str, Any]) -> dict[str, Any]:

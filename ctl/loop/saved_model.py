@@ -50,13 +50,10 @@ def export(
     """
     step = int(trainer.global_step.numpy())
     version, temporary = folder / str(step), folder / f".{step}.new"
-    functions = {
-        name: inference.make_function(trainer, function)
-        for name, function in trainer.export_signatures().items()
-    }
-    signatures = {name: _name_outputs(function) for name, function in functions.items()}
-    for name, signature in signatures.items():
-        _check_operations(name, signature)
+    signatures = {}
+    for name, function in trainer.export_signatures().items():
+        signatures[name] = _name_outputs(inference.make_function(trainer, function))
+        _check_operations(name, signatures[name])
     module = tf.Module()
     module.signatures_by_name = signatures
     module.resources = _find_resources(trainer, list(signatures.values()))
@@ -117,14 +114,12 @@ def _find_resources(trainer: StandardTrainer, signatures: list[Any]) -> list[Any
     """Returns the variables and tables of the signatures, which the SavedModel must reach."""
     captured = {id(tensor) for s in signatures for tensor in s.captured_inputs}
     objects = tf.train.TrackableView(trainer).descendants()
-    for name, item in engine_of(trainer).step.checkpoint_items().items():
-        del name
+    for item in engine_of(trainer).step.checkpoint_items().values():
         objects += tf.train.TrackableView(item).descendants()
     resources = {}
     for value in objects:
-        is_variable = isinstance(value, tf.Variable)
-        handle = value.handle if is_variable else getattr(value, "_resource_handle", None)
-        if handle is not None and id(handle) in captured:
+        name = "handle" if isinstance(value, tf.Variable) else "_resource_handle"
+        if id(getattr(value, name, captured)) in captured:
             resources[id(value)] = value
     return list(resources.values())
 

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.hardware import strategies
-from ctl.loop.timer import Timer
+from ctl.loop.timing import Timer
 from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer
 
@@ -45,8 +45,7 @@ class StepSummaries:
         self._step = tf.Variable(0, trainable=False, dtype=tf.int64) if seconds else None
         self._print_line = print_line
         self._reason = _why_not(trainer)
-        self._dropped = False
-        self._reported = False
+        self._dropped = self._reported = False
         # Reported after the first loop, in which the step is traced.
         self._histograms_reported = not trainer.options.histogram_interval
 

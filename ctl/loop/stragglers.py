@@ -1,30 +1,26 @@
 """Reports the processes of a run that the others wait for."""
 
-from collections.abc import Callable, Mapping, Sequence
-import dataclasses
+from collections.abc import Callable, Sequence
 import statistics
-from typing import Any
+from typing import NamedTuple
 
 LIMIT = 1.5  # a process is slow if its own work takes more than this multiple of the median
+LEAST_SECONDS = 1.0  # the minimum duration of a measurement
 
 
-@dataclasses.dataclass(frozen=True)
-class WorkerTimes:
+class WorkerTimes(NamedTuple):
     """The time of an inner loop in one process, by activity.
 
     Attributes:
         seconds: the duration of the loop; nearly the same in all processes.
         input: seconds in which its steps waited for their batches.
         waiting: seconds in which its reductions waited for the other processes and for the transfer.
+            Reductions that run at the same time can add up to more than `seconds`.
     """
 
     seconds: float
     input: float
     waiting: float
-
-    def __post_init__(self) -> None:
-        # Reductions that run at the same time can add up to more than the duration of the loop.
-        object.__setattr__(self, "waiting", min(self.waiting, self.seconds))
 
     @property
     def own(self) -> float:
@@ -36,11 +32,10 @@ class WorkerTimes:
         """Seconds that are neither waiting nor input."""
         return max(0.0, self.own - self.input)
 
-    def __add__(self, other: "WorkerTimes") -> "WorkerTimes":
-        """Returns the times of two loops together."""
-        return WorkerTimes(
-            self.seconds + other.seconds, self.input + other.input, self.waiting + other.waiting
-        )
+    def numbers(self) -> dict[str, float]:
+        """Returns the seconds to log and to record, which add up to at most `seconds`."""
+        waiting = min(self.waiting, self.seconds)
+        return {"computing": self.computing, "waiting": waiting, "input": self.input}
 
 
 class Stragglers:
@@ -55,7 +50,6 @@ class Stragglers:
         members: name and host of each process.
         record: records an event; called as record("straggler", step, worker=..., host=..., ...).
         print_line: prints a line.
-        least_seconds: the minimum duration of a measurement, in seconds.
     """
 
     def __init__(
@@ -64,12 +58,10 @@ class Stragglers:
         *,
         record: Callable[..., None],
         print_line: Callable[[str], None],
-        least_seconds: float = 1.0,
     ):
         self._members = members
         self._record = record
         self._print_line = print_line
-        self._least_seconds = least_seconds
         self._is_first = True
         self._sum: list[WorkerTimes] = []
         self._exceeded: set[int] = set()  # indices that exceeded the limit in the last measurement
@@ -85,9 +77,10 @@ class Stragglers:
         if self._is_first:  # the first loop traces and compiles
             self._is_first = False
             return
-        pairs = zip(self._sum, times, strict=True) if self._sum else ()
-        self._sum = [a + b for a, b in pairs] or list(times)
-        if max(each.seconds for each in self._sum) < self._least_seconds:
+        zeros = [WorkerTimes(0.0, 0.0, 0.0)] * len(times)
+        pairs = zip(self._sum or zeros, times, strict=True)
+        self._sum = [WorkerTimes(*map(sum, zip(a, b, strict=True))) for a, b in pairs]
+        if max(each.seconds for each in self._sum) < LEAST_SECONDS:
             return
         measured, self._sum = self._sum, []
         exceeding = find_slow(measured)
@@ -112,21 +105,16 @@ class Stragglers:
             and input.
         """
         return {
-            f"workers/{kind}_seconds/{name}": getattr(each, kind)
+            f"workers/{kind}_seconds/{name}": seconds
             for (name, _), each in zip(self._members, times, strict=True)
-            for kind in ("computing", "waiting", "input")
+            for kind, seconds in each.numbers().items()
         }
 
     def _report(self, step: int, index: int, times: Sequence[WorkerTimes]) -> None:
         (name, host), slow = self._members[index], times[index]
         median = _median(times)
-        fields: Mapping[str, Any] = {
-            "computing": slow.computing,
-            "waiting": slow.waiting,
-            "input": slow.input,
-            "median": median,
-        }
-        self._record("straggler", step, worker=name, host=host, **fields)
+        fields = {"worker": name, "host": host, **slow.numbers(), "median": median}
+        self._record("straggler", step, **fields)
         by_input = slow.input > slow.computing
         causes = "a slow disk or network" if by_input else "other programs and a slower processor"
         ratio = f"{slow.own / median:.1f} times" if median else "more than"

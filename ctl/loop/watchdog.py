@@ -12,12 +12,15 @@ import pathlib
 import sys
 import threading
 import time
+import traceback
 from types import FrameType
 
 from ctl import errors
 from ctl.loop.progress import format_duration
 
 FIRST = 10.0  # the first loop traces and compiles, so it may take this many times as long
+_READ_SECONDS = 5.0  # how long to wait for the global step
+_STACKS = 2  # the file descriptor for the threads' stacks: standard error
 _PACKAGE = pathlib.Path(__file__).parent.parent
 _COMPILED_LOOP = str(_PACKAGE / "replica" / "step" / "compiled_loop.py")
 # A thread that waits for data has one of these files in its stack.
@@ -54,10 +57,6 @@ class Watchdog:
         read_step: reads the global step; called from another thread.
         data_type: returns the type of what `build_dataset("train")` returned.
         on_event: called as on_event("stall", step, seconds=..., waits_for=...).
-        print_line: prints one line.
-        stacks: the file descriptor for the threads' stacks; by default standard error.
-        read_seconds: how long to wait for `read_step`.
-        clock: returns the time, in seconds.
     """
 
     def __init__(
@@ -66,20 +65,12 @@ class Watchdog:
         *,
         read_step: Callable[[], int],
         data_type: Callable[[], str],
-        on_event: Callable[..., None] | None = None,
-        print_line: Callable[[str], None] = errors.print_line,
-        stacks: int = 2,
-        read_seconds: float = 5.0,
-        clock: Callable[[], float] = time.monotonic,
+        on_event: Callable[..., None],
     ):
         self._seconds = seconds
         self._read_step = read_step
         self._data_type = data_type
-        self._on_event = on_event or (lambda *_, **__: None)
-        self._print_line = print_line
-        self._stacks = stacks
-        self._read_seconds = read_seconds
-        self._clock = clock
+        self._on_event = on_event
         self._limit = FIRST * seconds  # of the next loop
         self._loop: _Loop | None = None
         self._lock = threading.Lock()
@@ -101,7 +92,7 @@ class Watchdog:
     @contextlib.contextmanager
     def loop(self, step: int) -> Iterator[None]:
         """Watches the block, which runs a loop of steps from `step` on."""
-        loop = _Loop(step, self._clock(), self._limit)
+        loop = _Loop(step, time.monotonic(), self._limit)
         with self._lock:
             self._loop = loop
         try:
@@ -116,7 +107,7 @@ class Watchdog:
     def check(self) -> None:
         """Reports the running loop if no step has ended in it for too long."""
         loop = self._loop
-        if loop is None or not (loop.reported or self._clock() - loop.since >= loop.limit):
+        if loop is None or not (loop.reported or time.monotonic() - loop.since >= loop.limit):
             return
         step = self._try_to_read_step()
         # Without the lock, the line about a stalled loop could follow the line about its end.
@@ -126,7 +117,7 @@ class Watchdog:
             if step is not None and step != loop.step:
                 if loop.reported:
                     self._report_end(loop)
-                loop.step, loop.since, loop.reported = step, self._clock(), False
+                loop.step, loop.since, loop.reported = step, time.monotonic(), False
             elif not loop.reported:
                 loop.reported = True
                 self._report(loop)
@@ -150,24 +141,24 @@ class Watchdog:
 
         self._reader = threading.Thread(target=read, name="ctl-watchdog-step", daemon=True)
         self._reader.start()
-        self._reader.join(self._read_seconds)
+        self._reader.join(_READ_SECONDS)
         return steps[0] if steps else None
 
     def _report(self, loop: _Loop) -> None:
-        seconds = self._clock() - loop.since
+        seconds = time.monotonic() - loop.since
         waits_for = self._find_cause()
-        self._print_line(
+        errors.print_line(
             f"No step has ended for {format_duration(seconds)}: after step {loop.step} the run waits "
             f"for {waits_for}. It keeps waiting; the stacks of all threads:"
         )
         # Writes to the descriptor directly: a thread that hangs may hold the lock of sys.stderr.
-        faulthandler.dump_traceback(self._stacks, all_threads=True)
+        faulthandler.dump_traceback(_STACKS, all_threads=True)
         with contextlib.suppress(Exception):  # a full disk is for the main thread to report
             self._on_event("stall", loop.step, seconds=seconds, waits_for=waits_for)
 
     def _report_end(self, loop: _Loop) -> None:
-        duration = format_duration(self._clock() - loop.since)
-        self._print_line(f"Going on, after {duration} at step {loop.step}.")
+        duration = format_duration(time.monotonic() - loop.since)
+        errors.print_line(f"Going on, after {duration} at step {loop.step}.")
 
     def _find_cause(self) -> str:
         """Returns what the run waits for, by the files in its threads' stacks."""
@@ -180,10 +171,6 @@ class Watchdog:
         return f"the step itself, or the trainer's {data}"
 
 
-def _list_files(frame: FrameType | None) -> list[str]:
+def _list_files(frame: FrameType) -> list[str]:
     """Returns the files of a thread's stack."""
-    files = []
-    while frame:
-        files.append(frame.f_code.co_filename)
-        frame = frame.f_back
-    return files
+    return [each.f_code.co_filename for each, _ in traceback.walk_stack(frame)]

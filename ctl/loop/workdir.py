@@ -1,19 +1,27 @@
-"""Manages the folder of a run, and checks whether a run may start or resume in it."""
+"""Chooses and manages the folder of a run, and checks whether a run may start or resume in it."""
 
 from collections.abc import Mapping, Sequence
 import contextlib
 import datetime
+import hashlib
 import json
 import os
 import pathlib
+import re
 import tempfile
 import time
 from typing import Any
 
+from ml_collections import config_dict
+
 from ctl.configs import overrides
 from ctl.errors import UsageError
-from ctl.loop import json_files, lock, write_errors
-from ctl.loop.config_changes import ConfigChanges
+from ctl.loop import json_files, lock
+from ctl.loop.checkpoints.files import report_write_errors
+from ctl.loop.config_changes import ConfigChanges, changes_updates
+from ctl.loop.goodput import read_lines
+
+_MAX_NAME = 100  # characters; file systems allow 255 bytes
 
 
 class Workdir:
@@ -63,10 +71,8 @@ class Workdir:
 
     def config_file(self) -> str:
         """Returns the config file that the run was started with; "" if it is not recorded."""
-        path = self.path / "events.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        events = [json.loads(line) for line in lines if '"config"' in line]
-        return next((e["config"] for e in events if e.get("event") == "start"), "")
+        starts = [e for e in read_lines(self.path / "events.jsonl") if e.get("event") == "start"]
+        return starts[0].get("config", "") if starts else ""
 
     def summaries(self, split: str) -> str | None:
         """Returns the folder of a split's summaries; None if this process writes none."""
@@ -86,11 +92,7 @@ class Workdir:
         return json_files.read(path) if path.exists() else {}
 
     def check_config(
-        self,
-        config: Mapping[str, Any],
-        *,
-        allow_change: bool = False,
-        only_evaluates: bool = False,
+        self, config: Mapping[str, Any], *, allow_change: bool = False, only_evaluates: bool = False
     ) -> list[str]:
         """Compares a config with the config of the run in the folder.
 
@@ -117,19 +119,19 @@ class Workdir:
                 f"{self.path} holds a run of another experiment, trainer {saved['trainer']}: name "
                 "another --workdir, or move it aside with --fresh."
             )
-        if only_evaluates and changes.harmful_to_evaluation and not allow_change:
-            lines = "; ".join(changes.lines[key] for key in changes.harmful_to_evaluation)
-            raise UsageError(
-                f"{self.path} holds a run with another config ({lines}): use the config of the run, in "
-                "which only data.* and eval.* may change, or accept the change by "
-                "--allow_config_change."
+        harmful = changes.harmful_to_evaluation if only_evaluates else changes.harmful
+        if harmful and not allow_change:
+            lines = "; ".join(changes.lines[key] for key in harmful)
+            fix = (
+                "resume with the change by --allow_config_change, or start from scratch with --fresh "
+                "or another --workdir"
             )
-        if changes.harmful and not allow_change and not only_evaluates:
-            lines = "; ".join(changes.lines[key] for key in changes.harmful)
-            raise UsageError(
-                f"{self.path} holds a run with another config ({lines}): resume with the change by "
-                "--allow_config_change, or start from scratch with --fresh or another --workdir."
-            )
+            if only_evaluates:
+                fix = (
+                    "use the config of the run, in which only data.* and eval.* may change, or accept "
+                    "the change by --allow_config_change"
+                )
+            raise UsageError(f"{self.path} holds a run with another config ({lines}): {fix}.")
         return list(changes.lines.values())
 
     def evaluation_changes(self, config: Mapping[str, Any]) -> list[str]:
@@ -166,7 +168,7 @@ class Workdir:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(self._not_writable(error)) from None
+            raise UsageError(self._not_writable(error.strerror)) from None
         self._write("config.json", config)
 
     def move_aside(self) -> pathlib.Path | None:
@@ -182,18 +184,16 @@ class Workdir:
         if not self.has_run():
             return None
         # A sibling: a rename within one file system is atomic and takes no time.
-        stamp = datetime.datetime.now().strftime("%Y-%m-%d-%H%M%S")
-        aside = self.path.with_name(f"{self.path.name}.{stamp}")
-        number = 1
+        name = f"{self.path.name}.{datetime.datetime.now():%Y-%m-%d-%H%M%S}"
+        aside, number = self.path.with_name(name), 1
         while aside.exists():
             number += 1
-            aside = self.path.with_name(f"{self.path.name}.{stamp}.{number}")
+            aside = self.path.with_name(f"{name}.{number}")
         try:
             self.path.rename(aside)
         except OSError as error:
             raise UsageError(
-                f"{self.path} cannot be moved to {aside} ({error.strerror}): name another "
-                "--workdir."
+                f"{self.path} cannot be moved to {aside} ({error.strerror}): name another --workdir."
             ) from None
         return aside
 
@@ -207,8 +207,8 @@ class Workdir:
             return
         line = {"time": time.time(), "event": event, "step": step, **fields}
         path = self.path / "events.jsonl"
-        with write_errors.report_write_errors(str(path), self.checkpoints):
-            json_files.append_line(path, line)
+        with report_write_errors(str(path), self.checkpoints):
+            json_files.append_text(path, json.dumps(line) + "\n")
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Replaces `result.json`, completely or not at all.
@@ -222,12 +222,12 @@ class Workdir:
     def rollbacks(self) -> list[dict[str, Any]]:
         """Returns the decisions that `write_rollbacks` wrote; [] if there are none."""
         path = self.path / "rollbacks.json"
-        if not path.exists():
-            return []
-        decisions: Any = json_files.read(path).get("rollbacks")
-        if isinstance(decisions, list) and all(map(_has_step, decisions)):
-            return decisions
-        raise UsageError(f"{path} is not what ctl wrote: fix it, or use --fresh.")
+        decisions: Any = json_files.read(path).get("rollbacks") if path.exists() else []
+        if not isinstance(decisions, list) or not all(
+            isinstance(each, dict) and type(each.get("step")) is int for each in decisions
+        ):
+            raise UsageError(f"{path} is not what ctl wrote: fix it, or use --fresh.")
+        return decisions
 
     def write_rollbacks(self, rollbacks: Sequence[Mapping[str, Any]]) -> None:
         """Replaces `rollbacks.json`, completely or not at all.
@@ -239,7 +239,7 @@ class Workdir:
             self._write("rollbacks.json", {"rollbacks": list(rollbacks)})
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
-        with write_errors.report_write_errors(str(self.path / name), self.checkpoints):
+        with report_write_errors(str(self.path / name), self.checkpoints):
             json_files.replace(self.path / name, content)
 
     def _check_no_foreign_files(self) -> None:
@@ -268,20 +268,80 @@ class Workdir:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.lstat(self.path)  # raises if the name is too long, or permission is missing
             # The folder need not exist yet: its nearest existing parent decides.
-            nearest = self.path
-            while not os.path.lexists(nearest):
-                nearest = nearest.parent
+            nearest = next(p for p in (self.path, *self.path.parents) if os.path.lexists(p))
             if not nearest.is_dir():
                 where = "" if nearest == self.path else f": {nearest}"
                 raise UsageError(f"--workdir={self.path}{where} is a file: name a folder.")
             with tempfile.TemporaryFile(dir=nearest):  # os.access is always True for root
                 pass
+        except UnicodeEncodeError as error:  # half of a surrogate pair
+            raise UsageError(self._not_writable(error.reason)) from None
         except OSError as error:
-            raise UsageError(self._not_writable(error)) from None
+            raise UsageError(self._not_writable(error.strerror)) from None
 
-    def _not_writable(self, error: OSError) -> str:
-        return f"--workdir={self.path} cannot be written ({error.strerror}): name another folder."
+    def _not_writable(self, reason: str | None) -> str:
+        return f"--workdir={self.path} cannot be written ({reason}): name another folder."
 
 
-def _has_step(decision: Any) -> bool:
-    return isinstance(decision, dict) and type(decision.get("step")) is int
+def choose_folder(
+    folder: pathlib.Path,
+    config: config_dict.ConfigDict,
+    changes: Sequence[tuple[str, str | None]],
+    *,
+    starts_run: bool,
+    allow_change: bool = False,
+) -> pathlib.Path:
+    """Chooses between the folder of an experiment and one for the changes of the command line.
+
+    A second run of an experiment, with a value that changes the updates, has a folder of its own:
+    runs/mnist.learning_rate=0.003 next to runs/mnist. The same command chooses it again, so that it
+    resumes the run.
+
+    Args:
+        folder: the folder of the experiment, such as runs/mnist.
+        config: the config with the changes.
+        changes: the changes of the command line, as keys and texts.
+        starts_run: whether the program may start a run in the folder; else it reads one, and may
+            evaluate other data.
+        allow_change: whether the run of the experiment may continue with the changes.
+
+    Returns:
+        The folder of the changes if it holds a run, or if the other one holds a run that the changes
+        are not compatible with; else the folder of the experiment.
+    """
+    current = overrides.flatten(config)
+    # Parsed values in a fixed order: 5e-1 is 0.5.
+    values = {
+        k: str(current[k]) for k in sorted({k for k, _ in changes if changes_updates(k, config)})
+    }
+    if not values:
+        return folder
+    changed_folder = folder.with_name(f"{folder.name}.{name_values(values)}")
+    if Workdir(changed_folder, writes=False).has_run():
+        return changed_folder
+    experiment = Workdir(folder, writes=False)
+    if allow_change or not experiment.has_run():
+        return folder
+    try:
+        saved = experiment.config()
+    except UsageError:  # a damaged file is reported where the folder is used
+        return folder
+    harmful = {
+        key
+        for key in ConfigChanges(saved, config.to_dict()).harmful
+        if starts_run or not key.startswith(("data.", "eval."))
+    }
+    # A change of the config file is not one of the command line: it is reported as such.
+    return changed_folder if harmful and harmful <= values.keys() else folder
+
+
+def name_values(values: Mapping[str, str]) -> str:
+    """Returns a name such as "learning_rate=0.1,dropout=0.5", for a folder."""
+    last = [key.rpartition(".")[-1] for key in values]
+    keys = last if len(set(last)) == len(last) else list(values)
+    text = ",".join(f"{key}={value}" for key, value in zip(keys, values.values(), strict=True))
+    name = re.sub(r"[^\w.,=+-]", "_", text)
+    if name == text and len(name) <= _MAX_NAME:
+        return name
+    digest = hashlib.sha256(json.dumps(dict(values)).encode()).hexdigest()[:8]
+    return f"{name[:_MAX_NAME]}-{digest}"

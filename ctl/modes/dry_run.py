@@ -46,9 +46,8 @@ def shorten(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
             steps_per_loop=1,
             checkpoint_interval=1,
             checkpoint_keep_every=0,
-            checkpoint_seconds=0.0,
         )
-        short.eval.update(interval=1, seconds=0.0)
+        short.eval.interval = 1
         # No writers to a server, which would keep the run.
         short.summaries.writers = [
             name for name in short.summaries.writers if name not in ("mlflow", "wandb")

@@ -19,7 +19,7 @@ from ctl.configs.options import TrainerOptions
 from ctl.configs.section import Section
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
-from ctl.hardware import devices, selection, strategies
+from ctl.hardware import selection, strategies
 from ctl.hardware.strategies import StrategyOptions
 from ctl.modes import overfit
 from ctl.replica.step.engine import engine_of
@@ -143,10 +143,7 @@ def wrap(trainer: StandardTrainer) -> Experiment:
 
 
 def build_hardware(runtime: config_dict.ConfigDict) -> selection.Hardware:
-    """Limits the GPUs' memory and builds the strategy, as the section `runtime` of a config sets."""
-    devices.limit_gpu_memory(
-        growth=runtime.gpu.memory_growth, limit_mib=runtime.gpu.memory_limit_mib
-    )
+    """Builds the strategy, as the section `runtime` of a config sets."""
     return selection.build(runtime.strategy, StrategyOptions.from_config(runtime, os.environ))
 
 

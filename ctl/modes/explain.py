@@ -8,8 +8,7 @@ from ctl.errors import align
 from ctl.hardware import devices, gradient_groups
 from ctl.hardware.strategies import STRATEGIES
 from ctl.loop.actions import registry
-from ctl.loop.actions.action import Action
-from ctl.loop.actions.action_list import check_action
+from ctl.loop.actions.action import Action, check_action
 from ctl.loop.actions.export_model import ExportModel
 from ctl.modes import DONE, Arguments, experiment, messages
 from ctl.modes.experiment import Experiment

@@ -25,7 +25,6 @@ def export(arguments: Arguments) -> int:
             path,
             workdir.exports,
             global_batch_size=config.data.global_batch_size,
-            average=config.train.export_average,
         )
     except (DamagedCheckpoint, IndexError) as error:  # TensorFlow's error of a file cut short
         raise UsageError(f"{path} cannot be read ({error}): name another --checkpoint.") from None

@@ -25,7 +25,7 @@ from ctl.loop.workdir import Workdir
 from ctl.modes import Arguments, results
 from ctl.modes import experiment as experiments
 from ctl.modes.experiment import Experiment
-from ctl.modes.run import Run as ProgramRun
+from ctl.modes.run import RunParts
 from ctl.modes.session import Session
 from ctl.trainer import StandardTrainer
 
@@ -92,7 +92,7 @@ class Run:
         else:
             path = str(experiment)
             config = command_line.load_config(path, [])
-        self._run = ProgramRun(
+        self._run = RunParts(
             Arguments(config, path.partition(":")[0], self._workdir),
             evaluates=bool(config.eval.splits),
             built=built,
@@ -177,8 +177,8 @@ class Run:
             if is_unended or (first < end and not self._controller.actions.stop_reason):
                 self._leave_best()
                 self._controller.trained_step = None
-                interval, seconds = self.config.eval.interval, self.config.eval.seconds
-                self._session.train(end, evaluates=bool(self.evaluator and (interval or seconds)))
+                evaluates = bool(self.evaluator and self.config.eval.interval)
+                self._session.train(end, evaluates=evaluates)
         return dict(self._controller.outputs)
 
     def evaluate(self) -> dict[str, Any]:

@@ -5,30 +5,27 @@ import sys
 from typing import Any
 
 from ctl import optimizers
+from ctl.configs import durations
 from ctl.errors import UsageError, print_line
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.actions import registry
-from ctl.loop.actions.action import Action
-from ctl.loop.actions.action_list import check_action
+from ctl.loop.actions.action import Action, check_action
+from ctl.loop.actions.leaks import MemoryGrowth, Retraces
 from ctl.loop.actions.learning_rate import LearningRate
-from ctl.loop.actions.memory_growth import MemoryGrowth
-from ctl.loop.actions.retraces import Retraces
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller
-from ctl.loop.metric_log import MetricLog
+from ctl.loop.metric_log import MetricLog, make_writers
 from ctl.loop.profiler import Profiler
-from ctl.loop.progress import Progress
-from ctl.loop.progress_bar import ProgressBar
+from ctl.loop.progress import Progress, ProgressBar
 from ctl.loop.reporter import Reporter
 from ctl.loop.rollback import RollbackPolicy
 from ctl.loop.stop import StopRequest
-from ctl.loop.wall_clock import WallClock
+from ctl.loop.timing import WallClock
 from ctl.loop.watchdog import Watchdog
-from ctl.loop.writers import registry as writers
 from ctl.modes import Arguments, dry_run, experiment
 
 
-class Run:
+class RunParts:
     """One run of an experiment, in its workdir. Constructing it writes nothing.
 
     Args:
@@ -72,9 +69,7 @@ class Run:
         self.progress = self._make_progress()
         self.clock = WallClock(started=arguments.started)
         self._metrics = MetricLog(
-            writers.make_writers(
-                self.config.summaries.writers, self.workdir.path, self._config_path
-            )
+            make_writers(self.config.summaries.writers, self.workdir.path, self._config_path)
             if self.is_chief
             else (),
             checkpoint_folder=self.workdir.checkpoints,
@@ -113,13 +108,18 @@ class Run:
             actions: called at the end of inner loops and evaluations.
             records: whether to write its loops and evaluations to the summaries and events of the run.
         """
+        train = self.config.train
+        checkpoint_interval, checkpoint_seconds = durations.split_interval(
+            train.checkpoint_interval
+        )
+        summary_interval, summary_seconds = durations.split_interval(train.summary_interval)
         return Controller(
             trainer=self.trainer,
             evaluator=self.experiment.evaluator,
-            steps_per_loop=self.config.train.steps_per_loop,
+            steps_per_loop=train.steps_per_loop,
             checkpoints=self.checkpoints,
-            checkpoint_interval=self.config.train.checkpoint_interval,
-            checkpoint_seconds=self.config.train.checkpoint_seconds,
+            checkpoint_interval=checkpoint_interval,
+            checkpoint_seconds=checkpoint_seconds,
             summary_dir=self._summary_folder("train") if records else None,
             eval_summary_dir=self._summary_folder("eval") if records else None,
             reporter=Reporter(
@@ -136,12 +136,12 @@ class Run:
             processes=self.processes,
             watchdog=watchdog,
             rollback=rollback,
-            summary_interval=self.config.train.summary_interval or None,
-            summary_seconds=self.config.train.summary_seconds,
+            summary_interval=summary_interval or None,
+            summary_seconds=summary_seconds,
             actions=actions,
             workdir=self.workdir.path,
             is_chief=self.is_chief,
-            last_step=self.config.train.steps,
+            last_step=train.steps,
         )
 
     def make_actions(self, *, trains: bool = True) -> list[Action]:

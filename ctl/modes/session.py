@@ -6,15 +6,15 @@ import os
 import time
 from typing import Any
 
+from ctl.configs import durations
 from ctl.loop import goodput
 from ctl.loop.actions.action import Action
 from ctl.loop.checkpoints import warm_start
-from ctl.loop.preemption import GceNotice
 from ctl.loop.profiler import Profiler
-from ctl.loop.stop import StopOnSignal
+from ctl.loop.stop import GceNotice, StopOnSignal
 from ctl.loop.watchdog import Watchdog
 from ctl.modes import messages, results
-from ctl.modes.run import Run
+from ctl.modes.run import RunParts
 from ctl.replica.step.engine import engine_of
 
 
@@ -42,7 +42,7 @@ class Session:
 
     def __init__(
         self,
-        run: Run,
+        run: RunParts,
         stop: StopOnSignal,
         *,
         actions: Sequence[Action],
@@ -167,11 +167,9 @@ class Session:
         if not evaluates:
             controller.train(end)
         elif controller.step < end and not controller.actions.stop_reason:
+            interval, seconds = durations.split_interval(config.interval)
             controller.train_and_evaluate(
-                end,
-                eval_steps=eval_steps,
-                eval_interval=config.interval,
-                eval_seconds=config.seconds,
+                end, eval_steps=eval_steps, eval_interval=interval, eval_seconds=seconds
             )
         else:  # killed or stopped between the last checkpoint and the end of training
             if controller.evaluated_step != controller.step:

@@ -6,7 +6,7 @@ from ctl.loop.checkpoints import warm_start
 from ctl.loop.lock import RunLock
 from ctl.loop.stop import StopOnSignal
 from ctl.modes import DONE, FAILED, STOPPED, Arguments, dry_run, messages, results
-from ctl.modes.run import Run
+from ctl.modes.run import RunParts
 from ctl.modes.session import Session
 
 
@@ -28,7 +28,7 @@ def _start(arguments: Arguments, *, evaluates: bool) -> int:
 
 def _train(arguments: Arguments, *, evaluates: bool) -> int:
     evaluates = evaluates and bool(arguments.config.eval.splits)
-    run = Run(arguments, evaluates=evaluates)
+    run = RunParts(arguments, evaluates=evaluates)
     config, workdir, processes, progress = run.config, run.workdir, run.processes, run.progress
 
     # Mistakes are reported before anything in the folder changes.

@@ -78,12 +78,10 @@ def test_resumption_without_two_kills_is_an_error():
 
 @pytest.mark.slow
 def test_parts_run_on_a_cpu(tmp_path):
-    parts = ["environment", "mnist_float32", "equivalence", "jax", "out_of_memory", "nccl"]
+    parts = ["environment", "equivalence", "jax", "out_of_memory", "nccl"]
     code, lines = run(tmp_path / "lines", "--small", "--parts", *parts)
     assert code == 0, lines
     assert {line["part"] for line in lines} == {*parts}
-    speeds = [line for line in lines if "examples_per_second" in line]
-    assert len(speeds) == 3 and all(line["examples_per_second"] > 0 for line in speeds)
     assert sum(line.get("right", False) for line in lines) == 7
     assert sum("skipped" in line for line in lines) >= 2
 

@@ -39,7 +39,7 @@ def test_each_key_is_declared_once_and_described_by_a_sentence():
         ("seed", "integer"),
         ("optimizer.decay_steps", "duration"),
         ("eval.splits", "list"),
-        ("train.norms", "boolean"),
+        ("eval.before_training", "boolean"),
         ("optimizer.learning_rate", "number"),
         ("data.dir", "string"),
         ("model", "free section"),

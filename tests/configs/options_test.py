@@ -103,11 +103,7 @@ def test_options_of_the_default_config_are_the_default_options():
     for field in dataclasses.fields(options.TrainerOptions):
         if field.name not in ("data", "model"):
             assert getattr(created, field.name) == getattr(default, field.name), field.name
-    assert dict(created.data) == {
-        "dir": "",
-        "skip_damaged": False,
-        "tfrecord": created.data.tfrecord,
-    }
+    assert dict(created.data) == {"dir": "", "skip_damaged": False}
     assert dict(created.model) == {}
 
 
@@ -143,7 +139,7 @@ def test_from_config_reads_every_option_from_its_key():
             shard_state=True,
         ),
         train=dict(
-            on_non_finite="skip", loss_spike=3.0, norms=True, layer_norms=True, gradient_shares=True,
+            on_non_finite="skip", loss_spike=3.0, norms="layers",
         ),
         summaries=dict(histogram_interval=50),
         model=dict(units=5),
@@ -160,14 +156,10 @@ def test_from_config_reads_every_option_from_its_key():
         compression="", compression_rank=0, compression_start=0,
         allow_row_coupling=True,
         gradient_accumulation_steps=2,
-        clip=options.Clip(norm=1.5), on_non_finite="skip", loss_spike=3.0, norms=True, layer_norms=True,
-        gradient_shares=True, histogram_interval=50, prefetch=2,
+        clip=options.Clip(norm=1.5), on_non_finite="skip", loss_spike=3.0, norms="layers",
+        histogram_interval=50, prefetch=2,
         cache="memory",
         weight_decay_exclude=("*/bias",), ema_decay=0.5, shard_state=True,
         optimizer_groups=(dict(variables="a/*", frozen=True),),
     )  # fmt: skip
-    assert (created.data.dir, created.data.tfrecord.interleave, created.model.units) == (
-        "there",
-        4,
-        5,
-    )
+    assert (created.data.dir, created.model.units) == ("there", 5)

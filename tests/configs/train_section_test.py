@@ -37,7 +37,6 @@ BEST = dict(metric="eval/accuracy", mode="max")
         (dict(best=dict(BEST, keep=0)), {}, "train.best.keep is 0, but must be at least 1"),
         (dict(early_stopping=BEST), {}, "has no effect with eval.interval=0"),
         (dict(early_stopping=BEST), dict(interval="5 minutes"), "must not depend on the speed"),
-        (dict(early_stopping=BEST), dict(interval=5, seconds=60.0), "must not depend on the speed"),
         (dict(early_stopping=dict(patience=5)), dict(interval=5), "patience has no effect without"),
         (
             dict(early_stopping=dict(BEST, min_delta=-1.0)),
@@ -69,12 +68,6 @@ def test_rollback_limit_requires_rollback():
         UsageError, match=r"rollback_limit has no effect with .*=stop: set it to 10"
     ):
         validation.check_config(valid(train=dict(rollback_limit=3)))
-
-
-def test_summaries_have_one_interval():
-    validation.check_config(valid(train=dict(summary_seconds=60.0)))
-    with pytest.raises(UsageError, match=r"summary_interval is 5 and train\.summary_seconds is 9"):
-        validation.check_config(valid(train=dict(summary_interval=5, summary_seconds=9.0)))
 
 
 @pytest.mark.parametrize(("steps", "rejected"), [(100, True), (101, False), ("3 epochs", False)])

@@ -29,8 +29,6 @@ DEFAULTS = overrides.flatten(keys.defaults())
         ("init.variables", ["conv*/*"]),
         ("data.prefetch", -1),
         ("data.prefetch", 0),
-        ("data.tfrecord.parallel_calls", -1),
-        ("data.tfrecord.parallel_calls", 1),
         ("train.steps", 1),
         ("train.steps", 2**31 - 1),
         ("train.checkpoint_interval", 0),

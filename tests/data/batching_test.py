@@ -62,7 +62,8 @@ def make(tmp_path):
             parse_record,
             split=split,
             seed=SEED,
-            tuning={"shuffle_buffer": 4, "cache": cache},
+            shuffle_buffer=4,
+            cache=cache,
         )
 
     return build

@@ -9,7 +9,7 @@ from ctl.data import batching, mixing, streams
 from ctl.data.element_spec import element_spec
 from ctl.data.layout import Layout
 from ctl.loop import measurements
-from ctl.loop.throughput import Throughput
+from ctl.loop.timing import Throughput
 from tests import reference_model
 from tests.data import token_model
 from tests.data.reading import LAYOUTS, read_steps

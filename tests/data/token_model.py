@@ -11,7 +11,7 @@ import ctl
 from ctl import testing
 from ctl.data import distribution, streams
 from ctl.data.layout import Layout
-from ctl.loop.actions import retraces
+from ctl.loop.actions import leaks as retraces
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from tests.data.reading import pipeline_layouts, read_steps
 

@@ -53,7 +53,7 @@ def test_every_key_has_a_row_with_its_type_default_and_meaning():
     assert rows["runtime.logical_shards"][:2] == ["integer", "`0`"]
     assert rows["train.steps"][:2] == ["duration", "`1000`"]
     assert rows["optimizer.arguments"][:2] == ["dict", "`{}`"]
-    assert rows["runtime.gpu.memory_growth"][2] == "Reserve memory only as it is needed."
+    assert rows["eval.before_training"][2] == "Also evaluate at step 0."
     assert rows["data.cache"][2].startswith("Keep parsed examples, before the augmentation: ")
 
 

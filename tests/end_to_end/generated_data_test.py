@@ -258,8 +258,7 @@ class Records(Net):
         features = {"id": tf.io.FixedLenFeature([], tf.int64),
                     "x": tf.io.FixedLenFeature([2], tf.float32)}
         return ctl.data.tfrecords(
-            f"{self.options.data.dir}/*", features, split=split, seed=self.options.seed,
-            tuning=self.options.data.tfrecord)
+            f"{self.options.data.dir}/*", features, split=split, seed=self.options.seed)
 
     def preprocess(self, batch):
         return {"image": tf.cast(batch["x"], self.compute_dtype), "label": batch["id"] % 2}
@@ -285,7 +284,6 @@ optimizer.weight_decay=0.1 1e30
 runtime.all_reduce.algorithm=ring nccl one_device
 runtime.all_reduce.dtype=bfloat16
 runtime.devices=('CPU:0',) ('CPU:7',) ('GPU:0',)
-runtime.gpu.memory_limit_mib=1
 runtime.logical_devices=1 2
 runtime.logical_shards=1 2 3
 runtime.loss_scale=2 1e30
@@ -296,7 +294,7 @@ seed=4294967295
 train.checkpoint_interval=0 1 2
 train.checkpoints_to_keep=1 2147483647
 train.loss_spike=1.0 2.0
-train.norms=true
+train.norms=global layers
 train.on_non_finite=skip rollback ignore
 train.steps=1 2 5
 train.steps_per_loop=1 2

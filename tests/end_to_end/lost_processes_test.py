@@ -49,7 +49,7 @@ def test_signal_to_one_worker_saves_due_by_time_and_evaluations_interleave(folde
     workdir = folder / "interleaved"
     arguments = [
         "--config.train.steps=1000000", "--config.train.steps_per_loop=2",
-        "--config.train.checkpoint_seconds=0.05", "--config.eval.interval=6",
+        "--config.train.checkpoint_interval=0.05 seconds", "--config.eval.interval=6",
         "--config.eval.global_batch_size=4",  # 51 batches, so that evaluations check for a stop, too
     ]  # fmt: skip
     with child.start(launch(folder, "interleaved", *arguments)) as launcher:

@@ -371,8 +371,7 @@ VALUES = {
     ),
     "unknown action": in_config(
         "actions=['early_stoping']",
-        "actions[0] is 'early_stoping', but must be path/to/file.py:Class, package.module:Class, or "
-        "early_stopping.",
+        "actions[0] is 'early_stoping', but must be path/to/file.py:Class or package.module:Class.",
     ),
     "action without a name": in_config(
         "actions=[dict(every=5)]",
@@ -418,9 +417,14 @@ VALUES = {
     "seed out of range": command_line(
         "--config.seed=4294967296", "seed is 4294967296, but must be at most 4294967295."
     ),
-    "no parallel calls": command_line(
-        "--config.data.tfrecord.parallel_calls=0",
-        "data.tfrecord.parallel_calls is 0, but must be at least 1, or -1 to let tf.data choose.",
+    "key of an earlier version": command_line(
+        "--config.train.checkpoint_seconds=5",
+        "There is no config key train.checkpoint_seconds: set "
+        'train.checkpoint_interval="60 seconds".',
+    ),
+    "key of an earlier version in a section that is a value now": command_line(
+        "--config.runtime.tpu.name=pod",
+        "There is no config key runtime.tpu.name: set runtime.tpu=NAME.",
     ),
     "both batch sizes": command_line(
         "--config.data.per_replica_batch_size=2",
@@ -463,11 +467,6 @@ VALUES = {
         "--config.runtime.strategy=mirrored --config.runtime.all_reduce.algorithm=ring",
         "runtime.all_reduce.algorithm is 'ring', but runtime.strategy=mirrored requires one of auto, "
         "nccl, hierarchical_copy, one_device: set it to one of them.",
-    ),
-    "packs without effect": command_line(
-        "--config.runtime.strategy=mirrored --config.runtime.all_reduce.packs=2",
-        "runtime.all_reduce.packs requires runtime.all_reduce.algorithm=nccl or hierarchical_copy: set "
-        "one of them, or set packs to 1.",
     ),
     "groups of gradients without processes": command_line(
         "--config.runtime.strategy=mirrored --config.runtime.all_reduce.bucket_mib=1",
@@ -557,10 +556,6 @@ VALUES = {
         "--config.eval.interval=0epochs",
         "eval.interval is '0epochs', but must be longer than 0 epochs.",
     ),
-    "two times for one interval": command_line(
-        "--config.train.checkpoint_interval=3minutes --config.train.checkpoint_seconds=5",
-        "train.checkpoint_interval is '3minutes' and train.checkpoint_seconds is 5: set one of them.",
-    ),
     "limit in steps": command_line(
         "--config.train.max_duration=5000",
         'train.max_duration is \'5000\', but must be a time, such as "8 hours", "90 minutes" or '
@@ -570,7 +565,7 @@ VALUES = {
         "--config.eval.interval=5minutes --config.train.early_stopping.metric=eval/loss "
         "--config.train.early_stopping.mode=min",
         "train.early_stopping counts evaluations, whose number must not depend on the speed of the "
-        "machine: set eval.interval in steps, epochs or examples, and eval.seconds=0.",
+        "machine: set eval.interval in steps, epochs or examples.",
     ),
     "decay with a constant rate": command_line(
         "--config.optimizer.decay_steps=5", f"optimizer.decay_steps is 5, {CONSTANT}"
@@ -593,61 +588,22 @@ VALUES = {
 
 TPUS = {
     "for another strategy": command_line(
-        "--config.runtime.strategy=mirrored --config.runtime.tpu.name=pod",
-        "runtime.tpu.name has no effect with runtime.strategy=mirrored: remove it, or choose "
+        "--config.runtime.strategy=mirrored --config.runtime.tpu=pod",
+        "runtime.tpu has no effect with runtime.strategy=mirrored: remove it, or choose "
         "runtime.strategy=auto.",
     ),
-    "by name and by address": command_line(
-        "--config.runtime.tpu.name=pod --config.runtime.tpu.address=grpc://10.0.0.2:8470",
-        "runtime.tpu.name is pod and runtime.tpu.address is grpc://10.0.0.2:8470: set one of them.",
-    ),
-    "zone without a TPU": command_line(
-        "--config.runtime.tpu.zone=us-central1-a",
-        "runtime.tpu.zone requires runtime.tpu.name: set it, or remove runtime.tpu.zone.",
-    ),
-    "project of a TPU by address": command_line(
-        "--config.runtime.tpu.project=mine --config.runtime.tpu.address=grpc://10.0.0.2:8470",
-        "runtime.tpu.project requires runtime.tpu.name: set it, or remove runtime.tpu.project.",
-    ),
     "address without a port": command_line(
-        "--config.runtime.tpu.address=grpc://10.0.0.2",
-        "runtime.tpu.address is 'grpc://10.0.0.2', but must be grpc://HOST:PORT.",
-    ),
-    "address in place of a name": command_line(
-        "--config.runtime.tpu.name=grpc://10.0.0.2:8470",
-        "runtime.tpu.name is 'grpc://10.0.0.2:8470', but must be a name of lower-case letters, "
-        "digits and hyphens.",
+        "--config.runtime.tpu=grpc://10.0.0.2",
+        "runtime.tpu is 'grpc://10.0.0.2', but must be a name of lower-case letters, digits and "
+        "hyphens, projects/PROJECT/locations/ZONE/nodes/NAME, or grpc://HOST:PORT.",
     ),
     "TPU of this machine by name": command_line(
-        "--config.runtime.tpu.name=local",
-        "runtime.tpu.name is local: remove it to use the TPU of this machine.",
+        "--config.runtime.tpu=local",
+        "runtime.tpu is local: remove it to use the TPU of this machine.",
     ),
     "split in logical devices": command_line(
-        "--config.runtime.tpu.name=pod --config.runtime.logical_devices=2",
+        "--config.runtime.tpu=pod --config.runtime.logical_devices=2",
         "runtime.logical_devices has no effect on a TPU: set it to 0.",
-    ),
-}
-
-GPUS = {
-    "two limits of memory": command_line(
-        "--config.runtime.gpu.memory_growth --config.runtime.gpu.memory_limit_mib=512",
-        "runtime.gpu.memory_growth and runtime.gpu.memory_limit_mib are set: set one of them.",
-    ),
-    "growth with logical devices": command_line(
-        "--config.runtime.gpu.memory_growth --config.runtime.logical_devices=2",
-        "runtime.logical_devices sets the memory of each part of a GPU, and so does "
-        "runtime.gpu.memory_growth: set runtime.logical_devices=0, or "
-        "runtime.gpu.memory_growth=false.",
-    ),
-    "limit with logical devices": command_line(
-        "--config.runtime.gpu.memory_limit_mib=512 --config.runtime.logical_devices=1",
-        "runtime.logical_devices sets the memory of each part of a GPU, and so does "
-        "runtime.gpu.memory_limit_mib: set runtime.logical_devices=0, or "
-        "runtime.gpu.memory_limit_mib=0.",
-    ),
-    "on a TPU": command_line(
-        "--config.runtime.gpu.memory_limit_mib=512 --config.runtime.tpu.name=pod",
-        "runtime.gpu.memory_limit_mib has no effect on a TPU: set runtime.gpu.memory_limit_mib=0.",
     ),
 }
 
@@ -935,7 +891,6 @@ SECTIONS = {
     "types": TYPES,
     "values": VALUES,
     "TPU": TPUS,
-    "GPU": GPUS,
     "config file": CONFIG_FILES,
     "trainer": TRAINERS,
     "flags": FLAGS_AND_MODES,

@@ -301,7 +301,8 @@ def test_autoclustering_computes_the_weights_of_the_uncompiled_run(tmp_path, rep
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.long) for s in (1, 2))])
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_mnist_reaches_99_percent(tmp_path, seed):
     done = child.run(
         [

@@ -5,10 +5,8 @@ import sys
 import pytest
 import tensorflow as tf
 
-import ctl
 from ctl.errors import UsageError
 from ctl.hardware import devices
-from ctl.modes import experiment
 from tests.fake_nvml import FakeGpu, FakeNvml
 
 NO_GPU = not tf.config.list_physical_devices("GPU")
@@ -56,112 +54,10 @@ def test_replicas_of_the_default_strategy_are_on_the_first_device():
     assert devices.replica_devices(strategy) == ["CPU:0", "CPU:1"]
 
 
-class Gpus:
-    """A machine with GPUs, which records what is configured for each of them."""
-
-    def __init__(self, monkeypatch, count, error=None):
-        self.growth, self.limits = {}, {}
-        self.error = error
-        physical = [
-            tf.config.PhysicalDevice(f"/physical_device:GPU:{i}", "GPU") for i in range(count)
-        ]
-        monkeypatch.delenv("TF_FORCE_GPU_ALLOW_GROWTH", raising=False)
-        monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: physical)
-        monkeypatch.setattr(tf.config.experimental, "set_memory_growth", self.grow)
-        monkeypatch.setattr(tf.config, "set_logical_device_configuration", self.limit)
-
-    def grow(self, device, enable):
-        if self.error:
-            raise self.error
-        self.growth[device.name[-5:]] = enable
-
-    def limit(self, device, parts):
-        if self.error:
-            raise self.error
-        self.limits[device.name[-5:]] = [part.memory_limit for part in parts]
-
-
-@pytest.mark.parametrize(
-    ("options", "growth", "limits"),
-    [
-        (dict(growth=False, limit_mib=0), {}, {}),
-        (dict(growth=True, limit_mib=0), {"GPU:0": True, "GPU:1": True}, {}),
-        (dict(growth=False, limit_mib=512), {}, {"GPU:0": [512], "GPU:1": [512]}),
-    ],
-)
-def test_memory_of_every_gpu_is_limited(monkeypatch, options, growth, limits):
-    machine = Gpus(monkeypatch, 2)
-    devices.limit_gpu_memory(**options)
-    assert (machine.growth, machine.limits) == (growth, limits)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            dict(growth=True, limit_mib=0),
-            "runtime.gpu.memory_growth has no effect, because TensorFlow detects no GPU: set it to "
-            "false.",
-        ),
-        (
-            dict(growth=False, limit_mib=512),
-            "runtime.gpu.memory_limit_mib has no effect, because TensorFlow detects no GPU: set it "
-            "to 0.",
-        ),
-    ],
-)
-def test_limiting_the_memory_without_a_gpu_is_rejected(monkeypatch, options, message):
-    Gpus(monkeypatch, 0)
-    with pytest.raises(UsageError) as error:
-        devices.limit_gpu_memory(**options)
-    assert str(error.value) == message
-
-
-@pytest.mark.parametrize("error", [RuntimeError("initialized"), ValueError("virtual devices")])
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        (dict(growth=True, limit_mib=0), "memory_growth"),
-        (dict(growth=False, limit_mib=512), "memory_limit_mib"),
-    ],
-)
-def test_limiting_the_memory_after_tensorflow_has_started_is_rejected(
-    monkeypatch, error, options, key
-):
-    Gpus(monkeypatch, 1, error)
-    with pytest.raises(UsageError, match=rf"runtime\.gpu\.{key} is set too late, because TensorF"):
-        devices.limit_gpu_memory(**options)
-
-
-def test_growth_that_the_environment_disables_is_rejected(monkeypatch):
-    machine = Gpus(monkeypatch, 1)
-    monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", "false")
-    with pytest.raises(UsageError, match="while TF_FORCE_GPU_ALLOW_GROWTH is false"):
-        devices.limit_gpu_memory(growth=True, limit_mib=0)
-    devices.limit_gpu_memory(growth=False, limit_mib=512)
-    assert machine.limits == {"GPU:0": [512]}
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "options"),
-    [
-        ("memory_growth", True, {"growth": True, "limit_mib": 0}),
-        ("memory_limit_mib", 512, {"growth": False, "limit_mib": 512}),
-    ],
-)
-def test_config_limits_the_memory_before_the_strategy_is_built(monkeypatch, key, value, options):
-    calls = []
-    monkeypatch.setattr(devices, "limit_gpu_memory", lambda **options: calls.append(options))
-    monkeypatch.setattr(experiment.selection, "build", lambda *_, **__: calls.append("strategy"))
-    experiment.build_hardware(ctl.config(runtime=dict(gpu={key: value})).runtime)
-    assert calls == [options, "strategy"]
-
-
-@on_cpu
-def test_config_that_limits_the_memory_is_rejected_on_a_machine_without_a_gpu():
-    runtime = ctl.config(runtime=dict(gpu=dict(memory_growth=True))).runtime
-    with pytest.raises(UsageError, match="because TensorFlow detects no GPU"):
-        experiment.build_hardware(runtime)
+def pretend_gpus(monkeypatch, count):
+    """Lets TensorFlow list this many GPUs."""
+    gpus = [physical_gpu(index) for index in range(count)]
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: gpus)
 
 
 def physical_gpu(index):
@@ -226,7 +122,7 @@ def test_parts_of_a_gpu_share_nine_tenths_of_its_memory(monkeypatch, visible, pr
     ],
 )
 def test_the_memory_limit_of_a_gpu_is_that_of_its_logical_device(monkeypatch, parts, expected):
-    Gpus(monkeypatch, 2)
+    pretend_gpus(monkeypatch, 2)
     install_gpus(monkeypatch, [("A", 80_000), ("B", 10_000)], ["A", "B"])
 
     def read(device):
@@ -240,7 +136,7 @@ def test_the_memory_limit_of_a_gpu_is_that_of_its_logical_device(monkeypatch, pa
 
 def test_other_devices_have_no_known_memory_limit(monkeypatch):
     assert devices.gpu_memory_limit("CPU:0") is None
-    Gpus(monkeypatch, 1)
+    pretend_gpus(monkeypatch, 1)
     monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda device: None)
     install_gpus(monkeypatch, [("A", None)], ["A"])
     assert devices.gpu_memory_limit("GPU:0") is None

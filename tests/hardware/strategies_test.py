@@ -28,25 +28,24 @@ def test_options_are_read_from_the_config_and_the_environment():
         runtime=dict(
             logical_devices=2,
             devices=["CPU:0"],
-            all_reduce=dict(algorithm="ring", packs=3, bucket_mib=0.5, timeout=4.0),
+            all_reduce=dict(algorithm="ring", bucket_mib=0.5, timeout=4.0),
             cluster=dict(start_timeout=5.0, heartbeat_timeout=7.0, shard_mib=6.0),
-            tpu=dict(name="pod"),
+            tpu="pod",
         )
     ).runtime
     config = '{"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 1}}'
     options = StrategyOptions.from_config(runtime, {"TF_CONFIG": config})
     assert options.cluster.name == "worker 1"
     assert options == StrategyOptions(
-        2, ("CPU:0",), "ring", 3, 0.5, 4.0, 5.0, 7.0, 6.0, {"name": "pod"}, options.cluster
+        2, ("CPU:0",), "ring", 0.5, 4.0, 5.0, 7.0, 6.0, "pod", options.cluster
     )
 
 
 def test_every_option_is_a_config_key_with_the_same_default():
     defaults = overrides.flatten(ctl.config())
     for field, key in strategies.CONFIG_KEYS.items():
-        if key != "tpu":
-            default = getattr(StrategyOptions(), field)
-            assert type(default)(defaults[f"runtime.{key}"]) == default
+        default = getattr(StrategyOptions(), field)
+        assert type(default)(defaults[f"runtime.{key}"]) == default
 
 
 @on_cpu

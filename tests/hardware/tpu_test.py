@@ -103,7 +103,7 @@ def test_obstacle_to_using_a_tpu(bus, install, versions, devices, address, obsta
     assert tpu.find_obstacle(address) == obstacle
 
 
-@pytest.mark.parametrize(("address", "keys"), [("", ""), ("pod", " and no runtime.tpu keys")])
+@pytest.mark.parametrize(("address", "keys"), [("", ""), ("pod", " and no runtime.tpu")])
 def test_message_names_the_obstacle_and_the_alternatives(bus, install, address, keys):
     install(GOOD)
     bus(V5E)
@@ -181,17 +181,19 @@ class Strategy:
 
 
 @pytest.mark.parametrize(
-    ("keys", "values"),
+    ("name", "arguments"),
     [
-        ({}, ("local", None, None)),
-        ({"name": "pod"}, ("pod", None, None)),
-        ({"name": "pod", "zone": "a", "project": "mine"}, ("pod", "a", "mine")),
+        ("", {"tpu": "local", "zone": None, "project": None}),
+        ("pod", {"tpu": "pod", "zone": None, "project": None}),
+        (
+            "projects/mine/locations/us-central1-a/nodes/pod",
+            {"tpu": "pod", "zone": "us-central1-a", "project": "mine"},
+        ),
     ],
 )
-def test_build_connects_to_the_tpu_and_then_initializes_it(monkeypatch, keys, values):
+def test_build_connects_to_the_tpu_and_then_initializes_it(monkeypatch, name, arguments):
     cluster = Cluster(monkeypatch)
-    assert isinstance(tpu.build(**keys), Strategy)
-    arguments = dict(zip(("tpu", "zone", "project"), values, strict=True))
+    assert isinstance(tpu.build(name), Strategy)
     assert cluster.calls == [arguments, "connect", "initialize"]
 
 
@@ -199,7 +201,7 @@ def test_build_uses_a_reachable_address(monkeypatch):
     cluster = Cluster(monkeypatch)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"grpc://127.0.0.1:{server.getsockname()[1]}"
-        tpu.build(address=address)
+        tpu.build(address)
     assert cluster.calls[0]["tpu"] == address
 
 
@@ -209,7 +211,7 @@ def test_unreachable_address_is_rejected_before_tensorflow_waits_for_it(monkeypa
     with pytest.raises(
         UsageError, match=rf"The TPU grpc://127\.0\.0\.1:{port} is not reachable \("
     ):
-        tpu.build(address=f"grpc://127.0.0.1:{port}")
+        tpu.build(f"grpc://127.0.0.1:{port}")
     assert cluster.calls == []
 
 
@@ -235,20 +237,20 @@ def test_tensorflow_itself_rejects_a_tpu_that_does_not_exist(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("devices", "shape", "keys", "words"),
+    ("devices", "shape", "name", "words"),
     [
-        ([V5E] * 4, [2, 2, 1, 1], {}, "v5e 2x2, 4 cores, 1 host"),
-        (["0x005e"] * 4, [2, 2, 4, 1], {}, "v4 2x2x4, 4 cores, 1 host"),
-        ([], [2, 2, 1, 1], {}, "2x2, 4 cores, 1 host"),
-        ([V5E], [4, 4, 1, 1], {"name": "pod"}, "4x4, 4 cores, 1 host"),
+        ([V5E] * 4, [2, 2, 1, 1], "", "v5e 2x2, 4 cores, 1 host"),
+        (["0x005e"] * 4, [2, 2, 4, 1], "", "v4 2x2x4, 4 cores, 1 host"),
+        ([], [2, 2, 1, 1], "", "2x2, 4 cores, 1 host"),
+        ([V5E], [4, 4, 1, 1], "pod", "4x4, 4 cores, 1 host"),
     ],
 )
-def test_topology_is_described_in_a_few_words(monkeypatch, bus, devices, shape, keys, words):
+def test_topology_is_described_in_a_few_words(monkeypatch, bus, devices, shape, name, words):
     cluster = Cluster(monkeypatch)
     topology = types.SimpleNamespace(mesh_shape=shape)
     monkeypatch.setattr(tf.tpu.experimental, "initialize_tpu_system", lambda resolver: topology)
     bus(*devices)
-    assert tpu.describe_topology(tpu.build(**keys)) == words
+    assert tpu.describe_topology(tpu.build(name)) == words
     other = Strategy(cluster.resolver(tpu="pod"))
     assert tpu.describe_topology(other) == "4 cores, 1 host"
 
@@ -256,8 +258,8 @@ def test_topology_is_described_in_a_few_words(monkeypatch, bus, devices, shape, 
 @pytest.mark.parametrize(
     ("runtime", "uses_tpu"),
     [
-        (dict(tpu=dict(name="pod")), True),
-        (dict(tpu=dict(address="grpc://10.0.0.2:8470")), True),
+        (dict(tpu="pod"), True),
+        (dict(tpu="grpc://10.0.0.2:8470"), True),
         (dict(strategy="tpu"), True),
         ({}, False),
         (dict(strategy="mirrored"), False),

@@ -24,9 +24,8 @@ HARMFUL = {
     "runtime.precision", "runtime.loss_scale", "runtime.logical_shards",
     "runtime.all_reduce.dtype", "runtime.all_reduce.compression", "runtime.all_reduce.rank",
     "runtime.all_reduce.compression_start", "data.dir", "data.global_batch_size",
-    "data.tfrecord.interleave",
     "data.overfit_batches",
-    "data.tfrecord.cache", "data.tfrecord.shuffle_buffer", "optimizer.name",
+    "optimizer.name",
     "optimizer.learning_rate", "optimizer.learning_rate_batch_size", "optimizer.schedule",
     "optimizer.warmup_steps", "optimizer.decay_steps", "optimizer.momentum", "optimizer.nesterov",
     "optimizer.weight_decay", "optimizer.clip.global_norm", "optimizer.clip.norm",
@@ -119,6 +118,17 @@ def test_key_that_an_older_ctl_did_not_have_was_at_its_default():
     assert changes.lines == {"optimizer.clip.norm": "optimizer.clip.norm: 0.0 -> 1.0"}
 
 
+@pytest.mark.parametrize(("value", "is_change"), [(-1, False), (3, True)])
+def test_a_removed_key_of_an_older_ctl_is_a_change_unless_it_was_at_its_default(value, is_change):
+    saved = {**overrides.flatten(config()), "data.tfrecord.parallel_calls": value}
+    assert bool(ConfigChanges(saved, config()).harmful) == is_change
+
+
+def test_data_dir_that_is_no_text_is_compared():
+    changes = compare(config(data=dict(dir="\ud800")), config())
+    assert list(changes.lines) == ["data.dir"]
+
+
 def test_batch_sizes_are_compared_once_the_replicas_are_known():
     saved = config(data=dict(global_batch_size=8))
     assert compare(saved, config(data=dict(per_replica_batch_size=4))).lines == {}
@@ -167,3 +177,10 @@ def test_folder_of_the_data_may_be_named_in_another_way(tmp_path, monkeypatch):
     assert ConfigChanges(saved, config.to_dict()).lines == {}
     config.data.dir = "other"
     assert ConfigChanges(saved, config.to_dict()).harmful == ["data.dir"]
+
+
+def test_folder_that_no_file_system_can_name_is_another_one():
+    saved = overrides.flatten(config(data=dict(dir="\ud800")))
+    assert ConfigChanges(saved, config(data=dict(dir="\ud800"))).lines == {}
+    changes = ConfigChanges(saved, config(data=dict(dir="a")))
+    assert changes.lines == {"data.dir": r"data.dir: '\ud800' -> 'a'"}

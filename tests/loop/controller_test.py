@@ -12,16 +12,13 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl import evaluator, testing
+from ctl import evaluator
 from ctl.errors import Failure
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from ctl.loop.controller import Controller
-from ctl.loop.progress import Progress
-from ctl.loop.reporter import Reporter
+from ctl.loop.controller import Controller, next_boundary
 from ctl.loop.stop import StopRequest
-from ctl.loop.timer import Timer
 from tests import reference_model
-from tests.loop.shared import share
+from tests.loop.shared import Recording, arrays, make_reference, share
 
 
 class Dropping(reference_model.ReferenceTrainer):
@@ -50,9 +47,7 @@ class StopAt(StopRequest):
 
 @share
 def make_trainer(replicas):
-    return reference_model.make_trainer(
-        testing.make_strategy(replicas), 7, cls=Dropping, optimizer=adam
-    )
+    return make_reference(replicas, 7, cls=Dropping, optimizer=adam)
 
 
 make_evaluator = functools.cache(ctl.StandardEvaluator)
@@ -60,54 +55,39 @@ make_evaluator = functools.cache(ctl.StandardEvaluator)
 
 @pytest.fixture
 def make(tmp_path):
-    """Makes a controller over the folder, as a new process would; its events are in `.events`.
+    """Makes a controller over the folder, as a new process would; its reporter records.
 
     It has the trainer of the controllers that were made before.
     """
 
     def build(replicas=1, *, stop_at=None, **options):
-        trainer, events = make_trainer(replicas), []
-        controller = Controller(
+        trainer = make_trainer(replicas)
+        return Controller(
             trainer=trainer,
             evaluator=make_evaluator(trainer),
             checkpoints=Checkpointer(tmp_path / "checkpoints", trainer, keep=20),
-            reporter=Reporter(
-                trainer, on_event=lambda name, step, **_: events.append((name, step))
-            ),
+            reporter=Recording(trainer),
             stop=StopAt(trainer, stop_at),
             **{"steps_per_loop": 5, **options},
         )
-        controller.events = events
-        return controller
 
     return build
 
 
 def variables(controller):
     trainer = controller.trainer
-    variables = (*trainer.model.variables, *trainer.optimizer.variables, trainer.global_step)
-    return [v.numpy() for v in variables]
+    return arrays([*trainer.model.variables, *trainer.optimizer.variables, trainer.global_step])
+
+
+def steps(controller, name):
+    return [step for _, step in controller.reporter.steps(name)]
 
 
 def test_checkpoints_and_evaluations_fall_on_multiples_of_their_intervals(make):
     controller = make(steps_per_loop=5, checkpoint_interval=4)
     controller.train_and_evaluate(14, eval_interval=6)
-    assert [step for name, step in controller.events if name == "checkpoint"] == [4, 8, 12, 14]
-    assert [step for name, step in controller.events if name == "eval"] == [6, 12, 14]
-
-
-def test_resumed_run_keeps_the_boundaries(make):
-    make(checkpoint_interval=4, stop_at=7, steps_per_loop=7).train_and_evaluate(14)
-    controller = make(checkpoint_interval=4, steps_per_loop=7)
-    assert controller.restore_checkpoint().endswith("ckpt-7")
-    controller.train_and_evaluate(14, eval_interval=6)
-    assert controller.events == [
-        ("checkpoint", 8),
-        ("checkpoint", 12),
-        ("eval", 12),
-        ("checkpoint", 14),
-        ("eval", 14),
-    ]
+    assert steps(controller, "checkpoint") == [4, 8, 12, 14]
+    assert steps(controller, "eval") == [6, 12, 14]
 
 
 @pytest.mark.parametrize("other", [1, pytest.param(4, marks=pytest.mark.slow)])
@@ -129,7 +109,7 @@ def test_stop_saves_the_current_step_and_does_not_evaluate(make):
     controller = make(stop_at=5, checkpoint_interval=100)
     assert controller.train_and_evaluate(20) is None
     assert controller.stopped
-    assert controller.events == [("checkpoint", 5)]
+    assert controller.reporter.steps() == [("checkpoint", 5)]
 
 
 @pytest.mark.parametrize(
@@ -155,48 +135,6 @@ def test_checkpoint_that_a_thread_writes_is_complete_when_training_returns(
     assert checkpoints.files.steps() == [3]
 
 
-def test_step_is_saved_once(make):
-    controller = make(checkpoint_interval=5)
-    controller.train(10)
-    controller.save_checkpoint()
-    assert controller.events == [("checkpoint", 5), ("checkpoint", 10)]
-
-
-def test_checkpoint_of_another_model_is_rejected_in_one_line(make, tmp_path):
-    make().train(5)
-
-    class Wider(reference_model.ReferenceTrainer):
-        def build_model(self):
-            inputs = tf_keras.Input([reference_model.FEATURES], name="x")
-            return tf_keras.Model(inputs, tf_keras.layers.Dense(reference_model.CLASSES)(inputs))
-
-        def forward(self, batch, training):
-            return self.model(batch["x"], training=training)
-
-    trainer = reference_model.make_trainer(testing.make_strategy(1), 7, cls=Wider, optimizer=adam)
-    with pytest.raises(ctl.UsageError, match="does not match this trainer") as error:
-        Checkpointer(tmp_path / "checkpoints", trainer).all_restore_latest()
-    assert "\n" not in str(error.value)
-
-
-def test_speed_excludes_the_first_loop(make):
-    controller = make()
-    controller.train(5)
-    assert controller.reporter.throughput.examples_per_second is None
-    controller.train(10)
-    assert controller.reporter.throughput.examples_per_second > 0
-
-
-def test_train_step_that_does_not_count_itself_is_rejected(make):
-    class Uncounted(reference_model.ReferenceTrainer):
-        def train_step(self, iterator):
-            next(iterator)
-
-    trainer = reference_model.make_trainer(testing.make_strategy(1), 7, cls=Uncounted)
-    with pytest.raises(ctl.UsageError, match="must add 1 to"):
-        Controller(trainer=trainer, steps_per_loop=5).train(10)
-
-
 def test_stop_is_honored_inside_an_evaluation(make, monkeypatch):
     monkeypatch.setattr(evaluator, "STEPS_BETWEEN_CHECKS", 2)
     controller = make()
@@ -210,32 +148,26 @@ def test_stop_is_honored_inside_an_evaluation(make, monkeypatch):
     assert controller.train_and_evaluate(20, eval_interval=10) is None
     assert controller.stopped and controller.step == 10
     assert stop.checked_at == [5, 10, 10]
-    assert controller.events == [("checkpoint", 10)]
+    assert controller.reporter.steps() == [("checkpoint", 10)]
     resumed = make()
     resumed.restore_checkpoint()
     outputs = resumed.train_and_evaluate(20, eval_interval=10)
     assert outputs["examples"] == reference_model.EXAMPLES
 
 
-def test_checkpoint_that_is_due_by_time_is_saved_at_the_end_of_a_loop(make, monkeypatch):
-    controller = make(checkpoint_seconds=60.0)
-    now = {0: 0.0, 5: 30.0, 10: 60.0, 15: 119.0, 20: 119.0}
-    controller._manager._timer._since = 0.0
-    controller._manager._timer._clock = lambda: now[controller.step]
-    controller.train(20, checkpoint_at_completion=False)
-    assert [step for name, step in controller.events if name == "checkpoint"] == [10]
-
-
-def test_evaluation_that_is_due_by_time_is_at_the_end_of_a_loop(make, monkeypatch):
-    controller = make(checkpoint_interval=8)
-    now = {0: 0.0, 5: 30.0, 8: 60.0, 10: 61.0, 15: 119.0, 16: 120.0, 20: 121.0}
-    monkeypatch.setattr("time.monotonic", lambda: now[controller.step])
-    monkeypatch.setattr(
-        "ctl.loop.controller.Timer", lambda seconds: Timer(seconds, clock=time.monotonic)
+def test_checkpoint_and_evaluation_that_are_due_by_time_are_at_the_end_of_a_loop(make, monkeypatch):
+    now, trainer = (
+        {0: 0.0, 5: 30.0, 8: 60.0, 10: 61.0, 15: 119.0, 16: 120.0, 20: 121.0},
+        make_trainer(1),
     )
+    monkeypatch.setattr("time.monotonic", lambda: now[int(trainer.global_step)])
+    controller = make(checkpoint_seconds=60.0)
+    controller.train(20, checkpoint_at_completion=False)
+    assert steps(controller, "checkpoint") == [10, 20]
+    controller = make(checkpoint_interval=8)
     controller.train_and_evaluate(20, eval_interval=15, eval_seconds=60.0)
     # By time at 8, and 60 s after that of step 15 not before the end; by steps at 15; at the end.
-    assert controller.events == [
+    assert controller.reporter.steps() == [
         ("checkpoint", 8), ("eval", 8), ("eval", 15), ("checkpoint", 16), ("checkpoint", 20),
         ("eval", 20),
     ]  # fmt: skip
@@ -255,7 +187,7 @@ def test_three_intervals_keep_their_multiples_through_stops_at_any_step(make):
             controller.evaluate()
         else:
             controller.train_and_evaluate(24, eval_interval=7)
-        events += controller.events
+        events += controller.reporter.steps()
         stop_at = controller.step
         if not controller.stopped:
             break
@@ -287,7 +219,7 @@ def test_processes_decide_together_whether_to_stop_and_to_save(make, other_stops
     controller.train(10, checkpoint_at_completion=False)
     assert controller.step == (5 if other_stops else 10)
     assert controller.stopped == other_stops
-    saved = [step for name, step in controller.events if name == "checkpoint"]
+    saved = steps(controller, "checkpoint")
     assert saved == ([5, 10] if chief_is_due else [5])
     boundary = [("gather", True), ("broadcast_from_chief", False), ("any_process", False)]
     assert calls == boundary * (controller.step // 5)
@@ -319,7 +251,7 @@ def test_run_that_an_action_ends_in_training_is_saved_and_evaluated(make):
     outputs = controller.train_and_evaluate(100, eval_interval=40)
     assert outputs["examples"] == reference_model.EXAMPLES and not controller.stopped
     assert controller.actions.stop_reason == {"step": 10, "reason": "it is enough"}
-    assert controller.events == [("stop_requested", 10), ("checkpoint", 10), ("eval", 10)]
+    assert controller.reporter.steps() == [("stop_requested", 10), ("checkpoint", 10), ("eval", 10)]
 
 
 def test_state_of_an_action_is_restored_with_the_checkpoint(make, tmp_path):
@@ -343,31 +275,23 @@ def test_loss_that_is_not_finite_in_a_step_of_the_users_own_ends_the_run(tmp_pat
         def replica_step(self, batch):
             return tf.constant(float("nan"), tf.float64)
 
-    trainer = reference_model.make_trainer(testing.make_strategy(1), 7, cls=Own)
+    trainer = make_reference(cls=Own)
     controller = Controller(trainer=trainer, checkpoints=Checkpointer(tmp_path, trainer))
     with pytest.raises(Failure, match=r"loop that ended at step 5 is nan. Nothing was saved"):
         controller.train(5)
     assert controller.checkpoints.latest_step() is None
-    lenient = reference_model.make_trainer(
-        testing.make_strategy(1), 7, cls=Own, on_non_finite="ignore"
-    )
-    Controller(trainer=lenient).train(5)
+    Controller(trainer=make_reference(cls=Own, on_non_finite="ignore")).train(5)
 
 
 def test_loop_of_which_all_steps_are_skipped_reports_no_loss_and_goes_on(tmp_path):
-    trainer = reference_model.make_trainer(
-        testing.make_strategy(1), 7, precision="float16", loss_scale=1e30
-    )
-    lines = []
+    trainer = make_reference(precision="float16", loss_scale=1e30)
+    reporter, checkpoints = Recording(trainer, total=4), Checkpointer(tmp_path, trainer)
     controller = Controller(
-        trainer=trainer,
-        checkpoints=Checkpointer(tmp_path, trainer),
-        reporter=Reporter(trainer, progress=Progress(total=4, every=0, write=lines.append)),
-        steps_per_loop=2,
+        trainer=trainer, checkpoints=checkpoints, reporter=reporter, steps_per_loop=2
     )
     controller.train(4)
     assert controller.outputs == {"loss_scale": pytest.approx(1e30), "skipped_steps": 4}
-    assert lines[0].startswith("train       2/4 | loss_scale 1.000e+30 | skipped_steps 2")
+    assert reporter.lines[0].startswith("train       2/4 | loss_scale 1.000e+30 | skipped_steps 2")
 
 
 def test_weight_that_is_not_finite_is_not_saved(make, tmp_path):
@@ -391,7 +315,7 @@ def test_path_from_the_controller_to_the_model_is_at_most_10_frames_of_ctl(tmp_p
             return super().forward(batch, training)
 
     # One replica: the replicas of MirroredStrategy are traced in threads of their own.
-    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=Traced)
+    trainer = make_reference(cls=Traced)
     controller = Controller(
         trainer=trainer,
         evaluator=ctl.StandardEvaluator(trainer),
@@ -408,3 +332,23 @@ def test_path_from_the_controller_to_the_model_is_at_most_10_frames_of_ctl(tmp_p
     own = [name for filename, name in paths[0] if filename.startswith(package)]
     own = [*own[own.index("train_and_evaluate") :], "forward"]
     assert own[-2:] == ["_compute", "forward"] and len(own) <= 10, own
+
+
+@pytest.mark.parametrize(
+    ("step", "end", "intervals", "boundary"),
+    [
+        (0, 100, (10,), 10),
+        (9, 100, (10,), 10),
+        (10, 100, (10,), 20),  # a boundary itself is over
+        (13, 100, (10, 7), 14),
+        (14, 100, (10, 7), 20),
+        (95, 98, (10,), 98),
+        (95, 98, (0,), 98),
+        (95, 98, (), 98),
+        (13, 100, (10, 0), 20),
+    ],
+)
+def test_boundary_is_the_first_multiple_of_any_interval_up_to_the_end(
+    step, end, intervals, boundary
+):
+    assert next_boundary(step, end, intervals) == boundary

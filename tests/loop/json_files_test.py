@@ -1,8 +1,8 @@
-"""Files of JSON that are written completely or not at all; write_errors_test.py has full disks."""
+"""Files of JSON that are written completely or not at all; full_disk_test.py has full disks."""
 
 import errno
-import json
 import os
+import pathlib
 
 import pytest
 
@@ -18,14 +18,18 @@ def test_replaced_file_has_the_last_content_and_no_sibling(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize(
+    ("owner", "name"), [(os, "replace"), (pathlib.Path, "write_text")], ids=["replace", "write"]
+)
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "full")])
-def test_file_is_replaced_completely_or_not_at_all(tmp_path, monkeypatch, error):
-    def fail(*_):
+def test_file_is_replaced_completely_or_not_at_all(tmp_path, monkeypatch, owner, name, error):
+    def fail(first, *_, **__):
+        pathlib.Path(first).write_bytes(b"part")
         raise error
 
     path = tmp_path / "result.json"
     json_files.replace(path, {"step": 1})
-    monkeypatch.setattr(os, "replace", fail)
+    monkeypatch.setattr(owner, name, fail)
     with pytest.raises(type(error)):
         json_files.replace(path, {"step": 2})
     assert json_files.read(path) == {"step": 1}
@@ -43,15 +47,6 @@ def test_file_without_a_json_object_is_reported(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(UsageError, match=rf"result\.json {message}.*: fix it, or use --fresh"):
         json_files.read(path)
-
-
-def test_lines_are_appended_in_order(tmp_path):
-    path = tmp_path / "events.jsonl"
-    for step in range(3):
-        json_files.append_line(path, {"step": step})
-    assert [json.loads(line) for line in path.read_text().splitlines()] == [
-        {"step": 0}, {"step": 1}, {"step": 2},
-    ]  # fmt: skip
 
 
 def test_line_that_fits_only_in_part_is_not_appended(tmp_path):

@@ -12,11 +12,10 @@ import time
 
 import pytest
 
-from ctl import main
 from ctl.errors import Failure, UsageError
 from ctl.loop import lock
 from ctl.loop.lock import RunLock
-from tests import child, experiments
+from tests import child
 
 HOLD = """
 import os, sys, time
@@ -34,15 +33,18 @@ ELSEWHERE = {"pid": 7, "host": "elsewhere", "since": "2026-01-02 03:04:05+00:00"
 
 
 @pytest.fixture
-def lines():
-    return []
+def lines(monkeypatch):
+    """The lines that are printed."""
+    printed = []
+    monkeypatch.setattr("ctl.errors.print_line", printed.append)
+    return printed
 
 
 @pytest.fixture
-def make(tmp_path, lines):
+def make(tmp_path):
     """Makes a lock of the folder `run`, as another process would; released at the end."""
     with contextlib.ExitStack() as stack:
-        yield lambda: stack.enter_context(RunLock(tmp_path / "run", print_line=lines.append))
+        yield lambda: stack.enter_context(RunLock(tmp_path / "run"))
 
 
 @contextlib.contextmanager
@@ -73,10 +75,6 @@ def acquire_by(run_lock, seconds):
             time.sleep(0.01)
 
 
-def write_holder(folder, **changes):
-    (folder / lock.NAME).write_text(json.dumps(ELSEWHERE | changes))
-
-
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
@@ -84,22 +82,15 @@ def names(folder):
 def test_second_run_is_rejected_in_one_line_that_names_the_holder(make, tmp_path):
     with start_holder(tmp_path / "run") as process:
         wait_until_locked(process)
-        since = json.loads((tmp_path / "run" / lock.NAME).read_text())["since"]
-        with pytest.raises(UsageError) as rejected:
-            make().acquire()
+        text = (tmp_path / "run" / lock.NAME).read_text()
+        for _ in range(2):
+            with pytest.raises(UsageError) as rejected:
+                make().acquire()
+            assert (tmp_path / "run" / lock.NAME).read_text() == text
     assert str(rejected.value) == (
         f"{tmp_path / 'run'} is in use by another run, pid {process.pid} on {os.uname().nodename} "
-        f"since {since}: stop it, wait for its end, or name another --workdir."
+        f"since {json.loads(text)['since']}: stop it, wait for its end, or name another --workdir."
     )
-
-
-def test_rejected_run_leaves_the_lock_as_it_is(make, tmp_path):
-    make().acquire()
-    before = (tmp_path / "run" / lock.NAME).read_bytes()
-    for _ in range(2):
-        with pytest.raises(UsageError):
-            make().acquire()
-        assert (tmp_path / "run" / lock.NAME).read_bytes() == before
 
 
 @pytest.mark.parametrize("arguments", [(), ("fork",)])
@@ -121,19 +112,16 @@ def test_lock_of_a_killed_run_is_free_even_if_a_forked_child_outlives_it(
     )
 
 
-def test_pid_that_belongs_to_another_program_now_holds_no_lock(make, tmp_path, lines):
-    (tmp_path / "run").mkdir()
-    write_holder(tmp_path / "run", pid=os.getpid(), host=socket.gethostname())
-    make().acquire()
-    assert len(lines) == 1
+# The pid may belong to another program now.
+KILLED = json.dumps({**ELSEWHERE, "pid": os.getpid(), "host": socket.gethostname()})
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": 7}', "\0" * 5000])
-def test_file_that_names_no_holder_is_replaced(make, tmp_path, lines, text):
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": 7}', "\0" * 5000, KILLED])
+def test_file_without_a_lock_is_replaced_and_a_holder_in_it_is_named(make, tmp_path, lines, text):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / lock.NAME).write_text(text)
     make().acquire()
-    assert lines == []
+    assert len(lines) == (text == KILLED)
     assert json.loads((tmp_path / "run" / lock.NAME).read_text())["pid"] == os.getpid()
 
 
@@ -143,7 +131,7 @@ def test_lock_of_another_host_is_waited_for(make, tmp_path, monkeypatch, lines, 
     monkeypatch.setattr(lock, "LEASE_SECONDS", 60.0 if dies else 0.1)
     with start_holder(tmp_path / "run") as process:
         wait_until_locked(process)
-        write_holder(tmp_path / "run")
+        (tmp_path / "run" / lock.NAME).write_text(json.dumps(ELSEWHERE))
         if dies:
             threading.Timer(0.2, process.kill).start()
             make().acquire()
@@ -235,16 +223,9 @@ def test_lock_that_cannot_be_written_ends_the_run_in_one_line(make, tmp_path, mo
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    """Runs the program on a tiny experiment; returns its exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "experiment.py").write_text(experiments.DROPOUT)
-
-    def program(*arguments):
-        code = main.run(["ctl", "--config=experiment.py", "--workdir=run", *arguments])
-        return (code, *capsys.readouterr())
-
-    return program
+def run(program):
+    """Runs the program in the folder `run`."""
+    return lambda *arguments: program("--workdir=run", *arguments)
 
 
 @pytest.mark.parametrize("flags", [(), pytest.param(("--fresh",), marks=pytest.mark.slow)])
@@ -260,19 +241,15 @@ def test_program_is_rejected_while_another_trains_and_changes_nothing(run, tmp_p
         assert [n for n in names(tmp_path) if n != "__pycache__"] == ["experiment.py", "run"]
 
 
-@pytest.mark.parametrize("flags", [(), pytest.param(("--fresh",), marks=pytest.mark.slow)])
-def test_program_leaves_no_lock(run, tmp_path, flags):
-    for _ in range(2):
-        assert run(*flags)[0] == 0
-    assert not list(tmp_path.rglob(lock.NAME))
-
-
-def test_program_that_fails_leaves_no_lock(run, tmp_path, monkeypatch):
+def test_program_leaves_no_lock(run, tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError("planted")
 
+    for flags in ((), ("--fresh",)):
+        assert run(*flags)[0] == 0
+        assert not list(tmp_path.rglob(lock.NAME))
     monkeypatch.setattr("ctl.StandardTrainer.train", fail)
-    code, _, errors = run()
+    code, _, errors = run("--fresh")
     assert code == 2 and "planted" in errors
     assert not list(tmp_path.rglob(lock.NAME))
 

@@ -4,15 +4,13 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from ctl import testing
 from ctl.loop import measurements
-from ctl.loop.throughput import Throughput
-from tests import reference_model
+from ctl.loop.timing import Throughput
+from tests.loop.shared import make_reference
 
 
 def make_trainer(optimizer, *, replicas=1, **options):
-    strategy = testing.make_strategy(replicas)
-    return reference_model.make_trainer(strategy, 7, optimizer=optimizer, **options)
+    return make_reference(replicas, 7, optimizer=optimizer, **options)
 
 
 @pytest.mark.parametrize("replicas", [1, 2])

@@ -5,18 +5,21 @@ import signal
 
 import tensorflow as tf
 
-from ctl import testing
-from ctl.loop import costliest
 from ctl.loop.controller import Controller
-from ctl.loop.profiler import Profiler, find_newest
+from ctl.loop.profiler import Profiler, find_newest, list_operations
 from ctl.loop.reporter import Reporter
-from tests import reference_model
+from tests.loop.shared import make_reference, share
+
+
+@share
+def make_trainer():
+    return make_reference()
 
 
 def run(folder, steps, *, profiler=None, request_at=None, **arguments):
     """Trains 20 steps in loops of 8; returns the lines, the events and the ends of the loops."""
     lines, events, ends = [], [], []
-    trainer = reference_model.make_trainer(testing.make_strategy(1), 7)
+    trainer = make_trainer()
     profiler = profiler or Profiler(
         steps, folder=str(folder), print_line=lines.append,
         on_event=lambda name, step, **fields: events.append((name, step, fields)),
@@ -43,7 +46,7 @@ def test_profile_of_exact_steps_and_its_costliest_operations(tmp_path):
     assert (name, step, fields["first"]) == ("profile", 18, 10)
     assert fields["path"] == str(find_newest(tmp_path))
     assert lines[0].startswith("Profile of the steps 10 to 18: ") and len(lines) == 11
-    operations = costliest.list_operations(find_newest(tmp_path))
+    operations = list_operations(find_newest(tmp_path))
     assert fields["operations"] == operations[:10]
     assert [seconds for _, seconds in operations] == sorted(
         (s for _, s in operations), reverse=True
@@ -59,6 +62,14 @@ def test_signal_profiles_the_next_inner_loop(tmp_path):
     assert ends == [8, 16, 20]
     assert [(step, fields["first"]) for _, step, fields in events] == [(16, 8)]
     assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_missing_profile_is_reported_and_ends_no_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(tf.profiler.experimental, "start", lambda folder: None)
+    monkeypatch.setattr(tf.profiler.experimental, "stop", lambda: None)
+    lines, events, ends = run(tmp_path, "0:8")
+    assert lines == ["TensorFlow has written no profile of the steps 0 to 8."]
+    assert events == [] and ends == [8, 16, 20]
 
 
 def test_process_that_is_not_the_chief_has_the_same_loops_and_writes_nothing(tmp_path):

@@ -1,6 +1,9 @@
-"""The lines of a run, by a clock that the test sets."""
+"""The lines of a run, by a clock that the test sets, and the bar of a terminal."""
+
+import io
 
 import pytest
+import rich.console
 
 from ctl.loop import progress
 from tests import child
@@ -9,68 +12,67 @@ from tests import child
 class Screen:
     """A progress with a clock that the test sets, and the lines that it printed."""
 
-    def __init__(self, total=1000, every=5.0):
-        self.lines, self.now = [], 100.0
-        self.progress = progress.Progress(
-            total=total, every=every, write=self.lines.append, clock=lambda: self.now
-        )
+    def __init__(self, clock, **options):
+        self.lines, self._clock = [], clock
+        self.progress = progress.Progress(total=1000, write=self.lines.append, **options)
 
-    def trained(self, step, at, speed=9000.0, left=75.0):
+    def trained(self, step, at=0.0, speed=9000.0, left=75.0, **options):
         """A loop ends at a step and a time; returns the lines that it prints."""
-        self.now, before = at, len(self.lines)
-        self.progress.trained(step, {"loss": 0.25}, examples_per_second=speed, seconds_left=left)
+        self._clock.now, before = at, len(self.lines)
+        self.progress.trained(
+            step, {"loss": 0.25}, examples_per_second=speed, seconds_left=left, **options
+        )
         return self.lines[before:]
 
 
-def test_training_line():
-    assert Screen().trained(100, at=0) == [
-        "train     100/1000 | loss 0.2500 | 9,000 examples/s | 1 min 15 s left"
-    ]
+@pytest.fixture
+def screen(clock):
+    return Screen(clock)
 
 
-def test_first_loop_has_no_speed_yet():
-    assert Screen().trained(100, at=0, speed=None, left=None) == [
-        "train     100/1000 | loss 0.2500"
-    ]
+TRAINED = "train     100/1000 | loss 0.2500"
+LAST = "train    1000/1000 | loss 0.2500 | 9,000 examples/s"
 
 
-def test_last_step_has_no_time_left():
-    line = "train    1000/1000 | loss 0.2500 | 9,000 examples/s"
-    assert Screen().trained(1000, at=0, left=0.0) == [line]
-    assert Screen().trained(1000, at=0, left=3.0) == [line]
+@pytest.mark.parametrize(
+    ("step", "options", "line"),
+    [
+        (100, {}, f"{TRAINED} | 9,000 examples/s | 1 min 15 s left"),
+        (100, {"speed": None, "left": None}, TRAINED),  # the first loop
+        (1000, {"left": 0.0}, LAST),
+        (1000, {"left": 3.0}, LAST),
+        (100, {"left": None, "last_examples_per_second": 7300.0}, f"{TRAINED} | 9,000 examples/s"),
+        (100, {"left": None, "last_examples_per_second": 7100.0},
+         f"{TRAINED} | 9,000 examples/s (7,100 in the last loop)"),
+        *((100, {"speed": None, "left": None, "input_wait": share}, TRAINED)
+          for share in (None, 0.0, 0.05)),
+        *((100, {"speed": None, "left": None, "input_wait": share},
+           f"{TRAINED} | waited {percent}% for input")
+          for share, percent in ((0.051, 5), (0.5, 50), (1.0, 100))),
+    ],
+)  # fmt: skip
+def test_training_line(screen, step, options, line):
+    assert screen.trained(step, **options) == [line]
 
 
-def test_a_line_is_printed_every_few_seconds_and_at_the_last_step():
-    screen = Screen(every=5.0)
-    printed = [
-        bool(screen.trained(step, at))
-        for step, at in [
-            (1, 100),
-            (2, 101),
-            (3, 104.9),
-            (4, 105),
-            (5, 109.9),
-            (6, 110),
-            (1000, 111),
-        ]
-    ]
+def test_line_has_the_epoch_if_the_data_has_a_length(clock):
+    screen = Screen(clock, steps_per_epoch=937.5)
+    lines = screen.trained(100, speed=None, left=None)
+    assert lines == ["train     100/1000 | epoch 0.11 | loss 0.2500"]
+
+
+def test_a_line_is_printed_every_few_seconds_and_at_the_last_step(screen):
+    times = [(1, 100), (2, 101), (3, 104.9), (4, 105), (5, 109.9), (6, 110), (1000, 111)]
+    printed = [bool(screen.trained(step, at)) for step, at in times]
     assert printed == [True, False, False, True, False, True, True]
 
 
-def test_every_evaluation_has_a_line_and_delays_no_line_of_training():
-    screen = Screen()
+def test_every_evaluation_has_a_line_and_delays_no_line_of_training(screen):
     screen.trained(1, at=100)
-    screen.now = 104
     screen.progress.evaluated(1, {"loss": 0.5, "examples": 10000})
     screen.progress.evaluated(1, {"loss": 0.5, "examples": 10000})
     assert screen.lines[1:] == ["eval        1/1000 | loss 0.5000 | examples 10,000"] * 2
     assert screen.trained(2, at=105)
-
-
-def test_other_lines_are_printed_as_they_are():
-    screen = Screen()
-    screen.progress.print_line("Resumed.")
-    assert screen.lines == ["Resumed."]
 
 
 def test_lines_go_to_standard_output(capsys):
@@ -131,21 +133,21 @@ def test_a_reader_that_closed_the_pipe_does_not_end_the_run():
     assert (process.returncode, process.stderr) == (75, "still here\n")
 
 
-def test_line_has_the_epoch_if_the_data_has_a_length():
-    lines = []
-    lines_of = progress.Progress(total=1000, steps_per_epoch=937.5, write=lines.append)
-    lines_of.trained(100, {"loss": 0.25}, examples_per_second=None, seconds_left=None)
-    assert lines == ["train     100/1000 | epoch 0.11 | loss 0.2500"]
-
-
-@pytest.mark.parametrize(
-    ("share", "end"),
-    [(None, ""), (0.0, ""), (0.05, ""), (0.051, " | waited 5% for input"),
-     (0.5, " | waited 50% for input"), (1.0, " | waited 100% for input")],
-)  # fmt: skip
-def test_line_has_the_share_of_waiting_for_input_above_5_percent(share, end):
-    lines = []
-    progress.Progress(total=1000, write=lines.append).trained(
-        100, {"loss": 0.25}, examples_per_second=9.0, seconds_left=None, input_wait=share
-    )
-    assert lines == [f"train     100/1000 | loss 0.2500 | 9 examples/s{end}"]
+def test_bar_follows_each_loop_and_lines_have_their_own_rule(monkeypatch):
+    output = io.StringIO()
+    console = rich.console.Console(file=output, force_terminal=True, width=120)
+    monkeypatch.setattr(rich.console, "Console", lambda: console)
+    bar = progress.ProgressBar(total=1000)
+    monkeypatch.setattr(progress, "EVERY", 3600.0)
+    with bar:
+        for step in (100, 200):
+            bar.trained(step, {"loss": 0.25}, examples_per_second=9000.0, seconds_left=75.0)
+        bar.print_line("Resumed from [bold]a[/bold].")
+        bar.print_line("x" * 300)
+        bar._bar.refresh()
+    text = output.getvalue()
+    assert "step 200/1,000 | loss 0.2500 | 9,000 examples/s | 1 min 15 s left" in text
+    assert text.count("train     100/1000 | loss 0.2500 | 9,000 examples/s") == 1
+    assert "train     200/1000" not in text
+    assert "Resumed from [bold]a[/bold]." in text  # not markup
+    assert "x" * 300 in text  # not wrapped

@@ -13,52 +13,50 @@ from ctl import testing
 from ctl.hardware import cluster, selection
 from ctl.hardware.collectives import ProcessGroup
 from ctl.hardware.strategies import StrategyOptions
-from ctl.loop import reporter
+from ctl.loop import progress, reporter
 from ctl.loop.controller import Controller
-from ctl.loop.progress import Progress
-from ctl.loop.reporter import Reporter
 from tests import reference_model
 from tests.fake_nvml import FakeGpu, FakeNvml
+from tests.loop.shared import Recording, make_reference, read_summaries, share
 
 
+@share
 def make_trainer():
-    return reference_model.make_trainer(testing.make_strategy(1), 7)
+    return make_reference(batch=7)
 
 
-def summary_tags(folder):
-    return {
-        value.tag
-        for path in folder.glob("events*")
-        for event in tf.compat.v1.train.summary_iterator(str(path))
-        for value in event.summary.value
-    }
-
-
-def test_summaries_and_lines_are_written(tmp_path):
-    trainer, lines, events = make_trainer(), [], []
+def test_summaries_and_lines_are_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    trainer = make_trainer()
     controller = Controller(
         trainer=trainer,
         evaluator=ctl.StandardEvaluator(trainer),
         steps_per_loop=5,
         summary_dir=str(tmp_path / "train"),
         eval_summary_dir=str(tmp_path / "eval"),
-        reporter=Reporter(
-            trainer,
-            progress=Progress(total=10, every=0.0, write=lines.append),
-            on_event=lambda name, step, **fields: events.append((name, step, fields)),
-        ),
+        reporter=Recording(trainer, total=10),
     )
     controller.train_and_evaluate(10)
-    assert [line.split("|")[0].strip() for line in lines] == [
+    assert [line.split("|")[0].strip() for line in controller.reporter.lines] == [
         "train       5/10",
         "train      10/10",
         "eval       10/10",
     ]
-    assert {"loss", "accuracy", "examples_per_second", "input_wait"} <= summary_tags(
-        tmp_path / "train"
+    train, evaluation = (read_summaries(tmp_path / split).keys() for split in ("train", "eval"))
+    assert {"loss", "accuracy", "examples_per_second", "input_wait"} <= train
+    assert {"loss", "accuracy", "examples"} <= evaluation
+    assert controller.reporter.events == [("eval", 10, controller.evaluation)]
+
+
+def run(folder, *, steps):
+    """Trains in loops of 5 steps."""
+    trainer = make_trainer()
+    reporter = Recording(trainer, total=steps)
+    controller = Controller(
+        trainer=trainer, steps_per_loop=5, summary_dir=str(folder), reporter=reporter
     )
-    assert {"loss", "accuracy", "examples"} <= summary_tags(tmp_path / "eval")
-    assert events == [("eval", 10, controller.evaluation)]
+    controller.train(steps)
+    return controller, reporter
 
 
 def set_clocks(patch, wait):
@@ -66,27 +64,18 @@ def set_clocks(patch, wait):
     now = tf.Variable(0.0, dtype=tf.float64)
     patch.setattr(tf, "timestamp", lambda: tf.identity(now.assign_add(wait)))
     clock = types.SimpleNamespace(perf_counter=itertools.count(0.0, 4.0).__next__)
-    patch.setattr("ctl.loop.inner_loop.time", clock)
+    patch.setattr("ctl.loop.loop_monitor.time", clock)
 
 
 def test_slow_input_is_in_the_line_the_summaries_and_the_events(tmp_path, monkeypatch):
     set_clocks(monkeypatch, wait=0.6)
-    trainer, lines, events = make_trainer(), [], []
-    controller = Controller(
-        trainer=trainer,
-        steps_per_loop=5,
-        summary_dir=str(tmp_path),
-        reporter=Reporter(
-            trainer,
-            progress=Progress(total=10, every=0.0, write=lines.append),
-            on_event=lambda name, step, **fields: events.append(fields),
-        ),
-    )
-    controller.train(10)
-    assert lines[1].endswith(" | waited 75% for input")
-    assert "input_wait" in summary_tags(tmp_path)
-    controller.reporter.record("checkpoint", 10)
-    assert events[-1]["seconds"]["input"] == pytest.approx(6.0)
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    make_trainer.cache_clear()  # its graph reads another clock
+    controller, reporter = run(tmp_path, steps=10)
+    assert reporter.lines[1].endswith(" | waited 75% for input")
+    assert "input_wait" in read_summaries(tmp_path)
+    reporter.record("checkpoint", 10)
+    assert reporter.events[-1][2]["seconds"]["input"] == pytest.approx(6.0)
     assert "input_wait" not in controller.outputs  # which are in result.json
 
 
@@ -109,32 +98,22 @@ def test_processes_report_the_wait_of_the_slowest_input():
     assert shares == pytest.approx([0.75, 0.75])
 
 
-def test_gpu_usage_is_printed_and_summarized_next_to_the_outputs(tmp_path):
-    trainer, lines = make_trainer(), []
-    controller = Controller(
-        trainer=trainer,
-        steps_per_loop=5,
-        summary_dir=str(tmp_path),
-        reporter=Reporter(
-            trainer,
-            progress=Progress(total=5, write=lines.append),
-            gpu_usage=lambda: {"gpu_memory_gib": 5.0, "gpu_utilization": 0.9},
-        ),
-    )
-    controller.train(5)
-    assert "| gpu_memory_gib 5.0000 | gpu_utilization 0.9000" in lines[0]
-    assert {"loss", "gpu_memory_gib", "gpu_utilization"} <= summary_tags(tmp_path)
+def test_gpu_usage_is_printed_and_summarized_next_to_the_outputs(tmp_path, monkeypatch):
+    usage = {"gpu_memory_gib": 5.0, "gpu_utilization": 0.9}
+    monkeypatch.setattr("ctl.hardware.gpu.read_usage", lambda: usage)
+    monkeypatch.setattr(reporter, "_on_gpu", lambda strategy: True)
+    controller, recorded = run(tmp_path, steps=5)
+    assert "| gpu_memory_gib 5.0000 | gpu_utilization 0.9000" in recorded.lines[0]
+    assert {"loss", "gpu_memory_gib", "gpu_utilization"} <= read_summaries(tmp_path).keys()
     assert set(controller.outputs) == {"loss", "accuracy"}
 
 
-def test_usage_is_printed_only_if_a_replica_is_on_a_gpu(monkeypatch):
+def test_usage_is_printed_only_if_a_replica_is_on_a_gpu(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([FakeGpu()]))
-    trainer, lines = make_trainer(), []
-    progress = Progress(total=5, write=lines.append)
-    Controller(
-        trainer=trainer, steps_per_loop=5, reporter=Reporter(trainer, progress=progress)
-    ).train(5)
-    assert [("gpu" in line) for line in lines] == [bool(tf.config.list_physical_devices("GPU"))]
+    _, recorded = run(tmp_path, steps=5)
+    assert ["gpu" in line for line in recorded.lines] == [
+        bool(tf.config.list_physical_devices("GPU"))
+    ]
 
 
 @pytest.mark.parametrize(

@@ -8,38 +8,27 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl import testing
 from ctl.errors import Failure
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller
-from ctl.loop.progress import Progress
-from ctl.loop.reporter import Reporter
 from ctl.loop.rollback import RollbackPolicy
 from ctl.replica.measure.loss_spikes import WINDOW
 from ctl.replica.step.engine import engine_of
 from tests import reference_model
 from tests.faulty_trainers import BAD, CASES, jumping, poisoned, same, state
+from tests.loop.shared import Recording, make_reference, same_copies
 
 STEPS = 8
 
 
 def run(folder, trainer, steps=STEPS, **options):
-    events, lines = [], []
-    reporter = Reporter(
-        trainer,
-        progress=Progress(total=0, every=1e9, write=lines.append),
-        on_event=lambda name, step, **fields: events.append((name, step, fields)),
-    )
+    reporter, checkpoints = Recording(trainer), Checkpointer(folder, trainer)
     controller = Controller(
-        trainer=trainer,
-        checkpoints=Checkpointer(folder, trainer),
-        steps_per_loop=3,
-        reporter=reporter,
-        **options,
+        trainer=trainer, checkpoints=checkpoints, steps_per_loop=3, reporter=reporter, **options
     )
     controller.restore_checkpoint()
     controller.train(steps)
-    return events, [line for line in lines if not line.startswith("train ")]
+    return reporter.events, [line for line in reporter.lines if not line.startswith("train ")]
 
 
 @functools.cache
@@ -66,9 +55,7 @@ def test_run_skips_the_batch_after_a_rollback(tmp_path, replicas, row, options):
     assert events[2][2]["left_out"] == BAD
     assert lines[0].startswith(f"Step {BAD} is not finite: the loss is first, on the examples ")
     assert lines[0].endswith("Back to step 0; that batch is skipped from now on (rollback 1).")
-    for variable in trainer.model.variables:
-        first, *rest = testing.copies(testing.make_strategy(replicas), variable)
-        same(rest, [first] * len(rest))
+    assert all(same_copies(v, v.numpy(), replicas) for v in trainer.model.variables)
 
 
 class TwiceBad(reference_model.ReferenceTrainer):
@@ -85,9 +72,7 @@ class TwiceBad(reference_model.ReferenceTrainer):
 
 
 def twice_bad():
-    return reference_model.make_trainer(
-        testing.make_strategy(1), 8, cls=TwiceBad, on_non_finite="rollback"
-    )
+    return make_reference(cls=TwiceBad, on_non_finite="rollback")
 
 
 def test_each_of_several_batches_has_its_own_rollback(tmp_path):

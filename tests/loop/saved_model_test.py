@@ -18,6 +18,7 @@ from ctl import testing
 from ctl.loop import inference, saved_model
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from tests import child
+from tests.loop.shared import arrays, same
 
 DRAW = np.random.default_rng(3)
 IMAGES = DRAW.integers(0, 255, (20, 4, 4, 3), np.uint8)
@@ -84,10 +85,7 @@ class Images(ctl.StandardTrainer):
 
 
 EVALUATED = []
-OPTIONS = {
-    "average": {"ema_decay": 0.9},
-    "half": {"ema_decay": 0.9, "precision": "float16"},
-}
+OPTIONS = {"average": {"ema_decay": 0.9}, "half": {"ema_decay": 0.9, "precision": "float16"}}
 
 
 def train(folder, cls=Images, *, replicas=2, **options):
@@ -232,27 +230,12 @@ def test_signatures_and_tables_of_the_trainer_are_exported(checkpoint, tmp_path)
 
 def test_plain_weights_can_be_restored_instead_of_the_averages(checkpoint):
     path, trainer = checkpoint
-    weights = [v.numpy() for v in trainer.model.variables]
+    weights = arrays(trainer.model.variables)
     with trainer.averaged_weights():
-        averages = [v.numpy() for v in trainer.model.variables]
+        averages = arrays(trainer.model.variables)
     for average, expected in ((False, weights), (True, averages)):
-        restored = restore(path, trainer, average=average).model.variables
-        assert all(np.array_equal(a, b) for a, b in zip(restored, expected, strict=True))
+        assert same(restore(path, trainer, average=average).model.variables, expected)
     assert not np.array_equal(weights[0], averages[0])
-
-
-@pytest.mark.slow
-def test_kill_while_a_version_is_written_leaves_the_others(checkpoint, tmp_path, monkeypatch):
-    path, trainer = checkpoint
-    version = saved_model.export(restore(path, trainer), tmp_path, {"number": 1})
-    monkeypatch.setattr(saved_model, "_save_weights", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        saved_model.export(restore(path, trainer), tmp_path, {"number": 2})
-    assert json.loads((version / "export.json").read_text())["number"] == 1
-    monkeypatch.undo()
-    saved_model.export(restore(path, trainer), tmp_path, {"number": 3})
-    assert json.loads((version / "export.json").read_text())["number"] == 3
-    assert [p.name for p in pathlib.Path(tmp_path).iterdir()] == ["5"]
 
 
 def test_earlier_version_exists_at_every_moment_of_its_replacement(

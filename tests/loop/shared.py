@@ -1,11 +1,22 @@
-"""Trainers that tests use one after the other, so that each is traced once."""
+"""Trainers that tests use one after the other, so that each is traced once; reports and summaries."""
 
+import collections
 from collections.abc import Callable
 import functools
 
+import numpy as np
 import tensorflow as tf
 
+from ctl import testing
+from ctl.loop.progress import Progress
+from ctl.loop.reporter import Reporter
 from ctl.replica.step.engine import engine_of
+from tests import reference_model
+
+
+def make_reference(replicas=1, batch=8, **options):
+    """Makes a trainer of the reference model."""
+    return reference_model.make_trainer(testing.make_strategy(replicas), batch, **options)
 
 
 def share(build: Callable) -> Callable:
@@ -30,3 +41,56 @@ def share(build: Callable) -> Callable:
 
     make.cache_clear = build_once.cache_clear  # tests/conftest.py calls it at the end of a file
     return make
+
+
+class Recording(Reporter):
+    """Keeps the events as (name, step, fields), and the lines."""
+
+    def __init__(self, trainer, *, total=10**9, **options):
+        self.events, self.lines = [], []
+        super().__init__(
+            trainer,
+            progress=Progress(total=total, write=self.lines.append),
+            on_event=lambda name, step, **fields: self.events.append((name, step, fields)),
+            **options,
+        )
+
+    def steps(self, *names):
+        """The events of some names, or all, as (name, step)."""
+        return [(name, step) for name, step, _ in self.events if not names or name in names]
+
+
+def arrays(variables):
+    """The values of variables."""
+    return [variable.numpy() for variable in variables]
+
+
+def same(one, other):
+    """Whether two lists of arrays are equal."""
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def same_copies(variable, value, replicas):
+    """Whether every replica's copy of a variable has a value."""
+    copies = testing.copies(testing.make_strategy(replicas), variable)
+    return all(np.array_equal(copy, value) for copy in copies)
+
+
+def read_summaries(folder):
+    """Tag -> {step: tensor} of the summaries in a folder; "graph" if it has one."""
+    found = collections.defaultdict(dict)
+    for path in folder.glob("events*"):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            if event.HasField("graph_def"):
+                found["graph"][event.step] = None
+            for value in event.summary.value:
+                found[value.tag][event.step] = value.tensor
+    return found
+
+
+def count_operations(trainer):
+    """The number of operations of each type in the graph of a trainer's loop, which it has traced."""
+    (graph,) = {f.graph for f in trainer._train_loop_fn._list_all_concrete_functions()}
+    definition = graph.as_graph_def()
+    bodies = [node for function in definition.library.function for node in function.node_def]
+    return collections.Counter(node.op for node in (*definition.node, *bodies))

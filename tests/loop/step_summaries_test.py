@@ -1,16 +1,13 @@
 """Which `tf.summary` calls of a user's step are written, and what they cost."""
 
-import collections
-import functools
-
 import pytest
 import tensorflow as tf
 
 import ctl
-from ctl import testing
 from ctl.loop.controller import Controller
 from ctl.loop.step_summaries import StepSummaries
 from tests import reference_model
+from tests.loop.shared import Recording, count_operations, make_reference, read_summaries
 
 
 class Summarizing(reference_model.ReferenceTrainer):
@@ -35,17 +32,14 @@ class Summary(ctl.Action):
 
 def read(folder):
     """The summaries in a folder: name -> {step: value}."""
-    found = collections.defaultdict(dict)
-    for path in folder.glob("events*"):
-        for event in tf.compat.v1.train.summary_iterator(str(path)):
-            for value in event.summary.value:
-                found[value.tag][event.step] = float(tf.make_ndarray(value.tensor))
-    return found
+    return {
+        name: {step: float(tf.make_ndarray(tensor)) for step, tensor in steps.items()}
+        for name, steps in read_summaries(folder).items()
+    }
 
 
 def run(folder, *, cls=Summarizing, replicas=1, interval=None, steps=12, **options):
-    lines = []
-    trainer = reference_model.make_trainer(testing.make_strategy(replicas), 7, cls=cls, **options)
+    trainer = make_reference(replicas, 7, cls=cls, **options)
     controller = Controller(
         trainer=trainer,
         evaluator=ctl.StandardEvaluator(trainer),
@@ -54,18 +48,18 @@ def run(folder, *, cls=Summarizing, replicas=1, interval=None, steps=12, **optio
         eval_summary_dir=str(folder / "eval"),
         summary_interval=interval,
         actions=[Summary("train"), Summary("eval")],
+        reporter=Recording(trainer),
     )
-    controller._inner_loop._step_summaries._print_line = lines.append
     controller.train_and_evaluate(steps, eval_interval=6)
-    return controller, lines
+    lines = controller.reporter.lines
+    return controller, [line for line in lines if not line.startswith(("train ", "eval "))]
 
 
 def test_summaries_by_time_are_those_of_the_first_step_of_a_loop(tmp_path, monkeypatch):
-    trainer = reference_model.make_trainer(testing.make_strategy(1), 7, cls=Summarizing)
+    trainer = make_reference(cls=Summarizing)
     now = {0: 0.0, 4: 59.0, 8: 60.0, 12: 61.0}
+    monkeypatch.setattr("time.monotonic", lambda: now[int(trainer.global_step)])
     summaries = StepSummaries(trainer, interval=1, seconds=60.0, print_line=print)
-    summaries._timer._since = 0.0
-    summaries._timer._clock = lambda: now[int(trainer.global_step)]
     with tf.summary.create_file_writer(str(tmp_path)).as_default(trainer.global_step):
         for _ in range(4):
             with summaries.recording():
@@ -105,19 +99,15 @@ def test_compiled_step_trains_and_one_line_says_what_is_not_written(tmp_path, xl
     ]
 
 
-@functools.cache
-def operations(*, recording, cls=reference_model.ReferenceTrainer):
+def operations(*, recording):
     """The number of operations of each type in the graph of a training loop."""
-    trainer = reference_model.make_trainer(testing.make_strategy(1), 7, cls=cls)
+    trainer = make_reference()
     summaries = StepSummaries(trainer, interval=4, print_line=print)
     with tf.summary.create_noop_writer().as_default(), summaries.recording():
         if recording:
             trainer.train(tf.constant(1))
     trainer.train(tf.constant(1))
-    (graph,) = {f.graph for f in trainer._train_loop_fn._list_all_concrete_functions()}
-    definition = graph.as_graph_def()
-    bodies = [node for function in definition.library.function for node in function.node_def]
-    return collections.Counter(node.op for node in (*definition.node, *bodies))
+    return count_operations(trainer)
 
 
 def test_step_without_summaries_has_the_same_graph():

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from ctl import main
+from ctl.loop import watchdog
 from ctl.loop.watchdog import FIRST, Watchdog
 
 LIMIT = 300.0
@@ -16,22 +17,17 @@ LIMIT = 300.0
 class Run:
     """A watched run whose step and clock the test sets, and what was reported."""
 
-    def __init__(self, tmp_path, seconds=LIMIT, read_seconds=5.0):
-        self.now = 1000.0
+    def __init__(self, clock, seconds=LIMIT):
+        self._clock = clock
         self.step = 0
         self.reads = 0
         self.lines = []
         self.events = []
-        self.stacks = open(tmp_path / "stacks", "w+")  # noqa: SIM115 - closed by the fixture
         self.watchdog = Watchdog(
             seconds,
             read_step=self._read,
             data_type=lambda: "Arrays",
             on_event=lambda name, step, **fields: self.events.append((name, step, fields)),
-            print_line=self.lines.append,
-            stacks=self.stacks.fileno(),
-            read_seconds=read_seconds,
-            clock=lambda: self.now,
         )
 
     def _read(self):
@@ -43,27 +39,39 @@ class Run:
             self.step += 1
 
     def check_after(self, seconds):
-        self.now += seconds
+        self._clock.now += seconds
         self.watchdog.check()
 
 
 @pytest.fixture
-def run(tmp_path):
+def make(clock, tmp_path, monkeypatch):
+    """Makes a run; its stacks are in the file `stacks`."""
+
+    def build(**options):
+        run = Run(clock, **options)
+        monkeypatch.setattr("ctl.errors.print_line", run.lines.append)
+        return run
+
+    with open(tmp_path / "stacks", "w") as file:
+        monkeypatch.setattr(watchdog, "_STACKS", file.fileno())
+        yield build
+
+
+@pytest.fixture
+def run(make):
     """A run whose first loop has ended."""
-    run = Run(tmp_path)
+    run = make()
     run.step = 5
     run.short_loop()
-    yield run
-    run.stacks.close()
+    return run
 
 
-def test_stall_is_reported_once_with_the_stacks_and_its_end_is_reported_too(run):
+def test_stall_is_reported_once_with_the_stacks_and_its_end_is_reported_too(run, tmp_path):
     with run.watchdog.loop(6):
         run.check_after(LIMIT + 1)
         run.check_after(LIMIT)
         run.check_after(LIMIT)
-    run.stacks.seek(0)
-    assert "most recent call first" in run.stacks.read()
+    assert "most recent call first" in (tmp_path / "stacks").read_text()
     assert run.lines == [
         "No step has ended for 5 min 01 s: after step 6 the run waits for the step itself, or the "
         'trainer\'s build_dataset("train") (Arrays). It keeps waiting; the stacks of all threads:',
@@ -72,13 +80,6 @@ def test_stall_is_reported_once_with_the_stacks_and_its_end_is_reported_too(run)
     assert [(name, step) for name, step, _ in run.events] == [("stall", 6)]
     assert run.events[0][2]["seconds"] == LIMIT + 1
     assert run.events[0][2]["waits_for"] in run.lines[0]
-
-
-def test_every_stall_is_reported(run):
-    for count in (1, 2):
-        with run.watchdog.loop(run.step):
-            run.check_after(LIMIT)
-        assert len(run.events) == count
 
 
 def test_long_loop_whose_steps_end_is_no_stall(run):
@@ -100,8 +101,8 @@ def test_step_that_ends_in_the_same_loop_ends_the_stall(run):
         assert "after step 9" in run.lines[2]
 
 
-def test_first_loop_may_take_ten_times_as_long(tmp_path):
-    run = Run(tmp_path)
+def test_first_loop_may_take_ten_times_as_long(make):
+    run = make()
     with run.watchdog.loop(0):
         run.check_after(FIRST * LIMIT - 1)
         assert run.lines == []
@@ -110,7 +111,6 @@ def test_first_loop_may_take_ten_times_as_long(tmp_path):
     with run.watchdog.loop(0):
         run.check_after(LIMIT)
     assert len(run.events) == 2
-    run.stacks.close()
 
 
 def test_evaluating_and_saving_are_not_watched(run):
@@ -125,8 +125,9 @@ def test_step_is_not_read_while_loops_end_in_time(run):
     assert run.reads == 0
 
 
-def test_step_that_a_busy_device_does_not_return_is_read_by_one_thread_only(tmp_path):
-    run = Run(tmp_path, read_seconds=0.01)
+def test_step_that_a_busy_device_does_not_return_is_read_by_one_thread_only(make, monkeypatch):
+    monkeypatch.setattr(watchdog, "_READ_SECONDS", 0.01)
+    run = make()
     run.short_loop()
     returned = threading.Event()
     run.watchdog._read_step = lambda: returned.wait(60)
@@ -137,7 +138,6 @@ def test_step_that_a_busy_device_does_not_return_is_read_by_one_thread_only(tmp_
         assert len(reading) == 1
         returned.set()
     assert len(run.events) == 1
-    run.stacks.close()
 
 
 def test_step_that_cannot_be_read_counts_as_not_ended(run):
@@ -170,29 +170,27 @@ def has_thread():
 
 
 def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
+    deadline = time.perf_counter() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "waited too long"
+        assert time.perf_counter() < deadline, "waited too long"
         time.sleep(0.01)
 
 
-def test_thread_checks_until_the_run_ends(tmp_path):
-    run = Run(tmp_path, seconds=0.1)
+def test_thread_checks_until_the_run_ends(make, clock):
+    run = make(seconds=0.1)
     run.short_loop()
     with run.watchdog:
         assert has_thread()
         with run.watchdog.loop(run.step):
-            run.now += 1
+            clock.now += 1
             wait_for(lambda: run.events)
     wait_for(lambda: not has_thread())
-    run.stacks.close()
 
 
-def test_zero_seconds_start_no_thread(tmp_path):
-    run = Run(tmp_path, seconds=0.0)
+def test_zero_seconds_start_no_thread(make):
+    run = make(seconds=0.0)
     with run.watchdog, run.watchdog.loop(run.step):
         assert not has_thread()
-    run.stacks.close()
 
 
 EXPERIMENT = """
@@ -210,12 +208,12 @@ class Trainer(ctl.StandardTrainer):
 
     def build_dataset(self, split, input_context):
         def slow_examples():
-            for i in range(400 if split == "train" else 20):
+            for i in range(400):
                 if i == 300:
                     wait()
-                yield {{"x": np.full(4, i % 7, np.float32), "label": np.int32(i % 3)}}
+                yield {"x": np.full(4, i % 7, np.float32), "label": np.int32(i % 3)}
 
-        spec = {{"x": tf.TensorSpec([4]), "label": tf.TensorSpec([], tf.int32)}}
+        spec = {"x": tf.TensorSpec([4]), "label": tf.TensorSpec([], tf.int32)}
         return tf.data.Dataset.from_generator(slow_examples, output_signature=spec)
 
     def per_example_loss(self, batch, outputs):
@@ -225,7 +223,7 @@ class Trainer(ctl.StandardTrainer):
 
 def wait():
     deadline = time.monotonic() + 60
-    while {stalls} and "stall" not in pathlib.Path("run/events.jsonl").read_text():
+    while "stall" not in pathlib.Path("run/events.jsonl").read_text():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -234,31 +232,22 @@ def get_config():
     return ctl.config(
         trainer="slow.py:Trainer",
         data=dict(global_batch_size=7, prefetch=1),
-        train=dict(steps=50, steps_per_loop=5, stall_seconds={limit}),
+        train=dict(steps=50, steps_per_loop=5, stall_seconds=1.0),
     )
 """
 
 
-def train(tmp_path, monkeypatch, capfd, **values):
-    monkeypatch.chdir(tmp_path)
-    pathlib.Path("slow.py").write_text(EXPERIMENT.format(**values))
-    assert main.run(["ctl", "--config=slow.py", "--workdir=run"]) == 0
-    events = map(json.loads, pathlib.Path("run/events.jsonl").read_text().splitlines())
-    return (*capfd.readouterr(), [event["event"] for event in events])
-
-
 @pytest.mark.slow
 def test_generator_that_hangs_is_named_and_is_in_the_stacks(tmp_path, monkeypatch, capfd):
-    out, err, events = train(tmp_path, monkeypatch, capfd, stalls=True, limit=1.0)
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("slow.py").write_text(EXPERIMENT)
+    assert main.run(["ctl", "--config=slow.py", "--workdir=run"]) == 0
+    out, err = capfd.readouterr()
+    lines = pathlib.Path("run/events.jsonl").read_text().splitlines()
+    events = [json.loads(line)["event"] for line in lines]
     lines = [line for line in out.splitlines() if line.startswith(("No step", "Going on"))]
     assert len(lines) == 2
     assert 'waits for the trainer\'s build_dataset("train") (_FlatMapDataset). It' in lines[0]
     assert lines[1].startswith("Going on, after ")
     assert 'slow.py", line' in err and "in slow_examples" in err
     assert events.count("stall") == 1 and events[-1] == "end"
-
-
-def test_run_that_does_not_hang_reports_nothing(tmp_path, monkeypatch, capfd):
-    out, err, events = train(tmp_path, monkeypatch, capfd, stalls=False, limit=300.0)
-    assert "No step" not in out and err == "" and "stall" not in events
-    wait_for(lambda: not has_thread())

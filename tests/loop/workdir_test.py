@@ -10,6 +10,7 @@ import ctl
 from ctl.configs import keys, overrides
 from ctl.errors import UsageError
 from ctl.loop import workdir
+from ctl.loop.workdir import choose_folder, name_values
 
 KEYS = overrides.flatten(keys.defaults())
 
@@ -43,11 +44,6 @@ def test_config_is_written_with_every_key(tmp_path):
     assert folder.config() == KEYS | {
         "trainer": "net.py:Net", "model.sizes": [1, 2], "train.steps": 7,
     }  # fmt: skip
-
-
-def test_same_config_has_no_changes(tmp_path):
-    model = dict(shape=(1, 2), head=dict(rate=0.1 + 0.2, nothing=None))
-    assert run(tmp_path, model=model).check_config(config(model=model)) == []
 
 
 def test_harmful_change_is_rejected_unless_it_is_allowed(tmp_path):
@@ -172,22 +168,24 @@ def test_each_event_is_appended_as_one_line(tmp_path):
     assert lines[0]["time"] <= lines[1]["time"]
 
 
-def test_result_is_replaced(tmp_path):
+def test_config_file_is_read_despite_a_line_that_a_kill_cut_short(tmp_path):
     folder = run(tmp_path)
-    folder.write_result({"step": 1, "eval": {"loss": 0.5}})
-    folder.write_result({"step": 2})
-    assert folder.result() == {"step": 2}
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "result.json"]
-
-
-def test_folders_of_a_run(tmp_path):
-    folder = workdir.Workdir(str(tmp_path))
-    assert folder.checkpoints == tmp_path / "checkpoints"
-    assert folder.summaries("eval") == str(tmp_path / "summaries" / "eval")
+    assert folder.config_file() == ""
+    folder.event("start", 0, config="a.py")
+    with open(tmp_path / "events.jsonl", "a") as file:
+        file.write('{"time": 1.0, "event": "start", "config": "b')
+    assert folder.config_file() == "a.py"
 
 
 def refuse_writing(*_, **__):
     raise PermissionError(13, "Permission denied")
+
+
+def test_name_that_no_file_system_can_have_is_rejected():
+    with pytest.raises(
+        UsageError, match=r"cannot be written \(surrogates not allowed\): name another"
+    ):
+        workdir.Workdir("\ud800")
 
 
 @pytest.mark.parametrize("name", ["", "new/run"])
@@ -208,3 +206,60 @@ def test_link_to_nowhere_is_rejected(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="link is a file: name a folder"):
         workdir.Workdir(tmp_path / "link")
+
+
+EXPERIMENT, CHANGED = "runs/exp", "runs/exp.learning_rate=0.5"
+RATE, SEED = ("optimizer.learning_rate", "0.5"), ("seed", "3")
+FIRST, OTHER = {"optimizer": {"learning_rate": 0.1}}, {"optimizer": {"learning_rate": 0.5}}
+READS, ALLOWED = {"starts_run": False}, {"allow_change": True}
+
+
+@pytest.mark.parametrize(
+    ("runs", "changes", "values", "options", "folder"),
+    [
+        ({}, [RATE], OTHER, {}, EXPERIMENT),
+        ({EXPERIMENT: FIRST}, [], {}, {}, EXPERIMENT),
+        ({EXPERIMENT: FIRST}, [RATE], OTHER, {}, CHANGED),
+        ({EXPERIMENT: FIRST, CHANGED: OTHER}, [RATE], OTHER, {}, CHANGED),
+        ({CHANGED: OTHER}, [RATE], OTHER, {}, CHANGED),  # the first run has been deleted
+        ({EXPERIMENT: OTHER}, [RATE], OTHER, {}, EXPERIMENT),
+        # A change that keeps the updates.
+        ({EXPERIMENT: {}}, [("train.steps", "9")], {"train": {"steps": 9}}, {}, EXPERIMENT),
+        ({EXPERIMENT: {}}, [("runtime.xla", "off")], {"runtime": {"xla": "off"}}, {}, EXPERIMENT),
+        # A change of the file is reported where the folder is used.
+        ({EXPERIMENT: {}}, [RATE], {**OTHER, "seed": 3}, {}, EXPERIMENT),
+        # An evaluation reads the run with the same values, and may evaluate other data.
+        ({}, [RATE], OTHER, READS, EXPERIMENT),
+        ({EXPERIMENT: {}}, [RATE], OTHER, READS, CHANGED),
+        ({EXPERIMENT: {}}, [("data.overfit_batches", "2")], {}, READS, EXPERIMENT),
+        # The spelling and the order of the changes do not matter.
+        ({EXPERIMENT: {}}, [RATE, SEED], {**OTHER, "seed": 3}, {}, f"{CHANGED},seed=3"),
+        ({EXPERIMENT: {}}, [SEED, ("optimizer.learning_rate", "5e-1")], {**OTHER, "seed": 3}, {},
+         f"{CHANGED},seed=3"),
+        ({EXPERIMENT: {}}, [RATE], OTHER, ALLOWED, EXPERIMENT),
+        ({EXPERIMENT: {}, CHANGED: OTHER}, [RATE], OTHER, ALLOWED, CHANGED),
+        ({EXPERIMENT: None}, [RATE], OTHER, {}, EXPERIMENT),  # damaged
+    ],
+)  # fmt: skip
+def test_folder_without_workdir_is_that_of_the_experiment_or_of_the_changes(
+    tmp_path, monkeypatch, runs, changes, values, options, folder
+):
+    def make(changed):
+        return ctl.config(trainer="a.py:A", data=dict(global_batch_size=4), **changed)
+
+    monkeypatch.chdir(tmp_path)
+    for name, changed in runs.items():
+        pathlib.Path(name).mkdir(parents=True)
+        text = "{" if changed is None else make(changed).to_json()
+        pathlib.Path(name, "config.json").write_text(text)
+    options = {"starts_run": True, **options}
+    chosen = choose_folder(pathlib.Path(EXPERIMENT), make(values), changes, **options)
+    assert str(chosen) == folder
+
+
+def test_name_is_safe_for_file_systems_and_unique():
+    assert name_values({"a.b": "0.1", "c": "x"}) == "b=0.1,c=x"
+    assert name_values({"a.b": "1", "c.b": "2"}) == "a.b=1,c.b=2"
+    assert name_values({"a": "x/y"}).startswith("a=x_y-")
+    assert len(name_values({"a": "9" * 500})) < 120
+    assert name_values({"a": "x/y"}) != name_values({"a": "x:y"})

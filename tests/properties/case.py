@@ -43,7 +43,7 @@ class Case:
         group: "none", or the optimizer's group of the body's first layer: "scaled" or "frozen".
         skip_nan: whether example 3 is NaN, and steps that are not finite are skipped.
         ema: whether the weights are averaged.
-        norms: whether norms are measured.
+        norms: which norms are measured.
         seed: of the weights, the data's order and the random layers.
     """
 
@@ -67,7 +67,7 @@ class Case:
     group: str = "none"
     skip_nan: bool = False
     ema: bool = False
-    norms: bool = False
+    norms: str = ""
     seed: int = 0
 
     def __repr__(self) -> str:
@@ -148,6 +148,6 @@ def cases(draw) -> Case:
         group=draw(mostly("none", ["scaled", "frozen"])),
         skip_nan=draw(mostly(False, [True])),
         ema=draw(mostly(False, [True])),
-        norms=draw(mostly(False, [True])),
+        norms=draw(mostly("", ["layers"])),
         seed=draw(st.integers(0, 3)),
     )

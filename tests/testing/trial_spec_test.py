@@ -35,9 +35,9 @@ def test_trainer_reads_the_examples_in_order(factory):
 
 
 def test_options_that_the_split_determines_are_replaced():
-    spec = make_spec(gallery.Right, seed=7, norms=True, gradient_accumulation_steps=4)
+    spec = make_spec(gallery.Right, seed=7, norms="global", gradient_accumulation_steps=4)
     options = build_trainer(spec, Split(4, micro_batches=2), precision="float64").options
-    assert (options.gradient_accumulation_steps, options.norms) == (2, False)
+    assert (options.gradient_accumulation_steps, options.norms) == (2, "")
     assert (options.precision, options.seed, options.xla) == ("float64", 7, "off")
     assert options.on_non_finite == "ignore"
 

@@ -1,43 +1,177 @@
 """Caches parsed examples in memory or in a folder, so that they are read and parsed only once.
 
 A cache in a folder is a subfolder, named by a fingerprint of the examples: the files and their sizes
-and modification times, the specs of the features, and the operations of the parse function. Each
-feature is a file of values in the order of the examples, which is mapped into memory. A cache is
+and modification times, the specs of the features, and the operations of the parse function. It is
 written under another name and renamed when it is complete, so that the incomplete cache of a killed
-process is never read. In memory, the same files have no names.
+process is never read.
+
+A feature whose examples have one shape is a file of all values, or of all strings and a file of their
+lengths. Any other feature is a file of one serialized tensor per example. In memory, the same bytes are
+in buffers.
 """
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 import contextlib
-import fcntl
+import io
 import json
+import math
 import os
 import shutil
 import sys
-import tempfile
 import time
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 import uuid
 
+import filelock
 import numpy as np
 import tensorflow as tf
 
 from ctl.data import streams
 from ctl.data.caching import fingerprint
-from ctl.data.caching.cached_examples import Cached, Feature, RaggedCached
 from ctl.data.data_errors import report_data_errors
 from ctl.data.distribution import disable_autotune
 from ctl.data.sequences import ragged
-from ctl.data.source import Arrays, Augmented, Data, GlobalBatches, PerReplica, Source
+from ctl.data.source import (
+    Arrays,
+    Augmented,
+    Batch,
+    Data,
+    GlobalBatches,
+    PerReplica,
+    RowSource,
+    Source,
+)
 from ctl.errors import UsageError
 
 MEMORY = "memory"
 _META = "features.json"
 _ROWS = 256  # examples that are written at a time
 _PROGRESS_SECONDS = 5.0
-_PADDING = bytes(64)  # a file must not be empty to be mapped into memory
 
-Open = Callable[[str], BinaryIO]
+
+class Feature(NamedTuple):
+    """One feature of the cached examples.
+
+    Attributes:
+        name: the name of the feature.
+        file: the file of its values or strings; the file of the lengths is "<file>.lengths".
+        dtype: the name of the TensorFlow dtype.
+        shape: the shape of one example; None for an axis whose length differs.
+    """
+
+    name: str
+    file: str
+    dtype: str
+    shape: list[Any]
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether the examples may differ in their shapes."""
+        return None in self.shape
+
+    @property
+    def has_lengths(self) -> bool:
+        """Whether the file has strings: those of the examples, or their serialized tensors."""
+        return self.is_ragged or self.dtype == "string"
+
+    def encode(self, value: tf.Tensor) -> list[bytes]:
+        """Returns the strings of one example or several, or the bytes of their numbers."""
+        if self.is_ragged:
+            return [tf.io.serialize_tensor(value).numpy()]
+        values = value.numpy()
+        if self.dtype == "string":
+            return np.asarray(values, object).reshape(-1).tolist()
+        return [np.ascontiguousarray(values).tobytes()]
+
+
+class _CachedFeatures(Source):
+    """The features of examples in buffers.
+
+    Args:
+        count: the number of examples.
+        features: the features.
+        buffer_of: returns the bytes of a file.
+    """
+
+    def __init__(
+        self, count: int, features: Sequence[Feature], buffer_of: Callable[[str], np.ndarray]
+    ):
+        self._count = count
+        self._features = features
+        buffers = {f.name: buffer_of(f.file) for f in features}
+        self.row_bytes = sum(buffer.size for buffer in buffers.values()) / count
+        self._readers = [_reader(f, count, buffers[f.name], buffer_of) for f in features]
+
+    def __len__(self) -> int:
+        """The number of examples."""
+        return self._count
+
+    def without_python(self) -> Source:
+        """Raises UsageError: the files are on this host."""
+        raise UsageError(
+            "data.cache requires input pipelines in this process, but those of this strategy run on "
+            "other hosts: set data.cache=''."
+        )
+
+    def _read(self, indexes: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Reads rows of every feature; a feature of different shapes has serialized tensors."""
+        types = [tf.string if f.is_ragged else tf.as_dtype(f.dtype) for f in self._features]
+        # NumPy copies the rows without the lock of Python's interpreter.
+        read = lambda rows: [reader(rows) for reader in self._readers]  # noqa: E731
+        values = tf.nest.flatten(tf.numpy_function(read, [indexes], types, stateful=False))
+        shapes = [[] if f.is_ragged else f.shape for f in self._features]
+        return {
+            f.name: tf.ensure_shape(value, [*indexes.shape, *shape])
+            for f, value, shape in zip(self._features, values, shapes, strict=True)
+        }
+
+
+class Cached(_CachedFeatures):
+    """Examples of one shape."""
+
+    def gather(self, indexes: tf.Tensor) -> Batch:
+        """Reads rows of every feature."""
+        return self._read(indexes)
+
+
+class RaggedCached(_CachedFeatures, RowSource):
+    """Examples of different shapes."""
+
+    def read(self, indexes: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Reads the values, and the serialized tensors of features of different shapes."""
+        return self._read(indexes)
+
+    def parse(self, row: dict[str, tf.Tensor]) -> Batch:
+        """Makes an example of one row of `read`."""
+        parsed = {
+            f.name: tf.ensure_shape(tf.io.parse_tensor(row[f.name], f.dtype), f.shape)
+            for f in self._features
+            if f.is_ragged
+        }
+        return {**row, **parsed}
+
+
+def _reader(
+    feature: Feature, count: int, buffer: np.ndarray, buffer_of: Callable[[str], np.ndarray]
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns a function that reads the rows of a feature."""
+    if not feature.has_lengths:
+        values = buffer.view(tf.as_dtype(feature.dtype).as_numpy_dtype).reshape(
+            [count, *feature.shape]
+        )
+        return lambda rows: np.take(values, rows, axis=0)
+    shape = [] if feature.is_ragged else feature.shape
+    ends = np.concatenate([[0], np.cumsum(buffer_of(f"{feature.file}.lengths").view(np.int64))])
+    size = math.prod(shape)  # strings of an example
+
+    def read(rows: np.ndarray) -> np.ndarray:
+        numbers = (rows[:, None] * size + np.arange(size)).reshape(-1).tolist()
+        strings = np.empty(len(numbers), object)
+        strings[:] = [buffer[ends[i] : ends[i + 1]].tobytes() for i in numbers]
+        return strings.reshape([len(rows), *shape])
+
+    return read
 
 
 def cached(source: Source, place: str) -> Source:
@@ -101,28 +235,12 @@ def _check_spec(spec: Any) -> None:
                 f"data.cache requires dense tensors of known rank, but {name!r} is {feature}: convert "
                 "it in the parse function (tf.sparse.to_dense, tf.ensure_shape), or set data.cache=''."
             )
-        if feature.dtype == tf.string and None in feature.shape.as_list():
-            raise UsageError(
-                f"data.cache does not support {name!r}, strings of different shapes: convert it in the "
-                "parse function, or set data.cache=''."
-            )
 
 
 def _fill_memory(source: Source, examples: tf.data.Dataset) -> Source:
-    with contextlib.ExitStack() as stack:
-        files: dict[str, Any] = {}
-
-        def open_file(name: str) -> BinaryIO:
-            # A file without a name: in memory on Linux, on a disk elsewhere.
-            has_memory = hasattr(os, "memfd_create")
-            files[name] = stack.enter_context(
-                os.fdopen(os.memfd_create(name), "wb") if has_memory else tempfile.TemporaryFile()  # noqa: SIM115
-            )
-            return files[name]
-
-        features = _write(source, examples, open_file)
-        # The mapping keeps the memory when the files are closed.
-        return _load(features, lambda name: f"/dev/fd/{files[name].fileno()}")
+    files: defaultdict[str, io.BytesIO] = defaultdict(io.BytesIO)
+    features = _write(source, examples, files.__getitem__)
+    return _load(source, features, lambda name: np.frombuffer(files[name].getbuffer(), np.uint8))
 
 
 def _load_or_fill(source: Source, examples: tf.data.Dataset, folder: str) -> Source:
@@ -130,9 +248,12 @@ def _load_or_fill(source: Source, examples: tf.data.Dataset, folder: str) -> Sou
     final = os.path.join(folder, name)
     try:
         os.makedirs(folder, exist_ok=True)
-        with _lock(f"{final}.lock"):
+        # One process of this machine fills a cache while the others wait; its exit frees the lock.
+        with filelock.FileLock(f"{final}.lock"):
             if not os.path.exists(os.path.join(final, _META)):
-                _remove_interrupted(folder, name)
+                for other in os.listdir(folder):  # of processes that were killed in this
+                    if other.startswith(f"{name}.") and other.endswith(".tmp"):
+                        shutil.rmtree(os.path.join(folder, other), ignore_errors=True)
                 _fill_folder(source, examples, final)
     except OSError as error:
         raise UsageError(
@@ -141,7 +262,13 @@ def _load_or_fill(source: Source, examples: tf.data.Dataset, folder: str) -> Sou
         ) from None
     with open(os.path.join(final, _META)) as file:
         features = [Feature(**feature) for feature in json.load(file)]
-    return _load(features, lambda name: os.path.join(final, name))
+
+    def buffer_of(name: str) -> np.ndarray:
+        path = os.path.join(final, name)
+        # A file without content cannot be mapped into memory.
+        return np.memmap(path, np.uint8, "r") if os.path.getsize(path) else np.zeros(0, np.uint8)
+
+    return _load(source, features, buffer_of)
 
 
 def _fill_folder(source: Source, examples: tf.data.Dataset, final: str) -> None:
@@ -162,59 +289,40 @@ def _fill_folder(source: Source, examples: tf.data.Dataset, final: str) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _lock(path: str) -> Iterator[None]:
-    """Lets one process of this machine fill a cache while the others wait; its exit frees the lock."""
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _remove_interrupted(folder: str, name: str) -> None:
-    """Removes the files of processes that were killed while they filled this cache."""
-    for other in os.listdir(folder):
-        if other.startswith(f"{name}.") and other.endswith(".tmp"):
-            shutil.rmtree(os.path.join(folder, other), ignore_errors=True)
-
-
-def _write(source: Source, examples: tf.data.Dataset, open_file: Open) -> list[Feature]:
-    """Writes all examples: a file of values for each feature, and a file of shapes if they differ."""
-    spec, count = examples.element_spec, len(source)
+def _write(
+    source: Source, examples: tf.data.Dataset, open_file: Callable[[str], BinaryIO]
+) -> list[Feature]:
+    """Writes all examples into the files of their features."""
+    specs, count = examples.element_spec, len(source)
     features = [
-        Feature(name, i, count, s.dtype.name, s.shape.as_list())
-        for i, (name, s) in enumerate(sorted(spec.items()))
+        Feature(name, str(number), spec.dtype.name, spec.shape.as_list())
+        for number, (name, spec) in enumerate(sorted(specs.items()))
     ]
-    files = {f.values_file: open_file(f.values_file) for f in features}
-    ragged_features = [f for f in features if f.is_ragged]
-    files |= {f.shapes_file: open_file(f.shapes_file) for f in ragged_features}
-    is_even = not ragged_features
-    elements = examples.batch(_ROWS) if is_even else examples.prefetch(_ROWS)
+    files = {f.name: open_file(f.file) for f in features}
+    lengths = {f.name: open_file(f"{f.file}.lengths") for f in features if f.has_lengths}
+    is_ragged = any(feature.is_ragged for feature in features)
+    elements = examples.prefetch(_ROWS) if is_ragged else examples.batch(_ROWS)
     begin = shown = time.monotonic()
     done = 0
-    for element in _read(elements):
-        for feature in features:
-            value = element[feature.name].numpy()
-            if feature.is_ragged:
-                files[feature.shapes_file].write(np.array(value.shape, "<i8").tobytes())
-            files[feature.values_file].write(feature.encode(value))
-        done += len(value) if is_even else 1
-        if time.monotonic() - shown > _PROGRESS_SECONDS:
-            shown = time.monotonic()
-            line = f"Filling the cache: {done:,} of {count:,} examples, {shown - begin:.0f} s"
-            print(line, file=sys.stderr, flush=True)
+    with report_data_errors("cached", lambda: elements.element_spec):
+        for element in disable_autotune(elements):
+            for feature in features:
+                for content in feature.encode(element[feature.name]):
+                    files[feature.name].write(content)
+                    if feature.has_lengths:
+                        lengths[feature.name].write(np.int64(len(content)).tobytes())
+            done += 1 if is_ragged else len(next(iter(element.values())))
+            if time.monotonic() - shown > _PROGRESS_SECONDS:
+                shown = time.monotonic()
+                line = f"Filling the cache: {done:,} of {count:,} examples, {shown - begin:.0f} s"
+                print(line, file=sys.stderr, flush=True)
     if done != count:
         raise UsageError(f"The data has {count} examples, but only {done} of them could be read.")
-    for file in files.values():
-        file.write(_PADDING)
-        file.flush()
     return features
 
 
-def _read(elements: tf.data.Dataset) -> Iterator[Any]:
-    with report_data_errors("cached", lambda: elements.element_spec):
-        yield from disable_autotune(elements)
-
-
-def _load(features: list[Feature], path_of: Callable[[str], str]) -> Source:
+def _load(
+    source: Source, features: Sequence[Feature], buffer_of: Callable[[str], np.ndarray]
+) -> Source:
     kind = RaggedCached if any(feature.is_ragged for feature in features) else Cached
-    return kind(features, path_of)
+    return kind(len(source), features, buffer_of)

@@ -9,7 +9,7 @@ import tensorflow as tf
 from ctl.data.autograph import traced
 from ctl.data.source import Source
 
-_VERSION = 2
+_VERSION = 3  # of the files of a cache
 # Attributes of operations that differ between processes.
 _UNSTABLE = (
     "token",

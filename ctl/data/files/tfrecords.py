@@ -1,6 +1,7 @@
 """Examples from TFRecord files, read, parsed and shuffled in parallel and in a reproducible order."""
 
 from collections.abc import Callable, Mapping
+import operator
 import re
 from typing import Any
 
@@ -8,8 +9,6 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.lib.io import tf_record
 
-from ctl.configs import overrides
-from ctl.configs.values import check_values
 from ctl.errors import UsageError
 
 _MIN_RECORD = 16  # bytes: the length (8), its checksum (4), an empty record, its checksum (4)
@@ -22,7 +21,10 @@ def tfrecords(
     *,
     split: str,
     seed: int = 0,
-    tuning: Mapping[str, Any] | None = None,
+    interleave: int = 4,
+    parallel_calls: int = tf.data.AUTOTUNE,
+    cache: bool = False,
+    shuffle_buffer: int = 10_000,
 ) -> tf.data.Dataset:
     """Returns a dataset of the examples in TFRecord files, shuffled through a buffer.
 
@@ -32,8 +34,7 @@ def tfrecords(
 
         ctl.data.tfrecords("data/train-*.tfrecord", {
             "image": tf.io.FixedLenFeature([784], tf.float32),
-            "label": tf.io.FixedLenFeature([], tf.int64)}, split=split, seed=self.options.seed,
-            tuning=self.options.data.tfrecord)
+            "label": tf.io.FixedLenFeature([], tf.int64)}, split=split, seed=self.options.seed)
 
     Args:
         pattern: path of a file, or a pattern of paths, which are read in sorted order; any file
@@ -43,13 +44,12 @@ def tfrecords(
         split: "train" shuffles files and examples by the seed, differently in each epoch; "eval"
             keeps their order.
         seed: the run's seed.
-        tuning: keys of the config's section `data.tfrecord`. None of them makes the order random;
-            all but `parallel_calls` change it.
-            interleave: how many files are read at a time; their records alternate.
-            parallel_calls: how many records are parsed at a time; -1 lets tf.data choose.
-            cache: keep the parsed examples in memory after the first epoch. Files are then read in
-                the same order in each epoch, and only `shuffle_buffer` shuffles.
-            shuffle_buffer: how many examples are shuffled at a time, in training only; 0 for none.
+        interleave: how many files are read at a time; their records alternate. This argument, `cache`
+            and `shuffle_buffer` change the order of the examples, and none makes it random.
+        parallel_calls: how many records are parsed at a time; -1 lets tf.data choose.
+        cache: keep the parsed examples in memory after the first epoch. Files are then read in the same
+            order in each epoch, and only `shuffle_buffer` shuffles.
+        shuffle_buffer: how many examples are shuffled at a time, in training only; 0 for none.
 
     Returns:
         A dataset of one epoch of unbatched examples. If it is repeated, the order depends on the
@@ -57,34 +57,33 @@ def tfrecords(
         continues the shuffling of the first one instead of repeating it.
 
     Raises:
-        UsageError: no file matches, a file is empty or truncated, or a key of `tuning` is wrong.
+        UsageError: no file matches, a file is empty or truncated, or an argument is out of range.
     """
     if split not in ("train", "eval"):
         raise UsageError(f"ctl.data.tfrecords has no split {split!r}: choose train or eval.")
-    options = overrides.config(data={"tfrecord": dict(tuning or {})})
-    check_values(overrides.flatten(options))
-    tuned = options.data.tfrecord
+    _check_count("interleave", interleave, least=1)
+    if parallel_calls != tf.data.AUTOTUNE:
+        _check_count("parallel_calls", parallel_calls, least=1)
+    _check_count("shuffle_buffer", shuffle_buffer, least=0)
     training = split == "train"
     paths = _paths(pattern)
     files = tf.data.Dataset.from_tensor_slices(paths)
-    if training and not tuned.cache:  # a cache keeps the order of the first epoch
+    if training and not cache:  # a cache keeps the order of the first epoch
         files = files.shuffle(len(paths), seed=seed, reshuffle_each_iteration=True)
     # deterministic=True everywhere: the order must not depend on which file is read or which record
     # is parsed first.
     dataset = files.interleave(
         tf.data.TFRecordDataset,
-        cycle_length=tuned.interleave,
-        num_parallel_calls=min(tuned.interleave, len(paths)),
+        cycle_length=interleave,
+        num_parallel_calls=min(interleave, len(paths)),
         deterministic=True,
     )
-    dataset = dataset.map(
-        _parser(features), num_parallel_calls=tuned.parallel_calls, deterministic=True
-    )
+    dataset = dataset.map(_parser(features), num_parallel_calls=parallel_calls, deterministic=True)
     # The cache comes before the shuffle, so that each epoch has another order.
-    if tuned.cache:
+    if cache:
         dataset = dataset.cache()
-    if training and tuned.shuffle_buffer:
-        dataset = dataset.shuffle(tuned.shuffle_buffer, seed=seed, reshuffle_each_iteration=True)
+    if training and shuffle_buffer:
+        dataset = dataset.shuffle(shuffle_buffer, seed=seed, reshuffle_each_iteration=True)
     return dataset
 
 
@@ -92,6 +91,17 @@ def describe_corruption(error: tf.errors.DataLossError) -> str:
     """Extracts what is corrupt from TensorFlow's message, which is mostly a stack trace."""
     match = re.search(r"(corrupted|truncated) record at \d+", error.message)
     return match[0] if match else error.message.strip().splitlines()[-1]
+
+
+def _check_count(name: str, value: Any, *, least: int) -> None:
+    try:
+        if not isinstance(value, bool) and operator.index(value) >= least:
+            return
+    except TypeError:  # not an integer
+        pass
+    raise UsageError(
+        f"ctl.data.tfrecords: {name} is {value!r}, but must be an integer, at least {least}."
+    )
 
 
 def _parser(features: Any) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:

@@ -5,11 +5,10 @@ import pathlib
 from typing import Any
 
 from ctl.errors import UsageError
-from ctl.loop import write_errors
 from ctl.loop.actions.action import Action
 from ctl.loop.actions.monitored_metric import MonitoredMetric
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from ctl.loop.checkpoints.files import CheckpointFiles
+from ctl.loop.checkpoints.files import CheckpointFiles, report_write_errors
 
 
 class BestCheckpoint(Action):
@@ -79,7 +78,7 @@ class BestCheckpoint(Action):
             return
         path = self._checkpoints.path(controller.step)
         notes = {"metric": self._metric.name, "mode": self._metric.mode, "value": value}
-        with write_errors.report_write_errors(path, self._folder):
+        with report_write_errors(path, self._folder):
             self._checkpoints.save({**notes, "outputs": dict(outputs)})
         controller.reporter.record(
             "best", controller.step, metric=self._metric.name, value=value, path=path
@@ -101,20 +100,15 @@ class BestCheckpoint(Action):
 
     def result(self) -> dict[str, Any]:
         """Returns the step and the value of the best checkpoint."""
-        step = self._best_step()
+        values, step = self._values(), self._best_step()
         if step is None:
             return {}
-        value = self._values()[step]
         restored = {"restored": True} if self.is_restored else {}
-        best = {"step": step, "metric": self._metric.name, "value": value, **restored}
+        best = {"step": step, "metric": self._metric.name, "value": values[step], **restored}
         return {"best": {**best, "checkpoint": self._checkpoints.path(step)}}
 
     def _values(self) -> dict[int, float]:
-        """Returns the values of the complete checkpoints that were saved for this metric, by step."""
-        files = self._checkpoints.files
-        notes = {step: files.notes(step) for step in files.steps()}
-        rule = {"metric": self._metric.name, "mode": self._metric.mode}
-        return {k: n["value"] for k, n in notes.items() if rule.items() <= n.items()}
+        return _read_values(self._checkpoints.files, self._metric)
 
     def _is_among_best(self, value: float, step: int) -> bool:
         values = self._values()
@@ -135,6 +129,13 @@ class BestCheckpoint(Action):
         return (step in values, self._metric.sign * values.get(step, 0.0), -step)
 
 
+def _read_values(files: CheckpointFiles, metric: MonitoredMetric) -> dict[int, float]:
+    """Returns the values of the complete checkpoints that were saved for a metric, by step."""
+    notes = {step: files.notes(step) for step in files.steps()}
+    rule = {"metric": metric.name, "mode": metric.mode}
+    return {step: n["value"] for step, n in notes.items() if rule.items() <= n.items()}
+
+
 def find_best(folder: pathlib.Path) -> str:
     """Returns the path of the best checkpoint in a folder that a `BestCheckpoint` has written.
 
@@ -142,11 +143,11 @@ def find_best(folder: pathlib.Path) -> str:
         UsageError: the folder has no checkpoint.
     """
     files = CheckpointFiles(folder)
-    notes = {step: files.notes(step) for step in files.steps()}
     # The newest checkpoint has the current metric, unless the config was changed since.
-    rules = [(n["metric"], n["mode"]) for _, n in sorted(notes.items()) if "metric" in n]
-    if not rules:
-        raise UsageError(f"{folder} has no checkpoint: set train.best.metric, and train.")
-    metric = MonitoredMetric(*rules[-1])
-    of_metric = {k: n["value"] for k, n in notes.items() if n.get("metric") == metric.name}
-    return files.path(max(of_metric, key=lambda k: (metric.sign * of_metric[k], -k)))
+    for step in reversed(files.steps()):
+        notes = files.notes(step)
+        if "metric" in notes:
+            metric = MonitoredMetric(notes["metric"], notes["mode"])
+            values = _read_values(files, metric)
+            return files.path(max(values, key=lambda k: (metric.sign * values[k], -k)))
+    raise UsageError(f"{folder} has no checkpoint: set train.best.metric, and train.")

@@ -4,39 +4,30 @@ from collections.abc import Mapping
 import pathlib
 from typing import Any
 
-from ctl.loop import inference, saved_model, write_errors
+from ctl.loop import inference, saved_model
 from ctl.loop.actions import best_checkpoint
 from ctl.loop.actions.action import Action
+from ctl.loop.checkpoints.files import report_write_errors
+from ctl.loop.workdir import Workdir
 
 
 class ExportModel(Action):
     """Writes the best or the last checkpoint as a SavedModel; see `loop/saved_model.py`.
 
-        ExportModel("best", folder="runs/mine/export", best_folder="runs/mine/best")
+        ExportModel("best", workdir=Workdir("runs/mine"))
 
     Args:
         which: "best" or "last".
-        folder: the folder of the versions.
-        best_folder: the folder of the best checkpoints.
-        average: whether to export the averaged weights, if there are any.
+        workdir: has the folder of the versions, and the best checkpoints.
     """
 
     at = "train"
     everywhere = True  # does nothing at a boundary; `end` is called everywhere
     may_stop = False
 
-    def __init__(
-        self,
-        which: str,
-        *,
-        folder: str | pathlib.Path,
-        best_folder: str | pathlib.Path,
-        average: bool = True,
-    ):
+    def __init__(self, which: str, *, workdir: Workdir):
         self._which = which
-        self._folder = pathlib.Path(folder)
-        self._best_folder = pathlib.Path(best_folder)
-        self._average = average
+        self._workdir = workdir
         self._exported: dict[str, str] = {}
 
     def __call__(self, outputs: Mapping[str, Any]) -> None:
@@ -49,14 +40,13 @@ class ExportModel(Action):
             return
         path = controller.checkpoints.path(controller.trained_step)
         if self._which == "best":
-            path = best_checkpoint.find_best(self._best_folder)
+            path = best_checkpoint.find_best(self._workdir.best)
         step, self._exported = export_checkpoint(
             type(controller.trainer),
             controller.trainer.options,
             path,
-            self._folder,
+            self._workdir.exports,
             global_batch_size=controller.trainer.global_batch_size,
-            average=self._average,
         )
         controller.reporter.record("export", step, **self._exported)
         controller.reporter.print_line(f"Exported {path} to {self._exported['path']}.")
@@ -73,9 +63,8 @@ def export_checkpoint(
     folder: pathlib.Path,
     *,
     global_batch_size: int,
-    average: bool,
 ) -> tuple[int, dict[str, str]]:
-    """Restores a checkpoint for inference and exports it.
+    """Restores a checkpoint for inference and exports it, with averaged weights if there are any.
 
     Args:
         trainer_class: the class that was trained.
@@ -83,7 +72,6 @@ def export_checkpoint(
         path: the checkpoint.
         folder: the folder of the versions.
         global_batch_size: the batch size of the training.
-        average: whether to export the averaged weights, if there are any.
 
     Returns:
         The step; and the path of the version, its checkpoint, and the kind of its weights.
@@ -93,11 +81,11 @@ def export_checkpoint(
         Failure: it cannot be written.
     """
     trainer = inference.restore_trainer(
-        trainer_class, options, path, global_batch_size=global_batch_size, average=average
+        trainer_class, options, path, global_batch_size=global_batch_size
     )
-    weights = "average" if average and options.ema_decay else "plain"
+    weights = "average" if options.ema_decay else "plain"
     notes = {"checkpoint": path, "weights": weights}
-    with write_errors.report_write_errors(str(folder), pathlib.Path(path).parent):
+    with report_write_errors(str(folder), pathlib.Path(path).parent):
         folder.mkdir(parents=True, exist_ok=True)
         version = saved_model.export(trainer, folder, notes)
     return int(trainer.global_step.numpy()), {"path": str(version), **notes}

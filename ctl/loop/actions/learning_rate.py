@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ctl.errors import UsageError
+from ctl.loop import measurements
 from ctl.loop.actions.action import Action
 from ctl.replica.arithmetic import precision
 
@@ -34,8 +35,7 @@ class LearningRate(Action):
     @property
     def value(self) -> float:
         """The learning rate of the next update."""
-        rate = self._optimizer._learning_rate
-        return float((rate(self._optimizer.iterations) if callable(rate) else rate).numpy())
+        return measurements.read_rate(self._optimizer)
 
     def set(self, value: float) -> None:
         """Sets the learning rate from the next update on.
@@ -49,9 +49,8 @@ class LearningRate(Action):
                 "optimizer.schedule=constant to set it between calls."
             )
         self._optimizer.learning_rate = value
-        self._state = {
-            "learning_rate": value, "configured": self._configured, "step": self.controller.step,
-        }  # fmt: skip
+        step = self.controller.step
+        self._state = {"learning_rate": value, "configured": self._configured, "step": step}
 
     def get_state(self) -> dict[str, Any]:
         """Returns the rate if it was set."""

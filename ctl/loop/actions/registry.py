@@ -8,15 +8,12 @@ from ctl.configs.error_location import error_location
 from ctl.errors import UsageError
 from ctl.loop.actions.action import Action, as_action
 from ctl.loop.actions.best_checkpoint import BestCheckpoint
-from ctl.loop.actions.early_stopping import EarlyStopping
 from ctl.loop.actions.export_model import ExportModel
 from ctl.loop.actions.histograms import GraphSummary, WeightHistograms
 from ctl.loop.actions.overfit_report import OverfitReport
-from ctl.loop.actions.time_limit import TimeLimit
+from ctl.loop.actions.stopping import EarlyStopping, TimeLimit
 from ctl.loop.workdir import Workdir
 
-# Name -> class. Other actions are named by path/to/file.py:Class or package.module:Class.
-CLASSES: dict[str, type[Action]] = {"early_stopping": EarlyStopping}
 _OPTIONS = ("at", "everywhere")  # of `as_action`; all others are arguments of the class
 
 
@@ -55,12 +52,7 @@ def make_actions(
         actions.append(OverfitReport(config.data.overfit_batches))
     actions += _make_listed(config.actions, config_path)
     if config.train.export:
-        average, folder = config.train.export_average, workdir.exports
-        actions.append(
-            ExportModel(
-                config.train.export, folder=folder, best_folder=workdir.best, average=average
-            )
-        )
+        actions.append(ExportModel(config.train.export, workdir=workdir))
     return actions
 
 
@@ -71,7 +63,7 @@ def _make_listed(entries: Sequence[Any], config_path: str) -> list[Action]:
         arguments: dict[str, Any] = dict(entry) if isinstance(entry, Mapping) else {"name": entry}
         name = arguments.pop("name")
         options = {option: arguments.pop(option) for option in _OPTIONS if option in arguments}
-        factory = CLASSES.get(name) or loading.load_action_factory(name, config_path, key=key)
+        factory = loading.load_action_factory(name, config_path, key=key)
         try:
             action = factory(**arguments)
         except UsageError:

@@ -13,10 +13,13 @@ from ctl.errors import UsageError, list_some
 from ctl.hardware import quiet
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.checkpoints import matching
-from ctl.loop.checkpoints.damage import DamagedCheckpoint, is_damage
 from ctl.loop.checkpoints.files import CheckpointFiles
 from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer
+
+
+class DamagedCheckpoint(Exception):
+    """Raised if files of a checkpoint cannot be read; an older checkpoint may be intact."""
 
 
 class Checkpointer:
@@ -86,8 +89,8 @@ class Checkpointer:
 
     def latest_step(self, before: int | None = None) -> int | None:
         """Returns the step of the newest complete checkpoint, or of the newest before a step."""
-        steps = [step for step in self.files.steps() if before is None or step < before]
-        return steps[-1] if steps else None
+        steps = (step for step in self.files.steps() if before is None or step < before)
+        return max(steps, default=None)
 
     def path(self, step: int) -> str:
         """Returns the path of the checkpoint of a step."""
@@ -189,13 +192,14 @@ class Checkpointer:
         with self._trainer.strategy.scope():
             try:
                 content = matching.CheckpointContent(path)
-                if not self._restore_by_place(path, content):
-                    self._restore_by_name(path, content)
+                variables = matching.list_variables(self._checkpoint)
+                if not self._restore_by_place(path, content, variables):
+                    self._restore_by_name(path, content, variables)
             except UsageError:
                 raise
             except (AssertionError, ValueError, tf.errors.OpError) as error:
                 reason = str(error).splitlines()[0]
-                if is_damage(error):
+                if _is_damage(error):
                     raise DamagedCheckpoint(reason) from None
                 raise UsageError(_format_mismatch(path, reason)) from None
         self._on_restored()
@@ -205,12 +209,12 @@ class Checkpointer:
         step = self.latest_step(before)
         return self._processes.broadcast_from_chief(-1 if step is None else step)
 
-    def _restore_by_place(self, path: str, content: matching.CheckpointContent) -> bool:
+    def _restore_by_place(
+        self, path: str, content: matching.CheckpointContent, variables: list[matching.Variable]
+    ) -> bool:
         """Restores as TensorFlow does, unless that would skip variables on either side."""
         places = content.places(self._checkpoint)
-        mismatch, extra = matching.find_misplaced(
-            matching.list_variables(self._checkpoint), content, places
-        )
+        mismatch, extra = matching.find_misplaced(variables, content, places)
         deferred = [v for v in extra if content.is_deferred(v, places)]
         if mismatch or (len(deferred) < len(extra) and not self._reads_only):
             return False
@@ -220,29 +224,27 @@ class Checkpointer:
         self._restored, self._deferred = content, deferred
         return True
 
-    def _restore_by_name(self, path: str, content: matching.CheckpointContent) -> None:
+    def _restore_by_name(
+        self, path: str, content: matching.CheckpointContent, variables: list[matching.Variable]
+    ) -> None:
         """Restores the variables of the same name, for a trainer whose objects have moved."""
-        variables = matching.list_variables(self._checkpoint)
-        comparison = matching.compare(
-            variables, content.variables, content.places(self._checkpoint)
-        )
+        places = content.places(self._checkpoint)
+        comparison = matching.compare(variables, content.variables, places)
         mismatch = comparison.describe()
         if not self._partial and not comparison.complete:
             raise UsageError(_format_mismatch(path, mismatch))
         restored = {id(variable.source) for variable, _ in comparison.pairs}
         trainer = self._trainer
         model = {id(variable.source) for variable in matching.list_variables(trainer.model)}
+        reason = "" if model & restored else "no variable of the model matches"
         # Without the counters the data order and the learning rate would start at zero, with weights
         # of a later step.
         if not {id(trainer.global_step), id(trainer.optimizer.iterations)} <= restored:
+            reason = "the counters of steps and updates do not match"
+        if reason:
             raise UsageError(
-                f"{path} does not match this trainer even in part, since the counters of steps and "
-                f"updates do not match ({mismatch}): use --fresh or another --workdir."
-            )
-        if not model & restored:
-            raise UsageError(
-                f"{path} does not match this trainer even in part, since no variable of the model "
-                f"matches ({mismatch}): use --fresh or another --workdir."
+                f"{path} does not match this trainer even in part, since {reason} ({mismatch}): use "
+                "--fresh or another --workdir."
             )
         # All values are read before a variable changes: a damaged file must leave the trainer as it is.
         values = [(variable.source, content.value(saved)) for variable, saved in comparison.pairs]
@@ -293,3 +295,11 @@ def _format_mismatch(path: str, reason: str) -> str:
         "--allow_partial_restore, start from scratch with --fresh or another --workdir, or use the "
         "trainer that wrote it."
     )
+
+
+def _is_damage(error: Exception) -> bool:
+    """Returns whether an error is caused by the files, not by the variables to restore."""
+    # TensorFlow raises a bare OpError if an index file is not one.
+    damage = (tf.errors.DataLossError, tf.errors.OutOfRangeError)
+    missing = isinstance(error, tf.errors.NotFoundError) and "matching files" in str(error)
+    return isinstance(error, damage) or type(error) is tf.errors.OpError or missing

@@ -3,10 +3,11 @@
 After the files of a checkpoint, a marker `ckpt-<step>.whole` is written, which lists their sizes. A
 checkpoint whose marker is missing or does not match is skipped, no matter what cut its files short: a
 kill, a full disk, or the user. The marker also holds the notes of a checkpoint: data that is not a
-variable, such as the states of actions.
+variable, such as the states of actions. If something cannot be written, the message names the
+checkpoint that is intact.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import json
 import os
@@ -15,9 +16,17 @@ import re
 import shutil
 from typing import Any
 
+from ctl.errors import Failure
+
 _NAME = re.compile(r"ckpt-(\d+)(\.(?:index|data-\d{5}-of-\d{5}|whole)|_temp)")
 _MARKER = ".whole"
 _UNFINISHED = "it was not written to the end"
+_REASONS = re.compile(
+    r"No space left on device|Disk quota exceeded|Read-only file system|Permission denied",
+    re.IGNORECASE,
+)
+# TensorFlow's errors of a full or read-only disk, if the message has none of these reasons.
+_ERRORS = ("ResourceExhaustedError", "PermissionDeniedError")
 
 
 class CheckpointFiles:
@@ -51,7 +60,7 @@ class CheckpointFiles:
     def fault(self, step: int) -> str | None:
         """Returns what is wrong with a checkpoint, or None."""
         try:
-            marker = json.loads(pathlib.Path(self.path(step) + _MARKER).read_text())
+            marker = self._read_marker(step)
             sizes = {str(name): int(size) for name, size in marker["files"].items()}
         except FileNotFoundError:
             return _UNFINISHED
@@ -71,10 +80,9 @@ class CheckpointFiles:
     def notes(self, step: int) -> dict[str, Any]:
         """Returns the notes that `commit` recorded for a checkpoint; {} if there are none."""
         try:
-            notes = json.loads(pathlib.Path(self.path(step) + _MARKER).read_text())["notes"]
+            return dict(self._read_marker(step)["notes"])
         except (OSError, ValueError, TypeError, KeyError):
             return {}
-        return notes if isinstance(notes, dict) else {}
 
     def commit(self, step: int, notes: Mapping[str, Any] | None = None) -> None:
         """Marks a checkpoint as complete. All its files must have been written.
@@ -125,13 +133,14 @@ class CheckpointFiles:
             if step < newest:  # a thread may still be writing a newer one
                 self.remove(step)
 
+    def _read_marker(self, step: int) -> Any:
+        return json.loads(pathlib.Path(self.path(step) + _MARKER).read_text())
+
     def _files(self) -> dict[int, list[pathlib.Path]]:
         """Returns the files of each checkpoint, by step."""
         files: dict[int, list[pathlib.Path]] = {}
-        names = os.listdir(self._directory) if self._directory.is_dir() else []
-        for name in names:
-            match = _NAME.fullmatch(name)
-            if match:
+        for name in os.listdir(self._directory) if self._directory.is_dir() else ():
+            if match := _NAME.fullmatch(name):
                 files.setdefault(int(match[1]), []).append(self._directory / name)
         return files
 
@@ -144,3 +153,45 @@ def flush(path: pathlib.Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def report_write_errors(what: str, checkpoints: str | pathlib.Path | None) -> Iterator[None]:
+    """Turns an error of the disk, from the operating system or TensorFlow, into a `Failure`.
+
+    The block must only write: errors of reading the user's data are of the same types.
+
+    Args:
+        what: what is written, for the message.
+        checkpoints: the folder of the run's checkpoints, if it has one.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = _find_reason(error)
+        if reason is None:
+            raise
+        files = CheckpointFiles(checkpoints or "")
+        steps = files.steps() if checkpoints else []
+        intact = "No checkpoint exists yet."
+        if steps:
+            intact = f"The last complete checkpoint, {files.path(steps[-1])}, is intact."
+        full = re.search("space|quota|exhausted", reason, re.IGNORECASE)
+        fix = "Free some space" if full else "Make it writable"
+        raise Failure(
+            f"{what} could not be written: {reason}. {intact} {fix}, then rerun the same command."
+        ) from error
+
+
+def _find_reason(error: Exception) -> str | None:
+    """Returns why something could not be written; None for an error of another kind."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    # Checks the name of the module, since TensorFlow need not be imported.
+    if not type(error).__module__.startswith("tensorflow."):
+        return None
+    # The types vary with the operation: a full disk is ResourceExhausted or Unknown.
+    match = _REASONS.search(str(error))
+    if match:
+        return match[0]
+    return str(error).splitlines()[0] if type(error).__name__ in _ERRORS else None

@@ -1,16 +1,14 @@
 """Decides when a run saves a checkpoint, and records it."""
 
-from collections.abc import Callable, Mapping
-import pathlib
-import time
+from collections.abc import Mapping
 from typing import Any
 
 from ctl.errors import Failure
 from ctl.hardware.collectives import ProcessGroup
-from ctl.loop import write_errors
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from ctl.loop.checkpoints.files import CheckpointFiles
-from ctl.loop.timer import Timer
+from ctl.loop.checkpoints.files import CheckpointFiles, report_write_errors
+from ctl.loop.reporter import Reporter
+from ctl.loop.timing import Timer
 from ctl.replica.measure.non_finite import first_non_finite_variable
 from ctl.trainer import StandardTrainer
 
@@ -18,7 +16,7 @@ from ctl.trainer import StandardTrainer
 class CheckpointManager:
     """Saves each step at most once, and no step whose weights are not finite.
 
-        manager = CheckpointManager(trainer, Checkpointer("ckpts", trainer), interval=500)
+        manager = CheckpointManager(trainer, checkpoints, reporter, interval=500)
         manager.all_restore()
         while training:
             ...
@@ -32,13 +30,9 @@ class CheckpointManager:
     Args:
         trainer: what is saved.
         checkpoints: reads and writes the checkpoints; None to save nothing.
+        reporter: records the checkpoints, and prints which ones are skipped, and why.
         interval: steps between two checkpoints; 0 for the end only.
         seconds: seconds between two checkpoints, in addition to `interval`; 0 for no limit.
-        on_event: called as on_event(name, step, **fields), to record a checkpoint.
-        print_line: prints which checkpoints are skipped, and why.
-        get_notes: returns what to record with a checkpoint besides the trainer, in JSON types.
-        set_notes: called with what a restored checkpoint has recorded.
-        clock: returns the time, in seconds.
 
     Attributes:
         saved_step: the step of the newest checkpoint that this process saved or restored, or None.
@@ -48,36 +42,29 @@ class CheckpointManager:
         self,
         trainer: StandardTrainer,
         checkpoints: Checkpointer | None,
+        reporter: Reporter,
         *,
         interval: int = 0,
         seconds: float = 0.0,
-        on_event: Callable[..., None] | None = None,
-        print_line: Callable[[str], None] | None = None,
-        get_notes: Callable[[], Mapping[str, Any]] | None = None,
-        set_notes: Callable[[Mapping[str, Any]], None] | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ):
+        self._trainer = trainer
         self.checkpoints = checkpoints
+        self._reporter = reporter
         self.interval = interval
         # The time to the first checkpoint counts from the start of the process.
-        self._timer = Timer(seconds, clock=clock)
+        self._timer = Timer(seconds)
         self.saved_step: int | None = None
-        self.trainer = trainer
-        self._on_event = on_event or (lambda *_, **__: None)
-        self._print_line = print_line
-        self._get_notes = get_notes or (lambda: {})
-        self._set_notes = set_notes or (lambda notes: None)
-
-    def is_due_by_step(self) -> bool:
-        """Returns whether the current step is a multiple of the interval."""
-        return bool(self.interval) and self._step % self.interval == 0
 
     def all_due(self, processes: ProcessGroup) -> bool:
         """Returns whether to save now, by the interval or by the chief's clock; collective."""
-        return self.is_due_by_step() or self._timer.all_due(processes)
+        is_multiple = bool(self.interval) and self._step % self.interval == 0
+        return is_multiple or self._timer.all_due(processes)
 
-    def save(self) -> None:
+    def save(self, notes: Mapping[str, Any] | None = None) -> None:
         """Saves a checkpoint, unless this step has one already.
+
+        Args:
+            notes: what to record with it besides the trainer, in JSON types.
 
         Raises:
             Failure: it cannot be written, or a weight is not finite.
@@ -87,8 +74,8 @@ class CheckpointManager:
             return
         # A step may make weights infinite with finite gradients. Saving them would replace the
         # checkpoint to go back to.
-        if self.trainer.options.on_non_finite != "ignore":
-            variable = first_non_finite_variable(self.trainer.model.trainable_variables)
+        if self._trainer.options.on_non_finite != "ignore":
+            variable = first_non_finite_variable(self._trainer.model.trainable_variables)
             if variable:
                 raise Failure(
                     f"{variable} is not finite after step {step}, which is not saved: lower the "
@@ -97,20 +84,22 @@ class CheckpointManager:
         # One thread writes at a time; its error belongs to the earlier checkpoint.
         self.wait()
         path = self.checkpoints.path(step)
-        with write_errors.report_write_errors(path, self.checkpoints.directory):
-            self.checkpoints.save(self._get_notes())
+        with report_write_errors(path, self.checkpoints.directory):
+            self.checkpoints.save(notes)
         self.saved_step = step
         self._timer.restart()
-        self._on_event("checkpoint", step, path=path)
+        self._reporter.record("checkpoint", step, path=path)
 
     def wait(self) -> None:
         """Waits until the checkpoint that a thread is writing is complete."""
         if self.checkpoints is not None:
             path = self.checkpoints.path(self.saved_step or 0)
-            with write_errors.report_write_errors(path, self.checkpoints.directory):
+            with report_write_errors(path, self.checkpoints.directory):
                 self.checkpoints.wait()
 
-    def all_restore(self, path: str | None = None, *, before: int | None = None) -> str | None:
+    def all_restore(
+        self, path: str | None = None, *, before: int | None = None
+    ) -> tuple[str | None, dict[str, Any]]:
         """Restores the same checkpoint in every process.
 
         Args:
@@ -118,7 +107,7 @@ class CheckpointManager:
             before: restore the newest checkpoint from before this step.
 
         Returns:
-            Its path, or None if there is no checkpoint.
+            Its path, or None if there is no checkpoint; and its notes.
         """
         if self.checkpoints is None:
             raise ValueError("Nothing to restore from: pass `checkpoints` to the constructor.")
@@ -126,15 +115,15 @@ class CheckpointManager:
         if path:
             self.checkpoints.restore(path)
         else:
-            path = self.checkpoints.all_restore_latest(before=before, print_line=self._print_line)
+            path = self.checkpoints.all_restore_latest(
+                before=before, print_line=self._reporter.print_line
+            )
         # The restored checkpoint is not saved again.
         self.saved_step = self._step if path else None
-        if path:
-            files, name = CheckpointFiles(pathlib.Path(path).parent), pathlib.Path(path).name
-            step = name.removeprefix("ckpt-")
-            self._set_notes(files.notes(int(step)) if step.isdecimal() else {})
-        return path
+        folder, _, name = (path or "").rpartition("/")
+        step = name.removeprefix("ckpt-")
+        return path, CheckpointFiles(folder or ".").notes(int(step)) if step.isdecimal() else {}
 
     @property
     def _step(self) -> int:
-        return int(self.trainer.global_step.numpy())
+        return int(self._trainer.global_step.numpy())

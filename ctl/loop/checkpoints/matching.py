@@ -5,7 +5,7 @@ result, and matches by name if the places have moved.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
 from typing import Any
 
@@ -85,12 +85,8 @@ class CheckpointContent:
 
     def variables_of(self, child: str) -> list[Variable]:
         """Returns the variables of one of the root's children, such as "model"."""
-        reached, queue = set(), [self._view.children(0).get(child)]
-        while queue:
-            node = queue.pop()
-            if node is not None and node not in reached:
-                reached.add(node)
-                queue += self._view.children(node).values()
+        starts = [node for name, node in self._view.children(0).items() if name == child]
+        reached = _reach(starts, lambda node: self._view.children(node).values())
         return [variable for variable in self.variables if variable.node in reached]
 
     def places(self, root: tf.train.Checkpoint) -> dict[int, Any]:
@@ -107,14 +103,8 @@ class CheckpointContent:
 
     def is_deferred(self, variable: Variable, places: dict[int, Any]) -> bool:
         """Returns whether TensorFlow will restore a variable when its layer or optimizer is built."""
-        reached, queue = set(), [variable.node]
-        while queue:
-            node = queue.pop()
-            if _is_unbuilt(places.get(node)):
-                return True
-            reached.add(node)
-            queue += [p for p in self._parents.get(node, []) if p not in reached]
-        return False
+        ancestors = _reach([variable.node], lambda node: self._parents.get(node, []))
+        return any(_is_unbuilt(places.get(node)) for node in ancestors)
 
     def _variables(self) -> Iterator[Variable]:
         shapes = self._reader.get_variable_to_shape_map()
@@ -125,14 +115,8 @@ class CheckpointContent:
                 # Slot variables are nodes of their own, too; TensorFlow counts its saves itself.
                 duplicate = number in self._by_slot or key.startswith("save_counter/")
                 if attribute.name == _VALUE and key in shapes and not duplicate:
-                    yield Variable(
-                        attribute.full_name or key,
-                        tuple(shapes[key]),
-                        dtypes[key],
-                        key,
-                        node=number,
-                        slot="/_variables/" in key,
-                    )
+                    name, is_slot = attribute.full_name or key, "/_variables/" in key
+                    yield Variable(name, tuple(shapes[key]), dtypes[key], key, number, is_slot)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,6 +236,18 @@ def find_misplaced(
     return mismatch, [v for v in content.variables if v.node not in places]
 
 
+def _reach(starts: Iterable[int], neighbors: Callable[[int], Iterable[int]]) -> set[int]:
+    """Returns all nodes that can be reached, with the first ones."""
+    reached: set[int] = set()
+    queue = list(starts)
+    while queue:
+        node = queue.pop()
+        if node not in reached:
+            reached.add(node)
+            queue += neighbors(node)
+    return reached
+
+
 def _sort(variables: Sequence[Any]) -> list[Any]:
     """Sorts slot variables last, since they add little information."""
     return sorted(variables, key=lambda v: (v[0] if isinstance(v, tuple) else v).slot)
@@ -266,12 +262,14 @@ def _describe(variable: Variable, other: Variable) -> str:
 
 def _same_role(one: Variable, other: Variable) -> bool:
     """Returns whether both are one kind of slot, such as "m/...": optimizers must not mix."""
-    if not one.slot or one.name.partition("/")[0] == other.name.partition("/")[0]:
-        return True
-    if _SHARDED in (one.name, other.name):  # the name shows nothing
-        return True
-    # An optimizer that is built in a step prefixes its own name: "SGD/m/dense/kernel".
-    return one.name.endswith(f"/{other.name}") or other.name.endswith(f"/{one.name}")
+    return (
+        not one.slot
+        or one.name.partition("/")[0] == other.name.partition("/")[0]
+        or _SHARDED in (one.name, other.name)  # the name shows nothing
+        # An optimizer that is built in a step prefixes its own name: "SGD/m/dense/kernel".
+        or one.name.endswith(f"/{other.name}")
+        or other.name.endswith(f"/{one.name}")
+    )
 
 
 def _same_owner(one: Variable, other: Variable, saved_names: dict[str, set[str]]) -> bool:

@@ -1,7 +1,6 @@
 """Loads the weights of other runs to start from, without their slots and counters."""
 
-from collections.abc import Iterator, Sequence
-import contextlib
+from collections.abc import Sequence
 import dataclasses
 import fnmatch
 import os
@@ -82,8 +81,7 @@ def check(trainer: StandardTrainer, init: Any, *, moved: pathlib.Path | None = N
             raise UsageError(
                 f"{request.key} is {request.source}, which --fresh moves aside: name another --workdir."
             )
-        with _report_read_errors(request):
-            _match(matching.CheckpointContent(path), request)
+        _read(request, path, values=False)
 
 
 def all_load(
@@ -107,11 +105,8 @@ def all_load(
         # The other run may save meanwhile, so that the processes see different newest checkpoints.
         latest = _latest_step(request.source)
         path = _path(request, (processes or ProcessGroup()).broadcast_from_chief(latest))
-        with _report_read_errors(request):
-            content = matching.CheckpointContent(path)
-            pairs, total = _match(content, request)
-            # All values are read before a variable changes.
-            values += [(variable, content.value(saved)) for variable, saved in pairs]
+        pairs, total, read = _read(request, path)
+        values += read  # all of them before a variable changes
         cast = " and ".join(sorted({b.dtype.name for a, b in pairs if b.dtype != a.dtype}))
         names = [variable.name for variable, _ in pairs]
         loaded.append(LoadedWeights(request.attribute, path, names, total, cast, request.averages))
@@ -141,36 +136,34 @@ def _requests(trainer: StandardTrainer, init: Any) -> list[_Request]:
     """
     requests = []
     if init.checkpoint:
-        requests.append(
-            _Request(
-                "init.checkpoint", "", trainer.model, init.checkpoint, init.variables, init.averages
-            )
-        )
+        names, source = init.variables, init.checkpoint
+        requests = [_Request("init.checkpoint", "", trainer.model, source, names, init.averages)]
     models = engine_of(trainer).step.attributes.named_models()
     # A model that is an attribute has the name "teacher/0", and one in a list "members/1".
     models = {name.removesuffix("/0"): model for name, model in models.items() if name}
     for name, source in init.models.items():
         if name not in models:
-            hint = (
-                did_you_mean(name, list(models))
-                or ": it has only `model`, which init.checkpoint loads."
-            )
+            hint = did_you_mean(name, list(models))
+            hint = hint or ": it has only `model`, which init.checkpoint loads."
             raise UsageError(f"init.models has {name!r}, which is no model of the trainer{hint}")
         if not models[name].built:
             raise UsageError(
                 f"init.models has {name!r}, but self.{name} is not built: build it in the constructor, "
                 "such as by its build(input_shape)."
             )
-        requests.append(
-            _Request(f"init.models.{name}", name, models[name], source, (), init.averages)
-        )
+        key = f"init.models.{name}"
+        requests.append(_Request(key, name, models[name], source, (), init.averages))
     return requests
 
 
-@contextlib.contextmanager
-def _report_read_errors(request: _Request) -> Iterator[None]:
+def _read(
+    request: _Request, path: str, *, values: bool = True
+) -> tuple[_Pairs, int, list[tuple[matching.Variable, Any]]]:
+    """Matches the requested variables with a checkpoint; reads their values, if that is required."""
     try:
-        yield
+        content = matching.CheckpointContent(path)
+        pairs, total = _match(content, request)
+        return pairs, total, [(a, content.value(b)) for a, b in pairs if values]
     except UsageError:
         raise
     except (ValueError, tf.errors.OpError) as error:
@@ -276,14 +269,11 @@ def _replace_by_averages(
 def _filter(variables: list[matching.Variable], patterns: Sequence[str]) -> list[matching.Variable]:
     """Returns the variables that match a pattern; all if there are no patterns."""
     # A pattern without a match is a typing error, which would leave random weights unnoticed.
-    for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(variable.name, pattern) for variable in variables):
+    matches = {p: fnmatch.filter([v.name for v in variables], p) for p in patterns}
+    for pattern, names in matches.items():
+        if not names:
             raise UsageError(
                 f"init.variables has {pattern!r}, which no variable of the model matches: its "
                 f"variables are {list_some([variable.name for variable in variables])}."
             )
-    return [
-        v
-        for v in variables
-        if not patterns or any(fnmatch.fnmatchcase(v.name, p) for p in patterns)
-    ]
+    return [v for v in variables if not patterns or any(v.name in n for n in matches.values())]

@@ -65,8 +65,7 @@ class LinesWriter(Writer, abc.ABC):
         if self.path.exists():
             with open(self.path, encoding="utf-8", newline="") as file:
                 for line in file:
-                    key = self._read_key(line) if line.endswith("\n") else None
-                    if key:
+                    if line.endswith("\n") and (key := self._read_key(line)):
                         yield line, key
 
     def _read_evaluations(self) -> set[Key]:

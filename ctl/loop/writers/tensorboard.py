@@ -35,7 +35,7 @@ class TensorBoardWriter(Writer):
         with writer.as_default():
             hparams.hparams({k: _as_hparam(v) for k, v in values.items()}, self._folder.parent.name)
             lines = "\n".join(f"    {k} = {overrides.show_value(v)}" for k, v in values.items())
-            tf.summary.text("config", lines, step=0)
+            tf.summary.text("config", _as_utf8(lines), step=0)
         writer.close()
 
     def write(self, record: Record) -> None:
@@ -51,13 +51,19 @@ def _as_scalars(record: Record) -> dict[str, Any]:
     """Returns the values, with nested mappings and a separate name for each list element."""
     scalars: dict[str, Any] = {}
     for name, value in record.values.items():
-        nested = Record(record.split, record.step, {name: value})
-        if isinstance(value, Mapping):
-            scalars[name] = _as_scalars(Record(record.split, record.step, value))
-        else:
-            scalars |= nested.numbers()
+        nested = Record(
+            record.split, record.step, value if isinstance(value, Mapping) else {name: value}
+        )
+        scalars |= {name: _as_scalars(nested)} if isinstance(value, Mapping) else nested.numbers()
     return scalars
 
 
 def _as_hparam(value: Any) -> bool | int | float | str:
-    return value if isinstance(value, bool | int | float | str) else overrides.show_value(value)
+    if isinstance(value, bool | int | float):
+        return value
+    return _as_utf8(value if isinstance(value, str) else overrides.show_value(value))
+
+
+def _as_utf8(text: str) -> str:
+    """Escapes what UTF-8 does not have: the name of a file may hold half of a surrogate pair."""
+    return text.encode(errors="backslashreplace").decode()

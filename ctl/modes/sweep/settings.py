@@ -15,7 +15,7 @@ from ctl.configs.error_location import error_location
 from ctl.configs.flags import Changes
 from ctl.configs.importing import import_file
 from ctl.errors import UsageError, type_name
-from ctl.loop.default_workdir import name_values
+from ctl.loop.workdir import name_values
 
 FROM_FILE = "get_sweep"  # the value of --sweep that calls the function of this name
 _MAX_RUNS = 10_000

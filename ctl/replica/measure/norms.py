@@ -6,7 +6,6 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
 from ctl.replica.arithmetic.gradients import Gradient, sum_rows
 
@@ -18,27 +17,26 @@ _SHARES = ("gradient_zero_share", "gradient_non_finite_share")
 class Norms:
     """Measures the size of gradients, parameters and updates.
 
-        norms = Norms(tf.float32, options)                  # in the strategy's scope
+        norms = Norms(tf.float32, of_layers=False)          # in the strategy's scope
         before = norms.before(variables)                    # in a replica context, before the update
         norms.update(gradients, before, variables, applied=applied)
         norms.result()                                      # {"gradient_norm": ..., ...}
 
     Each norm is the square root of the sum of squares over all variables: of the reduced gradients
     before clipping, of the variables after the update, and of the change of the variables. Skipped
-    steps are excluded from the means. The options may also ask for the norms of each variable, and for
-    the shares of zero and non-finite gradients, which include skipped steps.
+    steps are excluded from the means. The shares of zero and non-finite gradients include them.
 
     Args:
         dtype: dtype of the means.
-        options: what to measure.
+        of_layers: whether to measure the norms of each variable, too.
     """
 
-    def __init__(self, dtype: tf.DType, options: TrainerOptions):
+    def __init__(self, dtype: tf.DType, *, of_layers: bool):
         self._dtype = dtype
-        self._options = options
+        self._of_layers = of_layers
         self._is_updated = False
-        self._means = self._make_means(_QUANTITIES if options.norms else ())
-        self._shares = self._make_means(_SHARES if options.gradient_shares else ())
+        self._means = self._make_means(_QUANTITIES)
+        self._shares = self._make_means(_SHARES)
         # [quantities, variables]: a metric for each variable would add three operations per variable to
         # every step.
         self._layers: tf_keras.metrics.MeanTensor | None = None
@@ -54,7 +52,7 @@ class Norms:
         Args:
             variables: all trainable variables.
         """
-        if self._options.layer_norms:
+        if self._of_layers:
             self._names = [variable.name.removesuffix(":0") for variable in variables]
             self._positions = {variable.ref(): i for i, variable in enumerate(variables)}
             shape = [len(_QUANTITIES), len(variables)]
@@ -62,8 +60,6 @@ class Norms:
 
     def before(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
         """Copies the variables, so that the update can be measured."""
-        if not (self._means or self._layers):
-            return []
         # tf.identity reads the value now; the variable itself would later give the new value.
         return [tf.identity(variable) for variable in variables]
 
@@ -85,10 +81,7 @@ class Norms:
         """
         # Set while tracing, which is enough to know that the step contains `minimize`.
         self._is_updated = True
-        if self._shares:
-            self._add_shares(gradients, variables)
-        if not before:
-            return
+        self._add_shares(gradients, variables)
         updates = [tf.convert_to_tensor(v) - old for v, old in zip(variables, before, strict=True)]
         columns = (gradients, variables, updates)
 
@@ -108,9 +101,8 @@ class Norms:
                     weights[position] = 1.0
             weights = weight * tf.constant([weights] * len(_QUANTITIES), self._dtype)
             self._layers.update_state(tf.transpose(tf.stack(matrix)), sample_weight=weights)
-        if self._means:
-            for mean, norm in zip(self._means.values(), norms(*columns), strict=True):
-                mean.update_state(norm, sample_weight=weight)
+        for mean, norm in zip(self._means.values(), norms(*columns), strict=True):
+            mean.update_state(norm, sample_weight=weight)
 
     def _add_shares(self, gradients: Sequence[Gradient], variables: Sequence[tf.Variable]) -> None:
         """Adds a step; a row that a sparse gradient does not have is zero."""
@@ -140,11 +132,9 @@ class Norms:
             UsageError: no step called `update`.
         """
         if not self._is_updated:
-            keys = ("norms", "layer_norms", "gradient_shares")
-            key = next(key for key in keys if getattr(self._options, key))
             raise UsageError(
-                f"train.{key} has no effect, because the step never calls self.minimize: set it to "
-                "false."
+                "train.norms has no effect, because the step never calls self.minimize: set it to "
+                "''."
             )
         results: dict[str, Any] = {name: mean.result() for name, mean in self._means.items()}
         if self._layers:

@@ -89,7 +89,8 @@ class Update:
         self.compression: Compression | None = None
         if plan.options.compression:
             self.compression = Compression(plan.options, tf.distribute.get_strategy())
-        self.norms = Norms(plan.dtype, plan.options) if plan.options.measures_gradients else None
+        norms = plan.options.norms
+        self.norms = Norms(plan.dtype, of_layers=norms == "layers") if norms else None
 
     def __call__(
         self,

@@ -27,8 +27,6 @@ _IRRELEVANT = (
     "runtime.allow_unkeyed_random",
     "runtime.allow_row_coupling",
     "train.norms",
-    "train.layer_norms",
-    "train.gradient_shares",
     "summaries.histogram_interval",
     "data.prefetch",
     "data.cache",

@@ -14,7 +14,7 @@ import tensorflow as tf
 import ctl
 from ctl import testing
 from ctl.data import batching, distribution
-from ctl.data.caching import cache, cached_examples
+from ctl.data.caching import cache
 from ctl.data.layout import Layout
 from ctl.errors import UsageError
 from ctl.replica.step.engine import engine_of
@@ -91,9 +91,15 @@ def test_batches_are_those_without_a_cache(folder, tmp_path, place, kind):
 
 
 @pytest.mark.parametrize(
-    "dtype", [tf.bool, tf.uint8, tf.float16, tf.bfloat16, tf.uint32, tf.uint64, tf.complex64]
+    "dtype",
+    [tf.bool, tf.uint8, tf.float16, tf.bfloat16, tf.uint32, tf.uint64, tf.complex64, tf.string],
 )
-def test_every_type_of_numbers_is_kept(dtype):
+def test_every_type_is_kept(dtype):
+    def convert(numbers):
+        if dtype == tf.string:
+            return tf.strings.as_string(numbers)
+        return tf.cast(tf.cast(numbers, tf.float32), dtype)
+
     class Numbers(ctl.data.RowSource):
         def __len__(self):
             return 5
@@ -102,8 +108,7 @@ def test_every_type_of_numbers_is_kept(dtype):
             return indexes
 
         def parse(self, row):
-            values = tf.cast(tf.cast(tf.range(row), tf.float32), dtype)
-            return {"x": values, "y": tf.cast(tf.cast([row, 1], tf.float32), dtype)}
+            return {"x": convert(tf.range(row)), "y": convert([row, 1])}
 
     copy = ctl.data.cached(Numbers(), "memory")
     for index in range(5):
@@ -148,14 +153,14 @@ def test_a_folder_is_written_once_and_again_after_every_change(folder, tmp_path,
 
 FILL = """
 import os, sys, time
-from ctl.data.caching import cache, cached_examples
+from ctl.data.caching import cache
 from tests.data.caching import cache_test
 folder, place, speed = sys.argv[1:]
 def stop(self, value):
     print("writing", flush=True)
     time.sleep(60)
 if speed == "stop":
-    cached_examples.Feature.encode = stop
+    cache.Feature.encode = stop
 cache.cached(cache_test.small(folder), place)
 print("done", len(os.listdir(place)), flush=True)
 """
@@ -193,7 +198,7 @@ def test_an_error_while_writing_leaves_no_cache(folder, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(cached_examples.Feature, "encode", fail)
+        patch.setattr(cache.Feature, "encode", fail)
         with pytest.raises(UsageError, match=r"cannot be written \(No space left on device\)"):
             cache.cached(small(folder), str(tmp_path))
     assert entries(tmp_path) == []
@@ -275,7 +280,7 @@ def test_the_option_applies_to_training_and_evaluation(folder, tmp_path, in_memo
         trainer = reference_model.make_trainer(strategy, 7, cls=FromRecords, cache=place)
         evaluator = ctl.StandardEvaluator(trainer)
         trainer.train(tf.constant(6))
-        is_cached = isinstance(engine_of(trainer).pipeline.data("eval"), cached_examples.Cached)
+        is_cached = isinstance(engine_of(trainer).pipeline.data("eval"), cache.Cached)
         assert is_cached == bool(place)
         weights = np.concatenate([v.numpy().ravel() for v in trainer.model.trainable_variables])
         loss = evaluator.evaluate(tf.constant(-1))["loss"]

@@ -1,9 +1,128 @@
-"""What a callable is as an action."""
+"""What a callable is as an action; the order of actions, their boundaries, stops and states."""
+
+import json
 
 import orbit
 import pytest
 
 import ctl
+from ctl.loop.actions.action import ActionList
+
+
+class Recording(ctl.Action):
+    """Appends its name to a list when it is called."""
+
+    def __init__(self, name="", calls=None, reason=""):
+        self.name, self.calls, self.reason = name, [] if calls is None else calls, reason
+        self.state, self.ended = {}, 0
+
+    def __call__(self, outputs):
+        self.calls.append(self.name)
+        if self.reason:
+            self.request_stop(self.reason)
+
+    def get_state(self):
+        return self.state
+
+    def set_state(self, state):
+        self.state = dict(state)
+
+    def end(self):
+        self.ended += 1
+
+    def result(self):
+        return {self.name: 1}
+
+
+def test_actions_are_called_in_order_at_their_boundary(fake_controller):
+    calls = []
+    actions = [
+        Recording("a", calls),
+        ctl.as_action(Recording("b", calls), at="train"),
+        Recording("c", calls),
+        lambda outputs: calls.append(outputs["loss"]),
+    ]
+    listed = ActionList(actions, fake_controller)
+    listed.run("eval", {"loss": 0.5})
+    assert calls == ["a", "c", 0.5]
+    listed.run("train", {"loss": 0.5})
+    assert calls == ["a", "c", 0.5, "b"]
+    assert listed.has("train") and listed.has("eval")
+    assert not ActionList([Recording("a")], fake_controller).has("train")
+
+
+def test_processes_other_than_the_chief_call_only_what_runs_everywhere(fake_controller):
+    fake_controller.is_chief = False
+    calls = []
+    everywhere = ctl.as_action(Recording("everywhere", calls), everywhere=True)
+    orbit_action = orbit.actions.ConditionalAction(lambda outputs: True, Recording("orbit", calls))
+    actions = ActionList([Recording("chief", calls), everywhere, orbit_action], fake_controller)
+    actions.run("eval", {})
+    assert calls == ["everywhere", "orbit"]
+    actions.end()
+    assert everywhere.ended == 1
+
+
+def test_request_of_an_action_ends_the_run_and_is_recorded(fake_controller):
+    fake_controller.step = 40
+    actions = ActionList([Recording("a"), Recording("b", reason="b is done")], fake_controller)
+    assert actions.stop_reason is None
+    actions.run("eval", {})
+    assert actions.stop_reason == {"step": 40, "reason": "b is done"}
+    reporter = fake_controller.reporter
+    assert reporter.events == [{"event": "stop_requested", "step": 40, "reason": "b is done"}]
+    assert reporter.lines == ["Training ends at step 40: b is done."]
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_a_request_in_any_process_counts_for_all(fake_controller, other):
+    asked = []
+
+    class Processes:
+        def any_process(self, value):
+            asked.append(value)
+            return value or other
+
+    fake_controller.processes = Processes()
+    actions = ActionList([Recording("a")], fake_controller)
+    actions.run("eval", {})
+    assert bool(actions.stop_reason) == other and asked == [False]
+
+
+def test_processes_do_not_communicate_after_actions_that_never_stop(fake_controller):
+    fake_controller.processes = None
+    watching = Recording("a")
+    watching.may_stop = False
+    ActionList([watching, print], fake_controller).run("eval", {})
+
+
+def test_states_are_json_and_keyed_by_class_and_number(fake_controller):
+    first, second = Recording(), Recording()
+    first.state, second.state = {"best": 0.1 + 0.2}, {"best": None}
+    state = json.loads(json.dumps(ActionList([first, second], fake_controller).get_notes()))
+    assert state["actions"] == {"Recording": {"best": 0.1 + 0.2}, "Recording:1": {"best": None}}
+    third = Recording()
+    ActionList([third], fake_controller).set_notes(state)
+    assert third.state == {"best": 0.1 + 0.2}
+    assert ActionList([Recording()], fake_controller).get_notes() == {}
+
+
+def test_results_are_merged(fake_controller):
+    actions = ActionList([Recording("a"), Recording("b"), print], fake_controller)
+    assert actions.results() == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (3, "An action is 3, but must be an instance that can be called"),
+        (Recording, "An action is the class Recording, but must be an instance"),
+        (ctl.as_action(print, at="evel"), r"has at='evel': did you mean eval\?"),
+    ],
+)
+def test_what_is_not_an_action_is_rejected(fake_controller, action, message):
+    with pytest.raises(ctl.UsageError, match=message):
+        ActionList([action], fake_controller)
 
 
 def test_orbit_action_runs_in_every_process_at_evaluations(tmp_path):
@@ -18,13 +137,15 @@ def test_boundary_and_processes_can_be_chosen():
     assert (action.at, action.everywhere) == ("train", False)
 
 
-def test_action_keeps_its_own_unless_they_are_given():
+def test_action_keeps_its_own_and_is_copied_if_they_are_given():
     class Own(ctl.Action):
         at = "train"
 
     own = Own()
-    assert ctl.as_action(own) is own and (own.at, own.everywhere) == ("train", False)
-    assert ctl.as_action(own, everywhere=True).everywhere and not Own.everywhere
+    assert ctl.as_action(own) is own
+    copied = ctl.as_action(own, everywhere=True)
+    assert (copied.at, copied.everywhere) == ("train", True)
+    assert (own.at, own.everywhere) == ("train", False)
 
 
 def test_first_reason_of_a_stop_counts():

@@ -7,18 +7,17 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl import testing
 from ctl.errors import Failure
 from ctl.loop.actions.best_checkpoint import BestCheckpoint, find_best
 from ctl.loop.checkpoints.files import CheckpointFiles
-from tests import reference_model
+from tests.loop.shared import make_reference
 
 NAN = float("nan")
 
 
 @functools.cache
 def make_trainer():
-    return reference_model.make_trainer(testing.make_strategy(1), 7)
+    return make_reference()
 
 
 @pytest.fixture
@@ -115,6 +114,14 @@ def test_checkpoints_of_another_metric_are_replaced(evaluate, tmp_path):
     action = evaluate(2, 0.25, mode="min")
     assert kept(tmp_path) == [2]
     assert action.result()["best"]["value"] == 0.25
+
+
+def test_best_one_is_that_of_the_newest_metric_and_mode(evaluate, tmp_path):
+    evaluate(1, 0.9, mode="min", keep=3)
+    for step, value in ((2, 0.5), (3, 0.75)):
+        evaluate(step, value, mode="max", keep=3)
+    assert kept(tmp_path) == [1, 2, 3]
+    assert find_best(tmp_path / "best").endswith("ckpt-3")
 
 
 def test_value_and_outputs_are_in_the_marker(evaluate, tmp_path):

@@ -3,10 +3,9 @@
 import pytest
 
 import ctl
-from ctl.configs import values
 from ctl.loop.actions import registry
 from ctl.loop.actions.best_checkpoint import BestCheckpoint
-from ctl.loop.actions.early_stopping import EarlyStopping
+from ctl.loop.actions.stopping import EarlyStopping
 from ctl.loop.workdir import Workdir
 from tests import experiments
 
@@ -43,10 +42,6 @@ def make(tmp_path):
     return build
 
 
-def test_names_are_those_that_the_command_line_accepts():
-    assert tuple(registry.CLASSES) == values.ACTIONS
-
-
 def test_default_config_has_no_actions(make):
     assert make() == []
 
@@ -75,7 +70,11 @@ def test_names_modules_files_arguments_and_options(make):
             {"name": "mine.py:Mine", "every": 5, "at": "train", "everywhere": True},
             "mine.py:make_printer",
             {"name": "orbit.actions:NewBestMetric", "metric": "accuracy"},
-            {"name": "early_stopping", "metric": "eval/loss", "mode": "min"},
+            {
+                "name": "ctl.loop.actions.stopping:EarlyStopping",
+                "metric": "eval/loss",
+                "mode": "min",
+            },
         ]
     )
     mine, printer, orbit_action, stopping = actions
@@ -96,7 +95,10 @@ def test_names_modules_files_arguments_and_options(make):
         ({"name": "mine.py:Mine", "evry": 5}, r"actions\[0\] .* fails .*keyword argument 'evry'"),
         ("mine.py:make_nothing", r"actions\[0\] .* does not return an action"),
         ("mine.py:VALUE", r"actions\[0\] is 'mine.py:VALUE', which is an int: name a class"),
-        ({"name": "early_stopping", "metric": "loss", "mode": "min"}, "must be eval/NAME"),
+        (
+            {"name": "ctl.loop.actions.stopping:EarlyStopping", "metric": "loss", "mode": "min"},
+            "must be eval/NAME",
+        ),
     ],
 )
 def test_mistakes_are_rejected_in_one_line(make, action, message):
@@ -108,6 +110,6 @@ def test_mistakes_are_rejected_in_one_line(make, action, message):
 def test_files_are_found_without_importing_them(tmp_path):
     experiments.write(tmp_path, {"mine.py": "class Mine: pass\nraise RuntimeError"})
     path = str(tmp_path / "experiment.py")
-    registry.loading.find_action_files(["mine.py:Mine", "early_stopping"], path)
+    registry.loading.find_action_files(["mine.py:Mine", "orbit.actions:NewBestMetric"], path)
     with pytest.raises(ctl.UsageError, match=r"actions\[1\] is 'm.py:Mine', but there is no"):
         registry.loading.find_action_files(["mine.py:Mine", {"name": "m.py:Mine"}], path)

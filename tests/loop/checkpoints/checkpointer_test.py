@@ -8,31 +8,26 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl import testing
+from ctl.loop.checkpoints import checkpointer
 from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
 from tests import reference_model
-from tests.loop.shared import share
+from tests.loop.shared import arrays, make_reference, same, same_copies, share
+
+
+def adam():
+    return tf_keras.optimizers.Adam(1e-2)
 
 
 def build_trainer(replicas=1, **options):
     tf_keras.backend.reset_uids()  # names as in a process of its own
-    return reference_model.make_trainer(
-        testing.make_strategy(replicas),
-        8,
-        optimizer=lambda: tf_keras.optimizers.Adam(1e-2),
-        **options,
-    )
+    return make_reference(replicas, optimizer=adam, **options)
 
 
 make_trainer = share(build_trainer)
 
 
 def state(trainer):
-    return [v.numpy() for v in (*trainer.model.variables, *trainer.optimizer.variables)]
-
-
-def same(one, other):
-    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    return arrays([*trainer.model.variables, *trainer.optimizer.variables])
 
 
 @pytest.mark.parametrize(
@@ -58,9 +53,7 @@ def test_state_is_restored_on_any_number_of_replicas(tmp_path, saved_on, restore
     assert Checkpointer(tmp_path, other).all_restore_latest() == path
     assert other.global_step.numpy() == 3
     assert same(state(other), want)
-    for variable in other.model.variables:
-        copies = testing.copies(testing.make_strategy(restored_on), variable)
-        assert all(np.array_equal(copy, copies[0]) for copy in copies)
+    assert all(same_copies(v, v.numpy(), restored_on) for v in other.model.variables)
 
 
 @pytest.mark.slow
@@ -144,16 +137,11 @@ def test_unreadable_checkpoint_is_damaged_and_one_of_another_model_is_a_mismatch
     class Wider(reference_model.ReferenceTrainer):
         def build_model(self):
             model = super().build_model()
-            return tf_keras.Model(
-                model.input,
-                tf_keras.layers.Dense(reference_model.CLASSES)(
-                    tf_keras.layers.Dense(7)(model.output)
-                ),
-            )
+            hidden = tf_keras.layers.Dense(7)(model.output)
+            output = tf_keras.layers.Dense(reference_model.CLASSES)(hidden)
+            return tf_keras.Model(model.input, output)
 
-    other = Checkpointer(
-        folder, reference_model.make_trainer(testing.make_strategy(1), 8, cls=Wider)
-    )
+    other = Checkpointer(folder, make_reference(cls=Wider))
     with pytest.raises(ctl.UsageError, match="ckpt-2 does not match this trainer"):
         other.restore(other.path(2))
 
@@ -180,10 +168,7 @@ def of_reference(tmp_path):
 
 @share
 def make_other(replicas=1):
-    adam = lambda: tf_keras.optimizers.Adam(1e-2)  # noqa: E731
-    return reference_model.make_trainer(
-        testing.make_strategy(replicas), 8, cls=Other, optimizer=adam
-    )
+    return make_reference(replicas, cls=Other, optimizer=adam)
 
 
 def test_mismatches_are_listed_by_name_and_nothing_is_restored(tmp_path, of_reference):
@@ -215,8 +200,7 @@ def test_partial_restore_restores_what_matches_with_its_slots(tmp_path, of_refer
     for variable in (*other.model.variables, *other.optimizer.variables):
         name = variable.name.removesuffix(":0")
         initial = before.get(variable.name, np.zeros(variable.shape))  # a slot begins at zero
-        for copy in testing.copies(testing.make_strategy(2), variable):
-            assert np.array_equal(copy, initial if name in left else values[name]), name
+        assert same_copies(variable, initial if name in left else values[name], 2), name
     other.train(tf.constant(1))
     checkpoints.save()
     complete = Checkpointer(tmp_path, make_other())
@@ -263,9 +247,7 @@ class Two(reference_model.ReferenceTrainer):
 
 
 def test_slots_that_are_not_built_yet_are_restored_when_they_are_built(tmp_path):
-    one, other = (
-        reference_model.make_trainer(testing.make_strategy(1), 8, cls=Two) for _ in range(2)
-    )
+    one, other = make_reference(cls=Two), make_reference(cls=Two)
     one.train(tf.constant(2))
     path = Checkpointer(tmp_path, one).save()
     checkpoints = Checkpointer(tmp_path, other)
@@ -279,9 +261,7 @@ def test_slots_that_are_not_built_yet_are_restored_when_they_are_built(tmp_path)
 
 @pytest.mark.slow
 def test_saving_without_slots_that_were_never_built_is_rejected(tmp_path):
-    one, other = (
-        reference_model.make_trainer(testing.make_strategy(1), 8, cls=Two) for _ in range(2)
-    )
+    one, other = make_reference(cls=Two), make_reference(cls=Two)
     one.train(tf.constant(2))
     checkpoints = Checkpointer(tmp_path, other)
     path = Checkpointer(tmp_path, one).save()
@@ -300,3 +280,23 @@ def test_newest_checkpoints_and_multiples_of_keep_every_are_kept(tmp_path):
         checkpoints.save()
     checkpoints.wait()
     assert checkpoints.files.steps() == [3, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_damage"),
+    [
+        (tf.errors.DataLossError(None, None, "Checksum does not match"), True),
+        (tf.errors.OutOfRangeError(None, None, "Read less bytes than requested"), True),
+        (tf.errors.OpError(None, None, "not an sstable", 2), True),
+        (
+            tf.errors.NotFoundError(None, None, "Unsuccessful: Failed to find any matching files"),
+            True,
+        ),
+        (tf.errors.NotFoundError(None, None, "Key model/kernel not found in checkpoint"), False),
+        (tf.errors.InvalidArgumentError(None, None, "Shapes differ"), False),
+        (ValueError("Received incompatible tensor with shape (3,)"), False),
+        (AssertionError("No checkpointed value found"), False),
+    ],
+)
+def test_errors_of_the_files_are_damage_and_those_of_the_variables_are_not(error, is_damage):
+    assert checkpointer._is_damage(error) == is_damage

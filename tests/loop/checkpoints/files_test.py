@@ -1,10 +1,14 @@
-"""Which checkpoints are complete, no matter what happened to the files."""
+"""Which checkpoints are complete, and what is reported if something cannot be written."""
 
+import errno
 import json
+import os
 
 import pytest
+import tensorflow as tf
 
-from ctl.loop.checkpoints.files import CheckpointFiles
+from ctl.errors import Failure
+from ctl.loop.checkpoints.files import CheckpointFiles, report_write_errors
 
 
 @pytest.fixture
@@ -98,3 +102,59 @@ def test_kill_while_a_checkpoint_is_removed_leaves_it_incomplete(folder, monkeyp
     with pytest.raises(KeyboardInterrupt):
         CheckpointFiles(folder).remove(10)
     assert removed == ["ckpt-10.whole"] and CheckpointFiles(folder).damaged() == []
+
+
+def report(error, folder=None):
+    with pytest.raises(Failure) as failure, report_write_errors("The file", folder):
+        raise error
+    return str(failure.value)
+
+
+def test_only_a_complete_checkpoint_is_intact(folder):
+    full = OSError(errno.ENOSPC, "No space left on device")
+    assert "No checkpoint exists yet" in report(full, folder)
+    write(folder, 7)
+    assert report(full, folder) == (
+        f"The file could not be written: No space left on device. The last complete checkpoint, "
+        f"{folder / 'ckpt-7'}, is intact. Free some space, then rerun the same command."
+    )
+    (folder / "ckpt-7.index").unlink()
+    assert "No checkpoint exists yet" in report(full, folder)
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EDQUOT])
+def test_message_has_the_reason_and_the_fix(number):
+    reason = os.strerror(number)
+    fix = "Free some space" if number == errno.EDQUOT else "Make it writable"
+    assert report(OSError(number, reason)) == (
+        f"The file could not be written: {reason}. No checkpoint exists yet. {fix}, then rerun the "
+        "same command."
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (tf.errors.ResourceExhaustedError, "a/b; No space left on device\n\tFailed to flush"),
+        (tf.errors.ResourceExhaustedError, "a/b; Disk quota exceeded"),
+        (tf.errors.PermissionDeniedError, "a/b; Permission denied"),
+        (tf.errors.FailedPreconditionError, "a/b; Read-only file system"),
+        (tf.errors.UnknownError, "a/b; No space left on device"),
+    ],
+)
+def test_errors_of_tensorflow_are_reported_by_their_reason(error, reason):
+    words = reason.partition("; ")[2].splitlines()[0]
+    assert report(error(None, None, reason)).startswith(f"The file could not be written: {words}. ")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("x"),
+        tf.errors.UnavailableError(None, None, "gone"),
+        KeyError("No space left on device"),
+    ],
+)
+def test_other_errors_are_raised_as_they_are(error):
+    with pytest.raises(type(error)), report_write_errors("The file", None):
+        raise error

@@ -4,18 +4,18 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-from ctl import testing
 from ctl.errors import UsageError
 from ctl.loop.checkpoints import matching
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from tests import reference_model
+from tests.loop.shared import make_reference
 
 
 @pytest.mark.parametrize(
     ("replicas", "precision"), [(1, "float64"), (2, "float64"), (1, "float16")]
 )
 def test_trainer_and_its_checkpoint_have_the_same_variables(tmp_path, replicas, precision):
-    trainer = reference_model.make_trainer(testing.make_strategy(replicas), 8, precision=precision)
+    trainer = make_reference(replicas, precision=precision)
     path = Checkpointer(tmp_path, trainer).save()
     root = tf.train.Checkpoint(**trainer.checkpoint_items())
     content, variables = matching.CheckpointContent(path), matching.list_variables(root)
@@ -81,21 +81,13 @@ def test_variables_of_the_same_name_are_matched_by_place(tmp_path):
 
 def test_slots_of_another_optimizer_do_not_match(tmp_path):
     """RMSprop's velocities have the places and shapes of SGD's momenta."""
-    sgd = reference_model.make_trainer(
-        testing.make_strategy(1), 8, optimizer=lambda: tf_keras.optimizers.SGD(1.0, momentum=0.9)
-    )
+    sgd = make_reference(optimizer=lambda: tf_keras.optimizers.SGD(1.0, momentum=0.9))
     path = Checkpointer(tmp_path, sgd).save()
     tf_keras.backend.reset_uids()  # names as in a process of its own
-    other = reference_model.make_trainer(
-        testing.make_strategy(1), 8, optimizer=lambda: tf_keras.optimizers.RMSprop(1.0)
-    )
-    root, content = (
-        tf.train.Checkpoint(**other.checkpoint_items()),
-        matching.CheckpointContent(path),
-    )
-    mismatch, extra = matching.find_misplaced(
-        matching.list_variables(root), content, content.places(root)
-    )
+    other = make_reference(optimizer=lambda: tf_keras.optimizers.RMSprop(1.0))
+    root = tf.train.Checkpoint(**other.checkpoint_items())
+    content, variables = matching.CheckpointContent(path), matching.list_variables(root)
+    mismatch, extra = matching.find_misplaced(variables, content, content.places(root))
     assert mismatch and extra == []
 
 
@@ -104,21 +96,17 @@ def make_two_layers(frozen, *, first="a", second="b"):
 
     class TwoLayers(reference_model.ReferenceTrainer):
         def build_model(self):
-            layers = [
-                tf_keras.layers.Dense(reference_model.FEATURES, name=name)
-                for name in (first, second)
-            ]
+            size = reference_model.FEATURES
+            layers = [tf_keras.layers.Dense(size, name=name) for name in (first, second)]
             model = tf_keras.Sequential(layers)
-            model.build([None, reference_model.FEATURES])
+            model.build([None, size])
             layers[frozen].trainable = False
             return model
 
         def forward(self, batch, training):
             return self.model(batch["x"], training=training)
 
-    return reference_model.make_trainer(
-        testing.make_strategy(1), 8, cls=TwoLayers, optimizer=lambda: tf_keras.optimizers.Adam(1.0)
-    )
+    return make_reference(cls=TwoLayers, optimizer=lambda: tf_keras.optimizers.Adam(1.0))
 
 
 def test_slots_of_another_layer_do_not_match(tmp_path):

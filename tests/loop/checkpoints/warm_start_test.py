@@ -9,11 +9,10 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl import testing
 from ctl.loop.checkpoints import warm_start
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from tests import reference_model
-from tests.loop.shared import share
+from tests.loop.shared import arrays, make_reference, same, same_copies, share
 
 
 class Normed(reference_model.ReferenceTrainer):
@@ -36,17 +35,12 @@ def make_trainer(replicas=1, cls=Normed, seed=0, precision="float64", **options)
     tf_keras.backend.reset_uids()  # names as in a process of its own
     adam = lambda: tf_keras.optimizers.Adam(1e-2)  # noqa: E731
     options |= dict(seed=seed, precision=precision)
-    return reference_model.make_trainer(
-        testing.make_strategy(replicas), 8, cls=cls, optimizer=adam, **options
-    )
+    return make_reference(replicas, cls=cls, optimizer=adam, **options)
 
 
 def init(checkpoint, *variables, models=(), averages=False):
     return types.SimpleNamespace(
-        checkpoint=str(checkpoint),
-        variables=list(variables),
-        models=dict(models),
-        averages=averages,
+        checkpoint=str(checkpoint), variables=variables, models=dict(models), averages=averages
     )
 
 
@@ -81,17 +75,15 @@ def other_run(trained, tmp_path):
 def test_every_replica_has_the_weights_and_the_counters_are_zero(other_run, replicas, where, step):
     folder, weights = other_run
     trainer = make_trainer(replicas, seed=1)
-    fresh = [v.numpy() for v in trainer.optimizer.variables]
+    fresh = arrays(trainer.optimizer.variables)
     (loaded,) = warm_start.all_load(trainer, init(folder / where))
     assert loaded.path == str(folder / "checkpoints" / f"ckpt-{step}")
     assert (set(loaded.names), loaded.total, loaded.cast) == (set(weights[step]), 11, "")
     for variable in trainer.model.variables:
         want = weights[step][variable.name.removesuffix(":0")]
-        for copy in testing.copies(testing.make_strategy(replicas), variable):
-            assert np.array_equal(copy, want), variable.name
+        assert same_copies(variable, want, replicas), variable.name
     assert trainer.global_step.numpy() == 0
-    for variable, value in zip(trainer.optimizer.variables, fresh, strict=True):
-        assert np.array_equal(variable, value)
+    assert same(trainer.optimizer.variables, fresh)
 
 
 def test_only_the_named_variables_are_loaded(other_run):
@@ -143,7 +135,7 @@ def test_weights_that_cannot_be_loaded_are_reported_and_none_are_loaded(
     for function in (warm_start.check, warm_start.all_load):
         with pytest.raises(ctl.UsageError, match=line):
             function(trainer, init(folder / where, *patterns))
-    assert all(np.array_equal(value, before[name]) for name, value in values(trainer).items())
+    np.testing.assert_equal(values(trainer), before)
 
 
 def test_missing_variables_are_reported(tmp_path):
@@ -179,10 +171,8 @@ class Distilling(Normed):
         super().__init__(**arguments)
         with self.build_scope():
             self.teacher = Normed.build_model(self)
-            self.others = [
-                tf_keras.Sequential([tf_keras.layers.Dense(3)]),
-                Normed.build_model(self),
-            ]
+            dense = tf_keras.Sequential([tf_keras.layers.Dense(3)])
+            self.others = [dense, Normed.build_model(self)]
 
 
 def models(**sources):
@@ -205,9 +195,8 @@ def test_other_models_get_the_weights_of_the_model_of_another_run(other_run):
     names = [v.name.removesuffix(":0") for v in trainer.model.variables]  # in the same order
     for model, expected in ((trainer.teacher, weights[3]), (trainer.others[1], weights[2])):
         for variable, name in zip(model.variables, names, strict=True):
-            for copy in testing.copies(testing.make_strategy(2), variable):
-                assert np.array_equal(copy, expected[name]), variable.name
-    assert all(np.array_equal(value, before[name]) for name, value in values(trainer).items())
+            assert same_copies(variable, expected[name], 2), variable.name
+    np.testing.assert_equal(values(trainer), before)
 
 
 @share
@@ -238,22 +227,21 @@ def make_unsuitable():
 def test_other_models_that_cannot_be_loaded_are_reported(trained, name, line):
     folder, _ = trained
     trainer = make_unsuitable()
-    before = [variable.numpy() for variable in trainer.teacher.variables]
+    before = arrays(trainer.teacher.variables)
     for function in (warm_start.check, warm_start.all_load):
         with pytest.raises(ctl.UsageError, match=line) as error:
             function(trainer, models(**{"teacher": str(folder), name: str(folder)}))
         assert "\n" not in str(error.value)
-    for variable, value in zip(trainer.teacher.variables, before, strict=True):
-        assert np.array_equal(variable, value)
+    assert same(trainer.teacher.variables, before)
 
 
 def test_averages_of_another_run_are_loaded_into_every_model(tmp_path):
     other = make_trainer(ema_decay=0.9)
     other.train(tf.constant(3))
     path = Checkpointer(tmp_path, other).save()
-    raw = [variable.numpy() for variable in other.model.variables]
+    raw = arrays(other.model.variables)
     with other.averaged_weights():
-        averages = [variable.numpy() for variable in other.model.variables]
+        averages = arrays(other.model.variables)
     assert all((a != b).any() for a, b in zip(raw, averages, strict=True))
     trainer = make_trainer(2, cls=Distilling, seed=1, ema_decay=0.9)
     loaded = warm_start.all_load(trainer, init(path, models={"teacher": path}, averages=True))
@@ -261,11 +249,9 @@ def test_averages_of_another_run_are_loaded_into_every_model(tmp_path):
     assert warm_start.record(loaded)["averages"] is True
     for model in (trainer.model, trainer.teacher):
         for variable, average in zip(model.variables, averages, strict=True):
-            for copy in testing.copies(testing.make_strategy(2), variable):
-                assert np.array_equal(copy, average), variable.name
+            assert same_copies(variable, average, 2), variable.name
     with trainer.averaged_weights():  # the average of this run starts from them
-        for variable, average in zip(trainer.model.variables, averages, strict=True):
-            assert np.array_equal(variable, average)
+        assert same(trainer.model.variables, averages)
 
 
 def test_averages_that_another_run_does_not_have_are_reported(other_run):

@@ -5,6 +5,7 @@ import types
 
 import pytest
 
+from ctl.loop.writers.servers import MlflowWriter, WandbWriter
 from ctl.loop.writers.writer import Record
 
 CONFIG = {"seed": 3, "train": {"steps": 20, "best": {"metric": ""}}}
@@ -30,14 +31,10 @@ def wandb(monkeypatch):
         return Run()
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
-    monkeypatch.delitem(sys.modules, "ctl.loop.writers.wandb", raising=False)
-    yield calls
-    sys.modules.pop("ctl.loop.writers.wandb", None)
+    return calls
 
 
 def test_wandb_has_one_axis_and_a_resumed_run_has_the_same_id(tmp_path, wandb):
-    from ctl.loop.writers.wandb import WandbWriter
-
     for is_new, status in ((True, "KILLED"), (False, "FINISHED")):
         writer = WandbWriter(tmp_path)
         writer.begin(CONFIG, is_new=is_new)
@@ -56,8 +53,6 @@ def test_wandb_has_one_axis_and_a_resumed_run_has_the_same_id(tmp_path, wandb):
 
 def test_mlflow_logs_each_step_once_to_the_same_run(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
-    from ctl.loop.writers.mlflow import MlflowWriter
-
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow.set_tracking_uri(f"file:{tmp_path / 'server'}")
     workdir = tmp_path / "run"

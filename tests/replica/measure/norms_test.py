@@ -49,7 +49,7 @@ def by_hand(weights, batch, steps, clip=0.0):
 )
 def test_norms_are_those_of_the_global_batch(batch, replicas, options, clip):
     trainer = reference_model.make_trainer(
-        testing.make_strategy(replicas), batch, norms=True, layer_norms=True, gradient_shares=True,
+        testing.make_strategy(replicas), batch, norms="layers",
         clip=ctl.Clip(global_norm=clip), optimizer=lambda: tf_keras.optimizers.SGD(RATE), **options,
     )  # fmt: skip
     first = trainer.model.get_weights()
@@ -74,7 +74,7 @@ def test_skipped_step_counts_in_the_share_of_non_finite_gradients_alone():
     cls = type("Planted", (faulty_trainers.Overflowing,), {"replica": 0, "position": 0, "at": 1})
     trainer = reference_model.make_trainer(
         testing.make_strategy(1), 8, cls=cls, precision="float16",
-        norms=True, layer_norms=True, gradient_shares=True,
+        norms="layers",
     )  # fmt: skip
     first = trainer.train(tf.constant(1))
     assert all(float(first[n]) > 0 for n in NAMES)
@@ -88,10 +88,10 @@ def test_skipped_step_counts_in_the_share_of_non_finite_gradients_alone():
     assert all(np.isfinite(float(both[n])) and float(both[n]) > 0 for n in NAMES)
 
 
-def test_layer_norms_alone_do_not_add_the_others():
-    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, layer_norms=True)
+def test_global_norms_do_not_add_those_of_layers():
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, norms="global")
     outputs = set(trainer.train(tf.constant(1)))
-    assert "layers" in outputs and not outputs & {*NAMES, "gradient_zero_share"}
+    assert {*NAMES, "gradient_zero_share"} <= outputs and "layers" not in outputs
 
 
 def test_rows_of_a_sparse_gradient_are_summed_first():
@@ -105,6 +105,6 @@ def test_norms_are_rejected_if_the_step_never_calls_minimize():
             return tf.zeros([], tf.float64)
 
     with pytest.raises(ctl.UsageError, match=r"norms has no effect.*never calls self\.minimize"):
-        reference_model.make_trainer(testing.make_strategy(1), 8, cls=Own, norms=True).train(
+        reference_model.make_trainer(testing.make_strategy(1), 8, cls=Own, norms="global").train(
             tf.constant(1)
         )

@@ -30,7 +30,7 @@ class Assigning(reference_model.ReferenceTrainer):
 
 
 def test_attributes_of_a_subclass_do_not_collide_with_those_of_ctl(tmp_path):
-    options = {"precision": "float16", "xla": "off", "norms": True}
+    options = {"precision": "float16", "xla": "off", "norms": "global"}
     plain, trainer, restored = (
         reference_model.make_trainer(testing.make_strategy(1), 8, cls=cls, **options)
         for cls in (reference_model.ReferenceTrainer, Assigning, Assigning)

@@ -101,7 +101,7 @@ def test_skipped_step_of_a_trainer_with_its_own_replica_step_is_not_reported(tmp
 @pytest.mark.parametrize(
     "options",
     [
-        {"gradient_accumulation_steps": 2, "norms": True},
+        {"gradient_accumulation_steps": 2, "norms": "global"},
         pytest.param({"xla": "loop"}, marks=pytest.mark.slow),
     ],
 )

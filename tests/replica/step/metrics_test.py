@@ -229,7 +229,7 @@ def test_evaluation_is_that_of_compile_on_any_split(replicas, batch, cases):
         (2, FEWEST, {"gradient_accumulation_steps": 2}),
         pytest.param(*(2, FEW, {"gradient_accumulation_steps": 2, "xla": "gradients"}), marks=SLOW),
         pytest.param(1, FEW, {"xla": "loop"}, marks=SLOW),
-        pytest.param(2, list(CASES), {"gradient_accumulation_steps": 3}, marks=SLOW),
+        pytest.param(2, list(CASES), {}, marks=SLOW),
         pytest.param(4, list(CASES), {}, marks=LONG),
     ],
 )

@@ -223,7 +223,7 @@ class Alternating(reference_model.ReferenceTrainer):
 def test_steps_of_several_updates_are_the_same_on_any_number_of_replicas():
     ends = []
     for replicas in (1, 2):
-        trainer = make(replicas, cls=Alternating, clip=ctl.TrainerOptions().clip, norms=True)
+        trainer = make(replicas, cls=Alternating, clip=ctl.TrainerOptions().clip, norms="global")
         trainer.train(tf.constant(10))
         ends.append([*end(trainer), *(error.sum(0) for error in errors(trainer))])
     assert largest_difference(*ends) <= 1e-11

@@ -195,7 +195,7 @@ EVERYTHING = dict(
     ("replicas", "name", "options"),
     [
         (2, "momentum", dict(batch=10, on_non_finite="skip", **EVERYTHING)),
-        pytest.param(4, "adamw", dict(batch=14, norms=True, **EVERYTHING), marks=LONG),
+        pytest.param(4, "adamw", dict(batch=14, norms="global", **EVERYTHING), marks=LONG),
         pytest.param(4, "adamw", dict(batch=8, logical_shards=8), marks=LONG),
         pytest.param(4, "adam", dict(batch=3, precision="float64"), marks=LONG),
         pytest.param(2, "adam", dict(precision="bfloat16"), marks=LONG),

@@ -71,7 +71,7 @@ def adam():
 
 def train_unevenly(replicas):
     """Each replica's copies after 4 steps of 7 rows, and the norms."""
-    options = dict(norms=True, layer_norms=True, optimizer_groups=GROUPS[:1])
+    options = dict(norms="layers", optimizer_groups=GROUPS[:1])
     trainer = make(replicas, batch=7, optimizer=adam, **options)
     norms = trainer.train(tf.constant(4))
     copies = [testing.copies(strategy(replicas), v) for v in trainer.model.weights]

@@ -130,6 +130,7 @@ def test_worker_killed_at_a_step_is_restarted_without_the_kill(two_workers):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_delayed_worker_delays_the_run_and_changes_nothing(two_workers):
     folder, expected = two_workers
@@ -146,6 +147,7 @@ def test_delayed_worker_delays_the_run_and_changes_nothing(two_workers):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_dropped_worker_ends_the_launcher_with_its_exit_code(two_workers):
     folder, _ = two_workers

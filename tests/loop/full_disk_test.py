@@ -10,111 +10,11 @@ import subprocess
 import pytest
 import tensorflow as tf
 
-from ctl import main
 from ctl.errors import Failure
-from ctl.loop import workdir, write_errors
-from ctl.loop.checkpoints.files import CheckpointFiles
+from ctl.loop import workdir
 from tests import experiments
 
-REASONS = [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT]
 INTACT = "The last complete checkpoint, runs/experiment/checkpoints/ckpt-10, is intact."
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
-    """Runs the program on a tiny experiment; returns its exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-    experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})
-
-    def program(*arguments):
-        code = main.run(["ctl", "--config=experiment.py", *arguments])
-        return (code, *capsys.readouterr())
-
-    return program
-
-
-def write_checkpoint(folder, step):
-    """Writes a complete checkpoint."""
-    folder.mkdir(exist_ok=True)
-    (folder / f"ckpt-{step}.index").touch()
-    CheckpointFiles(folder).commit(step)
-
-
-def report(error, checkpoints=None):
-    with (
-        pytest.raises(Failure) as failure,
-        write_errors.report_write_errors("The file", checkpoints),
-    ):
-        raise error
-    return str(failure.value)
-
-
-def test_message_has_what_why_which_checkpoint_is_intact_and_the_fix(tmp_path):
-    write_checkpoint(tmp_path, 7)
-    full = OSError(errno.ENOSPC, "No space left on device")
-    assert report(full, tmp_path) == (
-        f"The file could not be written: No space left on device. The last complete checkpoint, "
-        f"{tmp_path / 'ckpt-7'}, is intact. Free some space, then rerun the same command."
-    )
-    shut = OSError(errno.EROFS, "Read-only file system")
-    assert report(shut) == (
-        "The file could not be written: Read-only file system. No checkpoint exists yet. Make "
-        "it writable, then rerun the same command."
-    )
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (tf.errors.ResourceExhaustedError, "a/b; No space left on device\n\tFailed to flush"),
-        (tf.errors.ResourceExhaustedError, "a/b; Disk quota exceeded"),
-        (tf.errors.PermissionDeniedError, "a/b; Permission denied"),
-        (tf.errors.FailedPreconditionError, "a/b; Read-only file system"),
-        (tf.errors.UnknownError, "a/b; No space left on device"),
-    ],
-)
-def test_errors_of_tensorflow_are_reported_by_their_reason(error, reason):
-    words = reason.partition("; ")[2].splitlines()[0]
-    assert report(error(None, None, reason)).startswith(f"The file could not be written: {words}. ")
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        ValueError("x"),
-        tf.errors.UnavailableError(None, None, "gone"),
-        KeyError("No space left on device"),
-    ],
-)
-def test_other_errors_are_raised_as_they_are(error):
-    with pytest.raises(type(error)), write_errors.report_write_errors("The file", None):
-        raise error
-
-
-def test_only_a_complete_checkpoint_is_intact(tmp_path):
-    full = OSError(errno.ENOSPC, "No space left on device")
-    assert "No checkpoint exists yet" in report(full, tmp_path / "none")
-    write_checkpoint(tmp_path, 7)
-    assert f"{tmp_path / 'ckpt-7'}, is intact" in report(full, tmp_path)
-    (tmp_path / "ckpt-7.index").unlink()
-    assert "No checkpoint exists yet" in report(full, tmp_path)
-
-
-@pytest.mark.parametrize("name", ["config.json", "result.json"])
-@pytest.mark.parametrize("number", REASONS)
-def test_file_that_cannot_be_replaced_stays_as_it_was(tmp_path, monkeypatch, name, number):
-    def some(self, text, **_):
-        pathlib.Path.write_bytes(self, text.encode()[:5])
-        raise OSError(number, os.strerror(number))
-
-    folder = workdir.Workdir(tmp_path)
-    write = folder.create if name == "config.json" else folder.write_result
-    write({"step": 1})
-    monkeypatch.setattr(pathlib.Path, "write_text", some)
-    with pytest.raises(Failure, match=f"{name} could not be written: {os.strerror(number)}"):
-        write({"step": 2})
-    assert json.loads((tmp_path / name).read_text()) == {"step": 1}
-    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 @contextlib.contextmanager
@@ -161,10 +61,10 @@ def test_event_on_a_full_disk_is_complete_or_absent(small):
     assert lines[-1]["event"] == "resume"
 
 
-def test_full_disk_ends_a_run_in_one_line_and_free_space_lets_it_resume(run, small):
+def test_full_disk_ends_a_run_in_one_line_and_free_space_lets_it_resume(program, small):
     pathlib.Path("experiment.py").write_text(experiments.DROPOUT.replace("Dense(8)", "Dense(4000)"))
     options = [f"--workdir={small}/run", "--config.train.checkpoint_interval=5", "--mode=train"]
-    code, out, err = run(*options, "--config.train.checkpoints_to_keep=20")
+    code, out, err = program(*options, "--config.train.checkpoints_to_keep=20")
     assert (code, err) == (
         1,
         f"ctl: {small}/run/checkpoints/ckpt-30 could not be written: No space left on device. The "
@@ -174,7 +74,7 @@ def test_full_disk_ends_a_run_in_one_line_and_free_space_lets_it_resume(run, sma
     assert "Done" not in out
     assert not (small / "run" / "run.lock").exists()
     (small / "run/checkpoints/ckpt-5.data-00000-of-00001").unlink()
-    code, out, _ = run(*options, "--config.train.checkpoints_to_keep=20")
+    code, out, _ = program(*options, "--config.train.checkpoints_to_keep=20")
     assert code == 0 and f"Resumed from {small}/run/checkpoints/ckpt-25." in out
     assert json.loads((small / "run/result.json").read_text())["step"] == 30
 
@@ -189,8 +89,8 @@ def test_full_disk_ends_a_run_in_one_line_and_free_space_lets_it_resume(run, sma
         "result",
     ],
 )
-def test_disk_that_fails_during_a_run_ends_it_in_one_line(run, monkeypatch, what):
-    assert run("--config.train.steps=10")[0] == 0
+def test_disk_that_fails_during_a_run_ends_it_in_one_line(program, monkeypatch, what):
+    assert program("--config.train.steps=10")[0] == 0
 
     def denied(*_, **__):
         raise OSError(errno.EROFS, "Read-only file system")
@@ -224,20 +124,17 @@ def test_disk_that_fails_during_a_run_ends_it_in_one_line(run, monkeypatch, what
         error = lambda a, b: denied() if "result" in str(b) else replace(a, b)  # noqa: E731
     with monkeypatch.context() as planted:
         planted.setattr(target, error)
-        code, _, err = run()
+        code, _, err = program()
     assert code == 1 and err.count("\n") == 1
     assert err.startswith(f"ctl: {name} could not be written: {reason}. ")
     assert (INTACT if what != "result" else "ckpt-30, is intact") in err
     assert json.loads(pathlib.Path("runs/experiment/result.json").read_text())["step"] == 10
 
 
-def test_unreadable_data_is_not_reported_as_an_unwritable_disk(
-    run,
-    monkeypatch,
-):
+def test_unreadable_data_is_not_reported_as_an_unwritable_disk(program, monkeypatch):
     def unreadable(*_):
         raise tf.errors.PermissionDeniedError(None, None, "data; Permission denied")
 
     monkeypatch.setattr("ctl.StandardTrainer.train", unreadable)
-    code, _, errors = run()
+    code, _, errors = program()
     assert code == 1 and "data; Permission denied" in errors and "workdir" not in errors

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator, Mapping
 import contextlib
+import math
 import time
 from typing import Any
 
 import orbit
 
+from ctl.errors import Failure, UsageError
+from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
-from ctl.loop import loop_checks
 from ctl.loop.reporter import Reporter, as_numbers, without_nan
 from ctl.loop.step_summaries import StepSummaries
 from ctl.loop.stragglers import WorkerTimes
@@ -17,19 +19,18 @@ from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer
 
 
-class InnerLoop:
+class LoopMonitor:
     """Measures, watches and checks inner loops, and reports skipped and repeated steps.
 
-        with inner_loop.measure(100):
-            outputs = inner_loop.read(trainer.train(tf.constant(100)))
-        inner_loop.check(0, 100, outputs)
+        with monitor.measure(100):
+            outputs = monitor.read(trainer.train(tf.constant(100)))
+        monitor.check(100, steps=100, outputs=outputs)
 
     Args:
         trainer: runs the steps.
         reporter: measures the speed, and records skipped and repeated steps.
         summaries: writes the training summaries.
-        summary_interval: steps between two writes of `tf.summary` calls in a step.
-        summary_seconds: if not 0, seconds between them instead.
+        step_summaries: decides when `tf.summary` calls in a step are written.
         watchdog: reports loops that hang.
     """
 
@@ -39,19 +40,13 @@ class InnerLoop:
         reporter: Reporter,
         *,
         summaries: orbit.utils.SummaryManager,
-        summary_interval: int,
-        summary_seconds: float = 0.0,
+        step_summaries: StepSummaries,
         watchdog: Watchdog | None = None,
     ):
         self._trainer = trainer
         self._reporter = reporter
         self._summaries = summaries
-        self._step_summaries = StepSummaries(
-            trainer,
-            interval=summary_interval,
-            seconds=summary_seconds,
-            print_line=reporter.print_line,
-        )
+        self._step_summaries = step_summaries
         self._results = engine_of(trainer).step.results
         self._results.measure_waiting()
         self._watch = watchdog.loop if watchdog else lambda step: contextlib.nullcontext()
@@ -62,35 +57,26 @@ class InnerLoop:
 
         The caller calls the trainer, so that this class adds no frame to the user's tracebacks.
         """
-        first = int(self._trainer.global_step.numpy())
+        first, reporter = int(self._trainer.global_step.numpy()), self._reporter
         # The profiler comes first, so that the time in which it writes does not count as steps.
-        with self._reporter.profiler.profile(first, first + steps), self._measure(first, steps):
-            yield
+        with reporter.profiler.profile(first, first + steps):
+            self._results.input_wait.reset()  # a failed loop may leave its time here
+            self._results.reduction_wait.reset()
+            begin = time.perf_counter()
+            with (
+                reporter.clock.measure("steps"),
+                reporter.summary_writer(self._summaries),
+                self._step_summaries.recording(),
+                self._watch(first),
+            ):
+                yield
+            reporter.throughput.add(steps, seconds=time.perf_counter() - begin)
 
-    @contextlib.contextmanager
-    def _measure(self, first: int, steps: int) -> Iterator[None]:
-        self._results.input_wait.reset()  # a failed loop may leave its time here
-        self._results.reduction_wait.reset()
-        begin = time.perf_counter()
-        with (
-            self._reporter.clock.measure("steps"),
-            self._reporter.summary_writer(self._summaries),
-            self._step_summaries.recording(),
-            self._watch(first),
-        ):
-            yield
-        self._reporter.throughput.add(steps, seconds=time.perf_counter() - begin)
-
-    def boundary(self, step: int, boundary: int) -> int:
-        """Returns the end of a loop from `step` on: `boundary`, or where a profile begins or ends."""
-        return self._reporter.profiler.boundary(step, boundary)
-
-    def read(self, outputs: Mapping[str, Any]) -> dict[str, Any]:
+    def read(self, outputs: Mapping[str, Any] | None) -> dict[str, Any]:
         """Returns the outputs of the loop as numbers; waits for the devices to compute them."""
-        numbers = as_numbers(outputs)
+        numbers = as_numbers(outputs or {})
         # Means over no step are NaN, which is not valid in result.json.
-        has_steps = not self._results.skipped_all()
-        return numbers if has_steps else without_nan(numbers)
+        return without_nan(numbers) if self._results.skipped_all() else numbers
 
     def all_measure_waiting(self, processes: ProcessGroup) -> None:
         """Measures how long the last loop waited for batches and other processes; collective.
@@ -109,23 +95,36 @@ class InnerLoop:
         if waiting is not None:
             self._reporter.add_worker_times(processes.members, times)
 
-    def check(self, first: int, boundary: int, outputs: Mapping[str, Any]) -> None:
+    def check(self, boundary: int, *, steps: int, outputs: Mapping[str, Any]) -> None:
         """Checks a loop that has ended, and reports skipped and repeated steps.
 
         Args:
-            first: the step at which it began.
             boundary: the step at which it should end.
+            steps: the number of its steps.
             outputs: its loss and metrics, as numbers.
 
         Raises:
-            Failure: the loss is not finite.
+            Failure: the loss is not finite although the trainer reported no such step.
             UsageError: the trainer does not count its steps.
         """
         trainer, reporter = self._trainer, self._reporter
         last = int(trainer.global_step.numpy())
-        repeated = loop_checks.count_repeated_steps(trainer, last, boundary)
-        if repeated:
-            reporter.record("repeated", last, steps=repeated)
+        # A coordinator repeats steps of lost workers.
+        if last > boundary and strategies.spec_of(trainer.strategy).coordinated:
+            reporter.record("repeated", last, steps=last - boundary)
+        elif last != boundary:
+            raise UsageError(
+                f"A loop to step {boundary} ended at step {last}: train_step must add 1 to "
+                "self.global_step."
+            )
         if trainer.non_finite_report:
-            reporter.steps_skipped(trainer.non_finite_report, steps=boundary - first)
-        loop_checks.check_loss(trainer, last, outputs, reporter)
+            reporter.steps_skipped(trainer.non_finite_report, steps=steps)
+        # A user's own `replica_step`, or a parameter server, may apply updates that are not checked.
+        loss, policy = outputs.get("loss"), trainer.options.on_non_finite
+        if policy != "ignore" and isinstance(loss, float) and not math.isfinite(loss):
+            reporter.record("non_finite", last, policy="stop", tensor="the loss")
+            raise Failure(
+                f"The loss of the loop that ended at step {last} is {loss}. Nothing was saved since: "
+                "lower the learning rate, clip the gradients, or continue with such losses by "
+                "train.on_non_finite=ignore."
+            )

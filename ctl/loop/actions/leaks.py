@@ -1,18 +1,89 @@
-"""Reports functions that are traced again while training runs."""
+"""Reports what leaks memory: functions that are traced again, and memory that keeps growing."""
 
 from collections.abc import Iterator, Mapping
+import os
+import pathlib
 import re
 import sys
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from ctl.loop.actions.action import Action
 
-_FIRST_LOOPS = 2  # these trace what the following loops run
+_TRACING_LOOPS = 2  # these trace what the following loops run
 _ARGUMENT = re.compile(r"^ +(\w+) \(\w+\): (.+)$", re.MULTILINE)
 _TENSOR = re.compile(r"(?:('\w+'): )?TensorSpec\(shape=(\([^)]*\)|None), dtype=tf\.(\w+)")
-_FACTOR = 10  # a function is reported again when it was traced this many times as often
+_RETRACE_FACTOR = 10  # a function is reported again when it was traced this many times as often
+_STATM = pathlib.Path("/proc/self/statm")  # Linux
+_FILLING_LOOPS = 10  # buffers, caches and allocators fill during these
+_PARTS = 4  # of the loops; each must contribute to the growth
+_MIB = 2**20
+_LEAST_GROWTH = 256 * _MIB
+
+
+class MemoryGrowth(Action):
+    """Prints and records one line if the resident memory keeps growing.
+
+    Graphs of `tf.function`s are never freed (tensorflow#124972, #62854), and lists in a trainer or an
+    action grow as well. A single increase is no leak: growth is reported if it is at least a quarter of
+    the memory and 256 MiB, and if each quarter of the loops since the tenth has contributed to it. It
+    is reported again when it has doubled. Reading the memory costs microseconds per loop.
+    """
+
+    at = "train"
+    may_stop = False
+
+    def __init__(self) -> None:
+        self._loops = 0
+        self._first_step = 0
+        self._samples: list[int] = []
+        self._reported = 0
+
+    def __call__(self, outputs: Mapping[str, Any]) -> None:
+        """Adds a measurement."""
+        self._loops += 1
+        if self._loops < _FILLING_LOOPS:
+            return
+        if self._loops == _FILLING_LOOPS:
+            self._first_step = self.controller.step
+        self._samples.append(read_resident_bytes())
+        # Every second sample is dropped when there are many, so that a long run does not collect them.
+        if len(self._samples) > 64 * _PARTS:
+            self._samples = self._samples[::2]
+        before, now = self._samples[0], self._samples[-1]
+        growth = now - before
+        limit = max(_LEAST_GROWTH, before / 4, 2 * self._reported)
+        if growth >= limit and _grows_throughout(self._samples, by=growth / (2 * _PARTS)):
+            self._reported = growth
+            self._report(before, now)
+
+    def _report(self, before: int, now: int) -> None:
+        reporter, step = self.controller.reporter, self.controller.step
+        reporter.record("memory_growth", step, before=before, after=now)
+        rate = (now - before) / _MIB / max(step - self._first_step, 1) * 1000
+        reporter.print_line(
+            f"The memory of this process grows: {before / _MIB:,.0f} MiB at step {self._first_step}, "
+            f"{now / _MIB:,.0f} MiB now, {rate:,.0f} MiB per 1,000 steps. Check for functions that "
+            "are traced again, and for lists of tensors in the trainer or its actions."
+        )
+
+
+def _grows_throughout(samples: list[int], *, by: float) -> bool:
+    """Returns whether the minimum of each part of the samples exceeds the previous one by `by`."""
+    if len(samples) < 2 * _PARTS:
+        return False
+    least = [part.min() for part in np.array_split(samples, _PARTS)]
+    return bool((np.diff(least) >= by).all())
+
+
+def read_resident_bytes() -> int:
+    """Returns the resident memory of this process in bytes; 0 if the system does not report it."""
+    try:
+        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 class Retraces(Action):
@@ -35,7 +106,7 @@ class Retraces(Action):
     def __call__(self, outputs: Mapping[str, Any]) -> None:
         """Compares the number of traces with the number after the previous loop."""
         self._loops += 1
-        if self._loops < _FIRST_LOOPS:
+        if self._loops < _TRACING_LOOPS:
             return
         for name, function in _list_functions(self.controller.trainer, self.controller.evaluator):
             count = function.experimental_get_tracing_count()
@@ -47,7 +118,7 @@ class Retraces(Action):
             old, self._signatures[name] = self._signatures.get(name, []), signatures
             # The first loop or evaluation that calls a function may trace it more than once.
             if before and count >= self._limits.get(name, 0):
-                self._limits[name] = _FACTOR * count
+                self._limits[name] = _RETRACE_FACTOR * count
                 new = [signature for signature in signatures if signature not in old]
                 self._report(name, count, _describe_change(old, new))
 

@@ -1,12 +1,16 @@
-"""Ends training when a metric of the evaluation has stopped improving."""
+"""Ends training when a metric of the evaluation has stopped improving, or after a time limit."""
 
 from collections.abc import Mapping
+import time
 from typing import Any
 
+from ctl.configs import durations
 from ctl.errors import UsageError
 from ctl.loop.actions.action import Action
 from ctl.loop.actions.monitored_metric import MonitoredMetric
 from ctl.loop.progress import format_numbers
+
+_STATE = ("best", "best_step", "count", "step")  # attributes of `EarlyStopping` in a checkpoint
 
 
 class EarlyStopping(Action):
@@ -62,14 +66,46 @@ class EarlyStopping(Action):
 
     def get_state(self) -> dict[str, Any]:
         """Returns the best value and the count since."""
-        return {
-            "best": self._best,
-            "best_step": self._best_step,
-            "count": self._count,
-            "step": self._step,
-        }
+        return {name: getattr(self, f"_{name}") for name in _STATE}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores the best value and the count."""
-        self._best, self._best_step = state["best"], state["best_step"]
-        self._count, self._step = state["count"], state["step"]
+        for name in _STATE:
+            setattr(self, f"_{name}", state[name])
+
+
+class TimeLimit(Action):
+    """Requests a stop when a run has taken as long as `train.max_duration`.
+
+        TimeLimit("8 hours")
+
+    The time includes evaluations, checkpoints, and earlier processes of the run up to their last
+    checkpoint. It is checked after each inner loop, by the clock of the chief.
+
+    Args:
+        duration: the limit, such as "8 hours" or "30 minutes".
+
+    Raises:
+        UsageError: `duration` is not a time.
+    """
+
+    at = "train"
+
+    def __init__(self, duration: str):
+        self._duration = duration
+        self._limit = durations.seconds(duration)
+        self._since = time.monotonic()
+
+    def __call__(self, outputs: Mapping[str, Any]) -> None:
+        """Checks the clock."""
+        if self.get_state()["seconds"] >= self._limit:
+            self.request_stop(f"{durations.LIMIT}={self._duration} has passed")
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the seconds so far."""
+        return {"seconds": time.monotonic() - self._since}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Adds the time of the earlier processes."""
+        # The time never decreases: a rollback within a process restores an old checkpoint, but no time.
+        self._since = min(self._since, time.monotonic() - state["seconds"])

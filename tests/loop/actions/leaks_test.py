@@ -1,14 +1,14 @@
-"""Functions that are traced again."""
+"""Functions that are traced again, and growth of memory, are reported."""
 
 import pytest
 import tensorflow as tf
 
 import ctl
-from ctl import testing
-from ctl.loop.actions.retraces import Retraces
+from ctl.loop.actions import leaks
+from ctl.loop.actions.leaks import MemoryGrowth, Retraces, read_resident_bytes
 from ctl.loop.controller import Controller
-from ctl.loop.reporter import Reporter
 from tests import reference_model
+from tests.loop.shared import Recording, make_reference
 
 
 class Calling(reference_model.ReferenceTrainer):
@@ -45,7 +45,7 @@ def train(fake_controller):
 
 
 def make_trainer(cls=Calling):
-    return reference_model.make_trainer(testing.make_strategy(1), 7, cls=cls)
+    return make_reference(batch=7, cls=cls)
 
 
 def test_function_with_a_python_number_is_reported_once_with_the_argument(train):
@@ -83,13 +83,72 @@ def test_data_of_another_dtype_is_named(train):
 
 @pytest.mark.slow
 def test_traces_of_the_first_loops_and_evaluations_are_not_reported():
-    trainer, events = make_trainer(), []
+    trainer = make_trainer()
     controller = Controller(
         trainer=trainer,
         evaluator=ctl.StandardEvaluator(trainer),
-        reporter=Reporter(trainer, on_event=lambda name, step, **_: events.append(name)),
+        reporter=Recording(trainer),
         steps_per_loop=2,
         actions=[Retraces()],
     )
     controller.train_and_evaluate(10, eval_interval=4)
-    assert events == ["eval", "eval", "eval"]
+    assert [name for name, *_ in controller.reporter.events] == ["eval"] * 3
+
+
+MIB = 2**20
+
+
+@pytest.fixture
+def report(fake_controller, monkeypatch):
+    """Returns the lines printed for measurements in MiB, one per loop of 10 steps."""
+
+    def run(samples):
+        values, action = iter(samples), MemoryGrowth()
+        monkeypatch.setattr(leaks, "read_resident_bytes", lambda: next(values) * MIB)
+        action.controller = fake_controller
+        for loop in range(1, len(samples) + 10):
+            fake_controller.step = 10 * loop
+            action({"loss": 0.0})
+        assert len(action._samples) <= 256
+        return fake_controller.reporter.lines
+
+    return run
+
+
+def test_growth_without_an_end_is_reported_with_its_rate(report, fake_controller):
+    lines = report([1000 + 10 * i for i in range(40)])
+    assert len(lines) == 1
+    # The tenth loop ends at step 100; 260 MiB are reached 26 loops later.
+    assert "1,000 MiB at step 100, 1,260 MiB now, 1,000 MiB per 1,000 steps" in lines[0]
+    (event,) = fake_controller.reporter.events
+    assert event == {
+        "event": "memory_growth", "step": 360, "before": 1000 * MIB, "after": 1260 * MIB,
+    }  # fmt: skip
+
+
+def test_it_is_reported_again_when_it_has_doubled(report):
+    lines = report([1000 + 10 * i for i in range(110)])
+    assert [line.split("MiB at")[1].split(" MiB now")[0][-5:] for line in lines] == [
+        "1,260", "1,520", "2,040",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [1000] * 50,
+        [1000 + 2 * i for i in range(100)],  # less than 256 MiB
+        [5000 + 10 * i for i in range(100)],  # less than a quarter
+        [1000] * 25 + [1600] * 25,  # one increase, as by the first evaluation
+        [1000, 1600] * 25,  # up and down
+        [0] * 5000,  # not known; a long run keeps few measurements
+    ],
+)
+def test_other_changes_are_not_reported(report, samples):
+    assert report(samples) == []
+
+
+def test_resident_memory_of_this_process_is_read():
+    before = read_resident_bytes()
+    block = bytearray(64 * MIB)
+    assert 32 * MIB < read_resident_bytes() - before < 128 * MIB and block

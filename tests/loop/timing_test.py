@@ -1,0 +1,89 @@
+"""Timers, the time of a process by activity, and examples per second, by a clock that the test sets."""
+
+import pytest
+
+from ctl.loop.timing import Throughput, Timer, WallClock
+
+
+class Processes:
+    """The chief's answer, and the calls."""
+
+    def __init__(self, answer):
+        self.answer, self.calls = answer, []
+
+    def broadcast_from_chief(self, value):
+        self.calls.append(value)
+        return self.answer
+
+
+def test_timer_is_due_when_its_seconds_have_passed_since_the_last_restart(clock):
+    timer = Timer(60.0)
+    due = []
+    for clock.now in (159.0, 160.0, 161.0):
+        due.append(timer.is_due())
+    assert due == [False, True, True]
+    timer.restart()
+    assert not timer.is_due()
+    clock.now = 221.0
+    assert timer.is_due()
+
+
+@pytest.mark.parametrize("chief_is_due", [False, True])
+def test_clock_of_the_chief_decides(clock, chief_is_due):
+    timer = Timer(60.0)
+    clock.now += 0.0 if chief_is_due else 90.0  # this process's own clock differs
+    processes = Processes(chief_is_due)
+    assert timer.all_due(processes) is timer.due is chief_is_due
+    assert processes.calls == [not chief_is_due]
+    timer.restart()
+    assert not timer.due
+
+
+def test_timer_of_no_seconds_is_never_due_and_does_not_communicate():
+    processes = Processes(True)
+    assert not Timer(0).all_due(processes) and processes.calls == []
+
+
+def test_nested_activities_count_for_themselves_alone(clock):
+    wall_clock = WallClock(started=90.0)
+    clock.now = 103.0
+    wall_clock.mark_started()
+    with wall_clock.measure("steps"):
+        clock.now += 5
+        with wall_clock.measure("saving"):
+            clock.now += 2
+        clock.now += 1
+    clock.now += 4
+    assert wall_clock.read() == {"total": 25.0, "starting": 13.0, "steps": 6.0, "saving": 2.0}
+    assert wall_clock.read(compiling=1.5)["steps"] == 4.5
+
+
+def test_time_of_a_running_activity_is_read_too(clock):
+    wall_clock = WallClock()
+    with wall_clock.measure("steps"):
+        clock.now += 3
+        assert wall_clock.read() == {"total": 3.0, "steps": 3.0}
+        clock.now += 1
+    assert wall_clock.read()["steps"] == 4.0
+
+
+def test_first_loop_is_excluded_from_the_speed():
+    throughput = Throughput(batch=10)
+    throughput.add(5, seconds=100.0)
+    assert throughput.examples_per_second is None and throughput.seconds_for(7) is None
+    throughput.add(4, seconds=2.0)
+    throughput.add(6, seconds=3.0)
+    assert throughput.examples_per_second == 20.0  # 10 steps of 10 in 5 s
+    assert throughput.seconds_for(7) == 3.5
+    assert throughput.compile_seconds == 97.5
+
+
+def test_wait_for_input_is_that_of_the_last_loop_and_of_all_loops():
+    throughput = Throughput(batch=10)
+    assert throughput.input_wait is None
+    throughput.add(10, seconds=50.0)
+    throughput.add_input_wait(5.0)
+    assert throughput.input_wait == 0.1  # of the first loop too, which compiles
+    throughput.add(10, seconds=2.0)
+    throughput.add_input_wait(1.5)
+    assert (throughput.input_wait, throughput.input_seconds) == (0.75, 6.5)
