@@ -22,9 +22,9 @@ class Session:
     """The part of a run that one process computes. Every process must call the same methods.
 
         session = Session(run, stop, actions=run.make_actions(), config_path="my_model.py")
-        session.all_restore()
-        session.record_start()
         with session.watching():
+            session.all_restore()
+            session.record_start()
             session.train(1000, evaluates=True)
             session.record_end()
 
@@ -125,10 +125,11 @@ class Session:
             run.workdir.event("start", controller.step, **fields, workers=workers)
         controller.reporter.metrics.begin(config, step=controller.step, is_new=not self._restored)
         run.clock.mark_started()
+        self._start = time.monotonic()
 
     @contextlib.contextmanager
     def watching(self, *, on_signal: bool = True) -> Iterator[None]:
-        """Watches the training in the `with` block, whose duration is recorded.
+        """Watches the training in the `with` block, whose duration `record_end` records.
 
         It profiles on SIGUSR1, reports loops that hang, and stops the run before this machine is
         preempted, if the config requires it.

@@ -65,13 +65,13 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
             session = Session(
                 run, stop, actions=actions, config_path=arguments.config_path, changes=changes
             )
-            session.all_restore()
-            progress.print_line(messages.start(run.experiment.hardware, run.trainer))
-            if compression := messages.compression(run.trainer):
-                progress.print_line(compression)
-            session.print_start()
-            session.record_start()
             with session.watching():
+                session.all_restore()
+                progress.print_line(messages.start(run.experiment.hardware, run.trainer))
+                if compression := messages.compression(run.trainer):
+                    progress.print_line(compression)
+                session.print_start()
+                session.record_start()
                 session.train(
                     config.train.steps,
                     evaluates=evaluates,

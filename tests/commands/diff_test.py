@@ -74,50 +74,23 @@ def test_equal_runs_have_exit_code_0(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "part", "lines"),
     [
-        (
-            dict(rate=0.5),
-            "config",
-            ["1 key differs", "optimizer.learning_rate: 0.001 -> 0.5"],
-        ),
-        (
-            dict(versions={"tensorflow": "2.21.0"}),
-            "versions",
-            ["1 value differs", "tensorflow: '2.20.0' -> '2.21.0'"],
-        ),
-        (
-            dict(strategy="mirrored", replicas=2),
-            "hardware",
-            ["2 values differ", "strategy: 'one_device' -> 'mirrored'", "replicas: 1 -> 2"],
-        ),
+        (dict(rate=0.5), "config", ["1 key differs", "optimizer.learning_rate: 0.001 -> 0.5"]),
+        (dict(versions={"tensorflow": "2.21.0"}), "versions",
+         ["1 value differs", "tensorflow: '2.20.0' -> '2.21.0'"]),
+        (dict(strategy="mirrored", replicas=2), "hardware",
+         ["2 values differ", "strategy: 'one_device' -> 'mirrored'", "replicas: 1 -> 2"]),
         (dict(seed=3), "data order", ["differs", "seed: 0 -> 3"]),
-        (
-            dict(count=80),
-            "data order",
-            ["differs", "the data has another length: step 10 is at epoch 1 -> 0.5"],
-        ),
-        (
-            dict(losses=(1.0, 0.5, 0.2)),
-            "metrics",
-            [
-                "first difference at step 30 (train); the same up to step 20",
-                "loss: 0.25 -> 0.2 (by 0.2 of its value)",
-            ],
-        ),
-        (
-            dict(losses=(1.0, 0.5)),
-            "metrics",
-            [
-                "the same in 2 records of both runs, up to step 20",
-                "only in a: 1 record of step 30",
-            ],
-        ),
-        (
-            dict(extra={"gradient_norm": 2.0}),
-            "metrics",
-            ["first difference at step 10 (train)", "gradient_norm: not set -> 2.0"],
-        ),
+        (dict(count=80), "data order",
+         ["differs", "the data has another length: step 10 is at epoch 1 -> 0.5"]),
+        (dict(losses=(1.0, 0.5, 0.2)), "metrics",
+         ["first difference at step 30 (train); the same up to step 20",
+          "loss: 0.25 -> 0.2 (by 0.2 of its value)"]),
+        (dict(losses=(1.0, 0.5)), "metrics",
+         ["the same in 2 records of both runs, up to step 20", "only in a: 1 record of step 30"]),
+        (dict(extra={"gradient_norm": 2.0}), "metrics",
+         ["first difference at step 10 (train)", "gradient_norm: not set -> 2.0"]),
     ],
-)
+)  # fmt: skip
 def test_each_difference_is_listed_and_the_exit_code_is_1(tmp_path, capsys, changes, part, lines):
     code, parts = compare(tmp_path, capsys, **changes)
     assert code == 1 and parts[part] == lines

@@ -11,6 +11,7 @@ import traceback
 import tensorflow as tf
 
 import ctl
+from ctl.replica.graphs import ops
 
 _CALLBACK = "calls back into Python on the host"
 _STRING = "makes a string"
@@ -176,14 +177,10 @@ def list_operations(graph: tf.Graph, seen: set[str] | None = None) -> Iterator[t
     seen = set() if seen is None else seen
     for op in graph.get_operations():
         yield op
-        for attribute in op.node_def.attr.values():
-            names = [attribute.func.name, *(f.name for f in attribute.list.func)]
-            for name in filter(None, names):
-                if name not in seen and graph._is_function(name):
-                    seen.add(name)
-                    inner = getattr(graph._get_function(name), "graph", None)
-                    if inner is not None:
-                        yield from list_operations(inner, seen)
+        for name, inner in ops.called_graphs(op):
+            if name not in seen:
+                seen.add(name)
+                yield from list_operations(inner, seen)
 
 
 def _line_of_node(graph: tf.Graph, node: str) -> str:

@@ -112,11 +112,6 @@ def find_slice(name: str) -> Slice:
     return _make_slice(generation, shape)
 
 
-def list_slices() -> Sequence[Slice]:
-    """Lists all slices."""
-    return [_make_slice(g, shape) for g in GENERATIONS.values() for shape in g.shapes]
-
-
 def _make_slice(generation: Generation, shape: str) -> Slice:
     sides = [int(side) for side in shape.split("x")]
     chips = math.prod(sides)
