@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctl.data.files import array_record, record_index
+from ctl.data.files import record_index, record_reader
 from ctl.errors import UsageError
 
 USER_ERROR = 2
@@ -85,8 +85,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _read(path: str) -> Iterator[bytes]:
-    if array_record.is_array_record(path):
-        reader = array_record.ArrayRecordReader([path], skip_damaged=False)
+    if record_reader.is_array_record(path):
+        reader = record_reader.ArrayRecordReader([path], skip_damaged=False)
         for start in range(0, len(reader), _ROWS):
             yield from reader.read_by_python(np.arange(start, min(start + _ROWS, len(reader))))
         return
@@ -104,7 +104,7 @@ def _open_writer(path: str, output_format: str) -> tuple[Any, Any]:
     writer: Any
     if output_format == _ARRAY_RECORD:
         # Groups of one record are the fastest to read in random order.
-        writer = array_record.import_package().ArrayRecordWriter(path, "group_size:1")
+        writer = record_reader.import_package().ArrayRecordWriter(path, "group_size:1")
     else:
         writer = tf.io.TFRecordWriter(path)
     return writer.write, writer.close

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.data import batching, distribution, element_spec, features, python_functions
+from ctl.data import batching, distribution, elements
 from ctl.data.layout import Layout, WorkerShard
 from ctl.data.source import (
     Arrays,
@@ -82,10 +82,10 @@ class InputPipeline:
         if isinstance(data, PerReplica) and context is not None:  # its author selects the rows
             data = self._build(split, context)
         self.data_types[split] = type(data).__name__
-        data = features.name_dataset_features(data)
-        self._specs[split] = element_spec.check_data(data, split)
+        data = elements.name_dataset_features(data)
+        self._specs[split] = elements.check_data(data, split)
         if self._has_remote_hosts():
-            data = python_functions.without_python(data, split)
+            data = elements.without_python(data, split)
         if source_of(data) is not None:
             self._sources[split] = data
         return data

@@ -19,8 +19,7 @@ import tensorflow as tf
 from ctl import errors
 from ctl.data import sampler
 from ctl.data.autograph import convert, traced
-from ctl.data.element_spec import element_spec
-from ctl.data.features import name_features
+from ctl.data.elements import element_spec, name_features
 from ctl.data.sequences import ragged
 from ctl.data.source import Batch, RowSource, Source
 from ctl.errors import UsageError

@@ -10,7 +10,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.data import batching, distribution, sampler
-from ctl.data.element_spec import check_data
+from ctl.data.elements import check_data
 from ctl.data.layout import Layout
 from tests import reference_model
 

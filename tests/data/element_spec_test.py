@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data.element_spec import check_data, element_spec
+from ctl.data.elements import check_data, element_spec
 from tests.data.reading import numbers
 
 

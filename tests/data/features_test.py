@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data.features import name_dataset_features, name_features
+from ctl.data.elements import name_dataset_features, name_features
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.source import dataset_of
 

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data import batching, mixing, streams
-from ctl.data.element_spec import element_spec
+from ctl.data import batching, mixing
+from ctl.data.elements import element_spec
 from ctl.data.layout import Layout
 from ctl.loop import measurements
 from ctl.loop.timing import Throughput
@@ -42,7 +42,7 @@ def two_sources():
 
 
 def read_ids(source, batch, steps, *, start=0, seed=3):
-    stream = streams.training_batches(source, Layout(batch, 1), seed=seed, start=start)
+    stream = batching.training_batches(source, Layout(batch, 1), seed=seed, start=start)
     steps = read_steps([stream], Layout(batch, 1), steps)
     return np.concatenate([step[0].batch["id"] for step in steps])
 
@@ -154,7 +154,7 @@ def test_augmentation_has_a_seed_per_epoch_of_the_source_and_example():
 
 
 def test_evaluation_reads_every_example_once():
-    stream = streams.evaluation_batches(two_sources(), Layout(4, 1))
+    stream = batching.evaluation_batches(two_sources(), Layout(4, 1))
     steps = read_steps([stream], Layout(4, 1), 3)
     ids = [i for (b, mask), *_ in steps for i in b["id"][mask == 1].numpy()]
     assert ids == [*range(7), 100, 101, 102]

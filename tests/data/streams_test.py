@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data import sampler, streams
+from ctl.data import batching, sampler
 from ctl.data.layout import Layout, WorkerShard
 from tests.data.reading import (
     check_rows_and_padding,
@@ -40,7 +40,7 @@ class Computed(ctl.data.Source):
 def training_ids(source, batch, steps, *, start=0, shard=None):
     """The ids of each step on one replica."""
     layout = Layout(batch, 1)
-    stream = streams.training_batches(source, layout, seed=SEED, start=start, shard=shard)
+    stream = batching.training_batches(source, layout, seed=SEED, start=start, shard=shard)
     return [real_ids(step) for step in read_steps([stream], layout, steps)]
 
 
@@ -61,10 +61,10 @@ def test_number_of_batches_per_call_does_not_change_the_stream(
     count, steps, start = 11, 9, 3
     expected = training_ids(Computed(count), batch, start + steps)[start:]
     layouts = pipeline_layouts(batch, replicas, pipelines)
-    monkeypatch.setattr(streams, "MAX_BATCHES_PER_CALL", limit)
+    monkeypatch.setattr(batching, "MAX_BATCHES_PER_CALL", limit)
     read = read_steps(
         [
-            streams.training_batches(in_memory(count), layout, seed=SEED, start=start)
+            batching.training_batches(in_memory(count), layout, seed=SEED, start=start)
             for layout in layouts
         ],
         layouts[0],
@@ -79,9 +79,9 @@ def test_large_examples_are_read_in_smaller_calls():
     sizes = {}
     for features in (1, 2**10, 2**20):
         source = ctl.data.arrays({"x": np.zeros([20, features], np.uint8)})
-        sizes[features] = streams.batches_per_call(source, Layout(64, 1))
+        sizes[features] = batching.batches_per_call(source, Layout(64, 1))
     assert sizes == {1: 16, 2**10: 16, 2**20: 1}
-    assert streams.batches_per_call(Computed(20), Layout(64, 1)) == 1
+    assert batching.batches_per_call(Computed(20), Layout(64, 1)) == 1
 
 
 @pytest.mark.parametrize("source", [in_memory(11), Computed(11)], ids=["in memory", "computed"])
@@ -96,7 +96,7 @@ def test_shards_of_all_workers_make_up_the_stream(source):
 @pytest.mark.parametrize("count", [20, 21])
 def test_evaluation_continues_with_padding_after_the_last_example(count):
     layout = Layout(5, 1)
-    stream = streams.evaluation_batches(ctl.data.arrays({"id": range(count)}), layout)
+    stream = batching.evaluation_batches(ctl.data.arrays({"id": range(count)}), layout)
     steps = read_steps([stream], layout, 8)
     assert [i for step in steps for i in real_ids(step)] == list(range(count))
     assert real_ids(steps[-1]) == []

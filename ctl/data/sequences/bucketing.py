@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.data import sampler
-from ctl.data.sequences import ragged, sequence_lengths
+from ctl.data.sequences import ragged
 from ctl.data.source import Batch, Source
 from ctl.errors import UsageError
 
@@ -56,7 +56,7 @@ def bucketed(
             "integers, such as [64, 128, 256]."
         )
     spec = ragged.batch_spec(source, "ctl.data.bucketed")
-    sizes = sequence_lengths.read_lengths(source, lengths)
+    sizes = ragged.read_lengths(source, lengths)
     too_long = int((sizes > values[-1]).sum())
     if too_long:
         raise UsageError(

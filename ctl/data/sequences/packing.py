@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.data import sampler
-from ctl.data.sequences import ragged, sequence_lengths
+from ctl.data.sequences import ragged
 from ctl.data.source import Batch, Source
 from ctl.errors import UsageError
 
@@ -88,7 +88,7 @@ def packed(
             f"ctl.data.packed got the feature {scalars[0]!r} with one value per example, but the rows "
             "hold several examples: remove it, repeat it for each token, or use ctl.data.bucketed."
         )
-    sizes = sequence_lengths.read_lengths(source, lengths)
+    sizes = ragged.read_lengths(source, lengths)
     too_long = int((sizes > length).sum())
     if too_long and not split_long:
         raise UsageError(

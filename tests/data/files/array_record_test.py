@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data import convert, streams
+from ctl.data import batching, convert
 from ctl.data.data_errors import report_data_errors
-from ctl.data.files import array_record
+from ctl.data.files import record_reader
 from ctl.data.layout import Layout
 from tests.data.record_files import FEATURES, flip_bit, write
 
@@ -30,7 +30,7 @@ def pattern(tmp_path, package):
 
 
 def epoch(source):
-    stream = streams.training_batches(source, Layout(4, 1), seed=0, start=0).take(len(source) // 4)
+    stream = batching.training_batches(source, Layout(4, 1), seed=0, start=0).take(len(source) // 4)
     with report_data_errors("training", dict):
         return [i for e in stream for i in e.batch["id"].numpy().tolist()]
 
@@ -68,7 +68,7 @@ def test_what_array_record_does_not_support_is_rejected(pattern):
     with pytest.raises(ctl.UsageError, match="does not run on a remote host"):
         ctl.data.records(pattern, FEATURES).without_python().gather(tf.constant([0], tf.int64))
     with pytest.raises(ctl.UsageError, match="only local ones can be read"):
-        array_record.ArrayRecordReader(["gs://bucket/a.array_record"], skip_damaged=False)
+        record_reader.ArrayRecordReader(["gs://bucket/a.array_record"], skip_damaged=False)
 
 
 def test_missing_package_is_named(tmp_path, monkeypatch):
@@ -91,4 +91,4 @@ def test_missing_package_is_named(tmp_path, monkeypatch):
      ("a.tfrecord", False), ("array_record/a.tfrecord", False)],
 )  # fmt: skip
 def test_format_is_known_by_the_name_of_the_file(name, expected):
-    assert array_record.is_array_record(name) == expected
+    assert record_reader.is_array_record(name) == expected

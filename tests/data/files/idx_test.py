@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data.files.idx import read
+from ctl.data.files.images import read_idx
 
 MNIST = pathlib.Path(__file__).resolve().parents[3] / "experiments" / "data" / "mnist"
 FIRST_LABELS = {
@@ -85,7 +85,7 @@ def test_reads_real_mnist(split, count):
 
 
 def test_pixels_of_real_mnist_have_the_published_mean():
-    assert read(MNIST / "train-images-idx3-ubyte.gz").mean() / 255 == pytest.approx(
+    assert read_idx(MNIST / "train-images-idx3-ubyte.gz").mean() / 255 == pytest.approx(
         0.1307, abs=5e-5
     )
 
@@ -113,7 +113,7 @@ def test_reads_every_type_into_the_byte_order_of_this_machine(tmp_path, kind, zi
     content = encode([*extremes, 3, 4, 5], (3, 2), kind)
     path = tmp_path / "file"
     path.write_bytes(gzip.compress(content) if zipped else content)
-    array = read(path)
+    array = read_idx(path)
     assert array.dtype == dtype
     assert array.dtype.isnative
     assert array.tolist() == np.array([*extremes, 3, 4, 5], dtype).reshape(3, 2).tolist()
@@ -259,7 +259,7 @@ def test_error_for_an_unknown_split_lists_the_choices(folder):
 
 @pytest.mark.parametrize("name", ["", "nowhere"])
 def test_error_for_an_unreadable_file_has_its_path(tmp_path, name):
-    message = error_of(tmp_path / name, function=read)
+    message = error_of(tmp_path / name, function=read_idx)
     assert message.startswith(f"{tmp_path / name} cannot be read: ")
 
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data import batching, element_spec
+from ctl.data import batching, elements
 from ctl.data.layout import Layout
 
 
@@ -55,7 +55,7 @@ def test_images_of_different_sizes_may_be_cropped_by_the_augmentation(folder):
         return {**example, "image": image}
 
     data = ctl.data.augmented(ctl.data.image_folder(str(folder)), crop)
-    element_spec.check_data(data, "train")
+    elements.check_data(data, "train")
     stream = batching.training_batches(data, Layout(6, 1), seed=0, start=0, prefetch=1)
     (element,) = stream.take(1)
     pairs = zip(element.batch["label"].numpy(), element.batch["image"].numpy(), strict=True)

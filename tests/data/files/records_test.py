@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data import batching, distribution, sampler, streams
+from ctl.data import batching, distribution, sampler
 from ctl.data.data_errors import report_data_errors
 from ctl.data.files import record_reader
 from ctl.data.layout import Layout
@@ -95,7 +95,7 @@ def test_augmentation_of_a_record_depends_on_seed_epoch_and_example(
     pattern, monkeypatch, large_row
 ):
     """Whether rows are mapped one by one or a chunk at a time; compared with arrays."""
-    monkeypatch.setattr(streams, "_LARGE_ROW", large_row)
+    monkeypatch.setattr(batching, "_LARGE_ROW", large_row)
 
     def add_noise(example, seed):
         return {**example, "x": example["x"] + tf.random.stateless_normal([2], seed)}
@@ -132,7 +132,7 @@ def test_augmentation_of_a_record_depends_on_seed_epoch_and_example(
 
 def test_features_and_function_give_the_same_bytes(pattern):
     def bytes_of(source):
-        stream = streams.training_batches(source, Layout(8, 1), seed=0, start=0)
+        stream = batching.training_batches(source, Layout(8, 1), seed=0, start=0)
         elements = distribution.disable_autotune(stream).take(40).as_numpy_iterator()
         return [e.batch[name].tobytes() for e in elements for name in ("id", "x")]
 
@@ -209,7 +209,7 @@ def test_wrong_files_are_rejected_in_one_line(tmp_path, files, message):
 
 def read_epoch(source):
     """The ids of an epoch in the order of the sampler, with errors as in a run."""
-    stream = streams.training_batches(source, Layout(5, 1), seed=0, start=0)
+    stream = batching.training_batches(source, Layout(5, 1), seed=0, start=0)
     elements = distribution.disable_autotune(stream).take(len(source) // 5)
     with report_data_errors("training", dict):
         return [i for e in elements for i in e.batch["id"].numpy().tolist()]

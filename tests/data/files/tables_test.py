@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data import element_spec
+from ctl.data import elements
 
 
 def read_all(source):
@@ -113,7 +113,7 @@ def test_generator_requires_a_function():
     ],
 )
 def test_common_types_of_data_get_the_name_of_their_source(data, function):
-    assert f"such as {function}." in message_of(element_spec.check_data, data, "train")
+    assert f"such as {function}." in message_of(elements.check_data, data, "train")
 
 
 def write_csv(folder):

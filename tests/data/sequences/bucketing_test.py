@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data import batching, streams
+from ctl.data import batching
 from ctl.data.layout import Layout
 from tests.data import token_model
 from tests.data.reading import LAYOUTS, pipeline_layouts, read_steps
@@ -34,7 +34,7 @@ def numbered(lengths, boundaries):
 
 
 def read_batches(source, batch, steps, *, start=0, seed=3):
-    stream = streams.training_batches(source, Layout(batch, 1), seed=seed, start=start)
+    stream = batching.training_batches(source, Layout(batch, 1), seed=seed, start=start)
     return [step[0].batch for step in read_steps([stream], Layout(batch, 1), steps)]
 
 
@@ -138,7 +138,7 @@ def test_rows_of_a_step_are_the_same_on_any_replicas_and_after_a_restart(
 
 def test_replicas_with_short_rows_have_the_shape_of_the_batch():
     source, layouts = in_memory(), pipeline_layouts(6, 3, 3)
-    streams_ = [streams.training_batches(source, x, seed=3, start=0) for x in layouts]
+    streams_ = [batching.training_batches(source, x, seed=3, start=0) for x in layouts]
     shapes = [
         {e.batch["x"].shape[1] for e in step} for step in read_steps(streams_, layouts[0], 12)
     ]
@@ -167,7 +167,7 @@ def test_evaluation_reads_every_example_once_in_one_shape_per_batch(batch, repli
     source, layouts = numbered(lengths, [3, 10, 20]), pipeline_layouts(batch, replicas, pipelines)
     steps = batching.evaluation_steps(source, layouts[0])
     read = read_steps(
-        [streams.evaluation_batches(source, x) for x in layouts], layouts[0], steps + 1
+        [batching.evaluation_batches(source, x) for x in layouts], layouts[0], steps + 1
     )
     ids = [i for step in read for b, mask in map(tuple, step) for i in b["id"][mask == 1].numpy()]
     assert sorted(ids) == list(range(40))

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import ctl
 from ctl.data import batching, distribution
-from ctl.data.element_spec import element_spec
+from ctl.data.elements import element_spec
 from ctl.data.layout import Layout
 from ctl.data.sequences import packing
 from tests.data import token_model

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data.element_spec import check_data
+from ctl.data.elements import check_data
 from ctl.data.sequences import ragged
 
 

@@ -5,22 +5,22 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data.sequences import sequence_lengths
+from ctl.data.sequences import ragged
 from tests.data import record_files, token_model
 
 LENGTHS = [len(x) for x in token_model.documents()["x"]]
 
 
 def test_lengths_are_read_from_the_examples(monkeypatch):
-    monkeypatch.setattr(sequence_lengths, "_ROWS_PER_READ", 7)
-    assert sequence_lengths.read_lengths(token_model.Documents(), None).tolist() == LENGTHS
+    monkeypatch.setattr(ragged, "_ROWS_PER_READ", 7)
+    assert ragged.read_lengths(token_model.Documents(), None).tolist() == LENGTHS
 
 
 def test_file_keeps_the_lengths(tmp_path, monkeypatch):
     path = str(tmp_path / "folder/lengths.npy")
-    assert sequence_lengths.read_lengths(token_model.Documents(), path).tolist() == LENGTHS
+    assert ragged.read_lengths(token_model.Documents(), path).tolist() == LENGTHS
     monkeypatch.setattr(token_model.Documents, "parse", None)  # not called any more
-    assert sequence_lengths.read_lengths(token_model.Documents(), path).tolist() == LENGTHS
+    assert ragged.read_lengths(token_model.Documents(), path).tolist() == LENGTHS
     assert [file.name for file in (tmp_path / "folder").iterdir()] == ["lengths.npy"]
 
 
@@ -28,7 +28,7 @@ def test_lengths_in_memory_are_newer_than_a_file(tmp_path):
     path = tmp_path / "lengths.npy"
     np.save(path, np.array([1, 3]))
     source = ctl.data.sequences({"x": [[1, 2], [3, 4]]})
-    assert sequence_lengths.read_lengths(source, str(path)).tolist() == [2, 2]
+    assert ragged.read_lengths(source, str(path)).tolist() == [2, 2]
 
 
 def test_damaged_record_is_reported_in_one_line(tmp_path):
@@ -63,7 +63,7 @@ def test_wrong_file_is_rejected_in_one_line(tmp_path, content, message):
     else:
         np.save(path, content)
     with pytest.raises(ctl.UsageError, match=message):
-        sequence_lengths.read_lengths(token_model.Documents(), str(path))
+        ragged.read_lengths(token_model.Documents(), str(path))
 
 
 def test_sequences_of_an_example_must_have_one_length(monkeypatch):
@@ -72,18 +72,18 @@ def test_sequences_of_an_example_must_have_one_length(monkeypatch):
             example = super().parse(row)
             return {**example, "label": example["label"][row // 9 :]}
 
-    monkeypatch.setattr(sequence_lengths, "_ROWS_PER_READ", 4)
+    monkeypatch.setattr(ragged, "_ROWS_PER_READ", 4)
     first = next(i for i, n in enumerate(LENGTHS) if i // 9 and n)
     message = f"Example {first} has {LENGTHS[first]} values of 'x', but {LENGTHS[first] - 1} of"
     with pytest.raises(ctl.UsageError, match=message):
-        sequence_lengths.read_lengths(Longer(), None)
+        ragged.read_lengths(Longer(), None)
 
 
 def test_lengths_of_a_source_must_be_one_per_example():
     source = token_model.Documents()
     source.lengths = np.arange(3)
     with pytest.raises(ctl.UsageError, match="must have one per example"):
-        sequence_lengths.read_lengths(source, None)
+        ragged.read_lengths(source, None)
 
 
 def test_path_that_cannot_be_written_is_rejected_in_one_line(tmp_path):
@@ -93,5 +93,5 @@ def test_path_that_cannot_be_written_is_rejected_in_one_line(tmp_path):
         (LENGTHS, "lengths is a list, but must be the path of a file"),
     ):
         with pytest.raises(ctl.UsageError, match=message) as error:
-            sequence_lengths.read_lengths(token_model.Documents(), path)
+            ragged.read_lengths(token_model.Documents(), path)
         assert "\n" not in str(error.value)
