@@ -26,7 +26,6 @@ from ctl.data.source import (
     Augmented,
     Data,
     GlobalBatches,
-    Indexes,
     MaskedBatch,
     PerReplica,
     RowSource,
@@ -100,7 +99,7 @@ def training_chunks(
     data: Data, layout: Layout, *, seed: int, start: int, size: int
 ) -> tf.data.Dataset:
     """Like `training_batches` for one replica, with `size` batches stacked and without a mask."""
-    if isinstance(data, Arrays | Indexes):
+    if isinstance(data, Arrays):
         read = _chunk_reader(data, layout, seed=seed, start=start, size=size, shard=None)
         chunks = _stacked_batches(read, layout, size)
         # One chunk ahead is enough: it holds many batches.

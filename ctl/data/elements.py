@@ -189,10 +189,7 @@ def _check_no_python(dataset: tf.data.Dataset, split: str) -> None:
         input_dataset=dataset._variant_tensor, external_state_policy=_IGNORE_STATE
     )
     graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
-    nodes: list[Any] = [*graph.node]
-    for function in graph.library.function:
-        nodes += function.node_def
-    used = sorted({node.op for node in nodes} & _PYTHON_OPS)
+    used = sorted({node.op for node in _all_nodes(graph)} & _PYTHON_OPS)
     if used:
         raise UsageError(
             f"The {split} data calls a Python function ({used[0]}: tf.numpy_function, "
@@ -213,10 +210,7 @@ def _augmented_spec(augment: Augment, example_spec: Any) -> Any:
     """
     seed = tf.TensorSpec([2], tf.int64)
     function = tf.function(augment).get_concrete_function(example_spec, seed)
-    graph = function.graph.as_graph_def()
-    # Branches and loops of the augmentation are functions of their own in the graph's library.
-    nested = [node for function in graph.library.function for node in function.node_def]
-    for node in (*graph.node, *nested):
+    for node in _all_nodes(function.graph.as_graph_def()):
         if _STATEFUL.match(node.op):
             raise UsageError(
                 f"The augmentation uses {node.op}, whose values change after a restart: use a "
@@ -224,6 +218,11 @@ def _augmented_spec(augment: Augment, example_spec: Any) -> Any:
                 "with the seed."
             )
     return tf.nest.map_structure(tf.TensorSpec.from_tensor, function.structured_outputs)
+
+
+def _all_nodes(graph: Any) -> list[Any]:
+    """Returns the nodes of a GraphDef, and those of its library: of branches, loops and maps."""
+    return [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
 
 
 def _check_single_examples(dataset: tf.data.Dataset) -> None:

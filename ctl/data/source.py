@@ -188,23 +188,6 @@ class Arrays(Source):
         return Arrays(self._features, device=device)
 
 
-class Indexes(Source):
-    """The indexes [0, count) of another source, for a step that gathers the examples itself."""
-
-    row_bytes = tf.int64.size
-
-    def __init__(self, count: int):
-        self._count = count
-
-    def __len__(self) -> int:
-        """The number of examples."""
-        return self._count
-
-    def gather(self, indexes: tf.Tensor) -> Batch:
-        """Returns the indexes themselves, as the feature `index`."""
-        return {"index": indexes}
-
-
 @dataclasses.dataclass(frozen=True)
 class Augmented:
     """Training examples that are changed at random each time they are read.

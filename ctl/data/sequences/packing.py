@@ -5,7 +5,6 @@ the examples of a `Source`, so that the sampler permutes them in each epoch, and
 step without a state.
 """
 
-import copy
 import logging
 from typing import Any, NamedTuple
 
@@ -161,7 +160,7 @@ def _first_fit_bins(sizes: np.ndarray, *, length: int, window: int) -> np.ndarra
     return bins
 
 
-class Packed(Source):
+class Packed(ragged.Grouped):
     """Rows of packed sequences.
 
     Args:
@@ -220,12 +219,6 @@ class Packed(Source):
         slices["positions"] = tf.ragged.range(tf.cast(sizes, tf.int32)).values
         used = tf.reduce_sum(pieces.with_values(sizes), axis=1)
         return {name: self._pad(values, used) for name, values in slices.items()}
-
-    def without_python(self) -> Source:
-        """Returns the same rows, read by TensorFlow ops alone."""
-        source = copy.copy(self)
-        source._source = self._source.without_python()
-        return source
 
     def _pad(self, values: tf.Tensor, used: tf.Tensor) -> tf.Tensor:
         """[tokens of all rows, ...] -> [rows, length, ...], where `used` has the tokens of each row."""

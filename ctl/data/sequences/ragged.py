@@ -5,6 +5,7 @@ The features whose length differs between examples are `tf.RaggedTensor`s of sha
 """
 
 from collections.abc import Mapping, Sequence
+import copy
 import io
 import logging
 import os
@@ -96,6 +97,18 @@ class Sequences(Source):
             else:
                 batch[name] = tf.gather(tensor, indexes)
         return batch
+
+
+class Grouped(Source):
+    """The sequences of another source, `_source`, in dense rows."""
+
+    _source: Source
+
+    def without_python(self) -> Source:
+        """Returns the same rows, read by TensorFlow ops alone."""
+        source = copy.copy(self)
+        source._source = self._source.without_python()
+        return source
 
 
 def is_ragged(value: Any) -> bool:
@@ -260,12 +273,10 @@ def _scan_lengths(source: Source, path: str | None) -> np.ndarray:
     lengths = np.concatenate(columns)
     if path:
         _save_lengths(path, lengths)
-    elif time.monotonic() - started > _SLOW:
-        _LOG.warning(
-            "Reading the lengths of %d sequences took %.0f s: pass lengths=FILE to keep them.",
-            len(lengths),
-            time.monotonic() - started,
-        )
+    seconds = time.monotonic() - started
+    if seconds > _SLOW and not path:
+        text = "Reading the lengths of %d sequences took %.0f s: pass lengths=FILE to keep them."
+        _LOG.warning(text, len(lengths), seconds)
     return lengths
 
 

@@ -212,6 +212,7 @@ def test_progress_is_shown_if_it_takes_long(tmp_path, monkeypatch, capsys):
     paths = [write(tmp_path / name, range(5)) for name in "ab"]
     record_index.load(paths)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(record_index, "_PROGRESS_AFTER", -1.0)
+    monkeypatch.setattr(record_index, "_PROGRESS_SECONDS", -1.0)
     record_index.load(paths)
-    assert capsys.readouterr().err == "Indexing records: 2 of 2 files, 0 s\n"
+    lines = [f"Indexing records: {number} of 2 files, 0 s\n" for number in (1, 2)]
+    assert capsys.readouterr().err == "".join(lines)
