@@ -12,7 +12,7 @@ from ctl.loop import measurements
 from ctl.loop.timing import Throughput
 from tests import reference_model
 from tests.data import token_model
-from tests.data.reading import LAYOUTS, read_steps
+from tests.data.reading import LAYOUTS, one_line, read_steps
 
 LONG = [pytest.mark.slow, pytest.mark.long]
 
@@ -99,7 +99,7 @@ def test_sources_of_one_length_have_their_own_orders():
 
 @pytest.mark.parametrize(
     ("batch", "replicas", "pipelines"),
-    [(7, 4, 2), *(pytest.param(*x, marks=LONG) for x in LAYOUTS[:9])],
+    [LAYOUTS[2], *(pytest.param(*x, marks=LONG) for x in LAYOUTS[:2])],
 )
 def test_rows_of_a_step_are_the_same_on_any_replicas_and_after_a_restart(
     batch, replicas, pipelines
@@ -231,7 +231,4 @@ def mix(**sources):
     ],
 )
 def test_wrong_mixture_is_rejected_in_one_line(make, message):
-    with pytest.raises(ctl.UsageError) as error:
-        make()
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
+    assert message in one_line(make)

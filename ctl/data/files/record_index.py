@@ -1,7 +1,7 @@
 """Indexes of TFRecord files: the offsets of the records, computed once and then read from a cache.
 
 An index is a file of little-endian 64-bit integers: a format, a version, the size and the modification
-time of the record file, where it is damaged or -1, a checksum of the offsets, the offset of every record,
+time of the record file, where it is damaged or -1, a checksum of the offsets, the offset of each record,
 and the offset after the last one. It is kept in the folder `.ctl_index` beside the record file, or in
 the user's cache folder if that cannot be written. It is valid for the size and the modification time
 of the record file. An index is written under another name and renamed, so that processes that build

@@ -8,7 +8,7 @@ import ctl
 from ctl.data import batching
 from ctl.data.layout import Layout
 from tests.data import token_model
-from tests.data.reading import LAYOUTS, pipeline_layouts, read_steps
+from tests.data.reading import LAYOUTS, one_line, pipeline_layouts, read_steps
 
 LONG = [pytest.mark.slow, pytest.mark.long]
 BOUNDARIES = [4, 8, 12]
@@ -105,7 +105,7 @@ def test_every_step_is_computed_from_its_number():
     ("start", "batch"),
     [
         (5, 7),
-        *(pytest.param(s, b, marks=LONG) for s in (0, 5, 1000) for b in (6, 7, 20)),
+        *(pytest.param(s, b, marks=LONG) for s, b in ((0, 6), (5, 20), (1000, 7))),
     ],
 )
 def test_many_steps_can_be_computed_in_one_call(start, batch):
@@ -122,12 +122,8 @@ def test_many_steps_can_be_computed_in_one_call(start, batch):
 @pytest.mark.parametrize(
     ("factory", "batch", "replicas", "pipelines"),
     [
-        (parsed, 7, 4, 2),
-        *(
-            pytest.param(factory, *layout, marks=LONG)
-            for factory in (in_memory, parsed)
-            for layout in LAYOUTS[:9]
-        ),
+        (parsed, *LAYOUTS[2]),
+        *(pytest.param(in_memory, *layout, marks=LONG) for layout in LAYOUTS),
     ],
 )
 def test_rows_of_a_step_are_the_same_on_any_replicas_and_after_a_restart(
@@ -161,7 +157,7 @@ def test_rows_of_any_indexes_are_padded_to_the_longest():
         assert source.gather(tf.constant(index, tf.int64))["x"].shape == (len(index), length)
 
 
-@pytest.mark.parametrize(("batch", "replicas", "pipelines"), [(7, 1, 1), (7, 4, 2)])
+@pytest.mark.parametrize(("batch", "replicas", "pipelines"), [(7, 1, 1), (5, 4, 2)])
 def test_evaluation_reads_every_example_once_in_one_shape_per_batch(batch, replicas, pipelines):
     lengths = np.random.default_rng(0).integers(0, 20, 40)
     source, layouts = numbered(lengths, [3, 10, 20]), pipeline_layouts(batch, replicas, pipelines)
@@ -219,7 +215,4 @@ def rejected(boundaries):
     ],
 )
 def test_wrong_use_is_rejected_in_one_line(make, message):
-    with pytest.raises(ctl.UsageError) as error:
-        make()
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
+    assert message in one_line(make)
