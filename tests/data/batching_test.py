@@ -214,13 +214,6 @@ def test_evaluation_of_a_dataset_of_unknown_length_reads_to_its_end(batch, repli
     assert ids == [i for i in range(30) if i % 10 < 7]
 
 
-def test_evaluation_dataset_can_be_read_again(make):
-    stream = evaluation(make("dataset", 7, split="eval"), Layout(4, 1))
-    stream = distribution.disable_autotune(stream)
-    twice = [[real_ids([element]) for element in stream] for _ in range(2)]
-    assert twice == [[[0, 1, 2, 3], [4, 5, 6]]] * 2
-
-
 @pytest.mark.parametrize("wrap", [lambda d: d, ctl.data.PerReplica, ctl.data.GlobalBatches])
 def test_endless_evaluation_is_rejected(wrap):
     message = one_line(batching.evaluation_steps, wrap(numbers(3).repeat()), Layout(2, 1))

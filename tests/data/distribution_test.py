@@ -68,18 +68,6 @@ def test_each_replica_gets_its_contiguous_rows(kind, batch, replicas):
             assert all(mask is None for mask in masks)
 
 
-@pytest.mark.parametrize(("kind", "batch", "replicas"), [("source", 5, 2), ("dataset", 5, 4)])
-def test_replicas_get_the_same_as_from_the_strategys_default_options(kind, batch, replicas):
-    replicated = testing.make_strategy(replicas)
-
-    def stream(context):
-        return training(kind, Layout.from_context(context, batch))
-
-    default = replicated.distribute_datasets_from_function(stream)
-    direct = distribution.from_function(replicated, stream)
-    assert steps(replicated, default, count=3) == steps(replicated, direct, count=3)
-
-
 @pytest.mark.parametrize(("replicas", "known"), [(1, True), (2, False), (4, True), (4, False)])
 def test_all_replicas_reach_the_end_of_an_evaluation_in_the_same_step(replicas, known):
     replicated = testing.make_strategy(replicas)
@@ -227,8 +215,9 @@ def ids_of_steps(strategy, dataset, count):
     return result
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "replicas"), [*((kind, 2) for kind in KINDS), ("source", 1), ("per replica", 1)]
+)
 def test_evaluation_reads_each_example_once(kind, replicas):
     replicated = testing.make_strategy(replicas)
     pipeline, _ = make_pipeline(replicated, KINDS[kind])

@@ -119,39 +119,6 @@ def test_augmentation_of_a_record_depends_on_seed_epoch_and_example(
                 tf.nest.map_structure(np.testing.assert_array_equal, one, other)
 
 
-def test_features_and_function_give_the_same_bytes(pattern):
-    def bytes_of(source):
-        stream = batching.training_batches(source, Layout(8, 1), seed=0, start=0)
-        elements = distribution.disable_autotune(stream).take(40).as_numpy_iterator()
-        return [e.batch[name].tobytes() for e in elements for name in ("id", "x")]
-
-    first, *others = [bytes_of(source) for source in sources(pattern).values()]
-    assert others == [first] * 3
-
-
-def test_images_are_decoded_and_cropped_to_one_shape(tmp_path):
-    """Images of different sizes, whose shape is known only after the augmentation."""
-    path = str(tmp_path / "images.tfrecord")
-    with tf.io.TFRecordWriter(path) as writer:
-        for number in range(12):
-            image = tf.fill([8 + number, 20 - number, 3], tf.cast(10 * number, tf.uint8))
-            writer.write(tf.io.encode_png(image).numpy())
-
-    def decode(record):
-        return {"image": tf.io.decode_image(record, channels=3, expand_animations=False)}
-
-    def crop(example, seed):
-        return {"image": tf.image.stateless_random_crop(example["image"], [8, 8, 3], seed)}
-
-    source = ctl.data.records(path, decode)
-    stream = batching.training_batches(
-        ctl.data.augmented(source, crop), Layout(4, 1), seed=0, start=0, prefetch=1
-    )
-    images = np.concatenate([e.batch["image"] for e in stream.take(3)])
-    assert images.shape == (12, 8, 8, 3)
-    assert sorted(images[:, 0, 0, 0].tolist()) == [10 * number for number in range(12)]
-
-
 def test_parse_may_return_a_tuple(pattern):
     source = ctl.data.records(pattern, lambda record: (record, tf.strings.length(record)))
     assert set(source.gather(tf.constant([0], tf.int64))) == {"x", "label"}

@@ -1,7 +1,5 @@
 """TFRecord files: read in parallel, in an order that depends on the seed alone."""
 
-import itertools
-
 import pytest
 import tensorflow as tf
 
@@ -114,16 +112,6 @@ def test_order_is_the_one_that_existing_checkpoints_rely_on(folder):
     ]
 
 
-def test_resumed_stream_continues_with_the_same_examples(folder):
-    def stream(start):
-        dataset = distribution.disable_autotune(make(folder, seed=2).repeat().skip(start))
-        return [int(e["id"]) for e in itertools.islice(dataset.as_numpy_iterator(), 70 - start)]
-
-    uninterrupted = stream(0)
-    for start in (5, COUNT, 2 * COUNT + 3):
-        assert stream(start) == uninterrupted[start:]
-
-
 # What is read.
 
 
@@ -187,11 +175,12 @@ def test_wrong_arguments_and_files_are_rejected_in_one_line(folder, arguments, m
     assert message in one_line(make, folder, **arguments)
 
 
-@pytest.mark.parametrize("inserted", [b"?", b""], ids=["a byte changed", "a byte lost"])
-def test_damaged_record_raises_an_error_when_it_is_read(folder, inserted):
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_damaged_record_raises_an_error_when_it_is_read(folder, is_lost):
     path = folder / "train-2.tfrecord"
     content = path.read_bytes()
-    path.write_bytes(content[:99] + inserted + content[100:])
+    changed = b"" if is_lost else bytes([content[99] ^ 1])
+    path.write_bytes(content[:99] + changed + content[100:])
     with pytest.raises(tf.errors.DataLossError, match="corrupted record at"):
         ids(make(folder, "eval"))
 
@@ -199,7 +188,7 @@ def test_damaged_record_raises_an_error_when_it_is_read(folder, inserted):
 def test_file_that_does_not_end_with_a_complete_record_is_rejected(folder):
     path = folder / "train-2.tfrecord"
     content = path.read_bytes()
-    last_byte_changed = content[:-5] + b"?" + content[-4:]  # before the checksum
+    last_byte_changed = content[:-5] + bytes([content[-5] ^ 1]) + content[-4:]  # of the record
     other_formats = [b"404 Not Found", b"\0" * 16, b"\0" * 200_000, b"text" * 50_000]
     for damaged in (
         *(content[:-lost] for lost in (*range(1, 50), 99)), last_byte_changed, *other_formats
@@ -222,9 +211,3 @@ def test_last_record_of_any_length_is_found(tmp_path, length):
     assert [int(example["x"]) for example in dataset.as_numpy_iterator()] == [5, length]
     path.write_bytes(path.read_bytes()[:-1])
     assert "a complete record" in one_line(ctl.data.tfrecords, str(path), **lengths)
-
-
-def test_error_for_a_record_without_a_feature_names_the_feature(folder):
-    features = {**FEATURES, "label": tf.io.FixedLenFeature([], tf.int64)}
-    with pytest.raises(tf.errors.InvalidArgumentError, match="label"):
-        ids(make(folder, "eval", features=features))
