@@ -28,8 +28,8 @@ import tensorflow as tf
 
 from benchmarks import models, report, same, variants
 from ctl.configs import compatibility
+from ctl.configs.compatibility import Choice
 from ctl.configs.keys import XLA_MODES
-from ctl.configs.rule import Choice
 from ctl.errors import UsageError
 
 WARM_UPS = 2  # windows that are not counted: the first one includes tracing

@@ -8,7 +8,7 @@ import pathlib
 import numpy as np
 import tensorflow as tf
 
-from ctl.data.files.idx import read
+from ctl.data.files.images import read_idx
 
 GPU = bool(tf.config.list_physical_devices("GPU"))
 MNIST = pathlib.Path(__file__).resolve().parent.parent / "experiments" / "data" / "mnist"
@@ -102,8 +102,8 @@ class Mnist(Model):
         )
 
     def arrays(self):
-        images = read(MNIST / "train-images-idx3-ubyte.gz")
-        return images, read(MNIST / "train-labels-idx1-ubyte.gz").astype(np.int32)
+        images = read_idx(MNIST / "train-images-idx3-ubyte.gz")
+        return images, read_idx(MNIST / "train-labels-idx1-ubyte.gz").astype(np.int32)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ from ml_collections import config_dict
 
 from ctl import commands
 from ctl.configs import flags as command_line
-from ctl.configs import help, loading
+from ctl.configs import loading
 from ctl.configs.flags import Changes
 from ctl.errors import Failure, LostWorker, UsageError, print_line
 from ctl.hardware import selection, tpu, worker_failure
@@ -93,11 +93,10 @@ def _run(argv: Sequence[str]) -> int:
         return commands.run(argv[1:])
     values, changes = command_line.parse(argv)
     if values.help:
-        flags_text = command_line.describe_flags()
-        print_line(help.format_help(command_line.MODE_TEXTS, commands.COMMANDS, flags_text))
+        print_line(command_line.format_help(commands.COMMANDS))
         return 0
     if values.version:
-        print_line(help.format_version())
+        print_line(command_line.format_version())
         return 0
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # a config file may import TensorFlow
     tpu.skip_metadata_server()

@@ -3,11 +3,123 @@
 `ctl.configs.matrix` prints the table as docs/matrix.md.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+import dataclasses
 from typing import Any
 
-from ctl.configs.rule import Choice, Rule
 from ctl.errors import UsageError
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The options and facts that the rules depend on, known so far or resolved for one trainer.
+
+    Attributes:
+        replicas: the number of replicas.
+        precision: `runtime.precision`.
+        loss_scale: `runtime.loss_scale`.
+        xla: the resolved `runtime.xla`; "auto" before the model is built.
+        placement: `data.placement`.
+        sync_batch_norm: whether the model has synchronized batch normalization.
+        micro_batches: `optimizer.gradient_accumulation_steps`.
+        per_micro_batch: whether batch normalization was requested per micro-batch.
+        shards: `runtime.logical_shards`; 0 if the option is off.
+        reduce_dtype: `runtime.all_reduce.dtype`; "" reduces in the dtype of the gradients.
+        bucket_mib: `runtime.all_reduce.bucket_mib`; 0 reduces one group of gradients.
+        compression: `runtime.all_reduce.compression`; "" if gradients are not compressed.
+        rank: `runtime.all_reduce.rank`.
+        compression_start: `runtime.all_reduce.compression_start`.
+        batch: the global batch size.
+        rows_per_replica: the largest per-replica batch size; None if it is not known.
+        full_batches: whether every global batch has exactly `batch` examples.
+        string_features: whether the batches contain strings.
+        on_non_finite: `train.on_non_finite`.
+        loss_spike: `train.loss_spike`; 0 if the option is off.
+        shard_state: `optimizer.shard_state`.
+        strategy: the name of the strategy in `hardware.strategies`, such as "central_storage".
+        cpu_collectives: whether gradients are reduced between processes by TensorFlow's collectives
+            on CPUs.
+    """
+
+    replicas: int = 1
+    precision: str = "float32"
+    loss_scale: float = 0.0
+    xla: str = "off"
+    placement: str = "stream"
+    sync_batch_norm: bool = False
+    micro_batches: int = 1
+    per_micro_batch: bool = False
+    shards: int = 0
+    reduce_dtype: str = ""
+    bucket_mib: float = 0.0
+    compression: str = ""
+    rank: int = 0
+    compression_start: int = 0
+    batch: int = 8
+    rows_per_replica: int | None = None
+    full_batches: bool = True
+    string_features: bool = False
+    on_non_finite: str = "stop"
+    loss_spike: float = 0.0
+    shard_state: bool = False
+    strategy: str = "mirrored"
+    cpu_collectives: bool = False
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], **facts: Any) -> "Choice":
+        """Returns the choice that options and facts make.
+
+        Args:
+            values: full names of keys -> values, of a config or of the options of a trainer.
+            **facts: further fields, which also replace an option by its resolved value. A fact that
+                is not known yet has a default that breaks no rule.
+        """
+        options = {field: values[key] for field, key in _FIELDS.items() if key in values}
+        return cls(**options | facts)
+
+
+# Field of `Choice` -> the config key that sets it.
+_FIELDS = {
+    "precision": "runtime.precision",
+    "loss_scale": "runtime.loss_scale",
+    "xla": "runtime.xla",
+    "placement": "data.placement",
+    "micro_batches": "optimizer.gradient_accumulation_steps",
+    "shards": "runtime.logical_shards",
+    "reduce_dtype": "runtime.all_reduce.dtype",
+    "bucket_mib": "runtime.all_reduce.bucket_mib",  # of the strategy: no option of a trainer
+    "compression": "runtime.all_reduce.compression",
+    "rank": "runtime.all_reduce.rank",
+    "compression_start": "runtime.all_reduce.compression_start",
+    "on_non_finite": "train.on_non_finite",
+    "loss_spike": "train.loss_spike",
+    "shard_state": "optimizer.shard_state",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One combination of options that cannot compute the right update, or has no effect.
+
+    Attributes:
+        broken: returns whether a choice breaks the rule.
+        reason: why the combination is rejected; options are named by their config keys.
+        fix: what to change, as an imperative.
+        values: the fields of `Choice` whose values the message quotes.
+    """
+
+    broken: Callable[[Choice], bool]
+    reason: str
+    fix: str
+    values: tuple[str, ...] = ()
+
+    def message(self, choice: Choice) -> str:
+        """Returns one line for a choice that breaks the rule: the reason, and how to fix it."""
+        starts_with_key = self.reason.partition(" ")[0].count(".")
+        reason = self.reason if starts_with_key else self.reason[0].upper() + self.reason[1:]
+        values = ", ".join(f"{name}={getattr(choice, name)}" for name in self.values)
+        return f"{reason}{f' ({values})' if values else ''}: {self.fix}."
+
 
 _SINGLE_REPLICA_XLA = ("loop", "step")
 _NO_LOCAL_ERRORS = ("central_storage", "parameter_server", "tpu")
@@ -215,7 +327,7 @@ RULES = (
         "set optimizer.gradient_accumulation_steps=1",
     ),
     Rule(
-        lambda c: bool(c.shards) and c.xla != "off",
+        lambda c: bool(c.shards) and c.xla not in ("auto", "off"),
         "runtime.logical_shards requires the same computation for each shard, and XLA fuses "
         "operations across shards",
         "set runtime.xla=off",
@@ -239,23 +351,3 @@ def check(choice: Choice, rules: Iterable[Rule] = RULES) -> None:
     for rule in rules:
         if rule.broken(choice):
             raise UsageError(rule.message(choice))
-
-
-def check_options(values: Mapping[str, Any]) -> None:
-    """Checks `OPTION_RULES` for the values of a config, given by their full keys."""
-    choice = Choice(
-        precision=values["runtime.precision"],
-        loss_scale=values["runtime.loss_scale"],
-        xla=values["runtime.xla"],
-        # An option of the strategy: the options of a trainer do not have it.
-        bucket_mib=values.get("runtime.all_reduce.bucket_mib", 0.0),
-        placement=values["data.placement"],
-        on_non_finite=values["train.on_non_finite"],
-        loss_spike=values["train.loss_spike"],
-        shards=values["runtime.logical_shards"],
-        reduce_dtype=values["runtime.all_reduce.dtype"],
-        compression=values["runtime.all_reduce.compression"],
-        rank=values["runtime.all_reduce.rank"],
-        compression_start=values["runtime.all_reduce.compression_start"],
-    )
-    check(choice, OPTION_RULES)

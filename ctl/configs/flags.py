@@ -1,18 +1,22 @@
 """Parses the command line: the flags and the changes of the config. Reports a mistake in one line.
 
+It also formats the texts of `ctl --help` and `ctl --version`.
+
 absl parses the flags, but `ml_collections.config_flags` is not used: by default it looks for changes of
 the config in sys.argv instead of the arguments that are parsed, and it runs the config file during
 parsing, before an unknown flag is reported. An error in the file or an unknown key then ends the program
 with a traceback and exit code 1, where ctl prints one line and exits with 2.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+import importlib.metadata
 import itertools
 import re
 
 from absl import flags
 from ml_collections import config_dict
 
+import ctl
 from ctl import errors
 from ctl.configs import keys, loading, overrides, validation
 from ctl.configs.values import check_values
@@ -74,6 +78,19 @@ _VALUES = {
 }
 _CONFIG_KEY = re.compile(r"--?(no)?config\.([^=]+)(?:=(.*))?", re.DOTALL)
 _TWO_CONFIGS = "--config is given twice: name one file, and change its keys by --config.KEY=VALUE."
+_USAGE = """\
+usage: ctl [MODE] CONFIG [--config.KEY=VALUE ...] [FLAGS]
+       ctl COMMAND ...
+
+  ctl experiments/mnist.py                             train and evaluate
+  ctl experiments/mnist.py --config.train.steps=1000   with another value of a config key
+  ctl eval experiments/mnist.py --checkpoint=best      evaluate a checkpoint of the run
+  ctl check experiments/mnist.py                       test the trainer on several replicas
+  ctl keys learning_rate                               search the config keys
+
+CONFIG is the file of an experiment, or FILE.py:TEXT for its get_config(TEXT). The flags --config and
+--mode are equivalent: python -m ctl.main --config=CONFIG --mode=MODE."""
+_PACKAGES = ("tensorflow-cpu", "tensorflow", "tensorflow-tpu", "tf_keras", "tf-models-official")
 Changes = list[tuple[str, str | None]]
 
 
@@ -140,6 +157,32 @@ def describe_flags() -> dict[str, str]:
     """Returns each flag with an example of its value -> what it does."""
     texts = {f"--{name}={example}": text for name, (example, text) in _VALUES.items()}
     return texts | {f"--{name}": text for name, text in SWITCHES.items()}
+
+
+def format_help(commands: Mapping[str, str]) -> str:
+    """Formats the text of `ctl --help`.
+
+    Args:
+        commands: name of each command -> what it does.
+    """
+    sections = {"modes": MODE_TEXTS, "commands": commands, "flags": describe_flags()}
+    parts = [_USAGE]
+    for title, rows in sections.items():
+        width = max(len(name) for name in rows)
+        lines = [f"  {name:{width}}  {text}" for name, text in rows.items()]
+        parts.append("\n".join([f"{title}:", *lines]))
+    return "\n\n".join(parts)
+
+
+def format_version() -> str:
+    """Returns the versions of ctl and of the packages that determine its results."""
+    versions = []
+    for name in _PACKAGES:
+        try:
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return f"ctl {ctl.__version__} ({', '.join(versions)})"
 
 
 def _take_positional(values: flags.FlagValues, positional: list[str]) -> list[str]:

@@ -1,7 +1,7 @@
-"""Loads the config file of an experiment and the trainer class that it names."""
+"""Loads the config file of an experiment, and the classes and files that it names."""
 
 import ast
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 import contextlib
 import importlib
 import importlib.util
@@ -9,6 +9,7 @@ import inspect
 import os
 import pathlib
 import sys
+from types import ModuleType
 from typing import Any
 
 from ml_collections import config_dict
@@ -16,10 +17,10 @@ from ml_collections import config_dict
 from ctl import errors
 from ctl.configs import overrides
 from ctl.configs.error_location import error_location
-from ctl.configs.importing import import_file, importable
 from ctl.errors import UsageError
 
 _WRITER_PACKAGES = ("mlflow", "wandb")  # of the writers with the same names
+_modules: dict[tuple[str, int, int], ModuleType] = {}  # by path, time of change and size
 
 
 def load_config(flag: str) -> config_dict.ConfigDict:
@@ -200,6 +201,49 @@ def _load_attribute(reference: str, config_path: str, *, key: str) -> Any:
         classes = [k for k, v in vars(module).items() if isinstance(v, type)]
         raise UsageError(_describe_missing_class(reference, str(file or where), classes, key))
     return value
+
+
+def import_file(file: pathlib.Path) -> ModuleType:
+    """Imports a file as a module, once even if it holds both the config and the trainer."""
+    path = file.resolve()
+    state = (str(path), path.stat().st_mtime_ns, path.stat().st_size)
+    if state in _modules:
+        return _modules[state]
+    name = _module_name(path)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader  # a .py file always has both
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        with importable(path.parent):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    _modules[state] = module
+    return module
+
+
+def _module_name(path: pathlib.Path) -> str:
+    """Returns a name that is unique in sys.modules: several files may have the same name."""
+    name = stem = f"ctl_experiment_{path.stem}"
+    number = 1
+    while name in sys.modules and sys.modules[name].__file__ != str(path):
+        number += 1
+        name = f"{stem}_{number}"
+    return name
+
+
+@contextlib.contextmanager
+def importable(folder: pathlib.Path) -> Iterator[None]:
+    """Makes the other modules of an experiment's folder importable within the `with` block."""
+    entry = str(folder.resolve())
+    sys.path.insert(0, entry)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(entry)
 
 
 def read_trainer_source(cls: type) -> str:

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 import itertools
 
-from ctl.configs.compatibility import RULES
+from ctl.configs.compatibility import RULES, Choice
 from ctl.configs.keys import PRECISIONS, XLA_MODES
-from ctl.configs.rule import Choice
 
 AXES = {
     "replicas": (1, 2, 4),

@@ -1,4 +1,4 @@
-"""Checks a complete config before anything is built.
+"""Checks a complete config, once, before anything is built.
 
 Values of single keys are checked by values.py, and combinations of a trainer's options by
 compatibility.py. This module checks the structure of a config, and other keys that depend on each other.
@@ -14,7 +14,8 @@ from typing import Any
 from ml_collections import config_dict
 
 from ctl import errors, optimizers
-from ctl.configs import compatibility, durations, keys, options, overrides, train_section
+from ctl.configs import compatibility, durations, keys, options, overrides
+from ctl.configs.compatibility import OPTION_RULES, Choice
 from ctl.configs.keys import MAX_DIGITS, format_integer
 from ctl.configs.values import check_values
 from ctl.errors import UsageError
@@ -69,10 +70,49 @@ def check_config(config: Any) -> None:
             )
     _check_batch(values)
     _check_optimizer(values)
+    options.check_clip(values)
     check_runtime(values)
-    train_section.check(values)
+    check_steps(values)
+    _check_rollback_limit(values)
+    _check_monitoring(values)
+    _check_summaries(values)
     _check_model(config.actions, "actions", sections=(dict,))
     _check_trainer(values["trainer"])
+
+
+def check_steps(values: Mapping[str, Any]) -> None:
+    """Checks the numbers of steps that depend on each other.
+
+    Durations with units are compared only by a second call, with the durations resolved.
+
+    Args:
+        values: full names of keys -> values, of a complete config.
+
+    Raises:
+        UsageError: two keys contradict each other; the message is one line.
+    """
+    schedules.check(values)
+    durations.check_boundaries(values)
+    steps, warmup = values["train.steps"], values["optimizer.warmup_steps"]
+    if not isinstance(steps, int):
+        return
+    ends = schedules.ends_at_last_step(
+        values["optimizer.schedule"], values["optimizer.decay_steps"]
+    )
+    if isinstance(warmup, int) and warmup >= steps and ends:
+        raise UsageError(
+            f"optimizer.warmup_steps is {warmup}, but must be less than train.steps, which is {steps}."
+        )
+    start, profile = values["runtime.all_reduce.compression_start"], values["train.profile"]
+    if 0 < steps <= start:
+        raise UsageError(
+            f"runtime.all_reduce.compression_start is {start}, but train.steps is {steps}, so no "
+            'step is compressed: choose an earlier step, or set runtime.all_reduce.compression="".'
+        )
+    if profile and int(profile.partition(":")[2]) > steps:
+        raise UsageError(
+            f"train.profile is {profile!r}, but must end at train.steps, which is {steps}, or before."
+        )
 
 
 def check_runtime(values: Mapping[str, Any]) -> None:
@@ -91,7 +131,7 @@ def check_runtime(values: Mapping[str, Any]) -> None:
             f"runtime.logical_devices is {count}, but runtime.strategy=one_device uses one device: "
             "set runtime.logical_devices=0, or choose runtime.strategy=mirrored."
         )
-    compatibility.check_options(values)
+    compatibility.check(Choice.of(values), OPTION_RULES)
 
 
 def _check_keys(config: config_dict.ConfigDict) -> None:
@@ -199,23 +239,6 @@ def _check_optimizer(values: Mapping[str, Any]) -> None:
             f"optimizer.weight_decay is {decay} and optimizer.learning_rate is {rate}: their product, "
             "the fraction of each weight that an update subtracts, must be less than 1."
         )
-    _check_schedule(values)
-    options.check_clip(values)
-
-
-def _check_schedule(values: Mapping[str, Any]) -> None:
-    schedules.check(values)
-    durations.check_boundaries(values)
-    warmup, steps = values["optimizer.warmup_steps"], values["train.steps"]
-    # Durations with units are compared once they are resolved, by another call.
-    comparable = isinstance(warmup, int) and isinstance(steps, int)
-    ends = schedules.ends_at_last_step(
-        values["optimizer.schedule"], values["optimizer.decay_steps"]
-    )
-    if comparable and warmup >= steps and ends:
-        raise UsageError(
-            f"optimizer.warmup_steps is {warmup}, but must be less than train.steps, which is {steps}."
-        )
 
 
 def _check_tpu(values: Mapping[str, Any]) -> None:
@@ -247,3 +270,71 @@ def _check_trainer(trainer: str) -> None:
         raise UsageError(
             f"trainer is {trainer!r}, but must be path/to/file.py:Class or package.module:Class."
         )
+
+
+def _check_rollback_limit(values: Mapping[str, Any]) -> None:
+    policy = values["train.on_non_finite"]
+    default = keys.defaults().train.rollback_limit
+    if values["train.rollback_limit"] != default and policy != "rollback":
+        raise UsageError(
+            f"train.rollback_limit has no effect with train.on_non_finite={policy}: set it to "
+            f"{default}, or choose train.on_non_finite=rollback."
+        )
+
+
+def _check_monitoring(values: Mapping[str, Any]) -> None:
+    """Checks the sections that depend on a metric of the evaluation."""
+    default = overrides.flatten(keys.defaults())
+    for section in ("train.best", "train.early_stopping"):
+        metric, mode = values[f"{section}.metric"], values[f"{section}.mode"]
+        names = [key for key in values if key.startswith(section) and values[key] != default[key]]
+        if names and not metric:
+            raise UsageError(
+                f"{names[0]} has no effect without {section}.metric: set it, such as "
+                f"{section}.metric=eval/loss, or remove {names[0]}."
+            )
+        if metric and not mode:
+            raise UsageError(
+                f"{section}.mode is not set: choose max if higher values of {metric} are better, or "
+                "min if lower ones are."
+            )
+    stopping, best = values["train.early_stopping.metric"], values["train.best.metric"]
+    if values["train.export"] == "best" and not (
+        best or values["train.early_stopping.restore_best"]
+    ):
+        raise UsageError(
+            "train.export=best requires train.best.metric: set it, such as "
+            "train.best.metric=eval/loss, or choose train.export=last."
+        )
+    if (stopping or best) and not values["eval.splits"]:
+        raise UsageError(
+            f"{stopping or best} requires evaluations, but eval.splits is empty: add a split, or remove "
+            "the metric."
+        )
+    if stopping and durations.is_time(values["eval.interval"]):
+        raise UsageError(
+            "train.early_stopping counts evaluations, whose number must not depend on the speed of the "
+            "machine: set eval.interval in steps, epochs or examples."
+        )
+    if stopping and not values["eval.interval"]:
+        raise UsageError(
+            "train.early_stopping has no effect with eval.interval=0, which evaluates only at the end: "
+            "set eval.interval."
+        )
+    if values["train.early_stopping.restore_best"] and best not in ("", stopping):
+        raise UsageError(
+            f"train.early_stopping.restore_best restores the best {stopping}, but train.best.metric is "
+            f"{best}: use one metric, or set train.early_stopping.restore_best=false."
+        )
+
+
+def _check_summaries(values: Mapping[str, Any]) -> None:
+    """Checks that summaries which only TensorBoard can show are written for it."""
+    if "tensorboard" in values["summaries.writers"]:
+        return
+    for key, off in {"summaries.histogram_interval": 0, "summaries.graph": False}.items():
+        if values[key]:
+            raise UsageError(
+                f"{key} has no effect without tensorboard in summaries.writers: add it, or set "
+                f"{key}={overrides.show_value(off)}."
+            )

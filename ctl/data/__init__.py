@@ -1,12 +1,9 @@
 """Sources of examples, their order, and the input pipeline that feeds a strategy."""
 
-from ctl.data.augmentation import augmented
 from ctl.data.caching.cache import cached
-from ctl.data.files.idx import idx
-from ctl.data.files.image_folder import image_folder
+from ctl.data.files.images import idx, image_folder
 from ctl.data.files.records import records
-from ctl.data.files.tables import arrays, csv, generator, parquet
-from ctl.data.files.text import text
+from ctl.data.files.tables import arrays, csv, generator, parquet, text
 from ctl.data.files.tfrecords import tfrecords
 from ctl.data.mixing import mixture
 from ctl.data.sequences.bucketing import bucketed
@@ -19,6 +16,7 @@ from ctl.data.source import (
     PerReplica,
     RowSource,
     Source,
+    augmented,
 )
 
 __all__ = [

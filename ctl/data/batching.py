@@ -10,29 +10,42 @@ Consecutive elements go to consecutive replicas of an input pipeline. So the row
 the same on any number of replicas and input pipelines.
 """
 
+from collections.abc import Callable
 import logging
 import math
 from typing import Any
 
 import tensorflow as tf
 
-from ctl.data import sampler, streams
+from ctl.data import sampler
 from ctl.data.autograph import convert
 from ctl.data.layout import Layout, WorkerShard
 from ctl.data.source import (
     Arrays,
+    Augment,
     Augmented,
     Data,
     GlobalBatches,
-    Indexes,
     MaskedBatch,
     PerReplica,
+    RowSource,
     Source,
     dataset_of,
+    source_of,
 )
 from ctl.errors import UsageError
 
 _LOG = logging.getLogger("ctl")
+# Limits of one call of the sampler and of a source in memory. A call costs 0.1 ms however many
+# examples it reads, and its result should stay in the processor's cache until it is used.
+MAX_BATCHES_PER_CALL = 16
+MAX_BYTES_PER_CALL = 2 * 2**20
+# Rows of at least this many bytes are parsed and augmented one per call, so that few of them are in
+# memory. A call costs some 20 microseconds, so the calls for smaller rows take a chunk of them.
+_LARGE_ROW = 4096
+_ROWS_PER_READ = 64  # when all examples are read once
+# Calls of `map` run in parallel, one per core, and their results stay in order.
+_PARALLEL: dict[str, Any] = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
 
 
 def training_batches(
@@ -41,7 +54,7 @@ def training_batches(
     *,
     seed: int,
     start: int,
-    prefetch: int,
+    prefetch: int = 1,
     shard: WorkerShard | None = None,
 ) -> tf.data.Dataset:
     """Returns the endless training stream of one input pipeline, from a global step on.
@@ -58,12 +71,15 @@ def training_batches(
     Returns:
         A dataset of `MaskedBatch`es; for `PerReplica` data, of its batches.
     """
-    if isinstance(data, Source):
-        dataset = streams.training_batches(data, layout, seed=seed, start=start, shard=shard)
-    elif isinstance(data, Augmented) and isinstance(data.data, Source):
-        dataset = streams.augmented_training_batches(
-            data.data, data.augment, layout, seed=seed, start=start, shard=shard
-        )
+    source = source_of(data)
+    if source is not None:
+        size = batches_per_call(source, layout)
+        read = _chunk_reader(source, layout, seed=seed, start=start, size=size, shard=shard)
+        augment = data.augment if isinstance(data, Augmented) else None
+        if augment is not None or isinstance(source, RowSource):
+            dataset = _map_examples(read, source, augment, layout, size=size)
+        else:
+            dataset = _unstack(_stacked_batches(read, layout, size), size)
     elif isinstance(data, PerReplica):
         dataset = _repeat(data.dataset, start, elements_per_step=layout.local_replicas)
     else:
@@ -83,8 +99,9 @@ def training_chunks(
     data: Data, layout: Layout, *, seed: int, start: int, size: int
 ) -> tf.data.Dataset:
     """Like `training_batches` for one replica, with `size` batches stacked and without a mask."""
-    if isinstance(data, Arrays | Indexes):
-        chunks = streams.training_chunks(data, layout, seed=seed, start=start, size=size)
+    if isinstance(data, Arrays):
+        read = _chunk_reader(data, layout, seed=seed, start=start, size=size, shard=None)
+        chunks = _stacked_batches(read, layout, size)
         # One chunk ahead is enough: it holds many batches.
         return chunks.map(lambda element: element.batch).prefetch(1)
     elements = training_batches(data, layout, seed=seed, start=start, prefetch=2)
@@ -92,7 +109,7 @@ def training_chunks(
     return batches.batch(size, drop_remainder=True).prefetch(1)
 
 
-def evaluation_batches(data: Data, layout: Layout, *, prefetch: int) -> tf.data.Dataset:
+def evaluation_batches(data: Data, layout: Layout, *, prefetch: int = 1) -> tf.data.Dataset:
     """Returns the evaluation stream of one input pipeline: every example once, in order.
 
     Args:
@@ -102,10 +119,11 @@ def evaluation_batches(data: Data, layout: Layout, *, prefetch: int) -> tf.data.
 
     Returns:
         A dataset of `MaskedBatch`es; for `PerReplica` data, of its batches. The stream of a
-        `Source` continues with padding endlessly: read `evaluation_steps` steps of it.
+        `Source` continues with padding endlessly, so that every input pipeline can be read for the
+        same number of steps: read `evaluation_steps` steps of it.
     """
     if isinstance(data, Source):
-        dataset = streams.evaluation_batches(data, layout)
+        dataset = _evaluation_stream(data, layout)
     elif isinstance(data, PerReplica):
         _check_number_of_batches(data.dataset, layout)
         dataset = data.dataset
@@ -133,6 +151,164 @@ def global_batches(data: GlobalBatches, *, start: int, endless: bool) -> tf.data
     return _repeat(data.dataset, start, elements_per_step=1) if endless else data.dataset
 
 
+def all_examples(source: Source) -> tf.data.Dataset:
+    """Returns every example once, in order, read and parsed in parallel; they are not batched."""
+    rows = min(len(source), _ROWS_PER_READ)
+    read = _reader(source)
+    indexes = tf.data.Dataset.range(len(source)).batch(rows)
+    chunks = indexes.map(lambda i: (read(i),), **_PARALLEL)
+    if not isinstance(source, RowSource):
+        return chunks.map(lambda batch: batch).unbatch()
+    return _map_rows(chunks, source.parse, source=source, rows=rows)
+
+
+def batches_per_call(source: Source, layout: Layout) -> int:
+    """Returns how many per-replica batches to read in one call of `source.gather`.
+
+    It reads several if the examples are small and known to be read fast. A user's own source may decode
+    images: it is called once per batch, so that the calls run in parallel.
+    """
+    if source.row_bytes is None:
+        return 1
+    batch_bytes = max(1, int(source.row_bytes * layout.rows_per_replica))
+    return max(1, min(MAX_BATCHES_PER_CALL, MAX_BYTES_PER_CALL // batch_bytes))
+
+
+# Sources.
+
+# The rows of several consecutive per-replica batches: the examples, [batches x rows, ...] tensors;
+# their seeds for random augmentation, [batches x rows, 2] int64; and the mask of the rows that exist,
+# [batches, rows] float32, or None if all rows exist.
+_Chunk = tuple[Any, tf.Tensor, tf.Tensor | None]
+_ReadChunk = Callable[[tf.Tensor], _Chunk]
+
+
+def _reader(source: Source) -> Callable[[tf.Tensor], Any]:
+    return source.read if isinstance(source, RowSource) else source.gather
+
+
+def _chunk_reader(
+    source: Source, layout: Layout, *, seed: int, start: int, size: int, shard: WorkerShard | None
+) -> _ReadChunk:
+    """Returns a function that reads the batches [index x size, (index + 1) x size) of the stream."""
+    batch_size, local = layout.global_batch_size, layout.local_replicas
+    elements = tf.range(size, dtype=tf.int64)[:, tf.newaxis]
+    offsets = tf.range(layout.rows_per_replica, dtype=tf.int64)[tf.newaxis, :]
+    read = _reader(source)
+    first, stride = (start, 1) if shard is None else (start + shard.index, shard.num_workers)
+    # A chunk touches at most this many steps; all its positions are less than `span` apart.
+    span = ((size + local - 2) // local * stride + 1) * batch_size
+
+    def read_chunk(index: tf.Tensor) -> _Chunk:
+        element = index * size + elements
+        step, replica = first + element // local * stride, layout.first_replica + element % local
+        rows = replica * layout.rows_per_replica + offsets
+        # Padding repeats the last row of the same global batch.
+        positions = tf.reshape(step * batch_size + tf.minimum(rows, batch_size - 1), [-1])
+        indexes, seeds = source.training_order(
+            positions, batch_size=batch_size, seed=seed, span=span
+        )
+        return read(indexes), seeds, None if layout.even else tf.cast(rows < batch_size, tf.float32)
+
+    return read_chunk
+
+
+def _stacked_batches(read_chunk: _ReadChunk, layout: Layout, size: int) -> tf.data.Dataset:
+    """Returns chunks of `size` elements, stacked along a new first axis."""
+    rows = layout.rows_per_replica
+
+    def unflatten(values: tf.Tensor) -> tf.Tensor:
+        shape = tf.concat([[size, rows], tf.shape(values)[1:]], axis=0)
+        return tf.ensure_shape(tf.reshape(values, shape), [size, rows, *values.shape[1:]])
+
+    def stack(index: tf.Tensor) -> MaskedBatch:
+        examples, _, row_mask = read_chunk(index)
+        return MaskedBatch(tf.nest.map_structure(unflatten, examples), row_mask)
+
+    # One call per core, unless calls are so large that two saturate the memory bandwidth.
+    calls = tf.data.AUTOTUNE if size <= MAX_BATCHES_PER_CALL else 2
+    return tf.data.Dataset.counter().map(stack, num_parallel_calls=calls, deterministic=True)
+
+
+def _unstack(chunks: tf.data.Dataset, size: int) -> tf.data.Dataset:
+    if size > 1:
+        return chunks.unbatch()
+    # Unlike unbatch, this does not copy the batch.
+    first = lambda values: None if values is None else values[0]  # noqa: E731
+    return chunks.map(lambda chunk: tf.nest.map_structure(first, chunk))
+
+
+def _map_examples(
+    read_chunk: _ReadChunk, source: Source, augment: Augment | None, layout: Layout, *, size: int
+) -> tf.data.Dataset:
+    """Returns batches of examples, each of which is parsed and augmented in the same call."""
+
+    def chunk_rows(index: tf.Tensor) -> tuple[Any, ...]:
+        examples, seeds, row_mask = read_chunk(index)
+        return examples, seeds, *(() if row_mask is None else (tf.reshape(row_mask, [-1]),))
+
+    def make_example(row: Any, seed: tf.Tensor, *mask: tf.Tensor) -> tuple[Any, ...]:
+        example = convert(source.parse)(row) if isinstance(source, RowSource) else row
+        return example if augment is None else convert(augment)(example, seed), *mask
+
+    chunks = tf.data.Dataset.counter().map(chunk_rows, **_PARALLEL)
+    rows = layout.rows_per_replica
+    examples = _map_rows(chunks, make_example, source=source, rows=size * rows)
+    # The calls of the map write into the batch. Otherwise one thread copies the examples of a batch
+    # while the calls wait, which takes a third of the throughput of images on two cores.
+    options = tf.data.Options()
+    options.experimental_optimization.map_and_batch_fusion = True
+    batches = examples.batch(rows, drop_remainder=True).with_options(options)
+    return batches.map(lambda batch, *mask: MaskedBatch(batch, mask[0] if mask else None))
+
+
+def _evaluation_stream(source: Source, layout: Layout) -> tf.data.Dataset:
+    rows, count = layout.rows_per_replica, len(source)
+    offsets = tf.range(rows, dtype=tf.int64)
+    batch_size, local = layout.global_batch_size, layout.local_replicas
+    read = _reader(source)
+
+    def element(index: tf.Tensor) -> MaskedBatch:
+        step, replica = index // local, layout.first_replica + index % local
+        positions = step * batch_size + replica * rows + offsets
+        # Padding repeats the last example of the batch; after the end, the last of all.
+        end = tf.minimum((step + 1) * batch_size, count)
+        indexes = source.evaluation_order(tf.minimum(positions, end - 1), batch_size=batch_size)
+        return MaskedBatch(read(indexes), tf.cast(positions < end, tf.float32))
+
+    batches = tf.data.Dataset.counter().map(element, **_PARALLEL)
+    if not isinstance(source, RowSource):
+        return batches
+    chunks = batches.map(tuple)  # tf.data does not unpack a named tuple into arguments
+    parse = lambda row, mask: (convert(source.parse)(row), mask)  # noqa: E731
+    examples = _map_rows(chunks, parse, source=source, rows=rows)
+    return examples.batch(rows, drop_remainder=True).map(MaskedBatch)
+
+
+def _map_rows(
+    chunks: tf.data.Dataset, function: Callable[..., Any], *, source: Source, rows: int
+) -> tf.data.Dataset:
+    """Applies a function to every row of chunks of rows, in parallel and in order.
+
+    Args:
+        chunks: elements are tuples of tensors [rows, ...].
+        function: takes the values of one row, returns an element of the result.
+        source: the source of the rows.
+        rows: number of rows in a chunk.
+    """
+    if source.row_bytes is None or source.row_bytes >= _LARGE_ROW:
+        return chunks.unbatch().map(function, **_PARALLEL)
+
+    def map_chunk(*chunk: Any) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices(chunk).map(function)
+
+    # Several chunks are mapped at the same time; the order of their rows is kept.
+    return chunks.interleave(map_chunk, block_length=rows, **_PARALLEL)
+
+
+# Datasets.
+
+
 def _split(batches: tf.data.Dataset, layout: Layout, *, always_full: bool) -> tf.data.Dataset:
     """Splits global batches into one element `(batch, row_mask)` per local replica."""
     # The batch is used as it is: the gather below would copy it.
@@ -149,8 +325,7 @@ def _split(batches: tf.data.Dataset, layout: Layout, *, always_full: bool) -> tf
         row_mask = None if always_full and layout.even else tf.cast(rows < size, tf.float32)
         return MaskedBatch(padded, row_mask)
 
-    split_batches = batches.map(split, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    return split_batches.unbatch()
+    return batches.map(split, **_PARALLEL).unbatch()
 
 
 def _training_examples(data: Any, start: int, *, batch_size: int, seed: int) -> tf.data.Dataset:
@@ -165,7 +340,7 @@ def _training_examples(data: Any, start: int, *, batch_size: int, seed: int) -> 
     # The positions of a resumed run continue those of the interrupted one. The skipped examples are
     # read again, but not augmented.
     numbered = examples.enumerate(start=start * batch_size)
-    return numbered.map(augment, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    return numbered.map(augment, **_PARALLEL)
 
 
 def _check_number_of_batches(dataset: tf.data.Dataset, layout: Layout) -> None:

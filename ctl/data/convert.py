@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctl.data.files import array_record, record_index
+from ctl.data.files import record_index, record_reader
 from ctl.errors import UsageError
 
 USER_ERROR = 2
@@ -47,11 +47,11 @@ def convert(path: str, folder: str, *, output_format: str = "tfrecord") -> tuple
         raise UsageError(f"{path} would be replaced by the result: choose another --output.")
     tf.io.gfile.makedirs(folder)
     temporary = f"{output}.incomplete"
-    write, close = _open_writer(temporary, output_format)
+    writer = _open_writer(temporary, output_format)
     count = 0
     try:
         for record in _read(path):
-            write(record)
+            writer.write(record)
             count += 1
     except tf.errors.DataLossError as error:
         problem = error.message.splitlines()[0]
@@ -59,7 +59,7 @@ def convert(path: str, folder: str, *, output_format: str = "tfrecord") -> tuple
             f"{path} is damaged after {count} records ({problem}): write the file again."
         ) from None
     finally:
-        close()
+        writer.close()
         if sys.exc_info()[0] is not None:
             tf.io.gfile.remove(temporary)
     tf.io.gfile.rename(temporary, output, overwrite=True)
@@ -85,29 +85,23 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _read(path: str) -> Iterator[bytes]:
-    if array_record.is_array_record(path):
-        reader = array_record.ArrayRecordReader([path], skip_damaged=False)
+    if record_reader.is_array_record(path):
+        reader = record_reader.ArrayRecordReader([path], skip_damaged=False)
         for start in range(0, len(reader), _ROWS):
             yield from reader.read_by_python(np.arange(start, min(start + _ROWS, len(reader))))
         return
     with tf.io.gfile.GFile(path, "rb") as file:
-        magic = file.read(2)
-    compression = {b"\x1f\x8b": "GZIP"}.get(magic, "")
+        compression = "GZIP" if file.read(2) == b"\x1f\x8b" else ""
     # The first bytes of a zlib file may also be the length of a record, so the name decides.
-    if path.endswith(".zlib"):
-        compression = "ZLIB"
+    compression = "ZLIB" if path.endswith(".zlib") else compression
     yield from tf.data.TFRecordDataset(path, compression).as_numpy_iterator()
 
 
-def _open_writer(path: str, output_format: str) -> tuple[Any, Any]:
-    """Returns the functions that write a record and close the file."""
-    writer: Any
+def _open_writer(path: str, output_format: str) -> Any:
     if output_format == _ARRAY_RECORD:
         # Groups of one record are the fastest to read in random order.
-        writer = array_record.import_package().ArrayRecordWriter(path, "group_size:1")
-    else:
-        writer = tf.io.TFRecordWriter(path)
-    return writer.write, writer.close
+        return record_reader.import_package().ArrayRecordWriter(path, "group_size:1")
+    return tf.io.TFRecordWriter(path)
 
 
 if __name__ == "__main__":

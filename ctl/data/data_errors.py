@@ -8,10 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.data.files.record_reader import DamagedRecord
-from ctl.data.files.tfrecords import describe_corruption
-from ctl.data.sequences.ragged import CHANGED_LENGTHS
 from ctl.errors import UsageError
 
+CHANGED_LENGTHS = "some sequences have other lengths than when they were grouped"
 # TensorFlow's messages; if another version changes them, its own error is reported.
 _SHAPES = re.compile(
     r"Cannot batch tensors with different shapes in component (?P<component>\d+)\. First element had "
@@ -40,7 +39,7 @@ def report_data_errors(kind: str, read_spec: Callable[[], Mapping[str, Any]]) ->
         yield
     except tf.errors.DataLossError as error:
         raise UsageError(
-            f"The {kind} data is corrupt ({describe_corruption(error)}): write the file again."
+            f"The {kind} data is corrupt ({_describe_corruption(error)}): write the file again."
         ) from None
     except tf.errors.UnknownError as error:
         damaged = _DAMAGED_RECORD.search(error.message)
@@ -74,3 +73,9 @@ def _find_feature(spec: Mapping[str, Any], component: str | None) -> str:
         return sorted(spec)[int(component)]  # tf.data orders the features by their names
     variable = [name for name, s in spec.items() if None in s.shape[1:].as_list()]
     return " or ".join(variable)
+
+
+def _describe_corruption(error: tf.errors.DataLossError) -> str:
+    """Extracts what is corrupt from TensorFlow's message, which is mostly a stack trace."""
+    match = re.search(r"(corrupted|truncated) record at \d+", error.message)
+    return match[0] if match else error.message.strip().splitlines()[-1]

@@ -4,18 +4,19 @@ from collections.abc import Callable
 import contextlib
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from ctl.data import batching, distribution, element_spec, features, python_functions
+from ctl.data import batching, distribution, elements
 from ctl.data.layout import Layout, WorkerShard
 from ctl.data.source import (
     Arrays,
     Augmented,
     Data,
     GlobalBatches,
-    Indexes,
     PerReplica,
     Source,
+    dataset_of,
     source_of,
 )
 from ctl.errors import UsageError
@@ -82,10 +83,10 @@ class InputPipeline:
         if isinstance(data, PerReplica) and context is not None:  # its author selects the rows
             data = self._build(split, context)
         self.data_types[split] = type(data).__name__
-        data = features.name_dataset_features(data)
-        self._specs[split] = element_spec.check_data(data, split)
-        if self._has_remote_hosts():
-            data = python_functions.without_python(data, split)
+        data = elements.name_dataset_features(data)
+        self._specs[split] = elements.check_data(data, split)
+        if strategies.spec_of(self._strategy).remote:  # hosts that do not run this program
+            data = elements.without_python(data, split)
         if source_of(data) is not None:
             self._sources[split] = data
         return data
@@ -93,13 +94,10 @@ class InputPipeline:
     def examples_per_epoch(self) -> int | None:
         """Returns the number of training examples; None for a dataset of unknown length."""
         data = self.data("train")
-        source = source_of(data)
-        if source is not None:
-            return len(source)
-        dataset = data.data if isinstance(data, Augmented) else data
-        if not isinstance(dataset, tf.data.Dataset):
+        if isinstance(data, GlobalBatches | PerReplica):
             return None
-        count = int(dataset.cardinality())
+        source = source_of(data)
+        count = len(source) if source is not None else int(dataset_of(data).cardinality())
         return count if count > 0 else None  # negative: endless, or not known
 
     def has_full_batches(self, global_batch_size: int) -> bool:
@@ -161,7 +159,8 @@ class InputPipeline:
 
         if strategies.spec_of(self._strategy).coordinated:
             return distribution.per_worker(self._strategy, dataset_fn)
-        return self._distribute(data, dataset_fn)
+        per_worker = isinstance(data, PerReplica)
+        return distribution.from_function(self._strategy, dataset_fn, per_worker=per_worker)
 
     def first_batch(self, global_batch_size: int, start: int) -> Any:
         """Returns the batch of the first replica at a global step, on this process and in eager mode.
@@ -199,7 +198,8 @@ class InputPipeline:
                 "ctl.data.Source or a tf.data.Dataset of examples."
             )
         if indexes_only:
-            data = Indexes(len(self._training_arrays()))
+            indexes = np.arange(len(self._training_arrays()))
+            data = Arrays({"index": indexes})
 
         # Chunks are for one replica, so there is one input pipeline, which can use `data` directly.
         def dataset_fn(context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -248,7 +248,8 @@ class InputPipeline:
 
         if strategies.spec_of(self._strategy).coordinated:  # the coordinator evaluates by itself
             return distribution.disable_autotune(dataset_fn(tf.distribute.InputContext()))
-        return self._distribute(data, dataset_fn)
+        per_worker = isinstance(data, PerReplica)
+        return distribution.from_function(self._strategy, dataset_fn, per_worker=per_worker)
 
     def evaluation_steps(self, global_batch_size: int, split: str = "eval") -> int | None:
         """Returns the number of steps that read every example once; None if it is not known ahead."""
@@ -258,10 +259,6 @@ class InputPipeline:
     def _build(self, split: str, context: tf.distribute.InputContext) -> Data:
         with self._build_scope():
             return self._build_dataset(split, context)
-
-    def _has_remote_hosts(self) -> bool:
-        """Returns whether an input pipeline may run in a process that does not run this program."""
-        return strategies.spec_of(self._strategy).remote
 
     def _check_strategy(self, data: Data) -> None:
         """Raises UsageError for data that the strategy would not split by the global batch."""
@@ -289,7 +286,3 @@ class InputPipeline:
             "data.placement=device requires arrays that fit on the device: let build_dataset return "
             "ctl.data.arrays or ctl.data.idx, or choose data.placement=stream."
         )
-
-    def _distribute(self, data: Data, dataset_fn: distribution.DatasetFn) -> Any:
-        per_worker = isinstance(data, PerReplica)
-        return distribution.from_function(self._strategy, dataset_fn, per_worker=per_worker)

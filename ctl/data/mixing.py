@@ -19,8 +19,7 @@ import tensorflow as tf
 from ctl import errors
 from ctl.data import sampler
 from ctl.data.autograph import convert, traced
-from ctl.data.element_spec import element_spec
-from ctl.data.features import name_features
+from ctl.data.elements import element_spec, name_features
 from ctl.data.sequences import ragged
 from ctl.data.source import Batch, RowSource, Source
 from ctl.errors import UsageError
@@ -84,7 +83,7 @@ class Mixture(Source):
         self._rows = rows
         sizes = [len(source) for source in sources.values()]
         self._firsts = np.cumsum([0, *sizes]).tolist()
-        self._cached_tables: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._tables = functools.cache(self._make_tables)
         row_bytes = [source.row_bytes for source in sources.values()]
         known = [size for size in row_bytes if size is not None]
         self.row_bytes = max(known) if len(known) == len(row_bytes) else None
@@ -165,13 +164,8 @@ class Mixture(Source):
             places.append(tf.cast(where, tf.int32))
         return tf.nest.map_structure(lambda *values: tf.dynamic_stitch(places, values), *parts)
 
-    def _tables(self, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the source of each row of a period, and the earlier rows of each source in it."""
-        if seed not in self._cached_tables:
-            self._cached_tables[seed] = self._make_tables(seed)
-        return self._cached_tables[seed]
-
     def _make_tables(self, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the source of each row of a period, and the earlier rows of each source in it."""
         generator = np.random.Philox(key=sampler.derive_seed(seed, "mixture"))
         places = []
         for rows in self._rows:

@@ -188,23 +188,6 @@ class Arrays(Source):
         return Arrays(self._features, device=device)
 
 
-class Indexes(Source):
-    """The indexes [0, count) of another source, for a step that gathers the examples itself."""
-
-    row_bytes = tf.int64.size
-
-    def __init__(self, count: int):
-        self._count = count
-
-    def __len__(self) -> int:
-        """The number of examples."""
-        return self._count
-
-    def gather(self, indexes: tf.Tensor) -> Batch:
-        """Returns the indexes themselves, as the feature `index`."""
-        return {"index": indexes}
-
-
 @dataclasses.dataclass(frozen=True)
 class Augmented:
     """Training examples that are changed at random each time they are read.
@@ -216,6 +199,40 @@ class Augmented:
 
     data: Source | tf.data.Dataset
     augment: Augment
+
+
+def augmented(data: Source | tf.data.Dataset, augment: Augment) -> Augmented:
+    """Applies a random augmentation to training examples, reproducibly on any hardware.
+
+        def flip(example, seed):
+            image = tf.image.stateless_random_flip_left_right(example["image"], seed)
+            return {**example, "image": image}
+
+        ctl.data.augmented(ctl.data.idx("experiments/data/mnist", "train"), flip)
+
+    The seed is a function of the run's seed, the epoch and the example. For a dataset, whose epochs
+    are unknown, it is a function of the run's seed and the position in the training stream. So the
+    augmentation of an example does not depend on the replica that reads it nor on how often the run
+    was restarted, and it differs between epochs.
+
+    Args:
+        data: a `Source`, or a `tf.data.Dataset` of single examples.
+        augment: takes an example (a dict of tensors without the batch axis) and a [2] int64 seed
+            for the `tf.image.stateless_*` and `tf.random.stateless_*` functions; returns an example.
+            To draw several times, split the seed with `tf.random.split(seed, n)`.
+
+    Returns:
+        A value that `build_dataset("train", ...)` may return.
+
+    Raises:
+        UsageError: `data` is of another type.
+    """
+    if not isinstance(data, Source | tf.data.Dataset):
+        raise UsageError(
+            f"ctl.data.augmented got {type(data).__name__}, but requires a ctl.data.Source or a "
+            "tf.data.Dataset of single examples."
+        )
+    return Augmented(data, augment)
 
 
 @dataclasses.dataclass(frozen=True)

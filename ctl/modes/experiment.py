@@ -15,8 +15,7 @@ import tensorflow as tf
 from ctl import errors, optimizers
 from ctl.configs import durations, keys, loading, overrides, validation
 from ctl.configs.keys import OPTION_KEYS
-from ctl.configs.options import TrainerOptions
-from ctl.configs.section import Section
+from ctl.configs.options import Section, TrainerOptions
 from ctl.errors import UsageError
 from ctl.evaluator import StandardEvaluator
 from ctl.hardware import selection, strategies
@@ -165,7 +164,7 @@ def resolve_durations(
         UsageError: a duration cannot be resolved, or contradicts another key.
     """
     resolved = durations.resolve(config, examples_per_epoch=examples_per_epoch)
-    validation.check_config(resolved)
+    validation.check_steps(overrides.flatten(resolved))
     return resolved
 
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.data import batching, features
+from ctl.data import batching
+from ctl.data.elements import name_dataset_features
 from ctl.data.layout import Layout
 from ctl.data.source import Arrays, GlobalBatches, PerReplica
 from ctl.errors import UsageError, type_name
@@ -39,7 +40,7 @@ def _read(data: Any, batches: int, batch_size: int, seed: int) -> Arrays:
             "data.overfit_batches cannot take the first batches of ctl.data.PerReplica: let "
             "build_dataset return examples, or ctl.data.GlobalBatches."
         )
-    data = features.name_dataset_features(data)
+    data = name_dataset_features(data)
     if isinstance(data, GlobalBatches):
         elements = list(batching.global_batches(data, start=0, endless=True).take(batches))
     else:

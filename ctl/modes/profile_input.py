@@ -10,7 +10,7 @@ from typing import Any
 import orbit
 import tensorflow as tf
 
-from ctl.data import streams
+from ctl.data import batching
 from ctl.data.distribution import disable_autotune
 from ctl.data.sequences import ragged
 from ctl.data.source import Arrays, Augmented, Source, source_of
@@ -207,7 +207,7 @@ def _make_step(trainer: StandardTrainer, element: Any) -> Callable[[int], None]:
 def _make_example_reader(source: Source, batch_size: int) -> Callable[[int], None]:
     """Returns a function that reads and parses the examples of a number of global batches."""
     count = max(1, len(source) // batch_size) * batch_size
-    examples = streams.all_examples(source).map(lambda _: 0).take(count).repeat()
+    examples = batching.all_examples(source).map(lambda _: 0).take(count).repeat()
     iterator = iter(disable_autotune(examples.batch(batch_size)))
 
     def read(steps: int) -> None:

@@ -4,9 +4,12 @@ import re
 
 import pytest
 
-from ctl.configs import compatibility, keys, overrides
-from ctl.configs.rule import Choice
+import ctl
+from ctl.configs import compatibility, keys, matrix, overrides
+from ctl.configs.compatibility import OPTION_RULES, Choice
 from ctl.errors import UsageError
+from ctl.replica.arithmetic import precision
+from tests import child
 
 # One choice that breaks exactly one rule, by the start of that rule's message.
 BROKEN = {
@@ -119,8 +122,14 @@ def test_micro_batches_are_allowed_while_the_per_replica_batch_is_unknown():
     compatibility.check(Choice(micro_batches=100))
 
 
+def check_options(changes):
+    """Applies the rules about options alone to the default config with changed keys."""
+    values = overrides.flatten(keys.defaults()) | changes
+    compatibility.check(Choice.of(values), OPTION_RULES)
+
+
 def test_options_of_the_default_config_are_allowed():
-    compatibility.check_options(overrides.flatten(keys.defaults()))
+    check_options({})
 
 
 @pytest.mark.parametrize(
@@ -141,6 +150,23 @@ def test_options_of_the_default_config_are_allowed():
         {"runtime.all_reduce.compression": "float16", "runtime.precision": "float64"},
     ],
 )
-def test_check_options_needs_neither_model_nor_hardware(changes):
+def test_check_of_options_needs_neither_model_nor_hardware(changes):
     with pytest.raises(UsageError):
-        compatibility.check_options(overrides.flatten(keys.defaults()) | changes)
+        check_options(changes)
+
+
+def test_docs_matrix_is_current():
+    assert (child.ROOT / "docs/matrix.md").read_text() == matrix.matrix()
+
+
+def test_axes_are_the_values_of_the_options():
+    assert set(matrix.AXES["precision"]) == set(precision.PRECISIONS)
+    assert {*matrix.AXES["xla"], "auto"} == set(keys.XLA_MODES)
+
+
+def test_resolved_facts_replace_options_and_unknown_facts_break_no_rule():
+    options = ctl.TrainerOptions(xla="auto", logical_shards=4, gradient_accumulation_steps=1)
+    choice = Choice.of(options.by_key(), replicas=2)
+    compatibility.check(choice)
+    assert (choice.shards, choice.xla, choice.replicas) == (4, "auto", 2)
+    assert Choice.of(options.by_key(), xla="off").xla == "off"

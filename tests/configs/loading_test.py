@@ -203,3 +203,42 @@ def test_key_that_is_not_text_is_rejected_in_one_line(folder):
         UsageError, match=r"exp\.py returned a dictionary with a key that is not text"
     ):
         loading.load_config("exp.py")
+
+
+def test_file_runs_once_however_its_path_is_written(folder):
+    (folder / "net.py").write_text("values = []\n")
+    module = loading.import_file(folder / "net.py")
+    assert loading.import_file(folder / "sub" / ".." / "net.py") is module
+    assert sys.modules[module.__name__] is module
+
+
+def test_file_that_was_changed_runs_again(folder):
+    (folder / "net.py").write_text("origin = 'one'\n")
+    assert loading.import_file(folder / "net.py").origin == "one"
+    (folder / "net.py").write_text("origin = 'another'\n")
+    assert loading.import_file(folder / "net.py").origin == "another"
+
+
+def test_files_with_the_same_name_are_separate_modules(folder):
+    files = [folder / "net.py", folder / "sub" / "net.py"]
+    for file in files:
+        file.write_text(f"origin = {str(file)!r}\n")
+    modules = [loading.import_file(file) for file in files]
+    assert [module.origin for module in modules] == [str(file) for file in files]
+    assert [sys.modules[module.__name__].__file__ for module in modules] == [
+        str(file) for file in files
+    ]
+
+
+def test_file_that_fails_leaves_no_module(folder):
+    (folder / "broken.py").write_text("Net = 1 / 0\n")
+    with pytest.raises(ZeroDivisionError):
+        loading.import_file(folder / "broken.py")
+    assert not [name for name in sys.modules if "broken" in name]
+
+
+def test_folder_is_importable_only_within_the_block(folder):
+    before = list(sys.path)
+    with loading.importable(folder):
+        assert sys.path == [str(folder.resolve()), *before]
+    assert sys.path == before

@@ -1,4 +1,4 @@
-"""What each replica of a strategy gets, read inside a tf.function as in training."""
+"""What each replica of a strategy gets, read inside a tf.function as in training; InputPipeline."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,9 @@ import tensorflow as tf
 import ctl
 from ctl import testing
 from ctl.data import batching, distribution
+from ctl.data.input_pipeline import InputPipeline
 from ctl.data.layout import Layout
-from tests.data.reading import numbers
+from tests.data.reading import numbers, one_line
 
 
 def training(kind, layout):
@@ -45,8 +46,10 @@ def steps(strategy, dataset, count=None):
     return result
 
 
-@pytest.mark.parametrize(("batch", "replicas"), [(5, 1), (8, 2), (5, 2), (3, 4)])
-@pytest.mark.parametrize("kind", ["source", "dataset"])
+@pytest.mark.parametrize(
+    ("kind", "batch", "replicas"),
+    [("source", 5, 1), ("dataset", 8, 2), ("source", 5, 4), ("dataset", 5, 4)],
+)
 def test_each_replica_gets_its_contiguous_rows(kind, batch, replicas):
     replicated = testing.make_strategy(replicas)
     dataset = distribution.from_function(
@@ -63,18 +66,6 @@ def test_each_replica_gets_its_contiguous_rows(kind, batch, replicas):
             assert np.concatenate(masks).tolist() == [1] * batch + [0] * (len(padded) - batch)
         else:
             assert all(mask is None for mask in masks)
-
-
-@pytest.mark.parametrize(("kind", "batch", "replicas"), [("source", 5, 2), ("dataset", 3, 4)])
-def test_replicas_get_the_same_as_from_the_strategys_default_options(kind, batch, replicas):
-    replicated = testing.make_strategy(replicas)
-
-    def stream(context):
-        return training(kind, Layout.from_context(context, batch))
-
-    default = replicated.distribute_datasets_from_function(stream)
-    direct = distribution.from_function(replicated, stream)
-    assert steps(replicated, default, count=3) == steps(replicated, direct, count=3)
 
 
 @pytest.mark.parametrize(("replicas", "known"), [(1, True), (2, False), (4, True), (4, False)])
@@ -177,9 +168,8 @@ def test_last_per_replica_batch_of_an_evaluation_may_leave_replicas_without_rows
 
 def test_per_replica_batches_that_would_be_dropped_from_an_evaluation_are_rejected():
     data = ctl.data.PerReplica(numbers(9).batch(3, drop_remainder=True))
-    with pytest.raises(ctl.UsageError, match=r"1 batches for 2 replicas.*drop_remainder") as error:
-        evaluation(data, Layout(6, 2))
-    assert "\n" not in str(error.value)
+    message = one_line(evaluation, data, Layout(6, 2))
+    assert "1 batches for 2 replicas" in message and "drop_remainder" in message
 
 
 def test_explicit_autotune_option_of_a_dataset_is_kept():
@@ -188,3 +178,102 @@ def test_explicit_autotune_option_of_a_dataset_is_kept():
     tuned = numbers(3).with_options(options)
     assert distribution.disable_autotune(tuned).options().autotune.enabled is True
     assert distribution.disable_autotune(numbers(3)).options().autotune.enabled is False
+
+
+# InputPipeline: from `build_dataset` to what the replicas get.
+
+
+# What build_dataset may return, with twelve examples each.
+KINDS = {
+    "source": lambda: ctl.data.arrays({"id": range(12)}),
+    "dataset": lambda: numbers(12),
+    "dataset of unknown length": lambda: numbers(12).filter(lambda _: True),
+    "global batches": lambda: ctl.data.GlobalBatches(numbers(12).batch(8)),
+    "per replica": lambda: ctl.data.PerReplica(numbers(12).batch(4)),
+}
+
+
+def make_pipeline(strategy, data_factory):
+    """A pipeline, and the list of the splits for which it called `build_dataset`."""
+    calls = []
+
+    def build_dataset(split, input_context):
+        assert isinstance(input_context, tf.distribute.InputContext)
+        calls.append(split)
+        return data_factory()
+
+    return InputPipeline(build_dataset, strategy=strategy, seed=0, prefetch=2), calls
+
+
+def ids_of_steps(strategy, dataset, count):
+    """The ids of each step in the order of the replicas, without padding."""
+    result = []
+    for ids, masks in steps(strategy, dataset, count):
+        flat = np.concatenate(ids)
+        has_mask = masks is not None and masks[0] is not None
+        result.append(flat[np.concatenate(masks) == 1 if has_mask else ...].tolist())
+    return result
+
+
+@pytest.mark.parametrize(
+    ("kind", "replicas"), [*((kind, 2) for kind in KINDS), ("source", 1), ("per replica", 1)]
+)
+def test_evaluation_reads_each_example_once(kind, replicas):
+    replicated = testing.make_strategy(replicas)
+    pipeline, _ = make_pipeline(replicated, KINDS[kind])
+    assert pipeline.evaluation_steps(8) == (2 if kind in ("source", "dataset") else None)
+    batches = 3 if (kind, replicas) == ("per replica", 1) else 2
+    ids = ids_of_steps(replicated, pipeline.evaluation_dataset(8), batches)
+    assert np.concatenate(ids).tolist() == list(range(12))
+
+
+@pytest.mark.parametrize(
+    ("make", "replicas"), [(KINDS["source"], 2), (lambda: numbers(12).shuffle(5, seed=1), 4)]
+)
+def test_training_data_is_the_same_on_any_replicas_and_from_any_step(make, replicas):
+    one, replicated = testing.make_strategy(1), testing.make_strategy(replicas)
+    expected = ids_of_steps(one, make_pipeline(one, make)[0].training_dataset(5, start=0), 6)
+    pipeline, _ = make_pipeline(replicated, make)
+    for start in (0, 4, 2, 2):  # back and forth in one process, as a rollback does
+        ids = ids_of_steps(replicated, pipeline.training_dataset(5, start=start), 6 - start)
+        assert ids == expected[start:]
+
+
+def test_source_is_built_once_per_split_and_dataset_each_time():
+    pipeline, calls = make_pipeline(testing.make_strategy(1), KINDS["source"])
+    for _ in range(3):
+        pipeline.training_dataset(4, start=0)
+    pipeline.evaluation_dataset(4)
+    assert calls == ["train", "eval"]
+    pipeline, calls = make_pipeline(testing.make_strategy(1), KINDS["dataset"])
+    pipeline.training_dataset(4, start=0)
+    before = len(calls)
+    pipeline.training_dataset(4, start=1)
+    assert len(calls) > before
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_dataset_that_its_author_shards_by_the_context_loses_no_example(replicas):
+    strategy = testing.make_strategy(replicas)
+
+    def build_dataset(split, context):
+        return numbers(12).shard(context.num_input_pipelines, context.input_pipeline_id)
+
+    pipeline = InputPipeline(build_dataset, strategy=strategy, seed=0, prefetch=2)
+    for dataset in (pipeline.training_dataset(4, start=0), pipeline.evaluation_dataset(4)):
+        assert np.concatenate(ids_of_steps(strategy, dataset, 3)).tolist() == list(range(12))
+
+
+@pytest.mark.parametrize("kind", ["dataset", "per replica"])
+def test_only_the_author_of_per_replica_data_gets_the_context_of_each_pipeline(kind):
+    contexts = []
+
+    def build_dataset(split, context):
+        contexts.append((context.num_input_pipelines, context.input_pipeline_id))
+        return KINDS[kind]()
+
+    strategy = testing.make_strategy(2)
+    pipeline = InputPipeline(build_dataset, strategy=strategy, seed=0, prefetch=2)
+    context = tf.distribute.InputContext(2, 1, num_replicas_in_sync=2)
+    pipeline.data("train", context)
+    assert contexts == [(1, 0)] + [(2, 1)] * (kind == "per replica")

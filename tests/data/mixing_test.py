@@ -5,14 +5,14 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data import batching, mixing, streams
-from ctl.data.element_spec import element_spec
+from ctl.data import batching, mixing
+from ctl.data.elements import element_spec
 from ctl.data.layout import Layout
 from ctl.loop import measurements
 from ctl.loop.timing import Throughput
 from tests import reference_model
 from tests.data import token_model
-from tests.data.reading import LAYOUTS, read_steps
+from tests.data.reading import LAYOUTS, one_line, read_steps
 
 LONG = [pytest.mark.slow, pytest.mark.long]
 
@@ -42,7 +42,7 @@ def two_sources():
 
 
 def read_ids(source, batch, steps, *, start=0, seed=3):
-    stream = streams.training_batches(source, Layout(batch, 1), seed=seed, start=start)
+    stream = batching.training_batches(source, Layout(batch, 1), seed=seed, start=start)
     steps = read_steps([stream], Layout(batch, 1), steps)
     return np.concatenate([step[0].batch["id"] for step in steps])
 
@@ -99,7 +99,7 @@ def test_sources_of_one_length_have_their_own_orders():
 
 @pytest.mark.parametrize(
     ("batch", "replicas", "pipelines"),
-    [(7, 4, 2), *(pytest.param(*x, marks=LONG) for x in LAYOUTS[:9])],
+    [LAYOUTS[2], *(pytest.param(*x, marks=LONG) for x in LAYOUTS[:2])],
 )
 def test_rows_of_a_step_are_the_same_on_any_replicas_and_after_a_restart(
     batch, replicas, pipelines
@@ -154,7 +154,7 @@ def test_augmentation_has_a_seed_per_epoch_of_the_source_and_example():
 
 
 def test_evaluation_reads_every_example_once():
-    stream = streams.evaluation_batches(two_sources(), Layout(4, 1))
+    stream = batching.evaluation_batches(two_sources(), Layout(4, 1))
     steps = read_steps([stream], Layout(4, 1), 3)
     ids = [i for (b, mask), *_ in steps for i in b["id"][mask == 1].numpy()]
     assert ids == [*range(7), 100, 101, 102]
@@ -231,7 +231,4 @@ def mix(**sources):
     ],
 )
 def test_wrong_mixture_is_rejected_in_one_line(make, message):
-    with pytest.raises(ctl.UsageError) as error:
-        make()
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
+    assert message in one_line(make)

@@ -9,7 +9,7 @@ import tensorflow as tf
 from ctl.data import distribution, sampler
 
 # Below and above the count at which sorting changes to the cipher, and around powers of two.
-COUNTS = [1, 2, 3, 7, 2048, 2049, 4097, 60_000, 2**16, 2**16 + 1, 2**17 + 1, 2**18 + 1, 2**18 + 2]
+COUNTS = [1, 2, 7, 2048, 2049, 4097, 60_000, 2**16, 2**16 + 1, 2**18 + 1, 2**18 + 2]
 BEYOND_INT32 = 3 * 2**31 + 5
 
 
@@ -39,8 +39,7 @@ def test_seeds_differ_even_far_apart_and_may_be_any_integer(count):
     assert len({order.tobytes() for order in orders}) == len(orders)
 
 
-@pytest.mark.parametrize("count", [1, 5, 3000])
-@pytest.mark.parametrize("rows", [1, 2, 7, 64])
+@pytest.mark.parametrize(("count", "rows"), [(1, 7), (5, 1), (5, 64), (3000, 2)])
 def test_any_slice_is_computed_without_the_rest_of_the_stream(count, rows):
     complete = stream(0, 150, count=count)
     for start in range(0, 150 - rows, 13):
@@ -55,13 +54,6 @@ def test_indexes_do_not_depend_on_the_other_positions_of_a_call():
     assert np.array_equal(
         sampler.example_indexes(positions, count=5, seed=0, span=9), complete[positions.numpy()]
     )
-
-
-def test_one_batch_may_span_several_epochs():
-    batch = stream(4, 64, count=5)
-    complete = stream(0, 65, count=5)
-    assert np.array_equal(batch, complete[4:64])
-    assert all(sorted(complete[e * 5 : e * 5 + 5]) == list(range(5)) for e in range(13))
 
 
 @pytest.mark.parametrize("count", [7, 2048, 60_000, 2**31, BEYOND_INT32, 2**40])
@@ -112,16 +104,11 @@ def test_order_is_the_one_that_existing_checkpoints_rely_on(count, seed, start, 
 @pytest.mark.parametrize("count", [2000, 60_000])
 def test_orders_of_consecutive_epochs_are_not_correlated(count):
     epochs = [stream(e * count, (e + 1) * count, count=count, seed=5) for e in range(9)]
-    correlations = [np.corrcoef(a, b)[0, 1] for a, b in itertools.pairwise(epochs)]
-    assert np.abs(correlations).max() < 5 / np.sqrt(count)
-    assert abs(np.mean(correlations)) < 4 / np.sqrt(count * len(correlations))
-
-
-@pytest.mark.parametrize("count", [2000, 60_000])
-def test_orders_of_consecutive_seeds_are_not_correlated(count):
     seeds = [stream(0, count, count=count, seed=seed) for seed in range(9)]
-    correlations = [np.corrcoef(a, b)[0, 1] for a, b in itertools.pairwise(seeds)]
-    assert np.abs(correlations).max() < 5 / np.sqrt(count)
+    for orders in (epochs, seeds):
+        correlations = [np.corrcoef(a, b)[0, 1] for a, b in itertools.pairwise(orders)]
+        assert np.abs(correlations).max() < 5 / np.sqrt(count)
+        assert abs(np.mean(correlations)) < 4 / np.sqrt(count * len(correlations))
 
 
 def test_distances_of_consecutive_examples_are_distributed_as_by_chance():

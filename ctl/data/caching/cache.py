@@ -27,7 +27,7 @@ import filelock
 import numpy as np
 import tensorflow as tf
 
-from ctl.data import streams
+from ctl.data import batching
 from ctl.data.caching import fingerprint
 from ctl.data.data_errors import report_data_errors
 from ctl.data.distribution import disable_autotune
@@ -198,7 +198,7 @@ def cached(source: Source, place: str) -> Source:
             f"data.cache does not support {type(source).__name__}: set data.cache='' and give it "
             "ctl.data.cached(source, place) of each of its sources."
         )
-    examples = streams.all_examples(source)
+    examples = batching.all_examples(source)
     _check_spec(examples.element_spec)
     if place == MEMORY:
         return _fill_memory(source, examples)

@@ -1,6 +1,7 @@
 """Indexes of TFRecord files: the offsets of the records, computed once and then read from a cache.
 
-An index is a file of little-endian 64-bit integers: a header (`_Header`), the offset of every record,
+An index is a file of little-endian 64-bit integers: a format, a version, the size and the modification
+time of the record file, where it is damaged or -1, a checksum of the offsets, the offset of each record,
 and the offset after the last one. It is kept in the folder `.ctl_index` beside the record file, or in
 the user's cache folder if that cannot be written. It is valid for the size and the modification time
 of the record file. An index is written under another name and renamed, so that processes that build
@@ -28,10 +29,11 @@ FOLDER = ".ctl_index"
 HEAD, TAIL = 12, 4  # bytes of a record before its data (length, checksum) and after it (checksum)
 _MAGIC = int.from_bytes(b"ctlindex", "little")
 _VERSION = 1
+_HEADER = 6  # integers before the offsets
 _THREADS = 16
 _LOCAL_BLOCK, _REMOTE_BLOCK = 2**16, 2**22  # bytes read at a time; a remote read has a high latency
 _GZIP = b"\x1f\x8b"
-_PROGRESS_AFTER = 2.0  # seconds
+_PROGRESS_SECONDS = 5.0
 
 
 class FileIndex(NamedTuple):
@@ -49,15 +51,6 @@ class FileIndex(NamedTuple):
     damaged_at: int | None
 
 
-class _Header(NamedTuple):
-    magic: int
-    version: int
-    size: int
-    modified: int  # nanoseconds since 1970
-    damaged_at: int  # -1: the file is complete
-    checksum: int  # of the offsets
-
-
 def load(paths: Sequence[str], folder: str | None = None) -> list[FileIndex]:
     """Returns the index of each file, from the cache or by reading the files in parallel.
 
@@ -68,16 +61,15 @@ def load(paths: Sequence[str], folder: str | None = None) -> list[FileIndex]:
     Raises:
         UsageError: a file is compressed or empty.
     """
-    start, indexes = time.monotonic(), []
-    is_shown = False
+    begin = shown = time.monotonic()
+    indexes: list[FileIndex] = []
     with concurrent.futures.ThreadPoolExecutor(min(_THREADS, len(paths))) as pool:
         for index in pool.map(lambda path: _load_or_build(path, folder), paths):
             indexes.append(index)
-            if time.monotonic() - start > _PROGRESS_AFTER:
-                is_shown = True
-                _show_progress(len(indexes), len(paths), start)
-    if is_shown and sys.stderr.isatty():
-        print(file=sys.stderr)
+            if time.monotonic() - shown > _PROGRESS_SECONDS:
+                shown = time.monotonic()
+                line = f"Indexing records: {len(indexes)} of {len(paths)} files"
+                print(f"{line}, {shown - begin:.0f} s", file=sys.stderr, flush=True)
     return indexes
 
 
@@ -115,32 +107,19 @@ def masked_crc32c(checksums: np.ndarray) -> np.ndarray:
     return rotated + np.uint32(0xA282EAD8)
 
 
-def _show_progress(done: int, total: int, start: float) -> None:
-    line = f"Indexing records: {done} of {total} files, {time.monotonic() - start:.0f} s"
-    # A terminal shows one line that changes; a log file gets only the last one.
-    if sys.stderr.isatty():
-        print(f"\r{line}", end="", file=sys.stderr, flush=True)
-    elif done == total:
-        print(line, file=sys.stderr, flush=True)
-
-
 def _load_or_build(path: str, folder: str | None) -> FileIndex:
     status = tf.io.gfile.stat(path)
+    version = [_MAGIC, _VERSION, status.length, status.mtime_nsec]
     candidates = _cache_paths(path, folder)
     for cached in candidates:
-        index = _read(cached, path, status.length, status.mtime_nsec)
+        index = _read(cached, path, version)
         if index is not None:
             return index
     index = _build(path, status.length)
     body = index.offsets.astype("<i8").tobytes()
     damaged_at = -1 if index.damaged_at is None else index.damaged_at
-    header = _Header(
-        _MAGIC, _VERSION, status.length, status.mtime_nsec, damaged_at, zlib.crc32(body)
-    )
-    content = np.array(header, "<i8").tobytes() + body
-    for cached in candidates:
-        if _write(cached, content):
-            break
+    header = np.array([*version, damaged_at, zlib.crc32(body)], "<i8")
+    any(_write(cached, header.tobytes() + body) for cached in candidates)  # the first that can be
     return index
 
 
@@ -155,25 +134,20 @@ def _cache_paths(path: str, folder: str | None) -> list[str]:
     return [os.path.join(parent, FOLDER, name), os.path.join(cache, "ctl", "records", unique)]
 
 
-def _read(cached: str, path: str, size: int, modified: int) -> FileIndex | None:
+def _read(cached: str, path: str, version: list[int]) -> FileIndex | None:
     """Reads an index; None if it does not exist, is damaged, or is of another version of the file."""
     try:
         with tf.io.gfile.GFile(cached, "rb") as file:
             content = file.read()
     except tf.errors.OpError:
         return None
-    length = len(_Header._fields)
-    if len(content) % 8 or len(content) < 8 * (length + 1):
+    if len(content) % 8 or len(content) <= 8 * _HEADER:
         return None
     numbers = np.frombuffer(content, "<i8")
-    header = _Header(*numbers[:length].tolist())
-    expected = _Header(
-        _MAGIC, _VERSION, size, modified, header.damaged_at, zlib.crc32(content[8 * length :])
-    )
-    if header != expected:
+    *found, damaged_at, checksum = numbers[:_HEADER].tolist()
+    if found != version or checksum != zlib.crc32(content[8 * _HEADER :]):
         return None
-    damaged_at = None if header.damaged_at < 0 else header.damaged_at
-    return FileIndex(path, numbers[length:], damaged_at)
+    return FileIndex(path, numbers[_HEADER:], None if damaged_at < 0 else damaged_at)
 
 
 def _write(cached: str, content: bytes) -> bool:

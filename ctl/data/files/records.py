@@ -7,9 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.data.autograph import convert
-from ctl.data.features import name_features
-from ctl.data.files import array_record, record_index
-from ctl.data.files.record_reader import RecordReader
+from ctl.data.elements import name_features
+from ctl.data.files import record_index
+from ctl.data.files.record_reader import ArrayRecordReader, RecordReader, is_array_record
 from ctl.data.source import Batch, RowSource, Source
 from ctl.errors import UsageError
 
@@ -47,7 +47,7 @@ def records(
         UsageError: no file matches, or a file is empty, truncated, compressed or of another format.
     """
     paths = record_index.find_files(files)
-    kinds = {array_record.is_array_record(path) for path in paths}
+    kinds = {is_array_record(path) for path in paths}
     if len(kinds) > 1:
         raise UsageError(
             "ctl.data.records got TFRecord and ArrayRecord files: convert one kind by "
@@ -55,7 +55,7 @@ def records(
         )
     reader: Any
     if kinds.pop():
-        reader = array_record.ArrayRecordReader(paths, skip_damaged=skip_damaged)
+        reader = ArrayRecordReader(paths, skip_damaged=skip_damaged)
     else:
         reader = RecordReader(record_index.load(paths, index_dir), skip_damaged=skip_damaged)
     if callable(parse):

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 import operator
-import re
 from typing import Any
 
 import numpy as np
@@ -85,12 +84,6 @@ def tfrecords(
     if training and shuffle_buffer:
         dataset = dataset.shuffle(shuffle_buffer, seed=seed, reshuffle_each_iteration=True)
     return dataset
-
-
-def describe_corruption(error: tf.errors.DataLossError) -> str:
-    """Extracts what is corrupt from TensorFlow's message, which is mostly a stack trace."""
-    match = re.search(r"(corrupted|truncated) record at \d+", error.message)
-    return match[0] if match else error.message.strip().splitlines()[-1]
 
 
 def _check_count(name: str, value: Any, *, least: int) -> None:

@@ -12,7 +12,6 @@ other groups have multiples of B. So every step is computed from its number alon
 """
 
 from collections.abc import Sequence
-import copy
 import dataclasses
 from typing import Any
 
@@ -20,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.data import sampler
-from ctl.data.sequences import ragged, sequence_lengths
+from ctl.data.sequences import ragged
 from ctl.data.source import Batch, Source
 from ctl.errors import UsageError
 
@@ -56,7 +55,7 @@ def bucketed(
             "integers, such as [64, 128, 256]."
         )
     spec = ragged.batch_spec(source, "ctl.data.bucketed")
-    sizes = sequence_lengths.read_lengths(source, lengths)
+    sizes = ragged.read_lengths(source, lengths)
     too_long = int((sizes > values[-1]).sum())
     if too_long:
         raise UsageError(
@@ -81,7 +80,7 @@ class _Group:
     count: int
 
 
-class Bucketed(Source):
+class Bucketed(ragged.Grouped):
     """Sequences in batches of similar length.
 
     `gather` takes the indexes `bucket x len(self) + example`, because all replicas must pad to the same
@@ -182,12 +181,6 @@ class Bucketed(Source):
         """Returns the examples in the order of increasing length; a batch is padded to its longest."""
         end = tf.minimum((positions[0] // batch_size + 1) * batch_size, len(self))
         return tf.gather(self._order, positions) + self._buckets[end - 1] * len(self)
-
-    def without_python(self) -> Source:
-        """Returns the same batches, read by TensorFlow ops alone."""
-        source = copy.copy(self)
-        source._source = self._source.without_python()
-        return source
 
     def _groups(self, batch_size: int) -> list[_Group]:
         """Returns the groups for a global batch size; the last one has at least one batch."""

@@ -5,7 +5,6 @@ the examples of a `Source`, so that the sampler permutes them in each epoch, and
 step without a state.
 """
 
-import copy
 import logging
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.data import sampler
-from ctl.data.sequences import ragged, sequence_lengths
+from ctl.data.sequences import ragged
 from ctl.data.source import Batch, Source
 from ctl.errors import UsageError
 
@@ -88,7 +87,7 @@ def packed(
             f"ctl.data.packed got the feature {scalars[0]!r} with one value per example, but the rows "
             "hold several examples: remove it, repeat it for each token, or use ctl.data.bucketed."
         )
-    sizes = sequence_lengths.read_lengths(source, lengths)
+    sizes = ragged.read_lengths(source, lengths)
     too_long = int((sizes > length).sum())
     if too_long and not split_long:
         raise UsageError(
@@ -161,7 +160,7 @@ def _first_fit_bins(sizes: np.ndarray, *, length: int, window: int) -> np.ndarra
     return bins
 
 
-class Packed(Source):
+class Packed(ragged.Grouped):
     """Rows of packed sequences.
 
     Args:
@@ -220,12 +219,6 @@ class Packed(Source):
         slices["positions"] = tf.ragged.range(tf.cast(sizes, tf.int32)).values
         used = tf.reduce_sum(pieces.with_values(sizes), axis=1)
         return {name: self._pad(values, used) for name, values in slices.items()}
-
-    def without_python(self) -> Source:
-        """Returns the same rows, read by TensorFlow ops alone."""
-        source = copy.copy(self)
-        source._source = self._source.without_python()
-        return source
 
     def _pad(self, values: tf.Tensor, used: tf.Tensor) -> tf.Tensor:
         """[tokens of all rows, ...] -> [rows, length, ...], where `used` has the tokens of each row."""

@@ -1,22 +1,32 @@
-"""Examples of variable length: a source in memory, and functions that read them from any source.
+"""Examples of variable length: a source in memory, and reading them and their lengths from any source.
 
 The features whose length differs between examples are `tf.RaggedTensor`s of shape [rows, length, ...].
 `ctl.data.packed` and `ctl.data.bucketed` make dense batches of them.
 """
 
 from collections.abc import Mapping, Sequence
+import copy
+import io
+import logging
+import os
+import time
 from typing import Any
+import uuid
 
 import numpy as np
 import tensorflow as tf
 
 from ctl import errors
 from ctl.data.autograph import convert, traced
-from ctl.data.features import name_features
+from ctl.data.data_errors import CHANGED_LENGTHS, report_data_errors
+from ctl.data.distribution import disable_autotune
+from ctl.data.elements import name_features
 from ctl.data.source import Augmented, RowSource, Source
 from ctl.errors import UsageError
 
-CHANGED_LENGTHS = "some sequences have other lengths than when they were grouped"
+_LOG = logging.getLogger("ctl")
+_ROWS_PER_READ = 256  # when the lengths are read
+_SLOW = 10.0  # seconds
 
 
 def sequences(features: Mapping[str, Any]) -> "Sequences":
@@ -87,6 +97,18 @@ class Sequences(Source):
             else:
                 batch[name] = tf.gather(tensor, indexes)
         return batch
+
+
+class Grouped(Source):
+    """The sequences of another source, `_source`, in dense rows."""
+
+    _source: Source
+
+    def without_python(self) -> Source:
+        """Returns the same rows, read by TensorFlow ops alone."""
+        source = copy.copy(self)
+        source._source = self._source.without_python()
+        return source
 
 
 def is_ragged(value: Any) -> bool:
@@ -194,6 +216,100 @@ def batch_spec(source: Any, function: str) -> dict[str, Any]:
 def has_own_order(source: Source) -> bool:
     """Returns whether a source decides by itself which examples form a batch."""
     return type(source).training_order is not Source.training_order
+
+
+def read_lengths(source: Source, path: str | None) -> np.ndarray:
+    """Returns the length of every sequence.
+
+    Args:
+        source: the sequences; read once, completely, unless it has the attribute `lengths`.
+        path: a file that keeps the lengths for the next run; None: they are read in each run.
+
+    Returns:
+        [examples] int64.
+
+    Raises:
+        UsageError: the sequences of an example have different lengths, or all are empty; or the file
+            cannot be read or written.
+    """
+    if not isinstance(path, str | None):
+        raise UsageError(
+            f"lengths is {errors.type_name(path)}, but must be the path of a file, in which ctl keeps "
+            "the lengths."
+        )
+    if source.lengths is not None:  # part of the data, whereas a file may be out of date
+        lengths = np.asarray(source.lengths, np.int64)
+    else:
+        saved = _load_lengths(path, len(source)) if path else None
+        lengths = _scan_lengths(source, path) if saved is None else saved
+    if lengths.shape != (len(source),):
+        raise UsageError(
+            f"The source has lengths of shape {lengths.shape}, but must have one per example, "
+            f"[{len(source)}]."
+        )
+    if not lengths.any():
+        raise UsageError("All sequences are empty, but at least one must have a token.")
+    return lengths
+
+
+def _scan_lengths(source: Source, path: str | None) -> np.ndarray:
+    started = time.monotonic()
+    names: list[str] = []
+    columns: list[np.ndarray] = []
+
+    def lengths_of(indexes: tf.Tensor) -> tf.Tensor:
+        batch = read_batch(source, indexes)
+        names[:] = [name for name, value in batch.items() if is_ragged(value)]
+        return tf.stack([batch[name].row_lengths() for name in names], axis=1)
+
+    with tf.init_scope():
+        indexes = tf.data.Dataset.range(len(source)).batch(_ROWS_PER_READ)
+        rows = indexes.map(lengths_of, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        with report_data_errors("training", lambda: rows.element_spec):
+            for values in disable_autotune(rows):
+                columns.append(
+                    one_length(names, values.numpy(), first=len(columns) * _ROWS_PER_READ)
+                )
+    lengths = np.concatenate(columns)
+    if path:
+        _save_lengths(path, lengths)
+    seconds = time.monotonic() - started
+    if seconds > _SLOW and not path:
+        text = "Reading the lengths of %d sequences took %.0f s: pass lengths=FILE to keep them."
+        _LOG.warning(text, len(lengths), seconds)
+    return lengths
+
+
+def _load_lengths(path: str, count: int) -> np.ndarray | None:
+    if not tf.io.gfile.exists(path):
+        return None
+    try:
+        with tf.io.gfile.GFile(path, "rb") as file:
+            lengths = np.load(io.BytesIO(file.read()), allow_pickle=False)
+    except (ValueError, EOFError):
+        raise UsageError(f"{path} is not a file of lengths: remove it.") from None
+    if lengths.shape != (count,) or lengths.dtype != np.int64:
+        raise UsageError(
+            f"{path} has lengths of shape {lengths.shape}, but the data has {count} examples: remove "
+            "the file, which is then written again, or name another one for this source."
+        )
+    return lengths
+
+
+def _save_lengths(path: str, lengths: np.ndarray) -> None:
+    """Writes the file atomically, since several processes may write it at the same time."""
+    temporary = f"{path}.{uuid.uuid4().hex}"
+    content = io.BytesIO()
+    np.save(content, lengths)
+    try:
+        tf.io.gfile.makedirs(os.path.dirname(path) or ".")
+        with tf.io.gfile.GFile(temporary, "wb") as file:
+            file.write(content.getvalue())
+        tf.io.gfile.rename(temporary, path, overwrite=True)
+    except tf.errors.OpError as error:
+        raise UsageError(
+            f"The lengths cannot be written to {path} ({type(error).__name__}): choose another file."
+        ) from None
 
 
 def one_length(names: Sequence[str], columns: np.ndarray, *, first: int) -> np.ndarray:

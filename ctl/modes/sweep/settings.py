@@ -13,7 +13,7 @@ from ctl.configs import flags as command_line
 from ctl.configs import overrides
 from ctl.configs.error_location import error_location
 from ctl.configs.flags import Changes
-from ctl.configs.importing import import_file
+from ctl.configs.loading import import_file
 from ctl.errors import UsageError, type_name
 from ctl.loop.workdir import name_values
 

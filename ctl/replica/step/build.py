@@ -56,7 +56,7 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
     )
     layout = pipeline.layout(trainer.global_batch_size)
     # tf_keras would reject these only while it builds layers, with errors of its own.
-    check_before_model(options, trainer.strategy)
+    check_before_model(options, trainer.strategy, layout)
     with build_scope(options, trainer.strategy), keras_version.report_keras3():
         trainer.model = check_model(trainer.build_model())
         if options.model.get("sync_batch_norm"):

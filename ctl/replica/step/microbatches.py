@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ctl.data.autograph import convert, traced
-from ctl.data.features import name_features
+from ctl.data.elements import name_features
 from ctl.data.source import Batch, MaskedBatch
 from ctl.errors import UsageError
 from ctl.replica.arithmetic import gradients, loss, precision, row_mask

@@ -11,9 +11,9 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.configs import compatibility
+from ctl.configs.compatibility import Choice
 from ctl.configs.error_location import describe, user_line
 from ctl.configs.options import TrainerOptions
-from ctl.configs.rule import Choice
 from ctl.data.autograph import traced
 from ctl.data.layout import Layout
 from ctl.errors import UsageError, list_some, type_name
@@ -25,24 +25,26 @@ from ctl.replica.step import keras_version
 _LOG = logging.getLogger("ctl")
 
 
-def check_before_model(options: TrainerOptions, strategy: tf.distribute.Strategy) -> None:
+def check_before_model(
+    options: TrainerOptions, strategy: tf.distribute.Strategy, layout: Layout
+) -> None:
     """Rejects options for which tf_keras would fail, with its own error, while the model is built.
 
     Args:
         options: the trainer's options.
         strategy: where the replicas are.
+        layout: which replica holds which rows.
 
     Raises:
         UsageError: a dtype is not supported, or a key of `model` that ctl defines has a wrong value.
     """
-    choice = Choice(
-        precision=options.precision,
-        reduce_dtype=options.all_reduce_dtype,
-        compression=options.compression,
-        rank=options.compression_rank,
+    choice = Choice.of(
+        options.by_key(),
+        replicas=layout.replicas,
+        batch=layout.global_batch_size,
+        rows_per_replica=layout.rows_per_replica,
         strategy=strategies.strategy_name(strategy),
         cpu_collectives=strategies.uses_cpu_collectives(strategy),
-        shard_state=options.shard_state,
     )
     compatibility.check(choice)
     value = options.model.get("sync_batch_norm")

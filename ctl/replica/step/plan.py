@@ -10,8 +10,8 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.configs import compatibility
+from ctl.configs.compatibility import Choice
 from ctl.configs.options import TrainerOptions
-from ctl.configs.rule import Choice
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.layout import Layout
 from ctl.errors import UsageError
@@ -131,28 +131,16 @@ class Plan:
     @property
     def choice(self) -> Choice:
         """The values that the rules of `compatibility` depend on."""
-        options = self.options
-        return Choice(
+        return Choice.of(
+            self.options.by_key(),
             replicas=self.layout.replicas,
-            precision=options.precision,
-            loss_scale=options.loss_scale,
             xla=self.xla,
-            placement=options.placement,
             sync_batch_norm=self.sync_batch_norm,
-            micro_batches=options.gradient_accumulation_steps,
-            per_micro_batch=options.model.get("sync_batch_norm") == "per_micro_batch",
-            shards=options.logical_shards,
-            reduce_dtype=options.all_reduce_dtype,
-            compression=options.compression,
-            rank=options.compression_rank,
-            compression_start=options.compression_start,
+            per_micro_batch=self.options.model.get("sync_batch_norm") == "per_micro_batch",
             batch=self.layout.global_batch_size,
             rows_per_replica=self.layout.rows_per_replica,
             full_batches=self.full_batches,
             string_features=self.string_features,
-            on_non_finite=options.on_non_finite,
-            loss_spike=options.loss_spike,
-            shard_state=options.shard_state,
             strategy=self.strategy,
         )
 

@@ -21,6 +21,7 @@ from ctl.replica.step.engine import engine_of
 from tests import child, reference_model
 from tests.data import image_records, record_files
 from tests.data.image_records import parse_image
+from tests.data.reading import one_line
 
 
 def augment(example, seed):
@@ -219,43 +220,55 @@ def test_a_cache_with_replaced_records_does_not_hide_the_damage(tmp_path):
         cache.cached(small(tmp_path), str(tmp_path))
 
 
-def test_unsupported_data_is_rejected_in_one_line(folder, tmp_path):
-    class Own(ctl.data.Source):
-        def __len__(self):
-            return 3
+class Own(ctl.data.Source):
+    """A source that names no files."""
 
-        def gather(self, indexes):
-            return {"x": indexes}
+    def __len__(self):
+        return 3
 
-    arrays = ctl.data.arrays({"x": [1, 2]})
-    assert ctl.data.cached(arrays, "memory") is arrays  # already in memory
-    sequences = ctl.data.sequences({"x": [[1], [2, 3]]})
-    assert ctl.data.cached(sequences, "memory") is sequences
-    assert ctl.data.cached(sequences, str(tmp_path)) is sequences
+    def gather(self, indexes):
+        return {"x": indexes}
+
+
+def ragged():
+    return ctl.data.sequences({"x": [[1], [2, 3]]})
+
+
+@pytest.mark.parametrize(
+    ("make", "place", "message"),
+    [
+        (lambda folder: Own(), "cache", "Own has no attribute `files`"),
+        (lambda folder: ctl.data.packed(ragged(), 4), "cache", "Packed has no attribute `files`"),
+        (lambda folder: ctl.data.bucketed(ragged(), [2, 4]), "memory", "not support Bucketed"),
+        (
+            lambda folder: ctl.data.mixture({"a": (small(folder), 1.0)}),
+            "memory",
+            "data.cache does not support RowMixture",
+        ),
+        (
+            lambda folder: small(folder, {"x": tf.io.VarLenFeature(tf.float32)}),
+            "memory",
+            "requires dense tensors of known rank, but 'x' is Sparse",
+        ),
+        (small, "file", "choose a folder on a local disk"),
+    ],
+)
+def test_unsupported_source_is_rejected_in_one_line(folder, tmp_path, make, place, message):
+    (tmp_path / "file").touch()
+    place = place if place == "memory" else str(tmp_path / place)
+    assert message in one_line(ctl.data.cached, make(folder), place)
+
+
+def test_other_data_is_kept_or_rejected_in_one_line(folder, tmp_path):
+    for source in (ctl.data.arrays({"x": [1, 2]}), ragged()):  # already in memory
+        assert ctl.data.cached(source, "memory") is source
+        assert ctl.data.cached(source, str(tmp_path)) is source
     assert ctl.data.cached(Own(), "") is not None
-    with pytest.raises(UsageError, match="Own has no attribute `files`"):
-        ctl.data.cached(Own(), str(tmp_path))
-    with pytest.raises(UsageError, match="does not support RowMixture"):
-        ctl.data.cached(ctl.data.mixture({"a": (small(folder), 1.0)}), "memory")
-    with pytest.raises(UsageError, match="does not support Bucketed"):
-        ctl.data.cached(ctl.data.bucketed(sequences, [2, 4]), "memory")
-    with pytest.raises(UsageError, match="Packed has no attribute `files`"):
-        ctl.data.cached(ctl.data.packed(sequences, 4), str(tmp_path))
-    with pytest.raises(UsageError, match=r"returned .*Dataset: set data\.cache='' and call cache"):
-        cache.cache_data(tf.data.Dataset.range(3), "memory")
-    sparse = {"x": tf.io.VarLenFeature(tf.float32)}
-    with pytest.raises(
-        UsageError, match=r"requires dense tensors of known rank, but 'x' is Sparse"
-    ):
-        ctl.data.cached(ctl.data.records(f"{folder}/train-*.tfrecord", sparse), "memory")
-    with pytest.raises(UsageError, match="run on other hosts"):
-        ctl.data.cached(small(folder), "memory").without_python()
-    blocked = tmp_path / "file"
-    blocked.touch()
-    with pytest.raises(UsageError, match="choose a folder on a local disk"):
-        ctl.data.cached(small(folder), str(blocked))
-    with pytest.raises(UsageError, match="cache is none, but must be memory, a folder"):
-        ctl.TrainerOptions(cache="none")
+    message = one_line(cache.cache_data, tf.data.Dataset.range(3), "memory")
+    assert "Dataset: set data.cache='' and call cache" in message
+    assert "run on other hosts" in one_line(cache.cached(small(folder), "memory").without_python)
+    message = one_line(ctl.TrainerOptions, cache="none")
+    assert "cache is none, but must be memory, a folder" in message
 
 
 @pytest.mark.parametrize("in_memory", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -1,4 +1,4 @@
-"""Tables in memory: data frames, structured arrays, generators, CSV and Parquet."""
+"""Examples in memory: arrays, data frames, structured arrays, generators, CSV, Parquet and text."""
 
 import builtins
 
@@ -7,19 +7,74 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data import element_spec
+from ctl.data import elements
+from tests.data.reading import one_line, read_all
 
 
-def read_all(source):
-    batch = source.gather(tf.range(len(source), dtype=tf.int64))
-    return {name: value.numpy().tolist() for name, value in batch.items()}
+def lists(source):
+    return {name: value.numpy().tolist() for name, value in read_all(source).items()}
 
 
-def message_of(function, *arguments, **keywords):
-    with pytest.raises(ctl.UsageError) as error:
-        function(*arguments, **keywords)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+def test_arrays_gives_the_rows_of_every_array():
+    source = ctl.data.arrays({"x": np.arange(12.0).reshape(6, 2), "label": list("abcdef")})
+    batch = source.gather(tf.constant([4, 0, 4], tf.int64))
+    assert len(source) == 6
+    assert batch["x"].numpy().tolist() == [[8, 9], [0, 1], [8, 9]]
+    assert batch["label"].numpy().tolist() == [b"e", b"a", b"e"]
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.int64, np.float16, np.float64, bool])
+def test_arrays_keeps_types(dtype):
+    source = ctl.data.arrays({"x": np.ones([2, 3], dtype)})
+    assert source.gather(tf.constant([1], tf.int64))["x"].dtype == tf.as_dtype(dtype)
+
+
+def test_arrays_copies_its_input():
+    array = np.arange(3)
+    source = ctl.data.arrays({"x": array})
+    array[:] = -1
+    assert source.gather(tf.range(3, dtype=tf.int64))["x"].numpy().tolist() == [0, 1, 2]
+
+
+def test_arrays_created_inside_a_tf_function_outlive_it():
+    sources = []
+
+    @tf.function
+    def build():
+        sources.append(ctl.data.arrays({"x": np.arange(3)}))
+        return tf.constant(0)
+
+    build()
+    assert sources[0].gather(tf.constant([2], tf.int64))["x"].numpy().tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ({}, "at least one array"),
+        (np.zeros(3), "requires a dict"),
+        (
+            {"x": np.zeros(3), "y": np.zeros(4)},
+            "{'x': 3, 'y': 4} examples, but each must have the same number",
+        ),
+        ({"x": np.zeros([0, 3])}, "{'x': 0} examples"),
+        ({"x": 3.0}, "single value for 'x'"),
+        ({"x": [[1], [2, 3]]}, "'x', a list"),
+        ({"x": object()}, "'x', an object"),
+    ],
+    ids=["no array", "not a dict", "counts", "empty", "scalar", "ragged", "object"],
+)
+def test_unsupported_features_are_rejected_in_one_line(features, message):
+    assert message in one_line(ctl.data.arrays, features)
+
+
+def test_custom_source_must_define_gather():
+    class Unfinished(ctl.data.Source):
+        def __len__(self):
+            return 3
+
+    with pytest.raises(TypeError, match="gather"):
+        Unfinished()
 
 
 def test_fields_of_a_structured_array_are_features():
@@ -27,7 +82,7 @@ def test_fields_of_a_structured_array_are_features():
         [(1, [0.5, 1.5], b"a"), (2, [2.5, 3.5], b"b")],
         [("label", "i8"), ("x", "f4", [2]), ("name", "S1")],
     )
-    assert read_all(ctl.data.arrays(rows)) == {
+    assert lists(ctl.data.arrays(rows)) == {
         "label": [1, 2],
         "x": [[0.5, 1.5], [2.5, 3.5]],
         "name": [b"a", b"b"],
@@ -39,14 +94,14 @@ def test_columns_of_a_data_frame_are_features():
     frame = pandas.DataFrame(
         {"x": [0.5, 1.5], "label": [3, 4], "name": ["a", "bb"], "pair": [[1, 2], [3, 4]]}
     )
-    assert read_all(ctl.data.arrays(frame)) == {
+    assert lists(ctl.data.arrays(frame)) == {
         "x": [0.5, 1.5],
         "label": [3, 4],
         "name": [b"a", b"bb"],
         "pair": [[1, 2], [3, 4]],
     }
     shuffled = frame.iloc[[1, 0]]  # the rows count, not the index
-    assert read_all(ctl.data.arrays(shuffled))["label"] == [4, 3]
+    assert lists(ctl.data.arrays(shuffled))["label"] == [4, 3]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +115,7 @@ def test_columns_of_a_data_frame_are_features():
 def test_columns_that_are_no_numbers_or_strings_are_rejected(values, message):
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"odd": pandas.Series(values)})
-    error = message_of(ctl.data.arrays, frame)
+    error = one_line(ctl.data.arrays, frame)
     assert "The column 'odd' has" in error
     assert any(part in error for part in message.split("|"))
 
@@ -76,7 +131,7 @@ def test_generator_is_read_once(example):
         return (example(i) for i in range(3))
 
     source = ctl.data.generator(examples)
-    assert read_all(source) == {"x": [[0, 1], [1, 2], [2, 3]], "label": [0, 1, 2]}
+    assert lists(source) == {"x": [[0, 1], [1, 2], [2, 3]], "label": [0, 1, 2]}
     assert len(calls) == 1
 
 
@@ -97,11 +152,11 @@ def test_generator_is_read_once(example):
     ],
 )
 def test_wrong_examples_of_a_generator_are_named(examples, message):
-    assert message in message_of(ctl.data.generator, lambda: iter(examples))
+    assert message in one_line(ctl.data.generator, lambda: iter(examples))
 
 
 def test_generator_requires_a_function():
-    assert "requires a function" in message_of(ctl.data.generator, iter([]))
+    assert "requires a function" in one_line(ctl.data.generator, iter([]))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +168,7 @@ def test_generator_requires_a_function():
     ],
 )
 def test_common_types_of_data_get_the_name_of_their_source(data, function):
-    assert f"such as {function}." in message_of(element_spec.check_data, data, "train")
+    assert f"such as {function}." in one_line(elements.check_data, data, "train")
 
 
 def write_csv(folder):
@@ -139,20 +194,20 @@ def write_parquet(folder):
 def test_columns_of_files_are_features(tmp_path, read, write):
     pytest.importorskip("pyarrow")
     pattern = write(tmp_path)
-    assert read_all(read(pattern)) == {
+    assert lists(read(pattern)) == {
         "x": [0.5, 1.5, 2.5],
         "label": [1, 2, 3],
         "name": [b"one", b"two", b"three"],
     }
-    assert set(read_all(read(pattern, columns=["label", "x"]))) == {"label", "x"}
-    assert "lable" in message_of(read, pattern, columns=["lable"])
+    assert set(lists(read(pattern, columns=["label", "x"]))) == {"label", "x"}
+    assert "lable" in one_line(read, pattern, columns=["lable"])
 
 
 def test_lists_in_parquet_are_rows_of_arrays(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"x": [[1.0, 2.0], [3.0, 4.0]]}), tmp_path / "a.parquet")
-    assert read_all(ctl.data.parquet(str(tmp_path / "a.parquet"))) == {"x": [[1, 2], [3, 4]]}
+    assert lists(ctl.data.parquet(str(tmp_path / "a.parquet"))) == {"x": [[1, 2], [3, 4]]}
 
 
 @pytest.mark.parametrize(
@@ -168,7 +223,7 @@ def test_wrong_files_are_named(tmp_path, files, message):
     pytest.importorskip("pyarrow")
     for name, content in files.items():
         (tmp_path / name).write_text(content)
-    assert message in message_of(ctl.data.csv, str(tmp_path / "*.csv"))
+    assert message in one_line(ctl.data.csv, str(tmp_path / "*.csv"))
 
 
 def test_missing_package_is_named(monkeypatch):
@@ -180,4 +235,41 @@ def test_missing_package_is_named(monkeypatch):
         return original(name, *arguments)
 
     monkeypatch.setattr(builtins, "__import__", without_package)
-    assert "pip install pyarrow" in message_of(ctl.data.csv, "a.csv")
+    assert "pip install pyarrow" in one_line(ctl.data.csv, "a.csv")
+
+
+# Text.
+
+
+def test_lines_are_examples(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one\n\ntwo\r\nthr\xc3\xa9e")
+    (tmp_path / "b.txt").write_bytes(b"four\n")
+    lines = read_all(ctl.data.text(str(tmp_path / "*.txt")))["text"].numpy().tolist()
+    assert lines == [b"one", b"", b"two", "thrée".encode(), b"four"]
+
+
+@pytest.mark.parametrize("length", [1, 4, 9])
+def test_every_byte_is_in_one_block(tmp_path, length):
+    (tmp_path / "a").write_bytes(b"01234")
+    (tmp_path / "b").write_bytes(b"56789")
+    batch = read_all(ctl.data.text([str(tmp_path / "a"), str(tmp_path / "b")], length=length))
+    blocks = 9 // length
+    expected = np.frombuffer(b"0123456789", np.uint8)
+    assert batch["x"].dtype == tf.int32
+    assert batch["x"].shape == (blocks, length)
+    np.testing.assert_array_equal(np.ravel(batch["x"]), expected[: blocks * length])
+    np.testing.assert_array_equal(np.ravel(batch["label"]), expected[1 : blocks * length + 1])
+
+
+@pytest.mark.parametrize(
+    ("content", "length", "message"),
+    [
+        (b"", None, "has no lines"),
+        (b"0123", 4, "has 4 bytes, but must have at least length + 1 = 5"),
+        (b"0123", 0, "requires at least 1 byte"),
+        (b"0123", "2", "length='2'"),
+    ],
+)
+def test_wrong_text_is_rejected_in_one_line(tmp_path, content, length, message):
+    (tmp_path / "a").write_bytes(content)
+    assert message in one_line(ctl.data.text, str(tmp_path / "a"), length=length)

@@ -1,17 +1,13 @@
 """TFRecord files: read in parallel, in an order that depends on the seed alone."""
 
-import itertools
-
 import pytest
 import tensorflow as tf
 
 import ctl
 from ctl.data import distribution
+from tests.data.reading import one_line
+from tests.data.record_files import FEATURES, write
 
-FEATURES = {
-    "id": tf.io.FixedLenFeature([], tf.int64),
-    "x": tf.io.FixedLenFeature([2], tf.float32),
-}
 FILES, PER_FILE = 4, 6
 COUNT = FILES * PER_FILE
 
@@ -30,16 +26,6 @@ def global_seed():
     tf.random.set_seed(0)
 
 
-def write(path, ids):
-    """Writes examples with these ids to a file."""
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for i in ids:
-            x = tf.train.Feature(float_list=tf.train.FloatList(value=[i, -i]))
-            number = tf.train.Feature(int64_list=tf.train.Int64List(value=[i]))
-            features = tf.train.Features(feature={"id": number, "x": x})
-            writer.write(tf.train.Example(features=features).SerializeToString())
-
-
 def make(folder, split="train", seed=0, features=FEATURES, pattern="train-*", **tuning):
     return ctl.data.tfrecords(str(folder / pattern), features, split=split, seed=seed, **tuning)
 
@@ -47,7 +33,7 @@ def make(folder, split="train", seed=0, features=FEATURES, pattern="train-*", **
 def ids(dataset, epochs=1):
     """The ids of each epoch."""
     elements = list(distribution.disable_autotune(dataset.repeat(epochs)).as_numpy_iterator())
-    assert all(element["x"].tolist() == [element["id"], -element["id"]] for element in elements)
+    assert all(e["x"].tolist() == [2 * e["id"] + 0.5, 2 * e["id"] + 1.5] for e in elements)
     order = [int(element["id"]) for element in elements]
     return [order[e * COUNT : (e + 1) * COUNT] for e in range(epochs)]
 
@@ -69,9 +55,10 @@ def test_evaluation_alternates_between_files_in_their_sorted_order(folder, inter
     assert ids(dataset, epochs=2) == [expected, expected]
 
 
-@pytest.mark.parametrize("shuffle_buffer", [0, 1, 5, 10_000])
-@pytest.mark.parametrize("cache", [False, True])
-@pytest.mark.parametrize("interleave", [1, 3])
+@pytest.mark.parametrize(
+    ("interleave", "cache", "shuffle_buffer"),
+    [(1, False, 0), (3, True, 1), (3, False, 5), (1, True, 10_000)],
+)
 def test_every_training_epoch_has_every_example_once(folder, interleave, cache, shuffle_buffer):
     dataset = make(folder, interleave=interleave, cache=cache, shuffle_buffer=shuffle_buffer)
     assert [sorted(epoch) for epoch in ids(dataset, epochs=3)] == [ALL] * 3
@@ -125,16 +112,6 @@ def test_order_is_the_one_that_existing_checkpoints_rely_on(folder):
     ]
 
 
-def test_resumed_stream_continues_with_the_same_examples(folder):
-    def stream(start):
-        dataset = distribution.disable_autotune(make(folder, seed=2).repeat().skip(start))
-        return [int(e["id"]) for e in itertools.islice(dataset.as_numpy_iterator(), 70 - start)]
-
-    uninterrupted = stream(0)
-    for start in (5, COUNT, 2 * COUNT + 3):
-        assert stream(start) == uninterrupted[start:]
-
-
 # What is read.
 
 
@@ -173,89 +150,54 @@ def test_cache_parses_each_record_once(folder, cache):
 # Mistakes.
 
 
-def error_of(function, *arguments, **keywords):
-    """The one-line message of the UsageError that a function raises."""
-    with pytest.raises(ctl.UsageError) as error:
-        function(*arguments, **keywords)
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
 @pytest.mark.parametrize(
-    ("tuning", "message"),
+    ("arguments", "message"),
     [
-        ({"interleave": 0}, "interleave is 0, but must be an integer, at least 1."),
+        (
+            {"interleave": 0},
+            "ctl.data.tfrecords: interleave is 0, but must be an integer, at least 1.",
+        ),
         ({"interleave": "4"}, "interleave is '4', "),
         ({"interleave": True}, "interleave is True, "),
         ({"parallel_calls": 0}, "parallel_calls is 0, "),
         ({"parallel_calls": -2}, "parallel_calls is -2"),
         ({"shuffle_buffer": -1}, "shuffle_buffer is -1, "),
         ({"shuffle_buffer": None}, "shuffle_buffer is None"),
+        ({"pattern": "nothing-*"}, "/nothing-*': set data.dir"),
+        ({"pattern": "nowhere/train-*"}, "No TFRecord file matches"),
+        ({"pattern": "empty"}, "empty is empty"),
+        ({"pattern": ""}, "is a folder"),
+        ({"split": "training"}, "no split 'training': choose train or eval"),
     ],
 )
-def test_counts_out_of_range_are_rejected(folder, tuning, message):
-    assert f"ctl.data.tfrecords: {message}" in error_of(make, folder, **tuning)
+def test_wrong_arguments_and_files_are_rejected_in_one_line(folder, arguments, message):
+    (folder / "empty").touch()
+    assert message in one_line(make, folder, **arguments)
 
 
-@pytest.mark.parametrize("pattern", ["nothing-*", "nowhere/train-*", "missing.tfrecord"])
-def test_missing_files_are_rejected(folder, pattern):
-    message = error_of(make, folder, pattern=pattern)
-    assert f"No TFRecord file matches '{folder / pattern}'" in message
-    assert "set data.dir" in message
-
-
-def test_empty_file_is_rejected(folder):
-    (folder / "train-2.tfrecord").write_bytes(b"")
-    assert f"{folder / 'train-2.tfrecord'} is empty" in error_of(make, folder)
-
-
-def test_folder_is_rejected(folder):
-    assert f"{folder} is a folder" in error_of(make, folder, pattern="")
-
-
-def test_unknown_split_is_rejected(folder):
-    message = error_of(make, folder, split="training")
-    assert "no split 'training': choose train or eval" in message
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda content: content[:99] + b"?" + content[100:], "corrupted record at"),
-        (lambda content: content[:50] + content[51:], "corrupted record at"),
-    ],
-    ids=["a byte changed", "a byte lost"],
-)
-def test_damaged_record_raises_an_error_when_it_is_read(folder, damage, message):
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_damaged_record_raises_an_error_when_it_is_read(folder, is_lost):
     path = folder / "train-2.tfrecord"
-    path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(tf.errors.DataLossError, match=message):
+    content = path.read_bytes()
+    changed = b"" if is_lost else bytes([content[99] ^ 1])
+    path.write_bytes(content[:99] + changed + content[100:])
+    with pytest.raises(tf.errors.DataLossError, match="corrupted record at"):
         ids(make(folder, "eval"))
 
 
-@pytest.mark.parametrize("lost", [*range(1, 50), 99])
-def test_file_that_ends_within_a_record_is_rejected(folder, lost):
-    path = folder / "train-2.tfrecord"
-    path.write_bytes(path.read_bytes()[:-lost])
-    assert error_of(make, folder, "eval") == (
-        f"{path} is truncated or corrupt, it does not end with a complete record: write the file "
-        "again."
-    )
-
-
-def test_file_with_a_damaged_last_record_is_rejected(folder):
+def test_file_that_does_not_end_with_a_complete_record_is_rejected(folder):
     path = folder / "train-2.tfrecord"
     content = path.read_bytes()
-    path.write_bytes(content[:-5] + b"?" + content[-4:])  # the last byte before the checksum
-    assert "does not end with a complete record" in error_of(make, folder, "eval")
-
-
-@pytest.mark.parametrize(
-    "content", [b"404 Not Found", b"\0" * 16, b"\0" * 200_000, b"text" * 50_000]
-)
-def test_file_of_another_format_is_rejected(folder, content):
-    (folder / "train-2.tfrecord").write_bytes(content)
-    assert "does not end with a complete record" in error_of(make, folder, "eval")
+    last_byte_changed = content[:-5] + bytes([content[-5] ^ 1]) + content[-4:]  # of the record
+    other_formats = [b"404 Not Found", b"\0" * 16, b"\0" * 200_000, b"text" * 50_000]
+    for damaged in (
+        *(content[:-lost] for lost in (*range(1, 50), 99)), last_byte_changed, *other_formats
+    ):  # fmt: skip
+        path.write_bytes(damaged)
+        assert one_line(make, folder, "eval") == (
+            f"{path} is truncated or corrupt, it does not end with a complete record: write the "
+            "file again."
+        )
 
 
 @pytest.mark.parametrize("length", [0, 1, 2**16 - 16, 2**16 - 15, 2**16, 2**19, 2**20 + 5])
@@ -268,12 +210,4 @@ def test_last_record_of_any_length_is_found(tmp_path, length):
     dataset = ctl.data.tfrecords(str(path), **lengths)
     assert [int(example["x"]) for example in dataset.as_numpy_iterator()] == [5, length]
     path.write_bytes(path.read_bytes()[:-1])
-    assert "does not end with a complete record" in error_of(
-        ctl.data.tfrecords, str(path), **lengths
-    )
-
-
-def test_error_for_a_record_without_a_feature_names_the_feature(folder):
-    features = {**FEATURES, "label": tf.io.FixedLenFeature([], tf.int64)}
-    with pytest.raises(tf.errors.InvalidArgumentError, match="label"):
-        ids(make(folder, "eval", features=features))
+    assert "a complete record" in one_line(ctl.data.tfrecords, str(path), **lengths)

@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data import batching, streams
+from ctl.data import batching
 from ctl.data.layout import Layout
 from tests.data import token_model
-from tests.data.reading import LAYOUTS, pipeline_layouts, read_steps
+from tests.data.reading import LAYOUTS, one_line, pipeline_layouts, read_steps
 
 LONG = [pytest.mark.slow, pytest.mark.long]
 BOUNDARIES = [4, 8, 12]
@@ -34,7 +34,7 @@ def numbered(lengths, boundaries):
 
 
 def read_batches(source, batch, steps, *, start=0, seed=3):
-    stream = streams.training_batches(source, Layout(batch, 1), seed=seed, start=start)
+    stream = batching.training_batches(source, Layout(batch, 1), seed=seed, start=start)
     return [step[0].batch for step in read_steps([stream], Layout(batch, 1), steps)]
 
 
@@ -105,7 +105,7 @@ def test_every_step_is_computed_from_its_number():
     ("start", "batch"),
     [
         (5, 7),
-        *(pytest.param(s, b, marks=LONG) for s in (0, 5, 1000) for b in (6, 7, 20)),
+        *(pytest.param(s, b, marks=LONG) for s, b in ((0, 6), (5, 20), (1000, 7))),
     ],
 )
 def test_many_steps_can_be_computed_in_one_call(start, batch):
@@ -122,12 +122,8 @@ def test_many_steps_can_be_computed_in_one_call(start, batch):
 @pytest.mark.parametrize(
     ("factory", "batch", "replicas", "pipelines"),
     [
-        (parsed, 7, 4, 2),
-        *(
-            pytest.param(factory, *layout, marks=LONG)
-            for factory in (in_memory, parsed)
-            for layout in LAYOUTS[:9]
-        ),
+        (parsed, *LAYOUTS[2]),
+        *(pytest.param(in_memory, *layout, marks=LONG) for layout in LAYOUTS),
     ],
 )
 def test_rows_of_a_step_are_the_same_on_any_replicas_and_after_a_restart(
@@ -138,7 +134,7 @@ def test_rows_of_a_step_are_the_same_on_any_replicas_and_after_a_restart(
 
 def test_replicas_with_short_rows_have_the_shape_of_the_batch():
     source, layouts = in_memory(), pipeline_layouts(6, 3, 3)
-    streams_ = [streams.training_batches(source, x, seed=3, start=0) for x in layouts]
+    streams_ = [batching.training_batches(source, x, seed=3, start=0) for x in layouts]
     shapes = [
         {e.batch["x"].shape[1] for e in step} for step in read_steps(streams_, layouts[0], 12)
     ]
@@ -161,13 +157,13 @@ def test_rows_of_any_indexes_are_padded_to_the_longest():
         assert source.gather(tf.constant(index, tf.int64))["x"].shape == (len(index), length)
 
 
-@pytest.mark.parametrize(("batch", "replicas", "pipelines"), [(7, 1, 1), (7, 4, 2)])
+@pytest.mark.parametrize(("batch", "replicas", "pipelines"), [(7, 1, 1), (5, 4, 2)])
 def test_evaluation_reads_every_example_once_in_one_shape_per_batch(batch, replicas, pipelines):
     lengths = np.random.default_rng(0).integers(0, 20, 40)
     source, layouts = numbered(lengths, [3, 10, 20]), pipeline_layouts(batch, replicas, pipelines)
     steps = batching.evaluation_steps(source, layouts[0])
     read = read_steps(
-        [streams.evaluation_batches(source, x) for x in layouts], layouts[0], steps + 1
+        [batching.evaluation_batches(source, x) for x in layouts], layouts[0], steps + 1
     )
     ids = [i for step in read for b, mask in map(tuple, step) for i in b["id"][mask == 1].numpy()]
     assert sorted(ids) == list(range(40))
@@ -219,7 +215,4 @@ def rejected(boundaries):
     ],
 )
 def test_wrong_use_is_rejected_in_one_line(make, message):
-    with pytest.raises(ctl.UsageError) as error:
-        make()
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
+    assert message in one_line(make)

@@ -5,8 +5,13 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data.element_spec import check_data
+from ctl.data.data_errors import report_data_errors
+from ctl.data.elements import check_data
 from ctl.data.sequences import ragged
+from tests.data import record_files, token_model
+from tests.data.reading import one_line
+
+LENGTHS = [len(x) for x in token_model.documents()["x"]]
 
 
 class Own(ctl.data.Source):
@@ -66,8 +71,6 @@ def test_source_of_ragged_tensors_has_inner_axes_that_are_dense():
 
 
 def test_lengths_that_change_end_the_run_in_one_line():
-    from ctl.data.data_errors import report_data_errors
-
     class Changing(Own):
         lengths = np.array([1, 1, 1])
 
@@ -111,10 +114,7 @@ def test_ragged_batches_are_rejected_with_what_to_return():
     ],
 )
 def test_wrong_sequences_are_rejected_in_one_line(make, message):
-    with pytest.raises(ctl.UsageError) as error:
-        make()
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
+    assert message in one_line(make)
 
 
 @pytest.mark.parametrize(
@@ -145,3 +145,87 @@ def test_read_slices_copies_from_memory_what_it_reads_from_examples():
         slices = ragged.read_slices(source, *arguments)
         assert slices["x"].numpy().tolist() == [6, 1, 2, 3]
         assert slices["weight"].numpy().tolist() == [3, 1, 1]
+
+
+# Lengths, which are read once.
+
+
+def test_lengths_are_read_from_the_examples(monkeypatch):
+    monkeypatch.setattr(ragged, "_ROWS_PER_READ", 7)
+    assert ragged.read_lengths(token_model.Documents(), None).tolist() == LENGTHS
+
+
+def test_file_keeps_the_lengths(tmp_path, monkeypatch):
+    path = str(tmp_path / "folder/lengths.npy")
+    assert ragged.read_lengths(token_model.Documents(), path).tolist() == LENGTHS
+    monkeypatch.setattr(token_model.Documents, "parse", None)  # not called any more
+    assert ragged.read_lengths(token_model.Documents(), path).tolist() == LENGTHS
+    assert [file.name for file in (tmp_path / "folder").iterdir()] == ["lengths.npy"]
+
+
+def test_lengths_in_memory_are_newer_than_a_file(tmp_path):
+    path = tmp_path / "lengths.npy"
+    np.save(path, np.array([1, 3]))
+    source = ctl.data.sequences({"x": [[1, 2], [3, 4]]})
+    assert ragged.read_lengths(source, str(path)).tolist() == [2, 2]
+
+
+def test_damaged_record_is_reported_in_one_line(tmp_path):
+    path = tmp_path / "train.tfrecord"
+    record_files.write(path, range(9))
+    record_files.flip_bit(path, path.stat().st_size // 2)
+
+    def parse(record):
+        example = tf.io.parse_single_example(record, record_files.FEATURES)
+        return {"x": tf.range(example["id"])}
+
+    message = one_line(ctl.data.packed, ctl.data.records(str(path), parse), 16)
+    assert "set data.skip_damaged=True" in message
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (np.arange(3), r"lengths of shape \(3,\), but the data has 40 examples"),
+        (np.arange(40.0), "remove the file"),
+        (b"text", "is not a file of lengths"),
+        (b"", "is not a file of lengths"),
+    ],
+)
+def test_wrong_file_is_rejected_in_one_line(tmp_path, content, message):
+    path = tmp_path / "lengths.npy"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        np.save(path, content)
+    with pytest.raises(ctl.UsageError, match=message):
+        ragged.read_lengths(token_model.Documents(), str(path))
+
+
+def test_sequences_of_an_example_must_have_one_length(monkeypatch):
+    class Longer(token_model.Documents):
+        def parse(self, row):
+            example = super().parse(row)
+            return {**example, "label": example["label"][row // 9 :]}
+
+    monkeypatch.setattr(ragged, "_ROWS_PER_READ", 4)
+    first = next(i for i, n in enumerate(LENGTHS) if i // 9 and n)
+    message = f"Example {first} has {LENGTHS[first]} values of 'x', but {LENGTHS[first] - 1} of"
+    with pytest.raises(ctl.UsageError, match=message):
+        ragged.read_lengths(Longer(), None)
+
+
+def test_lengths_of_a_source_must_be_one_per_example():
+    source = token_model.Documents()
+    source.lengths = np.arange(3)
+    with pytest.raises(ctl.UsageError, match="must have one per example"):
+        ragged.read_lengths(source, None)
+
+
+def test_path_that_cannot_be_written_is_rejected_in_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path, message in (
+        (str(tmp_path / "file/lengths.npy"), "cannot be written to"),
+        (LENGTHS, "lengths is a list, but must be the path of a file"),
+    ):
+        assert message in one_line(ragged.read_lengths, token_model.Documents(), path)

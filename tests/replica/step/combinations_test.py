@@ -18,7 +18,7 @@ import tf_keras
 
 from ctl import testing
 from ctl.configs import compatibility, matrix
-from ctl.configs.rule import Choice
+from ctl.configs.compatibility import Choice
 from ctl.errors import UsageError
 from tests import reference_model
 

@@ -4,7 +4,7 @@ import pytest
 
 from ctl import testing
 from ctl.configs import compatibility
-from ctl.configs.rule import Choice
+from ctl.configs.compatibility import Choice
 from ctl.replica.step import xla
 from ctl.replica.step.engine import engine_of
 from tests import reference_model

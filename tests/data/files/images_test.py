@@ -1,4 +1,4 @@
-"""IDX files: real MNIST, every type of the format, and one-line errors for corrupt files."""
+"""IDX files: real MNIST, every type of the format, errors of one line; and folders of images."""
 
 import gzip
 import hashlib
@@ -14,7 +14,10 @@ import pytest
 import tensorflow as tf
 
 import ctl
-from ctl.data.files.idx import read
+from ctl.data import batching, elements
+from ctl.data.files.images import read_idx
+from ctl.data.layout import Layout
+from tests.data.reading import one_line, read_all
 
 MNIST = pathlib.Path(__file__).resolve().parents[3] / "experiments" / "data" / "mnist"
 FIRST_LABELS = {
@@ -57,22 +60,6 @@ def write(folder, images=None, labels=None, prefix="train", ending=""):
         (folder / f"{prefix}-labels-idx1-ubyte{ending}").write_bytes(labels)
 
 
-def read_all(source):
-    """All examples of a source, in order."""
-    batch = source.gather(tf.range(len(source), dtype=tf.int64))
-    return {name: value.numpy() for name, value in batch.items()}
-
-
-def error_of(*arguments, function=ctl.data.idx):
-    """The one-line message of the UsageError that reading raises."""
-    with pytest.raises(ctl.UsageError) as error:
-        function(*arguments)
-    message = str(error.value)
-    assert "\n" not in message
-    assert error.value.__suppress_context__ or error.value.__context__ is None
-    return message
-
-
 @pytest.mark.parametrize(("split", "count"), [("train", 60_000), ("eval", 10_000)])
 def test_reads_real_mnist(split, count):
     source = ctl.data.idx(MNIST, split)
@@ -82,12 +69,9 @@ def test_reads_real_mnist(split, count):
     assert first["image"].dtype == tf.uint8
     assert first["label"].dtype == tf.int32
     assert first["label"].numpy().tolist() == FIRST_LABELS[split]
-
-
-def test_pixels_of_real_mnist_have_the_published_mean():
-    assert read(MNIST / "train-images-idx3-ubyte.gz").mean() / 255 == pytest.approx(
-        0.1307, abs=5e-5
-    )
+    if split == "train":
+        mean = read_idx(MNIST / "train-images-idx3-ubyte.gz").mean() / 255
+        assert mean == pytest.approx(0.1307, abs=5e-5)  # as published
 
 
 def test_mnist_files_have_the_checksums_of_the_readme():
@@ -113,7 +97,7 @@ def test_reads_every_type_into_the_byte_order_of_this_machine(tmp_path, kind, zi
     content = encode([*extremes, 3, 4, 5], (3, 2), kind)
     path = tmp_path / "file"
     path.write_bytes(gzip.compress(content) if zipped else content)
-    array = read(path)
+    array = read_idx(path)
     assert array.dtype == dtype
     assert array.dtype.isnative
     assert array.tolist() == np.array([*extremes, 3, 4, 5], dtype).reshape(3, 2).tolist()
@@ -126,18 +110,20 @@ def test_finds_each_split_gzipped_or_not(tmp_path, prefix, ending):
     pack = gzip.compress if ending else bytes
     write(tmp_path, pack(IMAGES), pack(LABELS), prefix, ending)
     batch = read_all(ctl.data.idx(str(tmp_path), "train" if prefix == "train" else "eval"))
-    assert batch["image"].tolist() == np.arange(24).reshape(4, 3, 2).tolist()
-    assert batch["label"].tolist() == [3, 1, 0, 2]
+    assert batch["image"].numpy().tolist() == np.arange(24).reshape(4, 3, 2).tolist()
+    assert batch["label"].numpy().tolist() == [3, 1, 0, 2]
 
 
-def test_gzip_is_detected_by_the_content_not_the_name(tmp_path):
-    write(tmp_path, IMAGES, LABELS, ending=".gz")
-    assert len(ctl.data.idx(tmp_path, "train")) == 4
-
-
-def test_finds_the_file_names_that_some_programs_unpack(tmp_path):
-    (tmp_path / "train-images.idx3-ubyte").write_bytes(IMAGES)
-    (tmp_path / "train-labels.idx1-ubyte").write_bytes(LABELS)
+@pytest.mark.parametrize(
+    ("images", "labels"),
+    [
+        ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"),  # the content is not gzipped
+        ("train-images.idx3-ubyte", "train-labels.idx1-ubyte"),  # as some programs unpack them
+    ],
+)
+def test_finds_other_names_of_files(tmp_path, images, labels):
+    (tmp_path / images).write_bytes(IMAGES)
+    (tmp_path / labels).write_bytes(LABELS)
     assert len(ctl.data.idx(tmp_path, "train")) == 4
 
 
@@ -147,17 +133,15 @@ def test_examples_may_have_any_number_of_axes(tmp_path, shape):
     assert read_all(ctl.data.idx(tmp_path, "train"))["image"].shape == shape
 
 
-@pytest.mark.parametrize("kind", [0x08, 0x09, 0x0B, 0x0C])
-def test_integer_labels_become_int32(folder, kind):
-    write(folder, labels=encode([3, 1, 0, 2], (4,), kind))
-    labels = read_all(ctl.data.idx(folder, "train"))["label"]
-    assert labels.dtype == np.int32
-    assert labels.tolist() == [3, 1, 0, 2]
-
-
-def test_floating_point_labels_keep_their_values(folder):
+def test_integer_labels_become_int32_and_others_keep_their_values(folder):
+    for kind in (0x08, 0x09, 0x0B, 0x0C):
+        write(folder, labels=encode([3, 1, 0, 2], (4,), kind))
+        labels = read_all(ctl.data.idx(folder, "train"))["label"]
+        assert labels.dtype == tf.int32
+        assert labels.numpy().tolist() == [3, 1, 0, 2]
     write(folder, labels=encode([0.25, -1.5, 0, 2], (4,), 0x0E))
-    assert read_all(ctl.data.idx(folder, "train"))["label"].tolist() == [0.25, -1.5, 0, 2]
+    labels = read_all(ctl.data.idx(folder, "train"))["label"]
+    assert labels.numpy().tolist() == [0.25, -1.5, 0, 2]
 
 
 CORRUPT_CRC = bytearray(gzip.compress(IMAGES))
@@ -191,7 +175,7 @@ CORRUPT = {
 @pytest.mark.parametrize("images", CORRUPT.values(), ids=CORRUPT)
 def test_corrupt_file_is_rejected_in_one_line_with_its_path(folder, images):
     write(folder, images=images)
-    message = error_of(folder, "train")
+    message = one_line(ctl.data.idx, folder, "train")
     assert str(folder / "train-images-idx3-ubyte") in message
     assert "download it again" in message
 
@@ -200,101 +184,144 @@ def test_header_that_declares_2_to_the_40_values_allocates_nothing(folder):
     write(folder, images=CORRUPT["declares 2**40 values"])
     tracemalloc.start()
     try:
-        assert "1099511627776 bytes, but 2 follow" in error_of(folder, "train")
+        assert "1099511627776 bytes, but 2 follow" in one_line(ctl.data.idx, folder, "train")
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
 
 
-def test_images_and_labels_of_different_counts_are_rejected(folder):
+def test_images_and_labels_that_do_not_match_are_rejected(folder):
+    images, labels = folder / "train-images-idx3-ubyte", folder / "train-labels-idx1-ubyte"
     write(folder, labels=encode([3, 1, 0], (3,)))
-    message = error_of(folder, "train")
-    assert f"{folder / 'train-images-idx3-ubyte'} has 4 examples" in message
-    assert f"{folder / 'train-labels-idx1-ubyte'} has 3" in message
-    assert "download them again" in message
-
-
-def test_labels_with_two_axes_are_rejected(folder):
-    write(folder, labels=encode(range(8), (4, 2)))
-    message = error_of(folder, "train")
-    assert (
-        f"{folder / 'train-labels-idx1-ubyte'} has 2 axes, but a file of labels must have one"
-        in message
+    assert one_line(ctl.data.idx, folder, "train") == (
+        f"{images} has 4 examples and {labels} has 3: the two files do not belong to the same "
+        "dataset, download them again."
     )
+    write(folder, labels=encode(range(8), (4, 2)))
+    message = one_line(ctl.data.idx, folder, "train")
+    assert f"{labels} has 2 axes, but a file of labels must have one" in message
 
 
-@pytest.mark.parametrize("part", ["images", "labels"])
-def test_error_for_a_missing_file_says_what_to_do(folder, part):
-    next(folder.glob(f"train-{part}*")).unlink()
-    message = error_of(folder, "train")
-    assert f"{folder} has no file train-{part}-idxN-ubyte" in message
-    assert "set data.dir" in message
-
-
-def test_missing_split_is_rejected(folder):
-    assert "has no file t10k-images-idxN-ubyte" in error_of(folder, "eval")
-
-
-def test_folder_with_the_name_of_a_file_is_not_read(folder):
-    (folder / "train-images-idx3-ubyte").unlink()
-    (folder / "train-images-idx3-ubyte").mkdir()
-    assert "has no file train-images-idxN-ubyte" in error_of(folder, "train")
+def test_missing_file_is_rejected_with_what_to_do(folder):
+    for part in ("labels", "images"):
+        next(folder.glob(f"train-{part}*")).unlink()
+        message = one_line(ctl.data.idx, folder, "train")
+        assert f"{folder} has no file train-{part}-idxN-ubyte" in message
+        assert "set data.dir" in message
+    (folder / "train-images-idx3-ubyte").mkdir()  # a folder is not a file
+    assert "has no file train-images-idxN-ubyte" in one_line(ctl.data.idx, folder, "train")
+    assert "has no file t10k-images-idxN-ubyte" in one_line(ctl.data.idx, folder, "eval")
 
 
 @pytest.mark.parametrize("name", ["nowhere", "file", "x" * 300])
 def test_missing_folder_is_rejected(tmp_path, name):
     (tmp_path / "file").write_bytes(IMAGES)
-    message = error_of(tmp_path / name, "train")
+    message = one_line(ctl.data.idx, tmp_path / name, "train")
     assert message == (
         f"Folder {tmp_path / name} does not exist: set data.dir to a folder of IDX files."
     )
 
 
 def test_error_for_an_unknown_split_lists_the_choices(folder):
-    message = error_of(folder, "validation")
-    assert "'validation'" in message
-    assert "train" in message
-    assert "eval" in message
+    message = one_line(ctl.data.idx, folder, "validation")
+    assert "has no split 'validation': choose one of ['train', 'eval']" in message
 
 
 @pytest.mark.parametrize("name", ["", "nowhere"])
 def test_error_for_an_unreadable_file_has_its_path(tmp_path, name):
-    message = error_of(tmp_path / name, function=read)
+    message = one_line(read_idx, tmp_path / name)
     assert message.startswith(f"{tmp_path / name} cannot be read: ")
 
 
 def test_any_damage_is_rejected_in_one_line_or_leaves_a_readable_dataset(folder):
-    draw = random.Random(0)
-    outcomes = {"read": 0, "rejected": 0}
+    draw, rejected = random.Random(0), 0
     for _ in range(300):
         pack = draw.choice([bytes, gzip.compress])
-        pair = [bytearray(pack(IMAGES)), bytearray(pack(LABELS))]
-        damage(draw, draw.choice(pair))
+        pair = [pack(IMAGES), pack(LABELS)]
+        damaged = draw.randrange(2)
+        content = pair[damaged]
+        start = draw.randrange(len(content))
+        end = draw.choice([start, start + 1, start + draw.randrange(1, 9), len(content)])
+        pair[damaged] = content[:start] + draw.randbytes(draw.randrange(3)) + content[end:]
         write(folder, *pair)
         try:
             batch = read_all(ctl.data.idx(folder, "train"))
         except ctl.UsageError as error:
+            rejected += 1
             assert "\n" not in str(error)
             assert str(folder) in str(error)
-            outcomes["rejected"] += 1
         else:
             assert len(batch["image"]) == len(batch["label"]) >= 1
-            outcomes["read"] += 1
-    assert outcomes["rejected"] > 100
-    assert outcomes["read"] > 20
+    assert 100 < rejected < 280
 
 
-def damage(draw, content):
-    """Changes, truncates, inserts or deletes bytes of a file."""
-    where = draw.randrange(len(content))
-    kind = draw.randrange(5)
-    if kind == 0:
-        content[where] ^= 1 << draw.randrange(8)
-    elif kind == 1:
-        content[where] = draw.randrange(256)
-    elif kind == 2:
-        del content[where:]
-    elif kind == 3:
-        content[where:where] = draw.randbytes(draw.randrange(1, 9))
-    else:
-        del content[where : where + draw.randrange(1, 9)]
+# Folders of images.
+
+
+@pytest.fixture
+def classes(tmp_path):
+    """Three classes; image i of class c has the grey value 50 c + 10 i and its own size."""
+    for label, name in enumerate(["cat", "dog", "eel"]):
+        (tmp_path / name).mkdir()
+        for number in range(label + 1):
+            grey = tf.cast(50 * label + 10 * number, tf.uint8)
+            image = tf.fill([6 + number, 9 - label, 3], grey)
+            (tmp_path / name / f"{number}.PNG").write_bytes(tf.io.encode_png(image).numpy())
+        (tmp_path / name / "notes.txt").write_text("not an image")
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / "readme.txt").write_text("not a class")
+    return tmp_path
+
+
+def test_images_are_labelled_by_their_subfolder(classes):
+    source = ctl.data.image_folder(str(classes), size=(4, 5))
+    batch = source.gather(tf.range(6, dtype=tf.int64))
+    assert source.classes == ["cat", "dog", "eel"]
+    assert batch["label"].numpy().tolist() == [0, 1, 1, 2, 2, 2]
+    assert batch["image"].shape == (6, 4, 5, 3)
+    grey = [0, 50, 60, 100, 110, 120]
+    np.testing.assert_allclose(batch["image"][:, 0, 0, 0], grey, rtol=1e-6)
+
+
+def test_images_may_be_uint8_which_preprocess_scales(classes):
+    source = ctl.data.image_folder(str(classes), size=(4, 5), dtype="uint8")
+    image = source.gather(tf.range(6, dtype=tf.int64))["image"]
+    assert image.dtype == tf.uint8 and image.shape == (6, 4, 5, 3)
+    assert image[:, 0, 0, 0].numpy().tolist() == [0, 50, 60, 100, 110, 120]
+    with pytest.raises(ctl.UsageError, match="dtype='int8', but requires 'float32' or 'uint8'"):
+        ctl.data.image_folder(str(classes), dtype="int8")
+
+
+def test_classes_may_be_given_in_another_order(classes):
+    source = ctl.data.image_folder(str(classes), size=(4, 5), classes=["eel", "cat"])
+    labels = source.gather(tf.range(len(source), dtype=tf.int64))["label"]
+    assert labels.numpy().tolist() == [0, 0, 0, 1]
+
+
+def test_images_of_different_sizes_may_be_cropped_by_the_augmentation(classes):
+    def crop(example, seed):
+        image = tf.image.stateless_random_crop(example["image"], [5, 6, 3], seed)
+        return {**example, "image": image}
+
+    data = ctl.data.augmented(ctl.data.image_folder(str(classes)), crop)
+    elements.check_data(data, "train")
+    stream = batching.training_batches(data, Layout(6, 1), seed=0, start=0, prefetch=1)
+    (element,) = stream.take(1)
+    pairs = zip(element.batch["label"].numpy(), element.batch["image"].numpy(), strict=True)
+    assert sorted((label, image[0, 0, 0]) for label, image in pairs) == [
+        (0, 0), (1, 50), (1, 60), (2, 100), (2, 110), (2, 120),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "message"),
+    [
+        ("nowhere", None, "is not a folder"),
+        ("empty/birds", None, "has no subfolders"),
+        ("empty", None, "has no images"),
+        ("", ["cat", "cow"], "has no subfolder 'cow'"),
+    ],
+)
+def test_wrong_folders_are_rejected_in_one_line(classes, name, names, message):
+    (classes / "empty" / "birds").mkdir(parents=True)
+    assert message in one_line(ctl.data.image_folder, str(classes / name), classes=names)

@@ -1,0 +1,281 @@
+"""The elements of users' data: the names of their features, their spec, and what is rejected."""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+import re
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ctl.data.autograph import convert, traced
+from ctl.data.source import (
+    Augment,
+    Augmented,
+    Data,
+    GlobalBatches,
+    PerReplica,
+    Source,
+    dataset_of,
+    source_of,
+)
+from ctl.errors import UsageError
+
+# The stateful ops behind tf.random.uniform and similar functions, and behind tf.random.Generator.
+# Their state is not in the checkpoint, so a resumed run would repeat or change their numbers. The op
+# RandomIndexShuffle is stateless in spite of its name.
+_STATEFUL = re.compile(
+    "Random(?!IndexShuffle)|Rng|Multinomial|(Parameterized)?TruncatedNormal"
+    "|Stateful(Random|Standard|Truncated|Uniform)"
+)
+_PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
+_IGNORE_STATE = 1  # tf.data's ExternalStatePolicy: export the graph without the state of its ops
+# The transformations of tf.data that do not change the elements of a dataset.
+_SAME_ELEMENTS = ("Cache", "Options", "Prefetch", "Repeat", "Shard", "Shuffle", "Skip", "Take")
+_SPLIT_ELEMENTS = ("FlatMap", "Interleave", "Unbatch", "Window")
+
+
+def name_features(element: Any) -> Any:
+    """Names the features of an element of a dataset.
+
+    Args:
+        element: a dict; or `(x, label)` or `(x, label, weight)`, where x is a tensor or a dict of
+            features; or a named tuple. Its values are tensors, specs or the values of replicas.
+
+    Returns:
+        A dict; anything but a tuple is returned as it is.
+
+    Raises:
+        UsageError: it is a tuple of another form.
+    """
+    if not isinstance(element, tuple):
+        return element
+    if hasattr(element, "_fields"):
+        return dict(zip(element._fields, element, strict=True))
+    x, *targets = element if element else [()]
+    named = dict(zip(("label", "weight"), targets, strict=False))
+    nested = isinstance(x, tuple | list) or any(isinstance(t, tuple | list | dict) for t in targets)
+    if len(element) not in (2, 3) or nested or (isinstance(x, dict) and x.keys() & named.keys()):
+        raise UsageError(
+            f"The elements of the data are {element}, but must be dicts of tensors, or (x, label) or "
+            "(x, label, weight) with one tensor or a dict of tensors as x: map them to dicts, such as "
+            '{"x": ..., "label": ...}.'
+        )
+    return {**(x if isinstance(x, dict) else {"x": x}), **named}
+
+
+def name_dataset_features(data: Data) -> Data:
+    """Names the features of every element of a dataset; a `Source` is returned as it is."""
+    if isinstance(data, GlobalBatches | PerReplica):
+        return dataclasses.replace(data, dataset=_name_elements(data.dataset))
+    if isinstance(data, Augmented) and isinstance(data.data, tf.data.Dataset):
+        return dataclasses.replace(data, data=_name_elements(data.data))
+    return _name_elements(data) if isinstance(data, tf.data.Dataset) else data
+
+
+def _name_elements(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    spec = dataset.element_spec
+    if not isinstance(spec, tuple):
+        return dataset
+    name_features(spec)  # reports an element that cannot be named before its values are read
+    if hasattr(spec, "_fields"):  # tf.data does not unpack a named tuple
+        return dataset.map(name_features)
+    return dataset.map(lambda *values: name_features(values))
+
+
+def check_data(data: Any, split: str) -> dict[str, tf.TensorSpec]:
+    """Returns the spec of a batch with an unknown number of rows.
+
+    Raises:
+        UsageError: `build_dataset` may not return this data for this split.
+    """
+    if not isinstance(data, Source | tf.data.Dataset | Augmented | GlobalBatches | PerReplica):
+        raise UsageError(
+            f"build_dataset({split!r}, ...) returned {type(data).__name__}, but must return a "
+            "ctl.data.Source, a tf.data.Dataset of examples, ctl.data.augmented(...), "
+            f"ctl.data.GlobalBatches or ctl.data.PerReplica{_suggest_source(data)}"
+            f"{'.' if split == 'train' else f', or remove {split} from eval.splits.'}"
+        )
+    if isinstance(data, Augmented) and split != "train":
+        raise UsageError(
+            f"build_dataset({split!r}, ...) returned augmented examples: return them unchanged."
+        )
+    source = source_of(data)
+    count = len(source) if source is not None else int(dataset_of(data).cardinality())
+    # An unknown or infinite cardinality is negative.
+    if count == 0:
+        raise UsageError(
+            f"build_dataset({split!r}, ...) returned no examples, but must return at least one."
+        )
+    spec = element_spec(data)
+    if source is None and not isinstance(data, GlobalBatches | PerReplica):
+        _check_single_examples(dataset_of(data))
+    return spec
+
+
+def _suggest_source(data: Any) -> str:
+    """Names the function that makes a source of data of a common type, for a message."""
+    if isinstance(data, Iterator):
+        return ", such as ctl.data.generator(function)"
+    is_table = isinstance(data, dict | np.ndarray) or hasattr(data, "iloc")
+    return ", such as ctl.data.arrays(...)" if is_table else ""
+
+
+def element_spec(data: Data) -> dict[str, tf.TensorSpec]:
+    """Returns the spec of a batch with an unknown number of rows, for building the model.
+
+    Raises:
+        UsageError: the elements are not dicts of tensors of known rank.
+    """
+    if isinstance(data, Augmented):
+        # The augmentation takes single examples, so its input has no batch axis.
+        example = tf.nest.map_structure(
+            lambda s: tf.TensorSpec(s.shape[1:], s.dtype), element_spec(data.data)
+        )
+        spec, is_batched = _augmented_spec(data.augment, example), False
+    elif isinstance(data, Source):
+        # Traces `gather` without reading any example.
+        gather = traced(data.gather)
+        indexes = tf.TensorSpec([None], tf.int64)
+        outputs = gather.get_concrete_function(indexes).structured_outputs
+        spec, is_batched = tf.nest.map_structure(tf.type_spec_from_value, outputs), True
+    else:
+        spec = dataset_of(data).element_spec
+        is_batched = isinstance(data, GlobalBatches | PerReplica)
+    if not isinstance(spec, dict) or not spec:
+        raise UsageError(
+            f"The elements of the data are {spec}, but must be dicts, such as "
+            '{"x": ..., "label": ...}, or (x, label) or (x, label, weight) of a dataset.'
+        )
+    return tf.nest.map_structure(lambda s: _batch_spec(s, is_batched, spec), spec)
+
+
+def without_python(data: Data, split: str) -> Data:
+    """Returns data for an input pipeline on a remote host.
+
+    A source that reads by Python, such as `ctl.data.records`, is replaced by one that uses TensorFlow
+    ops alone (its method `without_python`).
+
+    Args:
+        data: what `build_dataset` returned.
+        split: for the message.
+
+    Raises:
+        UsageError: the data still uses a Python function.
+    """
+    if isinstance(data, Augmented):
+        examples, augment = without_python(data.data, split), data.augment
+        seed = tf.zeros([2], tf.int64)
+        dataset = _example_dataset(examples).map(lambda e: convert(augment)(e, seed))
+        _check_no_python(dataset, split)
+        return Augmented(examples, augment)
+    if isinstance(data, Source):
+        data = data.without_python()
+    _check_no_python(_example_dataset(data), split)
+    return data
+
+
+def _example_dataset(data: Data) -> tf.data.Dataset:
+    if not isinstance(data, Source):
+        return dataset_of(data)
+    rows = tf.data.Dataset.range(len(data)).batch(1).map(data.gather)
+    return rows.unbatch()
+
+
+def _check_no_python(dataset: tf.data.Dataset, split: str) -> None:
+    if tf.inside_function():  # a worker's dataset is being traced; it was checked before
+        return
+    serialized = tf.raw_ops.DatasetToGraphV2(
+        input_dataset=dataset._variant_tensor, external_state_policy=_IGNORE_STATE
+    )
+    graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
+    used = sorted({node.op for node in _all_nodes(graph)} & _PYTHON_OPS)
+    if used:
+        raise UsageError(
+            f"The {split} data calls a Python function ({used[0]}: tf.numpy_function, "
+            "tf.py_function, from_generator or a Python package), which cannot run on the hosts of "
+            "this strategy: use TensorFlow ops, or another runtime.strategy."
+        )
+
+
+def _augmented_spec(augment: Augment, example_spec: Any) -> Any:
+    """Returns the spec of the examples that `augment` returns.
+
+    Args:
+        augment: the user's augmentation.
+        example_spec: spec of the examples that it takes, without the batch axis.
+
+    Raises:
+        UsageError: the augmentation uses random numbers that do not come from its seed.
+    """
+    seed = tf.TensorSpec([2], tf.int64)
+    function = tf.function(augment).get_concrete_function(example_spec, seed)
+    for node in _all_nodes(function.graph.as_graph_def()):
+        if _STATEFUL.match(node.op):
+            raise UsageError(
+                f"The augmentation uses {node.op}, whose values change after a restart: use a "
+                "stateless function (tf.image.stateless_random_crop, tf.random.stateless_uniform) "
+                "with the seed."
+            )
+    return tf.nest.map_structure(tf.TensorSpec.from_tensor, function.structured_outputs)
+
+
+def _all_nodes(graph: Any) -> list[Any]:
+    """Returns the nodes of a GraphDef, and those of its library: of branches, loops and maps."""
+    return [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
+
+
+def _check_single_examples(dataset: tf.data.Dataset) -> None:
+    """Raises UsageError for a dataset whose elements are batches."""
+    specs = tf.nest.flatten(dataset.element_spec)
+    # In a batch, the first axis of every feature holds the rows.
+    sizes = {spec.shape[0] if spec.shape.rank else 0 for spec in specs}
+    if len(sizes) != 1 or 0 in sizes:
+        return
+    # A static size after a `map` may also be the length of a sequence, made by `batch` as in
+    # TensorFlow's text tutorials.
+    is_static = None not in sizes
+    while True:
+        kind = type(dataset).__name__
+        if "Batch" in kind and "Unbatch" not in kind:
+            raise UsageError(
+                f"The elements of the data are batches, {element_shapes(specs)}, but must be single "
+                "examples, which ctl batches: remove batch(...) from the dataset, or return "
+                "ctl.data.GlobalBatches(dataset). If they are single examples, give them a static "
+                "shape by tf.ensure_shape."
+            )
+        transparent = any(name in kind for name in _SAME_ELEMENTS)
+        if any(name in kind for name in _SPLIT_ELEMENTS) or (is_static and not transparent):
+            return
+        inputs = dataset._inputs()
+        if len(inputs) != 1:
+            return
+        dataset = inputs[0]
+
+
+def element_shapes(specs: Sequence[tf.TensorSpec]) -> str:
+    """Returns the shapes of specs for a message, such as "(None, 3) and (None,)"."""
+    return " and ".join(str(tuple(spec.shape)) for spec in specs)
+
+
+def _batch_spec(spec: Any, is_batched: bool, element: Any) -> tf.TensorSpec:
+    """Returns the spec of a feature in a batch of unknown size.
+
+    Args:
+        spec: the feature in an element of the data.
+        is_batched: whether `spec` already has the batch axis.
+        element: the spec of the element, for the message.
+    """
+    if isinstance(spec, tf.RaggedTensorSpec):
+        raise UsageError(
+            f"The elements of the data are {element}, with features of variable length: return "
+            "ctl.data.packed(source, length) or ctl.data.bucketed(source, boundaries)."
+        )
+    is_dense = isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None
+    if not is_dense or spec.shape.rank < is_batched:
+        batch_axis = " whose first axis is the batch axis" if is_batched else ""
+        raise UsageError(
+            f"The elements of the data are {element}, but must be dense tensors of known rank"
+            f"{batch_axis} (tf.ensure_shape, tf.sparse.to_dense)."
+        )
+    return tf.TensorSpec([None, *(spec.shape[1:] if is_batched else spec.shape)], spec.dtype)

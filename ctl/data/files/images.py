@@ -1,0 +1,232 @@
+"""Images in files: IDX datasets, and folders with one subfolder per class.
+
+An IDX file, the format of MNIST and Fashion-MNIST (described on Y. LeCun's MNIST page), has two zero
+bytes, a type byte, the number of axes, the length of each axis as a big-endian uint32, and the values in
+big-endian order, the last axis varying fastest. It may be gzipped.
+"""
+
+from collections.abc import Sequence
+import gzip
+import math
+import os
+import pathlib
+import zlib
+
+import numpy as np
+import tensorflow as tf
+
+from ctl.data.source import Arrays, Batch, RowSource
+from ctl.errors import UsageError
+
+_TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_MAX_AXES = 32  # supported by every numpy version; numpy 2 supports 64
+_PREFIXES = {"train": "train", "eval": "t10k"}
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
+
+
+def image_folder(
+    folder: str,
+    *,
+    size: Sequence[int] | None = None,
+    classes: Sequence[str] | None = None,
+    dtype: str = "float32",
+) -> "ImageFolder":
+    """Returns the images in the subfolders of a folder, labelled by their subfolder.
+
+        ctl.data.image_folder("flowers/train", size=(180, 180))
+
+    An example has the features `image`, [height, width, 3] from 0 to 255, and `label`, an int64: the
+    position of the subfolder's name in `classes`.
+
+    Args:
+        folder: a folder in any file system that TensorFlow supports.
+        size: (height, width) to which images are resized (bilinear, with antialiasing); None: not
+            resized, so that `ctl.data.augmented` must crop images of different sizes to one.
+        classes: the names of the subfolders in the order of their labels; None: all, sorted. Pass
+            the classes of the training data to the evaluation data, if classes may be missing there.
+        dtype: "float32", or "uint8", a quarter of the memory in a batch and in a cache. The default
+            `preprocess` of a trainer scales uint8 images to [0, 1], and no others.
+
+    Raises:
+        UsageError: the folder has no subfolders, or one of them has no images; or a wrong dtype.
+    """
+    if dtype not in ("float32", "uint8"):
+        raise UsageError(
+            f"ctl.data.image_folder got dtype={dtype!r}, but requires 'float32' or 'uint8'."
+        )
+    if not tf.io.gfile.isdir(folder):
+        raise UsageError(f"{folder} is not a folder: set data.dir to the folder of the classes.")
+    if classes is None:
+        names = sorted(name.rstrip("/") for name in tf.io.gfile.listdir(folder))
+        classes = [
+            name
+            for name in names
+            if not name.startswith(".") and tf.io.gfile.isdir(os.path.join(folder, name))
+        ]
+    if not classes:
+        raise UsageError(f"{folder} has no subfolders, but requires one per class with its images.")
+    paths: list[str] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        subfolder = os.path.join(folder, name)
+        if not tf.io.gfile.isdir(subfolder):
+            raise UsageError(f"{folder} has no subfolder {name!r}: fix `classes`, or create it.")
+        images = sorted(
+            file for file in tf.io.gfile.listdir(subfolder) if file.lower().endswith(SUFFIXES)
+        )
+        if not images:
+            raise UsageError(
+                f"{subfolder} has no images ({', '.join(SUFFIXES)}): remove it, or add images."
+            )
+        paths += [os.path.join(subfolder, file) for file in images]
+        labels += [label] * len(images)
+    return ImageFolder(paths, labels, classes=classes, size=size, dtype=tf.as_dtype(dtype))
+
+
+class ImageFolder(RowSource):
+    """Image files with labels; no image is read before it is needed.
+
+    Args:
+        paths: the images.
+        labels: the label of each image.
+        classes: the name of each label.
+        size: as for `image_folder`.
+        dtype: the dtype of an image.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        labels: Sequence[int],
+        *,
+        classes: Sequence[str],
+        size: Sequence[int] | None,
+        dtype: tf.DType,
+    ):
+        self.classes = list(classes)
+        self._size = None if size is None else tuple(size)
+        self._dtype = dtype
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._paths = tf.constant(paths)
+            self._labels = tf.constant(labels, tf.int64)
+        self.files = list(paths)
+        self._count = len(paths)
+
+    def __len__(self) -> int:
+        """The number of images."""
+        return self._count
+
+    def read(self, indexes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns paths and labels."""
+        return tf.gather(self._paths, indexes), tf.gather(self._labels, indexes)
+
+    def parse(self, row: tuple[tf.Tensor, tf.Tensor]) -> Batch:
+        """Reads and decodes an image."""
+        path, label = row
+        # The first image of an animation.
+        image = tf.io.decode_image(tf.io.read_file(path), channels=3, expand_animations=False)
+        image = tf.ensure_shape(image, [None, None, 3])
+        if self._size is not None:
+            image = tf.image.resize(image, self._size, antialias=True)
+            image = image if self._dtype.is_floating else tf.round(image)
+        return {"image": tf.cast(image, self._dtype), "label": label}
+
+
+def idx(directory: str | pathlib.Path, split: str) -> Arrays:
+    """Reads the images and labels of one split of an IDX dataset.
+
+        source = ctl.data.idx("experiments/data/mnist", "train")
+
+    Args:
+        directory: a folder with `train-images-idx3-ubyte` and `train-labels-idx1-ubyte`, and the
+            same with `t10k` for evaluation, each with or without `.gz`. The name
+            `train-images.idx3-ubyte`, which some programs create, is also accepted.
+        split: "train" or "eval".
+
+    Returns:
+        A source of `image` (shape and dtype as in the file: [28, 28] uint8 for MNIST) and `label`
+        (int32; with the dtype of the file if that is a floating-point type).
+
+    Raises:
+        UsageError: a file is missing, truncated or corrupt, or images and labels do not match.
+    """
+    if split not in _PREFIXES:
+        raise UsageError(f"An IDX dataset has no split {split!r}: choose one of {[*_PREFIXES]}.")
+    images_path = _find(directory, f"{_PREFIXES[split]}-images")
+    labels_path = _find(directory, f"{_PREFIXES[split]}-labels")
+    images, labels = read_idx(images_path), read_idx(labels_path)
+    if labels.ndim != 1:
+        raise UsageError(
+            f"{labels_path} has {labels.ndim} axes, but a file of labels must have one: download it "
+            "again."
+        )
+    if len(images) != len(labels):
+        raise UsageError(
+            f"{images_path} has {len(images)} examples and {labels_path} has {len(labels)}: "
+            "the two files do not belong to the same dataset, download them again."
+        )
+    # TensorFlow's sparse cross-entropy requires int32 or int64 labels; MNIST stores bytes.
+    is_integer = np.issubdtype(labels.dtype, np.integer)
+    return Arrays({"image": images, "label": labels.astype(np.int32) if is_integer else labels})
+
+
+def read_idx(path: str | pathlib.Path) -> np.ndarray:
+    """Reads one IDX file.
+
+    Args:
+        path: the file; its first bytes show whether it is gzipped.
+
+    Returns:
+        An array of at least one value, in the byte order of this machine.
+
+    Raises:
+        UsageError: the file cannot be read, or is not a complete IDX file.
+    """
+    content = _content(pathlib.Path(path))
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _TYPES:
+        raise UsageError(
+            f"{path} is not an IDX file, its first bytes are {content[:4]!r}: download it again."
+        )
+    axes, dtype = content[3], np.dtype(_TYPES[content[2]])
+    start = 4 + 4 * axes
+    if not 1 <= axes <= _MAX_AXES or len(content) < start:
+        raise UsageError(
+            f"{path} is truncated or corrupt, it has {len(content)} bytes and its header declares "
+            f"{axes} axes: download it again."
+        )
+    # The product is computed with Python's integers: a corrupt header may declare 2**127 values,
+    # and nothing of that size may be allocated.
+    shape = tuple(int(n) for n in np.frombuffer(content, ">u4", count=axes, offset=4))
+    expected, actual = math.prod(shape) * dtype.itemsize, len(content) - start
+    if expected != actual or expected == 0:
+        raise UsageError(
+            f"{path} is truncated or corrupt, its header declares shape {shape}, {expected} bytes, "
+            f"but {actual} follow: download it again."
+        )
+    # Native byte order is faster to compute with. Types of one byte are not copied.
+    values = np.frombuffer(content, dtype, offset=start).reshape(shape)
+    return values.astype(dtype.newbyteorder("="), copy=False)
+
+
+def _find(directory: str | pathlib.Path, stem: str) -> pathlib.Path:
+    folder = pathlib.Path(directory)
+    if not os.path.isdir(folder):  # pathlib raises an OSError if a name is too long
+        raise UsageError(f"Folder {folder} does not exist: set data.dir to a folder of IDX files.")
+    paths = sorted(path for path in folder.glob(f"{stem}[-.]idx*") if path.is_file())
+    if not paths:
+        raise UsageError(
+            f"{folder} has no file {stem}-idxN-ubyte or {stem}-idxN-ubyte.gz: copy the four files "
+            "of the dataset there, or set data.dir to the folder that has them."
+        )
+    return paths[0]
+
+
+def _content(path: pathlib.Path) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.") from None
+    try:
+        return gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+    except (OSError, EOFError, zlib.error) as error:
+        raise UsageError(f"{path} is a corrupt gzip file ({error}): download it again.") from None

@@ -1,0 +1,361 @@
+"""What `build_dataset` may return: names and specs of features, what is rejected, errors of reading."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import ctl
+from ctl.data.data_errors import report_data_errors
+from ctl.data.elements import check_data, element_spec, name_dataset_features, name_features
+from ctl.data.input_pipeline import InputPipeline
+from ctl.data.source import dataset_of
+from ctl.hardware import strategies
+from tests.data.reading import numbers, one_line
+from tests.data.record_files import FEATURES, write
+
+Example = collections.namedtuple("Example", ["label", "image"])
+
+NAMED = {
+    "a dict": ({"image": 1}, {"image": 1}),
+    "x and label": ((1, 2), {"x": 1, "label": 2}),
+    "x, label and weight": ((1, 2, 3), {"x": 1, "label": 2, "weight": 3}),
+    "features and label": (({"a": 1, "b": 2}, 3), {"a": 1, "b": 2, "label": 3}),
+    "features, label and weight": (({"a": 1}, 2, 3), {"a": 1, "label": 2, "weight": 3}),
+    "a named tuple, in its own order": (Example(1, 2), {"label": 1, "image": 2}),
+    "a tensor, which has no name": (1, 1),
+}
+
+
+@pytest.mark.parametrize(("element", "named"), NAMED.values(), ids=NAMED)
+def test_features_are_named(element, named):
+    assert name_features(element) == named
+
+
+@pytest.mark.parametrize(
+    "element",
+    [(), (1,), (1, 2, 3, 4), ((1, 2), 3), (1, {"a": 2}), (1, (2, 3)), ({"label": 1}, 2),
+     ({"weight": 1}, 2, 3)],
+    ids=str,
+)  # fmt: skip
+def test_tuple_that_cannot_be_named_is_rejected(element):
+    assert "must be dicts of tensors, or (x, label) or" in one_line(name_features, element)
+
+
+def pairs(count=6):
+    return tf.data.Dataset.range(count).map(lambda i: (tf.stack([i, i]), i))
+
+
+PAIRS = {
+    "dataset": pairs,
+    "global batches": lambda: ctl.data.GlobalBatches(pairs().batch(2)),
+    "per replica": lambda: ctl.data.PerReplica(pairs().batch(2)),
+    "augmented": lambda: ctl.data.augmented(pairs(), lambda example, seed: example),
+}
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_elements_of_any_dataset_are_named(kind):
+    data = PAIRS[kind]()
+    named = name_dataset_features(data)
+    assert type(named) is type(data) or kind == "dataset"
+    dataset = dataset_of(named)
+    assert set(dataset.element_spec) == {"x", "label"}
+    assert dataset.cardinality() == dataset_of(data).cardinality()
+    labels = [np.ravel(element["label"]) for element in dataset.as_numpy_iterator()]
+    assert np.concatenate(labels).tolist() == list(range(6))
+
+
+def test_elements_of_named_tuples_are_named_by_their_fields():
+    dataset = tf.data.Dataset.from_tensor_slices(Example([1, 2], [3, 4]))
+    named = list(name_dataset_features(dataset).as_numpy_iterator())
+    assert named == [{"label": 1, "image": 3}, {"label": 2, "image": 4}]
+
+
+def test_data_whose_elements_have_names_is_unchanged():
+    dataset = tf.data.Dataset.from_tensor_slices({"x": [1]})
+    source = ctl.data.arrays({"x": [1]})
+    assert name_dataset_features(dataset) is dataset
+    assert name_dataset_features(source) is source
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_input_pipeline_names_the_features(split):
+    pipeline = InputPipeline(
+        lambda *_: pairs(), strategy=tf.distribute.get_strategy(), seed=0, prefetch=1
+    )
+    assert set(pipeline.element_spec(split)) == {"x", "label"}
+    read = pipeline.training_dataset if split == "train" else pipeline.evaluation_dataset
+    dataset = read(3, start=0) if split == "train" else read(3)
+    batch, _ = next(iter(dataset))
+    assert batch["x"].shape == [3, 2]
+
+
+# Specs.
+
+
+class Squares(ctl.data.Source):
+    """A source that computes its examples."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def gather(self, indexes):
+        return {"x": tf.cast(indexes, tf.float32)[:, tf.newaxis], "label": indexes**2}
+
+
+def two_features(count):
+    return tf.data.Dataset.range(count).map(lambda i: {"x": tf.ones([1]), "label": i})
+
+
+@pytest.mark.parametrize(
+    "make_data",
+    [
+        lambda: Squares(3),
+        lambda: two_features(3),
+        lambda: ctl.data.PerReplica(two_features(8).batch(4)),
+        lambda: ctl.data.GlobalBatches(two_features(8).batch(4, drop_remainder=True)),
+    ],
+    ids=["source", "dataset", "per replica", "global batches"],
+)
+def test_spec_has_an_unknown_number_of_rows(make_data):
+    check_data(make_data(), "train")
+    assert element_spec(make_data()) == {
+        "x": tf.TensorSpec([None, 1], tf.float32),
+        "label": tf.TensorSpec([None], tf.int64),
+    }
+
+
+class Pairs(Squares):
+    def gather(self, indexes):
+        return indexes, indexes
+
+
+class NoFeatures(Squares):
+    def gather(self, indexes):
+        return {}
+
+
+class Totals(Squares):
+    def gather(self, indexes):
+        return {"x": tf.reduce_sum(indexes)}
+
+
+def example(value):
+    """A dataset of one element."""
+    return tf.data.Dataset.from_tensors(value)
+
+
+def unknown_rank():
+    return example(b"").map(lambda file: {"image": tf.io.decode_image(file)})
+
+
+def sparse():
+    features = {"x": tf.io.VarLenFeature(tf.int64)}
+    return example(b"").map(lambda record: tf.io.parse_single_example(record, features))
+
+
+def batches(count=4, **options):
+    return two_features(8).batch(count, **options)
+
+
+def sequences():
+    """Characters in sequences of four, input and target, as in TensorFlow's text tutorial."""
+    characters = tf.data.Dataset.range(50).batch(5, drop_remainder=True)
+    return characters.map(lambda x: {"x": x[:-1], "label": x[1:]})
+
+
+REJECTED = {
+    "None": (lambda: None, "returned NoneType, but must return a ctl.data.Source"),
+    "arrays": (lambda: (np.zeros(3), np.zeros(3)), "returned tuple, but must return"),
+    "a dict": (lambda: {"x": np.zeros(3)}, "returned dict, but must return a ctl.data.Source"),
+    "a class": (lambda: Squares, "must return a ctl.data.Source"),
+    "no examples": (lambda: numbers(0), "no examples, but must return at least one"),
+    "a source without examples": (lambda: Squares(0), "no examples, but must return at least one"),
+    "no batches": (lambda: ctl.data.GlobalBatches(numbers(0).batch(2)), "no examples"),
+    "numbers": (lambda: tf.data.Dataset.range(3), "must be dicts"),
+    "pairs": (lambda: example((1, 2)), "must be dicts, such as"),
+    "batches of pairs": (lambda: ctl.data.PerReplica(example((1, 2)).batch(2)), "must be dicts"),
+    "a source of pairs": (lambda: Pairs(3), "must be dicts"),
+    "a source without features": (lambda: NoFeatures(3), "must be dicts"),
+    "a source of totals": (lambda: Totals(3), "whose first axis is the batch axis"),
+    "unbatched global batches": (
+        lambda: ctl.data.GlobalBatches(numbers(3)),
+        "first axis is the batch axis",
+    ),
+    "batches": (batches, "are batches, (None,) and (None, 1), but must be single examples"),
+    "batches, prefetched": (lambda: batches().repeat().prefetch(2), "are batches"),
+    "batches, mapped": (
+        lambda: batches().map(lambda e: {**e, "label": -e["label"]}),
+        "are batches",
+    ),
+    "batches in parallel": (lambda: batches(num_parallel_calls=2), "are batches"),
+    "full batches": (lambda: batches(drop_remainder=True), "are batches, (4,) and (4, 1)"),
+    "padded batches": (lambda: two_features(8).padded_batch(4), "are batches"),
+    "ragged batches": (lambda: two_features(8).ragged_batch(4), "are batches"),
+    "unknown rank": (unknown_rank, "known rank (tf.ensure_shape"),
+    "sparse tensors": (sparse, "must be dense tensors"),
+}
+
+
+SINGLE_EXAMPLES = {
+    "sequences made by batch": sequences,
+    "rows of a batch": lambda: batches().unbatch(),
+    "windows": lambda: (
+        tf.data.Dataset.range(9).window(3).flat_map(lambda w: w.batch(3)).map(lambda x: {"x": x})
+    ),
+    "an image without a label, of unknown size": lambda: example(b"").map(
+        lambda file: {"image": tf.io.decode_jpeg(file)}
+    ),
+    "a batch with a static shape": lambda: batches(2).map(
+        lambda e: {k: tf.ensure_shape(v, [2, *v.shape[1:]]) for k, v in e.items()}
+    ),
+    "two datasets": lambda: tf.data.Dataset.zip({"x": batches(), "label": batches()}).map(
+        lambda e: {"x": e["x"]["x"], "label": e["label"]["label"]}
+    ),
+}
+
+
+def test_augmented_batches_are_rejected():
+    with pytest.raises(ctl.UsageError, match="are batches"):
+        check_data(ctl.data.augmented(batches(), lambda example, seed: example), "train")
+
+
+@pytest.mark.parametrize("make_data", SINGLE_EXAMPLES.values(), ids=SINGLE_EXAMPLES)
+def test_examples_whose_first_axis_is_not_that_of_a_batch_are_accepted(make_data):
+    check_data(make_data(), "train")
+
+
+@pytest.mark.parametrize(("make_data", "message"), REJECTED.values(), ids=REJECTED)
+def test_unsupported_data_is_rejected_in_one_line(make_data, message):
+    assert message in one_line(check_data, make_data(), "train")
+    assert message in one_line(check_data, make_data(), "eval")
+
+
+# Python functions: they work on one machine, and are rejected elsewhere.
+
+
+def double(values):
+    return 2 * values
+
+
+def in_python(example):
+    x = tf.numpy_function(double, [example["x"]], tf.float32)
+    return {**example, "x": tf.ensure_shape(x, example["x"].shape)}
+
+
+def parse_in_python(record):
+    return in_python(tf.io.parse_single_example(record, FEATURES))
+
+
+def from_generator():
+    spec = {"x": tf.TensorSpec([2], tf.float32)}
+    return tf.data.Dataset.from_generator(lambda: iter([{"x": [1.0, 2.0]}]), output_signature=spec)
+
+
+def random(example, seed):
+    return {**example, "x": example["x"] + tf.random.stateless_uniform([2], seed)}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("data") / "a", range(10))
+
+
+def arrays():
+    return ctl.data.arrays({"x": np.ones([4, 2], np.float32)})
+
+
+PYTHON = {
+    "arrays": (lambda path: arrays(), False),
+    "dataset": (lambda path: tf.data.Dataset.range(5).map(lambda i: {"x": i}), False),
+    "records": (lambda path: ctl.data.records(path, FEATURES), False),
+    "augmented records": (
+        lambda path: ctl.data.augmented(ctl.data.records(path, FEATURES), random),
+        False,
+    ),
+    "parse": (lambda path: ctl.data.records(path, parse_in_python), True),
+    "augment": (
+        lambda path: ctl.data.augmented(arrays(), lambda example, seed: in_python(example)),
+        True,
+    ),
+    "augmented dataset": (
+        lambda path: ctl.data.augmented(
+            tf.data.Dataset.from_tensors({"x": [1.0, 2.0]}), lambda e, seed: in_python(e)
+        ),
+        True,
+    ),
+    "generator": (lambda path: from_generator(), True),
+    "branch": (
+        lambda path: tf.data.Dataset.from_tensors({"x": [1.0, 2.0]}).map(
+            lambda e: tf.cond(tf.reduce_sum(e["x"]) > 0, lambda: in_python(e), lambda: e)
+        ),
+        True,
+    ),
+}
+
+
+def make_pipeline(data):
+    strategy = tf.distribute.get_strategy()
+    return InputPipeline(lambda split, context: data, strategy=strategy, seed=0, prefetch=1)
+
+
+@pytest.mark.parametrize("name", PYTHON)
+def test_python_function_is_rejected_where_hosts_are_remote(path, monkeypatch, name):
+    make, uses_python = PYTHON[name]
+    monkeypatch.setattr(strategies, "strategy_name", lambda strategy: "parameter_server")
+    if not uses_python:
+        make_pipeline(make(path)).data("train")
+        return
+    message = one_line(make_pipeline(make(path)).data, "train")
+    assert "The train data calls a Python function" in message
+
+
+@pytest.mark.parametrize("name", [name for name, (_, uses_python) in PYTHON.items() if uses_python])
+def test_python_function_works_on_one_machine(path, name):
+    data = make_pipeline(PYTHON[name][0](path)).training_dataset(2, start=0)
+    batch = next(iter(data))
+    assert batch[0]["x"].shape == (2, 2)
+
+
+def test_records_are_read_by_tensorflow_where_hosts_are_remote(path, monkeypatch):
+    monkeypatch.setattr(strategies, "strategy_name", lambda strategy: "parameter_server")
+    source = make_pipeline(ctl.data.records(path, FEATURES)).data("train")
+    graph = tf.function(source.gather).get_concrete_function(tf.TensorSpec([None], tf.int64)).graph
+    assert not any("PyFunc" in node.op for node in graph.as_graph_def().node)
+    assert source.gather(tf.constant([3], tf.int64))["id"].numpy().tolist() == [3]
+
+
+# Errors of reading.
+
+
+def of_lengths(lengths):
+    """Examples of two features, one of which has another length in each example."""
+    spec = {"b": tf.TensorSpec([]), "x": tf.TensorSpec([None])}
+    examples = [{"b": 1.0, "x": [0.0] * length} for length in lengths]
+    return tf.data.Dataset.from_generator(lambda: iter(examples), output_signature=spec)
+
+
+# TensorFlow reports the shapes in other words if the first example has no elements.
+@pytest.mark.parametrize("lengths", [(2, 3), (0, 1)])
+def test_examples_of_different_shapes_are_named(lengths):
+    dataset = of_lengths(lengths)
+    spec = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape]), dataset.element_spec)
+    with pytest.raises(ctl.UsageError) as error, report_data_errors("training", lambda: spec):
+        list(dataset.batch(2))
+    one, other = lengths
+    assert str(error.value) == (
+        f"x has shape [{one}] in one training example and [{other}] in another: pad or crop the "
+        "examples to one shape in the dataset (tf.pad, tf.image.resize), or return "
+        "ctl.data.GlobalBatches(dataset.padded_batch(...))."
+    )
+
+
+def test_other_errors_are_unchanged():
+    error = tf.errors.InvalidArgumentError(None, None, "odd")
+    with pytest.raises(type(error), match="odd"), report_data_errors("training", dict):
+        raise error
