@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
-import logging
 import random
 from typing import Any
 
@@ -15,14 +14,10 @@ from ctl.configs.error_location import describe, user_line
 from ctl.configs.options import TrainerOptions
 from ctl.configs.rule import Choice
 from ctl.data.autograph import traced
-from ctl.data.layout import Layout
-from ctl.errors import UsageError, list_some, type_name
+from ctl.errors import UsageError, type_name
 from ctl.hardware import strategies
 from ctl.replica.arithmetic import precision
-from ctl.replica.layers.batch_norm import SyncBatchNormalization
 from ctl.replica.step import keras_version
-
-_LOG = logging.getLogger("ctl")
 
 
 def check_before_model(options: TrainerOptions, strategy: tf.distribute.Strategy) -> None:
@@ -170,38 +165,3 @@ def report_rejected_features(features: Mapping[str, Any]) -> Iterator[None]:
             f"The model does not accept {', '.join(passed)} ({describe(error)}): {fix}, or override "
             "forward."
         ) from error
-
-
-def has_sync_batch_norm(model: tf_keras.Model) -> bool:
-    """Returns whether a layer of the model reduces over the replicas."""
-    return any(getattr(layer, "synchronized", False) for layer in model._flatten_layers())
-
-
-def check_layers(model: tf_keras.Model, layout: Layout, *, parts: int, even: bool) -> None:
-    """Rejects, or warns of, layers that make the update depend on how the batch is split.
-
-    Args:
-        model: the built model.
-        layout: which replica holds which rows.
-        parts: the micro-batches or shards of a batch.
-        even: whether all parts of all replicas have the same number of rows, without padding. Only
-            then is the mean over the parts the mean over the batch.
-    """
-    split = layout.replicas > 1 or parts > 1 or not even
-    plain = []
-    for layer in model._flatten_layers():
-        # tf_keras divides the penalty by the rows of the part, so it has no global denominator.
-        if getattr(layer, "activity_regularizer", None) is not None and not even:
-            raise UsageError(
-                f"Layer {layer.name} has an activity regularizer, which is a mean over the rows of a "
-                f"part of the batch, and the {layout.global_batch_size} rows do not split into equal "
-                "parts: choose a batch that splits evenly, or add the penalty to per_example_loss."
-            )
-        is_norm = isinstance(layer, tf_keras.layers.BatchNormalization)
-        plain += [layer.name] * (is_norm and not isinstance(layer, SyncBatchNormalization))
-    if plain and split:  # a warning and not an error, since it is the usual practice
-        _LOG.warning(
-            "Batch normalization of a part of the batch, including padding: the update depends on how "
-            "it is split (%s). Use ctl.SyncBatchNormalization, or model.sync_batch_norm=True.",
-            list_some(plain),
-        )

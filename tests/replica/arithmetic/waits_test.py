@@ -1,7 +1,6 @@
 """The time that steps wait for their batches and for reductions, by clocks of the test."""
 
 import itertools
-import os
 import threading
 
 import numpy as np
@@ -15,7 +14,7 @@ from ctl.data import distribution
 from ctl.replica.arithmetic.waits import InputWait, ReductionWait, observe
 from ctl.replica.step import flops
 from ctl.replica.step.engine import engine_of
-from tests import child, reference_model
+from tests import reference_model
 
 STEPS = 4
 
@@ -42,7 +41,7 @@ def log(events, event):
     return lambda x: tf.numpy_function(lambda x: (events.append(event), x)[1], [x], tf.int64)
 
 
-@pytest.mark.parametrize("replicas", ["default", 1, 2])
+@pytest.mark.parametrize("replicas", ["default", 2])
 def test_each_step_measures_from_its_request_to_the_arrival_of_its_batch(events, replicas):
     strategy = (
         tf.distribute.get_strategy() if replicas == "default" else testing.make_strategy(replicas)
@@ -71,45 +70,6 @@ def test_each_step_measures_from_its_request_to_the_arrival_of_its_batch(events,
             assert events[:end].count("batch") >= step * replicas
     wait.reset()
     assert wait.read() == 0.0
-
-
-# One core has one thread for operations: the second reading must not wait for the step's.
-ON_ONE_CORE = """
-import os
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-import time
-import tensorflow as tf
-from ctl.replica.arithmetic.waits import InputWait
-
-wait = InputWait(tf.distribute.get_strategy())
-wait.enable()
-iterator = iter(tf.data.Dataset.from_tensors(tf.ones([64, 512])).repeat().prefetch(2))
-weights = tf.ones([512, 512]) / 512
-
-@tf.function
-def run(count):
-    for _ in tf.range(count):
-        values = wait.next(iterator)
-        for _ in range(40):
-            values = tf.tanh(values @ weights)
-        tf.debugging.assert_all_finite(values, "")
-
-run(tf.constant(2))
-wait.reset()
-begin = time.perf_counter()
-run(tf.constant(50))
-print(wait.read() / (time.perf_counter() - begin))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores are selected on Linux")
-def test_computing_on_one_core_is_no_wait(tmp_path):
-    program = tmp_path / "program.py"  # AutoGraph requires a file
-    program.write_text(ON_ONE_CORE)
-    result = child.run([str(program)])
-    assert result.returncode == 0, result.stderr
-    assert float(result.stdout) < 0.4  # 0.9 if the reading waits for the step
 
 
 def test_deterministic_steps_read_no_clock():
@@ -156,23 +116,24 @@ def test_step_has_no_clock_until_the_measurement_is_enabled():
     assert trainer._train_loop_fn is loop  # it is not traced again
 
 
-def test_compiled_loop_measures_its_chunks():
-    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, xla="loop")
-    engine_of(trainer).step.results.measure_waiting()
+class OwnStep(reference_model.ReferenceTrainer):
+    """Never calls the step of ctl, so nothing is measured."""
+
+    def train_step(self, iterator):
+        next(iterator)
+        self.global_step.assign_add(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "measured"), [({"xla": "loop"}, True), ({"cls": OwnStep}, False)]
+)
+def test_compiled_loop_measures_its_chunks_and_an_own_step_nothing(options, measured):
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, **options)
+    results = engine_of(trainer).step.results
+    results.measure_waiting()
     trainer.train(tf.constant(3))
-    assert engine_of(trainer).step.results.input_wait.read() > 0.0
-
-
-def test_own_step_that_never_calls_ctls_is_not_measured():
-    class OwnStep(reference_model.ReferenceTrainer):
-        def train_step(self, iterator):
-            next(iterator)
-            self.global_step.assign_add(1)
-
-    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=OwnStep)
-    engine_of(trainer).step.results.measure_waiting()
-    trainer.train(tf.constant(3))
-    assert engine_of(trainer).step.results.input_wait.read() is None
+    wait = results.input_wait.read()
+    assert wait > 0.0 if measured else wait is None
 
 
 # Reductions.
@@ -186,8 +147,8 @@ def make_wait(strategy):
     return wait
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_wait_is_that_of_the_replica_that_waits_the_least(monkeypatch, replicas):
+def test_wait_is_that_of_the_replica_that_waits_the_least(monkeypatch):
+    replicas = 2
     strategy = testing.make_strategy(replicas)
     wait = make_wait(strategy)
     # Like a collective, taking from a queue blocks no thread.
