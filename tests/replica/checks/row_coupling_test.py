@@ -166,8 +166,8 @@ SEARCHED = {
     "causal convolutions": lambda: model(
         "series", layers.Conv1D(3, 2, padding="causal", dilation_rate=2), layers.MaxPooling1D(2)
     ),
-    "bidirectional LSTM and mask": lambda: model(
-        "tokens", layers.Embedding(9, 4, mask_zero=True), layers.Bidirectional(layers.LSTM(3))
+    "LSTM and mask": lambda: model(
+        "tokens", layers.Embedding(9, 4, mask_zero=True), layers.LSTM(3)
     ),
     "transformer": lambda: functional(transformer, "tokens"),
     "attention": lambda: functional(lambda x: layers.AdditiveAttention()([x, x]), "series"),

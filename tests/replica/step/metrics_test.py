@@ -205,8 +205,7 @@ def test_metrics_of_a_compiled_step_are_those_of_compile():
 
 def test_metrics_of_global_batches_with_empty_shares_are_those_of_compile():
     cls = type("Batches", (Given,), {"as_global_batches": 6})  # 6 rows, then 1
-    trainer = make(cls, 2, 6, gradient_accumulation_steps=2)
-    check(trainer.train(tf.constant(2)), FEW)
+    check(make(cls, 2, 6).train(tf.constant(2)), FEW)
 
 
 class Regression(ctl.StandardTrainer):

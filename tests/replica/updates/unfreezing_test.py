@@ -191,6 +191,8 @@ def test_step_is_traced_again_only_when_a_layer_was_frozen_or_unfrozen(monkeypat
     end = trainer.model.get_weights()
     for weight, value in zip(end, expected, strict=True):
         np.testing.assert_allclose(weight, value, rtol=0, atol=1e-11)
+    if xla == "loop":
+        return
     # Freezing gives the same bits after a restart.
     Checkpointer(tmp_path, trainer).restore(path)
     for _ in range(4):
