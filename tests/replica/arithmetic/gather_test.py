@@ -256,10 +256,6 @@ def test_auto_does_not_compile_a_loss_that_gathers_rows(monkeypatch, caplog):
     )
 
 
-def test_one_replica_needs_no_communication():
-    one_batch.check_first_step(one_batch.make(NTXent, 8, 1, xla="step"))
-
-
 class Mixed(one_batch.Trainer):
     """Mixes each row with the one that mirrors it in the global batch, in `preprocess`."""
 
@@ -291,10 +287,16 @@ class GlobalBatchesOfPairs(NTXent):
         return ctl.data.GlobalBatches(super().build_dataset(split, input_context).batch(8))
 
 
-@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_loss_over_pairs_is_that_of_the_global_batch(replicas):
+@pytest.mark.parametrize(
+    ("replicas", "xla"),
+    [
+        (2, "off"),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in [(4, "off"), (1, "step")]),
+    ],
+)
+def test_loss_over_pairs_is_that_of_the_global_batch(replicas, xla):
     """The second global batch has 3 rows: 2 + 1 + 0 + 0."""
-    trainer = one_batch.make(GlobalBatchesOfPairs, 8, replicas)
+    trainer = one_batch.make(GlobalBatchesOfPairs, 8, replicas, xla=xla)
     one_batch.check_first_step(trainer)
     rows = {name: tf.constant(values[8:]) for name, values in VIEWS.items()}
     loss, _ = one_batch.reference(trainer, rows)

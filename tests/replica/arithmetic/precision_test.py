@@ -72,7 +72,7 @@ class Late(reference_model.ReferenceTrainer):
 
 
 def test_layers_that_a_first_call_creates_have_the_precision_of_the_trainer():
-    strategy = testing.make_strategy(2)
+    strategy = testing.make_strategy(1)
     trainer = reference_model.make_trainer(strategy, 8, cls=Late, precision="bfloat16")
     trainer.train(tf.constant(1))
     ctl.StandardEvaluator(trainer).evaluate(tf.constant(1))

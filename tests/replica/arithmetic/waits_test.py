@@ -1,6 +1,7 @@
 """The time that steps wait for their batches and for reductions, by clocks of the test."""
 
 import itertools
+import os
 import threading
 
 import numpy as np
@@ -14,7 +15,7 @@ from ctl.data import distribution
 from ctl.replica.arithmetic.waits import InputWait, ReductionWait, observe
 from ctl.replica.step import flops
 from ctl.replica.step.engine import engine_of
-from tests import reference_model
+from tests import child, reference_model
 
 STEPS = 4
 
@@ -70,6 +71,45 @@ def test_each_step_measures_from_its_request_to_the_arrival_of_its_batch(events,
             assert events[:end].count("batch") >= step * replicas
     wait.reset()
     assert wait.read() == 0.0
+
+
+# One core has one thread for operations: the second reading must not wait for the step's.
+ON_ONE_CORE = """
+import os
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import time
+import tensorflow as tf
+from ctl.replica.arithmetic.waits import InputWait
+
+wait = InputWait(tf.distribute.get_strategy())
+wait.enable()
+iterator = iter(tf.data.Dataset.from_tensors(tf.ones([64, 512])).repeat().prefetch(2))
+weights = tf.ones([512, 512]) / 512
+
+@tf.function
+def run(count):
+    for _ in tf.range(count):
+        values = wait.next(iterator)
+        for _ in range(40):
+            values = tf.tanh(values @ weights)
+        tf.debugging.assert_all_finite(values, "")
+
+run(tf.constant(2))
+wait.reset()
+begin = time.perf_counter()
+run(tf.constant(50))
+print(wait.read() / (time.perf_counter() - begin))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores are selected on Linux")
+def test_computing_on_one_core_is_no_wait(tmp_path):
+    program = tmp_path / "program.py"  # AutoGraph requires a file
+    program.write_text(ON_ONE_CORE)
+    result = child.run([str(program)])
+    assert result.returncode == 0, result.stderr
+    assert float(result.stdout) < 0.4  # 0.9 if the reading waits for the step
 
 
 def test_deterministic_steps_read_no_clock():
@@ -213,6 +253,7 @@ def test_reductions_outside_of_the_block_and_eager_ones_are_not_measured():
     assert wait.read() is None
 
 
+@pytest.mark.slow
 def test_measurement_changes_no_bit_of_the_update_of_uneven_batches():
     plain = reference_model.make_trainer(testing.make_strategy(2), 7)
     measured = reference_model.make_trainer(plain.strategy, 7)

@@ -180,6 +180,7 @@ REJECTED = {
     "nothing to compare with": lambda x: ctl.random.normal([2 * ROWS, 4]),
     "no multiple": lambda x: ctl.random.normal([ROWS + 1, 4]),
     "wrong per_row": lambda x: ctl.random.normal([2 * ROWS, 4], per_row=3),
+    "rows of tf.map_fn": lambda x: tf.map_fn(lambda row: ctl.random.dropout(row, 0.5), x),
     "rows of tf.vectorized_map": lambda x: tf.vectorized_map(
         lambda row: ctl.random.dropout(row, 0.5), x
     ),

@@ -122,7 +122,7 @@ class Normalized(tiny.TinyTrainer):
 
 def test_moving_statistics_of_a_replica_without_rows_stay():
     """The second replica has no rows in the second global batch."""
-    trainer = make(Normalized, 2, micro_batches=2)
+    trainer = make(Normalized, 2)
     strategy = trainer.strategy
     variables = [v for v in trainer.model.variables if "moving" in v.name]
     assert len(variables) == 4

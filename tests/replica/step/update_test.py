@@ -33,9 +33,8 @@ def uncompiled():
     return end(trainer), accuracy
 
 
-@pytest.mark.parametrize(
-    ("xla", "replicas"), [("gradients", 2), pytest.param("loop", 1, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # combinations_test.py has short ones
+@pytest.mark.parametrize(("xla", "replicas"), [("gradients", 2), ("loop", 1)])
 def test_xla_modes_give_the_update_of_the_uncompiled_step(xla, replicas):
     compiled = reference_model.make_trainer(
         testing.make_strategy(replicas), 7, xla=xla, gradient_accumulation_steps=2
@@ -158,13 +157,6 @@ def test_logical_shards_give_the_same_bits_of_a_convolution_with_a_bias():
     assert all(np.array_equal(a, b) for a, b in zip(*ends, strict=True))
 
 
-def test_logical_shards_compute_the_gradient_of_the_global_batch():
-    trainer = reference_model.make_trainer(testing.make_strategy(2), 8, logical_shards=4)
-    rows = reference_model.pick(reference_model.examples(), faulty_trainers.batch_of(0))
-    _, gradients, _ = reference_model.loss_and_gradients(trainer.model.get_weights(), rows)
-    faulty_trainers.same(train_moves(trainer), gradients, 1e-12)
-
-
 def test_bfloat16_reduction_rounds_the_gradient_and_nothing_else():
     trainer = reference_model.make_trainer(
         testing.make_strategy(2), 8, precision="float32", all_reduce_dtype="bfloat16"
@@ -201,7 +193,7 @@ def test_warns_once_of_a_variable_that_the_loss_does_not_depend_on(caplog):
             model.idle = tf.Variable(1.0, dtype=tf.float64, name="idle")
             return model
 
-    trainer = reference_model.make_trainer(testing.make_strategy(2), 8, cls=Idle)
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=Idle)
     trainer.train(tf.constant(2))
     trainer.train(tf.constant(1))
     named = [r.message for r in caplog.records if "idle" in r.message]

@@ -186,6 +186,7 @@ def test_steps_are_the_same_on_any_number_of_replicas_and_after_a_rollback(tmp_p
     assert trainer.skipped_steps.numpy() == skipped
 
 
+@pytest.mark.slow
 def test_rollback_restores_the_errors_and_factors_of_the_checkpoint(tmp_path):
     options = {"cls": Faulty, "ema_decay": 0.9}
     trainer, skipping = make(1, on_non_finite="rollback", **options), make(1, **options)

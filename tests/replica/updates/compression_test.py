@@ -165,6 +165,7 @@ def test_errors_are_not_scaled_by_the_loss_scale():
     assert largest_difference(changing.model.get_weights(), constant.model.get_weights()) < 2e-3
 
 
+@pytest.mark.slow
 def test_compression_starts_at_its_step_however_the_steps_are_split(tmp_path):
     plain = make(1, compression="")
     plain.train(tf.constant(3))

@@ -48,7 +48,7 @@ def train_by_hand(weights, steps, rates_of=rates_of_groups):
 @pytest.mark.parametrize(
     ("replicas", "loops", "options"),
     [
-        (2, (1, 1, 5), {"gradient_accumulation_steps": 2}),
+        (2, (1, 1, 5), {}),
         pytest.param(1, (3, 4), {"xla": "loop"}, marks=pytest.mark.slow),
         pytest.param(2, (3, 4), {"shard_state": True}, marks=pytest.mark.slow),
     ],
@@ -175,7 +175,7 @@ class Unfreezes(Eight):
         embedding.trainable = int(self.global_step.numpy()) >= 2
 
 
-@pytest.mark.parametrize("xla", ["off", "loop"])
+@pytest.mark.parametrize("xla", ["off", pytest.param("loop", marks=pytest.mark.slow)])
 def test_step_is_traced_again_only_when_a_layer_was_frozen_or_unfrozen(monkeypatch, tmp_path, xla):
     trainer = make(cls=Unfreezes, optimizer_groups=(), xla=xla)
     before, traces, counts = trainer.model.get_weights(), [], []
