@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.data.autograph import convert, traced
+from ctl.replica.step.build import seed_and_precision
 from ctl.replica.step.engine import engine_of
 from ctl.replica.step.microbatches import unpack
-from ctl.replica.step.model_building import seed_and_precision
 from ctl.testing.recording import Record, name_variables
 from ctl.testing.splits import RATE, Split
 from ctl.testing.trial_spec import TrialSpec, build_trainer

@@ -12,8 +12,8 @@ import tensorflow as tf
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.source import GlobalBatches, PerReplica
 from ctl.errors import UsageError
+from ctl.replica.step.build import seed_and_precision
 from ctl.replica.step.engine import engine_of
-from ctl.replica.step.model_building import seed_and_precision
 from ctl.testing.golden import environment
 from ctl.testing.golden.curve import Curve, Step
 from ctl.testing.recording import Name, name_variables, read_value

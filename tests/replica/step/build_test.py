@@ -9,7 +9,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.replica.step import model_building
+from ctl.replica.step import build
 from tests import reference_model
 
 
@@ -26,7 +26,7 @@ def test_scope_is_left_with_an_error():
     state = random.getstate()
     with (
         pytest.raises(ZeroDivisionError),
-        model_building.seed_and_precision(ctl.TrainerOptions(precision="float64")),
+        build.seed_and_precision(ctl.TrainerOptions(precision="float64")),
     ):
         random.random()
         raise ZeroDivisionError
@@ -36,7 +36,7 @@ def test_scope_is_left_with_an_error():
 def test_rate_of_a_schedule_can_be_assigned_by_every_replica():
     schedule = tf_keras.optimizers.schedules.CosineDecay(0.1, 10)
     with testing.make_strategy(2).scope():
-        optimizer = model_building.make_optimizer(lambda: tf_keras.optimizers.SGD(schedule))
+        optimizer = build.make_optimizer(lambda: tf_keras.optimizers.SGD(schedule))
     first = tf.VariableAggregation.ONLY_FIRST_REPLICA
     assert optimizer._current_learning_rate.aggregation == first
 
@@ -48,7 +48,7 @@ def test_variables_are_created_without_running_the_forward_pass():
         with tf.control_dependencies([tf.debugging.assert_positive(batch["x"])]):
             return model(batch["x"])
 
-    model_building.create_variables(forward, {"x": tf.TensorSpec([None, 2])})
+    build.create_variables(forward, {"x": tf.TensorSpec([None, 2])})
     assert [v.shape.as_list() for v in model.variables] == [[2, 3], [3]]
 
 
@@ -84,13 +84,13 @@ def test_nadam_of_the_user_with_another_update_is_accepted():
         def update_step(self, gradient, variable):
             variable.assign_sub(gradient)
 
-    assert isinstance(model_building.check_optimizer(Own()), Own)
+    assert isinstance(build.check_optimizer(Own()), Own)
 
 
 def test_model_that_is_not_of_tf_keras_is_rejected():
     message = r"^build_model returned a Module, but must return a tf_keras.Model\.$"
     with pytest.raises(ctl.UsageError, match=message):
-        model_building.check_model(tf.Module())
+        build.check_model(tf.Module())
 
 
 def test_variables_slots_and_counters_exist_before_the_first_step():
