@@ -143,7 +143,7 @@ CASES = [
     pytest.param(Images, 1, 8, {"xla": "step"}, marks=slow),
     pytest.param(Recurrent, 2, 8, {"logical_shards": 4}, marks=slow),
     pytest.param(Recurrent, 2, 7, {"gradient_accumulation_steps": 2}, marks=slow),
-    pytest.param(Residual, 2, 8, {"xla": "gradients"}, marks=slow),
+    pytest.param(Sequences, 2, 8, {"xla": "gradients"}, marks=slow),
 ]
 
 
