@@ -20,10 +20,9 @@ from ctl.replica.arithmetic import precision
 from ctl.replica.measure.non_finite import NonFiniteReport
 from ctl.replica.step import xla
 from ctl.replica.step.attributes import check_known
-from ctl.replica.step.build import build_engine
+from ctl.replica.step.build import build_engine, build_scope, check_optimizer
 from ctl.replica.step.metrics import update as update_metric
 from ctl.replica.step.microbatches import unpack
-from ctl.replica.step.model_building import build_scope, check_optimizer
 from ctl.replica.updates import parameter_groups
 
 

@@ -33,14 +33,11 @@ CASES = [
 ]
 
 
-def batch_of(step):
+def batch_of(step, batch=BATCH):
     """The indexes of the examples in the global batch of a step."""
-    positions = tf.range(step * BATCH, (step + 1) * BATCH, dtype=tf.int64)
-    return (
-        sampler.example_indexes(positions, count=reference_model.EXAMPLES, seed=0, span=BATCH)
-        .numpy()
-        .tolist()
-    )
+    positions = tf.range(step * batch, (step + 1) * batch, dtype=tf.int64)
+    count = reference_model.EXAMPLES
+    return sampler.example_indexes(positions, count=count, seed=0, span=batch).numpy().tolist()
 
 
 class Poisoned(reference_model.ReferenceTrainer):

@@ -15,11 +15,12 @@ def optimized_nodes(step, *arguments):
     return {node.name: node for graph in graphs for node in graph.node}
 
 
-def ancestors(nodes, name):
-    """The names of all nodes that run before a node."""
-    seen, queue = set(), [name]
+def ancestors(nodes, *names):
+    """The names of all nodes that run before some nodes, in the same iteration of a loop."""
+    seen, queue = set(), list(names)
     while queue:
-        for value in nodes[queue.pop()].input:
+        node = nodes[queue.pop()]
+        for value in () if node.op == "NextIteration" else node.input:
             value = value.removeprefix("^").split(":")[0]
             if value in nodes and value not in seen:
                 seen.add(value)

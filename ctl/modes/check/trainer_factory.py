@@ -16,7 +16,7 @@ from ctl.configs.options import TrainerOptions
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.source import GlobalBatches, PerReplica
 from ctl.modes.experiment import Experiment
-from ctl.replica.step.model_building import seed_and_precision
+from ctl.replica.step.build import seed_and_precision
 from ctl.trainer import StandardTrainer
 
 Rows = dict[str, np.ndarray]

@@ -5,6 +5,7 @@ the data or an override of the trainer.
 """
 
 import dataclasses
+import logging
 
 import tensorflow as tf
 import tf_keras
@@ -14,10 +15,13 @@ from ctl.configs.compatibility import Choice
 from ctl.configs.options import TrainerOptions
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.layout import Layout
-from ctl.errors import UsageError
+from ctl.errors import UsageError, list_some
 from ctl.hardware import gradient_groups, strategies
 from ctl.replica.arithmetic import precision
-from ctl.replica.step import model_building, xla
+from ctl.replica.layers.batch_norm import SyncBatchNormalization
+from ctl.replica.step import xla
+
+_LOG = logging.getLogger("ctl")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +191,7 @@ def make_plan(
     Raises:
         UsageError: a combination cannot compute the right update.
     """
-    sync = model_building.has_sync_batch_norm(model)
+    sync = _has_sync_batch_norm(model)
     if options.model.get("sync_batch_norm") and not sync:
         raise UsageError(
             "model.sync_batch_norm has no effect: the model has no BatchNormalization."
@@ -225,7 +229,7 @@ def make_plan(
     compatibility.check(plan.choice)
     _check_overrides(plan, pipeline)
     even = layout.even and plan.full_batches and layout.rows_per_replica % plan.parts == 0
-    model_building.check_layers(model, layout, parts=plan.parts, even=even)
+    _check_layers(model, layout, parts=plan.parts, even=even)
     # Only for a valid plan, because it changes the complete process.
     if mode == "autocluster":
         xla.enable_autoclustering(gpu=gpu)
@@ -268,4 +272,39 @@ def _check_overrides(plan: Plan, pipeline: InputPipeline) -> None:
         raise UsageError(
             "runtime.xla=loop requires a Source or a Dataset of single examples: return one from "
             "build_dataset, or choose runtime.xla=step."
+        )
+
+
+def _has_sync_batch_norm(model: tf_keras.Model) -> bool:
+    """Returns whether a layer of the model reduces over the replicas."""
+    return any(getattr(layer, "synchronized", False) for layer in model._flatten_layers())
+
+
+def _check_layers(model: tf_keras.Model, layout: Layout, *, parts: int, even: bool) -> None:
+    """Rejects, or warns of, layers that make the update depend on how the batch is split.
+
+    Args:
+        model: the built model.
+        layout: which replica holds which rows.
+        parts: the micro-batches or shards of a batch.
+        even: whether all parts of all replicas have the same number of rows, without padding. Only
+            then is the mean over the parts the mean over the batch.
+    """
+    split = layout.replicas > 1 or parts > 1 or not even
+    plain = []
+    for layer in model._flatten_layers():
+        # tf_keras divides the penalty by the rows of the part, so it has no global denominator.
+        if getattr(layer, "activity_regularizer", None) is not None and not even:
+            raise UsageError(
+                f"Layer {layer.name} has an activity regularizer, which is a mean over the rows of a "
+                f"part of the batch, and the {layout.global_batch_size} rows do not split into equal "
+                "parts: choose a batch that splits evenly, or add the penalty to per_example_loss."
+            )
+        is_norm = isinstance(layer, tf_keras.layers.BatchNormalization)
+        plain += [layer.name] * (is_norm and not isinstance(layer, SyncBatchNormalization))
+    if plain and split:  # a warning and not an error, since it is the usual practice
+        _LOG.warning(
+            "Batch normalization of a part of the batch, including padding: the update depends on how "
+            "it is split (%s). Use ctl.SyncBatchNormalization, or model.sync_batch_norm=True.",
+            list_some(plain),
         )

@@ -13,15 +13,15 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.errors import UsageError
-from ctl.replica.arithmetic import gradients, loss, precision, reduction, row_mask
+from ctl.replica.arithmetic import gradients, loss, precision, reduction, row_mask, waits
 from ctl.replica.arithmetic.gradients import Gradient
 from ctl.replica.arithmetic.snapshot import Assignable
 from ctl.replica.measure.loss_spikes import LossSpikes
 from ctl.replica.measure.non_finite import LOSS, SPIKE, Decision, NonFiniteRecorder, counter
 from ctl.replica.measure.norms import Norms, write_histograms
-from ctl.replica.step.global_gradients import reduce_contributions
 from ctl.replica.step.microbatches import (
     Batch,
+    Contributions,
     Inputs,
     LossFn,
     MicroBatch,
@@ -30,7 +30,7 @@ from ctl.replica.step.microbatches import (
     row_count,
 )
 from ctl.replica.step.plan import Plan
-from ctl.replica.updates.compression import Compression
+from ctl.replica.updates.compression import Compression, Reduced
 
 _LOG = logging.getLogger("ctl")
 
@@ -283,3 +283,39 @@ class Update:
         if names and names != self._unused:
             self._unused = names
             _LOG.warning("The loss does not depend on %s: they stay unchanged.", ", ".join(names))
+
+
+def reduce_contributions(
+    contributions: Contributions,
+    variables: Sequence[tf.Variable],
+    loss_scale: tf.Tensor | None,
+    *,
+    plan: Plan,
+    compression: Compression | None,
+) -> Reduced:
+    """Sums the contributions of the replicas, and unscales the gradients.
+
+    Call it in a replica context, on every replica.
+
+    Args:
+        contributions: this replica's contributions.
+        variables: the variables of the gradients.
+        loss_scale: the scale of the gradients; None if they are not scaled.
+        plan: the resolved options.
+        compression: reduces compressed gradients; None if the options do not ask for it.
+    """
+    shards = plan.options.logical_shards
+    values, losses = contributions.gradients, contributions.losses
+    if compression and compression.is_active:
+        return compression.reduce(values[0], losses[0], variables, loss_scale=loss_scale)
+    if shards:
+        # The loss is one more value of each shard, so that its bits do not depend on the replicas.
+        rows = [[*each, share] for each, share in zip(values, losses, strict=True)]
+        *reduced, loss = reduction.sum_in_order(rows, shards)
+    else:
+        reduced, loss = reduction.all_reduce(values[0], losses[0], dtype=plan.reduce_dtype)
+    waits.observe((values, losses), (reduced, loss))
+    # Before the check and the clipping, because a bound applies to the unscaled gradient.
+    if loss_scale is not None:
+        reduced = gradients.unscale(reduced, loss_scale)
+    return Reduced(reduced, loss, [])

@@ -11,8 +11,8 @@ import tf_keras
 from ctl.configs.options import TrainerOptions
 from ctl.data.input_pipeline import InputPipeline
 from ctl.evaluator import StandardEvaluator
+from ctl.replica.step.build import seed_and_precision
 from ctl.replica.step.engine import engine_of
-from ctl.replica.step.model_building import seed_and_precision
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.contents import Contents, Names, contents_of, named_leaves
 from ctl.testing.devices import make_strategy

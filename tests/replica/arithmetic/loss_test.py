@@ -31,12 +31,8 @@ def test_three_examples_on_two_replicas_by_hand():
             per_example, weights, loss.global_weight(weights, 2, 3, tf.float64)
         )
 
-    shares = on_replicas(
-        testing.make_strategy(2),
-        share,
-        [np.array([1.0, 2.0]), np.array([6.0, 6.0])],
-        [[1.0, 1.0], [1.0, 0.0]],
-    )
+    losses, present = [np.array([1.0, 2.0]), np.array([6.0, 6.0])], [[1.0, 1.0], [1.0, 0.0]]
+    shares = on_replicas(testing.make_strategy(2), share, losses, present)
     assert shares == pytest.approx([1.0, 2.0], abs=1e-15)
 
 
@@ -48,12 +44,8 @@ def test_weights_count_across_replicas_by_hand():
             per_example, weights, loss.global_weight(weights, 1, 2, tf.float64)
         )
 
-    shares = on_replicas(
-        testing.make_strategy(2),
-        share,
-        [np.array([8.0, 0.0]), np.array([2.0, 0.0])],
-        [[1.0, 3.0], [4.0, 0.0]],
-    )
+    losses, weights = [np.array([8.0, 0.0]), np.array([2.0, 0.0])], [[1.0, 3.0], [4.0, 0.0]]
+    shares = on_replicas(testing.make_strategy(2), share, losses, weights)
     assert shares == [1.0, 1.0]
 
 
@@ -114,8 +106,13 @@ def test_regularization_of_examples_is_rejected():
 def test_weights_of_another_shape_are_rejected():
     with pytest.raises(ctl.UsageError, match=r"must be \[rows\]"):
         loss.row_weights(tf.ones([]), None, tf.float32)
-    with pytest.raises(ctl.UsageError, match=r"shape \(3, 1\), but .* returned \(3,\)"):
-        loss.contribution(tf.ones([3]), tf.ones([3, 1]), tf.constant(1.0))
+    for losses, weights, shapes in (
+        ([3], [3, 1], r"shape \(3, 1\), but .* returned \(3,\)"),
+        ([8, 6], [8, 1], r"shape \(8, 1\), but .* returned \(8, 6\)"),
+        ([8, 6], [8], r"shape \(8, 6\).*return weights of this shape from sample_weight"),
+    ):
+        with pytest.raises(ctl.UsageError, match=shapes):
+            loss.contribution(tf.ones(losses), tf.ones(weights), tf.constant(1.0))
 
 
 def test_weights_do_not_broadcast_if_shapes_are_known_only_in_the_step():
@@ -130,12 +127,16 @@ def test_weights_do_not_broadcast_if_shapes_are_known_only_in_the_step():
 
 
 TOKENS, VOCABULARY = 6, 5
+RANDOM = np.random.default_rng(0)
 LENGTHS = np.array([6, 1, 3, 0, 5, 2, 4, 6, 1, 2, 6, 3, 5])
 SEQUENCES = {
     "x": np.random.default_rng(0).integers(1, VOCABULARY, (13, TOKENS)),
     "label": np.random.default_rng(1).integers(1, VOCABULARY, (13, TOKENS))
     * (np.arange(TOKENS) < LENGTHS[:, np.newaxis]),
 }
+
+
+NUMBERS = {"x": RANDOM.normal(size=(13, 2)), "label": RANDOM.normal(size=13)}
 
 
 class LanguageModel(one_batch.Trainer):
@@ -173,41 +174,17 @@ class LanguageModel(one_batch.Trainer):
 
 
 @pytest.mark.parametrize(
-    ("batch", "replicas", "micro_batches"),
-    [(7, 2, 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(8, 2, 1), (5, 4, 1)])],
+    ("batch", "replicas", "options"),
+    [
+        (7, 2, {"gradient_accumulation_steps": 3}),
+        pytest.param(5, 4, {}, marks=pytest.mark.slow),
+        pytest.param(8, 2, {"logical_shards": 4}, marks=pytest.mark.slow),
+    ],
 )
-def test_tokens_are_weighted_over_the_global_batch(batch, replicas, micro_batches):
-    trainer = one_batch.make(
-        LanguageModel, batch, replicas, gradient_accumulation_steps=micro_batches
-    )
+def test_tokens_are_weighted_over_the_global_batch(batch, replicas, options):
+    trainer = one_batch.make(LanguageModel, batch, replicas, **options)
     one_batch.check_first_step(trainer, penalty=LanguageModel.penalty)
     one_batch.check_evaluation(trainer, 7)
-
-
-@pytest.mark.slow
-def test_tokens_are_weighted_in_logical_shards():
-    trainer = one_batch.make(LanguageModel, 8, 2, logical_shards=4)
-    one_batch.check_first_step(trainer, penalty=LanguageModel.penalty)
-
-
-class GlobalBatchesOfTokens(LanguageModel):
-    def build_dataset(self, split, input_context):
-        return ctl.data.GlobalBatches(super().build_dataset(split, input_context).batch(8))
-
-
-@pytest.mark.slow
-def test_tokens_are_weighted_in_global_batches_of_which_the_last_is_partial():
-    trainer = one_batch.make(GlobalBatchesOfTokens, 8, 2)
-    trainer.train(tf.constant(1))
-    rows = {name: tf.constant(values[8:]) for name, values in trainer.EXAMPLES.items()}
-    loss, _ = one_batch.reference(trainer, rows, trainer.penalty)
-    assert float(trainer.train(tf.constant(1))["loss"]) == pytest.approx(float(loss), rel=1e-12)
-    one_batch.check_evaluation(trainer, 8)
-
-
-class RowWeighted(LanguageModel):
-    def sample_weight(self, batch):
-        return tf.ones_like(batch["label"][:, 0])
 
 
 class Unweighted(LanguageModel):
@@ -220,24 +197,11 @@ class MeanOfTokens(LanguageModel):
         return tf.reduce_mean(super().per_example_loss(batch, outputs), axis=1)
 
 
-class ColumnOfWeights(LanguageModel):
-    def sample_weight(self, batch):
-        return super().sample_weight(batch)[:, :1]
-
-
 @pytest.mark.parametrize(
     ("cls", "message"),
     [
-        (
-            RowWeighted,
-            r"shape \(8, 6\).*return weights of this shape from sample_weight.*or reduce",
-        ),
         (Unweighted, r"shape \(8, 6\).*return weights of this shape from sample_weight.*or reduce"),
         (MeanOfTokens, r"sample_weight has shape \(8, 6\), but per_example_loss returned \(8,\)"),
-        (
-            ColumnOfWeights,
-            r"sample_weight has shape \(8, 1\), but per_example_loss returned \(8, 6\)",
-        ),
     ],
 )
 def test_weights_of_another_shape_than_the_losses_are_rejected(cls, message):
@@ -246,10 +210,6 @@ def test_weights_of_another_shape_than_the_losses_are_rejected(cls, message):
         with pytest.raises(ctl.UsageError, match=message) as error:
             run(tf.constant(1))
         assert "\n" not in str(error.value)
-
-
-X = np.random.default_rng(0).normal(size=(13, 2))
-NUMBERS = {"x": X, "label": X[:, 0] * X[:, 1]}
 
 
 class Regression(one_batch.Trainer):
@@ -311,10 +271,8 @@ class WithOwnPenalty(Regression):
 @pytest.mark.parametrize(
     ("cls", "replicas", "options"),
     [
-        (WithRowLoss, 2, {}),
-        (WithRowLoss, 1, {"gradient_accumulation_steps": 2}),
-        (WithRowLoss, 1, {"xla": "gradients"}),
-        (WithModelLoss, 1, {}),
+        (WithRowLoss, 1, {"gradient_accumulation_steps": 2, "xla": "gradients"}),
+        (WithModelLoss, 2, {}),
         (WithOwnPenalty, 1, {}),
     ],
 )

@@ -49,10 +49,11 @@ def test_zero_outside_replaces_nan_too():
     assert moments.zero_outside(None, values) is values
 
 
-@pytest.mark.parametrize("means", [(1000, 1000, 1000, 1000), (1000, 3000, -5, 0)])
-def test_float32_variance_within_and_between_replicas_is_accurate(means):
+def test_float32_variance_within_and_between_replicas_is_accurate():
     where, draw = testing.make_strategy(4), np.random.default_rng(4)
-    x = np.concatenate([draw.normal(m, 0.1, [50, 2]) for m in means]).astype(np.float32)
+    x = np.concatenate([draw.normal(m, 0.1, [50, 2]) for m in (1000, 3000, -5, 0)]).astype(
+        np.float32
+    )
 
     def replica_step(x):
         _, local = moments.local_moments(x, None, [0])

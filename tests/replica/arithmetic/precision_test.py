@@ -7,10 +7,16 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.data import sampler
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.replica.arithmetic import precision
 from tests import faulty_trainers, reference_model
+
+
+def exact_gradient(trainer):
+    """The float64 gradient of the first step, of 8 rows, at a trainer's weights."""
+    rows = reference_model.pick(reference_model.examples(), faulty_trainers.batch_of(0))
+    weights = [weight.astype(float) for weight in trainer.model.get_weights()]
+    return reference_model.loss_and_gradients(weights, rows)[1]
 
 
 def gradient(trainer):
@@ -18,17 +24,6 @@ def gradient(trainer):
     before = trainer.model.get_weights()
     trainer.train(tf.constant(1))
     return [b - a for b, a in zip(before, trainer.model.get_weights(), strict=True)]
-
-
-def exact_gradient(trainer):
-    """The float64 gradient of the first step at a trainer's weights."""
-    positions = tf.range(trainer.global_batch_size, dtype=tf.int64)
-    indexes = sampler.example_indexes(
-        positions, count=reference_model.EXAMPLES, seed=0, span=trainer.global_batch_size
-    )
-    rows = reference_model.pick(reference_model.examples(), indexes.numpy())
-    weights = [weight.astype(float) for weight in trainer.model.get_weights()]
-    return reference_model.loss_and_gradients(weights, rows)[1]
 
 
 @pytest.mark.parametrize("name", precision.PRECISIONS)
@@ -41,24 +36,23 @@ def test_precision_sets_the_dtypes_of_layers_and_metrics_inside_its_scope(name):
         assert layer.kernel.dtype == metric.dtype == expected.floatx
     assert tf_keras.backend.floatx() == "float32"
     assert tf_keras.mixed_precision.global_policy().name == "float32"
+    with pytest.raises(ctl.UsageError, match="There is no precision 'half': choose one of float64"):
+        precision.of("half")
 
 
-def test_default_policy_of_tf_keras_still_follows_floatx_after_a_trainer():
-    reference_model.make_trainer(testing.make_strategy(1), 8)
+def test_policy_that_the_user_set_is_restored_and_the_default_follows_floatx():
+    tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
     try:
+        with precision.precision_scope("float64"):
+            pass
+        assert tf_keras.layers.Dense(1).compute_dtype == "bfloat16"
+        tf_keras.mixed_precision.set_global_policy(None)
+        with precision.precision_scope("bfloat16"):
+            pass
         tf_keras.backend.set_floatx("float64")
         assert tf_keras.layers.Dense(1).compute_dtype == "float64"
     finally:
         tf_keras.backend.set_floatx("float32")
-    assert tf_keras.layers.Dense(1).compute_dtype == "float32"
-
-
-def test_policy_that_the_user_set_is_restored():
-    tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    try:
-        reference_model.make_trainer(testing.make_strategy(1), 8)
-        assert tf_keras.layers.Dense(1).compute_dtype == "bfloat16"
-    finally:
         tf_keras.mixed_precision.set_global_policy(None)
 
 
@@ -77,25 +71,13 @@ class Late(reference_model.ReferenceTrainer):
         return outputs
 
 
-@pytest.mark.parametrize(
-    ("name", "compute", "floatx", "replicas"),
-    [
-        pytest.param("float64", "float64", "float64", 1, marks=pytest.mark.slow),
-        ("bfloat16", "bfloat16", "float32", 1),
-        pytest.param("bfloat16", "bfloat16", "float32", 2, marks=pytest.mark.slow),
-    ],
-)
-def test_layers_that_a_first_call_creates_have_the_precision_of_the_trainer(
-    name, compute, floatx, replicas
-):
-    trainer = reference_model.make_trainer(
-        testing.make_strategy(replicas), 8, cls=Late, precision=name
-    )
+def test_layers_that_a_first_call_creates_have_the_precision_of_the_trainer():
+    strategy = testing.make_strategy(1)
+    trainer = reference_model.make_trainer(strategy, 8, cls=Late, precision="bfloat16")
     trainer.train(tf.constant(1))
     ctl.StandardEvaluator(trainer).evaluate(tf.constant(1))
-    assert trainer.policies == {True: compute, False: compute}
-    assert trainer.floatx == floatx
-    assert tf_keras.backend.floatx() == "float32"
+    assert trainer.policies == {True: "bfloat16", False: "bfloat16"}
+    assert trainer.floatx == tf_keras.backend.floatx() == "float32"
 
 
 def test_loss_that_reads_the_global_precision_is_exact_in_float64():
@@ -117,11 +99,7 @@ def test_loss_that_reads_the_global_precision_is_exact_in_float64():
 
 @pytest.mark.parametrize(
     ("replicas", "options"),
-    [
-        (1, {}),
-        pytest.param(1, {"xla": "gradients"}, marks=pytest.mark.slow),
-        pytest.param(2, {"logical_shards": 4}, marks=pytest.mark.slow),
-    ],
+    [(1, {}), pytest.param(2, {"logical_shards": 4}, marks=pytest.mark.slow)],
 )
 def test_loss_scale_in_float64_gives_the_update_without_one(replicas, options):
     def scaled():
@@ -137,11 +115,6 @@ def test_loss_scale_in_float64_gives_the_update_without_one(replicas, options):
 
     for one, other in zip(step(), step(optimizer=scaled), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-15)
-
-
-def test_unknown_precision_is_rejected():
-    with pytest.raises(ctl.UsageError, match="There is no precision 'half': choose one of float64"):
-        precision.of("half")
 
 
 def test_16_bit_outputs_are_cast_to_float32():
@@ -170,23 +143,8 @@ def test_only_float16_gets_a_loss_scale_and_only_one():
     assert not fixed.dynamic and fixed.loss_scale.numpy() == 8.0
 
 
-def test_bfloat16_computes_the_gradient_to_its_rounding():
-    trainer = reference_model.make_trainer(testing.make_strategy(2), 7, precision="bfloat16")
-    exact = exact_gradient(trainer)
-    rounded = gradient(trainer)
-    # bfloat16 keeps 8 bits: a relative error of 2^-8 an operation, and fewer than 16 in a row here.
-    for one, other in zip(exact, rounded, strict=True):
-        assert other.dtype == np.float32
-        assert np.abs(one - other).max() <= 16 * 2**-8 * max(1.0, np.abs(one).max())
-
-
 @pytest.mark.parametrize(
-    ("replicas", "option"),
-    [
-        (1, 0.0),
-        pytest.param(2, 0.0, marks=pytest.mark.slow),
-        pytest.param(1, 1024.0, marks=pytest.mark.slow),
-    ],
+    ("replicas", "option"), [(1, 0.0), pytest.param(2, 1024.0, marks=pytest.mark.slow)]
 )
 def test_float16_computes_the_gradient_to_its_rounding_with_every_scale(replicas, option):
     trainer = reference_model.make_trainer(

@@ -42,7 +42,7 @@ def log(events, event):
     return lambda x: tf.numpy_function(lambda x: (events.append(event), x)[1], [x], tf.int64)
 
 
-@pytest.mark.parametrize("replicas", ["default", 1, 2])
+@pytest.mark.parametrize("replicas", ["default", 2])
 def test_each_step_measures_from_its_request_to_the_arrival_of_its_batch(events, replicas):
     strategy = (
         tf.distribute.get_strategy() if replicas == "default" else testing.make_strategy(replicas)
@@ -156,23 +156,24 @@ def test_step_has_no_clock_until_the_measurement_is_enabled():
     assert trainer._train_loop_fn is loop  # it is not traced again
 
 
-def test_compiled_loop_measures_its_chunks():
-    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, xla="loop")
-    engine_of(trainer).step.results.measure_waiting()
+class OwnStep(reference_model.ReferenceTrainer):
+    """Never calls the step of ctl, so nothing is measured."""
+
+    def train_step(self, iterator):
+        next(iterator)
+        self.global_step.assign_add(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "measured"), [({"xla": "loop"}, True), ({"cls": OwnStep}, False)]
+)
+def test_compiled_loop_measures_its_chunks_and_an_own_step_nothing(options, measured):
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, **options)
+    results = engine_of(trainer).step.results
+    results.measure_waiting()
     trainer.train(tf.constant(3))
-    assert engine_of(trainer).step.results.input_wait.read() > 0.0
-
-
-def test_own_step_that_never_calls_ctls_is_not_measured():
-    class OwnStep(reference_model.ReferenceTrainer):
-        def train_step(self, iterator):
-            next(iterator)
-            self.global_step.assign_add(1)
-
-    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=OwnStep)
-    engine_of(trainer).step.results.measure_waiting()
-    trainer.train(tf.constant(3))
-    assert engine_of(trainer).step.results.input_wait.read() is None
+    wait = results.input_wait.read()
+    assert wait > 0.0 if measured else wait is None
 
 
 # Reductions.
@@ -186,8 +187,8 @@ def make_wait(strategy):
     return wait
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_wait_is_that_of_the_replica_that_waits_the_least(monkeypatch, replicas):
+def test_wait_is_that_of_the_replica_that_waits_the_least(monkeypatch):
+    replicas = 2
     strategy = testing.make_strategy(replicas)
     wait = make_wait(strategy)
     # Like a collective, taking from a queue blocks no thread.
@@ -252,6 +253,7 @@ def test_reductions_outside_of_the_block_and_eager_ones_are_not_measured():
     assert wait.read() is None
 
 
+@pytest.mark.slow
 def test_measurement_changes_no_bit_of_the_update_of_uneven_batches():
     plain = reference_model.make_trainer(testing.make_strategy(2), 7)
     measured = reference_model.make_trainer(plain.strategy, 7)

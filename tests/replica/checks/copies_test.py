@@ -9,29 +9,18 @@ from ctl.replica.checks.copies import check_copies
 from tests.users_code import gathered, normalization, running, state
 from tests.users_code.running import Split
 
-ASSIGNS_OWN_ROWS = (
-    state.MomentumQueue,
-    state.CenterLoss,
-    state.MovingCodebookCase,
-    state.MeanAggregatedStatisticCase,
-    state.AdaptiveProbability,
-    normalization.DataDependentInitialization,
-)
-
 
 def train(case, split):
     trainer = running.build(case, split)
     return trainer.train(tf.constant(1))
 
 
-BY_DEFAULT = (state.CenterLoss, state.MeanAggregatedStatisticCase)
-
-
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, marks=() if case in BY_DEFAULT else pytest.mark.slow)
-        for case in ASSIGNS_OWN_ROWS
+        state.CenterLoss,
+        state.MeanAggregatedStatisticCase,
+        pytest.param(normalization.DataDependentInitialization, marks=pytest.mark.slow),
     ],
 )
 def test_value_of_the_rows_of_one_replica_is_rejected(case):
@@ -42,12 +31,7 @@ def test_value_of_the_rows_of_one_replica_is_rejected(case):
 
 
 @pytest.mark.parametrize(
-    "case",
-    [
-        gathered.CenterLoss,
-        pytest.param(state.Bootstrap, marks=pytest.mark.slow),
-        pytest.param(normalization.PlainBatchNormalization, marks=pytest.mark.slow),
-    ],
+    "case", [gathered.CenterLoss, pytest.param(state.Bootstrap, marks=pytest.mark.slow)]
 )
 def test_value_that_is_the_same_on_all_replicas_is_accepted(case):
     train(case, Split(2))

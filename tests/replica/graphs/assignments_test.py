@@ -47,14 +47,7 @@ class Conditional(Case):
 @pytest.mark.parametrize(
     "case, split",
     [
-        pytest.param(
-            *(normalization.SpectralNormalization, Split(2, micro_batches=2)),
-            marks=pytest.mark.slow,
-        ),
         (UnitKernelCase, Split(1, micro_batches=2)),
-        pytest.param(
-            *(state.CountingVariable, Split(1, batch=8, micro_batches=2)), marks=pytest.mark.slow
-        ),
         (Conditional, Split(2, batch=8, micro_batches=3)),
     ],
 )
@@ -74,7 +67,7 @@ class DependsOnCondition(Case):
         return super().per_example_loss(batch, outputs)
 
 
-@pytest.mark.parametrize("case", [state.CenterLoss, state.MovingCodebookCase, DependsOnCondition])
+@pytest.mark.parametrize("case", [state.CenterLoss, DependsOnCondition])
 def test_value_of_the_rows_of_a_micro_batch_is_rejected(case):
     message = (
         r"\w+\.py:\d+ assigns \S+:0 a value that depends on the rows of the batch, but a micro-batch "

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.python.ops import op_selector
 import tf_keras
 
 import ctl
@@ -13,16 +12,12 @@ from ctl.replica.layers.batch_norm import SyncBatchNormalization, convert_sync_b
 from tests import reference_model
 
 EPSILON, MOMENTUM = 1e-3, 0.9
-# (global batch, replicas): even splits, uneven splits, a replica without rows.
-SPLITS = [(8, 2), (5, 2), (3, 4)]
 KINDS = {  # shape of an example, arguments
     "dense": ([3], {}),
     "sequence": ([5, 3], {}),
     "image": ([2, 3, 4], {}),
     "channels first": ([4, 2, 3], {"axis": 1}),
     "two axes": ([2, 3, 4], {"axis": [1, 3]}),
-    "no gamma": ([2, 2, 3], {"scale": False}),
-    "no beta": ([3], {"center": False}),
     "neither": ([3], {"center": False, "scale": False}),
 }
 
@@ -53,22 +48,22 @@ def reference(x, gamma, beta, pull, axis, counts=None):
     return dict(y=y, dx=dx, d_gamma=d_gamma, d_beta=d_beta, mean=mean, variance=variance)
 
 
-def split_rows(values, replicas, fill=0):
-    """The rows of each replica, padded by repetition of row `fill`, their masks and their counts."""
+def split_rows(values, replicas):
+    """The rows of each replica, padded by repetition of row 0, their masks and their counts."""
     count, rows = len(values), -(-len(values) // replicas)
     taken = [min(max(count - r * rows, 0), rows) for r in range(replicas)]
     parts = [
-        np.concatenate([values[r * rows : r * rows + t], values[[fill] * (rows - t)]])
+        np.concatenate([values[r * rows : r * rows + t], values[[0] * (rows - t)]])
         for r, t in enumerate(taken)
     ]
     masks = [(np.arange(rows) < t).astype(float) for t in taken]
     return parts, masks, taken
 
 
-def make_layer(strategy, shape, dtype="float64", seed=0, cls=SyncBatchNormalization, **arguments):
+def make_layer(strategy, shape, dtype="float64", **arguments):
     """A built layer with random gamma and beta, and moving statistics of 0.5 and 2."""
     with strategy.scope():
-        layer = cls(
+        layer = SyncBatchNormalization(
             epsilon=EPSILON,
             momentum=MOMENTUM,
             dtype=dtype,
@@ -77,13 +72,13 @@ def make_layer(strategy, shape, dtype="float64", seed=0, cls=SyncBatchNormalizat
             **arguments,
         )
         layer.build([None, *shape])
-        draw = np.random.default_rng(seed)
+        draw = np.random.default_rng(0)
         for variable in layer.trainable_variables:
             variable.assign(draw.uniform(0.5, 2, variable.shape))
     return layer
 
 
-def train(strategy, layer, x, pull, *, replicas, padded=None, empty=False, jit=False):
+def train(strategy, layer, x, pull, *, replicas=2, padded=None, empty=False, jit=False):
     """Runs the layer once, forward and backward.
 
     Args:
@@ -157,17 +152,15 @@ def check(strategy, layer, x, pull, got, counts=None, tolerance=1e-10):
         assert all(np.array_equal(first, other) for other in others)
 
 
-def batch_of(count, shape, seed=1):
-    draw = np.random.default_rng(seed)
+def batch_of(count, shape):
+    draw = np.random.default_rng(1)
     return draw.normal(3, 2, [count, *shape]), draw.normal(size=[count, *shape])
 
 
+# Even shares, 2 + 2 + 1 + 0 rows, and each shape of an example in uneven shares.
 @pytest.mark.parametrize(
     ("kind", "batch", "replicas"),
-    [
-        *(("dense", *split) for split in SPLITS),
-        *(pytest.param(*x, marks=pytest.mark.slow) for x in [("dense", 7, 4), ("image", 3, 4)]),
-    ],
+    [("dense", 8, 2), ("dense", 5, 4), *((kind, 5, 2) for kind in KINDS if kind != "dense")],
 )
 def test_every_split_trains_as_the_global_batch(kind, batch, replicas):
     where, (shape, arguments) = testing.make_strategy(replicas), KINDS[kind]
@@ -175,24 +168,15 @@ def test_every_split_trains_as_the_global_batch(kind, batch, replicas):
     check(where, layer, x, pull, train(where, layer, x, pull, replicas=replicas))
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if k != "dense"])
-def test_every_shape_trains_as_the_global_batch(kind):
-    where, (shape, arguments) = testing.make_strategy(2), KINDS[kind]
-    layer, (x, pull) = make_layer(where, shape, **arguments), batch_of(5, shape)
-    check(where, layer, x, pull, train(where, layer, x, pull, replicas=2))
-
-
-@pytest.mark.parametrize("batch", [pytest.param(5, marks=pytest.mark.slow), 3])
-def test_replicas_with_different_numbers_of_rows_without_padding(batch):
+def test_replicas_with_different_numbers_of_rows_without_padding():
     where = testing.make_strategy(4)
-    layer, (x, pull) = make_layer(where, [2, 3]), batch_of(batch, [2, 3])
-    got = train(where, layer, x, pull, replicas=4, empty=True)
-    check(where, layer, x, pull, got)
+    layer, (x, pull) = make_layer(where, [2, 3]), batch_of(5, [2, 3])
+    check(where, layer, x, pull, train(where, layer, x, pull, replicas=4, empty=True))
 
 
-@pytest.mark.parametrize(("replicas", "empty"), [(1, True), (2, False)])
-def test_global_batch_without_rows_changes_nothing(replicas, empty):
-    where = testing.make_strategy(replicas)
+@pytest.mark.parametrize("empty", [True, False])
+def test_global_batch_without_rows_changes_nothing(empty):
+    where = testing.make_strategy(2)
     layer = make_layer(where, [3])
     before = layer.get_weights()
 
@@ -237,13 +221,12 @@ class Masked:
         return self.layer(x, training=training, mask=tf.reduce_any(x != 0, axis=-1))
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_keras_mask_excludes_positions_from_the_statistics(replicas):
-    where = testing.make_strategy(replicas)
+def test_keras_mask_excludes_positions_from_the_statistics():
+    where = testing.make_strategy(2)
     layer, (x, pull) = make_layer(where, [3, 2]), batch_of(5, [3, 2])
     mask = np.random.default_rng(5).uniform(size=[5, 3]) < 0.7
     x = x * mask[:, :, np.newaxis]
-    got = train(where, Masked(layer), x, pull, replicas=replicas)
+    got = train(where, Masked(layer), x, pull)
     check(where, layer, x, pull, got, counts=mask[:, :, np.newaxis])
 
 
@@ -256,44 +239,29 @@ HARD = {
 }
 
 
-@pytest.mark.parametrize(("batch", "replicas"), [(64, 1), (61, 2)])
-def test_float32_is_accurate_for_large_means_and_small_variances(batch, replicas):
-    where, draw = testing.make_strategy(replicas), np.random.default_rng(3)
-    n = [batch, 4, 4]
+def test_float32_is_accurate_for_large_means_and_small_variances():
+    where, draw = testing.make_strategy(2), np.random.default_rng(3)
+    n = [61, 4, 4]
     x = np.stack([make(draw, n) for make in HARD.values()], axis=-1).astype(np.float32)
     pull = draw.normal(size=x.shape).astype(np.float32)
     layer = make_layer(where, x.shape[1:], "float32")
-    y, dx, sums = train(where, layer, x, pull, replicas=replicas)
+    y, dx, _ = train(where, layer, x, pull)
     gamma, beta = layer.gamma.numpy(), layer.beta.numpy()
     expected = reference(*(v.astype(np.float64) for v in (x, gamma, beta, pull)), -1)
-    mean, variance = [
-        (v.numpy().astype(np.float64) - start * MOMENTUM) / (1 - MOMENTUM)
-        for v, start in ((layer.moving_mean, 0.5), (layer.moving_variance, 2.0))
-    ]
-    # Rounding: of the moving mean, half a unit in its last place, here ten times that (1 - 0.9).
-    np.testing.assert_allclose(mean, expected["mean"].ravel(), rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(variance, expected["variance"].ravel(), rtol=1e-5, atol=5e-6)
     for channel, name in enumerate(HARD):
         for got, right in ((y, expected["y"]), (dx, expected["dx"])):
             got, right = got[..., channel], right[..., channel]
             assert np.abs(got - right).max() <= 1e-5 * np.abs(right).max(), name
-        for got, right in zip(sums, (expected["d_gamma"], expected["d_beta"]), strict=True):
-            got, right = got[channel], right.ravel()[channel]
-            # Relative to the largest term where the sum itself cancels.
-            scale = max(abs(right), np.abs(pull[..., channel]).max())
-            assert abs(got - right) <= 1e-4 * scale, name
 
 
-@pytest.mark.parametrize(
-    ("replicas", "policy"), [(2, "mixed_float16"), (2, "mixed_bfloat16"), (1, "float16")]
-)
-def test_statistics_are_float32_under_16_bit_policies(policy, replicas):
-    where = testing.make_strategy(replicas)
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "float16"])
+def test_statistics_are_float32_under_16_bit_policies(policy):
+    where = testing.make_strategy(2)
     layer = make_layer(where, [3], policy)
     kind = tf.as_dtype(tf_keras.mixed_precision.Policy(policy).compute_dtype).as_numpy_dtype
     x, pull = batch_of(40, [3])
     x = (x * 100 + 900).astype(kind)  # the sum of squares overflows in float16
-    y, dx, sums = train(where, layer, x, pull.astype(np.float32), replicas=replicas)
+    y, dx, sums = train(where, layer, x, pull.astype(np.float32))
     assert y.dtype == dx.dtype == kind
     assert layer.moving_variance.dtype == layer.gamma.dtype == tf.float32
     assert all(s.dtype == np.float32 for s in sums)
@@ -307,14 +275,14 @@ def test_statistics_are_float32_under_16_bit_policies(policy, replicas):
     np.testing.assert_allclose(y.astype(np.float64), expected["y"], rtol=half * 1.01, atol=1e-4)
 
 
-@pytest.mark.parametrize(("shape", "padded"), [([3], True), ([2, 2, 3], False)])
-def test_xla_gives_the_results_of_the_uncompiled_layer(shape, padded):
+def test_xla_gives_the_results_of_the_uncompiled_layer():
+    shape = [2, 2, 3]
     where, (x, pull) = testing.make_strategy(1), batch_of(6, shape)
     x, pull = x.astype(np.float32), pull.astype(np.float32)
     results = []
     for jit in (False, True):
         layer = make_layer(where, shape, "float32")
-        got = train(where, layer, x, pull, replicas=1, jit=jit, padded=padded)
+        got = train(where, layer, x, pull, replicas=1, jit=jit, padded=True)
         results.append([*got[:2], *got[2], *layer.get_weights()])
     for plain, compiled in zip(*results, strict=True):
         np.testing.assert_allclose(compiled, plain, rtol=0, atol=1e-5)
@@ -329,10 +297,8 @@ def test_layer_reduces_once_forward_and_once_backward(monkeypatch):
         return original(self, op, value, options)
 
     monkeypatch.setattr(tf.distribute.ReplicaContext, "all_reduce", counted)
-    for replicas, expected in (
-        (1, []),
-        (2, [[2, 10]] * 2 + [[2, 1, 3]] * 2),
-    ):  # twice: two replicas
+    # Twice on two replicas.
+    for replicas, expected in ((1, []), (2, [[2, 10]] * 2 + [[2, 1, 3]] * 2)):
         sizes.clear()
         where = testing.make_strategy(replicas)
         layer, (x, pull) = make_layer(where, [3]), batch_of(5, [3])
@@ -343,102 +309,46 @@ def test_layer_reduces_once_forward_and_once_backward(monkeypatch):
 # The layer in a model.
 
 
-class Normalized(reference_model.ReferenceTrainer):
-    """ReferenceTrainer's model with two of the layers: before and after a dense one."""
-
-    make = staticmethod(lambda: SyncBatchNormalization(momentum=0.875))
+class Plain(reference_model.ReferenceTrainer):
+    """The reference model with two batch normalizations: before and after a dense layer."""
 
     def build_model(self):
         layers = tf_keras.layers
         x, token = tf_keras.Input([reference_model.FEATURES]), tf_keras.Input([], dtype=tf.int64)
         embedded = layers.Embedding(reference_model.TOKENS, reference_model.WIDTH)(token)
-        hidden = self.make()(layers.Concatenate()([x, embedded]))
+        # tf_keras rounds 1 - momentum to float32, which has 1/8.
+        hidden = layers.BatchNormalization(momentum=0.875)(layers.Concatenate()([x, embedded]))
         hidden = layers.Dense(reference_model.HIDDEN, activation="tanh")(hidden)
-        outputs = layers.Dense(reference_model.CLASSES)(self.make()(hidden))
-        return tf_keras.Model({"x": x, "token": token}, outputs)
+        hidden = layers.BatchNormalization(momentum=0.875)(hidden)
+        return tf_keras.Model(
+            {"x": x, "token": token}, layers.Dense(reference_model.CLASSES)(hidden)
+        )
 
 
-class SomeWeightsZero(Normalized):
-    def sample_weight(self, batch):
-        return tf.where(batch["token"] < 3, batch["weight"], 0.0)
+def test_ten_steps_are_the_same_on_any_replicas_and_restored_bit_for_bit(tmp_path):
+    """The layer of tf_keras on one replica, whose batch needs no padding, is the reference."""
 
+    def make(replicas, **model):
+        tf_keras.backend.reset_uids()
+        options = {"optimizer": lambda: tf_keras.optimizers.SGD(0.1, momentum=0.9), "model": model}
+        return reference_model.make_trainer(
+            testing.make_strategy(replicas), 5, cls=Plain, **options
+        )
 
-class Plain(Normalized):
-    make = staticmethod(lambda: tf_keras.layers.BatchNormalization(momentum=0.875))
-
-
-class PlainSomeWeightsZero(SomeWeightsZero):
-    make = staticmethod(Plain.make)
-
-
-class Converted(Plain):
-    def build_model(self):
-        model = super().build_model()
-        assert len(convert_sync_batch_norm(model)) == 2
-        return model
-
-
-def twenty_steps(strategy, cls, batch):
-    """Each replica's own copies of all weights after 20 steps."""
-    trainer = reference_model.make_trainer(
-        strategy, batch, cls=cls, optimizer=lambda: tf_keras.optimizers.SGD(0.1, momentum=0.9)
-    )
-    trainer.train(tf.constant(20))
-    return [testing.copies(strategy, v) for v in trainer.model.variables]
-
-
-@pytest.mark.slow
-def test_tracing_a_step_searches_no_other_layers(monkeypatch):
-    # tf.custom_gradient searches the graph back from its results. ResNet-50 took 3 minutes to trace.
-    searched = []
-    original = op_selector.get_backward_walk_ops
-
-    def counted(*args, **kwargs):
-        operations = original(*args, **kwargs)
-        searched.append(len(operations))
-        return operations
-
-    monkeypatch.setattr(op_selector, "get_backward_walk_ops", counted)
-    trainer = reference_model.make_trainer(testing.make_strategy(2), 8, cls=Normalized)
+    plain, trainer = make(1), make(4, sync_batch_norm=True)
+    for each in (plain, trainer):
+        each.train(tf.constant(10))
+    assert len(plain.model.variables) == 5 + 2 * 4
+    end = [testing.copies(trainer.strategy, v) for v in trainer.model.variables]
+    for variable, copies in zip(plain.model.variables, end, strict=True):
+        np.testing.assert_allclose(copies[0], variable, rtol=0, atol=1e-10)
+        assert all(np.array_equal(copy, copies[0]) for copy in copies)
+    checkpoint = tf.train.Checkpoint(**trainer.checkpoint_items())
+    path = checkpoint.save(str(tmp_path / "ckpt"))
     trainer.train(tf.constant(1))
-    assert len(searched) >= 2 * 2 * 4 and max(searched) < 10
-
-
-@pytest.mark.slow  # tests/replica/step/build_test.py has a short one
-@pytest.mark.parametrize(
-    ("cls", "plain", "batch", "counts"),
-    [
-        (Normalized, Plain, 7, (1, 2)),
-        (SomeWeightsZero, PlainSomeWeightsZero, 3, (4,)),
-        (Converted, Plain, 8, (2,)),
-    ],
-)
-def test_twenty_steps_are_the_same_on_1_2_and_4_replicas(cls, plain, batch, counts):
-    # tf_keras' own layer on one replica, whose batch needs no padding, is the reference.
-    reference = [copies[0] for copies in twenty_steps(testing.make_strategy(1), plain, batch)]
-    assert len(reference) == 5 + 2 * 4
-    for replicas in counts:
-        got = twenty_steps(testing.make_strategy(replicas), cls, batch)
-        for reference_copy, copies in zip(reference, got, strict=True):
-            assert len(copies) == replicas
-            for copy in copies:
-                np.testing.assert_allclose(copy, reference_copy, rtol=0, atol=1e-10)
-                np.testing.assert_array_equal(copy, copies[0])
-
-
-@pytest.mark.slow
-def test_moving_statistics_of_three_replicas_are_restored_bit_for_bit(tmp_path):
-    where = testing.make_strategy(3)
-    options = dict(cls=Converted, precision="float32", batch=9)
-    trainer = reference_model.make_trainer(where, **options)
-    trainer.train(tf.constant(5))
-    path = tf.train.Checkpoint(**trainer.checkpoint_items()).save(str(tmp_path / "ckpt"))
-    restored = reference_model.make_trainer(where, **options)
-    tf.train.Checkpoint(**restored.checkpoint_items()).restore(path).assert_consumed()
-    for one, other in zip(trainer.model.variables, restored.model.variables, strict=True):
-        copies = (testing.copies(where, v) for v in (one, other))
-        for saved, loaded in zip(*copies, strict=True):
-            np.testing.assert_array_equal(saved, loaded)
+    checkpoint.restore(path).assert_consumed()
+    for variable, copies in zip(trainer.model.variables, end, strict=True):
+        np.testing.assert_array_equal(testing.copies(trainer.strategy, variable), copies)
 
 
 def test_inference_variables_and_checkpoints_are_those_of_tf_keras(tmp_path):
@@ -490,7 +400,7 @@ class Nested(tf_keras.Model):
         return self.last(self.tail[0](self.body(inputs)))
 
 
-def test_conversion_keeps_weights_and_outputs():
+def test_conversion_keeps_weights_outputs_and_derived_classes():
     model = Nested()
     x = np.random.default_rng(0).normal(size=[6, 4, 4, 2]).astype(np.float32)
     model(x, training=True)
@@ -501,21 +411,13 @@ def test_conversion_keeps_weights_and_outputs():
     for one, other in zip(weights, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(model(x), outputs)
+    derived = type("Derived", (tf_keras.layers.BatchNormalization,), {})
+    unbuilt = tf_keras.Sequential([tf_keras.layers.BatchNormalization(name="d"), derived()])
+    assert convert_sync_batch_norm(unbuilt) == ["d"]
+    assert unbuilt(tf.ones([2, 3]), training=True).shape == (2, 3)
     with examples(tf.constant([1.0, 1, 1, 0, 0, 0])):
         padded = model(x, training=True)
     np.testing.assert_allclose(padded[:3], model(x[:3], training=True), atol=1e-5)
-
-
-def test_unbuilt_model_is_converted():
-    model = tf_keras.Sequential([tf_keras.layers.BatchNormalization()])
-    convert_sync_batch_norm(model)
-    assert model(tf.ones([2, 3]), training=True).shape == (2, 3)
-    assert type(model.layers[0]) is SyncBatchNormalization
-
-
-def test_conversion_ignores_derived_classes():
-    derived = type("Derived", (tf_keras.layers.BatchNormalization,), {})
-    assert convert_sync_batch_norm(tf_keras.Sequential([derived()])) == []
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import ctl
 from ctl import testing
-from ctl.replica.measure.collected_rows import CollectedRows
+from ctl.replica.measure.collected_rows import CollectedRows, check_values
 from tests import reference_model
 
 SEEN = []
@@ -39,15 +39,10 @@ def as_global_batches(split):
 
 @pytest.mark.parametrize(
     ("make", "replicas"),
-    [
-        pytest.param(None, 1, marks=pytest.mark.slow),
-        (of_unknown_size, 2),
-        pytest.param(as_global_batches, 4, marks=pytest.mark.slow),
-    ],
+    [(of_unknown_size, 2), pytest.param(as_global_batches, 4, marks=pytest.mark.slow)],
 )
 def test_every_example_is_collected_once_in_the_order_of_the_data(make, replicas):
-    body = {"data_factory": staticmethod(make)} if make else {}
-    cls = type("Collecting", (Ranking,), body)
+    cls = type("Collecting", (Ranking,), {"data_factory": staticmethod(make)})
     trainer = reference_model.make_trainer(testing.make_strategy(replicas), 8, cls=cls)
     SEEN.clear()
     evaluator = ctl.StandardEvaluator(trainer, global_batch_size=7)
@@ -64,64 +59,60 @@ def test_every_example_is_collected_once_in_the_order_of_the_data(make, replicas
     assert {"loss", "accuracy", "examples"} < outputs[0].keys()
 
 
-def make_evaluator(replicas=1, **body):
+def evaluate(**body):
     cls = type("Collecting", (Ranking,), body)
-    return ctl.StandardEvaluator(
-        reference_model.make_trainer(testing.make_strategy(replicas), 8, cls=cls),
-        collect_limit_mib=0.0005,
-    )
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=cls)
+    ctl.StandardEvaluator(trainer, collect_limit_mib=0.0005).evaluate(tf.constant(-1))
+
+
+RAGGED = tf.RaggedTensor.from_row_lengths([1, 2], [1, 1])
 
 
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("values", "message"),
+    [
+        (tf.ones([2]), "collect_outputs returned an EagerTensor, but must return a dict"),
+        (
+            {"text": tf.constant(["a"])},
+            "returned strings for 'text', but replicas exchange numbers",
+        ),
+        ({"text": RAGGED}, "returned a RaggedTensor for 'text': return a dense tensor"),
+    ],
+)
+def test_values_that_cannot_be_collected_are_rejected(values, message):
+    with pytest.raises(ctl.UsageError, match=message):
+        check_values(values)
+
+
+@pytest.mark.parametrize(
+    ("collected", "metrics", "message"),
     [
         (
+            "x",
             {},
-            r"The values of collect_outputs exceed 0\.0005 MiB, the limit eval\.collect_limit_mib",
+            r"The values of collect_outputs exceed 0\.0005 MiB, the limit eval\.collect_",
         ),
+        ("", {}, "collect_outputs returned a str, but must return a dict"),
         (
-            {"collect_outputs": lambda self, batch, outputs: outputs},
-            r"collect_outputs returned a .*Tensor, but must return a dict",
-        ),
-        (
-            {
-                "collect_outputs": lambda self, batch, outputs: {
-                    "text": tf.as_string(batch["label"])
-                }
-            },
-            "collect_outputs returned strings for 'text', but replicas exchange numbers only: return",
-        ),
-        (
-            {
-                "collect_outputs": lambda self, batch, outputs: {
-                    "text": tf.RaggedTensor.from_tensor(batch["x"])
-                }
-            },
-            "collect_outputs returned a RaggedTensor for 'text': return a dense tensor",
-        ),
-        (
-            {"collect_outputs": lambda self, batch, outputs: {"all": tf.reduce_sum(outputs)}},
-            r"all_gather got shape \(\)",
-        ),
-        (
-            {
-                "collect_outputs": lambda self, batch, outputs: {"label": batch["label"]},
-                "compute_metrics": lambda self, collected: {"loss": 1.0},
-            },
+            "label",
+            {"loss": 1.0},
             "compute_metrics returned 'loss', which the evaluation has already",
         ),
         (
-            {
-                "collect_outputs": lambda self, batch, outputs: {"label": batch["label"]},
-                "compute_metrics": lambda self, collected: {"f1": "high"},
-            },
+            "label",
+            {"f1": "high"},
             "compute_metrics returned a str for 'f1', but must return a number",
         ),
     ],
 )
-def test_mistakes_are_reported_in_one_line(body, message):
+def test_mistakes_are_reported_in_one_line(collected, metrics, message):
     with pytest.raises(ctl.UsageError, match=message):
-        make_evaluator(**body).evaluate(tf.constant(-1))
+        evaluate(
+            collect_outputs=lambda self, batch, outputs: (
+                collected and {collected: batch[collected]}
+            ),
+            compute_metrics=lambda self, collected: metrics,
+        )
 
 
 def test_another_process_checks_the_limit_and_keeps_nothing():

@@ -56,12 +56,6 @@ def by_loops(x):
     return x
 
 
-def by_map(x):
-    steps = tf.transpose(x, [1, 0, 2])
-    outputs = tf.map_fn(lambda step: ctl.random.dropout(step, 0.5), steps)
-    return tf.transpose(outputs, [1, 0, 2])
-
-
 def by_fold(x):
     folded = tf.reshape(x, [-1, FEATURES])
     folded = ctl.random.dropout(tf.nn.relu(folded + 1.0), 0.5)
@@ -86,12 +80,9 @@ def made_in_the_step(x):
 CASES = {
     "RNN cell": keyed(layers.RNN(Dropping(), return_sequences=True)),
     "LSTM": keyed(layers.LSTM(3, dropout=0.4, recurrent_dropout=0.3, return_sequences=True)),
-    "LSTMCell": keyed(layers.RNN(layers.LSTMCell(3, dropout=0.4), return_sequences=True)),
     "TimeDistributed": keyed(layers.TimeDistributed(layers.Dropout(0.5))),
-    "TimeDistributed noise": keyed(layers.TimeDistributed(layers.GaussianNoise(1.0))),
     "scan": by_scan,
     "loops": by_loops,
-    "map_fn": by_map,
     "fold": by_fold,
     "repeat": by_repeat,
     "per_row": by_number,
@@ -123,7 +114,7 @@ def run(function, start, end, *, jit=False, static=True):
 
 
 # Other cases of cells and of loops run by default.
-SLOW = ("LSTM", "scan", "map_fn", "TimeDistributed noise")
+SLOW = ("LSTM", "scan")
 
 
 @pytest.mark.parametrize(
@@ -137,22 +128,13 @@ def test_numbers_of_a_replica_are_its_slice_of_those_of_the_global_batch(name):
         np.testing.assert_allclose(np.concatenate(parts), expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("RNN cell", marks=pytest.mark.slow),
-        pytest.param("loops", marks=pytest.mark.slow),
-        "fold",
-    ],
-)
+@pytest.mark.parametrize("name", [pytest.param("RNN cell", marks=pytest.mark.slow), "fold"])
 def test_xla_draws_the_same_numbers(name):
     expected = run(CASES[name], 1, ROWS)
     np.testing.assert_allclose(run(CASES[name], 1, ROWS, jit=True), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name", ["RNN cell", "LSTMCell", "TimeDistributed", "scan", "map_fn", "fold"]
-)
+@pytest.mark.parametrize("name", ["RNN cell", "TimeDistributed", "scan", "fold"])
 def test_each_time_step_draws_other_numbers(name):
     outputs = run(CASES[name], 0, ROWS, static=False)
     differences = np.diff(outputs, axis=1, prepend=0) if name == "scan" else outputs
@@ -197,7 +179,6 @@ REJECTED = {
     "weights": lambda x: x[:, :1, :3] + layers.Dropout(0.5)(KERNEL, training=True)[:1],
     "nothing to compare with": lambda x: ctl.random.normal([2 * ROWS, 4]),
     "no multiple": lambda x: ctl.random.normal([ROWS + 1, 4]),
-    "one row for all": lambda x: x + ctl.random.normal([1, TIME, FEATURES]),
     "wrong per_row": lambda x: ctl.random.normal([2 * ROWS, 4], per_row=3),
     "rows of tf.map_fn": lambda x: tf.map_fn(lambda row: ctl.random.dropout(row, 0.5), x),
     "rows of tf.vectorized_map": lambda x: tf.vectorized_map(
@@ -218,12 +199,12 @@ def selected(x):
     return layers.Dropout(0.5)(kept, training=True)
 
 
-@pytest.mark.parametrize("jit", [False, True])
-@pytest.mark.parametrize("name", ["two halves", "weights", "selected rows"])
+# XLA has no shapes as those of selected rows.
+@pytest.mark.parametrize(
+    ("name", "jit"), [("two halves", False), ("weights", True), ("selected rows", False)]
+)
 def test_entries_that_are_not_those_of_rows_fail_if_their_number_is_not_static(name, jit):
     function = {**REJECTED, "selected rows": selected}[name]
-    if jit and name == "selected rows":
-        return  # XLA has no such shapes
     error = tf.errors.InvalidArgumentError if jit else ctl.UsageError
     with pytest.raises(error) as caught, draws.report_problems():
         run(function, 0, ROWS, static=False, jit=jit)

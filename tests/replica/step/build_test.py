@@ -1,48 +1,96 @@
-"""What the constructor of a trainer builds from its options."""
+"""What the constructor of a trainer builds from its options: model, optimizer and variables."""
 
+import random
+
+import numpy as np
+import pytest
 import tensorflow as tf
 import tf_keras
 
+import ctl
 from ctl import testing
+from ctl.replica.step import build
 from tests import reference_model
 
 
-class Normalized(reference_model.ReferenceTrainer):
-    """A model with a plain batch normalization."""
-
-    def build_model(self):
-        layers = tf_keras.layers
-        return tf_keras.Sequential(
-            [layers.InputLayer([4]), layers.Dense(5), layers.BatchNormalization(), layers.Dense(3)]
-        )
-
-    def forward(self, batch, training):
-        return self.model(batch["x"], training=training)
+def test_building_restores_the_random_state_and_the_precision():
+    np.random.seed(3)
+    expected = np.random.RandomState(3).rand()
+    reference_model.make_trainer(testing.make_strategy(1), 8)
+    assert np.random.rand() == expected
+    assert tf_keras.backend.floatx() == "float32"
+    assert tf_keras.mixed_precision.global_policy().name == "float32"
 
 
-def test_sync_batch_norm_key_gives_the_update_of_one_replica():
-    ends = []
-    for replicas in (1, 2):
-        trainer = reference_model.make_trainer(
-            testing.make_strategy(replicas),
-            7,
-            cls=Normalized,
-            model={"sync_batch_norm": True},
-            optimizer=lambda: tf_keras.optimizers.SGD(0.1, momentum=0.9),
-        )
-        trainer.train(tf.constant(20))
-        ends.append(trainer.model.get_weights())
-    for one, other in zip(*ends, strict=True):
-        assert abs(one - other).max() < 1e-10
+def test_scope_is_left_with_an_error():
+    state = random.getstate()
+    with (
+        pytest.raises(ZeroDivisionError),
+        build.seed_and_precision(ctl.TrainerOptions(precision="float64")),
+    ):
+        random.random()
+        raise ZeroDivisionError
+    assert random.getstate() == state and tf_keras.backend.floatx() == "float32"
 
 
-def test_sync_batch_norm_key_converts_the_layers():
-    trainer = reference_model.make_trainer(
-        testing.make_strategy(1), 8, cls=Normalized, model={"sync_batch_norm": True}
-    )
-    assert [layer.synchronized for layer in trainer.model.layers if hasattr(layer, "momentum")] == [
-        True
-    ]
+def test_rate_of_a_schedule_can_be_assigned_by_every_replica():
+    schedule = tf_keras.optimizers.schedules.CosineDecay(0.1, 10)
+    with testing.make_strategy(2).scope():
+        optimizer = build.make_optimizer(lambda: tf_keras.optimizers.SGD(schedule))
+    first = tf.VariableAggregation.ONLY_FIRST_REPLICA
+    assert optimizer._current_learning_rate.aggregation == first
+
+
+def test_variables_are_created_without_running_the_forward_pass():
+    model = tf_keras.Sequential([tf_keras.layers.Dense(3)])
+
+    def forward(batch):
+        with tf.control_dependencies([tf.debugging.assert_positive(batch["x"])]):
+            return model(batch["x"])
+
+    build.create_variables(forward, {"x": tf.TensorSpec([None, 2])})
+    assert [v.shape.as_list() for v in model.variables] == [[2, 3], [3]]
+
+
+SCALED, LEGACY = tf_keras.mixed_precision.LossScaleOptimizer, tf_keras.optimizers.legacy
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (
+            "adam",
+            "The optimizer is 'adam', but must be an optimizer of tf_keras, or a function that",
+        ),
+        (lambda: None, "The optimizer is None, but must be an optimizer of tf_keras"),
+        (
+            lambda: SCALED(LEGACY.SGD()),
+            "The optimizer is a SGD of tf_keras.optimizers.legacy: use tf_",
+        ),
+        (
+            lambda: SCALED(tf_keras.optimizers.Nadam()),
+            "tf_keras.optimizers.Nadam counts its updates",
+        ),
+    ],
+)
+def test_optimizer_that_cannot_compute_the_update_is_rejected(optimizer, message):
+    with pytest.raises(ctl.UsageError) as error:
+        reference_model.make_trainer(testing.make_strategy(2), 8, optimizer=optimizer)
+    assert str(error.value).startswith(message)
+
+
+def test_nadam_of_the_user_with_another_update_is_accepted():
+    class Own(tf_keras.optimizers.Nadam):
+        def update_step(self, gradient, variable):
+            variable.assign_sub(gradient)
+
+    assert isinstance(build.check_optimizer(Own()), Own)
+
+
+def test_model_that_is_not_of_tf_keras_is_rejected():
+    message = r"^build_model returned a Module, but must return a tf_keras.Model\.$"
+    with pytest.raises(ctl.UsageError, match=message):
+        build.check_model(tf.Module())
 
 
 def test_variables_slots_and_counters_exist_before_the_first_step():

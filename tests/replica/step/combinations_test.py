@@ -69,35 +69,21 @@ COVERING = covering(CHOICES)
 BY_DEFAULT = covering(COVERING, [{"precision", "xla"}, {"precision", "shards"}])
 
 
-class Plain(reference_model.ReferenceTrainer):
-    """The reference model; its hidden layer is normalized if `normalized`."""
-
-    normalized = False
+class Normalized(reference_model.ReferenceTrainer):
+    """The reference model with a batch normalization after its hidden layer."""
 
     def build_model(self):
         layers = tf_keras.layers
-        x, token = tf_keras.Input([reference_model.FEATURES]), tf_keras.Input([], dtype=tf.int64)
-        embedded = layers.Embedding(reference_model.TOKENS, reference_model.WIDTH)(token)
-        penalty = tf_keras.regularizers.L2(reference_model.PENALTY)
-        hidden = layers.Dense(
-            reference_model.HIDDEN, activation="tanh", kernel_regularizer=penalty
-        )(layers.Concatenate()([x, embedded]))
-        if self.normalized:
-            hidden = layers.BatchNormalization()(hidden)
-        return tf_keras.Model(
-            {"x": x, "token": token}, layers.Dense(reference_model.CLASSES)(hidden)
-        )
-
-
-class Normalized(Plain):
-    normalized = True
+        model = super().build_model()
+        hidden = layers.BatchNormalization()(model.layers[-2].output)
+        return tf_keras.Model(model.input, layers.Dense(reference_model.CLASSES)(hidden))
 
 
 def make(choice):
     return reference_model.make_trainer(
         testing.make_strategy(choice.replicas),
         BATCH,
-        cls=Normalized if choice.sync_batch_norm else Plain,
+        cls=Normalized if choice.sync_batch_norm else reference_model.ReferenceTrainer,
         precision=choice.precision,
         xla=choice.xla,
         gradient_accumulation_steps=choice.micro_batches,

@@ -51,11 +51,8 @@ def test_contributions_of_three_micro_batches_by_hand():
     assert [[float(g) for g in gradients] for gradients in summed.gradients] == [[-18 / 8]]
     rows = [part.batch["x"].numpy().tolist() for part in summed.micro_batches]
     assert rows == [[1.0], [1.0, 2.0], [3.0, 9.0]]
-    assert [part.row_mask.numpy().tolist() for part in summed.micro_batches] == [
-        [1],
-        [1, 1],
-        [1, 0],
-    ]
+    masks = [part.row_mask.numpy().tolist() for part in summed.micro_batches]
+    assert masks == [[1], [1, 1], [1, 0]]
     assert [part.outputs.numpy().tolist() for part in summed.micro_batches] == rows
 
 
@@ -96,6 +93,8 @@ def test_elements_with_and_without_a_mask_are_unpacked():
     batch, mask = {"label": np.zeros(2)}, np.ones(2)
     assert unpack((batch, mask)) == (batch, mask)
     assert unpack(batch) == (batch, None)
+    batch = {"x": np.zeros(2)}  # of an input pipeline: without a label
+    assert unpack(MaskedBatch(batch, mask)) == (batch, mask)
 
 
 def test_tuples_of_a_users_own_dataset_are_unpacked_as_tf_keras_does():
@@ -110,45 +109,14 @@ def test_tensor_that_may_be_the_labels_or_the_mask_is_rejected():
         unpack(({"a": np.zeros(2)}, np.ones(2)))
 
 
-def test_batch_of_an_input_pipeline_may_have_no_label():
-    batch, mask = {"x": np.zeros(2)}, np.ones(2)
-    assert unpack(MaskedBatch(batch, mask)) == (batch, mask)
-
-
-def test_own_dataset_of_tuples_has_the_step_of_the_dicts():
-    rows = reference_model.examples(8)
-    features = {name: rows[name] for name in ("x", "token")}
-    results = []
-    for elements in (rows, (features, rows["label"], rows["weight"])):
-        strategy = testing.make_strategy(1)
-        trainer = reference_model.make_trainer(strategy, 8)
-        dataset = tf.data.Dataset.from_tensor_slices(elements).batch(8, drop_remainder=True)
-        trainer.train_dataset = strategy.experimental_distribute_dataset(dataset.repeat())
-        before = trainer.model.get_weights()
-        trainer.train(tf.constant(1))
-        results.append(trainer.model.get_weights())
-    _, gradients, _ = reference_model.loss_and_gradients(before, rows)
-    for one, other, weight, gradient in zip(*results, before, gradients, strict=True):
-        np.testing.assert_array_equal(one, other)
-        np.testing.assert_allclose(one, weight - gradient, rtol=0, atol=1e-12)
-
-
-def test_wrong_number_of_losses_is_rejected():
-    class Flattened(reference_model.ReferenceTrainer):
-        def per_example_loss(self, batch, outputs):
-            return tf.reshape(outputs, [-1])
-
-    with pytest.raises(ctl.UsageError, match="24 losses for 8 examples"):
-        reference_model.make_trainer(testing.make_strategy(1), 8, cls=Flattened).train(
-            tf.constant(1)
-        )
-
-
-def test_loss_without_a_return_is_rejected():
-    class Forgets(reference_model.ReferenceTrainer):
-        def per_example_loss(self, batch, outputs):
-            super().per_example_loss(batch, outputs)
-
-    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=Forgets)
-    with pytest.raises(ctl.UsageError, match="per_example_loss returned None"):
-        trainer.train(tf.constant(1))
+@pytest.mark.parametrize(
+    ("losses", "message"),
+    [
+        (lambda self, batch, outputs: tf.reshape(outputs, [-1]), "24 losses for 8 examples"),
+        (lambda self, batch, outputs: None, "per_example_loss returned None"),
+    ],
+)
+def test_losses_that_are_not_those_of_the_rows_are_rejected(losses, message):
+    cls = type("Wrong", (reference_model.ReferenceTrainer,), {"per_example_loss": losses})
+    with pytest.raises(ctl.UsageError, match=message):
+        reference_model.make_trainer(testing.make_strategy(1), 8, cls=cls).train(tf.constant(1))

@@ -1,6 +1,7 @@
 """The resolved plan of a trainer, and the rejections that depend on model, data and overrides."""
 
 import dataclasses
+import functools
 
 import pytest
 import tensorflow as tf
@@ -8,9 +9,15 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.data.layout import Layout
 from ctl.hardware import strategies
 from ctl.replica.step.engine import engine_of
 from tests import reference_model
+
+
+class OwnTrainStep(reference_model.ReferenceTrainer):
+    def train_step(self, iterator):
+        super().train_step(iterator)
 
 
 def make_plan(replicas=1, batch=8, *, cls=reference_model.ReferenceTrainer, **options):
@@ -20,60 +27,41 @@ def make_plan(replicas=1, batch=8, *, cls=reference_model.ReferenceTrainer, **op
     return engine_of(trainer).plan
 
 
-def test_plan_is_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        make_plan().xla = "step"
+# The options of a plan on one replica, or on two, and what follows from them.
+RESOLVED = [
+    (1, {}, {"xla": "off", "xla_reason": "auto: on CPUs XLA makes small networks slower"}),
+    (1, {"xla": "gradients"}, {"xla": "gradients", "xla_reason": "as configured"}),
+    (1, {}, {"parts": 1, "parts_per_replica": 1}),
+    (2, {"gradient_accumulation_steps": 2}, {"parts": 2, "parts_per_replica": 2}),
+    (1, {"logical_shards": 4}, {"parts": 4, "parts_per_replica": 4}),
+    (2, {"logical_shards": 4}, {"parts": 4, "parts_per_replica": 2}),
+    (1, {"on_non_finite": "stop"}, {"checks_finite": True, "skips": False}),
+    (1, {"on_non_finite": "skip"}, {"checks_finite": True, "skips": True}),
+    (1, {"on_non_finite": "ignore"}, {"checks_finite": False, "skips": False}),
+    (1, {"precision": "float64"}, {"dtype": tf.float64, "reduce_dtype": None}),
+    (1, {"precision": "bfloat16"}, {"dtype": tf.float32, "reduce_dtype": None}),
+    (1, {"precision": "float32", "all_reduce_dtype": "bfloat16"}, {"reduce_dtype": tf.bfloat16}),
+]
 
 
-@pytest.mark.parametrize(
-    ("xla", "resolved", "reason"),
-    [
-        ("auto", "off", "auto: on CPUs XLA makes small networks slower"),
-        ("gradients", "gradients", "as configured"),
-    ],
-)
-def test_xla_is_resolved_with_a_reason(xla, resolved, reason):
-    plan = make_plan(xla=xla)
-    assert (plan.xla, plan.xla_reason, plan.choice.xla) == (resolved, reason, resolved)
-    assert plan.options.xla == xla
+@functools.cache
+def plain_plan():
+    return make_plan()
 
 
-@pytest.mark.parametrize(
-    ("replicas", "options", "parts", "parts_per_replica"),
-    [
-        (1, {}, 1, 1),
-        (2, {"gradient_accumulation_steps": 2}, 2, 2),
-        (1, {"logical_shards": 4}, 4, 4),
-        (2, {"logical_shards": 4}, 4, 2),
-    ],
-)
-def test_parts_per_replica(replicas, options, parts, parts_per_replica):
-    plan = make_plan(replicas, **options)
-    assert (plan.parts, plan.parts_per_replica) == (parts, parts_per_replica)
-
-
-@pytest.mark.parametrize(
-    ("policy", "checks", "skips"),
-    [("stop", True, False), ("skip", True, True), ("ignore", False, False)],
-)
-def test_policy_decides_whether_steps_are_checked_and_skipped(policy, checks, skips):
-    plan = make_plan(on_non_finite=policy)
-    assert (plan.checks_finite, plan.skips) == (checks, skips)
+@pytest.mark.parametrize(("replicas", "options", "resolved"), RESOLVED)
+def test_options_are_resolved(replicas, options, resolved):
+    plan = dataclasses.replace(
+        plain_plan(),
+        layout=Layout(8, replicas),
+        options=dataclasses.replace(plain_plan().options, **options),
+    )
+    if "xla" in options:
+        plan = make_plan(**options)
+    assert {name: getattr(plan, name) for name in resolved} == resolved
+    assert plan.choice.xla == plan.xla
     servers = dataclasses.replace(plan, strategy="parameter_server")
     assert (servers.checks_finite, servers.skips) == (False, False)
-
-
-@pytest.mark.parametrize(
-    ("precision", "reduce", "dtype", "reduce_dtype"),
-    [
-        ("float64", "", tf.float64, None),
-        ("bfloat16", "", tf.float32, None),
-        ("float32", "bfloat16", tf.float32, tf.bfloat16),
-    ],
-)
-def test_dtypes_of_losses_and_of_the_reduction(precision, reduce, dtype, reduce_dtype):
-    plan = make_plan(precision=precision, all_reduce_dtype=reduce)
-    assert (plan.dtype, plan.reduce_dtype) == (dtype, reduce_dtype)
 
 
 def test_bfloat16_reduction_between_processes_on_cpus_is_rejected(monkeypatch):
@@ -87,10 +75,6 @@ def test_plan_records_the_overrides_of_the_trainer():
     class OwnReplicaStep(reference_model.ReferenceTrainer):
         def replica_step(self, batch):
             return super().replica_step(batch)
-
-    class OwnTrainStep(reference_model.ReferenceTrainer):
-        def train_step(self, iterator):
-            super().train_step(iterator)
 
     overrides = [
         (plan.own_replica_step, plan.own_train_step)
@@ -112,13 +96,13 @@ def test_own_dataset_is_rejected_if_batches_are_read_again():
 
 
 class Normalized(reference_model.ReferenceTrainer):
-    """A model with a plain batch normalization."""
+    """A model with two plain batch normalizations, one of them in a model of its own."""
 
     def build_model(self):
-        layers = tf_keras.layers
-        norms = [layers.BatchNormalization(name="first"), layers.BatchNormalization(name="second")]
+        layers, norm = tf_keras.layers, tf_keras.layers.BatchNormalization
+        inner = tf_keras.Sequential([norm(name="second")])
         return tf_keras.Sequential(
-            [layers.InputLayer([4]), layers.Dense(5), *norms, layers.Dense(3)]
+            [layers.InputLayer([4]), layers.Dense(5), norm(name="first"), inner, layers.Dense(3)]
         )
 
     def forward(self, batch, training):
@@ -126,46 +110,36 @@ class Normalized(reference_model.ReferenceTrainer):
 
 
 def test_warns_of_plain_batch_norm_if_the_batch_is_split(caplog):
-    reference_model.make_trainer(testing.make_strategy(2), 8, cls=Normalized)
+    make_plan(2, cls=Normalized)
     (message,) = caplog.messages  # one for all layers
     assert "(first, second). Use ctl.SyncBatchNormalization" in message
     caplog.clear()
-    reference_model.make_trainer(testing.make_strategy(1), 8, cls=Normalized)
-    reference_model.make_trainer(
-        testing.make_strategy(2), 8, cls=Normalized, model={"sync_batch_norm": True}
-    )
+    make_plan(cls=Normalized)
+    make_plan(2, cls=Normalized, model={"sync_batch_norm": True})
     assert caplog.text == ""
 
 
 def test_sync_batch_norm_with_accumulation_requires_per_micro_batch():
     options = {"cls": Normalized, "gradient_accumulation_steps": 2}
     with pytest.raises(ctl.UsageError, match="sync_batch_norm=per_micro_batch"):
-        reference_model.make_trainer(
-            testing.make_strategy(2), 8, model={"sync_batch_norm": True}, **options
-        )
-    reference_model.make_trainer(
-        testing.make_strategy(2), 8, model={"sync_batch_norm": "per_micro_batch"}, **options
-    )
-
-
-def test_unknown_value_of_model_recompute_is_rejected():
-    with pytest.raises(ctl.UsageError, match=r"model\.recompute is 'all', but must be 'blocks'"):
-        reference_model.make_trainer(testing.make_strategy(1), 8, model={"recompute": "all"})
-
-
-def test_sync_batch_norm_without_batch_norm_or_with_another_value_is_rejected():
-    with pytest.raises(ctl.UsageError, match="no effect"):
-        reference_model.make_trainer(testing.make_strategy(1), 8, model={"sync_batch_norm": True})
-    with pytest.raises(ctl.UsageError, match="must be True, False or"):
-        reference_model.make_trainer(
-            testing.make_strategy(1), 8, cls=Normalized, model={"sync_batch_norm": "yes"}
-        )
+        make_plan(2, model={"sync_batch_norm": True}, **options)
+    make_plan(2, model={"sync_batch_norm": "per_micro_batch"}, **options)
 
 
 @pytest.mark.parametrize(
-    ("batch", "rejected"), [pytest.param(8, False, marks=pytest.mark.slow), (7, True)]
+    ("cls", "model", "message"),
+    [
+        (Normalized, {"recompute": "all"}, r"model\.recompute is 'all', but must be 'blocks'"),
+        (Normalized, {"sync_batch_norm": "yes"}, "must be True, False or"),
+        (reference_model.ReferenceTrainer, {"sync_batch_norm": True}, "no effect"),
+    ],
 )
-def test_activity_regularizer_is_rejected_if_the_batch_splits_unevenly(batch, rejected):
+def test_unknown_values_and_keys_without_effect_are_rejected(cls, model, message):
+    with pytest.raises(ctl.UsageError, match=message):
+        make_plan(cls=cls, model=model)
+
+
+def test_activity_regularizer_is_rejected_if_the_batch_splits_unevenly():
     class Active(reference_model.ReferenceTrainer):
         def build_model(self):
             penalty = tf_keras.regularizers.L2(0.1)
@@ -175,17 +149,9 @@ def test_activity_regularizer_is_rejected_if_the_batch_splits_unevenly(batch, re
         def forward(self, batch, training):
             return self.model(batch["x"], training=training)
 
-    if rejected:
-        with pytest.raises(ctl.UsageError, match="activity regularizer"):
-            reference_model.make_trainer(testing.make_strategy(2), batch, cls=Active)
-    else:
-        losses = []
-        for replicas in (1, 2):
-            trainer = reference_model.make_trainer(
-                testing.make_strategy(replicas), batch, cls=Active
-            )
-            losses.append(float(trainer.train(tf.constant(5))["loss"]))
-        assert losses[0] == pytest.approx(losses[1], abs=1e-12)
+    make_plan(2, 8, cls=Active)
+    with pytest.raises(ctl.UsageError, match="activity regularizer"):
+        make_plan(2, 7, cls=Active)
 
 
 def test_logical_shards_are_rejected_for_partial_global_batches():
@@ -201,12 +167,8 @@ def test_logical_shards_are_rejected_for_partial_global_batches():
 
 
 def test_many_batches_are_sent_to_a_gpu_at_a_time_unless_the_train_step_is_the_users(monkeypatch):
-    class OwnTrainStep(reference_model.ReferenceTrainer):
-        def train_step(self, iterator):
-            super().train_step(iterator)
-
     strategy = testing.make_strategy(1)
+    monkeypatch.setattr(testing, "make_strategy", lambda replicas: strategy)
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [kind])
     for cls, mode in ((reference_model.ReferenceTrainer, "loop"), (OwnTrainStep, "step")):
-        trainer = reference_model.make_trainer(strategy, 8, cls=cls, xla="auto")
-        assert engine_of(trainer).plan.xla == mode
+        assert make_plan(cls=cls, xla="auto").xla == mode

@@ -9,20 +9,17 @@ from ctl.replica.step.preprocessing import preprocess, report_problems
 from tests import reference_model
 
 
-@pytest.mark.parametrize("run", ["train", "evaluate"])
-def test_preprocess_that_changes_the_number_of_rows_is_rejected(run):
+def test_preprocess_that_changes_the_number_of_rows_is_rejected():
     class Doubles(reference_model.ReferenceTrainer):
         def preprocess(self, batch):
             return {name: tf.concat([rows, rows], axis=0) for name, rows in batch.items()}
 
     trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=Doubles)
-    with pytest.raises(
-        ctl.UsageError, match="preprocess returned 16 rows for a batch of 8: return"
-    ):
-        if run == "train":
-            trainer.train(tf.constant(1))
-        else:
-            ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
+    for run in (trainer.train, ctl.StandardEvaluator(trainer).evaluate):
+        with pytest.raises(
+            ctl.UsageError, match="preprocess returned 16 rows for a batch of 8: return"
+        ):
+            run(tf.constant(1))
 
 
 class Trainer:

@@ -6,6 +6,7 @@ named after what it tests, not after a module.
 """
 
 import functools
+import re
 
 import numpy as np
 import pytest
@@ -80,44 +81,27 @@ class Adversarial(Faulty):
         return self.minimize(batch, self.generator_losses)
 
 
-class BothBad(Adversarial):
-    """Both updates of step BAD are not finite."""
-
-    second_bad = BAD
-
-
 def scaled():
     optimizer = tf_keras.optimizers.SGD(0.1, momentum=0.9)
     return tf_keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=8.0)
 
 
-SKIP = {"cls": Faulty, "on_non_finite": "skip"}
-SPIKE = {"cls": Spiking, "on_non_finite": "skip", "loss_spike": 3.0}
 GROUPS = [
     {"variables": "embedding/*", "frozen": True},
     {"variables": "dense/*", "frozen_until": 4, "learning_rate_scale": 0.5},
 ]
-CLIP = Clip(global_norm=0.3)
+COMMON = {
+    "on_non_finite": "skip", "ema_decay": 0.9, "gradient_accumulation_steps": 2,
+    "clip": Clip(global_norm=0.3), "optimizer_groups": GROUPS,
+}  # fmt: skip
 CASES = {
-    "ema": {"ema_decay": 0.9},
-    "skip": SKIP,
-    "spike": SPIKE,
-    "two models": {"cls": Adversarial, "on_non_finite": "skip"},
-    "accumulation": {"gradient_accumulation_steps": 2},
-    "clip": {"clip": CLIP},
-    "groups": {"optimizer_groups": GROUPS},
-    "loss scale": {"cls": Faulty, "optimizer": scaled},
+    "skip": {"cls": Faulty, "on_non_finite": "skip", "ema_decay": 0.9},
     "xla": {"xla": "gradients"},
     "shard_state": {"shard_state": True},
-    "start": {"compression_start": 2, "optimizer_groups": GROUPS},
     "together": {
-        **SPIKE, "ema_decay": 0.9, "gradient_accumulation_steps": 2, "clip": CLIP,
-        "optimizer_groups": GROUPS, "optimizer": scaled, "compression_start": 2,
+        "cls": Spiking, **COMMON, "loss_spike": 3.0, "optimizer": scaled, "compression_start": 2,
     },
-    "two models together": {
-        "cls": Adversarial, "on_non_finite": "skip", "ema_decay": 0.9, "clip": CLIP,
-        "gradient_accumulation_steps": 2, "optimizer_groups": GROUPS,
-    },
+    "two models together": {"cls": Adversarial, **COMMON},
 }  # fmt: skip
 
 
@@ -147,11 +131,7 @@ def state(trainer):
 def model_state(trainer):
     """The weights of `trainer.model`, with their errors and factors."""
     names = {v.name.partition(":")[0] for v in trainer.model.variables}
-    return [
-        (n, x)
-        for n, x in state(trainer)
-        if n.removeprefix("error/").removeprefix("factor/") in names
-    ]
+    return [(name, x) for name, x in state(trainer) if re.sub("error/|factor/", "", name) in names]
 
 
 def same_bits(one, other):
@@ -163,10 +143,8 @@ def sum_errors(values):
 
 
 def check_copies(trainer):
-    for variable in (
-        *trainer.model.variables,
-        *engine_of(trainer).step.update.compression.state.factors,
-    ):
+    factors = engine_of(trainer).step.update.compression.state.factors
+    for variable in (*trainer.model.variables, *factors):
         first, *others = testing.copies(trainer.strategy, variable)
         assert all(np.array_equal(first, other) for other in others), variable.name
 
@@ -178,8 +156,10 @@ def one_replica(case):
     return sum_errors(state(trainer))
 
 
-def check(tmp_path, case, replicas):
-    trainer = make(replicas, **CASES[case])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_steps_are_the_same_on_any_number_of_replicas_and_after_a_rollback(tmp_path, case):
+    trainer = make(2, **CASES[case])
     trainer.train(tf.constant(SAVED))
     checkpoints = Checkpointer(tmp_path, trainer)
     checkpoints.save()
@@ -199,90 +179,29 @@ def check(tmp_path, case, replicas):
     trainer.train(tf.constant(STEPS - SAVED))
     assert same_bits(state(trainer), end)
     # As a new process does.
-    resumed = make(replicas, **CASES[case])
+    resumed = make(2, **CASES[case])
     Checkpointer(tmp_path, resumed).all_restore_latest()
     assert same_bits(state(resumed), saved)
-    return trainer
-
-
-# "together" has nearly all options.
-SLOW = {
-    ("together", 2),
-    ("two models", 2),
-    ("skip", 2),
-    ("xla", 2),
-    ("shard_state", 2),
-    ("two models together", 2),
-}
-
-
-def marks(*case):
-    return [pytest.mark.slow, *[pytest.mark.long] * (case not in SLOW)]
-
-
-PARAMETERS = [
-    pytest.param(case, replicas, marks=marks(case, replicas))
-    for case, replicas in [*[(case, 2) for case in CASES], ("together", 4)]
-]
-
-
-@pytest.mark.parametrize(("case", "replicas"), PARAMETERS)
-def test_steps_are_the_same_on_any_number_of_replicas_and_after_a_rollback(
-    tmp_path, case, replicas
-):
-    skipped = {"two models": 2, "two models together": 2}.get(case, "cls" in CASES[case])
-    assert check(tmp_path, case, replicas).skipped_steps.numpy() == skipped
+    skipped = 2 if case == "two models together" else "cls" in CASES[case]
+    assert trainer.skipped_steps.numpy() == skipped
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("xla", ["loop", "step"])
-def test_one_compiled_program_computes_the_same(xla):
-    case = {**SKIP, "ema_decay": 0.9}
-    trainers = [make(1, xla=value, **case) for value in ("off", xla)]
-    for trainer in trainers:
-        trainer.train(tf.constant(STEPS))
-    for (name, one), (_, other) in zip(*map(state, trainers), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-10, err_msg=name)
-
-
-def roll_back(folder, replicas, **options):
-    """Trains with a step that is not finite, which the run then skips."""
-    trainer = make(replicas, on_non_finite="rollback", **options)
-    checkpoints = Checkpointer(folder, trainer)
+def test_rollback_restores_the_errors_and_factors_of_the_checkpoint(tmp_path):
+    options = {"cls": Faulty, "ema_decay": 0.9}
+    trainer, skipping = make(1, on_non_finite="rollback", **options), make(1, **options)
     controller = Controller(
-        trainer=trainer, checkpoints=checkpoints, steps_per_loop=3, checkpoint_interval=SAVED
+        trainer=trainer,
+        checkpoints=Checkpointer(tmp_path, trainer),
+        steps_per_loop=3,
+        checkpoint_interval=SAVED,
     )
     controller.train(STEPS)
+    skipping.train(tf.constant(BAD))
+    skipping.global_step.assign_add(1)
+    skipping.train(tf.constant(STEPS - BAD - 1))
     assert trainer.global_step.numpy() == STEPS
-    return trainer
-
-
-def skip(replicas, **options):
-    """Trains without the batch of step BAD."""
-    trainer = make(replicas, **options)
-    for step in range(STEPS):
-        if step == BAD:
-            trainer.global_step.assign_add(1)
-        else:
-            trainer.train(tf.constant(1))
-    return trainer
-
-
-FLOAT16 = {"compression": "float16", "compression_rank": 0, "precision": "float32"}
-
-
-@pytest.mark.parametrize(
-    ("replicas", "options"),
-    [
-        (1, {"cls": Faulty, "ema_decay": 0.9}),
-        pytest.param(2, {"cls": Faulty, **FLOAT16}, marks=pytest.mark.slow),
-        pytest.param(2, {"cls": BothBad}, marks=pytest.mark.slow),
-        pytest.param(2, {"cls": Spiking, "loss_spike": 3.0}, marks=pytest.mark.slow),
-    ],
-)
-def test_rollback_restores_the_errors_and_factors_of_the_checkpoint(tmp_path, replicas, options):
-    trainer = roll_back(tmp_path, replicas, **options)
-    assert same_bits(state(trainer), state(skip(replicas, **options)))
+    assert same_bits(state(trainer), state(skipping))
 
 
 def test_weights_that_are_restored_without_errors_start_without_errors(tmp_path):

@@ -64,8 +64,7 @@ def test_repeated_steps_find_the_best_approximation_of_a_matrix():
     np.testing.assert_allclose(update, u[:, :2] * s[:2] @ v[:2], rtol=0, atol=1e-8)
 
 
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-@pytest.mark.parametrize("place", [(0, 0), (8, 6)])
+@pytest.mark.parametrize(("bad", "place"), [(-np.inf, (0, 0)), (np.nan, (8, 6))])
 def test_an_element_that_is_not_finite_makes_the_update_not_finite(bad, place):
     matrix = np.random.default_rng(0).normal(size=(9, 7))
     matrix[place] = bad
@@ -74,7 +73,7 @@ def test_an_element_that_is_not_finite_makes_the_update_not_finite(bad, place):
     assert not np.isfinite(update).all()
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e18])
+@pytest.mark.parametrize("scale", [1e-30, 1e18])
 def test_float32_gradients_of_any_size_are_projected(scale):
     random = np.random.default_rng(0)
     matrix = random.normal(size=(9, 2)) @ random.normal(size=(2, 7)) * scale
@@ -113,7 +112,7 @@ def test_update_is_a_sum_of_outer_products_whose_bits_do_not_depend_on_the_cpu()
     assert np.array_equal(update.numpy(), expected)
 
 
-@pytest.mark.parametrize("count", [0, 1, 1024, 1025, 200_000, 1_050_000])
+@pytest.mark.parametrize("count", [0, 1024, 1025, 1_050_000])
 def test_long_sums_are_sums_of_short_blocks(count):
     values = np.random.default_rng(0).normal(size=count).astype("float32")
     total = sum_elements(tf.constant(values)).numpy()
@@ -129,13 +128,10 @@ def test_long_sums_are_sums_of_short_blocks(count):
 @pytest.mark.parametrize(
     ("shape", "matrix"),
     [
-        ((320, 1280), (320, 1280)),
         ((3, 3, 64, 128), (576, 128)),  # a convolution
         ((320, 4, 80), (320, 320)),  # the kernel of the queries of an attention
-        ((4, 80, 320), (320, 320)),
         ((4, 4), None),  # two factors of rank 2 have as many elements
         ((5, 4), (5, 4)),
-        ((1000,), None),
         ((1000, 1), None),
         ((), None),
     ],
@@ -205,20 +201,19 @@ def test_elements_below_the_range_of_float16_are_sent_once_they_have_added_up():
     assert updates.sum() > 4e-7
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 3, 4])
-def test_elements_above_the_range_of_float16_are_sent_in_parts(replicas):
+def test_elements_above_the_range_of_float16_are_sent_in_parts():
+    replicas = 3
     updates, errors = send(tf.float16, [[1e5, -1e5]] * replicas, steps=2)
     assert np.isfinite(updates).all() and np.abs(updates).min() >= 2**14
     sums = updates.sum(0) + errors.sum(0)
     np.testing.assert_allclose(sums, [2e5 * replicas, -2e5 * replicas], rtol=1e-6)
 
 
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("bad", [-np.inf, np.nan])
 def test_an_element_that_is_not_finite_stays_not_finite(bad):
     updates, _ = send(tf.float16, [[1.0, bad], [1.0, 1.0]])
     assert updates[0][0] == 2.0 and not np.isfinite(updates[0][1])
 
 
-@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
-def test_an_element_is_sent_in_two_bytes(dtype):
-    assert SixteenBit(tf.bfloat16).sent_bytes((3, 4), dtype) == 24
+def test_an_element_is_sent_in_two_bytes():
+    assert SixteenBit(tf.bfloat16).sent_bytes((3, 4), tf.float64) == 24

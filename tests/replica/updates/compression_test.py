@@ -27,9 +27,7 @@ def make(replicas, batch=7, **options):
     return reference_model.make_trainer(testing.make_strategy(replicas), batch, **options)
 
 
-def end(trainer):
-    """The values of weights and slots."""
-    return [v.numpy() for v in (*trainer.model.variables, *trainer.optimizer.variables)]
+end = faulty_trainers.state
 
 
 def errors(trainer):
@@ -51,12 +49,10 @@ def largest_difference(one, other):
 
 
 def check_copies(trainer):
-    for variable in trainer.model.variables:
+    factors = engine_of(trainer).step.update.compression.state.factors
+    for variable in (*trainer.model.variables, *factors):
         first, *others = testing.copies(trainer.strategy, variable)
         assert all(np.array_equal(first, other) for other in others)
-    for factor in engine_of(trainer).step.update.compression.state.factors:
-        first, *others = getattr(factor, "values", [factor])
-        assert all(np.array_equal(first.numpy(), other.numpy()) for other in others)
 
 
 @functools.cache
@@ -73,8 +69,7 @@ def fifty_steps(batch, replicas, accumulation):
     ("batch", "replicas", "accumulation"),
     [
         (5, 2, 1),
-        pytest.param(5, 4, 1, marks=pytest.mark.slow),  # 2 + 2 + 1 + 0 rows
-        pytest.param(8, 2, 2, marks=pytest.mark.slow),
+        pytest.param(5, 4, 2, marks=pytest.mark.slow),  # 2 + 2 + 1 + 0 rows
     ],
 )
 def test_fifty_powersgd_steps_are_the_same_on_any_number_of_replicas(batch, replicas, accumulation):
@@ -84,14 +79,13 @@ def test_fifty_powersgd_steps_are_the_same_on_any_number_of_replicas(batch, repl
         assert largest_difference(one, other) <= 1e-10
 
 
-@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_update_and_new_error_sum_to_the_gradient_and_the_old_error(replicas):
-    trainer = make(replicas, 5, optimizer=lambda: tf_keras.optimizers.SGD(1.0))
+def test_update_and_new_error_sum_to_the_gradient_and_the_old_error():
+    trainer = make(2, 5, optimizer=lambda: tf_keras.optimizers.SGD(1.0))
     for step in range(4):
         weights, old = trainer.model.get_weights(), errors(trainer)
         trainer.train(tf.constant(1))
         updates = [a - b for a, b in zip(weights, trainer.model.get_weights(), strict=True)]
-        rows = reference_model.pick(reference_model.examples(), batch_of(step, 5))
+        rows = reference_model.pick(reference_model.examples(), faulty_trainers.batch_of(step, 5))
         _, gradients, _ = reference_model.loss_and_gradients(weights, rows)
         compressed = 0
         names = [variable.name.partition("/")[0] for variable in trainer.model.variables]
@@ -106,26 +100,9 @@ def test_update_and_new_error_sum_to_the_gradient_and_the_old_error(replicas):
         assert compressed == 2 and not errors(trainer)[0].any()
 
 
-def batch_of(step, batch):
-    positions = tf.range(step * batch, (step + 1) * batch, dtype=tf.int64)
-    return (
-        ctl.data.sampler.example_indexes(
-            positions, count=reference_model.EXAMPLES, seed=0, span=batch
-        )
-        .numpy()
-        .tolist()
-    )
-
-
 @pytest.mark.parametrize(
     ("options", "replicas", "others"),
-    [
-        (POWERSGD, 2, (1,)),
-        (FLOAT16, 2, ()),
-        pytest.param(FLOAT16, 2, (1,), marks=pytest.mark.slow),
-        pytest.param(POWERSGD, 1, (2, 4), marks=pytest.mark.slow),
-        pytest.param(FLOAT16, 4, (2,), marks=pytest.mark.slow),
-    ],
+    [(POWERSGD, 2, (1,)), pytest.param(FLOAT16, 4, (2,), marks=pytest.mark.slow)],
 )
 def test_resumed_run_has_the_same_bits_and_other_replicas_get_their_share(
     tmp_path, options, replicas, others
@@ -156,7 +133,6 @@ def test_resumed_run_has_the_same_bits_and_other_replicas_get_their_share(
 @pytest.mark.parametrize(
     ("replicas", "options"),
     [
-        pytest.param(2, POWERSGD, marks=pytest.mark.slow),
         (1, {**POWERSGD, "precision": "float16"}),  # with a loss scale
         pytest.param(2, {**FLOAT16, "precision": "float16"}, marks=pytest.mark.slow),
     ],
@@ -189,6 +165,7 @@ def test_errors_are_not_scaled_by_the_loss_scale():
     assert largest_difference(changing.model.get_weights(), constant.model.get_weights()) < 2e-3
 
 
+@pytest.mark.slow
 def test_compression_starts_at_its_step_however_the_steps_are_split(tmp_path):
     plain = make(1, compression="")
     plain.train(tf.constant(3))
@@ -207,90 +184,20 @@ def test_compression_starts_at_its_step_however_the_steps_are_split(tmp_path):
         assert same(end(trainer), expected[0]) and same(kept(trainer), expected[1])
 
 
-class Alternating(reference_model.ReferenceTrainer):
-    """Two updates per step, of different variables."""
-
-    def replica_step(self, batch):
-        def loss(rows):
-            return self.per_example_loss(rows, self.forward(rows, True))
-
-        variables = self.model.trainable_variables
-        self.minimize(batch, loss, variables=variables[:3])
-        return self.minimize(batch, loss, variables=variables[3:])
-
-
-@pytest.mark.slow
-def test_steps_of_several_updates_are_the_same_on_any_number_of_replicas():
-    ends = []
-    for replicas in (1, 2):
-        trainer = make(replicas, cls=Alternating, clip=ctl.TrainerOptions().clip, norms="global")
-        trainer.train(tf.constant(10))
-        ends.append([*end(trainer), *(error.sum(0) for error in errors(trainer))])
-    assert largest_difference(*ends) <= 1e-11
-    assert sum(error.any() for error in errors(trainer)) == 2
-
-
-class Thawing(reference_model.ReferenceTrainer):
-    """The step trains the layer that comes before the last only from step 2 on."""
-
-    def build_model(self):
-        model = super().build_model()
-        model.layers[-2].trainable = False
-        return model
-
-    def __init__(self, **arguments):
-        super().__init__(**arguments)
-        with self.build_scope():
-            self.model.layers[-2].trainable = True
-            self.second = tf_keras.optimizers.SGD(0.1)
-            self.second.build(self.model.trainable_variables)
-            self.model.layers[-2].trainable = False
-
-    def train_loop_begin(self):
-        self.model.layers[-2].trainable = self.global_step.numpy() >= 2
-        super().train_loop_begin()
-
-    def replica_step(self, batch):
-        def loss(rows):
-            return self.per_example_loss(rows, self.forward(rows, True))
-
-        variables = self.model.trainable_variables
-        return self.minimize(batch, loss, variables=variables, optimizer=self.second)
-
-
-@pytest.mark.slow
-def test_layer_that_the_trainer_unfreezes_is_compressed_and_resumed(tmp_path):
-    trainer = make(2, cls=Thawing)
-    for _ in range(3):
-        trainer.train(tf.constant(1))
-    assert [error.any() for error in errors(trainer)] == [False, True, True]
-    Checkpointer(tmp_path, trainer).save()
-    resumed = make(2, cls=Thawing)  # with a frozen layer
-    Checkpointer(tmp_path, resumed).all_restore_latest()
-    assert same(end(resumed), end(trainer)) and same(kept(resumed), kept(trainer))
-
-
 class Lazy(reference_model.ReferenceTrainer):
     """The step builds a second model."""
 
-    def __init__(self, **arguments):
-        super().__init__(**arguments)
-        self.other = tf_keras.Sequential([tf_keras.layers.Dense(6, name="lazy")])
-
     def replica_step(self, batch):
+        if not hasattr(self, "other"):
+            self.other = tf_keras.Sequential([tf_keras.layers.Dense(6, name="lazy")])
         self.other(batch["x"])
         return super().replica_step(batch)
 
 
-def test_model_that_the_step_builds_is_rejected_in_one_line():
-    message = (
-        r"cannot compress the gradient of .*lazy/kernel:0, which the step created: build every"
-    )
+def test_models_and_options_without_effect_are_rejected_in_one_line():
+    message = "cannot compress the gradient of .*lazy/kernel:0, which the step created: build every"
     with pytest.raises(ctl.UsageError, match=message):
         make(1, cls=Lazy).train(tf.constant(1))
-
-
-def test_options_without_effect_are_rejected_in_one_line():
     message = (
         r"powersgd of rank 50 compresses no variable, .* choose a smaller runtime.all_reduce.rank"
     )
@@ -322,7 +229,5 @@ def test_bytes_and_the_method_are_described():
         "powersgd of rank 1 from step 3 on: 0.00 MiB in place of 0.00 MiB"
     )
     sixteen = engine_of(make(2, **FLOAT16))
-    assert sixteen.step.update.compression.count_bytes(sixteen.step.attributes.models()) == (
-        4 * 65,
-        2 * 65,
-    )
+    models = sixteen.step.attributes.models()
+    assert sixteen.step.update.compression.count_bytes(models) == (4 * 65, 2 * 65)

@@ -48,14 +48,14 @@ def averages(trainer):
     return [v.numpy() for v in engine_of(trainer).step.ema.state.averages]
 
 
-def average_by_numpy(trainer, steps, decay):
+def average_by_numpy(trainer, steps, decay, read=weights):
     """Trains step by step, and returns the averages as the documentation defines them."""
-    expected = weights(trainer)
+    expected = read(trainer)
     for _ in range(steps):
         trainer.train(tf.constant(1))
         t = int(trainer.optimizer.iterations.numpy())
         d = min(decay, (1 + t) / (10 + t))
-        expected = [d * e + (1 - d) * w for e, w in zip(expected, weights(trainer), strict=True)]
+        expected = [d * e + (1 - d) * w for e, w in zip(expected, read(trainer), strict=True)]
     return expected
 
 
@@ -72,37 +72,23 @@ def shared():
 
 def test_averages_are_those_of_the_definition():
     trainer = make(decay=0.4)  # (1 + t) / (10 + t) is smaller in the first four steps
-    assert all(
-        np.array_equal(a, w) for a, w in zip(averages(trainer), weights(trainer), strict=True)
-    )
+    close(averages(trainer), weights(trainer), 0)
     expected = average_by_numpy(trainer, 8, 0.4)
     close(averages(trainer), expected)
     # Of every weight and of every moving statistic, and none is the weight itself.
     assert len(expected) == 8
-    distances = [
-        np.abs(a - w).max() for a, w in zip(averages(trainer), weights(trainer), strict=True)
-    ]
-    assert min(distances[2:]) > 1e-6
+    pairs = zip(averages(trainer), weights(trainer), strict=True)
+    assert min([np.abs(a - w).max() for a, w in pairs][2:]) > 1e-6
 
 
-@functools.cache
-def one_replica(batch, cls):
-    return average_by_numpy(make(batch=batch, cls=cls), 5, 0.75)
-
-
-@pytest.mark.slow  # test_resumed_run_... compares 2 replicas with one
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("replicas", "batch", "options"),
-    [
-        (4, 7, {}),
-        (1, 8, dict(cls=tiny.TinyTrainer, xla="loop")),
-        (1, 8, dict(cls=tiny.TinyTrainer, xla="step")),
-        (2, 8, dict(cls=tiny.TinyTrainer, xla="gradients", gradient_accumulation_steps=2)),
-    ],
+    ("replicas", "options"),
+    [(1, dict(xla="loop")), (2, dict(xla="gradients", gradient_accumulation_steps=2))],
 )
-def test_averages_do_not_depend_on_replicas_and_compilation(replicas, batch, options):
-    expected = one_replica(batch, options.get("cls", Normalized))
-    trainer = make(replicas, batch=batch, **options)
+def test_averages_do_not_depend_on_replicas_and_compilation(replicas, options):
+    expected = average_by_numpy(make(cls=tiny.TinyTrainer), 5, 0.75)
+    trainer = make(replicas, cls=tiny.TinyTrainer, **options)
     trainer.train(tf.constant(5))
     close(averages(trainer), expected, 1e-10)
     check_copies(trainer)
@@ -118,48 +104,32 @@ def check_copies(trainer):
 def test_statistics_per_replica_are_averaged_per_replica():
     trainer = make(2, model={})
     variables = [v for v in trainer.model.variables if v.dtype.is_floating]
-    expected = [testing.copies(trainer.strategy, v) for v in variables]
-    for t in range(1, 4):
-        trainer.train(tf.constant(1))
-        d = min(0.75, (1 + t) / (10 + t))
-        expected = [
-            [
-                d * e + (1 - d) * w
-                for e, w in zip(copies, testing.copies(trainer.strategy, v), strict=True)
-            ]
-            for copies, v in zip(expected, variables, strict=True)
-        ]
-    ema = engine_of(trainer).step.ema
-    differ = 0
-    for average, copies in zip(ema.state.averages, expected, strict=True):
-        close(testing.copies(trainer.strategy, average), copies)
-        differ += not np.array_equal(copies[0], copies[1])
-    assert differ == 2  # the moving mean and variance
+
+    def copies(trainer):
+        return [np.stack(testing.copies(trainer.strategy, v)) for v in variables]
+
+    expected = average_by_numpy(trainer, 3, 0.75, copies)
+    state = engine_of(trainer).step.ema.state.averages
+    close([np.stack(testing.copies(trainer.strategy, v)) for v in state], expected)
+    assert sum(not np.array_equal(*each) for each in expected) == 2  # the moving mean and variance
     # The exchange keeps every replica's own value, and not their mean.
-    before = [testing.copies(trainer.strategy, v) for v in variables]
+    before = copies(trainer)
     with trainer.averaged_weights():
-        for variable, copies in zip(variables, expected, strict=True):
-            close(testing.copies(trainer.strategy, variable), copies)
-    for variable, copies in zip(variables, before, strict=True):
-        np.testing.assert_array_equal(testing.copies(trainer.strategy, variable), copies)
+        close(copies(trainer), expected)
+    close(copies(trainer), before, 0)
 
 
 def test_skipped_step_leaves_the_averages():
-    trainer = make(cls=faulty_trainers.Poisoned, on_non_finite="skip")
+    options = {"on_non_finite": "skip", "precision": "float16"}
+    trainer = make(cls=faulty_trainers.Poisoned, **options)
+    assert {a.dtype for a in averages(trainer)} == {np.dtype(np.float32)}
     trainer.train(tf.constant(faulty_trainers.BAD))
-    before = averages(trainer)
+    before, skipped = averages(trainer), int(trainer.skipped_steps.numpy())
     trainer.train(tf.constant(1))
-    assert (int(trainer.skipped_steps.numpy()), int(trainer.optimizer.iterations.numpy())) == (1, 2)
+    assert int(trainer.skipped_steps.numpy()) == skipped + 1
     close(averages(trainer), before, 0)
     trainer.train(tf.constant(1))
     assert np.abs(averages(trainer)[0] - before[0]).max() > 0
-
-
-def test_averages_under_a_loss_scale_are_float32():
-    trainer = make(precision="float16", cls=tiny.TinyTrainer)
-    expected = average_by_numpy(trainer, 3, 0.75)
-    close(averages(trainer), expected, 1e-6)
-    assert {a.dtype for a in averages(trainer)} == {np.dtype(np.float32)}
 
 
 def test_evaluation_uses_the_averages_and_restores_the_weights_bit_for_bit():
@@ -168,8 +138,7 @@ def test_evaluation_uses_the_averages_and_restores_the_weights_bit_for_bit():
     evaluator = ctl.StandardEvaluator(trainer)
     before, expected = weights(trainer), averages(trainer)
     outputs = evaluator.evaluate(tf.constant(-1))
-    for a, b in zip((*weights(trainer), *averages(trainer)), (*before, *expected), strict=True):
-        np.testing.assert_array_equal(a, b)
+    close((*weights(trainer), *averages(trainer)), (*before, *expected), 0)
     plain = make(decay=0.0)
     float_weights = [v for v in plain.model.variables if v.dtype.is_floating]
     for variable, value in zip(float_weights, expected, strict=True):
@@ -185,15 +154,9 @@ def test_weights_are_restored_after_an_exception():
     before = weights(trainer)
     with pytest.raises(ZeroDivisionError), trainer.averaged_weights():
         with trainer.averaged_weights():  # has no further effect
-            np.testing.assert_array_equal(weights(trainer)[0], averages_of(trainer)[0])
+            assert np.abs(weights(trainer)[0] - before[0]).max() > 0
         raise ZeroDivisionError
-    for a, b in zip(weights(trainer), before, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def averages_of(trainer):
-    """The averages while they are exchanged: the model has them, and `state` has the weights."""
-    return [v.numpy() for v in engine_of(trainer).step.ema._variables]
+    close(weights(trainer), before, 0)
 
 
 def test_averaged_weights_are_neither_trained_nor_saved(tmp_path):
@@ -222,26 +185,6 @@ def test_resumed_run_has_the_bits_of_the_undisturbed_one_and_the_averages_of_one
 
 
 @pytest.mark.slow
-def test_checkpoint_in_the_background_has_the_weights_although_an_evaluation_follows(tmp_path):
-    trainer = make()
-    trainer.train(tf.constant(3))
-    before, expected = weights(trainer), averages(trainer)
-    checkpoints = Checkpointer(tmp_path, trainer, background=True)
-    restored = make()
-    for _ in range(5):
-        checkpoints.save()
-        with trainer.averaged_weights():
-            pass
-        with trainer.averaged_weights():
-            checkpoints.wait()
-        for variable in (*restored.model.variables, *engine_of(restored).step.ema.state.averages):
-            variable.assign(tf.zeros_like(variable))
-        Checkpointer(tmp_path, restored).all_restore_latest()
-        close(weights(restored), before, 0)
-        close(averages(restored), expected, 0)
-
-
-@pytest.mark.slow
 def test_run_without_averages_is_continued_with_averages_in_part(tmp_path):
     plain = make(decay=0.0)
     plain.train(tf.constant(3))
@@ -251,35 +194,6 @@ def test_run_without_averages_is_continued_with_averages_in_part(tmp_path):
         Checkpointer(tmp_path, trainer).all_restore_latest()
     Checkpointer(tmp_path, trainer, partial=True).all_restore_latest()
     close(averages(trainer), weights(plain), 0)
-
-
-@pytest.mark.slow
-def test_nothing_is_added_to_a_step_without_averages():
-    def count(decay):
-        trainer = make(decay=decay, cls=tiny.TinyTrainer)
-        iterator = iter(engine_of(trainer).pipeline.training_dataset(8, start=0))
-        function = tf.function(trainer.train_step).get_concrete_function(iterator)
-        return len(function.graph.get_operations()), set(trainer.checkpoint_items())
-
-    (without, items), (averaged, more) = count(0.0), count(0.75)
-    assert more - items == {"ema"} and averaged > without
-    trainer = make(decay=0.0)
-    assert engine_of(trainer).step.ema is None
-    with trainer.averaged_weights():
-        trainer.train(tf.constant(1))
-
-
-@pytest.mark.slow
-def test_the_kit_compares_the_averages():
-    report = testing.check_replica_equivalence(
-        Normalized,
-        tiny.examples(),
-        replicas=(1, 2),
-        accumulation=(1,),
-        batch_sizes=(5,),
-        options=ctl.TrainerOptions(ema_decay=0.5, model={"sync_batch_norm": True}),
-    )
-    assert report.equivalent, report.failure()
 
 
 def test_own_train_step_is_rejected():
@@ -321,12 +235,7 @@ class Two(tiny.TinyTrainer):
 def test_further_models_are_averaged_evaluated_and_restored(tmp_path):
     trainer = make(1, Two)
     variables = [*trainer.model.variables, *trainer.other.variables]
-    expected = [v.numpy() for v in variables]
-    for _ in range(4):
-        trainer.train(tf.constant(1))
-        t = int(trainer.optimizer.iterations.numpy())
-        d = min(0.75, (1 + t) / (10 + t))
-        expected = [d * e + (1 - d) * v.numpy() for e, v in zip(expected, variables, strict=True)]
+    expected = average_by_numpy(trainer, 4, 0.75, lambda _: [v.numpy() for v in variables])
     close(averages(trainer), expected)
     weights_before = [v.numpy() for v in variables]
     with trainer.averaged_weights():

@@ -9,7 +9,6 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.replica.updates import parameter_groups
 from ctl.testing import tiny
 
@@ -50,18 +49,17 @@ SYNCHRONIZED = dict(model={"sync_batch_norm": True})  # statistics per replica w
 
 
 @functools.cache
-def plain_moves(replicas):
-    return moves(make(replicas, **SYNCHRONIZED))
+def plain_moves():
+    return moves(make(**SYNCHRONIZED))
 
 
-@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_scale_multiplies_the_rate_of_the_variables_of_a_group(replicas):
-    reference = plain_moves(1)
+def test_scale_multiplies_the_rate_of_the_variables_of_a_group():
+    reference = plain_moves()
     groups = [
         dict(variables="backbone/*/kernel", learning_rate_scale=0.25),
         dict(variables=["backbone/*", "head/bias"], learning_rate_scale=2),
     ]
-    scaled = moves(make(replicas, optimizer_groups=groups, **SYNCHRONIZED))
+    scaled = moves(make(2, optimizer_groups=groups, **SYNCHRONIZED))
     factors = {"stem/kernel:0": 0.25, "stem/bias:0": 2, "norm/gamma:0": 2, "norm/beta:0": 2}
     factors |= {"head/bias:0": 2, "head/kernel:0": 1}
     for name, factor in factors.items():
@@ -90,7 +88,7 @@ def apply(optimizer, groups=()):
 HALF = [dict(variables="head/*", learning_rate_scale=0.5)]
 
 
-@pytest.mark.parametrize("name", ["Adam", "AdamW", "Lion", "RMSprop"])
+@pytest.mark.parametrize("name", ["AdamW", "Lion"])
 def test_scaled_group_is_the_optimizer_with_the_scaled_rate_and_its_decay(name):
     cls = getattr(tf_keras.optimizers, name)
     fast, slow, mixed = (cls(rate, weight_decay=0.5) for rate in (0.02, 0.01, 0.02))
@@ -122,44 +120,19 @@ def test_frozen_layers_do_not_change_and_have_no_slots():
     assert len(slots) == 2 and all("head" in name for name in slots)
 
 
-def test_a_layer_can_only_be_frozen_as_a_whole():
-    with pytest.raises(ctl.UsageError, match="freezes stem/kernel:0, but other variables of the"):
-        make(optimizer_groups=[dict(variables="backbone/stem/kernel", frozen=True)])
-
-
-@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_excluded_variables_have_no_weight_decay(replicas):
+def test_excluded_variables_have_no_weight_decay():
     trainer = make(
-        replicas,
         optimizer=lambda: tf_keras.optimizers.SGD(0.5, weight_decay=0.25),
         weight_decay_exclude=["*/bias", "norm/*"],
         **SYNCHRONIZED,
     )
     weights = {v.name: v.numpy() for v in trainer.model.variables}
-    moved, undecayed = moves(trainer), plain_moves(replicas)
+    moved, undecayed = moves(trainer), plain_moves()
     for name in ("stem/kernel:0", "head/kernel:0"):
         expected = undecayed[name] - 0.5 * 0.25 * weights[name]
         np.testing.assert_allclose(moved[name], expected, atol=1e-12)
     for name in ("stem/bias:0", "head/bias:0", "norm/gamma:0", "norm/beta:0"):
         np.testing.assert_array_equal(moved[name], undecayed[name])
-
-
-@pytest.mark.slow
-def test_groups_and_exclusions_work_under_a_loss_scale():
-    tf_keras.backend.reset_uids()  # the pattern contains a name that tf_keras counts up
-    trainer = tiny.tiny_trainer(
-        precision="float16",
-        optimizer=lambda: tf_keras.optimizers.SGD(0.5, weight_decay=0.5),
-        weight_decay_exclude=["*"],
-        optimizer_groups=[dict(variables="dense_*/*", learning_rate_scale=0.5)],
-    )
-    reference = tiny.tiny_trainer(
-        precision="float16", optimizer=lambda: tf_keras.optimizers.SGD(0.5)
-    )
-    reference.model.set_weights(trainer.model.get_weights())
-    actual, expected = list(moves(trainer).values()), list(moves(reference).values())
-    np.testing.assert_allclose(actual[-1], expected[-1] * 0.5, rtol=1e-2)
-    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -173,9 +146,13 @@ def test_groups_and_exclusions_work_under_a_loss_scale():
             dict(weight_decay_exclude=["*/scale"]),
             "optimizer.weight_decay_exclude has '*/scale', which no variable of the model matches",
         ),
+        (
+            dict(optimizer_groups=[dict(variables="backbone/stem/kernel", frozen=True)]),
+            "freezes stem/kernel:0, but other variables of the",
+        ),
     ],
 )
-def test_a_pattern_without_a_match_is_one_line(options, message):
+def test_a_pattern_without_a_match_or_of_a_part_of_a_layer_is_one_line(options, message):
     with pytest.raises(ctl.UsageError) as error:
         make(**options)
     assert message in str(error.value)
@@ -184,7 +161,7 @@ def test_a_pattern_without_a_match_is_one_line(options, message):
 class Two(Nested):
     """A second model with the names of the first one's head, and an optimizer of its own."""
 
-    hold = staticmethod(lambda optimizer: optimizer)  # an attribute; or in a list
+    hold = staticmethod(lambda optimizer: optimizer)  # an attribute; or in a dict
     build_second = True
 
     def __init__(self, **arguments):
@@ -202,7 +179,7 @@ class Two(Nested):
             self.second = self.hold(second)
 
     def replica_step(self, batch):
-        second = self.second() if callable(self.second) else tf.nest.flatten([self.second])[0]
+        second = tf.nest.flatten([self.second])[0]
         self.minimize(
             batch,
             lambda rows: tf.square(self.judge(rows["x"])[:, 0] - 1),
@@ -214,11 +191,10 @@ class Two(Nested):
 
 def judge_moves(**options):
     """By how much a step moves the second model, and its weights before."""
-    trainer = make(cls=options.pop("cls", Two), replicas=options.pop("replicas", 1), **options)
-    for index, variable in enumerate(trainer.judge.variables):
-        variable.assign(
-            np.linspace(index - 1, index, variable.shape.num_elements()).reshape(variable.shape)
-        )
+    trainer = make(**{"cls": Two, **options})
+    draw = np.random.default_rng(0)
+    for variable in trainer.judge.variables:
+        variable.assign(draw.normal(size=variable.shape))
     before = {v.name: v.numpy() for v in trainer.judge.variables}
     trainer.train(tf.constant(1))
     return {v.name: v.numpy() - before[v.name] for v in trainer.judge.variables}, before
@@ -229,11 +205,21 @@ def plain_judge():
     return judge_moves(weight_decay_exclude=["judge/*"])[0]
 
 
-def check_second_optimizer(**options):
+@pytest.mark.parametrize(
+    ("replicas", "hold"),
+    [
+        (1, lambda optimizer: {"judge": [optimizer]}),
+        # The first model's statistics per replica differ, but it does not influence the second one.
+        pytest.param(2, Two.hold, marks=pytest.mark.slow),
+    ],
+    ids=["in a list of a dict", "as an attribute"],
+)
+def test_groups_and_exclusions_apply_to_the_optimizer_of_a_second_model(replicas, hold):
     moved, before = judge_moves(
+        cls=type("Held", (Two,), {"hold": staticmethod(hold)}),
+        replicas=replicas,
         weight_decay_exclude=["*/bias"],
         optimizer_groups=[dict(variables="judge/end/*", learning_rate_scale=0.25)],
-        **options,
     )
     factors = {  # of the rate, and of the weight decay
         "hidden/kernel:0": (1, 0.25), "hidden/bias:0": (1, 0),
@@ -245,74 +231,10 @@ def check_second_optimizer(**options):
         assert np.abs(plain_judge()[name]).max() > 1e-3
 
 
-@pytest.mark.slow
-def test_groups_and_exclusions_apply_to_the_optimizer_of_a_second_model():
-    # The first model's statistics per replica differ, but it does not influence the second one.
-    check_second_optimizer(replicas=2)
-
-
-@pytest.mark.parametrize(
-    "hold",
-    [
-        lambda optimizer: {"judge": [optimizer]},
-        pytest.param(lambda optimizer: lambda: optimizer, marks=pytest.mark.slow),
-    ],
-    ids=["in a list of a dict", "in a closure"],
-)
-def test_second_optimizer_need_not_be_an_attribute(hold):
-    check_second_optimizer(cls=type("Held", (Two,), {"hold": staticmethod(hold)}))
-
-
-@pytest.mark.slow
-def test_a_second_model_can_be_frozen_and_unfrozen_later():
-    trainer = make(cls=Two, optimizer_groups=[dict(variables="judge/hidden/*", frozen=True)])
-    hidden = trainer.judge.layers[0]
-    before = hidden.get_weights()
-    trainer.train(tf.constant(1))
-    np.testing.assert_array_equal(hidden.get_weights()[0], before[0])
-    hidden.trainable = True
-    trainer.train(tf.constant(1))
-    assert np.abs(hidden.get_weights()[0] - before[0]).max() > 1e-6
-
-
-@pytest.mark.slow
-def test_what_the_user_has_excluded_stays_excluded():
-    class Excluding(Two):
-        @staticmethod
-        def hold(optimizer):
-            optimizer._exclude_from_weight_decay_names = ["hidden/kernel"]
-            return optimizer
-
-    moved, _ = judge_moves(cls=Excluding, weight_decay_exclude=["end/*", "hidden/bias"])
-    for name, move in plain_judge().items():
-        np.testing.assert_allclose(moved[name], move, rtol=0, atol=1e-12)
-
-
-@pytest.mark.slow
-def test_checkpoint_of_a_second_optimizer_with_groups_restores_without_them(tmp_path):
-    groups = [dict(variables="judge/end/*", learning_rate_scale=0.25)]
-    grouped = make(cls=Two, optimizer_groups=groups, weight_decay_exclude=["*/bias"])
-    grouped.train(tf.constant(2))
-    path = Checkpointer(tmp_path, grouped).save()
-    plain = make(cls=Two)
-    Checkpointer(tmp_path, plain).restore(path)
-    assert int(plain.second.iterations) == 2
-    grouped.train(tf.constant(1))
-    expected = grouped.judge.get_weights()
-    Checkpointer(tmp_path, grouped).restore(path)
-    grouped.train(tf.constant(1))
-    for one, other in zip(expected, grouped.judge.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 @pytest.mark.parametrize(
     ("cls", "pattern", "message"),
     [
-        (
-            Two,
-            "jugde/*",
-            "optimizer.weight_decay_exclude has 'jugde/*', which no variable of the model",
-        ),
+        (Two, "jugde/*", "weight_decay_exclude has 'jugde/*', which no variable of the model"),
         (
             type("Unbuilt", (Two,), {"build_second": False}),
             "*/bias",
