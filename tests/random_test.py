@@ -281,20 +281,6 @@ def test_draws_have_the_documented_distributions():
     assert float(tf.reduce_max(tf.cast(half, tf.float32))) < 1
 
 
-def train_in_one_process(cls):
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    return strategy.num_replicas_in_sync, weights(make(cls, strategy))
-
-
-@pytest.mark.slow
-def test_draws_on_two_processes_are_those_of_one():
-    cls = Mixup
-    (replicas, first), (_, second) = testing.run_workers(train_in_one_process, cls)
-    assert replicas == 2
-    np.testing.assert_array_equal(first, second)
-    np.testing.assert_allclose(first, on_one_replica(cls), rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("draw", "message"),
     [

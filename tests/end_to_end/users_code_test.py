@@ -25,10 +25,6 @@ LONG_SPLITS = (
     Split(4),  # 2 + 2 + 2 + 1 rows
     Split(2, batch=8, ragged=True),  # the last batch has 2 + 1
     Split(2, micro_batches=2),
-    Split(2, batch=8),
-    Split(4, batch=8),
-    Split(4, batch=8, ragged=True),
-    Split(1, micro_batches=2),
 )
 ROWS = (*table.ROWS, *COUPLED)
 # They assign a variable in each forward pass, or have a fixed draw.
@@ -40,16 +36,7 @@ WITH_ACCUMULATION = (
 
 LONG = (pytest.mark.slow, pytest.mark.long)
 # A second or more each; the default run has others of their kinds.
-SLOW_CASES = (
-    "transformer block",
-    "masked language model",
-    "RandomBrightness",
-    "cutmix",
-    "CTC by add_loss",
-    "Flipout",
-    "distillation",
-    "actor critic",
-)
+SLOW_CASES = ("masked language model", "distillation", "actor critic")
 
 
 def cases(rows, *, every):
@@ -157,7 +144,6 @@ def test_one_replica_that_computes_its_batch_at_once_is_warned(caplog):
     "case",
     [
         metrics.CustomMetric,
-        pytest.param(metrics.Regression, marks=pytest.mark.slow),
         pytest.param(metrics.MeanOfRows, marks=pytest.mark.slow),
         pytest.param(metrics.MonteCarloDropout, marks=pytest.mark.slow),
     ],

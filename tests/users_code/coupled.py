@@ -5,14 +5,6 @@ from tests.users_code.table import GATHER, Row, gathers
 
 COUPLED = (
     gathers("SimCLR", "Keras: semisupervised_simclr", pairs, "ContrastiveLoss", GATHER),
-    gathers(
-        "supervised contrastive loss",
-        "Keras: supervised_contrastive",
-        pairs,
-        "SupervisedContrastiveLoss",
-        GATHER,
-    ),
-    gathers("batch-hard triplets", "TF addons: triplet_hard_loss", pairs, "HardTriplets", GATHER),
     Row(
         "hardest examples, mask",
         "Shrivastava et al.: OHEM",

@@ -64,75 +64,6 @@ class AddLossAutoencoder(VariationalAutoencoder):
         return tf.reduce_sum((batch["x"] - outputs) ** 2, axis=1)
 
 
-class FunctionalAddLoss(AddLossAutoencoder):
-    """`model.add_loss(tensor)` of a functional model, as older tutorials write it."""
-
-    def build_model(self):
-        x = tf_keras.Input((6,))
-        hidden = layers.Dense(4, activation="relu")(x)
-        z_mean, z_log_var = layers.Dense(2)(hidden), layers.Dense(2)(hidden)
-        model = tf_keras.Model(x, layers.Dense(6)(z_mean))
-        model.add_loss(tf_keras.backend.mean(divergence(z_mean, z_log_var)))
-        return model
-
-
-class DivergenceByRow(VariationalAutoencoder):
-    """The same model with the divergence in the loss of the row."""
-
-    class Mean(layers.Layer):
-        def call(self, inputs):
-            return inputs[0]
-
-    sampling = Mean
-
-
-class VectorQuantizer(layers.Layer):
-    """The nearest code of each vector, with a straight-through gradient (Keras: VQ-VAE)."""
-
-    def __init__(self, codes=5, width=3, add=True):
-        super().__init__()
-        self.codes, self.width, self.add = codes, width, add
-
-    def build(self, input_shape):
-        self.table = self.add_weight("table", (self.width, self.codes), initializer="uniform")
-
-    def call(self, x):
-        flat = tf.reshape(x, [-1, self.width])
-        distances = (
-            tf.reduce_sum(flat**2, axis=1, keepdims=True)
-            - 2 * tf.matmul(flat, self.table)
-            + tf.reduce_sum(self.table**2, axis=0)
-        )
-        index = tf.argmin(distances, axis=1)
-        quantized = tf.reshape(tf.gather(tf.transpose(self.table), index), tf.shape(x))
-        commitment = (tf.stop_gradient(quantized) - x) ** 2
-        codebook = (quantized - tf.stop_gradient(x)) ** 2
-        if self.add:
-            self.add_loss(0.25 * tf.reduce_mean(commitment) + tf.reduce_mean(codebook))
-        losses = tf.reduce_mean(0.25 * commitment + codebook, axis=[1, 2, 3])
-        return x + tf.stop_gradient(quantized - x), losses
-
-
-class QuantizedAutoencoder(Case):
-    features = ("image",)
-    add = True
-
-    def build_model(self):
-        image = tf_keras.Input((6, 6, 3))
-        encoded = layers.Conv2D(3, 3, strides=2, padding="same")(image)
-        quantized, losses = VectorQuantizer(add=self.add)(encoded)
-        decoded = layers.Conv2DTranspose(3, 3, strides=2, padding="same")(quantized)
-        return tf_keras.Model(image, [decoded, losses])
-
-    def per_example_loss(self, batch, outputs):
-        losses = tf.reduce_mean((batch["image"] - outputs[0]) ** 2, axis=[1, 2, 3])
-        return losses if self.add else losses + outputs[1]
-
-
-class QuantizedByRow(QuantizedAutoencoder):
-    add = False
-
-
 class Diffusion(Case):
     """A random time and random noise for each row; the network predicts the noise (Keras: DDIM)."""
 
@@ -156,14 +87,6 @@ class Diffusion(Case):
     def per_example_loss(self, batch, outputs):
         noise, predicted = outputs
         return tf.reduce_mean(tf.abs(noise - predicted), axis=1)
-
-
-class DiscreteDiffusion(Diffusion):
-    """Integer time steps, as in DDPM."""
-
-    def draw(self, x):
-        steps = tf.random.uniform([tf.shape(x)[0]], 0, 100, tf.int64)
-        return tf.cast(steps, x.dtype)[:, None] / 100, tf.random.normal(tf.shape(x), dtype=x.dtype)
 
 
 class FixedBatchDiffusion(Diffusion):
@@ -218,26 +141,6 @@ class AdversarialNetworks(Case):
             optimizer=self.discriminator_optimizer,
         )
         return self.minimize(batch, self.generator_losses)
-
-
-class GradientPenalty(AdversarialNetworks):
-    """The critic's gradient at random points between real and generated rows (Keras: WGAN-GP)."""
-
-    def draw_point(self, x):
-        return tf.random.uniform([tf.shape(x)[0], 1], dtype=x.dtype)
-
-    def discriminator_losses(self, batch):
-        real, fakes = batch["x"], self.model(self.draw_noise(batch["x"]), training=True)
-        between = real + self.draw_point(real) * (fakes - real)
-        with tf.GradientTape() as tape:
-            tape.watch(between)
-            score = self.discriminator(between, training=True)
-        norms = tf.sqrt(tf.reduce_sum(tape.gradient(score, between) ** 2, axis=1))
-        scores = self.discriminator(fakes) - self.discriminator(real)
-        return scores[:, 0] + 10 * (norms - 1) ** 2
-
-    def generator_losses(self, batch):
-        return -self.discriminator(self.model(self.draw_noise(batch["x"])))[:, 0]
 
 
 class RealGradientPenalty(Case):
