@@ -7,13 +7,10 @@ import pytest
 from benchmarks.comparisons import tutorials
 from ctl import testing
 from tests import child
+from tests.docs.pages import blocks
 
 TEXT = (child.ROOT / "docs/prove-your-loop.md").read_text()
 TABLE = [line for line in TEXT.splitlines() if re.search(r"\| (equivalent|differs) \|", line)]
-
-
-def blocks(text):
-    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 FIRST = blocks(TEXT.partition("## What is compared")[0])
