@@ -215,7 +215,7 @@ def read_metrics(workdir):
 def test_a_killed_and_interrupted_run_ends_with_the_bits_of_an_uninterrupted_one(
     folder, complete_run
 ):
-    """SIGKILL in step 18, after the metrics of step 15; SIGINT in the save of step 20; then to the end."""
+    """SIGKILL in step 18, after the metrics of step 15; SIGINT in the evaluation of step 15; then to the end."""
     uninterrupted = complete_run[0] / WORKDIR
     metrics = read_metrics(uninterrupted)
     program = ["--", "--config=experiment.py", "--workdir=run"]
@@ -223,7 +223,7 @@ def test_a_killed_and_interrupted_run_ends_with_the_bits_of_an_uninterrupted_one
     killed = child.run([*faults, "--kill=step:18", *program], cwd=folder)
     assert killed.returncode == -signal.SIGKILL
     assert read_metrics("run") == metrics[:4]
-    stopped = child.run([*faults, "--kill=save:1", "--signal=SIGINT", *program], cwd=folder)
+    stopped = child.run([*faults, "--kill=eval:1", "--signal=SIGINT", *program], cwd=folder)
     assert (stopped.returncode, stopped.stderr) == (75, "")
     assert "SIGINT: saving, then stopping" in stopped.stdout
     assert "rerun the same command" in stopped.stdout
