@@ -195,18 +195,6 @@ class Unkeyed(Trainer):
         return super().per_example_loss(batch, outputs + noise)
 
 
-class HeldByTheTrainer(Trainer):
-    """Layers that no model contains."""
-
-    def build_model(self):
-        self.drop = layers.Dropout(0.5)
-        return super().build_model()
-
-    def forward(self, batch, training):
-        late = layers.GaussianNoise(0.5, dtype="float64")
-        return self.model(late(self.drop(batch["x"], training=training), training=training))
-
-
 class Flipped(Trainer):
     def build_model(self):
         self.flip = layers.RandomFlip(name="flip")
@@ -214,11 +202,6 @@ class Flipped(Trainer):
 
     def preprocess(self, batch):
         return {**batch, "x": self.flip(batch["x"][..., None], training=True)[..., 0]}
-
-
-@pytest.mark.slow
-def test_layers_that_no_model_holds_are_the_same_on_every_split():
-    check_splits(HeldByTheTrainer)
 
 
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])

@@ -266,41 +266,6 @@ def test_orbits_own_controller_drives_trainer_and_evaluator(tmp_path, capsys):
     assert "ckpt-30" in tf.train.latest_checkpoint(str(tmp_path))
 
 
-class Reporting(reference_model.ReferenceTrainer):
-    """Trains by hand-written hooks of each size."""
-
-    def regularization_losses(self):
-        return []
-
-    def replica_step(self, batch):
-        first = self.minimize(
-            batch,
-            lambda rows: self.per_example_loss(rows, self.forward(rows, training=True)),
-        )
-        self.minimize(
-            batch,
-            lambda rows: tf.square(self.scale * rows["x"][:, 0]),
-            variables=[self.scale],
-            optimizer=self.second_optimizer,
-        )
-        return first
-
-
-@pytest.mark.slow
-def test_replica_step_may_train_two_things_by_two_optimizers():
-    where = testing.make_strategy(2)
-    trainer = reference_model.make_trainer(where, 5, cls=Reporting)
-    with where.scope():
-        trainer.scale = tf.Variable(2.0, dtype=tf.float64)
-        trainer.second_optimizer = tf_keras.optimizers.SGD(0.5)
-    trainer.train(tf.constant(1))
-    rows = reference_model.pick(reference_model.examples(), batch_rows(0, 5))
-    gradient = (rows["weight"] * 2 * 2.0 * rows["x"][:, 0] ** 2).sum() / rows["weight"].sum()
-    for copy in testing.copies(where, trainer.scale):
-        assert copy == pytest.approx(2.0 - 0.5 * gradient, abs=1e-12)
-    assert {"scale", "second_optimizer"} <= set(trainer.checkpoint_items())
-
-
 def test_loss_that_is_already_reduced_is_rejected():
     class Reduced(reference_model.ReferenceTrainer):
         def per_example_loss(self, batch, outputs):
@@ -334,45 +299,6 @@ def test_corrupt_tfrecords_are_one_clear_line(tfrecords):
         trainer.train(tf.constant(1))
     with pytest.raises(ctl.UsageError, match=r"evaluation data is corrupt \(corrupted record at"):
         ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
-
-
-class TwoModels(reference_model.ReferenceTrainer):
-    """Trains a second and a third model with dropout of their own, the third of which is in a list."""
-
-    def __init__(self, **arguments):
-        super().__init__(**arguments)
-        with self.build_scope():
-            layers = tf_keras.layers
-
-            def dropping():
-                return tf_keras.Sequential(
-                    [layers.InputLayer([4]), layers.Dropout(0.5), layers.Dense(1)]
-                )
-
-            self.second = dropping()
-            self.nets = [dropping()]
-            self.optimizers = [tf_keras.optimizers.SGD(0.1) for _ in range(2)]
-
-    def replica_step(self, batch):
-        for net, optimizer in zip((self.second, *self.nets), self.optimizers, strict=True):
-            loss = self.minimize(
-                batch,
-                lambda rows, net=net: tf.square(net(rows["x"], training=True)[:, 0]),
-                variables=net.trainable_variables,
-                optimizer=optimizer,
-            )
-        return loss
-
-
-@pytest.mark.slow
-def test_dropout_of_a_second_model_is_keyed_by_the_row_too():
-    one, two = (
-        reference_model.make_trainer(testing.make_strategy(n), 7, cls=TwoModels) for n in (1, 2)
-    )
-    for trainer in (one, two):
-        trainer.train(tf.constant(5))
-    same_weights(one.second, two.second, 1e-12)
-    same_weights(one.nets[0], two.nets[0], 1e-12)
 
 
 def test_uint8_labels_are_not_pixels():

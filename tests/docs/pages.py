@@ -15,5 +15,5 @@ def run(page, **names):
     """Runs all blocks of a page as one program; returns its names."""
     code = "\n\n".join(blocks(page))
     assert code
-    exec(compile(code, f"docs/{page}.md", "exec"), names)
+    exec(compile(code, f"docs/{page}.md, all blocks", "exec"), names)  # not the name of a file
     return names

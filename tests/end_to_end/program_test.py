@@ -215,7 +215,7 @@ def read_metrics(workdir):
 def test_a_killed_and_interrupted_run_ends_with_the_bits_of_an_uninterrupted_one(
     folder, complete_run
 ):
-    """SIGKILL in step 18, after the metrics of step 15; SIGINT in the evaluation of step 15; then to the end."""
+    """SIGKILL in step 18, SIGINT in the evaluation of step 15, then to the end."""
     uninterrupted = complete_run[0] / WORKDIR
     metrics = read_metrics(uninterrupted)
     program = ["--", "--config=experiment.py", "--workdir=run"]

@@ -36,7 +36,7 @@ WITH_ACCUMULATION = (
 
 LONG = (pytest.mark.slow, pytest.mark.long)
 # A second or more each; the default run has others of their kinds.
-SLOW_CASES = ("masked language model", "distillation", "actor critic")
+SLOW_CASES = ("masked language model", "actor critic")
 
 
 def cases(rows, *, every):

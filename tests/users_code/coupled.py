@@ -14,7 +14,6 @@ COUPLED = (
         pairs.HardestExamples,
     ),
     gathers("advantages normalized over the batch", "PPO", pairs, "NormalizedAdvantage", GATHER),
-    gathers("normalization over axis 0", "a mistake", pairs, "CrossBatchNormalizer", GATHER),
     gathers("mixup with the reversed batch", "notebooks", mixing, "ReversedMixUp", GATHER),
     Row(
         "ghost batch normalization",

@@ -25,11 +25,6 @@ class ContrastiveLoss(pairs.ContrastiveLoss):
         return sum(cross_entropy(labels, values) for values in logits) / 2
 
 
-class BarlowTwins(pairs.BarlowTwins):
-    def per_example_loss(self, batch, outputs):
-        return for_each_row(batch, super().per_example_loss(batch, ctl.replica.all_gather(outputs)))
-
-
 class BatchDice(pairs.BatchDice):
     def per_example_loss(self, batch, outputs):
         target, outputs = ctl.replica.all_gather((batch["segmentation"], outputs))
@@ -55,12 +50,6 @@ class NormalizedAdvantage(pairs.NormalizedAdvantage):
         advantage = (batch["amount"] - mean) / (deviation + 1e-8)
         log_probability = tf.nn.log_softmax(outputs)
         return -advantage * tf.gather(log_probability, batch["label"], axis=1, batch_dims=1)
-
-
-class CrossBatchNormalizer(pairs.CrossBatchNormalizer):
-    def forward(self, batch, training):
-        norm = tf.norm(ctl.replica.all_gather(batch["x"]), axis=0)
-        return self.model(batch["x"] / norm, training=training)
 
 
 class ReversedMixUp(mixing.ReversedMixUp):

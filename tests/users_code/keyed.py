@@ -26,16 +26,6 @@ def first_layer(layer):
     return tf_keras.Sequential([layer, *last])
 
 
-class RandomErasing(noise.RandomErasing):
-    def draw(self, count, limit):
-        return ctl.random.integers([count], 0, limit)
-
-
-class RandomErasingCase(noise.RandomErasingCase):
-    def build_model(self):
-        return first_layer(RandomErasing())
-
-
 class RandomFlip(layers.Layer):
     """What replaces Keras' layer in the model."""
 
@@ -54,11 +44,6 @@ class RandomFlipCase(noise.RandomFlipCase):
 class LambdaDropout(Case):
     def build_model(self):
         return dense(layers.Lambda(lambda x: ctl.random.dropout(x, 0.4)))
-
-
-class VirtualAdversarial(noise.VirtualAdversarial):
-    def draw(self, x):
-        return ctl.random.normal(tf.shape(x), dtype=x.dtype)
 
 
 class MixUp(mixing.MixUp):
@@ -89,14 +74,6 @@ class Diffusion(generative.Diffusion):
     def draw(self, x):
         times = ctl.random.uniform([None, 1], dtype=x.dtype)
         return times, ctl.random.normal(tf.shape(x), dtype=x.dtype)
-
-
-class AdversarialNetworks(generative.AdversarialNetworks):
-    def draw_noise(self, x):
-        return ctl.random.normal([None, 3], dtype=x.dtype)
-
-    def draw_smoothing(self, logits):
-        return ctl.random.uniform(tf.shape(logits), dtype=logits.dtype)
 
 
 class NoisyCell(sequences.NoisyCell):

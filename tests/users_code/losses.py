@@ -3,7 +3,7 @@
 import tensorflow as tf
 import tf_keras
 
-from tests.users_code.examples import CLASSES, Case, dense
+from tests.users_code.examples import CLASSES, Case
 
 layers = tf_keras.layers
 
@@ -35,38 +35,6 @@ class SegmentationByPixel(Case):
         return tf.gather(
             tf.constant([1.0, 2.0], tf.float64), tf.cast(batch["segmentation"][..., 0], tf.int32)
         )
-
-
-class QuantileLoss(Case):
-    """Three quantiles of one target: [rows, 1] against [rows, 3]."""
-
-    features = ("x", "amount")
-
-    def build_model(self):
-        return dense()
-
-    def forward(self, batch, training):
-        return self.model(batch["x"], training=training)
-
-    def per_example_loss(self, batch, outputs):
-        error = batch["amount"][:, None] - outputs
-        quantiles = tf.constant([0.1, 0.5, 0.9], error.dtype)
-        return tf.reduce_sum(tf.maximum(quantiles * error, (quantiles - 1) * error), axis=1)
-
-
-class Distillation(Case):
-    """A student learns the softened predictions of a fixed teacher (Keras: distillation)."""
-
-    def __init__(self, **arguments):
-        super().__init__(**arguments)
-        with self.build_scope():
-            self.teacher = dense(layers.Dropout(0.5))
-            self.teacher.build((None, 6))
-
-    def per_example_loss(self, batch, outputs):
-        teacher = tf.stop_gradient(self.teacher(batch["x"], training=False))
-        soft = tf_keras.losses.kl_divergence(tf.nn.softmax(teacher / 3), tf.nn.softmax(outputs / 3))
-        return 0.3 * super().per_example_loss(batch, outputs) + 0.7 * 9 * soft
 
 
 class SampledSoftmax(Case):

@@ -56,18 +56,6 @@ class HardestExamplesMask(Case):
         return tf.where(losses >= smallest, losses, tf.zeros_like(losses))
 
 
-class BarlowTwins(Embedding):
-    """The correlation matrix of two views, normalized over the batch: a scalar (Keras)."""
-
-    def per_example_loss(self, batch, outputs):
-        def normalize(z):
-            return (z - tf.reduce_mean(z, axis=0)) / tf.math.reduce_std(z, axis=0)
-
-        count = tf.cast(tf.shape(outputs[0])[0], outputs[0].dtype)
-        correlation = tf.matmul(*map(normalize, outputs), transpose_a=True) / count
-        return tf.reduce_sum((correlation - tf.eye(4, dtype=count.dtype)) ** 2)
-
-
 class BatchDice(Case):
     """Dice over the complete batch: a scalar, as many segmentation notebooks compute it."""
 
@@ -109,10 +97,3 @@ class NormalizedAdvantage(Case):
         log_probability = tf.nn.log_softmax(outputs)
         chosen = tf.gather(log_probability, batch["label"], axis=1, batch_dims=1)
         return -advantage * chosen
-
-
-class CrossBatchNormalizer(Case):
-    """Layers that normalize over axis 0 by mistake."""
-
-    def forward(self, batch, training):
-        return self.model(tf.math.l2_normalize(batch["x"], axis=0), training=training)

@@ -163,31 +163,3 @@ class Transitions(layers.Layer):
 
     def call(self, scores):
         return scores, tf.identity(self.transitions)
-
-
-class TemporalClassification(Case):
-    """CTC by the function of Keras' backend, which returns [rows, 1]."""
-
-    features = ("series", "tags", "length")
-
-    def build_model(self):
-        activation = "softmax"
-        return tf_keras.Sequential(
-            [layers.GRU(4, return_sequences=True), layers.Dense(CLASSES + 1, activation=activation)]
-        )
-
-    def forward(self, batch, training):
-        return self.model(batch["series"], training=training)
-
-    def lengths(self, batch):
-        # At most two labels in five time steps, so that even repeated labels have a path.
-        length = tf.minimum(batch["length"], 2)[:, None]
-        return tf.fill(tf.shape(length), TOKENS), length
-
-    def per_example_loss(self, batch, outputs):
-        return tf_keras.backend.ctc_batch_cost(batch["tags"], outputs, *self.lengths(batch))
-
-
-class TemporalClassificationByRow(TemporalClassification):
-    def per_example_loss(self, batch, outputs):
-        return super().per_example_loss(batch, outputs)[:, 0]

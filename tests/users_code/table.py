@@ -66,27 +66,21 @@ def gathers(name: str, source: str, module: types.ModuleType, case: str, *messag
 
 UNIFORM, NORMAL, DROPOUT = "ctl.random.uniform", "ctl.random.normal", "ctl.random.dropout"
 INTEGERS, BY_ROW = "ctl.random.integers", "[rows]"
-CTC = sequences.TemporalClassificationByRow
 GATHER = "ctl.replica.all_gather"
 
 ROWS = (
     right("noise layers of Keras", "TF: overfit and underfit", noise.KerasNoise, plain=False),
     right("spatial dropout", "Keras: SpatialDropout2D", noise.SpatialDropout, plain=False),
     right("Fourier features, fixed projection", "Keras: NeRF", noise.FourierFeatures),
-    right("fast gradient sign", "TF: adversarial_fgsm", noise.FastGradientSign),
     right("adapted Normalization layer", "TF: regression", noise.AdaptedNormalization),
     draws("stochastic depth", "Keras: cct", noise, "StochasticDepthCase", UNIFORM),
-    draws("random erasing", "Keras CV: RandomCutout", noise, "RandomErasingCase", INTEGERS),
     draws("Lambda with backend.dropout", "Keras FAQ", noise, "LambdaDropout", DROPOUT),
-    draws("virtual adversarial training", "Miyato et al.", noise, "VirtualAdversarial", NORMAL),
     right("RandomTranslation", "Keras: gan_ada", noise.RandomTranslationCase, plain=False),
     draws("RandomFlip", "TF: images", noise, "RandomFlipCase", "input pipeline"),
     draws("mixup", "Keras: mixup", mixing, "MixUp"),
     right("label smoothing", "Keras: losses", mixing.SmoothedLabels),
     draws("variational autoencoder", "Keras: vae", generative, "VariationalAutoencoder", NORMAL),
     draws("diffusion, continuous time", "Keras: ddim", generative, "Diffusion"),
-    draws("DCGAN with noisy labels", "Keras: dcgan", generative, "AdversarialNetworks", NORMAL),
-    right("gradient penalty of real rows", "Mescheder et al.: R1", generative.RealGradientPenalty),
     Row(
         "divergence by add_loss",
         "Keras guide",
@@ -111,16 +105,6 @@ ROWS = (
         sequences.LanguageModel,
     ),
     right("conditional random field", "TF addons: CRF", sequences.ConditionalRandomField),
-    Row(
-        "CTC",
-        "Keras: captcha_ocr, ctc_batch_cost",
-        sequences.TemporalClassification,
-        (BY_ROW,),
-        CTC,
-        CTC,
-        1e-6,
-    ),
-    gathers("Barlow twins", "Keras: barlow_twins", pairs, "BarlowTwins", BY_ROW),
     gathers("Dice of the batch", "segmentation notebooks", pairs, "BatchDice", BY_ROW),
     gathers(
         "hardest examples, top k",
@@ -132,8 +116,6 @@ ROWS = (
     right("Dice of the image", "Keras: segmentation", pairs.Dice),
     right("focal loss", "Keras: BinaryFocalCrossentropy", losses.FocalLoss),
     right("segmentation, weights of pixels", "TF: segmentation", losses.SegmentationByPixel),
-    right("quantile loss", "Koenker; TF: forecasting", losses.QuantileLoss),
-    right("distillation", "Keras: knowledge_distillation", losses.Distillation),
     Row(
         "sampled softmax",
         "TF: word2vec",
