@@ -39,11 +39,12 @@ def check_one_step(trainer, rows, weighted=True):
             np.testing.assert_allclose(old - copy, gradient, rtol=0, atol=1e-12)
 
 
-def check_steps(trainer, order, examples=None, **arguments):
+def check_steps(trainer, order, **arguments):
     """Checks steps past the end of the first epoch; `order(step, batch)` returns their examples."""
-    examples = examples or reference_model.examples()
     for step in range(-(-reference_model.EXAMPLES // trainer.global_batch_size) + 1):
-        rows = reference_model.pick(examples, order(step, trainer.global_batch_size))
+        rows = reference_model.pick(
+            reference_model.examples(), order(step, trainer.global_batch_size)
+        )
         check_one_step(trainer, rows, **arguments)
 
 
@@ -119,45 +120,6 @@ def test_dataset_of_examples_is_batched_and_split_in_its_own_order():
         lambda split: tf.data.Dataset.from_tensor_slices(reference_model.examples())
     )
     check_steps(reference_model.make_trainer(testing.make_strategy(4), 5, cls=cls), in_order)
-
-
-@pytest.fixture
-def tfrecords(tmp_path):
-    """Two TFRecord files with the examples alternating between them; returns their pattern."""
-    rows = reference_model.examples()
-    paths = [str(tmp_path / f"part-{i}.tfrecord") for i in range(2)]
-    for i, path in enumerate(paths):
-        with tf.io.TFRecordWriter(path) as writer:
-            for row in range(i, reference_model.EXAMPLES, 2):
-                floats = {k: np.atleast_1d(v[row]).astype(np.float32) for k, v in rows.items()}
-                feature = {
-                    name: tf.train.Feature(float_list=tf.train.FloatList(value=value))
-                    for name, value in floats.items()
-                }
-                features = tf.train.Features(feature=feature)
-                writer.write(tf.train.Example(features=features).SerializeToString())
-    return str(tmp_path / "part-*.tfrecord")
-
-
-def parse(record):
-    shapes = {"x": [reference_model.FEATURES], "token": [], "label": [], "weight": []}
-    features = {name: tf.io.FixedLenFeature(shape, tf.float32) for name, shape in shapes.items()}
-    parsed = tf.io.parse_single_example(record, features)
-    kinds = {"x": tf.float64, "token": tf.int64, "label": tf.int64, "weight": tf.float64}
-    return {name: tf.cast(value, kinds[name]) for name, value in parsed.items()}
-
-
-def test_tfrecords_in_order(tfrecords):
-    def make(split):
-        # Two files interleaved record by record give the examples back in their order.
-        return ctl.data.tfrecords(tfrecords, parse, split="eval", interleave=2)
-
-    examples = {
-        k: v.astype(np.float32).astype(float) if v.dtype == float else v
-        for k, v in reference_model.examples().items()
-    }
-    trainer = reference_model.make_trainer(testing.make_strategy(1), 6, cls=dataset_trainer(make))
-    check_steps(trainer, in_order, examples)
 
 
 def same_weights(one, other, tolerance):
@@ -283,22 +245,6 @@ def test_empty_training_data_is_one_clear_line():
     cls = dataset_trainer(make)
     with pytest.raises(ctl.UsageError, match="ended after step 0"):
         reference_model.make_trainer(testing.make_strategy(1), 8, cls=cls).train(tf.constant(1))
-
-
-def test_corrupt_tfrecords_are_one_clear_line(tfrecords):
-    path = tfrecords.replace("*", "0")
-    with open(path, "r+b") as file:
-        file.seek(60)
-        file.write(b"corrupt")
-
-    def make(split):
-        return ctl.data.tfrecords(tfrecords, parse, split="eval")
-
-    trainer = reference_model.make_trainer(testing.make_strategy(1), 6, cls=dataset_trainer(make))
-    with pytest.raises(ctl.UsageError, match=r"training data is corrupt \(corrupted record at"):
-        trainer.train(tf.constant(1))
-    with pytest.raises(ctl.UsageError, match=r"evaluation data is corrupt \(corrupted record at"):
-        ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
 
 
 def test_uint8_labels_are_not_pixels():

@@ -3,8 +3,6 @@
 import pytest
 
 from benchmarks import chaos, counting
-from benchmarks.workdir_state import read_weights
-from tests import child
 
 
 @pytest.mark.parametrize(
@@ -55,41 +53,3 @@ def test_line_that_is_missing_or_twice_is_reported():
     for lines in ([], [line, line], [line | {"loss": 0.25}]):
         with pytest.raises(SystemExit, match=r"metrics\.jsonl has"):
             chaos.check_metrics({"metrics.jsonl": [line]}, {"metrics.jsonl": lines})
-
-
-# Uses the first example of each batch twice, and its second one never.
-REPEATING = """
-import sys
-
-import tensorflow as tf
-
-sys.path.insert(0, "ROOT")
-from benchmarks import counting
-from benchmarks.counting import get_config as counting_config
-
-
-class Repeating(counting.CountingTrainer):
-    def preprocess(self, batch):
-        index = batch["index"]
-        return {**batch, "index": tf.concat([index[:1], index[:1], index[2:]], axis=0)}
-
-
-def get_config():
-    config = counting_config()
-    config.trainer = "repeating.py:Repeating"
-    config.train.steps = 20
-    return config
-"""
-
-
-@pytest.mark.slow
-def test_trainer_that_repeats_an_example_is_detected(tmp_path):
-    program = REPEATING.replace("ROOT", str(child.ROOT))
-    (tmp_path / "repeating.py").write_text(program)
-    process = child.run(["-m", "ctl.main", "--config=repeating.py", "--workdir=run"], cwd=tmp_path)
-    assert process.returncode == 0, process.stderr
-    weights = read_weights(tmp_path / "run")
-    (counts,) = [value for name, value in weights.items() if name.startswith("consumed/")]
-    assert counts.sum() == 20 * counting.BATCH
-    with pytest.raises(ValueError, match="must have 140, each once"):
-        counting.check_consumed(counts, 20)

@@ -25,11 +25,6 @@ PHRASES = {
         "train_and_eval, train, eval, continuous_eval, export, check, profile_input, aot_compile, "
         "explain, devices"
     ),
-    "FLAGS": (
-        "--config, --mode, --workdir, --checkpoint, --topology, --overfit, --sweep, --sweep_parallel, "
-        "--fresh, --allow_config_change, --allow_partial_restore, --find_batch, --dry_run, --help, "
-        "--version"
-    ),
     "DURATION": 'but must be an integer or a duration such as "90 epochs" or "5000000 examples".',
     "CLASS": "but must be path/to/file.py:Class or package.module:Class.",
 }
@@ -127,19 +122,11 @@ COMMAND_LINES = r"""
     There is no config key lr: expected one of <SECTIONS>.
 --config.learning_rate=0.1
     There is no config key learning_rate: did you mean optimizer.learning_rate?
---config.data.steps=5
-    There is no config key data.steps: did you mean train.steps?
---config.optimizer.global_norm=1
-    There is no config key optimizer.global_norm: did you mean optimizer.clip.global_norm?
 --config.optimizer.global_batch_size=5
     There is no config key optimizer.global_batch_size: did you mean data.global_batch_size or
     eval.global_batch_size?
---config.clip.norm=1
-    There is no config key clip: did you mean optimizer.clip?
 --config.seed.x=1
     There is no config key seed.x: seed is a value, not a section.
---noconfig.runtime.determinstic
-    There is no config key runtime.determinstic: did you mean runtime.deterministic?
 --config.model.units=5
     There is no config key model.units: this experiment sets no keys there.
 --config.train.steps=many
@@ -173,17 +160,11 @@ COMMAND_LINES = r"""
 --config.train.early_stopping.metric=eval/loss --config.train.early_stopping.mode=min
     train.early_stopping has no effect with eval.interval=0, which evaluates only at the end: set
     eval.interval.
---config.train.early_stopping.patience=-1
-    train.early_stopping.patience is -1, but must be at least 1.
 --checkpoint=best
     --checkpoint has no effect with --mode=train_and_eval: remove it.
 --config.optimizer.weight_decay=1e30
     optimizer.weight_decay is 1e+30 and optimizer.learning_rate is 0.001: their product, the
     fraction of each weight that an update subtracts, must be less than 1.
---config.optimizer.momentum=1
-    optimizer.momentum is 1.0, but must be less than 1, such as 0.9.
---config.train.steps=0
-    train.steps is 0, but must be at least 1.
 --config.train.steps=99999999999
     train.steps is 99999999999, but must be at most 2147483647.
 --config.seed=-1
@@ -206,22 +187,6 @@ COMMAND_LINES = r"""
 --config.runtime.strategy=multi_worker_mirrored
     runtime.strategy=multi_worker_mirrored requires several processes, but TF_CONFIG is not set:
     start them with python -m ctl.launch --workers=2 -- ..., or set runtime.strategy=auto.
---config.runtime.strategy=parameter_server
-    runtime.strategy=parameter_server requires several processes, but TF_CONFIG is not set: start
-    them with python -m ctl.launch --workers=2 --ps=1 -- ..., or set runtime.strategy=auto.
---config.runtime.strategy=default --config.runtime.devices=['CPU:0']
-    runtime.devices has no effect with runtime.strategy=default: remove it.
---config.runtime.strategy=mirrored --config.runtime.all_reduce.algorithm=ring
-    runtime.all_reduce.algorithm is 'ring', but runtime.strategy=mirrored requires one of auto,
-    nccl, hierarchical_copy, one_device: set it to one of them.
---config.runtime.strategy=mirrored --config.runtime.all_reduce.bucket_mib=1
-    runtime.all_reduce.bucket_mib has no effect with runtime.strategy=mirrored: remove it.
---config.runtime.xla=gradients --config.runtime.all_reduce.bucket_mib=1
-    runtime.all_reduce.bucket_mib reduces gradients during the backward pass, and a program of XLA
-    returns all of its results at its end: set runtime.xla=off, or runtime.all_reduce.bucket_mib=0.
---config.data.placement=device
-    data.placement=device requires runtime.xla=loop, which reads examples on the device: set
-    runtime.xla=loop, or data.placement=stream.
 --config.runtime.strategy=mirorred
     runtime.strategy is 'mirorred': did you mean mirrored?
 --config.optimizer.name=LBFGS
@@ -238,11 +203,6 @@ COMMAND_LINES = r"""
 --config.optimizer.name=nadam
     optimizer.name is 'nadam', but tf_keras' Nadam counts its updates in Python, so its momentum is
     wrong in a tf.function: choose another one.
---config.optimizer.schedule=cosin
-    optimizer.schedule is 'cosin': did you mean cosine?
---config.optimizer.schedule=cosine --config.optimizer.schedule_arguments.end=0.1
-    optimizer.schedule_arguments.end is not an argument of optimizer.schedule=cosine: expected
-    end_factor.
 --config.optimizer.ema_decay=0.9 --config.runtime.cluster.shard_mib=1
     optimizer.ema_decay averages complete variables, which another number of parameter servers could
     not restore from shards: set runtime.cluster.shard_mib=0, or optimizer.ema_decay=0.
@@ -255,32 +215,14 @@ COMMAND_LINES = r"""
 --config.optimizer.weight_decay_exclude=['*/bias']
     optimizer.weight_decay_exclude has no effect without optimizer.weight_decay: set it, or remove
     optimizer.weight_decay_exclude.
---config.optimizer.groups=[{'frozen':True}]
-    optimizer.groups[0] has no variables: name them by a pattern, such as
-    dict(variables="backbone/*", learning_rate_scale=0.1).
---config.train.steps=3epoks
-    train.steps is '3epoks', which has no known unit: did you mean epochs?
---config.train.steps=3hours
-    train.steps is '3hours', but its length must not depend on the speed of the machine: use steps,
-    epochs or examples.
---config.eval.interval=0epochs
-    eval.interval is '0epochs', but must be longer than 0 epochs.
 --config.train.max_duration=5000
     train.max_duration is '5000', but must be a time, such as "8 hours", "90 minutes" or "30
     seconds".
---config.optimizer.decay_steps=5
-    optimizer.decay_steps is 5, but has no effect with optimizer.schedule=constant: set it to 0,
-    or choose optimizer.schedule=cosine.
---config.optimizer.schedule=cosine --config.optimizer.warmup_steps=1000
-    optimizer.warmup_steps is 1000, but must be less than train.steps, which is 1000.
 --config.optimizer.clip.norm=1 --config.optimizer.clip.value=1
     optimizer.clip.norm and optimizer.clip.value are set: set one of them, and the others to 0.
 --config.runtime.strategy=one_device --config.runtime.logical_devices=4
     runtime.logical_devices is 4, but runtime.strategy=one_device uses one device: set
     runtime.logical_devices=0, or choose runtime.strategy=mirrored.
---config.runtime.strategy=mirrored --config.runtime.tpu=pod
-    runtime.tpu has no effect with runtime.strategy=mirrored: remove it, or choose
-    runtime.strategy=auto.
 --config.runtime.tpu=grpc://10.0.0.2
     runtime.tpu is 'grpc://10.0.0.2', but must be a name of lower-case letters, digits and hyphens,
     projects/PROJECT/locations/ZONE/nodes/NAME, or grpc://HOST:PORT.
@@ -290,8 +232,6 @@ COMMAND_LINES = r"""
     runtime.logical_devices has no effect on a TPU: set it to 0.
 --config.trainer=tiny.py
     trainer is 'tiny.py', <CLASS>
---config.trainer=tiny.py:
-    trainer is 'tiny.py:', <CLASS>
 --config.trainer=nets/tiny:Tiny
     trainer is 'nets/tiny:Tiny', <CLASS>
 --config.trainer=nowhere.tiny:Tiny
@@ -302,8 +242,6 @@ COMMAND_LINES = r"""
     --config is given twice: name one file, and change its keys by --config.KEY=VALUE.
 --mode
     --mode has no value: write --mode=MODE.
---mode --fresh
-    --mode has no value: write --mode=MODE.
 --workdir=
     --workdir has no value: write --workdir=FOLDER.
 --mode=trian
@@ -312,14 +250,8 @@ COMMAND_LINES = r"""
     --mode is 'go': expected one of <MODES>.
 --wrkdir=x
     There is no flag --wrkdir: did you mean --workdir?
---zzz
-    There is no flag --zzz: expected one of <FLAGS>.
---train.steps=5
-    There is no flag --train.steps: did you mean --config.train.steps?
 --learning_rate=5
     There is no flag --learning_rate: did you mean --config.optimizer.learning_rate?
-exp.py other.py
-    --config is given twice: name one file, and change its keys by --config.KEY=VALUE.
 eval --mode=check
     Two modes are given: remove 'eval'.
 evl exp.py

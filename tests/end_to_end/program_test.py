@@ -299,36 +299,3 @@ def test_mnist_reaches_99_percent(tmp_path):
     assert done.returncode == 0, done.stderr
     result = read_result(tmp_path)["eval"]
     assert result["accuracy"] >= 0.99 and result["examples"] == 10_000
-
-
-@pytest.mark.slow
-def test_a_rollback_is_recorded_and_remembered_after_a_restart(folder):
-    poisoned = experiments.DROPOUT.replace(
-        "    def build_metrics",
-        """    def preprocess(self, batch):
-        rows = ctl.replica.current()
-        if rows is None:
-            return batch
-        return {**batch, "x": tf.where(tf.equal(rows.step, 12), np.nan, batch["x"])}
-
-    def build_metrics""",
-    ).replace("import tf_keras", "import tensorflow as tf\nimport tf_keras")
-    experiments.write(folder, {"experiment.py": poisoned})
-    options = ["--workdir=run", "--config.train.on_non_finite=rollback"]
-    printed = run(*options)
-    assert printed.code == 0, printed.err
-    assert "Step 12 is not finite: the loss is first, on the examples " in printed.out
-    assert "Back to step 10; that batch is skipped from now on (rollback 1)." in printed.out
-    expected = [("non_finite", 12), ("rollback", 10), ("eval", 15), ("checkpoint", 20)]
-    assert read_events("run")[3:7] == expected
-    saved = json.loads(pathlib.Path("run/rollbacks.json").read_text())
-    assert saved == {"rollbacks": [{"step": 12, "tensor": "the loss"}]}
-    # Resumed from step 10, as after a kill: the batch is skipped before it is computed.
-    shutil.copytree("run", "whole")
-    for path in pathlib.Path("run/checkpoints").glob("ckpt-[23]0*"):
-        path.unlink()
-    printed = run(*options)
-    assert printed.code == 0 and "not finite" not in printed.out
-    check_same("run", "whole", 30)
-    pathlib.Path("run/rollbacks.json").write_text("[]")
-    assert run(*options, "--config.train.steps=31").code == 2

@@ -114,6 +114,10 @@ def check_events(printed):
     assert {("non_finite", 13), ("rollback", 8), ("export", 12), ("end", 24)} <= set(events)
     for line in ("Step 13 is not finite: ", "Training ends at step 24", "Exported ", "Done:"):
         assert printed.count(line) == 1
+    with open("two/metrics.jsonl") as file:  # every worker's times, from which slow ones are named
+        times = {name for name in json.loads(next(file)) if name.startswith("workers/")}
+    kinds, workers = ("computing", "waiting", "input"), ("worker 0", "worker 1")
+    assert times == {f"workers/{kind}_seconds/{worker}" for kind in kinds for worker in workers}
     one, two = map(experiments.read_result, ("one", "two"))
     assert (one["replicas"], two["replicas"]) == (1, 2)
     assert two["stopped"] == one["stopped"] and one["stopped"]["step"] == 24

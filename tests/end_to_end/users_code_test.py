@@ -123,16 +123,6 @@ def test_kit_reports_rows_that_depend_on_other_rows_if_a_run_accepts_them(row):
     assert report.differences
 
 
-@pytest.mark.parametrize("row", [pytest.param(r, marks=LONG, id=r.name) for r in COUPLED])
-@pytest.mark.parametrize(
-    "split", [Split(4), Split(1, micro_batches=2), Split(2, ragged=True, batch=8)], ids=str
-)
-def test_rows_that_depend_on_other_rows_are_rejected_on_every_split(row, split):
-    with pytest.raises(ctl.UsageError) as raised:
-        train(row.original, split)
-    assert all(part in str(raised.value) for part in row.message)
-
-
 @pytest.mark.slow
 def test_one_replica_that_computes_its_batch_at_once_is_warned(caplog):
     case = COUPLED[0].original

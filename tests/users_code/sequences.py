@@ -128,38 +128,3 @@ class MaskedLanguageModel(LanguageModel):
 
     def per_example_loss(self, batch, outputs):
         return self.token_losses(batch, outputs)
-
-
-class ConditionalRandomField(Case):
-    """The log likelihood of tags, with the forward algorithm in a scan over time."""
-
-    features = ("series", "tags")
-
-    def build_model(self):
-        series = tf_keras.Input((TOKENS, 4))
-        return tf_keras.Model(series, Transitions()(layers.Dense(CLASSES)(series)))
-
-    def forward(self, batch, training):
-        return self.model(batch["series"], training=training)
-
-    def per_example_loss(self, batch, outputs):
-        scores, transitions = outputs
-        tags = batch["tags"]
-        chosen = tf.reduce_sum(tf.gather(scores, tags, axis=2, batch_dims=2), axis=1)
-        pairs = tf.stack([tags[:, :-1], tags[:, 1:]], axis=-1)
-        chosen += tf.reduce_sum(tf.gather_nd(transitions, pairs), axis=1)
-
-        def advance(alpha, score):
-            return tf.reduce_logsumexp(alpha[:, :, None] + transitions, axis=1) + score
-
-        by_time = tf.transpose(scores, [1, 0, 2])
-        alphas = tf.scan(advance, by_time[1:], initializer=by_time[0])
-        return tf.reduce_logsumexp(alphas[-1], axis=1) - chosen
-
-
-class Transitions(layers.Layer):
-    def build(self, input_shape):
-        self.transitions = self.add_weight("transitions", (CLASSES, CLASSES))
-
-    def call(self, scores):
-        return scores, tf.identity(self.transitions)

@@ -104,7 +104,6 @@ ROWS = (
         sequences.WeightedLanguageModel,
         sequences.LanguageModel,
     ),
-    right("conditional random field", "TF addons: CRF", sequences.ConditionalRandomField),
     gathers("Dice of the batch", "segmentation notebooks", pairs, "BatchDice", BY_ROW),
     gathers(
         "hardest examples, top k",
