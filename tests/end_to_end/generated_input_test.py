@@ -330,11 +330,16 @@ KINDS = {
     "cluster": (st.one_of(tf_configs(), tf_configs(), indexed_jobs()), accepts_cluster),
     "workdir": (workdirs(), accepts_workdir),
 }
-LONG = pytest.param(1.0, marks=[pytest.mark.slow, pytest.mark.long])
+LONG = [pytest.mark.slow, pytest.mark.long]
 
 
-@pytest.mark.parametrize("count", [0.2, LONG])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [
+        *[(kind, 0.3 if kind == "workdir" else 0.1) for kind in KINDS],
+        *[pytest.param(kind, 1.0, marks=LONG) for kind in KINDS],
+    ],
+)
 def test_input_is_used_as_it_is_or_rejected_in_one_line(kind, count):
     explore(*KINDS[kind], count=count)
 

@@ -232,8 +232,6 @@ COMMAND_LINES = r"""
     runtime.logical_devices has no effect on a TPU: set it to 0.
 --config.trainer=tiny.py
     trainer is 'tiny.py', <CLASS>
---config.trainer=nets/tiny:Tiny
-    trainer is 'nets/tiny:Tiny', <CLASS>
 --config.trainer=nowhere.tiny:Tiny
     trainer is 'nowhere.tiny:Tiny', but there is no module nowhere: correct the name, or install it.
 --config.trainer=tiny.py:TinyNet
@@ -242,8 +240,6 @@ COMMAND_LINES = r"""
     --config is given twice: name one file, and change its keys by --config.KEY=VALUE.
 --mode
     --mode has no value: write --mode=MODE.
---workdir=
-    --workdir has no value: write --workdir=FOLDER.
 --mode=trian
     --mode is 'trian': did you mean train?
 --mode=go
