@@ -174,8 +174,8 @@ def record_files(draw):
         files[name] = encode_records(records[number][: draw(st.integers(0, 4))])
     else:
         files[name] = draw(damaged(raw))
-    tuning = {"interleave": draw(st.integers(1, 3)), "cache": draw(st.booleans())}
-    options = {"split": draw(st.sampled_from(["train", "eval"])), "tuning": tuning}
+    options = {"split": draw(st.sampled_from(["train", "eval"])), "cache": draw(st.booleans())}
+    options["interleave"] = draw(st.integers(1, 3))
     return files, change, pattern, features, options
 
 

@@ -10,8 +10,8 @@ from ctl import main
 from ctl.loop.checkpoints.files import CheckpointFiles
 from tests import child, experiments
 
-# Score is a function of the step, so that it is known when the run ends: it rises up to step 12. The
-# last row of step 13 is NaN, which only worker 1 has. Each process would read every second example if
+# Score is a function of the step, so that it is known when the run ends: it rises up to step 4. The
+# last row of step 9 is NaN, which only worker 1 has. Each process would read every second example if
 # it got the context of its own pipeline. The step, a hook and an action of every process use tf.summary.
 EXPERIMENT = """\
 import numpy as np
@@ -30,7 +30,7 @@ class Score(tf_keras.metrics.Metric):
         pass
 
     def result(self):
-        return -tf.abs(tf.cast(Score.step, tf.float32) - 12.0)
+        return -tf.abs(tf.cast(Score.step, tf.float32) - 4.0)
 
 
 class Hello(ctl.Action):
@@ -66,7 +66,7 @@ class Trainer(ctl.StandardTrainer):
             x += 0.1 * tf.gather(labels, ctl.random.permutation_of_batch())[:, None]
             rows = ctl.replica.current()
             row = tf.range(tf.shape(x)[0]) + tf.cast(rows.first_row, tf.int32)
-            bad = tf.logical_and(row == 6, tf.equal(rows.step, 13))
+            bad = tf.logical_and(row == 6, tf.equal(rows.step, 9))
             x = tf.where(bad[:, None], tf.constant(np.nan, x.dtype), x)
         return self.model(x, training=training)
 
@@ -87,7 +87,7 @@ def get_config():
         train=dict(
             steps=60, steps_per_loop=4, checkpoint_interval=8, checkpoint_writing="blocking",
             on_non_finite="rollback", export="best",
-            early_stopping=dict(metric="eval/score", mode="max", patience=3, restore_best=True)))
+            early_stopping=dict(metric="eval/score", mode="max", patience=2, restore_best=True)))
 """
 
 
@@ -104,15 +104,15 @@ def test_two_workers_stop_roll_back_and_export_as_one_process_does(tmp_path, mon
     check_export()
     capsys.readouterr()
     assert main.run(["ctl", *run, "--workdir=two"]) == 0
-    assert "This run is complete: it ended at step 24" in capsys.readouterr().out
+    assert "This run is complete: it ended at step 12" in capsys.readouterr().out
 
 
 def check_events(printed):
-    """Both runs have rolled back to step 8, and stopped at step 24; only the chief prints."""
+    """Both runs have rolled back to step 8, and stopped at step 12; only the chief prints."""
     events = experiments.read_events("two")
     assert events == experiments.read_events("one")
-    assert {("non_finite", 13), ("rollback", 8), ("export", 12), ("end", 24)} <= set(events)
-    for line in ("Step 13 is not finite: ", "Training ends at step 24", "Exported ", "Done:"):
+    assert {("non_finite", 9), ("rollback", 8), ("export", 4), ("end", 12)} <= set(events)
+    for line in ("Step 9 is not finite: ", "Training ends at step 12", "Exported ", "Done:"):
         assert printed.count(line) == 1
     with open("two/metrics.jsonl") as file:  # every worker's times, from which slow ones are named
         times = {name for name in json.loads(next(file)) if name.startswith("workers/")}
@@ -120,16 +120,16 @@ def check_events(printed):
     assert times == {f"workers/{kind}_seconds/{worker}" for kind in kinds for worker in workers}
     one, two = map(experiments.read_result, ("one", "two"))
     assert (one["replicas"], two["replicas"]) == (1, 2)
-    assert two["stopped"] == one["stopped"] and one["stopped"]["step"] == 24
-    assert two["best"]["step"] == one["best"]["step"] == 12
+    assert two["stopped"] == one["stopped"] and one["stopped"]["step"] == 12
+    assert two["best"]["step"] == one["best"]["step"] == 4
     assert two["eval"] == pytest.approx(one["eval"], abs=1e-10) and two["eval"]["examples"] == 50
 
 
 def check_weights():
-    assert CheckpointFiles("two/best").steps() == [12]
-    for step in (16, 24):
+    assert CheckpointFiles("two/best").steps() == [4]
+    for step in (8, 12):
         one, two = (CheckpointFiles(f"{run}/checkpoints").notes(step) for run in ("one", "two"))
-        assert one == two and one["actions"]["EarlyStopping"]["best_step"] == 12
+        assert one == two and one["actions"]["EarlyStopping"]["best_step"] == 4
     expected, actual = map(experiments.read_weights, ("one", "two"))
     assert expected.keys() == actual.keys()
     for key, value in expected.items():
@@ -138,10 +138,10 @@ def check_weights():
 
 def check_export():
     """The averaged weights of the best evaluation are exported, with its loss."""
-    with open("two/export/12/export.json") as file:
+    with open("two/export/4/export.json") as file:
         assert json.load(file)["weights"] == "average"
     x = np.random.default_rng(0).normal(size=(50, 4))
-    signature = tf.saved_model.load("two/export/12").signatures["serving_default"]
+    signature = tf.saved_model.load("two/export/4").signatures["serving_default"]
     (logits,) = signature(x=tf.constant(x)).values()
     loss = tf.nn.sparse_softmax_cross_entropy_with_logits((x[:, 0] > 0).astype(int), logits)
     assert np.mean(loss) == pytest.approx(experiments.read_result("two")["eval"]["loss"], abs=1e-9)
