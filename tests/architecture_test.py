@@ -32,18 +32,15 @@ FILES = sorted(
 )
 
 
-def imported(tree: ast.AST) -> set[str]:
-    """The entries of ctl/ that a module imports, other than through the names of `import ctl`."""
-    entries = set()
-    for node in ast.walk(tree):
-        modules = []
+def imports(path: pathlib.Path) -> list[list[str]]:
+    """The names that a module imports, also in its functions, divided at their dots."""
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            modules = [alias.name for alias in node.names]
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            modules = [f"{node.module}.{alias.name}" for alias in node.names]
-        parts = [module.split(".") for module in modules]
-        entries |= {p[1] for p in parts if p[0] == "ctl" and len(p) > 1 and p[1] in LEVELS}
-    return entries
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return [name.split(".") for name in names]
 
 
 def entry(path: pathlib.Path) -> str:
@@ -59,19 +56,10 @@ def test_imports_go_down():
     upwards = {
         f"{path.relative_to(ROOT)} imports ctl.{name}"
         for path in FILES
-        for name in imported(ast.parse(path.read_text()))
-        if LEVELS[name] > LEVELS[entry(path)]
+        for package, name, *_ in filter(lambda parts: len(parts) > 1, imports(path))
+        if package == "ctl" and LEVELS.get(name, 0) > LEVELS[entry(path)]
     }
     assert not upwards
-
-
-def replica_packages(tree: ast.AST) -> set[str]:
-    """The packages of ctl/replica that a module imports."""
-    modules = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            modules += [f"{node.module}.{alias.name}" for alias in node.names]
-    return {m.split(".")[2] for m in modules if m.startswith("ctl.replica.")}
 
 
 def test_imports_inside_of_replica_go_down():
@@ -80,7 +68,8 @@ def test_imports_inside_of_replica_go_down():
     upwards = {
         f"{path.relative_to(ROOT)} imports ctl.replica.{name}"
         for path in (ROOT / "ctl" / "replica").glob("*/*.py")
-        for name in replica_packages(ast.parse(path.read_text())) - {path.parent.name}
+        for top, package, name, *_ in filter(lambda parts: len(parts) > 2, imports(path))
+        if (top, package) == ("ctl", "replica") and name != path.parent.name
         if level.get(name, 0) >= level[path.parent.name]
     }
     assert not upwards

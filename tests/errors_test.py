@@ -19,24 +19,15 @@ from ctl import errors
         ("zzz", [], ""),
         ("stps", [{"steps": "train.steps"}], ": did you mean train.steps?"),
         ("zzz", [{"steps": "train.steps"}], ": expected train.steps."),
+        # An equal name in a later collection is preferred to a similar one, which is preferred to
+        # one of a later collection; that is preferred to the list.
+        ("size", [["siz"], {"size": "data.size"}], ": did you mean data.size?"),
+        ("stps", [["steps"], ["stops"]], ": did you mean steps?"),
+        ("stps", [["seed"], ["steps"]], ": did you mean steps?"),
     ],
 )
 def test_did_you_mean(name, known, words):
     assert errors.did_you_mean(name, *known) == words
-
-
-def test_equal_name_in_a_later_collection_is_preferred_to_a_similar_one():
-    first, second = ["global_batch"], {"global_batch_size": "data.global_batch_size"}
-    words = errors.did_you_mean("global_batch_size", first, second)
-    assert words == ": did you mean data.global_batch_size?"
-
-
-def test_similar_name_in_an_earlier_collection_is_preferred():
-    assert errors.did_you_mean("stps", ["steps"], ["stops"]) == ": did you mean steps?"
-
-
-def test_similar_name_in_a_later_collection_is_preferred_to_the_list():
-    assert errors.did_you_mean("stps", ["seed"], ["steps"]) == ": did you mean steps?"
 
 
 @pytest.mark.parametrize(("value", "words"), [(None, "None"), ({}, "a dict"), (5, "an int")])

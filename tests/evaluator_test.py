@@ -43,7 +43,6 @@ def as_global_batches(split):
         (reference_model.ReferenceTrainer, 23, 1),
         (reference_model.ReferenceTrainer, 30, 2),
         (Unweighted, 5, 2),
-        pytest.param(Unweighted, 5, 4, marks=pytest.mark.slow),
     ],
 )
 def test_loss_and_metrics_are_those_of_the_whole_dataset(cls, batch, replicas):
@@ -64,8 +63,7 @@ def test_loss_and_metrics_are_those_of_the_whole_dataset(cls, batch, replicas):
     ],
 )
 def test_any_dataset_is_counted_exactly(make, replicas):
-    cls = type("Other", (reference_model.ReferenceTrainer,), {"data_factory": staticmethod(make)})
-    trainer = reference_model.make_trainer(testing.make_strategy(replicas), 8, cls=cls)
+    trainer = make_trainer(make, replicas)
     evaluator = ctl.StandardEvaluator(trainer)
     loss, accuracy = by_hand(trainer, reference_model.examples())
     for _ in range(2):  # a second evaluation counts afresh
@@ -134,8 +132,7 @@ def test_data_after_an_evaluation_of_several_splits_is_that_of_the_first():
         size = {"train": 23, "eval": 5, "test": 3}[split]
         return ctl.data.arrays({name: values[:size] for name, values in rows.items()})
 
-    cls = type("Parts", (reference_model.ReferenceTrainer,), {"data_factory": staticmethod(parts)})
-    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=cls)
+    trainer = make_trainer(parts)
     evaluator = ctl.StandardEvaluator(trainer, splits=("eval", "test"))
     outputs = evaluator.evaluate(tf.constant(-1))
     assert [int(outputs[split]["examples"]) for split in ("eval", "test")] == [5, 3]
@@ -145,23 +142,33 @@ def test_data_after_an_evaluation_of_several_splits_is_that_of_the_first():
         np.testing.assert_array_equal(value, other)
 
 
-def test_endless_evaluation_data_is_refused():
-    make = staticmethod(lambda split: as_dataset(split).repeat())
-    trainer = reference_model.make_trainer(
-        testing.make_strategy(1),
-        8,
-        cls=type("Endless", (reference_model.ReferenceTrainer,), {"data_factory": make}),
-    )
-    with pytest.raises(ctl.UsageError, match="never ends"):
-        ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
+def make_trainer(data_factory, replicas=1, **methods):
+    names = {"data_factory": staticmethod(data_factory), **methods}
+    cls = type("Other", (reference_model.ReferenceTrainer,), names)
+    return reference_model.make_trainer(testing.make_strategy(replicas), 8, cls=cls)
 
 
-def make_evaluator(data_factory, replicas=1):
-    cls = type(
-        "Other", (reference_model.ReferenceTrainer,), {"data_factory": staticmethod(data_factory)}
+def make_evaluator(data_factory, replicas=1, **methods):
+    return ctl.StandardEvaluator(
+        make_trainer(data_factory, replicas, **methods), global_batch_size=5
     )
-    trainer = reference_model.make_trainer(testing.make_strategy(replicas), 8, cls=cls)
-    return ctl.StandardEvaluator(trainer, global_batch_size=5)
+
+
+def forward_selected(self, batch, training):
+    """The features that the model accepts."""
+    return self.model({name: batch[name] for name in ("x", "token")}, training=training)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data, split: data.repeat(), "never ends"),
+        (lambda data, split: data.filter(lambda _: split == "train"), "empty"),
+    ],
+)
+def test_endless_or_empty_evaluation_data_is_refused(change, message):
+    with pytest.raises(ctl.UsageError, match=message):
+        make_evaluator(lambda split: change(as_dataset(split), split)).evaluate(tf.constant(-1))
 
 
 def test_endless_evaluation_data_is_rejected_without_reading_it():
@@ -185,17 +192,10 @@ def test_evaluation_data_with_other_features_that_the_model_accepts_is_evaluated
     def with_another_feature(split):
         return as_dataset(split).map(lambda rows: {**rows, "more": 1} if split == "eval" else rows)
 
-    class Selects(reference_model.ReferenceTrainer):
-        data_factory = staticmethod(with_another_feature)
-
-        def forward(self, batch, training):
-            return self.model({name: batch[name] for name in ("x", "token")}, training=training)
-
-    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=Selects)
-    evaluator = ctl.StandardEvaluator(trainer, global_batch_size=5)
+    evaluator = make_evaluator(with_another_feature, forward=forward_selected)
     evaluator.check_data()
     results = evaluator.evaluate(tf.constant(-1))
-    loss, _ = by_hand(trainer, reference_model.examples())
+    loss, _ = by_hand(evaluator.trainer, reference_model.examples())
     assert results["examples"].numpy() == reference_model.EXAMPLES
     assert float(results["loss"]) == pytest.approx(loss, abs=1e-12)
 
@@ -220,30 +220,10 @@ def test_ragged_evaluation_data_is_rejected_in_one_line():
 
         return as_dataset(split).enumerate().map(cut)
 
-    class Selects(reference_model.ReferenceTrainer):
-        data_factory = staticmethod(ragged)
-
-        def forward(self, batch, training):
-            return self.model({name: batch[name] for name in ("x", "token")}, training=training)
-
-    evaluator = ctl.StandardEvaluator(
-        reference_model.make_trainer(testing.make_strategy(1), 8, cls=Selects)
-    )
-    with pytest.raises(
-        ctl.UsageError, match=r"more has shape \[0\] in one evaluation example and \[1\]"
-    ):
+    evaluator = make_evaluator(ragged, forward=forward_selected)
+    message = r"more has shape \[0\] in one evaluation example and \[1\]"
+    with pytest.raises(ctl.UsageError, match=message):
         evaluator.evaluate(tf.constant(-1))
-
-
-def test_empty_evaluation_data_is_refused():
-    make = staticmethod(lambda split: as_dataset(split).filter(lambda _: split == "train"))
-    trainer = reference_model.make_trainer(
-        testing.make_strategy(1),
-        8,
-        cls=type("Empty", (reference_model.ReferenceTrainer,), {"data_factory": make}),
-    )
-    with pytest.raises(ctl.UsageError, match="empty"):
-        ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
 
 
 class ColumnLabels(reference_model.ReferenceTrainer):

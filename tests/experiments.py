@@ -77,11 +77,7 @@ def get_config():
 """
 
 # The CNN of experiments/trainers/mnist.py on real images, small.py: float64, no dropout, 50 steps.
-# Poisoned has a NaN in row 23 of the batches of steps 13 and 31.
-MNIST = '''\
-import numpy as np
-import tensorflow as tf
-
+MNIST = """\
 import ctl
 from experiments.trainers import mnist
 
@@ -93,29 +89,13 @@ class Small(mnist.MnistTrainer):
             {name: value.numpy() for name, value in images.gather(list(range(203))).items()})
 
 
-class Poisoned(Small):
-    """The last row of the batches of two steps is NaN."""
-
-    def preprocess(self, batch):
-        batch = super().preprocess(batch)
-        rows = ctl.replica.current()
-        if rows is None:
-            return batch
-        name, = [name for name, value in batch.items() if value.dtype.is_floating]
-        row = tf.range(tf.shape(batch[name])[0]) + tf.cast(rows.first_row, tf.int32)
-        bad = tf.logical_and(row == 23, tf.logical_or(rows.step == 13, rows.step == 31))
-        bad = tf.reshape(bad, [-1] + [1] * (batch[name].shape.rank - 1))
-        nan = tf.constant(np.nan, batch[name].dtype)
-        return {**batch, name: tf.where(bad, nan, batch[name])}
-
-
 def get_config():
     return ctl.config(
         trainer="small.py:Small", model=dict(dropout=0.0), runtime=dict(precision="float64"),
         data=dict(dir="DIR", global_batch_size=24), eval=dict(global_batch_size=50),
         optimizer=dict(name="adam", schedule="cosine", warmup_steps=5),
         train=dict(steps=50, steps_per_loop=20))
-'''.replace("DIR", str(child.ROOT / "experiments/data/mnist"))
+""".replace("DIR", str(child.ROOT / "experiments/data/mnist"))
 
 
 def write(folder: str | os.PathLike[str], files: Mapping[str, str | bytes]) -> None:

@@ -17,7 +17,7 @@ from tests import reference_model
 BATCH, BAD = 8, 2  # the global batch, and the step that fails
 # (replicas, row, options). By default, one of each kind: one replica, a compiled loop, several replicas,
 # accumulation; the others repeat these with another row or another XLA mode.
-SLOW, LONG = [pytest.mark.slow], [pytest.mark.slow, pytest.mark.long]
+SLOW = [pytest.mark.slow]
 CASES = [
     (2, 5, {"gradient_accumulation_steps": 2}),
     pytest.param(1, 0, {}, marks=SLOW),
@@ -26,10 +26,6 @@ CASES = [
     pytest.param(2, 7, {}, marks=SLOW),
     pytest.param(2, 6, {"xla": "gradients"}, marks=SLOW),
     pytest.param(2, 5, {"logical_shards": 4}, marks=SLOW),
-    pytest.param(1, 3, {"xla": "step"}, marks=LONG),
-    pytest.param(1, 5, {"xla": "gradients"}, marks=LONG),
-    pytest.param(2, 0, {}, marks=LONG),
-    pytest.param(2, 3, {"xla": "autocluster"}, marks=LONG),
 ]
 
 

@@ -1,6 +1,7 @@
 """The command line of the launcher. tests/end_to_end/processes_test.py runs it."""
 
 import pathlib
+import re
 import sys
 
 import pytest
@@ -52,60 +53,38 @@ def test_elastic_run_has_a_pool_and_a_limit_of_failures(launchers):
     assert options["failure_limit"]._folder == pathlib.Path("runs/a/checkpoints")
 
 
-NOTHING_TO_RUN = (
-    "There is nothing to run: add `-- --config=FILE`, the arguments of ctl.main after two dashes."
-)
+# The arguments, and the message.
+MISTAKES = """
+--workers=2 --
+    There is nothing to run: add `-- --config=FILE`, the arguments of ctl.main after two dashes.
+--workers=0 -- --config=a.py
+    --workers is 0, but must be at least 1.
+--ps=-1 -- --config=a.py
+    --ps is -1, but must be at least 0.
+--worker=2 -- --config=a.py
+    The command line cannot be read: unrecognized arguments: --worker=2; see --help.
+--workers=4 --min_workers=2 -- --config=a.py
+    --min_workers requires --workdir=FOLDER among the arguments of ctl.main.
+--workers=4 --min_workers=2 -- --workdir=a --fresh
+    --fresh would start the run from scratch at each restart of --min_workers: remove it, and name a
+    new --workdir.
+--min_workers=2 -- --workdir=a
+    --min_workers is 2, but must be at most --workers, 1.
+--workers=4 --min_workers=2 --ps=1 -- --workdir=a
+    --min_workers has no effect with --ps: the chief continues without a lost worker.
+--wait_seconds=5 -- --workdir=a
+    --wait_seconds has no effect without --min_workers: set it, too.
+--workers=4 --min_workers=2 --rejoin_seconds=nan -- --workdir=a
+    --rejoin_seconds is nan, but must be at least 0.
+"""
 
 
 @pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["--workers=2"], NOTHING_TO_RUN),
-        (["--workers=2", "--"], NOTHING_TO_RUN),
-        (["--workers=0", "--", "--config=a.py"], "--workers is 0, but must be at least 1."),
-        (["--ps=-1", "--", "--config=a.py"], "--ps is -1, but must be at least 0."),
-        (
-            ["--max_restarts=-1", "--", "--config=a.py"],
-            "--max_restarts is -1, but must be at least 0.",
-        ),
-        (
-            ["--worker=2", "--", "--config=a.py"],
-            "The command line cannot be read: unrecognized arguments: --worker=2; see --help.",
-        ),
-        (
-            [*ELASTIC, "--", "--config=a.py"],
-            "--min_workers requires --workdir=FOLDER among the arguments of ctl.main.",
-        ),
-        (
-            [*ELASTIC, "--", "--workdir=a", "--fresh"],
-            "--fresh would start the run from scratch at each restart of --min_workers: remove it, "
-            "and name a new --workdir.",
-        ),
-        (
-            ["--min_workers=2", "--", "--workdir=a"],
-            "--min_workers is 2, but must be at most --workers, 1.",
-        ),
-        (
-            ["--min_workers=0", "--", "--workdir=a"],
-            "--min_workers is 0, but must be at least 1.",
-        ),
-        (
-            [*ELASTIC, "--ps=1", "--", "--workdir=a"],
-            "--min_workers has no effect with --ps: the chief continues without a lost worker.",
-        ),
-        (
-            ["--wait_seconds=5", "--", "--workdir=a"],
-            "--wait_seconds has no effect without --min_workers: set it, too.",
-        ),
-        (
-            [*ELASTIC, "--rejoin_seconds=nan", "--", "--workdir=a"],
-            "--rejoin_seconds is nan, but must be at least 0.",
-        ),
-    ],
+    ("arguments", "line"), re.findall(r"^(\S.*)\n((?:    .*\n)+)", MISTAKES, re.MULTILINE)
 )
 def test_user_error_is_one_line_and_exit_code_2(launchers, capfd, arguments, line):
-    assert launch.main(["launch", *arguments]) == 2
-    assert capfd.readouterr() == ("", f"ctl.launch: {line}\n")
+    assert launch.main(["launch", *arguments.split()]) == 2
+    assert capfd.readouterr() == ("", f"ctl.launch: {' '.join(line.split())}\n")
     assert not launchers
 
 
@@ -131,18 +110,12 @@ def test_elastic_run_needs_a_gpu_only_for_each_of_the_fewest_workers(launchers, 
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (["-fresh"], 2),
-        (["--fresh=true"], 2),
-        (["-fresh=1"], 2),
-        (["--nofresh", "--fresh"], 2),
-        (["--fresh=False"], 7),
-        (["--fresh=0"], 7),
-        (["--fresh", "--nofresh"], 7),
-        (["--config.fresh=1"], 7),
+        *[(fresh, 2) for fresh in ("-fresh", "--fresh=true", "-fresh=1", "--nofresh --fresh")],
+        *[(f, 7) for f in ("--fresh=False", "--fresh=0", "--fresh --nofresh", "--config.fresh=1")],
     ],
 )
 def test_fresh_is_recognized_in_all_forms(launchers, arguments, code):
-    assert launch.main(["launch", *ELASTIC, "--", "--workdir=a", *arguments]) == code
+    assert launch.main(["launch", *ELASTIC, "--", "--workdir=a", *arguments.split()]) == code
 
 
 def test_module_does_not_import_tensorflow():

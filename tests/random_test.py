@@ -195,18 +195,6 @@ class Unkeyed(Trainer):
         return super().per_example_loss(batch, outputs + noise)
 
 
-class HeldByTheTrainer(Trainer):
-    """Layers that no model contains."""
-
-    def build_model(self):
-        self.drop = layers.Dropout(0.5)
-        return super().build_model()
-
-    def forward(self, batch, training):
-        late = layers.GaussianNoise(0.5, dtype="float64")
-        return self.model(late(self.drop(batch["x"], training=training), training=training))
-
-
 class Flipped(Trainer):
     def build_model(self):
         self.flip = layers.RandomFlip(name="flip")
@@ -214,11 +202,6 @@ class Flipped(Trainer):
 
     def preprocess(self, batch):
         return {**batch, "x": self.flip(batch["x"][..., None], training=True)[..., 0]}
-
-
-@pytest.mark.slow
-def test_layers_that_no_model_holds_are_the_same_on_every_split():
-    check_splits(HeldByTheTrainer)
 
 
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -279,20 +262,6 @@ def test_draws_have_the_documented_distributions():
         assert ratio.var() == pytest.approx(variance, rel=0.05)
     half = ctl.random.uniform([count], dtype=tf.bfloat16)
     assert float(tf.reduce_max(tf.cast(half, tf.float32))) < 1
-
-
-def train_in_one_process(cls):
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    return strategy.num_replicas_in_sync, weights(make(cls, strategy))
-
-
-@pytest.mark.slow
-def test_draws_on_two_processes_are_those_of_one():
-    cls = Mixup
-    (replicas, first), (_, second) = testing.run_workers(train_in_one_process, cls)
-    assert replicas == 2
-    np.testing.assert_array_equal(first, second)
-    np.testing.assert_allclose(first, on_one_replica(cls), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -39,11 +39,12 @@ def check_one_step(trainer, rows, weighted=True):
             np.testing.assert_allclose(old - copy, gradient, rtol=0, atol=1e-12)
 
 
-def check_steps(trainer, order, examples=None, **arguments):
+def check_steps(trainer, order, **arguments):
     """Checks steps past the end of the first epoch; `order(step, batch)` returns their examples."""
-    examples = examples or reference_model.examples()
     for step in range(-(-reference_model.EXAMPLES // trainer.global_batch_size) + 1):
-        rows = reference_model.pick(examples, order(step, trainer.global_batch_size))
+        rows = reference_model.pick(
+            reference_model.examples(), order(step, trainer.global_batch_size)
+        )
         check_one_step(trainer, rows, **arguments)
 
 
@@ -121,65 +122,10 @@ def test_dataset_of_examples_is_batched_and_split_in_its_own_order():
     check_steps(reference_model.make_trainer(testing.make_strategy(4), 5, cls=cls), in_order)
 
 
-@pytest.fixture
-def tfrecords(tmp_path):
-    """Two TFRecord files with the examples alternating between them; returns their pattern."""
-    rows = reference_model.examples()
-    paths = [str(tmp_path / f"part-{i}.tfrecord") for i in range(2)]
-    writers = [tf.io.TFRecordWriter(path) for path in paths]
-    for i in range(reference_model.EXAMPLES):
-        feature = {
-            name: tf.train.Feature(
-                float_list=tf.train.FloatList(value=np.atleast_1d(values[i]).astype(np.float32))
-            )
-            for name, values in rows.items()
-        }
-        example = tf.train.Example(features=tf.train.Features(feature=feature))
-        writers[i % 2].write(example.SerializeToString())
-    for writer in writers:
-        writer.close()
-    return str(tmp_path / "part-*.tfrecord")
-
-
-def parse(record):
-    shapes = {"x": [reference_model.FEATURES], "token": [], "label": [], "weight": []}
-    features = {name: tf.io.FixedLenFeature(shape, tf.float32) for name, shape in shapes.items()}
-    parsed = tf.io.parse_single_example(record, features)
-    kinds = {"x": tf.float64, "token": tf.int64, "label": tf.int64, "weight": tf.float64}
-    return {name: tf.cast(value, kinds[name]) for name, value in parsed.items()}
-
-
-def test_tfrecords_in_order(tfrecords):
-    def make(split):
-        # Two files interleaved record by record give the examples back in their order.
-        return ctl.data.tfrecords(tfrecords, parse, split="eval", interleave=2)
-
-    examples = {
-        k: v.astype(np.float32).astype(float) if v.dtype == float else v
-        for k, v in reference_model.examples().items()
-    }
-    trainer = reference_model.make_trainer(testing.make_strategy(1), 6, cls=dataset_trainer(make))
-    check_steps(trainer, in_order, examples)
-
-
 def same_weights(one, other, tolerance):
     for a, b in zip(one.get_weights(), other.get_weights(), strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
-
-
-@pytest.mark.slow
-def test_shuffled_tfrecords_give_the_same_updates_on_any_replicas(tfrecords):
-    def make(split):
-        return ctl.data.tfrecords(tfrecords, parse, split=split, seed=3)
-
-    one, two = (
-        reference_model.make_trainer(testing.make_strategy(n), 7, cls=dataset_trainer(make))
-        for n in (1, 2)
-    )
-    for trainer in (one, two):
-        trainer.train(tf.constant(10))
-    same_weights(one.model, two.model, 1e-12)
 
 
 @pytest.mark.slow
@@ -212,17 +158,11 @@ class DroppingBatches(Dropping):
         return ctl.data.GlobalBatches(dataset)
 
 
-REPEATED = [pytest.mark.slow, pytest.mark.long]  # the same with another optimizer or split
-
-
 @pytest.mark.parametrize(
     ("batch", "replicas", "cls", "name"),
     [
         (7, 2, Dropping, "adam"),
         pytest.param(8, 4, DroppingBatches, "momentum", marks=pytest.mark.slow),
-        pytest.param(8, 4, reference_model.ReferenceTrainer, "momentum", marks=REPEATED),
-        pytest.param(5, 4, Dropping, "adam", marks=REPEATED),
-        pytest.param(8, 2, DroppingBatches, "adam", marks=REPEATED),
     ],
 )
 def test_fifty_steps_are_the_same_as_on_one_replica(batch, replicas, cls, name):
@@ -240,25 +180,6 @@ def test_fifty_steps_are_the_same_as_on_one_replica(batch, replicas, cls, name):
     for variable, reference in zip(variables, references, strict=True):
         for copy in testing.copies(many.strategy, variable):
             np.testing.assert_allclose(copy, reference.numpy(), rtol=0, atol=1e-10)
-
-
-@pytest.mark.slow
-def test_dropout_changes_the_update_and_its_mask_changes_with_the_step():
-    examples = tf.data.Dataset.from_tensor_slices(reference_model.examples(8))
-    data = {"data_factory": staticmethod(lambda split: ctl.data.GlobalBatches(examples.batch(8)))}
-    weights, ends = None, []
-    for cls in (reference_model.ReferenceTrainer, Dropping):
-        trainer = reference_model.make_trainer(
-            testing.make_strategy(1), 8, cls=type("Constant", (cls,), data)
-        )
-        for _ in range(2):
-            weights = weights or trainer.model.get_weights()
-            trainer.model.set_weights(weights)
-            trainer.train(tf.constant(1))
-            ends.append(trainer.model.get_weights()[1])
-    assert np.array_equal(ends[0], ends[1])
-    for one, other in ((0, 2), (0, 3), (2, 3)):
-        assert np.abs(ends[one] - ends[other]).max() > 1e-3
 
 
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -307,41 +228,6 @@ def test_orbits_own_controller_drives_trainer_and_evaluator(tmp_path, capsys):
     assert "ckpt-30" in tf.train.latest_checkpoint(str(tmp_path))
 
 
-class Reporting(reference_model.ReferenceTrainer):
-    """Trains by hand-written hooks of each size."""
-
-    def regularization_losses(self):
-        return []
-
-    def replica_step(self, batch):
-        first = self.minimize(
-            batch,
-            lambda rows: self.per_example_loss(rows, self.forward(rows, training=True)),
-        )
-        self.minimize(
-            batch,
-            lambda rows: tf.square(self.scale * rows["x"][:, 0]),
-            variables=[self.scale],
-            optimizer=self.second_optimizer,
-        )
-        return first
-
-
-@pytest.mark.slow
-def test_replica_step_may_train_two_things_by_two_optimizers():
-    where = testing.make_strategy(2)
-    trainer = reference_model.make_trainer(where, 5, cls=Reporting)
-    with where.scope():
-        trainer.scale = tf.Variable(2.0, dtype=tf.float64)
-        trainer.second_optimizer = tf_keras.optimizers.SGD(0.5)
-    trainer.train(tf.constant(1))
-    rows = reference_model.pick(reference_model.examples(), batch_rows(0, 5))
-    gradient = (rows["weight"] * 2 * 2.0 * rows["x"][:, 0] ** 2).sum() / rows["weight"].sum()
-    for copy in testing.copies(where, trainer.scale):
-        assert copy == pytest.approx(2.0 - 0.5 * gradient, abs=1e-12)
-    assert {"scale", "second_optimizer"} <= set(trainer.checkpoint_items())
-
-
 def test_loss_that_is_already_reduced_is_rejected():
     class Reduced(reference_model.ReferenceTrainer):
         def per_example_loss(self, batch, outputs):
@@ -352,68 +238,13 @@ def test_loss_that_is_already_reduced_is_rejected():
 
 
 def test_empty_training_data_is_one_clear_line():
-    cls = dataset_trainer(
-        lambda split: tf.data.Dataset.from_tensor_slices(reference_model.examples()).filter(
-            lambda _: False
-        )
-    )
+    def make(split):
+        data = tf.data.Dataset.from_tensor_slices(reference_model.examples())
+        return data.filter(lambda _: False)
+
+    cls = dataset_trainer(make)
     with pytest.raises(ctl.UsageError, match="ended after step 0"):
         reference_model.make_trainer(testing.make_strategy(1), 8, cls=cls).train(tf.constant(1))
-
-
-def test_corrupt_tfrecords_are_one_clear_line(tfrecords):
-    path = tfrecords.replace("*", "0")
-    with open(path, "r+b") as file:
-        file.seek(60)
-        file.write(b"corrupt")
-
-    def make(split):
-        return ctl.data.tfrecords(tfrecords, parse, split="eval")
-
-    trainer = reference_model.make_trainer(testing.make_strategy(1), 6, cls=dataset_trainer(make))
-    with pytest.raises(ctl.UsageError, match=r"training data is corrupt \(corrupted record at"):
-        trainer.train(tf.constant(1))
-    with pytest.raises(ctl.UsageError, match=r"evaluation data is corrupt \(corrupted record at"):
-        ctl.StandardEvaluator(trainer).evaluate(tf.constant(-1))
-
-
-class TwoModels(reference_model.ReferenceTrainer):
-    """Trains a second and a third model with dropout of their own, the third of which is in a list."""
-
-    def __init__(self, **arguments):
-        super().__init__(**arguments)
-        with self.build_scope():
-            layers = tf_keras.layers
-
-            def dropping():
-                return tf_keras.Sequential(
-                    [layers.InputLayer([4]), layers.Dropout(0.5), layers.Dense(1)]
-                )
-
-            self.second = dropping()
-            self.nets = [dropping()]
-            self.optimizers = [tf_keras.optimizers.SGD(0.1) for _ in range(2)]
-
-    def replica_step(self, batch):
-        for net, optimizer in zip((self.second, *self.nets), self.optimizers, strict=True):
-            loss = self.minimize(
-                batch,
-                lambda rows, net=net: tf.square(net(rows["x"], training=True)[:, 0]),
-                variables=net.trainable_variables,
-                optimizer=optimizer,
-            )
-        return loss
-
-
-@pytest.mark.slow
-def test_dropout_of_a_second_model_is_keyed_by_the_row_too():
-    one, two = (
-        reference_model.make_trainer(testing.make_strategy(n), 7, cls=TwoModels) for n in (1, 2)
-    )
-    for trainer in (one, two):
-        trainer.train(tf.constant(5))
-    same_weights(one.second, two.second, 1e-12)
-    same_weights(one.nets[0], two.nets[0], 1e-12)
 
 
 def test_uint8_labels_are_not_pixels():

@@ -3,8 +3,6 @@
 import pytest
 
 from benchmarks import chaos, counting
-from benchmarks.workdir_state import read_weights
-from tests import child
 
 
 @pytest.mark.parametrize(
@@ -14,32 +12,29 @@ from tests import child
         (-15, "training", "step", "exit code -15"),
         (75, "Lost a worker", "step", "stopped in step without a checkpoint"),
         (75, "Stopped at step 60", "step", "stopped at 60, saved 0"),
+        (-15, "", "start", ""),  # it may come before there is anything to save
+        (75, "Stopped before training began", "start", ""),
     ],
 )
 def test_sigterm_without_a_checkpoint_and_exit_code_75_is_reported(
     tmp_path, code, output, phase, message
 ):
     (tmp_path / "result.json").write_text('{"step": 60}')
-    with pytest.raises(SystemExit, match=message):
+    if message:
+        with pytest.raises(SystemExit, match=message):
+            chaos.check_stop(code, output, tmp_path, phase)
+    else:
         chaos.check_stop(code, output, tmp_path, phase)
 
 
-def test_sigterm_may_come_before_there_is_anything_to_save(tmp_path):
-    chaos.check_stop(-15, "", tmp_path, "start")
-    chaos.check_stop(75, "Stopped before training began", tmp_path, "start")
-
-
 @pytest.mark.slow
+@pytest.mark.long  # the times of the kills depend on the speed of the machine
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "options",
     [
-        ["--kills=2", "--steps=2500"],
-        pytest.param(["--kills=1", "--workers=2", "--steps=1000"], marks=pytest.mark.long),
-        pytest.param(
-            ["--kills=2", "--signal=SIGTERM", "--strategy=mirrored", "--steps=2500"],
-            marks=pytest.mark.long,
-        ),
+        ["--kills=2", "--signal=SIGTERM", "--steps=2500"],
+        ["--kills=1", "--workers=2", "--steps=1000"],
     ],
 )
 def test_kills_change_no_bit_and_lose_no_example(options, capsys):
@@ -58,41 +53,3 @@ def test_line_that_is_missing_or_twice_is_reported():
     for lines in ([], [line, line], [line | {"loss": 0.25}]):
         with pytest.raises(SystemExit, match=r"metrics\.jsonl has"):
             chaos.check_metrics({"metrics.jsonl": [line]}, {"metrics.jsonl": lines})
-
-
-# Uses the first example of each batch twice, and its second one never.
-REPEATING = """
-import sys
-
-import tensorflow as tf
-
-sys.path.insert(0, "ROOT")
-from benchmarks import counting
-from benchmarks.counting import get_config as counting_config
-
-
-class Repeating(counting.CountingTrainer):
-    def preprocess(self, batch):
-        index = batch["index"]
-        return {**batch, "index": tf.concat([index[:1], index[:1], index[2:]], axis=0)}
-
-
-def get_config():
-    config = counting_config()
-    config.trainer = "repeating.py:Repeating"
-    config.train.steps = 20
-    return config
-"""
-
-
-@pytest.mark.slow
-def test_trainer_that_repeats_an_example_is_detected(tmp_path):
-    program = REPEATING.replace("ROOT", str(child.ROOT))
-    (tmp_path / "repeating.py").write_text(program)
-    process = child.run(["-m", "ctl.main", "--config=repeating.py", "--workdir=run"], cwd=tmp_path)
-    assert process.returncode == 0, process.stderr
-    weights = read_weights(tmp_path / "run")
-    (counts,) = [value for name, value in weights.items() if name.startswith("consumed/")]
-    assert counts.sum() == 20 * counting.BATCH
-    with pytest.raises(ValueError, match="must have 140, each once"):
-        counting.check_consumed(counts, 20)

@@ -7,17 +7,6 @@ from benchmarks import embedding, lookups
 from tests.experiments import read_result, read_weights
 
 
-def test_table_has_a_row_per_process_and_a_column_per_size():
-    peaks = {1: {"ps 0": 600.4, "chief 0": 640.0}, 1024: {"ps 0": 1700.0, "chief 0": 700.0}}
-    assert embedding.table(peaks, {1: 49.2, 1024: 60.0}).splitlines() == [
-        "| peak MiB | embedding of 1 MiB | embedding of 1,024 MiB |",
-        "|---|---:|---:|",
-        "| chief 0 | 640 | 700 |",
-        "| ps 0 | 600 | 1,700 |",
-        "| seconds | 49 | 60 |",
-    ]
-
-
 def test_every_row_is_looked_up_once_per_epoch():
     source = lookups.Lookups(rows=256, lookups=8)
     ids = source.gather(tf.range(len(source), dtype=tf.int64))["x"].numpy()

@@ -6,19 +6,8 @@ from benchmarks import first_step
 def test_ratios_are_medians_over_rounds_of_the_ratio_to_the_hand_written_loop(monkeypatch, capsys):
     seconds = {"ctl": [(9, 2), (6, 3), (4, 9)], "hand-written": [(10, 2), (5, 2), (8, 3)]}
     monkeypatch.setattr(first_step, "measure", lambda name, *_: seconds[name].pop(0))
-    first_step.main(
-        [
-            "--models",
-            "mnist",
-            "--replicas",
-            "2",
-            "--rounds",
-            "3",
-            "--programs",
-            "ctl",
-            "hand-written",
-        ]
-    )
+    flags = "--models mnist --replicas 2 --rounds 3 --programs ctl hand-written"
+    first_step.main(flags.split())
     lines = capsys.readouterr().out.splitlines()
     assert "### mnist, 2 replicas, 3 rounds" in lines
     # Ratios of the rounds: 0.9, 1.2, 0.5 and 1, 1.5, 3.

@@ -76,19 +76,14 @@ def test_resumption_without_two_kills_is_an_error():
     assert "1 of 2 kills" in programs._resume_verdict(kills=1, variables=3, equal=3)["error"]
 
 
+SOME = ["environment", "equivalence", "jax", "out_of_memory", "nccl"]
+
+
 @pytest.mark.slow
-def test_parts_run_on_a_cpu(tmp_path):
-    parts = ["environment", "equivalence", "jax", "out_of_memory", "nccl"]
-    code, lines = run(tmp_path / "lines", "--small", "--parts", *parts)
+@pytest.mark.parametrize("parts", [SOME, pytest.param(list(PARTS), marks=pytest.mark.long)])
+def test_parts_run_on_a_cpu(tmp_path, parts):
+    code, lines = run(tmp_path / "lines", "--small", "--seconds", "850", "--parts", *parts)
     assert code == 0, lines
     assert {line["part"] for line in lines} == {*parts}
-    assert sum(line.get("right", False) for line in lines) == 7
+    assert sum(line.get("right", False) for line in lines) >= 7
     assert sum("skipped" in line for line in lines) >= 2
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_all_parts_run_on_a_cpu(tmp_path):
-    code, lines = run(tmp_path / "lines", "--small", "--seconds", "850")
-    assert code == 0, lines
-    assert {line["part"] for line in lines} == {*PARTS}

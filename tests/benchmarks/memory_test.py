@@ -5,17 +5,6 @@ import pytest
 from benchmarks import memory
 
 
-def test_table_has_a_row_per_setting():
-    row = {
-        "model": "convolutions", "micro_batches": 4, "recompute": False, "xla": "off",
-        "peak_mib": 1234.5, "peak_ratio": 2.5, "seconds": 1.0, "time_ratio": 1.01,
-        "estimate_mib": 1001.2,
-    }  # fmt: skip
-    assert memory.table([row]).endswith(
-        "\n| convolutions | 4 | no | off | 1,234 | 1,001 | 2.50 | 1.00 | 1.01 |"
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.long
 def test_accumulation_lowers_the_peak():

@@ -3,7 +3,6 @@
 import pytest
 
 from benchmarks import overlap
-from benchmarks.network.namespaces import Unavailable
 
 
 def test_report_has_medians_per_round_and_of_all_windows():
@@ -20,9 +19,6 @@ def test_report_has_medians_per_round_and_of_all_windows():
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_workers_with_groups_have_the_bits_of_those_with_one_group():
-    try:
-        windows = overlap.run_round(1.0, windows=2, steps=2)
-    except Unavailable as error:
-        pytest.skip(str(error))
+def test_workers_with_groups_have_the_bits_of_those_with_one_group(namespaces):
+    windows = overlap.run_round(1.0, windows=2, steps=2)
     assert len(windows) == 2

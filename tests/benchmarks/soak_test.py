@@ -11,12 +11,16 @@ def process(name, sizes):
     return Memory(name, 0, samples=[(2.0 * i, size) for i, size in enumerate(sizes)])
 
 
-def test_growth_compares_the_last_fifth_of_the_samples_with_the_first():
-    assert process("launcher", [100] * 4 + [500] * 12 + [103] * 4).growth() == pytest.approx(0.03)
-
-
-def test_growth_of_few_samples_is_not_known():
-    assert process("launcher", [100] * 9).growth() is None
+@pytest.mark.parametrize(
+    ("sizes", "growth"),
+    [
+        # The last fifth of the samples is compared with the first.
+        ([100] * 4 + [500] * 12 + [103] * 4, pytest.approx(0.03)),
+        ([100] * 9, None),
+    ],
+)
+def test_growth_of_many_samples_is_known(sizes, growth):
+    assert process("launcher", sizes).growth() == growth
 
 
 def test_samples_begin_after_the_first_new_checkpoint_has_settled():

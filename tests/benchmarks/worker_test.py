@@ -10,16 +10,11 @@ from benchmarks import models, variants, worker
 EMPTY = models.MODELS["empty"]
 
 
+FITS = ("tf_keras fit", "tf_keras fit, best options")
+
+
 @pytest.mark.parametrize(
-    "name",
-    [
-        f"{variants.CTL}off",
-        variants.TUTORIAL,
-        variants.LOOP,
-        variants.BARE,
-        "tf_keras fit",
-        "tf_keras fit, best options",
-    ],
+    "name", [f"{variants.CTL}off", variants.TUTORIAL, variants.LOOP, variants.BARE, *FITS]
 )
 def test_worker_answers_each_window_with_steps_and_seconds(name):
     answers = io.StringIO()
@@ -27,5 +22,5 @@ def test_worker_answers_each_window_with_steps_and_seconds(name):
         variants.run(name, EMPTY, worker.Windows(io.StringIO("0\n0.05\n"), answers))
     first, second = (json.loads(line) for line in answers.getvalue().splitlines())
     assert first["steps"] in (1, EMPTY.steps_per_loop)
-    assert second["steps"] > 1 and 0.05 <= second["seconds"] < 5
+    assert second["steps"] > 1 and second["seconds"] >= 0.05
     assert second["peak_mib"] > 100

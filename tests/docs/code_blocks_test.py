@@ -1,7 +1,5 @@
 """The code blocks of the other pages run, with the names that their texts assume."""
 
-import re
-
 import orbit
 import pandas
 import pytest
@@ -10,9 +8,10 @@ import tf_keras
 
 import ctl
 from tests import child
+from tests.docs.pages import blocks, run
 
 # The pages whose blocks run in the test modules next to this one.
-ELSEWHERE = {"data", "evaluation", "export", "testing", "writing-a-model", "start"}
+ELSEWHERE = {"testing", "writing-a-model", "start"}
 MODEL = """
 import ctl
 import numpy as np
@@ -36,17 +35,6 @@ def get_config():
 """
 
 
-def blocks(page):
-    text = (child.ROOT / f"docs/{page}.md").read_text()
-    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-
-
-def run(page, **names):
-    for block in blocks(page):
-        exec(compile(block, f"docs/{page}.md", "exec"), names)
-    return names
-
-
 def test_every_page_with_code_is_run_by_a_test():
     pages = {path.stem for path in child.ROOT.glob("docs/*.md") if blocks(path.stem)}
     tests = "\n".join(path.read_text() for path in child.ROOT.glob("tests/docs/*.py"))
@@ -55,8 +43,10 @@ def test_every_page_with_code_is_run_by_a_test():
     assert unknown == set()
 
 
-def test_blocks_of_concepts():
-    run("concepts")
+@pytest.mark.parametrize("page", ["concepts", "data", "evaluation", "export", "nan-multi-gpu"])
+def test_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    run(page, WORKDIR=tmp_path)
 
 
 def test_blocks_of_actions():

@@ -10,16 +10,12 @@ import tf_keras
 
 import ctl
 from tests import child
+from tests.docs import pages
 
 FOLDER = child.ROOT / "docs/coming-from"
 INDEX = (FOLDER / "index.md").read_text()
 TRAINED, EVALUATED = 330, 130
 SHORT = {"EPOCHS = 10": "EPOCHS = 2", "epochs=10": "epochs=2", "=200": "=4", "=100": "=2"}
-
-
-def blocks(page):
-    text = (FOLDER / f"{page}.md").read_text()
-    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +46,7 @@ def run(code, name):
 def test_program_of_the_other_framework_runs(page, monkeypatch, capsys):
     strategy = ctl.testing.make_strategy(2)  # by default it would take all devices of this process
     monkeypatch.setattr(tf.distribute, "MirroredStrategy", lambda: strategy)
-    code, _ = blocks(page)
+    code, _ = pages.blocks(f"coming-from/{page}")
     for long, short in SHORT.items():
         code = code.replace(long, short)
     run(code, "theirs")
@@ -67,7 +63,7 @@ def test_program_of_the_other_framework_runs(page, monkeypatch, capsys):
     ],
 )
 def test_program_in_ctl_trains_and_evaluates(page, name, tmp_path):
-    (tmp_path / f"{name}.py").write_text(blocks(page)[-1])
+    (tmp_path / f"{name}.py").write_text(pages.blocks(f"coming-from/{page}")[-1])
     with ctl.Run(f"{name}.py", print_lines=False) as training:
         training.train("1 epoch")
         assert training.evaluate()["examples"] == EVALUATED
@@ -75,7 +71,7 @@ def test_program_in_ctl_trains_and_evaluates(page, name, tmp_path):
 
 
 def test_program_in_ctl_runs_in_orbits_controller(capsys):
-    _, code = blocks("orbit")
+    _, code = pages.blocks("coming-from/orbit")
     for long, short in SHORT.items():
         code = code.replace(long, short)
     trainer = run(code, "ours").trainer
@@ -84,7 +80,7 @@ def test_program_in_ctl_runs_in_orbits_controller(capsys):
 
 
 def test_a_value_that_is_not_finite_is_skipped_on_all_replicas():
-    (code,) = blocks("tf-2.15")
+    (code,) = pages.blocks("coming-from/tf-2.15")
     run(code, "ours")
 
 
@@ -94,6 +90,6 @@ def test_numbers_of_lines_are_those_of_the_programs():
     for *counts, page in rows:
         lines = [
             sum(bool(line.strip()) and not line.strip().startswith("#") for line in b.splitlines())
-            for b in blocks(page)
+            for b in pages.blocks(f"coming-from/{page}")
         ]
         assert [int(count) for count in counts] == lines, page

@@ -11,6 +11,7 @@ IMAGES = child.ROOT / "docs/images"
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_picture_of_a_planted_mistake_is_the_output_of_check():
     run = "import check; print(check.draw(check.run_check()), end='')"
     drawn = child.run(["-c", run], cwd=IMAGES)

@@ -1,22 +1,16 @@
 """The code blocks of docs/prove-your-loop.md run, and report what the page shows."""
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
 from benchmarks.comparisons import tutorials
 from ctl import testing
 from tests import child
+from tests.docs.pages import blocks
 
 TEXT = (child.ROOT / "docs/prove-your-loop.md").read_text()
 TABLE = [line for line in TEXT.splitlines() if re.search(r"\| (equivalent|differs) \|", line)]
-
-
-def blocks(text):
-    return re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 FIRST = blocks(TEXT.partition("## What is compared")[0])
@@ -36,23 +30,6 @@ def test_the_first_example_has_five_lines_and_passes():
 
 
 @pytest.mark.slow
-def test_the_page_works_in_a_folder_without_conftest(tmp_path):
-    test = tmp_path / "loop_test.py"
-    test.write_text(f"{FIRST[1]}\n\n{FIRST[0]}")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(test)],
-        cwd=tmp_path,
-        env={**environment, "PYTHONPATH": str(child.ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert result.returncode == 0, result.stdout
-    assert "1 passed" in result.stdout
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("finding", FINDINGS)
 def test_finding_is_reported_and_its_fix_passes(finding):
     mistake, *fix = blocks(FINDINGS[finding])
@@ -65,10 +42,6 @@ def test_finding_is_reported_and_its_fix_passes(finding):
     assert all(part.strip() in " ".join(str(error.value).split()) for part in parts)
     if fix:
         run(*fix)
-
-
-def test_there_are_five_findings():
-    assert len(FINDINGS) == 5
 
 
 @pytest.mark.slow

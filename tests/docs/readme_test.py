@@ -1,7 +1,6 @@
 """Every command and program in README.md and docs/start.md works, and prints what is shown."""
 
 import gzip
-import json
 import math
 import re
 import shlex
@@ -17,15 +16,13 @@ import tf_keras
 import ctl
 from ctl import launch, main
 from tests import child
+from tests.docs.pages import blocks
+from tests.experiments import read_result
 
 README, START, HARDWARE = (
     (child.ROOT / page).read_text() for page in ("README.md", "docs/start.md", "docs/hardware.md")
 )
 TRAINING_EXAMPLES, TEST_EXAMPLES = 4_000, 1_000
-
-
-def blocks(text, language):
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def commands(text):
@@ -57,14 +54,6 @@ def folder(tmp_path_factory):
     return folder
 
 
-def train(folder, *arguments):
-    """Runs the program; returns its result.json."""
-    done = child.run(arguments, cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (workdir,) = re.findall(r"Done: (\S+)/result\.json", done.stdout)
-    return json.loads((folder / workdir / "result.json").read_text())
-
-
 def test_every_command_is_run_by_a_test_or_installs():
     install = "python3 -m pip install -q uv && python3 -m uv "
     assert commands(README) == [
@@ -94,7 +83,7 @@ def test_the_new_model_trains(folder, monkeypatch, capsys):
     module, program, *flags = arguments(START, "^ctl my_model.py")
     assert (module, program, main.run(["ctl", *flags])) == ("-m", "ctl.main", 0)
     (workdir,) = re.findall(r"Done: (\S+)/result\.json", capsys.readouterr().out)
-    result = json.loads((folder / workdir / "result.json").read_text())
+    result = read_result(folder / workdir)
     assert result["eval"]["examples"] == TEST_EXAMPLES
     assert result["step"] == math.ceil(3 * TRAINING_EXAMPLES / 64)
     assert result["eval"]["accuracy"] > 0.8
@@ -110,17 +99,11 @@ def test_both_sides_of_the_diff_train():
     tf_keras.utils.set_random_seed(0)
     images = np.random.default_rng(0).normal(size=(70, 4)).astype(np.float32)
     names = {
-        "tf": tf,
-        "ctl": ctl,
-        "images": images,
-        "labels": images[:, :3].argmax(axis=1),
-        "loss_object": tf_keras.losses.SparseCategoricalCrossentropy(
-            from_logits=True, reduction="none"
-        ),
-        "strategy": tf.distribute.get_strategy(),
-        "optimizer": tf_keras.optimizers.SGD(0.1),
+        "tf": tf, "ctl": ctl, "images": images, "labels": images[:, :3].argmax(axis=1),
+        "loss_object": tf_keras.losses.SparseCategoricalCrossentropy(True, reduction="none"),
+        "strategy": tf.distribute.get_strategy(), "optimizer": tf_keras.optimizers.SGD(0.1),
         "print": lambda epoch, loss: losses.append(float(loss)),
-    }
+    }  # fmt: skip
 
     def model():
         return tf_keras.Sequential([tf_keras.layers.Dense(3, input_shape=(4,))])
@@ -147,23 +130,21 @@ def test_explain_prints_what_the_text_promises(folder, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_the_mirrored_strategy_trains(folder):
-    result = train(
-        folder,
-        *arguments(HARDWARE, "^ctl experiments/mnist_mirrored.py$"),
-        "--config.train.steps=10",
-    )
-    assert (result["strategy"], result["replicas"]) == ("mirrored", 2)
-    assert result["eval"]["examples"] == TEST_EXAMPLES
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_two_processes_train(folder):
-    result = train(
-        folder, *arguments(HARDWARE, "-m ctl.launch --workers=2 -- "), "--config.train.steps=10"
-    )
-    assert (result["strategy"], result["replicas"]) == ("multi_worker_mirrored", 2)
+@pytest.mark.parametrize(
+    ("command", "strategy"),
+    [
+        ("^ctl experiments/mnist_mirrored.py$", "mirrored"),
+        pytest.param(
+            "-m ctl.launch --workers=2 -- ", "multi_worker_mirrored", marks=pytest.mark.long
+        ),
+    ],
+)
+def test_two_replicas_train(folder, command, strategy):
+    done = child.run([*arguments(HARDWARE, command), "--config.train.steps=10"], cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (workdir,) = re.findall(r"Done: (\S+)/result\.json", done.stdout)
+    result = read_result(folder / workdir)
+    assert (result["strategy"], result["replicas"]) == (strategy, 2)
     assert result["eval"]["examples"] == TEST_EXAMPLES
 
 

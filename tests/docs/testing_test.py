@@ -1,16 +1,13 @@
 """The code blocks of docs/testing.md run, and its table has the causes that are reported."""
 
-import re
-import subprocess
-import sys
-
 import pytest
 
 from tests import child
+from tests.docs.pages import blocks
 from tests.testing import mistakes
 
 TEXT = (child.ROOT / "docs/testing.md").read_text()
-EXAMPLES = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+EXAMPLES = blocks(TEXT)
 
 
 def test_the_page_ends_with_the_table_of_mistakes():
@@ -21,23 +18,8 @@ def test_the_page_ends_with_the_table_of_mistakes():
 @pytest.mark.slow
 def test_all_code_blocks_run(tmp_path):
     (tmp_path / "my_test.py").write_text("\n\n".join(EXAMPLES))
-    run = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "--update_golden",
-            "my_test.py",
-        ],
-        cwd=tmp_path,
-        env=child.environment(),
-        capture_output=True,
-        text=True,
-        timeout=290,
-    )
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--update_golden", "my_test.py"]
+    run = child.run(command, cwd=tmp_path, timeout=290)
     assert "6 passed" in run.stdout, run.stdout
 
 

@@ -7,13 +7,11 @@ import pytest
 
 import ctl
 from tests import child
+from tests.docs.pages import blocks
 
 TEXT = (child.ROOT / "docs/writing-a-model.md").read_text()
 _PARTS = re.split(r"^## (.*)\n", TEXT, flags=re.MULTILINE)[1:]
-SECTIONS = {
-    title: re.findall(r"^```python\n(.*?)^```", body, re.MULTILINE | re.DOTALL)
-    for title, body in zip(_PARTS[::2], _PARTS[1::2], strict=True)
-}
+SECTIONS = {title: blocks(body) for title, body in zip(_PARTS[::2], _PARTS[1::2], strict=True)}
 TITLES = [title for title in SECTIONS if title != "The example"]
 # The sections that run only on two replicas, among the slow tests.
 LONGER = {
@@ -33,7 +31,6 @@ SLOW = pytest.mark.slow
     [
         *[(title, 1) for title in TITLES if title not in LONGER],
         *[pytest.param(title, 2, marks=SLOW) for title in TITLES],
-        *[pytest.param(title, 4, marks=[SLOW, pytest.mark.long]) for title in TITLES],
     ],
 )
 def test_section_runs(title, most, monkeypatch):

@@ -1,4 +1,4 @@
-"""Compressed gradients in two processes with different CPUs, one of which is resumed."""
+"""Compressed gradients in two processes with different CPUs."""
 
 import pytest
 
@@ -46,23 +46,19 @@ def get_config():
     return ctl.config(
         trainer="compressed.py:Trainer", model=dict(hashes=""), data=dict(global_batch_size=8),
         eval=dict(splits=[]), optimizer=dict(name="adamw", learning_rate=1e-3),
-        train=dict(steps=20, steps_per_loop=10, checkpoint_interval=10),
+        train=dict(steps=10, steps_per_loop=5),
         runtime=dict(all_reduce=dict(compression="powersgd", rank=2)))
 """
 
 
 @pytest.mark.slow
-def test_weights_of_different_cpus_and_of_a_resumed_run_have_the_same_bits(tmp_path):
+def test_weights_of_different_cpus_have_the_same_bits(tmp_path):
     experiments.write(tmp_path, {"compressed.py": EXPERIMENT})
 
     workdir = tmp_path / "run"
     command = ["-m", "ctl.launch", "--workers=2", "--", f"--config={tmp_path / 'compressed.py'}"]
     command += [f"--workdir={workdir}", f"--config.model.hashes={tmp_path / 'hashes'}"]
-    for _ in range(2):  # the second time resumed from step 10
-        done = child.run(command)
-        assert done.returncode == 0, done.stdout + done.stderr
-        for path in (workdir / "checkpoints").glob("ckpt-20*"):
-            path.unlink()
+    done = child.run(command)
+    assert done.returncode == 0, done.stdout + done.stderr
     lines, others = ((tmp_path / f"hashes-{i}").read_text().splitlines() for i in (0, 1))
-    assert [line.split()[0] for line in lines] == ["10", "20", "20"]
-    assert lines == others and lines[1] == lines[2]
+    assert [line.split()[0] for line in lines] == ["5", "10"] and lines == others

@@ -152,26 +152,21 @@ def config_files(draw):
     item = "".join(f"[{part!r}]" for part in key.split("."))
     section = key.rpartition(".")[0]
     error = draw(st.sampled_from(["ValueError", "SystemExit", "MemoryError", "OSError"]))
-    statement = draw(
-        st.sampled_from(
-            [
-                *[f"config = ctl.config(**{{'trainer': 'tiny.py:Tiny', **{tree}}})"] * 3,
-                *[f"config.{key} = {value}"] * 3,
-                f"config{item} = {value}",
-                f"config.update({tree})",
-                f"config.unlock().{key} = {value}",
-                f"with config.unlocked(): config.{section + '.' if section else ''}new = {value}",
-                f"del config.unlock().{key}",
-                f"with config.ignore_type(): config.{key} = {value}",
-                f"config.model = {value}",
-                f"config.model = {{'a': {value}, {value!r}: [{value}]}}",
-                f"config = ctl.config({RIGHT}, model={value})",
-                f"config = ctl.config({RIGHT}, model={{'a': [{value}, ({value},)]}})",
-                f"config = {value}",
-                f"raise {error}({value})",
-            ]
-        )
-    )
+    statements = [
+        *[f"config = ctl.config(**{{'trainer': 'tiny.py:Tiny', **{tree}}})"] * 3,
+        *[f"config.{key} = {value}"] * 3,
+        f"config{item} = {value}",
+        f"config.update({tree})",
+        f"config.unlock().{key} = {value}",
+        f"with config.unlocked(): config.{section + '.' if section else ''}new = {value}",
+        f"del config.unlock().{key}",
+        f"with config.ignore_type(): config.{key} = {value}",
+        f"config.model = {{'a': {value}, {value!r}: [{value}]}}",
+        f"config = ctl.config({RIGHT}, model={{'a': [{value}, ({value},)]}})",
+        f"config = {value}",
+        f"raise {error}({value})",
+    ]
+    statement = draw(st.sampled_from(statements))
     source = f"{HELPERS}def get_config():\n    config = ctl.config({RIGHT})\n"
     source = f"{source}    {statement}\n    return config\n".encode()
     if draw(st.integers(0, 6)) == 1:
@@ -242,29 +237,8 @@ def indexed_jobs(draw):
     """The variables of a Kubernetes Indexed Job, one or two of them odd."""
     variables = {"JOB_COMPLETION_INDEX": "1", "CTL_JOB": "job", "CTL_SERVICE": "service"}
     variables |= {"CTL_WORKERS": "2", "CTL_PS": "1", "CTL_PORT": "2222"}
-    odd = [
-        *[
-            "0",
-            "-1",
-            "3",
-            "4",
-            "99999",
-            "²",
-            "٣",
-            "1.0",
-            "x",
-            "a:b",
-            "é",
-            "65536",
-            "_",
-            "a/b",
-            "1_0",
-            "",
-        ],
-        " ",
-        " 1 ",
-        "9" * 5000,
-    ]
+    words = "0 -1 3 4 99999 ² ٣ 1.0 x a:b é 65536 _ a/b 1_0"
+    odd = [*words.split(), "", " ", " 1 ", "9" * 5000]
     changed = st.dictionaries(
         st.sampled_from(list(variables)), st.sampled_from(odd), min_size=1, max_size=2
     )
@@ -300,9 +274,8 @@ def check_place(place):
         assert host and not any(c.isspace() or c in "/\0" for c in address)
         assert port.isascii() and port.isdigit() and 0 < int(port) < 2**16
     assert len(set(addresses)) == len(addresses) and place.address in addresses
-    assert (
-        place.size == len(place.others()) + 1 and cluster.from_tf_config(place.tf_config()) == place
-    )
+    assert place.size == len(place.others()) + 1
+    assert cluster.from_tf_config(place.tf_config()) == place
 
 
 CONFIG = overrides.config(trainer="tiny.py:Tiny", data={"global_batch_size": 4}).to_dict()
@@ -350,7 +323,6 @@ def accepts_workdir(case):
     return accepted
 
 
-LONG = [pytest.mark.slow, pytest.mark.long]
 KINDS = {
     "command line": (command_lines(), accepts_command_line),
     "config file": (config_files(), accepts_config_file),
@@ -358,13 +330,13 @@ KINDS = {
     "cluster": (st.one_of(tf_configs(), tf_configs(), indexed_jobs()), accepts_cluster),
     "workdir": (workdirs(), accepts_workdir),
 }
+LONG = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.mark.parametrize(
     ("kind", "count"),
     [
         *[(kind, 0.3 if kind == "workdir" else 0.1) for kind in KINDS],
-        *[pytest.param(kind, 0.3, marks=pytest.mark.slow) for kind in KINDS if kind != "workdir"],
         *[pytest.param(kind, 1.0, marks=LONG) for kind in KINDS],
     ],
 )
@@ -383,4 +355,4 @@ def test_a_bug_is_found(monkeypatch, check_values):
     for module in (configs.flags, validation):  # each of them imports the name
         monkeypatch.setattr(module, "check_values", check_values)
     with pytest.raises((TypeError, ValueError, AssertionError)):
-        explore(*KINDS["command line"])
+        explore(*KINDS["command line"], count=0.2)

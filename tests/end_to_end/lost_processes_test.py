@@ -94,36 +94,6 @@ def test_a_killed_worker_is_reported_and_the_restarted_run_ends_with_the_same_we
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_killed_worker_without_restarts_ends_the_launcher_with_its_code(folder):
-    command = launch(folder, "ended", "--config.train.steps_per_loop=2")
-    command += ["--config.train.checkpoint_interval=10", "--config.train.steps=5000"]
-    with child.start(command) as launcher:
-        wait_for(launcher, (folder / "ended" / "checkpoints/ckpt-10.index").exists)
-        send_signal(folder / "ended", ("worker", 1), signal.SIGKILL)
-        out, err = launcher.communicate(timeout=120)
-    assert "worker 1 failed first (killed by SIGKILL)" in err
-    assert launcher.returncode == 128 + signal.SIGKILL, out + err
-    assert not running_tasks(folder / "ended")
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_ctrl_c_stops_all_workers_at_the_same_step(folder):
-    arguments = ["--config.train.steps_per_loop=2", "--config.train.checkpoint_interval=10"]
-    command = launch(folder, "stopped", *arguments)
-    with child.start(command) as launcher:
-        wait_for(launcher, (folder / "stopped" / "checkpoints/ckpt-10.index").exists)
-        launcher.send_signal(signal.SIGINT)
-        out, err = launcher.communicate(timeout=120)
-    assert launcher.returncode == 75, out + err
-    assert "Stopped at step" in out
-    step = read_result(folder / "stopped")["step"]
-    assert 10 <= step < 50
-    assert (folder / f"stopped/checkpoints/ckpt-{step}.whole").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.long
 def test_parameter_servers_continue_without_a_killed_worker(folder):
     arguments = [
         "--config.runtime.precision=float32", "--config.train.steps=300",
@@ -137,8 +107,9 @@ def test_parameter_servers_continue_without_a_killed_worker(folder):
     assert launcher.returncode == 0, out + err
     assert "worker 1 is lost (killed by SIGKILL); the chief continues with the others." in err
     assert "Updates are asynchronous" in out
-    assert 300 <= read_result(folder / "ps-killed")["step"] <= 310
-    assert read_result(folder / "ps-killed")["eval"]["examples"] == 203
+    result = read_result(folder / "ps-killed")
+    assert 300 <= result["step"] <= 310
+    assert result["eval"]["examples"] == 203 and result["eval"]["accuracy"] > 0.9
 
 
 def test_a_user_error_is_reported_and_ends_all_processes(folder):

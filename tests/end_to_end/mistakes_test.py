@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import pathlib
+import re
 import sys
 import tempfile
 import time
@@ -15,17 +16,21 @@ import time
 import pytest
 
 from ctl import main
-from tests import child
+from tests import child, experiments
 from tests.experiments import CONFIG, TRAINER
 
-NAMES = "actions, data, eval, init, model, optimizer, runtime, seed, summaries, train, trainer"
-MODES = (
-    "train_and_eval, train, eval, continuous_eval, export, check, profile_input, aot_compile, explain, "
-    "devices"
-)
-FLAGS = (
-    "--config, --mode, --workdir, --checkpoint, --topology, --overfit, --sweep, --sweep_parallel, "
-    "--fresh, --allow_config_change, --allow_partial_restore, --find_batch, --dry_run, --help, --version"
+PHRASES = {
+    "SECTIONS": "actions, data, eval, init, model, optimizer, runtime, seed, summaries, train, trainer",
+    "MODES": (
+        "train_and_eval, train, eval, continuous_eval, export, check, profile_input, aot_compile, "
+        "explain, devices"
+    ),
+    "DURATION": 'but must be an integer or a duration such as "90 epochs" or "5000000 examples".',
+    "CLASS": "but must be path/to/file.py:Class or package.module:Class.",
+}
+EVERY_KEY = (
+    "let get_config start from ctl.config(...), which sets every key, and change its keys one by "
+    "one."
 )
 
 
@@ -44,6 +49,15 @@ class Mistake:
     files: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
+def mistakes(table: str, make) -> dict[str, Mistake]:
+    """Reads a table whose messages are indented; `make` is given a mistake and its message."""
+    cases = {}
+    for mistake, message in re.findall(r"^(\S.*)\n((?:    .*\n)+)", table, re.MULTILINE):
+        line = " ".join(message.split())
+        cases[mistake] = make(mistake, re.sub(r"<([A-Z]+)>", lambda found: PHRASES[found[1]], line))
+    return cases
+
+
 def command_line(arguments: str, line: str, **files: str) -> Mistake:
     """A mistake on the command line; the config file is correct."""
     return Mistake(f"--config=exp.py {arguments}", line, files)
@@ -51,14 +65,13 @@ def command_line(arguments: str, line: str, **files: str) -> Mistake:
 
 def in_config(arguments: str, line: str) -> Mistake:
     """A mistake in the arguments of ctl.config(...), in line 4 of bad.py."""
-    text = CONFIG.replace("))\n", f"), {arguments})\n")
-    return Mistake("--config=bad.py", line, {"bad.py": text})
+    return in_file(CONFIG.replace("))\n", f"), {arguments})\n"), line)
 
 
-def in_body(statement: str, line: str) -> Mistake:
+def in_body(statement: str, line: str, arguments: str = "") -> Mistake:
     """A mistake in line 5 of bad.py, which changes the result of ctl.config()."""
-    body = f"    config = ctl.config()\n    {statement}\n    return config\n"
-    return Mistake("--config=bad.py", line, {"bad.py": f"import ctl\n\ndef get_config():\n{body}"})
+    body = f"    config = ctl.config({arguments})\n    {statement}\n    return config\n"
+    return in_file(f"import ctl\n\ndef get_config():\n{body}", line)
 
 
 def in_file(text: str, line: str) -> Mistake:
@@ -66,18 +79,20 @@ def in_file(text: str, line: str) -> Mistake:
     return Mistake("--config=bad.py", line, {"bad.py": text})
 
 
+def in_get_config(statements: str, line: str) -> Mistake:
+    """A mistake in a function that starts in the first line of bad.py."""
+    return in_file(f"def get_config():\n    {statements}\n", line)
+
+
 def in_trainer(text: str, line: str) -> Mistake:
     """A mistake in the trainer's file, net.py, which should define the class Net."""
-    return Mistake("--config=exp.py --config.trainer=net.py:Net", line, {"net.py": text})
+    return command_line("--config.trainer=net.py:Net", line, **{"net.py": text})
 
 
 def in_workdir(line: str, flags: str = "", **files: str) -> Mistake:
     """A mistake in the choice of the workdir, the folder `old`, which contains the files."""
-    return Mistake(
-        f"--config=exp.py --workdir=old {flags}",
-        line,
-        {f"old/{name}": text for name, text in files.items()},
-    )
+    files = {f"old/{name}": text for name, text in files.items()}
+    return command_line(f"--workdir=old {flags}", line, **files)
 
 
 NET = (
@@ -93,75 +108,267 @@ IDX_TRAINER = TRAINER.replace("class Tiny", "class Net").replace(
 KERAS_3 = TRAINER.replace("class Tiny", "class Net").replace("import ctl", "import ctl, keras")
 KERAS_3 = KERAS_3.replace(", input_shape=(3,)", "").partition("def Function")[0]
 BARE = "from ml_collections import ConfigDict\n\ndef get_config():\n    return ConfigDict({})\n"
+UNITS = CONFIG.replace("))\n", "), model=dict(units=5))\n")
 FOREIGN = (
     "old has files in it and no config.json of ctl, so it is not a run's folder: name another "
     "--workdir."
 )
-CONSTANT = (
-    "but has no effect with optimizer.schedule=constant: set it to 0, or choose "
-    "optimizer.schedule=cosine."
-)
-DURATION = 'but must be an integer or a duration such as "90 epochs" or "5000000 examples".'
-EVERY_KEY = (
-    "let get_config start from ctl.config(...), which sets every key, and change its keys one"
-)
-TRAINER_SYNTAX = "but must be path/to/file.py:Class or package.module:Class."
 
-KEYS = {
-    "unknown key": command_line(
-        "--config.train.stps=5", "There is no config key train.stps: did you mean train.steps?"
-    ),
-    "unknown section": command_line(
-        "--config.optimiser.name=sgd", "There is no config key optimiser: did you mean optimizer?"
-    ),
-    "unknown key, similar to none": command_line(
-        "--config.lr=5", f"There is no config key lr: expected one of {NAMES}."
-    ),
-    "key without its section": command_line(
-        "--config.learning_rate=0.1",
-        "There is no config key learning_rate: did you mean optimizer.learning_rate?",
-    ),
-    "key in the wrong section": command_line(
-        "--config.data.steps=5", "There is no config key data.steps: did you mean train.steps?"
-    ),
-    "key without its inner section": command_line(
-        "--config.optimizer.global_norm=1",
-        "There is no config key optimizer.global_norm: did you mean optimizer.clip.global_norm?",
-    ),
-    "key of two sections": command_line(
-        "--config.optimizer.global_batch_size=5",
-        "There is no config key optimizer.global_batch_size: did you mean data.global_batch_size "
-        "or eval.global_batch_size?",
-    ),
-    "section without its section": command_line(
-        "--config.clip.norm=1", "There is no config key clip: did you mean optimizer.clip?"
-    ),
-    "key below a value": command_line(
-        "--config.seed.x=1", "There is no config key seed.x: seed is a value, not a section."
-    ),
-    "unknown key switched off": command_line(
-        "--noconfig.runtime.determinstic",
-        "There is no config key runtime.determinstic: did you mean runtime.deterministic?",
-    ),
-    "unknown model key": Mistake(
-        "--config=exp.py --config.model.unit=5",
+# The arguments after --config=exp.py, and the message.
+COMMAND_LINES = r"""
+--config.train.stps=5
+    There is no config key train.stps: did you mean train.steps?
+--config.lr=5
+    There is no config key lr: expected one of <SECTIONS>.
+--config.learning_rate=0.1
+    There is no config key learning_rate: did you mean optimizer.learning_rate?
+--config.optimizer.global_batch_size=5
+    There is no config key optimizer.global_batch_size: did you mean data.global_batch_size or
+    eval.global_batch_size?
+--config.seed.x=1
+    There is no config key seed.x: seed is a value, not a section.
+--config.model.units=5
+    There is no config key model.units: this experiment sets no keys there.
+--config.train.steps=many
+    train.steps is 'many', <DURATION>
+--config.runtime.deterministic=maybe
+    runtime.deterministic is 'maybe', but must be true or false.
+--config.eval=5
+    eval is a section: set one of its keys, --config.eval.before_training=VALUE.
+--config.train.steps
+    --config.train.steps has no value: write --config.train.steps=VALUE.
+--noconfig.runtime.deterministic=true
+    --noconfig.runtime.deterministic=true has a value: write --config.runtime.deterministic=true.
+--config.init.variables=['conv*']
+    init.variables has no effect without init.checkpoint: set init.checkpoint to the run that the
+    variables are from, or remove init.variables.
+--config.init.averages=true
+    init.averages has no effect without init.checkpoint or init.models: set one of them to the run
+    that the averages are from, or set init.averages=False.
+--config.init.checkpoint=runs/a --config.init.variables=[5]
+    init.variables contains 5, but must contain patterns such as "conv*/*".
+--config.optimizer.learning_rate=nan
+    optimizer.learning_rate is nan, but must be a finite number, at least 0.
+--config.optimizer.learning_rate=0
+    optimizer.learning_rate is 0.0, but must be greater than 0.
+--config.train.best.metric=eval/accuracy
+    train.best.mode is not set: choose max if higher values of eval/accuracy are better, or min if
+    lower ones are.
+--config.train.best.metric=accuracy --config.train.best.mode=max
+    train.best.metric is 'accuracy', but must be the name of a metric of the evaluation, eval/NAME,
+    such as eval/loss.
+--config.train.early_stopping.metric=eval/loss --config.train.early_stopping.mode=min
+    train.early_stopping has no effect with eval.interval=0, which evaluates only at the end: set
+    eval.interval.
+--checkpoint=best
+    --checkpoint has no effect with --mode=train_and_eval: remove it.
+--config.optimizer.weight_decay=1e30
+    optimizer.weight_decay is 1e+30 and optimizer.learning_rate is 0.001: their product, the
+    fraction of each weight that an update subtracts, must be less than 1.
+--config.train.steps=99999999999
+    train.steps is 99999999999, but must be at most 2147483647.
+--config.seed=-1
+    seed is -1, but must be at least 0.
+--config.train.checkpoint_seconds=5
+    There is no config key train.checkpoint_seconds: set train.checkpoint_interval="60 seconds".
+--config.runtime.tpu.name=pod
+    There is no config key runtime.tpu.name: set runtime.tpu=NAME.
+--config.data.per_replica_batch_size=2
+    data.global_batch_size is 4 and data.per_replica_batch_size is 2: set one of them, and the other
+    to 0.
+--config.runtime.precision=bf16
+    runtime.precision is 'bf16': did you mean bfloat16?
+--config.runtime.loss_scale=8
+    runtime.loss_scale has no effect without runtime.precision=float16: set runtime.loss_scale=0.
+--config.runtime.strategy=tpu
+    No TPU can be used: tensorflow-tpu is not installed (see BUILD.md). To run without a TPU:
+    --config.runtime.strategy=auto. To check whether the experiment would run on a TPU:
+    --mode=aot_compile.
+--config.runtime.strategy=multi_worker_mirrored
+    runtime.strategy=multi_worker_mirrored requires several processes, but TF_CONFIG is not set:
+    start them with python -m ctl.launch --workers=2 -- ..., or set runtime.strategy=auto.
+--config.runtime.strategy=mirorred
+    runtime.strategy is 'mirorred': did you mean mirrored?
+--config.optimizer.name=LBFGS
+    optimizer.name is 'LBFGS': expected one of adam, adamw, sgd, rmsprop, adagrad, lion, adamax,
+    adafactor, adadelta, ftrl, lamb, lars, package.module:function.
+--config.optimizer.name=SGD
+    optimizer.name is 'SGD': did you mean sgd?
+--config.optimizer.momentum=0.9
+    optimizer.momentum is 0.9, but has no effect with optimizer.name=adam: set it to 0, or choose
+    optimizer.name=sgd.
+--config.optimizer.name=sgd --config.optimizer.nesterov
+    optimizer.nesterov requires optimizer.name=sgd and optimizer.momentum: set them, or
+    optimizer.nesterov=false.
+--config.optimizer.name=nadam
+    optimizer.name is 'nadam', but tf_keras' Nadam counts its updates in Python, so its momentum is
+    wrong in a tf.function: choose another one.
+--config.optimizer.ema_decay=0.9 --config.runtime.cluster.shard_mib=1
+    optimizer.ema_decay averages complete variables, which another number of parameter servers could
+    not restore from shards: set runtime.cluster.shard_mib=0, or optimizer.ema_decay=0.
+--config.optimizer.shard_state=true --config.optimizer.name=lamb
+    optimizer.shard_state updates slices of variables, and optimizer.name=lamb requires complete
+    ones: set optimizer.shard_state=false, or choose optimizer.name=adam, adamw, sgd, rmsprop,
+    adagrad, lion, adamax, adadelta or ftrl.
+--config.optimizer.ema_decay=1
+    optimizer.ema_decay is 1.0, but must be less than 1, such as 0.999.
+--config.optimizer.weight_decay_exclude=['*/bias']
+    optimizer.weight_decay_exclude has no effect without optimizer.weight_decay: set it, or remove
+    optimizer.weight_decay_exclude.
+--config.train.max_duration=5000
+    train.max_duration is '5000', but must be a time, such as "8 hours", "90 minutes" or "30
+    seconds".
+--config.optimizer.clip.norm=1 --config.optimizer.clip.value=1
+    optimizer.clip.norm and optimizer.clip.value are set: set one of them, and the others to 0.
+--config.runtime.strategy=one_device --config.runtime.logical_devices=4
+    runtime.logical_devices is 4, but runtime.strategy=one_device uses one device: set
+    runtime.logical_devices=0, or choose runtime.strategy=mirrored.
+--config.runtime.tpu=grpc://10.0.0.2
+    runtime.tpu is 'grpc://10.0.0.2', but must be a name of lower-case letters, digits and hyphens,
+    projects/PROJECT/locations/ZONE/nodes/NAME, or grpc://HOST:PORT.
+--config.runtime.tpu=local
+    runtime.tpu is local: remove it to use the TPU of this machine.
+--config.runtime.tpu=pod --config.runtime.logical_devices=2
+    runtime.logical_devices has no effect on a TPU: set it to 0.
+--config.trainer=tiny.py
+    trainer is 'tiny.py', <CLASS>
+--config.trainer=nowhere.tiny:Tiny
+    trainer is 'nowhere.tiny:Tiny', but there is no module nowhere: correct the name, or install it.
+--config.trainer=tiny.py:TinyNet
+    trainer is 'tiny.py:TinyNet', but tiny.py has no class TinyNet: did you mean Tiny?
+--config exp.py
+    --config is given twice: name one file, and change its keys by --config.KEY=VALUE.
+--mode
+    --mode has no value: write --mode=MODE.
+--mode=trian
+    --mode is 'trian': did you mean train?
+--mode=go
+    --mode is 'go': expected one of <MODES>.
+--wrkdir=x
+    There is no flag --wrkdir: did you mean --workdir?
+--learning_rate=5
+    There is no flag --learning_rate: did you mean --config.optimizer.learning_rate?
+eval --mode=check
+    Two modes are given: remove 'eval'.
+evl exp.py
+    'evl' is neither a mode nor a config file, which ends in .py: did you mean eval?
+train.steps=5
+    'train.steps=5' is not a flag: write --config.train.steps=5.
+please
+    'please' is neither a mode nor a config file, which ends in .py: expected one of <MODES>.
+--fresh=maybe
+    --fresh is 'maybe', but must be true or false.
+--nofresh=3
+    The command line cannot be read: --nofresh=3 does not take an argument
+--flagfile=none
+    The command line cannot be read: Unable to open flagfile: [Errno 2] No such file or directory:
+    'none'
+--mode=eval --fresh
+    --fresh has no effect with --mode=eval: remove it.
+--mode=explain --allow_config_change
+    --allow_config_change has no effect with --mode=explain: remove it.
+"""
+
+# Complete command lines.
+WITHOUT_CONFIG = r"""
+--mode=eval
+    No experiment is named: add its file, such as experiments/mnist.py; see --help.
+--config
+    --config has no value: write --config=FILE.
+--config=
+    --config has no value: write --config=FILE.
+--config --mode=eval
+    --config has no value: write --config=FILE.
+--mode=devices --workdir=old
+    --workdir has no effect with --mode=devices: remove it.
+--mode=devices --fresh
+    --fresh has no effect with --mode=devices: remove it.
+--config=none/exp.py
+    There is no config file none/exp.py: correct the path.
+--config=exp
+    There is no config file exp: did you mean exp.py?
+--config=exp.py:big
+    get_config() of exp.py takes no argument: remove :big.
+--mode=devices --config.model.units=5
+    There is no config key model.units: this experiment sets no keys there.
+--mode=devices --config.runtime.strategy=one_device --config.runtime.logical_devices=4
+    runtime.logical_devices is 4, but runtime.strategy=one_device uses one device: set
+    runtime.logical_devices=0, or choose runtime.strategy=mirrored.
+"""
+
+# Arguments of ctl.config(...) in bad.py.
+CALLS = r"""
+train=dict(stps=5)
+    bad.py:4: There is no config key train.stps: did you mean train.steps?
+train=dict(steps=1e5)
+    bad.py:4: train.steps is 100000.0, but must be an integer.
+train=dict(steps=True)
+    bad.py:4: train.steps is True, but must be an integer.
+optimizer=dict(learning_rate='1e-3')
+    bad.py:4: optimizer.learning_rate is '1e-3', but must be a number.
+optimizer=dict(momentum=True)
+    bad.py:4: optimizer.momentum is True, but must be a number.
+runtime=dict(deterministic=1)
+    bad.py:4: runtime.deterministic is 1, but must be true or false.
+optimizer=dict(name=None)
+    bad.py:4: optimizer.name is None, but must be a string.
+train=5
+    bad.py:4: train is 5, but must be a section: train=dict(...).
+model='big'
+    bad.py:4: model is 'big', but must be a section: model=dict(...).
+train=dict(steps=dict(a=1))
+    bad.py:4: train.steps is a section, but must be an integer.
+model=dict(layers=[dict(activation=print)])
+    model.layers[0].activation is a builtin_function_or_method, but the workdir can store only
+    numbers, strings, booleans, None, and lists and sections of these.
+actions=['early_stoping']
+    actions[0] is 'early_stoping', but must be path/to/file.py:Class or package.module:Class.
+actions=[dict(every=5)]
+    actions[0] is {'every': 5}, but must be a name, or a dict with a name and arguments.
+actions=[dict(name='mine.py:Mine')]
+    actions[0] is 'mine.py:Mine', but there is no mine.py: correct the path.
+model=dict(rates=[0.1, float('nan')])
+    model.rates[1] is nan, but must be a finite number.
+"""
+
+# Statements after config = ctl.config() in bad.py.
+STATEMENTS = r"""
+config.train.stps = 5
+    bad.py:5: There is no config key train.stps: did you mean train.steps?
+config.trian.steps = 5
+    bad.py:5: There is no config key trian: did you mean train?
+train = config.train; train.stps = 5
+    bad.py:5: There is no config key train.stps: did you mean train.steps?
+config.optimizer.clip.nrom = 1.0
+    bad.py:5: There is no config key optimizer.clip.nrom: did you mean optimizer.clip.norm?
+config.model.how = 5
+    bad.py:5: There is no config key model.how: the config is locked, so add the key in
+    ctl.config(model=dict(how=...)).
+config.unlock().foo = 5
+    There is no config key foo: expected one of <SECTIONS>.
+config.train = dict(steps=5)
+    The config has no train.best.keep: let get_config start from ctl.config(...), which sets every
+    key, and change its keys one by one.
+config.train.steps = '5'
+    train.steps is '5', <DURATION>
+config.train = 5
+    bad.py:5: train is 5, but must be a section.
+config.seed = dict(a=1)
+    bad.py:5: seed is a section, but must be an integer.
+from ml_collections import config_dict as d; config.unlock().model.x = d.required_placeholder(int)
+    get_config() of bad.py returned a required_placeholder: replace it by a value.
+"""
+
+OTHERS = {
+    "model key that is misspelled": command_line(
+        "--config.model.unit=5",
         "There is no config key model.unit: did you mean model.units?",
-        {"exp.py": CONFIG.replace("))\n", "), model=dict(units=5))\n")},
+        **{"exp.py": UNITS},
     ),
-    "model key of an experiment without keys": command_line(
-        "--config.model.units=5",
-        "There is no config key model.units: this experiment sets no keys there.",
-    ),
-    "unknown section in the file": in_config(
-        "trian=dict(steps=5)", "bad.py:4: There is no config key trian: did you mean train?"
-    ),
-    "unknown key in the file": in_config(
-        "train=dict(stps=5)",
-        "bad.py:4: There is no config key train.stps: did you mean train.steps?",
-    ),
-    "wrong section in the file": in_config(
-        "optimizer=dict(value=1.0)",
-        "bad.py:4: There is no config key optimizer.value: did you mean optimizer.clip.value?",
+    "model key of another type": command_line(
+        "--config.model.units=4.5",
+        "model.units is '4.5', but must be an integer.",
+        **{"exp.py": UNITS},
     ),
     "unknown key in a module of the folder": Mistake(
         "--config=sub/bad.py",
@@ -171,395 +378,16 @@ KEYS = {
             "sub/bad.py": "def get_config():\n    import base\n    return base.config\n",
         },
     ),
-    "unknown key set": in_body(
-        "config.train.stps = 5",
-        "bad.py:5: There is no config key train.stps: did you mean train.steps?",
-    ),
-    "unknown item set": in_body(
-        "config['stps'] = 5", "bad.py:5: There is no config key stps: did you mean train.steps?"
-    ),
-    "unknown section read": in_body(
-        "config.trian.steps = 5", "bad.py:5: There is no config key trian: did you mean train?"
-    ),
-    "unknown key of a section in a variable": in_body(
-        "train = config.train; train.stps = 5",
-        "bad.py:5: There is no config key train.stps: did you mean train.steps?",
-    ),
-    "unknown key of an inner section set": in_body(
-        "config.optimizer.clip.nrom = 1.0",
-        "bad.py:5: There is no config key optimizer.clip.nrom: did you mean optimizer.clip.norm?",
-    ),
-    "new model key set": in_body(
-        "config.model.how = 5",
-        "bad.py:5: There is no config key model.how: the config is locked, so add the key in "
-        "ctl.config(model=dict(how=...)).",
-    ),
-    "new key of a model section set": Mistake(
-        "--config=bad.py",
+    "new key of a model section set": in_body(
+        "config.model.head.size = 5",
         "bad.py:5: There is no config key model.head.size: the config is locked, so add the key in "
         "ctl.config(model=dict(head=dict(size=...))).",
-        {
-            "bad.py": "import ctl\n\ndef get_config():\n"
-            "    config = ctl.config(model=dict(head=dict(units=3)))\n"
-            "    config.model.head.size = 5\n    return config\n"
-        },
+        "model=dict(head=dict(units=3))",
     ),
-    "model key set that is similar to one": Mistake(
-        "--config=bad.py",
+    "model key set that is similar to one": in_body(
+        "config.model.unit = 5",
         "bad.py:5: There is no config key model.unit: did you mean model.units?",
-        {
-            "bad.py": "import ctl\n\ndef get_config():\n"
-            "    config = ctl.config(model=dict(units=3))\n"
-            "    config.model.unit = 5\n    return config\n"
-        },
-    ),
-    "unknown key in an unlocked config": in_body(
-        "config.unlock().foo = 5", f"There is no config key foo: expected one of {NAMES}."
-    ),
-    "section replaced": in_body(
-        "config.train = dict(steps=5)",
-        f"The config has no train.best.keep: {EVERY_KEY} by one.",
-    ),
-}
-
-TYPES = {
-    "string for int": command_line(
-        "--config.train.steps=many", f"train.steps is 'many', {DURATION}"
-    ),
-    "float for int": command_line("--config.train.steps=1.5", f"train.steps is '1.5', {DURATION}"),
-    "string for float": command_line(
-        "--config.optimizer.learning_rate=fast",
-        "optimizer.learning_rate is 'fast', but must be a number.",
-    ),
-    "word for bool": command_line(
-        "--config.runtime.deterministic=maybe",
-        "runtime.deterministic is 'maybe', but must be true or false.",
-    ),
-    "value for section": command_line(
-        "--config.eval=5",
-        "eval is a section: set one of its keys, --config.eval.before_training=VALUE.",
-    ),
-    "no value": command_line(
-        "--config.train.steps",
-        "--config.train.steps has no value: write --config.train.steps=VALUE.",
-    ),
-    "no value but another flag": command_line(
-        "--config.train.steps --mode=eval",
-        "--config.train.steps has no value: write --config.train.steps=VALUE.",
-    ),
-    "switched off and on": command_line(
-        "--noconfig.runtime.deterministic=true",
-        "--noconfig.runtime.deterministic=true has a value: write "
-        "--config.runtime.deterministic=true.",
-    ),
-    "model key of another type": Mistake(
-        "--config=exp.py --config.model.units=4.5",
-        "model.units is '4.5', but must be an integer.",
-        {"exp.py": CONFIG.replace("))\n", "), model=dict(units=5))\n")},
-    ),
-    "string for int in the file": in_config(
-        "train=dict(steps='5')", f"bad.py:4: train.steps is '5', {DURATION}"
-    ),
-    "float for int in the file": in_config(
-        "train=dict(steps=1e5)", "bad.py:4: train.steps is 100000.0, but must be an integer."
-    ),
-    "bool for int in the file": in_config(
-        "train=dict(steps=True)", "bad.py:4: train.steps is True, but must be an integer."
-    ),
-    "string for float in the file": in_config(
-        "optimizer=dict(learning_rate='1e-3')",
-        "bad.py:4: optimizer.learning_rate is '1e-3', but must be a number.",
-    ),
-    "bool for float in the file": in_config(
-        "optimizer=dict(momentum=True)",
-        "bad.py:4: optimizer.momentum is True, but must be a number.",
-    ),
-    "int for bool in the file": in_config(
-        "runtime=dict(deterministic=1)",
-        "bad.py:4: runtime.deterministic is 1, but must be true or false.",
-    ),
-    "None for string in the file": in_config(
-        "optimizer=dict(name=None)", "bad.py:4: optimizer.name is None, but must be a string."
-    ),
-    "value for section in the file": in_config(
-        "train=5", "bad.py:4: train is 5, but must be a section: train=dict(...)."
-    ),
-    "value for section in a section": in_config(
-        "optimizer=dict(clip=1.0)",
-        "bad.py:4: optimizer.clip is 1.0, but must be a section: clip=dict(...).",
-    ),
-    "value for the model section": in_config(
-        "model='big'", "bad.py:4: model is 'big', but must be a section: model=dict(...)."
-    ),
-    "section for value in the file": in_config(
-        "train=dict(steps=dict(a=1))", "bad.py:4: train.steps is a section, but must be an integer."
-    ),
-    "string for int set": in_body("config.train.steps = '5'", f"train.steps is '5', {DURATION}"),
-    "bool for int set": in_body(
-        "config.train.steps = True", "train.steps is True, but must be an integer."
-    ),
-    "value for section set": in_body(
-        "config.train = 5", "bad.py:5: train is 5, but must be a section."
-    ),
-    "section for value set": in_body(
-        "config.seed = dict(a=1)", "bad.py:5: seed is a section, but must be an integer."
-    ),
-    "model value that the workdir cannot store": in_config(
-        "model=dict(layers=[dict(activation=print)])",
-        "model.layers[0].activation is a builtin_function_or_method, but the workdir can store only "
-        "numbers, strings, booleans, None, and lists and sections of these.",
-    ),
-}
-
-VALUES = {
-    "variables without a checkpoint": command_line(
-        "--config.init.variables=['conv*']",
-        "init.variables has no effect without init.checkpoint: set init.checkpoint to the run that the "
-        "variables are from, or remove init.variables.",
-    ),
-    "averages without a run": command_line(
-        "--config.init.averages=true",
-        "init.averages has no effect without init.checkpoint or init.models: set one of them to the run "
-        "that the averages are from, or set init.averages=False.",
-    ),
-    "variables that are not patterns": command_line(
-        "--config.init.checkpoint=runs/a --config.init.variables=[5]",
-        'init.variables contains 5, but must contain patterns such as "conv*/*".',
-    ),
-    "NaN rate": command_line(
-        "--config.optimizer.learning_rate=nan",
-        "optimizer.learning_rate is nan, but must be a finite number, at least 0.",
-    ),
-    "infinite rate": command_line(
-        "--config.optimizer.learning_rate=inf",
-        "optimizer.learning_rate is inf, but must be a finite number, at least 0.",
-    ),
-    "negative rate": command_line(
-        "--config.optimizer.learning_rate=-0.1",
-        "optimizer.learning_rate is -0.1, but must be a finite number, at least 0.",
-    ),
-    "rate 0": command_line(
-        "--config.optimizer.learning_rate=0",
-        "optimizer.learning_rate is 0.0, but must be greater than 0.",
-    ),
-    "NaN rate in the file": in_config(
-        "optimizer=dict(learning_rate=float('nan'))",
-        "optimizer.learning_rate is nan, but must be a finite number, at least 0.",
-    ),
-    "best without a mode": command_line(
-        "--config.train.best.metric=eval/accuracy",
-        "train.best.mode is not set: choose max if higher values of eval/accuracy are better, or min "
-        "if lower ones are.",
-    ),
-    "metric of training": command_line(
-        "--config.train.best.metric=accuracy --config.train.best.mode=max",
-        "train.best.metric is 'accuracy', but must be the name of a metric of the evaluation, "
-        "eval/NAME, such as eval/loss.",
-    ),
-    "early stopping without evaluations": command_line(
-        "--config.train.early_stopping.metric=eval/loss --config.train.early_stopping.mode=min",
-        "train.early_stopping has no effect with eval.interval=0, which evaluates only at the end: "
-        "set eval.interval.",
-    ),
-    "negative patience": command_line(
-        "--config.train.early_stopping.patience=-1",
-        "train.early_stopping.patience is -1, but must be at least 1.",
-    ),
-    "negative summary interval": command_line(
-        "--config.train.summary_interval=-1",
-        "train.summary_interval is -1, but must be at least 0.",
-    ),
-    "unknown action": in_config(
-        "actions=['early_stoping']",
-        "actions[0] is 'early_stoping', but must be path/to/file.py:Class or package.module:Class.",
-    ),
-    "action without a name": in_config(
-        "actions=[dict(every=5)]",
-        "actions[0] is {'every': 5}, but must be a name, or a dict with a name and arguments.",
-    ),
-    "action in a file that does not exist": in_config(
-        "actions=[dict(name='mine.py:Mine')]",
-        "actions[0] is 'mine.py:Mine', but there is no mine.py: correct the path.",
-    ),
-    "checkpoint in another mode": command_line(
-        "--checkpoint=best", "--checkpoint has no effect with --mode=train_and_eval: remove it."
-    ),
-    "NaN in the model": in_config(
-        "model=dict(rates=[0.1, float('nan')])",
-        "model.rates[1] is nan, but must be a finite number.",
-    ),
-    "negative weight decay": command_line(
-        "--config.optimizer.weight_decay=-1",
-        "optimizer.weight_decay is -1.0, but must be a finite number, at least 0.",
-    ),
-    "weight decay that is larger than the weights": command_line(
-        "--config.optimizer.weight_decay=1e30",
-        "optimizer.weight_decay is 1e+30 and optimizer.learning_rate is 0.001: their product, the "
-        "fraction of each weight that an update subtracts, must be less than 1.",
-    ),
-    "infinite clip": command_line(
-        "--config.optimizer.clip.norm=inf",
-        "optimizer.clip.norm is inf, but must be a finite number, at least 0.",
-    ),
-    "momentum 1": command_line(
-        "--config.optimizer.momentum=1",
-        "optimizer.momentum is 1.0, but must be less than 1, such as 0.9.",
-    ),
-    "steps 0": command_line("--config.train.steps=0", "train.steps is 0, but must be at least 1."),
-    "negative steps": command_line(
-        "--config.train.steps -5", "train.steps is -5, but must be at least 1."
-    ),
-    "too many steps": command_line(
-        "--config.train.steps=99999999999",
-        "train.steps is 99999999999, but must be at most 2147483647.",
-    ),
-    "negative seed": command_line("--config.seed=-1", "seed is -1, but must be at least 0."),
-    "seed out of range": command_line(
-        "--config.seed=4294967296", "seed is 4294967296, but must be at most 4294967295."
-    ),
-    "key of an earlier version": command_line(
-        "--config.train.checkpoint_seconds=5",
-        "There is no config key train.checkpoint_seconds: set "
-        'train.checkpoint_interval="60 seconds".',
-    ),
-    "key of an earlier version in a section that is a value now": command_line(
-        "--config.runtime.tpu.name=pod",
-        "There is no config key runtime.tpu.name: set runtime.tpu=NAME.",
-    ),
-    "both batch sizes": command_line(
-        "--config.data.per_replica_batch_size=2",
-        "data.global_batch_size is 4 and data.per_replica_batch_size is 2: set one of them, and "
-        "the other to 0.",
-    ),
-    "neither batch size": command_line(
-        "--config.data.global_batch_size=0",
-        "Neither data.global_batch_size nor data.per_replica_batch_size is set: set one of them.",
-    ),
-    "unknown precision": command_line(
-        "--config.runtime.precision=bf16",
-        "runtime.precision is 'bf16': did you mean bfloat16?",
-    ),
-    "loss scale without float16": command_line(
-        "--config.runtime.loss_scale=8",
-        "runtime.loss_scale has no effect without runtime.precision=float16: set runtime.loss_scale=0.",
-    ),
-    "tpu": command_line(
-        "--config.runtime.strategy=tpu",
-        "No TPU can be used: tensorflow-tpu is not installed (see BUILD.md). To run without a TPU: "
-        "--config.runtime.strategy=auto. To check whether the experiment would run on a TPU: "
-        "--mode=aot_compile.",
-    ),
-    "several workers in one process": command_line(
-        "--config.runtime.strategy=multi_worker_mirrored",
-        "runtime.strategy=multi_worker_mirrored requires several processes, but TF_CONFIG is not set: "
-        "start them with python -m ctl.launch --workers=2 -- ..., or set runtime.strategy=auto.",
-    ),
-    "parameter servers in one process": command_line(
-        "--config.runtime.strategy=parameter_server",
-        "runtime.strategy=parameter_server requires several processes, but TF_CONFIG is not set: start "
-        "them with python -m ctl.launch --workers=2 --ps=1 -- ..., or set runtime.strategy=auto.",
-    ),
-    "devices without effect": command_line(
-        "--config.runtime.strategy=default --config.runtime.devices=['CPU:0']",
-        "runtime.devices has no effect with runtime.strategy=default: remove it.",
-    ),
-    "algorithm of another strategy": command_line(
-        "--config.runtime.strategy=mirrored --config.runtime.all_reduce.algorithm=ring",
-        "runtime.all_reduce.algorithm is 'ring', but runtime.strategy=mirrored requires one of auto, "
-        "nccl, hierarchical_copy, one_device: set it to one of them.",
-    ),
-    "groups of gradients without processes": command_line(
-        "--config.runtime.strategy=mirrored --config.runtime.all_reduce.bucket_mib=1",
-        "runtime.all_reduce.bucket_mib has no effect with runtime.strategy=mirrored: remove it.",
-    ),
-    "groups of gradients of an XLA program": command_line(
-        "--config.runtime.xla=gradients --config.runtime.all_reduce.bucket_mib=1",
-        "runtime.all_reduce.bucket_mib reduces gradients during the backward pass, and a program of XLA "
-        "returns all of its results at its end: set runtime.xla=off, or "
-        "runtime.all_reduce.bucket_mib=0.",
-    ),
-    "placement without loop": command_line(
-        "--config.data.placement=device",
-        "data.placement=device requires runtime.xla=loop, which reads examples on the device: set "
-        "runtime.xla=loop, or data.placement=stream.",
-    ),
-    "unknown strategy": command_line(
-        "--config.runtime.strategy=mirorred",
-        "runtime.strategy is 'mirorred': did you mean mirrored?",
-    ),
-    "unknown optimizer": command_line(
-        "--config.optimizer.name=LBFGS",
-        "optimizer.name is 'LBFGS': expected one of adam, adamw, sgd, rmsprop, adagrad, lion, adamax, "
-        "adafactor, adadelta, ftrl, lamb, lars, package.module:function.",
-    ),
-    "optimizer in capitals": command_line(
-        "--config.optimizer.name=SGD", "optimizer.name is 'SGD': did you mean sgd?"
-    ),
-    "momentum with adam": command_line(
-        "--config.optimizer.momentum=0.9",
-        "optimizer.momentum is 0.9, but has no effect with optimizer.name=adam: set it to 0, or "
-        "choose optimizer.name=sgd.",
-    ),
-    "nesterov without momentum": command_line(
-        "--config.optimizer.name=sgd --config.optimizer.nesterov",
-        "optimizer.nesterov requires optimizer.name=sgd and optimizer.momentum: set them, or "
-        "optimizer.nesterov=false.",
-    ),
-    "optimizer that breaks the guarantee": command_line(
-        "--config.optimizer.name=nadam",
-        "optimizer.name is 'nadam', but tf_keras' Nadam counts its updates in Python, so its momentum "
-        "is wrong in a tf.function: choose another one.",
-    ),
-    "unknown schedule": command_line(
-        "--config.optimizer.schedule=cosin", "optimizer.schedule is 'cosin': did you mean cosine?"
-    ),
-    "unknown argument of a schedule": command_line(
-        "--config.optimizer.schedule=cosine --config.optimizer.schedule_arguments.end=0.1",
-        "optimizer.schedule_arguments.end is not an argument of optimizer.schedule=cosine: expected "
-        "end_factor.",
-    ),
-    "average of sharded variables": command_line(
-        "--config.optimizer.ema_decay=0.9 --config.runtime.cluster.shard_mib=1",
-        "optimizer.ema_decay averages complete variables, which another number of parameter servers "
-        "could not restore from shards: set runtime.cluster.shard_mib=0, or optimizer.ema_decay=0.",
-    ),
-    "slices of an optimizer that requires complete variables": command_line(
-        "--config.optimizer.shard_state=true --config.optimizer.name=lamb",
-        "optimizer.shard_state updates slices of variables, and optimizer.name=lamb requires complete "
-        "ones: set optimizer.shard_state=false, or choose optimizer.name=adam, adamw, sgd, rmsprop, "
-        "adagrad, lion, adamax, adadelta or ftrl.",
-    ),
-    "decay of an average that never moves": command_line(
-        "--config.optimizer.ema_decay=1",
-        "optimizer.ema_decay is 1.0, but must be less than 1, such as 0.999.",
-    ),
-    "exclusion without weight decay": command_line(
-        "--config.optimizer.weight_decay_exclude=['*/bias']",
-        "optimizer.weight_decay_exclude has no effect without optimizer.weight_decay: set it, or "
-        "remove optimizer.weight_decay_exclude.",
-    ),
-    "group without variables": command_line(
-        "--config.optimizer.groups=[{'frozen':True}]",
-        "optimizer.groups[0] has no variables: name them by a pattern, such as "
-        'dict(variables="backbone/*", learning_rate_scale=0.1).',
-    ),
-    "unit that does not exist": command_line(
-        "--config.train.steps=3epoks",
-        "train.steps is '3epoks', which has no known unit: did you mean epochs?",
-    ),
-    "time for a length": command_line(
-        "--config.train.steps=3hours",
-        "train.steps is '3hours', but its length must not depend on the speed of the machine: use "
-        "steps, epochs or examples.",
-    ),
-    "duration of nothing": command_line(
-        "--config.eval.interval=0epochs",
-        "eval.interval is '0epochs', but must be longer than 0 epochs.",
-    ),
-    "limit in steps": command_line(
-        "--config.train.max_duration=5000",
-        'train.max_duration is \'5000\', but must be a time, such as "8 hours", "90 minutes" or '
-        '"30 seconds".',
+        "model=dict(units=3)",
     ),
     "early stopping by time": command_line(
         "--config.eval.interval=5minutes --config.train.early_stopping.metric=eval/loss "
@@ -567,307 +395,60 @@ VALUES = {
         "train.early_stopping counts evaluations, whose number must not depend on the speed of the "
         "machine: set eval.interval in steps, epochs or examples.",
     ),
-    "decay with a constant rate": command_line(
-        "--config.optimizer.decay_steps=5", f"optimizer.decay_steps is 5, {CONSTANT}"
+    "no arguments": Mistake(
+        "", "No experiment is named: add its file, such as experiments/mnist.py; see --help."
     ),
-    "warm-up as long as the training": command_line(
-        "--config.optimizer.schedule=cosine --config.optimizer.warmup_steps=1000",
-        "optimizer.warmup_steps is 1000, but must be less than train.steps, which is 1000.",
-    ),
-    "two clips": command_line(
-        "--config.optimizer.clip.norm=1 --config.optimizer.clip.value=1",
-        "optimizer.clip.norm and optimizer.clip.value are set: set one of them, and the others to "
-        "0.",
-    ),
-    "logical devices for one device": command_line(
-        "--config.runtime.strategy=one_device --config.runtime.logical_devices=4",
-        "runtime.logical_devices is 4, but runtime.strategy=one_device uses one device: set "
-        "runtime.logical_devices=0, or choose runtime.strategy=mirrored.",
-    ),
-}
-
-TPUS = {
-    "for another strategy": command_line(
-        "--config.runtime.strategy=mirrored --config.runtime.tpu=pod",
-        "runtime.tpu has no effect with runtime.strategy=mirrored: remove it, or choose "
-        "runtime.strategy=auto.",
-    ),
-    "address without a port": command_line(
-        "--config.runtime.tpu=grpc://10.0.0.2",
-        "runtime.tpu is 'grpc://10.0.0.2', but must be a name of lower-case letters, digits and "
-        "hyphens, projects/PROJECT/locations/ZONE/nodes/NAME, or grpc://HOST:PORT.",
-    ),
-    "TPU of this machine by name": command_line(
-        "--config.runtime.tpu=local",
-        "runtime.tpu is local: remove it to use the TPU of this machine.",
-    ),
-    "split in logical devices": command_line(
-        "--config.runtime.tpu=pod --config.runtime.logical_devices=2",
-        "runtime.logical_devices has no effect on a TPU: set it to 0.",
-    ),
-}
-
-CONFIG_FILES = {
-    "missing": Mistake(
+    "config file missing": Mistake(
         "--config=sub/expp.py",
         "There is no config file sub/expp.py: did you mean sub/exp.py?",
         {"sub/exp.py": CONFIG},
     ),
-    "missing with its folder": Mistake(
-        "--config=none/exp.py", "There is no config file none/exp.py: correct the path."
-    ),
-    "without .py": Mistake("--config=exp", "There is no config file exp: did you mean exp.py?"),
-    "a folder": Mistake(
+    "config file that is a folder": Mistake(
         "--config=sub", "--config=sub is a folder: name a file in it.", {"sub/exp.py": CONFIG}
     ),
-    "not Python": Mistake(
+    "config file that is not Python": Mistake(
         "--config=exp.yaml",
         "--config=exp.yaml is not a Python file: a config is a .py file with a get_config().",
         {"exp.yaml": "train:\n  steps: 5\n"},
     ),
-    "does not parse": in_file(
-        "import ctl\n\ndef get_config(:\n",
-        "The config file cannot be read: bad.py:3: SyntaxError: invalid syntax",
-    ),
-    "does not import": in_file(
-        "import ctl\nimport nowhere\n",
-        "The config file cannot be read: bad.py:2: ModuleNotFoundError: No module named 'nowhere'",
-    ),
-    "raises": in_file(
-        "x = 1 / 0\n",
-        "The config file cannot be read: bad.py:1: ZeroDivisionError: division by zero",
-    ),
-    "raises an OSError": in_file(
-        "open('nowhere')\n",
-        "The config file cannot be read: bad.py:1: FileNotFoundError: [Errno 2] No such file or "
-        "directory: 'nowhere'",
-    ),
-    "ends the program": in_file(
-        "raise SystemExit(0)\n", "The config file cannot be read: bad.py:1: SystemExit: 0"
-    ),
-    "empty": in_file("", "bad.py has no get_config(): define one that returns ctl.config(...)."),
-    "get_config is a value": in_file(
-        "get_config = 3\n", "bad.py has no get_config(): define one that returns ctl.config(...)."
-    ),
-    "get_config raises": in_file(
-        "def get_config():\n    return {}['x']\n",
-        "get_config() fails: bad.py:2: KeyError: 'x'",
-    ),
-    "get_config raises a TypeError": in_file(
-        "def get_config():\n    return 1 + 'x'\n",
-        "get_config() fails: bad.py:2: TypeError: unsupported operand type(s) for +: 'int' and "
-        "'str'",
-    ),
-    "get_config raises a ValueError in a library": in_file(
-        "import json\n\ndef get_config():\n    return json.loads('')\n",
-        "get_config() fails: bad.py:4: JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
-    ),
-    "get_config raises an OSError": in_file(
-        "def get_config():\n    open('nowhere')\n",
-        "get_config() fails: bad.py:2: FileNotFoundError: [Errno 2] No such file or directory: "
-        "'nowhere'",
-    ),
-    "get_config raises several lines": in_file(
-        "def get_config():\n    raise RuntimeError('one\\ntwo')\n",
-        "get_config() fails: bad.py:2: RuntimeError: one",
-    ),
-    "get_config ends the program": in_file(
-        "def get_config():\n    exit(3)\n", "get_config() fails: bad.py:2: SystemExit: 3"
-    ),
-    "get_config returns a dict": in_file(
-        "def get_config():\n    return dict(train=dict(steps=5))\n",
-        "get_config() of bad.py returned a dict: return the result of ctl.config(...).",
-    ),
-    "get_config returns nothing": in_file(
-        "import ctl\n\ndef get_config():\n    ctl.config()\n",
-        "get_config() of bad.py returned None: return the result of ctl.config(...).",
-    ),
-    "get_config returns a bare ConfigDict": in_file(
-        BARE, f"The config has no actions: {EVERY_KEY} by one."
-    ),
-    "get_config returns a bare ConfigDict, a value for a section": in_file(
-        BARE.replace("{}", "dict(train=5)"), "train is 5, but must be a section: train=dict(...)."
-    ),
-    "get_config returns a bare ConfigDict, a section for a value": in_file(
-        BARE.replace("{}", "dict(seed={})"), "seed is a section, but must be an integer."
-    ),
-    "get_config returns a placeholder": in_body(
-        "from ml_collections import config_dict as d; "
-        "config.unlock().model.x = d.required_placeholder(int)",
-        "get_config() of bad.py returned a required_placeholder: replace it by a value.",
-    ),
-    "get_config takes no argument": Mistake(
-        "--config=exp.py:big", "get_config() of exp.py takes no argument: remove :big."
-    ),
-    "get_config requires an argument": in_file(
-        "def get_config(size):\n    return size\n",
-        "get_config() of bad.py requires an argument: write --config=bad.py:VALUE.",
-    ),
-}
-
-TRAINERS = {
-    "not named": in_file(
-        "import ctl\n\ndef get_config():\n    return ctl.config(data=dict(global_batch_size=4))\n",
-        "trainer is not set: name a class, as path/to/file.py:Class or package.module:Class.",
-    ),
-    "no colon": command_line("--config.trainer=tiny.py", f"trainer is 'tiny.py', {TRAINER_SYNTAX}"),
-    "no class": command_line(
-        "--config.trainer=tiny.py:", f"trainer is 'tiny.py:', {TRAINER_SYNTAX}"
-    ),
-    "a path without .py": command_line(
-        "--config.trainer=nets/tiny:Tiny", f"trainer is 'nets/tiny:Tiny', {TRAINER_SYNTAX}"
-    ),
-    "missing file": Mistake(
+    "trainer's file missing": Mistake(
         "--config=sub/exp.py --config.trainer=tyni.py:Tiny",
         "trainer is 'tyni.py:Tiny', but there is no sub/tyni.py nor tyni.py: correct the path.",
         {"sub/exp.py": CONFIG},
     ),
-    "missing module": command_line(
-        "--config.trainer=nowhere.tiny:Tiny",
-        "trainer is 'nowhere.tiny:Tiny', but there is no module nowhere: correct the name, or install "
-        "it.",
-    ),
-    "a file as a module": Mistake(
+    "trainer's file as a module": Mistake(
         "--config=sub/exp.py --config.trainer=net:Net",
         "trainer is 'net:Net', but there is no module net: did you mean net.py:Net?",
         {"sub/exp.py": CONFIG, "sub/net.py": ""},
     ),
-    "missing class": command_line(
-        "--config.trainer=tiny.py:TinyNet",
-        "trainer is 'tiny.py:TinyNet', but tiny.py has no class TinyNet: did you mean Tiny?",
-    ),
-    "no class at all": in_trainer(
+    "no class in the trainer's file": in_trainer(
         "x = 1\n", "trainer is 'net.py:Net', but net.py has no class Net: it defines no classes."
     ),
-    "syntax error": in_trainer(
+    "syntax error in the trainer's file": in_trainer(
         "x = 1\ndef f(:\n", "The trainer cannot be imported: net.py:2: SyntaxError: invalid syntax"
     ),
-}
-
-FLAGS_AND_MODES = {
-    "no arguments": Mistake(
-        "", "No experiment is named: add its file, such as experiments/mnist.py; see --help."
+    "workdir that is a file": command_line(
+        "--workdir=old", "--workdir=old is a file: name a folder.", old=""
     ),
-    "no --config": Mistake(
-        "--mode=eval",
-        "No experiment is named: add its file, such as experiments/mnist.py; see --help.",
+    "workdir below a file": command_line(
+        "--workdir=old/run", "--workdir=old/run: old is a file: name a folder.", old=""
     ),
-    "--config without a value": Mistake("--config", "--config has no value: write --config=FILE."),
-    "--config with an empty value": Mistake(
-        "--config=", "--config has no value: write --config=FILE."
-    ),
-    "--config followed by a flag": Mistake(
-        "--config --mode=eval", "--config has no value: write --config=FILE."
-    ),
-    "--config twice": command_line(
-        "--config exp.py",
-        "--config is given twice: name one file, and change its keys by --config.KEY=VALUE.",
-    ),
-    "--mode without a value": command_line("--mode", "--mode has no value: write --mode=MODE."),
-    "--mode followed by a flag": command_line(
-        "--mode --fresh", "--mode has no value: write --mode=MODE."
-    ),
-    "--workdir with an empty value": command_line(
-        "--workdir=", "--workdir has no value: write --workdir=FOLDER."
-    ),
-    "unknown mode": command_line("--mode=trian", "--mode is 'trian': did you mean train?"),
-    "unknown mode, similar to none": command_line(
-        "--mode=go", f"--mode is 'go': expected one of {MODES}."
-    ),
-    "unknown flag": command_line(
-        "--wrkdir=x", "There is no flag --wrkdir: did you mean --workdir?"
-    ),
-    "unknown flag, similar to none": command_line(
-        "--zzz", f"There is no flag --zzz: expected one of {FLAGS}."
-    ),
-    "key in place of a flag": command_line(
-        "--train.steps=5", "There is no flag --train.steps: did you mean --config.train.steps?"
-    ),
-    "last part of a key in place of a flag": command_line(
-        "--learning_rate=5",
-        "There is no flag --learning_rate: did you mean --config.optimizer.learning_rate?",
-    ),
-    "two config files": command_line(
-        "exp.py other.py",
-        "--config is given twice: name one file, and change its keys by --config.KEY=VALUE.",
-    ),
-    "two modes": command_line("eval --mode=check", "Two modes are given: remove 'eval'."),
-    "unknown mode without --mode": command_line(
-        "evl exp.py",
-        "'evl' is neither a mode nor a config file, which ends in .py: did you mean eval?",
-    ),
-    "key without --config.": command_line(
-        "train.steps=5", "'train.steps=5' is not a flag: write --config.train.steps=5."
-    ),
-    "stray word": command_line(
-        "please",
-        f"'please' is neither a mode nor a config file, which ends in .py: expected one of {MODES}.",
-    ),
-    "word for a boolean flag": command_line(
-        "--fresh=maybe", "--fresh is 'maybe', but must be true or false."
-    ),
-    "--nofresh with a value": command_line(
-        "--nofresh=3", "The command line cannot be read: --nofresh=3 does not take an argument"
-    ),
-    "missing --flagfile": command_line(
-        "--flagfile=none",
-        "The command line cannot be read: Unable to open flagfile: [Errno 2] No such file or "
-        "directory: 'none'",
-    ),
-    "--fresh with a mode that starts no run": command_line(
-        "--mode=eval --fresh", "--fresh has no effect with --mode=eval: remove it."
-    ),
-    "--workdir with a mode that writes nothing": Mistake(
-        "--mode=devices --workdir=old",
-        "--workdir has no effect with --mode=devices: remove it.",
-    ),
-    "--fresh with a mode that writes nothing": Mistake(
-        "--mode=devices --fresh", "--fresh has no effect with --mode=devices: remove it."
-    ),
-    "model key without an experiment": Mistake(
-        "--mode=devices --config.model.units=5",
-        "There is no config key model.units: this experiment sets no keys there.",
-    ),
-    "contradicting keys without an experiment": Mistake(
-        "--mode=devices --config.runtime.strategy=one_device --config.runtime.logical_devices=4",
-        "runtime.logical_devices is 4, but runtime.strategy=one_device uses one device: set "
-        "runtime.logical_devices=0, or choose runtime.strategy=mirrored.",
-    ),
-    "--allow_config_change with a mode that resumes nothing": command_line(
-        "--mode=explain --allow_config_change",
-        "--allow_config_change has no effect with --mode=explain: remove it.",
-    ),
-}
-
-WORKDIRS = {
-    "a file": Mistake(
-        "--config=exp.py --workdir=old", "--workdir=old is a file: name a folder.", {"old": ""}
-    ),
-    "below a file": Mistake(
-        "--config=exp.py --workdir=old/run",
-        "--workdir=old/run: old is a file: name a folder.",
-        {"old": ""},
-    ),
-    "not writable, not even for root": command_line(
+    "workdir not writable, not even for root": command_line(
         "--workdir=/proc/run",
         "--workdir=/proc/run cannot be written (No such file or directory): name another folder.",
     ),
-    "too long a name": command_line(
+    "workdir with too long a name": command_line(
         f"--workdir={'x' * 300}",
         f"--workdir={'x' * 300} cannot be written (File name too long): name another folder.",
     ),
-    "foreign files": in_workdir(FOREIGN, photo=""),
-    "foreign files, with --fresh": in_workdir(FOREIGN, "--fresh", photo=""),
-    "a config.json of another program": in_workdir(FOREIGN, **{"config.json": '{"model": "bert"}'}),
-    "a config.json of another program, with --fresh": in_workdir(
-        FOREIGN, "--fresh", **{"config.json": '{"model": "bert"}'}
-    ),
-    "a broken config.json": in_workdir(
+    "foreign files in the workdir, with --fresh": in_workdir(FOREIGN, "--fresh", photo=""),
+    "config.json of another program": in_workdir(FOREIGN, **{"config.json": '{"model": "bert"}'}),
+    "broken config.json": in_workdir(
         "old/config.json cannot be read (Expecting value: line 1 column 1 (char 0)): fix it, or "
         "use --fresh.",
         **{"config.json": ""},
     ),
-    "another experiment": in_workdir(
+    "workdir of another experiment": in_workdir(
         "old holds a run of another experiment, trainer other.py:Net: name another --workdir, or "
         "move it aside with --fresh.",
         **{"config.json": '{"trainer": "other.py:Net"}'},
@@ -878,26 +459,53 @@ WORKDIRS = {
         "another --workdir.",
         **{"config.json": '{"trainer": "tiny.py:Tiny", "seed": 7}'},
     ),
-    "nothing to evaluate": in_workdir(
-        "old has no run to evaluate: train first, or name its --workdir.", "--mode=eval"
-    ),
     "nothing to evaluate continuously": in_workdir(
         "old has no run to evaluate: train first, or name its --workdir.", "--mode=continuous_eval"
     ),
 }
 
-SECTIONS = {
-    "keys": KEYS,
-    "types": TYPES,
-    "values": VALUES,
-    "TPU": TPUS,
-    "config file": CONFIG_FILES,
-    "trainer": TRAINERS,
-    "flags": FLAGS_AND_MODES,
-    "workdir": WORKDIRS,
+FAILS, RETURNED = "get_config() fails: bad.py:2: ", "get_config() of bad.py returned "
+UNREADABLE = "The config file cannot be read: bad.py:"
+# The text of bad.py -> the message.
+FILES = {
+    "import ctl\n\ndef get_config(:\n": f"{UNREADABLE}3: SyntaxError: invalid syntax",
+    "import nowhere\n": f"{UNREADABLE}1: ModuleNotFoundError: No module named 'nowhere'",
+    "x = 1 / 0\n": f"{UNREADABLE}1: ZeroDivisionError: division by zero",
+    "open('nowhere')\n": (
+        f"{UNREADABLE}1: FileNotFoundError: [Errno 2] No such file or directory: 'nowhere'"
+    ),
+    "raise SystemExit(0)\n": f"{UNREADABLE}1: SystemExit: 0",
+    "get_config = 3\n": "bad.py has no get_config(): define one that returns ctl.config(...).",
+    "import json\ndef get_config():\n    return json.loads('')\n": (
+        "get_config() fails: bad.py:3: JSONDecodeError: Expecting value: line 1 column 1 (char 0)"
+    ),
+    "import ctl\n\ndef get_config():\n    return ctl.config(data=dict(global_batch_size=4))\n": (
+        "trainer is not set: name a class, as path/to/file.py:Class or package.module:Class."
+    ),
+    BARE: f"The config has no actions: {EVERY_KEY}",
+    BARE.replace("{}", "dict(train=5)"): "train is 5, but must be a section: train=dict(...).",
+    BARE.replace("{}", "dict(seed={})"): "seed is a section, but must be an integer.",
+    "def get_config(size):\n    return size\n": (
+        "get_config() of bad.py requires an argument: write --config=bad.py:VALUE."
+    ),
+}
+# The body of get_config() -> the message.
+FUNCTIONS = {
+    "return 1 + 'x'": f"{FAILS}TypeError: unsupported operand type(s) for +: 'int' and 'str'",
+    "open('nowhere')": f"{FAILS}FileNotFoundError: [Errno 2] No such file or directory: 'nowhere'",
+    "raise RuntimeError('one\\ntwo')": f"{FAILS}RuntimeError: one",
+    "exit(3)": f"{FAILS}SystemExit: 3",
+    "return dict(train=dict(steps=5))": f"{RETURNED}a dict: return the result of ctl.config(...).",
+    "pass": f"{RETURNED}None: return the result of ctl.config(...).",
 }
 WITHOUT_TENSORFLOW = {
-    f"{section}: {name}": m for section, all_ in SECTIONS.items() for name, m in all_.items()
+    **mistakes(COMMAND_LINES, command_line),
+    **mistakes(WITHOUT_CONFIG, Mistake),
+    **mistakes(CALLS, in_config),
+    **mistakes(STATEMENTS, in_body),
+    **OTHERS,
+    **{repr(text): in_file(text, line) for text, line in FILES.items()},
+    **{text: in_get_config(text, line) for text, line in FUNCTIONS.items()},
 }
 
 
@@ -918,21 +526,10 @@ WITH_TENSORFLOW = {
         "The trainer cannot be imported: sub/layers.py:3: NameError: name 'oops' is not defined",
         {"sub/net.py": "import layers\nclass Net: pass\n", "sub/layers.py": "\n\noops\n"},
     ),
-    "trainer raises in a library": in_trainer(
-        "import tensorflow as tf\ntf.constant('x', tf.float32)\nclass Net: pass\n",
-        "The trainer cannot be imported: net.py:2: TypeError: Cannot convert 'x' to EagerTensor of "
-        "dtype float",
-    ),
     "trainer's package raises": Mistake(
         "--config=exp.py --config.trainer=package.net:Net",
         "The trainer cannot be imported: package/net.py:1: NameError: name 'oops' is not defined",
         {"package/__init__.py": "", "package/net.py": "oops\n"},
-    ),
-    "trainer's package has no such module": Mistake(
-        "--config=exp.py --config.trainer=package.nett:Net",
-        "trainer is 'package.nett:Net', but there is no module package.nett: correct the name, or "
-        "install it.",
-        {"package/__init__.py": ""},
     ),
     "trainer's module has no such class": Mistake(
         "--config=exp.py --config.trainer=other.net:Ned",
@@ -944,61 +541,18 @@ WITH_TENSORFLOW = {
         "trainer is 'net.py:Net', which is not a subclass of ctl.StandardTrainer: derive it from "
         "ctl.StandardTrainer, or name another class.",
     ),
-    "trainer is a function": command_line(
-        "--config.trainer=tiny.py:Function",
-        "trainer is 'tiny.py:Function', which is not a subclass of ctl.StandardTrainer: derive it "
-        "from ctl.StandardTrainer, or name another class.",
-    ),
-    "model of Keras 3": in_trainer(
-        KERAS_3.replace(
-            "tf_keras.Sequential([tf_keras.layers.Dense", "keras.Sequential([keras.layers.Dense"
-        ),
-        "build_model returned a Sequential of Keras 3: ctl requires tf_keras, so write `import "
-        "tf_keras` instead of `import keras`, and import ctl (or set TF_USE_LEGACY_KERAS=1) before "
-        "tf.keras is first used.",
-    ),
     "layer of Keras 3": in_trainer(
         KERAS_3.replace("[tf_keras.layers.Dense", "[keras.layers.Dense"),
         "a Dense of Keras 3 is used with tf_keras (TypeError: The added layer must be an instance",
-    ),
-    "metric of Keras 3": in_trainer(
-        f'{KERAS_3}    def build_metrics(self):\n        return {{"a": keras.metrics.Mean()}}\n',
-        "Metric 'a' is a Mean of Keras 3: ctl requires tf_keras",
-    ),
-    "metric that is a string": in_trainer(
-        f'{KERAS_3}    def build_metrics(self):\n        return {{"a": "mse"}}\n',
-        "Metric 'a' is 'mse', but must be a metric of tf_keras.metrics: write the class",
     ),
     "model key that the trainer never reads": in_config(
         "model=dict(units=5)",
         "model.units has no effect: tiny.py:Tiny never reads self.options.model.units",
     ),
-    "recomputation of a trainer that never reads it": in_config(
-        'model=dict(recompute="blocks")',
-        "model.recompute has no effect: tiny.py:Tiny never reads self.options.model.recompute",
-    ),
-    "unknown kind of recomputation": in_config(
-        'model=dict(recompute="all")',
-        "model.recompute is 'all', but must be 'blocks', or '' for none.",
-    ),
-    "data.dir that the trainer never reads": command_line(
-        "--config.data.dir=here",
-        "data.dir has no effect: tiny.py:Tiny never reads self.options.data.dir",
-    ),
     "dataset folder missing": Mistake(
         "--config=exp.py --config.trainer=net.py:Net --config.data.dir=nowhere",
         "Folder nowhere does not exist: set data.dir to",
         {"net.py": IDX_TRAINER},
-    ),
-    "dataset files missing": Mistake(
-        "--config=exp.py --config.trainer=net.py:Net --config.data.dir=here",
-        "here has no file train-images-idx",
-        {"net.py": IDX_TRAINER, "here/readme": ""},
-    ),
-    "no checkpoint to evaluate": in_workdir(
-        "old has no checkpoint to evaluate: train first",
-        "--mode=eval",
-        **{"config.json": '{"trainer": "tiny.py:Tiny", "data": {"global_batch_size": 4}}'},
     ),
     "batch size changed by the number of replicas": Mistake(
         "--config=exp.py --workdir=old --config.data.global_batch_size=0 "
@@ -1012,24 +566,6 @@ WITH_TENSORFLOW = {
         'ctl.data.arrays({"x": [[1.0, 2.0, 3.0]] * 8, "y": [0, 1] * 4})',
         'The model does not accept x, y (ValueError: Missing data for input "',
     ),
-    "input of another shape than the model's": with_data(
-        'ctl.data.arrays({"x": [[1.0, 2.0]] * 8, "label": [0, 1] * 4})',
-        'The model does not accept x (ValueError: Input 0 of layer "sequential',
-    ),
-    "dataset that is batched already": with_data(
-        f"{EXAMPLES}.batch(4)",
-        "The elements of the data are batches, (None,) and (None, 3), but must be single examples, "
-        "which ctl batches: remove batch(...) from the dataset, or return ctl.data.GlobalBatches(",
-    ),
-    "endless evaluation dataset": with_data(
-        f'{EXAMPLES} if split == "train" else {EXAMPLES}.repeat()',
-        "The evaluation dataset never ends: return one without repeat().",
-    ),
-    "evaluation examples of another shape": with_data(
-        f'{EXAMPLES} if split == "train" else {EXAMPLES}.map(lambda e: {{**e, "x": e["x"][:2]}})',
-        "The evaluation examples are not like the training examples (x is float32 (2,) instead of "
-        'float32 (3,)) and cannot be evaluated: ValueError: Input 0 of layer "sequential',
-    ),
     "evaluation examples without a label": with_data(
         f'{EXAMPLES} if split == "train" else {EXAMPLES}.map(lambda e: {{"x": e["x"]}})',
         "The evaluation examples are not like the training examples (label is missing instead of int32 "
@@ -1039,18 +575,10 @@ WITH_TENSORFLOW = {
         f'{EXAMPLES}.map(lambda e: {{"x": e["X"], "label": e["label"]}})',
         "net.py:10: The batch has no 'X': did you mean x? (traceback: ",
     ),
-    "misspelt name of a method": in_trainer(
-        NET.replace("build_dataset", "build_datset"),
-        "net.py:Net does not define build_dataset: did you mean build_datset?",
-    ),
     "constructor with an argument of its own": in_trainer(
         f"{NET}    def __init__(self, size, **arguments):\n        super().__init__(**arguments)\n",
         "net.py:Net cannot be constructed with strategy, global_batch_size, optimizer, options (missing "
         "a required argument: 'size'): let its __init__ accept **arguments only",
-    ),
-    "preprocess returns nothing": in_trainer(
-        f"{NET}    def preprocess(self, batch):\n        pass\n",
-        "preprocess returned None, but must return the batch, a dict of tensors.",
     ),
     "build_model raises": in_trainer(
         NET.replace("return tf_keras.Seq", "oops\n        return tf_keras.Seq"),
@@ -1066,9 +594,7 @@ WITH_TENSORFLOW = {
 
 
 def write_files(folder: pathlib.Path, mistake: Mistake) -> None:
-    for name, text in {"exp.py": CONFIG, "tiny.py": TRAINER, **mistake.files}.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+    experiments.write(folder, {"exp.py": CONFIG, "tiny.py": TRAINER, **mistake.files})
 
 
 def read_files(folder: pathlib.Path) -> dict[str, bytes | None]:

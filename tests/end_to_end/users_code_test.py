@@ -25,10 +25,6 @@ LONG_SPLITS = (
     Split(4),  # 2 + 2 + 2 + 1 rows
     Split(2, batch=8, ragged=True),  # the last batch has 2 + 1
     Split(2, micro_batches=2),
-    Split(2, batch=8),
-    Split(4, batch=8),
-    Split(4, batch=8, ragged=True),
-    Split(1, micro_batches=2),
 )
 ROWS = (*table.ROWS, *COUPLED)
 # They assign a variable in each forward pass, or have a fixed draw.
@@ -40,16 +36,7 @@ WITH_ACCUMULATION = (
 
 LONG = (pytest.mark.slow, pytest.mark.long)
 # A second or more each; the default run has others of their kinds.
-SLOW_CASES = (
-    "transformer block",
-    "masked language model",
-    "RandomBrightness",
-    "cutmix",
-    "CTC by add_loss",
-    "Flipout",
-    "distillation",
-    "actor critic",
-)
+SLOW_CASES = ("masked language model", "actor critic")
 
 
 def cases(rows, *, every):
@@ -136,16 +123,6 @@ def test_kit_reports_rows_that_depend_on_other_rows_if_a_run_accepts_them(row):
     assert report.differences
 
 
-@pytest.mark.parametrize("row", [pytest.param(r, marks=LONG, id=r.name) for r in COUPLED])
-@pytest.mark.parametrize(
-    "split", [Split(4), Split(1, micro_batches=2), Split(2, ragged=True, batch=8)], ids=str
-)
-def test_rows_that_depend_on_other_rows_are_rejected_on_every_split(row, split):
-    with pytest.raises(ctl.UsageError) as raised:
-        train(row.original, split)
-    assert all(part in str(raised.value) for part in row.message)
-
-
 @pytest.mark.slow
 def test_one_replica_that_computes_its_batch_at_once_is_warned(caplog):
     case = COUPLED[0].original
@@ -157,7 +134,6 @@ def test_one_replica_that_computes_its_batch_at_once_is_warned(caplog):
     "case",
     [
         metrics.CustomMetric,
-        pytest.param(metrics.Regression, marks=pytest.mark.slow),
         pytest.param(metrics.MeanOfRows, marks=pytest.mark.slow),
         pytest.param(metrics.MonteCarloDropout, marks=pytest.mark.slow),
     ],

@@ -116,17 +116,3 @@ def test_checkpoint_that_matches_in_part_is_restored_if_allowed(run):
     assert resume["step"] == 10
     code, out, _ = run("old", WIDER, STEPS(20), "--mode=eval")
     assert code == 0 and "20/20" in out
-
-
-def test_evaluation_ignores_variables_that_only_the_checkpoint_has(run, tmp_path):
-    more = TRAINER.replace(
-        "        dropout =", "        self.more = tf_keras.layers.Dense(1)\n"
-        "        self.more.build([None, 2])\n        dropout =",
-    )  # fmt: skip
-    (tmp_path / "experiment.py").write_text(more)
-    run("mine", STEPS(10))
-    (tmp_path / "experiment.py").write_text(TRAINER)
-    code, out, err = run("mine", STEPS(10), "--mode=eval")
-    assert code == 0 and "10/10" in out
-    code, _, err = run("mine", STEPS(20))
-    assert code == 2 and "only the checkpoint has " in err

@@ -1,19 +1,15 @@
 """The byte-level Transformer of experiments/char_lm.py, with a small model on a small text."""
 
-import functools
-
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl import main, testing
 from ctl.configs.options import Clip
 from ctl.replica.layers import recompute
 from experiments.trainers import char_lm
-from tests import child, one_batch
-from tests.experiments import read_result
+from tests.gallery import curves
 
 MODEL = dict(layers=1, heads=2, width=8, context=8)
 TEXT = np.resize(np.random.default_rng(0).integers(256, size=11), 893).astype(np.uint8)
@@ -26,39 +22,25 @@ class Small(char_lm.CharLmTrainer):
         return char_lm.split_text(TEXT, self.options.model.context)
 
 
-@functools.cache
-def train(replicas, switch, steps=4, batch=7):
-    """The variables after some steps, and the losses of the steps."""
-    tf_keras.backend.reset_uids()
-    tf_keras.utils.set_random_seed(1)
-    trainer = Small(
-        strategy=one_batch.strategy(replicas),
-        global_batch_size=batch,
-        optimizer=lambda: tf_keras.optimizers.AdamW(1e-2, weight_decay=0.1),
-        options=ctl.TrainerOptions(
-            precision="float64",
-            model={**MODEL, "recompute": switch},
-            weight_decay_exclude=["*/bias", "*/gamma", "*/beta"],
-            clip=Clip(global_norm=1.0),
-        ),
+def train(replicas, switch):
+    trainer = curves.build(
+        Small,
+        replicas,
+        tf_keras.optimizers.AdamW(1e-2, weight_decay=0.1),
+        model={**MODEL, "recompute": switch},
+        weight_decay_exclude=["*/bias", "*/gamma", "*/beta"],
+        clip=Clip(global_norm=1.0),
     )
     with recompute.detect_use() as used:
-        losses = [float(trainer.train(tf.constant(1))["loss"]) for _ in range(steps)]
+        results = curves.train(trainer)
         assert used() == bool(switch)
-    copies = [testing.copies(trainer.strategy, v) for v in trainer.model.trainable_variables]
-    return copies, losses
+    return results
 
 
 @pytest.mark.slow
 def test_the_update_is_that_of_one_device_without_recomputation():
-    expected, expected_losses = train(1, "")
-    actual, losses = train(2, "blocks")
-    np.testing.assert_allclose(losses, expected_losses, rtol=0, atol=1e-10)
-    assert losses[0] == pytest.approx(np.log(256), abs=0.1) and losses[-1] < losses[0]
-    for (value,), copies in zip(expected, actual, strict=True):
-        assert len(copies) == 2
-        for copy in copies:
-            np.testing.assert_allclose(copy, value, rtol=0, atol=1e-10)
+    losses = curves.assert_same(train(1, ""), train(2, "blocks"))
+    assert losses[0] < np.log(256) + 0.1 and losses[-1] < losses[0]
 
 
 def test_every_byte_after_the_first_is_predicted_once():
@@ -78,7 +60,7 @@ def test_a_byte_does_not_affect_the_logits_of_earlier_ones():
     assert difference[:5].max() == 0 and difference[5:].min() > 0
 
 
-def test_the_experiment_trains_evaluates_and_writes_a_sample(tmp_path, monkeypatch):
+def test_the_experiment_trains_evaluates_and_writes_a_sample(tmp_path):
     (tmp_path / "text").mkdir()
     (tmp_path / "text/a.txt").write_text("To be, or not to be, that is the question: " * 40)
     keys = {
@@ -86,20 +68,11 @@ def test_the_experiment_trains_evaluates_and_writes_a_sample(tmp_path, monkeypat
         "optimizer.learning_rate": 0.01, "model.layers": 1, "model.heads": 2, "model.width": 16,
         "model.context": 16,
     }  # fmt: skip
-    monkeypatch.chdir(child.ROOT)
-    flags = [f"--config.{key}={value}" for key, value in keys.items()]
-    flags += ["--config=experiments/char_lm.py", f"--workdir={tmp_path / 'run'}"]
-    assert main.run(["ctl", *flags]) == 0
-    result = read_result(tmp_path / "run")
+    result = curves.run_experiment("char_lm", tmp_path / "run", keys)
     assert result["eval"]["loss"] < 4.0
-    samples = [
-        value.tensor.string_val[0]
-        for path in (tmp_path / "run/summaries").rglob("events*")
-        for event in tf.compat.v1.train.summary_iterator(str(path))
-        for value in event.summary.value
-        if value.tag == "sample"
-    ]
-    assert len(samples) == 1 and 0 < len(samples[0].decode()) <= 300
+    values = [v for tag, v in curves.summaries(tmp_path / "run") if tag == "sample"]
+    (sample,) = (value.tensor.string_val[0].decode() for value in values)
+    assert 0 < len(sample) <= 300
 
 
 def test_the_default_text_is_the_standard_library_and_a_folder_without_files_is_rejected(tmp_path):

@@ -1,17 +1,13 @@
 """The distillation of experiments/distill.py, with few images."""
 
-import functools
-
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl import main, testing
 from experiments.trainers import distill
-from tests import child, one_batch
-from tests.experiments import read_result
+from tests.gallery import curves
 
 draw = np.random.default_rng(0)
 IMAGES, LABELS = draw.integers(256, size=(16, 28, 28)).astype(np.uint8), np.arange(16) % 10
@@ -23,45 +19,20 @@ class Small(distill.DistillTrainer):
         return ctl.data.arrays({"image": IMAGES, "label": LABELS})
 
 
-def make(replicas, precision="float64"):
-    tf_keras.backend.reset_uids()
-    tf_keras.utils.set_random_seed(1)
-    return Small(
-        strategy=one_batch.strategy(replicas),
-        global_batch_size=7,
-        optimizer=lambda: tf_keras.optimizers.Adam(1e-3),
-        options=ctl.TrainerOptions(
-            precision=precision,
-            optimizer_groups=GROUPS,
-            model=dict(dropout=0.0, temperature=4.0, teacher_weight=1.0),
-        ),
+def make(replicas):
+    return curves.build(
+        Small,
+        replicas,
+        tf_keras.optimizers.Adam(1e-3),
+        optimizer_groups=GROUPS,
+        model=dict(dropout=0.0, temperature=4.0, teacher_weight=1.0),
     )
-
-
-def copies(trainer):
-    """Each replica's copies of all variables."""
-    variables = [*trainer.model.variables, *trainer.optimizer.variables, *trainer.teacher.variables]
-    return [testing.copies(trainer.strategy, variable) for variable in variables]
-
-
-@functools.cache
-def train(replicas):
-    """Each replica's copies after 20 steps, and the losses; layers are unfrozen within a loop."""
-    trainer = make(replicas)
-    losses = [float(trainer.train(tf.constant(5))["loss"]) for _ in range(4)]
-    return copies(trainer), losses
 
 
 @pytest.mark.slow
 def test_the_curve_is_that_of_one_device():
-    expected, expected_losses = train(1)
-    actual, losses = train(2)
-    np.testing.assert_allclose(losses, expected_losses, rtol=0, atol=1e-10)
+    losses = curves.assert_same(*(curves.train(make(replicas)) for replicas in (1, 2)))
     assert losses[-1] < losses[0]
-    for (value,), each in zip(expected, actual, strict=True):
-        assert len(each) == 2
-        for copy in each:
-            np.testing.assert_allclose(copy, value, rtol=0, atol=1e-10)
 
 
 def test_the_teacher_never_changes_and_the_first_layer_is_trained_from_its_step_on():
@@ -79,23 +50,6 @@ def test_the_teacher_never_changes_and_the_first_layer_is_trained_from_its_step_
         np.testing.assert_array_equal(weight, old)
 
 
-@pytest.mark.slow
-def test_run_that_is_resumed_has_the_same_bits(tmp_path):
-    uninterrupted, paths = make(1, "float32"), {}
-    for steps, stop in ((4, 4), (5, 9)):  # before and after the layer is unfrozen
-        uninterrupted.train(tf.constant(steps))
-        checkpoint = tf.train.Checkpoint(**uninterrupted.checkpoint_items())
-        paths[stop] = checkpoint.save(str(tmp_path / f"{stop}/ckpt"))
-    uninterrupted.train(tf.constant(3))
-    resumed = make(1, "float32")
-    checkpoint = tf.train.Checkpoint(**resumed.checkpoint_items())
-    for stop in (9, 4):  # from 9 in a new trainer
-        checkpoint.restore(paths[stop]).assert_consumed()
-        resumed.train(tf.constant(12 - stop))
-        for each, others in zip(copies(uninterrupted), copies(resumed), strict=True):
-            np.testing.assert_array_equal(each, others)
-
-
 def test_loss_is_the_cross_entropy_and_the_divergence_from_the_teacher():
     trainer = make(1)
     trainer.teacher = lambda images, training: np.log([[4.0] + [1.0] * 9]) * 4  # temperature 4
@@ -106,20 +60,17 @@ def test_loss_is_the_cross_entropy_and_the_divergence_from_the_teacher():
 
 
 @pytest.mark.slow
-def test_the_experiment_starts_from_the_run_of_the_teacher(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(child.ROOT)
+def test_the_experiment_starts_from_the_run_of_the_teacher(tmp_path, capsys):
     tf_keras.backend.reset_uids()
     teacher = tmp_path / "teacher"
-    flags = ["--config.train.steps=2", "--config.eval.splits=[]"]
-    assert main.run(["ctl", "--config=experiments/mnist.py", f"--workdir={teacher}", *flags]) == 0
-    flags += [f"--config.init.{key}={teacher}" for key in ("checkpoint", "models.teacher")]
-    flags += ["--config.train.steps_per_loop=4"]
-    flags[0] = "--config.train.steps=6"
-    flags.append("--config.optimizer.groups=[{'variables': 'conv2d/*', 'frozen_until': 3}]")
+    curves.run_experiment("mnist", teacher, {"train.steps": 2, "eval.splits": []})
+    keys = {
+        "train.steps": 6, "train.steps_per_loop": 4, "eval.splits": [], "init.checkpoint": teacher,
+        "init.models.teacher": teacher,
+        "optimizer.groups": [{"variables": "conv2d/*", "frozen_until": 3}],
+    }  # fmt: skip
     tf_keras.backend.reset_uids()
-    student = tmp_path / "student"
-    assert main.run(["ctl", "--config=experiments/distill.py", f"--workdir={student}", *flags]) == 0
-    assert read_result(student)["step"] == 6
+    assert curves.run_experiment("distill", tmp_path / "student", keys)["step"] == 6
     lines = capsys.readouterr().out.splitlines()
     for text in ("Weights of 2 of 6 variables from", "Weights of 8 of 8 variables of teacher from"):
         assert any(line.startswith(text) for line in lines), text

@@ -9,10 +9,8 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl import main, testing
 from experiments.trainers import fashion_resnet
-from tests import child, one_batch
-from tests.experiments import read_result
+from tests.gallery import curves
 
 DRAW = np.random.default_rng(0)
 IMAGES = DRAW.integers(256, size=(23, 28, 28)).astype(np.uint8)
@@ -28,36 +26,14 @@ class Small(fashion_resnet.FashionResNetTrainer):
 
 @functools.cache
 def make(replicas):
-    tf_keras.backend.reset_uids()
-    tf_keras.utils.set_random_seed(1)
-    return Small(
-        strategy=one_batch.strategy(replicas),
-        global_batch_size=7,
-        optimizer=lambda: tf_keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
-        options=ctl.TrainerOptions(precision="float64", model=MODEL, ema_decay=0.9),
-    )
-
-
-@functools.cache
-def train(replicas):
-    """Each replica's copies of the variables after 20 steps, the losses, and an evaluation."""
-    trainer = make(replicas)
-    losses = [float(trainer.train(tf.constant(4))["loss"]) for _ in range(5)]
-    evaluation = ctl.StandardEvaluator(trainer, global_batch_size=5).evaluate(tf.constant(-1))
-    copies = [testing.copies(trainer.strategy, v) for v in trainer.model.variables]
-    return copies, [*losses, float(evaluation["loss"])]
+    optimizer = tf_keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True)
+    return curves.build(Small, replicas, optimizer, model=MODEL, ema_decay=0.9)
 
 
 @pytest.mark.slow
 def test_the_curve_is_that_of_one_device():
-    expected, expected_losses = train(1)
-    actual, losses = train(2)
-    np.testing.assert_allclose(losses, expected_losses, rtol=0, atol=1e-10)
-    assert losses[4] < losses[0]
-    for (value,), copies in zip(expected, actual, strict=True):
-        assert len(copies) == 2
-        for copy in copies:
-            np.testing.assert_allclose(copy, value, rtol=0, atol=1e-10)
+    losses = curves.assert_same(*(curves.train(make(replicas)) for replicas in (1, 2)))
+    assert losses[3] < losses[0]
 
 
 def test_the_statistics_are_those_of_the_global_batch():
@@ -98,21 +74,17 @@ def write_idx(folder, prefix, count):
         (folder / f"{prefix}-{name}").write_bytes(header + values.astype(np.uint8).tobytes())
 
 
-def test_the_experiment_trains_and_keeps_the_best_checkpoint(tmp_path, monkeypatch):
+def test_the_experiment_trains_and_keeps_the_best_checkpoint(tmp_path):
     data, run = tmp_path / "data", tmp_path / "run"
     data.mkdir()
     write_idx(data, "train", 80)
     write_idx(data, "t10k", 30)
-    monkeypatch.chdir(child.ROOT)
     keys = {
         "data.dir": data, "data.global_batch_size": 20, "model.stem": 2, "model.widths": "(3, 4)",
         "train.steps": 6, "train.steps_per_loop": 3, "eval.interval": 3,
         "optimizer.warmup_steps": 2,
     }  # fmt: skip
-    flags = [f"--config.{key}={value}" for key, value in keys.items()]
-    flags += ["--config=experiments/fashion_resnet.py", f"--workdir={run}"]
-    assert main.run(["ctl", *flags]) == 0
-    result = read_result(run)
+    result = curves.run_experiment("fashion_resnet", run, keys)
     assert result["step"] == 6 and result["eval"]["examples"] == 30
     assert result["best"]["metric"] == "eval/accuracy"
     assert (run / f"best/ckpt-{result['best']['step']}.index").exists()

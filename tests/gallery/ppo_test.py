@@ -1,44 +1,26 @@
 """The reinforcement learning of experiments/ppo.py, with a small model and few episodes."""
 
-import functools
-
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
 
-import ctl
-from ctl import main, testing
 from experiments.trainers import ppo
-from tests import child, one_batch
-from tests.experiments import read_result
+from tests.gallery import curves
 
 
-@functools.cache
 def train(replicas):
-    """Each replica's copies of the variables after 20 steps, the losses and the lengths of episodes."""
-    tf_keras.backend.reset_uids()
-    tf_keras.utils.set_random_seed(1)
-    trainer = ppo.PpoTrainer(
-        strategy=one_batch.strategy(replicas),
-        global_batch_size=5,
-        optimizer=lambda: tf_keras.optimizers.Adam(1e-3),
-        options=ctl.TrainerOptions(precision="float64", model=dict(width=4, updates=2, limit=50)),
-    )
-    outputs = [trainer.train(tf.constant(5)) for _ in range(4)]
-    copies = [testing.copies(trainer.strategy, v) for v in trainer.model.trainable_variables]
-    return copies, [float(o["loss"]) for o in outputs], [float(o["steps"]) for o in outputs]
+    optimizer = tf_keras.optimizers.Adam(1e-3)
+    model = dict(width=4, updates=2, limit=50)
+    trainer = curves.build(ppo.PpoTrainer, replicas, optimizer, batch=5, model=model)
+    return curves.train(trainer, eval_batch=0)
 
 
 @pytest.mark.slow
 def test_the_curve_is_that_of_one_device():
-    expected, expected_losses, expected_steps = train(1)
-    actual, losses, steps = train(2)
-    assert steps == expected_steps and 10 < steps[0] < 50
-    np.testing.assert_allclose(losses, expected_losses, rtol=0, atol=1e-10)
-    for (value,), copies in zip(expected, actual, strict=True):
-        for copy in copies:
-            np.testing.assert_allclose(copy, value, rtol=0, atol=1e-10)
+    one = train(1)
+    curves.assert_same(one, train(2))
+    assert 10 < one[1][0]["steps"] < 50  # the lengths of the episodes are compared, too
 
 
 def test_dynamics_are_those_of_gymnasium():
@@ -60,13 +42,10 @@ def test_advantages_are_normalized_over_the_steps_that_were_played():
     np.testing.assert_allclose(ppo.normalize(values, weights), expected, rtol=1e-5)
 
 
-def test_the_experiment_learns_to_balance_the_pole_for_longer(tmp_path, monkeypatch):
-    monkeypatch.chdir(child.ROOT)
+def test_the_experiment_learns_to_balance_the_pole_for_longer(tmp_path):
     keys = {
         "train.steps": 10, "eval.interval": 10, "data.global_batch_size": 16, "model.limit": 100,
         "model.updates": 2, "optimizer.learning_rate": 0.01,
     }  # fmt: skip
-    flags = [f"--config.{key}={value}" for key, value in keys.items()]
-    flags += ["--config=experiments/ppo.py", f"--workdir={tmp_path}"]
-    assert main.run(["ctl", *flags]) == 0
-    assert read_result(tmp_path)["eval"]["steps"] > 35  # 21 without training
+    result = curves.run_experiment("ppo", tmp_path, keys)
+    assert result["eval"]["steps"] > 35  # 21 without training

@@ -8,11 +8,9 @@ import tensorflow as tf
 import tf_keras
 from tf_keras.src.applications import resnet as networks
 
-import ctl
-from ctl import testing
 from ctl.replica.layers import recompute
 from experiments.trainers import resnet
-from tests import one_batch
+from tests.gallery import curves
 
 MODEL = dict(size=32, classes=10, sync_batch_norm=True)
 
@@ -29,61 +27,31 @@ def build_one_block(**arguments):
 
 
 def make(switch, *, replicas=1, batch=4):
-    tf_keras.backend.reset_uids()
-    tf_keras.utils.set_random_seed(1)
-    return resnet.ResNetTrainer(
-        strategy=one_batch.strategy(replicas),
-        global_batch_size=batch,
-        optimizer=lambda: tf_keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True),
-        options=ctl.TrainerOptions(precision="float64", model={**MODEL, "recompute": switch}),
-    )
+    optimizer = tf_keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True)
+    model = {**MODEL, "recompute": switch}
+    return curves.build(resnet.ResNetTrainer, replicas, optimizer, batch=batch, model=model)
 
 
 @functools.cache
 def train_one_block(replicas, switch):
-    """Each replica's copies of the variables after 20 steps of 5 rows, and the losses."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tf_keras.applications, "ResNet50", build_one_block)
         trainer = make(switch, replicas=replicas, batch=5)
     with recompute.detect_use() as used:
-        losses = [float(trainer.train(tf.constant(5))["loss"]) for _ in range(4)]
+        results = curves.train(trainer, eval_batch=0)
         assert used() == bool(switch)
-    return [testing.copies(trainer.strategy, v) for v in trainer.model.variables], losses
+    assert len({round(result["loss"], 6) for result in results[1]}) == 4
+    return results
 
 
 @pytest.mark.slow
 def test_the_recomputed_curve_of_two_replicas_is_that_of_one_device():
-    expected, expected_losses = train_one_block(1, "")
-    actual, losses = train_one_block(2, "blocks")
-    np.testing.assert_allclose(losses, expected_losses, rtol=0, atol=1e-10)
-    assert len({round(loss, 6) for loss in losses}) == 4
-    for (value,), copies in zip(expected, actual, strict=True):
-        assert len(copies) == 2
-        for copy in copies:
-            np.testing.assert_allclose(copy, value, rtol=0, atol=1e-10)
+    curves.assert_same(train_one_block(1, ""), train_one_block(2, "blocks"))
 
 
 def test_recomputed_blocks_are_trained():
-    values, losses = train_one_block(1, "blocks")
-    assert np.isfinite(losses).all() and len({round(loss, 6) for loss in losses}) == 4
+    values, _ = train_one_block(1, "blocks")
     assert all(np.isfinite(value).all() for (value,) in values)
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_recomputed_blocks_give_the_same_gradients_and_statistics():
-    def train(switch):
-        trainer = make(switch)
-        with recompute.detect_use() as used:
-            trainer.train(tf.constant(1))
-            assert used() == bool(switch)
-        return {variable.name: variable.numpy() for variable in trainer.model.variables}
-
-    expected, actual = train(""), train("blocks")
-    assert actual.keys() == expected.keys()
-    for name, value in expected.items():
-        atol = 0 if "moving" in name else 1e-12
-        np.testing.assert_allclose(actual[name], value, rtol=0, atol=atol, err_msg=name)
 
 
 def test_the_class_of_an_image_is_its_bright_row():

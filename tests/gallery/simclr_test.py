@@ -1,17 +1,13 @@
 """The contrastive learning of experiments/simclr.py, with a small model on few images."""
 
-import functools
-
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl import main, testing
 from experiments.trainers import simclr
-from tests import child, one_batch
-from tests.experiments import read_result
+from tests.gallery import curves
 
 IMAGES = np.random.default_rng(0).integers(256, size=(16, 28, 28)).astype(np.uint8)
 
@@ -24,33 +20,14 @@ class Small(simclr.SimclrTrainer):
         return {"sum": np.sum(collected["features"])}
 
 
-@functools.cache
 def train(replicas):
-    """Each replica's copies of the variables after 20 steps, the losses and an evaluation."""
-    tf_keras.backend.reset_uids()
-    tf_keras.utils.set_random_seed(1)
-    trainer = Small(
-        strategy=one_batch.strategy(replicas),
-        global_batch_size=7,
-        optimizer=lambda: tf_keras.optimizers.Adam(1e-3),
-        options=ctl.TrainerOptions(
-            precision="float64", model=dict(width=4, projection=3, temperature=0.5)
-        ),
-    )
-    losses = [float(trainer.train(tf.constant(5))["loss"]) for _ in range(4)]
-    results = ctl.StandardEvaluator(trainer, global_batch_size=5).evaluate(tf.constant(-1))
-    copies = [testing.copies(trainer.strategy, v) for v in trainer.model.trainable_variables]
-    return copies, [*losses, float(results["loss"]), float(results["sum"])]
+    model = dict(width=4, projection=3, temperature=0.5)
+    return curves.train(curves.build(Small, replicas, tf_keras.optimizers.Adam(1e-3), model=model))
 
 
 @pytest.mark.slow
 def test_the_curve_is_that_of_one_device():
-    expected, expected_losses = train(1)
-    actual, losses = train(2)
-    np.testing.assert_allclose(losses, expected_losses, rtol=0, atol=1e-10)
-    for (value,), copies in zip(expected, actual, strict=True):
-        for copy in copies:
-            np.testing.assert_allclose(copy, value, rtol=0, atol=1e-10)
+    curves.assert_same(train(1), train(2))
 
 
 def test_views_without_a_move_are_the_image(monkeypatch):
@@ -81,13 +58,10 @@ def test_linear_classifier_separates_classes():
 
 @pytest.mark.slow
 def test_the_experiment_trains_and_measures_the_features(tmp_path, monkeypatch):
-    monkeypatch.chdir(child.ROOT)
     monkeypatch.setattr(simclr, "_PROBE", 500)
     keys = {
         "train.steps": 5, "eval.before_training": False, "model.width": 8,
         "data.global_batch_size": 32, "data.overfit_batches": 1,
     }  # fmt: skip
-    flags = [f"--config.{key}={value}" for key, value in keys.items()]
-    flags += ["--config=experiments/simclr.py", f"--workdir={tmp_path}"]
-    assert main.run(["ctl", *flags]) == 0
-    assert read_result(tmp_path)["eval"]["probe_accuracy"] > 0.2
+    result = curves.run_experiment("simclr", tmp_path, keys)
+    assert result["eval"]["probe_accuracy"] > 0.2

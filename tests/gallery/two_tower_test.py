@@ -7,55 +7,36 @@ import pytest
 import tensorflow as tf
 import tf_keras
 
-import ctl
-from ctl import main, testing
+from ctl import testing
 from experiments.trainers import two_tower
-from tests import child, one_batch
-from tests.experiments import read_result
+from tests.gallery import curves
 
 MODEL = dict(user_count=9, item_count=40, width=3, interactions=23, eval_interactions=13)
 
 
 @functools.cache
 def make(replicas, negatives, micro_batches=1):
-    tf_keras.backend.reset_uids()
-    tf_keras.utils.set_random_seed(1)
-    return two_tower.TwoTowerTrainer(
-        strategy=one_batch.strategy(replicas),
-        global_batch_size=7,
-        optimizer=lambda: tf_keras.optimizers.Adagrad(0.1, initial_accumulator_value=1e-10),
-        options=ctl.TrainerOptions(
-            precision="float64",
-            model={**MODEL, "negatives": negatives},
-            gradient_accumulation_steps=micro_batches,
-        ),
+    return curves.build(
+        two_tower.TwoTowerTrainer,
+        replicas,
+        tf_keras.optimizers.Adagrad(0.1, initial_accumulator_value=1e-10),
+        model={**MODEL, "negatives": negatives},
+        gradient_accumulation_steps=micro_batches,
     )
 
 
 @functools.cache
 def train(replicas, negatives, micro_batches=1):
-    """Each replica's copies of the variables after 20 steps, the losses and an evaluation."""
-    trainer = make(replicas, negatives, micro_batches)
-    losses = [float(trainer.train(tf.constant(5))["loss"]) for _ in range(4)]
-    results = ctl.StandardEvaluator(trainer, global_batch_size=5).evaluate(tf.constant(-1))
-    variables = [*trainer.model.trainable_variables, *trainer.optimizer.variables]
-    copies = [testing.copies(trainer.strategy, variable) for variable in variables]
-    return copies, losses, {name: float(value) for name, value in results.items()}
+    return curves.train(make(replicas, negatives, micro_batches))
 
 
 @pytest.mark.parametrize(
     ("negatives", "micro_batches"), [(0, 1), pytest.param(5, 2, marks=pytest.mark.slow)]
 )
 def test_the_curve_is_that_of_one_device(negatives, micro_batches):
-    expected, expected_losses, expected_results = train(1, negatives)
-    actual, losses, results = train(2, negatives, micro_batches)
-    np.testing.assert_allclose(losses, expected_losses, rtol=0, atol=1e-10)
-    assert losses[-1] < losses[0]
-    for (value,), copies in zip(expected, actual, strict=True):
-        assert len(copies) == 2
-        for copy in copies:
-            np.testing.assert_allclose(copy, value, rtol=0, atol=1e-10)
-    assert results == pytest.approx(expected_results, abs=1e-10) and results["examples"] == 13
+    one = train(1, negatives)
+    losses = curves.assert_same(one, train(2, negatives, micro_batches))
+    assert losses[-1] < losses[0] and one[1][-1]["examples"] == 13
 
 
 def test_rows_of_items_that_are_not_read_keep_their_values():
@@ -109,14 +90,10 @@ def test_users_take_items_with_higher_products_of_the_hidden_factors():
     assert counts.std() < 2 * counts.mean() ** 0.5  # all items are about equally frequent
 
 
-def test_the_experiment_trains_and_reports_the_best_possible_metrics(tmp_path, monkeypatch):
-    monkeypatch.chdir(child.ROOT)
+def test_the_experiment_trains_and_reports_the_best_possible_metrics(tmp_path):
     keys = {
         "train.steps": 40, "model.user_count": 20, "model.item_count": 300, "eval.interval": 40,
         "model.interactions": 40_000, "model.eval_interactions": 1000,
     }  # fmt: skip
-    flags = [f"--config.{key}={value}" for key, value in keys.items()]
-    flags += ["--config=experiments/two_tower.py", f"--workdir={tmp_path}"]
-    assert main.run(["ctl", *flags]) == 0
-    results = read_result(tmp_path)["eval"]
+    results = curves.run_experiment("two_tower", tmp_path, keys)["eval"]
     assert 0.4 < results["recall_at_100"] < results["best_recall_at_100"] < 1.0

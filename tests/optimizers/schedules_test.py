@@ -9,6 +9,16 @@ import ctl
 from ctl import optimizers
 
 
+def of(schedule, **arguments):
+    """The keys of a schedule; the arguments that are no keys are those of the schedule."""
+    keys = {k: arguments.pop(k) for k in ("decay_steps", "warmup_steps") if k in arguments}
+    return {
+        "schedule": schedule,
+        **keys,
+        **({"schedule_arguments": arguments} if arguments else {}),
+    }
+
+
 def rates(*steps, total=1000, **changes):
     """Returns the learning rate at the given updates; the peak is 0.5."""
     section = ctl.config(optimizer=dict(learning_rate=0.5, **changes)).optimizer
@@ -20,51 +30,28 @@ def rates(*steps, total=1000, **changes):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        (dict(schedule="constant"), {0: 0.5, 900: 0.5}),
+        (of("constant"), {0: 0.5, 900: 0.5}),
+        (of("linear", end_factor=0.2), {0: 0.5, 500: 0.3, 1000: 0.1, 2000: 0.1}),
+        (of("linear", decay_steps=100), {50: 0.25, 100: 0.0, 900: 0.0}),
+        (of("polynomial"), {0: 0.5, 500: 0.125, 1000: 0.0}),
+        (of("polynomial", power=3.0, end_factor=0.5), {500: 0.25 + 0.25 / 8, 1000: 0.25}),
+        (of("cosine", end_factor=0.1), {0: 0.5, 500: 0.275, 1000: 0.05}),
         (
-            dict(schedule="linear", schedule_arguments=dict(end_factor=0.2)),
-            {0: 0.5, 500: 0.3, 1000: 0.1, 2000: 0.1},
-        ),
-        (dict(schedule="linear", decay_steps=100), {50: 0.25, 100: 0.0, 900: 0.0}),
-        (dict(schedule="polynomial"), {0: 0.5, 500: 0.125, 1000: 0.0}),
-        (
-            dict(schedule="polynomial", schedule_arguments=dict(power=3.0, end_factor=0.5)),
-            {500: 0.25 + 0.25 / 8, 1000: 0.25},
-        ),
-        (
-            dict(schedule="cosine", schedule_arguments=dict(end_factor=0.1)),
-            {0: 0.5, 500: 0.275, 1000: 0.05},
-        ),
-        (
-            dict(schedule="exponential", decay_steps=10, schedule_arguments=dict(decay_factor=0.5)),
+            of("exponential", decay_steps=10, decay_factor=0.5),
             {0: 0.5, 5: 0.5 * math.sqrt(0.5), 10: 0.25, 30: 0.0625},
         ),
         (
-            dict(
-                schedule="exponential",
-                decay_steps=10,
-                schedule_arguments=dict(decay_factor=0.5, staircase=True),
-            ),
+            of("exponential", decay_steps=10, decay_factor=0.5, staircase=True),
             {9: 0.5, 10: 0.25, 19: 0.25, 20: 0.125},
         ),
         (
-            dict(
-                schedule="piecewise",
-                schedule_arguments=dict(boundaries=[3, 6], factors=[0.1, 0.01]),
-            ),
+            of("piecewise", boundaries=[3, 6], factors=[0.1, 0.01]),
             {0: 0.5, 2: 0.5, 3: 0.05, 5: 0.05, 6: 0.005, 99: 0.005},
         ),
-        (dict(schedule="inverse_sqrt", decay_steps=4), {0: 0.5, 12: 0.25, 32: 0.5 / 3}),
+        (of("inverse_sqrt", decay_steps=4), {0: 0.5, 12: 0.25, 32: 0.5 / 3}),
+        (of("cosine_restarts", decay_steps=10), {0: 0.5, 5: 0.25, 10: 0.5, 20: 0.25, 30: 0.5}),
         (
-            dict(schedule="cosine_restarts", decay_steps=10),
-            {0: 0.5, 5: 0.25, 10: 0.5, 20: 0.25, 30: 0.5},
-        ),
-        (
-            dict(
-                schedule="cosine_restarts",
-                decay_steps=10,
-                schedule_arguments=dict(period_factor=1.0, peak_factor=0.5),
-            ),
+            of("cosine_restarts", decay_steps=10, period_factor=1.0, peak_factor=0.5),
             {0: 0.5, 5: 0.25, 10: 0.25, 15: 0.125, 20: 0.125},
         ),
     ],
@@ -76,21 +63,15 @@ def test_rate_of_every_schedule(changes, expected):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        (dict(schedule="constant"), {100: 0.5, 900: 0.5}),
-        (dict(schedule="linear"), {550: 0.25, 1000: 0.0}),
-        (dict(schedule="cosine"), {550: 0.25, 1000: 0.0}),
-        (
-            dict(schedule="exponential", decay_steps=10, schedule_arguments=dict(decay_factor=0.1)),
-            {100: 0.5, 110: 0.05},
-        ),
+        (of("constant"), {100: 0.5, 900: 0.5}),
+        (of("linear"), {550: 0.25, 1000: 0.0}),
+        (of("cosine"), {550: 0.25, 1000: 0.0}),
+        (of("exponential", decay_steps=10, decay_factor=0.1), {100: 0.5, 110: 0.05}),
         # The boundaries count from the first update, so they include the warm-up.
-        (
-            dict(schedule="piecewise", schedule_arguments=dict(boundaries=[300], factors=[0.1])),
-            {299: 0.5, 300: 0.05},
-        ),
+        (of("piecewise", boundaries=[300], factors=[0.1]), {299: 0.5, 300: 0.05}),
         # Vaswani et al. 2017: proportional to 1 / sqrt(update).
-        (dict(schedule="inverse_sqrt"), {100: 0.5, 400: 0.25, 900: 0.5 / 3}),
-        (dict(schedule="cosine_restarts", decay_steps=100), {100: 0.5, 150: 0.25, 200: 0.5}),
+        (of("inverse_sqrt"), {100: 0.5, 400: 0.25, 900: 0.5 / 3}),
+        (of("cosine_restarts", decay_steps=100), {100: 0.5, 150: 0.25, 200: 0.5}),
     ],
 )
 def test_warm_up_comes_before_any_schedule(changes, expected):
@@ -113,16 +94,12 @@ def test_warm_up_before_cosine_has_the_bits_of_tf_keras():
 
 
 def test_a_schedule_can_be_a_function_of_another_package():
-    config = dict(
-        schedule="tf_keras.optimizers.schedules:InverseTimeDecay",
-        schedule_arguments=dict(decay_rate=1.0),
-        decay_steps=10,
-    )
+    config = of("tf_keras.optimizers.schedules:InverseTimeDecay", decay_rate=1.0, decay_steps=10)
     assert rates(0, 10, 30, **config) == pytest.approx([0.5, 0.25, 0.125])
     config["schedule_arguments"]["decay_rat"] = 2.0
     with pytest.raises(ctl.UsageError, match=r"decay_rat is not an argument .* mean decay_rate\?"):
         rates(0, **config)
-    config = dict(schedule="tests.optimizers.custom:halving", decay_steps=10, warmup_steps=5)
+    config = of("tests.optimizers.custom:halving", decay_steps=10, warmup_steps=5)
     assert rates(0, 5, 15, 25, **config) == pytest.approx([0.0, 0.5, 0.25, 0.125])
     with pytest.raises(ctl.UsageError, match=r"returned a float"):
         rates(0, schedule="tests.optimizers.custom:number")
@@ -131,51 +108,39 @@ def test_a_schedule_can_be_a_function_of_another_package():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(schedule="cosin"), "did you mean cosine?"),
-        (dict(schedule="step"), "expected one of constant, cosine, linear"),
+        (of("cosin"), "did you mean cosine?"),
+        (of("step"), "expected one of constant, cosine, linear"),
         (
             dict(decay_steps=5),
             "decay_steps is 5, but has no effect with optimizer.schedule=constant",
         ),
-        (dict(schedule="exponential"), "requires optimizer.schedule_arguments.decay_factor"),
+        (of("exponential"), "requires optimizer.schedule_arguments.decay_factor"),
         (
-            dict(schedule="exponential", schedule_arguments=dict(decay_factor=0.5)),
+            of("exponential", decay_factor=0.5),
             "optimizer.schedule=exponential requires optimizer.decay_steps",
         ),
-        (dict(schedule="inverse_sqrt"), "requires optimizer.warmup_steps or optimizer.decay_steps"),
+        (of("inverse_sqrt"), "requires optimizer.warmup_steps or optimizer.decay_steps"),
         (
-            dict(schedule="cosine", schedule_arguments=dict(end_facto=0.5)),
+            of("cosine", end_facto=0.5),
             "end_facto is not an argument of optimizer.schedule=cosine: did you mean end_factor?",
         ),
         (
             dict(schedule_arguments=dict(power=2.0)),
             "power is not an argument of optimizer.schedule=constant: optimizer.schedule=constant has",
         ),
+        (of("cosine", end_factor="x"), "end_factor is 'x', but must be a finite number at least 0"),
         (
-            dict(schedule="cosine", schedule_arguments=dict(end_factor="x")),
-            "end_factor is 'x', but must be a finite number at least 0",
-        ),
-        (
-            dict(schedule="piecewise", schedule_arguments=dict(boundaries=[1, 2], factors=[0.1])),
+            of("piecewise", boundaries=[1, 2], factors=[0.1]),
             "each boundary requires the factor after it",
         ),
+        (of("piecewise", boundaries=3, factors=[0.1]), "boundaries is 3, but must be a list"),
         (
-            dict(schedule="piecewise", schedule_arguments=dict(boundaries=3, factors=[0.1])),
-            "boundaries is 3, but must be a list",
-        ),
-        (
-            dict(schedule="piecewise", schedule_arguments=dict(boundaries=[1.5], factors=[0.1])),
+            of("piecewise", boundaries=[1.5], factors=[0.1]),
             "boundaries contains 1.5, but must contain numbers of steps",
         ),
+        (of("piecewise", boundaries=[30, 20], factors=[0.1, 0.01]), "boundaries must increase"),
         (
-            dict(
-                schedule="piecewise",
-                schedule_arguments=dict(boundaries=[30, 20], factors=[0.1, 0.01]),
-            ),
-            "boundaries must increase",
-        ),
-        (
-            dict(schedule="linear", warmup_steps=1000),
+            of("linear", warmup_steps=1000),
             "warmup_steps is 1000, but must be less than train.steps, which is 1000",
         ),
     ],

@@ -24,7 +24,7 @@ from ctl.replica.step.update import Update
 from tests.properties.case import Case, cases
 from tests.properties.case_trainer import compare, find_differences, train
 
-SLOW, MISTAKE, LONG = 6, 10, 1000  # cases; one takes about 4 s of processor time
+SLOW, MISTAKE, LONG = 4, 10, 1000  # cases; one takes about 4 s of processor time
 
 
 def explore(count: int, **settings) -> None:
@@ -109,12 +109,12 @@ def train_reference(case):
     return train(case.reference)
 
 
-BY_DEFAULT = ("mean of gradients", "padding counts")
+BY_DEFAULT = ("mean of gradients", "padding counts")  # tests of tests/replica find the others, too
+LONGER = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.mark.parametrize(
-    "mistake",
-    [pytest.param(m, marks=() if m in BY_DEFAULT else pytest.mark.slow) for m in MISTAKES],
+    "mistake", [pytest.param(m, marks=() if m in BY_DEFAULT else LONGER) for m in MISTAKES]
 )
 def test_planted_mistake_is_found_in_its_simplest_case(mistake):
     place, name, replacement, case = MISTAKES[mistake]

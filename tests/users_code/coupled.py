@@ -5,14 +5,6 @@ from tests.users_code.table import GATHER, Row, gathers
 
 COUPLED = (
     gathers("SimCLR", "Keras: semisupervised_simclr", pairs, "ContrastiveLoss", GATHER),
-    gathers(
-        "supervised contrastive loss",
-        "Keras: supervised_contrastive",
-        pairs,
-        "SupervisedContrastiveLoss",
-        GATHER,
-    ),
-    gathers("batch-hard triplets", "TF addons: triplet_hard_loss", pairs, "HardTriplets", GATHER),
     Row(
         "hardest examples, mask",
         "Shrivastava et al.: OHEM",
@@ -22,7 +14,6 @@ COUPLED = (
         pairs.HardestExamples,
     ),
     gathers("advantages normalized over the batch", "PPO", pairs, "NormalizedAdvantage", GATHER),
-    gathers("normalization over axis 0", "a mistake", pairs, "CrossBatchNormalizer", GATHER),
     gathers("mixup with the reversed batch", "notebooks", mixing, "ReversedMixUp", GATHER),
     Row(
         "ghost batch normalization",

@@ -11,16 +11,6 @@ from tests.users_code.pairs import cosine
 layers = tf_keras.layers
 
 
-def same_class(batch):
-    """[rows, all rows]: whether two rows have one label; and the same without a row itself."""
-    labels = ctl.replica.all_gather(batch["label"])
-    same = tf.equal(batch["label"][:, None], labels[None, :])
-    itself = tf.one_hot(
-        ctl.replica.positions(batch["label"]), tf.shape(labels)[0], dtype=tf.float64
-    )
-    return same, itself
-
-
 def for_each_row(batch, loss):
     """A loss of the global batch, as the loss of each of its rows."""
     return tf.fill(tf.shape(next(iter(batch.values())))[:1], loss)
@@ -33,45 +23,6 @@ class ContrastiveLoss(pairs.ContrastiveLoss):
         logits = cosine(outputs[0], two) / 0.5, cosine(outputs[1], one) / 0.5
         cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
         return sum(cross_entropy(labels, values) for values in logits) / 2
-
-
-class SupervisedContrastiveLoss(pairs.SupervisedContrastiveLoss):
-    def per_example_loss(self, batch, outputs):
-        similarity = cosine(outputs[0], ctl.replica.all_gather(outputs[0])) / 0.5
-        same, itself = same_class(batch)
-        positives = tf.cast(same, similarity.dtype) * (1 - itself)
-        exponentials = tf.exp(similarity) * (1 - itself)
-        log_sum = tf.math.log(tf.reduce_sum(exponentials, axis=1, keepdims=True))
-        sums = tf.reduce_sum(positives * (similarity - log_sum), axis=1)
-        return -tf.math.divide_no_nan(sums, tf.reduce_sum(positives, axis=1))
-
-
-class NPairs(pairs.NPairs):
-    def per_example_loss(self, batch, outputs):
-        similarity = tf.matmul(outputs[0], ctl.replica.all_gather(outputs[1]), transpose_b=True)
-        targets = tf.cast(same_class(batch)[0], similarity.dtype)
-        targets /= tf.reduce_sum(targets, axis=1, keepdims=True)
-        return tf.nn.softmax_cross_entropy_with_logits(targets, similarity)
-
-
-class HardTriplets(pairs.HardTriplets):
-    def per_example_loss(self, batch, outputs):
-        distances = pairs.squared_distances(outputs[0], ctl.replica.all_gather(outputs[0]))
-        return pairs.hardest_triplet(distances, same_class(batch)[0])
-
-
-class SemiHardTriplets(pairs.SemiHardTriplets):
-    """The scalar of the gathered rows: each replica computes it, and each row has it as its loss."""
-
-    def per_example_loss(self, batch, outputs):
-        everything = {"label": ctl.replica.all_gather(batch["label"])}
-        loss = super().per_example_loss(everything, ctl.replica.all_gather(outputs))
-        return for_each_row(batch, loss)
-
-
-class BarlowTwins(pairs.BarlowTwins):
-    def per_example_loss(self, batch, outputs):
-        return for_each_row(batch, super().per_example_loss(batch, ctl.replica.all_gather(outputs)))
 
 
 class BatchDice(pairs.BatchDice):
@@ -99,12 +50,6 @@ class NormalizedAdvantage(pairs.NormalizedAdvantage):
         advantage = (batch["amount"] - mean) / (deviation + 1e-8)
         log_probability = tf.nn.log_softmax(outputs)
         return -advantage * tf.gather(log_probability, batch["label"], axis=1, batch_dims=1)
-
-
-class CrossBatchNormalizer(pairs.CrossBatchNormalizer):
-    def forward(self, batch, training):
-        norm = tf.norm(ctl.replica.all_gather(batch["x"]), axis=0)
-        return self.model(batch["x"] / norm, training=training)
 
 
 class ReversedMixUp(mixing.ReversedMixUp):
@@ -174,22 +119,6 @@ class DataDependentInitialization(Case):
 class AdaptiveProbability(state.AdaptiveProbability):
     def correct(self, batch, outputs):
         return ctl.replica.all_gather(super().correct(batch, outputs))
-
-
-class SwitchCase(Case):
-    """The balancing loss of a row: its probabilities times the load of the global batch."""
-
-    def build_model(self):
-        x = tf_keras.Input((6,))
-        hidden = layers.Dense(5, activation="tanh")(x)
-        outputs, chosen, probability = normalization.SwitchRouter(add=False)(hidden)
-        return tf_keras.Model(x, [layers.Dense(CLASSES)(outputs), chosen, probability])
-
-    def per_example_loss(self, batch, outputs):
-        logits, chosen, probability = outputs
-        load = tf.reduce_mean(ctl.replica.all_gather(chosen), axis=0)
-        balance = 0.3 * tf.reduce_sum(load * probability, axis=1)
-        return super().per_example_loss(batch, logits) + balance
 
 
 class FixedGroups(Case):

@@ -39,33 +39,6 @@ class CustomMetric(Case):
         return {"f1": F1(), "accuracy": tf_keras.metrics.SparseCategoricalAccuracy()}
 
 
-class Regression(Case):
-    """Labels [rows] and outputs [rows, 1], with the metrics of every regression."""
-
-    features = ("x", "amount")
-
-    def build_model(self):
-        return tf_keras.Sequential([layers.Dense(1)])
-
-    def forward(self, batch, training):
-        return self.model(batch["x"], training=training)
-
-    def per_example_loss(self, batch, outputs):
-        return (batch["amount"] - outputs[:, 0]) ** 2
-
-    def build_metrics(self):
-        metrics = tf_keras.metrics
-        return {
-            "mse": metrics.MeanSquaredError(),
-            "mae": metrics.MeanAbsoluteError(),
-            "r2": metrics.R2Score(),
-        }
-
-    def update_metrics(self, metrics, batch, outputs, weights):
-        for metric in metrics.values():
-            metric.update_state(batch["amount"][:, None], outputs, sample_weight=weights)
-
-
 class MeanOfBatchMeans(Case):
     """A Mean metric that is given the mean of the batch, as `loss_tracker` in the tutorials."""
 

@@ -3,7 +3,7 @@
 import tensorflow as tf
 import tf_keras
 
-from tests.users_code.examples import CLASSES, Case, convolutional
+from tests.users_code.examples import CLASSES, Case
 
 
 def soft_cross_entropy(labels, outputs):
@@ -55,51 +55,6 @@ class ReversedMixUp(MixUp):
         }
 
 
-class CutMix(Case):
-    """A rectangle of each image is replaced by that of another image of the batch."""
-
-    features = ("image", "label")
-
-    def build_model(self):
-        return convolutional()
-
-    def partners(self, images, labels):
-        order = tf.random.shuffle(tf.range(tf.shape(images)[0]))
-        return tf.gather(images, order), tf.gather(labels, order)
-
-    def draw_corner(self, count, limit):
-        return tf.random.uniform([count], 0, limit, tf.int32)
-
-    def replica_step(self, batch):
-        def losses(part):
-            images = part["image"]
-            labels = tf.one_hot(part["label"], CLASSES, dtype=images.dtype)
-            other_images, other_labels = self.partners(images, labels)
-            count = tf.shape(images)[0]
-            top = self.draw_corner(count, 4)[:, None, None, None]
-            left = self.draw_corner(count, 4)[:, None, None, None]
-            y, x = tf.range(6)[None, :, None, None], tf.range(6)[None, None, :, None]
-            inside = (y >= top) & (y < top + 3) & (x >= left) & (x < left + 3)
-            mixed = tf.where(inside, other_images, images)
-            labels = 0.75 * labels + 0.25 * other_labels
-            return soft_cross_entropy(labels, self.model(mixed, training=True))
-
-        return self.minimize(batch, losses)
-
-
-class LabelNoise(Case):
-    """A fifth of the labels are replaced by random ones in each step."""
-
-    def draw(self, label):
-        chosen = tf.random.uniform(tf.shape(label)) < 0.2
-        return chosen, tf.random.uniform(tf.shape(label), 0, CLASSES, label.dtype)
-
-    def per_example_loss(self, batch, outputs):
-        chosen, label = self.draw(batch["label"])
-        label = tf.where(chosen, label, batch["label"])
-        return super().per_example_loss({**batch, "label": label}, outputs)
-
-
 class SmoothedLabels(Case):
     """Labels smoothed by a fixed amount: CategoricalCrossentropy(label_smoothing)."""
 
@@ -111,9 +66,3 @@ class SmoothedLabels(Case):
             from_logits=True, label_smoothing=0.1, reduction=self.reduction
         )
         return loss(labels, outputs)
-
-
-class SmoothedLabelsReduced(SmoothedLabels):
-    """The loss object as `compile` takes it, which reduces to a scalar."""
-
-    reduction = "auto"

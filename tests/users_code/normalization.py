@@ -96,17 +96,6 @@ class GhostBatchNormalizationCase(Case):
         return dense(GhostBatchNormalization())
 
 
-class SecondModelNormalization(Case):
-    """Plain batch normalization in a second model, a projection head."""
-
-    def build_model(self):
-        self.head = tf_keras.Sequential([layers.BatchNormalization(), layers.Dense(CLASSES)])
-        return super().build_model()
-
-    def forward(self, batch, training):
-        return self.head(self.model(batch["x"], training=training), training=training)
-
-
 class BayesianDense(layers.Layer):
     """Weights drawn for each batch, and their divergence as a loss (Bayes by backprop)."""
 
@@ -128,64 +117,3 @@ class BayesianDense(layers.Layer):
 class BayesianCase(Case):
     def build_model(self):
         return dense(BayesianDense())
-
-
-class Flipout(BayesianDense):
-    """One perturbation of the weights for the batch, and random signs for each row (Wen et al.)."""
-
-    def draw_sign(self, x, units):
-        shape = [tf.shape(x)[0], units]
-        return tf.cast(2 * tf.random.uniform(shape, 0, 2, tf.int32) - 1, x.dtype)
-
-    def call(self, x):
-        deviation = tf.nn.softplus(self.log_deviation)
-        noise = deviation * self.draw(deviation.shape, x.dtype)
-        one, two = self.draw_sign(x, x.shape[1]), self.draw_sign(x, 4)
-        return tf.matmul(x, self.mean) + tf.matmul(x * one, noise) * two
-
-
-class FlipoutCase(Case):
-    def build_model(self):
-        return dense(Flipout())
-
-
-class SwitchRouter(layers.Layer):
-    """Experts with a loss that balances their load over the batch (Keras: switch transformer)."""
-
-    def __init__(self, add=True):
-        super().__init__()
-        self.add = add
-
-    def build(self, input_shape):
-        width = int(input_shape[-1])
-        self.route = self.add_weight("route", (width, 3))
-        self.experts = self.add_weight("experts", (3, width, 4))
-
-    def call(self, x, training=None):
-        probability = tf.nn.softmax(tf.matmul(x, self.route))
-        chosen = tf.one_hot(tf.argmax(probability, axis=1), 3, dtype=x.dtype)
-        outputs = tf.einsum("bi,eio,be->bo", x, self.experts, chosen * probability)
-        if not self.add:
-            return outputs, chosen, probability
-        load = tf.reduce_mean(chosen, axis=0) * tf.reduce_mean(probability, axis=0)
-        self.add_loss(0.3 * tf.reduce_sum(load))
-        return outputs
-
-
-class SwitchCase(Case):
-    def build_model(self):
-        return dense(SwitchRouter())
-
-
-class OrthogonalRegularizer(tf_keras.regularizers.Regularizer):
-    """A penalty on the activations of each row (Keras: PointNet)."""
-
-    def __call__(self, x):
-        matrix = tf.reshape(x, [-1, 2, 2])
-        square = tf.matmul(matrix, matrix, transpose_b=True)
-        return tf.reduce_sum(0.1 * (square - tf.eye(2, dtype=x.dtype)) ** 2)
-
-
-class OrthogonalCase(Case):
-    def build_model(self):
-        return dense(layers.Dense(4, activity_regularizer=OrthogonalRegularizer()))

@@ -28,16 +28,6 @@ class Split:
 
 
 QUICK = Split(2)
-SPLITS = (
-    Split(2, batch=8),
-    Split(4, batch=8),
-    Split(4),  # 2 + 2 + 2 + 1
-    Split(4, batch=5),  # 2 + 2 + 1 + 0
-    Split(2, batch=8, ragged=True),
-    Split(4, batch=8, ragged=True),
-    Split(1, micro_batches=2),
-    Split(2, micro_batches=2),
-)
 # Under SGD an update shows the scale of its gradient. Both numbers are exact in float32, in which
 # tf_keras may keep them.
 OPTIMIZER = functools.partial(tf_keras.optimizers.SGD, 0.125, momentum=0.5)

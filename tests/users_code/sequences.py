@@ -26,11 +26,6 @@ class RecurrentDropout(SeriesCase):
         return [layers.Bidirectional(lstm)]
 
 
-class StackedCells(SeriesCase):
-    def build_layers(self):
-        return [layers.RNN([layers.GRUCell(3, dropout=0.4), layers.LSTMCell(3, dropout=0.4)])]
-
-
 class NoisyCell(layers.Layer):
     """A recurrent cell that drops a part of its candidate in each time step."""
 
@@ -69,31 +64,6 @@ class LayerInCellCase(SeriesCase):
         return [layers.RNN(LayerInCell())]
 
 
-class Zoneout(NoisyCell):
-    """Keeps a random part of the state from one time step to the next."""
-
-    def draw(self, shape, dtype):
-        return tf.random.uniform(shape, dtype=dtype)
-
-    def call(self, inputs, states, training=None):
-        candidate = self.dense(tf.concat([inputs, states[0]], axis=1))
-        if training:
-            keeps = self.draw(tf.shape(candidate), candidate.dtype) < 0.3
-            candidate = tf.where(keeps, states[0], candidate)
-        return candidate, [candidate]
-
-
-class ZoneoutCase(SeriesCase):
-    def build_layers(self):
-        return [layers.RNN(Zoneout())]
-
-
-class DropoutPerTimeStep(SeriesCase):
-    def build_layers(self):
-        dropout = layers.TimeDistributed(layers.Dropout(0.5))
-        return [layers.TimeDistributed(layers.Dense(3)), dropout, layers.Flatten()]
-
-
 class FoldedDropout(SeriesCase):
     """Folds rows and time into one axis before dropout, and unfolds them."""
 
@@ -103,17 +73,6 @@ class FoldedDropout(SeriesCase):
         dropped = layers.Dropout(0.5)(folded)
         last = layers.Dense(CLASSES)(tf.reshape(dropped, [-1, TOKENS * 3]))
         return tf_keras.Model(series, last)
-
-
-class Transformer(SeriesCase):
-    """A block of attention and dropout (Keras: text classification with transformer)."""
-
-    def build_model(self):
-        x = tf_keras.Input((TOKENS, 4))
-        attention = layers.MultiHeadAttention(num_heads=2, key_dim=2, dropout=0.3)(x, x)
-        y = layers.LayerNormalization()(x + layers.Dropout(0.3)(attention))
-        y = layers.GlobalAveragePooling1D()(layers.Dropout(0.3)(layers.Dense(4)(y)))
-        return tf_keras.Model(x, layers.Dense(CLASSES)(y))
 
 
 class LanguageModel(Case):
@@ -169,113 +128,3 @@ class MaskedLanguageModel(LanguageModel):
 
     def per_example_loss(self, batch, outputs):
         return self.token_losses(batch, outputs)
-
-
-class MaskedPatches(SeriesCase):
-    """Hides random patches of each row, without replacement (Keras: masked image modeling)."""
-
-    def build_model(self):
-        return tf_keras.Sequential([layers.Dense(4), layers.Flatten(), layers.Dense(TOKENS * 4)])
-
-    def draw(self, count):
-        return tf.random.uniform([count, TOKENS])
-
-    def forward(self, batch, training):
-        order = tf.argsort(self.draw(tf.shape(batch["series"])[0]), axis=-1)
-        hidden = tf.reduce_max(tf.one_hot(order[:, :2], TOKENS, dtype=tf.float64), axis=1)
-        visible = batch["series"] * (1 - hidden)[:, :, None]
-        return hidden, tf.reshape(self.model(visible, training=training), [-1, TOKENS, 4])
-
-    def per_example_loss(self, batch, outputs):
-        hidden, predicted = outputs
-        return tf.reduce_mean(
-            tf.reduce_sum((predicted - batch["series"]) ** 2, axis=2) * hidden, axis=1
-        )
-
-
-class ConditionalRandomField(Case):
-    """The log likelihood of tags, with the forward algorithm in a scan over time."""
-
-    features = ("series", "tags")
-
-    def build_model(self):
-        series = tf_keras.Input((TOKENS, 4))
-        return tf_keras.Model(series, Transitions()(layers.Dense(CLASSES)(series)))
-
-    def forward(self, batch, training):
-        return self.model(batch["series"], training=training)
-
-    def per_example_loss(self, batch, outputs):
-        scores, transitions = outputs
-        tags = batch["tags"]
-        chosen = tf.reduce_sum(tf.gather(scores, tags, axis=2, batch_dims=2), axis=1)
-        pairs = tf.stack([tags[:, :-1], tags[:, 1:]], axis=-1)
-        chosen += tf.reduce_sum(tf.gather_nd(transitions, pairs), axis=1)
-
-        def advance(alpha, score):
-            return tf.reduce_logsumexp(alpha[:, :, None] + transitions, axis=1) + score
-
-        by_time = tf.transpose(scores, [1, 0, 2])
-        alphas = tf.scan(advance, by_time[1:], initializer=by_time[0])
-        return tf.reduce_logsumexp(alphas[-1], axis=1) - chosen
-
-
-class Transitions(layers.Layer):
-    def build(self, input_shape):
-        self.transitions = self.add_weight("transitions", (CLASSES, CLASSES))
-
-    def call(self, scores):
-        return scores, tf.identity(self.transitions)
-
-
-class TemporalClassification(Case):
-    """CTC by the function of Keras' backend, which returns [rows, 1]."""
-
-    features = ("series", "tags", "length")
-
-    def build_model(self):
-        activation = "softmax"
-        return tf_keras.Sequential(
-            [layers.GRU(4, return_sequences=True), layers.Dense(CLASSES + 1, activation=activation)]
-        )
-
-    def forward(self, batch, training):
-        return self.model(batch["series"], training=training)
-
-    def lengths(self, batch):
-        # At most two labels in five time steps, so that even repeated labels have a path.
-        length = tf.minimum(batch["length"], 2)[:, None]
-        return tf.fill(tf.shape(length), TOKENS), length
-
-    def per_example_loss(self, batch, outputs):
-        return tf_keras.backend.ctc_batch_cost(batch["tags"], outputs, *self.lengths(batch))
-
-
-class TemporalClassificationByRow(TemporalClassification):
-    def per_example_loss(self, batch, outputs):
-        return super().per_example_loss(batch, outputs)[:, 0]
-
-
-class CTCLayer(layers.Layer):
-    """Adds the loss in the model, as Keras' captcha example does; Case then has nothing to add."""
-
-    def call(self, inputs):
-        tags, outputs = inputs
-        count = tf.shape(tags)[0]
-        lengths = tf.fill([count, 1], TOKENS), tf.fill([count, 1], 2)
-        self.add_loss(tf_keras.backend.ctc_batch_cost(tags, outputs, *lengths))
-        return outputs
-
-
-class CTCInModel(TemporalClassification):
-    def build_model(self):
-        series, tags = tf_keras.Input((TOKENS, 4)), tf_keras.Input((TOKENS,), dtype="int32")
-        hidden = layers.GRU(4, return_sequences=True)(series)
-        outputs = layers.Dense(CLASSES + 1, activation="softmax")(hidden)
-        return tf_keras.Model([series, tags], CTCLayer()([tags, outputs]))
-
-    def forward(self, batch, training):
-        return self.model([batch["series"], batch["tags"]], training=training)
-
-    def per_example_loss(self, batch, outputs):
-        return tf.zeros(tf.shape(batch["tags"])[:1], outputs.dtype)

@@ -6,17 +6,11 @@ import pytest
 
 from benchmarks.network import __main__ as program
 from benchmarks.network.cost_model import Measurement, sent_bytes
-from benchmarks.network.namespaces import Hosts, Unavailable
 
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_two_workers_are_measured_at_two_rates(tmp_path, capsys):
-    try:
-        with Hosts(1):
-            pass
-    except Unavailable as error:
-        pytest.skip(f"this machine cannot create network namespaces: {error}")
+def test_two_workers_are_measured_at_two_rates(namespaces, tmp_path, capsys):
     out = tmp_path / "network.jsonl"
     arguments = ["--models", "small", "--workers", "2", "--rates", "10", "200", "--windows", "1"]
     measured = program.main([*arguments, "--out", str(out)])
