@@ -7,22 +7,20 @@ from hypothesis import strategies as st
 
 from tests.properties import layers
 
-OPTIMIZERS = tuple(
-    [
-        "sgd",
-        "momentum",
-        "adam",
-        "adamw",
-        "rmsprop",
-        "adagrad",
-        "amsgrad",
-        "adamax",
-        "adadelta",
-        "ftrl",
-        "lamb",
-        "lars",
-        "adafactor",
-    ]
+OPTIMIZERS = (
+    "sgd",
+    "momentum",
+    "adam",
+    "adamw",
+    "rmsprop",
+    "adagrad",
+    "amsgrad",
+    "adamax",
+    "adadelta",
+    "ftrl",
+    "lamb",
+    "lars",
+    "adafactor",
 )
 WHOLE = ("lamb", "lars", "adafactor")  # their updates read complete variables: no shard_state
 SPARSE = ("adagrad", "rmsprop")  # no shard_state with the sparse gradients of embeddings
