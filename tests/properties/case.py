@@ -159,6 +159,6 @@ def cases(draw) -> Case:
         group=draw(mostly("none", ["scaled", "frozen"])),
         skip_nan=draw(mostly(False, [True])),
         ema=draw(mostly(False, [True])),
-        norms=draw(mostly("", ["layers"])),
+        norms=draw(mostly("", ["global"])),
         seed=draw(st.integers(0, 3)),
     )
