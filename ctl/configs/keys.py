@@ -35,8 +35,8 @@ class Key:
         time: whether the text may also be a time, such as "30 minutes".
         option: the field of `TrainerOptions` that the key sets; "" for none.
         harmless: whether a run that is resumed may change the key, or the keys of the section, without
-            --allow_config_change: the update of a step does not depend on the hardware, on the number
-            of micro-batches, or on anything that only observes.
+            --allow_config_change. These are keys of the hardware, of the number of micro-batches, of
+            what only observes, and of when a run stops or skips.
         free: whether the experiment chooses the keys of the section: those of its own model, arguments
             of functions, and names of its models.
     """
@@ -373,7 +373,7 @@ KEYS = (
     Key(
         "optimizer.ema_decay", 0.0,
         "Evaluate and export the exponential moving average of the weights, with this decay, "
-        "such as 0.999; 0: off. See docs/optimizers.md.",
+        "such as 0.999, after a warm-up; 0: off. See docs/optimizers.md.",
         least=0, bound=(lambda decay: decay < 1, "less than 1, such as 0.999"), option="ema_decay",
     ),
     Key(

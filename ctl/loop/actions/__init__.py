@@ -1,1 +1,1 @@
-"""Orbit actions that a run calls after inner loops and evaluations, one action per file."""
+"""Orbit actions that a run calls after inner loops and evaluations."""
