@@ -34,10 +34,14 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "sub").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    # A namespace package of this name, which another test has imported, would hide the folder.
+    monkeypatch.delitem(sys.modules, "sub", raising=False)
     before = dict(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - set(before):
-        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
+        module = sys.modules[name]
+        places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
+        if any(place.startswith(str(tmp_path)) for place in places):
             del sys.modules[name]
 
 
