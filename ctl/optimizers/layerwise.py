@@ -56,10 +56,12 @@ class _Layerwise(tf_keras.optimizers.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""
+        # Without those of the base class that the constructor does not take, such as clipnorm.
         return {
-            **super().get_config(),
+            "name": self.name,
             "learning_rate": self._serialize_hyperparameter(self._learning_rate),
             "weight_decay": self.layerwise_weight_decay,
+            "jit_compile": self.jit_compile,
         }
 
 

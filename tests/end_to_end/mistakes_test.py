@@ -251,11 +251,16 @@ COMMAND_LINES = r"""
 eval --mode=check
     Two modes are given: remove 'eval'.
 evl exp.py
-    'evl' is neither a mode nor a config file, which ends in .py: did you mean eval?
+    'evl' is no mode, no command and no config file, which ends in .py: did you mean eval?
+reprot runs/a
+    'reprot' is no mode, no command and no config file, which ends in .py: did you mean report?
+--fresh report
+    The command report must be the first argument: ctl report ...
 train.steps=5
     'train.steps=5' is not a flag: write --config.train.steps=5.
 please
-    'please' is neither a mode nor a config file, which ends in .py: expected one of <MODES>.
+    'please' is no mode, no command and no config file, which ends in .py: expected one of <MODES>,
+    new, diff, report, keys.
 --fresh=maybe
     --fresh is 'maybe', but must be true or false.
 --nofresh=3

@@ -10,7 +10,7 @@ import ctl
 from ctl.configs import keys, overrides
 from ctl.errors import UsageError
 from ctl.loop import workdir
-from ctl.loop.workdir import choose_folder, name_values
+from ctl.loop.workdir import choose_folder, name_experiment, name_values
 
 KEYS = overrides.flatten(keys.defaults())
 
@@ -255,6 +255,12 @@ def test_folder_without_workdir_is_that_of_the_experiment_or_of_the_changes(
     options = {"starts_run": True, **options}
     chosen = choose_folder(pathlib.Path(EXPERIMENT), make(values), changes, **options)
     assert str(chosen) == folder
+
+
+def test_each_argument_of_a_config_file_has_its_own_folder():
+    names = ["runs/k.py", "k.py:A", "k.py:B", "k.py:a/b"]
+    assert [name_experiment(name) for name in names[:3]] == ["k", "k.A", "k.B"]
+    assert name_experiment(names[3]).startswith("k.a_b-")
 
 
 def test_name_is_safe_for_file_systems_and_unique():

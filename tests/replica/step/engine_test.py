@@ -57,3 +57,20 @@ def test_other_errors_are_not_changed():
     trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=Fails)
     with pytest.raises(RuntimeError, match="of the user"):
         trainer.train(tf.constant(1))
+
+
+@pytest.mark.parametrize("xla", ["loop", "gradients"])
+def test_gradient_of_a_loop_without_a_bound_is_rejected_under_xla(xla):
+    class Loops(reference_model.ReferenceTrainer):
+        def per_example_loss(self, batch, outputs):
+            losses = super().per_example_loss(batch, outputs)
+            count = tf.cast(losses[0] > 0, tf.int32) + 2
+            step = lambda i, x: (i + 1, tf.sin(x))  # noqa: E731
+            return tf.while_loop(lambda i, x: i < count, step, [0, losses])[1]
+
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=Loops, xla=xla)
+    with pytest.raises(
+        ctl.UsageError, match=r"pass maximum_iterations .* runtime\.xla=off"
+    ) as error:
+        trainer.train(tf.constant(1))
+    assert "\n" not in str(error.value)
