@@ -25,7 +25,7 @@ from ctl.configs import flags as command_line
 from ctl.configs import loading
 from ctl.configs.flags import Changes
 from ctl.errors import Failure, LostWorker, UsageError, print_line
-from ctl.hardware import selection, tpu, worker_failure
+from ctl.hardware import quiet, selection, tpu, worker_failure
 from ctl.hardware.child_process import stop_with_parent
 from ctl.hardware.strategies import StrategyOptions
 from ctl.loop.workdir import Workdir, choose_folder, name_experiment
@@ -98,7 +98,7 @@ def _run(argv: Sequence[str]) -> int:
     if values.version:
         print_line(command_line.format_version())
         return 0
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # a config file may import TensorFlow
+    quiet.set_log_level(os.environ)  # a config file may import TensorFlow
     tpu.skip_metadata_server()
     if values.sweep is not None:
         return sweep.run(values, changes)
