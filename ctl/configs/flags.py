@@ -8,7 +8,7 @@ parsing, before an unknown flag is reported. An error in the file or an unknown 
 with a traceback and exit code 1, where ctl prints one line and exits with 2.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import importlib.metadata
 import itertools
 import re
@@ -94,14 +94,12 @@ _PACKAGES = ("tensorflow-cpu", "tensorflow", "tensorflow-tpu", "tf_keras", "tf-m
 Changes = list[tuple[str, str | None]]
 
 
-def parse(
-    argv: Sequence[str], commands: Mapping[str, str] | None = None
-) -> tuple[flags.FlagValues, Changes]:
+def parse(argv: Sequence[str], commands: Iterable[str] = ()) -> tuple[flags.FlagValues, Changes]:
     """Parses the command line.
 
     Args:
         argv: the program's name and its arguments.
-        commands: name of each command -> what it does, for messages.
+        commands: the names of the commands, for messages.
 
     Returns:
         The flags, and the changes of the config as pairs of a key's full name and its new value as
@@ -124,7 +122,7 @@ def parse(
         message = str(error).removeprefix("ERROR:: ")
         raise UsageError(f"The command line cannot be read: {message}") from None
     if positional:
-        raise UsageError(_describe_positional(positional[0], commands or {}))
+        raise UsageError(_describe_positional(positional[0], commands))
     if not (values.help or values.version):
         _check_flags(values)
     return values, [*changes, *_overfit_changes(values.overfit)]
@@ -289,7 +287,7 @@ def _describe_unknown_flag(name: str) -> str:
     return f"There is no flag --{name}{errors.did_you_mean(name, known, full_names, last_parts)}"
 
 
-def _describe_positional(argument: str, commands: Mapping[str, str]) -> str:
+def _describe_positional(argument: str, commands: Iterable[str]) -> str:
     """Describes an argument that is neither a flag, nor the first config file, nor the first mode."""
     if re.search(r"\.py(:|$)", argument):
         return _TWO_CONFIGS
