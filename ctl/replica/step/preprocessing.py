@@ -48,8 +48,8 @@ def select_inputs(model: Any, features: Any) -> Any:
         features: a dict of tensors, or a tensor.
     """
     inputs = getattr(model, "input", None)  # of other models, it is an AttributeError
-    names = inputs if isinstance(inputs, Mapping) else getattr(model, "input_names", ())
-    if inputs is None or not isinstance(features, Mapping) or not features.keys() >= {*names}:
+    names = inputs if isinstance(inputs, Mapping) else getattr(model, "input_names", None)
+    if not names or not isinstance(features, Mapping) or not features.keys() >= {*names}:
         return features
     return {name: features[name] for name in names}
 
