@@ -13,6 +13,7 @@ from ctl.loop.actions.overfit_report import MEMORIZED
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import TrainerFactory
 from ctl.replica.step.engine import engine_of
+from ctl.replica.step.preprocessing import call_sample_weight
 from ctl.testing.contents import contents_of, name_models, values_of
 from ctl.trainer import StandardTrainer
 
@@ -178,12 +179,12 @@ def _compute_losses(
     trainer: StandardTrainer, batch: dict[str, Any]
 ) -> tuple[np.ndarray, Any, np.ndarray | None]:
     """Computes the losses and the sample weights of a batch and its outputs, without dropout."""
-    tensors = {k: tf.convert_to_tensor(v) for k, v in batch.items()}
+    tensors = tf.nest.map_structure(tf.convert_to_tensor, batch)
     with engine_of(trainer).step.rows(tensors, None):
         prepared = trainer.preprocess(tensors)
         outputs = trainer.forward(prepared, training=False)
         losses = np.asarray(trainer.per_example_loss(prepared, outputs), np.float64)
-        weights = trainer.sample_weight(prepared)
+        weights = call_sample_weight(trainer, prepared, training=True)
     return losses, outputs, None if weights is None else np.asarray(weights, np.float64)
 
 
@@ -211,7 +212,12 @@ def _counts_twice(losses: np.ndarray, weights: np.ndarray) -> bool:
 def _count_classes(batch: dict[str, Any], outputs: Any) -> int | None:
     """Returns the number of classes, if integer labels [rows] have one output [rows, classes]."""
     label = batch.get("label")
-    if label is None or not np.issubdtype(label.dtype, np.integer) or label.ndim > 1:
+    if (
+        label is None
+        or isinstance(label, dict)
+        or not np.issubdtype(label.dtype, np.integer)
+        or label.ndim > 1
+    ):
         return None
     if not tf.is_tensor(outputs) or outputs.shape.rank != 2:
         return None

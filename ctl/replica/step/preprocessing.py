@@ -1,7 +1,8 @@
-"""Calls a trainer's `preprocess`, whose result must have one entry for each row of the batch."""
+"""Calls the hooks that take a batch, such as `preprocess`, which must keep the number of rows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import contextlib
+import inspect
 from typing import Any
 
 import tensorflow as tf
@@ -27,6 +28,30 @@ def call_preprocess(trainer: Any, batch: Batch) -> Batch:
             f"preprocess returned {type_name(prepared)}, but must return the batch, a dict of tensors."
         )
     return prepared
+
+
+def call_sample_weight(trainer: Any, batch: Batch, *, training: bool) -> tf.Tensor | None:
+    """Calls the trainer's `sample_weight`, whose overrides need not have the argument `training`."""
+    hook = trainer.sample_weight
+    if "training" in inspect.signature(hook).parameters:
+        return convert(hook)(batch, training=training)
+    return convert(hook)(batch)
+
+
+def select_inputs(model: Any, features: Any) -> Any:
+    """Returns the features that a functional model has inputs for, which it would select by itself.
+
+    tf_keras would warn of the others, such as the `positions` of sequences, in every trace.
+
+    Args:
+        model: any model; unless all its inputs have names of features, all features are returned.
+        features: a dict of tensors, or a tensor.
+    """
+    inputs = getattr(model, "input", None)  # of other models, it is an AttributeError
+    names = inputs if isinstance(inputs, Mapping) else getattr(model, "input_names", None)
+    if not names or not isinstance(features, Mapping) or not features.keys() >= {*names}:
+        return features
+    return {name: features[name] for name in names}
 
 
 def preprocess(trainer: Any, batch: Batch) -> Batch:

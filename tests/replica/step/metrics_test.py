@@ -1,6 +1,7 @@
 """A metric is a function of the rows: the same on any split, and as `compile` computes it."""
 
 import functools
+import warnings
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from tf_keras.src.engine import compile_utils
 
 import ctl
 from ctl import testing
+from ctl.replica.arithmetic import row_mask
 
 SLOW = pytest.mark.slow
 KERAS = tf_keras.metrics
@@ -246,6 +248,54 @@ def test_accumulation_over_six_rows_by_hand():
     assert float(trainer.train(tf.constant(1))["mse"]) == pytest.approx(91 / 6, abs=1e-12)
 
 
+def test_micro_average_of_weighted_rows_by_hand():
+    # Five rows in shares of 3 and 2, the first three right: (9 + 1 + 1) / (9 + 1 + 1 + 1 + 1).
+    labels = tf.one_hot([0, 1, 2, 0, 1], 3)
+    outputs = tf.one_hot([0, 1, 2, 1, 2], 3)
+    weights = tf.constant([9.0, 1.0, 1.0, 1.0, 1.0])
+    for given in (weights, weights[:, tf.newaxis]):
+        metric = KERAS.F1Score("micro")
+        for rows in (slice(3), slice(3, 5), slice(5, 5)):
+            ctl.replica.update_metric(metric, labels[rows], outputs[rows], given[rows])
+        assert float(metric.result()) == pytest.approx(11 / 13, rel=1e-6)
+
+
+@pytest.mark.parametrize("cases", [FEW, pytest.param(list(CASES), marks=SLOW)], ids=len)
+def test_weight_of_a_row_counts_the_row_so_many_times(cases):
+    weights = tf.constant([2.0, 1.0, 0.0, 3.0, 1.0, 2.0, 1.0], tf.float64)
+    # tf_keras takes no [rows] weights for counts over time. Its adjusted R2 does not weight the rows.
+    refused = ("steps", "IoU-pixels", "num_regressors")
+    for case in (case for case in cases if not any(part in case for part in refused)):
+        name, kind, options = CASES[case]
+        labels, outputs = map(tf.constant, columns()[kind])
+        one, other = (getattr(KERAS, name)(**{"dtype": "float64", **options}) for _ in range(2))
+        ctl.replica.update_metric(one, labels, outputs, weights)
+        repeated = tf.repeat(tf.range(ROWS), tf.cast(weights, tf.int32))
+        ctl.replica.update_metric(other, tf.gather(labels, repeated), tf.gather(outputs, repeated))
+        np.testing.assert_allclose(one.result(), other.result(), 1e-6, err_msg=case)
+
+
+def test_weights_of_tokens_do_not_repeat_the_row():
+    metric = KERAS.SparseCategoricalAccuracy()
+    outputs = tf.one_hot([[0, 1, 1], [1, 0, 0]], 2)
+    weights = tf.constant([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
+    ctl.replica.update_metric(metric, tf.zeros([2, 3], tf.int32), outputs, weights)
+    assert float(metric.result()) == 1 / 4
+
+
+def test_cast_of_the_mask_is_no_sample_weight():
+    metric = HasNoWeights()
+
+    @tf.function(autograph=False)
+    def update(mask):
+        with row_mask.examples(mask):
+            rows = tf.constant([[1.0], [2.0], [9.0]])
+            ctl.replica.update_metric(metric, 2 * rows, rows, tf.cast(mask, tf.float16))
+
+    update(tf.constant([1.0, 1.0, 0.0]))
+    assert float(metric.result()) == 1.5
+
+
 class IgnoresWeights(KERAS.Metric):
     """Sums the errors and counts the rows, and ignores the sample weights."""
 
@@ -404,6 +454,52 @@ def test_several_outputs_require_an_override():
             ctl.replica.update_metric(metrics["mse"], batch["label"], outputs["b"], weights)
 
     assert evaluate(make(Chosen, 1, 5), 5)["mse"] == 0
+
+
+class Targets(ctl.StandardTrainer):
+    """Two outputs, x and x, whose targets are 2 x and 3 x, in the elements of Keras."""
+
+    names = ("twice_error", "twice", "thrice")
+
+    def build_model(self):
+        x, ones = tf_keras.Input([1]), {"kernel_initializer": "ones", "use_bias": False}
+        outputs = {name: tf_keras.layers.Dense(1, **ones)(x) for name in ("twice", "thrice")}
+        return tf_keras.Model({"x": x}, outputs)
+
+    def build_dataset(self, split, input_context):
+        x = np.arange(1.0, ROWS + 1)
+        features = {"x": x[:, np.newaxis], "unused": x}
+        return tf.data.Dataset.from_tensor_slices((features, {"twice": 2 * x, "thrice": 3 * x}))
+
+    def per_example_loss(self, batch, outputs):
+        errors = [batch["label"][name] - outputs[name][:, 0] for name in batch["label"]]
+        return errors[0] ** 2 + errors[1] ** 2
+
+    def build_metrics(self):
+        return {name: KERAS.MeanAbsoluteError() for name in self.names}
+
+
+def test_targets_are_compared_with_the_outputs_of_their_names_by_hand():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # of inputs that the model does not have
+        trainer = make(Targets, 2, ROWS)
+        trainer.optimizer.learning_rate.assign(0.01)
+        # Shares of 2 and 1 rows, then of 1 and 0. The errors of x are x and 2 x.
+        expected = {"twice_error": 4, "twice": 4, "thrice": 8, "loss": 5 * 20, "examples": 7}
+        assert evaluate(trainer, 3) == pytest.approx(expected, abs=1e-12)
+        del expected["examples"]
+        results = trainer.train(tf.constant(1))  # shares of 4 and 3 rows
+    assert {k: float(v) for k, v in results.items()} == pytest.approx(expected, abs=1e-12)
+    # The derivative of (y - w x)^2 is -2 x (y - w x), and the mean of x^2 is 20.
+    weights = {layer.name: layer.get_weights()[0].item() for layer in trainer.model.layers[1:]}
+    assert sorted(weights.values()) == pytest.approx([1 + 0.01 * 40, 1 + 0.01 * 80], abs=1e-12)
+
+
+def test_metric_without_a_target_is_named():
+    trainer = make(type("Wrong", (Targets,), {"names": ("mae",)}), 1, ROWS)
+    message = r"Metric 'mae' is named by none .*\(twice, thrice; .*call it 'twice_mae', for example"
+    with pytest.raises(ctl.UsageError, match=message):
+        trainer.train(tf.constant(1))
 
 
 class Tokens(ctl.StandardTrainer):
