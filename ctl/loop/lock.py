@@ -97,20 +97,27 @@ class RunLock:
             UsageError: a process sees another folder; raised in every process.
         """
         # Names the start of the chief, so a file that is left of an earlier one is not its file.
-        token = processes.broadcast_from_chief(self._token())
+        token = processes.broadcast_from_chief(_identify(self._read()))
+
+        def find_blind() -> list[str]:
+            contents = {"": self._read(), **processes.read_on_servers(str(self._path))}
+            return [name for name, content in contents.items() if _identify(content) != token]
+
         deadline = time.monotonic() + _SHARED_SECONDS
-        while not (sees := self._token() == token) and time.monotonic() < deadline:
+        while (blind := find_blind()) and time.monotonic() < deadline:
             for folder in (*reversed(self._folder.parents), self._folder):
                 with contextlib.suppress(OSError):  # opening a folder renews the cache of NFS
                     os.close(os.open(folder, os.O_RDONLY))
             time.sleep(0.2)
-        if processes.any_process(not sees):
-            seen = processes.gather([float(sees)])
-            others = [m for m, (ok,) in zip(processes.members, seen, strict=True) if not ok]
+        if processes.any_process(bool(blind)):
+            if not any(blind):
+                seen = processes.gather([float(not blind)])
+                members = zip(processes.members, seen, strict=True)
+                blind = [f"{name} on {host}" for (name, host), (sees,) in members if not sees]
             raise UsageError(
-                f"{self._folder} is not the same folder in every process, since "
-                f"{list_some([f'{name} on {host}' for name, host in others])} cannot read what the "
-                "chief has written there: name a --workdir on a disk that all of them share."
+                f"{self._folder} is not the same folder in every process, since {list_some(blind)} "
+                "cannot read what the chief has written there: name a --workdir on a disk that all of "
+                "them share."
             )
 
     def release(self) -> None:
@@ -162,13 +169,11 @@ class RunLock:
         complete = isinstance(content, dict) and {"pid", "host", "since"} <= content.keys()
         return content if complete else None
 
-    def _token(self) -> int:
-        """Returns a number that identifies the content of the file; 0 without a file."""
+    def _read(self) -> bytes:
         try:
-            content = self._path.read_bytes()
+            return self._path.read_bytes()
         except OSError:
-            return 0
-        return int.from_bytes(hashlib.blake2b(content, digest_size=6).digest(), "big")
+            return b""
 
     def _release(self, path: pathlib.Path) -> None:
         if self._lock.is_locked:
@@ -192,6 +197,10 @@ def _write_holder(descriptor: int) -> None:
     line = json.dumps(holder).encode() + b"\n"
     if os.write(descriptor, line) < len(line):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _identify(content: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(content, digest_size=6).digest(), "big")
 
 
 def _describe(holder: dict[str, Any]) -> str:

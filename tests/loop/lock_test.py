@@ -147,11 +147,14 @@ class Group:
 
     members = (("worker 0", "a"), ("worker 1", "b"))
 
-    def __init__(self, chief):
-        self._chief = chief
+    def __init__(self, chief, servers=()):
+        self._chief, self._servers = chief, servers
 
     def broadcast_from_chief(self, value):
-        return self._chief._token()
+        return lock._identify(self._chief._read())
+
+    def read_on_servers(self, path):
+        return dict(self._servers)
 
     def any_process(self, value):
         return value
@@ -171,6 +174,8 @@ def test_folder_that_is_not_shared_is_rejected_before_training(tmp_path, monkeyp
             (tmp_path / "b" / lock.NAME).write_text(content)
             with pytest.raises(UsageError, match=r"since worker 1 on b cannot read .*--workdir"):
                 worker.all_check_shared(Group(chief))
+        with pytest.raises(UsageError, match=r"since ps 0 on c cannot read"):
+            chief.all_check_shared(Group(chief, {"ps 0 on c": b""}))
 
 
 def test_file_of_the_chief_that_appears_late_is_waited_for(tmp_path, monkeypatch):
