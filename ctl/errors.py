@@ -7,6 +7,7 @@ bug, or an error in the user's own code, and keeps its traceback.
 from collections.abc import Iterable, Mapping, Sequence
 import difflib
 import os
+import re
 import sys
 from typing import Any
 
@@ -77,6 +78,23 @@ def print_line(line: str) -> None:
         print(line, flush=True)
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - stays open until the process exits
+
+
+def check_local(name: str, path: str | os.PathLike[str]) -> None:
+    """Rejects a URL, such as gs://bucket/run, which would become a local folder named "gs:".
+
+    Args:
+        name: the flag, key or argument, for the message.
+        path: its value. `pathlib` shortens :// to :/.
+
+    Raises:
+        UsageError: the path is a URL.
+    """
+    if re.match(r"[A-Za-z][\w+.-]*:/", str(path)):
+        raise UsageError(
+            f"{name} is {path}, but ctl does not support URLs here: name a path of a file system, which "
+            "may be a mounted bucket."
+        )
 
 
 def closest(name: str, *known: Mapping[str, str] | Iterable[str], similarity: float = 0.6) -> str:

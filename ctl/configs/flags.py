@@ -259,6 +259,8 @@ def _check_arguments(arguments: list[str]) -> None:
 
 
 def _check_flags(values: flags.FlagValues) -> None:
+    for name in ("workdir", "checkpoint"):
+        errors.check_local(f"--{name}", values[name].value or "")
     if values.config is None and values.mode != "devices":
         raise UsageError(
             "No experiment is named: add its file, such as experiments/mnist.py; see --help."

@@ -15,7 +15,7 @@ from typing import Any
 from ml_collections import config_dict
 
 from ctl.configs import overrides
-from ctl.errors import UsageError
+from ctl.errors import UsageError, check_local
 from ctl.loop import json_files, lock
 from ctl.loop.checkpoints.files import report_write_errors
 from ctl.loop.config_changes import ConfigChanges, changes_updates
@@ -45,10 +45,11 @@ class Workdir:
         writes: whether this process writes there; only the chief does.
 
     Raises:
-        UsageError: the path is a file, or cannot be written.
+        UsageError: the path is a URL or a file, or cannot be written.
     """
 
     def __init__(self, path: str | pathlib.Path, *, writes: bool = True):
+        check_local("The workdir", path)
         self.path = pathlib.Path(path)
         self.writes = writes
         if writes:

@@ -37,6 +37,14 @@ def test_nothing_is_written_before_create(tmp_path):
     assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["config.json"]
 
 
+@pytest.mark.parametrize("path", ["gs://bucket/run", pathlib.Path("s3://bucket/run")])
+def test_url_is_rejected(path):
+    with pytest.raises(
+        UsageError, match=r"The workdir is .*bucket/run, but ctl does not support URLs"
+    ):
+        workdir.Workdir(path, writes=False)
+
+
 def test_config_is_written_with_every_key(tmp_path):
     folder = run(tmp_path, model=dict(sizes=[1, 2]), train=dict(steps=7))
     kept = json.loads((tmp_path / "config.json").read_text())

@@ -82,6 +82,12 @@ class Engine:
             raise UsageError(_RESERVED.format(name="_train_options"))
         if not callable(self._trainer._train_loop_fn or callable):
             raise UsageError(_RESERVED.format(name="_train_loop_fn"))
+        for name in ("replica_step", "train_step"):
+            if name in vars(self._trainer):  # the step is made of the methods of the class
+                raise UsageError(
+                    f"self.{name} was assigned to the trainer, which has no effect: define {name} "
+                    "in its class."
+                )
         # A subclass creates further models after this engine, or between two loops.
         self.step.attributes.key_new_models(self.plan.options.seed)
         self.step.add_models()

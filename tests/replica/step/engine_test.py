@@ -22,6 +22,14 @@ def test_attributes_of_orbit_that_a_subclass_overwrites_are_reported():
         setattr(trainer, name, orbit.StandardTrainerOptions())
 
 
+@pytest.mark.parametrize("name", ["replica_step", "train_step"])
+def test_step_that_is_assigned_to_a_trainer_is_rejected(name):
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8)
+    setattr(trainer, name, lambda argument: tf.constant(0.0))
+    with pytest.raises(ctl.UsageError, match=f"self.{name} was assigned .* in its class"):
+        trainer.train(tf.constant(1))
+
+
 # Errors in an inner loop.
 
 
