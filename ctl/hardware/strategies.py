@@ -89,6 +89,7 @@ class StrategySpec:
         remote: whether the steps run on hosts that do not run this program: they cannot call its
             Python functions, write its files or read its clock.
         central: whether the variables are on another device than the replicas.
+        tpu: whether the replicas are cores of a TPU, which has no float64 and no conditional update.
     """
 
     summary: str
@@ -101,6 +102,12 @@ class StrategySpec:
     coordinated: bool = False
     remote: bool = False
     central: bool = False
+    tpu: bool = False
+
+    @property
+    def replica_values(self) -> bool:
+        """Whether each replica holds variables, in which it can keep values of its own."""
+        return not (self.central or self.remote)
 
 
 def spec_of(strategy: "tf.distribute.Strategy") -> StrategySpec:
@@ -302,6 +309,7 @@ STRATEGIES: dict[str, StrategySpec] = {
         "own",
         reads=("tpu",),
         remote=True,
+        tpu=True,
     ),
     "parameter_server": StrategySpec(
         "workers that asynchronously update variables on parameter servers",

@@ -25,6 +25,7 @@ import tensorflow as tf
 
 from ctl.data.source import PerReplica
 from ctl.errors import UsageError
+from ctl.hardware.strategies import spec_of
 from ctl.replica.step.engine import engine_of
 from ctl.replica.step.microbatches import unpack
 from ctl.testing.contents import Name, contents_of, values_of
@@ -198,11 +199,7 @@ def _hash_batches(trainer: StandardTrainer, steps: int) -> Iterator[Mapping[str,
 def _check(trainer: StandardTrainer, steps: int, *, repeats: bool) -> None:
     if steps < 1:
         raise UsageError(f"steps is {steps}, but must be at least 1.")
-    several = (
-        tf.distribute.MultiWorkerMirroredStrategy,
-        tf.distribute.ParameterServerStrategy,
-    )
-    if isinstance(trainer.strategy, several):
+    if spec_of(trainer.strategy).multi_process:
         raise UsageError(
             "A golden curve is that of one process, but the trainer has a "
             f"{type(trainer.strategy).__name__}: pass a trainer with a strategy of this process, such "
