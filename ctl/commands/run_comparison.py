@@ -13,7 +13,7 @@ _AXES = ("time", "split", "step")
 _MAX_METRICS = 8
 # The keys of the config that determine which examples each step uses, in addition to the data itself.
 _ORDER = ("seed", "trainer", "data.")
-_NOT_ORDER = ("data.prefetch", "data.cache", "data.placement", "data.skip_damaged")
+_NOT_ORDER = ("data.prefetch", "data.cache", "data.placement")
 
 Record = Mapping[str, Any]
 
