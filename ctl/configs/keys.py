@@ -487,7 +487,7 @@ KEYS = (
     Key("summaries", {}, "See docs/observing.md.", harmless=True),
     Key(
         "summaries.writers", ["tensorboard", "jsonl"],
-        "Where the logged values go: tensorboard, jsonl (metrics.jsonl), csv (metrics.csv), "
+        "Where the logged values go: tensorboard, jsonl (metrics.jsonl), "
         "mlflow, wandb, or path/to/file.py:Class or package.module:Class.",
     ),
     Key(

@@ -13,7 +13,7 @@ from ctl.configs.keys import BY_NAME
 from ctl.errors import UsageError
 from ctl.hardware import devices
 
-WRITERS = ("tensorboard", "jsonl", "csv", "mlflow", "wandb")  # in ctl.loop.writers
+WRITERS = ("tensorboard", "jsonl", "mlflow", "wandb")  # in ctl.loop.writers
 _STEPS = re.compile(r"(\d{1,9}):(\d{1,9})")
 
 

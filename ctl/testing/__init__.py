@@ -14,9 +14,8 @@ if TYPE_CHECKING:
         check_loop_equivalence,
         check_replica_equivalence,
     )
-    from ctl.testing.faults.poison import plant
-    from ctl.testing.golden.assertion import assert_curve
-    from ctl.testing.golden.comparison import CurveReport
+    from ctl.testing.faults.plant import plant
+    from ctl.testing.golden.assertion import CurveReport, assert_curve
     from ctl.testing.processes import run_workers
     from ctl.testing.report import Report
     from ctl.testing.subjects.adapters import Loop
@@ -28,7 +27,7 @@ _NAMES = {
         *("assert_loop_equivalent", "assert_replica_equivalent"),
         *("check_loop_equivalence", "check_replica_equivalence"),
     ),
-    "faults.poison": ("plant",),
+    "faults.plant": ("plant",),
     "golden.assertion": ("assert_curve",),
     "golden.comparison": ("CurveReport",),
     "processes": ("run_workers",),

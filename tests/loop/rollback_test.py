@@ -13,7 +13,7 @@ from ctl.loop import rollback
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller
 from ctl.loop.rollback import RollbackPolicy
-from ctl.replica.measure.loss_spikes import WINDOW
+from ctl.replica.measure.non_finite import WINDOW
 from ctl.replica.step.engine import engine_of
 from tests import reference_model
 from tests.faulty_trainers import BAD, CASES, jumping, poisoned, same, state

@@ -1,11 +1,10 @@
-"""Fault injection: kills at exact points, damaged checkpoints, NaN in a batch, slow or lost workers.
+"""Fault injection: kills at exact points, a NaN on one replica, lost workers.
 
     from ctl.testing import faults
 
     with faults.killing("save:2"):                          # during this process' second save
         ctl.main.run(["ctl", "--config=experiments/mnist.py"])
-    faults.truncate("runs/mnist/checkpoints", 938)          # as after an interrupted copy
-    faults.delay(launcher.pid, "worker 1", seconds=10)      # pauses the process
+    faults.drop(launcher.pid, "worker 1")                   # kills the process
 
 `python -m ctl.testing.faults --kill=step:33 -- --config=...` runs the complete program with a kill.
 Each name is imported when it is first used (PEP 562).
@@ -15,10 +14,9 @@ import importlib
 from typing import Any
 
 _NAMES = {
-    "damage": ("delete", "flip", "leave_unfinished", "truncate"),
     "kills": ("killing",),
-    "poison": ("example_on", "poisoned", "poisoned_step"),
-    "processes": ("delay", "drop", "workers"),
+    "plant": ("plant",),
+    "processes": ("drop", "workers"),
 }
 
 
