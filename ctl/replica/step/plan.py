@@ -262,12 +262,11 @@ def _check_overrides(plan: Plan, pipeline: InputPipeline) -> None:
         raise UsageError(
             "runtime.xla=loop does not call your train_step: choose another runtime.xla."
         )
-    tpu = strategies.STRATEGIES[plan.strategy].tpu
-    if (plan.xla == "loop" or tpu) and not pipeline.has_one_shape():
-        what = "A TPU" if tpu else "runtime.xla=loop"
+    if (plan.xla == "loop" or plan.strategy == "tpu") and not pipeline.has_one_shape():
+        what = "A TPU" if plan.strategy == "tpu" else "runtime.xla=loop"
         raise UsageError(
             f"{what} requires batches of one shape, but those of ctl.data.bucketed have several: use "
-            f"ctl.data.packed{'' if tpu else ', or choose runtime.xla=step'}."
+            f"ctl.data.packed{'' if plan.strategy == 'tpu' else ', or choose runtime.xla=step'}."
         )
     if plan.xla == "loop" and not pipeline.supports_chunks():
         raise UsageError(
