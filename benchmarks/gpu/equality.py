@@ -86,7 +86,10 @@ def check_overflow(report: Report) -> None:
                 strategy = devices.make_strategy(replicas)
                 # A scale that fits from the first step on, so that only the planted step overflows.
                 trainer = _train(strategy, 8, 5, cls=cls, precision="float16", scale=64.0)
-                skipped, scale = int(trainer.skipped_steps), float(trainer.optimizer.loss_scale)
+                skipped, scale = (
+                    int(trainer.skipped_steps.numpy()),
+                    float(trainer.optimizer.loss_scale),
+                )
                 same = _copies_are_equal(trainer)
                 finite = all(np.isfinite(w).all() for w in trainer.model.get_weights())
                 right = skipped == 1 and scale == 32.0 and same and finite
@@ -96,7 +99,7 @@ def check_overflow(report: Report) -> None:
                     loss_scale=scale,
                     copies_are_equal=same,
                     weights_are_finite=finite,
-                    iterations=int(trainer.optimizer.inner_optimizer.iterations),
+                    iterations=int(trainer.optimizer.inner_optimizer.iterations.numpy()),
                     **_verdict(right),
                 )
 
