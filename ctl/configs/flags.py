@@ -45,7 +45,7 @@ MODE_TEXTS = {
     "train": "train without evaluating",
     "eval": "evaluate a checkpoint of a run",
     "continuous_eval": "evaluate each checkpoint of a run as another process writes it",
-    "export": "export a checkpoint of a run as a SavedModel",
+    "export": "export a checkpoint of a run, such as a SavedModel",
     "check": "test that the trainer computes the same update on 1, 2 and 4 replicas",
     "profile_input": "measure the input pipeline, and report its bottleneck",
     "aot_compile": "compile the training loop for a TPU, without a TPU",

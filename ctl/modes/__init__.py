@@ -95,4 +95,4 @@ MODES = {
     "devices": Mode("devices:show_devices", builds_trainer=False, builds_strategy=False),
 }
 # Not a value of --mode: workers and parameter servers use it, whatever the mode of the run is.
-SERVE = Mode("serve:serve")
+SERVE = Mode("cluster_server:run_server")

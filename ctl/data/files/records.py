@@ -39,7 +39,7 @@ def records(
         parse: the features for `tf.io.parse_example`, which parses many records at a time; or a
             function from one serialized record to a dict of tensors or (x, label), in TensorFlow ops.
         skip_damaged: replace a record whose checksum is wrong by the next one that is not damaged,
-            and log it; pass `self.options.data.skip_damaged`. Only local TFRecord files.
+            and log it. Only local TFRecord files.
         index_dir: the folder of the indexes; None: `.ctl_index` beside the files, or the user's cache
             folder if that cannot be written.
 
