@@ -184,8 +184,8 @@ def python_ops(data: Data) -> list[str]:
     """Returns the types of the ops by which data calls Python functions; empty without one."""
     dataset = _example_dataset(data.data if isinstance(data, Augmented) else data)
     if isinstance(data, Augmented):
-        augment, seed = convert(data.augment), tf.zeros([2], tf.int64)
-        dataset = dataset.map(lambda example: augment(example, seed))
+        augment, seed = data.augment, tf.zeros([2], tf.int64)
+        dataset = dataset.map(lambda example: convert(augment)(example, seed))
     serialized = tf.raw_ops.DatasetToGraphV2(
         input_dataset=dataset._variant_tensor, external_state_policy=_IGNORE_STATE
     )
