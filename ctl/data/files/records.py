@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.data import host_random
 from ctl.data.autograph import convert
 from ctl.data.elements import name_features
 from ctl.data.files import record_index
@@ -119,7 +120,8 @@ class Records(_Serialized, RowSource):
 
     def parse(self, row: tf.Tensor) -> Batch:
         """Parses one serialized record."""
-        return name_features(convert(self._parse)(row))
+        with host_random.check(self._parse):
+            return name_features(convert(self._parse)(row))
 
 
 class RecordFeatures(_Serialized):
