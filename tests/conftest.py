@@ -46,13 +46,15 @@ def seed():
     tf_keras.utils.set_random_seed(0)
 
 
+def pytest_collection_finish():
+    """Excludes what was imported from the garbage collections, which would visit it each time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def free_memory(request):
-    """Frees what the tests of a file share and traced, and excludes the rest from later collections.
-
-    TensorFlow keeps a part of every graph for the life of the process, which a garbage collection would
-    visit each time.
-    """
+    """Frees what the tests of a file share and traced."""
     start = time.process_time()
     yield
     for value in vars(request.module).values():
@@ -60,4 +62,3 @@ def free_memory(request):
             value.cache_clear()
     if time.process_time() - start > 2:  # seconds; other files trace little
         gc.collect()
-        gc.freeze()

@@ -23,6 +23,7 @@ from ctl.errors import UsageError, type_name
 from ctl.hardware import strategies
 from ctl.optimizers import FromConfig
 from ctl.replica.arithmetic import precision, row_mask
+from ctl.replica.graphs import custom_gradients
 from ctl.replica.layers.batch_norm import convert_sync_batch_norm
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.step import keras_version, metrics
@@ -46,6 +47,7 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
     Raises:
         UsageError: the options cannot compute the right update with this model, data or strategy.
     """
+    custom_gradients.free_with_their_graphs()
     options: TrainerOptions = trainer.options
     pipeline = InputPipeline(
         _cached(trainer.build_dataset, options.cache),

@@ -29,6 +29,8 @@ KEPT = {  # the axis of the rows in the result; x is [4 rows, 4]
     "sum of the columns": (lambda x: tf.reduce_sum(x, 1), 0),
     "sum of an axis before the rows": (lambda x: tf.reduce_sum(x[tf.newaxis], 0), 0),
     "kept sum": (lambda x: tf.reduce_sum(x[tf.newaxis], 0, keepdims=True), 1),
+    "element of an axis before the rows": (lambda x: x[tf.newaxis][0], 0),
+    "last of two blocks": (lambda x: tf.concat([x, x], 0)[-ROWS:], 0),
     "largest column": (lambda x: tf.argmax(x, 1), 0),
     "product with a matrix": (lambda x: x @ ONES, 0),
     "product with a transposed matrix": (lambda x: tf.matmul(x, ONES, transpose_b=True), 0),
