@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ctl.modes.notebook import Run
     from ctl.replica.layers.batch_norm import SyncBatchNormalization, convert_sync_batch_norm
     from ctl.replica.layers.recompute import recompute
+    from ctl.step import Step
     from ctl.trainer import StandardTrainer
 
     __version__: str
@@ -33,6 +34,7 @@ _MODULES = {
     "Run": "ctl.modes.notebook",
     "StandardEvaluator": "ctl.evaluator",
     "StandardTrainer": "ctl.trainer",
+    "Step": "ctl.step",
     "TrainerOptions": "ctl.configs.options",
     "UsageError": "ctl.errors",
     "as_action": "ctl.loop.actions.action",
@@ -47,6 +49,7 @@ __all__ = [
     "Run",
     "StandardEvaluator",
     "StandardTrainer",
+    "Step",
     "SyncBatchNormalization",
     "TrainerOptions",
     "UsageError",

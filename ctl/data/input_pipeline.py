@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import contextlib
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,23 @@ from ctl.errors import UsageError
 from ctl.hardware import strategies
 
 BuildDataset = Callable[[str, tf.distribute.InputContext], Data]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingData:
+    """What is known of the training batches before any is read.
+
+    Attributes:
+        spec: the spec of a batch with an unknown number of rows.
+        full_batches: whether every global batch is known to be full.
+        has_one_shape: whether all batches have one shape, unlike those of `ctl.data.bucketed`.
+        supports_chunks: whether many batches can be stacked in one element.
+    """
+
+    spec: Any
+    full_batches: bool
+    has_one_shape: bool
+    supports_chunks: bool
 
 
 class InputPipeline:
@@ -99,6 +117,15 @@ class InputPipeline:
         source = source_of(data)
         count = len(source) if source is not None else int(dataset_of(data).cardinality())
         return count if count > 0 else None  # negative: endless, or not known
+
+    def training_data(self, global_batch_size: int) -> TrainingData:
+        """Returns what is known of the training batches, without reading any."""
+        return TrainingData(
+            spec=self.element_spec(),
+            full_batches=self.has_full_batches(global_batch_size),
+            has_one_shape=self.has_one_shape(),
+            supports_chunks=self.supports_chunks(),
+        )
 
     def has_full_batches(self, global_batch_size: int) -> bool:
         """Returns whether all training batches are known to be full, without reading any."""

@@ -80,19 +80,12 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         if late and not strategies.spec_of(trainer.strategy).coordinated:  # it never skips a step
             # A skipped step restores the variables of metrics that exist before it.
             create_variables(functools.partial(_update_metrics, trainer), spec)
-        if options.shard_state:
-            sharded_optimizer.shard(trainer.optimizer, trainer.strategy)
-        models = Attributes(trainer).named_models()
         # The constructor of a subclass may still create the models that a pattern matches.
-        if type(trainer).__init__ is base.__init__:
-            parameter_groups.check_patterns(models, options)
-        parameter_groups.freeze(models, options)
-        parameter_groups.configure(trainer.optimizer, models, options)
-        trainer.optimizer.build(trainer.model.trainable_variables)
+        prepare_optimizer(trainer, check_patterns=type(trainer).__init__ is base.__init__)
         plan = make_plan(
             options,
             strategy=trainer.strategy,
-            pipeline=pipeline,
+            data=pipeline.training_data(trainer.global_batch_size),
             layout=layout,
             model=trainer.model,
             own_replica_step=type(trainer).replica_step is not base.replica_step,
@@ -110,6 +103,24 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         # The optimizer has slot variables for the model's variables by now.
         unfreezing.add_models({"": trainer.model})
     return engine
+
+
+def prepare_optimizer(owner: Any, *, check_patterns: bool) -> None:
+    """Applies the options to a built model and its optimizer, and creates the slot variables.
+
+    Args:
+        owner: holds `model`, `optimizer`, `strategy` and `options`.
+        check_patterns: whether a pattern that matches no variable is an error.
+    """
+    options: TrainerOptions = owner.options
+    if options.shard_state:
+        sharded_optimizer.shard(owner.optimizer, owner.strategy)
+    models = Attributes(owner).named_models()
+    if check_patterns:
+        parameter_groups.check_patterns(models, options)
+    parameter_groups.freeze(models, options)
+    parameter_groups.configure(owner.optimizer, models, options)
+    owner.optimizer.build(owner.model.trainable_variables)
 
 
 def _forward(trainer: Any, batch: Batch) -> None:

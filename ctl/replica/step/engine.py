@@ -22,7 +22,7 @@ from ctl.replica.step.compiled_loop import compile_loop
 from ctl.replica.step.microbatches import unpack
 from ctl.replica.step.plan import Plan
 from ctl.replica.step.preprocessing import preprocess
-from ctl.replica.step.step import Step
+from ctl.replica.step.step import ReplicaStep
 from ctl.replica.updates.unfreezing import Unfreezing
 
 _RESERVED = "self.{name} belongs to orbit.StandardTrainer: give your attribute another name."
@@ -50,7 +50,7 @@ class Engine:
     def __init__(self, trainer: Any, plan: Plan, pipeline: InputPipeline, unfreezing: Unfreezing):
         self.plan = plan
         self.pipeline = pipeline
-        self.step = Step(
+        self.step = ReplicaStep(
             plan,
             Attributes(trainer, unfreezing),
             preprocess=functools.partial(preprocess, trainer),
