@@ -28,7 +28,7 @@ from ctl.replica.step.empty_batches import pad_rows, zero_outputs, zero_without_
 from ctl.replica.step.engine import engine_of
 from ctl.replica.step.evaluation_data import check_splits
 from ctl.replica.step.microbatches import row_count, unpack
-from ctl.replica.step.preprocessing import preprocess
+from ctl.replica.step.preprocessing import call_sample_weight, preprocess
 from ctl.trainer import StandardTrainer
 
 STEPS_BETWEEN_CHECKS = 20  # after which an evaluation checks whether to stop
@@ -46,9 +46,10 @@ class StandardEvaluator(orbit.StandardEvaluator):
 
     With several `splits`, the outputs of each are under its name: {"eval": {...}, "test": {...}}.
 
-    The loss is the weighted mean of `per_example_loss` over the complete dataset, without
-    regularization. With `ema_decay` the averaged weights are evaluated. The loss does not depend on how
-    the dataset is divided into batches and replicas.
+    The loss is the mean of `per_example_loss` over the complete dataset, weighted by what
+    `sample_weight` returns with `training=False`, without regularization. With `ema_decay` the averaged
+    weights are evaluated. The loss does not depend on how the dataset is divided into batches and
+    replicas.
 
     Args:
         trainer: provides the model, the loss, the metrics and the data.
@@ -286,7 +287,8 @@ class StandardEvaluator(orbit.StandardEvaluator):
     def _add_loss(self, batch: Batch, outputs: Any, row_mask: tf.Tensor | None) -> None:
         trainer = self.trainer
         per_example = tf.cast(convert(trainer.per_example_loss)(batch, outputs), tf.float64)
-        weights = loss.row_weights(convert(trainer.sample_weight)(batch), row_mask, tf.float64)
+        own = call_sample_weight(trainer, batch, training=False)
+        weights = loss.row_weights(own, row_mask, tf.float64)
         # The sum of the losses: the division by the weight of the dataset comes at the end.
         rows, one = row_count(batch), tf.ones([], tf.float64)
         [per_example] = zero_without_rows([per_example], row_mask, rows)

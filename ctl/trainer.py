@@ -23,6 +23,7 @@ from ctl.replica.step.attributes import check_known
 from ctl.replica.step.build import build_engine, build_scope, check_optimizer
 from ctl.replica.step.metrics import update as update_metric
 from ctl.replica.step.microbatches import unpack
+from ctl.replica.step.preprocessing import call_sample_weight
 from ctl.replica.updates import parameter_groups
 
 
@@ -151,11 +152,19 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         inputs = next(iter(features.values())) if len(features) == 1 else features
         return self.model(inputs, training=training)
 
-    def sample_weight(self, batch: Batch) -> tf.Tensor | None:
+    def sample_weight(self, batch: Batch, training: bool = True) -> tf.Tensor | None:
         """Returns the weights of the losses, in their shape; `batch["weight"]` by default.
 
         The loss of the global batch is sum(weights x losses) / sum(weights). So if the weight of an
         example is its number of tokens, its loss must be the mean over its tokens, not the sum.
+
+        Args:
+            batch: what `preprocess` returned.
+            training: False in an evaluation, in which weights of classes should not count. An
+                override without this argument weights training and evaluation alike.
+
+        Returns:
+            [rows] weights, or [rows, ...] for losses of that shape; None for 1.
         """
         return batch.get("weight")
 
@@ -269,7 +278,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             batch,
             self.per_example_loss,
             forward=functools.partial(self.forward, training=True),
-            sample_weight=convert(self.sample_weight)(batch),
+            sample_weight=call_sample_weight(self, batch, training=True),
             variables=self.model.trainable_variables,
             optimizer=self.optimizer,
             regularization=self.regularization_losses,
@@ -317,7 +326,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             batch,
             lambda rows, _: convert(loss_fn)(rows),
             forward=None,
-            sample_weight=convert(self.sample_weight)(batch),
+            sample_weight=call_sample_weight(self, batch, training=True),
             variables=variables,
             optimizer=optimizer,
             regularization=regularization or self.regularization_losses,

@@ -25,6 +25,11 @@ class Unweighted(reference_model.ReferenceTrainer):
     weighted = False
 
 
+class WeightedTraining(reference_model.ReferenceTrainer):
+    def sample_weight(self, batch, training):
+        return batch["weight"] if training else None
+
+
 def as_dataset(split):
     return tf.data.Dataset.from_tensor_slices(reference_model.examples())
 
@@ -42,7 +47,6 @@ def as_global_batches(split):
     [
         (reference_model.ReferenceTrainer, 23, 1),
         (reference_model.ReferenceTrainer, 30, 2),
-        (Unweighted, 5, 2),
     ],
 )
 def test_loss_and_metrics_are_those_of_the_whole_dataset(cls, batch, replicas):
@@ -52,6 +56,21 @@ def test_loss_and_metrics_are_those_of_the_whole_dataset(cls, batch, replicas):
     assert results["examples"].numpy() == reference_model.EXAMPLES
     assert float(results["loss"]) == pytest.approx(loss, abs=1e-12)
     assert float(results["accuracy"]) == pytest.approx(accuracy, abs=1e-6)
+
+
+def test_weights_of_training_do_not_count_in_an_evaluation():
+    rows = reference_model.examples()
+    trainer = reference_model.make_trainer(
+        testing.make_strategy(2), reference_model.EXAMPLES, cls=WeightedTraining
+    )
+    evaluator = ctl.StandardEvaluator(trainer, global_batch_size=5)
+    unweighted, accuracy = by_hand(trainer, rows, weighted=False)
+    results = evaluator.evaluate(tf.constant(-1))
+    assert float(results["loss"]) == pytest.approx(unweighted, abs=1e-12)
+    assert float(results["accuracy"]) == pytest.approx(accuracy, abs=1e-6)
+    weighted, _, _ = reference_model.loss_and_gradients(trainer.model.get_weights(), rows)
+    assert float(trainer.train(tf.constant(1))["loss"]) == pytest.approx(weighted, abs=1e-12)
+    assert abs(weighted - unweighted) > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from ctl.errors import NonFiniteStep, list_some
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import TrainerFactory
 from ctl.replica.step.engine import engine_of
+from ctl.replica.step.preprocessing import call_sample_weight
 from ctl.testing.contents import contents_of, name_models, values_of
 from ctl.trainer import StandardTrainer
 
@@ -182,7 +183,7 @@ def _compute_losses(
         prepared = trainer.preprocess(tensors)
         outputs = trainer.forward(prepared, training=False)
         losses = np.asarray(trainer.per_example_loss(prepared, outputs), np.float64)
-        weights = trainer.sample_weight(prepared)
+        weights = call_sample_weight(trainer, prepared, training=True)
     return losses, outputs, None if weights is None else np.asarray(weights, np.float64)
 
 

@@ -12,7 +12,13 @@ from ctl.errors import UsageError
 _ROWS = 7919  # a number of rows that no other axis has, to recognize the axes of rows
 
 
-def check_rows(metric: Any, labels: tf.Tensor, outputs: tf.Tensor, name: str) -> None:
+def check_rows(
+    metric: Any,
+    labels: tf.Tensor,
+    outputs: tf.Tensor,
+    name: str,
+    sample_weight: tf.Tensor | None = None,
+) -> None:
     """Checks a metric that a user wrote, or the user's function in a MeanMetricWrapper.
 
     The code is traced and not run, which gives the shapes and adds nothing to the graph of the step.
@@ -22,6 +28,7 @@ def check_rows(metric: Any, labels: tf.Tensor, outputs: tf.Tensor, name: str) ->
         labels: [rows, ...].
         outputs: [rows, ...].
         name: the name of the metric in messages.
+        sample_weight: [rows, ...] what `update_state` gets; None if it gets no weights.
 
     Raises:
         UsageError: it computes pairs of rows, or its function does not return values per row.
@@ -33,28 +40,30 @@ def check_rows(metric: Any, labels: tf.Tensor, outputs: tf.Tensor, name: str) ->
     if labels.shape.rank is None or outputs.shape.rank is None:
         return
 
-    def call(labels: tf.Tensor, outputs: tf.Tensor) -> Any:
+    def call(labels: tf.Tensor, outputs: tf.Tensor, **weights: tf.Tensor) -> Any:
         if not is_wrapper:
-            metric.update_state(labels, outputs)
+            metric.update_state(labels, outputs, **weights)
             return None
         labels, outputs = tf.cast(labels, metric.dtype), tf.cast(outputs, metric.dtype)
         outputs, labels = losses_utils.squeeze_or_expand_dimensions(outputs, labels)
         return convert(function)(labels, outputs, **metric._fn_kwargs)
 
-    specs = [tf.TensorSpec([_ROWS, *x.shape[1:]], x.dtype) for x in (labels, outputs)]
+    values = {"labels": labels, "outputs": outputs}
+    values |= {} if sample_weight is None else {"sample_weight": sample_weight}
+    specs = {k: tf.TensorSpec([_ROWS, *v.shape[1:]], v.dtype) for k, v in values.items()}
     try:
-        trace = traced(call).get_concrete_function(*specs)
+        trace = traced(call).get_concrete_function(**specs)
     except Exception:  # the update itself will raise it, with the user's line
         return
-    arguments = f"labels {_format(specs[0].shape)} and outputs {_format(specs[1].shape)}"
+    arguments = " and ".join(f"{kind} {_format(spec.shape)}" for kind, spec in specs.items())
     for operation in trace.graph.get_operations():
         for tensor in operation.outputs:
             if tensor.shape.rank and tensor.shape.as_list().count(_ROWS) > 1:
                 raise UsageError(
                     f"Metric {name!r} compares all rows with each other (operation {operation.type} "
                     f"returns {_format(tensor.shape)}) for {arguments}: labels [rows] have the rank of "
-                    "the outputs, as in tf_keras' compile, so give values the same rank, or write "
-                    "tf.reshape(labels, [-1])."
+                    "the outputs, as in tf_keras' compile, and weights keep theirs, so give values the "
+                    "same rank, as by tf.reshape(labels, [-1])."
                 )
     shape = trace.output_shapes
     if not is_wrapper or not isinstance(shape, tf.TensorShape) or shape.rank is None:

@@ -82,8 +82,9 @@ def update(
         metric: a metric with `update_state(labels, outputs)`.
         labels: [rows, ...].
         outputs: [rows, ...].
-        weights: the `weights` of `update_metrics`, or their product with [rows] sample weights. Rows
-            of weight 0 are excluded.
+        weights: the `weights` of `update_metrics`, or their product with sample weights, [rows] or in
+            the shape of the metric's values. Rows whose weights are all 0 are excluded, and the metric
+            gets the others in their shape.
         name: the name of the metric in messages.
 
     Raises:
@@ -97,12 +98,15 @@ def update(
     if weights is not None:
         # Padding is removed, and not weighted by 0: R2Score counts rows of weight 0, AUC and F1Score
         # reject [rows] weights for some shapes, and a user's metric may ignore weights.
-        rows = tf.where(tf.not_equal(weights, tf.zeros([], weights.dtype)))[:, 0]
+        if weights.shape.rank == 2 and weights.shape[1] == 1:
+            weights = weights[:, 0]  # F1Score would multiply all pairs of rows
+        is_row = tf.not_equal(weights, tf.zeros([], weights.dtype))
+        rows = tf.where(tf.reduce_any(is_row, axis=list(range(1, weights.shape.rank))))[:, 0]
         values = (labels, outputs, mask, weights)
         labels, outputs, mask, selected = tf.nest.map_structure(
             lambda value: None if value is None else tf.gather(value, rows), values
         )
-        sample_weight = None if weights is row_mask.current_mask() else selected
+        sample_weight = None if _is_mask(weights) else selected
     several = tf.nest.is_nested(labels) or tf.nest.is_nested(outputs)
     if several and built_in:
         raise UsageError(
@@ -114,11 +118,12 @@ def update(
         if built_in and outputs.shape.rank == 1:
             # The functions of tf_keras reduce the last axis, which here would hold the rows.
             outputs = tf.expand_dims(outputs, -1)
-        labels, outputs, sample_weight = compile_utils.match_dtype_and_rank(
-            labels, outputs, sample_weight
-        )
+        # Without the weights, whose rank it would change, too.
+        labels, outputs, _ = compile_utils.match_dtype_and_rank(labels, outputs, None)
+        if sample_weight is not None and outputs.dtype.is_floating:
+            sample_weight = tf.cast(sample_weight, outputs.dtype)
         sample_weight = losses_utils.apply_mask(outputs, sample_weight, mask)
-        check_rows(metric, labels, outputs, name)
+        check_rows(metric, labels, outputs, name, sample_weight if takes_weights else None)
     arguments = {"sample_weight": sample_weight} if takes_weights else {}
     if sample_weight is not None and not takes_weights:
         raise UsageError(
@@ -131,6 +136,16 @@ def update(
         _update_if_any(
             functools.partial(metric.update_state, labels, outputs, **arguments), outputs
         )
+
+
+def _is_mask(weights: Any) -> bool:
+    """Returns whether weights are the mask of the rows that exist, or a cast of it."""
+    mask = row_mask.current_mask()
+    while weights is not mask and hasattr(weights, "graph"):  # an eager tensor has none
+        if weights.op.type not in ("Cast", "Identity"):
+            return False
+        weights = weights.op.inputs[0]
+    return weights is mask
 
 
 def masks_of(outputs: Any) -> list[tf.Tensor | None]:
@@ -171,10 +186,15 @@ def _update_built_in(
     except (TypeError, ValueError, RuntimeError, tf.errors.OpError) as error:
         # AutoGraph puts the traceback before the message.
         reason = (str(error).strip().splitlines() or [""])[-1].strip()
+        values = {"labels": labels, "outputs": outputs, **arguments}
+        described = " and ".join(
+            f"{kind} {value.dtype.name} {value.shape}"
+            for kind, value in values.items()
+            if value is not None
+        )
         raise UsageError(
-            f"Metric {name!r} does not accept labels {labels.dtype.name} {labels.shape} and outputs "
-            f"{outputs.dtype.name} {outputs.shape} ({reason}): convert them in preprocess or forward, "
-            "or override update_metrics."
+            f"Metric {name!r} does not accept {described} ({reason}): convert them in preprocess or "
+            "forward, or override update_metrics."
         ) from error
 
 

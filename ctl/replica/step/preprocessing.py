@@ -1,7 +1,8 @@
-"""Calls a trainer's `preprocess`, whose result must have one entry for each row of the batch."""
+"""Calls the hooks that take a batch: `preprocess`, which must keep its rows, and `sample_weight`."""
 
 from collections.abc import Iterator
 import contextlib
+import inspect
 from typing import Any
 
 import tensorflow as tf
@@ -27,6 +28,14 @@ def call_preprocess(trainer: Any, batch: Batch) -> Batch:
             f"preprocess returned {type_name(prepared)}, but must return the batch, a dict of tensors."
         )
     return prepared
+
+
+def call_sample_weight(trainer: Any, batch: Batch, *, training: bool) -> tf.Tensor | None:
+    """Calls the trainer's `sample_weight`, whose overrides need not have the argument `training`."""
+    hook = trainer.sample_weight
+    if "training" in inspect.signature(hook).parameters:
+        return convert(hook)(batch, training=training)
+    return convert(hook)(batch)
 
 
 def preprocess(trainer: Any, batch: Batch) -> Batch:

@@ -9,6 +9,7 @@ import tensorflow as tf
 from ctl.data.autograph import convert, traced
 from ctl.replica.step.engine import engine_of
 from ctl.replica.step.microbatches import unpack
+from ctl.replica.step.preprocessing import call_sample_weight
 from ctl.testing.contents import Names, contents_of
 from ctl.testing.diagnosis.evidence import attempt
 from ctl.testing.subjects.base import RowValues, Terms
@@ -109,7 +110,7 @@ def _row_values(
         batch = convert(trainer.preprocess)(batch)
         outputs = convert(trainer.forward)(batch, training=training)
         losses = convert(trainer.per_example_loss)(batch, outputs)
-        weights = convert(trainer.sample_weight)(batch)
+        weights = call_sample_weight(trainer, batch, training=training)
     return outputs, losses, tf.ones_like(losses) if weights is None else weights
 
 

@@ -56,6 +56,26 @@ def test_other_values_are_rejected(function, message):
         check(WRAPPER(function), (5, 1), (5, 3))
 
 
+class Multiplied(tf_keras.metrics.Metric):
+    def update_state(self, labels, outputs, sample_weight=None):
+        errors = tf.abs(labels - outputs)
+        tf.reduce_sum(errors if sample_weight is None else errors * sample_weight)
+
+    def result(self):
+        return 0.0
+
+
+def test_metric_is_traced_with_the_weights_that_it_gets():
+    metric = Multiplied()
+    check(metric)
+    message = (
+        r"operation Mul returns \[rows, rows\]\) for labels \[rows, 1\] and outputs \[rows, 1\] "
+        r"and sample_weight \[rows\]:"
+    )
+    with pytest.raises(ctl.UsageError, match=message), tf.Graph().as_default():
+        check_rows(metric, tf.ones([5, 1]), tf.ones([5, 1]), "m", tf.ones([5]))
+
+
 def test_metric_of_tf_keras_is_not_traced():
     metric = tf_keras.metrics.AUC()
     metric.update_state = None

@@ -10,6 +10,7 @@ from tf_keras.src.engine import compile_utils
 
 import ctl
 from ctl import testing
+from ctl.replica.arithmetic import row_mask
 
 SLOW = pytest.mark.slow
 KERAS = tf_keras.metrics
@@ -244,6 +245,54 @@ def test_accumulation_over_six_rows_by_hand():
     body = {"count": 6, "metric_factory": staticmethod(Regression.metric_factory)}
     trainer = make(type("Six", (Regression,), body), 1, 6, gradient_accumulation_steps=4)
     assert float(trainer.train(tf.constant(1))["mse"]) == pytest.approx(91 / 6, abs=1e-12)
+
+
+def test_micro_average_of_weighted_rows_by_hand():
+    # Five rows in shares of 3 and 2, the first three right: (9 + 1 + 1) / (9 + 1 + 1 + 1 + 1).
+    labels = tf.one_hot([0, 1, 2, 0, 1], 3)
+    outputs = tf.one_hot([0, 1, 2, 1, 2], 3)
+    weights = tf.constant([9.0, 1.0, 1.0, 1.0, 1.0])
+    for given in (weights, weights[:, tf.newaxis]):
+        metric = KERAS.F1Score("micro")
+        for rows in (slice(3), slice(3, 5), slice(5, 5)):
+            ctl.replica.update_metric(metric, labels[rows], outputs[rows], given[rows])
+        assert float(metric.result()) == pytest.approx(11 / 13, rel=1e-6)
+
+
+@pytest.mark.parametrize("cases", [FEW, pytest.param(list(CASES), marks=SLOW)], ids=len)
+def test_weight_of_a_row_counts_the_row_so_many_times(cases):
+    weights = tf.constant([2.0, 1.0, 0.0, 3.0, 1.0, 2.0, 1.0], tf.float64)
+    # tf_keras takes no [rows] weights for counts over time. Its adjusted R2 does not weight the rows.
+    refused = ("steps", "IoU-pixels", "num_regressors")
+    for case in (case for case in cases if not any(part in case for part in refused)):
+        name, kind, options = CASES[case]
+        labels, outputs = map(tf.constant, columns()[kind])
+        one, other = (getattr(KERAS, name)(**{"dtype": "float64", **options}) for _ in range(2))
+        ctl.replica.update_metric(one, labels, outputs, weights)
+        repeated = tf.repeat(tf.range(ROWS), tf.cast(weights, tf.int32))
+        ctl.replica.update_metric(other, tf.gather(labels, repeated), tf.gather(outputs, repeated))
+        np.testing.assert_allclose(one.result(), other.result(), 1e-6, err_msg=case)
+
+
+def test_weights_of_tokens_do_not_repeat_the_row():
+    metric = KERAS.SparseCategoricalAccuracy()
+    outputs = tf.one_hot([[0, 1, 1], [1, 0, 0]], 2)
+    weights = tf.constant([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
+    ctl.replica.update_metric(metric, tf.zeros([2, 3], tf.int32), outputs, weights)
+    assert float(metric.result()) == 1 / 4
+
+
+def test_cast_of_the_mask_is_no_sample_weight():
+    metric = HasNoWeights()
+
+    @tf.function(autograph=False)
+    def update(mask):
+        with row_mask.examples(mask):
+            rows = tf.constant([[1.0], [2.0], [9.0]])
+            ctl.replica.update_metric(metric, 2 * rows, rows, tf.cast(mask, tf.float16))
+
+    update(tf.constant([1.0, 1.0, 0.0]))
+    assert float(metric.result()) == 1.5
 
 
 class IgnoresWeights(KERAS.Metric):
