@@ -1,9 +1,11 @@
 """Step: the update of ctl in a training loop of your own."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
+import itertools
+import threading
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -11,9 +13,9 @@ import tf_keras
 
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
-from ctl.data.input_pipeline import TrainingData
+from ctl.data.input_pipeline import InputPipeline, TrainingData
 from ctl.data.layout import Layout
-from ctl.data.source import Batch, MaskedBatch
+from ctl.data.source import Batch, Data, GlobalBatches, MaskedBatch, Source
 from ctl.errors import UsageError, did_you_mean, list_some, type_name
 from ctl.hardware import strategies
 from ctl.replica.arithmetic import precision as precisions
@@ -23,6 +25,7 @@ from ctl.replica.random import draws
 from ctl.replica.step import build, keras_version, xla
 from ctl.replica.step import metrics as metric_results
 from ctl.replica.step.attributes import Attributes
+from ctl.replica.step.evaluation import Evaluation
 from ctl.replica.step.microbatches import unpack
 from ctl.replica.step.plan import make_plan
 from ctl.replica.step.step import ReplicaStep
@@ -78,8 +81,8 @@ class Step:
         outputs: whether a step returns the outputs.
         precision: "float32", "float64", "bfloat16" or "float16"; by default that of the model.
         on_non_finite: "skip" to apply no update that is not finite, or "ignore" to apply it.
-        **options: the other fields of `ctl.TrainerOptions`, such as `seed`, `clip`, `ema_decay`, `xla` or
-            `gradient_accumulation_steps`.
+        **options: the other fields of `ctl.TrainerOptions`, such as `seed`, `clip`, `ema_decay`, `xla`
+            or `gradient_accumulation_steps`.
 
     Attributes:
         model: the model.
@@ -121,9 +124,11 @@ class Step:
             model, precision=precision, on_non_finite=on_non_finite, **options
         )
         self._returns_outputs = outputs
+        self._replica = threading.local()  # each replica is traced in a thread of its own
         self._replica_step: ReplicaStep | None = None
         self._function: Any = None
         self._traced: Any = None  # what the trace of `_function` depends on
+        self._evaluations: dict[tuple[int, ...], tuple[Evaluation, Any]] = {}  # by their metrics
         self._example: Any = None  # the rows and the mask of the first replica, for the checks
         layout = Layout(global_batch_size, self.strategy.num_replicas_in_sync)
         if strategies.spec_of(self.strategy).coordinated:
@@ -169,6 +174,11 @@ class Step:
                 )
             return self._run_replica(batch, equal=isinstance(batch, MaskedBatch))
         self._check_distributed(batch)
+        if self.built().plan.full_batches and not isinstance(batch, MaskedBatch):
+            raise UsageError(
+                "The step was built with a batch of ctl.data.distribute, whose batches are full, and "
+                "got a batch of another dataset: make a second step for it."
+            )
         self._check_traceable()
         if not tf.executing_eagerly():
             with self._trace_scope():
@@ -208,25 +218,55 @@ class Step:
 
     def results(self) -> dict[str, Any]:
         """Returns the mean loss and the metrics since the last call, and resets them."""
-        step = self._built()
+        step = self.built()
         values = tf.nest.map_structure(tf.convert_to_tensor, step.results.read())
         step.results.reset()
         return values
 
     def state(self) -> dict[str, Any]:
-        """Returns everything that the next step depends on, for `tf.train.Checkpoint(**step.state())`."""
-        return self._built().checkpoint_items()
+        """Returns what the next step depends on, for `tf.train.Checkpoint(**step.state())`."""
+        return self.built().checkpoint_items()
 
     def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
         """Gives the model the averaged weights of `ema_decay` within a `with` block."""
-        ema = self._built().ema
+        ema = self.built().ema
         return ema.swapped() if ema else contextlib.nullcontext()
+
+    def evaluate(
+        self, batches: Iterable[Any], metrics: Mapping[str, tf_keras.metrics.Metric]
+    ) -> dict[str, Any]:
+        """Evaluates distributed batches; `ctl.evaluate` calls it."""
+        step, key = self.built(), tuple(map(id, metrics.values()))
+        if key not in self._evaluations:
+            with build.build_scope(self.options, self.strategy):
+                evaluation = Evaluation(
+                    step,
+                    metric_results.prepare(dict(metrics)),
+                    global_batch_size=self.global_batch_size,
+                    preprocess=lambda batch: batch,
+                    forward=functools.partial(self._forward, training=False),
+                    loss_fn=self.loss_fn,
+                    sample_weight=lambda batch: convert(self.sample_weight)(batch),
+                    update_metrics=_update_metrics,
+                )
+
+            def run(batch: Any) -> None:
+                self.strategy.run(lambda element: evaluation.run(*unpack(element)), args=(batch,))
+                evaluation.count_batch()
+
+            self._evaluations[key] = evaluation, traced(run, reduce_retracing=True)
+        evaluation, run_traced = self._evaluations[key]
+        evaluation.reset()
+        with self._trace_scope(), self.averaged_weights(), draws.report_problems():
+            for batch in batches:
+                run_traced(batch)
+        return evaluation.results()
 
     def _build(self, spec: Any, *, full: bool) -> None:
         options = self.options
-        build.create_variables(lambda batch: self._forward(batch, training=False), spec)
-        self._check_scope()
         _check_precision(self.model, options.precision)
+        build.create_variables(self._compute_losses, spec)
+        self._check_scope()
         build.prepare_optimizer(self, check_patterns=True)
         layout = Layout(self.global_batch_size, self.strategy.num_replicas_in_sync)
         plan = make_plan(
@@ -253,14 +293,17 @@ class Step:
         unfreezing.add_models({"": self.model})
         self._replica_step = step
 
-    def _built(self) -> ReplicaStep:
+    def built(self) -> ReplicaStep:
+        """Returns the step of one replica, for the other packages of ctl."""
         if not self._replica_step:
-            raise UsageError("The step is not built: call step.build(batch) or a first step before.")
+            raise UsageError(
+                "The step is not built: call step.build(batch) or a first step before."
+            )
         return self._replica_step
 
     def _update(self, batch: Batch) -> tf.Tensor:
         """Updates one replica; keeps the result for `_run_replica`, which is traced with it."""
-        step = self._built()
+        step = self.built()
         result = step.update(
             batch,
             self.loss_fn,
@@ -271,11 +314,17 @@ class Step:
             regularization=lambda: self.model.losses,
         )
         step.results.update_metrics(result.micro_batches, _update_metrics)
-        self._result = result
+        self._replica.result = result
         return result.loss
 
     def _forward(self, batch: Batch, training: bool) -> Any:
         return convert(self.forward)(batch, training)
+
+    def _compute_losses(self, batch: Batch) -> Any:
+        """Calls every model that a step calls, so that their variables are created."""
+        with build.building_rows(self, batch):
+            outputs = precisions.cast_to_float32(self._forward(batch, training=False))
+            return convert(self.loss_fn)(batch, outputs)
 
     def _call_model(self, batch: Batch, training: bool) -> Any:
         features = {k: v for k, v in batch.items() if k not in ("label", "weight")}
@@ -290,7 +339,7 @@ class Step:
         return StepResult(loss, applied, result.outputs)
 
     def _run_replica(self, element: Any, *, equal: bool) -> StepResult:
-        step = self._built()
+        step = self.built()
         batch, row_mask = unpack(element)
         if not equal:
             batch = tf.nest.map_structure(_hide_rows, batch)
@@ -302,8 +351,8 @@ class Step:
         return result
 
     def _compute(self, batch: Batch, row_mask: tf.Tensor | None) -> StepResult:
-        loss = self._built().run(batch, row_mask)
-        result, self._result = self._result, None
+        loss = self.built().run(batch, row_mask)
+        result, self._replica.result = self._replica.result, None
         outputs = None
         if self._returns_outputs:
             outputs = tf.nest.map_structure(
@@ -334,7 +383,7 @@ class Step:
 
     def _prepare(self) -> None:
         """Makes the function of a step, again if it would compute something else by now."""
-        step = self._built()
+        step = self.built()
         compression = step.update.compression
         if step.attributes.unfreezing.steps() or compression:
             first = int(self.global_step.numpy())
@@ -350,13 +399,13 @@ class Step:
         """Checks after the first step that the replicas hold the same values."""
         if self._example is not None:
             self._example = None
-            step = self._built()
+            step = self.built()
             step.check_complete()
             copies.check_copies(step.checkpoint_items())
 
     def _check_traceable(self) -> None:
         """Raises UsageError if the user's own function would keep a trace that must change later."""
-        step = self._built()
+        step = self.built()
         changing = {
             "optimizer_groups with frozen_until": step.attributes.unfreezing.steps(),
             "compression_start": self.options.compression_start,
@@ -398,6 +447,44 @@ class Step:
             yield
 
 
+def evaluate(
+    step: Step,
+    data: Data | Any,
+    metrics: Mapping[str, tf_keras.metrics.Metric] | None = None,
+) -> dict[str, float]:
+    """Evaluates the model of a step on every example of a dataset, once.
+
+    The loss is the weighted mean of the loss function over the dataset, without regularization. It does
+    not depend on how the dataset is divided into batches and replicas. With `ema_decay` the averaged
+    weights are evaluated.
+
+        ctl.evaluate(step, source, {"accuracy": accuracy})      # {"loss": ..., "accuracy": ..., ...}
+
+    Args:
+        step: the step, after `build`.
+        data: a `ctl.data.Source`, a `tf.data.Dataset` of single examples, `ctl.data.GlobalBatches`, or a
+            finite distributed dataset.
+        metrics: name -> metric, made in the strategy's scope. Pass the same objects in each call: the
+            evaluation of other objects is traced again.
+
+    Returns:
+        "loss", the metrics by name, and "examples", the number of examples.
+
+    Raises:
+        UsageError: there are no examples.
+    """
+    batches: Any = data
+    if isinstance(data, Source | tf.data.Dataset | GlobalBatches):
+        pipeline = InputPipeline(
+            lambda split, context: data, strategy=step.strategy, seed=step.options.seed, prefetch=-1
+        )
+        steps = pipeline.evaluation_steps(step.global_batch_size)
+        # The batches of a source have no end.
+        batches = itertools.islice(pipeline.evaluation_dataset(step.global_batch_size), steps)
+    results = step.evaluate(batches, metrics or {})
+    return {name: value.numpy().item() for name, value in results.items()}
+
+
 def _hide_rows(value: tf.Tensor) -> tf.Tensor:
     """Returns a tensor whose static shape does not tell the number of rows."""
     return tf.raw_ops.PlaceholderWithDefault(input=value, shape=[None, *value.shape[1:]])
@@ -430,7 +517,9 @@ def _make_options(
     known = {f.name for f in dataclasses.fields(TrainerOptions)} - {*_OF_TRAINERS}
     for name in options:
         if name in _OF_TRAINERS:
-            raise UsageError(f"{name} is an option of ctl.StandardTrainer: ctl.Step does not read it.")
+            raise UsageError(
+                f"{name} is an option of ctl.StandardTrainer: ctl.Step does not read it."
+            )
         if name not in known:
             raise UsageError(f"ctl.Step has no argument {name!r}{did_you_mean(name, known)}")
     if on_non_finite not in ("skip", "ignore"):
@@ -438,7 +527,9 @@ def _make_options(
             f"on_non_finite is {on_non_finite!r}, but must be 'skip' or 'ignore': the loop is yours."
         )
     if options.get("xla") == "loop":
-        raise UsageError("xla='loop' compiles ctl's own loop: choose 'step', 'gradients' or 'auto'.")
+        raise UsageError(
+            "xla='loop' compiles ctl's own loop: choose 'step', 'gradients' or 'auto'."
+        )
     if precision is None:
         precision = _precision_of(model) if _is_layer(model) else "float32"
     return TrainerOptions(precision=precision, on_non_finite=on_non_finite, **options)

@@ -124,13 +124,13 @@ def prepare_optimizer(owner: Any, *, check_patterns: bool) -> None:
 
 
 def _forward(trainer: Any, batch: Batch) -> None:
-    with _rows(trainer, batch):
+    with building_rows(trainer, batch):
         convert(trainer.forward)(call_preprocess(trainer, batch), training=False)
 
 
 def _update_metrics(trainer: Any, batch: Batch) -> None:
     def update() -> None:
-        with _rows(trainer, batch):
+        with building_rows(trainer, batch):
             prepared = call_preprocess(trainer, batch)
             outputs = precision.cast_to_float32(convert(trainer.forward)(prepared, training=False))
             convert(trainer.update_metrics)(trainer.metrics, prepared, outputs, None)
@@ -138,7 +138,9 @@ def _update_metrics(trainer: Any, batch: Batch) -> None:
     trainer.strategy.run(update)  # tf_keras updates metrics in a replica context only
 
 
-def _rows(trainer: Any, batch: Batch) -> contextlib.AbstractContextManager[row_mask.Examples]:
+def building_rows(
+    trainer: Any, batch: Batch
+) -> contextlib.AbstractContextManager[row_mask.Examples]:
     """Returns the context of a step's rows, because the user's code may read them."""
     options: TrainerOptions = trainer.options
     return row_mask.examples(

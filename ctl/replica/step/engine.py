@@ -76,7 +76,7 @@ class Engine:
 
     def prepare_loop(self) -> None:
         """Moves the data to `global_step`, and prepares models and optimizers that were added since."""
-        self.check_not_averaged()
+        self.step.check_not_averaged()
         # The base class keeps its own attributes on the same object; its `train` uses these two.
         if not isinstance(self._trainer._train_options, orbit.StandardTrainerOptions):
             raise UsageError(_RESERVED.format(name="_train_options"))
@@ -166,11 +166,6 @@ class Engine:
     def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
         """Gives the model the averaged weights within a `with` block, if there are any."""
         return self.step.ema.swapped() if self.step.ema else contextlib.nullcontext()
-
-    def check_not_averaged(self) -> None:
-        """Raises UsageError within `averaged_weights`, whose weights must not be trained or saved."""
-        if self.step.ema:
-            self.step.ema.check_not_swapped()
 
     def use_own_dataset(self) -> None:
         """Leaves the position in the data to the user, who has set `train_dataset`."""

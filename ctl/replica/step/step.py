@@ -26,7 +26,7 @@ class ReplicaStep:
     It knows the rows of a batch, models, optimizers and the plan, and neither data nor a loop. Create it
     in the strategy's scope, once the model is built.
 
-        step = ReplicaStep(plan, attributes, preprocess=..., function=..., global_step=..., first_batch=...)
+        step = ReplicaStep(plan, attributes, preprocess=..., function=..., ...)
         loss = strategy.run(step.run, args=(batch, mask))
 
     Args:
@@ -178,6 +178,11 @@ class ReplicaStep:
         for user in (self.ema, self.update.compression):
             if user:
                 user.check_complete(self.attributes.models())
+
+    def check_not_averaged(self) -> None:
+        """Raises UsageError while the model has the averaged weights, not to be trained or saved."""
+        if self.ema:
+            self.ema.check_not_swapped()
 
     def checkpoint_items(self) -> dict[str, Any]:
         """Returns every model, optimizer and variable, by its name in a checkpoint."""
