@@ -79,7 +79,8 @@ class Step:
         metrics: name -> metric of `batch["label"]` and the outputs; `results` returns them.
         models: further models that `loss_fn` or `forward` calls, such as the discriminator of a GAN.
         outputs: whether a step returns the outputs.
-        precision: "float32", "float64", "bfloat16" or "float16"; by default that of the model.
+        precision: "float32", "float64", "bfloat16" or "float16"; by default that of the
+            model, or of the global policy.
         on_non_finite: "skip" to apply no update that is not finite, or "ignore" to apply it.
         **options: the other fields of `ctl.TrainerOptions`, such as `seed`, `clip`, `ema_decay`, `xla`
             or `gradient_accumulation_steps`.
@@ -531,7 +532,8 @@ def _make_options(
             "xla='loop' compiles ctl's own loop: choose 'step', 'gradients' or 'auto'."
         )
     if precision is None:
-        precision = _precision_of(model) if _is_layer(model) else "float32"
+        # A function builds the model later, under the policy that the user has set.
+        precision = _precision_of(model if _is_layer(model) else tf_keras.layers.Layer())
     return TrainerOptions(precision=precision, on_non_finite=on_non_finite, **options)
 
 
