@@ -83,7 +83,7 @@ def one_device(batch, **options):
 
 @pytest.mark.parametrize(
     ("replicas", "batch", "run"),
-    [(2, 8, run_eagerly), (4, 9, run_eagerly), (4, 5, run_in_function), (2, 9, run_in_replicas)],
+    [(2, 9, run_eagerly), (4, 5, run_in_function), (2, 5, run_in_replicas)],
 )
 def test_loops_of_ones_own_compute_the_update_of_one_device(replicas, batch, run):
     step = make_step(replicas, batch)
