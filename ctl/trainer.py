@@ -21,9 +21,9 @@ from ctl.replica.measure.non_finite import NonFiniteReport
 from ctl.replica.step import xla
 from ctl.replica.step.attributes import check_known
 from ctl.replica.step.build import build_engine, build_scope, check_optimizer
-from ctl.replica.step.metrics import update as update_metric
+from ctl.replica.step.metrics import update_by_name
 from ctl.replica.step.microbatches import unpack
-from ctl.replica.step.preprocessing import call_sample_weight
+from ctl.replica.step.preprocessing import call_sample_weight, select_inputs
 from ctl.replica.updates import parameter_groups
 
 
@@ -110,7 +110,8 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         Returns:
             A `ctl.data.Source`; a `tf.data.Dataset` of single examples, in the same order in every
             run; or `ctl.data.GlobalBatches` or `ctl.data.PerReplica`. The elements of a dataset are
-            dicts; `(x, y)` and `(x, y, w)` are read as {"x": x, "label": y, "weight": w}.
+            dicts; `(x, y)` and `(x, y, w)` are read as {"x": x, "label": y, "weight": w}, where y may be
+            a dict of targets.
         """
 
     def per_example_loss(self, batch: Batch, outputs: Any) -> tf.Tensor:
@@ -138,7 +139,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         images = [
             name
             for name, value in batch.items()
-            if value.dtype == tf.uint8 and value.shape.rank > 2 and name not in ("label", "weight")
+            if name not in ("label", "weight") and value.dtype == tf.uint8 and value.shape.rank > 2
         ]
         return {**batch, **{k: tf.cast(batch[k], self.compute_dtype) / 255 for k in images}}
 
@@ -146,11 +147,11 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         """Computes the model's outputs.
 
         By default the model is called with the one feature that is neither `label` nor `weight`, or
-        with a dict of them if there are several.
+        with a dict of them if there are several. A functional model gets those that it has inputs for.
         """
         features = {k: v for k, v in batch.items() if k not in ("label", "weight")}
         inputs = next(iter(features.values())) if len(features) == 1 else features
-        return self.model(inputs, training=training)
+        return self.model(select_inputs(self.model, inputs), training=training)
 
     def sample_weight(self, batch: Batch, training: bool = True) -> tf.Tensor | None:
         """Returns the weights of the losses, in their shape; `batch["weight"]` by default.
@@ -207,7 +208,8 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         """Updates the metrics with one replica's batch, or with one of its micro-batches.
 
         By default every metric compares `batch["label"]` with the outputs, of any shapes that
-        tf_keras' `compile` accepts. An override calls `ctl.replica.update_metric`, which removes
+        tf_keras' `compile` accepts. If both are dicts, the metric "age" or "age_error" compares the
+        label "age" with the output "age". An override calls `ctl.replica.update_metric`, which removes
         padding, or the metric's own `update_state`.
 
         Args:
@@ -219,8 +221,8 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         """
         if metrics and "label" not in batch:
             raise UsageError('The batch has no "label": override update_metrics.')
-        for name, metric in metrics.items():
-            update_metric(metric, batch["label"], outputs, weights, name=name)
+        if metrics:
+            update_by_name(metrics, batch["label"], outputs, weights)
 
     def collect_outputs(self, batch: Batch, outputs: Any) -> dict[str, tf.Tensor]:
         """Returns the values that an evaluation collects for `compute_metrics`; none by default.

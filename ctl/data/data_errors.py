@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.data.features import flat_names, flatten_features
 from ctl.data.files.record_reader import DamagedRecord
 from ctl.errors import UsageError
 
@@ -70,8 +71,8 @@ def report_data_errors(kind: str, read_spec: Callable[[], Mapping[str, Any]]) ->
 def _find_feature(spec: Mapping[str, Any], component: str | None) -> str:
     """Returns the name of the feature whose shapes differ, or the names that it may be."""
     if component is not None:
-        return sorted(spec)[int(component)]  # tf.data orders the features by their names
-    variable = [name for name, s in spec.items() if None in s.shape[1:].as_list()]
+        return flat_names(spec)[int(component)]  # tf.data orders the features by their names
+    variable = [name for name, s in flatten_features(spec).items() if None in s.shape[1:].as_list()]
     return " or ".join(variable)
 
 

@@ -40,7 +40,8 @@ def name_features(element: Any) -> Any:
 
     Args:
         element: a dict; or `(x, label)` or `(x, label, weight)`, where x is a tensor or a dict of
-            features; or a named tuple. Its values are tensors, specs or the values of replicas.
+            features, and label a tensor or a dict of targets; or a named tuple. Its values are
+            tensors, specs or the values of replicas.
 
     Returns:
         A dict; anything but a tuple is returned as it is.
@@ -54,12 +55,13 @@ def name_features(element: Any) -> Any:
         return dict(zip(element._fields, element, strict=True))
     x, *targets = element if element else [()]
     named = dict(zip(("label", "weight"), targets, strict=False))
-    nested = isinstance(x, tuple | list) or any(isinstance(t, tuple | list | dict) for t in targets)
+    nested = any(isinstance(value, tuple | list) for value in element)
+    nested |= isinstance(named.get("weight"), dict)
     if len(element) not in (2, 3) or nested or (isinstance(x, dict) and x.keys() & named.keys()):
         raise UsageError(
             f"The elements of the data are {element}, but must be dicts of tensors, or (x, label) or "
-            "(x, label, weight) with one tensor or a dict of tensors as x: map them to dicts, such as "
-            '{"x": ..., "label": ...}.'
+            "(x, label, weight) with one tensor or a dict of tensors as x and label: map them to "
+            'dicts, such as {"x": ..., "label": ...}.'
         )
     return {**(x if isinstance(x, dict) else {"x": x}), **named}
 

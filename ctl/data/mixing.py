@@ -20,6 +20,7 @@ from ctl import errors
 from ctl.data import sampler
 from ctl.data.autograph import convert, traced
 from ctl.data.elements import element_spec, name_features
+from ctl.data.features import flatten_features
 from ctl.data.sequences import ragged
 from ctl.data.source import Batch, RowSource, Source
 from ctl.errors import UsageError
@@ -255,4 +256,6 @@ def _check_entry(name: Any, value: Any) -> None:
 
 
 def _describe(spec: dict[str, tf.TensorSpec]) -> str:
-    return ", ".join(f"{name} {s.dtype.name} {s.shape[1:]}" for name, s in sorted(spec.items()))
+    return ", ".join(
+        f"{name} {s.dtype.name} {s.shape[1:]}" for name, s in sorted(flatten_features(spec).items())
+    )

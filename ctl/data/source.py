@@ -11,9 +11,10 @@ import tensorflow as tf
 
 from ctl import errors
 from ctl.data import sampler
+from ctl.data.features import flatten_features, map_features
 from ctl.errors import UsageError
 
-Batch: TypeAlias = dict[str, tf.Tensor]
+Batch: TypeAlias = dict[str, Any]  # name -> tensor; `label` may be a dict of tensors
 Augment: TypeAlias = Callable[[Batch, tf.Tensor], Batch]  # (example, [2] int64 seed) -> example
 
 
@@ -154,22 +155,23 @@ class Arrays(Source):
 
     Args:
         features: name -> array of shape [examples, ...], with the same number of examples each. The
-            arrays are copied.
+            arrays are copied. Several targets are a dict of arrays, as `label`.
         device: the device whose memory holds the examples.
     """
 
-    def __init__(self, features: Mapping[str, np.ndarray | tf.Tensor], *, device: str = "CPU:0"):
+    def __init__(self, features: Mapping[str, Any], *, device: str = "CPU:0"):
         if not isinstance(features, Mapping) or not features:
             raise UsageError(
                 "ctl.data.arrays requires a dict of at least one array, {name: array}."
             )
         # init_scope: arrays that are created while a tf.function is traced must outlive the trace.
         with tf.init_scope(), tf.device(device):
-            self._features = {name: _tensor(name, value) for name, value in features.items()}
-        counts = {name: int(tensor.shape[0]) for name, tensor in self._features.items()}
+            self._features = map_features(_tensor, features)
+        tensors = flatten_features(self._features)
+        counts = {name: int(tensor.shape[0]) for name, tensor in tensors.items()}
         self._count = min(counts.values())
         # A string counts with the size of its reference.
-        self.row_bytes = sum(math.prod(a.shape[1:]) * a.dtype.size for a in self._features.values())
+        self.row_bytes = sum(math.prod(a.shape[1:]) * a.dtype.size for a in tensors.values())
         if len(set(counts.values())) > 1 or self._count == 0:
             raise UsageError(
                 f"The arrays have {counts} examples, but each must have the same number, at least 1."
@@ -181,7 +183,7 @@ class Arrays(Source):
 
     def gather(self, indexes: tf.Tensor) -> Batch:
         """Reads rows of every array."""
-        return {name: tf.gather(array, indexes) for name, array in self._features.items()}
+        return tf.nest.map_structure(lambda array: tf.gather(array, indexes), self._features)
 
     def copy_to_device(self, device: str) -> "Arrays":
         """Returns a copy of the examples in the memory of a device, such as "GPU:0"."""

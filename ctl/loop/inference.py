@@ -76,21 +76,24 @@ def restore_trainer(
 def make_function(trainer: StandardTrainer, function: Callable[[Batch], Any]) -> Any:
     """Returns a `tf.function` of raw features that calls `function` for any number of rows.
 
-    It returns the outputs of `function`, with 16-bit floats cast to float32.
+    It returns the outputs of `function`, with 16-bit floats cast to float32. Its inputs are the
+    features that the outputs depend on. `function` gets zeros for the others.
 
     Args:
         trainer: the result of `restore_trainer`.
         function: `trainer.serve`, or a function like it.
 
     Raises:
-        UsageError: when it is traced, if the outputs depend on a label or a weight.
+        UsageError: the outputs depend on a label or a weight.
     """
     specs = engine_of(trainer).pipeline.element_spec()
     hidden = {name: spec for name, spec in specs.items() if name in NOT_SERVED}
+    shown = {name: spec for name, spec in specs.items() if name not in NOT_SERVED}
     options = trainer.options
 
     def serve(features: Batch) -> Any:
-        batch = _Features(features, hidden)
+        unused = {k: _zeros(features, spec) for k, spec in shown.items() if k not in features}
+        batch = _Features({**features, **unused}, hidden)
         rows = row_mask.examples(
             count=row_count(features), seed=options.seed, allow_unkeyed=options.allow_unkeyed_random
         )
@@ -103,16 +106,21 @@ def make_function(trainer: StandardTrainer, function: Callable[[Batch], Any]) ->
                     raise
                 raise UsageError(_describe_use(trainer, name)) from error
         for name, zeros in batch.zeros.items():
-            if any(depends_on(output, [zeros]) for output in tf.nest.flatten(outputs)):
+            zeros = tf.nest.flatten(zeros)
+            if any(depends_on(output, zeros) for output in tf.nest.flatten(outputs)):
                 raise UsageError(_describe_use(trainer, name))
         return outputs
 
-    signature = {
-        name: tf.TensorSpec(spec.shape, spec.dtype, name=name)
-        for name, spec in specs.items()
-        if name not in hidden
-    }
-    return traced(serve, input_signature=[signature])
+    def trace(names: Iterable[str]) -> Any:
+        signature = {k: tf.TensorSpec(shown[k].shape, shown[k].dtype, name=k) for k in names}
+        return traced(serve, input_signature=[signature])
+
+    complete = trace(shown)
+    graph = complete.get_concrete_function()
+    # The inputs of the graph are in the order of the sorted names.
+    inputs = zip(sorted(shown), graph.inputs, strict=False)
+    used = [k for k, x in inputs if any(depends_on(output, [x]) for output in graph.outputs)]
+    return trace(used) if 0 < len(used) < len(shown) else complete
 
 
 class _Features(dict[str, Any]):
@@ -125,17 +133,22 @@ class _Features(dict[str, Any]):
     def __init__(self, features: Mapping[str, tf.Tensor], hidden: Mapping[str, tf.TensorSpec]):
         super().__init__(features)
         self._hidden = hidden
-        self._rows = row_count(dict(features))
-        self.zeros: dict[str, tf.Tensor] = {}
+        self.zeros: dict[str, Any] = {}
 
-    def __missing__(self, name: str) -> tf.Tensor:
+    def __missing__(self, name: str) -> Any:
         if name not in self._hidden:
             raise KeyError(name)
         if name not in self.zeros:
-            spec = self._hidden[name]
-            # An empty string for a label of strings.
-            self.zeros[name] = tf.zeros([self._rows, *spec.shape[1:]], spec.dtype)
+            self.zeros[name] = _zeros(self, self._hidden[name])
         return self.zeros[name]
+
+
+def _zeros(features: Mapping[str, tf.Tensor], specs: Any) -> Any:
+    """Returns zeros, or empty strings, with as many rows as the features; 1 for unknown lengths."""
+    rows = row_count(dict(features))
+    return tf.nest.map_structure(
+        lambda s: tf.zeros([rows, *(size or 1 for size in s.shape[1:])], s.dtype), specs
+    )
 
 
 class _Models:

@@ -1,6 +1,7 @@
 """ctl.load: a trained model for a notebook or a script."""
 
 from collections.abc import Mapping
+import functools
 import os
 import pathlib
 from typing import Any
@@ -15,6 +16,7 @@ from ctl.errors import UsageError
 from ctl.loop import inference, json_files
 from ctl.loop.workdir import Workdir
 from ctl.modes.export import select_checkpoint
+from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer
 
 
@@ -78,15 +80,21 @@ class TrainedModel:
         self.path = str(path)
         self.step = int(trainer.global_step.numpy())
         self.model_without_preprocess = trainer.model
-        self._function = inference.make_function(trainer, trainer.serve)
-        self._specs: dict[str, tf.TensorSpec] = self._function.input_signature[0]
+
+    @functools.cached_property
+    def _function(self) -> Any:
+        return inference.make_function(self.trainer, self.trainer.serve)
+
+    @property
+    def _specs(self) -> dict[str, tf.TensorSpec]:
+        return self._function.input_signature[0]
 
     def __call__(self, features: Any) -> Any:
         """Computes the outputs of raw examples.
 
         Args:
             features: name -> [rows, ...] as `build_dataset` gives them, or an array if there is one
-                feature. A label and a weight are ignored.
+                feature. A label, a weight and features that `serve` does not use are ignored.
 
         Returns:
             What the trainer's `serve` returns.
@@ -122,7 +130,8 @@ class TrainedModel:
             if len(self._specs) > 1:
                 raise UsageError(f"The features are {', '.join(self._specs)}: pass a dict of them.")
             features = {next(iter(self._specs)): features}
-        names = set(features) - set(inference.NOT_SERVED)
+        known = engine_of(self.trainer).pipeline.element_spec().keys()
+        names = set(features) - (known | {*inference.NOT_SERVED}) | set(features) & set(self._specs)
         if names != self._specs.keys():
             raise UsageError(
                 f"The features are {', '.join(sorted(names))}, but must be {', '.join(self._specs)}."

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from ctl.data import batching
 from ctl.data.elements import name_dataset_features
+from ctl.data.features import flatten_features
 from ctl.data.layout import Layout
 from ctl.data.source import Arrays, GlobalBatches, PerReplica
 from ctl.errors import UsageError, type_name
@@ -47,17 +48,17 @@ def _read(data: Any, batches: int, batch_size: int, seed: int) -> Arrays:
         layout = Layout(batch_size, replicas=1)
         stream = batching.training_batches(data, layout, seed=seed, start=0, prefetch=1)
         elements = [element.batch for element in stream.take(batches)]
-    for name, value in elements[0].items():
+    for name, value in flatten_features(elements[0]).items():
         if not isinstance(value, tf.Tensor):
             raise UsageError(
                 f"data.overfit_batches requires features that are tensors, but {name!r} is "
                 f"{type_name(value)}."
             )
-        shapes = {tuple(element[name].shape[1:]) for element in elements}
+        shapes = {tuple(flatten_features(element)[name].shape[1:]) for element in elements}
         if len(shapes) > 1:
             raise UsageError(
                 f"data.overfit_batches requires batches of one shape, but {name!r} has "
                 f"{' and '.join(map(str, sorted(shapes)))}: use ctl.data.packed, or "
                 "data.overfit_batches=1."
             )
-    return Arrays({k: tf.concat([element[k] for element in elements], 0) for k in elements[0]})
+    return Arrays(tf.nest.map_structure(lambda *values: tf.concat(values, 0), *elements))

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.configs.options import TrainerOptions
+from ctl.data.features import map_features
 from ctl.errors import UsageError
 from ctl.testing import splits, trial
 from ctl.testing.report import DifferenceError, NotComparable, Report, UndecidedError
@@ -75,7 +76,7 @@ def assert_replica_equivalent(
         raise UsageError(
             "batches is not a dict of arrays: give a dict of arrays, or a list of them."
         )
-    arrays = [{name: np.asarray(values) for name, values in part.items()} for part in parts]
+    arrays = [map_features(lambda _, values: np.asarray(values), part) for part in parts]
     examples = _concatenate(arrays, chosen)
     subject = TrainerSubject(
         trainer, examples, steps, optimizer=optimizer, options=options or TrainerOptions()

@@ -23,6 +23,7 @@ NAMED = {
     "x, label and weight": ((1, 2, 3), {"x": 1, "label": 2, "weight": 3}),
     "features and label": (({"a": 1, "b": 2}, 3), {"a": 1, "b": 2, "label": 3}),
     "features, label and weight": (({"a": 1}, 2, 3), {"a": 1, "label": 2, "weight": 3}),
+    "features and targets": (({"a": 1}, {"b": 2, "c": 3}), {"a": 1, "label": {"b": 2, "c": 3}}),
     "a named tuple, in its own order": (Example(1, 2), {"label": 1, "image": 2}),
     "a tensor, which has no name": (1, 1),
 }
@@ -35,7 +36,7 @@ def test_features_are_named(element, named):
 
 @pytest.mark.parametrize(
     "element",
-    [(), (1,), (1, 2, 3, 4), ((1, 2), 3), (1, {"a": 2}), (1, (2, 3)), ({"label": 1}, 2),
+    [(), (1,), (1, 2, 3, 4), ((1, 2), 3), (1, 2, {"a": 3}), (1, (2, 3)), ({"label": 1}, 2),
      ({"weight": 1}, 2, 3)],
     ids=str,
 )  # fmt: skip
@@ -353,6 +354,17 @@ def test_examples_of_different_shapes_are_named(lengths):
         "examples to one shape in the dataset (tf.pad, tf.image.resize), or return "
         "ctl.data.GlobalBatches(dataset.padded_batch(...))."
     )
+
+
+def test_target_of_different_shapes_is_named():
+    # tf.data orders "label" before "x", and its targets by their names.
+    dataset = of_lengths((2, 3)).map(lambda e: {"label": {"z": e["x"], "a": e["b"]}, "a": e["b"]})
+    spec = tf.nest.map_structure(lambda s: tf.TensorSpec([None, *s.shape]), dataset.element_spec)
+    with (
+        pytest.raises(ctl.UsageError, match=r"^label/z has shape"),
+        report_data_errors("training", lambda: spec),
+    ):
+        list(dataset.batch(2))
 
 
 def test_other_errors_are_unchanged():

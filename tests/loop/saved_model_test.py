@@ -17,6 +17,7 @@ import ctl
 from ctl import testing
 from ctl.loop import inference, saved_model
 from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.modes.load import TrainedModel
 from tests import child
 from tests.loop.shared import arrays, same
 
@@ -228,6 +229,39 @@ def test_signatures_and_tables_of_the_trainer_are_exported(checkpoint, tmp_path)
     np.testing.assert_array_equal(outputs["value"], outputs["class"].numpy() + 5.0)
 
 
+class Targets(Images):
+    """Two targets, and a feature that the model does not use."""
+
+    def build_dataset(self, split, input_context):
+        label = {"digit": LABELS, "parity": LABELS % 2}
+        return ctl.data.arrays({"image": IMAGES, "label": label, "unused": LABELS})
+
+    def preprocess(self, batch):
+        digit = tf.one_hot(batch["label"]["digit"], 3)
+        return {**super(Images, self).preprocess(batch), "label": digit}
+
+    def forward(self, batch, training):
+        assert "unused" in batch
+        return self.model(batch["image"], training=training)
+
+
+def test_signature_has_neither_targets_nor_unused_inputs(checkpoint, tmp_path):
+    path, trainer = checkpoint
+    restored = inference.restore_trainer(Targets, trainer.options, path, global_batch_size=8)
+    version = saved_model.export(restored, tmp_path, {})
+    description = json.loads((version / "export.json").read_text())
+    assert description["signatures"]["serving_default"]["inputs"].keys() == {"image"}
+    images = tf.constant(IMAGES)
+    outputs = tf.saved_model.load(version).signatures["serving_default"](image=images)["outputs"]
+    expected = restored.model(IMAGES / np.float32(255), training=False)
+    np.testing.assert_allclose(outputs, expected, atol=1e-6)
+    loaded = TrainedModel(restored, path)
+    for features in (IMAGES, {"image": IMAGES}, {"image": IMAGES, "unused": LABELS, "label": 0}):
+        np.testing.assert_allclose(loaded(features), expected, atol=1e-6)
+    with pytest.raises(ctl.UsageError, match="The features are other, but must be image"):
+        loaded({"other": IMAGES, "unused": LABELS})
+
+
 def test_plain_weights_can_be_restored_instead_of_the_averages(checkpoint):
     path, trainer = checkpoint
     weights = arrays(trainer.model.variables)
@@ -281,6 +315,7 @@ import itertools, sys, pathlib
 import tensorflow as tf, tf_keras
 from ctl.loop import inference, saved_model
 from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.modes.load import TrainedModel
 from ctl.testing import tiny
 
 folder = pathlib.Path(sys.argv[1])

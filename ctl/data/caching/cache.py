@@ -31,6 +31,7 @@ from ctl.data import batching
 from ctl.data.caching import fingerprint
 from ctl.data.data_errors import report_data_errors
 from ctl.data.distribution import disable_autotune
+from ctl.data.features import flat_names, flatten_features
 from ctl.data.sequences import ragged
 from ctl.data.source import (
     Arrays,
@@ -89,15 +90,21 @@ class _CachedFeatures(Source):
     """The features of examples in buffers.
 
     Args:
+        spec: the specs of an example.
         count: the number of examples.
-        features: the features.
+        features: the features, in the order of `tf.nest.flatten`.
         buffer_of: returns the bytes of a file.
     """
 
     def __init__(
-        self, count: int, features: Sequence[Feature], buffer_of: Callable[[str], np.ndarray]
+        self,
+        spec: Any,
+        count: int,
+        features: Sequence[Feature],
+        buffer_of: Callable[[str], np.ndarray],
     ):
         self._count = count
+        self._spec = spec
         self._features = features
         buffers = {f.name: buffer_of(f.file) for f in features}
         self.row_bytes = sum(buffer.size for buffer in buffers.values()) / count
@@ -132,7 +139,7 @@ class Cached(_CachedFeatures):
 
     def gather(self, indexes: tf.Tensor) -> Batch:
         """Reads rows of every feature."""
-        return self._read(indexes)
+        return tf.nest.pack_sequence_as(self._spec, [*self._read(indexes).values()])
 
 
 class RaggedCached(_CachedFeatures, RowSource):
@@ -149,7 +156,8 @@ class RaggedCached(_CachedFeatures, RowSource):
             for f in self._features
             if f.is_ragged
         }
-        return {**row, **parsed}
+        values = {**row, **parsed}
+        return tf.nest.pack_sequence_as(self._spec, [values[f.name] for f in self._features])
 
 
 def _reader(
@@ -229,7 +237,7 @@ def cache_data(data: Data, place: str) -> Data:
 
 
 def _check_spec(spec: Any) -> None:
-    for name, feature in spec.items():
+    for name, feature in flatten_features(spec).items():
         if not isinstance(feature, tf.TensorSpec) or feature.shape.rank is None:
             raise UsageError(
                 f"data.cache requires dense tensors of known rank, but {name!r} is {feature}: convert "
@@ -240,7 +248,12 @@ def _check_spec(spec: Any) -> None:
 def _fill_memory(source: Source, examples: tf.data.Dataset) -> Source:
     files: defaultdict[str, io.BytesIO] = defaultdict(io.BytesIO)
     features = _write(source, examples, files.__getitem__)
-    return _load(source, features, lambda name: np.frombuffer(files[name].getbuffer(), np.uint8))
+    return _load(
+        source,
+        examples.element_spec,
+        features,
+        lambda name: np.frombuffer(files[name].getbuffer(), np.uint8),
+    )
 
 
 def _load_or_fill(source: Source, examples: tf.data.Dataset, folder: str) -> Source:
@@ -268,7 +281,7 @@ def _load_or_fill(source: Source, examples: tf.data.Dataset, folder: str) -> Sou
         # A file without content cannot be mapped into memory.
         return np.memmap(path, np.uint8, "r") if os.path.getsize(path) else np.zeros(0, np.uint8)
 
-    return _load(source, features, buffer_of)
+    return _load(source, examples.element_spec, features, buffer_of)
 
 
 def _fill_folder(source: Source, examples: tf.data.Dataset, final: str) -> None:
@@ -294,9 +307,10 @@ def _write(
 ) -> list[Feature]:
     """Writes all examples into the files of their features."""
     specs, count = examples.element_spec, len(source)
+    flat = zip(flat_names(specs), tf.nest.flatten(specs), strict=True)
     features = [
         Feature(name, str(number), spec.dtype.name, spec.shape.as_list())
-        for number, (name, spec) in enumerate(sorted(specs.items()))
+        for number, (name, spec) in enumerate(flat)
     ]
     files = {f.name: open_file(f.file) for f in features}
     lengths = {f.name: open_file(f"{f.file}.lengths") for f in features if f.has_lengths}
@@ -306,12 +320,13 @@ def _write(
     done = 0
     with report_data_errors("cached", lambda: elements.element_spec):
         for element in disable_autotune(elements):
-            for feature in features:
-                for content in feature.encode(element[feature.name]):
+            values = tf.nest.flatten(element)
+            for feature, value in zip(features, values, strict=True):
+                for content in feature.encode(value):
                     files[feature.name].write(content)
                     if feature.has_lengths:
                         lengths[feature.name].write(np.int64(len(content)).tobytes())
-            done += 1 if is_ragged else len(next(iter(element.values())))
+            done += 1 if is_ragged else len(values[0])
             if time.monotonic() - shown > _PROGRESS_SECONDS:
                 shown = time.monotonic()
                 line = f"Filling the cache: {done:,} of {count:,} examples, {shown - begin:.0f} s"
@@ -322,7 +337,10 @@ def _write(
 
 
 def _load(
-    source: Source, features: Sequence[Feature], buffer_of: Callable[[str], np.ndarray]
+    source: Source,
+    spec: Any,
+    features: Sequence[Feature],
+    buffer_of: Callable[[str], np.ndarray],
 ) -> Source:
     kind = RaggedCached if any(feature.is_ragged for feature in features) else Cached
-    return kind(len(source), features, buffer_of)
+    return kind(spec, len(source), features, buffer_of)

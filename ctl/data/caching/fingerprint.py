@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.data.autograph import traced
+from ctl.data.features import flat_names, flatten_features
 from ctl.data.source import Source
 
 _VERSION = 3  # of the files of a cache
@@ -46,7 +47,8 @@ def of_source(source: Source, spec: Any) -> str:
 
 
 def _describe(spec: Any) -> list[str]:
-    return sorted(f"{name} {value.dtype.name} {value.shape}" for name, value in spec.items())
+    features = flatten_features(spec).items()
+    return sorted(f"{name} {value.dtype.name} {value.shape}" for name, value in features)
 
 
 def _trace(source: Source) -> list[Any]:
@@ -58,7 +60,11 @@ def _trace(source: Source) -> list[Any]:
     variables = {id(variable.handle): variable for variable in trace.graph.variables}
     captured = [_digest_value(variables.get(id(t), t)) for t in trace.captured_inputs]
     # The outputs of the function are in the order of the sorted names.
-    return [sorted(trace.structured_outputs), functions.digest(trace.function_def), captured]
+    return [
+        flat_names(trace.structured_outputs),
+        functions.digest(trace.function_def),
+        captured,
+    ]
 
 
 class _Functions:

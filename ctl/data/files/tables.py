@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from ctl import errors
 from ctl.data.elements import name_features
+from ctl.data.features import flatten_features, map_features
 from ctl.data.files.record_index import find_files
 from ctl.data.source import Arrays, Source
 from ctl.errors import UsageError
@@ -62,12 +63,13 @@ def generator(function: Callable[[], Iterable[Any]]) -> Arrays:
     for count, element in enumerate(function(), start=1):
         if type(element) is tuple:  # lists of numbers are arrays, not structures
             element = tuple(v if isinstance(v, Mapping) else np.asarray(v) for v in element)
-        example = name_features(element)
-        if not isinstance(example, Mapping):
+        named = name_features(element)
+        if not isinstance(named, Mapping):
             raise UsageError(
-                f"Example {count} of the generator is {errors.type_name(example)}, but must be a dict "
+                f"Example {count} of the generator is {errors.type_name(named)}, but must be a dict "
                 "of arrays, or (x, label)."
             )
+        example = flatten_features(named)
         if count == 1:
             columns = {name: [] for name in example}
         if example.keys() != columns.keys():
@@ -87,7 +89,7 @@ def generator(function: Callable[[], Iterable[Any]]) -> Arrays:
             columns[name].append(array)
     if not count:
         raise UsageError("The generator has no examples, but must have at least one.")
-    return Arrays({name: np.stack(values) for name, values in columns.items()})
+    return Arrays(map_features(lambda name, _: np.stack(columns[name]), named))
 
 
 def csv(files: str | Sequence[str], *, columns: Sequence[str] | None = None) -> Arrays:

@@ -124,6 +124,12 @@ def read_batch(source: Source, indexes: tf.Tensor) -> dict[str, Any]:
         batch = examples.ragged_batch(tf.size(indexes, tf.int64)).get_single_element()
     else:
         batch = source.gather(indexes)
+    nested = [name for name, value in batch.items() if isinstance(value, dict)]
+    if nested:
+        raise UsageError(
+            f"The feature {nested[0]!r} of the sequences is a dict: give each of its entries a name of "
+            "its own, and gather them in preprocess."
+        )
     return {name: _with_one_ragged_axis(name, value) for name, value in batch.items()}
 
 

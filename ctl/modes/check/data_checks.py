@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.data.distribution import disable_autotune
+from ctl.data.features import flatten_features
 from ctl.data.source import GlobalBatches, PerReplica, source_of
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import Rows, TrainerFactory
@@ -22,10 +23,10 @@ def check_inputs(factory: TrainerFactory) -> Outcome:
     trainer = factory.experiment.trainer
     parts: dict[str, list[np.ndarray]] = {}
     for batch in factory.read_batches(_BATCHES):
-        tensors = {k: tf.convert_to_tensor(v) for k, v in batch.items()}
+        tensors = tf.nest.map_structure(tf.convert_to_tensor, batch)
         with engine_of(trainer).step.rows(tensors, None):  # for draws and mixtures of rows
             prepared = trainer.preprocess(tensors)
-        for name, value in prepared.items():
+        for name, value in flatten_features(prepared).items():
             if tf.as_dtype(value.dtype).is_floating and name != "weight":
                 parts.setdefault(name, []).append(np.asarray(value, np.float64))
     statistics, verdict, fix = [], PASS, ""
@@ -110,7 +111,7 @@ def _count_examples(data: Any) -> int | None:
     is_batched = isinstance(data, GlobalBatches | PerReplica)
     count = 0
     for element in disable_autotune(data.dataset if is_batched else data):
-        count += len(next(iter(element.values()))) if is_batched else 1
+        count += len(tf.nest.flatten(element)[0]) if is_batched else 1
         if count > _MAX_EVALUATED:
             return None
     return count
@@ -118,6 +119,7 @@ def _count_examples(data: Any) -> int | None:
 
 def _find_difference(one: Rows, other: Rows) -> str | None:
     """Returns the name of the first feature that differs, or None."""
+    one, other = flatten_features(one), flatten_features(other)
     if one.keys() != other.keys():
         return " and ".join(sorted(one.keys() ^ other.keys()))
     return next((name for name in one if one[name].tobytes() != other[name].tobytes()), None)

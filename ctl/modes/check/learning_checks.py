@@ -178,7 +178,7 @@ def _compute_losses(
     trainer: StandardTrainer, batch: dict[str, Any]
 ) -> tuple[np.ndarray, Any, np.ndarray | None]:
     """Computes the losses and the sample weights of a batch and its outputs, without dropout."""
-    tensors = {k: tf.convert_to_tensor(v) for k, v in batch.items()}
+    tensors = tf.nest.map_structure(tf.convert_to_tensor, batch)
     with engine_of(trainer).step.rows(tensors, None):
         prepared = trainer.preprocess(tensors)
         outputs = trainer.forward(prepared, training=False)
@@ -211,7 +211,12 @@ def _counts_twice(losses: np.ndarray, weights: np.ndarray) -> bool:
 def _count_classes(batch: dict[str, Any], outputs: Any) -> int | None:
     """Returns the number of classes, if integer labels [rows] have one output [rows, classes]."""
     label = batch.get("label")
-    if label is None or not np.issubdtype(label.dtype, np.integer) or label.ndim > 1:
+    if (
+        label is None
+        or isinstance(label, dict)
+        or not np.issubdtype(label.dtype, np.integer)
+        or label.ndim > 1
+    ):
         return None
     if not tf.is_tensor(outputs) or outputs.shape.rank != 2:
         return None

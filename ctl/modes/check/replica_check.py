@@ -6,6 +6,7 @@ from typing import Any
 
 from ml_collections import config_dict
 import numpy as np
+import tensorflow as tf
 
 from ctl import optimizers
 from ctl.configs import loading
@@ -158,4 +159,4 @@ def _larger(global_batch_size: int) -> int:
 def read_examples(factory: TrainerFactory, count: int) -> Rows:
     """Reads the first `count` examples, from as many batches as needed."""
     batches = factory.read_batches(-(-count // factory.global_batch_size))
-    return {name: np.concatenate([b[name] for b in batches])[:count] for name in batches[0]}
+    return tf.nest.map_structure(lambda *values: np.concatenate(values)[:count], *batches)

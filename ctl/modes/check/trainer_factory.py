@@ -86,7 +86,7 @@ class TrainerFactory:
         tf_keras.backend.reset_uids()
         trainer: StandardTrainer = cls(
             strategy=self.experiment.hardware.strategy,
-            global_batch_size=len(next(iter(rows.values()))) if rows else self.global_batch_size,
+            global_batch_size=len(tf.nest.flatten(rows)[0]) if rows else self.global_batch_size,
             optimizer=optimizer or optimizers.FromConfig(lambda _: config),
             options=dataclasses.replace(TrainerOptions.from_config(config), **options),
         )
@@ -123,5 +123,5 @@ class TrainerFactory:
         for _ in range(count):
             element = next(iterator)
             batch = element if is_batched and isinstance(element, dict) else element[0]
-            batches.append({name: np.asarray(value) for name, value in batch.items()})
+            batches.append(tf.nest.map_structure(np.asarray, batch))
         return batches

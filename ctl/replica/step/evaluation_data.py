@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from ctl.configs.error_location import error_location
 from ctl.data.autograph import traced
+from ctl.data.features import flatten_features
 from ctl.data.input_pipeline import InputPipeline
 from ctl.errors import UsageError
 from ctl.hardware import strategies
@@ -63,6 +64,7 @@ def _describe_differences(evaluation: dict[str, Any], training: dict[str, Any]) 
             return "missing" if spec is None else str(spec)
         return f"{spec.dtype.name} {spec.shape[1:]}"
 
+    evaluation, training = flatten_features(evaluation), flatten_features(training)
     return "; ".join(
         f"{name} is {show(evaluation.get(name))} instead of {show(training.get(name))}"
         for name in sorted(evaluation.keys() | training.keys())

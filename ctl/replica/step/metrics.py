@@ -65,6 +65,40 @@ def creates_variables_late(metric: tf_keras.metrics.Metric) -> bool:
     return not (metric.built and getattr(metric, "_built", True))
 
 
+def update_by_name(
+    metrics: Mapping[str, tf_keras.metrics.Metric],
+    labels: Any,
+    outputs: Any,
+    weights: tf.Tensor | None,
+) -> None:
+    """Updates every metric by `update`; with a dict of labels, each by the target that it is named by.
+
+    Args:
+        metrics: name -> metric. With a dict of labels, a name is that of a target, or begins with it,
+            as "age_error" with "age", and the target's outputs have the same name.
+        labels: [rows, ...], or a dict of them.
+        outputs: the outputs of `forward`.
+        weights: as for `update`.
+
+    Raises:
+        UsageError: a metric has no target or no outputs, or does not accept them.
+    """
+    for name, metric in metrics.items():
+        if not isinstance(labels, Mapping):
+            update(metric, labels, outputs, weights, name=name)
+            continue
+        both = [k for k in labels if isinstance(outputs, Mapping) and k in outputs]
+        target = max((k for k in both if f"{name}_".startswith(f"{k}_")), key=len, default=None)
+        if target is None:
+            raise UsageError(
+                f"Metric {name!r} is named by none of the targets that have outputs of the same name "
+                f"({', '.join(both) or 'none'}; the labels are {', '.join(labels)}): call it "
+                f"'{next(iter(labels))}_{name}', for example, and return a dict from the model, or "
+                "override update_metrics."
+            )
+        update(metric, labels[target], outputs[target], weights, name=name)
+
+
 def update(
     metric: tf_keras.metrics.Metric,
     labels: Any,

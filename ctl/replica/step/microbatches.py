@@ -274,7 +274,8 @@ def unpack(element: Any) -> tuple[Batch, tf.Tensor | None]:
     """
     if isinstance(element, MaskedBatch):
         return element
-    if isinstance(element, tuple) and len(element) == 2 and isinstance(element[0], dict):
+    is_pair = isinstance(element, tuple) and len(element) == 2
+    if is_pair and isinstance(element[0], dict) and not isinstance(element[1], dict):
         batch, second = element
         if second is None or "label" in batch:
             return batch, second

@@ -1,6 +1,6 @@
-"""Calls the hooks that take a batch: `preprocess`, which must keep its rows, and `sample_weight`."""
+"""Calls the hooks that take a batch, such as `preprocess`, which must keep the number of rows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import contextlib
 import inspect
 from typing import Any
@@ -36,6 +36,22 @@ def call_sample_weight(trainer: Any, batch: Batch, *, training: bool) -> tf.Tens
     if "training" in inspect.signature(hook).parameters:
         return convert(hook)(batch, training=training)
     return convert(hook)(batch)
+
+
+def select_inputs(model: Any, features: Any) -> Any:
+    """Returns the features that a functional model has inputs for, which it would select by itself.
+
+    tf_keras would warn of the others, such as the `positions` of sequences, in every trace.
+
+    Args:
+        model: any model; unless all its inputs have names of features, all features are returned.
+        features: a dict of tensors, or a tensor.
+    """
+    inputs = getattr(model, "input", None)  # of other models, it is an AttributeError
+    names = inputs if isinstance(inputs, Mapping) else getattr(model, "input_names", None)
+    if not names or not isinstance(features, Mapping) or not features.keys() >= {*names}:
+        return features
+    return {name: features[name] for name in names}
 
 
 def preprocess(trainer: Any, batch: Batch) -> Batch:

@@ -154,7 +154,8 @@ class _Poisoned(Source):
 
 
 def _check_feature(batch: Batch, feature: str) -> None:
-    names = [name for name, values in batch.items() if values.dtype.is_floating]
+    tensors = {name: value for name, value in batch.items() if tf.is_tensor(value)}
+    names = [name for name, value in tensors.items() if value.dtype.is_floating]
     if feature not in names:
         raise UsageError(
             f"Feature {feature!r} cannot be poisoned: the floating-point features are "

@@ -23,6 +23,7 @@ import itertools
 import numpy as np
 import tensorflow as tf
 
+from ctl.data.features import flatten_features
 from ctl.data.source import PerReplica
 from ctl.errors import UsageError
 from ctl.replica.step.engine import engine_of
@@ -191,7 +192,10 @@ def _hash_batches(trainer: StandardTrainer, steps: int) -> Iterator[Mapping[str,
     dataset = engine.pipeline.training_dataset(size, start=0)
     for element in itertools.islice(dataset, steps):
         batch, _ = unpack(element)
-        rows = {name: np.concatenate(copies(trainer.strategy, v)) for name, v in batch.items()}
+        rows = {
+            name: np.concatenate(copies(trainer.strategy, v))
+            for name, v in flatten_features(batch).items()
+        }
         yield {name: _hash({("batch", name): value[:size]}) for name, value in rows.items()}
 
 

@@ -91,6 +91,25 @@ def test_batches_are_those_without_a_cache(folder, tmp_path, place, kind):
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("is_ragged", [False, True])
+def test_targets_of_a_dict_are_kept(folder, tmp_path, is_ragged):
+    def parse(record):
+        example = parse_small(record)
+        number = example.pop("id")
+        part = example["x"][: number % 2 + 1] if is_ragged else -number
+        return {**example, "label": {"part": part, "number": number}}
+
+    place = "memory" if is_ragged else str(tmp_path)
+    source = small(folder, parse)
+    crop = lambda e, seed: {**e, "label": {**e["label"], "part": tf.size(e["label"]["part"])}}  # noqa: E731
+    plain, cached = (
+        read(ctl.data.augmented(s, crop), 1, steps=3) for s in (source, cache.cached(source, place))
+    )
+    assert len(plain) == len(cached) > 6
+    for one, other in zip(plain, cached, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize(
     "dtype",
     [tf.bool, tf.uint8, tf.float16, tf.bfloat16, tf.uint32, tf.uint64, tf.complex64, tf.string],

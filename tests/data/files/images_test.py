@@ -274,7 +274,7 @@ def classes(tmp_path):
 
 
 def test_images_are_labelled_by_their_subfolder(classes):
-    source = ctl.data.image_folder(str(classes), size=(4, 5))
+    source = ctl.data.image_folder(str(classes), size=(4, 5), dtype="float32")
     batch = source.gather(tf.range(6, dtype=tf.int64))
     assert source.classes == ["cat", "dog", "eel"]
     assert batch["label"].numpy().tolist() == [0, 1, 1, 2, 2, 2]
@@ -283,8 +283,8 @@ def test_images_are_labelled_by_their_subfolder(classes):
     np.testing.assert_allclose(batch["image"][:, 0, 0, 0], grey, rtol=1e-6)
 
 
-def test_images_may_be_uint8_which_preprocess_scales(classes):
-    source = ctl.data.image_folder(str(classes), size=(4, 5), dtype="uint8")
+def test_images_are_uint8_which_preprocess_scales(classes):
+    source = ctl.data.image_folder(str(classes), size=(4, 5))
     image = source.gather(tf.range(6, dtype=tf.int64))["image"]
     assert image.dtype == tf.uint8 and image.shape == (6, 4, 5, 3)
     assert image[:, 0, 0, 0].numpy().tolist() == [0, 50, 60, 100, 110, 120]

@@ -57,15 +57,29 @@ def test_arrays_created_inside_a_tf_function_outlive_it():
             {"x": np.zeros(3), "y": np.zeros(4)},
             "{'x': 3, 'y': 4} examples, but each must have the same number",
         ),
+        (
+            {"x": np.zeros(3), "label": {"a": [1, 2, 3], "b": [1]}},
+            "{'x': 3, 'label/a': 3, 'label/b': 1} examples",
+        ),
         ({"x": np.zeros([0, 3])}, "{'x': 0} examples"),
         ({"x": 3.0}, "single value for 'x'"),
         ({"x": [[1], [2, 3]]}, "'x', a list"),
         ({"x": object()}, "'x', an object"),
     ],
-    ids=["no array", "not a dict", "counts", "empty", "scalar", "ragged", "object"],
+    ids=["no array", "not a dict", "counts", "targets", "empty", "scalar", "ragged", "object"],
 )
 def test_unsupported_features_are_rejected_in_one_line(features, message):
     assert message in one_line(ctl.data.arrays, features)
+
+
+def test_several_targets_are_a_dict():
+    expected = {"x": [5, 6], "label": {"a": [1, 2], "b": [[3, 4], [5, 6]]}}
+    rows = [(5, {"a": 1, "b": [3, 4]}), (6, {"a": 2, "b": [5, 6]})]
+    sources = [ctl.data.arrays(expected), ctl.data.generator(lambda: iter(rows))]
+    sources.append(ctl.data.mixture({"one": (sources[0], 1.0)}))
+    for source in sources:
+        batch = source.gather(tf.range(2, dtype=tf.int64))
+        assert tf.nest.map_structure(lambda value: value.numpy().tolist(), batch) == expected
 
 
 def test_custom_source_must_define_gather():

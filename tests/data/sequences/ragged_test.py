@@ -27,6 +27,11 @@ class Own(ctl.data.Source):
         return {name: tf.gather(value, indexes) for name, value in self._batch.items()}
 
 
+class Nested(Own):
+    def gather(self, indexes):
+        return {"x": indexes, "label": {"a": indexes}}
+
+
 class Images(ctl.data.RowSource):
     """Images whose width differs, too."""
 
@@ -109,6 +114,7 @@ def test_ragged_batches_are_rejected_with_what_to_return():
             "'image' of an example has the shape (None, None, 3), but only the first axis may differ",
         ),
         (lambda: ctl.data.packed({"x": [[1]]}, 4), "got a dict, but requires a ctl.data.Source"),
+        (lambda: ctl.data.packed(Nested({}), 4), "'label' of the sequences is a dict"),
         (lambda: pack({"x": tf.zeros([3, 2])}), "all have equal shapes: x (2,)"),
         (lambda: pack({"x": tf.ragged.constant([[1]] * 3), "positions": tf.zeros([3])}), "rename"),
     ],

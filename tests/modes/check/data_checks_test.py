@@ -11,6 +11,17 @@ NAN_IN_DATA = """
         x[13, 2] = np.nan
         return ctl.data.arrays({"x": x, "label": LABEL})
     """
+NAN_IN_TARGET = """
+    def build_dataset(self, split, input_context):
+        other = np.where(np.arange(50) == 13, np.nan, X[:, 0])
+        return ctl.data.arrays({"x": X, "label": {"one": LABEL, "other": other}})
+
+    def per_example_loss(self, batch, outputs):
+        return super().per_example_loss({"label": batch["label"]["one"]}, outputs)
+
+    def build_metrics(self):
+        return {}
+    """
 NOT_NORMALIZED = """
     def preprocess(self, batch):
         return {**batch, "x": 128 + 64 * batch["x"]}
@@ -52,6 +63,8 @@ def test_a_correct_experiment_passes(assert_passes, check):
 def test_a_nan_in_the_data_fails(assert_detects):
     observation = "x has 1 values that are not finite"
     assert_detects(NAN_IN_DATA, data_checks.check_inputs, FAIL, observation)
+    observation = "label/other has 1 values that are not finite"
+    assert_detects(NAN_IN_TARGET, data_checks.check_inputs, FAIL, observation)
 
 
 def test_inputs_that_are_not_normalized_are_a_warning(assert_detects):

@@ -1,6 +1,7 @@
 """A metric is a function of the rows: the same on any split, and as `compile` computes it."""
 
 import functools
+import warnings
 
 import numpy as np
 import pytest
@@ -442,6 +443,52 @@ def test_several_outputs_require_an_override():
             ctl.replica.update_metric(metrics["mse"], batch["label"], outputs["b"], weights)
 
     assert evaluate(make(Chosen, 1, 5), 5)["mse"] == 0
+
+
+class Targets(ctl.StandardTrainer):
+    """Two outputs, x and x, whose targets are 2 x and 3 x, in the elements of Keras."""
+
+    names = ("twice_error", "twice", "thrice")
+
+    def build_model(self):
+        x, ones = tf_keras.Input([1]), {"kernel_initializer": "ones", "use_bias": False}
+        outputs = {name: tf_keras.layers.Dense(1, **ones)(x) for name in ("twice", "thrice")}
+        return tf_keras.Model({"x": x}, outputs)
+
+    def build_dataset(self, split, input_context):
+        x = np.arange(1.0, ROWS + 1)
+        features = {"x": x[:, np.newaxis], "unused": x}
+        return tf.data.Dataset.from_tensor_slices((features, {"twice": 2 * x, "thrice": 3 * x}))
+
+    def per_example_loss(self, batch, outputs):
+        errors = [batch["label"][name] - outputs[name][:, 0] for name in batch["label"]]
+        return errors[0] ** 2 + errors[1] ** 2
+
+    def build_metrics(self):
+        return {name: KERAS.MeanAbsoluteError() for name in self.names}
+
+
+def test_targets_are_compared_with_the_outputs_of_their_names_by_hand():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # of inputs that the model does not have
+        trainer = make(Targets, 2, ROWS)
+        trainer.optimizer.learning_rate.assign(0.01)
+        # Shares of 2 and 1 rows, then of 1 and 0. The errors of x are x and 2 x.
+        expected = {"twice_error": 4, "twice": 4, "thrice": 8, "loss": 5 * 20, "examples": 7}
+        assert evaluate(trainer, 3) == pytest.approx(expected, abs=1e-12)
+        del expected["examples"]
+        results = trainer.train(tf.constant(1))  # shares of 4 and 3 rows
+    assert {k: float(v) for k, v in results.items()} == pytest.approx(expected, abs=1e-12)
+    # The derivative of (y - w x)^2 is -2 x (y - w x), and the mean of x^2 is 20.
+    weights = {layer.name: layer.get_weights()[0].item() for layer in trainer.model.layers[1:]}
+    assert sorted(weights.values()) == pytest.approx([1 + 0.01 * 40, 1 + 0.01 * 80], abs=1e-12)
+
+
+def test_metric_without_a_target_is_named():
+    trainer = make(type("Wrong", (Targets,), {"names": ("mae",)}), 1, ROWS)
+    message = r"Metric 'mae' is named by none .*\(twice, thrice; .*call it 'twice_mae', for example"
+    with pytest.raises(ctl.UsageError, match=message):
+        trainer.train(tf.constant(1))
 
 
 class Tokens(ctl.StandardTrainer):

@@ -101,6 +101,8 @@ def test_tuples_of_a_users_own_dataset_are_unpacked_as_tf_keras_does():
     x, label, weight = np.zeros(2), np.ones(2), np.ones(2)
     assert unpack((x, label)) == ({"x": x, "label": label}, None)
     assert unpack(({"a": x}, label, weight)) == ({"a": x, "label": label, "weight": weight}, None)
+    targets = {"a": label, "b": label}
+    assert unpack(({"x": x}, targets)) == ({"x": x, "label": targets}, None)
     assert unpack(({"x": x}, None)) == ({"x": x}, None)
 
 

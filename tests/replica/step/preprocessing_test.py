@@ -2,10 +2,11 @@
 
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.replica.step.preprocessing import preprocess, report_problems
+from ctl.replica.step.preprocessing import preprocess, report_problems, select_inputs
 from tests import reference_model
 
 
@@ -46,6 +47,35 @@ def test_rows_that_are_counted_when_the_step_runs(copies):
     )
     with pytest.raises(ctl.UsageError, match=message), report_problems():
         step(tf.zeros([3]))
+
+
+X = tf_keras.Input([1], name="x")
+Y = tf_keras.Input([1], name="y")
+
+
+class Subclassed(tf_keras.Model):
+    def call(self, inputs):
+        return tf_keras.layers.add([*inputs.values()]) if isinstance(inputs, dict) else inputs
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        (lambda: tf_keras.Model({"x": X}, X), {"x"}),
+        (lambda: tf_keras.Model(X, X), {"x"}),
+        (lambda: tf_keras.Model([X, Y], X), {"x", "y"}),
+        (lambda: tf_keras.Model({"x": Y}, Y), {"x"}),  # the key counts, not the layer's name
+        (lambda: tf_keras.Model({"other": X}, X), {"x", "y", "unused"}),
+        (lambda: tf_keras.Sequential([tf_keras.layers.Dense(1)]), {"x", "y", "unused"}),
+        (Subclassed, {"x", "y", "unused"}),
+    ],
+)
+def test_functional_model_gets_the_features_that_it_has_inputs_for(model, names):
+    features = {"x": tf.ones([2, 1]), "y": tf.ones([2, 1]), "unused": tf.ones([2, 1])}
+    model = model()
+    if isinstance(model, Subclassed):
+        model(X)  # a symbolic call sets the attribute `input`
+    assert select_inputs(model, features).keys() == names
 
 
 def test_batch_that_loses_rows_that_are_not_static_is_rejected_in_training():

@@ -1,0 +1,36 @@
+"""The features of examples and batches: a dict, in which `label` may be a dict of several targets."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+
+def map_features(
+    function: Callable[[str, Any], Any], features: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Applies a function to each feature, and to each target of a dict of them.
+
+    Args:
+        function: (name, value) -> new value; a target's name is "label/NAME".
+        features: name -> value, or a dict of values.
+    """
+
+    def apply(name: str, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: apply(f"{name}/{key}", each) for key, each in value.items()}
+        return function(name, value)
+
+    return {name: apply(name, value) for name, value in features.items()}
+
+
+def flatten_features(features: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the features and targets in one dict, by the names of `map_features`."""
+    flat: dict[str, Any] = {}
+    map_features(flat.__setitem__, features)
+    return flat
+
+
+def flat_names(features: Mapping[str, Any]) -> list[str]:
+    """Returns the names of `map_features`, in the order of `tf.nest.flatten`, which sorts dicts."""
+    return tf.nest.flatten(map_features(lambda name, _: name, features))
