@@ -22,7 +22,7 @@ from ctl.replica.arithmetic import precision as precisions
 from ctl.replica.checks import copies
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.random import draws
-from ctl.replica.step import build, keras_version, xla
+from ctl.replica.step import build, keras_version, preprocessing, xla
 from ctl.replica.step import metrics as metric_results
 from ctl.replica.step.attributes import Attributes
 from ctl.replica.step.evaluation import Evaluation
@@ -75,7 +75,8 @@ class Step:
         strategy: the strategy whose replicas compute a step; the current strategy by default.
         forward: (batch, training) -> outputs. By default the model is called with the one feature that
             is neither `label` nor `weight`, or with a dict of them if there are several.
-        sample_weight: batch -> the weights of the losses; `batch["weight"]` by default, if it exists.
+        sample_weight: (batch, training) -> the weights of the losses, or None for 1. By default it is
+            `batch["weight"]`, if that exists.
         metrics: name -> metric of `batch["label"]` and the outputs; `results` returns them.
         models: further models that `loss_fn` or `forward` calls, such as the discriminator of a GAN.
         outputs: whether a step returns the outputs.
@@ -107,7 +108,7 @@ class Step:
         global_batch_size: int,
         strategy: tf.distribute.Strategy | None = None,
         forward: Callable[[Batch, bool], Any] | None = None,
-        sample_weight: Callable[[Batch], tf.Tensor | None] | None = None,
+        sample_weight: Callable[[Batch, bool], tf.Tensor | None] | None = None,
         metrics: Mapping[str, tf_keras.metrics.Metric] | None = None,
         models: Sequence[tf_keras.Model] = (),
         outputs: bool = False,
@@ -118,8 +119,10 @@ class Step:
         self.strategy = strategy or tf.distribute.get_strategy()
         self.global_batch_size = global_batch_size
         self.loss_fn = loss_fn
-        self.forward = forward or self._call_model
-        self.sample_weight = sample_weight or (lambda batch: batch.get("weight"))
+        self.forward = forward or (
+            lambda batch, training: preprocessing.call_model(self.model, batch, training=training)
+        )
+        self.sample_weight = sample_weight or (lambda batch, training: batch.get("weight"))
         self.models = list(models)
         self.options = _make_options(
             model, precision=precision, on_non_finite=on_non_finite, **options
@@ -247,8 +250,8 @@ class Step:
                     preprocess=lambda batch: batch,
                     forward=functools.partial(self._forward, training=False),
                     loss_fn=self.loss_fn,
-                    sample_weight=lambda batch: convert(self.sample_weight)(batch),
-                    update_metrics=_update_metrics,
+                    sample_weight=lambda batch: convert(self.sample_weight)(batch, False),
+                    update_metrics=metric_results.update_by_name,
                 )
 
             def run(batch: Any) -> None:
@@ -309,12 +312,12 @@ class Step:
             batch,
             self.loss_fn,
             forward=functools.partial(self._forward, training=True),
-            sample_weight=convert(self.sample_weight)(batch),
+            sample_weight=convert(self.sample_weight)(batch, True),
             variables=self.model.trainable_variables,
             optimizer=self.optimizer,
             regularization=lambda: self.model.losses,
         )
-        step.results.update_metrics(result.micro_batches, _update_metrics)
+        step.results.update_metrics(result.micro_batches, metric_results.update_by_name)
         self._replica.result = result
         return result.loss
 
@@ -326,11 +329,6 @@ class Step:
         with build.building_rows(self, batch):
             outputs = precisions.cast_to_float32(self._forward(batch, training=False))
             return convert(self.loss_fn)(batch, outputs)
-
-    def _call_model(self, batch: Batch, training: bool) -> Any:
-        features = {k: v for k, v in batch.items() if k not in ("label", "weight")}
-        inputs = next(iter(features.values())) if len(features) == 1 else features
-        return self.model(inputs, training=training)
 
     def _run(self, batch: Any) -> StepResult:
         """Runs a step on every replica; call it in a cross-replica context."""
@@ -493,18 +491,6 @@ def _hide_rows(value: tf.Tensor) -> tf.Tensor:
 
 def _is_layer(model: Any) -> bool:
     return isinstance(model, tf_keras.layers.Layer) or keras_version.is_keras3(model)
-
-
-def _update_metrics(
-    metrics: Mapping[str, tf_keras.metrics.Metric],
-    batch: Batch,
-    outputs: Any,
-    weights: tf.Tensor | None,
-) -> None:
-    if metrics and "label" not in batch:
-        raise UsageError('The batch has no "label", which the metrics compare with the outputs.')
-    for name, metric in metrics.items():
-        metric_results.update(metric, batch["label"], outputs, weights, name=name)
 
 
 def _make_options(

@@ -261,5 +261,22 @@ def build_own_loop(strategy, global_batch_size):
     )  # fmt: skip
 
 
+def divide_by_own_rows(batch, outputs):
+    losses = squared_error(batch, outputs)
+    return losses / tf.cast(tf.shape(losses)[0], losses.dtype)
+
+
+def test_kit_names_a_planted_mistake():
+    def build(strategy, global_batch_size):
+        return ctl.Step(
+            lambda: tf_keras.Sequential([tf_keras.layers.Dense(2)]), tf_keras.optimizers.SGD,
+            divide_by_own_rows, global_batch_size=global_batch_size, strategy=strategy,
+            allow_row_coupling=True,
+        )  # fmt: skip
+
+    report = testing.check_loop_equivalence(build, (FEATURES, LABELS), replicas=[1, 2])
+    assert "number of its own rows" in str(report)
+
+
 def test_kit_accepts_a_step():
     testing.assert_loop_equivalent(build_own_loop, (FEATURES, LABELS), replicas=[1, 2])
