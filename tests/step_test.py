@@ -13,7 +13,11 @@ from ctl import testing
 
 FEATURES = np.random.default_rng(0).normal(size=(40, 5))
 LABELS = np.random.default_rng(1).normal(size=(40, 2))
-SOURCE = ctl.data.arrays({"x": FEATURES, "label": LABELS})
+
+
+@functools.cache  # a worker process must not create tensors before its strategy
+def source():
+    return ctl.data.arrays({"x": FEATURES, "label": LABELS})
 
 
 def build_model():
@@ -109,11 +113,11 @@ def test_options_of_a_step_compute_the_update_of_one_device(replicas):
             build_dropout, tf_keras.optimizers.Adam, squared_error, global_batch_size=9,
             strategy=testing.make_strategy(count), precision="float64", **options,
         )  # fmt: skip
-        data = ctl.data.distribute(SOURCE, 9, step.strategy)
+        data = ctl.data.distribute(source(), 9, step.strategy)
         losses = [step(batch).loss.numpy() for batch in itertools.islice(data, 10)]
         with step.averaged_weights():
             averages = weights(step)
-        return losses, weights(step), averages, ctl.evaluate(step, SOURCE)
+        return losses, weights(step), averages, ctl.evaluate(step, source())
 
     tf.nest.map_structure(
         functools.partial(np.testing.assert_allclose, atol=1e-12), train(replicas), train(1)
@@ -123,17 +127,17 @@ def test_options_of_a_step_compute_the_update_of_one_device(replicas):
 def test_step_resumes_with_the_same_bits(tmp_path):
     """By tf.train.Checkpoint and by ctl.Checkpointer, of which the newest is damaged."""
     undisturbed = make_step(2, 6)
-    for batch in itertools.islice(ctl.data.distribute(SOURCE, 6, undisturbed.strategy), 9):
+    for batch in itertools.islice(ctl.data.distribute(source(), 6, undisturbed.strategy), 9):
         undisturbed(batch)
 
     def start():
         step = make_step(2, 6)
-        step.build(next(iter(ctl.data.distribute(SOURCE, 6, step.strategy))))
+        step.build(next(iter(ctl.data.distribute(source(), 6, step.strategy))))
         return step
 
     def train(step, count):
         first = step.global_step.numpy()
-        data = ctl.data.distribute(SOURCE, 6, step.strategy, start_step=first)
+        data = ctl.data.distribute(source(), 6, step.strategy, start_step=first)
         for batch in itertools.islice(data, count):
             step(batch)
 
@@ -205,7 +209,7 @@ def test_two_steps_train_a_generator_and_a_discriminator():
             lambda batch, real: critic(generate(batch, True))[:, 0] - real[:, 0],
             models=[generator], **options,
         )  # fmt: skip
-        for batch in itertools.islice(ctl.data.distribute(SOURCE, 6, strategy), 6):
+        for batch in itertools.islice(ctl.data.distribute(source(), 6, strategy), 6):
             d(batch)
             g(batch)
         return np.concatenate([weights(g), weights(d)])
@@ -280,3 +284,36 @@ def test_kit_names_a_planted_mistake():
 
 def test_kit_accepts_a_step():
     testing.assert_loop_equivalent(build_own_loop, (FEATURES, LABELS), replicas=[1, 2])
+
+
+def train_worker(folder, batch):
+    """Trains 3 steps, saves, and resumes in a new step for 3 more, on the whole or on own data."""
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+    def start():
+        step = ctl.Step(build_model, lambda: tf_keras.optimizers.Adam(1e-2), squared_error,
+                        global_batch_size=batch, strategy=strategy, precision="float64",
+                        clip=ctl.Clip(global_norm=0.5))  # fmt: skip
+        step.build(next(iter(ctl.data.distribute(source(), batch, strategy))))
+        return step, ctl.Checkpointer(folder, step)
+
+    for _ in range(2):
+        step, checkpoints = start()
+        checkpoints.all_restore_latest()
+        data = ctl.data.distribute(source(), batch, strategy, start_step=step.global_step.numpy())
+        for rows in itertools.islice(data, 3):
+            step(rows)
+        checkpoints.save()
+    return weights(step), ctl.evaluate(step, source())
+
+
+@pytest.mark.slow
+def test_two_processes_compute_the_update_of_one_and_resume(tmp_path):
+    """7 rows on two processes are 4 + 3."""
+    step = make_step(1, 7)
+    for batch in itertools.islice(ctl.data.distribute(source(), 7), 6):
+        step(batch)
+    results = testing.run_workers(train_worker, str(tmp_path), 7)
+    for values, evaluation in results:
+        np.testing.assert_allclose(values, weights(step), atol=1e-10)
+        assert evaluation == pytest.approx(ctl.evaluate(step, source()))
