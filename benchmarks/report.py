@@ -126,7 +126,7 @@ def write_chart(path: pathlib.Path, rows: Sequence[Row]) -> str:
     try:
         import matplotlib
     except ImportError:
-        return "No chart: matplotlib is not installed (python3 -m uv run --with matplotlib ...)."
+        return "No chart: matplotlib is not installed (.uv/bin/uv run --with matplotlib ...)."
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

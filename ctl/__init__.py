@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     __version__: str
 
 # Makes `tf.keras` tf_keras, also after `import tensorflow`, which reads the variable when tf.keras is
-# first used. By default tf.keras is Keras 3, which computes wrong updates under tf.distribute.
+# first used. By default tf.keras is Keras 3, whose optimizers always reduce the gradients themselves.
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 _MODULES = {
     "Action": "ctl.loop.actions.action",

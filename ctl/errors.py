@@ -7,6 +7,7 @@ bug, or an error in the user's own code, and keeps its traceback.
 from collections.abc import Iterable, Mapping, Sequence
 import difflib
 import os
+import re
 import sys
 from typing import Any
 
@@ -79,32 +80,63 @@ def print_line(line: str) -> None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - stays open until the process exits
 
 
-def did_you_mean(name: str, *known: Mapping[str, str] | Iterable[str]) -> str:
-    """Suggests the known name that is closest to an unknown one.
+def check_local(name: str, path: str | os.PathLike[str]) -> None:
+    """Rejects a URL, such as gs://bucket/run, which would become a local folder named "gs:".
+
+    Args:
+        name: the flag, key or argument, for the message.
+        path: its value. `pathlib` shortens :// to :/.
+
+    Raises:
+        UsageError: the path is a URL.
+    """
+    if re.match(r"[A-Za-z][\w+.-]*:/", str(path)):
+        raise UsageError(
+            f"{name} is {path}, but ctl does not support URLs here: name a path of a file system, which "
+            "may be a mounted bucket."
+        )
+
+
+def closest(name: str, *known: Mapping[str, str] | Iterable[str], similarity: float = 0.6) -> str:
+    """Returns the known name that is closest to an unknown one, or "" if none is similar.
 
     Args:
         name: the unknown name.
         *known: collections of known names; a mapping gives name -> how the message shows it. An
             equal name in any collection is preferred to a similar one, and earlier collections are
             preferred to later ones.
+        similarity: of similar names, at least; 1 for equal ones.
+    """
+    tables = [{key.lower(): shown for key, shown in _shown(names).items()} for names in known]
+    for table in tables:
+        if name.lower() in table:
+            return table[name.lower()]
+    for table in tables:
+        for key in difflib.get_close_matches(name.lower(), table, n=1, cutoff=similarity):
+            return table[key]
+    return ""
+
+
+def did_you_mean(name: str, *known: Mapping[str, str] | Iterable[str]) -> str:
+    """Returns the end of a message about an unknown name; `closest` has the arguments.
 
     Returns:
-        The end of a message about the unknown name: ": did you mean X?", or, if none is similar,
-        ": expected one of X, Y." with the names of the first collection, or "" if it is empty.
+        ": did you mean X?", or, if no name is similar, ": expected one of X, Y." with the names of the
+        first collection, or "" if it is empty.
     """
-    tables = [dict(n) if isinstance(n, Mapping) else {k: k for k in n} for n in known]
-    folded = [{key.lower(): shown for key, shown in table.items()} for table in tables]
-    for table in folded:
-        if name.lower() in table:
-            return f": did you mean {table[name.lower()]}?"
-    for table in folded:
-        close = difflib.get_close_matches(name.lower(), table, n=1, cutoff=0.6)
-        if close:
-            return f": did you mean {table[close[0]]}?"
-    names = list(tables[0].values()) if tables else []
+    similar = closest(name, *known)
+    if similar:
+        return f": did you mean {similar}?"
+    # An empty name would not be seen.
+    names = [shown or '""' for shown in _shown(known[0]).values()]
     if not names:
         return ""
     return f": expected {'one of ' * (len(names) > 1)}{', '.join(names)}."
+
+
+def _shown(names: Mapping[str, str] | Iterable[str]) -> dict[str, str]:
+    """Returns name -> how a message shows it."""
+    return dict(names) if isinstance(names, Mapping) else {name: name for name in names}
 
 
 def type_name(value: Any) -> str:

@@ -25,10 +25,10 @@ from ctl.configs import flags as command_line
 from ctl.configs import loading
 from ctl.configs.flags import Changes
 from ctl.errors import Failure, LostWorker, UsageError, print_line
-from ctl.hardware import selection, tpu, worker_failure
+from ctl.hardware import quiet, selection, tpu, worker_failure
 from ctl.hardware.child_process import stop_with_parent
 from ctl.hardware.strategies import StrategyOptions
-from ctl.loop.workdir import Workdir, choose_folder
+from ctl.loop.workdir import Workdir, choose_folder, name_experiment
 from ctl.modes import MODES, SERVE, Arguments, Mode, evaluator_task, sweep
 from ctl.modes.user_errors import report_user_errors
 
@@ -91,14 +91,14 @@ def _run_until_loss(argv: Sequence[str]) -> int:
 def _run(argv: Sequence[str]) -> int:
     if len(argv) > 1 and argv[1] in commands.COMMANDS:
         return commands.run(argv[1:])
-    values, changes = command_line.parse(argv)
+    values, changes = command_line.parse(argv, commands.COMMANDS)
     if values.help:
         print_line(command_line.format_help(commands.COMMANDS))
         return 0
     if values.version:
         print_line(command_line.format_version())
         return 0
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # a config file may import TensorFlow
+    quiet.set_log_level(os.environ)  # a config file may import TensorFlow
     tpu.skip_metadata_server()
     if values.sweep is not None:
         return sweep.run(values, changes)
@@ -147,11 +147,10 @@ def _default_workdir(
     values: flags.FlagValues, mode: Mode, config: config_dict.ConfigDict, changes: Changes
 ) -> pathlib.Path:
     """Returns the folder of a run that is started without --workdir."""
-    stem = pathlib.Path((values.config or "").partition(":")[0]).stem
+    folder = pathlib.Path("runs", name_experiment(values.config or ""))
     if values.overfit is not None:
         # A run on a few batches must not resume, or be resumed as, the run on all of them.
-        return pathlib.Path("runs", f"{stem}.overfit")
-    folder = pathlib.Path("runs", stem)
+        return folder.with_name(f"{folder.name}.overfit")
     chosen = choose_folder(
         folder,
         config,

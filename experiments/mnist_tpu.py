@@ -1,11 +1,11 @@
-"""MNIST on a TPU slice of eight cores, in bfloat16.
+"""MNIST on a TPU slice of four cores, in bfloat16.
 
 ctl experiments/mnist_tpu.py
 
 The batch and the learning rate are four times those of one device, with a quarter of the steps. It has
 not been run on a TPU. Without one, the step can be compiled:
 
-ctl aot_compile experiments/mnist_tpu.py --topology=v5e:2x4
+ctl aot_compile experiments/mnist_tpu.py --topology=v5e:2x2
 """
 
 import mnist

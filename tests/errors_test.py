@@ -16,7 +16,7 @@ from ctl import errors
         ("zzz", [["steps", "seed"]], ": expected one of steps, seed."),
         ("zzz", [["steps"]], ": expected steps."),
         ("zzz", [[]], ""),
-        ("zzz", [], ""),
+        ("zzz", [["", "best"]], ': expected one of "", best.'),
         ("stps", [{"steps": "train.steps"}], ": did you mean train.steps?"),
         ("zzz", [{"steps": "train.steps"}], ": expected train.steps."),
         # An equal name in a later collection is preferred to a similar one, which is preferred to

@@ -7,6 +7,8 @@ in ctl/commands/project_template.
 """
 
 from collections.abc import Iterator, Sequence
+import importlib.metadata
+import json
 import pathlib
 import re
 import shutil
@@ -17,7 +19,7 @@ from ctl.commands.parser import Parser
 from ctl.errors import UsageError, print_line
 
 TEMPLATE = pathlib.Path(__file__).parent / "project_template"
-_PACKAGE = "ctl-tensorflow"  # its name on a package index
+_PACKAGE = "ctl-tensorflow"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
@@ -65,7 +67,7 @@ def _check(path: pathlib.Path) -> None:
 
 def _create(path: pathlib.Path) -> list[str]:
     """Writes the files into a temporary folder, which becomes the project when it is complete."""
-    values = {"PROJECT_NAME": path.name, "CTL_PACKAGE": _PACKAGE, "CTL_VERSION": ctl.__version__}
+    values = {"PROJECT_NAME": path.name, "CTL_REQUIREMENT": _requirement()}
     placeholders = re.compile("|".join(values))
     names, temporary = [], None
     try:
@@ -84,3 +86,20 @@ def _create(path: pathlib.Path) -> list[str]:
             shutil.rmtree(temporary, ignore_errors=True)
         raise UsageError(f"{path} cannot be created ({error.strerror}).") from None
     return names
+
+
+def _requirement() -> str:
+    """Returns the requirement by which pip installs the same ctl from the same place."""
+    package = f"{_PACKAGE}[cpu]"
+    try:
+        installed = importlib.metadata.distribution(_PACKAGE)
+    except importlib.metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
+        return f"{package} @ {pathlib.Path(ctl.__file__).parents[1].as_uri()}"
+    text = installed.read_text("direct_url.json")
+    if not text:  # from a package index
+        return f"{package}=={installed.version}"
+    origin = json.loads(text)  # as in PEP 610
+    if "vcs_info" in origin:
+        info = origin["vcs_info"]
+        return f"{package} @ {info['vcs']}+{origin['url']}@{info['commit_id']}"
+    return f"{package} @ {origin['url']}"

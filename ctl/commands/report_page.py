@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 import datetime
 import html
+import math
 from typing import Any
 
 from plotly import graph_objects, offline
@@ -116,7 +117,7 @@ def _section_of(name: str) -> str:
 
 
 def _chart(name: str, runs: Sequence[RunFiles], curves: Sequence[Any]) -> str:
-    figure = graph_objects.Figure()
+    figure, drawn = graph_objects.Figure(), set[float]()
     for index, (run, metrics) in enumerate(zip(runs, curves, strict=True)):
         for split, (steps, values) in metrics.get(name, {}).items():
             label = split if len(runs) == 1 else f"{run.name} {split}"
@@ -126,6 +127,10 @@ def _chart(name: str, runs: Sequence[RunFiles], curves: Sequence[Any]) -> str:
             line = {"color": color, "dash": "dot" if is_evaluation and len(runs) > 1 else "solid"}
             mode = "lines+markers" if is_evaluation or len(steps) < 3 else "lines"
             figure.add_scatter(x=steps, y=values, name=label, mode=mode, line=line)
+            drawn.update(filter(math.isfinite, values))
+    if len(drawn) == 1:  # Plotly's range is the constant plus and minus 1, where 0.001 looks like 0
+        (constant,) = drawn
+        figure.update_yaxes(range=sorted((0, 2 * constant)) if constant else None)
     figure.update_layout(title=_escape(name), xaxis_title="step", showlegend=True)
     figure.update_layout(
         width=600, height=340, template="plotly_white", margin={"l": 60, "r": 20, "t": 50, "b": 45}

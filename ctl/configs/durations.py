@@ -14,7 +14,7 @@ from typing import Any
 from ml_collections import config_dict
 
 from ctl.configs import keys
-from ctl.errors import UsageError, did_you_mean
+from ctl.errors import UsageError, closest
 
 # Key -> whether it accepts a time. That would make the updates depend on the speed of the machine,
 # unless the key has no effect on them.
@@ -224,9 +224,9 @@ def _parse(key: str, text: str) -> tuple[fractions.Fraction, str]:
             "steps, epochs or examples."
         )
     units = [f"{name}s" for name in _UNITS if allows_time or name not in _SECONDS]
-    hint = did_you_mean(match[2], units) if match else ""
-    if "did you mean" in hint:
-        raise UsageError(f"{key} is {text!r}, which has no known unit{hint}")
+    similar = closest(match[2], units) if match else ""
+    if similar:
+        raise UsageError(f"{key} is {text!r}, which has no known unit: did you mean {similar}?")
     other = "30 minutes" if allows_time else "5000000 examples"
     examples = f'"90 epochs" or "{other}"'
     raise UsageError(f"{key} is {text!r}, but must be an integer or a duration such as {examples}.")

@@ -8,7 +8,7 @@ parsing, before an unknown flag is reported. An error in the file or an unknown 
 with a traceback and exit code 1, where ctl prints one line and exits with 2.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import importlib.metadata
 import itertools
 import re
@@ -94,11 +94,12 @@ _PACKAGES = ("tensorflow-cpu", "tensorflow", "tensorflow-tpu", "tf_keras", "tf-m
 Changes = list[tuple[str, str | None]]
 
 
-def parse(argv: Sequence[str]) -> tuple[flags.FlagValues, Changes]:
+def parse(argv: Sequence[str], commands: Iterable[str] = ()) -> tuple[flags.FlagValues, Changes]:
     """Parses the command line.
 
     Args:
         argv: the program's name and its arguments.
+        commands: the names of the commands, for messages.
 
     Returns:
         The flags, and the changes of the config as pairs of a key's full name and its new value as
@@ -121,7 +122,7 @@ def parse(argv: Sequence[str]) -> tuple[flags.FlagValues, Changes]:
         message = str(error).removeprefix("ERROR:: ")
         raise UsageError(f"The command line cannot be read: {message}") from None
     if positional:
-        raise UsageError(_describe_positional(positional[0]))
+        raise UsageError(_describe_positional(positional[0], commands))
     if not (values.help or values.version):
         _check_flags(values)
     return values, [*changes, *_overfit_changes(values.overfit)]
@@ -258,6 +259,8 @@ def _check_arguments(arguments: list[str]) -> None:
 
 
 def _check_flags(values: flags.FlagValues) -> None:
+    for name in ("workdir", "checkpoint"):
+        errors.check_local(f"--{name}", values[name].value or "")
     if values.config is None and values.mode != "devices":
         raise UsageError(
             "No experiment is named: add its file, such as experiments/mnist.py; see --help."
@@ -286,7 +289,7 @@ def _describe_unknown_flag(name: str) -> str:
     return f"There is no flag --{name}{errors.did_you_mean(name, known, full_names, last_parts)}"
 
 
-def _describe_positional(argument: str) -> str:
+def _describe_positional(argument: str, commands: Iterable[str]) -> str:
     """Describes an argument that is neither a flag, nor the first config file, nor the first mode."""
     if re.search(r"\.py(:|$)", argument):
         return _TWO_CONFIGS
@@ -294,5 +297,7 @@ def _describe_positional(argument: str) -> str:
         return f"Two modes are given: remove {argument!r}."
     if argument.partition("=")[0] in overrides.flatten(keys.defaults()):
         return f"{argument!r} is not a flag: write --config.{argument}."
-    hint = errors.did_you_mean(argument, list(MODES))
-    return f"{argument!r} is neither a mode nor a config file, which ends in .py{hint}"
+    if argument in commands:
+        return f"The command {argument} must be the first argument: ctl {argument} ..."
+    hint = errors.did_you_mean(argument, [*MODES, *commands])
+    return f"{argument!r} is no mode, no command and no config file, which ends in .py{hint}"

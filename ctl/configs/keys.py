@@ -8,8 +8,10 @@ from typing import Any
 
 from ml_collections import config_dict
 
+from ctl import optimizers
 from ctl.errors import UsageError, did_you_mean
 from ctl.hardware import strategies
+from ctl.optimizers import schedules
 
 PRECISIONS = ("float32", "float64", "bfloat16", "float16")
 XLA_MODES = ("auto", "off", "loop", "step", "gradients", "autocluster")
@@ -133,8 +135,7 @@ KEYS = (
     Key("runtime", {}),
     Key(
         "runtime.strategy", "auto",
-        "auto, default, one_device, mirrored, central_storage, multi_worker_mirrored, "
-        "parameter_server, tpu; see docs/hardware.md.",
+        f"{', '.join(strategies.NAMES)}; see docs/hardware.md.",
         choices=strategies.NAMES, harmless=True,
     ),
     Key(
@@ -310,8 +311,7 @@ KEYS = (
     Key("optimizer", {}),
     Key(
         "optimizer.name", "adam",
-        "adam, adamw, sgd, rmsprop, adagrad, lion, adamax, adadelta, ftrl, adafactor, lamb, "
-        "lars, or package.module:function; see docs/optimizers.md.",
+        f"{', '.join(optimizers.CLASSES)}, or package.module:function; see docs/optimizers.md.",
     ),
     Key(
         "optimizer.arguments", {},
@@ -331,8 +331,7 @@ KEYS = (
     ),
     Key(
         "optimizer.schedule", "constant",
-        "constant, cosine, linear, polynomial, exponential, piecewise, inverse_sqrt, "
-        "cosine_restarts, or package.module:function.",
+        f"{', '.join(schedules.KINDS)}, or package.module:function.",
     ),
     Key(
         "optimizer.schedule_arguments", {},
@@ -352,10 +351,13 @@ KEYS = (
     ),
     Key(
         "optimizer.momentum", 0.0,
-        "The momentum of sgd, rmsprop and lars.",
+        f"The momentum of {', '.join(optimizers.MOMENTUM)}.",
         least=0, bound=(lambda momentum: momentum < 1, "less than 1, such as 0.9"),
     ),
-    Key("optimizer.nesterov", False, "Nesterov's form of the momentum of sgd and lars."),
+    Key(
+        "optimizer.nesterov", False,
+        f"Nesterov's form of the momentum of {', '.join(optimizers.NESTEROV)}.",
+    ),
     Key("optimizer.weight_decay", 0.0, "decoupled, as the argument of tf_keras optimizers.", least=0),
     Key(
         "optimizer.weight_decay_exclude", [],

@@ -274,7 +274,7 @@ def _unknown(path: str, key: Any, section: Any, *, is_new: bool = False) -> str:
     known = {str(k): _join(path, k) for k in section}
     if path.split(".")[0] == "model":  # any keys that the experiment sets
         hint = errors.did_you_mean(str(key), known) or ": this experiment sets no keys there."
-        if is_new and not hint.startswith(": did you mean"):
+        if is_new and not errors.closest(str(key), known):
             keys = f"{key}=..."
             for part in reversed(path.split(".")):
                 keys = f"{part}=dict({keys})"

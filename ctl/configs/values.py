@@ -37,6 +37,8 @@ def check_values(values: Mapping[str, Any]) -> None:
                 f"{key} is {name!r}, but must be the name of a metric of the evaluation, eval/NAME, "
                 "such as eval/loss."
             )
+    for key in ("data.cache", "init.checkpoint"):
+        errors.check_local(key, values.get(key, ""))
     _check_profile(values.get("train.profile", ""))
     if values.get(durations.LIMIT):
         durations.seconds(values[durations.LIMIT])

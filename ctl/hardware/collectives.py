@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 import json
+import re
 from typing import Any
 
 import tensorflow as tf
 
+from ctl.hardware.cluster import task_name
 from ctl.hardware.selection import Hardware
 
 
@@ -85,6 +87,21 @@ class ProcessGroup:
         local = self._strategy.experimental_local_results(table)
         # All replicas of a process pass the same values.
         return [[float(value) for value in row] for row in local[0].numpy()[:: len(local)]]
+
+    def read_on_servers(self, path: str) -> dict[str, bytes]:
+        """Returns the content of a file on each parameter server, by its name and host.
+
+        It is b"" where there is no such file. Not collective: there are no servers, or one caller.
+        """
+        pattern = re.sub(r"([*?\[\\])", r"\\\1", path)
+        contents = {}
+        for i, address in enumerate(self._cluster.addresses.get("ps", ()) if self._cluster else ()):
+            with tf.device(f"/job:ps/task:{i}/device:CPU:0"):
+                # An attempt to read a missing file would also print TensorFlow's warnings.
+                exists = tf.io.matching_files(pattern).numpy().size
+                content = tf.io.read_file(path).numpy() if exists else b""
+            contents[f"{task_name('ps', i)} on {address.rpartition(':')[0]}"] = content
+        return contents
 
     def barrier(self) -> None:
         """Collective: returns when every process has called it."""

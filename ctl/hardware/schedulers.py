@@ -11,6 +11,7 @@ _HOST = r"[\w-]{1,63}(?:\.[\w-]{1,63})*\.?"
 # re.ASCII: \d and \w would otherwise accept digits such as "٣", which gRPC rejects.
 ADDRESS = re.compile(rf"(\[[0-9a-fA-F:]+\]|{_HOST}):(\d{{1,5}})", re.ASCII)
 _PORTS_PER_STEP = 16  # at least
+_STEPS_PER_JOB = 37  # steps of a job before its ports are those of the next job
 _MAX_TASKS = 100_000  # Kubernetes allows this many completions of an Indexed Job
 
 
@@ -118,10 +119,13 @@ def read_slurm_step(environment: Mapping[str, str]) -> tuple[list[str], int] | N
             "The ranks of the Slurm step are not consecutive on each node: start it by srun "
             "--distribution=block, or set TF_CONFIG."
         )
-    step = int(_read(environment, "SLURM_JOB_ID")) + int(_read(environment, "SLURM_STEP_ID", "0"))
-    # Steps that share a node use different ports, below those that Linux gives to outgoing connections,
-    # from 32768 on.
-    default = 10_000 + max(_PORTS_PER_STEP, *counts) * step % 20_000
+    job, step = (
+        int(_read(environment, f"SLURM_{k}_ID", d)) for k, d in (("JOB", ""), ("STEP", "0"))
+    )
+    # The steps of neighboring jobs that share a node use different ports, below those that Linux gives
+    # to outgoing connections, from 32768 on.
+    width = max(_PORTS_PER_STEP, *counts)
+    default = 10_000 + width * ((_STEPS_PER_JOB * job + step) % (20_000 // width))
     port = read_number(
         environment, "CTL_PORT", minimum=1, maximum=65_535 - max(counts), default=str(default)
     )

@@ -89,6 +89,7 @@ class StrategySpec:
         remote: whether the steps run on hosts that do not run this program: they cannot call its
             Python functions, write its files or read its clock.
         central: whether the variables are on another device than the replicas.
+        io_device: the device that reads and writes checkpoints; "" for the variables' hosts.
     """
 
     summary: str
@@ -101,6 +102,7 @@ class StrategySpec:
     coordinated: bool = False
     remote: bool = False
     central: bool = False
+    io_device: str = ""
 
 
 def spec_of(strategy: "tf.distribute.Strategy") -> StrategySpec:
@@ -302,6 +304,7 @@ STRATEGIES: dict[str, StrategySpec] = {
         "own",
         reads=("tpu",),
         remote=True,
+        io_device="/job:localhost",  # the hosts of a remote TPU have no disk of the run
     ),
     "parameter_server": StrategySpec(
         "workers that asynchronously update variables on parameter servers",

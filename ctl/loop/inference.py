@@ -5,6 +5,7 @@ training, and restored from a checkpoint.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+import dataclasses
 import pathlib
 from typing import Any
 
@@ -23,10 +24,11 @@ from ctl.replica.step.engine import engine_of
 from ctl.replica.step.microbatches import row_count
 from ctl.trainer import StandardTrainer
 
-# The options that do not belong to the updates or to the hardware.
-_KEPT = (
-    "seed", "allow_unkeyed_random", "allow_row_coupling", "ema_decay", "prefetch", "cache", "data",
-    "model",
+# The options of the updates and of the hardware, which inference leaves at their defaults.
+_OF_TRAINING = (
+    "loss_scale", "placement", "logical_shards", "all_reduce_dtype", "compression",
+    "compression_rank", "compression_start", "gradient_accumulation_steps", "shard_state", "clip",
+    "loss_spike", "norms", "histogram_interval", "weight_decay_exclude", "optimizer_groups",
 )  # fmt: skip
 NOT_SERVED = ("label", "weight")  # features that are not known when a model is used
 
@@ -57,11 +59,12 @@ def restore_trainer(
         strategy=tf.distribute.get_strategy(),  # the default one: no replicas
         global_batch_size=global_batch_size,
         optimizer=lambda: tf_keras.optimizers.SGD(0.0),  # has no state
-        options=TrainerOptions(
+        options=dataclasses.replace(
+            options,
             precision=of_variables,
             xla="off",
             on_non_finite="ignore",
-            **{name: getattr(options, name) for name in _KEPT},
+            **{name: getattr(TrainerOptions, name) for name in _OF_TRAINING},
         ),
     )
     models: Any = _Models(trainer)  # all that a `Checkpointer` reads of a trainer

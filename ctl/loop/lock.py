@@ -3,17 +3,22 @@
 import contextlib
 import datetime
 import errno
+import hashlib
 import json
 import os
 import pathlib
 import socket
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 
 import filelock
 
 from ctl import errors
-from ctl.errors import UsageError
+from ctl.errors import UsageError, list_some
 from ctl.loop.checkpoints.files import report_write_errors
+
+if TYPE_CHECKING:  # it imports TensorFlow
+    from ctl.hardware.collectives import ProcessGroup
 
 NAME = "run.lock"
 # How long to wait for the lock of another host. The server of a shared disk releases the locks of a
@@ -21,6 +26,9 @@ NAME = "run.lock"
 # the wait, a pod that replaces one on a dead node would end with exit code 2, which
 # deploy/kubernetes takes for a mistake of the user that no restart fixes.
 LEASE_SECONDS = 120.0
+# How long a process waits until it sees the file that the chief has written: file systems such as NFS
+# cache the content of folders.
+_SHARED_SECONDS = 30.0
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 
 
@@ -77,6 +85,41 @@ class RunLock:
         self._release(moved_to / NAME)
         self.acquire()
 
+    def all_check_shared(self, processes: "ProcessGroup") -> None:
+        """Checks that every process of the run sees the file of the chief's lock; collective.
+
+        Without a shared folder, a restart would find the checkpoints in one process only.
+
+        Args:
+            processes: the processes of the run, of which the chief has locked the folder.
+
+        Raises:
+            UsageError: a process sees another folder; raised in every process.
+        """
+        # Names the start of the chief, so a file that is left of an earlier one is not its file.
+        token = processes.broadcast_from_chief(_identify(self._read()))
+
+        def find_blind() -> list[str]:
+            contents = {"": self._read(), **processes.read_on_servers(str(self._path))}
+            return [name for name, content in contents.items() if _identify(content) != token]
+
+        deadline = time.monotonic() + _SHARED_SECONDS
+        while (blind := find_blind()) and time.monotonic() < deadline:
+            for folder in (*reversed(self._folder.parents), self._folder):
+                with contextlib.suppress(OSError):  # opening a folder renews the cache of NFS
+                    os.close(os.open(folder, os.O_RDONLY))
+            time.sleep(0.2)
+        if processes.any_process(bool(blind)):
+            if not any(blind):
+                seen = processes.gather([float(not blind)])
+                members = zip(processes.members, seen, strict=True)
+                blind = [f"{name} on {host}" for (name, host), (sees,) in members if not sees]
+            raise UsageError(
+                f"{self._folder} is not the same folder in every process, since {list_some(blind)} "
+                "cannot read what the chief has written there: name a --workdir on a disk that all of "
+                "them share."
+            )
+
     def release(self) -> None:
         """Unlocks the folder, and removes it if it was created for the lock and is empty."""
         self._release(self._path)
@@ -94,6 +137,8 @@ class RunLock:
                 f"{self._folder} is on a file system without locks ({error.strerror}): make sure that "
                 "only one run uses it."
             )
+            with self._path.open("wb", buffering=0) as file:
+                _write_holder(file.fileno())
         else:
             if holder:  # a run that ends, even by an error, removes its file
                 errors.print_line(f"{self._folder} was left by a killed run, {_describe(holder)}.")
@@ -124,6 +169,12 @@ class RunLock:
         complete = isinstance(content, dict) and {"pid", "host", "since"} <= content.keys()
         return content if complete else None
 
+    def _read(self) -> bytes:
+        try:
+            return self._path.read_bytes()
+        except OSError:
+            return b""
+
     def _release(self, path: pathlib.Path) -> None:
         if self._lock.is_locked:
             # Removed before it is unlocked: whoever waits for the lock of this file then sees that
@@ -146,6 +197,10 @@ def _write_holder(descriptor: int) -> None:
     line = json.dumps(holder).encode() + b"\n"
     if os.write(descriptor, line) < len(line):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _identify(content: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(content, digest_size=6).digest(), "big")
 
 
 def _describe(holder: dict[str, Any]) -> str:

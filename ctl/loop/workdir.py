@@ -15,7 +15,7 @@ from typing import Any
 from ml_collections import config_dict
 
 from ctl.configs import overrides
-from ctl.errors import UsageError
+from ctl.errors import UsageError, check_local
 from ctl.loop import json_files, lock
 from ctl.loop.checkpoints.files import report_write_errors
 from ctl.loop.config_changes import ConfigChanges, changes_updates
@@ -45,10 +45,11 @@ class Workdir:
         writes: whether this process writes there; only the chief does.
 
     Raises:
-        UsageError: the path is a file, or cannot be written.
+        UsageError: the path is a URL or a file, or cannot be written.
     """
 
     def __init__(self, path: str | pathlib.Path, *, writes: bool = True):
+        check_local("The workdir", path)
         self.path = pathlib.Path(path)
         self.writes = writes
         if writes:
@@ -339,9 +340,20 @@ def name_values(values: Mapping[str, str]) -> str:
     """Returns a name such as "learning_rate=0.1,dropout=0.5", for a folder."""
     last = [key.rpartition(".")[-1] for key in values]
     keys = last if len(set(last)) == len(last) else list(values)
-    text = ",".join(f"{key}={value}" for key, value in zip(keys, values.values(), strict=True))
+    return _as_name(",".join(f"{k}={v}" for k, v in zip(keys, values.values(), strict=True)))
+
+
+def name_experiment(config: str) -> str:
+    """Returns the name of an experiment, for a folder: "mnist" of mnist.py, "mnist.a" of mnist.py:a."""
+    file, _, text = config.partition(":")
+    stem = pathlib.Path(file).stem
+    return f"{stem}.{_as_name(text)}" if text else stem
+
+
+def _as_name(text: str) -> str:
+    """Returns a part of a file's name; it is unique for each text."""
     name = re.sub(r"[^\w.,=+-]", "_", text)
     if name == text and len(name) <= _MAX_NAME:
         return name
-    digest = hashlib.sha256(json.dumps(dict(values)).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return f"{name[:_MAX_NAME]}-{digest}"

@@ -1,6 +1,6 @@
 """Builds the strategy, the trainer and the evaluator of a config, or of a trainer that exists."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import inspect
@@ -193,11 +193,9 @@ def _check_optimizer_is_used(
 def _check_class(trainer_class: type, name: str) -> None:
     """Raises UsageError if the class lacks a method, or its `__init__` requires other arguments."""
     missing = sorted(getattr(trainer_class, "__abstractmethods__", ()))
+    _check_spelling(trainer_class, name, missing)
     if missing:
-        methods = [name for name, value in vars(trainer_class).items() if callable(value)]
-        hint = errors.did_you_mean(missing[0], methods)
-        fix = hint if hint.startswith(": did you mean") else ": define it."
-        raise UsageError(f"{name} does not define {missing[0]}{fix}")
+        raise UsageError(f"{name} does not define {missing[0]}: define it.")
     arguments = ("strategy", "global_batch_size", "optimizer", "options")
     try:
         inspect.signature(trainer_class).bind(**dict.fromkeys(arguments))
@@ -207,6 +205,28 @@ def _check_class(trainer_class: type, name: str) -> None:
             "accept **arguments only, pass them to super().__init__, and read further values from "
             "self.options.model."
         ) from None
+
+
+def _check_spelling(trainer_class: type, name: str, missing: Sequence[str]) -> None:
+    """Rejects a method whose name is almost that of a method of ctl, and which nothing calls.
+
+    Args:
+        trainer_class: the class.
+        name: the name of the class in messages.
+        missing: the methods that it must define and does not.
+    """
+    source = loading.read_trainer_source(trainer_class)
+    unused = [
+        own
+        for own, value in vars(trainer_class).items()
+        if callable(value) and own[0] != "_" and not hasattr(StandardTrainer, own)
+        if not re.search(rf"\.{own}\b", source)
+    ]
+    inherited = [k for k, v in vars(StandardTrainer).items() if getattr(trainer_class, k) is v]
+    for method in (*missing, *inherited):
+        similar = errors.closest(method, unused, similarity=0.6 if method in missing else 0.9)
+        if similar:
+            raise UsageError(f"{name} defines {similar}: did you mean {method}?")
 
 
 def _check_unread_keys(

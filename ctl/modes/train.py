@@ -48,7 +48,8 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
             changes = workdir.check_config(
                 config.to_dict(), allow_change=arguments.allow_config_change
             )
-        processes.barrier()  # no process reads the folder before the chief has moved the old run
+        # No process reads the folder before the chief has moved the old run.
+        lock.all_check_shared(processes)
 
         latest = processes.broadcast_from_chief(run.checkpoints.latest_step() or 0)
         # The chief's result and its changes of the config decide for all processes.

@@ -15,6 +15,7 @@ class _Layerwise(tf_keras.optimizers.Optimizer):
     """A base class with weight decay inside of the update, and the trust ratio of a variable."""
 
     _slot_names: tuple[str, ...]  # set by each subclass
+    _hyperparameters: tuple[str, ...]  # arguments of its constructor, and attributes
 
     def __init__(self, learning_rate: Any, weight_decay: float | None, **kwargs: Any):
         # Not the base class' decay, which is applied outside of the update, not scaled by the ratio.
@@ -56,10 +57,13 @@ class _Layerwise(tf_keras.optimizers.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""
+        # Without those of the base class that the constructor does not take, such as clipnorm.
         return {
-            **super().get_config(),
+            "name": self.name,
             "learning_rate": self._serialize_hyperparameter(self._learning_rate),
             "weight_decay": self.layerwise_weight_decay,
+            "jit_compile": self.jit_compile,
+            **{name: getattr(self, name) for name in self._hyperparameters},
         }
 
 
@@ -72,6 +76,7 @@ class LAMB(_Layerwise):
     """
 
     _slot_names = ("m", "v")
+    _hyperparameters = ("beta_1", "beta_2", "epsilon")
 
     def __init__(
         self,
@@ -100,11 +105,6 @@ class LAMB(_Layerwise):
         rate = tf.cast(self.learning_rate, variable.dtype)
         variable.assign_sub(rate * self._trust_ratio(variable, update) * update)
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of the constructor."""
-        own = {"beta_1": self.beta_1, "beta_2": self.beta_2, "epsilon": self.epsilon}
-        return {**super().get_config(), **own}
-
 
 class LARS(_Layerwise):
     """Layer-wise adaptive rate scaling (You et al. 2017, "Large batch training of ... networks").
@@ -114,6 +114,7 @@ class LARS(_Layerwise):
     """
 
     _slot_names = ("m",)
+    _hyperparameters = ("momentum", "nesterov", "trust_coefficient")
 
     def __init__(
         self,
@@ -137,12 +138,3 @@ class LARS(_Layerwise):
         m = self._slot("m", variable)
         m.assign(self.momentum * m + scaled)
         variable.assign_sub(self.momentum * m + scaled if self.nesterov else m)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of the constructor."""
-        return {
-            **super().get_config(),
-            "momentum": self.momentum,
-            "nesterov": self.nesterov,
-            "trust_coefficient": self.trust_coefficient,
-        }

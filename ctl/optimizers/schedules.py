@@ -188,17 +188,14 @@ def _check_argument(full_name: str, key: str, value: Any) -> None:
         if not isinstance(value, bool):
             raise UsageError(f"{full_name} is {value!r}, but must be true or false.")
         return
-    if key == "boundaries":  # their elements are durations, which `configs.durations` checks
-        if not isinstance(value, list | tuple) or not value:
-            raise UsageError(f"{full_name} is {value!r}, but must be a list, such as [1000, 2000].")
+    if key not in ("boundaries", "factors"):
+        _check_number(full_name, value, zero=key == "end_factor")
         return
-    if key == "factors":
-        if not isinstance(value, list | tuple) or not value:
-            raise UsageError(f"{full_name} is {value!r}, but must be a list, such as [0.1, 0.01].")
+    if not isinstance(value, list | tuple) or not value:
+        raise UsageError(f"{full_name} is {value!r}, but must be a list, such as {_EXAMPLES[key]}.")
+    if key == "factors":  # boundaries are durations, which `configs.durations` checks
         for element in value:
             _check_number(full_name, element, zero=True)
-        return
-    _check_number(full_name, value, zero=key == "end_factor")
 
 
 def _check_number(full_name: str, value: Any, *, zero: bool) -> None:

@@ -6,6 +6,7 @@ import tensorflow as tf
 import tf_keras
 
 
+@tf_keras.saving.register_keras_serializable("ctl")
 class WarmUp(tf_keras.optimizers.schedules.LearningRateSchedule):
     """Raises the rate linearly from 0, then follows another schedule (Goyal et al. 2017).
 
@@ -29,7 +30,7 @@ class WarmUp(tf_keras.optimizers.schedules.LearningRateSchedule):
             # Both branches are computed: the later one must not see a negative step, for which
             # an exponential decay would be infinite.
             following = tf.maximum(step - tf.cast(self.warmup_steps, step.dtype), 0)
-            after = self.after(following) if callable(self.after) else rate
+            after = self.after(following) if callable(self.after) else self.after
             warm = rate * (tf.cast(step, rate.dtype) / count)
             return tf.where(step < tf.cast(self.warmup_steps, step.dtype), warm, after)
 
@@ -37,7 +38,13 @@ class WarmUp(tf_keras.optimizers.schedules.LearningRateSchedule):
         """Returns the arguments of the constructor."""
         return {"rate": self.rate, "warmup_steps": self.warmup_steps, "after": self.after}
 
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "WarmUp":
+        """Makes the schedule of a config, in which a schedule `after` may be a config, too."""
+        return cls(**config | {"after": tf_keras.saving.deserialize_keras_object(config["after"])})
 
+
+@tf_keras.saving.register_keras_serializable("ctl")
 class InverseSqrt(tf_keras.optimizers.schedules.LearningRateSchedule):
     """Decays by 1 / sqrt(1 + step / scale).
 

@@ -1,12 +1,13 @@
 """ctl new: a project whose tests pass, and mistakes that change nothing."""
 
 import fnmatch
+import json
 import os
 import re
+import types
 
 import pytest
 
-import ctl
 from ctl import main
 from ctl.commands import new
 from ctl.errors import UsageError
@@ -26,12 +27,34 @@ def test_project_has_every_file_and_no_placeholder(tmp_path, monkeypatch, capsys
     ]  # fmt: skip
     assert all(name in out for name in files)
     texts = "".join((project / name).read_text() for name in files)
-    assert not re.search("PROJECT_NAME|CTL_PACKAGE|CTL_VERSION", texts) and "my-digits" in texts
+    assert not re.search("PROJECT_NAME|CTL_REQUIREMENT", texts) and "my-digits" in texts
+
+
+@pytest.mark.parametrize(
+    ("origin", "place"),
+    [
+        (None, "==1.2"),
+        ({"url": "file:///a/ctl", "dir_info": {"editable": True}}, " @ file:///a/ctl"),
+        (
+            {"url": "https://host/ctl", "vcs_info": {"vcs": "git", "commit_id": "12ab"}},
+            " @ git+https://host/ctl@12ab",
+        ),
+    ],
+)
+def test_project_requires_ctl_from_where_it_was_installed(tmp_path, monkeypatch, origin, place):
+    def distribution(name):
+        return types.SimpleNamespace(
+            version="1.2", read_text=lambda file: origin and json.dumps(origin)
+        )
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("importlib.metadata.distribution", distribution)
+    new.main(["a"])
     package = re.search(
         r'^name = "(.+?)"', (child.ROOT / "pyproject.toml").read_text(), re.MULTILINE
     )
-    requirement = (project / "requirements.txt").read_text().splitlines()[0]
-    assert requirement == f"{package[1]}[cpu]=={ctl.__version__}"
+    requirement = (tmp_path / "a/requirements.txt").read_text().splitlines()[0]
+    assert requirement == f"{package[1]}[cpu]{place}"
 
 
 @pytest.mark.parametrize(
@@ -81,8 +104,8 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
 
 def test_a_project_may_have_the_name_of_a_placeholder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    new.main(["CTL_VERSION"])
-    assert (tmp_path / "CTL_VERSION/README.md").read_text().startswith("# CTL_VERSION\n")
+    new.main(["CTL_REQUIREMENT"])
+    assert (tmp_path / "CTL_REQUIREMENT/README.md").read_text().startswith("# CTL_REQUIREMENT\n")
 
 
 def test_every_file_of_the_template_is_package_data():

@@ -61,6 +61,8 @@ def test_page_of_one_run(tmp_path, capsys):
         assert part in (page if part.startswith("&") else text), part
     titles = re.findall(r'"title":\{"text":"(\w+)"\}', page)
     assert {"loss", "learning_rate", "examples_per_second"} <= set(titles)
+    # Plotly would draw a constant of 0.001 as a line at 0.
+    assert '"range":[0,0.002]' in page and '"range":[0,200.0]' in page
     # Nothing is loaded from a server.
     assert not re.search(r'<(script|link|img)[^>]*(src|href)="?http', page)
 

@@ -161,7 +161,7 @@ def test_missing_model_section_is_reported():
 
 
 # Keys that accept any text.
-FREE = {"data.dir", "data.cache", "init.checkpoint"}
+FREE = {"data.dir"}
 SWITCHES = {
     "init.averages",
     "runtime.allow_row_coupling",
@@ -206,6 +206,8 @@ def test_every_key_has_values_that_are_rejected(name):
         rejected = [["?"], [5], ["json"], ["jsonl", "jsonl"]]
     if name == "train.profile":
         rejected = ["?", "5", "5:5", "9:5", "0:1001", "-1:5"]
+    if name in ("data.cache", "init.checkpoint"):
+        rejected = ["gs://bucket/run", "file:///run", "S3://a"]
     if name == "eval.splits":
         rejected = [["a b"], ["../a"], ["test", "test"], [5], [""]]
     if name in SWITCHES or name in FREE:  # ConfigDict itself checks the type
@@ -218,6 +220,8 @@ def test_every_key_has_values_that_are_rejected(name):
 def test_free_keys_and_switches_are_all_strings_and_booleans():
     assert {name for name in KEYS if type(KEYS[name]) is bool} == SWITCHES
     assert {name for name in KEYS if not KEYS[name] and type(KEYS[name]) is str} == FREE | {
+        "data.cache",
+        "init.checkpoint",
         "trainer",
         "train.best.metric",
         "train.best.mode",

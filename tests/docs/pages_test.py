@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+import ctl
 from ctl.configs import flags, keys, overrides
 from ctl.modes import MODES
 from tests import child
@@ -78,3 +79,19 @@ def test_config_keys_exist(page):
     }
     # A section is named by itself, too, such as `runtime.gpu`.
     assert {key for key in unknown if not any(k.startswith(f"{key}.") for k in known)} == set()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_names_of_ctl_are_public(page):
+    named = re.findall(r"(?:from |import |(?<!-m )`)(ctl\.[\w.]+)", TEXTS[page])
+    index = TEXTS["docs/reference/api/index.md"]
+    assert [name for name in named if not is_public(name) and f"`{name}`" not in index] == []
+
+
+def is_public(name):
+    """Whether a name such as ctl.data.arrays, or one of its attributes, is in the API index."""
+    _, first, *others = name.rstrip(".").split(".")
+    if first not in ctl.__all__ or not others:
+        return first in {*ctl.__all__, "launch", "main"}  # these two are programs
+    parent = getattr(ctl, first)
+    return others[0] in getattr(parent, "__all__", dir(parent))

@@ -2,11 +2,15 @@
 
 import gzip
 import math
+import os
+import pathlib
 import re
 import shlex
 import shutil
 import struct
+import subprocess
 import sys
+import sysconfig
 
 import numpy as np
 import pytest
@@ -54,15 +58,18 @@ def folder(tmp_path_factory):
     return folder
 
 
+INSTALL = "python3 -m venv .uv && .uv/bin/pip install -q uv && .uv/bin/uv "
+
+
 def test_every_command_is_run_by_a_test_or_installs():
-    install = "python3 -m pip install -q uv && python3 -m uv "
     assert commands(README) == [
-        f"{install}run ctl experiments/mnist.py",  # run in tests/end_to_end/program_test.py
+        f"{INSTALL}run ctl experiments/mnist.py",  # run in tests/end_to_end/program_test.py
         "ctl check my_model.py",
-        f"{install}run pytest",  # run by .ci/run
+        f"{INSTALL}run pytest",  # run by .ci/run
     ]
+    assert f"  {INSTALL}run pytest\n" in (child.ROOT / ".ci/run").read_text()
     assert commands(START) == [
-        f"{install}sync",
+        f"{INSTALL}sync",
         "source .venv/bin/activate",
         "ctl experiments/mnist.py --config.train.steps=1000",  # with fewer steps in program_test.py
         "ctl check my_model.py",
@@ -129,6 +136,48 @@ def test_explain_prints_what_the_text_promises(folder, monkeypatch, capsys):
         assert f"\n{name} " in printed
 
 
+@pytest.fixture
+def marked_python(tmp_path):
+    """A folder with a `python3` into which pip must not install, as that of Debian and Homebrew."""
+    stdlib = pathlib.Path(sysconfig.get_path("stdlib"))
+    marked = tmp_path / "usr" / "lib" / stdlib.name
+    marked.mkdir(parents=True)
+    for path in stdlib.iterdir():
+        if path.name != "site-packages":
+            (marked / path.name).symlink_to(path)
+    (marked / "EXTERNALLY-MANAGED").write_text("[externally-managed]\nError=Use apt.\n")
+    binary = tmp_path / "usr" / "bin" / "python3"
+    binary.parent.mkdir()
+    real = shlex.quote(getattr(sys, "_base_executable", sys.executable))
+    binary.write_text(f'#!/bin/sh\nPYTHONHOME={tmp_path}/usr exec {real} "$@"\n')
+    binary.chmod(0o755)
+    return binary.parent
+
+
+@pytest.mark.slow
+def test_both_commands_work_as_pasted_where_pip_must_not_install(tmp_path, marked_python):
+    clone = tmp_path / "clone"
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "runs", "site", "*.egg-info")
+    shutil.copytree(child.ROOT, clone, ignore=ignored)
+    variables = child.environment(PATH=f"{marked_python}:{os.environ['PATH']}")
+    for name in ("PYTHONPATH", "UV_PROJECT_ENVIRONMENT"):  # of the environment that runs the tests
+        variables.pop(name, None)
+    train, _, test = commands(README)
+    shown = []
+    for command in (
+        "python3 -c 'import sysconfig; print(sysconfig.get_path(\"stdlib\"))'",
+        f"{train} --dry_run",
+        f"{test} -n 0 tests/errors_test.py",
+    ):
+        done = subprocess.run(
+            command, shell=True, cwd=clone, env=variables, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        shown.append(done.stdout)
+    assert (pathlib.Path(shown[0].strip()) / "EXTERNALLY-MANAGED").exists()
+    assert "Dry run: 2 steps" in shown[1] and "[100%]" in shown[2]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "strategy"),
@@ -176,7 +225,7 @@ def test_the_table_of_three_examples_is_what_the_benchmark_prints():
     assert measured.returncode == 0, measured.stderr
     table = README.split("| program | update of w | error |")[1].split("\n\n")[0]
     rows = [line for line in table.splitlines() if line.startswith("| ")]
-    assert len(rows) == 8
+    assert len(rows) == 9
     for row in rows:
         assert row in measured.stdout, row
 

@@ -109,6 +109,8 @@ KERAS_3 = TRAINER.replace("class Tiny", "class Net").replace("import ctl", "impo
 KERAS_3 = KERAS_3.replace(", input_shape=(3,)", "").partition("def Function")[0]
 BARE = "from ml_collections import ConfigDict\n\ndef get_config():\n    return ConfigDict({})\n"
 UNITS = CONFIG.replace("))\n", "), model=dict(units=5))\n")
+NO_URL = """but ctl does not support URLs here: name a path of a file system, which may be a mounted \
+bucket."""
 FOREIGN = (
     "old has files in it and no config.json of ctl, so it is not a run's folder: name another "
     "--workdir."
@@ -251,11 +253,16 @@ COMMAND_LINES = r"""
 eval --mode=check
     Two modes are given: remove 'eval'.
 evl exp.py
-    'evl' is neither a mode nor a config file, which ends in .py: did you mean eval?
+    'evl' is no mode, no command and no config file, which ends in .py: did you mean eval?
+reprot runs/a
+    'reprot' is no mode, no command and no config file, which ends in .py: did you mean report?
+--fresh report
+    The command report must be the first argument: ctl report ...
 train.steps=5
     'train.steps=5' is not a flag: write --config.train.steps=5.
 please
-    'please' is neither a mode nor a config file, which ends in .py: expected one of <MODES>.
+    'please' is no mode, no command and no config file, which ends in .py: expected one of <MODES>,
+    new, diff, report, keys.
 --fresh=maybe
     --fresh is 'maybe', but must be true or false.
 --nofresh=3
@@ -440,6 +447,16 @@ OTHERS = {
     "workdir with too long a name": command_line(
         f"--workdir={'x' * 300}",
         f"--workdir={'x' * 300} cannot be written (File name too long): name another folder.",
+    ),
+    "workdir in object storage": command_line(
+        "--workdir=gs://bucket/run --dry_run", f"--workdir is gs://bucket/run, {NO_URL}"
+    ),
+    "checkpoint in object storage": command_line(
+        "--mode=eval --checkpoint=s3://b/ckpt-5", f"--checkpoint is s3://b/ckpt-5, {NO_URL}"
+    ),
+    "initial weights of a model in object storage": in_config(
+        'init=dict(models=dict(teacher="gs://bucket/run"))',
+        f"init.models.teacher is gs://bucket/run, {NO_URL}",
     ),
     "foreign files in the workdir, with --fresh": in_workdir(FOREIGN, "--fresh", photo=""),
     "config.json of another program": in_workdir(FOREIGN, **{"config.json": '{"model": "bert"}'}),

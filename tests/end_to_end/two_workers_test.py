@@ -1,5 +1,6 @@
 """A run of two workers decides, evaluates and exports what one process does."""
 
+import contextlib
 import json
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from ctl import main
+from ctl.hardware import cluster, rendezvous
 from ctl.loop.checkpoints.files import CheckpointFiles
 from tests import child, experiments
 
@@ -145,3 +147,49 @@ def check_export():
     (logits,) = signature(x=tf.constant(x)).values()
     loss = tf.nn.sparse_softmax_cross_entropy_with_logits((x[:, 0] > 0).astype(int), logits)
     assert np.mean(loss) == pytest.approx(experiments.read_result("two")["eval"]["loss"], abs=1e-9)
+
+
+WITHOUT_WAIT = """
+import sys
+from ctl import main
+from ctl.loop import lock
+
+lock._SHARED_SECONDS = 1.0
+sys.exit(main.run(["ctl", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "roles", "blind"),
+    [
+        ("multi_worker_mirrored", ["worker", "worker"], "worker 1"),
+        pytest.param("parameter_server", ["chief", "worker", "ps"], "ps 0", marks=pytest.mark.long),
+    ],
+)
+def test_processes_without_a_shared_disk_are_rejected_before_training(
+    tmp_path, strategy, roles, blind
+):
+    ports = rendezvous.find_free_ports(len(roles))
+    servers = roles.count("ps")
+    tasks = cluster.make_local_clusters(workers=2 - servers, servers=servers, ports=ports)
+    with contextlib.ExitStack() as stack:
+        started = []
+        for i, task in enumerate(tasks):
+            folder = tmp_path / str(i)
+            folder.mkdir()
+            experiments.write(folder, {"experiment.py": experiments.DROPOUT})
+            flags = ["experiment.py", f"--config.runtime.strategy={strategy}"]
+            process = child.start(
+                ["-c", WITHOUT_WAIT, *flags], cwd=folder, TF_CONFIG=task.tf_config()
+            )
+            stack.callback(process.kill)
+            started.append(process)
+        _, err = started[0].communicate(timeout=120)
+    assert started[0].returncode == 2
+    assert err.endswith(
+        f"ctl: runs/experiment is not the same folder in every process, since {blind} on localhost "
+        "cannot read what the chief has written there: name a --workdir on a disk that all of them "
+        "share.\n"
+    )
+    assert not list(tmp_path.rglob("config.json"))

@@ -1,5 +1,7 @@
 """The tasks of a Slurm step; cluster_test.py has those of an Indexed Job."""
 
+import itertools
+
 import pytest
 
 from ctl.errors import UsageError
@@ -15,7 +17,7 @@ STEP = {
     "SLURM_NODEID": "1",
     "SLURM_LOCALID": "0",
 }
-PORT = 10_000 + 16 * 4711 % 20_000
+PORT = 10_000 + 16 * (37 * 4711 % 1250)
 
 
 def test_tasks_have_their_nodes_and_a_port_each():
@@ -33,8 +35,11 @@ def test_steps_that_share_a_node_have_different_ports(tasks):
         "SLURM_STEP_NODELIST": "a", "SLURM_STEP_NUM_TASKS": str(tasks),
         "SLURM_STEP_TASKS_PER_NODE": str(tasks), "SLURM_PROCID": "0", "SLURM_NODEID": "0",
     }  # fmt: skip
-    steps = [schedulers.read_slurm_step(STEP | node | {"SLURM_STEP_ID": i})[0] for i in "01"]
-    assert not {*steps[0]} & {*steps[1]}
+    ports = set()
+    for job, step in itertools.product(("100", "101", "102"), ("0", "1", "2")):
+        names = {"SLURM_JOB_ID": job, "SLURM_STEP_ID": step}
+        ports |= {*schedulers.read_slurm_step(STEP | node | names)[0]}
+    assert len(ports) == 9 * tasks
 
 
 def test_tasks_are_workers_or_also_parameter_servers():

@@ -142,6 +142,52 @@ def test_lock_of_another_host_is_waited_for(make, tmp_path, monkeypatch, lines, 
     assert "locked by pid 7 on elsewhere since 2026-01-02 03:04:05+00:00: waiting" in lines[0]
 
 
+class Group:
+    """The processes of a run, as a worker sees them whose chief holds a lock."""
+
+    members = (("worker 0", "a"), ("worker 1", "b"))
+
+    def __init__(self, chief, servers=()):
+        self._chief, self._servers = chief, servers
+
+    def broadcast_from_chief(self, value):
+        return lock._identify(self._chief._read())
+
+    def read_on_servers(self, path):
+        return dict(self._servers)
+
+    def any_process(self, value):
+        return value
+
+    def gather(self, values):
+        return [[1.0], values]
+
+
+def test_folder_that_is_not_shared_is_rejected_before_training(tmp_path, monkeypatch):
+    with RunLock(tmp_path / "a") as chief, RunLock(tmp_path / "b") as worker:
+        chief.acquire()
+        chief.all_check_shared(Group(chief))
+        RunLock(tmp_path / "a").all_check_shared(Group(chief))  # another process of the run
+        monkeypatch.setattr(lock, "_SHARED_SECONDS", 0.0)
+        (tmp_path / "b").mkdir()
+        for content in ("", json.dumps(ELSEWHERE)):  # nothing, or what an earlier start has left
+            (tmp_path / "b" / lock.NAME).write_text(content)
+            with pytest.raises(UsageError, match=r"since worker 1 on b cannot read .*--workdir"):
+                worker.all_check_shared(Group(chief))
+        with pytest.raises(UsageError, match=r"since ps 0 on c cannot read"):
+            chief.all_check_shared(Group(chief, {"ps 0 on c": b""}))
+
+
+def test_file_of_the_chief_that_appears_late_is_waited_for(tmp_path, monkeypatch):
+    with RunLock(tmp_path / "a") as chief:
+        chief.acquire()
+        (tmp_path / "b").mkdir()
+        content = (tmp_path / "a" / lock.NAME).read_bytes()
+        appear = (tmp_path / "b" / lock.NAME).write_bytes
+        monkeypatch.setattr(time, "sleep", lambda seconds: appear(content))
+        RunLock(tmp_path / "b").all_check_shared(Group(chief))
+
+
 def test_file_system_without_locks_is_reported_and_used(make, tmp_path, monkeypatch, lines):
     def fail(*_):
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
@@ -150,6 +196,7 @@ def test_file_system_without_locks_is_reported_and_used(make, tmp_path, monkeypa
     run_lock = make()
     run_lock.acquire()
     assert len(lines) == 1 and "is on a file system without locks" in lines[0]
+    run_lock.all_check_shared(Group(run_lock))
     run_lock.release()
 
 

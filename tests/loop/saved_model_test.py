@@ -1,5 +1,6 @@
 """Exported models, in a process that cannot import ctl."""
 
+import dataclasses
 import functools
 import json
 import pathlib
@@ -215,6 +216,22 @@ def test_model_that_cannot_be_exported_is_rejected_in_one_line(checkpoint, tmp_p
         saved_model.export(restored, tmp_path, {})
     assert "\n" not in str(error.value)
     assert not [p for p in tmp_path.iterdir() if not p.name.startswith(".")]
+
+
+def test_options_that_are_not_of_training_are_those_of_the_trained_one():
+    @dataclasses.dataclass(frozen=True)
+    class Later(ctl.TrainerOptions):
+        added: str = ""
+
+    def make(options, **_):
+        raise KeyError(options)
+
+    options = Later(added="later", cache="memory", norms="layers", model={"width": 3})
+    with pytest.raises(KeyError) as error:
+        inference.restore_trainer(make, options, "ckpt-1", global_batch_size=8)
+    (made,) = error.value.args
+    assert (made.added, made.cache, made.norms) == ("later", "memory", "")
+    assert made.model.width == 3
 
 
 def test_signatures_and_tables_of_the_trainer_are_exported(checkpoint, tmp_path):

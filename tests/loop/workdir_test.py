@@ -10,7 +10,7 @@ import ctl
 from ctl.configs import keys, overrides
 from ctl.errors import UsageError
 from ctl.loop import workdir
-from ctl.loop.workdir import choose_folder, name_values
+from ctl.loop.workdir import choose_folder, name_experiment, name_values
 
 KEYS = overrides.flatten(keys.defaults())
 
@@ -35,6 +35,14 @@ def test_nothing_is_written_before_create(tmp_path):
     assert list(tmp_path.iterdir()) == []
     folder.create(config())
     assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["config.json"]
+
+
+@pytest.mark.parametrize("path", ["gs://bucket/run", pathlib.Path("s3://bucket/run")])
+def test_url_is_rejected(path):
+    with pytest.raises(
+        UsageError, match=r"The workdir is .*bucket/run, but ctl does not support URLs"
+    ):
+        workdir.Workdir(path, writes=False)
 
 
 def test_config_is_written_with_every_key(tmp_path):
@@ -255,6 +263,12 @@ def test_folder_without_workdir_is_that_of_the_experiment_or_of_the_changes(
     options = {"starts_run": True, **options}
     chosen = choose_folder(pathlib.Path(EXPERIMENT), make(values), changes, **options)
     assert str(chosen) == folder
+
+
+def test_each_argument_of_a_config_file_has_its_own_folder():
+    names = ["runs/k.py", "k.py:A", "k.py:B", "k.py:a/b"]
+    assert [name_experiment(name) for name in names[:3]] == ["k", "k.A", "k.B"]
+    assert name_experiment(names[3]).startswith("k.a_b-")
 
 
 def test_name_is_safe_for_file_systems_and_unique():

@@ -94,12 +94,12 @@ def test_evaluator_chooses_the_default_folder_of_the_others(monkeypatch):
     chosen = []
 
     def choose_folder(folder, config, changes, *, starts_run, allow_change):
-        chosen.append(starts_run)
+        chosen.append((str(folder), starts_run))
         return folder
 
     monkeypatch.setattr(main, "choose_folder", choose_folder)
     values = types.SimpleNamespace(
-        mode="train", config="mnist.py", overfit=None, allow_config_change=False
+        mode="train", config="mnist.py:small", overfit=None, allow_config_change=False
     )
     main._default_workdir(values, MODES["continuous_eval"], None, [])
-    assert chosen == [True]
+    assert chosen == [("runs/mnist.small", True)]

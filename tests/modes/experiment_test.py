@@ -1,5 +1,7 @@
 """A config becomes a strategy, a trainer and an evaluator, with the global batch size resolved."""
 
+import re
+
 import pytest
 
 import ctl
@@ -64,6 +66,23 @@ def test_a_model_key_that_the_trainer_never_reads_is_rejected(load, tmp_path):
     config = experiments.CONFIG.replace("))\n", "), model=dict(units=4))\n")
     experiments.write(tmp_path, {"experiment.py": config, "tiny.py": experiments.TRAINER})
     with pytest.raises(ctl.UsageError, match=r"model\.units has no effect: .* never reads"):
+        build(load(), evaluates=False)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("build_dataset", "build_datset", "defines build_datset: did you mean build_dataset?"),
+        ("def build_model", "def network", "does not define build_model: define it."),
+        # A hook that need not be defined would never be called.
+        ("def per_ex", "def sample_weights(self, batch): pass\n    def per_ex",
+         "defines sample_weights: did you mean sample_weight?"),
+    ],
+)  # fmt: skip
+def test_misspelt_method_is_named_with_the_right_name(load, tmp_path, old, new, line):
+    text = experiments.TRAINER.replace(old, new)
+    experiments.write(tmp_path, {"experiment.py": experiments.CONFIG, "tiny.py": text})
+    with pytest.raises(ctl.UsageError, match=re.escape(f"tiny.py:Tiny {line}")):
         build(load(), evaluates=False)
 
 

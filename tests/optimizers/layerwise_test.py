@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from ctl.optimizers.layerwise import LAMB, LARS
+from ctl.optimizers.warm_up import InverseSqrt, WarmUp
 
 
 def model_garden(module, name):
@@ -103,7 +104,6 @@ def test_sparse_gradient_counts_as_the_dense_one(cls):
 
 @pytest.mark.parametrize("cls", [LAMB, LARS])
 def test_config_makes_an_equal_optimizer(cls):
-    optimizer = cls(0.25, weight_decay=0.5)
-    config = optimizer.get_config()
-    arguments = {k: v for k, v in config.items() if k in cls.__init__.__code__.co_varnames}
-    assert cls(**arguments).get_config() == config
+    for rate in (0.25, WarmUp(0.25, 3, 0.25), WarmUp(0.25, 3, InverseSqrt(0.25, 3))):
+        config = cls(rate, weight_decay=0.5).get_config()
+        assert cls.from_config(config.copy()).get_config() == config

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import ctl
 from ctl import optimizers
+from ctl.optimizers.warm_up import WarmUp
 
 
 def of(schedule, **arguments):
@@ -79,6 +80,11 @@ def test_warm_up_comes_before_any_schedule(changes, expected):
     assert rates(*values, warmup_steps=100, **changes) == pytest.approx(
         [*values.values()], abs=1e-7
     )
+
+
+def test_rate_after_a_warm_up_may_be_another_constant():
+    schedule = WarmUp(0.5, 100, 0.125)
+    assert [float(schedule(step)) for step in (50, 99, 100)] == pytest.approx([0.25, 0.495, 0.125])
 
 
 def test_warm_up_before_cosine_has_the_bits_of_tf_keras():

@@ -43,7 +43,7 @@ from ctl.data.source import (
     RowSource,
     Source,
 )
-from ctl.errors import UsageError
+from ctl.errors import UsageError, check_local
 
 MEMORY = "memory"
 _META = "features.json"
@@ -199,6 +199,7 @@ def cached(source: Source, place: str) -> Source:
     Raises:
         UsageError: the examples cannot be kept, or the folder cannot be written.
     """
+    check_local("data.cache", place)
     if not place or isinstance(source, Arrays | ragged.Sequences | Cached | RaggedCached):
         return source  # is in memory
     if ragged.has_own_order(source):

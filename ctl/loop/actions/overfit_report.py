@@ -7,7 +7,7 @@ from ctl.loop.actions.action import Action
 from ctl.loop.actions.monitored_metric import MonitoredMetric
 from ctl.loop.progress import format_numbers
 
-_LEARNED = 0.1  # of the first loss: a model that has memorized a few batches is far below
+MEMORIZED = 0.1  # of the first loss: a model that has memorized a few batches is far below
 
 
 class OverfitReport(Action):
@@ -60,7 +60,7 @@ class OverfitReport(Action):
         first, last = self._first["loss"], self._last["loss"]
         if not self._metric.is_better(last, first):
             verdict = "did not go down: check the loss, the learning rate and the gradients"
-        elif last < _LEARNED * first:
+        elif last < MEMORIZED * first:
             verdict = "went down: the model can learn these examples"
         else:
             verdict = (

@@ -1,5 +1,6 @@
 """Saves and restores a trainer, in checkpoints numbered by global step."""
 
+import atexit
 from collections.abc import Callable, Mapping
 import errno
 import os
@@ -10,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.errors import UsageError, list_some
-from ctl.hardware import quiet, selection
+from ctl.hardware import quiet, selection, strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.checkpoints import matching
 from ctl.loop.checkpoints.files import CheckpointFiles
@@ -117,19 +118,24 @@ class Checkpointer:
             # TensorFlow requires every process to save: reading a variable that has a value per
             # replica is a collective operation. These files are not needed.
             with tempfile.TemporaryDirectory(prefix="ctl-checkpoint-") as folder:
-                self._checkpoint.write(f"{folder}/ckpt")
+                self._checkpoint.write(f"{folder}/ckpt", self._options())
             return self.path(step)
         self.wait()
         os.makedirs(self.directory, exist_ok=True)
         # A damaged checkpoint of the same step may exist: its marker must not match the new files.
         self.files.remove(step)
-        options = tf.train.CheckpointOptions(
+        options = self._options(
             experimental_enable_async_checkpoint=self._background,
             # Called in the thread that writes, once all files are written.
             experimental_write_callbacks=[lambda _: self._commit(step, notes)],
         )
         self._writing = step if self._background else None
         self._checkpoint.write(self.path(step), options)
+        if self._background:
+            # Runs before TensorFlow's own handler, which the first write has registered, and which
+            # would print a traceback after the line of the error that ends the program.
+            atexit.unregister(self._discard_thread_error)
+            atexit.register(self._discard_thread_error)
         return self.path(step)
 
     def wait(self) -> None:
@@ -182,7 +188,7 @@ class Checkpointer:
         if self.files.steps() or self.files.damaged():
             raise UsageError(
                 f"{self.directory} has checkpoints, but none of them can be read: fix the files, or "
-                "start from scratch with --fresh."
+                "name another --workdir."
             )
         return None
 
@@ -210,6 +216,10 @@ class Checkpointer:
                 raise UsageError(_format_mismatch(path, reason)) from None
         self._on_restored()
 
+    def _options(self, **options: Any) -> tf.train.CheckpointOptions:
+        device = strategies.spec_of(self._trainer.strategy).io_device
+        return tf.train.CheckpointOptions(experimental_io_device=device or None, **options)
+
     def _broadcast_latest_step(self, before: int | None) -> int:
         """Returns the newest step of the chief, or -1: a shared disk may show others an older state."""
         step = self.latest_step(before)
@@ -226,7 +236,8 @@ class Checkpointer:
             return False
         # Not `restore`, which would also number the checkpoints by a variable `save_counter`.
         # TensorFlow need not warn of what is not restored: it was compared above.
-        self._checkpoint.read(path).assert_existing_objects_matched().expect_partial()
+        status = self._checkpoint.read(path, self._options())
+        status.assert_existing_objects_matched().expect_partial()
         self._restored, self._deferred = content, deferred
         return True
 
@@ -249,8 +260,8 @@ class Checkpointer:
             reason = "the counters of steps and updates do not match"
         if reason:
             raise UsageError(
-                f"{path} does not match this trainer even in part, since {reason} ({mismatch}): use "
-                "--fresh or another --workdir."
+                f"{path} does not match this trainer even in part, since {reason} ({mismatch}): name "
+                "another --workdir."
             )
         # All values are read before a variable changes: a damaged file must leave the trainer as it is.
         values = [(variable.source, content.value(saved)) for variable, saved in comparison.pairs]
@@ -270,8 +281,8 @@ class Checkpointer:
         if lost:
             raise UsageError(
                 f"The restored checkpoint has {list_some(lost)}, which the trainer never built, so "
-                "saving would lose them: build in the constructor what they belong to, or use "
-                "--fresh or another --workdir."
+                "saving would lose them: build in the constructor what they belong to, or name "
+                "another --workdir."
             )
         self._deferred = []
 
@@ -282,6 +293,10 @@ class Checkpointer:
         if error:
             helper._async_error = None  # type: ignore[union-attr]
         return error
+
+    def _discard_thread_error(self) -> None:
+        self._checkpoint.sync()
+        self._take_thread_error()
 
     def _commit(self, step: int, notes: Mapping[str, Any] | None) -> None:
         self.files.commit(step, notes)
@@ -297,8 +312,8 @@ class Checkpointer:
 def _format_mismatch(path: str, reason: str) -> str:
     return (
         f"{path} does not match this trainer ({reason}): restore what matches with "
-        "--allow_partial_restore, start from scratch with --fresh or another --workdir, or use the "
-        "trainer that wrote it."
+        "--allow_partial_restore, start from scratch in another --workdir, or use the trainer that "
+        "wrote it."
     )
 
 

@@ -254,8 +254,7 @@ def _find_uv() -> list[str]:
         if subprocess.run([*command, "--version"], capture_output=True).returncode == 0:
             return command
     raise Failure(
-        "The compiler's environment cannot be made: uv is missing. Install it: "
-        "python3 -m pip install uv."
+        "The compiler's environment cannot be made: uv is missing. Install it: pip install uv."
     )
 
 

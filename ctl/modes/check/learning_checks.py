@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import NonFiniteStep, list_some
+from ctl.loop.actions.overfit_report import MEMORIZED
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import TrainerFactory
 from ctl.replica.step.engine import engine_of
@@ -132,7 +133,7 @@ def check_overfitting(factory: TrainerFactory) -> Outcome:
         start = factory.first_steps
         trainer, losses = start.trainer, list(start.losses)
         while losses and trainer.global_step < 1 + _STEPS * _LOOPS:
-            if losses[-1] < 0.1 * losses[0]:
+            if losses[-1] < MEMORIZED * losses[0]:
                 break
             remainder = (int(trainer.global_step.numpy()) - 1) % _STEPS
             outputs = trainer.train(tf.constant(_STEPS - remainder)) or {}

@@ -18,6 +18,7 @@ from ctl.configs.flags import Changes
 from ctl.errors import UsageError
 from ctl.hardware import gpu
 from ctl.loop.lock import RunLock
+from ctl.loop.workdir import name_experiment
 from ctl.modes.sweep import settings
 from ctl.modes.sweep.runner import Runner
 
@@ -41,8 +42,8 @@ def run(values: flags.FlagValues, changes: Changes) -> int:
         raise UsageError("--dry_run tries one run: remove --sweep, or --dry_run.")
     parallel = _parse_parallel(values.sweep_parallel)
     runs = settings.make_runs(values.config, changes, values.sweep)
-    stem = pathlib.Path(values.config.partition(":")[0]).stem
-    folder = pathlib.Path(values.workdir or pathlib.Path("runs") / f"{stem}.sweep")
+    name = name_experiment(values.config)
+    folder = pathlib.Path(values.workdir or f"runs/{name}.sweep")
     _check_folder(folder)
     command = [
         sys.executable,

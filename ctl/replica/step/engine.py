@@ -16,7 +16,7 @@ from ctl.replica.arithmetic import precision
 from ctl.replica.checks import copies
 from ctl.replica.measure.non_finite import NonFiniteReport
 from ctl.replica.random import draws
-from ctl.replica.step import keras_version, out_of_memory, preprocessing
+from ctl.replica.step import keras_version, out_of_memory, preprocessing, xla
 from ctl.replica.step.attributes import Attributes
 from ctl.replica.step.compiled_loop import compile_loop
 from ctl.replica.step.microbatches import unpack
@@ -82,6 +82,12 @@ class Engine:
             raise UsageError(_RESERVED.format(name="_train_options"))
         if not callable(self._trainer._train_loop_fn or callable):
             raise UsageError(_RESERVED.format(name="_train_loop_fn"))
+        for name in ("replica_step", "train_step"):
+            if name in vars(self._trainer):  # the step is made of the methods of the class
+                raise UsageError(
+                    f"self.{name} was assigned to the trainer, which has no effect: define {name} "
+                    "in its class."
+                )
         # A subclass creates further models after this engine, or between two loops.
         self.step.attributes.key_new_models(self.plan.options.seed)
         self.step.add_models()
@@ -213,7 +219,7 @@ def engine_of(trainer: Any) -> Engine:
 
 @contextlib.contextmanager
 def _report_errors(trainer: Any, plan: Plan, pipeline: InputPipeline) -> Iterator[None]:
-    """Turns TensorFlow's errors about data, branches and memory into a UsageError of one line.
+    """Turns TensorFlow's errors about data, branches, XLA and memory into a UsageError of one line.
 
     Args:
         trainer: the `StandardTrainer`.
@@ -246,6 +252,11 @@ def _report_errors(trainer: Any, plan: Plan, pipeline: InputPipeline) -> Iterato
             "decide between two inner loops. To unfreeze a layer, set its trainable in "
             "train_loop_begin, after which ctl traces the step again."
         ) from error
+    except tf.errors.InvalidArgumentError as error:
+        reason = xla.explain(error)
+        if not reason:
+            raise
+        raise UsageError(f"{reason}, or choose runtime.xla=off.") from error
     except tf.errors.ResourceExhaustedError as error:
         if not out_of_memory.is_out_of_memory(error):
             raise

@@ -1,7 +1,8 @@
 """Detects objects of Keras 3 where tf_keras is required.
 
-Keras 3 computes wrong updates under tf.distribute. Inside tf_keras its objects fail with errors that
-do not name the cause, or their variables silently stay untrained.
+The optimizers of Keras 3 always sum the gradients over the replicas, which ctl has summed already, and
+its loss scale is decided on each replica. Inside tf_keras its objects fail with errors that do not name
+the cause, or their variables silently stay untrained.
 """
 
 from collections.abc import Iterator, Mapping

@@ -52,7 +52,7 @@ def prepare(metrics: Any) -> dict[str, tf_keras.metrics.Metric]:
                 f"Metric {name!r} is a PyMetric, whose state in Python is not summed over replicas: "
                 "write a tf_keras.metrics.Metric that creates its state by add_weight."
             )
-        _record_updates(metric)
+        _wrap_update(metric, name)
     return dict(metrics)
 
 
@@ -251,15 +251,27 @@ def _update_if_any(update_state: Any, outputs: Any) -> None:
     tf.cond(tf.shape(first)[0] > 0, call, lambda: None)
 
 
-def _record_updates(metric: Any) -> None:
-    """Makes a metric note that its `update_state` was called, even if only by a trace."""
+def _wrap_update(metric: Any, name: str) -> None:
+    """Makes a metric note that its `update_state` was called, even if only by a trace.
+
+    It also explains the error of a metric whose variables would get the shape of an unknown batch.
+    """
     update_state = metric.update_state
 
     # Without `__module__`, by which AutoGraph decides what to convert.
     @functools.wraps(update_state, assigned=("__name__", "__doc__"))
     def record(*args: Any, **arguments: Any) -> Any:
         metric._ctl_updated = True
-        return update_state(*args, **arguments)
+        try:
+            return update_state(*args, **arguments)
+        except ValueError as error:
+            if "partially known TensorShape" not in str(error):
+                raise
+            raise UsageError(
+                f"Metric {name!r} takes the shape of its variables from its first update, in which the "
+                "number of rows is not known: update it with values without that axis, or give the "
+                "shape, such as tf_keras.metrics.MeanTensor(shape=[10])."
+            ) from error
 
     metric.update_state = record
 

@@ -9,6 +9,7 @@ from ctl.data.autograph import traced
 from ctl.hardware import strategies
 
 _CPU_FLAG = "--tf_xla_cpu_global_jit"
+_NO_BOUND = "requires a fixed tensor list size"  # of XLA's own error
 
 
 def choose(
@@ -73,6 +74,16 @@ def enable_autoclustering(*, gpu: bool) -> None:
     if not gpu and _CPU_FLAG not in os.environ.get("TF_XLA_FLAGS", ""):
         os.environ["TF_XLA_FLAGS"] = f"{os.environ.get('TF_XLA_FLAGS', '')} {_CPU_FLAG}".strip()
     tf.config.optimizer.set_jit("autoclustering")
+
+
+def explain(error: BaseException) -> str:
+    """Explains an error of XLA that does not name what to change; "" for other errors."""
+    if _NO_BOUND not in str(error):
+        return ""
+    return (
+        "XLA cannot compile the gradient of a tf.while_loop without a bound: pass maximum_iterations "
+        "(tf.autograph.experimental.set_loop_options sets it for a Python loop)"
+    )
 
 
 def jit(function: Any) -> Any:

@@ -239,6 +239,11 @@ def test_a_cache_with_replaced_records_does_not_hide_the_damage(tmp_path):
         cache.cached(small(tmp_path), str(tmp_path))
 
 
+def test_folder_in_object_storage_is_rejected(folder):
+    with pytest.raises(UsageError, match=r"data.cache is gs://a/b, but ctl does not support URLs"):
+        cache.cached(small(folder), "gs://a/b")
+
+
 class Own(ctl.data.Source):
     """A source that names no files."""
 

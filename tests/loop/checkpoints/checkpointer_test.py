@@ -1,5 +1,7 @@
 """What is saved is restored; damaged checkpoints are skipped."""
 
+import atexit
+import errno
 import shutil
 
 import numpy as np
@@ -8,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl.hardware import strategies
 from ctl.loop.checkpoints import checkpointer
 from ctl.loop.checkpoints.checkpointer import Checkpointer, DamagedCheckpoint
 from tests import reference_model
@@ -117,7 +120,7 @@ def test_run_does_not_start_from_scratch_if_all_checkpoints_are_damaged(saved):
     folder, _ = saved
     for path in folder.glob("*.index"):
         path.write_bytes(b"")
-    with pytest.raises(ctl.UsageError, match=r"none of them can be read.*--fresh"):
+    with pytest.raises(ctl.UsageError, match=r"none of them can be read.*: fix the files, or name"):
         Checkpointer(folder, make_trainer()).all_restore_latest()
 
 
@@ -182,7 +185,7 @@ def test_mismatches_are_listed_by_name_and_nothing_is_restored(tmp_path, of_refe
         "m/dense_1/kernel is [4, 3], but [5, 3] in the checkpoint, v/dense_1/kernel is [4, 3], but "
         "[5, 3] in the checkpoint; only the trainer has more/kernel, more/bias, m/more/kernel, "
         "v/more/kernel, m/more/bias, v/more/bias): restore what matches with --allow_partial_restore, "
-        "start from scratch with --fresh or another --workdir, or use the trainer that wrote it."
+        "start from scratch in another --workdir, or use the trainer that wrote it."
     )
     assert same(state(other), before) and other.global_step.numpy() == 0
 
@@ -280,6 +283,40 @@ def test_newest_checkpoints_and_multiples_of_keep_every_are_kept(tmp_path):
         checkpoints.save()
     checkpoints.wait()
     assert checkpoints.files.steps() == [3, 6, 7, 8]
+
+
+def test_error_of_the_writing_thread_prints_nothing_at_exit(tmp_path, monkeypatch, capfd):
+    handlers = []
+    monkeypatch.setattr(atexit, "register", handlers.append)
+    monkeypatch.setattr(atexit, "unregister", lambda handler: None)
+    checkpoints = Checkpointer(tmp_path, make_trainer(), background=True)
+
+    def fail(step, notes):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "_commit", fail)
+    checkpoints.save()  # another error ends the run before `wait`
+    for handler in reversed(handlers):
+        handler()
+    assert len(handlers) == 2 and capfd.readouterr().err == ""
+
+
+def test_checkpoints_are_read_and_written_by_this_process_for_a_remote_tpu(tmp_path, monkeypatch):
+    devices = []
+    make = tf.train.CheckpointOptions
+
+    def record(experimental_io_device=None, **options):
+        devices.append(experimental_io_device)
+        return make(**options)
+
+    monkeypatch.setattr(tf.train, "CheckpointOptions", record)
+    for name, device in (("tpu", "/job:localhost"), ("one_device", None)):
+        monkeypatch.setattr(strategies, "strategy_name", lambda strategy, name=name: name)
+        for is_chief in (True, False):
+            checkpoints = Checkpointer(tmp_path, make_trainer(), is_chief=is_chief)
+            checkpoints.restore(checkpoints.save())
+        assert devices == [device] * 4
+        devices.clear()
 
 
 @pytest.mark.parametrize(

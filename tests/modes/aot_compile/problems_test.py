@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from ctl.modes.aot_compile import compiler_process, export, slices
-from ctl.modes.aot_compile.problems import NotExportable
+from ctl.modes.aot_compile.problems import NotExportable, explain_export_error
 from ctl.modes.aot_compile.strategy import SliceStrategy
 from tests import reference_model
 from tests.modes.aot_compile import planted
@@ -108,3 +108,9 @@ def test_a_step_that_is_too_large_is_rejected_by_the_compiler_at_both_efforts():
     assert compiled.out_of_memory
     assert compiled.peak_bytes > V5E.hbm_bytes
     assert compiled.effort == compiler_process.DEFAULT
+
+
+def test_loop_without_a_bound_is_reported_with_what_to_pass():
+    error = ValueError("XLA compilation requires a fixed tensor list size. Set the max number")
+    (problem,) = explain_export_error(error, tf.Graph())
+    assert "pass maximum_iterations" in str(problem) and "runtime.xla" not in str(problem)

@@ -22,6 +22,14 @@ def test_attributes_of_orbit_that_a_subclass_overwrites_are_reported():
         setattr(trainer, name, orbit.StandardTrainerOptions())
 
 
+@pytest.mark.parametrize("name", ["replica_step", "train_step"])
+def test_step_that_is_assigned_to_a_trainer_is_rejected(name):
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8)
+    setattr(trainer, name, lambda argument: tf.constant(0.0))
+    with pytest.raises(ctl.UsageError, match=f"self.{name} was assigned .* in its class"):
+        trainer.train(tf.constant(1))
+
+
 # Errors in an inner loop.
 
 
@@ -57,3 +65,20 @@ def test_other_errors_are_not_changed():
     trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=Fails)
     with pytest.raises(RuntimeError, match="of the user"):
         trainer.train(tf.constant(1))
+
+
+@pytest.mark.parametrize("xla", ["loop", "gradients"])
+def test_gradient_of_a_loop_without_a_bound_is_rejected_under_xla(xla):
+    class Loops(reference_model.ReferenceTrainer):
+        def per_example_loss(self, batch, outputs):
+            losses = super().per_example_loss(batch, outputs)
+            count = tf.cast(losses[0] > 0, tf.int32) + 2
+            step = lambda i, x: (i + 1, tf.sin(x))  # noqa: E731
+            return tf.while_loop(lambda i, x: i < count, step, [0, losses])[1]
+
+    trainer = reference_model.make_trainer(testing.make_strategy(1), 8, cls=Loops, xla=xla)
+    with pytest.raises(
+        ctl.UsageError, match=r"pass maximum_iterations .* runtime\.xla=off"
+    ) as error:
+        trainer.train(tf.constant(1))
+    assert "\n" not in str(error.value)

@@ -405,6 +405,17 @@ def test_what_is_not_a_metric_is_rejected_when_the_trainer_is_built(metrics, mes
         regression(metrics)
 
 
+def test_metric_that_takes_its_shape_from_an_unknown_number_of_rows_is_rejected():
+    class Rows(Regression):
+        metric_factory = staticmethod(lambda: {"m": KERAS.MeanTensor()})
+
+        def update_metrics(self, metrics, batch, outputs, weights):
+            metrics["m"].update_state(outputs)
+
+    with pytest.raises(ctl.UsageError, match=r"Metric 'm' takes the shape .*\(shape="):
+        make(Rows, 1, ROWS)
+
+
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [
