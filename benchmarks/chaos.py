@@ -11,7 +11,7 @@ command is then rerun. A kill counts if the process was alive and its run unfini
 fails if
 
 - a weight, a slot or a counter differs in one bit at the end,
-- a line of metrics.jsonl or metrics.csv differs, is missing or is there twice,
+- a line of metrics.jsonl differs, is missing or is there twice,
 - an example of an epoch was not used exactly once by the updates that led to the end (checked for the
   default experiment, benchmarks/counting.py),
 - a process does not resume from the latest complete checkpoint, or
@@ -52,7 +52,7 @@ KEYS = {
     "train.steps_per_loop": 10,
     "train.checkpoint_interval": 50,
     "eval.interval": 150,
-    "summaries.writers": "['jsonl', 'csv']",
+    "summaries.writers": "['jsonl']",
 }
 # Most of the life of a process is its start, so only this fraction of the kills comes at any time
 # before its first new step. The others come within `--window` seconds after it.
@@ -254,12 +254,11 @@ def largest_difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray])
     return max(largest, float(np.finfo(np.float64).tiny))
 
 
-def check_metrics(one: dict[str, list], other: dict[str, list]) -> int:
+def check_metrics(one: list, other: list) -> int:
     """Checks that two runs have logged the same lines in the same order; returns their number."""
-    for name, lines in one.items():
-        for first, second in itertools.zip_longest(lines, other[name]):
-            check(first == second, f"{name} has {second}, not {first}")
-    return sum(map(len, one.values()))
+    for first, second in itertools.zip_longest(one, other):
+        check(first == second, f"metrics.jsonl has {second}, not {first}")
+    return len(one)
 
 
 def count_examples(weights: dict[str, np.ndarray], flags: argparse.Namespace) -> str:

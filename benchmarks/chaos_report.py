@@ -38,7 +38,7 @@ def table(
         kills: the kills that counted.
         difference: the largest difference of any variable from the undisturbed run.
         examples: how many examples the run used.
-        lines_count: the number of lines of metrics.jsonl and metrics.csv, all the same.
+        lines_count: the number of lines of metrics.jsonl, the same in both runs.
         flags: the command line of benchmarks.chaos.
     """
     setup = f"{flags.workers} workers" if flags.workers > 1 else flags.strategy
@@ -53,7 +53,7 @@ def table(
         f"| seconds to the first new step, of {len(recoveries)} | {median_and_max(recoveries)} |",
         "| unreadable checkpoints | 0 |",
         f"| epochs x examples, each consumed once | {examples} |",
-        f"| lines of metrics.jsonl and metrics.csv, the same in both runs | {lines_count} |",
+        f"| lines of metrics.jsonl, the same in both runs | {lines_count} |",
         f"| largest difference of all weights, slots and counters | {difference:g} |",
     ]
     if flags.signal == "SIGTERM":

@@ -37,9 +37,7 @@ OBSERVED = {
     "optimizer.ema_decay": "0.999",
     "train.best.metric": "eval/accuracy",
     "train.best.mode": "max",
-    "train.early_stopping.metric": "eval/loss",
-    "train.early_stopping.mode": "min",
-    "train.early_stopping.patience": "1000000",
+    "train.best.patience": "1000000",
     "eval.interval": "100000",  # the windows are evaluated by hand
 }
 WARM_UPS = 2  # windows that are not counted: the first one includes tracing

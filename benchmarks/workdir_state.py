@@ -1,6 +1,5 @@
 """Reads the state of a run from its workdir, while the run goes on or after it was killed."""
 
-import csv
 import json
 import pathlib
 from typing import Any
@@ -10,7 +9,7 @@ import tensorflow as tf
 
 from ctl.loop.checkpoints.files import CheckpointFiles
 
-# What metrics.jsonl and metrics.csv have that depends on the machine: the beginnings of names.
+# What metrics.jsonl has that depends on the machine: the beginnings of names.
 _MEASURED = (
     "time",
     "examples_per_second",
@@ -82,16 +81,10 @@ def read_weights(workdir: pathlib.Path) -> dict[str, np.ndarray]:
     return {name: reader.get_tensor(name) for name in names}
 
 
-def read_metrics(workdir: pathlib.Path) -> dict[str, list[dict[str, Any]]]:
-    """Reads the lines of metrics.jsonl and metrics.csv, without what depends on the machine."""
+def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
+    """Reads the lines of metrics.jsonl, without what depends on the machine."""
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    with open(workdir / "metrics.csv", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if not row["name"].startswith(_MEASURED)]
-    return {
-        "metrics.jsonl": [_remove_measured(line) for line in lines],
-        "metrics.csv": [_remove_measured(row) for row in rows],
-    }
-
-
-def _remove_measured(line: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in line.items() if not name.startswith(_MEASURED)}
+    return [
+        {name: value for name, value in line.items() if not name.startswith(_MEASURED)}
+        for line in lines
+    ]

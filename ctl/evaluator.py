@@ -14,7 +14,6 @@ from ctl.errors import UsageError
 from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.replica.measure.collected_rows import (
-    COLLECT_LIMIT_MIB,
     CollectedRows,
     compute,
 )
@@ -51,7 +50,6 @@ class StandardEvaluator(orbit.StandardEvaluator):
         trainer: provides the model, the loss, the metrics and the data.
         global_batch_size: examples per step, over all replicas; the trainer's by default.
         splits: the splits of the data to evaluate, at least one.
-        collect_limit_mib: MiB that the values of the trainer's `collect_outputs` may use.
 
     Attributes:
         strategy: the trainer's strategy.
@@ -69,12 +67,10 @@ class StandardEvaluator(orbit.StandardEvaluator):
         *,
         global_batch_size: int | None = None,
         splits: Sequence[str] = ("eval",),
-        collect_limit_mib: float = COLLECT_LIMIT_MIB,
     ):
         super().__init__(eval_dataset=None)
         self.splits = tuple(splits)
         self._split = self.splits[0]  # the one that is evaluated
-        self._collect_limit_mib = collect_limit_mib
         self._collected: CollectedRows | None = None
         # Decided by the class, because tracing the method would slow down every other evaluation.
         self._collects = type(trainer).collect_outputs is not StandardTrainer.collect_outputs
@@ -216,7 +212,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
         """Resets the sums and the metrics."""
         self._sums.reset()
         if self._collects:
-            self._collected = CollectedRows(self._collect_limit_mib, keep=self.is_chief)
+            self._collected = CollectedRows(self.trainer.collect_limit_mib, keep=self.is_chief)
 
     def eval_step(self, iterator: Any) -> Any:
         """Runs one step on every replica; Orbit calls it in its loop.

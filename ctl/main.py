@@ -130,6 +130,8 @@ def _run(argv: Sequence[str]) -> int:
         checkpoint=values.checkpoint or "",
         topology=values.topology or "",
         find_batch=values.find_batch,
+        checks=values.checks or "",
+        quick=values.quick,
         dry_run=values.dry_run,
     )
     if mode is not MODES[values.mode]:

@@ -58,6 +58,10 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         model: the result of `build_model`.
         optimizer: the tf_keras optimizer; its `iterations` counts the applied updates.
         metrics: name -> metric of the training loop.
+        collect_limit_mib: MiB of the memory of the host that the values of `collect_outputs` may use; a
+            subclass may set another limit.
+        export_formats: the formats of an exported model, names in `ctl/loop/exports/formats.py`; a
+            subclass may choose others.
         global_step: int64 variable, the number of consumed batches, which is the position in the data.
         skipped_steps: int64 variable, the number of updates that were not applied.
         non_finite_report: the steps of the last loop that were not finite; None if all were.
@@ -66,6 +70,8 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         UsageError: the options cannot compute the right update with this model, data or strategy.
     """
 
+    collect_limit_mib = 1024.0
+    export_formats: Sequence[str] = ("saved_model", "keras")
     model: tf_keras.Model
     optimizer: Any
     metrics: dict[str, tf_keras.metrics.Metric]
@@ -228,7 +234,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
 
         Returns:
             name -> [rows, ...] floats, integers or bools. Return scores and not images: the values
-            of all examples are in the memory of the host (`eval.collect_limit_mib`).
+            of all examples are in the memory of the host (`collect_limit_mib`).
         """
         return {}
 

@@ -23,7 +23,7 @@ def get_config():
             name="sgd",
             learning_rate=0.2,
             momentum=0.9,
-            nesterov=True,
+            arguments=dict(nesterov=True),
             schedule="cosine",
             warmup_steps="2 epochs",
             weight_decay=2e-3,

@@ -21,7 +21,7 @@ def get_config():
         optimizer=dict(
             name="sgd",
             momentum=0.9,
-            nesterov=True,
+            arguments=dict(nesterov=True),
             learning_rate=0.1,
             learning_rate_batch_size=256,
             schedule="cosine",

@@ -1,7 +1,11 @@
 """The commands `ctl NAME ...` that are not modes of an experiment, one file each."""
 
+import argparse
 from collections.abc import Sequence
 import importlib
+from typing import NoReturn
+
+from ctl.errors import UsageError
 
 # Name -> what the command does. The module of that name has a function main(arguments), which returns
 # the exit code.
@@ -25,3 +29,23 @@ def run(arguments: Sequence[str]) -> int:
     module = importlib.import_module(f"ctl.commands.{arguments[0]}")
     code: int = module.main(arguments[1:])
     return code
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that reports a mistake in one line.
+
+        parser = Parser("ctl report", "ctl report RUN...", "One HTML page about a run.")
+
+    Args:
+        prog: the command, such as "ctl report".
+        form: the usage, for the message about a mistake.
+        description: the text of `--help`.
+    """
+
+    def __init__(self, prog: str, form: str, description: str):
+        super().__init__(prog=prog, description=description)
+        self._form = form
+
+    def error(self, message: str) -> NoReturn:
+        """Raises UsageError."""
+        raise UsageError(f"{self.prog}: {message}: write {self._form}.")

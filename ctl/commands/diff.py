@@ -7,15 +7,186 @@ The exit code is 0 if nothing differs, 1 if something does, and 2 for a mistake 
 runs without a common step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import dataclasses
+import math
 import os
 import pathlib
+import struct
+from typing import Any
 
-from ctl.commands import run_comparison, run_files
-from ctl.commands.parser import Parser
-from ctl.commands.run_comparison import Section
+from ctl.commands import Parser, run_files
+from ctl.commands.run_files import SPEED, RunFiles
+from ctl.configs import overrides
 from ctl.errors import UsageError, print_line
-from ctl.loop.checkpoints.files import CheckpointFiles
+from ctl.loop.checkpoints.files import find_files
+
+_AXES = ("time", "split", "step")
+_MAX_METRICS = 8
+# The keys of the config that determine which examples each step uses, in addition to the data itself.
+_ORDER = ("seed", "trainer", "data.")
+_NOT_ORDER = ("data.prefetch", "data.cache", "data.placement")
+
+Record = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """The comparison of two runs in one subject.
+
+    Attributes:
+        name: the subject, such as "config".
+        summary: the result.
+        lines: the differences.
+        differs: whether there are differences, or results that only one of the two has.
+        compared: whether both have results of this subject to compare.
+    """
+
+    name: str
+    summary: str
+    lines: tuple[str, ...] = ()
+    differs: bool = False
+    compared: bool = False
+
+
+def compare_runs(a: RunFiles, b: RunFiles) -> list[Section]:
+    """Compares the configs, versions, hardware, data orders and metrics of two runs."""
+    return [
+        _compare_values("config", a.config, b.config, "key"),
+        *_compare_results(a, b),
+        _compare_order(a, b),
+        _compare_metrics(a, b),
+    ]
+
+
+def _differences(a: Record, b: Record) -> list[str]:
+    return [f"{key}: {_show(a, key)} -> {_show(b, key)}" for key in _differing(a, b)]
+
+
+def _differing(a: Record, b: Record) -> list[str]:
+    """Returns the keys whose values differ, or that only one of the two has."""
+    return [
+        key
+        for key in dict.fromkeys([*a, *b])
+        if not _same(a.get(key), b.get(key)) or (key in a) != (key in b)
+    ]
+
+
+def _show(values: Record, key: str) -> str:
+    return overrides.show_value(values[key]) if key in values else "not set"
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, float) and isinstance(b, float):
+        # Compares bits: 0.0 differs from -0.0, and NaN, of which JSON has only one, equals NaN.
+        return struct.pack("d", a) == struct.pack("d", b)
+    return bool(a == b)
+
+
+def _compare_values(name: str, a: Record, b: Record, noun: str) -> Section:
+    lines = tuple(_differences(a, b))
+    if not lines:
+        return Section(name, "the same")
+    summary = f"{len(lines)} {noun}{'s' * (len(lines) > 1)} differ{'s' * (len(lines) == 1)}"
+    return Section(name, summary, lines, differs=True)
+
+
+def _compare_results(a: RunFiles, b: RunFiles) -> Iterator[Section]:
+    without = [run.name for run in (a, b) if not run.result]
+    for name in ("versions", "hardware"):
+        if without:
+            yield Section(name, f"unknown: {' and '.join(without)} has no result.json yet")
+            continue
+        first, second = (
+            run.result.get("versions") or {} if name == "versions" else _hardware(run.result)
+            for run in (a, b)
+        )
+        yield _compare_values(name, first, second, "value")
+
+
+def _hardware(result: Record) -> Record:
+    own = {key: result.get(key) for key in ("strategy", "replicas")}
+    return own | dict(result.get("host") or {})
+
+
+def _compare_order(a: RunFiles, b: RunFiles) -> Section:
+    """Compares what determines the examples of each step: config keys, data lengths, rollbacks."""
+    first, second = ({k: v for k, v in run.config.items() if _is_order(k)} for run in (a, b))
+    lines = _differences(first, second)
+    epochs = [{_key(r): r["epoch"] for r in run.metrics if "epoch" in r} for run in (a, b)]
+    for split, step in sorted({*epochs[0]} & {*epochs[1]}, key=lambda key: key[1]):
+        values = [each[split, step] for each in epochs]
+        if values[0] != values[1]:
+            epoch = " -> ".join(f"{value:.6g}" for value in values)
+            lines.append(f"the data has another length: step {step} is at epoch {epoch}")
+            break
+    lines += _differences(a.skipped, b.skipped)
+    if lines:
+        return Section("data order", "differs", tuple(lines), differs=True)
+    return Section(
+        "data order", "the same, as far as the config and the number of examples determine it"
+    )
+
+
+def _is_order(key: str) -> bool:
+    return key.startswith(_ORDER) and not key.startswith(_NOT_ORDER)
+
+
+def _compare_metrics(a: RunFiles, b: RunFiles) -> Section:
+    first, second = ({_key(record): record for record in run.metrics} for run in (a, b))
+    common = sorted({*first} & {*second}, key=lambda key: (key[1], key[0]))
+    lines: list[str] = []
+    where, last_same = "", 0
+    for split, step in common:
+        old, new = _values(first[split, step]), _values(second[split, step])
+        differences = [_describe(name, old, new) for name in _differing(old, new)]
+        if differences:
+            where = f"first difference at step {step} ({split})"
+            lines += differences[:_MAX_METRICS]
+            more = len(differences) - _MAX_METRICS
+            lines += [f"and {more} more"] * (more > 0)
+            break
+        last_same = step
+    lines += _unmatched(a, b, first, second)
+    counted = f"{len(common)} records of both runs"
+    if where:
+        summary = f"{where}" + (f"; the same up to step {last_same}" if last_same else "")
+    elif common:
+        summary = f"the same in {counted}, up to step {common[-1][1]}"
+    else:
+        summary = "not compared: no step has records of both runs"
+    return Section("metrics", summary, tuple(lines), bool(lines), compared=bool(common))
+
+
+def _unmatched(
+    a: RunFiles, b: RunFiles, first: Mapping[Any, Any], second: Mapping[Any, Any]
+) -> Iterable[str]:
+    """Yields a line about each run that has records which the other lacks."""
+    for run, records, others in ((a, first, second), (b, second, first)):
+        only = sorted(step for split, step in records.keys() - others.keys())
+        if only:
+            steps = f"step {only[0]}" if len({*only}) == 1 else f"steps {only[0]} to {only[-1]}"
+            yield f"only in {run.name}: {len(only)} record{'s' * (len(only) > 1)} of {steps}"
+
+
+def _key(record: Record) -> tuple[str, int]:
+    return str(record.get("split")), int(record.get("step", 0))
+
+
+def _values(record: Record) -> dict[str, Any]:
+    """Returns the metrics of a record that do not measure the machine."""
+    return {k: v for k, v in record.items() if k not in _AXES and not k.startswith(SPEED)}
+
+
+def _describe(name: str, old: Record, new: Record) -> str:
+    text = f"{name}: {old.get(name, 'not set')} -> {new.get(name, 'not set')}"
+    values = [values[name] for values in (old, new) if isinstance(values.get(name), int | float)]
+    if len(values) == 2:
+        scale = max(map(abs, values))
+        if math.isfinite(scale) and scale:
+            text += f" (by {abs(values[1] - values[0]) / scale:.2g} of its value)"
+    return text
+
 
 _MAX_LINES = 10  # about variables
 _FORM = "ctl diff A B, where each is the workdir of a run, or a checkpoint"
@@ -38,7 +209,7 @@ def main(arguments: Sequence[str]) -> int:
         _check(name)
     sections = []
     if all((pathlib.Path(name) / "config.json").exists() for name in names):
-        sections += run_comparison.compare_runs(*run_files.read_runs(names))
+        sections += compare_runs(*run_files.read_runs(names))
     sections.append(_compare_weights(*names))
     for section in sections:
         print_line(f"{section.name:<11} {section.summary}")
@@ -60,18 +231,12 @@ def _check(name: str) -> None:
             f"{name} does not exist: name a run's --workdir, or the files of a checkpoint without their "
             "ending, such as runs/mine/checkpoints/ckpt-500."
         )
-    is_run = (path / "config.json").exists() or _checkpoints(name).steps()
+    is_run = (path / "config.json").exists() or find_files(name).steps()
     if not is_run and not index.exists():
         raise UsageError(
             f"{name} is neither the workdir of a run nor a checkpoint: name a run's --workdir, or the "
             "files of a checkpoint without their ending, such as runs/mine/checkpoints/ckpt-500."
         )
-
-
-def _checkpoints(name: str) -> CheckpointFiles:
-    """Returns the checkpoints of a workdir, or of a folder of checkpoints."""
-    inner = pathlib.Path(name, "checkpoints")
-    return CheckpointFiles(inner if inner.is_dir() else name)
 
 
 def _compare_weights(a: str, b: str) -> Section:
@@ -98,20 +263,20 @@ def _compare_weights(a: str, b: str) -> Section:
 
 
 def _list_steps(name: str) -> str:
-    return ", ".join(map(str, _checkpoints(name).steps())) or "none"
+    return ", ".join(map(str, find_files(name).steps())) or "none"
 
 
 def _pair_checkpoints(a: str, b: str) -> list[tuple[str, str, str]]:
     """Returns a label and the paths of the checkpoints to compare, in the order of their steps."""
     folders = [os.path.isdir(name) for name in (a, b)]
     if all(folders):
-        first, second = _checkpoints(a), _checkpoints(b)
+        first, second = find_files(a), find_files(b)
         common = sorted({*first.steps()} & {*second.steps()})
         return [(f"at step {step}", first.path(step), second.path(step)) for step in common]
     paths: list[str] = []
     for name, is_folder in zip((a, b), folders, strict=True):
-        steps = _checkpoints(name).steps() if is_folder else []
+        steps = find_files(name).steps() if is_folder else []
         if is_folder and not steps:
             return []
-        paths.append(_checkpoints(name).path(steps[-1]) if is_folder else name)
+        paths.append(find_files(name).path(steps[-1]) if is_folder else name)
     return [(f"between {paths[0]} and {paths[1]}", paths[0], paths[1])]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import shutil
 import textwrap
 
-from ctl.commands.parser import Parser
+from ctl.commands import Parser
 from ctl.configs.keys import KEYS, Key
 from ctl.errors import UsageError, did_you_mean, print_line
 

@@ -15,7 +15,7 @@ import shutil
 import tempfile
 
 import ctl
-from ctl.commands.parser import Parser
+from ctl.commands import Parser
 from ctl.errors import UsageError, print_line
 
 TEMPLATE = pathlib.Path(__file__).parent / "project_template"

@@ -12,8 +12,7 @@ import os
 import pathlib
 from typing import Any
 
-from ctl.commands import run_files
-from ctl.commands.parser import Parser
+from ctl.commands import Parser, run_files
 from ctl.errors import UsageError, print_line
 
 

@@ -8,6 +8,7 @@ import dataclasses
 from typing import Any
 
 from ctl.errors import UsageError
+from ctl.hardware.strategies import STRATEGIES, StrategySpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +65,11 @@ class Choice:
     shard_state: bool = False
     strategy: str = "mirrored"
     cpu_collectives: bool = False
+
+    @property
+    def spec(self) -> StrategySpec:
+        """The facts of the strategy."""
+        return STRATEGIES[self.strategy]
 
     @classmethod
     def of(cls, values: Mapping[str, Any], **facts: Any) -> "Choice":
@@ -122,9 +128,6 @@ class Rule:
 
 
 _SINGLE_REPLICA_XLA = ("loop", "step")
-_NO_LOCAL_ERRORS = ("central_storage", "parameter_server", "tpu")
-_NO_LOSS_SCALE = ("central_storage", "parameter_server", "tpu")
-_INDEPENDENT_WORKERS = "parameter_server"
 _SIXTEEN_BIT = ("float16", "bfloat16")
 
 
@@ -194,24 +197,24 @@ OPTION_RULES = (
 RULES = (
     *OPTION_RULES,
     Rule(
-        lambda c: c.precision == "float16" and c.strategy in _NO_LOSS_SCALE,
+        lambda c: c.precision == "float16" and not c.spec.replica_values,
         "runtime.precision=float16 requires a loss scale, which tf_keras does not support under "
         "central storage, parameter servers and TPUs",
         "choose runtime.precision=bfloat16",
     ),
     Rule(
-        lambda c: c.precision == "float64" and c.strategy == "tpu",
+        lambda c: c.precision == "float64" and c.spec.tpu,
         "runtime.precision=float64 is not supported by TPUs",
         "choose runtime.precision=float32 or bfloat16",
     ),
     Rule(
-        lambda c: c.xla == "gradients" and c.strategy in ("central_storage", "parameter_server"),
+        lambda c: c.xla == "gradients" and c.spec.central,
         "runtime.xla=gradients compiles code that reads variables, which central storage and "
         "parameter servers keep on another device",
         "choose runtime.xla=autocluster or off",
     ),
     Rule(
-        lambda c: c.xla in _SINGLE_REPLICA_XLA and c.strategy == _INDEPENDENT_WORKERS,
+        lambda c: c.xla in _SINGLE_REPLICA_XLA and c.spec.coordinated,
         "runtime.xla=loop and step compile the update, which parameter servers apply on another "
         "machine",
         "choose runtime.xla=autocluster or off",
@@ -222,35 +225,34 @@ RULES = (
         "remove the string features from the batch, or choose runtime.xla=off",
     ),
     Rule(
-        lambda c: c.strategy == _INDEPENDENT_WORKERS and (c.sync_batch_norm or bool(c.shards)),
+        lambda c: c.spec.coordinated and (c.sync_batch_norm or bool(c.shards)),
         "synchronized batch normalization and runtime.logical_shards combine the replicas of a "
         "step, but the workers of parameter servers compute their steps independently",
         "turn both off, or choose runtime.strategy=multi_worker_mirrored",
     ),
     Rule(
         lambda c: (
-            c.strategy == _INDEPENDENT_WORKERS
-            and (c.on_non_finite in ("skip", "rollback") or bool(c.loss_spike))
+            c.spec.coordinated and (c.on_non_finite in ("skip", "rollback") or bool(c.loss_spike))
         ),
         "train.on_non_finite=skip and rollback and train.loss_spike are decisions of all replicas "
         "together, but the workers of parameter servers compute their steps independently",
         "choose train.on_non_finite=stop or ignore, and set train.loss_spike=0",
     ),
     Rule(
-        lambda c: c.strategy == "tpu" and c.on_non_finite == "skip",
+        lambda c: c.spec.tpu and c.on_non_finite == "skip",
         "train.on_non_finite=skip applies the update conditionally, which TensorFlow does not "
         "support on a TPU",
         "choose train.on_non_finite=rollback, stop or ignore",
     ),
     Rule(
-        lambda c: c.shard_state and c.strategy in ("central_storage", "parameter_server", "tpu"),
+        lambda c: c.shard_state and not c.spec.replica_values,
         "optimizer.shard_state splits the slot variables that each replica holds, which central "
         "storage and parameter servers hold once; on TPUs it was never run",
         "set optimizer.shard_state=false, or choose runtime.strategy=mirrored or "
         "multi_worker_mirrored",
     ),
     Rule(
-        lambda c: bool(c.reduce_dtype) and c.strategy == _INDEPENDENT_WORKERS,
+        lambda c: bool(c.reduce_dtype) and c.spec.coordinated,
         "runtime.all_reduce.dtype is the dtype of a reduction, and parameter servers have none",
         'set runtime.all_reduce.dtype=""',
     ),
@@ -261,7 +263,7 @@ RULES = (
         'set runtime.all_reduce.dtype="", or train on GPUs',
     ),
     Rule(
-        lambda c: bool(c.compression) and c.strategy in _NO_LOCAL_ERRORS,
+        lambda c: bool(c.compression) and not c.spec.replica_values,
         "runtime.all_reduce.compression keeps errors on each replica, which central storage and "
         "parameter servers cannot; on TPUs it was never run",
         'set runtime.all_reduce.compression="", or choose runtime.strategy=mirrored or '

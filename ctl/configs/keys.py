@@ -292,12 +292,6 @@ KEYS = (
         option="cache", harmless=True,
     ),
     Key(
-        "data.skip_damaged", False,
-        "For ctl.data.records: replace a record whose checksum is wrong by the next one, and log "
-        "it.",
-        harmless=True,
-    ),
-    Key(
         "data.overfit_batches", 0,
         "Train and evaluate on this many batches only, the first ones; 0: all data. See "
         "docs/running.md.",
@@ -353,10 +347,6 @@ KEYS = (
         "optimizer.momentum", 0.0,
         f"The momentum of {', '.join(optimizers.MOMENTUM)}.",
         least=0, bound=(lambda momentum: momentum < 1, "less than 1, such as 0.9"),
-    ),
-    Key(
-        "optimizer.nesterov", False,
-        f"Nesterov's form of the momentum of {', '.join(optimizers.NESTEROV)}.",
     ),
     Key("optimizer.weight_decay", 0.0, "decoupled, as the argument of tf_keras optimizers.", least=0),
     Key(
@@ -415,10 +405,9 @@ KEYS = (
         "train.on_non_finite", "stop",
         "After a step whose loss or gradients are not finite: stop (the run ends after the inner "
         "loop without saving), skip (the update is not applied), rollback (the run restores its "
-        "last checkpoint and continues without that batch), ignore (no check).",
+        "last checkpoint and continues without that batch, at most 10 times), ignore (no check).",
         choices=ON_NON_FINITE, option="on_non_finite",
     ),
-    Key("train.rollback_limit", 10, "The run fails at the next rollback after this many.", least=1),
     Key(
         "train.loss_spike", 0.0,
         "Treat a loss of more than this many times the median of the last 101 losses in the same "
@@ -448,23 +437,17 @@ KEYS = (
     ),
     Key("train.best.keep", 1, "The number of checkpoints.", least=1),
     Key(
+        "train.best.patience", 0,
+        "End training after this many evaluations in a row that were not better than the best one; 0: "
+        "do not end it early.",
+        least=0,
+    ),
+    Key("train.best.restore", False, "The run's result is the best checkpoint, not the last step."),
+    Key(
         "train.export", "",
         'Export the "best" or the "last" checkpoint to export/ at the end, with the averaged weights '
         'if optimizer.ema_decay is set; "": do not.',
         choices=("", "best", "last"),
-    ),
-    Key("train.early_stopping", {}, "End training when a metric has stopped improving."),
-    Key("train.early_stopping.metric", "", 'Such as eval/loss; "": off.'),
-    Key(
-        "train.early_stopping.mode", "",
-        "max if higher values of the metric are better, min if lower ones are.",
-        choices=("", "max", "min"),
-    ),
-    Key("train.early_stopping.patience", 3, "Evaluations in a row without an improvement.", least=1),
-    Key("train.early_stopping.min_delta", 0.0, "An improvement is a change by more than this.", least=0),
-    Key(
-        "train.early_stopping.restore_best", False,
-        "The run's result is the best checkpoint, not the last step.",
     ),
     Key(
         "train.profile", "",
@@ -500,16 +483,10 @@ KEYS = (
         "SIGTERM.",
         choices=("none", "gce"),
     ),
-    Key(
-        "train.stall_seconds", 300.0,
-        "Print a line and the stacks of all threads after this many seconds without a step; 0: "
-        "never.",
-        least=0,
-    ),
     Key("summaries", {}, "See docs/observing.md.", harmless=True),
     Key(
         "summaries.writers", ["tensorboard", "jsonl"],
-        "Where the logged values go: tensorboard, jsonl (metrics.jsonl), csv (metrics.csv), "
+        "Where the logged values go: tensorboard, jsonl (metrics.jsonl), "
         "mlflow, wandb, or path/to/file.py:Class or package.module:Class.",
     ),
     Key(
@@ -518,7 +495,6 @@ KEYS = (
         "none.",
         least=0, option="histogram_interval",
     ),
-    Key("summaries.graph", False, "Write the graph of the inner loop to TensorBoard."),
     Key(
         "actions", [],
         "Actions at the end of inner loops and evaluations, each a name or a dict(name=..., "
@@ -543,21 +519,20 @@ KEYS = (
         'and ctl.data.tfrecords have only the splits "train" and "eval".',
     ),
     Key("eval.before_training", False, "Also evaluate at step 0."),
-    Key(
-        "eval.collect_limit_mib", 1024.0,
-        "MiB of the memory of the host that the values of the trainer's collect_outputs may use.",
-        least=0,
-    ),
 )
 # fmt: on
 BY_NAME = {key.name: key for key in KEYS}
+_STOPPING = "set train.best.metric, mode, patience and restore"
 # Name of each key that earlier versions had -> its default, and what replaces it.
 REMOVED = {
+    "data.skip_damaged": (False, "pass skip_damaged=True to ctl.data.records"),
     "data.tfrecord.interleave": (4, "pass interleave= to ctl.data.tfrecords"),
     "data.tfrecord.parallel_calls": (-1, "pass parallel_calls= to ctl.data.tfrecords"),
     "data.tfrecord.cache": (False, "pass cache= to ctl.data.tfrecords"),
     "data.tfrecord.shuffle_buffer": (10_000, "pass shuffle_buffer= to ctl.data.tfrecords"),
+    "eval.collect_limit_mib": (1024.0, "set the attribute collect_limit_mib of your trainer"),
     "eval.seconds": (0.0, 'set eval.interval="60 seconds"'),
+    "optimizer.nesterov": (False, "set optimizer.arguments.nesterov=True"),
     "runtime.all_reduce.packs": (1, "nothing replaces it"),
     "runtime.gpu.memory_growth": (
         False,
@@ -571,13 +546,22 @@ REMOVED = {
     "runtime.tpu.name": ("", "set runtime.tpu=NAME"),
     "runtime.tpu.project": ("", "set runtime.tpu=projects/PROJECT/locations/ZONE/nodes/NAME"),
     "runtime.tpu.zone": ("", "set runtime.tpu=projects/PROJECT/locations/ZONE/nodes/NAME"),
+    "summaries.graph": (False, 'add "ctl.loop.actions.histograms:GraphSummary" to actions'),
     "train.checkpoint_seconds": (0.0, 'set train.checkpoint_interval="60 seconds"'),
+    "train.early_stopping": ({}, _STOPPING),
+    "train.early_stopping.metric": ("", _STOPPING),
+    "train.early_stopping.min_delta": (0.0, _STOPPING),
+    "train.early_stopping.mode": ("", _STOPPING),
+    "train.early_stopping.patience": (3, _STOPPING),
+    "train.early_stopping.restore_best": (False, _STOPPING),
     "train.export_average": (
         True,
         "an export has the averaged weights if optimizer.ema_decay is set",
     ),
     "train.gradient_shares": (False, "set train.norms=global"),
     "train.layer_norms": (False, "set train.norms=layers"),
+    "train.rollback_limit": (10, "the limit is 10"),
+    "train.stall_seconds": (300.0, "the limit is 300 seconds"),
     "train.summary_seconds": (0.0, 'set train.summary_interval="60 seconds"'),
 }
 FREE_SECTIONS = tuple(key.name for key in KEYS if key.free)

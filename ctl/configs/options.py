@@ -238,11 +238,10 @@ class TrainerOptions:
     def from_config(cls, config: Any) -> "TrainerOptions":
         """Returns the options that a checked experiment config sets."""
         values = overrides.flatten(config)
-        data = {"dir": config.data.dir, "skip_damaged": config.data.skip_damaged}
         return cls(
             **{option: values[key] for option, key in OPTION_KEYS.items()},
             clip=Clip(**config.optimizer.clip.to_dict()),
-            data=Section(data, "data"),
+            data=Section({"dir": config.data.dir}, "data"),
             model=Section(config.model.to_dict(), "model"),
         )
 

@@ -74,7 +74,6 @@ def check_config(config: Any) -> None:
     options.check_clip(values)
     check_runtime(values)
     check_steps(values)
-    _check_rollback_limit(values)
     _check_monitoring(values)
     _check_summaries(values)
     _check_model(config.actions, "actions", sections=(dict,))
@@ -211,11 +210,6 @@ def _check_optimizer(values: Mapping[str, Any]) -> None:
             f"optimizer.momentum is {momentum}, but has no effect with optimizer.name={name}: set it "
             "to 0, or choose optimizer.name=sgd."
         )
-    if values["optimizer.nesterov"] and known and not (name in optimizers.NESTEROV and momentum):
-        raise UsageError(
-            "optimizer.nesterov requires optimizer.name=sgd and optimizer.momentum: set them, or "
-            "optimizer.nesterov=false."
-        )
     if values["optimizer.ema_decay"] and values["runtime.cluster.shard_mib"]:
         raise UsageError(
             "optimizer.ema_decay averages complete variables, which another number of parameter servers "
@@ -273,69 +267,47 @@ def _check_trainer(trainer: str) -> None:
         )
 
 
-def _check_rollback_limit(values: Mapping[str, Any]) -> None:
-    policy = values["train.on_non_finite"]
-    default = keys.defaults().train.rollback_limit
-    if values["train.rollback_limit"] != default and policy != "rollback":
-        raise UsageError(
-            f"train.rollback_limit has no effect with train.on_non_finite={policy}: set it to "
-            f"{default}, or choose train.on_non_finite=rollback."
-        )
-
-
 def _check_monitoring(values: Mapping[str, Any]) -> None:
-    """Checks the sections that depend on a metric of the evaluation."""
+    """Checks the section `train.best`, which depends on a metric of the evaluation."""
     default = overrides.flatten(keys.defaults())
-    for section in ("train.best", "train.early_stopping"):
-        metric, mode = values[f"{section}.metric"], values[f"{section}.mode"]
-        names = [key for key in values if key.startswith(section) and values[key] != default[key]]
-        if names and not metric:
-            raise UsageError(
-                f"{names[0]} has no effect without {section}.metric: set it, such as "
-                f"{section}.metric=eval/loss, or remove {names[0]}."
-            )
-        if metric and not mode:
-            raise UsageError(
-                f"{section}.mode is not set: choose max if higher values of {metric} are better, or "
-                "min if lower ones are."
-            )
-    stopping, best = values["train.early_stopping.metric"], values["train.best.metric"]
-    if values["train.export"] == "best" and not (
-        best or values["train.early_stopping.restore_best"]
-    ):
+    metric, interval = values["train.best.metric"], values["eval.interval"]
+    names = [k for k in values if k.startswith("train.best.") and values[k] != default[k]]
+    if names and not metric:
+        raise UsageError(
+            f"{names[0]} has no effect without train.best.metric: set it, such as "
+            f"train.best.metric=eval/loss, or remove {names[0]}."
+        )
+    if metric and not values["train.best.mode"]:
+        raise UsageError(
+            f"train.best.mode is not set: choose max if higher values of {metric} are better, or min "
+            "if lower ones are."
+        )
+    if values["train.export"] == "best" and not metric:
         raise UsageError(
             "train.export=best requires train.best.metric: set it, such as "
             "train.best.metric=eval/loss, or choose train.export=last."
         )
-    if (stopping or best) and not values["eval.splits"]:
+    if metric and not values["eval.splits"]:
         raise UsageError(
-            f"{stopping or best} requires evaluations, but eval.splits is empty: add a split, or remove "
-            "the metric."
+            f"{metric} requires evaluations, but eval.splits is empty: add a split, or remove the "
+            "metric."
         )
-    if stopping and durations.is_time(values["eval.interval"]):
+    if values["train.best.patience"] and durations.is_time(interval):
         raise UsageError(
-            "train.early_stopping counts evaluations, whose number must not depend on the speed of the "
+            "train.best.patience counts evaluations, whose number must not depend on the speed of the "
             "machine: set eval.interval in steps, epochs or examples."
         )
-    if stopping and not values["eval.interval"]:
+    if values["train.best.patience"] and not interval:
         raise UsageError(
-            "train.early_stopping has no effect with eval.interval=0, which evaluates only at the end: "
+            "train.best.patience has no effect with eval.interval=0, which evaluates only at the end: "
             "set eval.interval."
-        )
-    if values["train.early_stopping.restore_best"] and best not in ("", stopping):
-        raise UsageError(
-            f"train.early_stopping.restore_best restores the best {stopping}, but train.best.metric is "
-            f"{best}: use one metric, or set train.early_stopping.restore_best=false."
         )
 
 
 def _check_summaries(values: Mapping[str, Any]) -> None:
     """Checks that summaries which only TensorBoard can show are written for it."""
-    if "tensorboard" in values["summaries.writers"]:
-        return
-    for key, off in {"summaries.histogram_interval": 0, "summaries.graph": False}.items():
-        if values[key]:
-            raise UsageError(
-                f"{key} has no effect without tensorboard in summaries.writers: add it, or set "
-                f"{key}={overrides.show_value(off)}."
-            )
+    if values["summaries.histogram_interval"] and "tensorboard" not in values["summaries.writers"]:
+        raise UsageError(
+            "summaries.histogram_interval has no effect without tensorboard in summaries.writers: add "
+            "it, or set summaries.histogram_interval=0."
+        )

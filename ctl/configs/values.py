@@ -13,9 +13,8 @@ from ctl.configs.keys import BY_NAME
 from ctl.errors import UsageError
 from ctl.hardware import devices
 
-WRITERS = ("tensorboard", "jsonl", "csv", "mlflow", "wandb")  # in ctl.loop.writers
+WRITERS = ("tensorboard", "jsonl", "mlflow", "wandb")  # in ctl.loop.writers
 _STEPS = re.compile(r"(\d{1,9}):(\d{1,9})")
-_METRICS = ("train.best.metric", "train.early_stopping.metric")
 
 
 def check_values(values: Mapping[str, Any]) -> None:
@@ -30,13 +29,12 @@ def check_values(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if name in BY_NAME:
             BY_NAME[name].check(value)
-    for key in _METRICS:
-        name = values.get(key, "")
-        if name and not re.fullmatch("eval/.+", name):
-            raise UsageError(
-                f"{key} is {name!r}, but must be the name of a metric of the evaluation, eval/NAME, "
-                "such as eval/loss."
-            )
+    metric = values.get("train.best.metric", "")
+    if metric and not re.fullmatch("eval/.+", metric):
+        raise UsageError(
+            f"train.best.metric is {metric!r}, but must be the name of a metric of the evaluation, "
+            "eval/NAME, such as eval/loss."
+        )
     for key in ("data.cache", "init.checkpoint"):
         errors.check_local(key, values.get(key, ""))
     _check_profile(values.get("train.profile", ""))

@@ -48,7 +48,7 @@ def report_data_errors(kind: str, read_spec: Callable[[], Mapping[str, Any]]) ->
             raise
         raise UsageError(
             f"The {kind} data is corrupt: {damaged['problem']}: write the file again, or set "
-            "data.skip_damaged=True."
+            "skip_damaged=True."
         ) from None
     except tf.errors.InvalidArgumentError as error:
         if CHANGED_LENGTHS in error.message:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ctl.data import host_random
 from ctl.data.autograph import convert, traced
 from ctl.data.source import (
     Augment,
@@ -139,7 +140,8 @@ def element_spec(data: Data) -> dict[str, tf.TensorSpec]:
         # Traces `gather` without reading any example.
         gather = traced(data.gather)
         indexes = tf.TensorSpec([None], tf.int64)
-        outputs = gather.get_concrete_function(indexes).structured_outputs
+        with host_random.checked_maps():
+            outputs = gather.get_concrete_function(indexes).structured_outputs
         spec, is_batched = tf.nest.map_structure(tf.type_spec_from_value, outputs), True
     else:
         spec = dataset_of(data).element_spec
@@ -166,15 +168,31 @@ def without_python(data: Data, split: str) -> Data:
         UsageError: the data still uses a Python function.
     """
     if isinstance(data, Augmented):
-        examples, augment = without_python(data.data, split), data.augment
-        seed = tf.zeros([2], tf.int64)
-        dataset = _example_dataset(examples).map(lambda e: convert(augment)(e, seed))
-        _check_no_python(dataset, split)
-        return Augmented(examples, augment)
-    if isinstance(data, Source):
+        data = Augmented(without_python(data.data, split), data.augment)
+    elif isinstance(data, Source):
         data = data.without_python()
-    _check_no_python(_example_dataset(data), split)
+    # In a function a worker's dataset is being traced; it was checked before.
+    used = [] if tf.inside_function() else python_ops(data)
+    if used:
+        raise UsageError(
+            f"The {split} data calls a Python function ({used[0]}: tf.numpy_function, "
+            "tf.py_function, from_generator or a Python package), which cannot run on the hosts of "
+            "this strategy: use TensorFlow ops, or another runtime.strategy."
+        )
     return data
+
+
+def python_ops(data: Data) -> list[str]:
+    """Returns the types of the ops by which data calls Python functions; empty without one."""
+    dataset = _example_dataset(data.data if isinstance(data, Augmented) else data)
+    if isinstance(data, Augmented):
+        augment, seed = data.augment, tf.zeros([2], tf.int64)
+        dataset = dataset.map(lambda example: convert(augment)(example, seed))
+    serialized = tf.raw_ops.DatasetToGraphV2(
+        input_dataset=dataset._variant_tensor, external_state_policy=_IGNORE_STATE
+    )
+    graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
+    return sorted({node.op for node in _all_nodes(graph)} & _PYTHON_OPS)
 
 
 def _example_dataset(data: Data) -> tf.data.Dataset:
@@ -182,22 +200,6 @@ def _example_dataset(data: Data) -> tf.data.Dataset:
         return dataset_of(data)
     rows = tf.data.Dataset.range(len(data)).batch(1).map(data.gather)
     return rows.unbatch()
-
-
-def _check_no_python(dataset: tf.data.Dataset, split: str) -> None:
-    if tf.inside_function():  # a worker's dataset is being traced; it was checked before
-        return
-    serialized = tf.raw_ops.DatasetToGraphV2(
-        input_dataset=dataset._variant_tensor, external_state_policy=_IGNORE_STATE
-    )
-    graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
-    used = sorted({node.op for node in _all_nodes(graph)} & _PYTHON_OPS)
-    if used:
-        raise UsageError(
-            f"The {split} data calls a Python function ({used[0]}: tf.numpy_function, "
-            "tf.py_function, from_generator or a Python package), which cannot run on the hosts of "
-            "this strategy: use TensorFlow ops, or another runtime.strategy."
-        )
 
 
 def _augmented_spec(augment: Augment, example_spec: Any) -> Any:
@@ -211,7 +213,8 @@ def _augmented_spec(augment: Augment, example_spec: Any) -> Any:
         UsageError: the augmentation uses random numbers that do not come from its seed.
     """
     seed = tf.TensorSpec([2], tf.int64)
-    function = tf.function(augment).get_concrete_function(example_spec, seed)
+    with host_random.check(augment):
+        function = tf.function(augment).get_concrete_function(example_spec, seed)
     for node in _all_nodes(function.graph.as_graph_def()):
         if _STATEFUL.match(node.op):
             raise UsageError(

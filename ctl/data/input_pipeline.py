@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctl.data import batching, distribution, elements
+from ctl.data import batching, distribution, elements, host_random
 from ctl.data.layout import Layout, WorkerShard
 from ctl.data.source import (
     Arrays,
@@ -284,7 +284,7 @@ class InputPipeline:
         return batching.evaluation_steps(self.evaluation_data(split), layout)
 
     def _build(self, split: str, context: tf.distribute.InputContext) -> Data:
-        with self._build_scope():
+        with self._build_scope(), host_random.checked_maps():
             return self._build_dataset(split, context)
 
     def _check_strategy(self, data: Data) -> None:

@@ -90,6 +90,7 @@ class StrategySpec:
             Python functions, write its files or read its clock.
         central: whether the variables are on another device than the replicas.
         io_device: the device that reads and writes checkpoints; "" for the variables' hosts.
+        tpu: whether the replicas are cores of a TPU, which has no float64 and no conditional update.
     """
 
     summary: str
@@ -103,6 +104,12 @@ class StrategySpec:
     remote: bool = False
     central: bool = False
     io_device: str = ""
+    tpu: bool = False
+
+    @property
+    def replica_values(self) -> bool:
+        """Whether each replica holds variables, in which it can keep values of its own."""
+        return not (self.central or self.remote)
 
 
 def spec_of(strategy: "tf.distribute.Strategy") -> StrategySpec:
@@ -305,6 +312,7 @@ STRATEGIES: dict[str, StrategySpec] = {
         reads=("tpu",),
         remote=True,
         io_device="/job:localhost",  # the hosts of a remote TPU have no disk of the run
+        tpu=True,
     ),
     "parameter_server": StrategySpec(
         "workers that asynchronously update variables on parameter servers",

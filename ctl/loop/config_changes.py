@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from ctl.configs import durations, keys, overrides
+from ctl.hardware.strategies import STRATEGIES
 from ctl.optimizers import schedules
 
 _AVERAGE = "optimizer.ema_decay"
@@ -89,7 +90,8 @@ def _is_harmless(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bo
             new.get("optimizer.schedule", "constant"), new.get("optimizer.decay_steps", 0)
         )
     if key == "runtime.strategy":  # parameter servers update asynchronously
-        return "parameter_server" not in (old.get(key), new.get(key))
+        rows = [STRATEGIES.get(values.get(key, "auto")) for values in (old, new)]
+        return not any(row and row.coordinated for row in rows)
     return keys.is_harmless(key)
 
 

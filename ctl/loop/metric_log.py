@@ -8,7 +8,7 @@ from ctl.configs import loading
 from ctl.configs.values import WRITERS
 from ctl.errors import Failure, print_line
 from ctl.loop.checkpoints.files import report_write_errors
-from ctl.loop.writers.lines import CsvWriter, JsonLinesWriter
+from ctl.loop.writers.json_lines import JsonLinesWriter
 from ctl.loop.writers.servers import MlflowWriter, WandbWriter
 from ctl.loop.writers.tensorboard import TensorBoardWriter
 from ctl.loop.writers.writer import Record, Writer
@@ -103,7 +103,6 @@ def make_writers(names: Sequence[str], workdir: pathlib.Path, config_path: str) 
     """
     known: dict[str, Callable[[pathlib.Path], Writer]] = {
         "jsonl": lambda folder: JsonLinesWriter(folder / "metrics.jsonl"),
-        "csv": lambda folder: CsvWriter(folder / "metrics.csv"),
         "mlflow": MlflowWriter,
         "wandb": WandbWriter,
     }

@@ -5,7 +5,7 @@ from typing import Any
 
 from ctl.errors import Failure, NonFiniteStep
 
-LIMIT = 10  # rollbacks of one run, by default
+LIMIT = 10  # rollbacks of one run
 
 Decision = dict[str, Any]  # {"step": 33, "tensor": "the loss"}, as in rollbacks.json
 
@@ -13,7 +13,7 @@ Decision = dict[str, Any]  # {"step": 33, "tensor": "the loss"}, as in rollbacks
 class RollbackPolicy:
     """Decides which batches a run skips after it was rolled back to its last checkpoint.
 
-        rollback = RollbackPolicy(limit=10, record=workdir.write_rollbacks)
+        rollback = RollbackPolicy(record=workdir.write_rollbacks)
         rollback.skip(error)                # a NonFiniteStep; then restore the last checkpoint
         rollback.steps                      # ... train up to each of these steps, and skip its batch
 
@@ -21,7 +21,6 @@ class RollbackPolicy:
     that is killed and resumed skips the same batches.
 
     Args:
-        limit: the maximum number of rollbacks of the run.
         record: called with all decisions whenever one is added, to save them.
         earlier: the decisions that `record` saved.
     """
@@ -29,11 +28,9 @@ class RollbackPolicy:
     def __init__(
         self,
         *,
-        limit: int = LIMIT,
         record: Callable[[Sequence[Decision]], None] | None = None,
         earlier: Sequence[Decision] = (),
     ):
-        self._limit = limit
         self._record = record or (lambda decisions: None)
         self._decisions = list(earlier)
 
@@ -49,11 +46,10 @@ class RollbackPolicy:
             Failure: the limit is reached.
         """
         count = len(self._decisions)
-        if count >= self._limit:
+        if count >= LIMIT:
             raise Failure(
                 f"{error.what} The run was rolled back {count} times, which is its limit: "
-                "check the data, lower the learning rate, clip the gradients, or raise "
-                "train.rollback_limit."
+                "check the data, lower the learning rate, or clip the gradients."
             )
         self._decisions.append({"step": error.step, "tensor": error.tensor})
         # Recorded before the checkpoint is restored: a run killed in between skips the batch too.

@@ -18,6 +18,7 @@ from types import FrameType
 from ctl import errors
 from ctl.loop.progress import format_duration
 
+STALL_SECONDS = 300.0  # seconds that a step may take before it is reported
 FIRST = 10.0  # the first loop traces and compiles, so it may take this many times as long
 _READ_SECONDS = 5.0  # how long to wait for the global step
 _STACKS = 2  # the file descriptor for the threads' stacks: standard error
@@ -45,7 +46,7 @@ class _Loop:
 class Watchdog:
     """Watches the loops of a run from a thread, which ends with the `with` block.
 
-        with Watchdog(300.0, read_step=..., data_type=...) as watchdog:
+        with Watchdog(STALL_SECONDS, read_step=..., data_type=...) as watchdog:
             with watchdog.loop(step):
                 train_a_little()
 
@@ -53,7 +54,7 @@ class Watchdog:
     loop has taken longer than the limit, so watching costs nothing in a run that does not hang.
 
     Args:
-        seconds: how long a step may take before it is reported; 0 for no limit.
+        seconds: how long a step may take before it is reported.
         read_step: reads the global step; called from another thread.
         data_type: returns the type of what `build_dataset("train")` returned.
         on_event: called as on_event("stall", step, seconds=..., waits_for=...).
@@ -80,10 +81,9 @@ class Watchdog:
     def __enter__(self) -> "Watchdog":
         # A new one each time: the thread of an earlier block may not have seen its end yet.
         self._ended = threading.Event()
-        if self._seconds:
-            threading.Thread(
-                target=self._run, args=(self._ended,), name="ctl-watchdog", daemon=True
-            ).start()
+        threading.Thread(
+            target=self._run, args=(self._ended,), name="ctl-watchdog", daemon=True
+        ).start()
         return self
 
     def __exit__(self, *_: object) -> None:

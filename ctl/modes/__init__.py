@@ -39,6 +39,8 @@ class Arguments:
             for the checkpoint of the run's result.
         topology: the TPU slices to compile for (`--topology`), or "".
         find_batch: search for the largest batch that fits (`--find_batch`).
+        checks: the checks to run (`--checks`), separated by commas, or "" for all of them.
+        quick: leave out the checks that take the longest (`--quick`).
         started: when the program started, by `time.monotonic`.
         dry_run: train two steps and keep nothing (`--dry_run`).
     """
@@ -52,6 +54,8 @@ class Arguments:
     checkpoint: str = ""
     topology: str = ""
     find_batch: bool = False
+    checks: str = ""
+    quick: bool = False
     started: float = dataclasses.field(default_factory=time.monotonic)
     dry_run: bool = False
 
@@ -95,4 +99,4 @@ MODES = {
     "devices": Mode("devices:show_devices", builds_trainer=False, builds_strategy=False),
 }
 # Not a value of --mode: workers and parameter servers use it, whatever the mode of the run is.
-SERVE = Mode("serve:serve")
+SERVE = Mode("cluster_server:run_server")

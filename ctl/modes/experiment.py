@@ -100,7 +100,6 @@ def build(
             trainer,
             global_batch_size=config.eval.global_batch_size or None,
             splits=config.eval.splits,
-            collect_limit_mib=config.eval.collect_limit_mib,
         )
         evaluator.check_data()
     _check_unread_keys(options, config, trainer_class)

@@ -16,7 +16,7 @@ def complete(step: int, result: Mapping[str, Any], config: Any) -> str:
     if stopped:
         return (
             f"This run is complete: it ended at step {step}, because {stopped['reason']}. To train "
-            "longer, change what ended it, such as train.early_stopping.patience or "
+            "longer, change what ended it, such as train.best.patience or "
             "train.max_duration; to start from scratch, add --fresh."
         )
     numbers = f", {format_numbers(evaluation)}" if evaluation else ""

@@ -22,7 +22,7 @@ _PACKAGES = ("tensorflow", "tf_keras", "tf-models-official", "numpy")
 
 
 # A run that an action has ended continues if one of these keys changes.
-_KEYS_OF_STOPS = ("train.early_stopping.", "train.max_duration:", "eval.", "actions:")
+_KEYS_OF_STOPS = ("train.best.", "train.max_duration:", "eval.", "actions:")
 
 
 def is_complete(

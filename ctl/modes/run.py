@@ -149,7 +149,7 @@ class RunParts:
 
         Args:
             trains: whether the run trains; if not, only actions at evaluations are made, without those
-                of `train.best` and `train.early_stopping`, and none stops the run.
+                of `train.best`, and none stops the run.
         """
         evaluator = self.experiment.evaluator
         configured = registry.make_actions(
@@ -172,7 +172,6 @@ class RunParts:
         count = self.processes.broadcast_from_chief(len(earlier))
         earlier = earlier or [{} for _ in range(count)]
         return RollbackPolicy(
-            limit=self.config.train.rollback_limit,
             record=self.workdir.write_rollbacks,
             earlier=[
                 {**decision, "step": self.processes.broadcast_from_chief(decision.get("step", 0))}

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from ctl.configs import durations
-from ctl.loop import goodput
+from ctl.loop import goodput, watchdog
 from ctl.loop.actions.action import Action
 from ctl.loop.checkpoints import warm_start
 from ctl.loop.profiler import Profiler
@@ -60,7 +60,7 @@ class Session:
         )
         # Every process has one, since the input pipeline that hangs need not be the chief's.
         self._watchdog = Watchdog(
-            config.stall_seconds,
+            watchdog.STALL_SECONDS,
             read_step=lambda: int(run.trainer.global_step.numpy()),
             data_type=lambda: engine_of(run.trainer).pipeline.data_types["train"],
             on_event=run.workdir.event,

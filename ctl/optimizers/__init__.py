@@ -33,7 +33,6 @@ REJECTED = {  # why a name that users expect is not in `CLASSES`
 }
 MOMENTUM = ("sgd", "rmsprop", "lars")  # the optimizers with the argument `momentum`
 LAYERWISE = ("lamb", "lars")  # they do not scale updates of variables without weight decay
-NESTEROV = ("sgd", "lars")
 # They update each element from that element's gradient and slots alone.
 ELEMENTWISE = (
     "adam", "adamw", "sgd", "rmsprop", "adagrad", "lion", "adamax", "adadelta", "ftrl",
@@ -85,10 +84,8 @@ def factory(
         values["weight_decay"] = config.weight_decay
     if config.name in MOMENTUM:
         values["momentum"] = config.momentum
-    if config.name in NESTEROV:
-        values["nesterov"] = config.nesterov
     if config.name not in CLASSES:  # it need not have arguments that the config does not set
-        keys = ("momentum", "nesterov", "weight_decay")
+        keys = ("momentum", "weight_decay")
         values = {key: config[key] for key in keys if config[key]}
 
     def make() -> "tf_keras.optimizers.Optimizer":

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
         check_replica_equivalence,
     )
     from ctl.testing.faults.poison import plant
-    from ctl.testing.golden.assertion import assert_curve
-    from ctl.testing.golden.comparison import CurveReport
+    from ctl.testing.golden.assertion import CurveReport, assert_curve
     from ctl.testing.processes import run_workers
     from ctl.testing.report import Report
     from ctl.testing.subjects.adapters import Loop

@@ -11,7 +11,7 @@ from ctl.configs.options import TrainerOptions
 from ctl.data.features import map_features
 from ctl.errors import UsageError
 from ctl.testing import splits, trial
-from ctl.testing.report import DifferenceError, NotComparable, Report, UndecidedError
+from ctl.testing.report import DifferenceError, NotComparable, Report, ReportError, UndecidedError
 from ctl.testing.subjects.loop import LoopSubject
 from ctl.testing.subjects.trainer import TrainerSubject
 from ctl.trainer import StandardTrainer
@@ -94,10 +94,7 @@ def check_replica_equivalence(
         batches: examples.
         **arguments: those of `assert_replica_equivalent`.
     """
-    try:
-        return assert_replica_equivalent(trainer, batches, **arguments)
-    except (DifferenceError, UndecidedError) as error:
-        return error.report
+    return _report(assert_replica_equivalent, trainer, batches, **arguments)
 
 
 def assert_loop_equivalent(
@@ -176,9 +173,13 @@ def check_loop_equivalence(build: Build, batches: Any, **arguments: Any) -> Repo
         batches: examples.
         **arguments: those of `assert_loop_equivalent`.
     """
+    return _report(assert_loop_equivalent, build, batches, **arguments)
+
+
+def _report(assert_equivalent: Callable[..., Report], *arguments: Any, **options: Any) -> Report:
     try:
-        return assert_loop_equivalent(build, batches, **arguments)
-    except (DifferenceError, UndecidedError) as error:
+        return assert_equivalent(*arguments, **options)
+    except ReportError as error:
         return error.report
 
 

@@ -123,8 +123,8 @@ class Report:
         return "\n".join(lines)
 
 
-class UndecidedError(NotComparable):
-    """The splits cannot be compared.
+class ReportError(Exception):
+    """The splits are not equivalent.
 
     Args:
         report: the report of the comparison.
@@ -135,16 +135,12 @@ class UndecidedError(NotComparable):
         self.report = report
 
 
-class DifferenceError(AssertionError):
-    """The splits differ.
+class UndecidedError(ReportError, NotComparable):
+    """The splits cannot be compared."""
 
-    Args:
-        report: the report of the comparison.
-    """
 
-    def __init__(self, report: Report):
-        super().__init__(report.failure())
-        self.report = report
+class DifferenceError(ReportError, AssertionError):
+    """The splits differ."""
 
 
 def as_fraction(factor: float) -> str:

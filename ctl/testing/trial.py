@@ -12,12 +12,13 @@ from ctl.replica.layers import recompute
 from ctl.testing import processes
 from ctl.testing.contents import Names
 from ctl.testing.devices import count_logical_cpus, split_cpu
-from ctl.testing.diagnosis import calibration, checks
+from ctl.testing.diagnosis import calibration
+from ctl.testing.diagnosis.differences import EVALUATION, NOTHING, check_finite, run_checks
 from ctl.testing.diagnosis.evidence import Evidence
 from ctl.testing.recording import Record
 from ctl.testing.report import NotComparable, Report
 from ctl.testing.splits import Split
-from ctl.testing.subjects.base import Calibration, NarrowWeights, Run, Subject
+from ctl.testing.subjects.base import Calibration, NarrowWeights, SplitRun, Subject
 
 _TIMEOUT = 600.0  # seconds for a comparison in another process
 
@@ -79,7 +80,7 @@ class _Trial:
         self._records: dict[Split, Record] = {}
         self._refused: dict[Split, str] = {}
         self._errors: dict[Split, str] = {}
-        self._run: Run  # the first one on one replica
+        self._run: SplitRun  # the first one on one replica
         self._calibration: Calibration
 
     def run(self, splits: Sequence[Split]) -> Report:
@@ -125,7 +126,7 @@ class _Trial:
         """Records a reference; the first one in the first precision in which the user's code runs."""
         if self._references:
             record = self._subject.start(split).record(self._names, evaluate=evaluate)
-            checks.check_finite(record)
+            check_finite(record)
             return record
         given, why = self._subject, ""
         for precision, examples in given.attempts:
@@ -141,7 +142,7 @@ class _Trial:
                 if (precision, examples) == given.attempts[-1]:
                     raise
                 why = f"float64 fails with {error_location(error)}"
-        checks.check_finite(record)
+        check_finite(record)
         self._subject = self._subject.with_state_of(self._run)
         measured = self._subject.calibrate(self._run, record)
         why = measured.why or (why if self._subject.precision == "float32" else "")
@@ -157,10 +158,10 @@ class _Trial:
         )
         if measured.undecided:
             finding = calibration.explain_random(evidence)
-            differences, cause = ([finding[0]], finding[1]) if finding else checks.NOTHING
+            differences, cause = ([finding[0]], finding[1]) if finding else NOTHING
             undecided = "" if finding else measured.undecided
         else:
-            differences, cause = checks.run_checks(evidence)
+            differences, cause = run_checks(evidence)
         return Report(
             trainer=self._subject.name,
             precision=self._subject.precision,
@@ -177,7 +178,7 @@ class _Trial:
     def _describe_precision(self) -> Iterator[str]:
         measured = self._calibration
         if not next(iter(self._references.values())).trains:
-            yield checks.EVALUATION
+            yield EVALUATION
         if not measured.undecided and measured.noise > measured.tolerance / 100:
             yield (
                 f"Differences below {measured.tolerance:.2g} of a value cannot be distinguished from "

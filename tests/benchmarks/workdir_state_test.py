@@ -48,9 +48,4 @@ def test_times_of_the_machine_are_not_among_the_metrics(tmp_path):
     names = ("time", "examples_per_second", "workers/waiting_seconds/worker 0", "loss")
     line = dict.fromkeys(names, 0.5)
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    rows = "".join(f"{name},0.5\n" for name in names)
-    (tmp_path / "metrics.csv").write_text("name,value\n" + rows)
-    assert read_metrics(tmp_path) == {
-        "metrics.jsonl": [{"loss": 0.5}],
-        "metrics.csv": [{"name": "loss", "value": "0.5"}],
-    }
+    assert read_metrics(tmp_path) == [{"loss": 0.5}]

@@ -46,7 +46,7 @@ def test_key_that_does_not_exist_gets_a_suggestion(capsys):
     ("word", "expected"),
     [
         ("--config.optimizer.clip.g", ["--config.optimizer.clip.global_norm="]),
-        ("--config.train.best.", [f"--config.train.best.{k}=" for k in ("keep", "metric", "mode")]),
+        ("--config.train.best.m", [f"--config.train.best.{k}=" for k in ("metric", "mode")]),
     ],
 )
 def test_names_complete_words_in_bash(word, expected, capsys):

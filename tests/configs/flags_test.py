@@ -35,9 +35,9 @@ def test_every_mode_is_accepted(mode):
         (["--config.data.prefetch", "-1"], [("data.prefetch", "-1")]),
         (["--config.train.steps="], [("train.steps", "")]),
         (["--config.data.dir=a=b\nc"], [("data.dir", "a=b\nc")]),
-        (["--config.summaries.graph"], [("summaries.graph", None)]),
-        (["--config.summaries.graph", "--fresh"], [("summaries.graph", None)]),
-        (["--noconfig.summaries.graph"], [("summaries.graph", "false")]),
+        (["--config.eval.before_training"], [("eval.before_training", None)]),
+        (["--config.eval.before_training", "--fresh"], [("eval.before_training", None)]),
+        (["--noconfig.eval.before_training"], [("eval.before_training", "false")]),
         (["--config.seed=1", "--config.seed=2"], [("seed", "1"), ("seed", "2")]),
     ],
 )

@@ -17,7 +17,7 @@ def test_default_values_are_allowed():
 def test_each_call_returns_a_new_config():
     config = keys.defaults()
     config.train.steps = 5
-    config.summaries.writers.append("csv")
+    config.summaries.writers.append("wandb")
     assert overrides.flatten(keys.defaults()) == DEFAULTS
 
 

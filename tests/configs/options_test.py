@@ -103,7 +103,7 @@ def test_options_of_the_default_config_are_the_default_options():
     for field in dataclasses.fields(options.TrainerOptions):
         if field.name not in ("data", "model"):
             assert getattr(created, field.name) == getattr(default, field.name), field.name
-    assert dict(created.data) == {"dir": "", "skip_damaged": False}
+    assert dict(created.data) == {"dir": ""}
     assert dict(created.model) == {}
 
 

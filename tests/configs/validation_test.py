@@ -38,7 +38,7 @@ def test_trainer_is_rejected(name):
     "optimizer",
     [
         dict(name="sgd", momentum=0.9),
-        dict(name="sgd", momentum=0.9, nesterov=True),
+        dict(name="sgd", momentum=0.9),
         dict(name="rmsprop", momentum=0.999),
         dict(schedule="cosine"),
         dict(schedule="cosine", warmup_steps=999),
@@ -167,11 +167,8 @@ SWITCHES = {
     "runtime.allow_row_coupling",
     "runtime.allow_unkeyed_random",
     "runtime.deterministic",
-    "data.skip_damaged",
-    "optimizer.nesterov",
     "optimizer.shard_state",
-    "summaries.graph",
-    "train.early_stopping.restore_best",
+    "train.best.restore",
     "eval.before_training",
 }
 
@@ -225,8 +222,6 @@ def test_free_keys_and_switches_are_all_strings_and_booleans():
         "trainer",
         "train.best.metric",
         "train.best.mode",
-        "train.early_stopping.metric",
-        "train.early_stopping.mode",
         "train.export",
         "train.max_duration",
         "train.profile",
@@ -278,19 +273,9 @@ BEST = dict(metric="eval/accuracy", mode="max")
             "must be the name of a metric of the eval",
         ),
         (dict(best=dict(BEST, keep=0)), {}, "train.best.keep is 0, but must be at least 1"),
-        (dict(early_stopping=BEST), {}, "has no effect with eval.interval=0"),
-        (dict(early_stopping=BEST), dict(interval="5 minutes"), "must not depend on the speed"),
-        (dict(early_stopping=dict(patience=5)), dict(interval=5), "patience has no effect without"),
-        (
-            dict(early_stopping=dict(BEST, min_delta=-1.0)),
-            dict(interval=5),
-            "min_delta is -1.0, but must be a finite number, at least 0",
-        ),
-        (
-            dict(early_stopping=dict(BEST, restore_best=True), best=dict(BEST, metric="eval/f1")),
-            dict(interval=5),
-            "restores the best eval/accuracy, but train.best.metric is eval/f1: use one metric",
-        ),
+        (dict(best=dict(BEST, patience=1)), {}, "has no effect with eval.interval=0"),
+        (dict(best=dict(BEST, patience=1)), dict(interval="5 minutes"), "not depend on the speed"),
+        (dict(best=dict(patience=5)), dict(interval=5), "patience has no effect without"),
     ],
 )
 def test_monitored_metrics_are_checked(train, evaluation, message):
@@ -299,18 +284,9 @@ def test_monitored_metrics_are_checked(train, evaluation, message):
 
 
 def test_monitored_metrics_may_be_combined():
-    stopping = dict(BEST, patience=2, restore_best=True)
-    train = dict(best=dict(BEST, keep=3), early_stopping=stopping)
+    train = dict(best=dict(BEST, keep=3, patience=2, restore=True))
     validation.check_config(valid(train=train, eval=dict(interval=5)))
     validation.check_config(valid(train=dict(best=dict(BEST, metric="eval/test/accuracy"))))
-
-
-def test_rollback_limit_requires_rollback():
-    validation.check_config(valid(train=dict(on_non_finite="rollback", rollback_limit=3)))
-    with pytest.raises(
-        UsageError, match=r"rollback_limit has no effect with .*=stop: set it to 10"
-    ):
-        validation.check_config(valid(train=dict(rollback_limit=3)))
 
 
 @pytest.mark.parametrize(("steps", "rejected"), [(100, True), (101, False), ("3 epochs", False)])

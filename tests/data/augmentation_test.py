@@ -1,6 +1,7 @@
 """Random augmentation: a function of (seed, epoch, example), on any replicas, after any restart."""
 
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import ctl
 from ctl import testing
 from ctl.data import batching, sampler
 from ctl.data.elements import check_data
+from ctl.data.input_pipeline import InputPipeline
 from ctl.data.layout import Layout
 from tests import reference_model
 from tests.data.reading import one_line, read_steps
@@ -134,6 +136,37 @@ def test_stateful_random_ops_are_rejected():
     for augment, op in ((with_branch, "RandomUniform"), (with_generator, "RngReadAndSkip")):
         message = one_line(check_data, ctl.data.augmented(source(), augment), "train")
         assert f"uses {op}" in message and "stateless" in message
+
+
+GENERATOR = np.random.default_rng(0)
+
+
+def test_numbers_of_the_host_are_rejected_with_the_line_of_the_function():
+    def shift(example, seed):
+        return {"id": example["id"] + np.random.randint(9)}
+
+    def jitter_by_name(example, seed):
+        return {"id": example["id"] + GENERATOR.integers(9)}
+
+    for augment, name in ((shift, "numpy.random"), (jitter_by_name, "GENERATOR")):
+        message = one_line(check_data, ctl.data.augmented(source(), augment), "train")
+        line = augment.__code__.co_firstlineno
+        assert f"tests/data/augmentation_test.py:{line}: {augment.__name__} draws" in message
+        assert f"from {name}, which happens once, while tf.data traces it" in message
+
+
+def test_numbers_of_the_host_are_rejected_in_a_map_of_build_dataset():
+    def build_dataset(split, context):
+        first = random.randrange(9)  # once for the data set
+        data = tf.data.Dataset.range(first, first + COUNT)
+        return data.map(lambda i: {"id": i, "noise": tf.constant(random.random())})
+
+    pipeline = InputPipeline(
+        build_dataset, strategy=testing.make_strategy(1), seed=SEED, prefetch=1
+    )
+    message = one_line(pipeline.data, "train")
+    assert "<lambda> draws from Python's random" in message
+    build_dataset("train", None)  # of the user's own code, which ctl does not check
 
 
 def test_data_that_cannot_be_augmented_is_rejected():

@@ -55,7 +55,7 @@ def test_blocks_of_actions():
     stop, best = names["Digits"].build_actions(None)
     assert isinstance(stop, names["StopWhenGood"]) and best.at == "eval"
     assert len(config.actions) == 2
-    assert ctl.config(trainer="my_model.py:Line", train=names["train"]).train.early_stopping.mode
+    assert ctl.config(trainer="my_model.py:Line", train=names["train"]).train.best.mode
 
 
 def test_blocks_of_optimizers(tmp_path, monkeypatch):

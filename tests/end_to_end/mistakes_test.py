@@ -159,9 +159,11 @@ COMMAND_LINES = r"""
 --config.train.best.metric=accuracy --config.train.best.mode=max
     train.best.metric is 'accuracy', but must be the name of a metric of the evaluation, eval/NAME,
     such as eval/loss.
---config.train.early_stopping.metric=eval/loss --config.train.early_stopping.mode=min
-    train.early_stopping has no effect with eval.interval=0, which evaluates only at the end: set
+--config.train.best.metric=eval/loss --config.train.best.mode=min --config.train.best.patience=3
+    train.best.patience has no effect with eval.interval=0, which evaluates only at the end: set
     eval.interval.
+--config.train.early_stopping.patience=3
+    There is no config key train.early_stopping: set train.best.metric, mode, patience and restore.
 --checkpoint=best
     --checkpoint has no effect with --mode=train_and_eval: remove it.
 --config.optimizer.weight_decay=1e30
@@ -199,9 +201,8 @@ COMMAND_LINES = r"""
 --config.optimizer.momentum=0.9
     optimizer.momentum is 0.9, but has no effect with optimizer.name=adam: set it to 0, or choose
     optimizer.name=sgd.
---config.optimizer.name=sgd --config.optimizer.nesterov
-    optimizer.nesterov requires optimizer.name=sgd and optimizer.momentum: set them, or
-    optimizer.nesterov=false.
+--config.optimizer.nesterov
+    There is no config key optimizer.nesterov: set optimizer.arguments.nesterov=True.
 --config.optimizer.name=nadam
     optimizer.name is 'nadam', but tf_keras' Nadam counts its updates in Python, so its momentum is
     wrong in a tf.function: choose another one.
@@ -397,9 +398,9 @@ OTHERS = {
         "model=dict(units=3)",
     ),
     "early stopping by time": command_line(
-        "--config.eval.interval=5minutes --config.train.early_stopping.metric=eval/loss "
-        "--config.train.early_stopping.mode=min",
-        "train.early_stopping counts evaluations, whose number must not depend on the speed of the "
+        "--config.eval.interval=5minutes --config.train.best.metric=eval/loss "
+        "--config.train.best.mode=min --config.train.best.patience=3",
+        "train.best.patience counts evaluations, whose number must not depend on the speed of the "
         "machine: set eval.interval in steps, epochs or examples.",
     ),
     "no arguments": Mistake(

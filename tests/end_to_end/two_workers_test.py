@@ -89,7 +89,7 @@ def get_config():
         train=dict(
             steps=60, steps_per_loop=4, checkpoint_interval=8, checkpoint_writing="blocking",
             on_non_finite="rollback", export="best",
-            early_stopping=dict(metric="eval/score", mode="max", patience=2, restore_best=True)))
+            best=dict(metric="eval/score", mode="max", patience=2, restore=True)))
 """
 
 

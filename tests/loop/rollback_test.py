@@ -9,10 +9,11 @@ import tensorflow as tf
 
 import ctl
 from ctl.errors import Failure
+from ctl.loop import rollback
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller
 from ctl.loop.rollback import RollbackPolicy
-from ctl.replica.measure.loss_spikes import WINDOW
+from ctl.replica.measure.non_finite import WINDOW
 from ctl.replica.step.engine import engine_of
 from tests import reference_model
 from tests.faulty_trainers import BAD, CASES, jumping, poisoned, same, state
@@ -85,11 +86,12 @@ def test_each_of_several_batches_has_its_own_rollback(tmp_path):
     assert all(np.isfinite(value).all() for value in state(trainer))
 
 
-def test_limit_of_rollbacks_ends_the_run(tmp_path):
+def test_limit_of_rollbacks_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(rollback, "LIMIT", 1)
     with pytest.raises(
         Failure, match=r"Step 6 is not finite: .* rolled back 1 times, which is its limit"
     ):
-        run(tmp_path, twice_bad(), rollback=RollbackPolicy(limit=1))
+        run(tmp_path, twice_bad(), rollback=RollbackPolicy())
 
 
 def test_decision_outlives_the_process(tmp_path):

@@ -199,8 +199,8 @@ def test_eval_with_another_model_requires_the_flag(arguments, make_arguments):
 @pytest.mark.slow
 def test_eval_of_a_run_that_restored_its_best_checkpoint_evaluates_that(make_arguments):
     keys = {
-        "train.steps": 20, "eval.interval": 5, "train.early_stopping.metric": "eval/loss",
-        "train.early_stopping.mode": "max", "train.early_stopping.restore_best": True,
+        "train.steps": 20, "eval.interval": 5, "train.best.metric": "eval/loss",
+        "train.best.mode": "max", "train.best.restore": True,
     }  # fmt: skip
     assert train.train_and_eval(make_arguments(keys)) == DONE
     trained = experiments.read_result("run")

@@ -129,13 +129,16 @@ def test_actions_are_listed_in_order(explain):
     experiments.write(".", {"mine.py": "def make():\n    def plot(o): pass\n    return plot\n"})
     rows, _ = explain(
         "eval.splits=['eval','test']",
-        "train.early_stopping.metric=eval/test/loss",
-        "train.early_stopping.mode=min",
+        "train.best.metric=eval/test/loss",
+        "train.best.mode=min",
+        "train.best.patience=3",
         "train.export=last",
         "actions=['mine.py:make']",
     )
-    expected = "EarlyStopping (each evaluation); plot (each evaluation); ExportModel (at the end)"
-    assert rows["actions"] == expected
+    assert rows["actions"] == (
+        "BestCheckpoint (each evaluation); EarlyStopping (each evaluation); plot (each evaluation); "
+        "ExportModel (at the end)"
+    )
 
 
 def test_logical_shards_and_a_reduced_dtype_are_part_of_the_reduction(explain):

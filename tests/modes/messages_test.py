@@ -23,7 +23,7 @@ def test_run_that_an_action_has_ended_names_the_reason():
     result = {"eval": {"loss": 0.5}, "stopped": {"step": 30, "reason": "eval/loss is bad"}}
     assert messages.complete(30, result, make_config()) == (
         "This run is complete: it ended at step 30, because eval/loss is bad. To train longer, change "
-        "what ended it, such as train.early_stopping.patience or train.max_duration; to start from "
+        "what ended it, such as train.best.patience or train.max_duration; to start from "
         "scratch, add --fresh."
     )
 

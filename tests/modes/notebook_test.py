@@ -164,7 +164,7 @@ def test_interrupt_ends_a_call_after_the_loop_and_the_next_call_goes_on(make, mo
 
 def test_early_stopping_ends_all_further_calls(make):
     stopping = {"metric": "eval/loss", "mode": "max", "patience": 1}
-    keys = {f"train.early_stopping.{key}": value for key, value in stopping.items()}
+    keys = {f"train.best.{key}": value for key, value in stopping.items()}
     run = make(keys, workdir=None)
     run.train()
     assert run.step == 20 and "has not improved" in run.stop_reason
@@ -189,8 +189,8 @@ def test_mistakes_are_one_line(make):
 
 
 STOPPING = {
-    "train.early_stopping.metric": "eval/loss", "train.early_stopping.mode": "max",
-    "train.early_stopping.patience": 1, "train.early_stopping.restore_best": True,
+    "train.best.metric": "eval/loss", "train.best.mode": "max",
+    "train.best.patience": 1, "train.best.restore": True,
 }  # fmt: skip
 
 
@@ -221,7 +221,7 @@ def test_early_stopping_restores_the_best_checkpoint_as_in_the_program(make, mak
         run.train()
         assert run.step == 10 and run.evaluate() == best
     assert read("notebook") == read("run")
-    with make(STOPPING | {"train.early_stopping.patience": 2}, workdir="notebook") as run:
+    with make(STOPPING | {"train.best.patience": 2}, workdir="notebook") as run:
         assert run.step == 20 and not run.stop_reason
         run.train()
         assert experiments.read_result("notebook")["step"] == 30
@@ -229,7 +229,7 @@ def test_early_stopping_restores_the_best_checkpoint_as_in_the_program(make, mak
 
 @pytest.mark.slow
 def test_training_continues_from_the_last_step_after_the_best_one_was_restored(make):
-    keys = STOPPING | {"train.early_stopping.patience": 100}
+    keys = STOPPING | {"train.best.patience": 100}
     with make(workdir="plain") as run:
         run.train(steps=30)
         run.learning_rate = 0.5

@@ -30,7 +30,7 @@ STOPPED = {**EVALUATED, "stopped": {"step": 30, "reason": "x"}}
             (STOPPED, {"steps": 60, "changes": [change]}, ENDED, complete)
             for change, complete in {
                 "train.steps: 60 -> 90": True,
-                "train.early_stopping.patience: 3 -> 5": False,
+                "train.best.patience: 3 -> 5": False,
                 "eval.interval: 5 -> 10": False,
                 "actions: [] -> ['a.py:A']": False,
             }.items()

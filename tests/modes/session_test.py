@@ -9,10 +9,10 @@ from tests import experiments
 
 STOPPING = {
     "train.steps": 30, "eval.interval": 10,
-    "train.early_stopping.metric": "eval/loss", "train.early_stopping.mode": "max",
-    "train.early_stopping.patience": 1, "train.early_stopping.restore_best": True,
+    "train.best.metric": "eval/loss", "train.best.mode": "max",
+    "train.best.patience": 1, "train.best.restore": True,
 }  # fmt: skip
-PATIENT = {"train.early_stopping.patience": 100}
+PATIENT = {"train.best.patience": 100}
 
 
 @pytest.fixture

@@ -118,9 +118,9 @@ def test_reason_of_a_stop_is_recorded(make_arguments, monkeypatch):
 
 
 STOPPING = {
-    "train.steps": 100, "eval.interval": 5, "train.early_stopping.metric": "eval/loss",
-    "train.early_stopping.mode": "max", "train.early_stopping.patience": 2,
-    "train.early_stopping.restore_best": True,
+    "train.steps": 100, "eval.interval": 5, "train.best.metric": "eval/loss",
+    "train.best.mode": "max", "train.best.patience": 2,
+    "train.best.restore": True,
 }  # fmt: skip
 
 
@@ -145,7 +145,7 @@ def test_early_stopping_ends_the_run_and_the_result_says_why(make_arguments, cap
     capsys.readouterr()
     assert train.train_and_eval(make_arguments(STOPPING)) == DONE
     assert "This run is complete: it ended at step 15, because" in capsys.readouterr().out
-    longer = STOPPING | {"train.early_stopping.patience": 3}
+    longer = STOPPING | {"train.best.patience": 3}
     assert train.train_and_eval(make_arguments(longer)) == DONE
     assert experiments.read_result("run")["stopped"]["step"] == 20
 
@@ -170,7 +170,7 @@ def test_time_limit_ends_the_run_after_a_loop_with_an_evaluation(make_arguments,
     [
         ({}, train.train, "eval/loss requires evaluations: use --mode=train_and_eval"),
         (
-            {"train.early_stopping.metric": "eval/acuracy"},
+            {"train.best.metric": "eval/acuracy"},
             train.train_and_eval,
             "The evaluation has no metric eval/acuracy: did you mean eval/accuracy",
         ),

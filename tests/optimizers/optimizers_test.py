@@ -60,7 +60,8 @@ def test_weight_decay_of_every_optimizer_is_decoupled(name):
     [(False, 2, 0.5 + 0.5 * (1 + 0.75)), (True, 1, 0.5 * (1 + 0.75))],
 )
 def test_momentum_of_sgd(nesterov, steps, moved):
-    optimizer = build(name="sgd", learning_rate=0.5, momentum=0.75, nesterov=nesterov)
+    options = {"momentum": 0.75, "arguments": {"nesterov": nesterov}}
+    optimizer = build(name="sgd", learning_rate=0.5, **options)
     variable = tf.Variable([0.0])
     for _ in range(steps):
         optimizer.apply_gradients([(tf.constant([1.0]), variable)])

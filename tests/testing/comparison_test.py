@@ -67,6 +67,21 @@ def test_small_updates_are_compared_relative_to_the_largest():
     assert differences(record(rounding), record(reference)) == []
 
 
+def test_average_follows_a_variable_that_an_optimizer_moves_by_rounding_errors():
+    # Adam moves the bias of a convolution before batch normalization, whose gradient is 0.
+    bias, average = ("update", "bias:0"), ("state", "ema/bias:0")
+    moved, reference = {**VALUES, bias: 8e-6, average: 7e-6}, {**VALUES, bias: 0.0, average: 0.0}
+
+    def find(changed):
+        return compare(record(*changed), record(reference, reference), "float64", 1e-9, {"bias:0"})
+
+    assert find([moved, moved]) == []
+    (difference,) = find([moved, {**moved, average: 2e-5}])
+    assert (difference.name, difference.step) == ("ema/bias:0", 1)
+    (difference,) = find([moved, {**moved, UPDATE: [0.5, -2.1]}])
+    assert (difference.name, difference.step) == ("w:0", 1)
+
+
 def test_copies_that_differ_are_reported():
     mismatch = CopyMismatch(UPDATE, 0, distance=0.5, changed=(0,), replicas=2)
     (difference,) = differences(record(VALUES, mismatches=[mismatch]), record(VALUES))

@@ -62,7 +62,7 @@ class RecordReader:
             what = f"{file.path} is truncated or damaged at offset {file.damaged_at}"
             if not skip_damaged:
                 raise UsageError(
-                    f"{what}: write the file again, or set data.skip_damaged=True to use the "
+                    f"{what}: write the file again, or set skip_damaged=True to use the "
                     f"{len(file.offsets) - 1} records before it."
                 )
             _LOG.warning("%s: the records from there on cannot be read and are skipped.", what)
@@ -113,8 +113,8 @@ class RecordReader:
         """Reads records by TensorFlow ops alone: [rows] int64 -> [rows] strings."""
         if self.skip_damaged:
             raise UsageError(
-                "data.skip_damaged=True requires local files and the package google-crc32c: copy the "
-                "files to a local disk, or set data.skip_damaged=False."
+                "skip_damaged=True requires local files and the package google-crc32c: copy the "
+                "files to a local disk, or set skip_damaged=False."
             )
         files = tf.searchsorted(tf.constant(self._first), indexes, side="right", out_type=tf.int64)
         files -= 1
@@ -226,7 +226,7 @@ class ArrayRecordReader:
             )
         if skip_damaged:
             raise UsageError(
-                "data.skip_damaged=True requires TFRecord files: ArrayRecord files hold their index, "
+                "skip_damaged=True requires TFRecord files: ArrayRecord files hold their index, "
                 "which may be damaged, too."
             )
         self.paths = list(paths)

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ctl.data import host_random
 from ctl.data.autograph import convert
 from ctl.data.elements import name_features
 from ctl.data.files import record_index
@@ -39,7 +40,7 @@ def records(
         parse: the features for `tf.io.parse_example`, which parses many records at a time; or a
             function from one serialized record to a dict of tensors or (x, label), in TensorFlow ops.
         skip_damaged: replace a record whose checksum is wrong by the next one that is not damaged,
-            and log it; pass `self.options.data.skip_damaged`. Only local TFRecord files.
+            and log it. Only local TFRecord files.
         index_dir: the folder of the indexes; None: `.ctl_index` beside the files, or the user's cache
             folder if that cannot be written.
 
@@ -119,7 +120,8 @@ class Records(_Serialized, RowSource):
 
     def parse(self, row: tf.Tensor) -> Batch:
         """Parses one serialized record."""
-        return name_features(convert(self._parse)(row))
+        with host_random.check(self._parse):
+            return name_features(convert(self._parse)(row))
 
 
 class RecordFeatures(_Serialized):

@@ -4,15 +4,16 @@ from collections.abc import Mapping
 import pathlib
 from typing import Any
 
-from ctl.loop import inference, saved_model
+from ctl.loop import inference
 from ctl.loop.actions import best_checkpoint
 from ctl.loop.actions.action import Action
 from ctl.loop.checkpoints.files import report_write_errors
+from ctl.loop.exports.version import write_version
 from ctl.loop.workdir import Workdir
 
 
 class ExportModel(Action):
-    """Writes the best or the last checkpoint as a SavedModel; see `loop/saved_model.py`.
+    """Writes the best or the last checkpoint in the formats of `loop/exports/formats.py`.
 
         ExportModel("best", workdir=Workdir("runs/mine"))
 
@@ -87,5 +88,5 @@ def export_checkpoint(
     notes = {"checkpoint": path, "weights": weights}
     with report_write_errors(str(folder), pathlib.Path(path).parent):
         folder.mkdir(parents=True, exist_ok=True)
-        version = saved_model.export(trainer, folder, notes)
+        version = write_version(trainer, folder, notes)
     return int(trainer.global_step.numpy()), {"path": str(version), **notes}

@@ -9,7 +9,7 @@ from ctl.errors import UsageError
 from ctl.loop.actions.action import Action, as_action
 from ctl.loop.actions.best_checkpoint import BestCheckpoint
 from ctl.loop.actions.export_model import ExportModel
-from ctl.loop.actions.histograms import GraphSummary, WeightHistograms
+from ctl.loop.actions.histograms import WeightHistograms
 from ctl.loop.actions.overfit_report import OverfitReport
 from ctl.loop.actions.stopping import EarlyStopping, TimeLimit
 from ctl.loop.workdir import Workdir
@@ -31,21 +31,20 @@ def make_actions(
     Raises:
         UsageError: an action cannot be made.
     """
-    best, stopping = config.train.best.to_dict(), config.train.early_stopping.to_dict()
-    restore = stopping.pop("restore_best")
-    if restore and not best["metric"]:
-        best |= {"metric": stopping["metric"], "mode": stopping["mode"]}
+    best = config.train.best
     actions: list[Action] = []
     if not trains:
         return _make_listed(config.actions, config_path)
     if config.summaries.histogram_interval:
         actions.append(WeightHistograms(config.summaries.histogram_interval))
-    if config.summaries.graph:
-        actions.append(GraphSummary())
-    if best["metric"]:
-        actions.append(BestCheckpoint(**best, folder=workdir.best, restore_at_end=restore))
-    if stopping["metric"]:
-        actions.append(EarlyStopping(**stopping))
+    if best.metric:
+        rule, options = (
+            (best.metric, best.mode),
+            {"keep": best.keep, "restore_at_end": best.restore},
+        )
+        actions.append(BestCheckpoint(*rule, folder=workdir.best, **options))
+        if best.patience:
+            actions.append(EarlyStopping(*rule, patience=best.patience))
     if config.train.max_duration:
         actions.append(TimeLimit(config.train.max_duration))
     if config.data.overfit_batches:

@@ -145,6 +145,12 @@ class CheckpointFiles:
         return files
 
 
+def find_files(name: str) -> CheckpointFiles:
+    """Returns the checkpoints of a run's workdir, or of a folder of checkpoints."""
+    inner = pathlib.Path(name, "checkpoints")
+    return CheckpointFiles(inner if inner.is_dir() else name)
+
+
 def flush(path: pathlib.Path) -> None:
     """Waits until the content of a file or folder is on the disk."""
     # A folder must be flushed, too: its entry for a new file is written separately.

@@ -13,7 +13,7 @@ import tf_keras
 from ctl.errors import UsageError, did_you_mean, list_some
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.checkpoints import matching
-from ctl.loop.checkpoints.files import CheckpointFiles
+from ctl.loop.checkpoints.files import find_files
 from ctl.replica.step.engine import engine_of
 from ctl.trainer import StandardTrainer
 
@@ -174,15 +174,9 @@ def _read(
         ) from None
 
 
-def _files(name: str) -> CheckpointFiles:
-    """Returns the checkpoints of a run's workdir, or of a folder of checkpoints."""
-    inner = os.path.join(name, "checkpoints")
-    return CheckpointFiles(inner if os.path.isdir(inner) else name)
-
-
 def _latest_step(name: str) -> int:
     """Returns the step of the newest complete checkpoint in a folder; 0 if there is none."""
-    return max(_files(name).steps(), default=0) if os.path.isdir(name) else 0
+    return max(find_files(name).steps(), default=0) if os.path.isdir(name) else 0
 
 
 def _path(request: _Request, step: int) -> str:
@@ -200,7 +194,7 @@ def _path(request: _Request, step: int) -> str:
             f"{request.key} is {name}, which has no complete checkpoint: name another run, or train "
             "that one first."
         )
-    return _files(name).path(step)
+    return find_files(name).path(step)
 
 
 def _match(content: matching.CheckpointContent, request: _Request) -> tuple[_Pairs, int]:

@@ -1,7 +1,6 @@
 """Runs the compiler in its own environment and process, and reads its result.
 
-The environment is made once, from ctl/modes/aot_compile/requirements.txt. The process has limits of
-time and memory.
+The environment is made once, from ctl/modes/aot_compile/requirements.txt.
 """
 
 import dataclasses
@@ -14,15 +13,13 @@ import pathlib
 import platform
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from typing import Any
 
 from ctl.errors import Failure, UsageError
-from ctl.modes.aot_compile.slices import GIB, Slice
+from ctl.modes.aot_compile.slices import Slice
 
 QUICK, DEFAULT = -1.0, 0.0
 # The quick effort can need more memory than the default one, so a program that needs more than
@@ -31,7 +28,7 @@ NEAR_LIMIT = 0.85
 PINS = pathlib.Path(__file__).with_name("requirements.txt")
 _PYTHON = ">=3.11"  # jax 0.10 requires it
 _DOWNLOAD_SECONDS = 900.0  # for a download of 300 MB
-_MAX_SECONDS, _MAX_BYTES = 900.0, 16 * GIB  # of one compilation
+_MAX_SECONDS = 900.0  # of one compilation
 _COMPILER = pathlib.Path(__file__).with_name("compiler.py")
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -117,58 +114,26 @@ def compile_once(hlo: bytes, slice_: Slice, *, effort: float) -> Compiled:
 
 
 def _run(command: list[str], folder: pathlib.Path) -> dict[str, Any]:
-    output, errors = folder / "output", folder / "errors"
-    with output.open("wb") as out, errors.open("wb") as err:
-        process = subprocess.Popen(
+    try:
+        done = subprocess.run(
             command,
             cwd=folder,
             env={"PATH": os.environ.get("PATH", ""), "HOME": str(folder), **_ENVIRONMENT},
             stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_MAX_SECONDS,
         )
-    try:
-        exceeded = _wait(process)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    if exceeded:
-        return {"error": exceeded, "kind": "limits"}
-    lines = output.read_text(errors="replace").splitlines()
-    if process.returncode or not lines:
-        message = " ".join(errors.read_text(errors="replace").split())[-_MAX_MESSAGE:]
-        return {
-            "error": f"the compiler ended with exit code {process.returncode}: "
-            f"{message or 'no message'}"
-        }
+    except subprocess.TimeoutExpired:
+        limit = f"the compiler was stopped after {_MAX_SECONDS:g} s, its limit"
+        return {"error": limit, "kind": "limits"}
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        message = " ".join(done.stderr.split())[-_MAX_MESSAGE:] or "no message"
+        return {"error": f"the compiler ended with exit code {done.returncode}: {message}"}
     answer: dict[str, Any] = json.loads(lines[-1])
     return answer
-
-
-def _wait(process: subprocess.Popen) -> str:
-    """Waits for the compiler to end; returns which limit it exceeded, or ""."""
-    end = time.monotonic() + _MAX_SECONDS
-    while process.poll() is None:
-        if time.monotonic() > end:
-            return f"the compiler was stopped after {_MAX_SECONDS:g} s, its limit"
-        if _resident_bytes(process.pid) > _MAX_BYTES:
-            return f"the compiler was stopped at {_MAX_BYTES / GIB:g} GiB of memory, its limit"
-        time.sleep(0.05)
-    return ""
-
-
-def _resident_bytes(pid: int) -> int:
-    """Returns the resident memory of a process in bytes.
-
-    The memory is polled, since a limit on the address space would stop libtpu at its start.
-    """
-    try:
-        pages = int(pathlib.Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (OSError, IndexError):  # the process has just ended
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _parse_answer(answer: dict[str, Any], effort: float) -> Compiled:

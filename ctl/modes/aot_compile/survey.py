@@ -13,10 +13,10 @@ from ctl.data.source import GlobalBatches, PerReplica
 from ctl.errors import UsageError, print_line
 from ctl.hardware import selection
 from ctl.modes import experiment
-from ctl.modes.aot_compile import compiler_process, export
+from ctl.modes.aot_compile import compiler_process
 from ctl.modes.aot_compile.compiler_process import Compiled
-from ctl.modes.aot_compile.export import Program
 from ctl.modes.aot_compile.problems import NotExportable, Problem
+from ctl.modes.aot_compile.programs import Program, export_eval_step, export_train_step
 from ctl.modes.aot_compile.slices import GIB, Slice
 from ctl.modes.aot_compile.strategy import SliceStrategy
 from ctl.replica.step.engine import engine_of
@@ -140,9 +140,9 @@ def export_experiment(
                 "--find_batch cannot change the size of the batches that build_dataset returns: let "
                 "it return examples."
             )
-        programs.append(export.export_train_step(built.trainer))
+        programs.append(export_train_step(built.trainer))
         if built.evaluator is not None:
-            programs.append(export.export_eval_step(built.evaluator))
+            programs.append(export_eval_step(built.evaluator))
     except NotExportable as error:
         problems = error.problems
     return ExportedExperiment(size, programs, problems, time.monotonic() - start)

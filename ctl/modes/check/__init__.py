@@ -8,7 +8,7 @@ from ctl.modes import Arguments, experiment
 
 
 def check(arguments: Arguments) -> int:
-    """Runs all checks on an experiment.
+    """Runs the checks of the command line on an experiment.
 
     Returns:
         The exit code: 1 if a check failed.
@@ -16,6 +16,7 @@ def check(arguments: Arguments) -> int:
     # Imported here since the checks import ctl.testing, and they need this package.
     from ctl.modes.check import checks, trainer_factory
 
+    names = checks.choose_checks(arguments.checks, quick=arguments.quick)
     built = experiment.build(arguments.config, arguments.config_path)
     if built.hardware.cluster:
         raise UsageError("--mode=check runs in one process: unset TF_CONFIG.")
@@ -32,4 +33,4 @@ def check(arguments: Arguments) -> int:
         built = dataclasses.replace(built, config=config)
     factory = trainer_factory.TrainerFactory(built, arguments.config_path)
     print_line(f"Checking {built.config.trainer}.")
-    return checks.run_checks(factory)
+    return checks.run_checks(factory, names, quick=arguments.quick)

@@ -1,6 +1,7 @@
 """Lists the checks, and runs them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+import functools
 from typing import Any
 
 from ctl.configs.error_location import error_location
@@ -18,28 +19,66 @@ CHECKS: dict[str, Callable[[TrainerFactory], Outcome]] = {
     "one batch overfitted": learning_checks.check_overfitting,
     "save and restore": checkpoint_check.check_round_trip,
 }
+_LONGEST = ("one batch overfitted", "save and restore")  # the ones that --quick leaves out
 # These compute in a process of their own, which starts before the other checks and runs at the same
 # time: each function starts one check, and returns the function that waits for its outcome.
-BACKGROUND: dict[str, Callable[[TrainerFactory], Callable[[], Outcome]]] = {
+BACKGROUND: dict[str, Callable[..., Callable[[], Outcome]]] = {
     "replica equivalence": replica_check.start,
 }
 
 
-def run_checks(factory: TrainerFactory) -> int:
-    """Runs every check of an experiment, and prints its outcome as soon as it is known.
+def choose_checks(text: str, *, quick: bool) -> list[str]:
+    """Returns the names of the checks to run, in their order.
+
+    Args:
+        text: names separated by commas, with spaces or underscores; "" for all checks.
+        quick: leave out the checks that take the longest, unless they are named.
+
+    Raises:
+        UsageError: there is no such check.
+    """
+    known = [*CHECKS, *BACKGROUND]
+    if not text:
+        return [name for name in known if not (quick and name in _LONGEST)]
+    chosen = [name.strip().replace("_", " ") for name in text.split(",")]
+    for name in chosen:
+        if name not in known:
+            names = ", ".join(each.replace(" ", "_") for each in known)
+            raise UsageError(f"--checks names {name!r}: expected one or more of {names}.")
+    return [name for name in known if name in chosen]
+
+
+def run_checks(factory: TrainerFactory, names: Sequence[str], *, quick: bool = False) -> int:
+    """Runs checks of an experiment, and prints each outcome as soon as it is known.
+
+    Args:
+        factory: makes the trainers.
+        names: the checks.
+        quick: compare the replicas on one split only.
 
     Returns:
         The exit code: 1 if a check failed, else 0.
     """
-    waits = {name: _attempt(start, factory) for name, start in BACKGROUND.items()}
-    outcomes = []
-    for name in (*CHECKS, *BACKGROUND):
+    starts = {name: start for name, start in BACKGROUND.items() if name in names}
+    waits = {n: _attempt(functools.partial(s, quick=quick), factory) for n, s in starts.items()}
+    outcomes: dict[str, Outcome] = {}
+    for name in names:
         outcome = _attempt(CHECKS[name], factory) if name in CHECKS else waits[name]
         outcome = outcome if isinstance(outcome, Outcome) else _attempt(outcome)
-        outcomes.append(outcome)
-        print_line(format_row(name, outcome))
-    print_line(format_summary(outcomes))
-    return 1 if any(outcome.verdict == FAIL for outcome in outcomes) else 0
+        print_line(format_row(name, _without_repetition(outcome, outcomes)))
+        outcomes[name] = outcome
+    print_line(format_summary(list(outcomes.values())))
+    return 1 if any(outcome.verdict == FAIL for outcome in outcomes.values()) else 0
+
+
+def _without_repetition(outcome: Outcome, earlier: Mapping[str, Outcome]) -> Outcome:
+    """Refers to the first check that failed for the same cause, such as an exception."""
+    for name, other in earlier.items():
+        if outcome.verdict == other.verdict == FAIL and outcome.observation.endswith(
+            other.observation
+        ):
+            return Outcome(FAIL, f"for the same cause as {name}")
+    return outcome
 
 
 def _attempt(function: Callable[..., Any], *arguments: Any) -> Any:

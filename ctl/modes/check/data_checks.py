@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.data.distribution import disable_autotune
+from ctl.data.elements import python_ops
 from ctl.data.features import flatten_features
 from ctl.data.source import GlobalBatches, PerReplica, source_of
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
@@ -57,9 +58,7 @@ def check_order(factory: TrainerFactory) -> Outcome:
             return Outcome(
                 FAIL,
                 f"read twice, {name} of batch {step} differs",
-                "return a ctl.data.Source, or seed the dataset's shuffles by self.options.seed with "
-                "reshuffle_each_iteration=False; otherwise a resumed run differs from an "
-                "uninterrupted one",
+                _suggest_order(factory),
             )
     name = _find_difference(first[2], later[0])
     if name:
@@ -69,6 +68,20 @@ def check_order(factory: TrainerFactory) -> Outcome:
             "let build_dataset always return the examples in the same order, from the first on",
         )
     return Outcome(PASS, "the same when read twice, and from step 2 on")
+
+
+def _suggest_order(factory: TrainerFactory) -> str:
+    python = python_ops(factory.input_pipeline().data("train"))
+    if python:
+        return (
+            f"the data calls Python functions ({python[0]}: tf.numpy_function, tf.py_function or a "
+            "generator): draw their random numbers from a seed that is one of their arguments, such "
+            "as the one that ctl.data.augmented passes to its function"
+        )
+    return (
+        "return a ctl.data.Source, or seed the dataset's shuffles by self.options.seed with "
+        "reshuffle_each_iteration=False; otherwise a resumed run differs from an uninterrupted one"
+    )
 
 
 def check_evaluation(factory: TrainerFactory) -> Outcome:

@@ -20,6 +20,7 @@ from ctl.testing.report import NotComparable, Report
 from ctl.trainer import StandardTrainer
 
 REPLICAS = (1, 2, 4)
+_QUICK_REPLICAS, _QUICK_ROWS = (1, 2), 5  # an uneven split
 _EXAMPLES = 8  # of the smallest batches; more are read in case that the step requires them
 _MAX_ROWS = 32  # of the larger batches
 # The comparison is stopped after this many seconds, or after this many times the seconds to build and
@@ -27,14 +28,18 @@ _MAX_ROWS = 32  # of the larger batches
 _TIMEOUT, _TIMES_TRACED = 600.0, 50
 
 
-def start(factory: TrainerFactory) -> Callable[[], Outcome]:
+def start(factory: TrainerFactory, *, quick: bool = False) -> Callable[[], Outcome]:
     """Starts to compare the trainer's updates on 1, 2 and 4 replicas; returns a function that waits.
 
     TensorFlow fixes its devices at first use, so the comparison needs a process of its own.
+
+    Args:
+        factory: makes the trainers.
+        quick: compare one batch on 1 and 2 replicas.
     """
     rows = read_examples(factory, max(_EXAMPLES, _larger(factory.global_batch_size) + 1))
     config = factory.experiment.config
-    arguments = [config.to_dict(), factory.config_path, rows, factory.global_batch_size]
+    arguments = [config.to_dict(), factory.config_path, rows, factory.global_batch_size, quick]
     pool = concurrent.futures.ThreadPoolExecutor(1)
     future = pool.submit(processes.call, compare_splits, arguments, timeout=_limit(factory))
     pool.shutdown(wait=False)
@@ -85,16 +90,23 @@ def describe_report(report: Report, *, notes: bool = False, is_compressed: bool 
         precision += f" with the tolerance of float32 ({report.why})"
     parts = max(split.micro_batches for split in report.compared)
     accumulation = f", with accumulation {parts}" if parts > 1 else ", without accumulation"
+    count = len(report.compared)
+    ways = "1 way to split a batch" if count == 1 else f"{count} ways to split a batch"
+    gives = "gives the update of one replica" if count == 1 else "give one update"
     return Outcome(
         PASS,
-        f"{len(report.compared)} ways to split a batch{accumulation}, in {precision}, give one update"
+        f"{ways}{accumulation}, in {precision}, {gives}"
         + "".join(f"; {note}" for note in report.notes * notes)
         + "; runtime.all_reduce.compression is not part of this comparison" * is_compressed,
     )
 
 
 def compare_splits(
-    config: dict[str, Any], config_path: str, rows: Rows, global_batch_size: int
+    config: dict[str, Any],
+    config_path: str,
+    rows: Rows,
+    global_batch_size: int,
+    quick: bool = False,
 ) -> Report | str:
     """Compares the splits; it runs in the other process, so its arguments can be pickled.
 
@@ -109,19 +121,20 @@ def compare_splits(
 
     def compare(batch_sizes: Sequence[int] | None) -> Report | str:
         try:
-            return compare_trainer(resolved, config_path, rows, batch_sizes)
+            replicas = _QUICK_REPLICAS if quick else REPLICAS
+            return compare_trainer(resolved, config_path, rows, batch_sizes, replicas=replicas)
         except UsageError:
             raise
         except Exception as error:
             return error_location(error)
 
-    result = compare(None)
+    result = compare((_QUICK_ROWS,) if quick else None)
     failed = isinstance(result, str) or (result.errors and not result.differences)
     larger = _larger(global_batch_size)
     if not failed or larger <= _EXAMPLES:
         return result
     # An even and an uneven split.
-    second = compare((larger, larger + 1))
+    second = compare((larger + 1,) if quick else (larger, larger + 1))
     return result if isinstance(second, str) else second
 
 
@@ -130,13 +143,15 @@ def compare_trainer(
     config_path: str,
     rows: Rows,
     batch_sizes: Sequence[int] | None = None,
+    *,
+    replicas: Sequence[int] = (),
 ) -> Report:
     """Compares the splits of an experiment in this process."""
     micro_batches = config.optimizer.gradient_accumulation_steps
     return check_replica_equivalence(
         loading.load_trainer_class(config.trainer, config_path, StandardTrainer),
         rows,
-        replicas=REPLICAS,
+        replicas=replicas or REPLICAS,
         # As in the config; more would reject a loss that cannot accumulate.
         accumulation=sorted({1, min(micro_batches, 2)}),
         batch_sizes=batch_sizes,

@@ -2,8 +2,7 @@
 
 Modules:
     settings.py  the values, and the names of the runs
-    runner.py    starts the runs as processes, and stops them
-    table.py     the table of the results, sweep.csv and sweep.html
+    runner.py    starts the runs as processes, stops them, and writes the table of the results
 """
 
 from collections.abc import Sequence

@@ -1,19 +1,21 @@
 """Runs the runs of a sweep, one after the other or several at once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+import csv
 import json
+import math
 import pathlib
 import signal
 import time
 from types import FrameType
 from typing import Any
 
-from ctl.errors import print_line
+from ctl.errors import align, print_line
 from ctl.hardware import gpu
 from ctl.hardware.child_process import ChildProcess
 from ctl.loop import json_files
+from ctl.loop.progress import format_duration, format_numbers
 from ctl.modes import DONE, FAILED, STOPPED
-from ctl.modes.sweep import table
 from ctl.modes.sweep.settings import SweepRun
 
 _POLL = 0.1  # seconds
@@ -77,7 +79,7 @@ class Runner:
                 child.kill()
             for number, handler in previous.items():
                 signal.signal(number, handler)
-        for line in table.summarize(self._entries, self._config, self._folder):
+        for line in summarize(self._entries, self._config, self._folder):
             print_line(line)
         states = {entry["status"] for entry in self._entries}
         if states == {"done"}:
@@ -134,7 +136,7 @@ class Runner:
 
     def _write(self) -> None:
         json_files.replace(self._folder / "sweep.json", {"runs": self._entries})
-        table.write_csv(self._folder / "sweep.csv", self._entries)
+        write_csv(self._folder / "sweep.csv", self._entries)
 
     def _read_earlier(self) -> dict[str, dict[str, Any]]:
         """Returns the entries of the runs that are done, by fingerprint."""
@@ -192,3 +194,72 @@ def _read_result(workdir: pathlib.Path) -> dict[str, Any]:
         return {}
     names = ("step", "train", "eval", "best", "stopped", "seconds", "examples_per_second")
     return {name: result[name] for name in names if name in result}
+
+
+_Entry = Mapping[str, Any]
+
+
+def summarize(entries: Sequence[_Entry], config: Any, folder: pathlib.Path) -> list[str]:
+    """Returns the lines that a sweep ends with.
+
+    Args:
+        entries: the entries of sweep.json.
+        config: the config of a run, whose `train.best` names the metric.
+        folder: the folder of the sweep.
+    """
+    rows = [_columns(entry) for entry in entries]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = align([names, *([_show(row.get(name)) for name in names] for row in rows)])
+    lines += [f"{e['name']}: {e['line']}" for e in entries if e.get("line")]
+    best = _best(rows, entries, config)
+    lines += [best] if best else []
+    return [*lines, f"Sweep: {folder / 'sweep.json'}, {folder / 'sweep.csv'}"]
+
+
+def write_csv(path: pathlib.Path, entries: Sequence[_Entry]) -> None:
+    """Writes the table."""
+    rows = [_columns(entry) for entry in entries]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _columns(entry: _Entry) -> dict[str, Any]:
+    """Returns one row: the values of the run, its state, and its last numbers."""
+    evaluation = _flatten("eval", entry.get("eval") or {})
+    evaluation.pop("eval/examples", None)
+    return {
+        **entry["values"],
+        "status": entry["status"],
+        "step": entry.get("step"),
+        **(evaluation or _flatten("train", entry.get("train") or {})),
+        "seconds": entry.get("seconds"),
+    }
+
+
+def _flatten(name: str, values: Any) -> dict[str, Any]:
+    if isinstance(values, Mapping):
+        parts = [_flatten(f"{name}/{key}", value) for key, value in values.items()]
+        return {key: value for part in parts for key, value in part.items()}
+    return {name: values} if isinstance(values, int | float) else {}
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, float):
+        return format_numbers({"": value}).strip()
+    return "" if value is None else str(value)
+
+
+def _best(rows: Sequence[_Entry], entries: Sequence[_Entry], config: Any) -> str:
+    """Names the best run by `train.best.metric`, or by the loss of the evaluation."""
+    metric, mode = config.train.best.metric or "eval/loss", config.train.best.mode or "min"
+    pairs = zip(rows, entries, strict=True)
+    values = [(row.get(metric), entry) for row, entry in pairs if entry["status"] == "done"]
+    numbers = [(v, e) for v, e in values if isinstance(v, int | float) and math.isfinite(v)]
+    if len(numbers) < 2:
+        return ""
+    value, entry = (max if mode == "max" else min)(numbers, key=lambda pair: pair[0])
+    seconds = f", {format_duration(entry['seconds'])}" if entry.get("seconds") else ""
+    return f"Best {metric}: {_show(value)} of {entry['name']}{seconds}."

@@ -15,7 +15,8 @@ import tensorflow as tf
 from ctl.replica.graphs import ops
 from ctl.replica.graphs.dataflow import outer_tensor
 
-_IDENTITIES = ("Identity", "StopGradient", "EnsureShape", "Snapshot")
+# The barrier that orders micro-batches has several inputs; its output i is its input i.
+_IDENTITIES = ("Identity", "StopGradient", "EnsureShape", "Snapshot", "XlaOptimizationBarrier")
 _SHOWN = 40  # characters of a constant
 
 
@@ -294,7 +295,7 @@ def _in_proportion(one: Any, two: Any, counts: tuple[int, int]) -> bool:
 
 
 def _skip_identity(tensor: tf.Tensor) -> tf.Tensor:
-    return tensor.op.inputs[0] if tensor.op.type in _IDENTITIES else tensor
+    return tensor.op.inputs[tensor.value_index] if tensor.op.type in _IDENTITIES else tensor
 
 
 def _show(one: Any, two: Any) -> tuple[str, str]:

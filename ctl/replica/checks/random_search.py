@@ -8,21 +8,19 @@ graph.
 
 from collections.abc import Iterator, Sequence
 import contextlib
-import inspect
 import itertools
-import pickle
 import random
 import re
 import types
 from typing import Any
 import weakref
 
-import numpy as np
 import tensorflow as tf
 import tf_keras
 from tf_keras.src import backend
 
 from ctl.configs.error_location import user_frame
+from ctl.data import host_random
 from ctl.errors import UsageError
 from ctl.replica.arithmetic.row_mask import Examples
 from ctl.replica.graphs import ops
@@ -35,7 +33,6 @@ _INITIALIZER = re.compile(r"(^|/)Initializer(_\d+)?/")
 _REPLICA = re.compile(r"^replica_\d+(/|$)")
 _MAX_CONSUMERS = 1_000
 _DATA = ("IteratorGetNext", "IteratorGetNextAsOptional", "MultiDeviceIteratorGetNextFromShard")
-_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 
 # One replica of each graph is enough: they run the same code.
 _SEARCHED: "weakref.WeakSet[Any]" = weakref.WeakSet()
@@ -339,10 +336,8 @@ def check_host_random(trainer: Any) -> Iterator[None]:
     if getattr(backend._SEED_GENERATOR, "generator", None) is None:
         backend._SEED_GENERATOR.generator = random.Random(0)
     generators = _find_generators(trainer)
-    before = _states(generators)
-    yield
-    after = _states(generators)
-    changed = [new[0] for old, new in zip(before, after, strict=True) if old != new]
+    with host_random.watch(generators) as changed:
+        yield
     if changed:
         raise UsageError(
             f"The code of the step draws from {changed[0]}, which happens once, while the step is "
@@ -351,21 +346,13 @@ def check_host_random(trainer: Any) -> Iterator[None]:
         )
 
 
-def _states(generators: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    return [
-        ("Python's random", random.getstate()),
-        ("numpy.random", pickle.dumps(np.random.get_state())),
-        *((name, pickle.dumps(generator)) for name, generator in generators),
-    ]
-
-
 def _find_generators(trainer: Any) -> list[tuple[str, Any]]:
     """Returns the generators in attributes, and those that methods refer to, by their names."""
     generators: list[tuple[str, Any]] = []
     seen: set[Any] = set()
     layers: dict[int, Any] = {}
     for name, value in _attributes(trainer):
-        if isinstance(value, _GENERATORS):
+        if isinstance(value, host_random.GENERATORS):
             generators.append((f"self.{name}", value))
         elif isinstance(value, types.FunctionType):
             generators += _referenced(value, seen)
@@ -373,14 +360,14 @@ def _find_generators(trainer: Any) -> list[tuple[str, Any]]:
             layers |= {id(layer): layer for layer in value._flatten_layers()}
     for layer in layers.values():
         for name, value in _attributes(layer):
-            if isinstance(value, _GENERATORS):
+            if isinstance(value, host_random.GENERATORS):
                 generators.append((f"{layer.name}.{name}", value))
     for cls in dict.fromkeys(type(owner) for owner in (trainer, *layers.values())):
         for base in cls.__mro__:
             for name, function in vars(base).items():
                 # The numbers of a dataset are drawn while it is read.
                 if isinstance(function, types.FunctionType) and name != "build_dataset":
-                    generators += _referenced(function, seen)
+                    generators += host_random.referenced(function, seen)
     return generators
 
 
@@ -388,20 +375,3 @@ def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
     for name, value in vars(owner).items():
         values = value.values() if isinstance(value, dict) else value
         yield from ((name, v) for v in (values if isinstance(value, list | dict) else [value]))
-
-
-def _referenced(function: types.FunctionType, seen: set[Any]) -> Iterator[tuple[str, Any]]:
-    """Yields the generators that a user's function refers to, directly or in functions it calls."""
-    if function in seen or _is_library(function.__module__):
-        return
-    seen.add(function)
-    names = inspect.getclosurevars(function)
-    for name, value in {**names.globals, **names.nonlocals}.items():
-        if isinstance(value, _GENERATORS):
-            yield name, value
-        elif isinstance(value, types.FunctionType):
-            yield from _referenced(value, seen)
-
-
-def _is_library(module: str | None) -> bool:
-    return (module or "").partition(".")[0] in ("ctl", "orbit", "tensorflow", "tf_keras", "numpy")

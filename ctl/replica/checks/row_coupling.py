@@ -7,6 +7,7 @@ other rows exchanged, once, before the first step: if the loss of a row changes,
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
+import functools
 import logging
 from typing import Any
 
@@ -127,6 +128,11 @@ def _check(
     if split:
         raise UsageError(line)
     # All rows are those of one replica: the update is right, until the config splits the batch.
+    _warn(line)
+
+
+@functools.cache
+def _warn(line: str) -> None:  # several trainers of a process, as of ctl check, have the same loss
     _LOG.warning("%s It is right as long as one replica computes the batch at once.", line)
 
 

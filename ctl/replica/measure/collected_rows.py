@@ -12,8 +12,6 @@ from ctl.configs.error_location import error_location
 from ctl.errors import UsageError, type_name
 from ctl.hardware.collectives import ProcessGroup
 
-COLLECT_LIMIT_MIB = 1024.0  # of the memory of the host, by default
-
 
 class CollectedRows:
     """Collects the rows of an evaluation, in order, in the memory of the host.
@@ -45,8 +43,8 @@ class CollectedRows:
         if self._bytes > self._limit_mib * 2**20:
             raise UsageError(
                 f"The values of collect_outputs exceed {self._limit_mib:g} MiB, the limit "
-                "eval.collect_limit_mib: collect less per example, such as the class instead of all "
-                "scores, or raise the limit."
+                "collect_limit_mib of the trainer: collect less per example, such as the class instead "
+                "of all scores, or set collect_limit_mib in the class."
             )
         if self._keep:
             for name, value in rows.items():

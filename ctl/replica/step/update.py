@@ -16,8 +16,14 @@ from ctl.errors import UsageError
 from ctl.replica.arithmetic import gradients, loss, precision, reduction, row_mask, waits
 from ctl.replica.arithmetic.gradients import Gradient
 from ctl.replica.arithmetic.snapshot import Assignable
-from ctl.replica.measure.loss_spikes import LossSpikes
-from ctl.replica.measure.non_finite import LOSS, SPIKE, Decision, NonFiniteRecorder, counter
+from ctl.replica.measure.non_finite import (
+    LOSS,
+    SPIKE,
+    Decision,
+    LossSpikes,
+    NonFiniteRecorder,
+    counter,
+)
 from ctl.replica.measure.norms import Norms, write_histograms
 from ctl.replica.step.microbatches import (
     Batch,

@@ -11,7 +11,39 @@ import tensorflow as tf
 _VECTOR = 16
 
 
-class ReplicaValues(tf.__internal__.tracking.Trackable):
+class _GatheredVariable(tf.__internal__.tracking.Trackable):
+    """A variable with a part on each replica, which is saved and restored as one tensor.
+
+    A subclass defines `read_value`, `assign`, `dtype` and `_shared_name`.
+    """
+
+    trainable = False
+
+    def numpy(self) -> Any:
+        """Returns the complete tensor as an array; every process must call it."""
+        return self.read_value().numpy()
+
+    def _should_act_as_resource_variable(self) -> None:
+        """Makes TensorFlow store the name of the variable in checkpoints."""
+
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
+        return {"VARIABLE_VALUE": self.read_value()}
+
+    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> None:
+        self.assign(restored["VARIABLE_VALUE"])
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        """Copies the value for a checkpoint that a thread writes."""
+        value = self.read_value()
+        if self not in object_map:
+            with tf.device("CPU:0"), tf.init_scope():
+                object_map[self] = tf.Variable(
+                    tf.zeros(value.shape, self.dtype), name=self._shared_name, trainable=False
+                )
+        object_map[self].assign(value)
+
+
+class ReplicaValues(_GatheredVariable):
     """A variable with one value per replica, saved as one [replicas, ...] tensor.
 
     If it is restored on the same number of replicas, each gets its own value back, bit for bit. On a
@@ -32,7 +64,6 @@ class ReplicaValues(tf.__internal__.tracking.Trackable):
         local: the distributed variable; in a replica context, this replica's value.
     """
 
-    trainable = False
     synchronization = tf.VariableSynchronization.ON_READ
     aggregation = tf.VariableAggregation.SUM
 
@@ -76,15 +107,8 @@ class ReplicaValues(tf.__internal__.tracking.Trackable):
                 replica = self._strategy.extended._get_replica_id_in_sync_group(local)
             component.assign(value[replica])
 
-    def numpy(self) -> Any:
-        """Collective: returns the values of all replicas as an array, [replicas, ...]."""
-        return self.read_value().numpy()
-
     def _components(self) -> Any:
         return getattr(self.local, "values", [self.local])
-
-    def _should_act_as_resource_variable(self) -> None:
-        """Makes TensorFlow store the name of the variable in checkpoints."""
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         values = self.read_value()
@@ -92,19 +116,6 @@ class ReplicaValues(tf.__internal__.tracking.Trackable):
         return {
             "VARIABLE_VALUE": values if self._strategy.extended.should_checkpoint else values[:0]
         }
-
-    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> None:
-        self.assign(restored["VARIABLE_VALUE"])
-
-    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        """Copies the values for a checkpoint that a thread writes."""
-        if self not in object_map:
-            shape = [self._strategy.num_replicas_in_sync, *self.shape[1:]]
-            with tf.device("CPU:0"), tf.init_scope():
-                object_map[self] = tf.Variable(
-                    tf.zeros(shape, self.dtype), name=self._shared_name, trainable=False
-                )
-        object_map[self].assign(self.read_value())
 
 
 class SliceLayout:
@@ -185,7 +196,7 @@ class SliceLayout:
         return tf.reshape(tf.concat([flat, rest], axis=0) if self._rest else flat, self.shape)
 
 
-class SlicedSlot(tf.__internal__.tracking.Trackable):
+class SlicedSlot(_GatheredVariable):
     """A slot variable of which every replica holds its slice, read and assigned as one tensor.
 
     A checkpoint has the complete tensor under the key of a slot variable that is not sliced, so that any
@@ -203,7 +214,6 @@ class SlicedSlot(tf.__internal__.tracking.Trackable):
         dtype: its dtype.
     """
 
-    trainable = False
     synchronization = tf.VariableSynchronization.AUTO
     aggregation = tf.VariableAggregation.NONE
 
@@ -237,30 +247,8 @@ class SlicedSlot(tf.__internal__.tracking.Trackable):
             replica = self._strategy.extended._get_replica_id_in_sync_group(local)
             component.assign(self._layout.cut(value, replica))
 
-    def numpy(self) -> Any:
-        """Returns the complete tensor as an array; every process must call it."""
-        return self.read_value().numpy()
-
     def __array__(self, dtype: Any = None) -> Any:
         return self.numpy() if dtype is None else self.numpy().astype(dtype)
-
-    def _should_act_as_resource_variable(self) -> None:
-        """Makes TensorFlow store the name of the slot in checkpoints."""
-
-    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
-        return {"VARIABLE_VALUE": self.read_value()}
-
-    def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> None:
-        self.assign(restored["VARIABLE_VALUE"])
-
-    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
-        """Copies the value for a checkpoint that a thread writes."""
-        if self not in object_map:
-            with tf.device("CPU:0"), tf.init_scope():
-                object_map[self] = tf.Variable(
-                    tf.zeros(self.shape, self.dtype), name=self._shared_name, trainable=False
-                )
-        object_map[self].assign(self.read_value())
 
 
 def make_gather(strategy: tf.distribute.Strategy) -> Callable[[Any], Any]:

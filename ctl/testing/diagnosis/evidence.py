@@ -7,7 +7,7 @@ from typing import TypeVar
 from ctl.testing.recording import Record
 from ctl.testing.report import Difference
 from ctl.testing.splits import Split
-from ctl.testing.subjects.base import Calibration, Run, Subject
+from ctl.testing.subjects.base import Calibration, SplitRun, Subject
 
 T = TypeVar("T")
 Finding = tuple[Difference, str]  # the difference to report first, and its cause
@@ -29,7 +29,7 @@ class Evidence:
     """
 
     subject: Subject
-    run: Run
+    run: SplitRun
     calibration: Calibration
     records: Mapping[Split, Record]
     references: Mapping[int, Record]

@@ -19,18 +19,24 @@ from collections.abc import Iterator, Mapping
 import dataclasses
 import hashlib
 import itertools
+import platform
 
 import numpy as np
 import tensorflow as tf
+import tf_keras
 
+import ctl
+from ctl.configs.keys import OPTION_KEYS
 from ctl.data.features import flatten_features
 from ctl.data.source import PerReplica
 from ctl.errors import UsageError
+from ctl.hardware import devices, host
+from ctl.hardware.strategies import spec_of
 from ctl.replica.step.engine import engine_of
 from ctl.replica.step.microbatches import unpack
 from ctl.testing.contents import Name, contents_of, values_of
 from ctl.testing.devices import copies
-from ctl.testing.golden import environment
+from ctl.testing.golden import recording
 from ctl.testing.golden.curve import Curve, Step
 from ctl.trainer import StandardTrainer
 
@@ -75,7 +81,7 @@ def record(trainer: StandardTrainer, steps: int, *, measure_tolerance: bool) -> 
         repeatable = all(_hash(run.step()[1]) == _hash(values) for _, values in recorded)
         described = _add_tolerances(run, recorded, described, trainer.options.precision)
     return Curve(
-        environment=environment.describe_environment(trainer),
+        environment=recording.describe_environment(trainer),
         repeatable=repeatable,
         tensors=tensors,
         steps=described,
@@ -202,11 +208,7 @@ def _hash_batches(trainer: StandardTrainer, steps: int) -> Iterator[Mapping[str,
 def _check(trainer: StandardTrainer, steps: int, *, repeats: bool) -> None:
     if steps < 1:
         raise UsageError(f"steps is {steps}, but must be at least 1.")
-    several = (
-        tf.distribute.MultiWorkerMirroredStrategy,
-        tf.distribute.ParameterServerStrategy,
-    )
-    if isinstance(trainer.strategy, several):
+    if spec_of(trainer.strategy).multi_process:
         raise UsageError(
             "A golden curve is that of one process, but the trainer has a "
             f"{type(trainer.strategy).__name__}: pass a trainer with a strategy of this process, such "
@@ -222,3 +224,49 @@ def _check(trainer: StandardTrainer, steps: int, *, repeats: bool) -> None:
             "A recording repeats its steps, which a train_dataset of your own does not allow: let "
             "build_dataset return the data."
         )
+
+
+def describe_environment(trainer: StandardTrainer) -> dict[str, str]:
+    """Returns the versions, the CPU, the devices and the options of a trainer, by name."""
+    plan, options = engine_of(trainer).plan, trainer.options
+    names = sorted({name.partition(":")[0] for name in devices.replica_devices(trainer.strategy)})
+    layout = {"strategy": plan.strategy, "replicas": str(plan.layout.replicas)}
+    return {
+        "ctl": ctl.__version__,
+        "tensorflow": tf.__version__,
+        "tf_keras": tf_keras.__version__,
+        "numpy": np.__version__,
+        # Its exponential function and logarithm are used by some kernels.
+        "C library": " ".join(platform.libc_ver()),
+        "devices": ", ".join(names),
+        **(_describe_gpus() if "GPU" in names else {}),
+        **host.describe_kernels(tf.config.threading.get_intra_op_parallelism_threads()),
+        # With logical shards the order is the same on any number of replicas.
+        **({} if options.logical_shards else layout),
+        **{key: str(getattr(options, option)) for option, key in OPTION_KEYS.items()},
+        "runtime.xla": plan.xla,
+        "data.global_batch_size": str(trainer.global_batch_size),
+        **{f"model.{name}": str(value) for name, value in options.model.items()},
+        "optimizer.clip": str(options.clip),
+        **_describe_optimizer(getattr(trainer.optimizer, "inner_optimizer", trainer.optimizer)),
+    }
+
+
+def _describe_gpus() -> dict[str, str]:
+    """Returns the models of the visible GPUs, and whether they round products to TensorFloat-32."""
+    models = set()
+    for gpu in tf.config.get_visible_devices("GPU"):
+        details = tf.config.experimental.get_device_details(gpu)
+        capability = ".".join(map(str, details.get("compute_capability", ("unknown",))))
+        model = details.get("device_name", "unknown model")
+        models.add(f"{model}, compute capability {capability}")
+    return {
+        "GPU": "; ".join(sorted(models)),
+        "TensorFloat-32": str(tf.config.experimental.tensor_float_32_execution_enabled()),
+    }
+
+
+def _describe_optimizer(optimizer: tf_keras.optimizers.Optimizer) -> dict[str, str]:
+    config = optimizer.get_config() if hasattr(optimizer, "get_config") else {}
+    options = {f"optimizer {k}": str(v) for k, v in config.items() if k != "name"}
+    return {"optimizer": type(optimizer).__name__, **options}

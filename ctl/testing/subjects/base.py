@@ -78,7 +78,7 @@ class NarrowWeights(Exception):
     """The weights have fewer digits than the precision that was asked for."""
 
 
-class Run(abc.ABC):
+class SplitRun(abc.ABC):
     """A loop that is built for a split.
 
     Args:
@@ -193,7 +193,7 @@ class Subject(abc.ABC):
         return dataclasses.replace(self, examples=converted, precision=precision)
 
     @abc.abstractmethod
-    def start(self, split: Split) -> Run:
+    def start(self, split: Split) -> SplitRun:
         """Builds the loop for a split.
 
         Raises:
@@ -201,11 +201,11 @@ class Subject(abc.ABC):
             NarrowWeights: the loop does not compute in the precision of the subject.
         """
 
-    def with_state_of(self: S, run: Run) -> S:
+    def with_state_of(self: S, run: SplitRun) -> S:
         """Returns the same, whose runs start with the variables of a run."""
         return self
 
-    def calibrate(self, run: Run, record: Record) -> Calibration:
+    def calibrate(self, run: SplitRun, record: Record) -> Calibration:
         """Measures on one replica how precisely the splits can be compared.
 
         Args:
@@ -214,7 +214,7 @@ class Subject(abc.ABC):
         """
         return Calibration(tolerance_of(self.precision))
 
-    def measure_tolerance(self, run: Run, record: Record) -> float:
+    def measure_tolerance(self, run: SplitRun, record: Record) -> float:
         """Returns the relative tolerance for the loop's own optimizers."""
         return tolerance_of(self.precision)
 
@@ -222,7 +222,7 @@ class Subject(abc.ABC):
         """Returns the same with its own optimizers instead of plain SGD."""
         return dataclasses.replace(self, plain=False)
 
-    def has_own_optimizers(self, run: Run) -> bool:
+    def has_own_optimizers(self, run: SplitRun) -> bool:
         """Returns whether another optimizer than plain SGD is to be compared, too."""
         return bool(run.contents.optimizers)
 
@@ -250,7 +250,7 @@ class Subject(abc.ABC):
         results = (key for key in record.steps[0] if key[0] == "metric")
         return [record.steps[0][key] for key in results if key not in record.names[-1]]
 
-    def scaled_records(self, run: Run, scale: float) -> tuple[Record, Record, float] | None:
+    def scaled_records(self, run: SplitRun, scale: float) -> tuple[Record, Record, float] | None:
         """Makes a step under two loss scales, the second of them `scale` times larger.
 
         Returns:

@@ -18,14 +18,14 @@ from ctl.testing.recording import Record
 from ctl.testing.report import NotComparable
 from ctl.testing.splits import RATE, Split
 from ctl.testing.subjects.adapters import Loop, adapt
-from ctl.testing.subjects.base import Calibration, NarrowWeights, Run, Subject, Terms
+from ctl.testing.subjects.base import Calibration, NarrowWeights, SplitRun, Subject, Terms
 
 State = list[np.ndarray]  # the value of each variable, in the order of the loop
 _SCALES = ("current_loss_scale", "dynamic_scale")  # in tf_keras and Keras 3
 _ERROR = {"float64": 1e-5, "float32": 1e-3}  # relative, of the combination of an update
 
 
-class LoopRun(Run):
+class LoopRun(SplitRun):
     """Builds a loop for a split, and trains one step, which creates all variables.
 
     Args:
@@ -174,7 +174,7 @@ class LoopSubject(Subject):
                 raise NarrowWeights("its weights are float32")
         return run
 
-    def with_state_of(self, run: Run) -> "LoopSubject":
+    def with_state_of(self, run: SplitRun) -> "LoopSubject":
         """Returns the same, whose runs start with the variables of a run."""
         return dataclasses.replace(self, state=run.state)  # type: ignore[attr-defined]
 
@@ -182,12 +182,12 @@ class LoopSubject(Subject):
         """Returns the same with its own optimizers, and with their slots."""
         return dataclasses.replace(self, plain=False, state=None)
 
-    def calibrate(self, run: Run, record: Record) -> Calibration:
+    def calibrate(self, run: SplitRun, record: Record) -> Calibration:
         """Measures the effect of the order of the rows, and of random numbers."""
         assert isinstance(run, LoopRun)
         return calibration.calibrate(run, record)
 
-    def measure_tolerance(self, run: Run, record: Record) -> float:
+    def measure_tolerance(self, run: SplitRun, record: Record) -> float:
         """Returns a multiple of what another order of the rows changes."""
         assert isinstance(run, LoopRun)
         return calibration.MARGIN * calibration.measure_noise(run, record)
@@ -217,7 +217,7 @@ class LoopSubject(Subject):
         rows = np.stack(columns, axis=1)
         return Terms(rows, np.zeros([len(rows), 0]), by_variable, error=_ERROR[self.precision])
 
-    def scaled_records(self, run: Run, scale: float) -> tuple[Record, Record, float] | None:
+    def scaled_records(self, run: SplitRun, scale: float) -> tuple[Record, Record, float] | None:
         """Makes the steps under the loss scale of the loop, and under a larger one."""
         assert isinstance(run, LoopRun)
         names = [name for _, name in run.contents.name_variables()]

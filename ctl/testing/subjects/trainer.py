@@ -20,7 +20,7 @@ from ctl.testing.diagnosis.evidence import attempt
 from ctl.testing.recording import Record
 from ctl.testing.splits import RATE, Split
 from ctl.testing.subjects import trainer_rows
-from ctl.testing.subjects.base import Attempts, Calibration, RowValues, Run, Subject, Terms
+from ctl.testing.subjects.base import Attempts, Calibration, RowValues, SplitRun, Subject, Terms
 from ctl.trainer import StandardTrainer
 
 # Options that the splits or the comparison determine.
@@ -32,7 +32,7 @@ _FIXED: dict[str, Any] = dict(
 _REPORTED_ONLY = ("loss_scale", "skipped_steps")  # outputs that need not be equal
 
 
-class TrainerRun(Run):
+class TrainerRun(SplitRun):
     """A trainer that is built for a split. It always starts with the same weights, by its seed.
 
     Args:
@@ -83,7 +83,7 @@ class TrainerSubject(Subject):
         """Builds the trainer of a split, with some options changed."""
         return TrainerRun(self, split, **changes)
 
-    def calibrate(self, run: Run, record: Record) -> Calibration:
+    def calibrate(self, run: SplitRun, record: Record) -> Calibration:
         """Takes the tolerance of float32 if a method of the trainer casts to it."""
         assert isinstance(run, TrainerRun)
         narrow = self.precision == "float64" and trainer_rows.find_narrow(run.trainer)
@@ -91,7 +91,7 @@ class TrainerSubject(Subject):
             return Calibration(tolerance_of("float32"), why=f"computed in float64, but {narrow}")
         return Calibration(tolerance_of(self.precision))
 
-    def has_own_optimizers(self, run: Run) -> bool:
+    def has_own_optimizers(self, run: SplitRun) -> bool:
         """Returns whether the trainer has more optimizers than the plain SGD of the comparison."""
         return self.optimizer is not None or len(run.contents.optimizers) > 1
 
@@ -106,7 +106,7 @@ class TrainerSubject(Subject):
         """Returns the gradients of the rows and of the regularization losses, and the weights."""
         return trainer_rows.compute_terms(self.build(Split(batch)), names)
 
-    def scaled_records(self, run: Run, scale: float) -> tuple[Record, Record, float] | None:
+    def scaled_records(self, run: SplitRun, scale: float) -> tuple[Record, Record, float] | None:
         """Makes a step in float16 under two loss scales, if the trainer has a step of its own."""
         assert isinstance(run, TrainerRun)
         cls, base = type(run.trainer), StandardTrainer

@@ -184,7 +184,7 @@ def test_damaged_record_is_one_line_with_file_and_offset(tmp_path, parser):
     pattern, path, offset = damage_record(tmp_path, 13)
     assert one_line(lambda: read_epoch(ctl.data.records(pattern, parser))) == (
         f"The training data is corrupt: {path} has a damaged record at offset {offset}: write the "
-        "file again, or set data.skip_damaged=True."
+        "file again, or set skip_damaged=True."
     )
 
 

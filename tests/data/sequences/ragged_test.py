@@ -186,7 +186,7 @@ def test_damaged_record_is_reported_in_one_line(tmp_path):
         return {"x": tf.range(example["id"])}
 
     message = one_line(ctl.data.packed, ctl.data.records(str(path), parse), 16)
-    assert "set data.skip_damaged=True" in message
+    assert "set skip_damaged=True" in message
 
 
 @pytest.mark.parametrize(

@@ -49,19 +49,12 @@ def test_default_config_has_no_actions(make):
 def test_sections_come_before_the_list_and_the_best_checkpoint_before_early_stopping(make):
     metric = {"metric": "eval/accuracy", "mode": "max"}
     actions = make(
-        train={"best": metric, "early_stopping": {**metric, "patience": 2}},
+        train={"best": {**metric, "patience": 2, "restore": True}},
         actions=["mine.py:Mine"],
     )
-    assert [type(action).__name__ for action in actions] == [
-        "BestCheckpoint", "EarlyStopping", "Mine",
-    ]  # fmt: skip
-
-
-def test_restore_best_keeps_the_best_checkpoint_of_the_same_metric(make):
-    stopping = {"metric": "eval/loss", "mode": "min", "restore_best": True}
-    best, _ = make(train={"early_stopping": stopping})
-    assert isinstance(best, BestCheckpoint) and best._restore_at_end
-    assert (best._metric.name, best._metric.mode) == ("eval/loss", "min")
+    assert [type(action) for action in actions[:2]] == [BestCheckpoint, EarlyStopping]
+    assert type(actions[2]).__name__ == "Mine"
+    assert actions[0]._restore_at_end and actions[1]._patience == 2
 
 
 def test_names_modules_files_arguments_and_options(make):

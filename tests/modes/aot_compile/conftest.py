@@ -2,7 +2,7 @@
 
 import pytest
 
-from ctl.modes.aot_compile import export
+from ctl.modes.aot_compile import programs
 from ctl.modes.aot_compile.strategy import SliceStrategy
 from tests import reference_model
 
@@ -25,7 +25,7 @@ def all_reduce_shapes():
     """The shapes of the all-reduces in a trainer's exported train step."""
 
     def export_and_list(trainer):
-        export.export_train_step(trainer)
+        programs.export_train_step(trainer)
         traced = trainer.strategy.traced[0]
         graph = traced.function.get_concrete_function(*traced.specs).graph
         operations = graph.get_operations()

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 import tensorflow as tf
 
-from ctl.modes.aot_compile import compiler_process, export, slices
+from ctl.modes.aot_compile import compiler_process, programs, slices
 from ctl.modes.aot_compile.problems import NotExportable, explain_export_error
 from ctl.modes.aot_compile.strategy import SliceStrategy
 from tests import reference_model
@@ -36,7 +36,7 @@ def line_of(name):
 def find_problems(trainer):
     """The problems for which the export of the trainer's step is rejected."""
     with pytest.raises(NotExportable) as caught:
-        export.export_train_step(trainer)
+        programs.export_train_step(trainer)
     return caught.value.problems
 
 
@@ -84,18 +84,18 @@ def test_a_batch_of_unknown_size_is_reported_with_the_tensors_name():
     ],
 )
 def test_an_operation_that_may_be_slow_is_a_warning_with_its_line(name, message):
-    warnings = export.export_train_step(make_trainer(planted.trainer_class(name))).warnings
+    warnings = programs.export_train_step(make_trainer(planted.trainer_class(name))).warnings
     matching = [w for w in warnings if message in w.what and w.where.endswith(line_of(name))]
     assert len(matching) == 1 and not matching[0].fatal
 
 
 def test_a_correct_step_has_no_warnings():
-    assert export.export_train_step(make_trainer(reference_model.ReferenceTrainer)).warnings == []
+    assert programs.export_train_step(make_trainer(reference_model.ReferenceTrainer)).warnings == []
 
 
 @pytest.mark.slow
 def test_a_collective_over_too_few_replicas_is_rejected_by_the_compiler():
-    hlo = export.export_train_step(make_trainer(planted.trainer_class("group"))).hlo
+    hlo = programs.export_train_step(make_trainer(planted.trainer_class("group"))).hlo
     compiled = compiler_process.compile_once(hlo, V5E, effort=compiler_process.QUICK)
     assert compiled.error and not compiled.out_of_memory
     assert "replica" in compiled.error.lower()
@@ -103,7 +103,7 @@ def test_a_collective_over_too_few_replicas_is_rejected_by_the_compiler():
 
 @pytest.mark.slow
 def test_a_step_that_is_too_large_is_rejected_by_the_compiler_at_both_efforts():
-    hlo = export.export_train_step(make_trainer(planted.TooLarge)).hlo
+    hlo = programs.export_train_step(make_trainer(planted.TooLarge)).hlo
     compiled = compiler_process.compile_program(hlo, V5E)
     assert compiled.out_of_memory
     assert compiled.peak_bytes > V5E.hbm_bytes

@@ -14,7 +14,7 @@ from tensorflow.python.tpu import tpu_system_metadata
 
 import ctl
 from ctl.hardware import strategies
-from ctl.modes.aot_compile import export, problems
+from ctl.modes.aot_compile import problems, programs
 from ctl.modes.aot_compile.strategy import AggregatedVariable, SliceStrategy
 from ctl.replica.step.engine import engine_of
 from tests import reference_model
@@ -60,7 +60,7 @@ def test_a_nested_program_is_rejected_as_by_tpustrategy():
 
     trainer = make_for(SliceStrategy(4), cls=Nested)
     with pytest.raises(ctl.UsageError, match="cannot be nested"):
-        export.export_train_step(trainer)
+        programs.export_train_step(trainer)
 
 
 class Resolver(tf.distribute.cluster_resolver.TPUClusterResolver):
@@ -103,9 +103,9 @@ def count_operations(strategy, **options):
 
     @tf.function
     def step(*tensors):
-        trainer.train_step(iter([export.pack_tensors(element_spec, tensors)]))
+        trainer.train_step(iter([programs.pack_tensors(element_spec, tensors)]))
 
-    specs = [spec for _, spec in export.flatten_specs(element_spec)]
+    specs = [spec for _, spec in programs.flatten_specs(element_spec)]
     graph = step.get_concrete_function(*specs).graph
     return collections.Counter(op.type for op in problems.list_operations(graph))
 

@@ -8,6 +8,8 @@ import pytest
 from ctl import main
 from ctl.modes.check import checks, data_checks, learning_checks, replica_check
 from ctl.modes.check.outcome import FAIL
+from ctl.testing.report import Report
+from ctl.testing.splits import Split
 from tests.modes.check import planted
 
 
@@ -75,8 +77,8 @@ def test_an_exception_is_a_failed_row_with_the_users_line_and_the_others_go_on(
     rows = captured.out.splitlines()
     assert rows[0] == "Checking user_trainers.py:RaisesInMetrics."
     assert rows[1].startswith("pass     first_loss ")
-    for row, name in zip(rows[2:], ("gradients", "evaluation"), strict=False):
-        assert re.fullmatch(rf"FAIL     {name} +user_trainers.py:\d+: KeyError: 'accurracy'", row)
+    assert re.fullmatch(r"FAIL     gradients +user_trainers.py:\d+: KeyError: 'accurracy'", rows[2])
+    assert re.fullmatch(r"FAIL     evaluation +for the same cause as gradients", rows[3])
     assert rows[4:] == ["3 checks: 1 passed, 0 warnings, 2 failed."]
     assert "Traceback" not in captured.err
 
@@ -113,3 +115,31 @@ def test_a_killed_comparison_is_one_row(make_factory, monkeypatch):
 def test_flags_without_an_effect_are_rejected(folder, capsys, arguments):
     assert main.run(["ctl", "--config=experiment.py", "--mode=check", *arguments]) == 2
     assert "has no effect with --mode=check" in capsys.readouterr().err
+
+
+def test_checks_are_chosen_by_name_and_the_longest_are_left_out_by_quick():
+    everything = [*checks.CHECKS, *checks.BACKGROUND]
+    assert checks.choose_checks("", quick=False) == everything
+    assert checks.choose_checks("gradients,data_order", quick=True) == ["data order", "gradients"]
+    left_out = set(everything) - set(checks.choose_checks("", quick=True))
+    assert left_out == {"one batch overfitted", "save and restore"}
+
+
+def test_a_check_that_does_not_exist_is_one_line(folder, capsys):
+    assert main.run(["ctl", "check", "experiment.py", "--checks=gradient"]) == 2
+    assert "--checks names 'gradient': expected one or more of inputs," in capsys.readouterr().err
+
+
+def test_quick_compares_one_uneven_split(make_factory, monkeypatch):
+    given = {}
+
+    def compare(*_, **arguments):
+        given.update(arguments)
+        return Report("Planted", "float64", (Split(5, 2),), {})
+
+    monkeypatch.setattr(replica_check, "split_cpu", lambda _: None)
+    monkeypatch.setattr(replica_check, "check_replica_equivalence", compare)
+    monkeypatch.setattr(replica_check.processes, "call", lambda f, values, **_: [f(*values)])
+    outcome = replica_check.start(make_factory(), quick=True)()
+    assert outcome.observation.startswith("1 way to split a batch, "), outcome
+    assert (given["replicas"], given["batch_sizes"]) == ((1, 2), (5,))

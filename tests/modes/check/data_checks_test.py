@@ -38,6 +38,14 @@ ORDER_FROM_THE_CLOCK = """
         order = np.random.default_rng().permutation(50)
         return ctl.data.arrays({"x": X[order], "label": LABEL[order]})
     """
+NUMBERS_OF_THE_HOST = """
+    def build_dataset(self, split, input_context):
+        def noisy(example, seed):
+            noise = tf.numpy_function(lambda: np.random.normal(size=4).astype("f"), [], tf.float32)
+            return {**example, "x": example["x"] + tf.ensure_shape(noise, [4])}
+        data = super().build_dataset(split, input_context)
+        return ctl.data.augmented(data, noisy) if split == "train" else data
+    """
 CHANGING_EVALUATION_DATA = """
     reads = 0
 
@@ -82,6 +90,12 @@ def test_draws_and_mixtures_of_rows_are_made_as_in_a_step(make_factory, keys):
 def test_an_order_that_depends_on_the_clock_fails(assert_detects):
     observation = "read twice, x of batch 0 differs"
     assert_detects(ORDER_FROM_THE_CLOCK, data_checks.check_order, FAIL, observation)
+
+
+def test_a_python_function_of_the_data_is_named_if_the_order_fails(make_factory):
+    outcome = data_checks.check_order(make_factory(NUMBERS_OF_THE_HOST))
+    assert outcome.verdict == FAIL and "x of batch 0 differs" in outcome.observation, outcome
+    assert outcome.fix.startswith("the data calls Python functions (PyFunc: tf.numpy_function")
 
 
 def test_evaluation_data_that_changes_fails(assert_detects):

@@ -51,10 +51,12 @@ def test_keys_with_the_same_last_part_are_written_out():
 
 
 def test_get_sweep_returns_lists_of_values_or_runs():
-    product = 'def get_sweep():\n    return {"seed": [1, 2], "summaries.graph": [True]}\n'
+    product = 'def get_sweep():\n    return {"seed": [1, 2], "eval.before_training": [True]}\n'
     experiments.write(".", {"experiment.py": experiments.CONFIG + product})
     runs = make("get_sweep")
-    assert [run.name for run in runs] == ["seed=1,graph=true", "seed=2,graph=true"]
+    assert [run.name for run in runs] == [
+        "seed=1,before_training=true", "seed=2,before_training=true",
+    ]  # fmt: skip
     listed = 'def get_sweep():\n    return [{"seed": 1}, {"seed": 5, "train.steps": 7}]\n'
     experiments.write(".", {"experiment.py": experiments.CONFIG + listed})
     assert [run.name for run in make("get_sweep")] == ["seed=1", "seed=5,steps=7"]

@@ -4,6 +4,8 @@ import pytest
 import tensorflow as tf
 
 import ctl
+from ctl.replica.checks.loss_trace import LossTrace, MicroBatchTrace, Update, compare_micro_batches
+from ctl.replica.graphs import order
 from tests.users_code.examples import Case
 from tests.users_code.running import Split, difference, train
 from tests.users_code.state import PythonCounter
@@ -62,3 +64,17 @@ def test_state_of_python_is_rejected_with_its_line(case, split):
 def test_positions_and_numbers_of_the_rows_may_differ():
     unequal = Split(2, micro_batches=3)
     assert difference(train(OwnPositions, Split(1)), train(OwnPositions, unequal)) <= 1e-10
+
+
+def test_the_barrier_between_compiled_micro_batches_is_no_difference():
+    differences = []
+
+    def step(x, number):
+        first = MicroBatchTrace([x], tf.zeros([]), 4, x + number)  # a dropout mask reads the step
+        with order.run_after([first.losses], (x, number), compiled=True) as (y, later):
+            second = MicroBatchTrace([y], tf.zeros([]), 4, y + later)
+        trace = LossTrace([x], [Update([x], micro_batches=[first, second])])
+        differences.append(compare_micro_batches(trace))
+
+    tf.function(step).get_concrete_function(tf.ones([4]), tf.ones([]))
+    assert differences == [None]

@@ -191,6 +191,22 @@ def test_second_derivative_is_the_same():
     np.testing.assert_allclose(actual, expected, rtol=1e-12)
 
 
+def test_recomputing_two_attention_blocks_traces_one_more_forward_pass():
+    def trace(wrap):
+        blocks = [L.MultiHeadAttention(2, 4) for _ in range(2)]
+        x = tf.ones([4, 3, 8])
+        for block in blocks:
+            block(x, x)
+        first, second = (wrap(lambda x, block=block: block(x, x)) for block in blocks)
+        variables = [v for block in blocks for v in block.trainable_variables]
+        step = gradients(lambda x: second(first(x)), *variables)
+        operations = step.get_concrete_function(x).graph.get_operations()
+        return len(operations), sum(op.type == "Softmax" for op in operations)
+
+    (plain, softmaxes), (recomputed, twice) = trace(lambda block: block), trace(ctl.recompute)
+    assert (softmaxes, twice) == (2, 4) and recomputed < 2 * plain
+
+
 def test_grappler_does_not_merge_the_passes():
     kernel = tf.Variable(tf.ones([3, 3]))
     x = tf.ones([4, 3])

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from ctl.errors import NonFiniteStep
-from ctl.replica.measure import loss_spikes
-from ctl.replica.measure.loss_spikes import WINDOW, LossSpikes
+from ctl.replica.measure import non_finite
+from ctl.replica.measure.non_finite import WINDOW, LossSpikes
 from tests.faulty_trainers import jumping, same, state
 
 
@@ -46,7 +46,7 @@ def test_spike_above_a_negative_median():
 @pytest.fixture
 def small_window(monkeypatch):
     """A window of 11 losses instead of 101, so that it is full after 11 steps."""
-    monkeypatch.setattr(loss_spikes, "WINDOW", 11)
+    monkeypatch.setattr(non_finite, "WINDOW", 11)
 
 
 AT = 11 + 5

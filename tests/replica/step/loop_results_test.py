@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl import testing
-from ctl.replica.measure import loss_spikes
+from ctl.replica.measure import non_finite
 from tests import reference_model
 from tests.faulty_trainers import BAD, BATCH, Jumping, Overflowing, Poisoned
 
@@ -62,8 +62,8 @@ def test_step_that_overflows_is_not_reported(what, replicas, replica, options, t
 
 @pytest.mark.slow
 def test_spike_that_is_skipped_is_not_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr(loss_spikes, "WINDOW", 11)
-    at = loss_spikes.WINDOW + 2
+    monkeypatch.setattr(non_finite, "WINDOW", 11)
+    at = non_finite.WINDOW + 2
     trainer = reporting(
         Jumping, 2, attributes={"jumps_at": at}, on_non_finite="skip", loss_spike=5.0
     )

@@ -19,7 +19,7 @@ from ctl.configs.options import Clip
 from ctl.loop.checkpoints import matching
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller
-from ctl.replica.measure import loss_spikes
+from ctl.replica.measure import non_finite
 from ctl.replica.step.engine import engine_of
 from tests import reference_model
 
@@ -108,7 +108,7 @@ CASES = {
 @pytest.fixture(autouse=True)
 def small_window(monkeypatch):
     """A window of 3 losses instead of 101, so that it is full before step BAD."""
-    monkeypatch.setattr(loss_spikes, "WINDOW", 3)
+    monkeypatch.setattr(non_finite, "WINDOW", 3)
 
 
 def make(replicas, *, cls=reference_model.ReferenceTrainer, **options):

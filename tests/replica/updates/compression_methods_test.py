@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from ctl import testing
-from ctl.replica.updates.compression_methods import (
+from ctl.replica.updates.compression import (
     PowerSgd,
     SixteenBit,
     orthonormalize,

@@ -8,7 +8,7 @@ from ctl.replica.graphs import passes
 from ctl.replica.layers import recompute
 from ctl.testing import trial
 from ctl.testing.comparison import tolerance_of
-from ctl.testing.diagnosis import causes, checks
+from ctl.testing.diagnosis import causes, differences
 from ctl.testing.diagnosis.evidence import Evidence
 from ctl.testing.splits import Split
 from ctl.testing.subjects.base import Calibration
@@ -38,11 +38,11 @@ def check():
     references = {4: run.record()}
     calibration = Calibration(tolerance_of("float64"))
     evidence = Evidence(SUBJECT, run, calibration, {}, references, recomputes=True)
-    return checks.check_recomputation(evidence)
+    return differences.check_recomputation(evidence)
 
 
 def test_right_recomputation_passes():
-    assert check() == checks.NOTHING
+    assert check() == differences.NOTHING
 
 
 def test_second_dropout_mask_is_named(monkeypatch):

@@ -9,7 +9,7 @@ from ctl.replica.updates import sharded_optimizer
 from ctl.replica.updates.replica_values import SliceLayout
 from ctl.testing import trial
 from ctl.testing.comparison import tolerance_of
-from ctl.testing.diagnosis import causes, checks
+from ctl.testing.diagnosis import causes, differences
 from ctl.testing.diagnosis.evidence import Evidence
 from ctl.testing.splits import Split
 from ctl.testing.subjects.base import Calibration
@@ -35,7 +35,7 @@ def check():
     """The cause that the check finds by itself."""
     records = {Split(4, 2): None}
     calibration = Calibration(tolerance_of("float64"))
-    return checks.check_sharding(Evidence(make_subject(), None, calibration, records, {}))[1]
+    return differences.check_sharding(Evidence(make_subject(), None, calibration, records, {}))[1]
 
 
 @pytest.mark.slow

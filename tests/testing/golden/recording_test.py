@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from ctl.errors import UsageError
-from ctl.testing.golden import environment, recording
+from ctl.testing.golden import recording
 from tests.testing.golden.trainers import STEPS, curve, make, recorded
 
 
@@ -54,25 +54,25 @@ def test_data_of_ones_own_cannot_be_recorded_but_compared():
 def test_what_determines_the_bits_is_recorded(monkeypatch):
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     trainer = make(replicas=2, seed=3, model={"width": 4})
-    described = environment.describe_environment(trainer)
+    described = recording.describe_environment(trainer)
     assert described["tensorflow"] == tf.__version__ and described["ONEDNN_MAX_CPU_ISA"] == "AVX2"
     assert described["devices"] == "CPU" and described["CPU"] and int(described["threads"]) >= 1
     assert (described["replicas"], described["strategy"]) == ("2", "mirrored")
     assert described["seed"] == "3" and described["model.width"] == "4"
     assert described["optimizer"] == "Adam"
-    sharded = environment.describe_environment(make(replicas=2, logical_shards=2))
+    sharded = recording.describe_environment(make(replicas=2, logical_shards=2))
     assert "replicas" not in sharded and sharded["runtime.logical_shards"] == "2"
 
 
 def test_the_model_of_a_gpu_is_recorded(monkeypatch):
     trainer = make()
-    assert not {"GPU", "TensorFloat-32"} & environment.describe_environment(trainer).keys()
+    assert not {"GPU", "TensorFloat-32"} & recording.describe_environment(trainer).keys()
     details = {"device_name": "NVIDIA H100", "compute_capability": (9, 0)}
-    monkeypatch.setattr(environment.devices, "replica_devices", lambda _: ["GPU:0", "GPU:1"])
+    monkeypatch.setattr(recording.devices, "replica_devices", lambda _: ["GPU:0", "GPU:1"])
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda _: ["a", "b"])
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda _: details)
-    described = environment.describe_environment(trainer)
+    described = recording.describe_environment(trainer)
     assert described["GPU"] == "NVIDIA H100, compute capability 9.0"
     assert described["TensorFloat-32"] == "True"
     monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda _: {})
-    assert "unknown model" in environment.describe_environment(trainer)["GPU"]
+    assert "unknown model" in recording.describe_environment(trainer)["GPU"]

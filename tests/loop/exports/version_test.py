@@ -16,8 +16,11 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.loop import inference, saved_model
+from ctl.loop import inference
 from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.loop.exports import formats
+from ctl.loop.exports import version as version_module
+from ctl.loop.exports.version import write_version
 from ctl.modes.load import TrainedModel
 from tests import child
 from tests.loop.shared import arrays, same
@@ -125,7 +128,7 @@ def exported(tmp_path_factory):
         path, trainer = train(folder / "checkpoints" / name, replicas=replicas, **OPTIONS[name])
         ctl.StandardEvaluator(trainer, global_batch_size=7).evaluate(tf.constant(-1))
         outputs = EVALUATED[-1]
-        saved_model.export(restore(path, trainer), folder / name, {"name": name})
+        write_version(restore(path, trainer), folder / name, {"name": name})
         subprocess.run([sys.executable, "-c", READER, str(folder)], check=True, timeout=300)
         return folder, outputs
 
@@ -213,7 +216,7 @@ def test_model_that_cannot_be_exported_is_rejected_in_one_line(checkpoint, tmp_p
     path, trainer = checkpoint
     restored = inference.restore_trainer(cls, trainer.options, path, global_batch_size=8)
     with pytest.raises(ctl.UsageError, match=message) as error:
-        saved_model.export(restored, tmp_path, {})
+        write_version(restored, tmp_path, {})
     assert "\n" not in str(error.value)
     assert not [p for p in tmp_path.iterdir() if not p.name.startswith(".")]
 
@@ -237,7 +240,7 @@ def test_options_that_are_not_of_training_are_those_of_the_trained_one():
 def test_signatures_and_tables_of_the_trainer_are_exported(checkpoint, tmp_path):
     path, trainer = checkpoint
     restored = inference.restore_trainer(Table, trainer.options, path, global_batch_size=8)
-    version = saved_model.export(restored, tmp_path, {})
+    version = write_version(restored, tmp_path, {})
     del restored
     loaded = tf.saved_model.load(version)
     outputs = loaded.signatures["serving_default"](image=tf.constant(IMAGES))
@@ -265,7 +268,7 @@ class Targets(Images):
 def test_signature_has_neither_targets_nor_unused_inputs(checkpoint, tmp_path):
     path, trainer = checkpoint
     restored = inference.restore_trainer(Targets, trainer.options, path, global_batch_size=8)
-    version = saved_model.export(restored, tmp_path, {})
+    version = write_version(restored, tmp_path, {})
     description = json.loads((version / "export.json").read_text())
     assert description["signatures"]["serving_default"]["inputs"].keys() == {"image"}
     images = tf.constant(IMAGES)
@@ -293,7 +296,7 @@ def test_earlier_version_exists_at_every_moment_of_its_replacement(
     checkpoint, tmp_path, monkeypatch
 ):
     path, trainer = checkpoint
-    saved_model.export(restore(path, trainer), tmp_path, {"number": 1})
+    write_version(restore(path, trainer), tmp_path, {"number": 1})
     seen = []
 
     def record(function):
@@ -304,24 +307,28 @@ def test_earlier_version_exists_at_every_moment_of_its_replacement(
 
         return call
 
-    for module, name in ((shutil, "rmtree"), (pathlib.Path, "rename"), (saved_model, "_exchange")):
+    for module, name in (
+        (shutil, "rmtree"),
+        (pathlib.Path, "rename"),
+        (version_module, "_exchange"),
+    ):
         monkeypatch.setattr(module, name, record(getattr(module, name)))
-    saved_model.export(restore(path, trainer), tmp_path, {"number": 2})
+    write_version(restore(path, trainer), tmp_path, {"number": 2})
     assert seen == sorted(seen) and {*seen} == {1, 2}
 
 
 def test_version_of_a_kill_between_two_renames_is_recovered(checkpoint, tmp_path, monkeypatch):
     """Where folders cannot be exchanged."""
     path, trainer = checkpoint
-    monkeypatch.setattr(saved_model, "_exchange", lambda *_: False)
-    saved_model.export(restore(path, trainer), tmp_path, {"number": 1})
+    monkeypatch.setattr(version_module, "_exchange", lambda *_: False)
+    write_version(restore(path, trainer), tmp_path, {"number": 1})
     (tmp_path / "5").rename(tmp_path / ".5.old")
     with monkeypatch.context() as patch:
-        patch.setattr(saved_model, "_save_weights", lambda *_: 1 / 0)
+        patch.setitem(formats.FORMATS, "keras", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            saved_model.export(restore(path, trainer), tmp_path, {"number": 2})
+            write_version(restore(path, trainer), tmp_path, {"number": 2})
     assert json.loads((tmp_path / "5/export.json").read_text())["number"] == 1
-    saved_model.export(restore(path, trainer), tmp_path, {"number": 3})
+    write_version(restore(path, trainer), tmp_path, {"number": 3})
     assert json.loads((tmp_path / "5/export.json").read_text())["number"] == 3
     assert [p.name for p in tmp_path.iterdir()] == ["5"]
 
@@ -330,9 +337,11 @@ def test_version_of_a_kill_between_two_renames_is_recovered(checkpoint, tmp_path
 EXPORTER = """
 import itertools, sys, pathlib
 import tensorflow as tf, tf_keras
-from ctl.loop import inference, saved_model
+from ctl.loop import inference
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from ctl.modes.load import TrainedModel
+from ctl.loop.exports import formats
+from ctl.loop.exports import version as version_module
+from ctl.loop.exports.version import write_version
 from ctl.testing import tiny
 
 folder = pathlib.Path(sys.argv[1])
@@ -343,7 +352,7 @@ for number in itertools.count(int(sys.argv[2])):
         tiny.TinyTrainer, trainer.options, path, global_batch_size=8)
     for variable in restored.model.variables:
         variable.assign(tf.fill(variable.shape, tf.cast(number, variable.dtype)))
-    saved_model.export(restored, folder / "export", {"number": number})
+    write_version(restored, folder / "export", {"number": number})
     print(number, flush=True)
 """
 
@@ -370,3 +379,8 @@ def test_kills_at_random_instants_leave_the_old_or_the_new_version(tmp_path, kil
             assert np.all(np.asarray(variable) == last)
         versions.append(last)
     assert versions == sorted(versions)
+
+
+def test_unknown_format_is_rejected_with_the_known_one():
+    with pytest.raises(ctl.UsageError, match=r"'saved_modle': did you mean saved_model\?"):
+        formats.select(["saved_modle"])

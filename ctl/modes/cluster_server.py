@@ -13,7 +13,7 @@ _POLL_SECONDS = 1.0
 _MAX_MISSED_POLLS = 10  # a short interruption of the network must not end the process
 
 
-def serve(arguments: Arguments) -> int:
+def run_server(arguments: Arguments) -> int:
     """Runs TensorFlow's server until the chief has ended.
 
     The server has no method that waits for the end of the chief (`Server.join` never returns), so this

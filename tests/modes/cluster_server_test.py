@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from ctl.hardware import cluster, rendezvous
-from ctl.modes import DONE, STOPPED, serve
+from ctl.modes import DONE, STOPPED, cluster_server
 from tests import experiments
 
 WORKER = cluster.make_local_clusters(workers=1, servers=1, ports=[11, 12, 13])[1]
@@ -38,11 +38,11 @@ def run(make_arguments, monkeypatch):
         monkeypatch.setattr(rendezvous, "wait_for_others", wait_for_others)
         monkeypatch.setattr(rendezvous, "is_listening", is_listening)
         monkeypatch.setattr(tf.distribute, "Server", start_server)
-        monkeypatch.setattr(serve, "_POLL_SECONDS", 0.0)
+        monkeypatch.setattr(cluster_server, "_POLL_SECONDS", 0.0)
         lines = [json.dumps({"event": event, "step": 5}) + "\n" for event in events]
         experiments.write("run", {"events.jsonl": "".join(lines)})
         keys = {"runtime.cluster.start_timeout": 7.0}
-        code = serve.serve(make_arguments(keys, **fields))
+        code = cluster_server.run_server(make_arguments(keys, **fields))
         assert next(answers, None) is None
         return code, calls
 

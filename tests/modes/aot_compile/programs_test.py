@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
-from ctl.modes.aot_compile import compiler, compiler_process, export
+from ctl.modes.aot_compile import compiler, compiler_process, programs
 from ctl.replica.step.engine import engine_of
 from tests import reference_model
 
@@ -28,13 +28,13 @@ class OneBatch(reference_model.ReferenceTrainer):
 def test_a_train_step_is_one_program_for_each_reaction_to_non_finite_steps(
     make_trainer, on_non_finite
 ):
-    program = export.export_train_step(make_trainer(4, on_non_finite=on_non_finite))
+    program = programs.export_train_step(make_trainer(4, on_non_finite=on_non_finite))
     assert program.name == "train step"
     assert b"all-reduce" in program.hlo
 
 
 def test_one_replica_has_no_all_reduce(make_trainer):
-    assert b"all-reduce" not in export.export_train_step(make_trainer(1)).hlo
+    assert b"all-reduce" not in programs.export_train_step(make_trainer(1)).hlo
 
 
 def test_train_step_is_the_one_that_trains_the_layers_of_frozen_until(
@@ -43,7 +43,7 @@ def test_train_step_is_the_one_that_trains_the_layers_of_frozen_until(
     tf_keras.backend.reset_uids()
     frozen = make_trainer(4, optimizer_groups=[dict(variables="dense/*", frozen_until=4)])
     assert len(all_reduce_shapes(frozen)) == len(all_reduce_shapes(make_trainer(4)))
-    [warning] = export.export_train_step(frozen).warnings
+    [warning] = programs.export_train_step(frozen).warnings
     assert "the train step is that of the steps from step 4 on" in str(warning)
 
 
@@ -70,7 +70,7 @@ def test_gradients_loss_metrics_and_sync_bn_are_all_reduced(make_trainer, all_re
 
 def test_an_evaluation_step_is_one_program(make_trainer):
     evaluator = ctl.StandardEvaluator(make_trainer(4))
-    assert export.export_eval_step(evaluator).name == "eval step"
+    assert programs.export_eval_step(evaluator).name == "eval step"
 
 
 @pytest.mark.slow
@@ -80,8 +80,8 @@ def test_an_overridden_train_step_is_what_is_exported(make_trainer):
             batch, _ = next(iterator)
             self.strategy.run(lambda rows: tf.reduce_sum(rows["x"]), args=(batch,))
 
-    program = export.export_train_step(make_trainer(4, cls=Sum))
-    complete = export.export_train_step(make_trainer(4))
+    program = programs.export_train_step(make_trainer(4, cls=Sum))
+    complete = programs.export_train_step(make_trainer(4))
     assert len(program.hlo) < len(complete.hlo) / 10
 
 
@@ -93,7 +93,7 @@ def test_two_programs_in_one_step_are_rejected(make_trainer):
                 self.strategy.run(lambda rows: tf.reduce_sum(rows["x"]), args=(batch,))
 
     with pytest.raises(ctl.UsageError, match="2 times"):
-        export.export_train_step(make_trainer(4, cls=Twice))
+        programs.export_train_step(make_trainer(4, cls=Twice))
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_the_exported_program_computes_the_trainers_own_weights(make_trainer, tm
     trained = [v.numpy() for v in trainer.model.trainable_variables]
 
     exported = make_trainer(1, cls=OneBatch, **options)
-    hlo = export.export_train_step(exported).hlo
+    hlo = programs.export_train_step(exported).hlo
     traced = exported.strategy.traced[0]
     function = traced.function.get_concrete_function(*traced.specs)
     batch, _ = next(iter(engine_of(exported).pipeline.training_dataset(BATCH, start=0)))

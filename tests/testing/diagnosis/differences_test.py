@@ -5,7 +5,7 @@ import tf_keras
 
 import ctl
 from ctl.testing.comparison import tolerance_of
-from ctl.testing.diagnosis import causes, checks
+from ctl.testing.diagnosis import causes, differences
 from ctl.testing.diagnosis.evidence import Evidence
 from ctl.testing.splits import Split
 from ctl.testing.subjects.base import Calibration
@@ -29,7 +29,7 @@ class NotUnscaled(mistakes.NotUnscaled, gallery.ByHand):
 
 
 def test_variance_by_squares_is_found():
-    (difference,), cause = checks.check_normalization(make_evidence(SquaresOfLargeNumbers))
+    (difference,), cause = differences.check_normalization(make_evidence(SquaresOfLargeNumbers))
     assert cause == causes.SQUARES
     assert difference.name.startswith("variance of squares_batch_norm")
     assert difference.distance > 0.1
@@ -41,11 +41,11 @@ def test_exact_variances_pass(layer):
         def normalization(self):
             return layer()
 
-    assert checks.check_normalization(make_evidence(Trainer)) == checks.NOTHING
+    assert differences.check_normalization(make_evidence(Trainer)) == differences.NOTHING
 
 
 def test_loss_scale_that_is_not_removed_is_found():
-    (difference,), cause = checks.check_loss_scale(make_evidence(NotUnscaled))
+    (difference,), cause = differences.check_loss_scale(make_evidence(NotUnscaled))
     assert cause == causes.LOSS_SCALE
     assert difference.factor == 8
 
@@ -58,6 +58,6 @@ def test_step_that_fails_in_float16_is_noted():
             return super().share_of_loss(batch, outputs)
 
     evidence = make_evidence(Float64Only)
-    assert checks.check_loss_scale(evidence) == checks.NOTHING
+    assert differences.check_loss_scale(evidence) == differences.NOTHING
     (note,) = evidence.notes
     assert note.startswith("The loss scale was not checked, since a step fails: ")

@@ -1,6 +1,6 @@
 """Finds differences: between the splits, and mistakes that no split reveals."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 import dataclasses
 from typing import Any
 
@@ -160,9 +160,7 @@ def check_optimizers(evidence: Evidence) -> Found:
     record = subject.with_state_of(run).start(split).record(reference.names)
     # Adam amplifies the rounding errors of gradients that are zero.
     zero = set(_zero_updates(plain))
-    found = _compare(evidence, record, reference, tolerance)
-    differences = [difference for difference in found if difference.name not in zero]
-    return differences, causes.OPTIMIZER
+    return _compare(evidence, record, reference, tolerance, zero), causes.OPTIMIZER
 
 
 def check_finite(record: Record) -> None:
@@ -178,10 +176,14 @@ def check_finite(record: Record) -> None:
 
 
 def _compare(
-    evidence: Evidence, record: Record, reference: Record, tolerance: float = 0.0
+    evidence: Evidence,
+    record: Record,
+    reference: Record,
+    tolerance: float = 0.0,
+    rounding: Collection[str] = (),
 ) -> list[Difference]:
     tolerance = max(evidence.calibration.tolerance, tolerance)
-    return compare(record, reference, evidence.subject.precision, tolerance)
+    return compare(record, reference, evidence.subject.precision, tolerance, rounding)
 
 
 def _zero_updates(record: Record) -> Iterator[str]:

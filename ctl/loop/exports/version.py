@@ -1,4 +1,4 @@
-"""Writes a trained trainer as a SavedModel that needs neither ctl nor the trainer's code."""
+"""Writes a trained trainer in formats that need neither ctl nor the trainer's code."""
 
 from collections.abc import Mapping
 import ctypes
@@ -10,13 +10,12 @@ import shutil
 from typing import Any
 
 import tensorflow as tf
-import tf_keras
 
 import ctl
 from ctl.errors import UsageError
 from ctl.loop import inference
 from ctl.loop.checkpoints.files import flush
-from ctl.replica.step.engine import engine_of
+from ctl.loop.exports import formats
 from ctl.trainer import StandardTrainer
 
 DESCRIPTION = "export.json"
@@ -24,17 +23,13 @@ _PYTHON_OPS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # <fcntl.h>
 
 
-def export(
+def write_version(
     trainer: StandardTrainer, folder: pathlib.Path, notes: Mapping[str, Any]
 ) -> pathlib.Path:
     """Writes one version, completely or not at all.
 
-        <folder>/<step>/saved_model.pb, variables/, assets/    the SavedModel
-                        model.keras                            or model.weights.h5, see below
-                        export.json                            signatures, versions and notes
-
-    The file model.keras is the bare model, without `preprocess`. A subclassed model without
-    `get_config` has model.weights.h5 instead.
+        <folder>/<step>/saved_model.pb, model.keras, ...    the files of the trainer's formats
+                        export.json                         signatures, versions and notes
 
     Args:
         trainer: the result of `inference.restore_trainer`.
@@ -48,25 +43,17 @@ def export(
     Raises:
         UsageError: the model cannot be exported.
     """
+    writers = formats.select(trainer.export_formats)
     step = int(trainer.global_step.numpy())
     version, temporary = folder / str(step), folder / f".{step}.new"
     signatures = {}
     for name, function in trainer.export_signatures().items():
         signatures[name] = _name_outputs(inference.make_function(trainer, function))
         _check_operations(name, signatures[name])
-    module = tf.Module()
-    module.signatures_by_name = signatures
-    module.resources = _find_resources(trainer, list(signatures.values()))
     _recover(version)
-    try:
-        tf.saved_model.save(module, str(temporary), signatures=signatures)
-    except (AssertionError, ValueError) as error:  # TensorFlow's errors of a resource without owner
-        reason = " ".join(str(error).split())[:300]
-        raise UsageError(
-            f"The model cannot be exported ({reason}): make variables and tables attributes of the "
-            "trainer or of its model."
-        ) from error
-    _save_weights(trainer.model, temporary)
+    temporary.mkdir(parents=True)
+    for write in writers:
+        write(trainer, signatures, temporary)
     described = {name: _describe(signature) for name, signature in signatures.items()}
     description = {"step": step, **notes, "signatures": described, "versions": _versions()}
     (temporary / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
@@ -108,29 +95,6 @@ def _check_operations(name: str, signature: Any) -> None:
                 "which an exported model cannot contain: use TensorFlow operations, or override "
                 "serve(features)."
             )
-
-
-def _find_resources(trainer: StandardTrainer, signatures: list[Any]) -> list[Any]:
-    """Returns the variables and tables of the signatures, which the SavedModel must reach."""
-    captured = {id(tensor) for s in signatures for tensor in s.captured_inputs}
-    objects = tf.train.TrackableView(trainer).descendants()
-    for item in engine_of(trainer).step.checkpoint_items().values():
-        objects += tf.train.TrackableView(item).descendants()
-    resources = {}
-    for value in objects:
-        name = "handle" if isinstance(value, tf.Variable) else "_resource_handle"
-        if id(getattr(value, name, captured)) in captured:
-            resources[id(value)] = value
-    return list(resources.values())
-
-
-def _save_weights(model: tf_keras.Model, folder: pathlib.Path) -> None:
-    inference.unwrap(model._flatten_layers())
-    try:
-        model.save(folder / "model.keras")
-    except Exception:  # any error that the user's get_config raises
-        (folder / "model.keras").unlink(missing_ok=True)
-        model.save_weights(folder / "model.weights.h5")
 
 
 def _describe(signature: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import json
 
-from ctl.modes.aot_compile import report, slices
+from ctl.modes.aot_compile import slices, table
 from ctl.modes.aot_compile.compiler_process import Compiled
 from ctl.modes.aot_compile.problems import Problem
 from ctl.modes.aot_compile.survey import SliceResult
@@ -28,7 +28,7 @@ TOO_LARGE = SliceResult(
 
 
 def test_the_table_has_one_row_per_program():
-    header, first, second, third, *rest = report.format_table([FITS, TOO_LARGE]).splitlines()
+    header, first, second, third, *rest = table.format_table([FITS, TOO_LARGE]).splitlines()
     assert first.split()[:2] == ["v5e:2x2", "4"]
     for part in ("train step compiles", "3.00 GiB", "19.0%", "1.00 GiB", "2.00 GiB", "7, 1.0 MiB"):
         assert part in first
@@ -40,12 +40,12 @@ def test_the_table_has_one_row_per_program():
 
 
 def test_a_problem_of_several_slices_is_listed_once():
-    text = report.format_table([TOO_LARGE, TOO_LARGE])
+    text = table.format_table([TOO_LARGE, TOO_LARGE])
     assert text.count("error: it does not fit") == 1
 
 
 def test_the_file_holds_the_figures_of_every_slice(tmp_path):
-    path = report.write_json([FITS, TOO_LARGE], tmp_path / "new")
+    path = table.write_json([FITS, TOO_LARGE], tmp_path / "new")
     first, second = json.loads(path.read_text())["topologies"]
     expected = {
         "topology": "v5e:2x2",

@@ -1,0 +1,88 @@
+"""JsonLinesWriter: writes logged values to metrics.jsonl."""
+
+from collections.abc import Callable, Iterator
+import json
+import math
+import os
+import pathlib
+from typing import Any
+
+from ctl.loop import json_files
+from ctl.loop.writers.writer import TRAIN, Record, Writer
+
+_RESERVED = ("time", "split", "step")
+Key = tuple[str, int]
+
+
+class JsonLinesWriter(Writer):
+    """Appends one JSON object per record: time, split, step, and the values by name.
+
+    NaN and infinity, which JSON does not have, are the strings "NaN", "Infinity" and "-Infinity". Each
+    step of a split has one record in the file, however often a run is killed. A record
+    is in the file when `write` returns. `restore` drops what a killed process wrote after the restored
+    checkpoint, and a repeated evaluation replaces the earlier one.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: pathlib.Path):
+        self.path = path
+        self._evaluations: set[Key] | None = None  # those in the file; None: not read yet
+
+    def write(self, record: Record) -> None:
+        """Appends a record, completely or not at all."""
+        key = (record.split, record.step)
+        if record.split != TRAIN:
+            if key in self._read_evaluations():
+                self._keep_lines(lambda other: other != key)
+            self._read_evaluations().add(key)
+        line: dict[str, Any] = {"time": record.time, "split": record.split, "step": record.step}
+        for name, value in record.numbers().items():
+            line[f"metric/{name}" if name in _RESERVED else name] = _as_json(value)
+        json_files.append_text(self.path, json.dumps(line) + "\n")
+
+    def restore(self, step: int) -> None:
+        """Drops the records after a step, and a last line that a kill cut short."""
+        self._keep_lines(lambda key: key[1] <= step)
+        self._evaluations = None
+
+    def has_evaluation(self, step: int) -> bool:
+        """Returns whether the file has a record of an evaluation at a step."""
+        return any(key[1] == step for key in self._read_evaluations())
+
+    def _read_lines(self) -> Iterator[tuple[str, Key]]:
+        if self.path.exists():
+            with open(self.path, encoding="utf-8", newline="") as file:
+                for line in file:
+                    if line.endswith("\n") and (key := _read_key(line)):
+                        yield line, key
+
+    def _read_evaluations(self) -> set[Key]:
+        if self._evaluations is None:
+            self._evaluations = {key for _, key in self._read_lines() if key[0] != TRAIN}
+        return self._evaluations
+
+    def _keep_lines(self, keep: Callable[[Key], bool]) -> None:
+        if not self.path.exists():
+            return
+        # Written next to the file, then renamed: a kill leaves the old lines or the new ones.
+        temporary = self.path.with_name(json_files.temporary_name(self.path.name))
+        with open(temporary, "w", encoding="utf-8", newline="") as file:
+            file.writelines(line for line, key in self._read_lines() if keep(key))
+        os.replace(temporary, self.path)
+
+
+def _read_key(line: str) -> Key | None:
+    """Returns the split and step of a line; None if it is not a complete one."""
+    try:
+        content = json.loads(line)
+        return str(content["split"]), int(content["step"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _as_json(value: int | float) -> int | float | str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
