@@ -242,6 +242,16 @@ def test_mistakes_are_one_line(make, message):
     assert "\n" not in str(error.value)
 
 
+def test_numbers_of_the_host_in_the_loss_function_are_rejected():
+    generator = np.random.default_rng(0)
+    step = ctl.Step(
+        build_model, tf_keras.optimizers.SGD, global_batch_size=4,
+        loss_fn=lambda batch, outputs: squared_error(batch, outputs) * generator.uniform(),
+    )  # fmt: skip
+    with pytest.raises(ctl.UsageError, match="draws from generator"):
+        step((FEATURES[:4].astype("float32"), LABELS[:4]))
+
+
 def test_model_of_another_scope_or_precision_is_rejected():
     model = tf_keras.Sequential([tf_keras.layers.Dense(2)])
     model.build([None, 5])

@@ -355,7 +355,7 @@ def _find_generators(trainer: Any) -> list[tuple[str, Any]]:
         if isinstance(value, host_random.GENERATORS):
             generators.append((f"self.{name}", value))
         elif isinstance(value, types.FunctionType):
-            generators += _referenced(value, seen)
+            generators += host_random.referenced(value, seen)
         elif isinstance(value, tf_keras.layers.Layer):
             layers |= {id(layer): layer for layer in value._flatten_layers()}
     for layer in layers.values():
