@@ -105,6 +105,8 @@ def default_variants(*, xla: bool) -> list[str]:
     modes += [f"loop{variants.RESIDENT}"] if "loop" in modes else []
     names = [
         *(variants.CTL + mode for mode in modes if xla or mode == "off"),
+        variants.OWN_LOOP,
+        variants.OWN_CALLS,
         *variants.HAND_WRITTEN,
         *variants.FITS,
         variants.BARE,

@@ -18,6 +18,8 @@ import ctl
 
 CTL = "ctl, xla="
 RESIDENT = ", data on the device"
+OWN_LOOP = "ctl.Step, tf.range"
+OWN_CALLS = "ctl.Step, one call per step"
 TUTORIAL = "hand-written, one call per step"
 LOOP = "hand-written, tf.range"
 LOOP_XLA = "hand-written, tf.range, step in XLA"
@@ -44,7 +46,9 @@ def run(name: str, model: Model, tick: Tick) -> None:
         run_ctl(name.removeprefix(CTL), model, tick)
         return
     set_precision(tf_keras, model)
-    if name in FITS:
+    if name in (OWN_LOOP, OWN_CALLS):
+        run_own_loop(model, tick, calls=name == OWN_CALLS)
+    elif name in FITS:
         run_fit(model, tick, keras_3=name.startswith("Keras 3"), best=name.endswith("options"))
     elif name == TUTORIAL:
         run_tutorial(model, tick)
@@ -90,6 +94,34 @@ def run_ctl(mode: str, model: Model, tick: Tick) -> None:
     while True:
         trainer.train(steps)
         tick(model.steps_per_loop)
+
+
+def run_own_loop(model: Model, tick: Tick, *, calls: bool) -> None:
+    """Calls a `ctl.Step`: once per step, or `steps_per_loop` times in one tf.function."""
+    loss_fn = model.loss_fn(tf_keras)
+    step = ctl.Step(
+        lambda: model.build(tf_keras),
+        lambda: model.optimizer(tf_keras),
+        lambda batch, outputs: loss_fn(batch["label"], outputs),
+        global_batch_size=model.batch,
+        metrics=model.metrics(tf_keras),
+    )
+    tick.sync = make_sync(step.model)
+    x, y = model.floats()
+    iterator = iter(ctl.data.distribute(ctl.data.arrays({"x": x, "label": y}), model.batch))
+    step.build(next(iterator))
+
+    @tf.function
+    def loop(iterator, steps):
+        for _ in tf.range(steps):
+            step(next(iterator))
+
+    while True:
+        if calls:
+            step(next(iterator))
+        else:
+            loop(iterator, tf.constant(model.steps_per_loop))
+        tick(1 if calls else model.steps_per_loop)
 
 
 def run_tutorial(model: Model, tick: Tick) -> None:

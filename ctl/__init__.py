@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from ctl.errors import UsageError
     from ctl.evaluator import StandardEvaluator
     from ctl.loop.actions.action import Action, as_action
+    from ctl.loop.checkpoints.checkpointer import Checkpointer
     from ctl.modes.load import load
     from ctl.modes.notebook import Run
     from ctl.replica.layers.batch_norm import SyncBatchNormalization, convert_sync_batch_norm
     from ctl.replica.layers.recompute import recompute
+    from ctl.step import Step, evaluate
     from ctl.trainer import StandardTrainer
 
     __version__: str
@@ -29,13 +31,16 @@ _MODULES = {
     "Action": "ctl.loop.actions.action",
     "SyncBatchNormalization": "ctl.replica.layers.batch_norm",
     "convert_sync_batch_norm": "ctl.replica.layers.batch_norm",
+    "Checkpointer": "ctl.loop.checkpoints.checkpointer",
     "Clip": "ctl.configs.options",
     "Run": "ctl.modes.notebook",
     "StandardEvaluator": "ctl.evaluator",
     "StandardTrainer": "ctl.trainer",
+    "Step": "ctl.step",
     "TrainerOptions": "ctl.configs.options",
     "UsageError": "ctl.errors",
     "as_action": "ctl.loop.actions.action",
+    "evaluate": "ctl.step",
     "config": "ctl.configs.overrides",
     "load": "ctl.modes.load",
     "recompute": "ctl.replica.layers.recompute",
@@ -43,10 +48,12 @@ _MODULES = {
 _PACKAGES = ("data", "hardware", "loop", "random", "replica", "testing")
 __all__ = [
     "Action",
+    "Checkpointer",
     "Clip",
     "Run",
     "StandardEvaluator",
     "StandardTrainer",
+    "Step",
     "SyncBatchNormalization",
     "TrainerOptions",
     "UsageError",
@@ -54,6 +61,7 @@ __all__ = [
     "config",
     "convert_sync_batch_norm",
     "data",
+    "evaluate",
     "load",
     "random",
     "recompute",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
+import functools
 from typing import Any
 
 import orbit
@@ -9,24 +10,19 @@ import tensorflow as tf
 
 from ctl.data.autograph import convert, traced
 from ctl.data.data_errors import report_data_errors
-from ctl.data.source import Batch
 from ctl.errors import UsageError
 from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
-from ctl.replica.arithmetic import loss, precision
-from ctl.replica.arithmetic.gather import all_gather
 from ctl.replica.measure.collected_rows import (
     CollectedRows,
-    check_values,
     compute,
 )
-from ctl.replica.measure.non_finite import counter
 from ctl.replica.random import draws
 from ctl.replica.step import metrics, preprocessing
-from ctl.replica.step.empty_batches import pad_rows, zero_outputs, zero_without_rows
 from ctl.replica.step.engine import engine_of
+from ctl.replica.step.evaluation import Evaluation
 from ctl.replica.step.evaluation_data import check_splits
-from ctl.replica.step.microbatches import row_count, unpack
+from ctl.replica.step.microbatches import unpack
 from ctl.replica.step.preprocessing import call_sample_weight, preprocess
 from ctl.trainer import StandardTrainer
 
@@ -86,14 +82,20 @@ class StandardEvaluator(orbit.StandardEvaluator):
         self.trainer = trainer
         self.strategy = trainer.strategy
         self.global_batch_size = global_batch_size or trainer.global_batch_size
+        engine = engine_of(trainer)
         with StandardTrainer.build_scope(trainer):
             self.metrics = metrics.prepare(trainer.build_metrics())
-            self._loss_sum = _accumulator("loss_sum", tf.float64)
-            self._weight_sum = _accumulator("weight_sum", tf.float64)
-            self._examples = _accumulator("examples", tf.int64)
-            self._batches = counter("batches")
-        # Whether the evaluation draws random numbers: without them, batches need not be counted.
-        self._draws = False
+            self._sums = Evaluation(
+                engine.step,
+                self.metrics,
+                global_batch_size=self.global_batch_size,
+                preprocess=functools.partial(preprocess, trainer),
+                forward=lambda batch: convert(trainer.forward)(batch, training=False),
+                loss_fn=trainer.per_example_loss if engine.plan.has_loss else None,
+                sample_weight=functools.partial(call_sample_weight, trainer, training=False),
+                update_metrics=trainer.update_metrics,
+                collect=trainer.collect_outputs if self._collects else None,
+            )
 
     @property
     def eval_dataset(self) -> Any:
@@ -124,7 +126,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
             self.splits,
             global_batch_size=self.global_batch_size,
             strategy=self.strategy,
-            step=self._replica_eval_step,
+            step=self._sums.run,
         )
 
     def evaluate(self, num_steps: tf.Tensor) -> dict[str, Any]:
@@ -208,10 +210,7 @@ class StandardEvaluator(orbit.StandardEvaluator):
 
     def eval_begin(self) -> None:
         """Resets the sums and the metrics."""
-        for variable in (self._loss_sum, self._weight_sum, self._examples, self._batches):
-            variable.assign(tf.zeros_like(variable))
-        for metric in self.metrics.values():
-            metric.reset_state()
+        self._sums.reset()
         if self._collects:
             self._collected = CollectedRows(self.trainer.collect_limit_mib, keep=self.is_chief)
 
@@ -223,11 +222,10 @@ class StandardEvaluator(orbit.StandardEvaluator):
         """
         batch, row_mask = unpack(next(iterator))
         if strategies.spec_of(self.strategy).coordinated:  # the coordinator evaluates by itself
-            rows = self._replica_eval_step(batch, row_mask)
+            rows = self._sums.run(batch, row_mask)
         else:
-            rows = self.strategy.run(self._replica_eval_step, args=(batch, row_mask))
-        if self._draws:
-            self._batches.assign_add(1)
+            rows = self.strategy.run(self._sums.run, args=(batch, row_mask))
+        self._sums.count_batch()
         if not self._collects:
             return None
         # Each replica has the rows of all replicas.
@@ -235,14 +233,9 @@ class StandardEvaluator(orbit.StandardEvaluator):
 
     def eval_end(self) -> dict[str, Any]:
         """Returns the loss (if the trainer defines one), the metrics and the number of examples."""
-        if int(self._examples.numpy()) == 0:
-            raise UsageError("The evaluation dataset is empty: at least one example is required.")
-        results = metrics.results(self.metrics)
-        if engine_of(self.trainer).plan.has_loss:
-            mean = tf.math.divide_no_nan(self._loss_sum.read_value(), self._weight_sum.read_value())
-            results = {"loss": mean, **results}
-        results |= self._compute_metrics(results)
-        return {**results, "examples": self._examples.read_value()}
+        results = self._sums.results()
+        examples = results.pop("examples")
+        return {**results, **self._compute_metrics(results), "examples": examples}
 
     def _compute_metrics(self, results: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the trainer's metrics of all examples, which the chief computes."""
@@ -257,51 +250,3 @@ class StandardEvaluator(orbit.StandardEvaluator):
                 "another name."
             )
         return computed
-
-    def _replica_eval_step(self, batch: Batch, row_mask: tf.Tensor | None) -> Any:
-        trainer, engine, existing = self.trainer, engine_of(self.trainer), row_count(batch)
-        if engine.plan.layout.replicas > 1:
-            batch, row_mask = pad_rows(batch, row_mask, existing, least=1)
-        with engine.step.rows(
-            batch, row_mask, existing=existing, earlier=self._earlier_rows
-        ) as rows:
-            batch = preprocess(trainer, batch)
-            outputs = precision.cast_to_float32(convert(trainer.forward)(batch, training=False))
-            outputs = zero_outputs(outputs, row_mask, row_count(batch))
-            if engine.plan.has_loss:
-                self._add_loss(batch, outputs, rows.row_mask)
-            convert(trainer.update_metrics)(self.metrics, batch, outputs, rows.row_mask)
-            collected = None
-            if self._collects:
-                values = check_values(convert(trainer.collect_outputs)(batch, outputs))
-                collected = all_gather(precision.cast_to_float32(values))
-            self._draws = self._draws or bool(rows.calls)
-        count = row_count(batch) if row_mask is None else tf.reduce_sum(row_mask)
-        self._examples.assign_add(tf.cast(count, tf.int64))
-        return collected
-
-    def _add_loss(self, batch: Batch, outputs: Any, row_mask: tf.Tensor | None) -> None:
-        trainer = self.trainer
-        per_example = tf.cast(convert(trainer.per_example_loss)(batch, outputs), tf.float64)
-        own = call_sample_weight(trainer, batch, training=False)
-        weights = loss.row_weights(own, row_mask, tf.float64)
-        # The sum of the losses: the division by the weight of the dataset comes at the end.
-        rows, one = row_count(batch), tf.ones([], tf.float64)
-        [per_example] = zero_without_rows([per_example], row_mask, rows)
-        self._loss_sum.assign_add(loss.contribution(per_example, weights, one, rows=rows))
-        weight = tf.cast(rows, tf.float64) if weights is None else tf.reduce_sum(weights)
-        self._weight_sum.assign_add(weight)
-
-    def _earlier_rows(self) -> tf.Tensor:
-        return self._batches.read_value() * self.global_batch_size
-
-
-def _accumulator(name: str, dtype: tf.DType) -> tf.Variable:
-    """Creates a variable whose value is the sum of the replicas' own values."""
-    return tf.Variable(
-        tf.zeros([], dtype),
-        trainable=False,
-        name=name,
-        synchronization=tf.VariableSynchronization.ON_READ,
-        aggregation=tf.VariableAggregation.SUM,
-    )

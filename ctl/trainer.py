@@ -23,7 +23,7 @@ from ctl.replica.step.attributes import check_known
 from ctl.replica.step.build import build_engine, build_scope, check_optimizer
 from ctl.replica.step.metrics import update_by_name
 from ctl.replica.step.microbatches import unpack
-from ctl.replica.step.preprocessing import call_sample_weight, select_inputs
+from ctl.replica.step.preprocessing import call_model, call_sample_weight
 from ctl.replica.updates import parameter_groups
 
 
@@ -155,9 +155,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         By default the model is called with the one feature that is neither `label` nor `weight`, or
         with a dict of them if there are several. A functional model gets those that it has inputs for.
         """
-        features = {k: v for k, v in batch.items() if k not in ("label", "weight")}
-        inputs = next(iter(features.values())) if len(features) == 1 else features
-        return self.model(select_inputs(self.model, inputs), training=training)
+        return call_model(self.model, batch, training=training)
 
     def sample_weight(self, batch: Batch, training: bool = True) -> tf.Tensor | None:
         """Returns the weights of the losses, in their shape; `batch["weight"]` by default.
@@ -225,10 +223,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             weights: [rows], 1 for a row that exists and 0 for padding; None if all exist. It does not
                 contain the loss' sample weights: multiply it by them to weight the metrics as well.
         """
-        if metrics and "label" not in batch:
-            raise UsageError('The batch has no "label": override update_metrics.')
-        if metrics:
-            update_by_name(metrics, batch["label"], outputs, weights)
+        update_by_name(metrics, batch, outputs, weights)
 
     def collect_outputs(self, batch: Batch, outputs: Any) -> dict[str, tf.Tensor]:
         """Returns the values that an evaluation collects for `compute_metrics`; none by default.

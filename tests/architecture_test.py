@@ -12,7 +12,7 @@ LAYERS = (
     ("data",),
     ("replica",),
     ("random",),
-    ("trainer",),
+    ("step", "trainer"),
     ("evaluator",),
     ("loop",),
     ("testing",),

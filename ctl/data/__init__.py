@@ -5,6 +5,7 @@ from ctl.data.files.images import idx, image_folder
 from ctl.data.files.records import records
 from ctl.data.files.tables import arrays, csv, generator, parquet, text
 from ctl.data.files.tfrecords import tfrecords
+from ctl.data.input_pipeline import distribute
 from ctl.data.mixing import mixture
 from ctl.data.sequences.bucketing import bucketed
 from ctl.data.sequences.packing import packed
@@ -31,6 +32,7 @@ __all__ = [
     "bucketed",
     "cached",
     "csv",
+    "distribute",
     "generator",
     "idx",
     "image_folder",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import contextlib
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,23 @@ from ctl.errors import UsageError
 from ctl.hardware import strategies
 
 BuildDataset = Callable[[str, tf.distribute.InputContext], Data]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingData:
+    """What is known of the training batches before any is read.
+
+    Attributes:
+        spec: the spec of a batch with an unknown number of rows.
+        full_batches: whether every global batch is known to be full.
+        has_one_shape: whether all batches have one shape, unlike those of `ctl.data.bucketed`.
+        supports_chunks: whether many batches can be stacked in one element.
+    """
+
+    spec: Any
+    full_batches: bool
+    has_one_shape: bool
+    supports_chunks: bool
 
 
 class InputPipeline:
@@ -99,6 +117,15 @@ class InputPipeline:
         source = source_of(data)
         count = len(source) if source is not None else int(dataset_of(data).cardinality())
         return count if count > 0 else None  # negative: endless, or not known
+
+    def training_data(self, global_batch_size: int) -> TrainingData:
+        """Returns what is known of the training batches, without reading any."""
+        return TrainingData(
+            spec=self.element_spec(),
+            full_batches=self.has_full_batches(global_batch_size),
+            has_one_shape=self.has_one_shape(),
+            supports_chunks=self.supports_chunks(),
+        )
 
     def has_full_batches(self, global_batch_size: int) -> bool:
         """Returns whether all training batches are known to be full, without reading any."""
@@ -286,3 +313,45 @@ class InputPipeline:
             "data.placement=device requires arrays that fit on the device: let build_dataset return "
             "ctl.data.arrays or ctl.data.idx, or choose data.placement=stream."
         )
+
+
+def distribute(
+    data: Data,
+    global_batch_size: int,
+    strategy: tf.distribute.Strategy | None = None,
+    *,
+    start_step: int = 0,
+    seed: int = 0,
+    prefetch: int = -1,
+) -> Any:
+    """Returns endless training data for a loop of your own, in the order of a `StandardTrainer`.
+
+    The order is a function of the seed and the step, so a resumed run needs only the number of its
+    step:
+
+        start = step.global_step.numpy()
+        for batch in ctl.data.distribute(source, 64, strategy, start_step=start):
+            step(batch)
+
+    Args:
+        data: a `ctl.data.Source`, which is shuffled in each epoch; a `tf.data.Dataset` of single
+            examples, in the same order in every run; `ctl.data.augmented(...)` of one of them;
+            `ctl.data.GlobalBatches`, or `ctl.data.PerReplica`.
+        global_batch_size: examples per step, over all replicas.
+        strategy: the strategy whose replicas get the rows; the current strategy by default.
+        start_step: the step of the first batch.
+        seed: the seed of the order.
+        prefetch: the number of global batches to prepare ahead; -1 lets tf.data choose.
+
+    Returns:
+        A distributed dataset, for `ctl.Step`. If the replicas do not divide a batch, the last rows are
+        padding, and an element holds a mask.
+
+    Raises:
+        UsageError: the data cannot be divided in this way.
+    """
+    strategy = strategy or tf.distribute.get_strategy()
+    pipeline = InputPipeline(
+        lambda split, context: data, strategy=strategy, seed=seed, prefetch=prefetch
+    )
+    return pipeline.training_dataset(global_batch_size, start=start_step)

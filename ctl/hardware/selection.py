@@ -1,12 +1,19 @@
 """Chooses the strategy for a config: resolves "auto", checks the options, and builds the strategy."""
 
 import dataclasses
+import os
 from typing import TYPE_CHECKING
 
 from ctl.errors import UsageError
 from ctl.hardware import devices, tpu
-from ctl.hardware.cluster import Cluster
-from ctl.hardware.strategies import CONFIG_KEYS, NAMES, STRATEGIES, StrategyOptions
+from ctl.hardware.cluster import Cluster, from_environment
+from ctl.hardware.strategies import (
+    CONFIG_KEYS,
+    NAMES,
+    STRATEGIES,
+    StrategyOptions,
+    strategy_name,
+)
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -108,6 +115,13 @@ def build(name: str = "auto", options: StrategyOptions | None = None) -> Hardwar
     # A cluster of one process is dropped: it needs no collectives, and its process is the chief.
     cluster = options.cluster if spec.multi_process else None
     return Hardware(strategy, name, reason, cluster)
+
+
+def of_strategy(strategy: "tf.distribute.Strategy") -> Hardware:
+    """Returns the hardware of a strategy that the user made, with the processes of TF_CONFIG."""
+    name = strategy_name(strategy)
+    processes = from_environment(os.environ) if STRATEGIES[name].multi_process else None
+    return Hardware(strategy, name, "the user's own", processes)
 
 
 def _check_cluster(name: str, cluster: Cluster | None) -> None:

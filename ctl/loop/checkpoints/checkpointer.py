@@ -11,11 +11,12 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.errors import UsageError, list_some
-from ctl.hardware import quiet, strategies
+from ctl.hardware import quiet, selection, strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.checkpoints import matching
 from ctl.loop.checkpoints.files import CheckpointFiles
 from ctl.replica.step.engine import engine_of
+from ctl.step import Step
 from ctl.trainer import StandardTrainer
 
 
@@ -36,13 +37,13 @@ class Checkpointer:
 
     Args:
         directory: the folder, which need not exist.
-        trainer: its `checkpoint_items` are saved and restored.
+        trainer: the trainer, or the `ctl.Step` after `build`, whose state is saved and restored.
         keep: how many of the newest checkpoints are kept.
         keep_every: checkpoints at multiples of this number of steps are also kept; 0 for none.
         background: copy the values and return, while a thread writes them; for a run in one
             process only.
         is_chief: whether this process writes the checkpoints of the run.
-        processes: the processes of the run; by default this one only.
+        processes: the processes of the run. By default this one only, or those of a step's strategy.
         on_restored: called after a checkpoint was restored.
         partial: if a checkpoint does not match, restore the variables of the same name and shape.
         reads_only: nothing will be saved, so a checkpoint may have more than the trainer.
@@ -56,7 +57,7 @@ class Checkpointer:
     def __init__(
         self,
         directory: str | pathlib.Path,
-        trainer: StandardTrainer,
+        trainer: StandardTrainer | Step,
         *,
         keep: int = 3,
         keep_every: int = 0,
@@ -72,7 +73,12 @@ class Checkpointer:
         self.files = CheckpointFiles(directory)
         self.unmatched: matching.Comparison | None = None
         self._trainer = trainer
-        self._checkpoint = tf.train.Checkpoint(**trainer.checkpoint_items())
+        self._step = trainer.built() if isinstance(trainer, Step) else engine_of(trainer).step
+        items = trainer.state() if isinstance(trainer, Step) else trainer.checkpoint_items()
+        self._checkpoint = tf.train.Checkpoint(**items)
+        if isinstance(trainer, Step) and processes is None:
+            hardware = selection.of_strategy(trainer.strategy)
+            is_chief, processes = hardware.is_chief, ProcessGroup(hardware)
         self._keep = keep
         self._keep_every = keep_every
         self._background = background
@@ -106,7 +112,7 @@ class Checkpointer:
             notes: data that `files.notes` returns for it, in JSON types; the chief's notes are saved.
         """
         self._check_deferred()
-        engine_of(self._trainer).check_not_averaged()
+        self._step.check_not_averaged()
         step = int(self._trainer.global_step.numpy())
         if not self._is_chief:
             # TensorFlow requires every process to save: reading a variable that has a value per
@@ -261,8 +267,7 @@ class Checkpointer:
         values = [(variable.source, content.value(saved)) for variable, saved in comparison.pairs]
         for variable, value in values:
             variable.assign(value)
-        engine = engine_of(trainer)
-        for kept in (engine.step.ema, engine.step.update.compression):
+        for kept in (self._step.ema, self._step.update.compression):
             if kept:  # the run had none before, or had another model
                 kept.reset(keep=restored)
         self.unmatched = None if comparison.complete else comparison

@@ -349,17 +349,19 @@ def check_host_random(trainer: Any) -> Iterator[None]:
 def _find_generators(trainer: Any) -> list[tuple[str, Any]]:
     """Returns the generators in attributes, and those that methods refer to, by their names."""
     generators: list[tuple[str, Any]] = []
+    seen: set[Any] = set()
     layers: dict[int, Any] = {}
     for name, value in _attributes(trainer):
         if isinstance(value, host_random.GENERATORS):
             generators.append((f"self.{name}", value))
+        elif isinstance(value, types.FunctionType):
+            generators += host_random.referenced(value, seen)
         elif isinstance(value, tf_keras.layers.Layer):
             layers |= {id(layer): layer for layer in value._flatten_layers()}
     for layer in layers.values():
         for name, value in _attributes(layer):
             if isinstance(value, host_random.GENERATORS):
                 generators.append((f"{layer.name}.{name}", value))
-    seen: set[Any] = set()
     for cls in dict.fromkeys(type(owner) for owner in (trainer, *layers.values())):
         for base in cls.__mro__:
             for name, function in vars(base).items():

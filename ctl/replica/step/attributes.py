@@ -180,7 +180,8 @@ class Attributes:
     def checkpoint_items(self) -> dict[str, Any]:
         """Returns every model, optimizer and variable, by the attribute's name."""
         trackable = tf.__internal__.tracking.Trackable
-        stateless = (tf_keras.metrics.Metric, tf.data.Dataset, tf.data.Iterator)
+        function = tf.types.experimental.PolymorphicFunction
+        stateless = (tf_keras.metrics.Metric, tf.data.Dataset, tf.data.Iterator, function)
         # Every loop resets these, or makes them again from `global_step`.
         excluded = ("metrics", "_train_dataset", "_train_iter", "_train_loop_fn")
         return {

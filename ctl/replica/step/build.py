@@ -82,19 +82,12 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         if late and not strategies.spec_of(trainer.strategy).coordinated:  # it never skips a step
             # A skipped step restores the variables of metrics that exist before it.
             create_variables(functools.partial(_update_metrics, trainer), spec)
-        if options.shard_state:
-            sharded_optimizer.shard(trainer.optimizer, trainer.strategy)
-        models = Attributes(trainer).named_models()
         # The constructor of a subclass may still create the models that a pattern matches.
-        if type(trainer).__init__ is base.__init__:
-            parameter_groups.check_patterns(models, options)
-        parameter_groups.freeze(models, options)
-        parameter_groups.configure(trainer.optimizer, models, options)
-        trainer.optimizer.build(trainer.model.trainable_variables)
+        prepare_optimizer(trainer, check_patterns=type(trainer).__init__ is base.__init__)
         plan = make_plan(
             options,
             strategy=trainer.strategy,
-            pipeline=pipeline,
+            data=pipeline.training_data(trainer.global_batch_size),
             layout=layout,
             model=trainer.model,
             own_replica_step=type(trainer).replica_step is not base.replica_step,
@@ -114,14 +107,32 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
     return engine
 
 
+def prepare_optimizer(owner: Any, *, check_patterns: bool) -> None:
+    """Applies the options to a built model and its optimizer, and creates the slot variables.
+
+    Args:
+        owner: holds `model`, `optimizer`, `strategy` and `options`.
+        check_patterns: whether a pattern that matches no variable is an error.
+    """
+    options: TrainerOptions = owner.options
+    if options.shard_state:
+        sharded_optimizer.shard(owner.optimizer, owner.strategy)
+    models = Attributes(owner).named_models()
+    if check_patterns:
+        parameter_groups.check_patterns(models, options)
+    parameter_groups.freeze(models, options)
+    parameter_groups.configure(owner.optimizer, models, options)
+    owner.optimizer.build(owner.model.trainable_variables)
+
+
 def _forward(trainer: Any, batch: Batch) -> None:
-    with _rows(trainer, batch):
+    with building_rows(trainer, batch):
         convert(trainer.forward)(call_preprocess(trainer, batch), training=False)
 
 
 def _update_metrics(trainer: Any, batch: Batch) -> None:
     def update() -> None:
-        with _rows(trainer, batch):
+        with building_rows(trainer, batch):
             prepared = call_preprocess(trainer, batch)
             outputs = precision.cast_to_float32(convert(trainer.forward)(prepared, training=False))
             convert(trainer.update_metrics)(trainer.metrics, prepared, outputs, None)
@@ -129,7 +140,9 @@ def _update_metrics(trainer: Any, batch: Batch) -> None:
     trainer.strategy.run(update)  # tf_keras updates metrics in a replica context only
 
 
-def _rows(trainer: Any, batch: Batch) -> contextlib.AbstractContextManager[row_mask.Examples]:
+def building_rows(
+    trainer: Any, batch: Batch
+) -> contextlib.AbstractContextManager[row_mask.Examples]:
     """Returns the context of a step's rows, because the user's code may read them."""
     options: TrainerOptions = trainer.options
     return row_mask.examples(

@@ -22,7 +22,7 @@ from ctl.replica.step.compiled_loop import compile_loop
 from ctl.replica.step.microbatches import unpack
 from ctl.replica.step.plan import Plan
 from ctl.replica.step.preprocessing import preprocess
-from ctl.replica.step.step import Step
+from ctl.replica.step.step import ReplicaStep
 from ctl.replica.updates.unfreezing import Unfreezing
 
 _RESERVED = "self.{name} belongs to orbit.StandardTrainer: give your attribute another name."
@@ -50,7 +50,7 @@ class Engine:
     def __init__(self, trainer: Any, plan: Plan, pipeline: InputPipeline, unfreezing: Unfreezing):
         self.plan = plan
         self.pipeline = pipeline
-        self.step = Step(
+        self.step = ReplicaStep(
             plan,
             Attributes(trainer, unfreezing),
             preprocess=functools.partial(preprocess, trainer),
@@ -76,7 +76,7 @@ class Engine:
 
     def prepare_loop(self) -> None:
         """Moves the data to `global_step`, and prepares models and optimizers that were added since."""
-        self.check_not_averaged()
+        self.step.check_not_averaged()
         # The base class keeps its own attributes on the same object; its `train` uses these two.
         if not isinstance(self._trainer._train_options, orbit.StandardTrainerOptions):
             raise UsageError(_RESERVED.format(name="_train_options"))
@@ -172,11 +172,6 @@ class Engine:
     def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
         """Gives the model the averaged weights within a `with` block, if there are any."""
         return self.step.ema.swapped() if self.step.ema else contextlib.nullcontext()
-
-    def check_not_averaged(self) -> None:
-        """Raises UsageError within `averaged_weights`, whose weights must not be trained or saved."""
-        if self.step.ema:
-            self.step.ema.check_not_swapped()
 
     def use_own_dataset(self) -> None:
         """Leaves the position in the data to the user, who has set `train_dataset`."""

@@ -15,6 +15,7 @@ import tf_keras
 from tf_keras.src.engine import compile_utils
 from tf_keras.src.utils import losses_utils
 
+from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.checks.metric_rows import check_rows
@@ -67,7 +68,7 @@ def creates_variables_late(metric: tf_keras.metrics.Metric) -> bool:
 
 def update_by_name(
     metrics: Mapping[str, tf_keras.metrics.Metric],
-    labels: Any,
+    batch: Batch,
     outputs: Any,
     weights: tf.Tensor | None,
 ) -> None:
@@ -76,13 +77,16 @@ def update_by_name(
     Args:
         metrics: name -> metric. With a dict of labels, a name is that of a target, or begins with it,
             as "age_error" with "age", and the target's outputs have the same name.
-        labels: [rows, ...], or a dict of them.
+        batch: its "label" is [rows, ...], or a dict of them.
         outputs: the outputs of `forward`.
         weights: as for `update`.
 
     Raises:
         UsageError: a metric has no target or no outputs, or does not accept them.
     """
+    if metrics and "label" not in batch:
+        raise UsageError('The batch has no "label": override update_metrics.')
+    labels = batch.get("label")
     for name, metric in metrics.items():
         if not isinstance(labels, Mapping):
             update(metric, labels, outputs, weights, name=name)

@@ -13,7 +13,7 @@ import tf_keras
 from ctl.configs import compatibility
 from ctl.configs.compatibility import Choice
 from ctl.configs.options import TrainerOptions
-from ctl.data.input_pipeline import InputPipeline
+from ctl.data.input_pipeline import TrainingData
 from ctl.data.layout import Layout
 from ctl.errors import UsageError, list_some
 from ctl.hardware import gradient_groups, strategies
@@ -166,7 +166,7 @@ def make_plan(
     options: TrainerOptions,
     *,
     strategy: tf.distribute.Strategy,
-    pipeline: InputPipeline,
+    data: TrainingData,
     layout: Layout,
     model: tf_keras.Model,
     own_replica_step: bool,
@@ -178,7 +178,7 @@ def make_plan(
     Args:
         options: the trainer's options.
         strategy: where the replicas are.
-        pipeline: the training and evaluation data.
+        data: what is known of the training batches.
         layout: which replica holds which rows.
         model: the built model.
         own_replica_step: whether the trainer overrides `replica_step`.
@@ -198,7 +198,7 @@ def make_plan(
         )
     name = strategies.strategy_name(strategy)
     # XLA has no strings: they are detected here, because its own error comes from inside the step.
-    strings = any(f.dtype == tf.string for f in tf.nest.flatten(pipeline.element_spec()))
+    strings = any(f.dtype == tf.string for f in tf.nest.flatten(data.spec))
     # Logical devices, because those that the user hid from TensorFlow do not count.
     gpu = bool(tf.config.list_logical_devices("GPU"))
     mode, reason = xla.choose(
@@ -208,7 +208,7 @@ def make_plan(
         sync_batch_norm=sync,
         shards=bool(options.logical_shards),
         groups=gradient_groups.bucket_bytes(strategy) > 0,
-        chunks=pipeline.supports_chunks() and not own_train_step,
+        chunks=data.supports_chunks and not own_train_step,
         strings=strings,
         strategy=name,
     )
@@ -216,7 +216,7 @@ def make_plan(
         options=options,
         layout=layout,
         strategy=name,
-        full_batches=pipeline.has_full_batches(layout.global_batch_size),
+        full_batches=data.full_batches,
         xla=mode,
         xla_reason=reason,
         sync_batch_norm=sync,
@@ -227,7 +227,7 @@ def make_plan(
     )
     # Validated after "auto" is resolved, so the rules see the mode that is used.
     compatibility.check(plan.choice)
-    _check_overrides(plan, pipeline)
+    _check_overrides(plan, data)
     even = layout.even and plan.full_batches and layout.rows_per_replica % plan.parts == 0
     _check_layers(model, layout, parts=plan.parts, even=even)
     # Only for a valid plan, because it changes the complete process.
@@ -236,7 +236,7 @@ def make_plan(
     return plan
 
 
-def _check_overrides(plan: Plan, pipeline: InputPipeline) -> None:
+def _check_overrides(plan: Plan, data: TrainingData) -> None:
     if plan.options.ema_decay and plan.own_train_step:
         raise UsageError(
             "optimizer.ema_decay averages the weights at the end of ctl's own train_step, but this "
@@ -262,13 +262,13 @@ def _check_overrides(plan: Plan, pipeline: InputPipeline) -> None:
         raise UsageError(
             "runtime.xla=loop does not call your train_step: choose another runtime.xla."
         )
-    if (plan.xla == "loop" or plan.strategy == "tpu") and not pipeline.has_one_shape():
+    if (plan.xla == "loop" or plan.strategy == "tpu") and not data.has_one_shape:
         what = "A TPU" if plan.strategy == "tpu" else "runtime.xla=loop"
         raise UsageError(
             f"{what} requires batches of one shape, but those of ctl.data.bucketed have several: use "
             f"ctl.data.packed{'' if plan.strategy == 'tpu' else ', or choose runtime.xla=step'}."
         )
-    if plan.xla == "loop" and not pipeline.supports_chunks():
+    if plan.xla == "loop" and not data.supports_chunks:
         raise UsageError(
             "runtime.xla=loop requires a Source or a Dataset of single examples: return one from "
             "build_dataset, or choose runtime.xla=step."

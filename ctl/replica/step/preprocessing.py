@@ -38,6 +38,13 @@ def call_sample_weight(trainer: Any, batch: Batch, *, training: bool) -> tf.Tens
     return convert(hook)(batch)
 
 
+def call_model(model: Any, batch: Batch, *, training: bool) -> Any:
+    """Calls a model with the features of a batch: with the only one, or with a dict of them."""
+    features = {k: v for k, v in batch.items() if k not in ("label", "weight")}
+    inputs = next(iter(features.values())) if len(features) == 1 else features
+    return model(select_inputs(model, inputs), training=training)
+
+
 def select_inputs(model: Any, features: Any) -> Any:
     """Returns the features that a functional model has inputs for, which it would select by itself.
 

@@ -20,13 +20,13 @@ from ctl.replica.step.update import Update
 from ctl.replica.updates.ema import ExponentialMovingAverage
 
 
-class Step:
+class ReplicaStep:
     """Runs the user's code of a step on one replica, with everything that it needs around it.
 
     It knows the rows of a batch, models, optimizers and the plan, and neither data nor a loop. Create it
     in the strategy's scope, once the model is built.
 
-        step = Step(plan, attributes, preprocess=..., function=..., global_step=..., first_batch=...)
+        step = ReplicaStep(plan, attributes, preprocess=..., function=..., ...)
         loss = strategy.run(step.run, args=(batch, mask))
 
     Args:
@@ -178,6 +178,11 @@ class Step:
         for user in (self.ema, self.update.compression):
             if user:
                 user.check_complete(self.attributes.models())
+
+    def check_not_averaged(self) -> None:
+        """Raises UsageError while the model has the averaged weights, not to be trained or saved."""
+        if self.ema:
+            self.ema.check_not_swapped()
 
     def checkpoint_items(self) -> dict[str, Any]:
         """Returns every model, optimizer and variable, by its name in a checkpoint."""

@@ -8,6 +8,7 @@ import orbit
 import tensorflow as tf
 
 from ctl.errors import UsageError
+from ctl.step import Step
 from ctl.testing.contents import holders
 
 
@@ -55,6 +56,8 @@ def adapt(value: Any) -> Loop:
     """
     if isinstance(value, Loop):
         return value
+    if isinstance(value, Step):
+        return _own_loop(value)
     if isinstance(value, orbit.StandardTrainer):
         return _orbit_loop(value)
     if getattr(value, "optimizer", None) is not None and hasattr(value, "fit"):
@@ -67,6 +70,16 @@ def adapt(value: Any) -> Loop:
         f"build returned {type(value).__name__}, but must return a ctl.testing.Loop(step, variables), "
         "an object with `step` and `variables`, an orbit.StandardTrainer or a compiled Keras model."
     )
+
+
+def _own_loop(step: Step) -> Loop:
+    """Wraps a `ctl.Step`, which names the features of an element itself."""
+
+    def train(batch: Any) -> Mapping[str, Any]:
+        step(batch)
+        return step.results()
+
+    return Loop(train, holders(vars(step)))
 
 
 def _orbit_loop(trainer: orbit.StandardTrainer) -> Loop:

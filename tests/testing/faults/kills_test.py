@@ -81,7 +81,7 @@ def test_kill_in_a_save_arrives_between_the_files_and_the_marker(observe_signal,
 @pytest.mark.parametrize("batches", [-1, 3])
 def test_kill_in_an_evaluation_arrives_after_its_first_batch(observe_signal, batches):
     evaluator = ctl.StandardEvaluator(make_trainer(), global_batch_size=5)
-    seen = observe_signal(lambda: int(evaluator._examples.numpy()))
+    seen = observe_signal(lambda: int(evaluator._sums.examples.numpy()))
     with faults.killing("eval:2", by=signal.SIGUSR1):
         first, second = (evaluator.evaluate(tf.constant(batches)) for _ in range(2))
     assert seen == [5]

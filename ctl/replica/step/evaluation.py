@@ -1,0 +1,154 @@
+"""The sums of an evaluation on one replica, and the means over the dataset at its end."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from ctl.data.autograph import convert
+from ctl.data.source import Batch
+from ctl.errors import UsageError
+from ctl.replica.arithmetic import loss, precision
+from ctl.replica.arithmetic.gather import all_gather
+from ctl.replica.measure.collected_rows import check_values
+from ctl.replica.measure.non_finite import counter
+from ctl.replica.step import metrics
+from ctl.replica.step.empty_batches import pad_rows, zero_outputs, zero_without_rows
+from ctl.replica.step.microbatches import row_count
+from ctl.replica.step.step import ReplicaStep
+
+LossFn = Callable[[Batch, Any], tf.Tensor]
+
+
+class Evaluation:
+    """Adds the rows of one replica to the sums of an evaluation; create it in the strategy's scope.
+
+        evaluation = Evaluation(step, metrics, global_batch_size=64, forward=forward, ...)
+        evaluation.reset()
+        strategy.run(evaluation.run, args=(batch, row_mask))
+        evaluation.results()                        # {"loss": ..., "accuracy": ..., "examples": 64}
+
+    Args:
+        step: the training step, with the rows, the precision and the seed.
+        metrics: name -> metric.
+        global_batch_size: examples per step, over all replicas.
+        preprocess: prepares a batch.
+        forward: batch -> outputs.
+        loss_fn: (batch, outputs) -> losses, not reduced; None for no loss.
+        sample_weight: batch -> weights of the losses, or None.
+        update_metrics: updates the metrics, as `StandardTrainer.update_metrics`.
+        collect: (batch, outputs) -> values to collect; None to collect nothing.
+
+    Attributes:
+        metrics: name -> metric.
+        examples: int64 variable, the number of examples so far.
+    """
+
+    def __init__(
+        self,
+        step: ReplicaStep,
+        metrics: dict[str, tf_keras.metrics.Metric],
+        *,
+        global_batch_size: int,
+        preprocess: Callable[[Batch], Batch],
+        forward: Callable[[Batch], Any],
+        loss_fn: LossFn | None,
+        sample_weight: Callable[[Batch], tf.Tensor | None],
+        update_metrics: Callable[..., None],
+        collect: Callable[[Batch, Any], Mapping[str, tf.Tensor]] | None = None,
+    ):
+        self.metrics = metrics
+        self.examples = _accumulator("examples", tf.int64)
+        self._loss_sum = _accumulator("loss_sum", tf.float64)
+        self._weight_sum = _accumulator("weight_sum", tf.float64)
+        self._batches = counter("batches")
+        self._step = step
+        self._global_batch_size = global_batch_size
+        self._preprocess = preprocess
+        self._forward = forward
+        self._loss_fn = loss_fn
+        self._sample_weight = sample_weight
+        self._update_metrics = update_metrics
+        self._collect = collect
+        # Whether the evaluation draws random numbers: without them, batches need not be counted.
+        self._draws = False
+
+    def reset(self) -> None:
+        """Resets the sums and the metrics."""
+        for variable in (self._loss_sum, self._weight_sum, self.examples, self._batches):
+            variable.assign(tf.zeros_like(variable))
+        for metric in self.metrics.values():
+            metric.reset_state()
+
+    def run(self, batch: Batch, row_mask: tf.Tensor | None) -> Any:
+        """Evaluates one replica's rows; call it in a replica context.
+
+        Returns:
+            The values that `collect` returned for the rows of the global batch; else None.
+        """
+        existing = row_count(batch)
+        if self._step.plan.layout.replicas > 1:
+            batch, row_mask = pad_rows(batch, row_mask, existing, least=1)
+        with self._step.rows(
+            batch, row_mask, existing=existing, earlier=self._earlier_rows
+        ) as rows:
+            batch = self._preprocess(batch)
+            outputs = precision.cast_to_float32(self._forward(batch))
+            outputs = zero_outputs(outputs, row_mask, row_count(batch))
+            if self._loss_fn:
+                self._add_loss(self._loss_fn, batch, outputs, rows.row_mask)
+            convert(self._update_metrics)(self.metrics, batch, outputs, rows.row_mask)
+            collected = None
+            if self._collect:
+                values = check_values(convert(self._collect)(batch, outputs))
+                collected = all_gather(precision.cast_to_float32(values))
+            self._draws = self._draws or bool(rows.calls)
+        count = row_count(batch) if row_mask is None else tf.reduce_sum(row_mask)
+        self.examples.assign_add(tf.cast(count, tf.int64))
+        return collected
+
+    def count_batch(self) -> None:
+        """Counts a global batch, by which random numbers are keyed; call it after `run`."""
+        if self._draws:
+            self._batches.assign_add(1)
+
+    def results(self) -> dict[str, Any]:
+        """Returns the loss, if there is a loss function, the metrics and the number of examples.
+
+        Raises:
+            UsageError: there was no example.
+        """
+        if int(self.examples.numpy()) == 0:
+            raise UsageError("The evaluation dataset is empty: at least one example is required.")
+        results = metrics.results(self.metrics)
+        if self._loss_fn:
+            mean = tf.math.divide_no_nan(self._loss_sum.read_value(), self._weight_sum.read_value())
+            results = {"loss": mean, **results}
+        return {**results, "examples": self.examples.read_value()}
+
+    def _add_loss(
+        self, loss_fn: LossFn, batch: Batch, outputs: Any, row_mask: tf.Tensor | None
+    ) -> None:
+        per_example = tf.cast(convert(loss_fn)(batch, outputs), tf.float64)
+        weights = loss.row_weights(self._sample_weight(batch), row_mask, tf.float64)
+        # The sum of the losses: the division by the weight of the dataset comes at the end.
+        rows, one = row_count(batch), tf.ones([], tf.float64)
+        [per_example] = zero_without_rows([per_example], row_mask, rows)
+        self._loss_sum.assign_add(loss.contribution(per_example, weights, one, rows=rows))
+        weight = tf.cast(rows, tf.float64) if weights is None else tf.reduce_sum(weights)
+        self._weight_sum.assign_add(weight)
+
+    def _earlier_rows(self) -> tf.Tensor:
+        return self._batches.read_value() * self._global_batch_size
+
+
+def _accumulator(name: str, dtype: tf.DType) -> tf.Variable:
+    """Creates a variable whose value is the sum of the replicas' own values."""
+    return tf.Variable(
+        tf.zeros([], dtype),
+        trainable=False,
+        name=name,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.SUM,
+    )

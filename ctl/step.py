@@ -1,0 +1,544 @@
+"""Step: the update of ctl in a training loop of your own."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+import dataclasses
+import functools
+import itertools
+import threading
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+import tf_keras
+
+from ctl.configs.options import TrainerOptions
+from ctl.data.autograph import convert, traced
+from ctl.data.input_pipeline import InputPipeline, TrainingData
+from ctl.data.layout import Layout
+from ctl.data.source import Batch, Data, GlobalBatches, MaskedBatch, Source
+from ctl.errors import UsageError, did_you_mean, list_some, type_name
+from ctl.hardware import strategies
+from ctl.replica.arithmetic import precision as precisions
+from ctl.replica.checks import copies
+from ctl.replica.measure.non_finite import counter
+from ctl.replica.random import draws
+from ctl.replica.step import build, keras_version, preprocessing, xla
+from ctl.replica.step import metrics as metric_results
+from ctl.replica.step.attributes import Attributes
+from ctl.replica.step.evaluation import Evaluation
+from ctl.replica.step.microbatches import unpack
+from ctl.replica.step.plan import make_plan
+from ctl.replica.step.step import ReplicaStep
+from ctl.replica.updates.unfreezing import Unfreezing
+
+# Options that only a trainer's data, model and inner loop read.
+_OF_TRAINERS = ("cache", "data", "model", "placement", "prefetch", "histogram_interval")
+
+
+class StepResult(NamedTuple):
+    """The result of one step.
+
+    Attributes:
+        loss: scalar, the loss of the global batch.
+        applied: scalar bool, whether the update was applied.
+        outputs: the outputs of the replica's rows, 16-bit floats cast to float32, if `outputs=True`;
+            one value per replica.
+    """
+
+    loss: Any
+    applied: Any
+    outputs: Any = None
+
+
+class Step:
+    """Computes and applies the one update that a global batch defines, in a loop of your own.
+
+        with strategy.scope():
+            model, optimizer = make_model(), tf_keras.optimizers.Adam()
+        step = ctl.Step(model, optimizer, loss_fn, global_batch_size=64, strategy=strategy)
+        for batch in ctl.data.distribute(source, 64, strategy):
+            loss = step(batch).loss
+
+    Call it with an element of a distributed dataset; with a plain batch on one replica; inside of your
+    `tf.function` and its loops, inside of your own `strategy.run`, or outside of both. A batch is a dict
+    of tensors of shape [rows, ...]; `(x, y)` and `(x, y, w)` are read as {"x": x, "label": y,
+    "weight": w}.
+
+    Args:
+        model: a tf_keras model of the strategy's scope, or a function that makes one. The function is
+            called in the scope, with the seed and the precision.
+        optimizer: a tf_keras optimizer, or a function that makes one.
+        loss_fn: (batch, outputs) -> [rows] losses, not reduced: ctl divides once, by the weight of the
+            global batch. Losses of tokens, [rows, ...], require a `sample_weight` of their shape.
+        global_batch_size: the rows of a full batch, over all replicas and micro-batches. A batch may
+            have fewer rows.
+        strategy: the strategy whose replicas compute a step; the current strategy by default.
+        forward: (batch, training) -> outputs. By default the model is called with the one feature that
+            is neither `label` nor `weight`, or with a dict of them if there are several.
+        sample_weight: (batch, training) -> the weights of the losses, or None for 1. By default it is
+            `batch["weight"]`, if that exists.
+        metrics: name -> metric of `batch["label"]` and the outputs; `results` returns them.
+        models: further models that `loss_fn` or `forward` calls, such as the discriminator of a GAN.
+        outputs: whether a step returns the outputs.
+        precision: "float32", "float64", "bfloat16" or "float16"; by default that of the
+            model, or of the global policy.
+        on_non_finite: "skip" to apply no update that is not finite, or "ignore" to apply it.
+        **options: the other fields of `ctl.TrainerOptions`, such as `seed`, `clip`, `ema_decay`, `xla`
+            or `gradient_accumulation_steps`.
+
+    Attributes:
+        model: the model.
+        optimizer: the optimizer; a LossScaleOptimizer under float16.
+        metrics: name -> metric.
+        global_step: int64 variable, the number of steps, by which random numbers are keyed.
+        skipped_steps: int64 variable, the number of updates that were not applied; after `build`.
+
+    Raises:
+        UsageError: the options cannot compute the right update with this model or strategy.
+    """
+
+    skipped_steps: tf.Variable
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any,
+        loss_fn: Callable[[Batch, Any], tf.Tensor],
+        *,
+        global_batch_size: int,
+        strategy: tf.distribute.Strategy | None = None,
+        forward: Callable[[Batch, bool], Any] | None = None,
+        sample_weight: Callable[[Batch, bool], tf.Tensor | None] | None = None,
+        metrics: Mapping[str, tf_keras.metrics.Metric] | None = None,
+        models: Sequence[tf_keras.Model] = (),
+        outputs: bool = False,
+        precision: str | None = None,
+        on_non_finite: str = "skip",
+        **options: Any,
+    ):
+        self.strategy = strategy or tf.distribute.get_strategy()
+        self.global_batch_size = global_batch_size
+        self.loss_fn = loss_fn
+        self.forward = forward or (
+            lambda batch, training: preprocessing.call_model(self.model, batch, training=training)
+        )
+        self.sample_weight = sample_weight or (lambda batch, training: batch.get("weight"))
+        self.models = list(models)
+        self.options = _make_options(
+            model, precision=precision, on_non_finite=on_non_finite, **options
+        )
+        self._returns_outputs = outputs
+        self._replica = threading.local()  # each replica is traced in a thread of its own
+        self._replica_step: ReplicaStep | None = None
+        self._function: Any = None
+        self._traced: Any = None  # what the trace of `_function` depends on
+        self._evaluations: dict[tuple[int, ...], tuple[Evaluation, Any]] = {}  # by their metrics
+        self._example: Any = None  # the rows and the mask of the first replica, for the checks
+        layout = Layout(global_batch_size, self.strategy.num_replicas_in_sync)
+        if strategies.spec_of(self.strategy).coordinated:
+            raise UsageError(
+                "ctl.Step does not support parameter servers, whose workers step independently: use "
+                "ctl.StandardTrainer."
+            )
+        build.check_before_model(self.options, self.strategy, layout)
+        with build.build_scope(self.options, self.strategy), keras_version.report_keras3():
+            self.model = build.check_model(model if _is_layer(model) else model())
+            self.optimizer = precisions.wrap_loss_scale(
+                build.check_optimizer(
+                    build.make_optimizer(optimizer if callable(optimizer) else lambda: optimizer)
+                ),
+                self.options.precision,
+                self.options.loss_scale,
+            )
+            self.metrics = metric_results.prepare(dict(metrics or {}))
+            self.global_step = counter("global_step")
+
+    def __call__(self, batch: Any) -> StepResult:
+        """Runs one step; counts it in `global_step`.
+
+        Args:
+            batch: an element of a distributed dataset, or one replica's rows inside of `strategy.run`.
+
+        Returns:
+            The result. Inside of `strategy.run` it is that of this replica.
+        """
+        inside = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+        if not self._replica_step:
+            if inside:
+                raise UsageError(
+                    "The step is called inside of strategy.run before it is built: call "
+                    "step.build(batch) before, with a batch of the dataset."
+                )
+            self.build(batch)
+        if inside:
+            if tf.executing_eagerly():
+                raise UsageError(
+                    "strategy.run is called outside of a tf.function, so that the replicas compute one "
+                    "after the other: wrap it, or call the step itself."
+                )
+            return self._run_replica(batch, equal=isinstance(batch, MaskedBatch))
+        self._check_distributed(batch)
+        if self.built().plan.full_batches and not isinstance(batch, MaskedBatch):
+            raise UsageError(
+                "The step was built with a batch of ctl.data.distribute, whose batches are full, and "
+                "got a batch of another dataset: make a second step for it."
+            )
+        self._check_traceable()
+        if not tf.executing_eagerly():
+            with self._trace_scope():
+                return self._run(batch)
+        self._prepare()
+        with self._trace_scope(), draws.report_problems():
+            result = self._function(batch)
+        self._check_first_step()
+        return result
+
+    def build(self, batch: Any) -> None:
+        """Creates the variables that do not exist yet, and checks the options with the model.
+
+        The first step calls it. Call it earlier to restore a checkpoint before the first step, or to
+        check code that your own `tf.function` will trace: the checks compute with the batch.
+
+        Args:
+            batch: an element of the distributed dataset.
+
+        Raises:
+            UsageError: the options cannot compute the right update with this model.
+        """
+        if self._replica_step:
+            return
+        self._check_distributed(batch)
+        rows, row_mask = tf.nest.map_structure(self._of_first_replica, unpack(batch))
+        if not isinstance(rows, dict):
+            raise UsageError(
+                f"The batch is {type_name(rows)}, but must be a dict of tensors, (x, y) or (x, y, w)."
+            )
+        if tf.is_tensor(tf.nest.flatten(rows)[0]) and tf.executing_eagerly():
+            self._example = rows, row_mask
+        spec = tf.nest.map_structure(lambda v: tf.TensorSpec([None, *v.shape[1:]], v.dtype), rows)
+        with tf.init_scope(), build.build_scope(self.options, self.strategy):
+            # All batches of ctl.data.distribute are full; the rows of other batches are not known.
+            self._build(spec, full=isinstance(batch, MaskedBatch))
+
+    def results(self) -> dict[str, Any]:
+        """Returns the mean loss and the metrics since the last call, and resets them."""
+        step = self.built()
+        values = tf.nest.map_structure(tf.convert_to_tensor, step.results.read())
+        step.results.reset()
+        return values
+
+    def state(self) -> dict[str, Any]:
+        """Returns what the next step depends on, for `tf.train.Checkpoint(**step.state())`."""
+        return self.built().checkpoint_items()
+
+    def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Gives the model the averaged weights of `ema_decay` within a `with` block."""
+        ema = self.built().ema
+        return ema.swapped() if ema else contextlib.nullcontext()
+
+    def evaluate(
+        self, batches: Iterable[Any], metrics: Mapping[str, tf_keras.metrics.Metric]
+    ) -> dict[str, Any]:
+        """Evaluates distributed batches; `ctl.evaluate` calls it."""
+        step, key = self.built(), tuple(map(id, metrics.values()))
+        if key not in self._evaluations:
+            with build.build_scope(self.options, self.strategy):
+                evaluation = Evaluation(
+                    step,
+                    metric_results.prepare(dict(metrics)),
+                    global_batch_size=self.global_batch_size,
+                    preprocess=lambda batch: batch,
+                    forward=functools.partial(self._forward, training=False),
+                    loss_fn=self.loss_fn,
+                    sample_weight=lambda batch: convert(self.sample_weight)(batch, False),
+                    update_metrics=metric_results.update_by_name,
+                )
+
+            def run(batch: Any) -> None:
+                self.strategy.run(lambda element: evaluation.run(*unpack(element)), args=(batch,))
+                evaluation.count_batch()
+
+            self._evaluations[key] = evaluation, traced(run, reduce_retracing=True)
+        evaluation, run_traced = self._evaluations[key]
+        evaluation.reset()
+        with self._trace_scope(), self.averaged_weights(), draws.report_problems():
+            for batch in batches:
+                run_traced(batch)
+        return evaluation.results()
+
+    def _build(self, spec: Any, *, full: bool) -> None:
+        options = self.options
+        _check_precision(self.model, options.precision)
+        build.create_variables(self._compute_losses, spec)
+        self._check_scope()
+        build.prepare_optimizer(self, check_patterns=True)
+        layout = Layout(self.global_batch_size, self.strategy.num_replicas_in_sync)
+        plan = make_plan(
+            options,
+            strategy=self.strategy,
+            data=TrainingData(spec, full_batches=full, has_one_shape=True, supports_chunks=False),
+            layout=layout,
+            model=self.model,
+            own_replica_step=False,
+            own_train_step=False,
+        )
+        unfreezing = Unfreezing(options.optimizer_groups)
+        step = ReplicaStep(
+            plan,
+            Attributes(self, unfreezing),
+            preprocess=lambda batch: batch,
+            function=self._update,
+            global_step=self.global_step,
+            first_batch=self._first_batch,
+        )
+        self.skipped_steps = step.update.skipped_steps
+        step.attributes.key_new_models(options.seed)
+        step.add_models()
+        unfreezing.add_models({"": self.model})
+        self._replica_step = step
+
+    def built(self) -> ReplicaStep:
+        """Returns the step of one replica, for the other packages of ctl."""
+        if not self._replica_step:
+            raise UsageError(
+                "The step is not built: call step.build(batch) or a first step before."
+            )
+        return self._replica_step
+
+    def _update(self, batch: Batch) -> tf.Tensor:
+        """Updates one replica; keeps the result for `_run_replica`, which is traced with it."""
+        step = self.built()
+        result = step.update(
+            batch,
+            self.loss_fn,
+            forward=functools.partial(self._forward, training=True),
+            sample_weight=convert(self.sample_weight)(batch, True),
+            variables=self.model.trainable_variables,
+            optimizer=self.optimizer,
+            regularization=lambda: self.model.losses,
+        )
+        step.results.update_metrics(result.micro_batches, metric_results.update_by_name)
+        self._replica.result = result
+        return result.loss
+
+    def _forward(self, batch: Batch, training: bool) -> Any:
+        return convert(self.forward)(batch, training)
+
+    def _compute_losses(self, batch: Batch) -> Any:
+        """Calls every model that a step calls, so that their variables are created."""
+        with build.building_rows(self, batch):
+            outputs = precisions.cast_to_float32(self._forward(batch, training=False))
+            return convert(self.loss_fn)(batch, outputs)
+
+    def _run(self, batch: Any) -> StepResult:
+        """Runs a step on every replica; call it in a cross-replica context."""
+        run = functools.partial(self._run_replica, equal=self._has_equal_shares(batch))
+        result = self.strategy.run(run, args=(batch,))
+        loss, applied = map(self._of_first_replica, (result.loss, result.applied))
+        return StepResult(loss, applied, result.outputs)
+
+    def _run_replica(self, element: Any, *, equal: bool) -> StepResult:
+        step = self.built()
+        batch, row_mask = unpack(element)
+        if not equal:
+            batch = tf.nest.map_structure(_hide_rows, batch)
+        run = xla.jit(self._compute) if step.plan.xla == "step" else self._compute
+        result = run(batch, row_mask)
+        # A step that fails is not counted.
+        with tf.control_dependencies([result.loss]):
+            self.global_step.assign_add(1)
+        return result
+
+    def _compute(self, batch: Batch, row_mask: tf.Tensor | None) -> StepResult:
+        loss = self.built().run(batch, row_mask)
+        result, self._replica.result = self._replica.result, None
+        outputs = None
+        if self._returns_outputs:
+            outputs = tf.nest.map_structure(
+                lambda *parts: tf.concat(parts, 0), *(m.outputs for m in result.micro_batches)
+            )
+        return StepResult(loss, tf.convert_to_tensor(result.applied), outputs)
+
+    def _has_equal_shares(self, batch: Any) -> bool:
+        """Returns whether all replicas are known to have the same number of rows.
+
+        Every replica must know the same: from a static number that differs between them, each would
+        compute its own positions and denominator.
+        """
+        if isinstance(batch, MaskedBatch) or self.strategy.num_replicas_in_sync == 1:
+            return True
+        shares = self.strategy.experimental_local_results(tf.nest.flatten(batch)[0])
+        sizes = {share.shape[0] for share in shares}
+        # The shares of other processes are not known here.
+        return len(shares) == self.strategy.num_replicas_in_sync and len(sizes) == 1
+
+    def _of_first_replica(self, value: Any) -> Any:
+        return self.strategy.experimental_local_results(value)[0]
+
+    def _first_batch(self) -> Any:
+        if self._example is None:
+            raise ValueError("step.build was not called with a batch")
+        return self._example
+
+    def _prepare(self) -> None:
+        """Makes the function of a step, again if it would compute something else by now."""
+        step = self.built()
+        compression = step.update.compression
+        if step.attributes.unfreezing.steps() or compression:
+            first = int(self.global_step.numpy())
+            step.attributes.unfreezing.apply(first)
+            list(compression.split(first, 1) if compression else ())
+        state = (step.attributes.trainable(), bool(compression and compression.is_active))
+        if state != self._traced:
+            step.attributes.check_slot_variables()
+            self._function = traced(self._run, reduce_retracing=True)
+            self._traced = state
+
+    def _check_first_step(self) -> None:
+        """Checks after the first step that the replicas hold the same values."""
+        if self._example is not None:
+            self._example = None
+            step = self.built()
+            step.check_complete()
+            copies.check_copies(step.checkpoint_items())
+
+    def _check_traceable(self) -> None:
+        """Raises UsageError if the user's own function would keep a trace that must change later."""
+        step = self.built()
+        changing = {
+            "optimizer_groups with frozen_until": step.attributes.unfreezing.steps(),
+            "compression_start": self.options.compression_start,
+        }
+        for name, is_used in changing.items():
+            if is_used and not tf.executing_eagerly():
+                raise UsageError(
+                    f"{name} changes the step at a step that your tf.function does not know: call the "
+                    "step outside of a tf.function."
+                )
+
+    def _check_distributed(self, batch: Any) -> None:
+        """Raises UsageError for a plain batch, which every replica would train on as a whole."""
+        values = [value for value in tf.nest.flatten(batch) if value is not None]
+        is_plain = not any(isinstance(v, tf.distribute.DistributedValues) for v in values)
+        replicas = self.strategy.num_replicas_in_sync
+        if replicas > 1 and is_plain:
+            raise UsageError(
+                f"The batch is not distributed over the {replicas} replicas, so each would train on all "
+                "of it: iterate ctl.data.distribute(...), or a dataset of "
+                "strategy.experimental_distribute_dataset."
+            )
+        if not values:
+            raise UsageError("The batch is empty: it must hold at least one tensor.")
+
+    def _check_scope(self) -> None:
+        """Raises UsageError if the model's variables do not belong to the strategy."""
+        extended = self.strategy.extended
+        others = [v.name for v in self.model.variables if not extended.variable_created_in_scope(v)]
+        if others:
+            raise UsageError(
+                f"{list_some(others)} of the model was not created in the strategy's scope: build the "
+                "model within `with strategy.scope():`, or pass a function that builds it."
+            )
+
+    @contextlib.contextmanager
+    def _trace_scope(self) -> Any:
+        with precisions.precision_scope(self.options.precision), keras_version.report_keras3():
+            yield
+
+
+def evaluate(
+    step: Step,
+    data: Data | Any,
+    metrics: Mapping[str, tf_keras.metrics.Metric] | None = None,
+) -> dict[str, float]:
+    """Evaluates the model of a step on every example of a dataset, once.
+
+    The loss is the weighted mean of the loss function over the dataset, without regularization. It does
+    not depend on how the dataset is divided into batches and replicas. With `ema_decay` the averaged
+    weights are evaluated.
+
+        ctl.evaluate(step, source, {"accuracy": accuracy})      # {"loss": ..., "accuracy": ..., ...}
+
+    Args:
+        step: the step, after `build`.
+        data: a `ctl.data.Source`, a `tf.data.Dataset` of single examples, `ctl.data.GlobalBatches`, or a
+            finite distributed dataset.
+        metrics: name -> metric, made in the strategy's scope. Pass the same objects in each call: the
+            evaluation of other objects is traced again.
+
+    Returns:
+        "loss", the metrics by name, and "examples", the number of examples.
+
+    Raises:
+        UsageError: there are no examples.
+    """
+    batches: Any = data
+    if isinstance(data, Source | tf.data.Dataset | GlobalBatches):
+        pipeline = InputPipeline(
+            lambda split, context: data, strategy=step.strategy, seed=step.options.seed, prefetch=-1
+        )
+        steps = pipeline.evaluation_steps(step.global_batch_size)
+        # The batches of a source have no end.
+        batches = itertools.islice(pipeline.evaluation_dataset(step.global_batch_size), steps)
+    results = step.evaluate(batches, metrics or {})
+    return {name: value.numpy().item() for name, value in results.items()}
+
+
+def _hide_rows(value: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor whose static shape does not tell the number of rows."""
+    return tf.raw_ops.PlaceholderWithDefault(input=value, shape=[None, *value.shape[1:]])
+
+
+def _is_layer(model: Any) -> bool:
+    return isinstance(model, tf_keras.layers.Layer) or keras_version.is_keras3(model)
+
+
+def _make_options(
+    model: Any, *, precision: str | None, on_non_finite: str, **options: Any
+) -> TrainerOptions:
+    """Returns the options of a step.
+
+    Raises:
+        UsageError: an option does not exist, or has no effect in a loop of one's own.
+    """
+    known = {f.name for f in dataclasses.fields(TrainerOptions)} - {*_OF_TRAINERS}
+    for name in options:
+        if name in _OF_TRAINERS:
+            raise UsageError(
+                f"{name} is an option of ctl.StandardTrainer: ctl.Step does not read it."
+            )
+        if name not in known:
+            raise UsageError(f"ctl.Step has no argument {name!r}{did_you_mean(name, known)}")
+    if on_non_finite not in ("skip", "ignore"):
+        raise UsageError(
+            f"on_non_finite is {on_non_finite!r}, but must be 'skip' or 'ignore': the loop is yours."
+        )
+    if options.get("xla") == "loop":
+        raise UsageError(
+            "xla='loop' compiles ctl's own loop: choose 'step', 'gradients' or 'auto'."
+        )
+    if precision is None:
+        # A function builds the model later, under the policy that the user has set.
+        precision = _precision_of(model if _is_layer(model) else tf_keras.layers.Layer())
+    return TrainerOptions(precision=precision, on_non_finite=on_non_finite, **options)
+
+
+def _precision_of(model: tf_keras.layers.Layer) -> str:
+    """Returns the precision that a model was built with."""
+    layers = getattr(model, "_flatten_layers", lambda: [model])()
+    computed = {layer.compute_dtype for layer in layers}
+    for name in ("float16", "bfloat16", "float64"):
+        if name in computed:
+            return name
+    return "float32"
+
+
+def _check_precision(model: tf_keras.layers.Layer, precision: str) -> None:
+    """Raises UsageError if the model's layers compute in another precision than the options say."""
+    found = _precision_of(model)
+    if found != precision:
+        raise UsageError(
+            f"precision is {precision!r}, but the layers of the model compute in {found}: pass a "
+            "function that builds the model, or build it under the policy "
+            f"{precisions.of(precision).policy} (tf_keras.mixed_precision.set_global_policy)."
+        )

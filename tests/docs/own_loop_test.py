@@ -1,0 +1,98 @@
+"""The loops in docs/own-loop.md compute the update of one device."""
+
+import functools
+
+import numpy as np
+import orbit
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from tests.docs import pages
+
+BATCH = 6
+IMAGES = np.random.default_rng(0).normal(size=(27, 3))  # the last batch is partial
+LABELS = np.arange(27) % 4
+
+
+def make_model():
+    tf_keras.utils.set_random_seed(0)
+    return tf_keras.Sequential(
+        [tf_keras.layers.Dense(5, activation="tanh"), tf_keras.layers.Dense(4)]
+    )
+
+
+@functools.cache
+def page(tmp_path):
+    """The names of the page; its first loop has trained on one replica."""
+    names = {"make_strategy": tf.distribute.get_strategy, "make_model": make_model}
+    names |= {"images": IMAGES, "labels": LABELS, "WORKDIR": tmp_path, "orbit": orbit}
+    return pages.run("own-loop", **names)
+
+
+@pytest.fixture
+def float64():
+    tf_keras.backend.set_floatx("float64")
+    yield
+    tf_keras.backend.set_floatx("float32")
+
+
+def dataset():
+    return tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(BATCH)
+
+
+def train_fit(names, strategy):
+    return names["fit"](strategy, dataset())
+
+
+def train_orbit(names, strategy):
+    trainer = names["Trainer"](strategy, dataset().repeat())
+    trainer.train(tf.constant(10))
+    return trainer.model
+
+
+def train_loader(names, strategy):
+    data = dataset()
+    if strategy.num_replicas_in_sync > 1:
+        data = strategy.experimental_distribute_dataset(data)
+    return names["train"](strategy, data)
+
+
+def train_tutorial(names, strategy):
+    """The tutorial's functions, after the change that the page shows."""
+    data = strategy.experimental_distribute_dataset(dataset())
+    with strategy.scope():
+        model, optimizer = make_model(), tf_keras.optimizers.Adam(1e-3)
+    changed = [
+        line[1:] for line in pages.blocks("own-loop", "diff")[0].splitlines() if line[:1] != "-"
+    ]
+    values = {
+        **names,
+        "strategy": strategy,
+        "model": model,
+        "optimizer": optimizer,
+        "dataset": data,
+    }
+    exec("\n".join(changed), values)
+    for _ in range(2):
+        for batch in data:
+            values["distributed_train_step"](batch)
+    return model
+
+
+@pytest.mark.parametrize("train", [train_tutorial, train_fit, train_orbit, train_loader])
+def test_loop_computes_the_update_of_one_device(train, float64, tmp_path_factory):
+    names = page(tmp_path_factory.getbasetemp())
+    one, *others = (
+        np.concatenate([v.numpy().ravel() for v in train(names, make(replicas)).weights])
+        for replicas, make in ((1, testing.make_strategy), (4, testing.make_strategy))
+    )
+    for other in others:
+        np.testing.assert_allclose(other, one, atol=1e-12)
+
+
+def test_evaluation_of_the_page_has_every_example(tmp_path_factory):
+    assert page(tmp_path_factory.getbasetemp())["results"]["examples"] == len(IMAGES)
+    assert isinstance(page(tmp_path_factory.getbasetemp())["step"], ctl.Step)

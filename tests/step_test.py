@@ -1,0 +1,329 @@
+"""`ctl.Step` in loops of one's own computes the update of one device, and is restored bit for bit."""
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+
+FEATURES = np.random.default_rng(0).normal(size=(40, 5))
+LABELS = np.random.default_rng(1).normal(size=(40, 2))
+
+
+@functools.cache  # a worker process must not create tensors before its strategy
+def source():
+    return ctl.data.arrays({"x": FEATURES, "label": LABELS})
+
+
+def build_model():
+    return tf_keras.Sequential(
+        [
+            tf_keras.layers.Dense(6, activation="tanh", kernel_regularizer="l2"),
+            ctl.SyncBatchNormalization(),
+            tf_keras.layers.Dropout(0.3),
+            tf_keras.layers.Dense(2),
+        ]
+    )
+
+
+def squared_error(batch, outputs):
+    return tf.reduce_mean((tf.cast(batch["label"], outputs.dtype) - outputs) ** 2, axis=-1)
+
+
+def make_step(replicas, batch, **options):
+    options = {"precision": "float64", "clip": ctl.Clip(global_norm=0.5)} | options
+    return ctl.Step(
+        build_model, lambda: tf_keras.optimizers.Adam(1e-2), squared_error,
+        global_batch_size=batch, strategy=testing.make_strategy(replicas), **options,
+    )  # fmt: skip
+
+
+def weights(step):
+    return np.concatenate([w.numpy().ravel() for w in step.model.weights])
+
+
+def distribute(step, batch):
+    """The user's own dataset, whose last batch is partial."""
+    dataset = tf.data.Dataset.from_tensor_slices((FEATURES, LABELS)).repeat(3).batch(batch)
+    return step.strategy.experimental_distribute_dataset(dataset)
+
+
+def run_eagerly(step, dataset):
+    for batch in dataset:
+        step(batch)
+
+
+def run_in_function(step, dataset):
+    @tf.function
+    def train(iterator, steps):
+        for _ in tf.range(steps):
+            step(next(iterator))
+
+    step.build(next(iter(dataset)))
+    train(iter(dataset), tf.constant(len(list(dataset))))
+
+
+def run_in_replicas(step, dataset):
+    @tf.function
+    def train(batch):
+        step.strategy.run(lambda rows: step(rows).loss, args=(batch,))
+
+    step.build(next(iter(dataset)))
+    for batch in dataset:
+        train(batch)
+
+
+@functools.cache
+def one_device(batch, **options):
+    step = make_step(1, batch, **options)
+    run_eagerly(step, distribute(step, batch))
+    return weights(step)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "batch", "run"),
+    [(2, 9, run_eagerly), (4, 5, run_in_function), (2, 5, run_in_replicas)],
+)
+def test_loops_of_ones_own_compute_the_update_of_one_device(replicas, batch, run):
+    step = make_step(replicas, batch)
+    run(step, distribute(step, batch))
+    np.testing.assert_allclose(weights(step), one_device(batch), atol=1e-12)
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_options_of_a_step_compute_the_update_of_one_device(replicas):
+    """Accumulation, averages and frozen layers; 9 rows on 4 replicas are 3 + 3 + 3 + 0."""
+    options = {
+        "gradient_accumulation_steps": 3,
+        "ema_decay": 0.9,
+        "optimizer_groups": [{"variables": "*/bias", "learning_rate_scale": 0.5}],
+    }
+
+    def build_dropout():
+        return tf_keras.Sequential([tf_keras.layers.Dense(4), tf_keras.layers.Dropout(0.2),
+                                    tf_keras.layers.Dense(2)])  # fmt: skip
+
+    def train(count):
+        step = ctl.Step(
+            build_dropout, tf_keras.optimizers.Adam, squared_error, global_batch_size=9,
+            strategy=testing.make_strategy(count), precision="float64", **options,
+        )  # fmt: skip
+        data = ctl.data.distribute(source(), 9, step.strategy)
+        losses = [step(batch).loss.numpy() for batch in itertools.islice(data, 10)]
+        with step.averaged_weights():
+            averages = weights(step)
+        return losses, weights(step), averages, ctl.evaluate(step, source())
+
+    tf.nest.map_structure(
+        functools.partial(np.testing.assert_allclose, atol=1e-12), train(replicas), train(1)
+    )
+
+
+def test_step_resumes_with_the_same_bits(tmp_path):
+    """By tf.train.Checkpoint and by ctl.Checkpointer, of which the newest is damaged."""
+    undisturbed = make_step(2, 6)
+    for batch in itertools.islice(ctl.data.distribute(source(), 6, undisturbed.strategy), 9):
+        undisturbed(batch)
+
+    def start():
+        step = make_step(2, 6)
+        step.build(next(iter(ctl.data.distribute(source(), 6, step.strategy))))
+        return step
+
+    def train(step, count):
+        first = step.global_step.numpy()
+        data = ctl.data.distribute(source(), 6, step.strategy, start_step=first)
+        for batch in itertools.islice(data, count):
+            step(batch)
+
+    killed = start()
+    checkpoints = ctl.Checkpointer(tmp_path, killed)
+    train(killed, 4)
+    path = tf.train.Checkpoint(**killed.state()).save(tmp_path / "own")
+    checkpoints.save()
+    train(killed, 2)
+    checkpoints.save()
+    for file in tmp_path.glob("ckpt-6.data*"):
+        file.write_bytes(b"")
+
+    for restore in (
+        lambda step: tf.train.Checkpoint(**step.state()).restore(path).assert_consumed(),
+        lambda step: ctl.Checkpointer(tmp_path, step).all_restore_latest(),
+    ):
+        resumed = start()
+        restore(resumed)
+        assert resumed.global_step.numpy() == 4
+        train(resumed, 5)
+        np.testing.assert_array_equal(weights(resumed), weights(undisturbed))
+
+
+def test_update_that_is_not_finite_is_skipped_on_every_replica():
+    step = make_step(2, 4)
+    step.build(next(iter(distribute(step, 4))))
+    before = weights(step)
+    rows = np.where(np.arange(4)[:, None] == 3, np.nan, FEATURES[:4])  # on the second replica alone
+    dataset = tf.data.Dataset.from_tensor_slices((rows, LABELS[:4])).batch(4)
+    result = step(next(iter(step.strategy.experimental_distribute_dataset(dataset))))
+    assert not result.applied.numpy()
+    assert step.skipped_steps.numpy() == 1
+    np.testing.assert_array_equal(weights(step), before)
+
+
+def test_outputs_of_each_replica_are_returned():
+    step = make_step(2, 5, outputs=True)
+    outputs = step(next(iter(distribute(step, 5)))).outputs
+    assert [part.shape for part in step.strategy.experimental_local_results(outputs)] == [
+        (3, 2),
+        (2, 2),
+    ]
+
+
+def test_two_steps_train_a_generator_and_a_discriminator():
+    """Each update is that of one device, although each step calls both models."""
+
+    def train(replicas):
+        strategy = testing.make_strategy(replicas)
+        tf_keras.backend.set_floatx("float64")
+        with strategy.scope():
+            generator = tf_keras.Sequential(
+                [tf_keras.layers.Dense(5), tf_keras.layers.Dropout(0.2)]
+            )
+            critic = tf_keras.Sequential([tf_keras.layers.Dense(4, "tanh"),
+                                          tf_keras.layers.Dense(1)])  # fmt: skip
+
+        def generate(batch, training):
+            return generator(batch["label"], training=training)
+
+        options = {"global_batch_size": 6, "strategy": strategy}
+        g = ctl.Step(
+            generator, tf_keras.optimizers.Adam(1e-2), lambda batch, fake: -critic(fake)[:, 0],
+            forward=generate, models=[critic], **options,
+        )  # fmt: skip
+        d = ctl.Step(
+            critic, tf_keras.optimizers.Adam(1e-2),
+            lambda batch, real: critic(generate(batch, True))[:, 0] - real[:, 0],
+            models=[generator], **options,
+        )  # fmt: skip
+        for batch in itertools.islice(ctl.data.distribute(source(), 6, strategy), 6):
+            d(batch)
+            g(batch)
+        return np.concatenate([weights(g), weights(d)])
+
+    try:
+        tf_keras.utils.set_random_seed(0)
+        one = train(1)
+        tf_keras.utils.set_random_seed(0)
+        np.testing.assert_allclose(train(4), one, atol=1e-12)
+    finally:
+        tf_keras.backend.set_floatx("float32")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: make_step(2, 4)((FEATURES[:4], LABELS[:4])),
+            "not distributed over the 2 replicas",
+        ),
+        (lambda: make_step(1, 4, cache="memory"), "cache is an option of ctl.StandardTrainer"),
+        (lambda: make_step(1, 4, gradient_acumulation_steps=2), "did you mean gradient_accum"),
+        (lambda: make_step(1, 4, on_non_finite="stop"), "must be 'skip' or 'ignore'"),
+        (lambda: make_step(1, 4).state(), "call step.build"),
+    ],
+)
+def test_mistakes_are_one_line(make, message):
+    with pytest.raises(ctl.UsageError, match=message) as error:
+        make()
+    assert "\n" not in str(error.value)
+
+
+def test_numbers_of_the_host_in_the_loss_function_are_rejected():
+    generator = np.random.default_rng(0)
+    step = ctl.Step(
+        build_model, tf_keras.optimizers.SGD, global_batch_size=4,
+        loss_fn=lambda batch, outputs: squared_error(batch, outputs) * generator.uniform(),
+    )  # fmt: skip
+    with pytest.raises(ctl.UsageError, match="draws from generator"):
+        step((FEATURES[:4].astype("float32"), LABELS[:4]))
+
+
+def test_model_of_another_scope_or_precision_is_rejected():
+    model = tf_keras.Sequential([tf_keras.layers.Dense(2)])
+    model.build([None, 5])
+    for options, message in (
+        ({"strategy": testing.make_strategy(2)}, "not created in the strategy's scope"),
+        ({"precision": "bfloat16"}, "compute in float32"),
+    ):
+        step = ctl.Step(
+            model, tf_keras.optimizers.SGD(), squared_error, global_batch_size=4, **options
+        )
+        with pytest.raises(ctl.UsageError, match=message):
+            step(next(iter(distribute(step, 4))))
+
+
+def build_own_loop(strategy, global_batch_size):
+    return ctl.Step(
+        lambda: tf_keras.Sequential([tf_keras.layers.Dense(3, kernel_regularizer="l2"),
+                                     tf_keras.layers.Dense(2)]),
+        tf_keras.optimizers.Adam, squared_error, global_batch_size=global_batch_size,
+        strategy=strategy, precision=tf_keras.backend.floatx(),
+    )  # fmt: skip
+
+
+def divide_by_own_rows(batch, outputs):
+    losses = squared_error(batch, outputs)
+    return losses / tf.cast(tf.shape(losses)[0], losses.dtype)
+
+
+def test_kit_names_a_planted_mistake():
+    def build(strategy, global_batch_size):
+        return ctl.Step(
+            lambda: tf_keras.Sequential([tf_keras.layers.Dense(2)]), tf_keras.optimizers.SGD,
+            divide_by_own_rows, global_batch_size=global_batch_size, strategy=strategy,
+            allow_row_coupling=True,
+        )  # fmt: skip
+
+    report = testing.check_loop_equivalence(build, (FEATURES, LABELS), replicas=[1, 2])
+    assert "number of its own rows" in str(report)
+
+
+def test_kit_accepts_a_step():
+    testing.assert_loop_equivalent(build_own_loop, (FEATURES, LABELS), replicas=[1, 2])
+
+
+def train_worker(folder, batch):
+    """Trains 3 steps, saves, and resumes in a new step for 3 more, on the whole or on own data."""
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+
+    def start():
+        step = ctl.Step(build_model, lambda: tf_keras.optimizers.Adam(1e-2), squared_error,
+                        global_batch_size=batch, strategy=strategy, precision="float64",
+                        clip=ctl.Clip(global_norm=0.5))  # fmt: skip
+        step.build(next(iter(ctl.data.distribute(source(), batch, strategy))))
+        return step, ctl.Checkpointer(folder, step)
+
+    for _ in range(2):
+        step, checkpoints = start()
+        checkpoints.all_restore_latest()
+        data = ctl.data.distribute(source(), batch, strategy, start_step=step.global_step.numpy())
+        for rows in itertools.islice(data, 3):
+            step(rows)
+        checkpoints.save()
+    return weights(step), ctl.evaluate(step, source())
+
+
+@pytest.mark.slow
+def test_two_processes_compute_the_update_of_one_and_resume(tmp_path):
+    """7 rows on two processes are 4 + 3."""
+    step = make_step(1, 7)
+    for batch in itertools.islice(ctl.data.distribute(source(), 7), 6):
+        step(batch)
+    results = testing.run_workers(train_worker, str(tmp_path), 7)
+    for values, evaluation in results:
+        np.testing.assert_allclose(values, weights(step), atol=1e-10)
+        assert evaluation == pytest.approx(ctl.evaluate(step, source()))
