@@ -6,6 +6,7 @@ devices runs a child process (tests/child.py).
 
 import gc
 import os
+import random
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -16,6 +17,7 @@ import hypothesis
 import pytest
 import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
+from tensorflow.python.eager import context
 import tf_keras
 
 from ctl import testing
@@ -29,6 +31,17 @@ tf.get_logger().setLevel("ERROR")
 # iterator can wait for its sleep of up to a minute (ctl/data/distribution.py). TensorFlow has no setting
 # for a process; every iterator calls this method of its dataset.
 dataset_ops.DatasetV2._apply_debug_options = distribution.disable_autotune
+
+
+def set_seed(self, seed):
+    """Replaces TensorFlow's method, which also clears the cache of compiled kernels.
+
+    Each trainer sets the seed, so the functions that tests share would be optimized again each time.
+    """
+    self._seed, self._rng = seed, random.Random(seed)
+
+
+context.Context._set_global_seed = set_seed
 
 hypothesis.settings.register_profile(
     "default", derandomize=True, database=None, deadline=None, max_examples=450,

@@ -136,9 +136,8 @@ def test_public_draws_are_the_same_on_every_split(cls):
     assert not np.allclose(on_one_replica(cls), on_one_replica(Trainer))
 
 
-@pytest.mark.parametrize(
-    "cls", [pytest.param(InPreprocessAndLayers, marks=pytest.mark.slow), Mixup]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", [InPreprocessAndLayers, Mixup])
 def test_public_draws_are_the_same_for_a_number_of_rows_that_is_not_static(cls):
     one, split = (make(type("Dynamic", (DynamicRows, cls), {}), replicas) for replicas in (1, 2))
     # Shares of 3 and 2 rows, and of 1 and 0 in step 5.

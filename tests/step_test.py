@@ -95,7 +95,7 @@ def test_loops_of_ones_own_compute_the_update_of_one_device(replicas, batch, run
     np.testing.assert_allclose(weights(step), one_device(batch), atol=1e-12)
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_options_of_a_step_compute_the_update_of_one_device(replicas):
     """Accumulation, averages and frozen layers; 9 rows on 4 replicas are 3 + 3 + 3 + 0."""
     options = {
@@ -183,6 +183,7 @@ def test_outputs_of_each_replica_are_returned():
     ]
 
 
+@pytest.mark.slow
 def test_two_steps_train_a_generator_and_a_discriminator():
     """Each update is that of one device, although each step calls both models."""
 
@@ -292,6 +293,7 @@ def test_kit_names_a_planted_mistake():
     assert "number of its own rows" in str(report)
 
 
+@pytest.mark.slow
 def test_kit_accepts_a_step():
     testing.assert_loop_equivalent(build_own_loop, (FEATURES, LABELS), replicas=[1, 2])
 

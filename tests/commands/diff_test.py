@@ -169,6 +169,7 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, arguments, message):
         diff.main(arguments)
 
 
+@pytest.mark.slow
 def test_runs_with_checkpoints_are_compared_by_variable(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     experiments.write(tmp_path, {"experiment.py": experiments.DROPOUT})

@@ -82,6 +82,7 @@ def train_tutorial(names, strategy):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", [train_tutorial, train_fit, train_orbit, train_loader])
 def test_loop_computes_the_update_of_one_device(train, float64, tmp_path_factory):
     names = page(tmp_path_factory.getbasetemp())

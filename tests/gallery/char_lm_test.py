@@ -60,6 +60,7 @@ def test_a_byte_does_not_affect_the_logits_of_earlier_ones():
     assert difference[:5].max() == 0 and difference[5:].min() > 0
 
 
+@pytest.mark.slow
 def test_the_experiment_trains_evaluates_and_writes_a_sample(tmp_path):
     (tmp_path / "text").mkdir()
     (tmp_path / "text/a.txt").write_text("To be, or not to be, that is the question: " * 40)

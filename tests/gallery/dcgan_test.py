@@ -45,6 +45,7 @@ def test_the_curves_are_those_of_one_device():
     curves.assert_same(train(1), train(2))
 
 
+@pytest.mark.slow
 def test_both_networks_are_trained():
     values, results = train(1)
     losses = [value for result in results for value in result.values()]

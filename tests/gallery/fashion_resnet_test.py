@@ -74,6 +74,7 @@ def write_idx(folder, prefix, count):
         (folder / f"{prefix}-{name}").write_bytes(header + values.astype(np.uint8).tobytes())
 
 
+@pytest.mark.slow
 def test_the_experiment_trains_and_keeps_the_best_checkpoint(tmp_path):
     data, run = tmp_path / "data", tmp_path / "run"
     data.mkdir()

@@ -42,6 +42,7 @@ def test_advantages_are_normalized_over_the_steps_that_were_played():
     np.testing.assert_allclose(ppo.normalize(values, weights), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_experiment_learns_to_balance_the_pole_for_longer(tmp_path):
     keys = {
         "train.steps": 10, "eval.interval": 10, "data.global_batch_size": 16, "model.limit": 100,

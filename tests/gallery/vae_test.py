@@ -42,6 +42,7 @@ def test_loss_is_the_negative_evidence_lower_bound():
     np.testing.assert_allclose(losses, expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_experiment_trains_and_writes_samples(tmp_path):
     keys = {"train.steps": 20, "train.steps_per_loop": 10, "eval.interval": 20, "model.hidden": 20}
     result = curves.run_experiment("vae", tmp_path, keys)

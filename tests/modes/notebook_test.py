@@ -86,6 +86,7 @@ def test_without_a_workdir_nothing_is_left(make):
     assert not folder.exists() and sorted(pathlib.Path(".").rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_learning_rate_holds_in_the_resumed_run(make, make_arguments):
     with make() as run:
         run.train(steps=10)

@@ -72,6 +72,7 @@ def test_default_comparison_takes_at_most_twenty_seconds_of_two_cores():
     assert 1 < seconds < 2 * 20
 
 
+@pytest.mark.slow
 def test_failure_is_an_error_with_the_report_of_a_function_and_a_list_of_batches():
     replicas = []
 

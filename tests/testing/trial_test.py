@@ -29,6 +29,7 @@ class PerReplicaRate(tf_keras.optimizers.SGD):
         super().apply_gradients([(g / replicas, v) for g, v in pairs], **arguments)
 
 
+@pytest.mark.slow
 def test_users_optimizer_is_compared_in_addition_to_plain_sgd():
     # diagnosis/sharding_test.py has an optimizer that passes.
     report = trial.run(make_subject(optimizer=lambda: PerReplicaRate(0.1), steps=1), [UNEVEN])
@@ -62,6 +63,7 @@ class SecondNearest(gallery.Right):
         return super().per_example_loss(batch, outputs) - tf.reduce_sum(nearest, axis=1)
 
 
+@pytest.mark.slow
 def test_batch_of_one_row_is_not_compared_if_the_loss_requires_more():
     splits = [UNEVEN, Split(1, replicas=2)]
     report = trial.run(make_subject(SecondNearest, steps=1), splits)

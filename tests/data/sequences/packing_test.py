@@ -130,6 +130,7 @@ def test_weights_of_the_source_become_those_of_its_tokens():
         assert weights == {1: 0.5, 2: 0.5, 3: 0.5, 4: 2.0, 0: 0.0}
 
 
+@pytest.mark.slow
 def test_rows_are_the_same_from_memory_and_from_parsed_examples(tmp_path):
     expected = read_all(in_memory())
     kept = ctl.data.packed(token_model.Documents(), LENGTH, lengths=str(tmp_path / "a/lengths.npy"))

@@ -142,6 +142,7 @@ def test_reason_for_float32_is_the_users_line(make_user_factory):
     assert ", without accumulation, in float32 with the tolerance of float32 (" in observation
 
 
+@pytest.mark.slow
 def test_accumulation_is_compared_if_the_config_accumulates(make_user_factory):
     factory = make_user_factory("Regression", **{"optimizer.gradient_accumulation_steps": 2})
     report = compare(factory, (4,))
@@ -152,6 +153,7 @@ def test_accumulation_is_compared_if_the_config_accumulates(make_user_factory):
     assert outcome.verdict == PASS and "with accumulation 2, in float64," in outcome.observation
 
 
+@pytest.mark.slow
 def test_step_that_fails_on_few_rows_is_compared_on_more_rows(make_user_factory):
     factory = make_user_factory("HardExamples")
     report = compare(factory, (2, 4))

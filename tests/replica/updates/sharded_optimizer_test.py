@@ -159,6 +159,7 @@ EVERYTHING = dict(
 )
 
 
+@pytest.mark.slow
 def test_other_options_have_the_bits_of_the_unsharded_update(monkeypatch):
     monkeypatch.setattr(sharded_optimizer, "_BUCKET", 40)  # several buckets: the kernels are larger
     options = dict(batch=10, on_non_finite="skip", **EVERYTHING)

@@ -1,5 +1,6 @@
 """Mistakes of a recomputation are the same on every split, and are detected on one."""
 
+import pytest
 import tf_keras
 
 import ctl
@@ -45,6 +46,7 @@ def test_right_recomputation_passes():
     assert check() == differences.NOTHING
 
 
+@pytest.mark.slow
 def test_second_dropout_mask_is_named(monkeypatch):
     replay = row_mask.replay
     monkeypatch.setattr(row_mask, "replay", lambda rows, _: replay(rows, dict(rows.calls)))

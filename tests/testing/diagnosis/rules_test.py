@@ -92,6 +92,7 @@ class DependsOnReplicas(gallery.ByHand):
         super().apply_summed([g + constant for g in gradients], variables)
 
 
+@pytest.mark.slow
 def test_unknown_mistake_is_reported_without_a_cause():
     report = check_replica_equivalence(
         DependsOnReplicas,

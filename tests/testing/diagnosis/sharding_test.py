@@ -44,6 +44,7 @@ def test_right_slices_pass():
     assert trial.run(spec, [Split(4, 2)]).equivalent
 
 
+@pytest.mark.slow
 def test_a_slice_updated_by_its_neighbours_slots_is_named(monkeypatch):
     apply = sharded_optimizer._Sharded.apply_gradients
     cut, join = SliceLayout.cut, SliceLayout.join

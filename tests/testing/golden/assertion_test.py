@@ -57,6 +57,7 @@ def test_a_missing_file_is_an_error_and_is_not_written(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_update_records_a_curve_and_replaces_it_only_if_it_changes(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(assertion.UPDATE, "1")
     file = tmp_path / "a/tiny.json"

@@ -16,7 +16,7 @@ AVERAGED = causes.OWN_ROWS.format(how="averaged")
     ("build", "examples"),
     [
         pytest.param(tutorials.orbit_example, {"x": X, "label": LABEL}, id="orbit"),
-        pytest.param(tutorials.fit(tf_keras), (X, LABEL), id="tf_keras"),
+        pytest.param(tutorials.fit(tf_keras), (X, LABEL), id="tf_keras", marks=pytest.mark.slow),
         pytest.param(tutorials.fit(keras), (X, LABEL), id="keras_3", marks=pytest.mark.slow),
     ],
 )
