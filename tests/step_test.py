@@ -126,14 +126,11 @@ def test_options_of_a_step_compute_the_update_of_one_device(replicas):
 
 def test_step_resumes_with_the_same_bits(tmp_path):
     """By tf.train.Checkpoint and by ctl.Checkpointer, of which the newest is damaged."""
-    undisturbed = make_step(2, 6)
-    for batch in itertools.islice(ctl.data.distribute(source(), 6, undisturbed.strategy), 9):
-        undisturbed(batch)
 
     def start():
         step = make_step(2, 6)
         step.build(next(iter(ctl.data.distribute(source(), 6, step.strategy))))
-        return step
+        return step, ctl.Checkpointer(tmp_path, step)
 
     def train(step, count):
         first = step.global_step.numpy()
@@ -141,22 +138,22 @@ def test_step_resumes_with_the_same_bits(tmp_path):
         for batch in itertools.islice(data, count):
             step(batch)
 
-    killed = start()
-    checkpoints = ctl.Checkpointer(tmp_path, killed)
-    train(killed, 4)
-    path = tf.train.Checkpoint(**killed.state()).save(tmp_path / "own")
+    undisturbed, checkpoints = start()
+    train(undisturbed, 4)
+    path = tf.train.Checkpoint(**undisturbed.state()).save(tmp_path / "own")
     checkpoints.save()
-    train(killed, 2)
+    train(undisturbed, 2)
     checkpoints.save()
     for file in tmp_path.glob("ckpt-6.data*"):
         file.write_bytes(b"")
+    train(undisturbed, 3)
 
+    resumed, checkpoints = start()
     for restore in (
-        lambda step: tf.train.Checkpoint(**step.state()).restore(path).assert_consumed(),
-        lambda step: ctl.Checkpointer(tmp_path, step).all_restore_latest(),
+        lambda: tf.train.Checkpoint(**resumed.state()).restore(path).assert_consumed(),
+        checkpoints.all_restore_latest,
     ):
-        resumed = start()
-        restore(resumed)
+        restore()
         assert resumed.global_step.numpy() == 4
         train(resumed, 5)
         np.testing.assert_array_equal(weights(resumed), weights(undisturbed))
@@ -281,6 +278,7 @@ def divide_by_own_rows(batch, outputs):
     return losses / tf.cast(tf.shape(losses)[0], losses.dtype)
 
 
+@pytest.mark.slow
 def test_kit_names_a_planted_mistake():
     def build(strategy, global_batch_size):
         return ctl.Step(

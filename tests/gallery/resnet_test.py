@@ -49,6 +49,7 @@ def test_the_recomputed_curve_of_two_replicas_is_that_of_one_device():
     curves.assert_same(train_one_block(1, ""), train_one_block(2, "blocks"))
 
 
+@pytest.mark.slow
 def test_recomputed_blocks_are_trained():
     values, _ = train_one_block(1, "blocks")
     assert all(np.isfinite(value).all() for (value,) in values)

@@ -30,6 +30,7 @@ def train(replicas, negatives, micro_batches=1):
     return curves.train(make(replicas, negatives, micro_batches))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("negatives", "micro_batches"), [(0, 1), pytest.param(5, 2, marks=pytest.mark.slow)]
 )

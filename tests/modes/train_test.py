@@ -124,6 +124,7 @@ STOPPING = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_early_stopping_ends_the_run_and_the_result_says_why(make_arguments, capsys):
     assert train.train_and_eval(make_arguments(STOPPING)) == DONE
     result = experiments.read_result("run")

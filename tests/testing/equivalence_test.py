@@ -176,6 +176,7 @@ class OnlyFloat32(gallery.Right):
         return self.model(batch["x"], training=training) * tf.ones([], tf.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cls", "precision"),
     [pytest.param(CastsToFloat32, "float64", marks=pytest.mark.slow), (OnlyFloat32, "float32")],

@@ -295,6 +295,7 @@ def test_other_data_is_kept_or_rejected_in_one_line(folder, tmp_path):
     assert "cache is none, but must be memory, a folder" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_memory", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_option_applies_to_training_and_evaluation(folder, tmp_path, in_memory):
     class FromRecords(reference_model.ReferenceTrainer):

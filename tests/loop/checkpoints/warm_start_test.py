@@ -235,6 +235,7 @@ def test_other_models_that_cannot_be_loaded_are_reported(trained, name, line):
     assert same(trainer.teacher.variables, before)
 
 
+@pytest.mark.slow
 def test_averages_of_another_run_are_loaded_into_every_model(tmp_path):
     other = make_trainer(ema_decay=0.9)
     other.train(tf.constant(3))

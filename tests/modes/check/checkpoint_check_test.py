@@ -18,6 +18,7 @@ STATE_IN_NO_CHECKPOINT = """
     """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "correct_factory",
     [

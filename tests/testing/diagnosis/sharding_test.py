@@ -68,6 +68,7 @@ def test_a_slice_updated_by_its_neighbours_slots_is_named(monkeypatch):
     assert check() == causes.OTHER_SLOTS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_stale_gather_is_named(monkeypatch, own):
     """Every slice is of the last update, or those of the other replicas are."""

@@ -131,6 +131,7 @@ def test_poisoned_step_is_the_same_step_in_every_mode_of_xla(xla):
     assert raised.value.step == 5
 
 
+@pytest.mark.slow
 def test_poisoned_step_is_skipped_on_request_and_evaluations_stay_finite():
     trainer = make_trainer(2, cls=PoisonedOnce, on_non_finite="skip")
     trainer.train(tf.constant(5))

@@ -27,6 +27,7 @@ def change_environment(recording, **changes):
     return dataclasses.replace(recording, environment={**recording.environment, **changes})
 
 
+@pytest.mark.slow
 def test_a_second_run_has_the_same_bits():
     report = compare(curve(), recorded())
     assert report.equal and report.compares_bits

@@ -9,6 +9,7 @@ from ctl.testing.golden import recording
 from tests.testing.golden.trainers import STEPS, curve, make, recorded
 
 
+@pytest.mark.slow
 def test_a_recording_has_the_curve_of_a_run_and_can_be_repeated():
     golden = recorded()
     assert golden.repeatable and len(golden.steps) == STEPS
