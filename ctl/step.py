@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import logging
 import threading
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from ctl.replica.step.plan import make_plan
 from ctl.replica.step.step import ReplicaStep
 from ctl.replica.updates.unfreezing import Unfreezing
 
+_LOG = logging.getLogger("ctl")
 # Options that only a trainer's data, model and inner loop read.
 _OF_TRAINERS = ("cache", "data", "model", "placement", "prefetch", "histogram_interval")
 
@@ -212,6 +214,11 @@ class Step:
         if not isinstance(rows, dict):
             raise UsageError(
                 f"The batch is {type_name(rows)}, but must be a dict of tensors, (x, y) or (x, y, w)."
+            )
+        if strategies.spec_of(self.strategy).multi_process and not isinstance(batch, MaskedBatch):
+            _LOG.warning(
+                "TensorFlow divides this dataset among the workers, so the examples of a global batch "
+                "depend on their number: ctl.data.distribute gives the same batches to any number."
             )
         if tf.is_tensor(tf.nest.flatten(rows)[0]) and tf.executing_eagerly():
             self._example = rows, row_mask

@@ -10,6 +10,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
+from ctl.hardware import strategies
 
 FEATURES = np.random.default_rng(0).normal(size=(40, 5))
 LABELS = np.random.default_rng(1).normal(size=(40, 2))
@@ -169,6 +170,17 @@ def test_update_that_is_not_finite_is_skipped_on_every_replica():
     assert not result.applied.numpy()
     assert step.skipped_steps.numpy() == 1
     np.testing.assert_array_equal(weights(step), before)
+
+
+def test_data_that_tensorflow_divides_among_workers_is_named(monkeypatch, caplog):
+    spec = strategies.STRATEGIES["multi_worker_mirrored"]
+    monkeypatch.setattr(strategies, "spec_of", lambda strategy: spec)
+    for batch, named in (
+        (next(iter(ctl.data.distribute(source(), 4))), False),
+        ((FEATURES[:4], LABELS[:4]), True),
+    ):
+        make_step(1, 4).build(batch)
+        assert ("depend on their number" in caplog.text) is named
 
 
 def test_outputs_of_each_replica_are_returned():
