@@ -17,7 +17,7 @@ STEPS, BATCH = 12, 7  # the replicas have 4 + 3 rows
 CHANGES = {
     "lars": dict(learning_rate=2.0, momentum=0.5, weight_decay=0.125),
     "lamb": dict(learning_rate=0.05, weight_decay=0.125),
-    "sgd": dict(learning_rate=0.125, momentum=0.5, nesterov=True),
+    "sgd": dict(learning_rate=0.125, momentum=0.5, arguments=dict(nesterov=True)),
     "rmsprop": dict(learning_rate=0.05, momentum=0.5),
     "adafactor": dict(learning_rate=0.5),
     "adadelta": dict(learning_rate=2.0),

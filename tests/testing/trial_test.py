@@ -89,14 +89,14 @@ def test_loss_that_is_not_finite_cannot_be_compared():
 @pytest.mark.slow
 def test_one_split_per_number_of_replicas_is_evaluated(monkeypatch):
     evaluated = []
-    record = base.Run.record
+    record = base.SplitRun.record
 
     def observe(run, *arguments, evaluate=False, **keywords):
         if evaluate:
             evaluated.append(run.split)
         return record(run, *arguments, evaluate=evaluate, **keywords)
 
-    monkeypatch.setattr(base.Run, "record", observe)
+    monkeypatch.setattr(base.SplitRun, "record", observe)
     splits = [Split(4, replicas=2), UNEVEN, Split(4, micro_batches=2)]
     assert trial.run(make_subject(steps=1), splits).equivalent
     assert evaluated == [Split(5), UNEVEN]
