@@ -228,7 +228,12 @@ class Step:
             self._build(spec, full=isinstance(batch, MaskedBatch))
 
     def results(self) -> dict[str, Any]:
-        """Returns the mean loss and the metrics since the last call, and resets them."""
+        """Returns the mean of the steps' losses and the metrics since the last call; resets them.
+
+        Returns:
+            name -> scalar tensor: "loss", the metrics by name, and "skipped_steps", the number of all
+            updates that were not applied. In "loss" a partial batch counts like a full one.
+        """
         step = self.built()
         values = tf.nest.map_structure(tf.convert_to_tensor, step.results.read())
         step.results.reset()
@@ -450,7 +455,11 @@ class Step:
     @contextlib.contextmanager
     def _trace_scope(self) -> Any:
         with precisions.precision_scope(self.options.precision), keras_version.report_keras3():
-            yield
+            try:
+                yield
+            except UsageError as error:
+                # The code of the step names the hook of a trainer.
+                raise UsageError(str(error).replace("per_example_loss", "loss_fn")) from None
 
 
 def evaluate(

@@ -252,6 +252,15 @@ def test_mistakes_are_one_line(make, message):
     assert "\n" not in str(error.value)
 
 
+def test_loss_that_is_reduced_is_named_as_the_argument_of_the_step():
+    step = ctl.Step(
+        build_model, tf_keras.optimizers.SGD, lambda batch, outputs: tf.reduce_mean(outputs),
+        global_batch_size=4,
+    )  # fmt: skip
+    with pytest.raises(ctl.UsageError, match=r"^loss_fn returned shape \(\)"):
+        step((FEATURES[:4].astype("float32"), LABELS[:4]))
+
+
 def test_numbers_of_the_host_in_the_loss_function_are_rejected():
     generator = np.random.default_rng(0)
     step = ctl.Step(

@@ -1,7 +1,5 @@
 """The loops in docs/own-loop.md compute the update of one device."""
 
-import functools
-
 import numpy as np
 import orbit
 import pytest
@@ -24,11 +22,16 @@ def make_model():
     )
 
 
-@functools.cache
-def page(tmp_path):
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
     """The names of the page; its first loop has trained on one replica."""
     names = {"make_strategy": tf.distribute.get_strategy, "make_model": make_model}
-    names |= {"images": IMAGES, "labels": LABELS, "WORKDIR": tmp_path, "orbit": orbit}
+    names |= {
+        "images": IMAGES,
+        "labels": LABELS,
+        "WORKDIR": tmp_path_factory.mktemp("page"),
+        "orbit": orbit,
+    }
     return pages.run("own-loop", **names)
 
 
@@ -84,16 +87,15 @@ def train_tutorial(names, strategy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("train", [train_tutorial, train_fit, train_orbit, train_loader])
-def test_loop_computes_the_update_of_one_device(train, float64, tmp_path_factory):
-    names = page(tmp_path_factory.getbasetemp())
+def test_loop_computes_the_update_of_one_device(train, page, float64):
     one, *others = (
-        np.concatenate([v.numpy().ravel() for v in train(names, make(replicas)).weights])
+        np.concatenate([v.numpy().ravel() for v in train(page, make(replicas)).weights])
         for replicas, make in ((1, testing.make_strategy), (4, testing.make_strategy))
     )
     for other in others:
         np.testing.assert_allclose(other, one, atol=1e-12)
 
 
-def test_evaluation_of_the_page_has_every_example(tmp_path_factory):
-    assert page(tmp_path_factory.getbasetemp())["results"]["examples"] == len(IMAGES)
-    assert isinstance(page(tmp_path_factory.getbasetemp())["step"], ctl.Step)
+def test_evaluation_of_the_page_has_every_example(page):
+    assert page["results"]["examples"] == len(IMAGES)
+    assert isinstance(page["step"], ctl.Step)
