@@ -21,9 +21,10 @@ from ctl.errors import UsageError, did_you_mean, list_some, type_name
 from ctl.hardware import strategies
 from ctl.replica.arithmetic import precision as precisions
 from ctl.replica.checks import copies
+from ctl.replica.keras3 import conversion, detection
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.random import draws
-from ctl.replica.step import build, keras_version, preprocessing, xla
+from ctl.replica.step import build, preprocessing, xla
 from ctl.replica.step import metrics as metric_results
 from ctl.replica.step.attributes import Attributes
 from ctl.replica.step.evaluation import Evaluation
@@ -143,11 +144,15 @@ class Step:
                 "ctl.StandardTrainer."
             )
         build.check_before_model(self.options, self.strategy, layout)
-        with build.build_scope(self.options, self.strategy), keras_version.report_keras3():
+        with build.build_scope(self.options, self.strategy), detection.report_mixture():
             self.model = build.check_model(model if _is_layer(model) else model())
             self.optimizer = precisions.wrap_loss_scale(
                 build.check_optimizer(
-                    build.make_optimizer(optimizer if callable(optimizer) else lambda: optimizer)
+                    conversion.optimizer_of(
+                        build.make_optimizer(
+                            optimizer if callable(optimizer) else lambda: optimizer
+                        )
+                    )
                 ),
                 self.options.precision,
                 self.options.loss_scale,
@@ -454,7 +459,7 @@ class Step:
 
     @contextlib.contextmanager
     def _trace_scope(self) -> Any:
-        with precisions.precision_scope(self.options.precision), keras_version.report_keras3():
+        with precisions.precision_scope(self.options.precision), detection.report_mixture():
             try:
                 yield
             except UsageError as error:
@@ -506,7 +511,7 @@ def _hide_rows(value: tf.Tensor) -> tf.Tensor:
 
 
 def _is_layer(model: Any) -> bool:
-    return isinstance(model, tf_keras.layers.Layer) or keras_version.is_keras3(model)
+    return isinstance(model, tf_keras.layers.Layer) or detection.is_keras3(model, "Layer")
 
 
 def _make_options(

@@ -17,6 +17,7 @@ from ctl.data.source import Batch, Data
 from ctl.errors import UsageError
 from ctl.hardware import coordinator, strategies
 from ctl.replica.arithmetic import precision
+from ctl.replica.keras3.adapter import raw
 from ctl.replica.measure.non_finite import NonFiniteReport
 from ctl.replica.step import xla
 from ctl.replica.step.attributes import check_known
@@ -317,6 +318,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
             The loss of the global batch, the same on every replica.
         """
         engine, optimizer = self._ctl_engine, check_optimizer(optimizer or self.optimizer)
+        variables = None if variables is None else raw(variables)
         is_own = engine.step.attributes.overrides("regularization_losses")
         if regularization is None and variables is not None and not is_own:
             regularization = functools.partial(engine.step.attributes.penalties, variables)

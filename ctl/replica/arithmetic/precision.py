@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+import sys
 from typing import Any
 
 import tensorflow as tf
@@ -54,10 +55,29 @@ def precision_scope(name: str) -> Iterator[None]:
     tf_keras.backend.set_floatx(precision.floatx)
     tf_keras.mixed_precision.set_global_policy(precision.policy)
     try:
-        yield
+        with _keras3_scope(precision):
+            yield
     finally:
         tf_keras.backend.set_floatx(floatx)
         tf_keras.mixed_precision.set_global_policy(policy)
+
+
+@contextlib.contextmanager
+def _keras3_scope(precision: Precision) -> Iterator[None]:
+    """Sets the precision of Keras 3, if the user has imported it."""
+    keras: Any = sys.modules.get("keras")
+    config = getattr(keras, "config", None)  # None while keras is only being imported
+    if not hasattr(config, "set_dtype_policy"):
+        yield
+        return
+    policy, floatx = config.dtype_policy(), config.floatx()
+    config.set_floatx(precision.floatx)
+    config.set_dtype_policy(precision.policy)
+    try:
+        yield
+    finally:
+        config.set_floatx(floatx)
+        config.set_dtype_policy(policy)
 
 
 def cast_to_float32(outputs: Any) -> Any:

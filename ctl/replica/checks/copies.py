@@ -57,8 +57,7 @@ def moving_statistics(model: tf_keras.layers.Layer, *, plain: bool = False) -> s
     names = ("moving_mean", "moving_variance", "renorm_mean", "renorm_stddev")
     layers = [layer for layer in model._flatten_layers() if hasattr(layer, "moving_mean")]
     if plain:
-        kind = tf_keras.layers.BatchNormalization
-        layers = [v for v in layers if isinstance(v, kind) and not v.synchronized]
+        layers = [v for v in layers if getattr(v, "synchronized", None) is False]
     return {id(getattr(layer, name, None)) for layer in layers for name in names}
 
 

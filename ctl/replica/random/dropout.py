@@ -32,6 +32,7 @@ _DRAWING = (
 _UNKEYED = contextvars.ContextVar("unkeyed", default=False)
 
 
+@functools.singledispatch
 def key_random_layers(
     model: tf_keras.layers.Layer, seed: int, *, scope: str = "model"
 ) -> list[str]:

@@ -11,8 +11,8 @@ from ctl.errors import UsageError, list_some
 from ctl.replica.arithmetic import precision
 from ctl.replica.arithmetic.snapshot import Assignable
 from ctl.replica.checks import copies
+from ctl.replica.keras3 import adapter, detection
 from ctl.replica.random import dropout
-from ctl.replica.step import keras_version
 from ctl.replica.updates import parameter_groups
 from ctl.replica.updates.unfreezing import Unfreezing
 
@@ -107,8 +107,13 @@ class Attributes:
         """
         for name, value in self._values():
             is_public = not name.startswith("_self_")  # TensorFlow's own records of the attributes
-            if is_public and (keras_version.is_keras3(value) or isinstance(value, tf_keras.Model)):
-                keras_version.check_tracked(value, f"self.{name.partition('/')[0]} is")
+            if detection.is_keras3(value, "Variable"):
+                raise UsageError(
+                    f"self.{name.partition('/')[0]} is a keras.Variable, which ctl does not save: use "
+                    "tf.Variable, or add_weight of a layer."
+                )
+            if is_public and (detection.is_keras3(value) or isinstance(value, tf_keras.Model)):
+                detection.check_tracked(value, f"self.{name.partition('/')[0]} is")
         for name, model in self._other_models():
             if name not in self._keyed:
                 dropout.key_random_layers(model, seed, scope=name)
@@ -185,7 +190,7 @@ class Attributes:
         # Every loop resets these, or makes them again from `global_step`.
         excluded = ("metrics", "_train_dataset", "_train_iter", "_train_loop_fn")
         return {
-            name: value
+            name: _adapt_all(value)
             for name, value in vars(self.owner).items()
             if isinstance(value, trackable)
             and not isinstance(value, stateless)
@@ -206,7 +211,19 @@ class Attributes:
             if isinstance(value, list | dict):
                 values = tf.nest.flatten(value)
             for i, each in enumerate(values):
-                yield f"{name}/{i}", each
+                yield f"{name}/{i}", adapter.adapt(each)
+
+
+def _adapt_all(value: Any) -> Any:
+    """Returns an attribute with the adapters of models of Keras 3, also in a list or dict."""
+    if isinstance(value, list | dict):
+        each = tf.nest.flatten(value)
+        adapted = [adapter.adapt(v) for v in each]
+        if any(one is not two for one, two in zip(each, adapted, strict=True)):
+            packed = tf.nest.pack_sequence_as(value, adapted)
+            return tf.__internal__.tracking.wrap(packed)
+        return value
+    return adapter.adapt(value)
 
 
 def check_known(optimizer: Any, variables: Sequence[tf.Variable]) -> None:

@@ -24,9 +24,10 @@ from ctl.hardware import strategies
 from ctl.optimizers import FromConfig
 from ctl.replica.arithmetic import precision, row_mask
 from ctl.replica.graphs import custom_gradients
+from ctl.replica.keras3 import adapter, conversion, detection
 from ctl.replica.layers.batch_norm import convert_sync_batch_norm
 from ctl.replica.measure.non_finite import counter
-from ctl.replica.step import keras_version, metrics
+from ctl.replica.step import metrics
 from ctl.replica.step.attributes import Attributes
 from ctl.replica.step.engine import Engine
 from ctl.replica.step.microbatches import row_count
@@ -59,14 +60,18 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
     layout = pipeline.layout(trainer.global_batch_size)
     # tf_keras would reject these only while it builds layers, with errors of its own.
     check_before_model(options, trainer.strategy, layout)
-    with build_scope(options, trainer.strategy), keras_version.report_keras3():
+    with build_scope(options, trainer.strategy), detection.report_mixture():
         trainer.model = check_model(trainer.build_model())
         if options.model.get("sync_batch_norm"):
             convert_sync_batch_norm(trainer.model)
         if isinstance(optimizer, FromConfig):
             optimizer.examples_per_epoch = pipeline.examples_per_epoch()
         trainer.optimizer = precision.wrap_loss_scale(
-            check_optimizer(make_optimizer(functools.partial(trainer.build_optimizer, optimizer))),
+            check_optimizer(
+                conversion.optimizer_of(
+                    make_optimizer(functools.partial(trainer.build_optimizer, optimizer))
+                )
+            ),
             options.precision,
             options.loss_scale,
         )
@@ -235,11 +240,13 @@ def make_optimizer(build: Callable[[], Any]) -> Any:
 
 
 def check_model(model: Any) -> tf_keras.Model:
-    """Returns what `build_model` returned, or raises a UsageError if it is not a tf_keras model."""
-    keras_version.check_tracked(model, "build_model returned")
+    """Returns what `build_model` returned as a tf_keras model; raises a UsageError if it is no model."""
+    model = adapter.adapt(model)
+    detection.check_tracked(model, "build_model returned")
     if not isinstance(model, tf_keras.layers.Layer):
         raise UsageError(
-            f"build_model returned {type_name(model)}, but must return a tf_keras.Model."
+            f"build_model returned {type_name(model)}, but must return a tf_keras.Model, or a model of "
+            "Keras 3."
         )
     return model
 
@@ -247,7 +254,7 @@ def check_model(model: Any) -> tf_keras.Model:
 def check_optimizer(optimizer: Any) -> Any:
     """Returns an optimizer, or raises a UsageError if it cannot compute the update of a step."""
     inner = optimizer.inner_optimizer if precision.has_loss_scale(optimizer) else optimizer
-    keras_version.check_tracked(inner, "The optimizer is")
+    detection.check_tracked(inner, "The optimizer is")
     if isinstance(inner, tf_keras.optimizers.legacy.Optimizer):
         name = type(inner).__name__
         raise UsageError(

@@ -14,9 +14,10 @@ from ctl.data.input_pipeline import InputPipeline
 from ctl.errors import NonFiniteStep, UsageError
 from ctl.replica.arithmetic import precision
 from ctl.replica.checks import copies
+from ctl.replica.keras3 import detection
 from ctl.replica.measure.non_finite import NonFiniteReport
 from ctl.replica.random import draws
-from ctl.replica.step import keras_version, out_of_memory, preprocessing, xla
+from ctl.replica.step import out_of_memory, preprocessing, xla
 from ctl.replica.step.attributes import Attributes
 from ctl.replica.step.compiled_loop import compile_loop
 from ctl.replica.step.microbatches import unpack
@@ -161,7 +162,7 @@ class Engine:
         """
         with (
             precision.precision_scope(self.plan.options.precision),
-            keras_version.report_keras3(),
+            detection.report_mixture(),
         ):
             yield
 

@@ -19,7 +19,7 @@ from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.checks.metric_rows import check_rows
-from ctl.replica.step import keras_version
+from ctl.replica.keras3 import conversion, detection
 
 
 def prepare(metrics: Any) -> dict[str, tf_keras.metrics.Metric]:
@@ -38,8 +38,9 @@ def prepare(metrics: Any) -> dict[str, tf_keras.metrics.Metric]:
         raise UsageError(
             f"build_metrics returned {type_name(metrics)}, but must return a dict of name -> metric."
         )
+    metrics = {name: conversion.metric_of(metric) for name, metric in metrics.items()}
     for name, metric in metrics.items():
-        keras_version.check_tracked(metric, f"Metric {name!r} is")
+        detection.check_tracked(metric, f"Metric {name!r} is")
         if not isinstance(metric, tf_keras.metrics.Metric):
             shown = repr(metric) if isinstance(metric, str) else type_name(metric)
             raise UsageError(
@@ -53,7 +54,7 @@ def prepare(metrics: Any) -> dict[str, tf_keras.metrics.Metric]:
                 "write a tf_keras.metrics.Metric that creates its state by add_weight."
             )
         _wrap_update(metric, name)
-    return dict(metrics)
+    return metrics
 
 
 def results(metrics: Mapping[str, tf_keras.metrics.Metric]) -> dict[str, Any]:

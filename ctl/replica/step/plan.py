@@ -300,7 +300,9 @@ def _check_layers(model: tf_keras.Model, layout: Layout, *, parts: int, even: bo
                 f"part of the batch, and the {layout.global_batch_size} rows do not split into equal "
                 "parts: choose a batch that splits evenly, or add the penalty to per_example_loss."
             )
-        is_norm = isinstance(layer, tf_keras.layers.BatchNormalization)
+        is_norm = isinstance(layer, tf_keras.layers.BatchNormalization) or (
+            getattr(layer, "synchronized", None) is False  # of Keras 3
+        )
         plain += [layer.name] * (is_norm and not isinstance(layer, SyncBatchNormalization))
     if plain and split:  # a warning and not an error, since it is the usual practice
         _LOG.warning(

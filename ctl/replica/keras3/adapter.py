@@ -1,0 +1,222 @@
+"""Shows a layer or model of Keras 3 as a tf_keras model with the same tf.Variables."""
+
+from collections.abc import Callable, Iterable, Iterator
+import functools
+import threading
+from typing import Any
+
+import tensorflow as tf
+import tf_keras
+
+from ctl.errors import UsageError
+from ctl.replica.keras3 import detection, private
+
+# What tf_keras.Model defines, but the layer of Keras 3 answers.
+_DELEGATED = (
+    "activity_regularizer", "compute_dtype", "count_params", "dtype", "dtype_policy", "get_config",
+    "get_layer", "get_weights", "input", "input_shape", "inputs", "layers", "load_weights", "losses",
+    "output", "output_shape", "outputs", "save_weights", "set_weights", "summary", "supports_masking",
+    "variable_dtype",
+)  # fmt: skip
+
+
+def adapt(value: Any) -> Any:
+    """Returns the adapter of a layer or model of Keras 3, always the same one; other values as they are.
+
+    It also prepares the layers inside that were created since the last call.
+
+    Raises:
+        UsageError: Keras 3 runs on another backend than TensorFlow, or a layer holds a metric.
+    """
+    if not detection.is_keras3(value, "Layer") or detection.is_keras3(value, "Metric"):
+        return value
+    # Imports keras, so it is imported only for models of Keras 3.
+    from ctl.replica.keras3 import batch_norm, random  # noqa: F401
+
+    layers = [value, *private.layers_of(value, recursive=True)]
+    for layer in layers:
+        if private.own_metrics(layer):
+            raise UsageError(
+                f"Layer {layer.name} holds a metric of Keras 3, which is not summed over the replicas: "
+                "return a metric of tf_keras from build_metrics instead."
+            )
+        if not isinstance(private.losses_of(layer), _LossesOfThread):
+            private.set_losses(layer, _LossesOfThread())
+        batch_norm.prepare(layer)
+        for variable in private.variables_of(layer, trainable=True):
+            _show_constraint(variable)
+    return _adapter_of(value)
+
+
+def raw(variables: Iterable[Any]) -> list[tf.Variable]:
+    """Returns the tf.Variables of variables, which may be of Keras 3; those that exist already."""
+    values = [private.value_of(v) if detection.is_keras3(v) else v for v in variables]
+    return [value for value in values if value is not None]
+
+
+def _adapter_of(layer: Any) -> "Adapter":
+    if "_ctl_adapter" not in vars(layer):
+        # In the dict, because Keras' own __setattr__ would track the adapter.
+        vars(layer)["_ctl_adapter"] = Adapter(layer)
+    adapter: Adapter = vars(layer)["_ctl_adapter"]
+    return adapter
+
+
+def _of_inner(read: Callable[[Any], Any], write: Any = None) -> Any:
+    """Returns a property that reads the inner layer; the constructor of tf_keras cannot set it."""
+
+    def assign(adapter: Any, value: Any) -> None:
+        if write is not None and "_nodes" in vars(adapter):
+            write(adapter.inner, value)
+
+    return property(lambda adapter: read(adapter.inner), assign)
+
+
+def _delegate(name: str) -> Any:
+    return _of_inner(lambda inner: getattr(inner, name), lambda inner, v: setattr(inner, name, v))
+
+
+class Adapter(tf_keras.Model):
+    """A tf_keras model with the variables, layers and losses of a layer or model of Keras 3.
+
+    A call is a call of the Keras 3 layer, and attributes that tf_keras.Model does not have are those of
+    the layer: users' code need not know of the adapter.
+
+    Args:
+        inner: the layer or model of Keras 3.
+
+    Attributes:
+        inner: the same.
+    """
+
+    inner: Any
+    built = _delegate("built")
+    trainable = _delegate("trainable")
+    trainable_weights = _of_inner(lambda inner: raw(inner.trainable_weights))
+    non_trainable_weights = _of_inner(lambda inner: raw(inner.non_trainable_weights))
+    # Without the states of SeedGenerators: ctl's draws have no state.
+    weights = _of_inner(lambda inner: raw(inner.weights))
+    trainable_variables = trainable_weights
+    non_trainable_variables = non_trainable_weights
+    variables = weights
+    metrics = _of_inner(lambda inner: [])
+    # The layer itself, without the layers inside of it.
+    _trainable = _of_inner(lambda inner: inner.trainable, private.set_trainable)
+    _trainable_weights = _of_inner(lambda inner: raw(private.variables_of(inner, trainable=True)))
+    _non_trainable_weights = _of_inner(
+        lambda inner: raw(private.variables_of(inner, trainable=False))
+    )
+    _losses = _of_inner(lambda inner: list(private.losses_of(inner)))
+    _callable_losses = _of_inner(
+        lambda inner: [
+            functools.partial(v.regularizer, private.value_of(v))
+            for v in private.variables_of(inner, trainable=True)
+            if v.regularizer is not None and inner.trainable and v.trainable
+        ]
+    )
+
+    def __init__(self, inner: Any):
+        object.__setattr__(self, "inner", inner)  # without TensorFlow's tracking
+        super().__init__(name=inner.name, autocast=False)
+        object.__setattr__(self, "_nodes", {})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the layer of Keras 3."""
+        return self.inner(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "inner" not in vars(self):
+            raise AttributeError(name)
+        value = getattr(self.inner, name)
+        return private.value_of(value) if detection.is_keras3(value, "Variable") else value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or hasattr(type(self), name) or "_nodes" not in vars(self):
+            super().__setattr__(name, value)
+        else:
+            setattr(self.inner, name, value)
+
+    def synchronize_batch_norm(self) -> list[str]:
+        """Makes plain batch normalizations use the statistics of the global batch.
+
+        Returns:
+            The names of the layers that were changed.
+        """
+        from ctl.replica.keras3 import batch_norm
+
+        return batch_norm.synchronize(self.inner)
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Saves the Keras 3 model, without ctl's parts."""
+        from ctl.replica.keras3 import batch_norm
+
+        with batch_norm.original_classes(self.inner):
+            self.inner.save(*args, **kwargs)
+
+    def _flatten_layers(self, recursive: bool = True, include_self: bool = True) -> Iterator[Any]:
+        if include_self:
+            yield self
+        yield from map(_adapter_of, private.layers_of(self.inner, recursive=recursive))
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        """Returns the tf.Variables by the position of their layer, as functional models of tf_keras do.
+
+        The names in Keras' own structure differ between versions, and a keras.Variable cannot be saved
+        in the background.
+        """
+        children = {}
+        for layer in self._flatten_layers():
+            contents = layer._contents()
+            if contents:
+                node = self._nodes.setdefault(id(layer), tf.__internal__.tracking.AutoTrackable())
+                for name, value in contents.items():
+                    node._track_trackable(value, name, overwrite=True)
+                children[f"layer_with_weights-{len(children)}"] = node
+        return children
+
+    def _contents(self) -> dict[str, Any]:
+        """Returns the tf.Variables and tables of this layer by their names, without inner layers."""
+        contents: dict[str, Any] = {}
+        for variable in (*self._trainable_weights, *self._non_trainable_weights):
+            name = variable.name.partition(":")[0].rpartition("/")[2]
+            names = (name, *(f"{name}_{number}" for number in range(1, len(contents) + 1)))
+            contents[next(each for each in names if each not in contents)] = variable
+        for name, child in tf.train.TrackableView.children(self.inner).items():
+            if isinstance(child, tf.Variable) or hasattr(child, "_resource_handle"):
+                contents[name] = child
+        return contents
+
+
+for _name in _DELEGATED:
+    setattr(Adapter, _name, _delegate(_name))
+
+
+class _LossesOfThread(threading.local):
+    """The losses that a layer adds in a call, one list in each thread.
+
+    tf.distribute traces the replicas in threads, which take turns inside of a forward pass. In a list of
+    the layer itself, the losses of one replica would replace those of the other one.
+    """
+
+    def __init__(self) -> None:
+        self._values: list[Any] = []
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._values[index]
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def extend(self, values: Iterable[Any]) -> None:
+        self._values.extend(values)
+
+    def clear(self) -> None:
+        self._values.clear()
+
+
+def _show_constraint(variable: Any) -> None:
+    """Gives a constraint to the tf.Variables of a keras.Variable, where tf_keras' optimizers read it."""
+    value = private.value_of(variable)
+    if value is not None and variable.constraint is not None:
+        for component in getattr(value, "values", (value,)):
+            component._constraint = variable.constraint

@@ -1,0 +1,119 @@
+"""Batch normalization of Keras 3 by the statistics of the global batch, however it is split."""
+
+from collections.abc import Iterator
+import contextlib
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ctl.errors import UsageError
+from ctl.replica.arithmetic import normalization
+from ctl.replica.graphs import passes
+from ctl.replica.keras3 import private
+
+
+class BatchNormalization(keras.layers.BatchNormalization):
+    """Replaces the class of the BatchNormalization layers of a model.
+
+    With `synchronized=True` it computes like `ctl.SyncBatchNormalization`, and else like Keras. The
+    moving statistics are variables like those of tf_keras: each replica has its own copy.
+    """
+
+    def add_weight(self, *args: Any, **kwargs: Any) -> Any:
+        """Creates a keras.Variable; that of a moving statistic has a value of each replica."""
+        variable = super().add_weight(*args, **kwargs)
+        if str(kwargs.get("name")).startswith("moving_"):
+            _make_local(variable, self.synchronized)
+        return variable
+
+    def call(self, inputs: tf.Tensor, training: Any = None, mask: Any = None) -> tf.Tensor:
+        """Normalizes a batch; see `ctl.SyncBatchNormalization.call`."""
+        if not (self.synchronized and training and self.trainable):
+            return super().call(inputs, training=training, mask=mask)
+        axis = self.axis % len(inputs.shape)
+        if axis == 0:
+            raise UsageError(f"Layer {self.name} normalizes axis 0, the rows: choose another axis.")
+        result = normalization.normalize(
+            tf.cast(inputs, self.variable_dtype),
+            mask,
+            axis=[axis],
+            gamma=tf.convert_to_tensor(private.value_of(self.gamma)) if self.scale else None,
+            beta=tf.convert_to_tensor(private.value_of(self.beta)) if self.center else None,
+            epsilon=self.epsilon,
+            name=self.name,
+        )
+        pairs = ((self.moving_mean, result.mean), (self.moving_variance, result.variance))
+
+        def move() -> None:
+            for statistic, value in pairs:
+                variable = private.value_of(statistic)
+                variable.assign_sub(
+                    normalization.moving_step(variable, result, value, self.momentum)
+                )
+
+        passes.keep(move)  # once, even if the layer is recomputed
+        return tf.ensure_shape(tf.cast(result.outputs, self.compute_dtype), inputs.shape)
+
+
+def prepare(layer: Any) -> None:
+    """Replaces the class of a layer if it is exactly Keras' BatchNormalization."""
+    if type(layer) is keras.layers.BatchNormalization:
+        # Keras' own __setattr__ would track the class.
+        object.__setattr__(layer, "__class__", BatchNormalization)
+    if type(layer) is BatchNormalization and layer.built:
+        for variable in (layer.moving_mean, layer.moving_variance):
+            _make_local(variable, layer.synchronized)
+
+
+def synchronize(model: Any) -> list[str]:
+    """Makes the plain batch normalizations of a model use the statistics of the global batch.
+
+    Returns:
+        The names of the layers that were changed.
+    """
+    layers = [model, *private.layers_of(model, recursive=True)]
+    plain = [v for v in layers if type(v) is BatchNormalization and not v.synchronized]
+    for layer in plain:
+        layer.synchronized = True
+        prepare(layer)
+    return [layer.name for layer in plain]
+
+
+@contextlib.contextmanager
+def original_classes(model: Any) -> Iterator[None]:
+    """Gives the layers of a model Keras' own classes within a `with` block."""
+    layers = [model, *private.layers_of(model, recursive=True)]
+    own = [layer for layer in layers if type(layer) is BatchNormalization]
+    for layer in own:
+        object.__setattr__(layer, "__class__", keras.layers.BatchNormalization)
+    try:
+        yield
+    finally:
+        for layer in own:
+            prepare(layer)
+
+
+def _make_local(variable: Any, synchronized: bool) -> None:
+    """Replaces the tf.Variable of a moving statistic by one with a value of each replica.
+
+    Synchronized copies are equal, and the first one is saved; of others the mean is, as in tf_keras.
+    """
+    kinds = tf.VariableAggregation
+    aggregation = kinds.ONLY_FIRST_REPLICA if synchronized else kinds.MEAN
+    value = private.value_of(variable)
+    if value is None or (
+        value.synchronization == tf.VariableSynchronization.ON_READ
+        and value.aggregation == aggregation
+    ):
+        return
+    with tf.init_scope():
+        local = tf.Variable(
+            tf.convert_to_tensor(value),
+            trainable=False,
+            dtype=value.dtype,
+            name=value.name.partition(":")[0],
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=aggregation,
+        )
+    private.set_value(variable, local)

@@ -1,0 +1,59 @@
+"""The private names of Keras 3 that ctl uses, of Keras 3.12 to 3.15."""
+
+from typing import Any
+
+import tensorflow as tf
+
+
+def value_of(variable: Any) -> tf.Variable | None:
+    """Returns the tf.Variable of a keras.Variable; None if it does not exist yet."""
+    return variable._value  # the public `value` casts it under mixed precision
+
+
+def set_value(variable: Any, value: tf.Variable) -> None:
+    """Makes a keras.Variable hold another tf.Variable."""
+    variable._value = value
+
+
+def layers_of(layer: Any, *, recursive: bool) -> list[Any]:
+    """Returns the layers inside of a layer."""
+    return list(layer._flatten_layers(include_self=False, recursive=recursive))
+
+
+def variables_of(layer: Any, *, trainable: bool) -> list[Any]:
+    """Returns the keras.Variables that a layer itself made, trainable or not."""
+    return list(layer._trainable_variables if trainable else layer._non_trainable_variables)
+
+
+def set_trainable(layer: Any, trainable: bool) -> None:
+    """Freezes or unfreezes a layer without the layers inside of it."""
+    layer._trainable = trainable
+    for variable in layer._trainable_variables:
+        variable.trainable = trainable
+
+
+def seed_generators(layer: Any) -> list[Any]:
+    """Returns the SeedGenerators that a layer itself made."""
+    return list(layer._seed_generators)
+
+
+def own_metrics(layer: Any) -> list[Any]:
+    """Returns the metrics that a layer itself made."""
+    return list(layer._metrics)
+
+
+def losses_of(layer: Any) -> Any:
+    """Returns the list of the losses that a layer added in its last call."""
+    return layer._losses
+
+
+def set_losses(layer: Any, losses: Any) -> None:
+    """Replaces the list of the losses that a layer adds."""
+    vars(layer)["_losses"] = losses  # its own __setattr__ would track the list
+
+
+def random_module() -> Any:
+    """Returns the module whose functions all layers and keras.random draw by."""
+    import keras.src.backend
+
+    return keras.src.backend.random
