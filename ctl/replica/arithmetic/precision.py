@@ -80,6 +80,18 @@ def _keras3_scope(precision: Precision) -> Iterator[None]:
         config.set_dtype_policy(policy)
 
 
+def check_keras3() -> None:
+    """Raises UsageError if a model of Keras 3 was built under another policy than the scope's."""
+    found = sys.modules["keras"].config.dtype_policy().name
+    expected = tf_keras.mixed_precision.global_policy().name
+    if found != expected:
+        raise UsageError(
+            f"The model of Keras 3 was built under the dtype policy {found} instead of {expected}: "
+            "import keras at the top of the file, set runtime.precision instead of Keras' global "
+            "policy, or give single layers a dtype."
+        )
+
+
 def cast_to_float32(outputs: Any) -> Any:
     """Casts 16-bit floats of a model's outputs to float32, in which losses are computed."""
     # 8 or 11 bits are too few for the sum of a cross entropy; float64 outputs stay as they are.

@@ -30,6 +30,7 @@ def adapt(value: Any) -> Any:
     """
     if not detection.is_keras3(value, "Layer") or detection.is_keras3(value, "Metric"):
         return value
+    _check_backend()
     # Imports keras, so it is imported only for models of Keras 3.
     from ctl.replica.keras3 import batch_norm, random  # noqa: F401
 
@@ -46,6 +47,17 @@ def adapt(value: Any) -> Any:
         for variable in private.variables_of(layer, trainable=True):
             _show_constraint(variable)
     return _adapter_of(value)
+
+
+def _check_backend() -> None:
+    import keras
+
+    backend = keras.backend.backend()
+    if backend != "tensorflow":
+        raise UsageError(
+            f"The backend of Keras 3 is {backend}, but ctl trains models of TensorFlow: set "
+            "KERAS_BACKEND=tensorflow before keras is imported."
+        )
 
 
 def raw(variables: Iterable[Any]) -> list[tf.Variable]:

@@ -111,8 +111,11 @@ def _replace(name: str, draw: Callable[..., Any]) -> None:
     def run(*args: Any, **kwargs: Any) -> Any:
         seed = kwargs.get("seed", args[0] if name == "draw_seed" and args else None)
         rows = row_mask.current()
-        # An integer is a constant, which the search of the step's ops checks.
+        # An integer seed is a constant, which the search of the step's ops checks. An integer step is
+        # that of a model that is being built, whose layers are not keyed yet.
         if rows is None or not row_mask.in_step() or isinstance(seed, int):
+            return original(*args, **kwargs)
+        if isinstance(rows.step, int) and not hasattr(seed, "ctl_stream"):
             return original(*args, **kwargs)
         if name == "draw_seed":
             return original(seed) if rows.allow_unkeyed else draw(seed)

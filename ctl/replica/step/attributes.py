@@ -107,7 +107,7 @@ class Attributes:
         """
         for name, value in self._values():
             is_public = not name.startswith("_self_")  # TensorFlow's own records of the attributes
-            if detection.is_keras3(value, "Variable"):
+            if is_public and detection.is_keras3(value, "Variable"):
                 raise UsageError(
                     f"self.{name.partition('/')[0]} is a keras.Variable, which ctl does not save: use "
                     "tf.Variable, or add_weight of a layer."

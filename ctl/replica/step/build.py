@@ -242,6 +242,13 @@ def make_optimizer(build: Callable[[], Any]) -> Any:
 def check_model(model: Any) -> tf_keras.Model:
     """Returns what `build_model` returned as a tf_keras model; raises a UsageError if it is no model."""
     model = adapter.adapt(model)
+    if isinstance(model, adapter.Adapter):
+        precision.check_keras3()
+        if strategies.spec_of(tf.distribute.get_strategy()).coordinated:
+            raise UsageError(
+                "Parameter servers do not train models of Keras 3, whose variables TensorFlow cannot "
+                "divide among them: use tf_keras, or another strategy."
+            )
     detection.check_tracked(model, "build_model returned")
     if not isinstance(model, tf_keras.layers.Layer):
         raise UsageError(

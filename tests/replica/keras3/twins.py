@@ -50,7 +50,9 @@ class Twin(ctl.StandardTrainer):
         return {"accuracy": self.package.metrics.SparseCategoricalAccuracy()}
 
 
-def make_trainer(package=keras, *, replicas=1, batch=7, cls=Twin, make=None, optimizer=None, **options):
+def make_trainer(
+    package=keras, *, replicas=1, batch=7, cls=Twin, make=None, optimizer=None, **options
+):
     attributes = {"package": package} | ({"make": staticmethod(make)} if make else {})
     options.setdefault("precision", "float64")
     trainer = type(cls.__name__, (cls,), attributes)(

@@ -1,4 +1,4 @@
-"""Objects of Keras 3 are recognized by their class, wherever they reach a trainer."""
+"""Objects of Keras 3 that cannot take part in a step are rejected wherever they reach a trainer."""
 
 import pytest
 import tensorflow as tf
@@ -6,11 +6,11 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.replica.step import keras_version
+from ctl.replica.keras3 import detection
 from tests import child, reference_model
 
 keras = pytest.importorskip("keras", "3", reason="Keras 3 is not installed")
-FIX = "ctl requires tf_keras, so write `import tf_keras` instead of `import keras`, and"
+FIX = "a model has layers of one of the two packages, so import either keras or tf_keras."
 
 
 class Subclass(keras.Model):
@@ -29,11 +29,11 @@ class Holding(tf_keras.Model):
 
 
 def test_classes_and_their_subclasses_are_recognized():
-    assert keras_version.is_keras3(keras.layers.Dense(1))
-    assert keras_version.is_keras3(Subclass())
-    assert keras_version.is_keras3(keras.optimizers.SGD())
+    assert detection.is_keras3(keras.layers.Dense(1))
+    assert detection.is_keras3(Subclass())
+    assert detection.is_keras3(keras.optimizers.SGD())
     for value in (tf_keras.layers.Dense(1), tf_keras.Sequential(), tf_keras.optimizers.SGD(), "a"):
-        assert not keras_version.is_keras3(value)
+        assert not detection.is_keras3(value)
 
 
 class Chosen(reference_model.ReferenceTrainer):
@@ -60,7 +60,6 @@ def functional_of_both():
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
-        ({"model_factory": keras.Sequential}, "build_model returned a Sequential of Keras 3: "),
         (
             {"model_factory": Holding},
             "build_model returned a Holding that contains a Dense of Keras 3: ",
@@ -73,8 +72,11 @@ def functional_of_both():
             {"model_factory": functional_of_both},
             r"a KerasTensor of Keras 3 is used with tf_keras \(.*\): ",
         ),
+        (
+            {"model_factory": lambda: keras.Sequential([tf_keras.layers.Dense(1)])},
+            r"a Dense of tf_keras is used with Keras 3 \(.*\): ",
+        ),
         ({"metric_factory": keras.losses.MeanSquaredError}, "Metric 'm' is a MeanSquaredError of"),
-        ({"optimizer": keras.optimizers.SGD}, "The optimizer is a SGD of Keras 3: "),
     ],
 )
 def test_object_of_keras_3_is_rejected_when_the_trainer_is_built(attributes, message):
@@ -86,8 +88,15 @@ def test_object_of_keras_3_is_rejected_when_the_trainer_is_built(attributes, mes
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (keras.optimizers.SGD, "self.mine is a SGD of Keras 3"),
-        (lambda: {"critic": keras.Sequential()}, "self.mine is a Sequential of Keras 3"),
+        (
+            keras.optimizers.SGD,
+            "self.mine is a SGD of Keras 3: write tf_keras.optimizers.SGD.",
+        ),
+        (
+            lambda: [keras.metrics.Mean()],
+            "self.mine is a Mean of Keras 3: write tf_keras.metrics.Mean",
+        ),
+        (lambda: keras.Variable(1.0), "self.mine is a keras.Variable, which ctl does not save"),
     ],
 )
 def test_object_of_keras_3_in_an_attribute_is_rejected_before_the_first_step(value, message):
@@ -99,9 +108,9 @@ def test_object_of_keras_3_in_an_attribute_is_rejected_before_the_first_step(val
 
 
 def test_other_errors_keep_their_type():
-    with pytest.raises(ZeroDivisionError), keras_version.report_keras3():
+    with pytest.raises(ZeroDivisionError), detection.report_mixture():
         raise ZeroDivisionError
-    with pytest.raises(ctl.UsageError, match="mine"), keras_version.report_keras3():
+    with pytest.raises(ctl.UsageError, match="mine"), detection.report_mixture():
         layer = keras.layers.Dense(1)
         raise ctl.UsageError(f"mine {layer.name}")
 
@@ -113,7 +122,7 @@ def test_variables_that_an_optimizer_in_a_model_creates_later_are_saved():
             self.own_optimizer = tf_keras.optimizers.Adam()
 
     model = Owner()
-    keras_version.check_tracked(model, "build_model returned")
+    detection.check_tracked(model, "build_model returned")
     model.own_optimizer.build([tf.Variable(1.0)])
     children = tf.train.TrackableView.children(model.own_optimizer)
     assert len(children["_variables"]) == 3  # iterations and two slot variables
