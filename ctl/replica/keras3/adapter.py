@@ -28,7 +28,9 @@ def adapt(value: Any) -> Any:
     Raises:
         UsageError: Keras 3 runs on another backend than TensorFlow, or a layer holds a metric.
     """
-    if not detection.is_keras3(value, "Layer") or detection.is_keras3(value, "Metric"):
+    if isinstance(value, Adapter):
+        value = value.inner
+    if not detection.is_keras3(value, "Layer"):
         return value
     _check_backend()
     # Imports keras, so it is imported only for models of Keras 3.
@@ -46,6 +48,7 @@ def adapt(value: Any) -> Any:
         batch_norm.prepare(layer)
         for variable in private.variables_of(layer, trainable=True):
             _show_constraint(variable)
+    _name_variables(value, "")
     return _adapter_of(value)
 
 
@@ -224,6 +227,25 @@ class _LossesOfThread(threading.local):
 
     def clear(self) -> None:
         self._values.clear()
+
+
+def _name_variables(layer: Any, prefix: str) -> None:
+    """Names the tf.Variables by the layers that hold them, without models: "dense/kernel".
+
+    These are their names in tf_keras. Keras 3 would name them "sequential_1/dense/kernel", with a number
+    that it counts up in each process.
+    """
+    if not detection.is_keras3(layer, "Sequential") and not detection.is_keras3(
+        layer, "Functional"
+    ):
+        prefix = f"{prefix}{layer.name}/"
+    for trainable in (True, False):
+        for variable in private.variables_of(layer, trainable=trainable):
+            value = private.value_of(variable)
+            for component in getattr(value, "values", (value,)) if value is not None else ():
+                component._handle_name = f"{prefix}{variable.name}:0"
+    for inner in private.layers_of(layer, recursive=False):
+        _name_variables(inner, prefix)
 
 
 def _show_constraint(variable: Any) -> None:

@@ -119,11 +119,13 @@ class Attributes:
                 dropout.key_random_layers(model, seed, scope=name)
                 self._keyed.add(name)
 
-    def trainable(self) -> tuple[bool, ...]:
-        """Returns whether each layer of every model is trainable."""
-        return tuple(
-            layer.trainable for model in self.models() for layer in model._flatten_layers()
-        )
+    def trainable(self) -> tuple[bool | int, ...]:
+        """Returns whether each layer of every model is trainable, and the ids of trained variables."""
+        models = self.models()
+        layers = [layer.trainable for model in models for layer in model._flatten_layers()]
+        # In Keras 3 a single variable can be frozen.
+        trained = [id(v) for m in models if m.built for v in m.trainable_variables]
+        return (*layers, *trained)
 
     def assignable(self) -> Assignable:
         """Returns every variable that the code of a step may assign.

@@ -111,7 +111,7 @@ def test_options_compute_the_update_of_one_device(options):
     run = lambda **o: train(  # noqa: E731
         make_trainer(cls=of_shape(5, 6), make=transformer, batch=8, seed=3, **o)
     )[1]
-    assert difference(run(replicas=2, **options), run()) < 1e-10
+    assert difference(run(replicas=2, **options), run(**options)) < 1e-10
 
 
 @pytest.mark.slow

@@ -63,8 +63,9 @@ def make_trainer(
     )
     rng = np.random.default_rng(1)
     with trainer.strategy.scope():
-        for variable in trainer.model.trainable_variables:
-            variable.assign(rng.normal(size=variable.shape) * 0.3)
+        for variable in trainer.model.weights:
+            if "moving" not in variable.name:
+                variable.assign(rng.normal(size=variable.shape) * 0.3)
     return trainer
 
 

@@ -1,0 +1,255 @@
+"""Everything that a trainer does with a model works for a model of Keras 3."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from ctl.loop import inference
+from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.loop.exports.version import write_version
+from ctl.replica.keras3 import adapter
+from tests.replica.keras3 import twins
+from tests.replica.keras3.twins import difference, make_trainer, train
+
+SYNC = {"sync_batch_norm": True}
+
+
+def dense(k):
+    return k.Sequential([k.Input((6,)), k.layers.Dense(5, name="a"), k.layers.Dense(4, name="b")])
+
+
+class Dense(twins.Twin):
+    shape = (6,)
+    make = staticmethod(dense)
+
+
+def weights(trainer):
+    return {v.name: v.numpy() for v in trainer.model.weights}
+
+
+def changed(before, after):
+    return {name for name in before if not np.array_equal(before[name], after[name])}
+
+
+def test_adapter_has_the_attributes_of_the_model():
+    model = dense(keras)
+    model.temperature = 2.0
+    adapted = adapter.adapt(model)
+    assert adapter.adapt(model) is adapted and adapter.adapt(adapted) is adapted
+    assert adapted.layers == model.layers and adapted.temperature == 2.0
+    assert [v.name for v in adapted.weights] == ["a/kernel:0", "a/bias:0", "b/kernel:0", "b/bias:0"]
+    assert all(v is w.value for v, w in zip(adapted.weights, model.weights, strict=True))
+    adapted.temperature = 3.0
+    adapted.trainable = False
+    assert model.temperature == 3.0 and not model.trainable and not adapted.trainable_variables
+
+
+def test_constraints_are_applied_after_each_update():
+    def make(k):
+        positive = k.constraints.NonNeg()
+        return k.Sequential([k.Input((6,)), k.layers.Dense(4, kernel_constraint=positive)])
+
+    trainer = make_trainer(replicas=2, cls=Dense, make=make)
+    assert min(trainer.model.weights[0].numpy().flat) < 0
+    train(trainer, 1)
+    assert min(trainer.model.weights[0].numpy().flat) == 0
+
+
+def test_layers_can_be_frozen_between_two_loops():
+    trainer = make_trainer(cls=Dense)
+    first = weights(trainer)
+    trainer.train(tf.constant(1))
+    second = weights(trainer)
+    trainer.model.get_layer("a").trainable = False
+    trainer.train(tf.constant(1))
+    third = weights(trainer)
+    trainer.model.get_layer("a").trainable = True
+    trainer.train(tf.constant(1))
+    third = weights(trainer)
+    trainer.model.get_layer("b").kernel.trainable = False  # a single variable
+    trainer.train(tf.constant(1))
+    assert changed(first, second) == {*first}
+    assert changed(second, third) == {"b/kernel:0", "b/bias:0"}
+    assert changed(third, weights(trainer)) == {"a/kernel:0", "a/bias:0", "b/bias:0"}
+
+
+def test_groups_freeze_unfreeze_and_scale_layers():
+    groups = (
+        {"variables": "a/*", "frozen_until": 2},
+        {"variables": "b/bias", "learning_rate_scale": 0.5},
+    )
+    runs = []
+    for package in (keras, tf_keras):
+        trainer = make_trainer(package, cls=Dense, optimizer_groups=groups)
+        first = weights(trainer)
+        trainer.train(tf.constant(2))
+        assert changed(first, weights(trainer)) == {"b/kernel:0", "b/bias:0"}
+        runs.append(train(trainer, 2)[1])
+    assert difference(*runs) < 1e-12
+
+
+def test_precision_reaches_the_layers():
+    trainer = make_trainer(cls=Dense, precision="float16")
+    layer = trainer.model.layers[0]
+    assert (layer.compute_dtype, layer.variable_dtype) == ("float16", "float32")
+    assert keras.config.dtype_policy().name == "float32" == keras.config.floatx()
+
+    def own(k):
+        keras.config.set_dtype_policy("mixed_bfloat16")
+        return dense(k)
+
+    with pytest.raises(
+        ctl.UsageError, match="under the dtype policy mixed_bfloat16 instead of float"
+    ):
+        make_trainer(cls=Dense, make=own)
+
+
+def test_added_losses_of_one_replica_are_not_those_of_another_one():
+    class Penalty(keras.layers.Layer):
+        def build(self, shape):
+            self.scale = self.add_weight(shape=shape[1:], name="scale")
+
+        def call(self, inputs):
+            self.add_loss(0.1 * keras.ops.sum(self.scale**2))
+            return inputs * self.scale
+
+    def make(k):  # synchronization lets the replicas take turns inside of the forward pass
+        return k.Sequential(
+            [k.Input((6,)), Penalty(), k.layers.BatchNormalization(), k.layers.Dense(4)]
+        )
+
+    runs = [
+        train(make_trainer(cls=Dense, make=make, batch=8, replicas=n, model=SYNC), 3)
+        for n in (1, 2)
+    ]
+    assert difference(runs[0][1], runs[1][1]) < 1e-12
+    assert abs(runs[0][0]["loss"] - runs[1][0]["loss"]) < 1e-12
+
+
+def test_run_resumes_with_equal_bits_from_a_checkpoint_written_in_the_background(tmp_path):
+    make = lambda replicas: make_trainer(replicas=replicas, model=SYNC, seed=3)  # noqa: E731
+    trainer = make(2)
+    checkpoints = Checkpointer(tmp_path, trainer, background=True)
+    for steps in (1, 2):
+        trainer.train(tf.constant(steps))
+        checkpoints.save()
+    checkpoints.wait()
+    names = [name for name, _ in tf.train.list_variables(checkpoints.path(3))]
+    assert "model/layer_with_weights-0/kernel/.ATTRIBUTES/VARIABLE_VALUE" in names
+    trainer.train(tf.constant(2))
+    resumed, single = make(2), make(1)
+    for other in (resumed, single):
+        Checkpointer(tmp_path, other).all_restore_latest()
+        other.train(tf.constant(2))
+    expected = [v.numpy() for v in (*trainer.model.weights, *trainer.optimizer.variables)]
+    values = [v.numpy() for v in (*resumed.model.weights, *resumed.optimizer.variables)]
+    assert difference(expected, values) == 0
+    assert (
+        difference(
+            expected, [v.numpy() for v in (*single.model.weights, *single.optimizer.variables)]
+        )
+        < 1e-9
+    )
+
+
+def test_exported_models_are_of_keras_alone(tmp_path):
+    trainer = make_trainer(model=SYNC, precision="float32")
+    trainer.train(tf.constant(2))
+    path = Checkpointer(tmp_path, trainer).save()
+    restored = inference.restore_trainer(type(trainer), trainer.options, path, global_batch_size=7)
+    x = np.random.default_rng(0).normal(size=(3, 8, 8, 1))
+    want = trainer.serve({"x": tf.constant(x)}).numpy()
+    folder = write_version(restored, tmp_path / "export", {})
+    signature = tf.saved_model.load(str(folder)).signatures["serving_default"]
+    assert np.allclose(signature(x=tf.constant(x))["outputs"], want, atol=1e-6)
+    loaded = keras.models.load_model(folder / "model.keras")
+    assert {type(v).__module__.partition(".")[0] for v in loaded.layers} == {"keras"}
+    assert np.allclose(loaded.predict(x.astype("float32"), verbose=0), want, atol=1e-6)
+
+
+class Adversaries(twins.Twin):
+    """A generator, and two critics in a list, each with an optimizer of its own."""
+
+    shape = (6,)
+    make = staticmethod(dense)
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        with self.build_scope():
+            self.critics = [
+                keras.Sequential(
+                    [keras.Input((4,)), keras.layers.Dropout(0.3), keras.layers.Dense(1)]
+                )
+                for _ in range(2)
+            ]
+            self.optimizers = [tf_keras.optimizers.SGD(0.1) for _ in self.critics]
+
+    def replica_step(self, batch):
+        for critic, optimizer in zip(self.critics, self.optimizers, strict=True):
+            self.minimize(
+                batch,
+                lambda rows, critic=critic: tf.nn.softplus(
+                    critic(self.model(rows["x"], training=True), training=True)[:, 0]
+                ),
+                variables=critic.trainable_variables,
+                optimizer=optimizer,
+            )
+        return self.minimize(
+            batch, lambda rows: -self.critics[0](self.model(rows["x"], training=True))[:, 0]
+        )
+
+
+def test_several_models_are_trained_keyed_and_saved(tmp_path):
+    runs = []
+    for replicas in (1, 2):
+        trainer = make_trainer(cls=Adversaries, make=dense, replicas=replicas, seed=2)
+        models = [adapter.adapt(model) for model in trainer.critics]
+        rng = np.random.default_rng(2)
+        for variable in (v for model in models for v in model.weights):
+            variable.assign(rng.normal(size=variable.shape))
+        trainer.train(tf.constant(3))
+        runs.append([v.numpy() for model in (trainer.model, *models) for v in model.weights])
+    assert difference(*runs) < 1e-12
+    path = Checkpointer(tmp_path, trainer).save()
+    names = [name for name, _ in tf.train.list_variables(path)]
+    assert any(name.startswith("critics/1/layer_with_weights-0/kernel") for name in names)
+
+
+def test_step_of_ones_own_loop_trains_the_model():
+    strategy = testing.make_strategy(2)
+    rng = np.random.default_rng(0)
+    data = ctl.data.arrays({"x": rng.normal(size=(16, 6)), "label": rng.integers(0, 4, 16)})
+
+    def make():
+        return dense(keras)
+
+    step = ctl.Step(
+        make,
+        keras.optimizers.SGD(0.1),
+        lambda batch, outputs: keras.losses.sparse_categorical_crossentropy(
+            batch["label"], outputs, from_logits=True
+        ),
+        global_batch_size=8,
+        strategy=strategy,
+        precision="float64",
+        metrics={"accuracy": keras.metrics.SparseCategoricalAccuracy()},
+    )
+    losses = [float(step(b).loss) for b, _ in zip(ctl.data.distribute(data, 8, strategy), range(9))]  # noqa: B905
+    assert losses[-1] < losses[0] and isinstance(step.optimizer, tf_keras.optimizers.SGD)
+
+
+def test_what_cannot_be_trained_is_one_line(monkeypatch):
+    class Holding(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.mean = keras.metrics.Mean()
+
+    with pytest.raises(ctl.UsageError, match="holds a metric of Keras 3"):
+        adapter.adapt(keras.Sequential([Holding()]))
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with pytest.raises(ctl.UsageError, match="The backend of Keras 3 is jax"):
+        adapter.adapt(keras.layers.Dense(1))

@@ -1,0 +1,89 @@
+"""Optimizers and metrics of Keras 3 become those of tf_keras, which compute the same."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl.replica.keras3 import conversion
+
+OPTIMIZERS = {
+    "Adadelta": {}, "Adafactor": {}, "Adagrad": {}, "Adam": {"amsgrad": True}, "Adamax": {},
+    "AdamW": {"weight_decay": 0.1}, "Ftrl": {"l1_regularization_strength": 0.01}, "Lion": {},
+    "RMSprop": {"momentum": 0.9, "centered": True}, "SGD": {"momentum": 0.9, "nesterov": True},
+}  # fmt: skip
+METRICS = [
+    keras.metrics.SparseCategoricalAccuracy(name="mine"), keras.metrics.Mean(),
+    keras.metrics.AUC(num_thresholds=7, curve="PR"), keras.metrics.Precision(top_k=2),
+    keras.metrics.MeanIoU(num_classes=3), keras.metrics.F1Score(average="macro"),
+    keras.metrics.SparseTopKCategoricalAccuracy(k=3), keras.metrics.MeanSquaredError(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_compute_the_same_updates(name):
+    optimizer = getattr(keras.optimizers, name)(learning_rate=0.05, **OPTIMIZERS[name])
+    converted = conversion.optimizer_of(optimizer)
+    assert type(converted) is getattr(tf_keras.optimizers, name)
+    start = np.random.default_rng(0).normal(size=(3, 4)).astype("float32")
+    one, two = keras.Variable(start), tf.Variable(start)
+    for step in range(20):
+        gradient = tf.sin(start * step + 1)
+        optimizer.apply_gradients([(gradient, one)])
+        converted.apply_gradients([(gradient, two)])
+    assert np.allclose(one, two, atol=2e-6)
+
+
+def test_schedules_are_converted():
+    schedule = keras.optimizers.schedules.CosineDecay(0.1, 100, warmup_target=0.2, warmup_steps=10)
+    converted = conversion.optimizer_of(keras.optimizers.SGD(schedule))
+    assert isinstance(converted._learning_rate, tf_keras.optimizers.schedules.CosineDecay)
+    assert np.allclose(
+        [converted._learning_rate(s) for s in (0, 5, 50)], [schedule(s) for s in (0, 5, 50)]
+    )
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: type(metric).__name__)
+def test_metrics_are_converted_with_their_arguments(metric):
+    converted = conversion.metric_of(metric)
+    assert type(converted).__module__.startswith("tf_keras")
+    own, config = metric.get_config(), converted.get_config()
+    assert {k: v for k, v in own.items() if k in config} == {
+        k: config[k] for k in own if k in config
+    }
+
+
+def test_what_cannot_be_converted_is_one_line():
+    class Own(keras.optimizers.SGD):
+        pass
+
+    class Count(keras.metrics.Metric):
+        pass
+
+    for convert, value, message in (
+        (conversion.optimizer_of, Own(), "Own of keras.optimizers cannot be converted .*tf_keras"),
+        (conversion.optimizer_of, keras.optimizers.Lamb(), "Lamb of keras.optimizers cannot be"),
+        (conversion.metric_of, Count(), "Count of keras.metrics cannot be converted"),
+        (
+            conversion.optimizer_of,
+            keras.optimizers.SGD(gradient_accumulation_steps=2),
+            "set train.gradient_accumulation_steps instead",
+        ),
+    ):
+        with pytest.raises(ctl.UsageError, match=message) as error:
+            convert(value)
+        assert "\n" not in str(error.value)
+
+
+def test_keras_does_not_sum_the_repeated_rows_of_a_sparse_gradient():
+    """The reason why optimizers are converted on one device, too; docs/prove-your-loop.md."""
+    repeated = tf.IndexedSlices(
+        tf.constant([[1.0], [3.0]]), tf.constant([0, 0]), tf.constant([2, 1])
+    )
+    one, two = keras.Variable([[0.0], [0.0]]), tf.Variable([[0.0], [0.0]])
+    for _ in range(2):
+        keras.optimizers.Adagrad(0.1).apply_gradients([(repeated, one)])
+        tf_keras.optimizers.Adagrad(0.1).apply_gradients([(repeated, two)])
+    assert abs(one.numpy()[0, 0] - two.numpy()[0, 0]) > 0.01
