@@ -23,6 +23,7 @@ REPLICA_LAYERS = (
     ("graphs",),
     ("arithmetic",),
     ("random",),
+    ("keras3",),
     ("layers", "checks", "updates", "measure"),
     ("step",),
 )

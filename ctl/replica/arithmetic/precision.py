@@ -66,7 +66,7 @@ def precision_scope(name: str) -> Iterator[None]:
 def _keras3_scope(precision: Precision) -> Iterator[None]:
     """Sets the precision of Keras 3, if the user has imported it."""
     keras: Any = sys.modules.get("keras")
-    config = getattr(keras, "config", None)  # None while keras is only being imported
+    config: Any = getattr(keras, "config", None)  # None while keras is only being imported
     if not hasattr(config, "set_dtype_policy"):
         yield
         return

@@ -179,7 +179,7 @@ class Adapter(tf_keras.Model):
         The names in Keras' own structure differ between versions, and a keras.Variable cannot be saved
         in the background.
         """
-        children = {}
+        children: dict[str, Any] = {}
         for layer in self._flatten_layers():
             contents = layer._contents()
             if contents:

@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 
-def value_of(variable: Any) -> tf.Variable | None:
+def value_of(variable: Any) -> Any:
     """Returns the tf.Variable of a keras.Variable; None if it does not exist yet."""
     return variable._value  # the public `value` casts it under mixed precision
 

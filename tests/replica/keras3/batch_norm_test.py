@@ -52,7 +52,9 @@ def test_variance_is_right_far_from_zero():
 def test_one_replica_without_synchronization_computes_as_keras():
     model, layer = make()
     original = keras.layers.BatchNormalization(dtype="float64")
-    assert np.array_equal(model(tf.constant(X), training=True), original(tf.constant(X), training=True))
+    assert np.array_equal(
+        model(tf.constant(X), training=True), original(tf.constant(X), training=True)
+    )
     for one, two in zip(layer.weights, original.weights, strict=True):
         assert np.array_equal(one, two)
 
