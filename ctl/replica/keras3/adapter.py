@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
+from ctl.replica.graphs import passes
 from ctl.replica.keras3 import detection, private
 
 # What tf_keras.Model defines, but the layer of Keras 3 answers.
@@ -223,7 +224,8 @@ class _LossesOfThread(threading.local):
         return len(self._values)
 
     def extend(self, values: Iterable[Any]) -> None:
-        self._values.extend(values)
+        if not passes.in_second_pass():  # a recomputation adds no loss again
+            self._values.extend(values)
 
     def clear(self) -> None:
         self._values.clear()

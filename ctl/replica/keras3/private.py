@@ -1,5 +1,9 @@
 """The private names of Keras 3 that ctl uses, of Keras 3.12 to 3.15."""
 
+from collections.abc import Iterator
+import contextlib
+import copy
+import sys
 from typing import Any
 
 import tensorflow as tf
@@ -57,3 +61,33 @@ def random_module() -> Any:
     import keras.src.backend
 
     return keras.src.backend.random
+
+
+class CallState:
+    """What the layers that are called now inherit from those that call them: training, and the dtype."""
+
+    _NAMES = ("current_call_ctx", "autocast_scope")
+
+    def __init__(self) -> None:
+        # None if the user has not imported Keras 3. Later calls change the values, so they are copied.
+        self._globals: Any = sys.modules.get("keras.src.backend.common.global_state")
+        self._values = {name: copy.copy(value) for name, value in self._read().items()}
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Sets the state in a `with` block to that of the time when this object was made."""
+        current = self._read()
+        self._write({name: copy.copy(value) for name, value in self._values.items()})
+        try:
+            yield
+        finally:
+            self._write(current)
+
+    def _read(self) -> dict[str, Any]:
+        if not self._globals:
+            return {}
+        return {name: self._globals.get_global_attribute(name) for name in self._NAMES}
+
+    def _write(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            self._globals.set_global_attribute(name, value)

@@ -25,6 +25,7 @@ from ctl.errors import UsageError
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.graphs import ops, order, passes
 from ctl.replica.graphs.assignments import find_assignments, outermost
+from ctl.replica.keras3 import detection, private
 
 
 class _Switch:
@@ -67,12 +68,12 @@ def recompute(layer_or_function: Any, *, blocks: str = "") -> Any:
     """
     if blocks:
         return _recompute_blocks(layer_or_function, blocks)
-    if isinstance(layer_or_function, tf_keras.layers.Layer):
-        layer = layer_or_function
+    layer = getattr(layer_or_function, "inner", layer_or_function)  # of an adapter of Keras 3
+    if isinstance(layer, tf_keras.layers.Layer) or detection.is_keras3(layer, "Layer"):
         if not hasattr(layer.call, "ctl_recomputes"):
             # Keras' own __setattr__ would track the function as an attribute of the layer.
             object.__setattr__(layer, "call", _wrap(layer.call, f"Layer {layer.name}"))
-        return layer
+        return layer_or_function
     if not callable(layer_or_function):
         raise UsageError(
             f"ctl.recompute got {type(layer_or_function).__name__}, but requires a tf_keras layer or a "
@@ -245,12 +246,13 @@ class _Call:
 
 
 class _KerasState:
-    """The state of tf_keras while it calls layers: the training flag, and the dtype of variables."""
+    """The state of Keras while it calls layers: the training flag, and the dtype of variables."""
 
     def __init__(self) -> None:
         context = base_layer_utils.call_context()
         self._in_call, self._state = context.in_call, context._state
         self._dtype = getattr(autocast_variable._autocast_dtype, "dtype", None)
+        self._keras3 = private.CallState()
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
@@ -258,7 +260,10 @@ class _KerasState:
         current = context.in_call, context._state
         context.in_call, context._state = self._in_call, self._state
         try:
-            with autocast_variable.enable_auto_cast_variables(self._dtype):
+            with (
+                autocast_variable.enable_auto_cast_variables(self._dtype),
+                self._keras3.restored(),
+            ):
                 yield
         finally:
             context.in_call, context._state = current
