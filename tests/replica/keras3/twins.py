@@ -14,11 +14,11 @@ ROWS = 48
 def convolutional(k, rate=0.3):
     """A functional model with everything that depends on the split of a batch."""
     inputs = k.Input((8, 8, 1))
-    x = k.layers.Conv2D(3, 3, strides=2, kernel_constraint=k.constraints.MaxNorm(1.0))(inputs)
+    x = k.layers.Conv2D(3, 3, strides=2, kernel_constraint=k.constraints.NonNeg())(inputs)
     x = k.layers.BatchNormalization()(x)
     x = k.layers.Flatten()(k.layers.ReLU()(x))
     x = k.layers.Dropout(rate)(x)
-    return k.Model(inputs, k.layers.Dense(4, kernel_regularizer=k.regularizers.L2(0.01))(x))
+    return k.Model(inputs, k.layers.Dense(4, kernel_regularizer=k.regularizers.L2(1 / 64))(x))
 
 
 class Twin(ctl.StandardTrainer):
