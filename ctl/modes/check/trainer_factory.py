@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tf_keras
 
 from ctl import data, optimizers
 from ctl.configs import loading
@@ -16,6 +15,7 @@ from ctl.configs.options import TrainerOptions
 from ctl.data.input_pipeline import InputPipeline
 from ctl.data.source import GlobalBatches, PerReplica
 from ctl.modes.experiment import Experiment
+from ctl.replica.keras3 import private
 from ctl.replica.step.build import seed_and_precision
 from ctl.trainer import StandardTrainer
 
@@ -83,7 +83,7 @@ class TrainerFactory:
             body = {"build_dataset": lambda trainer, split, context: data.arrays(rows)}
             cls = type(cls.__name__, (cls,), body)
         # Layers without a name of their own are numbered by process, and options name them by pattern.
-        tf_keras.backend.reset_uids()
+        private.reset_names()
         trainer: StandardTrainer = cls(
             strategy=self.experiment.hardware.strategy,
             global_batch_size=len(tf.nest.flatten(rows)[0]) if rows else self.global_batch_size,

@@ -1,5 +1,6 @@
 """The private names of Keras 3 that ctl uses, of Keras 3.12 to 3.15."""
 
+import collections
 from collections.abc import Iterator
 import contextlib
 import copy
@@ -7,6 +8,7 @@ import sys
 from typing import Any
 
 import tensorflow as tf
+import tf_keras
 
 
 def value_of(variable: Any) -> Any:
@@ -61,6 +63,14 @@ def random_module() -> Any:
     import keras.src.backend
 
     return keras.src.backend.random
+
+
+def reset_names() -> None:
+    """Numbers layers without a name of their own from the beginning, in tf_keras and in Keras 3."""
+    tf_keras.backend.reset_uids()
+    states = sys.modules.get("keras.src.backend.common.global_state")
+    if states:  # the user has imported Keras 3
+        states.set_global_attribute("object_name_uids", collections.defaultdict(int))
 
 
 class CallState:

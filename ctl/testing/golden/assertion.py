@@ -8,10 +8,10 @@ import pathlib
 from typing import TypeAlias
 
 from ml_collections import config_dict
-import tf_keras
 
 import ctl
 from ctl.errors import UsageError, list_some, print_line
+from ctl.replica.keras3 import private
 from ctl.testing.golden import curve, recording
 from ctl.testing.golden.curve import Curve, Step
 from ctl.trainer import StandardTrainer
@@ -260,6 +260,6 @@ def _record(experiment: Experiment, steps: int, *, measure_tolerance: bool) -> C
     if isinstance(experiment, StandardTrainer):
         return recording.record(experiment, steps, measure_tolerance=measure_tolerance)
     # Keras numbers the layers of a process, and options name variables by pattern.
-    tf_keras.backend.reset_uids()
+    private.reset_names()
     with ctl.Run(experiment, print_lines=False) as run:
         return recording.record(run.trainer, steps, measure_tolerance=measure_tolerance)

@@ -11,6 +11,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
+from ctl.replica.keras3 import private
 from ctl.testing.contents import Contents, Names, read_all
 from ctl.testing.devices import make_strategy
 from ctl.testing.diagnosis import calibration
@@ -258,7 +259,7 @@ def _configure_keras(precision: str) -> Iterator[None]:
     if "keras" in sys.modules:  # version 3, even if it is used as tf.keras
         backends.append(sys.modules["keras"].config)
     before = [backend.floatx() for backend in backends]
-    tf_keras.backend.reset_uids()  # layers without a name of their own are numbered by process
+    private.reset_names()  # layers without a name of their own are numbered by process
     try:
         for backend in backends:
             backend.set_floatx(precision)

@@ -11,6 +11,7 @@ import tf_keras
 from ctl.configs.options import TrainerOptions
 from ctl.data.input_pipeline import InputPipeline
 from ctl.evaluator import StandardEvaluator
+from ctl.replica.keras3 import private
 from ctl.replica.step.build import seed_and_precision
 from ctl.replica.step.engine import engine_of
 from ctl.testing.comparison import tolerance_of
@@ -142,7 +143,7 @@ class TrainerSubject(Subject):
             body = {"build_dataset": lambda trainer, part, _: self._dataset(part, split.batch)}
             factory = type(factory.__name__, (factory,), body)
         # Layers without a name of their own are numbered by process, and options name them by pattern.
-        tf_keras.backend.reset_uids()
+        private.reset_names()
         trainer: StandardTrainer = factory(
             strategy=make_strategy(split.replicas),
             global_batch_size=split.batch,
