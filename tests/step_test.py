@@ -75,8 +75,14 @@ def run_in_replicas(step, dataset):
         step.strategy.run(lambda rows: step(rows).loss, args=(batch,))
 
     step.build(next(iter(dataset)))
-    for batch in dataset:
-        train(batch)
+    with pytest.raises(ctl.UsageError, match=r"call tf_keras.backend.set_floatx\('float64'\)"):
+        train(next(iter(dataset)))
+    tf_keras.backend.set_floatx("float64")
+    try:
+        for batch in dataset:
+            train(batch)
+    finally:
+        tf_keras.backend.set_floatx("float32")
 
 
 @functools.cache
@@ -170,6 +176,24 @@ def test_update_that_is_not_finite_is_skipped_on_every_replica():
     assert not result.applied.numpy()
     assert step.skipped_steps.numpy() == 1
     np.testing.assert_array_equal(weights(step), before)
+
+
+def test_layer_that_is_frozen_between_two_calls_stays_unchanged():
+    """The batch is the same, so the trace of the last call would be reused."""
+    step = make_step(1, 4)
+    batch = (tf.constant(FEATURES[:4]), tf.constant(LABELS[:4]))
+    first, *_, last = step.model.layers
+    for frozen in (None, first, last):
+        for layer in (first, last):
+            layer.trainable = layer is not frozen
+        for _ in range(2):
+            before = [layer.get_weights() for layer in (first, last)]
+            step(batch)
+        changed = [
+            any(map(np.any, map(np.subtract, old, layer.get_weights())))
+            for old, layer in zip(before, (first, last), strict=True)
+        ]
+        assert changed == [first is not frozen, last is not frozen]
 
 
 def test_data_that_tensorflow_divides_among_workers_is_named(monkeypatch, caplog):

@@ -114,11 +114,9 @@ class Attributes:
                 dropout.key_random_layers(model, seed, scope=name)
                 self._keyed.add(name)
 
-    def trainable(self) -> tuple[bool, ...]:
-        """Returns whether each layer of every model is trainable."""
-        return tuple(
-            layer.trainable for model in self.models() for layer in model._flatten_layers()
-        )
+    def layers(self) -> list[tf_keras.layers.Layer]:
+        """Returns every layer of every model, and the models themselves."""
+        return [layer for model in self.models() for layer in model._flatten_layers()]
 
     def assignable(self) -> Assignable:
         """Returns every variable that the code of a step may assign.
@@ -168,7 +166,7 @@ class Attributes:
             variables: the variables that an update trains, of any model.
         """
         keys = {id(variable) for variable in variables}
-        layers = {id(layer): layer for m in self.models() for layer in m._flatten_layers()}
+        layers = {id(layer): layer for layer in self.layers()}
         losses: list[tf.Tensor] = []
         for layer in layers.values():  # each once, even if several models contain it
             own = (*layer._trainable_weights, *layer._non_trainable_weights)

@@ -108,11 +108,7 @@ class Engine:
         Yields:
             The number of steps of each part, once the trainer is prepared for it.
         """
-        first = int(self._trainer.global_step.numpy())
-        compression = self.step.update.compression
-        for steps in compression.split(first, count) if compression else (count,):
-            yield from self.step.attributes.unfreezing.split(first, steps)
-            first += steps
+        return self.step.split(int(self._trainer.global_step.numpy()), count)
 
     def retrace_if_changed(self) -> None:
         """Drops the trace of the inner loop if it would compute something else by now.
@@ -180,10 +176,9 @@ class Engine:
 
     def _state(self) -> Any:
         """Returns what the traced step depends on, besides its batch and its variables."""
-        compression = self.step.update.compression
         return (
-            self.step.attributes.trainable(),
-            bool(compression and compression.is_active),
+            [layer.trainable for layer in self.step.attributes.layers()],
+            self.step.is_compressed(),
             self.step.results.measures_waiting,
         )
 
