@@ -196,6 +196,34 @@ def test_layer_that_is_frozen_between_two_calls_stays_unchanged():
         assert changed == [first is not frozen, last is not frozen]
 
 
+class Blocks(tf_keras.Model):
+    """Dense layers in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = [tf_keras.layers.Dense(2)]
+
+    def call(self, inputs):
+        for block in self.blocks:
+            inputs = block(inputs)
+        return inputs
+
+
+def test_layer_that_is_appended_between_two_calls_is_rejected():
+    step = ctl.Step(
+        Blocks, tf_keras.optimizers.SGD(0.1),
+        lambda batch, outputs: tf.reduce_sum(tf.square(outputs), axis=-1),
+        global_batch_size=2,
+    )  # fmt: skip
+    rows = tf.constant([[1.0, 2.0], [3.0, 5.0]])
+    batch = (rows, tf.zeros([2]))
+    step(batch)
+    step.model.blocks.append(tf_keras.layers.Dense(2, kernel_initializer="zeros"))
+    step.model(rows)  # creates the variables of the new layer
+    with pytest.raises(ctl.UsageError, match="no slot variables"):
+        step(batch)
+
+
 def test_data_that_tensorflow_divides_among_workers_is_named(monkeypatch, caplog):
     spec = strategies.STRATEGIES["multi_worker_mirrored"]
     monkeypatch.setattr(strategies, "spec_of", lambda strategy: spec)

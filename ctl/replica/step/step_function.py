@@ -58,7 +58,10 @@ class StepFunction:
 
     def _read_state(self) -> Any:
         # A layer that gets another layer is noticed, too.
-        layers = [(layer.trainable, len(layer._self_tracked_trackables)) for layer in self._layers]
+        layers = [
+            (layer.trainable, [_size(each) for each in layer._self_tracked_trackables])
+            for layer in self._layers
+        ]
         return layers, self._step.is_compressed()
 
     def _has_same_structure(self, batch: Any) -> bool:
@@ -67,6 +70,11 @@ class StepFunction:
         except (TypeError, ValueError):
             return False
         return True
+
+
+def _size(tracked: Any) -> int:
+    """Counts the layers of an attribute that is a list or dict, to which a user may append."""
+    return len(tracked) if isinstance(tracked, list | dict) else 1
 
 
 def _is_plain(value: Any) -> bool:
