@@ -1,12 +1,11 @@
 """Step: the update of ctl in a training loop of your own."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
 import itertools
 import logging
-import threading
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -31,6 +30,8 @@ from ctl.replica.step.evaluation import Evaluation
 from ctl.replica.step.microbatches import unpack
 from ctl.replica.step.plan import make_plan
 from ctl.replica.step.step import ReplicaStep
+from ctl.replica.step.step_function import StepFunction
+from ctl.replica.step.update import UpdateResult
 from ctl.replica.updates.unfreezing import Unfreezing
 
 _LOG = logging.getLogger("ctl")
@@ -131,12 +132,11 @@ class Step:
             model, precision=precision, on_non_finite=on_non_finite, **options
         )
         self._returns_outputs = outputs
-        self._replica = threading.local()  # each replica is traced in a thread of its own
         self._replica_step: ReplicaStep | None = None
         self._function: Any = None
-        self._traced: Any = None  # what the trace of `_function` depends on
+        self._changes: tuple[str, ...] = ()  # the options that change the step at a given step
         self._evaluations: dict[tuple[int, ...], tuple[Evaluation, Any]] = {}  # by their metrics
-        self._example: Any = None  # the rows and the mask of the first replica, for the checks
+        self._example: Any = ()  # the rows and the mask of the first replica, for the checks
         layout = Layout(global_batch_size, self.strategy.num_replicas_in_sync)
         if strategies.spec_of(self.strategy).coordinated:
             raise UsageError(
@@ -169,35 +169,23 @@ class Step:
         Returns:
             The result. Inside of `strategy.run` it is that of this replica.
         """
-        inside = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
-        if not self._replica_step:
-            if inside:
-                raise UsageError(
-                    "The step is called inside of strategy.run before it is built: call "
-                    "step.build(batch) before, with a batch of the dataset."
-                )
-            self.build(batch)
-        if inside:
-            if tf.executing_eagerly():
-                raise UsageError(
-                    "strategy.run is called outside of a tf.function, so that the replicas compute one "
-                    "after the other: wrap it, or call the step itself."
-                )
+        is_eager = tf.executing_eagerly()
+        if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
+            self._check_inside(is_eager)
             return self._run_replica(batch, equal=isinstance(batch, MaskedBatch))
-        self._check_distributed(batch)
-        if self.built().plan.full_batches and not isinstance(batch, MaskedBatch):
-            raise UsageError(
-                "The step was built with a batch of ctl.data.distribute, whose batches are full, and "
-                "got a batch of another dataset: make a second step for it."
-            )
-        self._check_traceable()
-        if not tf.executing_eagerly():
-            with self._trace_scope():
-                return self._run(batch)
-        self._prepare()
-        with self._trace_scope(), draws.report_problems():
+        self.build(batch)
+        if not is_eager:
+            self._check_constant()
+            return self._run(batch)
+        step = self.built()
+        if self._changes:
+            list(step.split(int(self.global_step.numpy()), 1))
+        with draws.report_problems():
             result = self._function(batch)
-        self._check_first_step()
+        if self._example:
+            self._example = ()
+            step.check_complete()
+            copies.check_copies(step.checkpoint_items())
         return result
 
     def build(self, batch: Any) -> None:
@@ -278,7 +266,8 @@ class Step:
             self._evaluations[key] = evaluation, traced(run, reduce_retracing=True)
         evaluation, run_traced = self._evaluations[key]
         evaluation.reset()
-        with self._trace_scope(), self.averaged_weights(), draws.report_problems():
+        scope = precisions.precision_scope(self.options.precision)
+        with scope, _report_errors(), self.averaged_weights(), draws.report_problems():
             for batch in batches:
                 run_traced(batch)
         return evaluation.results()
@@ -306,13 +295,20 @@ class Step:
             preprocess=lambda batch: batch,
             function=self._update,
             global_step=self.global_step,
-            first_batch=self._first_batch,
+            # Once the code is checked there is no batch: () raises a ValueError, like data that ended.
+            first_batch=lambda: self._example,
         )
         self.skipped_steps = step.update.skipped_steps
         step.attributes.key_new_models(options.seed)
         step.add_models()
         unfreezing.add_models({"": self.model})
         self._replica_step = step
+        self._function = StepFunction(self._run, step)
+        changes = {
+            "optimizer_groups with frozen_until": unfreezing.steps(),
+            "compression_start": options.compression_start,
+        }
+        self._changes = tuple(name for name, is_used in changes.items() if is_used)
 
     def built(self) -> ReplicaStep:
         """Returns the step of one replica, for the other packages of ctl."""
@@ -322,8 +318,8 @@ class Step:
             )
         return self._replica_step
 
-    def _update(self, batch: Batch) -> tf.Tensor:
-        """Updates one replica; keeps the result for `_run_replica`, which is traced with it."""
+    def _update(self, batch: Batch) -> UpdateResult:
+        """Updates one replica by its rows."""
         step = self.built()
         result = step.update(
             batch,
@@ -335,8 +331,7 @@ class Step:
             regularization=lambda: self.model.losses,
         )
         step.results.update_metrics(result.micro_batches, metric_results.update_by_name)
-        self._replica.result = result
-        return result.loss
+        return result
 
     def _forward(self, batch: Batch, training: bool) -> Any:
         return convert(self.forward)(batch, training)
@@ -348,33 +343,40 @@ class Step:
             return convert(self.loss_fn)(batch, outputs)
 
     def _run(self, batch: Any) -> StepResult:
-        """Runs a step on every replica; call it in a cross-replica context."""
+        """Runs a step on every replica; call it while tracing, in a cross-replica context."""
+        # Checked in each trace: the type and the structure of a batch decide which trace it gets.
+        self._check_distributed(batch)
+        if self.built().plan.full_batches and not isinstance(batch, MaskedBatch):
+            raise UsageError(
+                "The step was built with a batch of ctl.data.distribute, whose batches are full, and "
+                "got a batch of another dataset: make a second step for it."
+            )
         run = functools.partial(self._run_replica, equal=self._has_equal_shares(batch))
-        result = self.strategy.run(run, args=(batch,))
+        with precisions.precision_scope(self.options.precision):
+            result = self.strategy.run(run, args=(batch,))
         loss, applied = map(self._of_first_replica, (result.loss, result.applied))
         return StepResult(loss, applied, result.outputs)
 
     def _run_replica(self, element: Any, *, equal: bool) -> StepResult:
-        step = self.built()
         batch, row_mask = unpack(element)
         if not equal:
             batch = tf.nest.map_structure(_hide_rows, batch)
-        run = xla.jit(self._compute) if step.plan.xla == "step" else self._compute
-        result = run(batch, row_mask)
+        jits = self.built().plan.xla == "step"
+        with _report_errors():
+            result = (xla.jit(self._compute) if jits else self._compute)(batch, row_mask)
         # A step that fails is not counted.
         with tf.control_dependencies([result.loss]):
             self.global_step.assign_add(1)
         return result
 
     def _compute(self, batch: Batch, row_mask: tf.Tensor | None) -> StepResult:
-        loss = self.built().run(batch, row_mask)
-        result, self._replica.result = self._replica.result, None
+        result = self.built().run(batch, row_mask)
         outputs = None
         if self._returns_outputs:
             outputs = tf.nest.map_structure(
                 lambda *parts: tf.concat(parts, 0), *(m.outputs for m in result.micro_batches)
             )
-        return StepResult(loss, tf.convert_to_tensor(result.applied), outputs)
+        return StepResult(result.loss, tf.convert_to_tensor(result.applied), outputs)
 
     def _has_equal_shares(self, batch: Any) -> bool:
         """Returns whether all replicas are known to have the same number of rows.
@@ -392,46 +394,35 @@ class Step:
     def _of_first_replica(self, value: Any) -> Any:
         return self.strategy.experimental_local_results(value)[0]
 
-    def _first_batch(self) -> Any:
-        if self._example is None:
-            raise ValueError("step.build was not called with a batch")
-        return self._example
+    def _check_inside(self, is_eager: bool) -> None:
+        """Raises UsageError if a step inside of the user's strategy.run would not be right."""
+        floatx = precisions.of(self.options.precision).floatx
+        if not self._replica_step:
+            raise UsageError(
+                "The step is called inside of strategy.run before it is built: call "
+                "step.build(batch) before, with a batch of the dataset."
+            )
+        if is_eager:
+            raise UsageError(
+                "strategy.run is called outside of a tf.function, so that the replicas compute one "
+                "after the other: wrap it, or call the step itself."
+            )
+        # The replicas are traced in turns, so the step cannot set it for itself.
+        if tf_keras.backend.floatx() != floatx:
+            raise UsageError(
+                f"Inside of your own strategy.run, losses of tf_keras compute in floatx, which is "
+                f"{tf_keras.backend.floatx()}: call tf_keras.backend.set_floatx({floatx!r}), or call "
+                "the step outside of strategy.run."
+            )
+        self._check_constant()
 
-    def _prepare(self) -> None:
-        """Makes the function of a step, again if it would compute something else by now."""
-        step = self.built()
-        compression = step.update.compression
-        if step.attributes.unfreezing.steps() or compression:
-            first = int(self.global_step.numpy())
-            step.attributes.unfreezing.apply(first)
-            list(compression.split(first, 1) if compression else ())
-        state = (step.attributes.trainable(), bool(compression and compression.is_active))
-        if state != self._traced:
-            step.attributes.check_slot_variables()
-            self._function = traced(self._run, reduce_retracing=True)
-            self._traced = state
-
-    def _check_first_step(self) -> None:
-        """Checks after the first step that the replicas hold the same values."""
-        if self._example is not None:
-            self._example = None
-            step = self.built()
-            step.check_complete()
-            copies.check_copies(step.checkpoint_items())
-
-    def _check_traceable(self) -> None:
+    def _check_constant(self) -> None:
         """Raises UsageError if the user's own function would keep a trace that must change later."""
-        step = self.built()
-        changing = {
-            "optimizer_groups with frozen_until": step.attributes.unfreezing.steps(),
-            "compression_start": self.options.compression_start,
-        }
-        for name, is_used in changing.items():
-            if is_used and not tf.executing_eagerly():
-                raise UsageError(
-                    f"{name} changes the step at a step that your tf.function does not know: call the "
-                    "step outside of a tf.function."
-                )
+        for name in self._changes:
+            raise UsageError(
+                f"{name} changes the step at a step that your tf.function does not know: call the "
+                "step outside of a tf.function."
+            )
 
     def _check_distributed(self, batch: Any) -> None:
         """Raises UsageError for a plain batch, which every replica would train on as a whole."""
@@ -456,15 +447,6 @@ class Step:
                 f"{list_some(others)} of the model was not created in the strategy's scope: build the "
                 "model within `with strategy.scope():`, or pass a function that builds it."
             )
-
-    @contextlib.contextmanager
-    def _trace_scope(self) -> Any:
-        with precisions.precision_scope(self.options.precision), detection.report_mixture():
-            try:
-                yield
-            except UsageError as error:
-                # The code of the step names the hook of a trainer.
-                raise UsageError(str(error).replace("per_example_loss", "loss_fn")) from None
 
 
 def evaluate(
@@ -503,6 +485,17 @@ def evaluate(
         batches = itertools.islice(pipeline.evaluation_dataset(step.global_batch_size), steps)
     results = step.evaluate(batches, metrics or {})
     return {name: value.numpy().item() for name, value in results.items()}
+
+
+@contextlib.contextmanager
+def _report_errors() -> Iterator[None]:
+    """Names what a user passed to a step in the errors of the code that is traced inside."""
+    try:
+        with detection.report_mixture():
+            yield
+    except UsageError as error:
+        # The code of the step names the hook of a trainer.
+        raise UsageError(str(error).replace("per_example_loss", "loss_fn")) from None
 
 
 def _hide_rows(value: tf.Tensor) -> tf.Tensor:

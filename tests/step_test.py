@@ -75,8 +75,14 @@ def run_in_replicas(step, dataset):
         step.strategy.run(lambda rows: step(rows).loss, args=(batch,))
 
     step.build(next(iter(dataset)))
-    for batch in dataset:
-        train(batch)
+    with pytest.raises(ctl.UsageError, match=r"call tf_keras.backend.set_floatx\('float64'\)"):
+        train(next(iter(dataset)))
+    tf_keras.backend.set_floatx("float64")
+    try:
+        for batch in dataset:
+            train(batch)
+    finally:
+        tf_keras.backend.set_floatx("float32")
 
 
 @functools.cache
@@ -170,6 +176,52 @@ def test_update_that_is_not_finite_is_skipped_on_every_replica():
     assert not result.applied.numpy()
     assert step.skipped_steps.numpy() == 1
     np.testing.assert_array_equal(weights(step), before)
+
+
+def test_layer_that_is_frozen_between_two_calls_stays_unchanged():
+    """The batch is the same, so the trace of the last call would be reused."""
+    step = make_step(1, 4)
+    batch = (tf.constant(FEATURES[:4]), tf.constant(LABELS[:4]))
+    first, *_, last = step.model.layers
+    for frozen in (None, first, last):
+        for layer in (first, last):
+            layer.trainable = layer is not frozen
+        for _ in range(2):
+            before = [layer.get_weights() for layer in (first, last)]
+            step(batch)
+        changed = [
+            any(map(np.any, map(np.subtract, old, layer.get_weights())))
+            for old, layer in zip(before, (first, last), strict=True)
+        ]
+        assert changed == [first is not frozen, last is not frozen]
+
+
+class Blocks(tf_keras.Model):
+    """Dense layers in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = [tf_keras.layers.Dense(2)]
+
+    def call(self, inputs):
+        for block in self.blocks:
+            inputs = block(inputs)
+        return inputs
+
+
+def test_layer_that_is_appended_between_two_calls_is_rejected():
+    step = ctl.Step(
+        Blocks, tf_keras.optimizers.SGD(0.1),
+        lambda batch, outputs: tf.reduce_sum(tf.square(outputs), axis=-1),
+        global_batch_size=2,
+    )  # fmt: skip
+    rows = tf.constant([[1.0, 2.0], [3.0, 5.0]])
+    batch = (rows, tf.zeros([2]))
+    step(batch)
+    step.model.blocks.append(tf_keras.layers.Dense(2, kernel_initializer="zeros"))
+    step.model(rows)  # creates the variables of the new layer
+    with pytest.raises(ctl.UsageError, match="no slot variables"):
+        step(batch)
 
 
 def test_data_that_tensorflow_divides_among_workers_is_named(monkeypatch, caplog):

@@ -33,19 +33,20 @@ class Part:
         return getattr(importlib.import_module(f"benchmarks.gpu.{module}"), name)
 
 
+# First what shows that the updates are right on the device, then speed, then the rest.
 PARTS = {
     "environment": Part("environment:describe", 30),
-    "mnist_float32": Part("speed:measure_mnist_float32", 130),
-    "jax": Part("speed:measure_jax", 60),
-    "resnet50": Part("speed:measure_resnet50", 150),
     "equivalence": Part("equality:check_equivalence", 90),
     "overflow": Part("equality:check_overflow", 60),
+    "dropout": Part("equality:check_dropout", 30),
+    "resume": Part("programs:check_resume", 90),
+    "mnist_float32": Part("speed:measure_mnist_float32", 130),
+    "resnet50": Part("speed:measure_resnet50", 150),
     "transformer": Part("transformer:measure", 90),
+    "jax": Part("speed:measure_jax", 60),
     "mnist_float16": Part("speed:measure_mnist_float16", 110),
     "torch": Part("speed:measure_torch", 90),
-    "dropout": Part("equality:check_dropout", 30),
     "logical_shards": Part("equality:check_logical_shards", 60),
-    "resume": Part("programs:check_resume", 90),
     "memory": Part("memory:measure", 90),
     "out_of_memory": Part("memory:check_advice", 45),
     "start_up": Part("programs:measure_start_up", 90),

@@ -97,428 +97,236 @@ def format_integer(number: int) -> str:
 
 # fmt: off
 KEYS = (
-    Key(
-        "trainer", "",
-        "The class to train, a subclass of ctl.StandardTrainer: path/to/file.py:Class (relative "
-        "to the folder of the config file, or else to the current folder) or "
-        "package.module:Class.",
-    ),
-    Key(
-        "seed", 0,
-        "Determines the initial weights, the order of the data and the random layers.",
-        least=0, most=2**32 - 1, option="seed",
-    ),
+    Key("trainer", "",
+        text="The class to train, a subclass of ctl.StandardTrainer: path/to/file.py:Class (relative "
+             "to the folder of the config file, or else to the current folder) or "
+             "package.module:Class."),
+    Key("seed", 0, least=0, most=2**32 - 1, option="seed",
+        text="Determines the initial weights, the order of the data and the random layers."),
     Key("init", {}),
-    Key(
-        "init.checkpoint", "",
-        "Start from the weights of another run: its workdir, its folder of checkpoints (the "
-        'newest is used), or one checkpoint, such as runs/a/checkpoints/ckpt-500. "": random '
-        "initial weights.",
-    ),
-    Key(
-        "init.variables", [],
-        'The variables to restore, as patterns of names such as ["conv*/*", "dense/kernel"]; '
-        "empty: all.",
-    ),
-    Key(
-        "init.averages", False,
-        "Load the averages of the weights of these runs (optimizer.ema_decay) instead of the "
-        "weights.",
-    ),
-    Key(
-        "init.models", {},
-        "The same for further models of the trainer, by attribute: "
-        'init=dict(models=dict(teacher="runs/a")) starts self.teacher from the weights of that '
-        "run's model.",
-        free=True,
-    ),
+    Key("init.checkpoint", "",
+        text="Start from the weights of another run: its workdir, its folder of checkpoints (the "
+             'newest is used), or one checkpoint, such as runs/a/checkpoints/ckpt-500. "": random '
+             "initial weights."),
+    Key("init.variables", [],
+        text='The variables to restore, as patterns of names such as ["conv*/*", "dense/kernel"]; '
+             "empty: all."),
+    Key("init.averages", False,
+        text="Load the averages of the weights of these runs (optimizer.ema_decay) instead of the "
+             "weights."),
+    Key("init.models", {}, free=True,
+        text="The same for further models of the trainer, by attribute: "
+             'init=dict(models=dict(teacher="runs/a")) starts self.teacher from the weights of that '
+             "run's model."),
     Key("runtime", {}),
-    Key(
-        "runtime.strategy", "auto",
-        f"{', '.join(strategies.NAMES)}; see docs/hardware.md.",
-        choices=strategies.NAMES, harmless=True,
-    ),
-    Key(
-        "runtime.devices", [],
-        'The devices to use, such as ["GPU:0", "GPU:2"]; empty: all (one_device: the first).',
-        harmless=True,
-    ),
-    Key(
-        "runtime.logical_devices", 0,
-        "Split the first GPU, or the CPU if there is no GPU, into this many devices; 0: do not "
-        "split.",
-        least=0, harmless=True,
-    ),
-    Key(
-        "runtime.tpu", "",
-        "With the strategy tpu or auto: the name of a Google Cloud TPU in the project and zone of this "
-        "machine, projects/PROJECT/locations/ZONE/nodes/NAME, or the address of a worker of the TPU, "
-        'grpc://HOST:PORT; "": the TPU of this machine.',
-        harmless=True,
-    ),
-    Key(
-        "runtime.precision", "float32",
-        "float32, float64, or mixed precision with bfloat16 or float16 layers and float32 "
-        "variables.",
-        choices=PRECISIONS, option="precision",
-    ),
-    Key(
-        "runtime.loss_scale", 0.0,
-        "With float16: a fixed loss scale; 0: a dynamic one.",
-        least=0, option="loss_scale",
-    ),
-    Key(
-        "runtime.xla", "auto",
-        "What XLA compiles: off, loop (many complete steps; one replica), step (one complete "
-        "step; one replica), gradients (the forward and backward pass), autocluster (the parts "
-        "that TensorFlow selects), auto (the fastest of these that is supported by the strategy "
-        "and the model).",
-        choices=XLA_MODES, option="xla", harmless=True,
-    ),
-    Key(
-        "runtime.logical_shards", 0,
-        "Compute the gradient as the sum of this many shards in a fixed order: the same bits on "
-        "any number of replicas that divides it. The all-reduce transfers this many times the "
-        "bytes. 0: off.",
-        least=0, option="logical_shards",
-    ),
+    Key("runtime.strategy", "auto", choices=strategies.NAMES, harmless=True,
+        text=f"{', '.join(strategies.NAMES)}; see docs/hardware.md."),
+    Key("runtime.devices", [], harmless=True,
+        text='The devices to use, such as ["GPU:0", "GPU:2"]; empty: all (one_device: the first).'),
+    Key("runtime.logical_devices", 0, least=0, harmless=True,
+        text="Split the first GPU, or the CPU if there is no GPU, into this many devices; 0: do not "
+             "split."),
+    Key("runtime.tpu", "", harmless=True,
+        text="With the strategy tpu or auto: the name of a Google Cloud TPU in the project and zone "
+             "of this machine, projects/PROJECT/locations/ZONE/nodes/NAME, or the address of a worker "
+             'of the TPU, grpc://HOST:PORT; "": the TPU of this machine.'),
+    Key("runtime.precision", "float32", choices=PRECISIONS, option="precision",
+        text="float32, float64, or mixed precision with bfloat16 or float16 layers and float32 "
+             "variables."),
+    Key("runtime.loss_scale", 0.0, least=0, option="loss_scale",
+        text="With float16: a fixed loss scale; 0: a dynamic one."),
+    Key("runtime.xla", "auto", choices=XLA_MODES, option="xla", harmless=True,
+        text="What XLA compiles: off, loop (many complete steps; one replica), step (one complete "
+             "step; one replica), gradients (the forward and backward pass), autocluster (the parts "
+             "that TensorFlow selects), auto (the fastest of these that is supported by the strategy "
+             "and the model)."),
+    Key("runtime.logical_shards", 0, least=0, option="logical_shards",
+        text="Compute the gradient as the sum of this many shards in a fixed order: the same bits on "
+             "any number of replicas that divides it. The all-reduce transfers this many times the "
+             "bytes. 0: off."),
     Key("runtime.all_reduce", {}),
-    Key(
-        "runtime.all_reduce.dtype", "",
-        "bfloat16 halves the bytes of the all-reduce; \"\": the gradients' dtype.",
-        choices=("", "bfloat16"), option="all_reduce_dtype",
-    ),
-    Key(
-        "runtime.all_reduce.compression", "",
-        "powersgd, float16 or bfloat16: compress the gradients, and add what is lost to the next "
-        'ones; "": off. Updates are then no longer a function of the global batch alone. See '
-        "docs/step.md.",
-        choices=("", "powersgd", "float16", "bfloat16"), option="compression",
-    ),
-    Key(
-        "runtime.all_reduce.rank", 0,
-        "With powersgd: the rank of the factors that are sent, such as 2.",
-        least=0, option="compression_rank",
-    ),
-    Key(
-        "runtime.all_reduce.compression_start", 0,
-        "The first step that is compressed.",
-        least=0, option="compression_start",
-    ),
-    Key(
-        "runtime.all_reduce.algorithm", "auto",
-        "auto, nccl (GPUs), hierarchical_copy (GPUs of one machine), one_device, ring (several "
-        "processes).",
-        choices=strategies.ALGORITHMS, harmless=True,
-    ),
-    Key(
-        "runtime.all_reduce.bucket_mib", 0.0,
-        "With several processes: reduce the gradients in groups of about this many MiB, each as "
-        "soon as the backward pass has computed it; 0: one group after the backward pass. See "
-        "docs/hardware.md.",
-        least=0, harmless=True,
-    ),
-    Key(
-        "runtime.all_reduce.timeout", 0.0,
-        "Seconds that a process waits for the others in one; 0: no limit.",
-        least=0, harmless=True,
-    ),
-    Key("runtime.cluster", {}, "Of several processes (TF_CONFIG).", harmless=True),
-    Key(
-        "runtime.cluster.start_timeout", 600.0,
-        "Seconds to wait until all processes have started.",
-        least=0,
-    ),
-    Key(
-        "runtime.cluster.heartbeat_timeout", 30.0,
-        "Seconds until an unreachable process counts as lost.",
-        least=0, bound=(lambda seconds: seconds >= 1, "at least 1"),
-    ),
-    Key(
-        "runtime.cluster.shard_mib", 0.0,
-        "Split variables into shards of at least this many MiB, at most one per parameter "
-        "server; 0: do not split.",
-        least=0,
-    ),
-    Key(
-        "runtime.deterministic", False,
-        "TensorFlow's op determinism: the same bits in every run on GPUs too, but slower.",
-        harmless=True,
-    ),
-    Key(
-        "runtime.allow_unkeyed_random", False,
-        "Accept random operations that ctl cannot key by row, such as tf.random.uniform in a "
-        "layer: the update then depends on how the batch is split, and on how often the run was "
-        "resumed.",
-        option="allow_unkeyed_random", harmless=True,
-    ),
-    Key(
-        "runtime.allow_row_coupling", False,
-        "Accept losses in which a row depends on other rows of its replica or micro-batch, such "
-        "as local negatives: the update then depends on how the batch is split.",
-        option="allow_row_coupling", harmless=True,
-    ),
+    Key("runtime.all_reduce.dtype", "", choices=("", "bfloat16"), option="all_reduce_dtype",
+        text="bfloat16 halves the bytes of the all-reduce; \"\": the gradients' dtype."),
+    Key("runtime.all_reduce.compression", "", choices=("", "powersgd", "float16", "bfloat16"),
+        option="compression",
+        text="powersgd, float16 or bfloat16: compress the gradients, and add what is lost to the next "
+             'ones; "": off. Updates are then no longer a function of the global batch alone. See '
+             "docs/step.md."),
+    Key("runtime.all_reduce.rank", 0, least=0, option="compression_rank",
+        text="With powersgd: the rank of the factors that are sent, such as 2."),
+    Key("runtime.all_reduce.compression_start", 0, least=0, option="compression_start",
+        text="The first step that is compressed."),
+    Key("runtime.all_reduce.algorithm", "auto", choices=strategies.ALGORITHMS, harmless=True,
+        text="auto, nccl (GPUs), hierarchical_copy (GPUs of one machine), one_device, ring (several "
+             "processes)."),
+    Key("runtime.all_reduce.bucket_mib", 0.0, least=0, harmless=True,
+        text="With several processes: reduce the gradients in groups of about this many MiB, each as "
+             "soon as the backward pass has computed it; 0: one group after the backward pass. See "
+             "docs/hardware.md."),
+    Key("runtime.all_reduce.timeout", 0.0, least=0, harmless=True,
+        text="Seconds that a process waits for the others in one; 0: no limit."),
+    Key("runtime.cluster", {}, harmless=True, text="Of several processes (TF_CONFIG)."),
+    Key("runtime.cluster.start_timeout", 600.0, least=0,
+        text="Seconds to wait until all processes have started."),
+    Key("runtime.cluster.heartbeat_timeout", 30.0, least=0,
+        bound=(lambda seconds: seconds >= 1, "at least 1"),
+        text="Seconds until an unreachable process counts as lost."),
+    Key("runtime.cluster.shard_mib", 0.0, least=0,
+        text="Split variables into shards of at least this many MiB, at most one per parameter "
+             "server; 0: do not split."),
+    Key("runtime.deterministic", False, harmless=True,
+        text="TensorFlow's op determinism: the same bits in every run on GPUs too, but slower."),
+    Key("runtime.allow_unkeyed_random", False, option="allow_unkeyed_random", harmless=True,
+        text="Accept random operations that ctl cannot key by row, such as tf.random.uniform in a "
+             "layer: the update then depends on how the batch is split, and on how often the run was "
+             "resumed."),
+    Key("runtime.allow_row_coupling", False, option="allow_row_coupling", harmless=True,
+        text="Accept losses in which a row depends on other rows of its replica or micro-batch, such "
+             "as local negatives: the update then depends on how the batch is split."),
     Key("data", {}),
-    Key(
-        "data.dir", "",
-        "The folder of the dataset, which build_dataset reads as self.options.data.dir. A "
-        "relative path is searched in the current folder, then in that of the config file.",
-    ),
-    Key(
-        "data.global_batch_size", 0,
-        "The number of examples per update. Set either this key or data.per_replica_batch_size.",
-        least=0,
-    ),
-    Key("data.per_replica_batch_size", 0, "The number of examples per update and replica.", least=0),
-    Key(
-        "data.placement", "stream",
-        "stream, or device: hold the arrays in device memory and transfer only indices "
-        "(xla=loop).",
-        choices=("stream", "device"), option="placement", harmless=True,
-    ),
-    Key(
-        "data.prefetch", -1,
-        "Batches that the input pipeline prepares ahead; -1: tf.data chooses.",
-        least=-1, option="prefetch", harmless=True,
-    ),
-    Key(
-        "data.cache", "",
-        "Keep parsed examples, before the augmentation: memory, or a folder, which several runs "
-        'may share; "": parse them again in each epoch. See docs/data.md.',
-        bound=(
-            lambda place: place.lower() not in ("none", "off", "false", "true", "disk"),
-            "memory, a folder, or '' for no cache",
-        ),
+    Key("data.dir", "",
+        text="The folder of the dataset, which build_dataset reads as self.options.data.dir. A "
+             "relative path is searched in the current folder, then in that of the config file."),
+    Key("data.global_batch_size", 0, least=0,
+        text="The number of examples per update. Set either this key or data.per_replica_batch_size."),
+    Key("data.per_replica_batch_size", 0, least=0,
+        text="The number of examples per update and replica."),
+    Key("data.placement", "stream", choices=("stream", "device"), option="placement", harmless=True,
+        text="stream, or device: hold the arrays in device memory and transfer only indices "
+             "(xla=loop)."),
+    Key("data.prefetch", -1, least=-1, option="prefetch", harmless=True,
+        text="Batches that the input pipeline prepares ahead; -1: tf.data chooses."),
+    Key("data.cache", "",
+        bound=(lambda place: place.lower() not in ("none", "off", "false", "true", "disk"),
+               "memory, a folder, or '' for no cache"),
         option="cache", harmless=True,
-    ),
-    Key(
-        "data.overfit_batches", 0,
-        "Train and evaluate on this many batches only, the first ones; 0: all data. See "
-        "docs/running.md.",
-        least=0,
-    ),
-    Key(
-        "model", {},
-        "The experiment's own keys, which build_model reads as self.options.model.",
-        free=True,
-    ),
+        text="Keep parsed examples, before the augmentation: memory, or a folder, which several runs "
+             'may share; "": parse them again in each epoch. See docs/data.md.'),
+    Key("data.overfit_batches", 0, least=0,
+        text="Train and evaluate on this many batches only, the first ones; 0: all data. See "
+             "docs/running.md."),
+    Key("model", {}, free=True,
+        text="The experiment's own keys, which build_model reads as self.options.model."),
     Key("optimizer", {}),
-    Key(
-        "optimizer.name", "adam",
-        f"{', '.join(optimizers.CLASSES)}, or package.module:function; see docs/optimizers.md.",
-    ),
-    Key(
-        "optimizer.arguments", {},
-        "Further arguments of the optimizer's class, such as beta_2 or epsilon.",
-        free=True,
-    ),
-    Key(
-        "optimizer.learning_rate", 0.001,
-        "The highest rate, which the schedule multiplies.",
-        least=0, bound=(lambda rate: rate > 0, "greater than 0"),
-    ),
-    Key(
-        "optimizer.learning_rate_batch_size", 0,
-        "If not 0, learning_rate is for this global batch size and is scaled linearly with the "
-        'actual one (Goyal et al. 2017, "Accurate, large minibatch SGD").',
-        least=0,
-    ),
-    Key(
-        "optimizer.schedule", "constant",
-        f"{', '.join(schedules.KINDS)}, or package.module:function.",
-    ),
-    Key(
-        "optimizer.schedule_arguments", {},
-        "Arguments of the schedule, such as end_factor: the last rate as a fraction of "
-        "learning_rate.",
-        free=True,
-    ),
-    Key(
-        "optimizer.warmup_steps", 0,
-        "Updates of linear warm-up from 0 before the schedule.",
-        least=0, duration=True,
-    ),
-    Key(
-        "optimizer.decay_steps", 0,
-        "Updates of the decay after the warm-up; 0: up to train.steps.",
-        least=0, duration=True,
-    ),
-    Key(
-        "optimizer.momentum", 0.0,
-        f"The momentum of {', '.join(optimizers.MOMENTUM)}.",
-        least=0, bound=(lambda momentum: momentum < 1, "less than 1, such as 0.9"),
-    ),
-    Key("optimizer.weight_decay", 0.0, "decoupled, as the argument of tf_keras optimizers.", least=0),
-    Key(
-        "optimizer.weight_decay_exclude", [],
-        'Variables without weight decay, as patterns of names such as ["*/bias", "*/gamma", '
-        '"*/beta"].',
-        option="weight_decay_exclude",
-    ),
-    Key(
-        "optimizer.groups", [],
-        "Layers with another learning rate, or without updates until a step or at all, the first "
-        'match counts: [dict(variables="backbone/*", learning_rate_scale=0.1, frozen_until="1 '
-        'epoch"), dict(variables="stem/*", frozen=True)].',
-        option="optimizer_groups",
-    ),
-    Key(
-        "optimizer.ema_decay", 0.0,
-        "Evaluate and export the exponential moving average of the weights, with this decay, "
-        "such as 0.999, after a warm-up; 0: off. See docs/optimizers.md.",
-        least=0, bound=(lambda decay: decay < 1, "less than 1, such as 0.999"), option="ema_decay",
-    ),
-    Key(
-        "optimizer.shard_state", False,
-        "Split the optimizer's slot variables over the replicas, with the same bits; see "
-        "docs/memory.md.",
-        option="shard_state", harmless=True,
-    ),
-    Key(
-        "optimizer.gradient_accumulation_steps", 1,
-        "The number of micro-batches in a per-replica batch; the update does not depend on it.",
-        least=1, option="gradient_accumulation_steps", harmless=True,
-    ),
-    Key("optimizer.clip", {}, "Of the reduced gradients; set at most one."),
-    Key("optimizer.clip.global_norm", 0.0, "Scale all gradients to at most this joint norm.", least=0),
-    Key("optimizer.clip.norm", 0.0, "Scale each gradient to at most this norm.", least=0),
-    Key("optimizer.clip.value", 0.0, "Clip each element to [-value, value].", least=0),
-    Key("train", {}, harmless=True),
-    Key(
-        "train.steps", 1000,
-        'The total number of steps (global batches), or a duration: "90 epochs", "5000000 '
-        'examples". The other keys that accept a duration are listed in docs/running.md; '
-        "checkpoint_interval, summary_interval and eval.interval also accept a time, such as "
-        '"30 minutes".',
-        least=1, duration=True,
-    ),
-    Key(
-        "train.max_duration", "",
-        'End training earlier, after a time such as "8 hours"; "": no limit.',
-    ),
-    Key(
-        "train.steps_per_loop", 100,
-        "Steps of an inner loop, after which the host logs and may save.",
-        least=1, duration=True,
-    ),
-    Key(
-        "train.on_non_finite", "stop",
-        "After a step whose loss or gradients are not finite: stop (the run ends after the inner "
-        "loop without saving), skip (the update is not applied), rollback (the run restores its "
-        "last checkpoint and continues without that batch, at most 10 times), ignore (no check).",
-        choices=ON_NON_FINITE, option="on_non_finite",
-    ),
-    Key(
-        "train.loss_spike", 0.0,
-        "Treat a loss of more than this many times the median of the last 101 losses in the same "
-        "way; 0: do not check.",
-        least=0, bound=(
-            lambda factor: factor == 0 or factor > 1,
-            "greater than 1, such as 3.0, or 0 for no limit",
-        ),
-        option="loss_spike",
-    ),
-    Key(
-        "train.norms", "",
-        "global: log the global norms of the gradients (before clipping), the parameters and the "
-        "updates, and the shares of zero and non-finite elements of the gradients; layers: also "
-        'write (but do not print) the norms of each variable; "": off.',
-        choices=("", "global", "layers"), option="norms",
-    ),
-    Key(
-        "train.best", {},
-        "Keep the checkpoints of the best evaluations in best/, apart from the others.",
-    ),
-    Key("train.best.metric", "", 'Such as eval/accuracy; "": off.'),
-    Key(
-        "train.best.mode", "",
-        "max if higher values of the metric are better, min if lower ones are.",
-        choices=("", "max", "min"),
-    ),
-    Key("train.best.keep", 1, "The number of checkpoints.", least=1),
-    Key(
-        "train.best.patience", 0,
-        "End training after this many evaluations in a row that were not better than the best one; 0: "
-        "do not end it early.",
-        least=0,
-    ),
-    Key("train.best.restore", False, "The run's result is the best checkpoint, not the last step."),
-    Key(
-        "train.export", "",
-        'Export the "best" or the "last" checkpoint to export/ at the end, with the averaged weights '
-        'if optimizer.ema_decay is set; "": do not.',
-        choices=("", "best", "last"),
-    ),
-    Key(
-        "train.profile", "",
-        'The steps to profile, as FIRST:END without END, such as "200:210"; "": none. A '
-        "SIGUSR1 profiles the next inner loop.",
-    ),
-    Key(
-        "train.summary_interval", 0,
-        "Steps between two writes of the trainer's own tf.summary calls in a step; 0: "
-        "steps_per_loop.",
-        least=0, duration=True, time=True,
-    ),
-    Key(
-        "train.checkpoint_interval", 1000,
-        "Steps between two checkpoints; 0: save only at the end.",
-        least=0, duration=True, time=True,
-    ),
-    Key("train.checkpoints_to_keep", 3, "The newest ones.", least=1),
-    Key(
-        "train.checkpoint_keep_every", 0,
-        "Also keep those of its multiples; 0: none.",
-        least=0, duration=True,
-    ),
-    Key(
-        "train.checkpoint_writing", "auto",
-        "background: copy the values and continue while a thread writes them (one process only); "
-        "blocking: wait until they are written; auto: background if possible.",
-        choices=("auto", "background", "blocking"),
-    ),
-    Key(
-        "train.preemption_notice", "none",
-        "gce: also ask Google Cloud whether this machine will be preempted; none: only react to "
-        "SIGTERM.",
-        choices=("none", "gce"),
-    ),
-    Key("summaries", {}, "See docs/observing.md.", harmless=True),
-    Key(
-        "summaries.writers", ["tensorboard", "jsonl"],
-        "Where the logged values go: tensorboard, jsonl (metrics.jsonl), "
-        "mlflow, wandb, or path/to/file.py:Class or package.module:Class.",
-    ),
-    Key(
-        "summaries.histogram_interval", 0,
-        "Steps between two histograms of the weights and of the gradients in TensorBoard; 0: "
-        "none.",
-        least=0, option="histogram_interval",
-    ),
-    Key(
-        "actions", [],
-        "Actions at the end of inner loops and evaluations, each a name or a dict(name=..., "
-        "**arguments): path/to/file.py:Class or package.module:Class; see docs/actions.md.",
+    Key("optimizer.name", "adam",
+        text=f"{', '.join(optimizers.CLASSES)}, or package.module:function; see docs/optimizers.md."),
+    Key("optimizer.arguments", {}, free=True,
+        text="Further arguments of the optimizer's class, such as beta_2 or epsilon."),
+    Key("optimizer.learning_rate", 0.001, least=0, bound=(lambda rate: rate > 0, "greater than 0"),
+        text="The highest rate, which the schedule multiplies."),
+    Key("optimizer.learning_rate_batch_size", 0, least=0,
+        text="If not 0, learning_rate is for this global batch size and is scaled linearly with the "
+             'actual one (Goyal et al. 2017, "Accurate, large minibatch SGD").'),
+    Key("optimizer.schedule", "constant",
+        text=f"{', '.join(schedules.KINDS)}, or package.module:function."),
+    Key("optimizer.schedule_arguments", {}, free=True,
+        text="Arguments of the schedule, such as end_factor: the last rate as a fraction of "
+             "learning_rate."),
+    Key("optimizer.warmup_steps", 0, least=0, duration=True,
+        text="Updates of linear warm-up from 0 before the schedule."),
+    Key("optimizer.decay_steps", 0, least=0, duration=True,
+        text="Updates of the decay after the warm-up; 0: up to train.steps."),
+    Key("optimizer.momentum", 0.0, least=0,
+        bound=(lambda momentum: momentum < 1, "less than 1, such as 0.9"),
+        text=f"The momentum of {', '.join(optimizers.MOMENTUM)}."),
+    Key("optimizer.weight_decay", 0.0, least=0,
+        text="decoupled, as the argument of tf_keras optimizers."),
+    Key("optimizer.weight_decay_exclude", [], option="weight_decay_exclude",
+        text='Variables without weight decay, as patterns of names such as ["*/bias", "*/gamma", '
+             '"*/beta"].'),
+    Key("optimizer.groups", [], option="optimizer_groups",
+        text="Layers with another learning rate, or without updates until a step or at all, the first "
+             'match counts: [dict(variables="backbone/*", learning_rate_scale=0.1, frozen_until="1 '
+             'epoch"), dict(variables="stem/*", frozen=True)].'),
+    Key("optimizer.ema_decay", 0.0, least=0,
+        bound=(lambda decay: decay < 1, "less than 1, such as 0.999"), option="ema_decay",
+        text="Evaluate and export the exponential moving average of the weights, with this decay, "
+             "such as 0.999, after a warm-up; 0: off. See docs/optimizers.md."),
+    Key("optimizer.shard_state", False, option="shard_state", harmless=True,
+        text="Split the optimizer's slot variables over the replicas, with the same bits; see "
+             "docs/memory.md."),
+    Key("optimizer.gradient_accumulation_steps", 1, least=1, option="gradient_accumulation_steps",
         harmless=True,
-    ),
+        text="The number of micro-batches in a per-replica batch; the update does not depend on it."),
+    Key("optimizer.clip", {}, text="Of the reduced gradients; set at most one."),
+    Key("optimizer.clip.global_norm", 0.0, least=0,
+        text="Scale all gradients to at most this joint norm."),
+    Key("optimizer.clip.norm", 0.0, least=0, text="Scale each gradient to at most this norm."),
+    Key("optimizer.clip.value", 0.0, least=0, text="Clip each element to [-value, value]."),
+    Key("train", {}, harmless=True),
+    Key("train.steps", 1000, least=1, duration=True,
+        text='The total number of steps (global batches), or a duration: "90 epochs", "5000000 '
+             'examples". The other keys that accept a duration are listed in docs/running.md; '
+             'checkpoint_interval, summary_interval and eval.interval also accept a time, such as "30 '
+             'minutes".'),
+    Key("train.max_duration", "",
+        text='End training earlier, after a time such as "8 hours"; "": no limit.'),
+    Key("train.steps_per_loop", 100, least=1, duration=True,
+        text="Steps of an inner loop, after which the host logs and may save."),
+    Key("train.on_non_finite", "stop", choices=ON_NON_FINITE, option="on_non_finite",
+        text="After a step whose loss or gradients are not finite: stop (the run ends after the inner "
+             "loop without saving), skip (the update is not applied), rollback (the run restores its "
+             "last checkpoint and continues without that batch, at most 10 times), ignore (no "
+             "check)."),
+    Key("train.loss_spike", 0.0, least=0,
+        option="loss_spike", bound=(lambda factor: factor == 0 or factor > 1,
+                                    "greater than 1, such as 3.0, or 0 for no limit"),
+        text="Treat a loss of more than this many times the median of the last 101 losses in the same "
+             "way; 0: do not check."),
+    Key("train.norms", "", choices=("", "global", "layers"), option="norms",
+        text="global: log the global norms of the gradients (before clipping), the parameters and the "
+             "updates, and the shares of zero and non-finite elements of the gradients; layers: also "
+             'write (but do not print) the norms of each variable; "": off.'),
+    Key("train.best", {},
+        text="Keep the checkpoints of the best evaluations in best/, apart from the others."),
+    Key("train.best.metric", "", text='Such as eval/accuracy; "": off.'),
+    Key("train.best.mode", "", choices=("", "max", "min"),
+        text="max if higher values of the metric are better, min if lower ones are."),
+    Key("train.best.keep", 1, least=1, text="The number of checkpoints."),
+    Key("train.best.patience", 0, least=0,
+        text="End training after this many evaluations in a row that were not better than the best "
+             "one; 0: do not end it early."),
+    Key("train.best.restore", False, text="The run's result is the best checkpoint, not the last step."),
+    Key("train.export", "", choices=("", "best", "last"),
+        text='Export the "best" or the "last" checkpoint to export/ at the end, with the averaged '
+             'weights if optimizer.ema_decay is set; "": do not.'),
+    Key("train.profile", "",
+        text='The steps to profile, as FIRST:END without END, such as "200:210"; "": none. A SIGUSR1 '
+             "profiles the next inner loop."),
+    Key("train.summary_interval", 0, least=0, duration=True, time=True,
+        text="Steps between two writes of the trainer's own tf.summary calls in a step; 0: "
+             "steps_per_loop."),
+    Key("train.checkpoint_interval", 1000, least=0, duration=True, time=True,
+        text="Steps between two checkpoints; 0: save only at the end."),
+    Key("train.checkpoints_to_keep", 3, least=1, text="The newest ones."),
+    Key("train.checkpoint_keep_every", 0, least=0, duration=True,
+        text="Also keep those of its multiples; 0: none."),
+    Key("train.checkpoint_writing", "auto", choices=("auto", "background", "blocking"),
+        text="background: copy the values and continue while a thread writes them (one process only); "
+             "blocking: wait until they are written; auto: background if possible."),
+    Key("train.preemption_notice", "none", choices=("none", "gce"),
+        text="gce: also ask Google Cloud whether this machine will be preempted; none: only react to "
+             "SIGTERM."),
+    Key("summaries", {}, harmless=True, text="See docs/observing.md."),
+    Key("summaries.writers", ["tensorboard", "jsonl"],
+        text="Where the logged values go: tensorboard, jsonl (metrics.jsonl), mlflow, wandb, or "
+             "path/to/file.py:Class or package.module:Class."),
+    Key("summaries.histogram_interval", 0, least=0, option="histogram_interval",
+        text="Steps between two histograms of the weights and of the gradients in TensorBoard; 0: "
+             "none."),
+    Key("actions", [], harmless=True,
+        text="Actions at the end of inner loops and evaluations, each a name or a dict(name=..., "
+             "**arguments): path/to/file.py:Class or package.module:Class; see docs/actions.md."),
     Key("eval", {}, harmless=True),
-    Key(
-        "eval.interval", 0,
-        "Steps between evaluations; 0: evaluate only at the end.",
-        least=0, duration=True, time=True,
-    ),
-    Key(
-        "eval.global_batch_size", 0,
-        "Examples per batch; 0: the global batch size of training.",
-        least=0,
-    ),
-    Key(
-        "eval.splits", ["eval"],
-        "The splits that build_dataset is asked for; [] for an experiment without evaluation "
-        "data. The metrics of several splits have names such as eval/test/accuracy. ctl.data.idx "
-        'and ctl.data.tfrecords have only the splits "train" and "eval".',
-    ),
-    Key("eval.before_training", False, "Also evaluate at step 0."),
+    Key("eval.interval", 0, least=0, duration=True, time=True,
+        text="Steps between evaluations; 0: evaluate only at the end."),
+    Key("eval.global_batch_size", 0, least=0,
+        text="Examples per batch; 0: the global batch size of training."),
+    Key("eval.splits", ["eval"],
+        text="The splits that build_dataset is asked for; [] for an experiment without evaluation "
+             "data. The metrics of several splits have names such as eval/test/accuracy. ctl.data.idx "
+             'and ctl.data.tfrecords have only the splits "train" and "eval".'),
+    Key("eval.before_training", False, text="Also evaluate at step 0."),
 )
 # fmt: on
 BY_NAME = {key.name: key for key in KEYS}

@@ -13,23 +13,11 @@ import re
 import signal
 import sys
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f64": 8, "s64": 8}
 _ALL_REDUCE = re.compile(r" = (.*?) all-reduce(?:-start)?\(")
 _TENSOR = re.compile(r"\b([a-z]+[0-9]*)\[([0-9,]*)\]")
-
-
-class PrivateApi(NamedTuple):
-    """The private functions of jax that this program uses."""
-
-    topology: Any
-    to_stablehlo: Any
-    device_list: Any
-    options: Any
-    context: Any
-    ir: Any
-    np: Any
 
 
 def main(path: str) -> dict[str, Any]:
@@ -39,78 +27,51 @@ def main(path: str) -> dict[str, Any]:
         path: the file with the request.
 
     Returns:
-        The compiler's figures, or `error` and its `kind`.
+        The compiler's figures, or `error`.
     """
     with open(path) as file:
         request = json.load(file)
     signal.alarm(request["seconds"])  # ends the process even inside the compiler
-    try:
-        api = import_private_api()
-    except (ImportError, AttributeError) as error:
-        return {"error": str(error), "kind": "versions"}
-    with open(request["hlo"], "rb") as file:
-        hlo = file.read()
+    import jax  # type: ignore[import-not-found]  # noqa: F401 - not part of the time
+
     start = time.monotonic()
     try:
-        devices = _make_devices(api, request)
-        with api.context() as context, api.ir.Location.unknown(context):
-            module = parse_module(api, hlo)
-            executable = devices[0].client.compile(
-                module, api.device_list(tuple(devices)), _make_options(api, request)
-            )
+        answer = _compile(request)
     except Exception as error:  # XLA's errors have no common base class; report each
-        return {"error": str(error), "kind": type(error).__name__, "seconds": _seconds_since(start)}
-    return {**_collect_figures(executable), "seconds": _seconds_since(start)}
+        answer = {"error": str(error)}
+    return {**answer, "seconds": round(time.monotonic() - start, 2)}
 
 
-def import_private_api() -> PrivateApi:
-    """Imports all private functions at once, so that another version of jax fails here, by name."""
+def _compile(request: dict[str, Any]) -> dict[str, Any]:
     from jax._src import compiler  # type: ignore[import-not-found]
     from jax._src.interpreters import mlir  # type: ignore[import-not-found]
     from jax._src.lib import _jax  # type: ignore[import-not-found]
     from jax.experimental import topologies  # type: ignore[import-not-found]
-    from jaxlib.mlir import ir  # type: ignore[import-not-found]
     import numpy as np
 
-    return PrivateApi(
-        topology=topologies.get_topology_desc,
-        to_stablehlo=_jax.mlir.hlo_to_stablehlo,
-        device_list=_jax.DeviceList,
-        options=compiler.get_compile_options,
-        context=mlir.make_ir_context,
-        ir=ir,
-        np=np,
-    )
-
-
-def _make_devices(api: PrivateApi, request: dict[str, Any]) -> Any:
-    devices = api.topology(
+    cores = request["cores"]
+    devices = topologies.get_topology_desc(
         platform="tpu",
         topology_name=request["topology"],
         chips_per_host_bounds=tuple(request["host_chips"]),
     ).devices
-    if len(devices) != request["cores"]:
-        raise ValueError(
-            f"the compiler reports {len(devices)} cores, but the slice has {request['cores']}"
-        )
-    return devices
-
-
-def _make_options(api: PrivateApi, request: dict[str, Any]) -> Any:
-    cores = request["cores"]
-    options = api.options(
-        num_replicas=cores,
-        num_partitions=1,
-        device_assignment=api.np.arange(cores).reshape(cores, 1),
-    )
+    if len(devices) != cores:
+        raise ValueError(f"the compiler reports {len(devices)} cores, but the slice has {cores}")
+    assignment = np.arange(cores).reshape(cores, 1)
+    options = compiler.get_compile_options(cores, 1, device_assignment=assignment)
     options.executable_build_options.exec_time_optimization_effort = request["effort"]
-    return options
+    with open(request["hlo"], "rb") as file, mlir.make_ir_context():
+        module = parse_module(file.read())
+        executable = devices[0].client.compile(module, _jax.DeviceList(tuple(devices)), options)
+    return _collect_figures(executable)
 
 
-def parse_module(api: PrivateApi, hlo: bytes) -> Any:
-    """Parses TensorFlow's HLO, and removes what jax's newer dialect rejects."""
-    ir = api.ir
-    module = ir.Module.parse(api.to_stablehlo(hlo))
+def parse_module(hlo: bytes) -> Any:
+    """Parses TensorFlow's HLO in the current context, and removes what jax's newer dialect rejects."""
+    from jax._src.lib import _jax
+    from jaxlib.mlir import ir  # type: ignore[import-not-found]
+
+    module = ir.Module.parse(_jax.mlir.hlo_to_stablehlo(hlo))
     copies, comparisons = [], []
 
     def visit(op: Any) -> Any:
@@ -155,10 +116,6 @@ def measure_all_reduces(text: str) -> list[int]:
         )
         for result in _ALL_REDUCE.findall(text)
     ]
-
-
-def _seconds_since(start: float) -> float:
-    return round(time.monotonic() - start, 2)
 
 
 if __name__ == "__main__":

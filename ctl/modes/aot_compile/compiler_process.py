@@ -1,11 +1,10 @@
-"""Runs the compiler in its own environment and process, and reads its result.
+"""Runs the compiler in a process and an environment of its own, and reads its result.
 
-The environment is made once, from ctl/modes/aot_compile/requirements.txt.
+uv makes the environment of ctl/modes/aot_compile/requirements.txt, and keeps its packages in its cache.
 """
 
 import dataclasses
-import fcntl
-import hashlib
+import functools
 import json
 import math
 import os
@@ -28,6 +27,7 @@ NEAR_LIMIT = 0.85
 PINS = pathlib.Path(__file__).with_name("requirements.txt")
 _PYTHON = ">=3.11"  # jax 0.10 requires it
 _DOWNLOAD_SECONDS = 900.0  # for a download of 300 MB
+_INHERITED = ("PATH", "HOME", "XDG_CACHE_HOME", "UV_CACHE_DIR")
 _MAX_SECONDS = 900.0  # of one compilation
 _COMPILER = pathlib.Path(__file__).with_name("compiler.py")
 _ENVIRONMENT = {
@@ -45,6 +45,7 @@ _NEEDED_MEMORY = re.compile(
 )
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _MAX_MESSAGE = 500  # characters of the compiler's message
+_NO_ENVIRONMENT = "The compiler's environment cannot be made"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +86,7 @@ def compile_program(hlo: bytes, slice_: Slice) -> Compiled:
 
     Raises:
         UsageError: libtpu does not run on this machine.
-        Failure: the environment cannot be made, or its packages have the wrong versions.
+        Failure: the environment cannot be made.
     """
     quick = compile_once(hlo, slice_, effort=QUICK)
     if not quick.out_of_memory and quick.peak_bytes <= NEAR_LIMIT * slice_.hbm_bytes:
@@ -96,7 +97,7 @@ def compile_program(hlo: bytes, slice_: Slice) -> Compiled:
 
 def compile_once(hlo: bytes, slice_: Slice, *, effort: float) -> Compiled:
     """Compiles a program once, at one effort; see `compile_program` for the other arguments."""
-    python = ensure_python()
+    python = find_python()
     with tempfile.TemporaryDirectory(prefix="ctl-aot-") as name:
         folder = pathlib.Path(name)
         (folder / "program.hlo").write_bytes(hlo)
@@ -109,7 +110,7 @@ def compile_once(hlo: bytes, slice_: Slice, *, effort: float) -> Compiled:
             "seconds": math.ceil(_MAX_SECONDS) + 5,  # ends the compiler if this process is killed
         }
         (folder / "request.json").write_text(json.dumps(request))
-        answer = _run([str(python), str(_COMPILER), str(folder / "request.json")], folder)
+        answer = _run([*python, str(_COMPILER), str(folder / "request.json")], folder)
     return _parse_answer(answer, effort)
 
 
@@ -118,7 +119,7 @@ def _run(command: list[str], folder: pathlib.Path) -> dict[str, Any]:
         done = subprocess.run(
             command,
             cwd=folder,
-            env={"PATH": os.environ.get("PATH", ""), "HOME": str(folder), **_ENVIRONMENT},
+            env={**{k: v for k, v in os.environ.items() if k in _INHERITED}, **_ENVIRONMENT},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -127,7 +128,7 @@ def _run(command: list[str], folder: pathlib.Path) -> dict[str, Any]:
         )
     except subprocess.TimeoutExpired:
         limit = f"the compiler was stopped after {_MAX_SECONDS:g} s, its limit"
-        return {"error": limit, "kind": "limits"}
+        return {"error": limit}
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
         message = " ".join(done.stderr.split())[-_MAX_MESSAGE:] or "no message"
@@ -138,36 +139,22 @@ def _run(command: list[str], folder: pathlib.Path) -> dict[str, Any]:
 
 def _parse_answer(answer: dict[str, Any], effort: float) -> Compiled:
     error = " ".join(answer.pop("error", "").split())
-    if answer.pop("kind", "") == "versions":
-        raise Failure(
-            f"The TPU compiler's packages have the wrong versions ({error}): install the versions of "
-            "ctl/modes/aot_compile/requirements.txt."
-        )
-    fields = {field.name for field in dataclasses.fields(Compiled)}
-    figures = {name: value for name, value in answer.items() if name in fields}
     if not error:
-        return Compiled(**figures, effort=effort)
+        return Compiled(**answer, effort=effort)
+    needed = _NEEDED_MEMORY.search(error)
+    number, unit = [group for group in needed.groups() if group] if needed else ("0", "K")
     return Compiled(
-        **figures,
+        **answer,
         error=error[:_MAX_MESSAGE],
         out_of_memory="RESOURCE_EXHAUSTED" in error and "emory" in error,
-        peak_bytes=_parse_needed_bytes(error),
+        peak_bytes=int(float(number) * _UNITS[unit]),
         effort=effort,
     )
 
 
-def _parse_needed_bytes(error: str) -> int:
-    match = _NEEDED_MEMORY.search(error)
-    if not match:
-        return 0
-    number, unit = [group for group in match.groups() if group]
-    return int(float(number) * _UNITS[unit])
-
-
-def ensure_python() -> pathlib.Path:
-    """Returns the environment's interpreter, and makes the environment if it does not exist.
-
-    If several processes call this at the same time, one makes the environment and the others wait.
+@functools.cache
+def find_python() -> list[str]:
+    """Returns the command of a Python that has the compiler's packages; downloads them if necessary.
 
     Raises:
         UsageError: libtpu does not run on this machine.
@@ -178,65 +165,31 @@ def ensure_python() -> pathlib.Path:
             "--mode=aot_compile requires libtpu, which runs on Linux on x86-64, but this is "
             f"{sys.platform} on {platform.machine()}: run it there, for example in a container."
         )
-    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "ctl"
-    # Keyed by the content of the pins: other pins are another environment.
-    folder = cache / f"aot-{hashlib.sha256(PINS.read_bytes()).hexdigest()[:12]}"
-    python = folder / "bin" / "python"
-    if not python.exists():
-        try:
-            cache.mkdir(parents=True, exist_ok=True)
-            with (cache / "aot.lock").open("w") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed, in any way
-                if not python.exists():
-                    _make_environment(folder)
-        except OSError as error:
+    path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", "")))
+    uv = os.environ.get("UV") or shutil.which("uv", path=path)
+    if not uv:
+        raise Failure(f"{_NO_ENVIRONMENT}: uv is missing. Install it: pip install uv.")
+    python = sys.executable if sys.version_info >= (3, 11) else _PYTHON
+    run = [uv, "run", "--quiet", "--no-project", "--no-config", "--python", python]
+    run += ["--with-requirements", str(PINS)]
+    offline = [*run, "--offline", "python"]
+    if _call_uv([*offline, "-c", ""]):
+        print("Making the TPU compiler's environment (once, about 300 MB).", flush=True)
+        if error := _call_uv([*run, "python", "-c", ""]):
             raise Failure(
-                f"The compiler's environment cannot be made in {cache} ({error.strerror}): set "
-                "XDG_CACHE_HOME to a writable folder."
-            ) from error
-    return python
+                f"{_NO_ENVIRONMENT}: uv failed ({error}). It requires the packages of "
+                "ctl/modes/aot_compile/requirements.txt, from the network or from uv's cache."
+            )
+    return offline
 
 
-def _make_environment(folder: pathlib.Path) -> None:
-    """Makes the environment next to `folder` and renames it, so it is never partly made."""
-    uv = _find_uv()
-    print("Making the TPU compiler's environment (once, about 300 MB).", flush=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="making-") as name:
-        venv = pathlib.Path(name) / "venv"
-        interpreter = sys.executable if sys.version_info >= (3, 11) else _PYTHON
-        _run_uv([*uv, "venv", "--quiet", "--no-config", "--python", interpreter, str(venv)])
-        install = ["pip", "install", "--quiet", "--no-config", "--requirement", str(PINS)]
-        _run_uv([*uv, *install, "--python", f"{venv}/bin/python"])
-        venv.rename(folder)
-
-
-def _find_uv() -> list[str]:
-    executable = os.environ.get("UV") or shutil.which("uv")
-    if executable:
-        return [executable]
-    for interpreter in (sys.executable, getattr(sys, "_base_executable", sys.executable)):
-        command = [interpreter, "-m", "uv"]
-        if subprocess.run([*command, "--version"], capture_output=True).returncode == 0:
-            return command
-    raise Failure(
-        "The compiler's environment cannot be made: uv is missing. Install it: pip install uv."
-    )
-
-
-def _run_uv(command: list[str]) -> None:
+def _call_uv(command: list[str]) -> str:
+    """Returns the end of uv's error message, or "" if it succeeds."""
     clean = {k: v for k, v in os.environ.items() if k not in ("VIRTUAL_ENV", "PYTHONPATH")}
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_DOWNLOAD_SECONDS, env=clean
         )
     except subprocess.TimeoutExpired:
-        raise Failure(
-            "The compiler's environment cannot be made: its packages were not downloaded within "
-            f"{_DOWNLOAD_SECONDS:g} s. Rerun the same command on a faster network."
-        ) from None
-    if done.returncode:
-        message = " ".join(done.stderr.split())[-300:]
-        raise Failure(
-            f"The compiler's environment cannot be made: uv failed ({message}). It requires the "
-            "packages of ctl/modes/aot_compile/requirements.txt, from the network or from uv's cache."
-        )
+        return f"its packages were not downloaded within {_DOWNLOAD_SECONDS:g} s"
+    return (" ".join(done.stderr.split())[-300:] or "no message") if done.returncode else ""

@@ -87,7 +87,7 @@ def compile_for_slices(
         UsageError: the config does not work on such a slice, or this machine has no compiler.
         Failure: the compiler or its environment failed.
     """
-    compiler_process.ensure_python()  # before the experiment is built
+    compiler_process.find_python()  # before the experiment is built
     # The compiled programs use no GPU. RuntimeError: this process has initialized its GPUs already.
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")

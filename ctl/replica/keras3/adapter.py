@@ -116,6 +116,9 @@ class Adapter(tf_keras.Model):
     non_trainable_variables = non_trainable_weights
     variables = weights
     metrics = _of_inner(lambda inner: [])
+    frozen_variables = _of_inner(
+        lambda inner: [not v.trainable for v in private.variables_of(inner, trainable=True)]
+    )
     # The layer itself, without the layers inside of it.
     _trainable = _of_inner(lambda inner: inner.trainable, private.set_trainable)
     _trainable_weights = _of_inner(lambda inner: raw(private.variables_of(inner, trainable=True)))

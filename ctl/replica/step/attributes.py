@@ -119,13 +119,9 @@ class Attributes:
                 dropout.key_random_layers(model, seed, scope=name)
                 self._keyed.add(name)
 
-    def trainable(self) -> tuple[bool | int, ...]:
-        """Returns whether each layer of every model is trainable, and the ids of trained variables."""
-        models = self.models()
-        layers = [layer.trainable for model in models for layer in model._flatten_layers()]
-        # In Keras 3 a single variable can be frozen.
-        trained = [id(v) for m in models if m.built for v in m.trainable_variables]
-        return (*layers, *trained)
+    def layers(self) -> list[tf_keras.layers.Layer]:
+        """Returns every layer of every model, and the models themselves."""
+        return [layer for model in self.models() for layer in model._flatten_layers()]
 
     def assignable(self) -> Assignable:
         """Returns every variable that the code of a step may assign.
@@ -175,7 +171,7 @@ class Attributes:
             variables: the variables that an update trains, of any model.
         """
         keys = {id(variable) for variable in variables}
-        layers = {id(layer): layer for m in self.models() for layer in m._flatten_layers()}
+        layers = {id(layer): layer for layer in self.layers()}
         losses: list[tf.Tensor] = []
         for layer in layers.values():  # each once, even if several models contain it
             own = (*layer._trainable_weights, *layer._non_trainable_weights)
@@ -214,6 +210,12 @@ class Attributes:
                 values = tf.nest.flatten(value)
             for i, each in enumerate(values):
                 yield f"{name}/{i}", adapter.adapt(each)
+
+
+def freezing(layer: tf_keras.layers.Layer) -> Any:
+    """Returns what is frozen in a layer, on which a trace depends."""
+    # In Keras 3 a single variable can be frozen.
+    return layer.trainable, getattr(layer, "frozen_variables", ())
 
 
 def _adapt_all(value: Any) -> Any:

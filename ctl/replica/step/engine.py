@@ -18,7 +18,7 @@ from ctl.replica.keras3 import detection
 from ctl.replica.measure.non_finite import NonFiniteReport
 from ctl.replica.random import draws
 from ctl.replica.step import out_of_memory, preprocessing, xla
-from ctl.replica.step.attributes import Attributes
+from ctl.replica.step.attributes import Attributes, freezing
 from ctl.replica.step.compiled_loop import compile_loop
 from ctl.replica.step.microbatches import unpack
 from ctl.replica.step.plan import Plan
@@ -109,11 +109,7 @@ class Engine:
         Yields:
             The number of steps of each part, once the trainer is prepared for it.
         """
-        first = int(self._trainer.global_step.numpy())
-        compression = self.step.update.compression
-        for steps in compression.split(first, count) if compression else (count,):
-            yield from self.step.attributes.unfreezing.split(first, steps)
-            first += steps
+        return self.step.split(int(self._trainer.global_step.numpy()), count)
 
     def retrace_if_changed(self) -> None:
         """Drops the trace of the inner loop if it would compute something else by now.
@@ -181,10 +177,9 @@ class Engine:
 
     def _state(self) -> Any:
         """Returns what the traced step depends on, besides its batch and its variables."""
-        compression = self.step.update.compression
         return (
-            self.step.attributes.trainable(),
-            bool(compression and compression.is_active),
+            [freezing(layer) for layer in self.step.attributes.layers()],
+            self.step.is_compressed(),
             self.step.results.measures_waiting,
         )
 

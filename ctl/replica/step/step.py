@@ -16,7 +16,7 @@ from ctl.replica.step.empty_batches import pad_rows
 from ctl.replica.step.loop_results import LoopResults
 from ctl.replica.step.microbatches import Batch, row_count
 from ctl.replica.step.plan import Plan
-from ctl.replica.step.update import Update
+from ctl.replica.step.update import Update, UpdateResult
 from ctl.replica.updates.ema import ExponentialMovingAverage
 
 
@@ -34,7 +34,7 @@ class ReplicaStep:
         attributes: the models, optimizers, metrics and variables that the code of a step uses.
         preprocess: prepares one replica's batch, and keeps its number of rows.
         function: the user's function, which computes and applies the updates of one replica's prepared
-            batch by `update`, and returns the loss of the global batch, a scalar.
+            batch by `update`, and returns the loss of the global batch, a scalar, or an `UpdateResult`.
         global_step: scalar int64, the number of consumed batches.
         first_batch: returns the first batch of a replica and its row mask, for the checks of the code.
 
@@ -128,7 +128,7 @@ class ReplicaStep:
         ):
             yield rows
 
-    def run(self, batch: Batch, mask: tf.Tensor | None) -> tf.Tensor:
+    def run(self, batch: Batch, mask: tf.Tensor | None) -> Any:
         """Runs one replica's step; call it in a replica context.
 
         A skipped step leaves no trace in the loss, metrics, and variables that the user's code assigns.
@@ -148,7 +148,8 @@ class ReplicaStep:
             # only be undone.
             once, summed, _ = self.attributes.assignable()
             snapshot = Snapshot([*once, *summed] if self.results.may_skip() else [])
-            loss = convert(self._function)(self._preprocess(batch))
+            result = convert(self._function)(self._preprocess(batch))
+            loss = result.loss if isinstance(result, UpdateResult) else result
             # Decided while tracing: a step that can never be skipped has no ops for it.
             applied: tf.Tensor | bool = True
             if rows.applied:
@@ -159,7 +160,26 @@ class ReplicaStep:
             # Last, so that the average uses the moving statistics at the end of the step.
             if self.ema:
                 self.ema.update(self.attributes.optimizer.iterations, applied)
-        return loss
+        return result
+
+    def split(self, first: int, count: int) -> Iterator[int]:
+        """Splits steps where layers are unfrozen, or gradients begin to be compressed.
+
+        Args:
+            first: the first step.
+            count: the number of steps.
+
+        Yields:
+            The number of steps of each part, once the layers and the compression are set for it.
+        """
+        compression = self.update.compression
+        for steps in compression.split(first, count) if compression else (count,):
+            yield from self.attributes.unfreezing.split(first, steps)
+            first += steps
+
+    def is_compressed(self) -> bool:
+        """Returns whether the gradients of the current steps are compressed."""
+        return self.update.compression is not None and self.update.compression.is_active
 
     def add_models(self) -> None:
         """Prepares the models and optimizers that `attributes` holds besides the first ones.

@@ -1,5 +1,6 @@
 """The exported programs are those that the trainer trains and the evaluator evaluates."""
 
+import os
 import pathlib
 import shutil
 import subprocess
@@ -139,8 +140,8 @@ def run_on_cpu(folder, hlo, arguments):
     shutil.copy(compiler.__file__, folder / "compiler.py")
     np.savez(folder / "arguments.npz", **{f"arg_{i}": v for i, v in enumerate(arguments)})
     subprocess.run(
-        [str(compiler_process.ensure_python()), str(RUN_ON_CPU), str(folder), str(STEPS)],
-        env={"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"},
+        [*compiler_process.find_python(), str(RUN_ON_CPU), str(folder), str(STEPS)],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"},
         check=True,
     )
     results = np.load(folder / "results.npz")

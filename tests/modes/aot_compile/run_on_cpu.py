@@ -18,17 +18,18 @@ def main(folder, steps):
     import jax
 
     jax.config.update("jax_enable_x64", True)
-    from jax._src.lib import xla_client
+    from jax._src.compiler import get_compile_options
+    from jax._src.interpreters import mlir
+    from jax._src.lib import _jax, xla_client
 
     hlo = (folder / "program.hlo").read_bytes()
     text = xla_client.XlaComputation(hlo).as_hlo_text()
     aliases = {int(out): int(arg) for out, arg in re.findall(r"\{(\d+)\}: \((\d+),", text)}
-    api = compiler.import_private_api()
     device = jax.devices("cpu")[0]
-    with api.context() as context, api.ir.Location.unknown(context):
-        module = compiler.parse_module(api, hlo)
-        options = api.options(1, 1, api.np.zeros((1, 1), int))
-        program = device.client.compile_and_load(module, api.device_list((device,)), options)
+    with mlir.make_ir_context():
+        module = compiler.parse_module(hlo)
+        options = get_compile_options(1, 1, device_assignment=np.zeros((1, 1), int))
+        program = device.client.compile_and_load(module, _jax.DeviceList((device,)), options)
     arguments = np.load(folder / "arguments.npz")
     values = [arguments[f"arg_{i}"] for i in range(len(arguments.files))]
     for _ in range(steps):

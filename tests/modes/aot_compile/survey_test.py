@@ -1,7 +1,6 @@
 """--mode=aot_compile, from the command line to the file."""
 
 import json
-import pathlib
 import textwrap
 
 import pytest
@@ -57,7 +56,7 @@ def run(tmp_path, monkeypatch, capsys):
 @pytest.fixture
 def fake_compiler(monkeypatch):
     """Replaces the compiler by a function from the program's HLO to its peak memory."""
-    monkeypatch.setattr(compiler_process, "ensure_python", lambda: pathlib.Path("python"))
+    monkeypatch.setattr(compiler_process, "find_python", lambda: ["python"])
 
     def replace(peak_of):
         def compile_program(hlo, slice_):

@@ -78,6 +78,7 @@ def test_layers_can_be_frozen_between_two_loops():
     assert changed(fourth, weights(trainer)) == {"a/kernel:0", "a/bias:0", "b/bias:0"}
 
 
+@pytest.mark.slow
 def test_groups_freeze_unfreeze_and_scale_layers():
     groups = (
         {"variables": "a/*", "frozen_until": 2},

@@ -27,7 +27,8 @@ class Block(keras.layers.Layer):
         return self.drop(self.norm(self.dense(inputs)))
 
 
-@pytest.mark.parametrize("precision", ["float64", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float64", "bfloat16"])
 def test_recomputed_layer_computes_the_same_update(precision):
     def run(wrap):
         def make(k):

@@ -25,6 +25,10 @@ def file(tmp_path):
     return tmp_path / "golden/tiny.json"
 
 
+def test_public_names_of_the_kit_exist():
+    assert all(getattr(testing, name) for name in testing.__all__)
+
+
 def test_file_is_read_as_it_was_written(file):
     assert curve.read(file) == recorded()
     lines = file.read_text().splitlines()
