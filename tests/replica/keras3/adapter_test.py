@@ -1,5 +1,7 @@
 """Everything that a trainer does with a model works for a model of Keras 3."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -9,9 +11,11 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.loop import inference
+from ctl.loop.checkpoints import warm_start
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.exports.version import write_version
-from ctl.replica.keras3 import adapter
+from ctl.replica.keras3 import adapter, private
+from ctl.replica.step import build
 from tests.replica.keras3 import twins
 from tests.replica.keras3.twins import difference, make_trainer, train
 
@@ -158,6 +162,25 @@ def test_run_resumes_with_equal_bits_from_a_checkpoint_written_in_the_background
     )
 
 
+@pytest.mark.slow
+def test_run_starts_from_the_weights_of_a_run_of_tf_keras(tmp_path):
+    private.reset_names()
+    trainer = make_trainer(tf_keras, model=SYNC)
+    trainer.train(tf.constant(2))
+    Checkpointer(tmp_path, trainer).save()
+    private.reset_names()
+    other = make_trainer(model=SYNC)
+    init = types.SimpleNamespace(checkpoint=str(tmp_path), variables=(), models={}, averages=False)
+    (loaded,) = warm_start.all_load(other, init)
+    assert len(loaded.names) == loaded.total
+    assert (
+        difference(
+            [v.numpy() for v in trainer.model.weights], [v.numpy() for v in other.model.weights]
+        )
+        == 0
+    )
+
+
 def test_exported_models_are_of_keras_alone(tmp_path):
     trainer = make_trainer(model=SYNC, precision="float32")
     trainer.train(tf.constant(2))
@@ -252,6 +275,13 @@ def test_what_cannot_be_trained_is_one_line(monkeypatch):
 
     with pytest.raises(ctl.UsageError, match="holds a metric of Keras 3"):
         adapter.adapt(keras.Sequential([Holding()]))
+    coordinated = types.SimpleNamespace(coordinated=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(build.strategies, "spec_of", lambda strategy: coordinated)
+        with pytest.raises(
+            ctl.UsageError, match="Parameter servers do not train models of Keras 3"
+        ):
+            build.check_model(dense(keras))
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     with pytest.raises(ctl.UsageError, match="The backend of Keras 3 is jax"):
         adapter.adapt(keras.layers.Dense(1))
