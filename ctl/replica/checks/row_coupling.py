@@ -18,7 +18,8 @@ from ctl.errors import UsageError
 from ctl.replica.arithmetic.row_mask import Examples
 from ctl.replica.checks import loss_trace, random_search
 from ctl.replica.checks.loss_trace import GlobalValue, LossTrace, Update, symbolic
-from ctl.replica.checks.row_flow import Mixed, RowFlow, Rows
+from ctl.replica.checks.row_flow import Mixed, RowFlow
+from ctl.replica.checks.row_rules import Rows
 from ctl.replica.graphs.dataflow import outer_tensor
 
 _LOG = logging.getLogger("ctl")
@@ -76,7 +77,7 @@ def search(rows: Examples, replicas: int, read_batch: ReadBatch) -> Iterator[Non
 def _check_update(
     trace: LossTrace, update: Update, replicas: int, parts: int, read_batch: ReadBatch
 ) -> None:
-    batch = {id(x): Rows() for x in trace.batch}
+    batch = {id(x): Rows(0) for x in trace.batch}
     clean = [id(value.output) for value in trace.global_values]
     count = trace.batch[0].shape[0] if trace.batch[0].shape.rank else None
 
@@ -85,7 +86,7 @@ def _check_update(
     _check(trace, update, prepared, update.inputs, replicas > 1, count, read_batch)
 
     part = update.micro_batches[0]
-    leading = {id(x): Rows() for x in part.rows if x.shape.rank}
+    leading = {id(x): Rows(0) for x in part.rows if x.shape.rank}
     rows = part.size if isinstance(part.size, int) else None
 
     def resolve(tensor: tf.Tensor) -> tf.Tensor | None:
@@ -120,11 +121,9 @@ def _check(
     except _ProbeError as error:
         unknown = f" (this could not be computed for a batch: {error})"
     op = suspects[0][1]
-    later = "" if op.type in (*_REORDERING, *_STATISTICS) else " or a line after it"
     line = (
-        f"{random_search.place(op)}{later} combines rows of the same replica or micro-batch "
-        f"({op.type}), so the loss of a row depends on how the batch is split{unknown}: "
-        f"{_suggestion(op)}, {_ACCEPT}."
+        f"{random_search.place(op)} combines rows of the same replica or micro-batch ({op.type}), so "
+        f"the loss of a row depends on how the batch is split{unknown}: {_suggestion(op)}, {_ACCEPT}."
     )
     if split:
         raise UsageError(line)

@@ -147,15 +147,6 @@ def experts(batch):
 
 # Networks of known layers, in which nothing is suspected: no batch is computed.
 SEARCHED = {
-    "convolutions": lambda: model(
-        "image",
-        layers.SeparableConv2D(3, 3),
-        layers.Conv2DTranspose(2, 3, strides=2),
-        layers.UpSampling2D(2, interpolation="bilinear"),
-        layers.ZeroPadding2D(1),
-        layers.AveragePooling2D(4),
-        layers.GlobalMaxPooling2D(),
-    ),
     "dense": lambda: model("x", layers.Dense(3, "relu"), layers.Dropout(0.0), layers.Dense(2)),
     "layer normalization": lambda: model("series", layers.LayerNormalization()),
     "group normalization": lambda: model("image", layers.GroupNormalization(groups=3)),
@@ -163,14 +154,45 @@ SEARCHED = {
         "image", layers.Conv2D(2, 3), layers.BatchNormalization(), layers.ReLU()
     ),
     "synchronized batch normalization": lambda: model("x", ctl.SyncBatchNormalization()),
+    "convolutions": lambda: model(
+        "image",
+        layers.SeparableConv2D(3, 3, dilation_rate=2),
+        layers.Conv2DTranspose(2, 3, strides=2),
+        layers.UpSampling2D(2, interpolation="bilinear"),
+        layers.ZeroPadding2D(1),
+        layers.AveragePooling2D(4),
+        layers.GlobalMaxPooling2D(),
+    ),
+    "causal convolutions": lambda: model(
+        "series", layers.Conv1D(3, 2, padding="causal", dilation_rate=2), layers.MaxPooling1D(2)
+    ),
+    "LSTM and mask": lambda: model(
+        "tokens", layers.Embedding(9, 4, mask_zero=True), layers.LSTM(3)
+    ),
     "transformer": lambda: functional(transformer, "tokens"),
     "attention": lambda: functional(lambda x: layers.AdditiveAttention()([x, x]), "series"),
+    "two views": lambda: two_views,
+    "bilinear pooling": lambda: lambda b: by_row(
+        tf.einsum("...ti,...tj->...ij", b["series"], b["series"])
+    ),
     "gather by row": lambda: lambda b: tf.gather(b["x"], b["label"], axis=1, batch_dims=1),
     "class weights": lambda: lambda b: (
         tf.gather(tf.constant([1.0, 2.0, 3.0]), b["label"]) * b["x"][:, 0]
     ),
     "positions of rows": lambda: lambda b: by_row(b["x"]) + tf.cast(tf.range(ROWS), tf.float32),
+    "covariance of each row": lambda: lambda b: tf.linalg.logdet(
+        tf.matmul(b["series"], b["series"], transpose_a=True) + tf.eye(FEATURES)
+    ),
     "sort of each row": lambda: lambda b: tf.sort(b["x"], axis=1)[:, 0],
+    "repeated rows": lambda: lambda b: by_row(
+        tf.reshape(tf.repeat(b["x"], 3, axis=0) * 2, [ROWS, 3, FEATURES])
+    ),
+    "time first": lambda: lambda b: by_row(tf.transpose(
+        tf.math.cumsum(tf.transpose(b["series"], [1, 0, 2]), axis=0), [1, 0, 2]
+    )),
+    "scan over time": lambda: lambda b: by_row(tf.scan(
+        lambda state, x: 0.5 * state + x, tf.transpose(b["series"], [1, 0, 2])
+    )[-1]),
     "gradient penalty": lambda: penalty,
     "rows of the global batch": lambda: lambda b: tf.reduce_sum(
         b["x"] @ tf.transpose(ctl.replica.all_gather(b["x"])), axis=1
@@ -182,31 +204,6 @@ SEARCHED = {
 }  # fmt: skip
 # Here an op combines rows, and the losses of a batch show that they do not depend on each other.
 COMPUTED = {
-    "causal convolutions": lambda: model(
-        "series", layers.Conv1D(3, 2, padding="causal", dilation_rate=2), layers.MaxPooling1D(2)
-    ),
-    "LSTM and mask": lambda: model(
-        "tokens", layers.Embedding(9, 4, mask_zero=True), layers.LSTM(3)
-    ),
-    "two views": lambda: two_views,
-    "bilinear pooling": lambda: lambda b: by_row(
-        tf.einsum("...ti,...tj->...ij", b["series"], b["series"])
-    ),
-    "covariance of each row": lambda: lambda b: tf.linalg.logdet(
-        tf.matmul(b["series"], b["series"], transpose_a=True) + tf.eye(FEATURES)
-    ),
-    "repeated rows": lambda: lambda b: by_row(
-        tf.reshape(tf.repeat(b["x"], 3, axis=0) * 2, [ROWS, 3, FEATURES])
-    ),
-    "time first": lambda: lambda b: by_row(tf.transpose(
-        tf.math.cumsum(tf.transpose(b["series"], [1, 0, 2]), axis=0), [1, 0, 2]
-    )),
-    "scan over time": lambda: lambda b: by_row(tf.scan(
-        lambda state, x: 0.5 * state + x, tf.transpose(b["series"], [1, 0, 2])
-    )[-1]),
-    "batch normalization after a loop": lambda: model(
-        "series", layers.LSTM(3), layers.BatchNormalization()
-    ),
     "CTC": lambda: temporal_classification,
     "boolean mask and segments": lambda: masked_sum,
     "ragged mean": lambda: ragged_mean,
@@ -214,7 +211,7 @@ COMPUTED = {
     "map over rows": lambda: lambda b: tf.map_fn(lambda r: tf.reduce_sum(r**2), b["x"]),
     "loop until all rows end": lambda: decoded,
     "mixture of experts": lambda: experts,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SEARCHED)
@@ -387,10 +384,9 @@ def test_application_is_accepted():
     assert FakeStep(lambda batch: by_row(network(batch["image"], training=True))).trace() == 0
 
 
-# How often the batch is computed.
-DYNAMIC = {"transformer": 1, "plain batch normalization, which the plan warns of": 0}
+DYNAMIC = ("transformer", "causal convolutions", "synchronized batch normalization")
 
 
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_networks_of_a_number_of_rows_that_is_not_static_are_accepted(name):
-    assert FakeStep(SEARCHED[name]()).trace(static=False) == DYNAMIC[name]
+    assert FakeStep(SEARCHED[name]()).trace(static=False) == 0
