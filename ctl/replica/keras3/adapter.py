@@ -82,7 +82,7 @@ def _of_inner(read: Callable[[Any], Any], write: Any = None) -> Any:
     """Returns a property that reads the inner layer; the constructor of tf_keras cannot set it."""
 
     def assign(adapter: Any, value: Any) -> None:
-        if write is not None and "_nodes" in vars(adapter):
+        if write is not None and "_is_made" in vars(adapter):
             write(adapter.inner, value)
 
     return property(lambda adapter: read(adapter.inner), assign)
@@ -137,7 +137,7 @@ class Adapter(tf_keras.Model):
     def __init__(self, inner: Any):
         object.__setattr__(self, "inner", inner)  # without TensorFlow's tracking
         super().__init__(name=inner.name, autocast=False)
-        object.__setattr__(self, "_nodes", {})
+        object.__setattr__(self, "_is_made", True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer of Keras 3."""
@@ -150,7 +150,7 @@ class Adapter(tf_keras.Model):
         return private.value_of(value) if detection.is_keras3(value, "Variable") else value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("_") or hasattr(type(self), name) or "_nodes" not in vars(self):
+        if name.startswith("_") or hasattr(type(self), name) or "_is_made" not in vars(self):
             super().__setattr__(name, value)
         else:
             setattr(self.inner, name, value)
@@ -178,20 +178,14 @@ class Adapter(tf_keras.Model):
         yield from map(_adapter_of, private.layers_of(self.inner, recursive=recursive))
 
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
-        """Returns the tf.Variables by the position of their layer, as functional models of tf_keras do.
+        """Returns the tf.Variables by name, and the layers by position, as models of tf_keras do.
 
         The names in Keras' own structure differ between versions, and a keras.Variable cannot be saved
         in the background.
         """
-        children: dict[str, Any] = {}
-        for layer in self._flatten_layers():
-            contents = layer._contents()
-            if contents:
-                node = self._nodes.setdefault(id(layer), tf.__internal__.tracking.AutoTrackable())
-                for name, value in contents.items():
-                    node._track_trackable(value, name, overwrite=True)
-                children[f"layer_with_weights-{len(children)}"] = node
-        return children
+        layers = map(_adapter_of, private.layers_of(self.inner, recursive=False))
+        saved = [each for each in layers if any(v._contents() for v in each._flatten_layers())]
+        return self._contents() | {f"layer_with_weights-{i}": v for i, v in enumerate(saved)}
 
     def _contents(self) -> dict[str, Any]:
         """Returns the tf.Variables and tables of this layer by their names, without inner layers."""

@@ -22,8 +22,18 @@ def set_value(variable: Any, value: tf.Variable) -> None:
 
 
 def layers_of(layer: Any, *, recursive: bool) -> list[Any]:
-    """Returns the layers inside of a layer."""
-    return list(layer._flatten_layers(include_self=False, recursive=recursive))
+    """Returns the layers inside of a layer, in the order of tf_keras: each before those inside of it."""
+    found = {id(layer): layer}
+
+    def visit(outer: Any) -> None:
+        for each in outer._flatten_layers(include_self=False, recursive=False):
+            if id(each) not in found:
+                found[id(each)] = each
+                if recursive:
+                    visit(each)
+
+    visit(layer)
+    return list(found.values())[1:]
 
 
 def variables_of(layer: Any, *, trainable: bool) -> list[Any]:

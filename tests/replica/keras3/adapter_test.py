@@ -52,6 +52,25 @@ def test_adapter_has_the_attributes_of_the_model():
     assert model.temperature == 3.0 and not model.trainable and not adapted.trainable_variables
 
 
+def nested(k):
+    inputs = k.Input((6,))
+    inner = k.Sequential([k.Input((6,)), *(k.layers.Dense(6, name=name) for name in "ab")])
+    shared = k.layers.Dense(6, name="c")
+    return k.Model(inputs, k.layers.Add()([k.layers.Dense(6, name="d")(shared(inner(inputs))),
+                                           shared(inputs)]))  # fmt: skip
+
+
+def test_checkpoint_has_the_names_and_the_order_of_tf_keras(tmp_path):
+    saved, names = [], []
+    for package in (tf_keras, keras):
+        model = adapter.adapt(nested(package))
+        path = tf.train.Checkpoint(model=model).save(str(tmp_path / package.__name__))
+        saved.append(tf.train.list_variables(path))
+        names.append([layer.name for layer in model._flatten_layers() if layer.weights][1:])
+    assert saved[0] == saved[1]
+    assert names[0][1:] == names[1][1:] == ["a", "b", "c", "d"]
+
+
 def test_constraints_are_applied_after_each_update():
     def make(k):
         positive = k.constraints.NonNeg()
