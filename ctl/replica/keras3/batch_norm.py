@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ctl.errors import UsageError
+from ctl.errors import UsageError, type_name
 from ctl.replica.arithmetic import normalization
 from ctl.replica.graphs import passes
 from ctl.replica.keras3 import private
@@ -57,11 +57,23 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
 
 def prepare(layer: Any) -> None:
-    """Replaces the class of a layer if it is exactly Keras' BatchNormalization."""
-    if type(layer) is keras.layers.BatchNormalization:
+    """Replaces the class of a layer if it is exactly Keras' BatchNormalization.
+
+    Raises:
+        UsageError: a layer of a derived class is synchronized, which Keras computes.
+    """
+    kind = keras.layers.BatchNormalization
+    if type(layer) is kind:
         # Keras' own __setattr__ would track the class.
         object.__setattr__(layer, "__class__", BatchNormalization)
-    if type(layer) is BatchNormalization and layer.built:
+    if not isinstance(layer, kind):
+        return
+    if layer.synchronized and not isinstance(layer, BatchNormalization):
+        raise UsageError(
+            f"Layer {layer.name} is {type_name(layer)} with synchronized=True, but Keras counts padding, "
+            "and loses the variance of large means: use keras.layers.BatchNormalization itself."
+        )
+    if layer.built:
         for variable in (layer.moving_mean, layer.moving_variance):
             _make_local(variable, layer.synchronized)
 

@@ -80,3 +80,17 @@ def test_axis_of_the_rows_is_rejected():
     layer = adapter.adapt(keras.layers.BatchNormalization(axis=0, synchronized=True))
     with pytest.raises(ctl.UsageError, match="normalizes axis 0, the rows"):
         layer(tf.ones([3, 4]), training=True)
+
+
+def test_derived_classes_are_plain_or_rejected():
+    class Own(keras.layers.BatchNormalization):
+        pass
+
+    with testing.make_strategy(2).scope():
+        layer = Own()
+        layer.build((None, 3))
+        adapter.adapt(layer)
+    mean = adapter.raw([layer.moving_mean])[0]
+    assert mean.aggregation == tf.VariableAggregation.MEAN
+    with pytest.raises(ctl.UsageError, match="is an Own with synchronized=True, but Keras counts"):
+        adapter.adapt(keras.Sequential([Own(synchronized=True)]))
