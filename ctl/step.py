@@ -533,13 +533,16 @@ def _make_options(
         )
     if precision is None:
         # A function builds the model later, under the policy that the user has set.
-        precision = _precision_of(model if _is_layer(model) else tf_keras.layers.Layer())
+        precision = _precision_of(_layers(model) if _is_layer(model) else precisions.policies())
     return TrainerOptions(precision=precision, on_non_finite=on_non_finite, **options)
 
 
-def _precision_of(model: tf_keras.layers.Layer) -> str:
-    """Returns the precision that a model was built with."""
-    layers = getattr(model, "_flatten_layers", lambda: [model])()
+def _layers(model: Any) -> Iterable[Any]:
+    return getattr(model, "_flatten_layers", lambda: [model])()
+
+
+def _precision_of(layers: Iterable[Any]) -> str:
+    """Returns the precision of layers, or of policies."""
     computed = {layer.compute_dtype for layer in layers}
     for name in ("float16", "bfloat16", "float64"):
         if name in computed:
@@ -549,10 +552,11 @@ def _precision_of(model: tf_keras.layers.Layer) -> str:
 
 def _check_precision(model: tf_keras.layers.Layer, precision: str) -> None:
     """Raises UsageError if the model's layers compute in another precision than the options say."""
-    found = _precision_of(model)
+    found = _precision_of(_layers(model))
     if found != precision:
         raise UsageError(
             f"precision is {precision!r}, but the layers of the model compute in {found}: pass a "
             "function that builds the model, or build it under the policy "
-            f"{precisions.of(precision).policy} (tf_keras.mixed_precision.set_global_policy)."
+            f"{precisions.of(precision).policy} (tf_keras.mixed_precision.set_global_policy, or "
+            "keras.config.set_dtype_policy of Keras 3)."
         )

@@ -62,12 +62,23 @@ def precision_scope(name: str) -> Iterator[None]:
         tf_keras.mixed_precision.set_global_policy(policy)
 
 
+def policies() -> list[Any]:
+    """Returns the global dtype policies of tf_keras and of Keras 3, if the user has imported it."""
+    config = _keras3_config()
+    return [tf_keras.mixed_precision.global_policy(), *([config.dtype_policy()] if config else [])]
+
+
+def _keras3_config() -> Any:
+    # None while keras is only being imported.
+    config: Any = getattr(sys.modules.get("keras"), "config", None)
+    return config if hasattr(config, "set_dtype_policy") else None
+
+
 @contextlib.contextmanager
 def _keras3_scope(precision: Precision) -> Iterator[None]:
     """Sets the precision of Keras 3, if the user has imported it."""
-    keras: Any = sys.modules.get("keras")
-    config: Any = getattr(keras, "config", None)  # None while keras is only being imported
-    if not hasattr(config, "set_dtype_policy"):
+    config = _keras3_config()
+    if not config:
         yield
         return
     policy, floatx = config.dtype_policy(), config.floatx()
@@ -82,8 +93,7 @@ def _keras3_scope(precision: Precision) -> Iterator[None]:
 
 def check_keras3() -> None:
     """Raises UsageError if a model of Keras 3 was built under another policy than the scope's."""
-    found = sys.modules["keras"].config.dtype_policy().name
-    expected = tf_keras.mixed_precision.global_policy().name
+    expected, found = (policy.name for policy in policies())
     if found != expected:
         raise UsageError(
             f"The model of Keras 3 was built under the dtype policy {found} instead of {expected}: "

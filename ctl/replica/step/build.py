@@ -294,8 +294,24 @@ def create_variables(forward: Callable[[Any], Any], spec: Any) -> None:
         forward: the forward pass.
         spec: the `tf.TensorSpec`s of a batch.
     """
+
+    def create(batch: Any) -> Any:
+        with tf.variable_creator_scope(_create_outside):
+            return forward(batch)
+
     # A trace computes nothing, and it accepts a spec with an unknown number of rows.
-    traced(forward).get_concrete_function(spec)
+    traced(create).get_concrete_function(spec)
+
+
+def _create_outside(creator: Callable[..., Any], **options: Any) -> Any:
+    """Creates a variable outside of the trace, as tf_keras does; Keras 3 may create it inside.
+
+    There it would have no value, and its copies on the other replicas could not be made from it.
+    """
+    if tf.executing_eagerly() or not callable(options["initial_value"]):
+        return creator(**options)
+    with tf.init_scope():
+        return tf.Variable(**options)
 
 
 @contextlib.contextmanager
