@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.data.autograph import traced
-from ctl.replica.step.step import ReplicaStep
+from ctl.replica.step.replica_step import ReplicaStep
 
 
 class StepFunction:

@@ -8,7 +8,7 @@ import pytest
 from ctl import main
 from ctl.modes.check import checks, data_checks, learning_checks, replica_check
 from ctl.modes.check.outcome import FAIL
-from ctl.testing.report import Report
+from ctl.testing.equivalence_report import Report
 from ctl.testing.splits import Split
 from tests.modes.check import planted
 
