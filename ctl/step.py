@@ -29,7 +29,7 @@ from ctl.replica.step.attributes import Attributes
 from ctl.replica.step.evaluation import Evaluation
 from ctl.replica.step.microbatches import unpack
 from ctl.replica.step.plan import make_plan
-from ctl.replica.step.step import ReplicaStep
+from ctl.replica.step.replica_step import ReplicaStep
 from ctl.replica.step.step_function import StepFunction
 from ctl.replica.step.update import UpdateResult
 from ctl.replica.updates.unfreezing import Unfreezing

@@ -23,7 +23,7 @@ from ctl.replica.step.compiled_loop import compile_loop
 from ctl.replica.step.microbatches import unpack
 from ctl.replica.step.plan import Plan
 from ctl.replica.step.preprocessing import preprocess
-from ctl.replica.step.step import ReplicaStep
+from ctl.replica.step.replica_step import ReplicaStep
 from ctl.replica.updates.unfreezing import Unfreezing
 
 _RESERVED = "self.{name} belongs to orbit.StandardTrainer: give your attribute another name."
