@@ -44,9 +44,7 @@ def adapt(value: Any) -> Any:
         if not isinstance(private.losses_of(layer), _LossesOfThread):
             private.set_losses(layer, _LossesOfThread())
         batch_norm.prepare(layer)
-        for variable in private.variables_of(layer, trainable=True):
-            _show_constraint(variable)
-    _name_variables(value, "")
+    _describe_variables(value, "")
     return _adapter_of(value)
 
 
@@ -239,8 +237,8 @@ class _LossesOfThread(threading.local):
         self._values.clear()
 
 
-def _name_variables(layer: Any, prefix: str) -> None:
-    """Names the tf.Variables by the layers that hold them, without models: "dense/kernel".
+def _describe_variables(layer: Any, prefix: str) -> None:
+    """Gives the tf.Variables their constraints, and names by layers without models: "dense/kernel".
 
     These are their names in tf_keras. Keras 3 would name them "sequential_1/dense/kernel", with a number
     that it counts up in each process.
@@ -252,15 +250,11 @@ def _name_variables(layer: Any, prefix: str) -> None:
     for trainable in (True, False):
         for variable in private.variables_of(layer, trainable=trainable):
             value = private.value_of(variable)
-            for component in getattr(value, "values", (value,)) if value is not None else ():
-                component._handle_name = f"{prefix}{variable.name}:0"
+            # The copies of the replicas; central storage wraps a single variable.
+            for component in getattr(value, "values", (getattr(value, "_v", value),)):
+                if component is not None:
+                    component._handle_name = f"{prefix}{variable.name}:0"
+                    # tf_keras' optimizers apply it.
+                    component._constraint = variable.constraint
     for inner in private.layers_of(layer, recursive=False):
-        _name_variables(inner, prefix)
-
-
-def _show_constraint(variable: Any) -> None:
-    """Gives a constraint to the tf.Variables of a keras.Variable, where tf_keras' optimizers read it."""
-    value = private.value_of(variable)
-    if value is not None and variable.constraint is not None:
-        for component in getattr(value, "values", (value,)):
-            component._constraint = variable.constraint
+        _describe_variables(inner, prefix)
