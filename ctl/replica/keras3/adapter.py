@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 import functools
+import sys
 import threading
 from typing import Any
 
@@ -34,7 +35,12 @@ def adapt(value: Any) -> Any:
         value = value.inner
     if not detection.is_keras3(value, "Layer"):
         return value
-    _check_backend()
+    backend = sys.modules["keras"].backend.backend()
+    if backend != "tensorflow":
+        raise UsageError(
+            f"The backend of Keras 3 is {backend}, but ctl trains models of TensorFlow: set "
+            "KERAS_BACKEND=tensorflow before keras is imported."
+        )
     # Imports keras, so it is imported only for models of Keras 3.
     from ctl.replica.keras3 import batch_norm, random  # noqa: F401
 
@@ -46,17 +52,6 @@ def adapt(value: Any) -> Any:
         batch_norm.prepare(layer)
     _describe_variables(value, "")
     return _adapter_of(value)
-
-
-def _check_backend() -> None:
-    import keras
-
-    backend = keras.backend.backend()
-    if backend != "tensorflow":
-        raise UsageError(
-            f"The backend of Keras 3 is {backend}, but ctl trains models of TensorFlow: set "
-            "KERAS_BACKEND=tensorflow before keras is imported."
-        )
 
 
 def _check_contents(layer: Any) -> None:

@@ -41,7 +41,7 @@ def _key(model: Adapter, seed: int, *, scope: str = "model") -> list[str]:
 
 
 def _dropout(
-    stream: Stream, inputs: Any, rate: Any, noise_shape: Any = None, seed: Any = None
+    stream: Stream, inputs: Any, rate: Any, noise_shape: Any = None, **_: Any
 ) -> tf.Tensor:
     shared = noise_shape is not None and noise_shape[0] == 1
     if noise_shape is not None:
@@ -53,12 +53,7 @@ def _dropout(
 
 
 def _uniform(
-    stream: Stream,
-    shape: Any,
-    minval: Any = 0.0,
-    maxval: Any = 1.0,
-    dtype: Any = None,
-    seed: Any = None,
+    stream: Stream, shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, **_: Any
 ) -> tf.Tensor:
     dtype = tf.as_dtype(dtype or keras.config.floatx())
     _check(stream, shape, dtype)
@@ -67,12 +62,7 @@ def _uniform(
 
 
 def _normal(
-    stream: Stream,
-    shape: Any,
-    mean: Any = 0.0,
-    stddev: Any = 1.0,
-    dtype: Any = None,
-    seed: Any = None,
+    stream: Stream, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, **_: Any
 ) -> tf.Tensor:
     dtype = tf.as_dtype(dtype or keras.config.floatx())
     _check(stream, shape, dtype)
