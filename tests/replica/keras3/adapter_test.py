@@ -134,6 +134,7 @@ def test_precision_reaches_the_layers():
         make_trainer(cls=Dense, make=own)
 
 
+@pytest.mark.slow
 def test_added_losses_of_one_replica_are_not_those_of_another_one():
     class Penalty(keras.layers.Layer):
         def build(self, shape):
