@@ -17,7 +17,8 @@ from ctl.replica.graphs import ops
 from ctl.replica.graphs.dataflow import outer_tensor
 
 _NORMALIZATIONS = (
-    os.path.join("tf_keras", "src", "layers", "normalization", "batch_normalization.py"),
+    # The end of the paths of both packages, keras and tf_keras.
+    os.path.join("keras", "src", "layers", "normalization", "batch_normalization.py"),
     os.path.join("ctl", "replica", "arithmetic", "moments.py"),
 )
 _LAYER_NORMALIZATION = os.path.join(
@@ -159,7 +160,7 @@ class RowFlow:
 
 
 def _is_statistics(op: Any) -> bool:
-    """Returns whether an op belongs to a batch normalization, of ctl or (with a warning) tf_keras."""
+    """Returns whether an op belongs to a batch normalization, of ctl or (with a warning) Keras."""
     return _is_from(op, *_NORMALIZATIONS)
 
 
