@@ -38,14 +38,31 @@ def _packages() -> list[_Package]:
 @contextlib.contextmanager
 def precision_scope(name: str) -> Iterator[None]:
     """Sets the precision of the layers, metrics and optimizers that are built inside."""
-    precision, packages = precisions.of(name), _packages()
-    before = [(package.floatx(), package.policy()) for package in packages]
+    precision = precisions.of(name)
     # Both are needed: the policy sets the dtypes of layers, floatx those of metrics and optimizers.
-    for package in packages:
-        package.set_floatx(precision.floatx)
-        package.set_policy(precision.policy)
-    try:
+    with _restored() as packages:
+        for package in packages:
+            package.set_floatx(precision.floatx)
+            package.set_policy(precision.policy)
         yield
+
+
+@contextlib.contextmanager
+def floatx_scope(floatx: str) -> Iterator[None]:
+    """Sets the dtype of what is built inside, unless the user set a policy."""
+    with _restored() as packages:
+        for package in packages:
+            package.set_policy(package.policy())  # a layer may have made the default policy
+            package.set_floatx(floatx)
+        yield
+
+
+@contextlib.contextmanager
+def _restored() -> Iterator[list[_Package]]:
+    packages = _packages()
+    before = [(package.floatx(), package.policy()) for package in packages]
+    try:
+        yield packages
     finally:
         for package, (floatx, policy) in zip(packages, before, strict=True):
             package.set_floatx(floatx)

@@ -82,8 +82,9 @@ def random_module() -> Any:
 
 
 def policy() -> Any:
-    """Returns the global dtype policy of Keras 3; None if the user set none."""
-    return _states().get_global_attribute("dtype_policy")
+    """Returns the global dtype policy of Keras 3; None if it is that of floatx."""
+    policy = _states().get_global_attribute("dtype_policy")  # a layer makes it if the user set none
+    return None if policy and policy.name == sys.modules["keras"].config.floatx() else policy
 
 
 def set_policy(policy: Any) -> None:

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
-from ctl.replica.keras3 import private
+from ctl.replica.keras3 import policies, private
 from ctl.testing.contents import Contents, Names, read_all
 from ctl.testing.diagnosis import calibration
 from ctl.testing.equivalence_report import NotComparable
@@ -255,15 +255,6 @@ def _set_seeds(seed: int) -> None:
 @contextlib.contextmanager
 def _configure_keras(precision: str) -> Iterator[None]:
     """Sets the default dtype of both versions of Keras that are loaded."""
-    backends = [tf_keras.backend]
-    if "keras" in sys.modules:  # version 3, even if it is used as tf.keras
-        backends.append(sys.modules["keras"].config)
-    before = [backend.floatx() for backend in backends]
     private.reset_names()  # layers without a name of their own are numbered by process
-    try:
-        for backend in backends:
-            backend.set_floatx(precision)
+    with policies.floatx_scope(precision):
         yield
-    finally:
-        for backend, value in zip(backends, before, strict=True):
-            backend.set_floatx(value)

@@ -49,3 +49,11 @@ def test_policy_that_the_user_set_is_restored_and_the_default_follows_floatx(
     finally:
         set_floatx("float32")
         set_policy(None)
+
+
+def test_default_dtype_reaches_layers_although_a_layer_was_built_before():
+    for package in (tf_keras, keras):
+        package.layers.Dense(1)
+        with policies.floatx_scope("float64"):
+            assert package.layers.Dense(1).compute_dtype == "float64"
+        assert package.layers.Dense(1).compute_dtype == "float32"
