@@ -15,10 +15,10 @@ from ctl.replica.keras3 import detection, private
 
 # What tf_keras.Model defines, but the layer of Keras 3 answers.
 _DELEGATED = (
-    "activity_regularizer", "compute_dtype", "count_params", "dtype", "dtype_policy", "get_config",
-    "get_layer", "get_weights", "input", "input_shape", "inputs", "layers", "load_weights", "losses",
-    "output", "output_shape", "outputs", "save_weights", "set_weights", "summary", "supports_masking",
-    "variable_dtype",
+    "activity_regularizer", "compute_dtype", "count_params", "dtype", "dtype_policy", "export",
+    "get_config", "get_layer", "get_weights", "input", "input_shape", "inputs", "layers",
+    "load_weights", "losses", "output", "output_shape", "outputs", "predict", "save_weights",
+    "set_weights", "summary", "supports_masking", "variable_dtype",
 )  # fmt: skip
 
 
@@ -171,10 +171,17 @@ class Adapter(tf_keras.Model):
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         """Saves the Keras 3 model, without ctl's parts."""
+        self._call_original("save", *args, **kwargs)
+
+    def to_json(self, **kwargs: Any) -> str:
+        """Returns the Keras 3 model as JSON, without ctl's parts."""
+        return str(self._call_original("to_json", **kwargs))
+
+    def _call_original(self, name: str, *args: Any, **kwargs: Any) -> Any:
         from ctl.replica.keras3 import batch_norm
 
         with batch_norm.original_classes(self.inner):
-            self.inner.save(*args, **kwargs)
+            return getattr(self.inner, name)(*args, **kwargs)
 
     def _flatten_layers(self, recursive: bool = True, include_self: bool = True) -> Iterator[Any]:
         if include_self:

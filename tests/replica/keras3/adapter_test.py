@@ -213,6 +213,8 @@ def test_exported_models_are_of_keras_alone(tmp_path):
     loaded = keras.models.load_model(folder / "model.keras")
     assert {type(v).__module__.partition(".")[0] for v in loaded.layers} == {"keras"}
     assert np.allclose(loaded.predict(x.astype("float32"), verbose=0), want, atol=1e-6)
+    assert np.allclose(restored.model.predict(x.astype("float32"), verbose=0), want, atol=1e-6)
+    assert "ctl" not in restored.model.to_json()
 
 
 class Adversaries(twins.Twin):
