@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
+from ctl.replica.arithmetic import row_mask
 from ctl.replica.graphs import passes
 from ctl.replica.keras3 import detection, private
 
@@ -140,7 +141,13 @@ class Adapter(tf_keras.Model):
         object.__setattr__(self, "_is_made", True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the layer of Keras 3."""
+        """Calls the layer of Keras 3, without a static number of rows, as `fit` of Keras 3 does.
+
+        Keras takes a static axis of size 1 for one to broadcast, so a replica or a micro-batch with one
+        row would compute other ops.
+        """
+        if row_mask.current() is not None:
+            args, kwargs = tf.nest.map_structure(hide_rows, (args, kwargs))
         return self.inner(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -198,6 +205,13 @@ class Adapter(tf_keras.Model):
             if isinstance(child, tf.Variable) or hasattr(child, "_resource_handle"):
                 contents[name] = child
         return contents
+
+
+def hide_rows(value: Any) -> Any:
+    """Returns a tensor whose static shape does not tell the number of rows; other values as they are."""
+    if not tf.is_symbolic_tensor(value) or not value.shape.rank or value.shape[0] is None:
+        return value
+    return tf.raw_ops.PlaceholderWithDefault(input=value, shape=[None, *value.shape[1:]])
 
 
 for _name in _DELEGATED:
