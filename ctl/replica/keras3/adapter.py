@@ -28,7 +28,8 @@ def adapt(value: Any) -> Any:
     It also prepares the layers inside that were created since the last call.
 
     Raises:
-        UsageError: Keras 3 runs on another backend than TensorFlow, or a layer holds a metric.
+        UsageError: Keras 3 runs on another backend than TensorFlow, or a layer holds a metric or a
+            tf.Variable.
     """
     if isinstance(value, Adapter):
         value = value.inner
@@ -40,11 +41,7 @@ def adapt(value: Any) -> Any:
 
     layers = [value, *private.layers_of(value, recursive=True)]
     for layer in layers:
-        if private.own_metrics(layer):
-            raise UsageError(
-                f"Layer {layer.name} holds a metric of Keras 3, which is not summed over the replicas: "
-                "return a metric of tf_keras from build_metrics instead."
-            )
+        _check_contents(layer)
         if not isinstance(private.losses_of(layer), _LossesOfThread):
             private.set_losses(layer, _LossesOfThread())
         batch_norm.prepare(layer)
@@ -63,6 +60,20 @@ def _check_backend() -> None:
             f"The backend of Keras 3 is {backend}, but ctl trains models of TensorFlow: set "
             "KERAS_BACKEND=tensorflow before keras is imported."
         )
+
+
+def _check_contents(layer: Any) -> None:
+    if private.own_metrics(layer):
+        raise UsageError(
+            f"Layer {layer.name} holds a metric of Keras 3, which is not summed over the replicas: "
+            "return a metric of tf_keras from build_metrics instead."
+        )
+    for name, child in tf.train.TrackableView.children(layer).items():
+        if isinstance(child, tf.Variable):
+            raise UsageError(
+                f"Layer {layer.name} holds a tf.Variable ({name}), which Keras 3 neither trains nor "
+                "saves: make it by add_weight."
+            )
 
 
 def raw(variables: Iterable[Any]) -> list[tf.Variable]:
@@ -202,7 +213,7 @@ class Adapter(tf_keras.Model):
             names = (name, *(f"{name}_{number}" for number in range(1, len(contents) + 1)))
             contents[next(each for each in names if each not in contents)] = variable
         for name, child in tf.train.TrackableView.children(self.inner).items():
-            if isinstance(child, tf.Variable) or hasattr(child, "_resource_handle"):
+            if hasattr(child, "_resource_handle"):
                 contents[name] = child
         return contents
 

@@ -70,8 +70,8 @@ def prepare(layer: Any) -> None:
         return
     if layer.synchronized and not isinstance(layer, BatchNormalization):
         raise UsageError(
-            f"Layer {layer.name} is {type_name(layer)} with synchronized=True, but Keras counts padding, "
-            "and loses the variance of large means: use keras.layers.BatchNormalization itself."
+            f"Layer {layer.name} is {type_name(layer)} with synchronized=True, which counts padding and "
+            "loses the variance of large means: use keras.layers.BatchNormalization itself."
         )
     if layer.built:
         for variable in (layer.moving_mean, layer.moving_variance):

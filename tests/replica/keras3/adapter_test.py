@@ -294,6 +294,10 @@ def test_what_cannot_be_trained_is_one_line(monkeypatch):
 
     with pytest.raises(ctl.UsageError, match="holds a metric of Keras 3"):
         adapter.adapt(keras.Sequential([Holding()]))
+    layer = keras.layers.Dense(1)
+    layer.scale = tf.Variable(1.0)
+    with pytest.raises(ctl.UsageError, match=r"dense.* holds a tf.Variable \(scale\), which"):
+        adapter.adapt(layer)
     coordinated = types.SimpleNamespace(coordinated=True)
     with monkeypatch.context() as patch:
         patch.setattr(build.strategies, "spec_of", lambda strategy: coordinated)

@@ -92,5 +92,5 @@ def test_derived_classes_are_plain_or_rejected():
         adapter.adapt(layer)
     mean = adapter.raw([layer.moving_mean])[0]
     assert mean.aggregation == tf.VariableAggregation.MEAN
-    with pytest.raises(ctl.UsageError, match="is an Own with synchronized=True, but Keras counts"):
+    with pytest.raises(ctl.UsageError, match="is an Own with synchronized=True, which counts"):
         adapter.adapt(keras.Sequential([Own(synchronized=True)]))
