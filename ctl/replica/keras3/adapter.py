@@ -152,13 +152,8 @@ class Adapter(tf_keras.Model):
         object.__setattr__(self, "_is_made", True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the layer of Keras 3, without a static number of rows, as `fit` of Keras 3 does.
-
-        Keras takes a static axis of size 1 for one to broadcast, so a replica or a micro-batch with one
-        row would compute other ops.
-        """
-        if row_mask.current() is not None:
-            args, kwargs = tf.nest.map_structure(hide_rows, (args, kwargs))
+        """Calls the layer of Keras 3."""
+        args, kwargs = tf.nest.map_structure(hide_rows, (args, kwargs))
         return self.inner(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -219,8 +214,15 @@ class Adapter(tf_keras.Model):
 
 
 def hide_rows(value: Any) -> Any:
-    """Returns a tensor whose static shape does not tell the number of rows; other values as they are."""
-    if not tf.is_symbolic_tensor(value) or not value.shape.rank or value.shape[0] is None:
+    """Returns a tensor of a step as one whose static shape does not tell that it has a single row.
+
+    Keras takes a static axis of size 1 for one to broadcast, and then computes other ops. The sizes of
+    micro-batches differ by one at most, and their ops must not differ: two rows are hidden, too.
+    """
+    count = getattr(row_mask.current(), "count", None)
+    if not isinstance(count, int) or count > 2 or not tf.is_symbolic_tensor(value):
+        return value
+    if value.shape[:1] != [count]:
         return value
     return tf.raw_ops.PlaceholderWithDefault(input=value, shape=[None, *value.shape[1:]])
 
@@ -265,9 +267,11 @@ def _name_variables(layer: Any, prefix: str) -> None:
         prefix = f"{prefix}{layer.name}/"
     for trainable in (True, False):
         for variable in private.variables_of(layer, trainable=trainable):
-            value = private.value_of(variable)
+            value, name = private.value_of(variable), f"{prefix}{variable.name}"
             for component in getattr(value, "values", (value,)) if value is not None else ():
-                component._handle_name = f"{prefix}{variable.name}:0"
+                component._handle_name = f"{name}:0"
+            if hasattr(value, "_common_name"):  # of several replicas; slots are named by it
+                value._common_name = name
     for inner in private.layers_of(layer, recursive=False):
         _name_variables(inner, prefix)
 

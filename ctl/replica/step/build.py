@@ -294,8 +294,20 @@ def create_variables(forward: Callable[[Any], Any], spec: Any) -> None:
         forward: the forward pass.
         spec: the `tf.TensorSpec`s of a batch.
     """
+
+    def run(batch: Any) -> None:
+        with tf.variable_creator_scope(_create_outside):
+            forward(batch)
+
     # A trace computes nothing, and it accepts a spec with an unknown number of rows.
-    traced(forward).get_concrete_function(spec)
+    traced(run).get_concrete_function(spec)
+
+
+def _create_outside(create: Callable[..., Any], **arguments: Any) -> Any:
+    """Creates a variable outside of the traced function, as layers of tf_keras do by themselves."""
+    # A variable of several replicas cannot be created inside.
+    with tf.init_scope() if callable(arguments["initial_value"]) else contextlib.nullcontext():
+        return create(**arguments)
 
 
 @contextlib.contextmanager

@@ -71,6 +71,17 @@ def test_checkpoint_has_the_names_and_the_order_of_tf_keras(tmp_path):
     assert names[0][1:] == names[1][1:] == ["a", "b", "c", "d"]
 
 
+def test_layers_without_an_input_shape_are_built_on_two_replicas():
+    def make(k):
+        return k.Sequential(
+            [k.Sequential([k.layers.Dense(5, name="a")]), k.layers.Dense(4, name="b")]
+        )
+
+    trainer = make_trainer(replicas=2, cls=Dense, make=make)
+    assert [*weights(trainer)] == ["a/kernel:0", "a/bias:0", "b/kernel:0", "b/bias:0"]
+    assert [v.name for v in trainer.optimizer.variables][1] == "m/a/kernel:0"
+
+
 def test_constraints_are_applied_after_each_update():
     def make(k):
         positive = k.constraints.NonNeg()
