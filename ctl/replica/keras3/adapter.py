@@ -216,13 +216,13 @@ class Adapter(tf_keras.Model):
 def hide_rows(value: Any) -> Any:
     """Returns a tensor of a step as one whose static shape does not tell that it has a single row.
 
-    Keras takes a static axis of size 1 for one to broadcast, and then computes other ops. The sizes of
-    micro-batches differ by one at most, and their ops must not differ: two rows are hidden, too.
+    Keras takes a static axis of size 1 for one to broadcast, and then computes other ops. They must be
+    the same in all micro-batches, so if one of them has one row, all are hidden.
     """
-    count = getattr(row_mask.current(), "count", None)
-    if not isinstance(count, int) or count > 2 or not tf.is_symbolic_tensor(value):
+    rows = row_mask.current()
+    if rows is None or not rows.single or not tf.is_symbolic_tensor(value):
         return value
-    if value.shape[:1] != [count]:
+    if value.shape[:1] != [rows.count]:
         return value
     return tf.raw_ops.PlaceholderWithDefault(input=value, shape=[None, *value.shape[1:]])
 
