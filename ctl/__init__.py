@@ -4,7 +4,6 @@
 """
 
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# Makes `tf.keras` tf_keras, also after `import tensorflow`, which reads the variable when tf.keras is
-# first used. By default tf.keras is Keras 3, whose optimizers always reduce the gradients themselves.
-os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 _MODULES = {
     "Action": "ctl.loop.actions.action",
     "SyncBatchNormalization": "ctl.replica.layers.batch_norm",

@@ -20,7 +20,7 @@ from ctl.errors import UsageError, did_you_mean, list_some, type_name
 from ctl.hardware import strategies
 from ctl.replica.arithmetic import precision as precisions
 from ctl.replica.checks import copies
-from ctl.replica.keras3 import conversion, detection
+from ctl.replica.keras3 import conversion, detection, policies
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.random import draws
 from ctl.replica.step import build, preprocessing, xla
@@ -29,7 +29,7 @@ from ctl.replica.step.attributes import Attributes
 from ctl.replica.step.evaluation import Evaluation
 from ctl.replica.step.microbatches import unpack
 from ctl.replica.step.plan import make_plan
-from ctl.replica.step.step import ReplicaStep
+from ctl.replica.step.replica_step import ReplicaStep
 from ctl.replica.step.step_function import StepFunction
 from ctl.replica.step.update import UpdateResult
 from ctl.replica.updates.unfreezing import Unfreezing
@@ -266,7 +266,7 @@ class Step:
             self._evaluations[key] = evaluation, traced(run, reduce_retracing=True)
         evaluation, run_traced = self._evaluations[key]
         evaluation.reset()
-        scope = precisions.precision_scope(self.options.precision)
+        scope = policies.precision_scope(self.options.precision)
         with scope, _report_errors(), self.averaged_weights(), draws.report_problems():
             for batch in batches:
                 run_traced(batch)
@@ -352,7 +352,7 @@ class Step:
                 "got a batch of another dataset: make a second step for it."
             )
         run = functools.partial(self._run_replica, equal=self._has_equal_shares(batch))
-        with precisions.precision_scope(self.options.precision):
+        with policies.precision_scope(self.options.precision):
             result = self.strategy.run(run, args=(batch,))
         loss, applied = map(self._of_first_replica, (result.loss, result.applied))
         return StepResult(loss, applied, result.outputs)
@@ -533,14 +533,19 @@ def _make_options(
         )
     if precision is None:
         # A function builds the model later, under the policy that the user has set.
-        precision = _precision_of(model if _is_layer(model) else tf_keras.layers.Layer())
+        precision = _precision_of(
+            _computed(model) if _is_layer(model) else policies.compute_dtypes()
+        )
     return TrainerOptions(precision=precision, on_non_finite=on_non_finite, **options)
 
 
-def _precision_of(model: tf_keras.layers.Layer) -> str:
-    """Returns the precision that a model was built with."""
-    layers = getattr(model, "_flatten_layers", lambda: [model])()
-    computed = {layer.compute_dtype for layer in layers}
+def _computed(model: Any) -> set[str]:
+    """Returns the dtypes in which the layers of a model compute."""
+    return {v.compute_dtype for v in getattr(model, "_flatten_layers", lambda: [model])()}
+
+
+def _precision_of(computed: set[str]) -> str:
+    """Returns the precision of layers that compute in some dtypes."""
     for name in ("float16", "bfloat16", "float64"):
         if name in computed:
             return name
@@ -549,10 +554,11 @@ def _precision_of(model: tf_keras.layers.Layer) -> str:
 
 def _check_precision(model: tf_keras.layers.Layer, precision: str) -> None:
     """Raises UsageError if the model's layers compute in another precision than the options say."""
-    found = _precision_of(model)
+    found = _precision_of(_computed(model))
     if found != precision:
         raise UsageError(
             f"precision is {precision!r}, but the layers of the model compute in {found}: pass a "
             "function that builds the model, or build it under the policy "
-            f"{precisions.of(precision).policy} (tf_keras.mixed_precision.set_global_policy)."
+            f"{precisions.of(precision).policy} (tf_keras.mixed_precision.set_global_policy, or "
+            "keras.config.set_dtype_policy of Keras 3)."
         )

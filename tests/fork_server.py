@@ -27,7 +27,7 @@ class _Server:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.fork_server", str(other.fileno())],
             cwd=pathlib.Path(__file__).resolve().parent.parent,
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "TF_USE_LEGACY_KERAS": "1"},
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
             pass_fds=[other.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from ctl import errors, optimizers
-from ctl.configs import durations, overrides, parameter_groups
+from ctl.configs import durations, group_values, overrides
 from ctl.configs.keys import BY_NAME
 from ctl.errors import UsageError
 from ctl.hardware import devices
@@ -46,7 +46,7 @@ def check_values(values: Mapping[str, Any]) -> None:
     devices.check_names(values.get("runtime.devices", ()))
     if "optimizer.name" in values:
         optimizers.check_name(values["optimizer.name"])
-    parameter_groups.check(values)
+    group_values.check(values)
     _check_splits(values.get("eval.splits", ()))
     _check_strings("init.variables", values.get("init.variables", ()), 'patterns such as "conv*/*"')
 

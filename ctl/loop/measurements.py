@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
-from ctl.configs.parameter_groups import patterns
+from ctl.configs.group_values import patterns
 from ctl.data.mixing import Mixture
 from ctl.hardware import devices
 from ctl.loop.timing import Throughput

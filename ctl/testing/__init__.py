@@ -7,30 +7,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ctl.testing.devices import copies, make_strategy, split_cpu
     from ctl.testing.equivalence import (
         assert_loop_equivalent,
         assert_replica_equivalent,
         check_loop_equivalence,
         check_replica_equivalence,
     )
+    from ctl.testing.equivalence_report import Report
     from ctl.testing.faults.poison import plant
     from ctl.testing.golden.assertion import CurveReport, assert_curve
-    from ctl.testing.processes import run_workers
-    from ctl.testing.report import Report
+    from ctl.testing.logical_devices import copies, make_strategy, split_cpu
+    from ctl.testing.multiprocess import run_workers
     from ctl.testing.subjects.adapters import Loop
     from ctl.testing.tiny import TinyTrainer, tiny_trainer
 
 _NAMES = {
-    "devices": ("copies", "make_strategy", "split_cpu"),
+    "logical_devices": ("copies", "make_strategy", "split_cpu"),
     "equivalence": (
         *("assert_loop_equivalent", "assert_replica_equivalent"),
         *("check_loop_equivalence", "check_replica_equivalence"),
     ),
     "faults.poison": ("plant",),
     "golden.assertion": ("CurveReport", "assert_curve"),
-    "processes": ("run_workers",),
-    "report": ("Report",),
+    "multiprocess": ("run_workers",),
+    "equivalence_report": ("Report",),
     "subjects.adapters": ("Loop",),
     "tiny": ("TinyTrainer", "tiny_trainer"),
 }

@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterator, Mapping
 import numpy as np
 
 from ctl.testing.contents import Name
-from ctl.testing.recording import Record
-from ctl.testing.report import Difference, common_factor
+from ctl.testing.equivalence_report import Difference, common_factor
+from ctl.testing.loop_record import Record
 
 _EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 _EXPONENT = 0.6  # right code keeps at least this share of a number's digits in a few steps

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
-from ctl.testing.devices import copies
+from ctl.testing.logical_devices import copies
 
 Name = tuple[str, str]  # kind of a quantity, name of the quantity
 Names = tuple[Name, ...]

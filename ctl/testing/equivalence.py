@@ -11,9 +11,15 @@ from ctl.configs.options import TrainerOptions
 from ctl.data.features import map_features
 from ctl.errors import UsageError
 from ctl.testing import splits, trial
-from ctl.testing.report import DifferenceError, NotComparable, Report, ReportError, UndecidedError
+from ctl.testing.equivalence_report import (
+    DifferenceError,
+    NotComparable,
+    Report,
+    ReportError,
+    UndecidedError,
+)
 from ctl.testing.subjects.loop import LoopSubject
-from ctl.testing.subjects.trainer import TrainerSubject
+from ctl.testing.subjects.trainer_subject import TrainerSubject
 from ctl.trainer import StandardTrainer
 
 Batches = Mapping[str, Any] | Iterable[Mapping[str, Any]]

@@ -56,10 +56,10 @@ def ctl_logical_devices() -> Callable[[int], list[str]]:
     """
 
     def split(count: int) -> list[str]:
-        from ctl.testing import devices
+        from ctl.testing import logical_devices
 
-        enough = devices.count_logical_cpus() >= count
-        return devices.split_cpu(count if enough else max(count, 4))[:count]
+        enough = logical_devices.count_logical_cpus() >= count
+        return logical_devices.split_cpu(count if enough else max(count, 4))[:count]
 
     return split
 

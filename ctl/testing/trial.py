@@ -9,14 +9,14 @@ import tensorflow as tf
 from ctl.configs.error_location import error_location
 from ctl.errors import UsageError
 from ctl.replica.layers import recompute
-from ctl.testing import processes
+from ctl.testing import multiprocess
 from ctl.testing.contents import Names
-from ctl.testing.devices import count_logical_cpus, split_cpu
 from ctl.testing.diagnosis import calibration
 from ctl.testing.diagnosis.differences import EVALUATION, NOTHING, check_finite, run_checks
 from ctl.testing.diagnosis.evidence import Evidence
-from ctl.testing.recording import Record
-from ctl.testing.report import NotComparable, Report
+from ctl.testing.equivalence_report import NotComparable, Report
+from ctl.testing.logical_devices import count_logical_cpus, split_cpu
+from ctl.testing.loop_record import Record
 from ctl.testing.splits import Split
 from ctl.testing.subjects.base import Calibration, NarrowWeights, SplitRun, Subject
 
@@ -40,10 +40,10 @@ def run(subject: Subject, splits: Sequence[Split], *, in_process: bool | None = 
     if in_process or (in_process is None and can_run_here(devices)):
         return _Trial(subject).run(splits)
     variables = {k: v for k in ("TF_USE_LEGACY_KERAS",) if (v := os.environ.get(k)) is not None}
-    report: Report = processes.call(
+    report: Report = multiprocess.call(
         *(_split_cpu_and_run, [subject, list(splits), devices], [variables]),
         timeout=_TIMEOUT,
-        alternative=processes.IN_THIS_PROCESS.format(devices=devices),
+        alternative=multiprocess.IN_THIS_PROCESS.format(devices=devices),
     )[0]
     return report
 

@@ -79,6 +79,22 @@ def test_program_in_ctl_runs_in_orbits_controller(capsys):
     assert f"'examples': np.int64({EVALUATED})" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", "-+")
+def test_both_sides_of_the_diff_for_keras_3_train(sign):
+    (diff,) = pages.blocks("coming-from/keras", "diff")
+    code = "\n".join(line[1:] for line in diff.splitlines() if line[0] in (" ", sign))
+    (images, labels), _ = tf_keras.datasets.mnist.load_data()
+    losses: list[float] = []
+    names = {
+        "tf": tf, "keras": tf.keras, "ctl": ctl, "images": images / 255.0, "labels": labels,
+        "make": lambda: ctl.testing.make_strategy(2), "print": lambda loss: losses.append(float(loss)),
+    }  # fmt: skip
+    tf_keras.utils.set_random_seed(0)
+    exec(code.replace("tf.distribute.MirroredStrategy", "make"), names)
+    assert len(losses) >= 5 and losses[4] < losses[0]
+
+
 def test_a_value_that_is_not_finite_is_skipped_on_all_replicas():
     (code,) = pages.blocks("coming-from/tf-2.15")
     run(code, "ours")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ctl.testing.comparison import compare, tolerance_of
-from ctl.testing.recording import CopyMismatch, Record
+from ctl.testing.loop_record import CopyMismatch, Record
 from ctl.testing.splits import Split
 
 SPLIT = Split(4, replicas=2)

@@ -9,7 +9,7 @@ import tf_keras
 
 from ctl.errors import UsageError
 from ctl.testing import Loop, assert_loop_equivalent, check_loop_equivalence
-from ctl.testing.report import NotComparable
+from ctl.testing.equivalence_report import NotComparable
 from tests.testing import gallery, loop_gallery, mistakes
 from tests.testing.loop_gallery import check
 

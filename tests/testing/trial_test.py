@@ -11,7 +11,7 @@ from ctl.errors import UsageError
 from ctl.testing import trial
 from ctl.testing.splits import Split
 from ctl.testing.subjects import base
-from ctl.testing.subjects.trainer import TrainerSubject
+from ctl.testing.subjects.trainer_subject import TrainerSubject
 from tests.testing import gallery
 
 UNEVEN = Split(5, replicas=2)

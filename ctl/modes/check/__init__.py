@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from ctl.configs import parameter_groups
+from ctl.configs import group_values
 from ctl.errors import UsageError, print_line
 from ctl.modes import Arguments, experiment
 
@@ -29,7 +29,7 @@ def check(arguments: Arguments) -> int:
         )
         config = type(built.config)(built.config.to_dict())
         with config.ignore_type():
-            config.optimizer.groups = parameter_groups.unfreeze(groups)
+            config.optimizer.groups = group_values.unfreeze(groups)
         built = dataclasses.replace(built, config=config)
     factory = trainer_factory.TrainerFactory(built, arguments.config_path)
     print_line(f"Checking {built.config.trainer}.")

@@ -15,8 +15,8 @@ from ctl.configs.options import TrainerOptions
 from ctl.errors import UsageError
 from ctl.modes.check.outcome import FAIL, PASS, WARNING, Outcome
 from ctl.modes.check.trainer_factory import Rows, TrainerFactory
-from ctl.testing import check_replica_equivalence, processes, split_cpu
-from ctl.testing.report import NotComparable, Report
+from ctl.testing import check_replica_equivalence, multiprocess, split_cpu
+from ctl.testing.equivalence_report import NotComparable, Report
 from ctl.trainer import StandardTrainer
 
 REPLICAS = (1, 2, 4)
@@ -41,7 +41,7 @@ def start(factory: TrainerFactory, *, quick: bool = False) -> Callable[[], Outco
     config = factory.experiment.config
     arguments = [config.to_dict(), factory.config_path, rows, factory.global_batch_size, quick]
     pool = concurrent.futures.ThreadPoolExecutor(1)
-    future = pool.submit(processes.call, compare_splits, arguments, timeout=_limit(factory))
+    future = pool.submit(multiprocess.call, compare_splits, arguments, timeout=_limit(factory))
     pool.shutdown(wait=False)
     notes = config.runtime.precision == "float16"
     is_compressed = bool(config.runtime.all_reduce.compression)

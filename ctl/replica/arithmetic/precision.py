@@ -1,14 +1,10 @@
 """The dtypes of layers and variables, and the loss scale of float16."""
 
-from collections.abc import Iterator
-import contextlib
 import dataclasses
-import sys
 from typing import Any
 
 import tensorflow as tf
 import tf_keras
-from tf_keras.src.mixed_precision import policy as policy_module
 
 from ctl.errors import UsageError
 
@@ -41,55 +37,6 @@ def of(name: str) -> Precision:
     if name not in PRECISIONS:
         raise UsageError(f"There is no precision {name!r}: choose one of {', '.join(PRECISIONS)}.")
     return PRECISIONS[name]
-
-
-@contextlib.contextmanager
-def precision_scope(name: str) -> Iterator[None]:
-    """Sets the precision of the layers, metrics and optimizers that are built inside."""
-    precision = of(name)
-    # None if the user set no policy: a later `set_floatx` must change the default policy, which
-    # `global_policy()` would return as if it had been set.
-    policy = policy_module._global_policy
-    floatx = tf_keras.backend.floatx()
-    # Both are needed: the policy sets the dtypes of layers, floatx those of metrics and optimizers.
-    tf_keras.backend.set_floatx(precision.floatx)
-    tf_keras.mixed_precision.set_global_policy(precision.policy)
-    try:
-        with _keras3_scope(precision):
-            yield
-    finally:
-        tf_keras.backend.set_floatx(floatx)
-        tf_keras.mixed_precision.set_global_policy(policy)
-
-
-@contextlib.contextmanager
-def _keras3_scope(precision: Precision) -> Iterator[None]:
-    """Sets the precision of Keras 3, if the user has imported it."""
-    keras: Any = sys.modules.get("keras")
-    config: Any = getattr(keras, "config", None)  # None while keras is only being imported
-    if not hasattr(config, "set_dtype_policy"):
-        yield
-        return
-    policy, floatx = config.dtype_policy(), config.floatx()
-    config.set_floatx(precision.floatx)
-    config.set_dtype_policy(precision.policy)
-    try:
-        yield
-    finally:
-        config.set_floatx(floatx)
-        config.set_dtype_policy(policy)
-
-
-def check_keras3() -> None:
-    """Raises UsageError if a model of Keras 3 was built under another policy than the scope's."""
-    found = sys.modules["keras"].config.dtype_policy().name
-    expected = tf_keras.mixed_precision.global_policy().name
-    if found != expected:
-        raise UsageError(
-            f"The model of Keras 3 was built under the dtype policy {found} instead of {expected}: "
-            "import keras at the top of the file, set runtime.precision instead of Keras' global "
-            "policy, or give single layers a dtype."
-        )
 
 
 def cast_to_float32(outputs: Any) -> Any:

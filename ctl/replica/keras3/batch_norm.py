@@ -1,6 +1,6 @@
 """Batch normalization of Keras 3 by the statistics of the global batch, however it is split."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 from typing import Any
 
@@ -22,10 +22,14 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
     def add_weight(self, *args: Any, **kwargs: Any) -> Any:
         """Creates a keras.Variable; that of a moving statistic has a value of each replica."""
-        variable = super().add_weight(*args, **kwargs)
-        if str(kwargs.get("name")).startswith("moving_"):
-            _make_local(variable, self.synchronized)
-        return variable
+        if not str(kwargs.get("name")).startswith("moving_"):
+            return super().add_weight(*args, **kwargs)
+
+        def create(creator: Callable[..., Any], **options: Any) -> Any:
+            return creator(**options | _local(self.synchronized))
+
+        with tf.variable_creator_scope(create):
+            return super().add_weight(*args, **kwargs)
 
     def call(self, inputs: tf.Tensor, training: Any = None, mask: Any = None) -> tf.Tensor:
         """Normalizes a batch; see `ctl.SyncBatchNormalization.call`."""
@@ -106,26 +110,25 @@ def original_classes(model: Any) -> Iterator[None]:
             prepare(layer)
 
 
-def _make_local(variable: Any, synchronized: bool) -> None:
-    """Replaces the tf.Variable of a moving statistic by one with a value of each replica.
+def _local(synchronized: bool) -> dict[str, Any]:
+    """Returns the arguments of a tf.Variable for a moving statistic.
 
     Synchronized copies are equal, and the first one is saved; of others the mean is, as in tf_keras.
     """
     kinds = tf.VariableAggregation
-    aggregation = kinds.ONLY_FIRST_REPLICA if synchronized else kinds.MEAN
-    value = private.value_of(variable)
-    if value is None or (
-        value.synchronization == tf.VariableSynchronization.ON_READ
-        and value.aggregation == aggregation
-    ):
+    return {
+        "trainable": False,
+        "synchronization": tf.VariableSynchronization.ON_READ,
+        "aggregation": kinds.ONLY_FIRST_REPLICA if synchronized else kinds.MEAN,
+    }
+
+
+def _make_local(variable: Any, synchronized: bool) -> None:
+    """Replaces the tf.Variable of a moving statistic by one with a value of each replica."""
+    value, local = private.value_of(variable), _local(synchronized)
+    if value is None or all(getattr(value, name) == each for name, each in local.items()):
         return
     with tf.init_scope():
-        local = tf.Variable(
-            tf.convert_to_tensor(value),
-            trainable=False,
-            dtype=value.dtype,
-            name=value.name.partition(":")[0],
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=aggregation,
-        )
-    private.set_value(variable, local)
+        name = value.name.partition(":")[0]
+        made = tf.Variable(tf.convert_to_tensor(value), dtype=value.dtype, name=name, **local)
+    private.set_value(variable, made)

@@ -75,11 +75,29 @@ def random_module() -> Any:
     return keras.src.backend.random
 
 
+def policy() -> Any:
+    """Returns the global dtype policy of Keras 3; None if the user set none."""
+    return _states().get_global_attribute("dtype_policy")
+
+
+def set_policy(policy: Any) -> None:
+    """Sets the global dtype policy of Keras 3, by its name or None for that of floatx."""
+    if policy is None:
+        _states().set_global_attribute("dtype_policy", None)
+    else:
+        sys.modules["keras"].config.set_dtype_policy(policy)
+
+
+def _states() -> Any:
+    """Returns the module with the global state of Keras 3; None if nothing has imported Keras 3."""
+    return sys.modules.get("keras.src.backend.common.global_state")
+
+
 def reset_names() -> None:
     """Numbers layers without a name of their own from the beginning, in tf_keras and in Keras 3."""
     tf_keras.backend.reset_uids()
-    states = sys.modules.get("keras.src.backend.common.global_state")
-    if states:  # the user has imported Keras 3
+    states = _states()
+    if states:
         states.set_global_attribute("object_name_uids", collections.defaultdict(int))
 
 
@@ -89,8 +107,8 @@ class CallState:
     _NAMES = ("current_call_ctx", "autocast_scope")
 
     def __init__(self) -> None:
-        # None if the user has not imported Keras 3. Later calls change the values, so they are copied.
-        self._globals: Any = sys.modules.get("keras.src.backend.common.global_state")
+        # Later calls change the values, so they are copied.
+        self._globals = _states()
         self._values = {name: copy.copy(value) for name, value in self._read().items()}
 
     @contextlib.contextmanager

@@ -24,7 +24,7 @@ from ctl.hardware import strategies
 from ctl.optimizers import FromConfig
 from ctl.replica.arithmetic import precision, row_mask
 from ctl.replica.graphs import custom_gradients
-from ctl.replica.keras3 import adapter, conversion, detection
+from ctl.replica.keras3 import adapter, conversion, detection, policies
 from ctl.replica.layers.batch_norm import convert_sync_batch_norm
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.step import metrics
@@ -209,7 +209,7 @@ def seed_and_precision(options: TrainerOptions) -> Iterator[None]:
     # This sets TensorFlow's global seed too, which is not restored: it has no public getter.
     tf_keras.utils.set_random_seed(options.seed)
     try:
-        with precision.precision_scope(options.precision):
+        with policies.precision_scope(options.precision):
             yield
     finally:
         random.setstate(python_state)
@@ -243,7 +243,7 @@ def check_model(model: Any) -> tf_keras.Model:
     """Returns what `build_model` returned as a tf_keras model; raises a UsageError if it is no model."""
     model = adapter.adapt(model)
     if isinstance(model, adapter.Adapter):
-        precision.check_keras3()
+        policies.check()
         if strategies.spec_of(tf.distribute.get_strategy()).coordinated:
             raise UsageError(
                 "Parameter servers do not train models of Keras 3, whose variables TensorFlow cannot "
@@ -295,19 +295,23 @@ def create_variables(forward: Callable[[Any], Any], spec: Any) -> None:
         spec: the `tf.TensorSpec`s of a batch.
     """
 
-    def run(batch: Any) -> None:
+    def create(batch: Any) -> Any:
         with tf.variable_creator_scope(_create_outside):
-            forward(batch)
+            return forward(batch)
 
     # A trace computes nothing, and it accepts a spec with an unknown number of rows.
-    traced(run).get_concrete_function(spec)
+    traced(create).get_concrete_function(spec)
 
 
-def _create_outside(create: Callable[..., Any], **arguments: Any) -> Any:
-    """Creates a variable outside of the traced function, as layers of tf_keras do by themselves."""
-    # A variable of several replicas cannot be created inside.
-    with tf.init_scope() if callable(arguments["initial_value"]) else contextlib.nullcontext():
-        return create(**arguments)
+def _create_outside(creator: Callable[..., Any], **options: Any) -> Any:
+    """Creates a variable outside of the trace, as tf_keras does; Keras 3 may create it inside.
+
+    There it would have no value, and its copies on the other replicas could not be made from it.
+    """
+    if tf.executing_eagerly() or not callable(options["initial_value"]):
+        return creator(**options)
+    with tf.init_scope():
+        return tf.Variable(**options)
 
 
 @contextlib.contextmanager

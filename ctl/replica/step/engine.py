@@ -12,9 +12,8 @@ from ctl.configs.error_location import user_line
 from ctl.data.data_errors import report_data_errors
 from ctl.data.input_pipeline import InputPipeline
 from ctl.errors import NonFiniteStep, UsageError
-from ctl.replica.arithmetic import precision
 from ctl.replica.checks import copies
-from ctl.replica.keras3 import detection
+from ctl.replica.keras3 import detection, policies
 from ctl.replica.measure.non_finite import NonFiniteReport
 from ctl.replica.random import draws
 from ctl.replica.step import out_of_memory, preprocessing, xla
@@ -23,7 +22,7 @@ from ctl.replica.step.compiled_loop import compile_loop
 from ctl.replica.step.microbatches import unpack
 from ctl.replica.step.plan import Plan
 from ctl.replica.step.preprocessing import preprocess
-from ctl.replica.step.step import ReplicaStep
+from ctl.replica.step.replica_step import ReplicaStep
 from ctl.replica.updates.unfreezing import Unfreezing
 
 _RESERVED = "self.{name} belongs to orbit.StandardTrainer: give your attribute another name."
@@ -157,7 +156,7 @@ class Engine:
         Layers that a first call creates, and losses such as Huber's, read the global precision.
         """
         with (
-            precision.precision_scope(self.plan.options.precision),
+            policies.precision_scope(self.plan.options.precision),
             detection.report_mixture(),
         ):
             yield

@@ -16,7 +16,7 @@ from ctl.replica.measure.non_finite import counter
 from ctl.replica.step import metrics
 from ctl.replica.step.empty_batches import pad_rows, zero_outputs, zero_without_rows
 from ctl.replica.step.microbatches import row_count
-from ctl.replica.step.step import ReplicaStep
+from ctl.replica.step.replica_step import ReplicaStep
 
 LossFn = Callable[[Batch, Any], tf.Tensor]
 

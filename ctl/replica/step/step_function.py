@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from ctl.data.autograph import traced
 from ctl.replica.step.attributes import freezing
-from ctl.replica.step.step import ReplicaStep
+from ctl.replica.step.replica_step import ReplicaStep
 
 
 class StepFunction:

@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras
 
+from ctl.configs.group_values import patterns
 from ctl.configs.options import TrainerOptions
-from ctl.configs.parameter_groups import patterns
 from ctl.errors import UsageError, list_some
 from ctl.replica.arithmetic import precision
 

@@ -7,8 +7,8 @@ import numpy as np
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.diagnosis import causes
 from ctl.testing.diagnosis.evidence import Evidence, Finding, attempt
-from ctl.testing.recording import Record
-from ctl.testing.report import Difference
+from ctl.testing.equivalence_report import Difference
+from ctl.testing.loop_record import Record
 from ctl.testing.splits import Split
 from ctl.testing.subjects.base import Calibration
 

@@ -11,8 +11,8 @@ from ctl.replica.layers import recompute
 from ctl.testing.comparison import compare
 from ctl.testing.diagnosis import causes, rules
 from ctl.testing.diagnosis.evidence import Evidence
-from ctl.testing.recording import Record
-from ctl.testing.report import Difference, NotComparable
+from ctl.testing.equivalence_report import Difference, NotComparable
+from ctl.testing.loop_record import Record
 from ctl.testing.splits import Split
 
 Found = tuple[list[Difference], str]  # the differences and their cause

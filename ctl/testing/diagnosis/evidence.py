@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 from typing import TypeVar
 
-from ctl.testing.recording import Record
-from ctl.testing.report import Difference
+from ctl.testing.equivalence_report import Difference
+from ctl.testing.loop_record import Record
 from ctl.testing.splits import Split
 from ctl.testing.subjects.base import Calibration, SplitRun, Subject
 

@@ -7,7 +7,7 @@ import numpy as np
 from ctl.testing.diagnosis import causes
 from ctl.testing.diagnosis.evidence import Evidence, Finding, attempt
 from ctl.testing.diagnosis.update_rules import explain_update
-from ctl.testing.report import Difference, common_factor
+from ctl.testing.equivalence_report import Difference, common_factor
 from ctl.testing.splits import Split
 from ctl.testing.subjects.base import RowValues, Subject
 

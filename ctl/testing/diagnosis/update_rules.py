@@ -10,8 +10,8 @@ import numpy as np
 from ctl.errors import list_some
 from ctl.testing.diagnosis import causes
 from ctl.testing.diagnosis.evidence import Evidence, Finding, attempt
-from ctl.testing.recording import Record
-from ctl.testing.report import Difference, as_fraction, common_factor
+from ctl.testing.equivalence_report import Difference, as_fraction, common_factor
+from ctl.testing.loop_record import Record
 from ctl.testing.splits import RATE, Split
 from ctl.testing.subjects.base import Terms
 

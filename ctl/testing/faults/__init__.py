@@ -18,7 +18,7 @@ _NAMES = {
     "damage": ("delete", "flip", "leave_unfinished", "truncate"),
     "kills": ("killing",),
     "poison": ("example_on", "poisoned", "poisoned_step"),
-    "processes": ("delay", "drop", "workers"),
+    "signals": ("delay", "drop", "workers"),
 }
 
 

@@ -35,9 +35,9 @@ from ctl.hardware.strategies import spec_of
 from ctl.replica.step.engine import engine_of
 from ctl.replica.step.microbatches import unpack
 from ctl.testing.contents import Name, contents_of, values_of
-from ctl.testing.devices import copies
 from ctl.testing.golden import recording
 from ctl.testing.golden.curve import Curve, Step
+from ctl.testing.logical_devices import copies
 from ctl.trainer import StandardTrainer
 
 FACTOR = 4.0

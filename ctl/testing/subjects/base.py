@@ -11,7 +11,7 @@ import tensorflow as tf
 from ctl.errors import UsageError
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.contents import Contents, Name, Names, free_name
-from ctl.testing.recording import Record, flatten_numbers, record_steps
+from ctl.testing.loop_record import Record, flatten_numbers, record_steps
 from ctl.testing.splits import Split
 
 S = TypeVar("S", bound="Subject")

@@ -13,10 +13,10 @@ import tf_keras
 from ctl.errors import UsageError
 from ctl.replica.keras3 import private
 from ctl.testing.contents import Contents, Names, read_all
-from ctl.testing.devices import make_strategy
 from ctl.testing.diagnosis import calibration
-from ctl.testing.recording import Record
-from ctl.testing.report import NotComparable
+from ctl.testing.equivalence_report import NotComparable
+from ctl.testing.logical_devices import make_strategy
+from ctl.testing.loop_record import Record
 from ctl.testing.splits import RATE, Split
 from ctl.testing.subjects.adapters import Loop, adapt
 from ctl.testing.subjects.base import Calibration, NarrowWeights, SplitRun, Subject, Terms

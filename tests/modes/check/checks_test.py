@@ -8,7 +8,7 @@ import pytest
 from ctl import main
 from ctl.modes.check import checks, data_checks, learning_checks, replica_check
 from ctl.modes.check.outcome import FAIL
-from ctl.testing.report import Report
+from ctl.testing.equivalence_report import Report
 from ctl.testing.splits import Split
 from tests.modes.check import planted
 
@@ -139,7 +139,7 @@ def test_quick_compares_one_uneven_split(make_factory, monkeypatch):
 
     monkeypatch.setattr(replica_check, "split_cpu", lambda _: None)
     monkeypatch.setattr(replica_check, "check_replica_equivalence", compare)
-    monkeypatch.setattr(replica_check.processes, "call", lambda f, values, **_: [f(*values)])
+    monkeypatch.setattr(replica_check.multiprocess, "call", lambda f, values, **_: [f(*values)])
     outcome = replica_check.start(make_factory(), quick=True)()
     assert outcome.observation.startswith("1 way to split a batch, "), outcome
     assert (given["replicas"], given["batch_sizes"]) == ((1, 2), (5,))

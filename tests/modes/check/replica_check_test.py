@@ -16,7 +16,9 @@ MEAN_OVER_THE_LOCAL_BATCH = """
 @pytest.mark.parametrize(("seconds", "limit"), [(1.0, 600), (100.0, 5000)])
 def test_a_large_model_is_compared_for_longer(correct_factory, monkeypatch, seconds, limit):
     limits = []
-    monkeypatch.setattr(replica_check.processes, "call", lambda *_, timeout: limits.append(timeout))
+    monkeypatch.setattr(
+        replica_check.multiprocess, "call", lambda *_, timeout: limits.append(timeout)
+    )
     first = FirstSteps(None, (), seconds)
     monkeypatch.setitem(vars(correct_factory), "first_steps", first)
     replica_check.start(correct_factory)
@@ -26,7 +28,7 @@ def test_a_large_model_is_compared_for_longer(correct_factory, monkeypatch, seco
 def test_a_mean_over_the_local_batch_fails(make_factory, monkeypatch):
     # In this process; checks_test.py compares in another one.
     monkeypatch.setattr(
-        replica_check.processes, "call", lambda function, values, timeout: [function(*values)]
+        replica_check.multiprocess, "call", lambda function, values, timeout: [function(*values)]
     )
     outcome = replica_check.start(make_factory(MEAN_OVER_THE_LOCAL_BATCH))()
     assert outcome.verdict == FAIL, outcome

@@ -8,7 +8,7 @@ from ctl.errors import UsageError
 from ctl.modes.check import checkpoint_check, data_checks, learning_checks, replica_check
 from ctl.modes.check.outcome import FAIL, PASS, WARNING
 from ctl.testing.diagnosis import causes
-from ctl.testing.report import Report
+from ctl.testing.equivalence_report import Report
 from ctl.testing.splits import Split
 from tests.modes.check import user_trainers
 
@@ -127,7 +127,7 @@ def test_accepted_noise_in_evaluation_is_named(make_user_factory):
 def test_compression_is_reported_as_not_compared(make_user_factory, monkeypatch):
     factory = make_user_factory("Regression", **{"runtime.all_reduce.compression": "float16"})
     report = Report("Regression", "float64", (Split(4, 2), Split(5, 2)), {})
-    monkeypatch.setattr(replica_check.processes, "call", lambda *_, timeout: [report])
+    monkeypatch.setattr(replica_check.multiprocess, "call", lambda *_, timeout: [report])
     assert replica_check.start(factory)().observation.endswith(
         "in float64, give one update; runtime.all_reduce.compression is not part of this comparison"
     )

@@ -26,36 +26,6 @@ def gradient(trainer):
     return [b - a for b, a in zip(before, trainer.model.get_weights(), strict=True)]
 
 
-@pytest.mark.parametrize("name", precision.PRECISIONS)
-def test_precision_sets_the_dtypes_of_layers_and_metrics_inside_its_scope(name):
-    expected = precision.of(name)
-    with precision.precision_scope(name):
-        layer, metric = tf_keras.layers.Dense(1), tf_keras.metrics.Mean()
-        layer.build([None, 2])
-        assert layer.compute_dtype == expected.compute
-        assert layer.kernel.dtype == metric.dtype == expected.floatx
-    assert tf_keras.backend.floatx() == "float32"
-    assert tf_keras.mixed_precision.global_policy().name == "float32"
-    with pytest.raises(ctl.UsageError, match="There is no precision 'half': choose one of float64"):
-        precision.of("half")
-
-
-def test_policy_that_the_user_set_is_restored_and_the_default_follows_floatx():
-    tf_keras.mixed_precision.set_global_policy("mixed_bfloat16")
-    try:
-        with precision.precision_scope("float64"):
-            pass
-        assert tf_keras.layers.Dense(1).compute_dtype == "bfloat16"
-        tf_keras.mixed_precision.set_global_policy(None)
-        with precision.precision_scope("bfloat16"):
-            pass
-        tf_keras.backend.set_floatx("float64")
-        assert tf_keras.layers.Dense(1).compute_dtype == "float64"
-    finally:
-        tf_keras.backend.set_floatx("float32")
-        tf_keras.mixed_precision.set_global_policy(None)
-
-
 class Late(reference_model.ReferenceTrainer):
     """Creates a layer in its first training step, and another one in its first evaluation."""
 

@@ -274,16 +274,24 @@ def test_several_models_are_trained_keyed_and_saved(tmp_path):
     assert any(name.startswith("critics/1/layer_with_weights-0/kernel") for name in names)
 
 
+class Unbuilt(keras.Model):
+    """Its layers make their variables in the first call, since it has a `build` of its own."""
+
+    def build(self, shape):
+        self.hidden = keras.layers.Dense(5)
+        self.norm = keras.layers.BatchNormalization(synchronized=True)
+        self.last = keras.layers.Dense(4)
+
+    def call(self, inputs, training=False):
+        return self.last(self.norm(self.hidden(inputs), training=training))
+
+
 def test_step_of_ones_own_loop_trains_the_model():
     strategy = testing.make_strategy(2)
     rng = np.random.default_rng(0)
     data = ctl.data.arrays({"x": rng.normal(size=(16, 6)), "label": rng.integers(0, 4, 16)})
-
-    def make():
-        return dense(keras)
-
     step = ctl.Step(
-        make,
+        Unbuilt,
         keras.optimizers.SGD(0.1),
         lambda batch, outputs: keras.losses.sparse_categorical_crossentropy(
             batch["label"], outputs, from_logits=True
@@ -295,6 +303,17 @@ def test_step_of_ones_own_loop_trains_the_model():
     )
     losses = [float(step(b).loss) for b, _ in zip(ctl.data.distribute(data, 8, strategy), range(9))]  # noqa: B905
     assert losses[-1] < losses[0] and isinstance(step.optimizer, tf_keras.optimizers.SGD)
+    assert len(step.model.weights) == 8
+
+
+def test_step_has_the_precision_of_the_policy_of_keras():
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        step = ctl.Step(lambda: dense(keras), keras.optimizers.SGD(), None, global_batch_size=8)
+    finally:
+        keras.config.set_dtype_policy(policy)
+    assert step.options.precision == "bfloat16"
 
 
 def test_what_cannot_be_trained_is_one_line(monkeypatch):

@@ -7,7 +7,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.replica.keras3 import detection
-from tests import child, reference_model
+from tests import reference_model
 
 keras = pytest.importorskip("keras", "3", reason="Keras 3 is not installed")
 FIX = "a model has layers of one of the two packages, so import either keras or tf_keras."
@@ -128,11 +128,17 @@ def test_variables_that_an_optimizer_in_a_model_creates_later_are_saved():
     assert len(children["_variables"]) == 3  # iterations and two slot variables
 
 
-def test_layers_of_tensorflow_are_those_of_tf_keras():
-    assert tf.keras.layers.Dense is tf_keras.layers.Dense
+def test_model_decides_which_keras_is_trained():
+    """`tf.keras` is what TF_USE_LEGACY_KERAS makes of it; ctl does not set the variable."""
 
+    class Own(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = tf.keras.layers.Dense(3)
 
-def test_choice_of_the_user_is_kept():
-    done = child.run(["-c", "import os, ctl; print(os.environ['TF_USE_LEGACY_KERAS'])"],
-                     TF_USE_LEGACY_KERAS="0")  # fmt: skip
-    assert done.stdout.strip() == "0"
+        def call(self, inputs):
+            return self.dense(inputs["x"])
+
+    assert tf.keras.layers.Dense is keras.layers.Dense
+    for model in (make(), make(model_factory=Own)):
+        assert model.train(tf.constant(1))["loss"] > 0

@@ -13,7 +13,7 @@ from ctl.testing.diagnosis import causes, differences
 from ctl.testing.diagnosis.evidence import Evidence
 from ctl.testing.splits import Split
 from ctl.testing.subjects.base import Calibration
-from ctl.testing.subjects.trainer import TrainerSubject
+from ctl.testing.subjects.trainer_subject import TrainerSubject
 from tests.testing import gallery
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from ctl.testing.diagnosis import causes, update_rules
 from ctl.testing.diagnosis.update_rules import Coefficients
-from ctl.testing.recording import Record
+from ctl.testing.loop_record import Record
 from ctl.testing.splits import RATE, Split
 
 EVEN, UNEVEN = Split(4, replicas=2), Split(5, replicas=2)

@@ -7,7 +7,7 @@ from ctl.testing import make_strategy, tiny_trainer
 from ctl.testing.diagnosis.update_rules import solve
 from ctl.testing.splits import Split
 from ctl.testing.subjects import trainer_rows
-from ctl.testing.subjects.trainer import TrainerSubject
+from ctl.testing.subjects.trainer_subject import TrainerSubject
 from tests.testing import gallery, mistakes
 
 SPLIT = Split(5, replicas=2)

@@ -128,7 +128,7 @@ def _start(
     defaults = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     with (folder / "output").open("wb") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "ctl.testing.processes", str(folder)],
+            [sys.executable, "-m", "ctl.testing.multiprocess", str(folder)],
             env={**inherited, **defaults, **environment},
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ctl.testing.report import Difference, Report, as_fraction, common_factor
+from ctl.testing.equivalence_report import Difference, Report, as_fraction, common_factor
 from ctl.testing.splits import Split
 
 SPLIT = Split(5, replicas=2)

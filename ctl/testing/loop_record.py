@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.testing.contents import Name, Names, is_local, read_all, read_value
-from ctl.testing.devices import copies
+from ctl.testing.logical_devices import copies
 from ctl.testing.splits import Split
 
 

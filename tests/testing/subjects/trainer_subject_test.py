@@ -8,7 +8,7 @@ import ctl
 from ctl.configs.options import TrainerOptions
 from ctl.replica.step.engine import engine_of
 from ctl.testing.splits import Split
-from ctl.testing.subjects.trainer import TrainerSubject
+from ctl.testing.subjects.trainer_subject import TrainerSubject
 from tests.testing import gallery
 
 

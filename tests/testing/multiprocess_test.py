@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ctl.errors import UsageError
-from ctl.testing import processes, run_workers
+from ctl.testing import multiprocess, run_workers
 
 
 def describe_task(extra):
@@ -63,7 +63,7 @@ def test_environment_is_set_before_tensorflow_is_imported(monkeypatch):
     for name in ("TF_CONFIG", "TF_TEST_INHERITED", "XLA_TEST_INHERITED"):
         monkeypatch.setenv(name, "inherited")
     environments = [{}, {"CUDA_VISIBLE_DEVICES": "0", "TF_CONFIG": "{}"}]
-    hidden, shown = processes.call(environment_at_start, [], environments, timeout=60)
+    hidden, shown = multiprocess.call(environment_at_start, [], environments, timeout=60)
     unset = dict.fromkeys(("TF_CONFIG", "TF_TEST_INHERITED", "XLA_TEST_INHERITED"))
     assert hidden == {**unset, "CUDA_VISIBLE_DEVICES": "-1"}
     assert shown == {**unset, "CUDA_VISIBLE_DEVICES": "0", "TF_CONFIG": "{}"}

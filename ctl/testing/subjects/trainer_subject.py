@@ -16,9 +16,9 @@ from ctl.replica.step.build import seed_and_precision
 from ctl.replica.step.engine import engine_of
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.contents import Contents, Names, contents_of, named_leaves
-from ctl.testing.devices import make_strategy
 from ctl.testing.diagnosis.evidence import attempt
-from ctl.testing.recording import Record
+from ctl.testing.logical_devices import make_strategy
+from ctl.testing.loop_record import Record
 from ctl.testing.splits import RATE, Split
 from ctl.testing.subjects import trainer_rows
 from ctl.testing.subjects.base import Attempts, Calibration, RowValues, SplitRun, Subject, Terms

@@ -6,13 +6,13 @@ import tensorflow as tf
 
 from ctl import testing
 from ctl.errors import UsageError
-from ctl.testing import devices
+from ctl.testing import logical_devices
 from tests import child
 
 
 def test_split_that_exists_is_reused():
     assert testing.split_cpu(2) == ["CPU:0", "CPU:1"]
-    assert devices.count_logical_cpus() == 4
+    assert logical_devices.count_logical_cpus() == 4
 
 
 def test_split_after_tensorflow_was_used_is_an_error():

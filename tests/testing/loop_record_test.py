@@ -6,7 +6,7 @@ import tensorflow as tf
 from ctl.testing import make_strategy
 from ctl.testing.contents import contents_of, read_value
 from ctl.testing.splits import Split
-from ctl.testing.subjects.trainer import TrainerSubject
+from ctl.testing.subjects.trainer_subject import TrainerSubject
 from tests.testing import gallery, mistakes
 
 SPLIT = Split(4, replicas=2)
