@@ -20,7 +20,7 @@ from ctl.errors import UsageError, did_you_mean, list_some, type_name
 from ctl.hardware import strategies
 from ctl.replica.arithmetic import precision as precisions
 from ctl.replica.checks import copies
-from ctl.replica.keras3 import conversion, detection, policies
+from ctl.replica.keras3 import detection, policies
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.random import draws
 from ctl.replica.step import build, preprocessing, xla
@@ -146,17 +146,8 @@ class Step:
         build.check_before_model(self.options, self.strategy, layout)
         with build.build_scope(self.options, self.strategy), detection.report_mixture():
             self.model = build.check_model(model if _is_layer(model) else model())
-            self.optimizer = precisions.wrap_loss_scale(
-                build.check_optimizer(
-                    conversion.optimizer_of(
-                        build.make_optimizer(
-                            optimizer if callable(optimizer) else lambda: optimizer
-                        )
-                    )
-                ),
-                self.options.precision,
-                self.options.loss_scale,
-            )
+            make = optimizer if callable(optimizer) else lambda: optimizer
+            self.optimizer = build.make_optimizer(make, self.options)
             self.metrics = metric_results.prepare(dict(metrics or {}))
             self.global_step = counter("global_step")
 

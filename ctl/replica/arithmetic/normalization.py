@@ -64,20 +64,18 @@ def normalize(
     return Normalized(outputs, merged.count, merged.shift + merged.error, variance)
 
 
-def moving_step(
-    variable: Any, normalized: Normalized, value: tf.Tensor, momentum: float
-) -> tf.Tensor:
+def moving_step(variable: Any, batch: Normalized, value: tf.Tensor, momentum: float) -> tf.Tensor:
     """Returns what to subtract from a moving statistic.
 
     Args:
         variable: the moving statistic.
-        normalized: the batch.
+        batch: the normalized batch.
         value: its mean or its variance.
         momentum: the part of the moving statistic that stays.
     """
     step = (variable - tf.reshape(value, variable.shape)) * (1 - momentum)
     # A NaN would stay in a moving average permanently, even if the step is skipped.
-    valid = tf.logical_and(normalized.count > 0, tf.math.is_finite(step))
+    valid = tf.logical_and(batch.count > 0, tf.math.is_finite(step))
     return tf.where(valid, step, tf.zeros_like(step))
 
 

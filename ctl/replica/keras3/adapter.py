@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 import functools
+import sys
 import threading
 from typing import Any
 
@@ -35,7 +36,12 @@ def adapt(value: Any) -> Any:
         value = value.inner
     if not detection.is_keras3(value, "Layer"):
         return value
-    _check_backend()
+    backend = sys.modules["keras"].backend.backend()
+    if backend != "tensorflow":
+        raise UsageError(
+            f"The backend of Keras 3 is {backend}, but ctl trains models of TensorFlow: set "
+            "KERAS_BACKEND=tensorflow before keras is imported."
+        )
     # Imports keras, so it is imported only for models of Keras 3.
     from ctl.replica.keras3 import batch_norm, random  # noqa: F401
 
@@ -45,21 +51,8 @@ def adapt(value: Any) -> Any:
         if not isinstance(private.losses_of(layer), _LossesOfThread):
             private.set_losses(layer, _LossesOfThread())
         batch_norm.prepare(layer)
-        for variable in private.variables_of(layer, trainable=True):
-            _show_constraint(variable)
-    _name_variables(value, "")
+    _describe_variables(value, "")
     return _adapter_of(value)
-
-
-def _check_backend() -> None:
-    import keras
-
-    backend = keras.backend.backend()
-    if backend != "tensorflow":
-        raise UsageError(
-            f"The backend of Keras 3 is {backend}, but ctl trains models of TensorFlow: set "
-            "KERAS_BACKEND=tensorflow before keras is imported."
-        )
 
 
 def _check_contents(layer: Any) -> None:
@@ -255,8 +248,8 @@ class _LossesOfThread(threading.local):
         self._values.clear()
 
 
-def _name_variables(layer: Any, prefix: str) -> None:
-    """Names the tf.Variables by the layers that hold them, without models: "dense/kernel".
+def _describe_variables(layer: Any, prefix: str) -> None:
+    """Gives the tf.Variables their constraints, and names by layers without models: "dense/kernel".
 
     These are their names in tf_keras. Keras 3 would name them "sequential_1/dense/kernel", with a number
     that it counts up in each process.
@@ -268,17 +261,13 @@ def _name_variables(layer: Any, prefix: str) -> None:
     for trainable in (True, False):
         for variable in private.variables_of(layer, trainable=trainable):
             value, name = private.value_of(variable), f"{prefix}{variable.name}"
-            for component in getattr(value, "values", (value,)) if value is not None else ():
-                component._handle_name = f"{name}:0"
+            # The copies of the replicas; central storage wraps a single variable.
+            for component in getattr(value, "values", (getattr(value, "_v", value),)):
+                if component is not None:
+                    component._handle_name = f"{name}:0"
+                    # tf_keras' optimizers apply it.
+                    component._constraint = variable.constraint
             if hasattr(value, "_common_name"):  # of several replicas; slots are named by it
                 value._common_name = name
     for inner in private.layers_of(layer, recursive=False):
-        _name_variables(inner, prefix)
-
-
-def _show_constraint(variable: Any) -> None:
-    """Gives a constraint to the tf.Variables of a keras.Variable, where tf_keras' optimizers read it."""
-    value = private.value_of(variable)
-    if value is not None and variable.constraint is not None:
-        for component in getattr(value, "values", (value,)):
-            component._constraint = variable.constraint
+        _describe_variables(inner, prefix)

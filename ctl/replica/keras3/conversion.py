@@ -4,12 +4,14 @@ Keras 3's optimizers always sum the gradients over the replicas, which ctl has s
 metrics keep a part of their sums on each replica without adding them up.
 """
 
+from collections.abc import Iterator
+import contextlib
 from typing import Any
 
 import tf_keras
 
 from ctl.errors import UsageError
-from ctl.replica.keras3 import detection
+from ctl.replica.keras3 import detection, private
 
 # Arguments of Keras 3's optimizers that tf_keras does not have -> the options of ctl.
 _OPTIONS = {
@@ -26,24 +28,26 @@ def optimizer_of(optimizer: Any) -> Any:
     """
     if not detection.is_keras3(optimizer, "Optimizer"):
         return optimizer
-    config = optimizer.get_config()
+    config = _config(optimizer, tf_keras.optimizers)
     for name, option in _OPTIONS.items():
         if config.pop(name, None) is not None:
             raise UsageError(
                 f"The optimizer of Keras 3 has {name}, which would act on each replica: set {option} "
                 "instead."
             )
+    if private.excludes_from_weight_decay(optimizer):
+        raise UsageError(
+            "The optimizer of Keras 3 excludes variables from weight decay, which is in no config: call "
+            "exclude_from_weight_decay of a tf_keras optimizer, or set optimizer.weight_decay_exclude."
+        )
     if optimizer.built:
         raise UsageError(
             "The optimizer of Keras 3 is built, and its slot variables cannot be used: make a new one."
         )
-    rate = config.get("learning_rate")
-    if isinstance(rate, dict):
-        schedules = tf_keras.optimizers.schedules
-        config["learning_rate"] = _make(
-            optimizer._learning_rate, schedules, "schedules", rate["config"]
-        )
-    return _make(optimizer, tf_keras.optimizers, "optimizers", config)
+    if isinstance(config.get("learning_rate"), dict):
+        rate, schedules = private.learning_rate_of(optimizer), tf_keras.optimizers.schedules
+        config["learning_rate"] = _make(rate, schedules, _config(rate, schedules))
+    return _make(optimizer, tf_keras.optimizers, config)
 
 
 def metric_of(metric: Any) -> Any:
@@ -54,18 +58,29 @@ def metric_of(metric: Any) -> Any:
     """
     if not detection.is_keras3(metric, "Metric"):
         return metric
-    return _make(metric, tf_keras.metrics, "metrics", metric.get_config())
+    return _make(metric, tf_keras.metrics, _config(metric, tf_keras.metrics))
 
 
-def _make(value: Any, package: Any, kind: str, config: dict[str, Any]) -> Any:
-    name = type(value).__name__
-    reason = "its class is not Keras' own"
-    if type(value).__module__.startswith("keras.src."):
-        try:
-            return getattr(package, name).from_config(config)
-        except (AttributeError, TypeError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-    raise UsageError(
-        f"{name} of keras.{kind} cannot be converted to tf_keras ({reason}): write one of "
-        f"{package.__name__.replace('.api._v2.keras', '').replace('.api._v1.keras', '')} instead."
-    )
+def _config(value: Any, package: Any) -> dict[str, Any]:
+    with _report(value, package):
+        if not type(value).__module__.startswith("keras.src."):
+            raise ValueError("its class is not Keras' own")
+        config: dict[str, Any] = value.get_config()
+    return config
+
+
+def _make(value: Any, package: Any, config: dict[str, Any]) -> Any:
+    with _report(value, package):
+        return getattr(package, type(value).__name__).from_config(config)
+
+
+@contextlib.contextmanager
+def _report(value: Any, package: Any) -> Iterator[None]:
+    try:
+        yield
+    except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
+        name = package.__name__.rpartition("keras.")[2]
+        raise UsageError(
+            f"{type(value).__name__} of keras.{name} cannot be converted to tf_keras "
+            f"({str(error).splitlines()[0]}): write one of tf_keras.{name} instead."
+        ) from error

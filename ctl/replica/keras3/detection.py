@@ -26,10 +26,7 @@ def is_keras3(value: Any, kind: str = "") -> bool:
         value: any value.
         kind: the name of the class or base class, such as "Layer"; any by default.
     """
-    return any(
-        base.__module__.partition(".")[0] == "keras" and kind in ("", base.__name__)
-        for base in type(value).__mro__
-    )
+    return _is_of(value, "keras", kind)
 
 
 def check_tracked(value: Any, place: str) -> None:
@@ -42,14 +39,12 @@ def check_tracked(value: Any, place: str) -> None:
     for each in _tracked(value):
         if is_keras3(each):
             inside = "" if each is value else f"{type_name(value)} that contains "
-            name = type(each).__name__
+            kind, name = f"{type(each).__module__}...".split(".")[2], type(each).__name__
             fix = _MIXED
-            for place_of, package in (
-                ("optimizers", tf_keras.optimizers),
-                ("metrics", tf_keras.metrics),
-            ):
-                if each is value and place_of in type(each).__module__ and hasattr(package, name):
-                    fix = f"write tf_keras.{place_of}.{name}."
+            if is_keras3(each, "Variable"):
+                fix = "use tf.Variable, or add_weight of a layer."
+            elif kind in ("optimizers", "metrics") and hasattr(getattr(tf_keras, kind), name):
+                fix = f"write tf_keras.{kind}.{name}."
             raise UsageError(f"{place} {inside}{type_name(each)} of Keras 3: {fix}")
 
 
@@ -96,15 +91,17 @@ def _find_in_traceback(error: BaseException) -> Any:
     result, frame = None, error.__traceback__
     while frame is not None:
         package = frame.tb_frame.f_globals.get("__name__", "").partition(".")[0]
-        others = {"keras": ("tf_keras",), "tf_keras": ("keras",)}.get(package, ())
-        for value in list(frame.tb_frame.f_locals.values()) if others else ():
+        other = {"keras": "tf_keras", "tf_keras": "keras"}.get(package, "")
+        for value in list(frame.tb_frame.f_locals.values()) if other else ():
             nested = value.values() if isinstance(value, Mapping) else value
             values = nested if isinstance(nested, list | tuple) else [value]
-            result = next((each for each in values if _is_of(each, others)), result)
+            result = next((each for each in values if _is_of(each, other)), result)
         frame = frame.tb_next
     return result
 
 
-def _is_of(value: Any, packages: tuple[str, ...]) -> bool:
-    """Returns whether the class of a value, or its first base outside of ctl, is of a package."""
-    return any(base.__module__.partition(".")[0] in packages for base in type(value).__mro__)
+def _is_of(value: Any, package: str, kind: str = "") -> bool:
+    return any(
+        base.__module__.partition(".")[0] == package and kind in ("", base.__name__)
+        for base in type(value).__mro__
+    )

@@ -68,6 +68,17 @@ def set_losses(layer: Any, losses: Any) -> None:
     vars(layer)["_losses"] = losses  # its own __setattr__ would track the list
 
 
+def excludes_from_weight_decay(optimizer: Any) -> bool:
+    """Returns whether `exclude_from_weight_decay` was called."""
+    names = ("_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern")
+    return any(getattr(optimizer, name, None) for name in names)
+
+
+def learning_rate_of(optimizer: Any) -> Any:
+    """Returns the learning rate of an optimizer, or its schedule."""
+    return optimizer._learning_rate
+
+
 def random_module() -> Any:
     """Returns the module whose functions all layers and keras.random draw by."""
     import keras.src.backend

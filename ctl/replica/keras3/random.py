@@ -41,7 +41,7 @@ def _key(model: Adapter, seed: int, *, scope: str = "model") -> list[str]:
 
 
 def _dropout(
-    stream: Stream, inputs: Any, rate: Any, noise_shape: Any = None, seed: Any = None
+    stream: Stream, inputs: Any, rate: Any, noise_shape: Any = None, **_: Any
 ) -> tf.Tensor:
     shared = noise_shape is not None and draws.static_size(noise_shape) == 1
     if shared and inputs.shape[0] == 1:
@@ -57,12 +57,7 @@ def _dropout(
 
 
 def _uniform(
-    stream: Stream,
-    shape: Any,
-    minval: Any = 0.0,
-    maxval: Any = 1.0,
-    dtype: Any = None,
-    seed: Any = None,
+    stream: Stream, shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, **_: Any
 ) -> tf.Tensor:
     dtype = tf.as_dtype(dtype or keras.config.floatx())
     _check(stream, shape, dtype)
@@ -71,12 +66,7 @@ def _uniform(
 
 
 def _normal(
-    stream: Stream,
-    shape: Any,
-    mean: Any = 0.0,
-    stddev: Any = 1.0,
-    dtype: Any = None,
-    seed: Any = None,
+    stream: Stream, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, **_: Any
 ) -> tf.Tensor:
     dtype = tf.as_dtype(dtype or keras.config.floatx())
     _check(stream, shape, dtype)

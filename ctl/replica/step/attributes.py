@@ -107,11 +107,6 @@ class Attributes:
         """
         for name, value in self._values():
             is_public = not name.startswith("_self_")  # TensorFlow's own records of the attributes
-            if is_public and detection.is_keras3(value, "Variable"):
-                raise UsageError(
-                    f"self.{name.partition('/')[0]} is a keras.Variable, which ctl does not save: use "
-                    "tf.Variable, or add_weight of a layer."
-                )
             if is_public and (detection.is_keras3(value) or isinstance(value, tf_keras.Model)):
                 detection.check_tracked(value, f"self.{name.partition('/')[0]} is")
         for name, model in self._other_models():

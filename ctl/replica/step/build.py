@@ -66,15 +66,7 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
             convert_sync_batch_norm(trainer.model)
         if isinstance(optimizer, FromConfig):
             optimizer.examples_per_epoch = pipeline.examples_per_epoch()
-        trainer.optimizer = precision.wrap_loss_scale(
-            check_optimizer(
-                conversion.optimizer_of(
-                    make_optimizer(functools.partial(trainer.build_optimizer, optimizer))
-                )
-            ),
-            options.precision,
-            options.loss_scale,
-        )
+        trainer.optimizer = make_optimizer(lambda: trainer.build_optimizer(optimizer), options)
         trainer.metrics = metrics.prepare(trainer.build_metrics())
         trainer.global_step = counter("global_step")
         # Creates the variables of the model's first call, too: a checkpoint is restored, and slots are
@@ -223,8 +215,8 @@ def build_scope(options: TrainerOptions, strategy: tf.distribute.Strategy) -> It
         yield
 
 
-def make_optimizer(build: Callable[[], Any]) -> Any:
-    """Returns the optimizer that `build` makes.
+def make_optimizer(build: Callable[[], Any], options: TrainerOptions) -> Any:
+    """Returns the optimizer that `build` makes, of tf_keras and with the loss scale of the options.
 
     All replicas assign the variable that holds a schedule's current rate. Central storage allows that
     only for a variable with an aggregation, which tf_keras does not set.
@@ -236,7 +228,8 @@ def make_optimizer(build: Callable[[], Any]) -> Any:
         return next_creator(**arguments)
 
     with tf.variable_creator_scope(add_aggregation):
-        return build()
+        optimizer = check_optimizer(conversion.optimizer_of(build()))
+    return precision.wrap_loss_scale(optimizer, options.precision, options.loss_scale)
 
 
 def check_model(model: Any) -> tf_keras.Model:

@@ -17,6 +17,7 @@ from ctl.loop.exports.version import write_version
 from ctl.replica.keras3 import adapter, private
 from ctl.replica.step import build
 from tests.replica.keras3 import twins
+from tests.replica.keras3.models import KINDS, Kind
 from tests.replica.keras3.twins import difference, make_trainer, train
 
 SYNC = {"sync_batch_norm": True}
@@ -144,6 +145,7 @@ def test_precision_reaches_the_layers():
         make_trainer(cls=Dense, make=own)
 
 
+@pytest.mark.slow
 def test_added_losses_of_one_replica_are_not_those_of_another_one():
     class Penalty(keras.layers.Layer):
         def build(self, shape):
@@ -193,22 +195,20 @@ def test_run_resumes_with_equal_bits_from_a_checkpoint_written_in_the_background
 
 
 @pytest.mark.slow
-def test_run_starts_from_the_weights_of_a_run_of_tf_keras(tmp_path):
+@pytest.mark.parametrize("name", [*KINDS, "nested"])
+def test_run_starts_from_the_weights_of_a_run_of_tf_keras(name, tmp_path):
+    kind = KINDS.get(name, Kind(lambda k, rate: nested(k), Dense))
     private.reset_names()
-    trainer = make_trainer(tf_keras, model=SYNC)
-    trainer.train(tf.constant(2))
+    trainer = kind.trainer(tf_keras)
+    trainer.train(tf.constant(1))
     Checkpointer(tmp_path, trainer).save()
     private.reset_names()
-    other = make_trainer(model=SYNC)
+    other = kind.trainer()
     init = types.SimpleNamespace(checkpoint=str(tmp_path), variables=(), models={}, averages=False)
     (loaded,) = warm_start.all_load(other, init)
     assert len(loaded.names) == loaded.total
-    assert (
-        difference(
-            [v.numpy() for v in trainer.model.weights], [v.numpy() for v in other.model.weights]
-        )
-        == 0
-    )
+    before, after = weights(trainer), weights(other)
+    assert before.keys() == after.keys() and not changed(before, after)
 
 
 def test_exported_models_are_of_keras_alone(tmp_path):

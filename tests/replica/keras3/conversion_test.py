@@ -62,9 +62,18 @@ def test_what_cannot_be_converted_is_one_line():
     class Count(keras.metrics.Metric):
         pass
 
+    class Constant(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            return 0.1
+
+    excluding = keras.optimizers.AdamW()
+    excluding.exclude_from_weight_decay(var_names=["bias"])
+
     for convert, value, message in (
         (conversion.optimizer_of, Own(), "Own of keras.optimizers cannot be converted .*tf_keras"),
         (conversion.optimizer_of, keras.optimizers.Lamb(), "Lamb of keras.optimizers cannot be"),
+        (conversion.optimizer_of, keras.optimizers.SGD(Constant()), "SGD of .*'Constant' must"),
+        (conversion.optimizer_of, excluding, "set optimizer.weight_decay_exclude"),
         (conversion.metric_of, Count(), "Count of keras.metrics cannot be converted"),
         (
             conversion.optimizer_of,

@@ -96,7 +96,10 @@ def test_object_of_keras_3_is_rejected_when_the_trainer_is_built(attributes, mes
             lambda: [keras.metrics.Mean()],
             "self.mine is a Mean of Keras 3: write tf_keras.metrics.Mean",
         ),
-        (lambda: keras.Variable(1.0), "self.mine is a keras.Variable, which ctl does not save"),
+        (
+            lambda: keras.Variable(1.0),
+            "self.mine is a Variable of Keras 3: use tf.Variable, or add_weight",
+        ),
     ],
 )
 def test_object_of_keras_3_in_an_attribute_is_rejected_before_the_first_step(value, message):
