@@ -147,7 +147,7 @@ class Adapter(tf_keras.Model):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer of Keras 3."""
         args, kwargs = tf.nest.map_structure(hide_rows, (args, kwargs))
-        return self.inner(*args, **kwargs)
+        return tf.nest.map_structure(_show_rows, self.inner(*args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or "inner" not in vars(self):
@@ -218,6 +218,19 @@ def hide_rows(value: Any) -> Any:
     if value.shape[:1] != [rows.count]:
         return value
     return tf.raw_ops.PlaceholderWithDefault(input=value, shape=[None, *value.shape[1:]])
+
+
+def _show_rows(value: Any) -> Any:
+    """Returns an output with the static number of rows that `hide_rows` has hidden in the inputs."""
+    rows = row_mask.current()
+    if rows is None or not rows.single or not isinstance(rows.count, int):
+        return value
+    if not tf.is_symbolic_tensor(value) or value.shape[:1] != [None]:
+        return value
+    result = tf.ensure_shape(value, [rows.count, *value.shape[1:]])
+    if hasattr(value, "_keras_mask"):
+        result._keras_mask = value._keras_mask
+    return result
 
 
 for _name in _DELEGATED:

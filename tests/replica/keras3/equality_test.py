@@ -23,15 +23,28 @@ def test_uneven_replicas_train_the_same_weights_as_one_device_and_tf_keras():
     assert one.keys() == two.keys() and abs(one["loss"] - two["loss"]) < 1e-10
 
 
+class Sequences(of_shape(5, 6)):
+    """One label for each of the five parts of an example."""
+
+    def per_example_loss(self, batch, outputs):
+        labels = twins.tf.repeat(batch["label"][:, None], 5, axis=1)
+        losses = super().per_example_loss({"label": labels}, outputs)
+        return twins.tf.reduce_mean(losses, axis=1)
+
+    def build_metrics(self):
+        return {}
+
+
 def test_one_row_in_a_replica_is_no_axis_to_broadcast():
     """Its mask would be that of all rows, and its state in a recurrent layer a bias."""
 
     def make(k):
-        dropped = [k.Input((5, 6)), k.layers.SpatialDropout1D(0.3), k.layers.GaussianNoise(0.3)]
-        return k.Sequential([*dropped, k.layers.Bidirectional(k.layers.LSTM(2)), k.layers.Dense(4)])
+        recurrent = k.layers.Bidirectional(k.layers.LSTM(2, return_sequences=True))
+        dropped = [k.layers.SpatialDropout1D(0.3), k.layers.GaussianNoise(0.3)]
+        return k.Sequential([k.Input((5, 6)), *dropped, recurrent, k.layers.Dense(4)])
 
     runs = [
-        train(make_trainer(cls=of_shape(5, 6), make=make, replicas=replicas, batch=2), 3)[1]
+        train(make_trainer(cls=Sequences, make=make, replicas=replicas, batch=2), 3)[1]
         for replicas in (1, 2)
     ]
     assert difference(*runs) < 1e-12
