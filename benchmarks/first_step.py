@@ -20,7 +20,7 @@ import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-PLAIN = "hand-written"
+PLAIN, KERAS_3 = "hand-written", "ctl, Keras 3"
 ROWS = 16  # of a global batch
 
 
@@ -78,7 +78,7 @@ def table(model: str, replicas: int, rounds: list[dict[str, tuple[float, float]]
 
 
 MODELS = ("mnist", "transformer", "resnet50")
-PROGRAMS = ("ctl", PLAIN, "orbit", "tf_keras fit")
+PROGRAMS = ("ctl", KERAS_3, PLAIN, "orbit", "tf_keras fit")
 
 if __name__ == "__main__":
     main()

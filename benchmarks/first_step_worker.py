@@ -3,52 +3,55 @@
     python -m benchmarks.first_step_worker PROGRAM MODEL REPLICAS
 
 It prints the time of the monotonic clock at the end of the first step, and the seconds of the second
-trainer. Only the program ctl imports ctl.
+trainer. Only the programs of ctl import ctl.
 """
 
 from collections.abc import Callable
+import functools
+import importlib
 import json
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from benchmarks.first_step import PLAIN, ROWS
-
-LAYERS = tf_keras.layers
+from benchmarks.first_step import KERAS_3, PLAIN, ROWS
 
 
-def mnist() -> tf_keras.Model:
-    return tf_keras.Sequential(
+def mnist(keras: Any) -> Any:
+    layers = keras.layers
+    return keras.Sequential(
         [
-            LAYERS.Input((28, 28, 1)),
-            LAYERS.Conv2D(32, 3, activation="relu"),
-            LAYERS.MaxPooling2D(),
-            LAYERS.Conv2D(64, 3, activation="relu"),
-            LAYERS.MaxPooling2D(),
-            LAYERS.Flatten(),
-            LAYERS.Dense(128, activation="relu"),
-            LAYERS.Dropout(0.5),
-            LAYERS.Dense(10),
+            layers.Input((28, 28, 1)),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(64, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(128, activation="relu"),
+            layers.Dropout(0.5),
+            layers.Dense(10),
         ]
     )
 
 
-def transformer() -> tf_keras.Model:
-    x = inputs = LAYERS.Input((64, 128))
+def transformer(keras: Any) -> Any:
+    layers = keras.layers
+    x = inputs = layers.Input((64, 128))
     for _ in range(4):
-        y = LAYERS.LayerNormalization()(x)
-        x = LAYERS.Add()([x, LAYERS.MultiHeadAttention(4, 32)(y, y, use_causal_mask=True)])
-        y = LAYERS.Dense(512, activation="gelu")(LAYERS.LayerNormalization()(x))
-        x = LAYERS.Add()([x, LAYERS.Dense(128)(y)])
-    x = LAYERS.GlobalAveragePooling1D()(LAYERS.LayerNormalization()(x))
-    return tf_keras.Model(inputs, LAYERS.Dense(10)(x))
+        y = layers.LayerNormalization()(x)
+        x = layers.Add()([x, layers.MultiHeadAttention(4, 32)(y, y, use_causal_mask=True)])
+        y = layers.Dense(512, activation="gelu")(layers.LayerNormalization()(x))
+        x = layers.Add()([x, layers.Dense(128)(y)])
+    x = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(x))
+    return keras.Model(inputs, layers.Dense(10)(x))
 
 
-def resnet50() -> tf_keras.Model:
-    return tf_keras.applications.ResNet50(
+def resnet50(keras: Any) -> Any:
+    return keras.applications.ResNet50(
         weights=None, input_shape=(32, 32, 3), classes=10, classifier_activation=None
     )
 
@@ -151,7 +154,13 @@ def dataset(arrays: tuple) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices(arrays).repeat().batch(ROWS, drop_remainder=True)
 
 
-RUN = {"ctl": run_ctl, PLAIN: run_plain, "orbit": run_orbit, "tf_keras fit": run_fit}
+RUN = {
+    "ctl": run_ctl,
+    KERAS_3: run_ctl,
+    PLAIN: run_plain,
+    "orbit": run_orbit,
+    "tf_keras fit": run_fit,
+}
 
 
 def main(program: str, model: str, replicas: str) -> None:
@@ -162,9 +171,11 @@ def main(program: str, model: str, replicas: str) -> None:
     )
     rng = np.random.default_rng(0)
     arrays = rng.normal(size=(64, *SHAPES[model])).astype(np.float32), rng.integers(0, 10, 64)
-    RUN[program](BUILD[model], arrays, count)
+    keras = importlib.import_module("keras") if program == KERAS_3 else tf_keras
+    build = functools.partial(BUILD[model], keras)
+    RUN[program](build, arrays, count)
     end = time.monotonic()
-    RUN[program](BUILD[model], arrays, count)
+    RUN[program](build, arrays, count)
     print(json.dumps([end, time.monotonic() - end]))
 
 

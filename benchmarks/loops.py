@@ -105,6 +105,7 @@ def default_variants(*, xla: bool) -> list[str]:
     modes += [f"loop{variants.RESIDENT}"] if "loop" in modes else []
     names = [
         *(variants.CTL + mode for mode in modes if xla or mode == "off"),
+        f"{variants.CTL}off{variants.KERAS_3}",
         variants.OWN_LOOP,
         variants.OWN_CALLS,
         *variants.HAND_WRITTEN,

@@ -18,6 +18,7 @@ import ctl
 
 CTL = "ctl, xla="
 RESIDENT = ", data on the device"
+KERAS_3 = ", Keras 3"
 OWN_LOOP = "ctl.Step, tf.range"
 OWN_CALLS = "ctl.Step, one call per step"
 TUTORIAL = "hand-written, one call per step"
@@ -65,12 +66,16 @@ def set_precision(keras, model: Model) -> None:
 class Trainer(ctl.StandardTrainer):
     """Trains a benchmark model with ctl."""
 
-    def __init__(self, model: Model, *, dropout: float = 0.5, **arguments):
-        self._benchmark, self._dropout = model, dropout
+    def __init__(self, model: Model, *, dropout: float = 0.5, keras_3: bool = False, **arguments):
+        self._benchmark, self._dropout, self._keras_3 = model, dropout, keras_3
         super().__init__(global_batch_size=model.batch, **arguments)
 
     def build_model(self):
-        return self._benchmark.build(tf_keras, self._dropout)
+        if self._keras_3:
+            import keras
+        else:
+            keras = tf_keras
+        return self._benchmark.build(keras, self._dropout)
 
     def build_dataset(self, split, input_context):
         x, y = self._benchmark.arrays()
@@ -84,11 +89,14 @@ class Trainer(ctl.StandardTrainer):
 
 
 def run_ctl(mode: str, model: Model, tick: Tick) -> None:
+    keras_3, mode = mode.endswith(KERAS_3), mode.removesuffix(KERAS_3)
     placement = {"placement": "device"} if mode.endswith(RESIDENT) else {}
     options = ctl.TrainerOptions(
         xla=mode.removesuffix(RESIDENT), precision=model.precision, **placement
     )
-    trainer = Trainer(model, optimizer=lambda: model.optimizer(tf_keras), options=options)
+    trainer = Trainer(
+        model, optimizer=lambda: model.optimizer(tf_keras), options=options, keras_3=keras_3
+    )
     tick.sync = make_sync(trainer.model)
     steps = tf.constant(model.steps_per_loop)
     while True:

@@ -13,6 +13,7 @@ from tests.users_code.examples import EXAMPLES
 from tests.users_code.running import (
     QUICK,
     Split,
+    assert_right,
     build,
     difference,
     evaluate,
@@ -45,18 +46,6 @@ def cases(rows, *, every):
     marks = [mark if i % every == every - 1 else LONG for i, mark in enumerate(chosen)]
     values = zip(rows, marks, strict=True)
     return pytest.mark.parametrize("row", [pytest.param(r, marks=m, id=r.name) for r, m in values])
-
-
-def assert_right(row, case, split):
-    outputs = train(case, split)
-    if row.plain is None or split.ragged:
-        reference = train(case, split.reference)
-    else:
-        reference = train_plainly(row.plain, split.batch)
-    if row.plain not in (None, case):  # another model may have other variables
-        reference = {name: value for name, value in reference.items() if name in outputs}
-        assert any(name.startswith("model") for name in reference)
-    assert difference(reference, outputs) <= row.tolerance
 
 
 @cases([row for row in ROWS if row.message is None], every=8)

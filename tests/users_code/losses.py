@@ -58,8 +58,8 @@ class WordVectors(tf_keras.Model):
     def __init__(self):
         super().__init__()
         self.embedding = layers.Embedding(11, 3)
-        self.table = self.add_weight("table", (11, 3))
-        self.bias = self.add_weight("bias", (11,), initializer="zeros")
+        self.table = self.add_weight(name="table", shape=(11, 3))
+        self.bias = self.add_weight(name="bias", shape=(11,), initializer="zeros")
 
     def call(self, tokens):
         vectors = tf.reduce_mean(self.embedding(tokens[:, 1:]), axis=1)
@@ -89,7 +89,7 @@ class TwoTasks(tf_keras.Model):
         super().__init__()
         self.hidden = layers.Dense(4, activation="tanh")
         self.first, self.second = layers.Dense(CLASSES), layers.Dense(1)
-        self.logs = self.add_weight("logs", (2,), initializer="zeros")
+        self.logs = self.add_weight(name="logs", shape=(2,), initializer="zeros")
 
     def call(self, x):
         hidden = self.hidden(x)

@@ -13,8 +13,8 @@ class SpectralDense(layers.Layer):
     """Divides its kernel by its largest singular value, by one power iteration in each call."""
 
     def build(self, input_shape):
-        self.w = self.add_weight("w", (int(input_shape[-1]), 4))
-        self.u = self.add_weight("u", (1, 4), trainable=False)
+        self.w = self.add_weight(name="w", shape=(int(input_shape[-1]), 4))
+        self.u = self.add_weight(name="u", shape=(1, 4), trainable=False)
 
     def call(self, x, training=None):
         v = tf.math.l2_normalize(tf.matmul(self.u, self.w, transpose_b=True))
@@ -38,9 +38,9 @@ class WeightNormalization(layers.Layer):
         self.units, self.data_init = units, data_init
 
     def build(self, input_shape):
-        self.v = self.add_weight("v", (int(input_shape[-1]), self.units))
-        self.g = self.add_weight("g", (self.units,), initializer="ones")
-        self.ready = self.add_weight("ready", (), initializer="zeros", trainable=False)
+        self.v = self.add_weight(name="v", shape=(int(input_shape[-1]), self.units))
+        self.g = self.add_weight(name="g", shape=(self.units,), initializer="ones")
+        self.ready = self.add_weight(name="ready", shape=(), initializer="zeros", trainable=False)
 
     def call(self, x):
         y = tf.matmul(x, tf.math.l2_normalize(self.v, axis=0))
@@ -101,8 +101,8 @@ class BayesianDense(layers.Layer):
 
     def build(self, input_shape):
         shape = (int(input_shape[-1]), 4)
-        self.mean = self.add_weight("mean", shape)
-        self.log_deviation = self.add_weight("log_deviation", shape, initializer="zeros")
+        self.mean = self.add_weight(name="mean", shape=shape)
+        self.log_deviation = self.add_weight(name="log_deviation", shape=shape, initializer="zeros")
 
     def draw(self, shape, dtype):
         return tf.random.normal(shape, dtype=dtype)

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 import ctl
+from ctl.replica.keras3 import adapter, private
 from tests.users_code.examples import EXAMPLES, ROWS
 
 
@@ -35,7 +36,7 @@ STEPS = 3
 
 
 def build(case: type, split: Split) -> Any:
-    tf_keras.backend.reset_uids()  # layers without a name are numbered alike on every split
+    private.reset_names()  # layers without a name are numbered alike on every split
     return case(
         global_batch_size=split.batch,
         strategy=strategy(split.replicas),
@@ -71,7 +72,7 @@ def _variables(trainer: Any) -> Iterator[tuple[str, tf.Variable]]:
         ("optimizer", trainer.optimizer),
         *sorted(vars(trainer).items(), key=lambda item: item[0]),
     ]
-    for name, value in owners:
+    for name, value in ((name, adapter.adapt(value)) for name, value in owners):
         if isinstance(value, tf.Variable):
             yield name, value
         elif isinstance(value, tf_keras.layers.Layer) or name == "optimizer":
@@ -88,7 +89,7 @@ def train_plainly(case: type, batch: int = QUICK.batch) -> dict[str, Any]:
         rows = np.arange(step * batch, (step + 1) * batch) % ROWS
         examples = {name: tf.constant(EXAMPLES[name][rows]) for name in case.features}
         examples = trainer.preprocess(examples)
-        with tf.GradientTape() as tape:
+        with trainer.build_scope(), tf.GradientTape() as tape:
             losses = trainer.per_example_loss(examples, trainer.forward(examples, training=True))
             weights = trainer.sample_weight(examples)
             weights = tf.ones_like(losses) if weights is None else tf.cast(weights, losses.dtype)
@@ -100,6 +101,19 @@ def train_plainly(case: type, batch: int = QUICK.batch) -> dict[str, Any]:
     return outputs | {
         f"model {i} {v.name}": v.numpy() for i, v in enumerate(trainer.model.variables)
     }
+
+
+def assert_right(row: Any, case: type, split: Split) -> None:
+    """Asserts that a case of a row of the table trains as the row's plain loop, or as one replica."""
+    outputs = train(case, split)
+    if row.plain is None or split.ragged:
+        reference = train(case, split.reference)
+    else:
+        reference = train_plainly(row.plain, split.batch)
+    if row.plain not in (None, case):  # another model may have other variables
+        reference = {name: value for name, value in reference.items() if name in outputs}
+        assert any(name.startswith("model") for name in reference)
+    assert difference(reference, outputs) <= row.tolerance
 
 
 def _named(results: Iterator[dict[str, tf.Tensor]]) -> Iterator[tuple[str, np.ndarray]]:

@@ -86,9 +86,13 @@ class MovingCodebook(layers.Layer):
 
     def build(self, input_shape):
         shape = (4, int(input_shape[-1]))
-        self.table = self.add_weight("table", shape, initializer="uniform", trainable=False)
-        self.count = self.add_weight("count", (4,), initializer="ones", trainable=False)
-        self.total = self.add_weight("total", shape, initializer="uniform", trainable=False)
+        self.table = self.add_weight(
+            name="table", shape=shape, initializer="uniform", trainable=False
+        )
+        self.count = self.add_weight(name="count", shape=(4,), initializer="ones", trainable=False)
+        self.total = self.add_weight(
+            name="total", shape=shape, initializer="uniform", trainable=False
+        )
 
     def call(self, x, training=None):
         distances = tf.reduce_sum((x[:, None] - self.table) ** 2, axis=2)

@@ -37,6 +37,7 @@ class Examples:
             training.
         graph: the graph that the rows are computed in; None in eager execution.
         parts: the number of micro-batches that these rows are computed in.
+        single: whether the static shapes of a micro-batch of the replica tell that it has one row.
         refused: the functions that could not read other rows because of `isolated`.
         folded: the draws for tensors with several entries per row on axis 0, which `random_search`
             checks once the step is traced.
@@ -57,6 +58,7 @@ class Examples:
     earlier: Callable[[], tf.Tensor] | None = None
     graph: Any = None
     parts: int = 1
+    single: bool = False
     refused: list[str] = dataclasses.field(default_factory=list)
     folded: list[Any] = dataclasses.field(default_factory=list)
     trace: Any = None
@@ -120,6 +122,7 @@ def examples(
         allow_unkeyed=inherited.allow_unkeyed if allow_unkeyed is None else allow_unkeyed,
         earlier=earlier,
         parts=parts,
+        single=inherited.single or (isinstance(count, int) and count // parts < 2),
         graph=None if tf.executing_eagerly() else tf.compat.v1.get_default_graph(),
         refused=inherited.refused,
         folded=inherited.folded,

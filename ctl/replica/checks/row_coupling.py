@@ -34,7 +34,7 @@ _TOLERANCES = {8: 1e-6, 4: 1e-4, 2: 2e-2}
 # Ops that read the data of the run, wait for other replicas, or change a state.
 _NOT_COPIED = (
     "Iterator", "MultiDeviceIterator", "Optional", "Collective", "Nccl", "Assign", "ResourceScatter",
-    "ResourceApply", "Queue", "Barrier", "Stage", "Unstage", "Send", "Recv", "_Arg", "Placeholder",
+    "ResourceApply", "Queue", "Barrier", "Stage", "Unstage", "Send", "Recv", "_Arg",
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_keras
 
 from ctl.errors import UsageError
+from ctl.replica.arithmetic import row_mask
 from ctl.replica.graphs import passes
 from ctl.replica.keras3 import detection, private
 
@@ -145,7 +146,8 @@ class Adapter(tf_keras.Model):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the layer of Keras 3."""
-        return self.inner(*args, **kwargs)
+        args, kwargs = tf.nest.map_structure(hide_rows, (args, kwargs))
+        return tf.nest.map_structure(_show_rows, self.inner(*args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or "inner" not in vars(self):
@@ -211,6 +213,33 @@ class Adapter(tf_keras.Model):
         return contents
 
 
+def hide_rows(value: Any) -> Any:
+    """Returns a tensor of a step as one whose static shape does not tell that it has a single row.
+
+    Keras takes a static axis of size 1 for one to broadcast, and then computes other ops. They must be
+    the same in all micro-batches, so if one of them has one row, all are hidden.
+    """
+    rows = row_mask.current()
+    if rows is None or not rows.single or not tf.is_symbolic_tensor(value):
+        return value
+    if value.shape[:1] != [rows.count]:
+        return value
+    return tf.raw_ops.PlaceholderWithDefault(input=value, shape=[None, *value.shape[1:]])
+
+
+def _show_rows(value: Any) -> Any:
+    """Returns an output with the static number of rows that `hide_rows` has hidden in the inputs."""
+    rows = row_mask.current()
+    if rows is None or not rows.single or not isinstance(rows.count, int):
+        return value
+    if not tf.is_symbolic_tensor(value) or value.shape[:1] != [None]:
+        return value
+    result = tf.ensure_shape(value, [rows.count, *value.shape[1:]])
+    if hasattr(value, "_keras_mask"):
+        result._keras_mask = value._keras_mask
+    return result
+
+
 for _name in _DELEGATED:
     setattr(Adapter, _name, _delegate(_name))
 
@@ -251,12 +280,14 @@ def _describe_variables(layer: Any, prefix: str) -> None:
         prefix = f"{prefix}{layer.name}/"
     for trainable in (True, False):
         for variable in private.variables_of(layer, trainable=trainable):
-            value = private.value_of(variable)
+            value, name = private.value_of(variable), f"{prefix}{variable.name}"
             # The copies of the replicas; central storage wraps a single variable.
             for component in getattr(value, "values", (getattr(value, "_v", value),)):
                 if component is not None:
-                    component._handle_name = f"{prefix}{variable.name}:0"
+                    component._handle_name = f"{name}:0"
                     # tf_keras' optimizers apply it.
                     component._constraint = variable.constraint
+            if hasattr(value, "_common_name"):  # of several replicas; slots are named by it
+                value._common_name = name
     for inner in private.layers_of(layer, recursive=False):
         _describe_variables(inner, prefix)

@@ -45,7 +45,7 @@ def optimizer_of(optimizer: Any) -> Any:
             "The optimizer of Keras 3 is built, and its slot variables cannot be used: make a new one."
         )
     if isinstance(config.get("learning_rate"), dict):
-        rate, schedules = optimizer._learning_rate, tf_keras.optimizers.schedules
+        rate, schedules = private.learning_rate_of(optimizer), tf_keras.optimizers.schedules
         config["learning_rate"] = _make(rate, schedules, _config(rate, schedules))
     return _make(optimizer, tf_keras.optimizers, config)
 

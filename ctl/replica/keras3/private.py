@@ -74,6 +74,11 @@ def excludes_from_weight_decay(optimizer: Any) -> bool:
     return any(getattr(optimizer, name, None) for name in names)
 
 
+def learning_rate_of(optimizer: Any) -> Any:
+    """Returns the learning rate of an optimizer, or its schedule."""
+    return optimizer._learning_rate
+
+
 def random_module() -> Any:
     """Returns the module whose functions all layers and keras.random draw by."""
     import keras.src.backend

@@ -15,7 +15,7 @@ import tensorflow as tf
 from ctl.errors import UsageError
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.keras3 import private
-from ctl.replica.keras3.adapter import Adapter, adapt
+from ctl.replica.keras3.adapter import Adapter, adapt, hide_rows
 from ctl.replica.random import draws, dropout
 from ctl.replica.random.draws import Stream
 
@@ -43,12 +43,16 @@ def _key(model: Adapter, seed: int, *, scope: str = "model") -> list[str]:
 def _dropout(
     stream: Stream, inputs: Any, rate: Any, noise_shape: Any = None, **_: Any
 ) -> tf.Tensor:
-    shared = noise_shape is not None and noise_shape[0] == 1
+    shared = noise_shape is not None and draws.static_size(noise_shape) == 1
+    if shared and inputs.shape[0] == 1:
+        raise UsageError(
+            f"{stream.name} draws a mask of shape [1, ...] for one row, which may be that row's mask or "
+            "one for all rows: use a batch with at least two rows in each replica and micro-batch."
+        )
     if noise_shape is not None:
         known, sizes = inputs.shape, tf.shape(inputs)
-        noise_shape = tf.stack(
-            [(known[i] or sizes[i]) if n is None else n for i, n in enumerate(noise_shape)]
-        )
+        inner = [(known[i] or sizes[i]) if n is None else n for i, n in enumerate(noise_shape)][1:]
+        noise_shape = tf.stack([1 if shared else sizes[0], *inner])
     return draws.dropout(inputs, rate, noise_shape, stream, shared=shared)
 
 
@@ -57,7 +61,7 @@ def _uniform(
 ) -> tf.Tensor:
     dtype = tf.as_dtype(dtype or keras.config.floatx())
     _check(stream, shape, dtype)
-    numbers = tf.cast(draws.uniform(shape, stream), dtype)
+    numbers = tf.cast(hide_rows(draws.uniform(shape, stream)), dtype)
     return numbers * tf.cast(maxval - minval, dtype) + tf.cast(minval, dtype)
 
 
@@ -66,7 +70,8 @@ def _normal(
 ) -> tf.Tensor:
     dtype = tf.as_dtype(dtype or keras.config.floatx())
     _check(stream, shape, dtype)
-    return tf.cast(draws.normal(shape, stream, dtype=dtype), dtype) * stddev + mean
+    numbers = hide_rows(draws.normal(shape, stream, dtype=dtype))
+    return tf.cast(numbers, dtype) * stddev + mean
 
 
 def _check(stream: Stream, shape: Sequence[Any], dtype: tf.DType) -> None:

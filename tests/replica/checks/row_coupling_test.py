@@ -211,6 +211,16 @@ COMPUTED = {
     "map over rows": lambda: lambda b: tf.map_fn(lambda r: tf.reduce_sum(r**2), b["x"]),
     "loop until all rows end": lambda: decoded,
     "mixture of experts": lambda: experts,
+    "hidden number of rows": lambda: (
+        lambda b: masked_sum(
+            {
+                **b,
+                "series": tf.raw_ops.PlaceholderWithDefault(
+                    input=b["series"], shape=[None, TIME, FEATURES]
+                ),
+            }
+        )
+    ),
 }
 
 

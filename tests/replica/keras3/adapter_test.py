@@ -17,7 +17,7 @@ from ctl.loop.exports.version import write_version
 from ctl.replica.keras3 import adapter, private
 from ctl.replica.step import build
 from tests.replica.keras3 import twins
-from tests.replica.keras3.equality_test import MODELS
+from tests.replica.keras3.models import KINDS, Kind
 from tests.replica.keras3.twins import difference, make_trainer, train
 
 SYNC = {"sync_batch_norm": True}
@@ -70,6 +70,17 @@ def test_checkpoint_has_the_names_and_the_order_of_tf_keras(tmp_path):
         names.append([layer.name for layer in model._flatten_layers() if layer.weights][1:])
     assert saved[0] == saved[1]
     assert names[0][1:] == names[1][1:] == ["a", "b", "c", "d"]
+
+
+def test_layers_without_an_input_shape_are_built_on_two_replicas():
+    def make(k):
+        return k.Sequential(
+            [k.Sequential([k.layers.Dense(5, name="a")]), k.layers.Dense(4, name="b")]
+        )
+
+    trainer = make_trainer(replicas=2, cls=Dense, make=make)
+    assert [*weights(trainer)] == ["a/kernel:0", "a/bias:0", "b/kernel:0", "b/bias:0"]
+    assert [v.name for v in trainer.optimizer.variables][1] == "m/a/kernel:0"
 
 
 def test_constraints_are_applied_after_each_update():
@@ -184,15 +195,15 @@ def test_run_resumes_with_equal_bits_from_a_checkpoint_written_in_the_background
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*MODELS, "nested"])
+@pytest.mark.parametrize("name", [*KINDS, "nested"])
 def test_run_starts_from_the_weights_of_a_run_of_tf_keras(name, tmp_path):
-    make, cls, *_ = MODELS.get(name, (nested, Dense))
+    kind = KINDS.get(name, Kind(lambda k, rate: nested(k), Dense))
     private.reset_names()
-    trainer = make_trainer(tf_keras, cls=cls, make=make)
+    trainer = kind.trainer(tf_keras)
     trainer.train(tf.constant(1))
     Checkpointer(tmp_path, trainer).save()
     private.reset_names()
-    other = make_trainer(cls=cls, make=make)
+    other = kind.trainer()
     init = types.SimpleNamespace(checkpoint=str(tmp_path), variables=(), models={}, averages=False)
     (loaded,) = warm_start.all_load(other, init)
     assert len(loaded.names) == loaded.total

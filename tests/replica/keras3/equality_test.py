@@ -1,76 +1,16 @@
 """A model of Keras 3 is trained like its twin in tf_keras, however the batch is split."""
 
+import functools
+
 import pytest
 import tf_keras
 
+from ctl import testing
 from tests.replica.keras3 import twins
+from tests.replica.keras3.models import KINDS, of_shape
 from tests.replica.keras3.twins import difference, keras, make_trainer, train
 
 SYNC = {"sync_batch_norm": True}
-
-
-def transformer(k):
-    inputs = k.Input((5, 6))
-    x = k.layers.MultiHeadAttention(2, 3, dropout=0.2)(inputs, inputs)
-    x = k.layers.LayerNormalization()(k.layers.Add()([inputs, x]))
-    return k.Model(inputs, k.layers.Dense(4)(k.layers.GlobalAveragePooling1D()(x)))
-
-
-def recurrent(k):
-    return k.Sequential(
-        [
-            k.Input((5, 6)),
-            k.layers.SpatialDropout1D(0.3),
-            k.layers.GRU(4, dropout=0.2, recurrent_dropout=0.1, return_sequences=True),
-            k.layers.BatchNormalization(),
-            k.layers.LSTM(4, dropout=0.2),
-            k.layers.GaussianNoise(0.1),
-            k.layers.Dense(4),
-        ]
-    )
-
-
-def embedding(k):
-    return k.Sequential(
-        [k.Input((6,)), k.layers.Embedding(9, 4), k.layers.Flatten(), k.layers.Dense(4)]
-    )
-
-
-def subclassed(k):
-    class Model(k.Model):
-        def __init__(self):
-            super().__init__()
-            self.hidden = k.layers.Dense(5, activation="tanh")
-            self.norm = k.layers.BatchNormalization()
-            self.drop = k.layers.Dropout(0.3)
-            self.last = k.layers.Dense(4)
-
-        def call(self, inputs, training=False):
-            hidden = self.norm(self.hidden(inputs), training=training)
-            return self.last(self.drop(hidden, training=training))
-
-    return Model()
-
-
-class Tokens(twins.Twin):
-    shape = (6,)
-
-    def preprocess(self, batch):
-        return {**batch, "x": twins.tf.cast(batch["x"], twins.tf.int32) % 9}
-
-
-def of_shape(*shape):
-    return type("Shaped", (twins.Twin,), {"shape": shape})
-
-
-# The definitions of attention and recurrent layers differ in where they draw.
-MODELS = {
-    "convolutional": (twins.convolutional, twins.Twin, SYNC, True),
-    "transformer": (transformer, of_shape(5, 6), {}, False),
-    "recurrent": (recurrent, of_shape(5, 6), SYNC, False),
-    "embedding": (embedding, Tokens, {}, True),
-    "subclassed": (subclassed, of_shape(6), SYNC, True),
-}
 
 
 def test_uneven_replicas_train_the_same_weights_as_one_device_and_tf_keras():
@@ -83,31 +23,68 @@ def test_uneven_replicas_train_the_same_weights_as_one_device_and_tf_keras():
     assert one.keys() == two.keys() and abs(one["loss"] - two["loss"]) < 1e-10
 
 
-@pytest.mark.slow
-def test_plain_batch_normalization_uses_the_rows_of_each_replica_as_in_tf_keras(caplog):
-    runs = [make_trainer(package, replicas=2, batch=8, seed=3) for package in (keras, tf_keras)]
-    assert caplog.text.count("Batch normalization of a part of the batch") == 2
-    for trainer in runs:
-        train(trainer)
-    # The moving variance of tf_keras has Bessel's correction.
-    assert difference(*[[v.numpy() for v in t.model.trainable_weights] for t in runs]) < 1e-10
+class Sequences(of_shape(5, 6)):
+    """One label for each of the five parts of an example."""
+
+    def per_example_loss(self, batch, outputs):
+        labels = twins.tf.repeat(batch["label"][:, None], 5, axis=1)
+        losses = super().per_example_loss({"label": labels}, outputs)
+        return twins.tf.reduce_mean(losses, axis=1)
+
+    def build_metrics(self):
+        return {}
+
+
+def test_one_row_in_a_replica_is_no_axis_to_broadcast():
+    """Its mask would be that of all rows, and its state in a recurrent layer a bias."""
+
+    def make(k):
+        recurrent = k.layers.Bidirectional(k.layers.LSTM(2, return_sequences=True))
+        dropped = [k.layers.SpatialDropout1D(0.3), k.layers.GaussianNoise(0.3)]
+        return k.Sequential([k.Input((5, 6)), *dropped, recurrent, k.layers.Dense(4)])
+
+    runs = [
+        train(make_trainer(cls=Sequences, make=make, replicas=replicas, batch=2), 3)[1]
+        for replicas in (1, 2)
+    ]
+    assert difference(*runs) < 1e-12
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", KINDS)
 def test_update_is_a_function_of_the_global_batch(name):
-    make, cls, model, equal = MODELS[name]
+    kind = KINDS[name]
+    for batch, counts in ((7, (2,)), (5, (4,)), (8, (2, 4))):
+        expected = kind.train(batch=batch)
+        assert len(expected) > 1
+        for count in counts:
+            assert difference(kind.train(batch=batch, replicas=count), expected) < 1e-10
+        if batch == 7 and kind.equal:
+            assert difference(kind.train(tf_keras, batch=batch), expected) < 1e-10
+        if batch == 7 and not kind.normalized:
+            parts = kind.train(batch=batch, replicas=2, gradient_accumulation_steps=3)
+            assert difference(parts, expected) < 1e-10
 
-    def run(package=keras, **options):
-        trainer = make_trainer(package, cls=cls, make=make, model=model, seed=3, **options)
-        return train(trainer, 50)[1]
 
-    for batch, replicas in ((7, (2,)), (5, (4,)), (8, (2, 4))):
-        expected = run(batch=batch)
-        for count in replicas:
-            assert difference(run(batch=batch, replicas=count), expected) < 1e-10
-        if equal:
-            assert difference(run(tf_keras, batch=batch), expected) < 1e-10
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
+def test_update_is_that_of_a_loop_by_hand(name):
+    kind = KINDS[name]
+    assert difference(kind.train(rate=0.0, replicas=2), kind.train_by_hand()) < 1e-10
+
+
+def train_worker(name):
+    strategy = twins.tf.distribute.MultiWorkerMirroredStrategy()
+    return KINDS[name].train(strategy=strategy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["convolutional", "transformer"])
+def test_two_processes_compute_the_update_of_one_device(name):
+    """7 rows on two processes are 4 + 3."""
+    expected = KINDS[name].train()
+    for weights in testing.run_workers(train_worker, name):
+        assert difference(weights, expected) < 1e-10
 
 
 @pytest.mark.slow
@@ -118,9 +95,7 @@ def test_update_is_a_function_of_the_global_batch(name):
     ids=lambda options: next(iter(options)),
 )  # fmt: skip
 def test_options_compute_the_update_of_one_device(options):
-    run = lambda **o: train(  # noqa: E731
-        make_trainer(cls=of_shape(5, 6), make=transformer, batch=8, seed=3, **o)
-    )[1]
+    run = functools.partial(KINDS["transformer"].train, batch=8)
     assert difference(run(replicas=2, **options), run(**options)) < 1e-10
 
 

@@ -38,8 +38,12 @@ class Twin(ctl.StandardTrainer):
         )
         return ctl.data.arrays({"x": x, "label": rng.integers(0, 4, ROWS)})
 
+    @staticmethod
+    def inputs(x, dtype):
+        return tf.cast(x, dtype)
+
     def preprocess(self, batch):
-        return {**batch, "x": tf.cast(batch["x"], self.compute_dtype)}
+        return {**batch, "x": self.inputs(batch["x"], self.compute_dtype)}
 
     def per_example_loss(self, batch, outputs):
         return self.package.losses.sparse_categorical_crossentropy(
@@ -51,22 +55,28 @@ class Twin(ctl.StandardTrainer):
 
 
 def make_trainer(
-    package=keras, *, replicas=1, batch=7, cls=Twin, make=None, optimizer=None, **options
-):
+    package=keras, *, replicas=1, batch=7, cls=Twin, make=None, optimizer=None, strategy=None,
+    **options,
+):  # fmt: skip
     attributes = {"package": package} | ({"make": staticmethod(make)} if make else {})
     options.setdefault("precision", "float64")
     trainer = type(cls.__name__, (cls,), attributes)(
-        strategy=testing.make_strategy(replicas),
+        strategy=strategy or testing.make_strategy(replicas),
         global_batch_size=batch,
         optimizer=optimizer or (lambda: tf_keras.optimizers.Adam(0.01)),
         options=ctl.TrainerOptions(**options),
     )
-    rng = np.random.default_rng(1)
     with trainer.strategy.scope():
-        for variable in trainer.model.weights:
-            if "moving" not in variable.name:
-                variable.assign(rng.normal(size=variable.shape) * 0.3)
+        initialize(trainer.model.weights)
     return trainer
+
+
+def initialize(variables):
+    """Assigns the same values in both packages."""
+    rng = np.random.default_rng(1)
+    for variable in variables:
+        if "moving" not in variable.name:
+            variable.assign(rng.normal(size=variable.shape) * 0.3)
 
 
 def train(trainer, steps=10):
