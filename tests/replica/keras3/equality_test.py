@@ -51,6 +51,16 @@ def test_one_row_in_a_replica_is_no_axis_to_broadcast():
 
 
 @pytest.mark.slow
+def test_plain_batch_normalization_uses_the_rows_of_each_replica_as_in_tf_keras(caplog):
+    runs = [make_trainer(package, replicas=2, batch=8, seed=3) for package in (keras, tf_keras)]
+    assert caplog.text.count("Batch normalization of a part of the batch") == 2
+    for trainer in runs:
+        train(trainer)
+    # The moving variance of tf_keras has Bessel's correction.
+    assert difference(*[[v.numpy() for v in t.model.trainable_weights] for t in runs]) < 1e-10
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_update_is_a_function_of_the_global_batch(name):
     kind = KINDS[name]

@@ -36,7 +36,9 @@ def test_scope_is_left_with_an_error():
 def test_rate_of_a_schedule_can_be_assigned_by_every_replica():
     schedule = tf_keras.optimizers.schedules.CosineDecay(0.1, 10)
     with testing.make_strategy(2).scope():
-        optimizer = build.make_optimizer(lambda: tf_keras.optimizers.SGD(schedule))
+        optimizer = build.make_optimizer(
+            lambda: tf_keras.optimizers.SGD(schedule), ctl.TrainerOptions()
+        )
     first = tf.VariableAggregation.ONLY_FIRST_REPLICA
     assert optimizer._current_learning_rate.aggregation == first
 
