@@ -40,7 +40,7 @@ class NonFiniteStep(Failure):
     """The loss or the gradients of a step were not finite, or its loss was a spike.
 
     Args:
-        report: a `replica.non_finite.NonFiniteReport`.
+        report: a `ctl.replica.measure.non_finite.NonFiniteReport`.
         examples: the indices of the examples in the batch, if the data source numbers them.
 
     Attributes:

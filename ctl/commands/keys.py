@@ -4,7 +4,7 @@
     ctl keys learning_rate      the keys about the learning rate
     ctl keys --names            only the names, as flags, such as for the completion of a shell
 
-The search ignores case.
+The search ignores case. A run that is resumed may change the keys that are marked with `resume`.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import shutil
 import textwrap
 
 from ctl.commands import Parser
-from ctl.configs.keys import KEYS, Key
+from ctl.configs.keys import KEYS, Key, is_harmless
 from ctl.errors import UsageError, did_you_mean, print_line
 
 
@@ -45,4 +45,5 @@ def _format(key: Key, width: int) -> str:
     text = textwrap.fill(key.text, width, initial_indent=indent, subsequent_indent=indent)
     if key.free:
         return f"{key.name}  (free section: its keys are the experiment's)\n{text}"
-    return f"{key.name} = {key.default!r}  ({key.type})\n{text}"
+    resume = ", resume" if is_harmless(key.name) else ""
+    return f"{key.name} = {key.default!r}  ({key.type}{resume})\n{text}"

@@ -330,48 +330,6 @@ KEYS = (
 )
 # fmt: on
 BY_NAME = {key.name: key for key in KEYS}
-_STOPPING = "set train.best.metric, mode, patience and restore"
-# Name of each key that earlier versions had -> its default, and what replaces it.
-REMOVED = {
-    "data.skip_damaged": (False, "pass skip_damaged=True to ctl.data.records"),
-    "data.tfrecord.interleave": (4, "pass interleave= to ctl.data.tfrecords"),
-    "data.tfrecord.parallel_calls": (-1, "pass parallel_calls= to ctl.data.tfrecords"),
-    "data.tfrecord.cache": (False, "pass cache= to ctl.data.tfrecords"),
-    "data.tfrecord.shuffle_buffer": (10_000, "pass shuffle_buffer= to ctl.data.tfrecords"),
-    "eval.collect_limit_mib": (1024.0, "set the attribute collect_limit_mib of your trainer"),
-    "eval.seconds": (0.0, 'set eval.interval="60 seconds"'),
-    "optimizer.nesterov": (False, "set optimizer.arguments.nesterov=True"),
-    "runtime.all_reduce.packs": (1, "nothing replaces it"),
-    "runtime.gpu.memory_growth": (
-        False,
-        "set the environment variable TF_FORCE_GPU_ALLOW_GROWTH=true",
-    ),
-    "runtime.gpu.memory_limit_mib": (
-        0,
-        "set the environment variable TF_FORCE_GPU_ALLOW_GROWTH=true, or runtime.logical_devices",
-    ),
-    "runtime.tpu.address": ("", "set runtime.tpu=grpc://HOST:PORT"),
-    "runtime.tpu.name": ("", "set runtime.tpu=NAME"),
-    "runtime.tpu.project": ("", "set runtime.tpu=projects/PROJECT/locations/ZONE/nodes/NAME"),
-    "runtime.tpu.zone": ("", "set runtime.tpu=projects/PROJECT/locations/ZONE/nodes/NAME"),
-    "summaries.graph": (False, 'add "ctl.loop.actions.histograms:GraphSummary" to actions'),
-    "train.checkpoint_seconds": (0.0, 'set train.checkpoint_interval="60 seconds"'),
-    "train.early_stopping": ({}, _STOPPING),
-    "train.early_stopping.metric": ("", _STOPPING),
-    "train.early_stopping.min_delta": (0.0, _STOPPING),
-    "train.early_stopping.mode": ("", _STOPPING),
-    "train.early_stopping.patience": (3, _STOPPING),
-    "train.early_stopping.restore_best": (False, _STOPPING),
-    "train.export_average": (
-        True,
-        "an export has the averaged weights if optimizer.ema_decay is set",
-    ),
-    "train.gradient_shares": (False, "set train.norms=global"),
-    "train.layer_norms": (False, "set train.norms=layers"),
-    "train.rollback_limit": (10, "the limit is 10"),
-    "train.stall_seconds": (300.0, "the limit is 300 seconds"),
-    "train.summary_seconds": (0.0, 'set train.summary_interval="60 seconds"'),
-}
 FREE_SECTIONS = tuple(key.name for key in KEYS if key.free)
 # Option of a trainer -> the config key that sets it.
 OPTION_KEYS = {key.option: key.name for key in KEYS if key.option}

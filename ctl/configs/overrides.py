@@ -10,7 +10,7 @@ from ml_collections import config_dict
 
 from ctl import errors
 from ctl.configs import durations
-from ctl.configs.keys import FREE_SECTIONS, REMOVED, defaults
+from ctl.configs.keys import FREE_SECTIONS, defaults
 from ctl.errors import UsageError
 
 # The sections whose keys are new where the config file does not set them.
@@ -267,8 +267,6 @@ def _unknown(path: str, key: Any, section: Any, *, is_new: bool = False) -> str:
         is_new: whether a value was assigned to the key in Python.
     """
     name = _join(path, key)
-    if name in REMOVED:
-        return f"There is no config key {name}: {REMOVED[name][1]}."
     if not _is_section(section):
         return f"There is no config key {name}: {path} is a value, not a section."
     known = {str(k): _join(path, k) for k in section}

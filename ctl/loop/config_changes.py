@@ -33,7 +33,6 @@ class ConfigChanges:
 
     def __init__(self, saved: Mapping[str, Any], current: Mapping[str, Any]):
         # An older ctl had fewer keys, and JSON has lists for tuples.
-        saved = {key: value for key, value in saved.items() if not _is_removed(key, value)}
         old = {**overrides.flatten(keys.defaults()), **saved}
         new = overrides.flatten(json.loads(json.dumps(dict(current))))
         changed = [key for key in sorted({*old, *new}) if _differs(key, old, new)]
@@ -60,11 +59,6 @@ def changes_updates(key: str, config: Mapping[str, Any]) -> bool:
         config: the current config, nested.
     """
     return not _is_harmless(key, {}, overrides.flatten(config))
-
-
-def _is_removed(key: str, value: Any) -> bool:
-    """Returns whether a key of an earlier version had its default, which was to do nothing."""
-    return key in keys.REMOVED and keys.REMOVED[key][0] == value
 
 
 def _differs(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:

@@ -46,7 +46,7 @@ class Run:
     same workdir, or the program, resumes it. An interrupt (Ctrl-C, or the stop button of a notebook)
     ends a call after the current inner loop, and the run is saved. Training ends at `train.steps`, or
     when an action such as early stopping ends it. Then the best checkpoint is restored if
-    `restore_best` is set, and the model is exported if `train.export` is set.
+    `train.best.restore` is set, and the model is exported if `train.export` is set.
 
     Args:
         experiment: a config file, the result of `ctl.config(...)`, or a trainer.

@@ -16,6 +16,10 @@ def test_search_prints_the_keys_that_contain_a_text(capsys):
     ]
     assert main.run(["ctl", "keys", "goyal"]) == 0  # in the description
     assert capsys.readouterr().out.startswith("optimizer.learning_rate_batch_size = 0  (integer)")
+    assert (
+        main.run(["ctl", "keys", "train.norms"]) == 0
+    )  # the section may change when a run is resumed
+    assert capsys.readouterr().out.startswith("train.norms = ''  (string, resume)")
 
 
 def test_search_prints_the_sections_whose_keys_the_experiment_chooses(capsys):

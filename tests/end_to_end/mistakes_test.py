@@ -162,8 +162,6 @@ COMMAND_LINES = r"""
 --config.train.best.metric=eval/loss --config.train.best.mode=min --config.train.best.patience=3
     train.best.patience has no effect with eval.interval=0, which evaluates only at the end: set
     eval.interval.
---config.train.early_stopping.patience=3
-    There is no config key train.early_stopping: set train.best.metric, mode, patience and restore.
 --checkpoint=best
     --checkpoint has no effect with --mode=train_and_eval: remove it.
 --config.optimizer.weight_decay=1e30
@@ -173,10 +171,6 @@ COMMAND_LINES = r"""
     train.steps is 99999999999, but must be at most 2147483647.
 --config.seed=-1
     seed is -1, but must be at least 0.
---config.train.checkpoint_seconds=5
-    There is no config key train.checkpoint_seconds: set train.checkpoint_interval="60 seconds".
---config.runtime.tpu.name=pod
-    There is no config key runtime.tpu.name: set runtime.tpu=NAME.
 --config.data.per_replica_batch_size=2
     data.global_batch_size is 4 and data.per_replica_batch_size is 2: set one of them, and the other
     to 0.
@@ -201,8 +195,6 @@ COMMAND_LINES = r"""
 --config.optimizer.momentum=0.9
     optimizer.momentum is 0.9, but has no effect with optimizer.name=adam: set it to 0, or choose
     optimizer.name=sgd.
---config.optimizer.nesterov
-    There is no config key optimizer.nesterov: set optimizer.arguments.nesterov=True.
 --config.optimizer.name=nadam
     optimizer.name is 'nadam', but tf_keras' Nadam counts its updates in Python, so its momentum is
     wrong in a tf.function: choose another one.

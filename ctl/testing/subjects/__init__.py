@@ -1,4 +1,4 @@
-"""What a comparison can run: a loop in `loop` and `adapters`, or a ctl trainer in `trainer`.
+"""The loops that a comparison can run: `loop` and `adapters`, and `trainer_subject` for ctl trainers.
 
-`base` is the interface that both implement.
+`base` is the interface of all of them.
 """
