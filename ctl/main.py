@@ -24,12 +24,13 @@ from ctl import commands
 from ctl.configs import flags as command_line
 from ctl.configs import loading
 from ctl.configs.flags import Changes
+from ctl.configs.modes import MODES, SERVE, Mode
 from ctl.errors import Failure, LostWorker, UsageError, print_line
 from ctl.hardware import quiet, selection, tpu, worker_failure
 from ctl.hardware.child_process import stop_with_parent
 from ctl.hardware.strategies import StrategyOptions
 from ctl.loop.workdir import Workdir, choose_folder, name_experiment
-from ctl.modes import MODES, SERVE, Arguments, Mode, evaluator_task, sweep
+from ctl.modes import Arguments, evaluator_task, sweep
 from ctl.modes.user_errors import report_user_errors
 
 _MAX_LINE = 4_000  # characters of an error message

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from ctl import main, modes
-from ctl.configs import flags
+from ctl import main
+from ctl.configs.modes import MODES, Mode
 from ctl.errors import Failure, LostWorker, UsageError
 from tests import child
 from tests.experiments import CONFIG, TRAINER
@@ -79,7 +79,7 @@ def replace_modes(monkeypatch):
 
             return function
 
-        monkeypatch.setattr(modes.Mode, "load", load)
+        monkeypatch.setattr(Mode, "load", load)
         return calls
 
     return replace
@@ -127,7 +127,7 @@ def test_help_names_every_flag_and_mode(capsys, arguments):
     assert main.run(["ctl", *arguments]) == 0
     printed = capsys.readouterr().out
     assert "python -m ctl.main --config=" in printed
-    words = ("--config", "--workdir", "--mode", "fresh", "allow_config_change", *flags.MODES)
+    words = ("--config", "--workdir", "--mode", "fresh", "allow_config_change", *MODES)
     assert [word for word in words if word not in printed] == []
 
 

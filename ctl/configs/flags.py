@@ -19,39 +19,10 @@ from ml_collections import config_dict
 import ctl
 from ctl import errors
 from ctl.configs import keys, loading, overrides, validation
+from ctl.configs.modes import MODES
 from ctl.configs.values import check_values
 from ctl.errors import UsageError
 
-_TRAINING_FLAGS = (
-    "workdir", "fresh", "allow_config_change", "allow_partial_restore", "dry_run", "sweep",
-    "sweep_parallel",
-)  # fmt: skip
-# The values of --mode, and the flags that each mode accepts in addition to --config. The functions of
-# the modes are in ctl.modes.MODES, which has the same names; ctl.configs does not import them.
-MODES: dict[str, tuple[str, ...]] = {
-    "train_and_eval": (*_TRAINING_FLAGS, "overfit"),
-    "train": _TRAINING_FLAGS,
-    "eval": ("workdir", "checkpoint", "allow_config_change"),
-    "continuous_eval": ("workdir", "allow_config_change"),
-    "export": ("workdir", "checkpoint", "allow_config_change"),
-    "check": ("checks", "quick"),
-    "profile_input": (),
-    "aot_compile": ("workdir", "topology", "find_batch"),
-    "explain": ("workdir",),
-    "devices": (),
-}
-MODE_TEXTS = {
-    "train_and_eval": "train, and evaluate at intervals and at the end (the default)",
-    "train": "train without evaluating",
-    "eval": "evaluate a checkpoint of a run",
-    "continuous_eval": "evaluate each checkpoint of a run as another process writes it",
-    "export": "export a checkpoint of a run, such as a SavedModel",
-    "check": "test that the trainer computes the same update on 1, 2 and 4 replicas",
-    "profile_input": "measure the input pipeline, and report its bottleneck",
-    "aot_compile": "compile the training loop for a TPU, without a TPU",
-    "explain": "print what the config means, with the estimated memory",
-    "devices": "list the devices of this machine",
-}
 DEFAULT_MODE = "train_and_eval"
 SWITCHES = {
     "fresh": "start from scratch: move the existing run in the workdir aside",
@@ -168,7 +139,8 @@ def format_help(commands: Mapping[str, str]) -> str:
     Args:
         commands: name of each command -> what it does.
     """
-    sections = {"modes": MODE_TEXTS, "commands": commands, "flags": describe_flags()}
+    modes = {name: mode.text for name, mode in MODES.items()}
+    sections = {"modes": modes, "commands": commands, "flags": describe_flags()}
     parts = [_USAGE]
     for title, rows in sections.items():
         width = max(len(name) for name in rows)
@@ -273,14 +245,14 @@ def _check_flags(values: flags.FlagValues) -> None:
         raise UsageError(
             f"--mode is {values.mode!r}{errors.did_you_mean(values.mode, list(MODES))}"
         )
-    for name in dict.fromkeys(itertools.chain(*MODES.values())):
-        if values[name].value in (None, False) or name in MODES[values.mode]:
+    for flag in dict.fromkeys(itertools.chain(*(mode.flags for mode in MODES.values()))):
+        if values[flag].value in (None, False) or flag in MODES[values.mode].flags:
             continue
-        modes = [mode for mode, accepted in MODES.items() if name in accepted]
+        modes = [name for name, mode in MODES.items() if flag in mode.flags]
         condition = (
             f"without --mode={modes[0]}" if len(modes) == 1 else f"with --mode={values.mode}"
         )
-        raise UsageError(f"--{name} has no effect {condition}: remove it.")
+        raise UsageError(f"--{flag} has no effect {condition}: remove it.")
 
 
 def _describe_unknown_flag(name: str) -> str:

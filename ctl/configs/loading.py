@@ -17,9 +17,9 @@ from ml_collections import config_dict
 from ctl import errors
 from ctl.configs import overrides
 from ctl.configs.error_location import error_location
+from ctl.configs.values import SERVERS
 from ctl.errors import UsageError
 
-_WRITER_PACKAGES = ("mlflow", "wandb")  # of the writers with the same names
 _modules: dict[tuple[str, int, int], ModuleType] = {}  # by path, time of change and size
 
 
@@ -156,7 +156,7 @@ def find_writers(writers: Iterable[str], config_path: str) -> None:
     for index, name in enumerate(writers):
         if ":" in name:
             find_trainer_file(name, config_path, key=f"summaries.writers[{index}]")
-        elif name in _WRITER_PACKAGES and importlib.util.find_spec(name) is None:
+        elif name in SERVERS and importlib.util.find_spec(name) is None:
             raise UsageError(
                 f"summaries.writers contains {name}, but the package {name} is not installed: run "
                 f"pip install {name}, or remove it from summaries.writers."

@@ -13,7 +13,14 @@ from ctl.configs.keys import BY_NAME
 from ctl.errors import UsageError
 from ctl.hardware import devices
 
-WRITERS = ("tensorboard", "jsonl", "mlflow", "wandb")  # in ctl.loop.writers
+SERVERS = ("mlflow", "wandb")  # servers of logged values; their packages have the same names
+# The names of writers -> module:class in ctl.loop.writers; the controller makes the one of TensorBoard.
+WRITERS = {
+    "tensorboard": "",
+    "jsonl": "json_lines:JsonLinesWriter",
+    "mlflow": "servers:MlflowWriter",
+    "wandb": "servers:WandbWriter",
+}
 _STEPS = re.compile(r"(\d{1,9}):(\d{1,9})")
 
 
@@ -82,7 +89,7 @@ def _check_writers(writers: Sequence[Any]) -> None:
             raise UsageError(f"summaries.writers contains {name!r} twice: remove one of them.")
         if ":" not in name and name not in WRITERS:
             raise UsageError(
-                f"summaries.writers contains {name!r}{errors.did_you_mean(name, WRITERS)}"
+                f"summaries.writers contains {name!r}{errors.did_you_mean(name, list(WRITERS))}"
             )
 
 

@@ -1,6 +1,7 @@
 """Makes the writers of a run, and passes all logged values to them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+import importlib
 import pathlib
 from typing import Any
 
@@ -8,8 +9,6 @@ from ctl.configs import loading
 from ctl.configs.values import WRITERS
 from ctl.errors import Failure, print_line
 from ctl.loop.checkpoints.files import report_write_errors
-from ctl.loop.writers.json_lines import JsonLinesWriter
-from ctl.loop.writers.servers import MlflowWriter, WandbWriter
 from ctl.loop.writers.tensorboard import TensorBoardWriter
 from ctl.loop.writers.writer import Record, Writer
 
@@ -17,7 +16,7 @@ from ctl.loop.writers.writer import Record, Writer
 class MetricLog:
     """Passes each record to all writers, on one axis: the global step.
 
-        log = MetricLog([JsonLinesWriter(path)])
+        log = MetricLog([JsonLinesWriter(workdir)])
         log.write("train", 100, {"loss": 0.3})
 
     Args:
@@ -101,18 +100,17 @@ def make_writers(names: Sequence[str], workdir: pathlib.Path, config_path: str) 
     Raises:
         UsageError: the class of a writer cannot be loaded.
     """
-    known: dict[str, Callable[[pathlib.Path], Writer]] = {
-        "jsonl": lambda folder: JsonLinesWriter(folder / "metrics.jsonl"),
-        "mlflow": MlflowWriter,
-        "wandb": WandbWriter,
-    }
     writers: list[Writer] = []
     for index, name in enumerate(names):
-        if name in known:
-            writers.append(known[name](workdir))
+        if WRITERS.get(name):
+            module, _, cls = WRITERS[name].partition(":")
+            make = getattr(importlib.import_module(f"ctl.loop.writers.{module}"), cls)
         elif name not in WRITERS:
             key = f"summaries.writers[{index}]"
-            writers.append(loading.load_action_factory(name, config_path, key=key)(workdir))
+            make = loading.load_action_factory(name, config_path, key=key)
+        else:
+            continue
+        writers.append(make(workdir))
     return writers
 
 

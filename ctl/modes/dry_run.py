@@ -8,6 +8,7 @@ import shutil
 
 from ml_collections import config_dict
 
+from ctl.configs.values import SERVERS
 from ctl.errors import print_line
 from ctl.loop.lock import RunLock
 from ctl.loop.workdir import Workdir
@@ -49,9 +50,7 @@ def shorten(config: config_dict.ConfigDict) -> config_dict.ConfigDict:
         )
         short.eval.interval = 1
         # No writers to a server, which would keep the run.
-        short.summaries.writers = [
-            name for name in short.summaries.writers if name not in ("mlflow", "wandb")
-        ]
+        short.summaries.writers = [n for n in short.summaries.writers if n not in SERVERS]
         short.data.overfit_batches = 0  # two steps show no progress to report
     return short.lock()
 

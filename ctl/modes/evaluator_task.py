@@ -6,10 +6,10 @@ import time
 from typing import Any
 
 from ctl.configs import keys
+from ctl.configs.modes import MODES, Mode
 from ctl.errors import Failure, UsageError, print_line
 from ctl.hardware import cluster
 from ctl.loop.workdir import Workdir
-from ctl.modes import MODES, Mode
 
 _POLL_SECONDS = 0.5
 

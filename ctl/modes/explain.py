@@ -12,16 +12,14 @@ from ctl.loop.actions.action import Action, check_action
 from ctl.loop.actions.export_model import ExportModel
 from ctl.modes import DONE, Arguments, experiment, messages
 from ctl.modes.experiment import Experiment
+from ctl.optimizers.arguments import REPLACED
 from ctl.replica.arithmetic import precision
 from ctl.replica.step import memory_estimate
 from ctl.replica.step.engine import engine_of
 
 _MAX_REPLICAS = 8  # replicas whose rows are listed
 # Arguments of every optimizer that are shown elsewhere or that ctl replaces.
-_NOT_SHOWN = {
-    "name", "learning_rate", "jit_compile", "is_legacy_optimizer", "clipnorm", "clipvalue",
-    "global_clipnorm", "use_ema", "ema_momentum", "ema_overwrite_frequency",
-}  # fmt: skip
+_NOT_SHOWN = {"name", "learning_rate", "is_legacy_optimizer", *REPLACED}
 
 
 def explain(arguments: Arguments) -> int:

@@ -28,9 +28,6 @@ CLASSES = {  # optimizer.name -> module:class
     "lamb": "ctl.optimizers.layerwise:LAMB",
     "lars": "ctl.optimizers.layerwise:LARS",
 }
-REJECTED = {  # why a name that users expect is not in `CLASSES`
-    "nadam": "tf_keras' Nadam counts its updates in Python, so its momentum is wrong in a tf.function",
-}
 MOMENTUM = ("sgd", "rmsprop", "lars")  # the optimizers with the argument `momentum`
 LAYERWISE = ("lamb", "lars")  # they do not scale updates of variables without weight decay
 # They update each element from that element's gradient and slots alone.
@@ -111,8 +108,6 @@ def learning_rate(config: Any, global_batch_size: int) -> float:
 
 def check_name(name: str) -> None:
     """Raises UsageError if `optimizer.name` is neither in the table nor the name of a function."""
-    if name in REJECTED:
-        raise UsageError(f"optimizer.name is {name!r}, but {REJECTED[name]}: choose another one.")
     if name not in CLASSES and not arguments.is_function_name(name):
         hint = errors.did_you_mean(name, [*CLASSES, "package.module:function"])
         raise UsageError(f"optimizer.name is {name!r}{hint}")

@@ -11,8 +11,9 @@ from ctl import errors
 from ctl.errors import UsageError
 
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")  # bounds of tf_keras' optimizers
 # Arguments of tf_keras' optimizers that ctl sets itself, or replaces by an option of its own.
-_REPLACED = {
+REPLACED = {
     "clipnorm": "set optimizer.clip.norm, which bounds the gradient of the global batch",
     "clipvalue": "set optimizer.clip.value, which bounds the gradient of the global batch",
     "global_clipnorm": "set optimizer.clip.global_norm",
@@ -90,13 +91,13 @@ def check(
     open_ended = open_ended and "tf_keras" not in (getattr(function, "__module__", "") or "")
     for name, value in given.items():
         full_name = f"{key}.{name}"
-        if name in reserved or name in _REPLACED:
-            fix = _REPLACED.get(name) or f"set {reserved[name] or f'optimizer.{name}'}"
+        if name in reserved or name in REPLACED:
+            fix = REPLACED.get(name) or f"set {reserved[name] or f'optimizer.{name}'}"
             raise UsageError(f"{full_name} has no effect: {fix}, and remove it.")
         if name not in parameters:
             if open_ended:
                 continue
-            known = [n for n in parameters if n not in {*reserved, *_REPLACED, "name", "self"}]
+            known = [n for n in parameters if n not in {*reserved, *REPLACED, "name", "self"}]
             hint = errors.did_you_mean(name, known) or f": {function.__name__} has no arguments."
             raise UsageError(f"{full_name} is not an argument of {function.__name__}{hint}")
         _check_value(full_name, name, value, parameters[name].default)

@@ -4,14 +4,15 @@ from collections.abc import Mapping
 
 from ctl import commands
 from ctl.configs import flags
+from ctl.configs.modes import MODES
 
 
 def render_modes() -> str:
     """Returns a table of the modes, with the flags that each accepts."""
     lines = ["| mode | what it does | flags, besides `--config` |", "|---|---|---|"]
-    for mode, accepted in flags.MODES.items():
-        names = ", ".join(f"`--{name}`" for name in accepted)
-        lines.append(f"| `{mode}` | {_escape(flags.MODE_TEXTS[mode])} | {names} |")
+    for name, mode in MODES.items():
+        accepted = ", ".join(f"`--{flag}`" for flag in mode.flags)
+        lines.append(f"| `{name}` | {_escape(mode.text)} | {accepted} |")
     return "\n".join(lines)
 
 

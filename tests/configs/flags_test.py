@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from ctl.configs import flags
+from ctl.configs.modes import MODES
 from ctl.errors import UsageError
 
 
@@ -21,7 +22,7 @@ def test_defaults():
     assert changes == []
 
 
-@pytest.mark.parametrize("mode", flags.MODES)
+@pytest.mark.parametrize("mode", MODES)
 def test_every_mode_is_accepted(mode):
     assert parse("--config=exp.py", f"--mode={mode}")[0].mode == mode
 
@@ -84,9 +85,9 @@ def test_sys_argv_and_earlier_command_lines_are_not_read(monkeypatch):
 
 
 def test_each_mode_and_flag_is_described():
-    assert flags.MODE_TEXTS.keys() == flags.MODES.keys()
+    assert all(mode.text for mode in MODES.values())
     described = {name.partition("=")[0] for name in flags.describe_flags()}
-    assert described >= {f"--{name}" for names in flags.MODES.values() for name in names}
+    assert described >= {f"--{name}" for mode in MODES.values() for name in mode.flags}
 
 
 def test_config_file_is_not_read():

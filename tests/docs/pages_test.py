@@ -6,7 +6,7 @@ import pytest
 
 import ctl
 from ctl.configs import flags, keys, overrides
-from ctl.modes import MODES
+from ctl.configs.modes import MODES
 from tests import child
 
 DOCS = sorted(str(path.relative_to(child.ROOT)) for path in child.ROOT.glob("docs/**/*.md"))

@@ -7,6 +7,7 @@ import yaml
 
 from ctl import commands
 from ctl.configs import flags, keys, overrides
+from ctl.configs.modes import MODES
 from tests import child
 
 SITE = child.ROOT / "docs/site"
@@ -66,7 +67,7 @@ def test_rows_state_which_keys_may_change_when_a_run_resumes():
 def test_every_mode_flag_and_command_has_a_row():
     module = load("command_reference")
     for names, table in (
-        (flags.MODES, module.render_modes()),
+        (MODES, module.render_modes()),
         (flags.describe_flags(), module.render_flags()),
         ([f"ctl {name}" for name in commands.COMMANDS], module.render_commands()),
     ):

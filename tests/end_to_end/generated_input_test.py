@@ -10,7 +10,7 @@ import pytest
 
 from ctl import configs
 from ctl.configs import keys, options, overrides, validation
-from ctl.configs.flags import MODES
+from ctl.configs.modes import MODES
 from ctl.hardware import cluster
 from ctl.loop.workdir import Workdir
 from tests.generated import (

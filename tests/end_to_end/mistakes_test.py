@@ -196,8 +196,7 @@ COMMAND_LINES = r"""
     optimizer.momentum is 0.9, but has no effect with optimizer.name=adam: set it to 0, or choose
     optimizer.name=sgd.
 --config.optimizer.name=nadam
-    optimizer.name is 'nadam', but tf_keras' Nadam counts its updates in Python, so its momentum is
-    wrong in a tf.function: choose another one.
+    optimizer.name is 'nadam': did you mean adam?
 --config.optimizer.ema_decay=0.9 --config.runtime.cluster.shard_mib=1
     optimizer.ema_decay averages complete variables, which another number of parameter servers could
     not restore from shards: set runtime.cluster.shard_mib=0, or optimizer.ema_decay=0.

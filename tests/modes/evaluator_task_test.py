@@ -9,9 +9,10 @@ import pytest
 
 import ctl
 from ctl import main
+from ctl.configs.modes import MODES
 from ctl.errors import Failure, UsageError
 from ctl.loop.workdir import Workdir
-from ctl.modes import MODES, evaluator_task
+from ctl.modes import evaluator_task
 from tests import experiments
 
 CLUSTER = {"worker": ["a:1", "b:1"]}

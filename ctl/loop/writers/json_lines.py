@@ -23,11 +23,11 @@ class JsonLinesWriter(Writer):
     checkpoint, and a repeated evaluation replaces the earlier one.
 
     Args:
-        path: the file.
+        workdir: the folder of the run.
     """
 
-    def __init__(self, path: pathlib.Path):
-        self.path = path
+    def __init__(self, workdir: pathlib.Path):
+        self.path = workdir / "metrics.jsonl"
         self._evaluations: set[Key] | None = None  # those in the file; None: not read yet
 
     def write(self, record: Record) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from ctl.configs.options import Clip
+from ctl.optimizers.arguments import CLIPPING
 from ctl.replica.graphs.assignments import OPTIMIZER_UPDATE
 
 Gradient: TypeAlias = Any  # a tf.Tensor, tf.IndexedSlices, or None; TensorFlow has no type hints
@@ -85,7 +86,7 @@ def apply(optimizer: Any, gradients: Sequence[Gradient], variables: Sequence[tf.
         variables: the variables, in the same order.
     """
     # The optimizer's own bounds would apply to the unsummed rows of sparse gradients.
-    if any(getattr(optimizer, name, None) for name in ("clipnorm", "clipvalue", "global_clipnorm")):
+    if any(getattr(optimizer, name, None) for name in CLIPPING):
         gradients = [sum_rows(gradient) for gradient in gradients]
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
     if pairs:

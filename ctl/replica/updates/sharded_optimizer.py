@@ -20,14 +20,6 @@ from ctl.replica.updates.replica_values import SlicedSlot, SliceLayout, make_gat
 
 # The optimizers that update each element from that element's gradient and slots alone.
 _ELEMENTWISE = tuple(arguments.load("optimizer.name", CLASSES[name]) for name in ELEMENTWISE)
-# Arguments of an optimizer that compute with complete variables.
-_WHOLE = {
-    "clipnorm": "set optimizer.clip.norm",
-    "clipvalue": "set optimizer.clip.value",
-    "global_clipnorm": "set optimizer.clip.global_norm",
-    "use_ema": "set optimizer.ema_decay",
-}
-
 _BUCKET = 4 * 2**20  # the least bytes of slices per collective, except for the last one
 
 
@@ -66,11 +58,11 @@ def check_elementwise(inner: Any) -> None:
             "optimizer.shard_state=false, or choose "
             f"{', '.join(each.__name__ for each in _ELEMENTWISE)} of tf_keras."
         )
-    for argument, fix in _WHOLE.items():
+    for argument in (*arguments.CLIPPING, "use_ema"):
         if getattr(inner, argument, None):
             raise UsageError(
                 f"optimizer.shard_state updates slices of variables, and {argument} of the optimizer "
-                f"requires complete ones: {fix}, and remove it."
+                f"requires complete ones: {arguments.REPLACED[argument]}, and remove it."
             )
 
 

@@ -16,7 +16,7 @@ def keys(lines):
 
 
 def test_a_json_line_has_all_numbers_under_flat_names(tmp_path):
-    writer = JsonLinesWriter(tmp_path / "metrics.jsonl")
+    writer = JsonLinesWriter(tmp_path)
     values = {
         "loss": 0.5, "examples": 50, "by_class": {"a": 1.0}, "recall": [0.25, 0.75],
         "note": "text", "step": 7, "worst": math.nan, "best": -math.inf,
@@ -33,13 +33,13 @@ def test_a_json_line_has_all_numbers_under_flat_names(tmp_path):
 
 
 def test_lines_after_the_restored_step_and_half_lines_are_dropped(tmp_path):
-    writer = JsonLinesWriter(tmp_path / "metrics")
+    writer = JsonLinesWriter(tmp_path)
     for step in (5, 10, 15):
         writer.write(Record("train", step, {"loss": 1.0}))
         writer.write(Record("eval", step, {"loss": 1.0}))
     with open(writer.path, "a") as file:
         file.write(read_first_half(writer.path))
-    resumed = JsonLinesWriter(writer.path)
+    resumed = JsonLinesWriter(tmp_path)
     resumed.restore(10)
     assert keys(read_json(writer.path)) == [("train", 5), ("eval", 5), ("train", 10), ("eval", 10)]
     assert resumed.has_evaluation(10) and not resumed.has_evaluation(15)
@@ -53,8 +53,8 @@ def read_first_half(path):
 
 
 def test_repeated_evaluation_replaces_the_earlier_one(tmp_path):
-    JsonLinesWriter(tmp_path / "metrics").write(Record("eval", 5, {"value": 1.0}))
-    writer = JsonLinesWriter(tmp_path / "metrics")
+    JsonLinesWriter(tmp_path).write(Record("eval", 5, {"value": 1.0}))
+    writer = JsonLinesWriter(tmp_path)
     writer.write(Record("train", 6, {"value": 2.0}))
     writer.write(Record("eval", 5, {"value": 3.0}))
     lines = read_json(writer.path)
@@ -63,6 +63,6 @@ def test_repeated_evaluation_replaces_the_earlier_one(tmp_path):
 
 
 def test_restoring_without_a_file_writes_none(tmp_path):
-    writer = JsonLinesWriter(tmp_path / "metrics")
+    writer = JsonLinesWriter(tmp_path)
     writer.restore(0)
     assert not writer.path.exists() and not writer.has_evaluation(0)

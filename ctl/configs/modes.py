@@ -1,0 +1,69 @@
+"""The table of modes, the values of `--mode`; a new mode is a row of `MODES`."""
+
+from collections.abc import Callable
+import dataclasses
+import importlib
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Mode:
+    """A mode, and its properties that `ctl.main` checks before it imports TensorFlow.
+
+    Attributes:
+        function: the mode's function as "module:function", relative to `ctl.modes`.
+        text: what the mode does, for `ctl --help`.
+        flags: the flags that it accepts in addition to --config.
+        builds_trainer: whether it imports the config's trainer, and so requires a trainer.
+        builds_strategy: whether it builds the config's strategy, and so requires its hardware and
+            takes part in the cluster of TF_CONFIG.
+        workdir: "resumed" if it starts or resumes the run in the workdir, "read" if it requires a
+            run there, "" if it needs none.
+    """
+
+    function: str
+    text: str = ""
+    flags: tuple[str, ...] = ()
+    builds_trainer: bool = True
+    builds_strategy: bool = True
+    workdir: str = ""
+
+    def load(self) -> Callable[[Any], int]:
+        """Imports the mode's function, and with it TensorFlow."""
+        module, name = self.function.split(":")
+        function: Callable[[Any], int]
+        function = getattr(importlib.import_module(f"ctl.modes.{module}"), name)
+        return function
+
+
+_TRAINING = (
+    "workdir", "fresh", "allow_config_change", "allow_partial_restore", "dry_run", "sweep",
+    "sweep_parallel",
+)  # fmt: skip
+_RESTORING = ("workdir", "checkpoint", "allow_config_change")
+# fmt: off
+MODES = {
+    "train_and_eval": Mode("train:train_and_eval", flags=(*_TRAINING, "overfit"), workdir="resumed",
+        text="train, and evaluate at intervals and at the end (the default)"),
+    "train": Mode("train:train", flags=_TRAINING, workdir="resumed",
+        text="train without evaluating"),
+    "eval": Mode("evaluate:evaluate", flags=_RESTORING, workdir="read",
+        text="evaluate a checkpoint of a run"),
+    "continuous_eval": Mode("evaluate:continuous_eval", flags=("workdir", "allow_config_change"),
+        text="evaluate each checkpoint of a run as another process writes it", workdir="read"),
+    "export": Mode("export:export", flags=_RESTORING, builds_strategy=False, workdir="read",
+        text="export a checkpoint of a run, such as a SavedModel"),
+    "check": Mode("check:check", flags=("checks", "quick"),
+        text="test that the trainer computes the same update on 1, 2 and 4 replicas"),
+    "profile_input": Mode("profile_input:profile_input",
+        text="measure the input pipeline, and report its bottleneck"),
+    "aot_compile": Mode("aot_compile:aot_compile", flags=("workdir", "topology", "find_batch"),
+        text="compile the training loop for a TPU, without a TPU", builds_strategy=False),
+    "explain": Mode("explain:explain", flags=("workdir",),
+        text="print what the config means, with the estimated memory"),
+    "devices": Mode("devices:show_devices", builds_trainer=False, builds_strategy=False,
+        text="list the devices of this machine"),
+}
+# fmt: on
+# Not a value of --mode: workers and parameter servers use it, whatever the mode of the run is.
+SERVE = Mode("cluster_server:run_server")
