@@ -1,4 +1,7 @@
-"""The commands `ctl NAME ...` that are not modes of an experiment, one file each."""
+"""The commands `ctl NAME ...` that are not modes of an experiment.
+
+A new command is a row of `COMMANDS` and a module of that name.
+"""
 
 import argparse
 from collections.abc import Sequence

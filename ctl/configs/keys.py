@@ -1,4 +1,7 @@
-"""The keys of an experiment's config: default, meaning, allowed values, and what they set."""
+"""The keys of an experiment's config: default, meaning, allowed values, and what they set.
+
+A new key is a row of `KEYS`. If the step reads it, its `option` is a new field of `TrainerOptions`.
+"""
 
 from collections.abc import Callable, Sequence
 import dataclasses

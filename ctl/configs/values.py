@@ -14,7 +14,8 @@ from ctl.errors import UsageError
 from ctl.hardware import devices
 
 SERVERS = ("mlflow", "wandb")  # servers of logged values; their packages have the same names
-# The names of writers -> module:class in ctl.loop.writers; the controller makes the one of TensorBoard.
+# Name of a writer -> module:class in ctl.loop.writers, where a new writer is a row and a class. The
+# controller makes the writer for TensorBoard.
 WRITERS = {
     "tensorboard": "",
     "jsonl": "json_lines:JsonLinesWriter",

@@ -1,4 +1,8 @@
-"""Makes the actions that a config requires."""
+"""Makes the actions that a config requires.
+
+A new action needs no row: `actions` names a subclass of `Action` as path/to/file.py:Class or
+package.module:Class.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

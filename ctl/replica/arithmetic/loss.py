@@ -1,7 +1,7 @@
 """Turns losses and weights into one replica's contribution to the loss of the global batch.
 
-This is the only module that knows the denominator. For a global batch of examples i, or of their
-tokens, with losses l_i and weights w_i, wherever each of them is,
+For a global batch of examples i, or of their tokens, with losses l_i and weights w_i, wherever each of
+them is,
 
     loss = sum_i w_i l_i / sum_i w_i + regularization
 
