@@ -88,7 +88,7 @@ class RowKeyedGenerator:
         def draw() -> tf.Tensor:
             # A noise shape that starts with 1 has one mask for all rows: the mask of row 0 everywhere.
             shared = noise_shape is not None and draws.static_size(noise_shape) == 1
-            return draws.dropout(inputs, rate, noise_shape, self._stream, shared=shared)
+            return draws.dropout(inputs, self._stream, rate, noise_shape, shared=shared)
 
         return self._keyed(draw, lambda: self._replaced.dropout(inputs, rate, noise_shape))
 
