@@ -166,7 +166,7 @@ def check_splits(
     strategy: tf.distribute.Strategy,
     step: Callable[[Any, Any], Any],
 ) -> None:
-    """Checks the data of an evaluation without reading it, so that mistakes are reported before training.
+    """Checks the data of an evaluation before training, without reading it.
 
     Args:
         pipeline: the data.

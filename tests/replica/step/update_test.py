@@ -1,4 +1,4 @@
-"""The update is that of the global batch with XLA, shards, an overflow, a reduction in bfloat16."""
+"""The update is that of the global batch with shards, an overflow, a reduction in bfloat16."""
 
 import numpy as np
 import pytest
