@@ -73,5 +73,6 @@ def free_memory(request):
     for value in vars(request.module).values():
         if hasattr(value, "cache_clear"):
             value.cache_clear()
+    context.context().clear_kernel_cache()
     if time.process_time() - start > 2:  # seconds; other files trace little
         gc.collect()
