@@ -26,11 +26,11 @@ from ctl.configs import loading
 from ctl.configs.flags import Changes
 from ctl.configs.modes import MODES, SERVE, Mode
 from ctl.errors import Failure, LostWorker, UsageError, print_line
-from ctl.hardware import quiet, selection, tpu, worker_failure
+from ctl.hardware import quiet, selection, tpu
 from ctl.hardware.child_process import stop_with_parent
 from ctl.hardware.strategies import StrategyOptions
 from ctl.loop.workdir import Workdir, choose_folder, name_experiment
-from ctl.modes import Arguments, evaluator_task, sweep
+from ctl.modes import Arguments, evaluator_task, sweep, user_errors
 from ctl.modes.user_errors import report_user_errors
 
 _MAX_LINE = 4_000  # characters of an error message
@@ -142,7 +142,7 @@ def _run(argv: Sequence[str]) -> int:
         mode = SERVE
     _silence_tensorflow()
     workdir = arguments.workdir if mode.workdir else None
-    with report_user_errors(workdir), worker_failure.report_lost_worker(cluster):
+    with report_user_errors(workdir), user_errors.report_lost_worker(cluster):
         return mode.load()(arguments)
 
 

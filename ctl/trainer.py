@@ -61,7 +61,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         metrics: name -> metric of the training loop.
         collect_limit_mib: MiB of the memory of the host that the values of `collect_outputs` may use; a
             subclass may set another limit.
-        export_formats: the formats of an exported model, names in `ctl/loop/exports/formats.py`; a
+        export_formats: the formats of an exported model, names in `ctl/loop/exports.py`; a
             subclass may choose others.
         global_step: int64 variable, the number of consumed batches, which is the position in the data.
         skipped_steps: int64 variable, the number of updates that were not applied.
