@@ -172,10 +172,15 @@ class ReplicaStep:
         Yields:
             The number of steps of each part, once the layers and the compression are set for it.
         """
-        compression = self.update.compression
-        for steps in compression.split(first, count) if compression else (count,):
-            yield from self.attributes.unfreezing.split(first, steps)
-            first += steps
+        unfreezing, compression = self.attributes.unfreezing, self.update.compression
+        changes = [*unfreezing.steps(), *([compression.start] if compression else ())]
+        ends = sorted({step for step in changes if first < step < first + count})
+        for end in (*ends, first + count):
+            unfreezing.apply(first)
+            if compression:
+                compression.is_active = first >= compression.start
+            yield end - first
+            first = end
 
     def is_compressed(self) -> bool:
         """Returns whether the gradients of the current steps are compressed."""
