@@ -26,7 +26,7 @@ from ctl.configs import loading
 from ctl.configs.flags import Changes
 from ctl.configs.modes import MODES, SERVE, Mode
 from ctl.errors import Failure, LostWorker, UsageError, print_line
-from ctl.hardware import quiet, selection, tpu, worker_failure
+from ctl.hardware import quiet, rendezvous, selection, tpu, worker_failure
 from ctl.hardware.child_process import stop_with_parent
 from ctl.hardware.strategies import StrategyOptions
 from ctl.loop.workdir import Workdir, choose_folder, name_experiment
@@ -114,6 +114,7 @@ def _run(argv: Sequence[str]) -> int:
         loading.find_writers(config.summaries.writers, config_path)
     cluster = None
     if mode.builds_strategy:
+        rendezvous.exchange_addresses(os.environ, timeout=start_timeout)
         options = StrategyOptions.from_config(config.runtime, os.environ)
         cluster = options.cluster
         if selection.resolve_name(config.runtime.strategy, options) == "tpu":

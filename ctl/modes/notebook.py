@@ -14,7 +14,7 @@ from ml_collections import config_dict
 from ctl.configs import durations, validation
 from ctl.configs import flags as command_line
 from ctl.errors import UsageError
-from ctl.hardware import cluster
+from ctl.hardware import engines
 from ctl.loop.actions.action import Action
 from ctl.loop.actions.best_checkpoint import BestCheckpoint
 from ctl.loop.actions.learning_rate import LearningRate
@@ -70,11 +70,11 @@ class Run:
         print_lines: bool = True,
     ):
         # Checked before a strategy is built, which would wait for the other processes.
-        processes = cluster.from_environment(os.environ)
+        processes = engines.from_environment(os.environ)
         if processes and processes.size > 1:
             raise UsageError(
-                f"ctl.Run trains in one process, but TF_CONFIG describes {processes.size}: unset it, or "
-                "train with python -m ctl.launch."
+                f"ctl.Run trains in one process, but this is one of {processes.size} (`ctl devices` "
+                "says why): train with python -m ctl.main."
             )
         # Removed with this object, so that everything in a run can rely on a folder.
         self._temporary = (

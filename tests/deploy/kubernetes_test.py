@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import ctl
-from ctl.hardware.cluster import from_environment
+from ctl.hardware.engines import from_environment
 from tests import child
 
 DEPLOY = child.ROOT / "deploy"
