@@ -6,7 +6,6 @@ import math
 import os
 import pathlib
 import tempfile
-import threading
 from typing import Any
 
 from ml_collections import config_dict
@@ -251,16 +250,12 @@ class Run:
     def _call(self) -> Iterator[None]:
         """Locks the workdir, takes interrupts as a request to stop, and records the result."""
         controller = self._controller
-        is_main = threading.current_thread() is threading.main_thread()
         with self._lock():
             if not self._is_recorded:
                 self._session.record_start()
                 self._is_recorded = True
             self._stop.reasons, controller.stopped = {}, False
-            with (
-                self._stop if is_main else contextlib.nullcontext(),
-                self._session.watching(on_signal=is_main),
-            ):
+            with self._stop, self._session.watching():
                 try:
                     yield
                 finally:
