@@ -296,6 +296,27 @@ def test_two_steps_train_a_generator_and_a_discriminator():
         (lambda: make_step(1, 4, gradient_acumulation_steps=2), "did you mean gradient_accum"),
         (lambda: make_step(1, 4, on_non_finite="stop"), "must be 'skip' or 'ignore'"),
         (lambda: make_step(1, 4).state(), "call step.build"),
+        (
+            lambda: ctl.Step(
+                build_model, tf_keras.optimizers.SGD, squared_error, globl_batch_size=4
+            ),
+            "no argument 'globl_batch_size': did you mean global_batch_size",
+        ),
+        (lambda: make_step(1, 4, stratgy=None), "did you mean strategy"),
+        (lambda: make_step(1, "4"), "global_batch_size is '4', but must be an integer"),
+        (lambda: make_step(1, 4, clip=1.0), r"clip is 1.0, but must be a ctl.Clip"),
+        (lambda: make_step(1, 4, metrics=["mae"]), "metrics is a list, but must be a dict"),
+        (lambda: with_loss("mse"), "loss_fn is a str, but must be a function"),
+        (lambda: with_loss(MEAN), r"loss_fn is a MeanSquaredError, .* loss\(batch\["),
+        (lambda: with_loss(mean_loss), r"^mean_loss \(.*step_test.py:\d+\) returned shape \(\)"),
+        (lambda: with_loss(lambda *_: None), r"^<lambda> \(.*step_test.py:\d+\) returned None"),
+        (lambda: with_loss(mean_object), r"^mean_object \(.*\) calls .* reduction=\"none\""),
+        (lambda: ctl.Checkpointer("a", build_model()), "got a Sequential, .* a ctl.Step or"),
+        (lambda: ctl.data.distribute(source(), 4, start_step=-1), "start_step is -1"),
+        (
+            lambda: ctl.data.distribute({"x": FEATURES}, 4),
+            "data is a dict, but must be a ctl.data.Source, .* such as ctl.data.arrays",
+        ),
     ],
 )
 def test_mistakes_are_one_line(make, message):
@@ -304,13 +325,39 @@ def test_mistakes_are_one_line(make, message):
     assert "\n" not in str(error.value)
 
 
-def test_loss_that_is_reduced_is_named_as_the_argument_of_the_step():
+MEAN = tf_keras.losses.MeanSquaredError()
+
+
+def mean_loss(batch, outputs):
+    return tf.reduce_mean(squared_error(batch, outputs))
+
+
+def mean_object(batch, outputs):
+    return MEAN(batch["label"], outputs)
+
+
+def with_loss(loss_fn):
+    """Builds a step on two replicas."""
     step = ctl.Step(
-        build_model, tf_keras.optimizers.SGD, lambda batch, outputs: tf.reduce_mean(outputs),
-        global_batch_size=4,
+        lambda: tf_keras.Sequential([tf_keras.layers.Dense(2)]), tf_keras.optimizers.SGD, loss_fn,
+        global_batch_size=4, strategy=testing.make_strategy(2),
     )  # fmt: skip
-    with pytest.raises(ctl.UsageError, match=r"^loss_fn returned shape \(\)"):
-        step((FEATURES[:4].astype("float32"), LABELS[:4]))
+    step.build(next(iter(distribute(step, 4))))
+
+
+def test_mistakes_of_an_evaluation_are_one_line():
+    step = make_step(2, 4)
+    step.build(next(iter(distribute(step, 4))))
+    for data, metrics, message in (
+        ({"x": FEATURES}, {}, "data is a dict, .* such as ctl.data.arrays"),
+        (source(), ["mae"], "metrics is a list"),
+        ([(FEATURES[:4], LABELS[:4])], {}, "not distributed over the 2 replicas"),
+        (tf.data.Dataset.from_tensor_slices((FEATURES[:0],) * 2), {}, "data is an empty dataset"),
+    ):
+        with pytest.raises(ctl.UsageError, match=message):
+            ctl.evaluate(step, data, metrics)
+    with pytest.raises(ctl.UsageError, match="distributed by another strategy"):
+        make_step(1, 4)(next(iter(distribute(step, 4))))
 
 
 def test_numbers_of_the_host_in_the_loss_function_are_rejected():

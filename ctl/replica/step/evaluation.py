@@ -130,7 +130,7 @@ class Evaluation:
     def _add_loss(
         self, loss_fn: LossFn, batch: Batch, outputs: Any, row_mask: tf.Tensor | None
     ) -> None:
-        per_example = tf.cast(convert(loss_fn)(batch, outputs), tf.float64)
+        per_example = tf.cast(loss.compute(loss_fn, batch, outputs), tf.float64)
         weights = loss.row_weights(self._sample_weight(batch), row_mask, tf.float64)
         # The sum of the losses: the division by the weight of the dataset comes at the end.
         rows, one = row_count(batch), tf.ones([], tf.float64)

@@ -184,9 +184,7 @@ class MicroBatches:
                 outputs = None
                 if self.forward:
                     outputs = precision.cast_to_float32(convert(self.forward)(batch))
-                per_example = convert(self.loss_fn)(batch, outputs)
-                if per_example is None:
-                    raise UsageError("per_example_loss returned None: return one loss per row.")
+                per_example = loss.compute(self.loss_fn, batch, outputs)
                 if examples.trace:
                     tensors = (batch, mask, weights)
                     examples.trace.add_micro_batch(tensors, inputs.first_row, rows, per_example)
