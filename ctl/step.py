@@ -263,7 +263,8 @@ class Step:
 
             def run(batch: Any) -> None:
                 self._check_distributed(batch)
-                self.strategy.run(lambda element: evaluation.run(*unpack(element)), args=(batch,))
+                run = functools.partial(evaluation.run, equal=self._has_equal_shares(batch))
+                self.strategy.run(lambda element: run(*unpack(element)), args=(batch,))
                 evaluation.count_batch()
 
             self._evaluations[key] = evaluation, traced(run, reduce_retracing=True)
@@ -363,18 +364,17 @@ class Step:
 
     def _run_replica(self, element: Any, *, equal: bool) -> StepResult:
         batch, row_mask = unpack(element)
-        if not equal:
-            batch = tf.nest.map_structure(_hide_rows, batch)
-        jits = self.built().plan.xla == "step"
+        compute = functools.partial(self._compute, equal=equal)
         with _report_errors():
-            result = (xla.jit(self._compute) if jits else self._compute)(batch, row_mask)
+            compute = xla.jit(compute) if self.built().plan.xla == "step" else compute
+            result = compute(batch, row_mask)
         # A step that fails is not counted.
         with tf.control_dependencies([result.loss]):
             self.global_step.assign_add(1)
         return result
 
-    def _compute(self, batch: Batch, row_mask: tf.Tensor | None) -> StepResult:
-        result = self.built().run(batch, row_mask)
+    def _compute(self, batch: Batch, row_mask: tf.Tensor | None, *, equal: bool) -> StepResult:
+        result = self.built().run(batch, row_mask, equal=equal)
         outputs = None
         if self._returns_outputs:
             outputs = tf.nest.map_structure(
@@ -499,11 +499,6 @@ def _report_errors() -> Iterator[None]:
     """Names what a user passed to a step in the errors of the code that runs inside."""
     with name_arguments(), detection.report_mixture():
         yield
-
-
-def _hide_rows(value: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor whose static shape does not tell the number of rows."""
-    return tf.raw_ops.PlaceholderWithDefault(input=value, shape=[None, *value.shape[1:]])
 
 
 def _is_layer(model: Any) -> bool:

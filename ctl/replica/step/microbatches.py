@@ -260,6 +260,16 @@ def row_count(batch: Batch) -> int | tf.Tensor:
     return first.shape[0] if first.shape[0] is not None else tf.shape(first)[0]
 
 
+def hide_rows(values: Any) -> Any:
+    """Returns tensors whose static shapes do not tell their number of rows; None stays None."""
+
+    def hide(value: Any) -> Any:
+        shape = [None, *value.shape[1:]]
+        return tf.raw_ops.PlaceholderWithDefault(input=value, shape=shape)
+
+    return tf.nest.map_structure(lambda value: None if value is None else hide(value), values)
+
+
 def unpack(element: Any) -> tuple[Batch, tf.Tensor | None]:
     """Splits an element of a dataset into the batch and its row mask.
 
