@@ -357,8 +357,12 @@ class Step:
                 "got a batch of another dataset: make a second step for it."
             )
         run = functools.partial(self._run_replica, equal=self._has_equal_shares(batch))
+        # Without a strategy TensorFlow is always in a replica context, also in the user's own `run`.
+        is_default = (
+            self.strategy is tf.distribute.get_strategy() and not tf.distribute.has_strategy()
+        )
         with policies.precision_scope(self.options.precision):
-            result = self.strategy.run(run, args=(batch,))
+            result = run(batch) if is_default else self.strategy.run(run, args=(batch,))
         loss, applied = map(self._of_first_replica, (result.loss, result.applied))
         return StepResult(loss, applied, result.outputs)
 
