@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tf_keras
 
+from ctl.configs.error_location import name_function
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
 from ctl.data.input_pipeline import InputPipeline, TrainingData
@@ -21,7 +22,7 @@ from ctl.errors import UsageError, did_you_mean, list_some, name_arguments, type
 from ctl.hardware import strategies
 from ctl.replica.arithmetic import loss
 from ctl.replica.arithmetic import precision as precisions
-from ctl.replica.checks import copies
+from ctl.replica.checks import copies, row_coupling
 from ctl.replica.keras3 import detection, policies
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.random import draws
@@ -147,6 +148,7 @@ class Step:
         self._function: Any = None
         self._changes: tuple[str, ...] = ()  # the options that change the step at a given step
         self._evaluations: dict[tuple[int, ...], tuple[Evaluation, Any]] = {}  # by their metrics
+        self._loss_trace: Any = None
         self._example: Any = ()  # the rows and the mask of the first replica, for the checks
         layout = Layout(global_batch_size, self.strategy.num_replicas_in_sync)
         if strategies.spec_of(self.strategy).coordinated:
@@ -279,7 +281,7 @@ class Step:
     def _build(self, spec: Any, *, full: bool) -> None:
         options = self.options
         _check_precision(self.model, options.precision)
-        build.create_variables(self._compute_losses, spec)
+        trace = build.create_variables(self._compute_losses, spec)
         self._check_scope()
         build.prepare_optimizer(self, check_patterns=True)
         layout = Layout(self.global_batch_size, self.strategy.num_replicas_in_sync)
@@ -292,6 +294,15 @@ class Step:
             own_replica_step=False,
             own_train_step=False,
         )
+        if self._example:
+            row_coupling.check_count(
+                trace.structured_outputs,
+                self._loss_trace,
+                lambda: self._example,
+                name=name_function(self.loss_fn),
+                split=layout.replicas * plan.parts > 1,
+            )
+        self._loss_trace = None
         unfreezing = Unfreezing(options.optimizer_groups)
         step = ReplicaStep(
             plan,
@@ -342,7 +353,9 @@ class Step:
 
     def _compute_losses(self, batch: Batch) -> Any:
         """Calls every model that a step calls, so that their variables are created."""
-        with build.building_rows(self, batch):
+        allow = self.options.allow_row_coupling
+        self._loss_trace = row_coupling.make_trace(batch, allow=allow)
+        with build.building_rows(self, batch, self._loss_trace):
             outputs = precisions.cast_to_float32(self._forward(batch, training=False))
             with _report_errors():
                 return loss.compute(self.loss_fn, batch, outputs)

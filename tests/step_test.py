@@ -440,6 +440,40 @@ def divide_by_own_rows(batch, outputs):
     return losses / tf.cast(tf.shape(losses)[0], losses.dtype)
 
 
+def divide_by_sum_of_ones(batch, outputs):
+    losses = squared_error(batch, outputs)
+    return losses / tf.reduce_sum(tf.ones_like(losses))
+
+
+def divide_by_gathered_rows(batch, outputs):
+    losses = squared_error(batch, outputs)
+    return losses / tf.cast(tf.size(ctl.replica.all_gather(losses)), losses.dtype)
+
+
+@pytest.mark.parametrize("loss_fn", [divide_by_own_rows, divide_by_sum_of_ones])
+def test_loss_that_depends_on_the_number_of_rows_is_rejected(loss_fn):
+    """Also with `ctl.data.distribute`, whose shares have one static shape."""
+    step = ctl.Step(
+        build_model, tf_keras.optimizers.SGD, loss_fn, global_batch_size=4,
+        strategy=testing.make_strategy(2), precision="float64",
+    )  # fmt: skip
+    for batch in (
+        next(iter(distribute(step, 4))),
+        next(iter(ctl.data.distribute(source(), 4, step.strategy))),
+    ):
+        with pytest.raises(ctl.UsageError, match=rf"{loss_fn.__name__} \(.*the number of rows"):
+            step(batch)
+
+
+def test_loss_may_depend_on_the_number_of_all_rows():
+    step = ctl.Step(
+        lambda: tf_keras.Sequential([tf_keras.layers.Dense(2)]), tf_keras.optimizers.SGD,
+        divide_by_gathered_rows, global_batch_size=4, strategy=testing.make_strategy(2),
+        precision="float64",
+    )  # fmt: skip
+    assert step(next(iter(distribute(step, 4)))).applied
+
+
 @pytest.mark.slow
 def test_kit_names_a_planted_mistake():
     def build(strategy, global_batch_size):
