@@ -12,6 +12,7 @@ import tf_keras
 
 from ctl.errors import UsageError, did_you_mean, list_some
 from ctl.hardware.collectives import ProcessGroup
+from ctl.loop.bucket import fetch
 from ctl.loop.checkpoints import matching
 from ctl.loop.checkpoints.files import find_files
 from ctl.replica.step.engine import engine_of
@@ -136,7 +137,7 @@ def _requests(trainer: StandardTrainer, init: Any) -> list[_Request]:
     """
     requests = []
     if init.checkpoint:
-        names, source = init.variables, init.checkpoint
+        names, source = init.variables, fetch.path(init.checkpoint)
         requests = [_Request("init.checkpoint", "", trainer.model, source, names, init.averages)]
     models = engine_of(trainer).step.attributes.named_models()
     # A model that is an attribute has the name "teacher/0", and one in a list "members/1".
@@ -152,7 +153,7 @@ def _requests(trainer: StandardTrainer, init: Any) -> list[_Request]:
                 "such as by its build(input_shape)."
             )
         key = f"init.models.{name}"
-        requests.append(_Request(key, name, models[name], source, (), init.averages))
+        requests.append(_Request(key, name, models[name], fetch.path(source), (), init.averages))
     return requests
 
 
