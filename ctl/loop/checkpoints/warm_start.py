@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import dataclasses
 import fnmatch
+import functools
 import os
 import pathlib
 from typing import Any
@@ -62,6 +63,11 @@ class _Request:
     patterns: Sequence[str] = ()
     averages: bool = False
 
+    @functools.cached_property
+    def local(self) -> str:
+        """The path of `source`, which is fetched if it is a URL."""
+        return fetch.path(self.source)
+
 
 def check(trainer: StandardTrainer, init: Any, *, moved: pathlib.Path | None = None) -> None:
     """Checks, before anything is written, that `all_load` can load the weights.
@@ -76,7 +82,7 @@ def check(trainer: StandardTrainer, init: Any, *, moved: pathlib.Path | None = N
     """
     # Not collective: each process checks by itself, before the first collective call of the run.
     for request in _requests(trainer, init):
-        path = _path(request, _latest_step(request.source))
+        path = _path(request, _latest_step(request.local))
         # The weights would be gone from that path by the time they are loaded.
         if moved and pathlib.Path(path).resolve().is_relative_to(moved.resolve()):
             raise UsageError(
@@ -104,7 +110,7 @@ def all_load(
     values, loaded = [], []
     for request in _requests(trainer, init):
         # The other run may save meanwhile, so that the processes see different newest checkpoints.
-        latest = _latest_step(request.source)
+        latest = _latest_step(request.local)
         path = _path(request, (processes or ProcessGroup()).broadcast_from_chief(latest))
         pairs, total, read = _read(request, path)
         values += read  # all of them before a variable changes
@@ -137,7 +143,7 @@ def _requests(trainer: StandardTrainer, init: Any) -> list[_Request]:
     """
     requests = []
     if init.checkpoint:
-        names, source = init.variables, fetch.path(init.checkpoint)
+        names, source = init.variables, init.checkpoint
         requests = [_Request("init.checkpoint", "", trainer.model, source, names, init.averages)]
     models = engine_of(trainer).step.attributes.named_models()
     # A model that is an attribute has the name "teacher/0", and one in a list "members/1".
@@ -153,7 +159,7 @@ def _requests(trainer: StandardTrainer, init: Any) -> list[_Request]:
                 "such as by its build(input_shape)."
             )
         key = f"init.models.{name}"
-        requests.append(_Request(key, name, models[name], fetch.path(source), (), init.averages))
+        requests.append(_Request(key, name, models[name], source, (), init.averages))
     return requests
 
 
@@ -182,18 +188,18 @@ def _latest_step(name: str) -> int:
 
 def _path(request: _Request, step: int) -> str:
     """Returns the path of the checkpoint that a key names; `step` selects one in a folder."""
-    name = request.source
+    name = request.local
     if not os.path.isdir(name):  # the prefix of a checkpoint's files
         if not os.path.isfile(f"{name}.index"):
             raise UsageError(
-                f"{request.key} is {name}, which does not exist: name a run's workdir, its folder of "
-                "checkpoints, or a checkpoint in it, such as runs/mine/checkpoints/ckpt-500."
+                f"{request.key} is {request.source}, which does not exist: name a run's workdir, its "
+                "folder of checkpoints, or a checkpoint in it, such as runs/mine/checkpoints/ckpt-500."
             )
         return name
     if not step:
         raise UsageError(
-            f"{request.key} is {name}, which has no complete checkpoint: name another run, or train "
-            "that one first."
+            f"{request.key} is {request.source}, which has no complete checkpoint: name another run, or "
+            "train that one first."
         )
     return find_files(name).path(step)
 
