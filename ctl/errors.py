@@ -91,11 +91,16 @@ def check_local(name: str, path: str | os.PathLike[str]) -> None:
     Raises:
         UsageError: the path is a URL.
     """
-    if re.match(r"[A-Za-z][\w+.-]*:/", str(path)):
+    if is_url(path):
         raise UsageError(
             f"{name} is {path}, but ctl does not support URLs here: name a path of a file system, which "
             "may be a mounted bucket."
         )
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a path is a URL, such as gs://bucket/run."""
+    return bool(re.match(r"[A-Za-z][\w+.-]*:/", str(path)))
 
 
 @contextlib.contextmanager
