@@ -169,15 +169,8 @@ class RunParts:
         """Makes the rollback policy, with the chief's earlier decisions in every process."""
         # Only the chief reads the file: the workdir of another process may be another folder.
         earlier = self.workdir.rollbacks() if self.is_chief else []
-        count = self.processes.broadcast_from_chief(len(earlier))
-        earlier = earlier or [{} for _ in range(count)]
-        return RollbackPolicy(
-            record=self.workdir.write_rollbacks,
-            earlier=[
-                {**decision, "step": self.processes.broadcast_from_chief(decision.get("step", 0))}
-                for decision in earlier
-            ],
-        )
+        earlier = self.processes.broadcast_json_from_chief(earlier)
+        return RollbackPolicy(record=self.workdir.write_rollbacks, earlier=earlier)
 
     def _make_progress(self) -> Progress:
         total, steps_per_epoch = self.config.train.steps, self.experiment.steps_per_epoch

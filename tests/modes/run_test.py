@@ -43,21 +43,19 @@ def test_several_processes_cannot_write_in_the_background(make_arguments):
 
 @pytest.mark.parametrize("is_chief", [True, False])
 def test_every_process_has_the_rollbacks_of_the_chief(make_arguments, is_chief):
-    class Processes:
-        def __init__(self, values):
-            self.values = iter(values)
+    decisions = [{"step": 13, "tensor": "the loss"}, {"step": 31}]
 
-        def broadcast_from_chief(self, value):
-            sent = next(self.values)
-            assert value == (sent if is_chief else 0)
-            return sent
+    class Processes:
+        def broadcast_json_from_chief(self, value):
+            assert value == (decisions if is_chief else [])
+            return decisions
 
     run = RunParts(make_arguments())
     run.is_chief = is_chief
-    run.processes = Processes([2, 13, 31])
+    run.processes = Processes()
     run.workdir.create(run.config.to_dict())
     if is_chief:
-        run.workdir.write_rollbacks([{"step": 13, "tensor": "the loss"}, {"step": 31}])
+        run.workdir.write_rollbacks(decisions)
     policy = run.broadcast_rollback_policy()
     assert policy.steps == [13, 31]
 

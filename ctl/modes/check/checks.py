@@ -20,11 +20,8 @@ CHECKS: dict[str, Callable[[TrainerFactory], Outcome]] = {
     "save and restore": checkpoint_check.check_round_trip,
 }
 _LONGEST = ("one batch overfitted", "save and restore")  # the ones that --quick leaves out
-# These compute in a process of their own, which starts before the other checks and runs at the same
-# time: each function starts one check, and returns the function that waits for its outcome.
-BACKGROUND: dict[str, Callable[..., Callable[[], Outcome]]] = {
-    "replica equivalence": replica_check.start,
-}
+# This check computes in a process of its own, which starts before the others and runs at the same time.
+REPLICAS = "replica equivalence"
 
 
 def choose_checks(text: str, *, quick: bool) -> list[str]:
@@ -37,7 +34,7 @@ def choose_checks(text: str, *, quick: bool) -> list[str]:
     Raises:
         UsageError: there is no such check.
     """
-    known = [*CHECKS, *BACKGROUND]
+    known = [*CHECKS, REPLICAS]
     if not text:
         return [name for name in known if not (quick and name in _LONGEST)]
     chosen = [name.strip().replace("_", " ") for name in text.split(",")]
@@ -59,11 +56,12 @@ def run_checks(factory: TrainerFactory, names: Sequence[str], *, quick: bool = F
     Returns:
         The exit code: 1 if a check failed, else 0.
     """
-    starts = {name: start for name, start in BACKGROUND.items() if name in names}
-    waits = {n: _attempt(functools.partial(s, quick=quick), factory) for n, s in starts.items()}
+    wait: Any = None
+    if REPLICAS in names:
+        wait = _attempt(functools.partial(replica_check.start, quick=quick), factory)
     outcomes: dict[str, Outcome] = {}
     for name in names:
-        outcome = _attempt(CHECKS[name], factory) if name in CHECKS else waits[name]
+        outcome = _attempt(CHECKS[name], factory) if name in CHECKS else wait
         outcome = outcome if isinstance(outcome, Outcome) else _attempt(outcome)
         print_line(format_row(name, _without_repetition(outcome, outcomes)))
         outcomes[name] = outcome
