@@ -30,7 +30,7 @@ from ctl.hardware import quiet, selection, tpu
 from ctl.hardware.child_process import stop_with_parent
 from ctl.hardware.strategies import StrategyOptions
 from ctl.loop.workdir import Workdir, choose_folder, name_experiment
-from ctl.modes import Arguments, evaluator_task, sweep, user_errors
+from ctl.modes import Arguments, cluster_tasks, sweep, user_errors
 from ctl.modes.user_errors import report_user_errors
 
 _MAX_LINE = 4_000  # characters of an error message
@@ -105,7 +105,7 @@ def _run(argv: Sequence[str]) -> int:
         return sweep.run(values, changes)
     config = command_line.load_config(values.config, changes)
     start_timeout = config.runtime.cluster.start_timeout
-    mode = evaluator_task.choose_mode(values.mode, config, os.environ, fresh=values.fresh)
+    mode = cluster_tasks.choose_mode(values.mode, config, os.environ, fresh=values.fresh)
     config_path = (values.config or "").partition(":")[0]
     # Mistakes are reported before TensorFlow is imported, which takes seconds.
     if mode.builds_trainer:
@@ -136,7 +136,7 @@ def _run(argv: Sequence[str]) -> int:
         dry_run=values.dry_run,
     )
     if mode is not MODES[values.mode]:
-        evaluator_task.wait_for_run(arguments.workdir, timeout=start_timeout)
+        cluster_tasks.wait_for_run(arguments.workdir, timeout=start_timeout)
     _check_workdir(mode.workdir, arguments)
     if cluster and cluster.has_servers and not cluster.is_chief:
         mode = SERVE
