@@ -41,7 +41,7 @@ _MODULES = {
     "load": "ctl.modes.export",
     "recompute": "ctl.replica.layers.recompute",
 }
-_PACKAGES = ("data", "hardware", "loop", "random", "replica", "testing")
+_PACKAGES = ("data", "hardware", "loop", "random", "ray", "replica", "testing")
 __all__ = [
     "Action",
     "Checkpointer",

@@ -18,7 +18,8 @@ from typing import Any
 from ctl.commands import Parser, run_files
 from ctl.commands.run_files import SPEED, RunFiles
 from ctl.configs import keys, overrides
-from ctl.errors import UsageError, print_line
+from ctl.errors import UsageError, is_url, print_line
+from ctl.loop.bucket import fetch
 from ctl.loop.progress import format_duration, format_numbers
 
 
@@ -39,8 +40,9 @@ def main(arguments: Sequence[str]) -> int:
     values = parser.parse_args(list(arguments))
     if importlib.util.find_spec("plotly") is None:
         raise UsageError("A report requires the package plotly: run pip install plotly.")
-    runs = run_files.read_runs(values.runs)
-    default = pathlib.Path(values.runs[0] if len(runs) == 1 else ".", "report.html")
+    runs = run_files.read_runs([fetch.path(run, texts_only=True) for run in values.runs])
+    in_run = len(runs) == 1 and not is_url(values.runs[0])
+    default = pathlib.Path(values.runs[0] if in_run else ".", "report.html")
     path = pathlib.Path(values.output or default)
     _write(path, render(runs))
     print_line(f"{path}: {os.path.getsize(path) / 2**20:.1f} MiB, for a browser.")

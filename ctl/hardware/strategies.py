@@ -11,7 +11,7 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from ctl.errors import UsageError
-from ctl.hardware import cluster, rendezvous, tpu
+from ctl.hardware import engines, rendezvous, tpu
 from ctl.hardware.cluster import Cluster
 from ctl.hardware.devices import replica_devices
 from ctl.hardware.quiet import hold_back_stderr
@@ -76,7 +76,7 @@ class StrategyOptions:
         """Reads the options from `config.runtime` and the cluster from environment variables."""
         values = {name: operator.attrgetter(key)(runtime) for name, key in CONFIG_KEYS.items()}
         values["devices"] = tuple(values["devices"])
-        return cls(**values, cluster=cluster.from_environment(environment))
+        return cls(**values, cluster=engines.from_environment(environment))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -60,8 +60,9 @@ def continuous_eval(arguments: Arguments) -> int:
             actions=run.make_actions(trains=False), records=not changes
         )
         evaluated = 0
-        run.progress.print_line(f"Waiting for checkpoints in {run.workdir.checkpoints}.")
+        run.progress.print_line(f"Waiting for checkpoints in {run.workdir.name}/checkpoints.")
         while not stop.requested:
+            run.workdir.follow()
             new = [step for step in checkpoints.files.steps() if step > evaluated]
             if not new and _has_ended(run, evaluated):
                 return DONE

@@ -12,9 +12,10 @@ import tensorflow as tf
 
 from ctl.configs import keys, loading
 from ctl.configs.options import TrainerOptions
-from ctl.errors import UsageError, list_some
+from ctl.errors import UsageError, is_url, list_some
 from ctl.loop import inference, json_files
 from ctl.loop.actions import best_checkpoint
+from ctl.loop.bucket import fetch
 from ctl.loop.checkpoints.checkpointer import DamagedCheckpoint
 from ctl.loop.checkpoints.files import CheckpointFiles
 from ctl.loop.exports import export_checkpoint
@@ -72,18 +73,20 @@ def load(
         model({"image": images})            # raw images, as build_dataset gives them
 
     Args:
-        workdir: the folder of the run.
-        checkpoint: "best", a step or a path; by default the one whose evaluation is the result of the
-            run, which is the newest, or the best one if that was restored.
+        workdir: the folder of the run, or its URL.
+        checkpoint: "best", a step, a path or a URL; by default the one whose evaluation is the result
+            of the run, which is the newest, or the best one if that was restored.
         config: the config file of the run, if the trainer's file has moved since.
         average: whether to use the averaged weights, if the run has them, as its evaluations do.
 
     Raises:
         UsageError: there is no such run or checkpoint, or its trainer cannot be imported.
     """
+    if is_url(workdir):
+        workdir = fetch.run(str(workdir), str(checkpoint))
     folder = Workdir(pathlib.Path(workdir), writes=False)
     folder.check_run()
-    path = select_checkpoint(folder, str(checkpoint))
+    path = select_checkpoint(folder, fetch.path(str(checkpoint)))
     values = keys.defaults()
     with values.ignore_type():
         values.update(config_dict.ConfigDict(json_files.read(folder.path / "config.json")))

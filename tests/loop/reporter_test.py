@@ -11,7 +11,7 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.hardware import cluster, selection
+from ctl.hardware import engines, selection
 from ctl.hardware.collectives import ProcessGroup
 from ctl.hardware.strategies import StrategyOptions
 from ctl.loop import progress, reporter
@@ -84,7 +84,7 @@ def test_slow_input_is_in_the_line_the_summaries_and_the_events(tmp_path, monkey
 def wait_of_worker(waits):
     """The share of waiting, in a process whose steps wait for its own number of seconds."""
     hardware = selection.build(
-        "multi_worker_mirrored", StrategyOptions(cluster=cluster.from_environment(os.environ))
+        "multi_worker_mirrored", StrategyOptions(cluster=engines.from_environment(os.environ))
     )
     with pytest.MonkeyPatch.context() as patch:
         set_clocks(patch, waits[hardware.cluster.index])

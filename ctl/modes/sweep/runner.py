@@ -15,7 +15,6 @@ from ctl.hardware import gpu
 from ctl.hardware.child_process import ChildProcess
 from ctl.loop import json_files
 from ctl.loop.progress import format_duration, format_numbers
-from ctl.loop.writers.writer import Record
 from ctl.modes import DONE, FAILED, STOPPED
 from ctl.modes.sweep.settings import SweepRun
 
@@ -229,16 +228,23 @@ def write_csv(path: pathlib.Path, entries: Sequence[_Entry]) -> None:
 
 def _columns(entry: _Entry) -> dict[str, Any]:
     """Returns one row: the values of the run, its state, and its last numbers."""
-    split = "eval" if entry.get("eval") else "train"
-    numbers = Record(split, 0, {split: entry.get(split) or {}}).numbers()
-    numbers.pop("eval/examples", None)
+    evaluation = flatten("eval", entry.get("eval") or {})
+    evaluation.pop("eval/examples", None)
     return {
         **entry["values"],
         "status": entry["status"],
         "step": entry.get("step"),
-        **numbers,
+        **(evaluation or flatten("train", entry.get("train") or {})),
         "seconds": entry.get("seconds"),
     }
+
+
+def flatten(name: str, values: Any) -> dict[str, Any]:
+    """Returns the numbers of a result by their names, such as "eval/loss"."""
+    if isinstance(values, Mapping):
+        parts = [flatten(f"{name}/{key}", value) for key, value in values.items()]
+        return {key: value for part in parts for key, value in part.items()}
+    return {name: values} if isinstance(values, int | float) else {}
 
 
 def _show(value: Any) -> str:
