@@ -44,9 +44,6 @@ class ExportModel(Action):
         self._workdir = workdir
         self._exported: dict[str, str] = {}
 
-    def __call__(self, outputs: Mapping[str, Any]) -> None:
-        """Does nothing before the end."""
-
     def end(self) -> None:
         """Exports the model in the chief; the other processes wait for it at the end of the run."""
         controller = self.controller
