@@ -193,14 +193,9 @@ def _read_slurm_step(environment: Mapping[str, str]) -> Cluster | None:
     """
     if int(_read(environment, "SLURM_STEP_NUM_TASKS", "1")) < 2:
         return None
-    # The functions of TensorFlow's SlurmClusterResolver, which itself would also choose the GPUs.
-    from tensorflow.python.distribute.cluster_resolver import slurm_cluster_resolver
-
     try:
-        hosts = slurm_cluster_resolver.expand_hostlist(_read(environment, "SLURM_STEP_NODELIST"))
-        counts = slurm_cluster_resolver.expand_tasks_per_node(
-            _read(environment, "SLURM_STEP_TASKS_PER_NODE")
-        )
+        hosts = _expand_hosts(_read(environment, "SLURM_STEP_NODELIST"))
+        counts = _expand_counts(_read(environment, "SLURM_STEP_TASKS_PER_NODE"))
     except ValueError as error:
         raise UsageError(f"The variables of the Slurm step cannot be read: {error}.") from None
     nodes = [(host, i) for host, count in zip(hosts, counts, strict=False) for i in range(count)]
@@ -238,6 +233,32 @@ def _read(environment: Mapping[str, str], name: str, default: str = "") -> str:
             "start the processes by srun, or set TF_CONFIG."
         )
     return text
+
+
+def _expand_hosts(text: str) -> list[str]:
+    """Returns the hosts of a list such as "gpu[07-09,12],login"."""
+    # TensorFlow has this function, too, but its import takes seconds and prints messages.
+    hosts: list[str] = []
+    for item in re.findall(r"(?:[^,\[]|\[[^]]*\])+", text):
+        parts = re.split(r"\[([^]]*)\]", item)  # every second one is the content of brackets
+        choices = [_expand_range(p) if i % 2 else [p] for i, p in enumerate(parts)]
+        hosts += map("".join, itertools.product(*choices))
+    return hosts
+
+
+def _expand_range(text: str) -> list[str]:
+    bounds = [part.partition("-") for part in text.split(",")]
+    return [
+        str(n).zfill(len(first))
+        for first, _, last in bounds
+        for n in range(int(first), int(last or first) + 1)
+    ]
+
+
+def _expand_counts(text: str) -> list[int]:
+    """Returns the numbers of a list such as "2(x3),1"."""
+    pairs = [part.rstrip(")").partition("(x") for part in text.split(",")]
+    return [int(count) for count, _, times in pairs for _ in range(int(times or 1))]
 
 
 def _read_hosts(

@@ -151,6 +151,7 @@ def test_slurm_job_saves_before_its_time_limit_and_continues_with_the_same_bits(
     assert events.index(("stop", 15)) < events.index(("resume", 15))
     output = (folder.path / f"slurm-{job}.out").read_text()
     assert "SIGTERM: saving, then stopping" in output and "Resumed from" in output
+    assert "TensorFlow binary" not in output  # it is imported after its messages are turned off
 
     for task in ("1", "2"):
         slurm.wait(f"{array}_{task}", "COMPLETED")

@@ -32,6 +32,24 @@ def test_tasks_have_their_nodes_and_a_port_each():
     )
 
 
+@pytest.mark.parametrize(
+    ("nodes", "hosts"),
+    [
+        ("a,b-1,c", ["a", "b-1", "c"]),
+        ("gpu[09-11],login", ["gpu09", "gpu10", "gpu11", "login"]),
+        ("r[1-2]n[5,7].x", ["r1n5.x", "r1n7.x", "r2n5.x", "r2n7.x"]),
+    ],
+)
+def test_lists_of_nodes_are_expanded(nodes, hosts):
+    count = str(len(hosts))
+    node = {
+        "SLURM_STEP_NODELIST": nodes, "SLURM_STEP_NUM_TASKS": count, "SLURM_PROCID": "0",
+        "SLURM_STEP_TASKS_PER_NODE": f"1(x{count})", "SLURM_NODEID": "0",
+    }  # fmt: skip
+    worker = engines.from_environment(STEP | node)
+    assert [address.partition(":")[0] for address in worker.addresses["worker"]] == hosts
+
+
 @pytest.mark.parametrize("tasks", [2, 40])
 def test_steps_that_share_a_node_have_different_ports(tasks):
     node = {
@@ -72,6 +90,7 @@ def test_shell_of_an_allocation_and_a_single_task_are_one_process(environment):
         ({"CTL_PORT": "70000"}, "CTL_PORT is '70000'"),
         ({"SLURM_STEP_TASKS_PER_NODE": "2"}, "--distribution=block"),
         ({"SLURM_STEP_TASKS_PER_NODE": "two"}, "cannot be read"),
+        ({"SLURM_STEP_NODELIST": "gpu[a-b],login"}, "cannot be read"),
         ({"SLURM_PROCID": ""}, "SLURM_PROCID is '', but must be a number"),
         ({"SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST is '', but must be a list"),
         ({"CTL_PORT": "http"}, "CTL_PORT is 'http'"),
