@@ -19,6 +19,7 @@ from ctl.hardware.cluster import Cluster, make_clusters
 _PORTS_PER_STEP = 16  # at least
 _STEPS_PER_JOB = 37  # steps of a job before its ports are those of the next job
 _MAX_TASKS = 100_000  # Kubernetes allows this many completions of an Indexed Job
+_MAX_NUMBER = 10**9  # of a job of Slurm
 _FIRST_PORT, _PORTS = 10_000, 20_000  # below those that Linux gives to outgoing connections
 _TORCH_PORT = "29500"  # the default of torchrun
 
@@ -191,16 +192,16 @@ def _read_slurm_step(environment: Mapping[str, str]) -> Cluster | None:
     the step, so that steps that share a node use different ports. A process that is not one of several
     tasks of a step, such as the shell of an allocation, is a run of one process.
     """
-    if int(_read(environment, "SLURM_STEP_NUM_TASKS", "1")) < 2:
+    read = functools.partial(_read_number, environment, minimum=0, maximum=_MAX_NUMBER)
+    if read("SLURM_STEP_NUM_TASKS") < 2:
         return None
     try:
-        hosts = _expand_hosts(_read(environment, "SLURM_STEP_NODELIST"))
-        counts = _expand_counts(_read(environment, "SLURM_STEP_TASKS_PER_NODE"))
+        hosts = _expand_hosts(environment.get("SLURM_STEP_NODELIST", ""))
+        counts = _expand_counts(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
     except ValueError as error:
         raise UsageError(f"The variables of the Slurm step cannot be read: {error}.") from None
     nodes = [(host, i) for host, count in zip(hosts, counts, strict=False) for i in range(count)]
-    rank = int(_read(environment, "SLURM_PROCID"))
-    node, local = int(_read(environment, "SLURM_NODEID")), int(_read(environment, "SLURM_LOCALID"))
+    rank, node, local = (read(f"SLURM_{name}") for name in ("PROCID", "NODEID", "LOCALID"))
     first = [0, *itertools.accumulate(counts)]
     if (
         len(hosts) != len(counts)
@@ -212,9 +213,7 @@ def _read_slurm_step(environment: Mapping[str, str]) -> Cluster | None:
             "The ranks of the Slurm step are not consecutive on each node: start it by srun "
             "--distribution=block, or set TF_CONFIG."
         )
-    job, step = (
-        int(_read(environment, f"SLURM_{k}_ID", d)) for k, d in (("JOB", ""), ("STEP", "0"))
-    )
+    job, step = read("SLURM_JOB_ID"), read("SLURM_STEP_ID", default="0")
     # The steps of neighboring jobs that share a node use different ports.
     width = max(_PORTS_PER_STEP, *counts)
     default = _FIRST_PORT + width * ((_STEPS_PER_JOB * job + step) % (_PORTS // width))
@@ -222,17 +221,6 @@ def _read_slurm_step(environment: Mapping[str, str]) -> Cluster | None:
         environment, "CTL_PORT", minimum=1, maximum=65_535 - max(counts), default=str(default)
     )
     return _assign(environment, [f"{host}:{port + i}" for host, i in nodes], rank)
-
-
-def _read(environment: Mapping[str, str], name: str, default: str = "") -> str:
-    text = environment.get(name, "").strip() or default
-    is_list = name in ("SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
-    if not text or not (is_list or (text.isascii() and text.isdecimal())):
-        raise UsageError(
-            f"{name} is {text!r}, but must be {'a list' if is_list else 'a number'}, as srun sets it: "
-            "start the processes by srun, or set TF_CONFIG."
-        )
-    return text
 
 
 def _expand_hosts(text: str) -> list[str]:
@@ -334,58 +322,22 @@ def _read_ranks(
 ENGINES = (
     Engine("TF_CONFIG", "TF_CONFIG", _read_tf_config, inner=True),
     Engine("Kubernetes", "CTL_WORKERS", _read_indexed_job, inner=True),
-    Engine(
-        "Open MPI",
-        "OMPI_COMM_WORLD_SIZE",
-        functools.partial(
-            _read_ranks,
-            rank="OMPI_COMM_WORLD_RANK",
-            size="OMPI_COMM_WORLD_SIZE",
-            local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
-            job="PMIX_NAMESPACE",
-        ),
-        inner=True,
-    ),
-    Engine(
-        "MPICH",
-        "PMI_SIZE",
-        functools.partial(
-            _read_ranks, rank="PMI_RANK", size="PMI_SIZE", local_size="MPI_LOCALNRANKS"
-        ),
-        inner=True,
-    ),
-    Engine(
-        "torchrun",
-        "TORCHELASTIC_RUN_ID",
-        functools.partial(_read_ranks, rank="RANK", size="WORLD_SIZE"),
-        inner=True,
-    ),
+    Engine("Open MPI", "OMPI_COMM_WORLD_SIZE", functools.partial(
+        _read_ranks, rank="OMPI_COMM_WORLD_RANK", size="OMPI_COMM_WORLD_SIZE",
+        local_size="OMPI_COMM_WORLD_LOCAL_SIZE", job="PMIX_NAMESPACE"), inner=True),
+    Engine("MPICH", "PMI_SIZE", functools.partial(
+        _read_ranks, rank="PMI_RANK", size="PMI_SIZE", local_size="MPI_LOCALNRANKS"), inner=True),
+    Engine("torchrun", "TORCHELASTIC_RUN_ID", functools.partial(
+        _read_ranks, rank="RANK", size="WORLD_SIZE"), inner=True),
     Engine("MASTER_ADDR", "RANK", functools.partial(_read_ranks, rank="RANK", size="WORLD_SIZE")),
-    Engine(
-        "Kubeflow Trainer",
-        "PET_NNODES",
-        functools.partial(
-            _read_ranks,
-            rank="PET_NODE_RANK",
-            size="PET_NNODES",
-            master="PET_MASTER_ADDR",
-            port="PET_MASTER_PORT",
-        ),
-    ),
+    Engine("Kubeflow Trainer", "PET_NNODES", functools.partial(
+        _read_ranks, rank="PET_NODE_RANK", size="PET_NNODES",
+        master="PET_MASTER_ADDR", port="PET_MASTER_PORT")),
     Engine("Slurm", "SLURM_STEP_NUM_TASKS", _read_slurm_step),
-    Engine(
-        "SageMaker",
-        "SM_HOSTS",
-        functools.partial(_read_hosts, hosts="SM_HOSTS", current="SM_CURRENT_HOST"),
-    ),
-    Engine(
-        "SkyPilot",
-        "SKYPILOT_NODE_IPS",
-        functools.partial(_read_hosts, hosts="SKYPILOT_NODE_IPS", rank="SKYPILOT_NODE_RANK"),
-    ),
-    Engine(
-        "dstack",
-        "DSTACK_NODES_IPS",
-        functools.partial(_read_hosts, hosts="DSTACK_NODES_IPS", rank="DSTACK_NODE_RANK"),
-    ),
-)
+    Engine("SageMaker", "SM_HOSTS", functools.partial(
+        _read_hosts, hosts="SM_HOSTS", current="SM_CURRENT_HOST")),
+    Engine("SkyPilot", "SKYPILOT_NODE_IPS", functools.partial(
+        _read_hosts, hosts="SKYPILOT_NODE_IPS", rank="SKYPILOT_NODE_RANK")),
+    Engine("dstack", "DSTACK_NODES_IPS", functools.partial(
+        _read_hosts, hosts="DSTACK_NODES_IPS", rank="DSTACK_NODE_RANK")),
+)  # fmt: skip

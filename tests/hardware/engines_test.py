@@ -91,8 +91,9 @@ def test_shell_of_an_allocation_and_a_single_task_are_one_process(environment):
         ({"SLURM_STEP_TASKS_PER_NODE": "2"}, "--distribution=block"),
         ({"SLURM_STEP_TASKS_PER_NODE": "two"}, "cannot be read"),
         ({"SLURM_STEP_NODELIST": "gpu[a-b],login"}, "cannot be read"),
-        ({"SLURM_PROCID": ""}, "SLURM_PROCID is '', but must be a number"),
-        ({"SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST is '', but must be a list"),
+        ({"SLURM_PROCID": ""}, "SLURM_PROCID is '', but must be a whole number"),
+        ({"SLURM_STEP_NODELIST": ""}, "--distribution=block"),
+        ({"SLURM_STEP_TASKS_PER_NODE": ""}, "cannot be read"),
         ({"CTL_PORT": "http"}, "CTL_PORT is 'http'"),
     ],
 )
