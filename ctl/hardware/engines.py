@@ -314,6 +314,8 @@ def _read_ranks(
     identity = environment.get(job, "").encode()
     default = str(_FIRST_PORT + zlib.crc32(identity) % _PORTS) if identity else _TORCH_PORT
     number = _read_number(environment, port, minimum=1, maximum=2**16 - 1, default=default)
+    # There, the agent of torchrun itself listens at the port.
+    number += environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     ranks = [f"rank-{i}:{number}" for i in range(count)]
     return _assign(environment, ranks, index, meeting=f"{host}:{number}")
 

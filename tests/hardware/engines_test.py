@@ -193,6 +193,10 @@ def test_hosts_of_the_engine_are_the_addresses(variables, addresses):
         # Its processes are others than the tasks of the step, which are the daemons of mpirun.
         (STEP | ONE_HOST, "localhost:19408"),
         (STEP | TORCH | {"TORCHELASTIC_RUN_ID": "none"}, "node-0:23456"),
+        (
+            TORCH | {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+            "node-0:23457",
+        ),
     ],
 )
 def test_processes_that_know_their_ranks_only_meet_at_the_host_of_rank_0(variables, meeting):
