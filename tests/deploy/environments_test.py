@@ -144,7 +144,7 @@ def test_platform_starts_a_run_with_the_bits_of_one_process(platform, folder):
                 )
                 for i, place in enumerate(places)
             ]
-            outputs = [worker.communicate(timeout=240) for worker in workers]
+            outputs = [worker.communicate(timeout=300) for worker in workers]
     except Unavailable as error:
         pytest.skip(f"this machine cannot create network namespaces: {error}")
     assert [worker.returncode for worker in workers] == [0, 0], outputs

@@ -81,10 +81,10 @@ class Folder:
     def go_on(self):
         (self.path / "experiments/pause").unlink()
 
-    def wait_until_paused(self, seconds=120):
+    def wait_until_paused(self):
         """Returns the pids of the two workers once both wait."""
         paths = [self.path / f"experiments/paused-{i}" for i in range(2)]
-        wait_for(lambda: all(path.exists() for path in paths), seconds)
+        wait_for(lambda: all(path.exists() for path in paths))
         return [int(path.read_text()) for path in paths]
 
     def check(self, name):
@@ -98,7 +98,7 @@ class Folder:
         return events
 
 
-def wait_for(condition, seconds=120):
+def wait_for(condition, seconds=300):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -168,7 +168,7 @@ def test_slurm_step_ends_with_the_code_of_a_killed_task_and_leaves_no_process(sl
     _, worker = folder.wait_until_paused()
     os.kill(worker, signal.SIGKILL)
     folder.go_on()
-    _, err = step.communicate(timeout=120)
+    _, err = step.communicate(timeout=300)
     assert step.returncode == 128 + signal.SIGKILL, err
     assert not slurm.processes()
     assert "worker 0 stops, because worker 1 has ended or cannot be reached" in err
@@ -195,11 +195,11 @@ def test_mpi_run_continues_with_the_same_bits_after_a_kill(folder):
     others = folder.wait_until_paused()
     os.kill(others[1], signal.SIGKILL)
     folder.go_on()
-    _, err = run.communicate(timeout=120)
+    _, err = run.communicate(timeout=300)
     assert run.returncode == 128 + signal.SIGKILL, err
     wait_for(lambda: not pathlib.Path(f"/proc/{others[0]}").exists())
     run = start_mpi(folder)
-    out, err = run.communicate(timeout=120)
+    out, err = run.communicate(timeout=300)
     assert run.returncode == 0, err
     assert "worker 0 of 2 processes" in out
     assert ("resume", 10) in folder.check("mpi")
@@ -234,7 +234,7 @@ def test_ray_restarts_a_killed_worker_and_the_run_has_the_same_bits(folder, tmp_
         _, worker = folder.wait_until_paused()
         os.kill(worker, signal.SIGKILL)
         folder.go_on()
-        out, err = run.communicate(timeout=240)
+        out, err = run.communicate(timeout=300)
         assert run.returncode == 0, err
     finally:
         run.kill()
