@@ -96,7 +96,7 @@ def read_slurm_step(environment: Mapping[str, str]) -> tuple[list[str], int] | N
     if int(_read(environment, "SLURM_STEP_NUM_TASKS", "1")) < 2:
         return None
     # The functions of TensorFlow's SlurmClusterResolver, which itself would also choose the GPUs.
-    from tensorflow.python.distribute.cluster_resolver import slurm_cluster_resolver
+    from ctl.private.tensorflow import slurm_cluster_resolver
 
     try:
         hosts = slurm_cluster_resolver.expand_hostlist(_read(environment, "SLURM_STEP_NODELIST"))
