@@ -14,10 +14,10 @@ import types
 from typing import Any
 
 import numpy as np
-from tensorflow.python.data.ops import structured_function
 
 from ctl.configs.error_location import user_frame
 from ctl.errors import UsageError
+from ctl.private.tensorflow import structured_function
 
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 _THREAD = threading.local()

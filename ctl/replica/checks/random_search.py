@@ -17,11 +17,11 @@ import weakref
 
 import tensorflow as tf
 import tf_keras
-from tf_keras.src import backend
 
 from ctl.configs.error_location import user_frame
 from ctl.data import host_random
 from ctl.errors import UsageError
+from ctl.private.tf_keras import backend
 from ctl.replica.arithmetic.row_mask import Examples
 from ctl.replica.graphs import ops
 from ctl.replica.graphs.dataflow import ancestors, captured, entries_per_row

@@ -12,9 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 import tf_keras
-from tf_keras.src import backend
 
 from ctl.errors import UsageError
+from ctl.private.tf_keras import backend
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.random import draws
 from ctl.replica.random.draws import Stream
