@@ -11,10 +11,11 @@ import time
 from typing import Any
 
 from ctl.errors import Failure
+from ctl.hardware.file_systems import one_line
 from ctl.loop.bucket import fetch
 from ctl.loop.bucket.local import LocalCopy
 from ctl.loop.bucket.ownership import Ownership
-from ctl.loop.bucket.store import Store, one_line
+from ctl.loop.bucket.store import Store
 from ctl.loop.checkpoints.files import CheckpointFiles
 
 # Seconds between two copies of the files that grow. A store has no append: the whole file is copied.

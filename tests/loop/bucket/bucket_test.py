@@ -192,7 +192,7 @@ def test_other_modes_and_commands_read_a_url_and_send_their_results(program, sto
     assert started["weights_from"].endswith("ckpt-20")
     code = main.run(["ctl", "diff", url, url])
     out = capsys.readouterr().out
-    assert code == 0 and "the same bits at step 20" in out
+    assert code == 0 and "weights     the same bits at step 10, at step 20" in out
     assert main.run(["ctl", "report", url]) == 0
     assert pathlib.Path("report.html").exists()
 
