@@ -8,10 +8,10 @@ import re
 import shutil
 import threading
 import time
-from typing import Any
 
 from ctl.errors import Failure
 from ctl.hardware.file_systems import one_line
+from ctl.loop import lock
 from ctl.loop.bucket import fetch
 from ctl.loop.bucket.local import LocalCopy
 from ctl.loop.bucket.ownership import Ownership
@@ -24,10 +24,9 @@ _POLL_SECONDS = 0.5
 _MOST_DELAY = 30.0  # seconds between two tries
 _LINE_SECONDS = 60.0  # between two lines about a store that fails
 _EXPORT = "export"
-_HELD = ".upload"
 _STEP = re.compile(r"(checkpoints|best)/ckpt-(\d+)\D.*")
-# These are copied before the checkpoints that depend on them, or after what they describe.
-_FIRST, _LAST = ("config.json", "rollbacks.json"), "result.json"
+_FIRST = ("config.json", "rollbacks.json")  # before the checkpoints that depend on them
+_OTHERS = (*_FIRST, "result.json", lock.NAME, fetch.CHECKPOINTS, fetch.BEST, _EXPORT)
 
 
 class Uploader:
@@ -140,83 +139,67 @@ class Uploader:
     def _copy(self, *, all_files: bool) -> bool:
         """Copies what is new since the last call; returns whether there was something."""
         logs = all_files or time.monotonic() - self._logs_copied >= LOG_SECONDS
-        # Read before the checkpoints are listed: a result must not be in the store before its
-        # checkpoint is.
-        result = self._read(_LAST)
-        texts = {p.name: self._read(p.name) for p in self._texts()} if logs else {}
-        sent = dict(self._local.sent)
+        sent, result = dict(self._local.sent), self._folder / "result.json"
+        before = _signature(result)
         for name in _FIRST:
-            self._write(name, self._read(name))
+            self._copy_file(self._folder / name)
         while found := self._next_checkpoint():
             self._copy_checkpoint(*found)
         self._prune()
         for path in exported_files(self._folder):
             self._copy_file(path)
-        self._write(_LAST, result)
-        for name, content in texts.items():
-            self._write(name, content)
-        if logs:
-            for path in sorted(self._others()):
-                self._copy_file(path)
-            self._logs_copied = time.monotonic()
+        # A result must not be in the store before its checkpoint: a newer one waits for the next call.
+        if _signature(result) == before:
+            self._copy_file(result)
+        for path in self._logs() if logs else ():
+            self._copy_file(path, grows=True)
+        self._logs_copied = time.monotonic() if logs else self._logs_copied
         if self._local.sent == sent:
             return False
         self._local.write(self._owner.number)
         return True
 
-    def _read(self, name: str) -> tuple[bytes, list[int]] | None:
-        """Returns a file's content and what `sent` records of it; None if it is not there, or sent."""
-        path = self._folder / name
-        try:
-            seen = _signature(path)
-            return None if self._local.sent.get(name) == seen else (path.read_bytes(), seen)
-        except FileNotFoundError:
-            return None
+    def _logs(self) -> list[pathlib.Path]:
+        """Returns the files that grow, such as events.jsonl and the summaries."""
+        paths = [p for p in sorted(self._folder.rglob("*")) if p.is_file()]
+        tops = [path.relative_to(self._folder).parts[0] for path in paths]
+        return [
+            p for p, top in zip(paths, tops, strict=True) if top not in _OTHERS and top[0] != "."
+        ]
 
-    def _write(self, name: str, read: tuple[bytes, list[int]] | None) -> None:
-        if read:
-            self._owner.check()
-            self._store.write(name, read[0])
-            self._local.sent[name] = read[1]
-
-    def _texts(self) -> list[pathlib.Path]:
-        """Returns the files that belong to no folder, such as events.jsonl."""
-        skipped = (*_FIRST, _LAST, "run.lock")
-        paths = self._folder.iterdir()
-        return [p for p in paths if p.is_file() and p.name not in skipped and p.name[0] != "."]
-
-    def _others(self) -> list[pathlib.Path]:
-        """Returns the files in other folders, such as the summaries."""
-        known = (fetch.CHECKPOINTS, fetch.BEST, _EXPORT)
-        folders = [p for p in self._folder.iterdir() if p.is_dir() and p.name not in known]
-        return [p for f in folders if f.name[0] != "." for p in f.rglob("*") if p.is_file()]
-
-    def _copy_file(self, path: pathlib.Path) -> None:
-        name = path.relative_to(self._folder).as_posix()
-        try:
-            seen = _signature(path)
-            if self._local.sent.get(name) != seen:
-                self._store.upload(path, name)
-                self._local.sent[name] = seen
-        except FileNotFoundError:  # removed since it was listed
+    def _copy_file(self, path: pathlib.Path, *, grows: bool = False) -> None:
+        name, seen = path.relative_to(self._folder).as_posix(), _signature(path)
+        if seen is None or self._local.sent.get(name) == seen:
             return
+        source = path
+        if grows:  # a client reads the size first
+            source = self._hold() / path.name
+            shutil.copyfile(path, source)
+        self._owner.check()
+        self._store.upload(source, name)
+        self._local.sent[name] = seen
+
+    def _hold(self) -> pathlib.Path:
+        """Returns an empty folder for files that must not change while they are copied."""
+        held = self._folder / ".upload"
+        shutil.rmtree(held, ignore_errors=True)
+        held.mkdir()
+        return held
 
     def _next_checkpoint(self) -> tuple[str, int] | None:
         """Returns the newest checkpoint that is complete and not in the store: its folder and step."""
         for where in (fetch.CHECKPOINTS, fetch.BEST):
             for step in reversed(CheckpointFiles(self._folder / where).steps()):
-                if self._read(f"{where}/ckpt-{step}.whole"):
+                name = f"{where}/ckpt-{step}.whole"
+                if _signature(self._folder / name) not in (None, self._local.sent.get(name)):
                     return where, step
         return None
 
     def _copy_checkpoint(self, where: str, step: int) -> None:
-        start = time.monotonic()
+        start, held = time.monotonic(), self._hold()
         marker_name = f"{where}/ckpt-{step}.whole"
-        held = self._folder / _HELD
-        shutil.rmtree(held, ignore_errors=True)
-        held.mkdir()
+        seen = _signature(self._folder / marker_name)
         try:
-            seen = _signature(self._folder / marker_name)
             marker = json.loads((self._folder / marker_name).read_bytes())
             for name in marker["files"]:
                 # A second name, so that the run may delete the checkpoint while it is copied: else
@@ -242,7 +225,7 @@ class Uploader:
         self._store.write(marker_name, content)
         present[marker_name] = len(content)
         self._local.sent[marker_name] = seen
-        shutil.rmtree(held, ignore_errors=True)
+        self._hold()
         if where == fetch.CHECKPOINTS:
             total = sum(marker["files"].values())
             self._on_durable(step, total, time.monotonic() - start)
@@ -302,6 +285,10 @@ def _is_marker(name: str) -> bool:
     return name.endswith(".whole")
 
 
-def _signature(path: pathlib.Path) -> list[int]:
-    status: Any = path.stat()
+def _signature(path: pathlib.Path) -> list[int] | None:
+    """Returns what changes with a file's content; None if the file does not exist."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
     return [status.st_size, status.st_mtime_ns]

@@ -173,15 +173,16 @@ def test_other_modes_and_commands_read_a_url_and_send_their_results(program, sto
     train(program, store.url, 20, *stores.BEST)
     url = store.url
     before = json.loads(store.read("result.json"))
+    best = before["best"]["step"]
     code, _, error = program("--mode=eval", f"--workdir={url}", "--checkpoint=10")
     assert code == 0, error
     after = json.loads(store.read("result.json"))
     assert after["checkpoint"]["step"] == 10 and after["eval"] == before["eval"]
     code, out, error = program(
-        "--mode=export", f"--workdir={url}", f"--checkpoint={url}/best/ckpt-20"
+        "--mode=export", f"--workdir={url}", f"--checkpoint={url}/best/ckpt-{best}"
     )
     assert code == 0, error
-    assert "export/20/saved_model.pb" in store.list()
+    assert f"export/{best}/saved_model.pb" in store.list()
     code, _, error = program("--mode=continuous_eval", f"--workdir={url}")
     assert code == 0, error
     assert ctl.load(url).step == 20
