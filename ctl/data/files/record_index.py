@@ -159,7 +159,7 @@ def _cache_paths(path: str, folder: str | None) -> list[str]:
 def _read(cached: str, path: str, version: list[int]) -> FileIndex | None:
     """Reads an index; None if it does not exist, is damaged, or is of another version of the file."""
     try:
-        with _open(cached) as file:
+        with open_file(cached) as file:
             content = file.read()
     except OSError:
         return None
@@ -189,7 +189,8 @@ def _write(cached: str, content: bytes) -> bool:
     return True
 
 
-def _open(path: str) -> Any:
+def open_file(path: str) -> Any:
+    """Opens a local file, or a URL, to read bytes."""
     # TensorFlow's GFile would read 512 KiB after each seek, and fsspec 5 MiB ahead.
     if is_local(path):
         return open(path, "rb", buffering=0)
@@ -204,7 +205,7 @@ def _build(path: str, size: int) -> FileIndex:
     block_size = _LOCAL_BLOCK if is_local(path) else _REMOTE_BLOCK
     read_length = struct.Struct("<Q").unpack_from
     parts, damaged_at, offset = [], None, 0
-    with _open(path) as file:
+    with open_file(path) as file:
         if file.read(2) == _GZIP:
             raise UsageError(
                 f"{path} is compressed, so its records cannot be read in random order: convert it by "

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.lib.io import tf_record
 
-from ctl.errors import UsageError
+from ctl.errors import UsageError, check_local
 
 _MIN_RECORD = 16  # bytes: the length (8), its checksum (4), an empty record, its checksum (4)
 _FIRST_TAIL = 2**16  # bytes read from the end of a file; more if its last record is longer
@@ -104,6 +104,8 @@ def _parser(features: Any) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
 
 
 def _paths(pattern: str) -> list[str]:
+    if not pattern.startswith("gs://"):  # which TensorFlow reads itself
+        check_local("ctl.data.tfrecords", pattern)
     paths = sorted(tf.io.gfile.glob(pattern))
     if not paths:
         raise UsageError(f"No TFRecord file matches {pattern!r}: set data.dir, or fix the pattern.")

@@ -163,3 +163,24 @@ def test_order_of_blocks_is_a_permutation_whose_windows_have_few_blocks(count, r
         assert any(a != b for a, b in zip(epoch[:window], sorted(epoch[:window]), strict=True))
     part = sampler.block_indexes(positions[count - 5 : count + 9], span=14, **options).numpy()
     assert part.tolist() == order[count - 5 : count + 9].tolist()
+
+
+def test_tables_and_text_are_read_from_urls():
+    MEMORY.pipe_file("/tables/a.csv", b"x,label\n1,0\n2,1\n")
+    assert ctl.data.csv("memory://tables/*.csv").gather([1])["x"].numpy().tolist() == [2]
+    assert ctl.data.text("memory://tables/a.csv").gather([0])["text"].numpy().tolist() == [
+        b"x,label"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("read", "arguments"),
+    [
+        (ctl.data.image_folder, {}),
+        (ctl.data.idx, {"split": "train"}),
+        (ctl.data.tfrecords, {"features": FEATURES, "split": "train"}),
+    ],
+)
+def test_other_files_are_not_read_from_urls(read, arguments):
+    message = one_line(read, "s3://bucket/data", **arguments)
+    assert f"ctl.data.{read.__name__} is s3://bucket/data, but ctl does not support URLs" in message
