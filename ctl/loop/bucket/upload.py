@@ -69,6 +69,7 @@ class Uploader:
         self._keep, self._keep_every = keep, keep_every
         self._on_durable, self._print_line = on_durable, print_line
         self._remote: dict[str, int] | None = None  # the checkpoints' files in the store
+        self._parts: set[tuple[str, str]] = set()  # files of a checkpoint without a marker so far
         self._logs_copied = time.monotonic()
         self._failing: tuple[float, str] | None = None  # when a line was printed, and the reason
         self._lost: Failure | None = None
@@ -111,7 +112,7 @@ class Uploader:
     def _run(self) -> None:
         delay = 1.0
         while not self.has_ended:
-            ends = self._ending.is_set()
+            ends, progress = self._ending.is_set(), (len(self._parts), len(self._local.sent))
             try:
                 # The last pass finds nothing to copy: an earlier one may have recorded an event.
                 self.has_ended = not self._copy(all_files=ends) and ends
@@ -122,6 +123,8 @@ class Uploader:
             except Exception as error:
                 self._report(error)
                 self._remote = None
+                if progress != (len(self._parts), len(self._local.sent)):
+                    delay = 1.0
                 self._ending.wait(delay) if not ends else time.sleep(delay)
                 delay = min(2 * delay, _MOST_DELAY)
                 self._store.connect()
@@ -212,11 +215,15 @@ class Uploader:
             self._store.remove([marker_name])
         marker["crc32c"] = {name: fetch.checksum(held / name) for name in marker["files"]}
         for name in marker["files"]:
-            self._store.upload(held / name, f"{where}/{name}")
+            part = f"{where}/{name}", str(seen)
+            if part not in self._parts:  # by an earlier try
+                self._store.upload(held / name, part[0])
+                self._parts.add(part)
         self._remote = None
         present = self._list()
         for name, size in marker["files"].items():
             if present.get(f"{where}/{name}") != size:
+                self._parts.clear()
                 raise OSError(
                     f"{where}/{name} has {present.get(f'{where}/{name}')} of {size} bytes"
                 )
@@ -225,6 +232,7 @@ class Uploader:
         self._store.write(marker_name, content)
         present[marker_name] = len(content)
         self._local.sent[marker_name] = seen
+        self._parts.clear()
         self._hold()
         if where == fetch.CHECKPOINTS:
             total = sum(marker["files"].values())
