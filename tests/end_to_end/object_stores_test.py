@@ -146,6 +146,7 @@ def test_failures_of_the_store_delay_the_upload_and_not_the_training(proxy, star
         writes = method in ("PUT", "POST") and "owner" not in path
         return fault if writes and draw.random() < 0.3 else None
 
+    begin = time.monotonic()
     process = start("--config=experiment.py", "--config.train.steps=200", f"--workdir={url}")
     store = Store(url)
     while not store.list("owner"):
@@ -156,7 +157,9 @@ def test_failures_of_the_store_delay_the_upload_and_not_the_training(proxy, star
     proxy.fault = lambda method, path: None
     assert code == 0, error
     assert check_durable(store) == 200
-    assert out.count("cannot be written") <= 2  # one line a minute
+    assert (
+        out.count("cannot be written") <= 1 + (time.monotonic() - begin) / 60
+    )  # one line a minute
 
 
 def test_store_that_is_gone_at_the_end_is_exit_code_1_and_the_same_command_uploads_the_rest(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import json
+import math
 import os
 import pathlib
 import re
@@ -71,7 +72,8 @@ class Uploader:
         self._remote: dict[str, int] | None = None  # the checkpoints' files in the store
         self._parts: set[tuple[str, str]] = set()  # files of a checkpoint without a marker so far
         self._logs_copied = time.monotonic()
-        self._failing: tuple[float, str] | None = None  # when a line was printed, and the reason
+        self._failing = ""  # why the last try failed
+        self._shown = -math.inf  # when a line about it was printed
         self._lost: Failure | None = None
         self._ending, self.has_ended = threading.Event(), False
         self._thread = threading.Thread(target=self._run, daemon=True, name="ctl-upload")
@@ -99,11 +101,11 @@ class Uploader:
         try:
             self._thread.join(seconds)
         except KeyboardInterrupt:
-            self._failing = (0.0, "interrupted")
+            self._failing = "interrupted"
         if self._lost:
             raise self._lost
         if not self.has_ended:
-            reason = self._failing[1] if self._failing else "the upload takes longer"
+            reason = self._failing or "the upload takes longer"
             raise Failure(
                 f"{self._store.url} is not complete after {seconds:.0f} s ({reason}): rerun the same "
                 f"command, which copies the rest of {self._folder}, or increase train.upload_grace."
@@ -116,7 +118,7 @@ class Uploader:
             try:
                 # The last pass finds nothing to copy: an earlier one may have recorded an event.
                 self.has_ended = not self._copy(all_files=ends) and ends
-                delay, self._failing = 1.0, None
+                delay, self._failing = 1.0, ""
             except Failure as error:
                 self._lost = error
                 return
@@ -132,12 +134,12 @@ class Uploader:
                 self._ending.wait(_POLL_SECONDS)
 
     def _report(self, error: Exception) -> None:
-        reason, now = one_line(error), time.monotonic()
-        shown = self._failing[0] if self._failing else -_LINE_SECONDS
-        if now - shown >= _LINE_SECONDS:
-            self._print_line(f"{self._store.url} cannot be written ({reason}): trying again.")
-            shown = now
-        self._failing = (shown, reason)
+        self._failing = one_line(error)
+        if time.monotonic() - self._shown >= _LINE_SECONDS:
+            self._print_line(
+                f"{self._store.url} cannot be written ({self._failing}): trying again."
+            )
+            self._shown = time.monotonic()
 
     def _copy(self, *, all_files: bool) -> bool:
         """Copies what is new since the last call; returns whether there was something."""
