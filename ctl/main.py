@@ -26,13 +26,14 @@ from ctl.configs import loading
 from ctl.configs.flags import Changes
 from ctl.configs.modes import MODES, SERVE, Mode
 from ctl.errors import Failure, LostWorker, UsageError, is_url, print_line
-from ctl.hardware import quiet, selection, tpu, worker_failure
+from ctl.hardware import quiet, rendezvous, selection, tpu
 from ctl.hardware.child_process import stop_with_parent
 from ctl.hardware.strategies import StrategyOptions
+from ctl.loop.actions.action import Action
 from ctl.loop.bucket import fetch
 from ctl.loop.bucket.bucket import Bucket, BucketReader
 from ctl.loop.workdir import Workdir, choose_folder, name_experiment
-from ctl.modes import Arguments, evaluator_task, sweep
+from ctl.modes import Arguments, evaluator_task, sweep, user_errors
 from ctl.modes.user_errors import report_user_errors
 
 _MAX_LINE = 4_000  # characters of an error message
@@ -78,7 +79,7 @@ def console() -> None:
 
 def _run_until_loss(argv: Sequence[str]) -> int:
     try:
-        return _run(argv)
+        return execute(argv)
     except UsageError as error:
         return _print_error(error, code=2)
     except Failure as error:
@@ -91,7 +92,21 @@ def _run_until_loss(argv: Sequence[str]) -> int:
         return 75
 
 
-def _run(argv: Sequence[str]) -> int:
+def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:
+    """Runs the program, and raises its errors.
+
+    Args:
+        argv: the program's name and its arguments.
+        actions: actions in addition to those of the config.
+
+    Returns:
+        The exit code: 0 done, 1 failed, 75 stopped.
+
+    Raises:
+        UsageError: a mistake of the user.
+        Failure: the run failed.
+        LostWorker: another process of the run was lost.
+    """
     if len(argv) > 1 and argv[1] in commands.COMMANDS:
         return commands.run(argv[1:])
     values, changes = command_line.parse(argv, commands.COMMANDS)
@@ -116,6 +131,7 @@ def _run(argv: Sequence[str]) -> int:
         loading.find_writers(config.summaries.writers, config_path)
     cluster = None
     if mode.builds_strategy:
+        rendezvous.exchange_addresses(os.environ, timeout=start_timeout)
         options = StrategyOptions.from_config(config.runtime, os.environ)
         cluster = options.cluster
         if selection.resolve_name(config.runtime.strategy, options) == "tpu":
@@ -139,6 +155,7 @@ def _run(argv: Sequence[str]) -> int:
         find_batch=values.find_batch,
         checks=values.checks or "",
         quick=values.quick,
+        actions=actions,
         dry_run=values.dry_run,
     )
     if mode is not MODES[values.mode]:
@@ -149,7 +166,7 @@ def _run(argv: Sequence[str]) -> int:
     _silence_tensorflow()
     with (
         report_user_errors(workdir if mode.workdir else None),
-        worker_failure.report_lost_worker(cluster),
+        user_errors.report_lost_worker(cluster),
     ):
         code = mode.load()(arguments)
         if isinstance(workdir.bucket, BucketReader) and writes:

@@ -7,9 +7,9 @@ from typing import Any
 
 from ctl.errors import UsageError
 from ctl.loop.checkpoints.checkpointer import DamagedCheckpoint
-from ctl.loop.named_checkpoint import find_checkpoint
 from ctl.loop.stop import StopOnSignal
 from ctl.modes import DONE, STOPPED, Arguments
+from ctl.modes.export import find_checkpoint
 from ctl.modes.run import RunParts
 
 _POLL_SECONDS = 1.0

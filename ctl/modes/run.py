@@ -65,6 +65,7 @@ class RunParts:
         self.trainer = self.experiment.trainer
         self.workdir = arguments.workdir
         self._config_path = arguments.config_path
+        self._actions = arguments.actions
         self.is_chief = self.experiment.hardware.is_chief
         # The same group everywhere in the run, so that all its collective calls have one order.
         self.processes = ProcessGroup(self.experiment.hardware)
@@ -187,7 +188,7 @@ class RunParts:
         )
         actions = [
             check_action(action, evaluator)
-            for action in (*configured, *self.trainer.build_actions())
+            for action in (*configured, *self.trainer.build_actions(), *self._actions)
         ]
         if trains:
             return [*actions, LearningRate(), Retraces(), MemoryGrowth()]

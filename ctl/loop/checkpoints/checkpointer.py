@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.errors import UsageError, list_some
+from ctl.errors import UsageError, list_some, type_name
 from ctl.hardware import quiet, selection, strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.checkpoints import matching
@@ -73,6 +73,11 @@ class Checkpointer:
         reads_only: bool = False,
         rank: Callable[[int], Any] | None = None,
     ):
+        if not isinstance(trainer, StandardTrainer | Step):
+            raise UsageError(
+                f"ctl.Checkpointer(directory, trainer) got {type_name(trainer)}, but must get a "
+                "ctl.Step or a ctl.StandardTrainer: it saves their model and optimizer."
+            )
         self.directory = pathlib.Path(directory)
         self.files = CheckpointFiles(directory)
         self.unmatched: matching.Comparison | None = None
@@ -320,8 +325,8 @@ class Checkpointer:
 def _format_mismatch(path: str, reason: str) -> str:
     return (
         f"{path} does not match this trainer ({reason}): restore what matches with "
-        "--allow_partial_restore, start from scratch in another --workdir, or use the trainer that "
-        "wrote it."
+        "--allow_partial_restore (partial=True of ctl.Checkpointer), start from scratch in another "
+        "folder (--workdir), or use the trainer that wrote it."
     )
 
 

@@ -12,12 +12,47 @@ its gradient (see "Define the loss function" in TensorFlow's custom-training gui
 derives it).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from ctl.errors import UsageError
+from ctl.configs.error_location import name_function
+from ctl.data.autograph import convert
+from ctl.errors import UsageError, type_name
 from ctl.replica.graphs import dataflow
+
+
+def compute(loss_fn: Callable[[Any, Any], tf.Tensor], batch: Any, outputs: Any) -> tf.Tensor:
+    """Calls the user's loss function.
+
+    Args:
+        loss_fn: (batch, outputs) -> [rows, ...] losses, not reduced.
+        batch: a micro-batch.
+        outputs: what the forward pass returned.
+
+    Raises:
+        UsageError: the losses are reduced, or none. The message has the line of the function.
+    """
+    name = name_function(loss_fn)
+    try:
+        losses = convert(loss_fn)(batch, outputs)
+    except ValueError as error:
+        if "losses.Reduction.NONE" not in str(error):  # of tf_keras, in a strategy
+            raise
+        raise UsageError(
+            f"{name} calls a loss object that averages over the rows of a replica: make it with "
+            'reduction="none", since ctl divides, once.'
+        ) from error
+    # Already reduced losses would be divided a second time, by the weight of the global batch.
+    shape = getattr(losses, "shape", None)
+    if not getattr(shape, "rank", None):
+        found = type_name(losses) if shape is None else f"shape {shape}"
+        raise UsageError(
+            f"{name} returned {found}, but must return [rows]: one loss per example, not reduced over "
+            'the batch, since ctl divides, once. A loss object of Keras takes reduction="none".'
+        )
+    return losses
 
 
 def row_weights(
@@ -160,12 +195,6 @@ def check_regularization(losses: Sequence[tf.Tensor], rows: Iterable[tf.Tensor |
 
 def _check_shapes(per_example: tf.Tensor, weights: tf.Tensor | None, rows: int | None) -> None:
     shape = per_example.shape
-    # Already reduced losses would be divided a second time, by the weight of the global batch.
-    if not shape.rank:
-        raise UsageError(
-            f"per_example_loss returned shape {shape}, but must return [rows]: one loss per example, "
-            "not reduced over the batch (ctl divides, once)."
-        )
     # A wrong number of losses could broadcast against the weights without an error.
     if not shape[:1].is_compatible_with([rows]):
         raise UsageError(
