@@ -35,6 +35,7 @@ from ctl.loop.controller import Controller
 
 BATCH = 128
 DELAY = 0.05
+SECONDS = 15.0  # of reading
 FEATURES = {
     "id": tf.io.FixedLenFeature([], tf.int64),
     "x": tf.io.FixedLenFeature([240], tf.float32),
@@ -83,7 +84,7 @@ def upload(flags):
 
 def measure(controller, store, path, seconds):
     """Returns the wall and the processor seconds of a step, while a file is uploaded if it is named."""
-    end = time.monotonic() + (statistics.median(seconds) if seconds else 10.0)
+    end = time.monotonic() + (statistics.median(seconds) if seconds else SECONDS)
     thread = threading.Thread(target=copy, args=(store, path)) if path else None
     begin, wall, cpu = controller.step, time.perf_counter(), time.process_time()
     if thread:
@@ -124,7 +125,7 @@ def records(flags):
                 first = time.perf_counter() - start
                 window = time.perf_counter()
                 count = 0
-                while time.perf_counter() - window < 15:
+                while time.perf_counter() - window < SECONDS:
                     next(batches)
                     count += BATCH
                 rates.append((first, count / (time.perf_counter() - window)))

@@ -36,8 +36,7 @@ def tfrecords(
             "label": tf.io.FixedLenFeature([], tf.int64)}, split=split, seed=self.options.seed)
 
     Args:
-        pattern: path of a file, or a pattern of paths, which are read in sorted order; any file
-            system that TensorFlow supports.
+        pattern: path of a file, or a pattern of paths, which are read in sorted order; also gs://.
         features: the features for `tf.io.parse_single_example`, or a function from a serialized
             record to a dict of tensors, using TensorFlow ops.
         split: "train" shuffles files and examples by the seed, differently in each epoch; "eval"

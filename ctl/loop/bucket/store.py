@@ -15,10 +15,10 @@ _T = TypeVar("_T")
 # Seconds between the tries of a request that the start of a run depends on.
 _DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 # A retry does not help: the name is wrong, or permission or credentials are missing.
-_PERMANENT = (
-    FileNotFoundError, PermissionError, "NoCredentialsError", "DefaultCredentialsError",
+_PERMANENT = {
+    "FileNotFoundError", "PermissionError", "NoCredentialsError", "DefaultCredentialsError",
     "ParamValidationError", "InvalidRegionError",
-)  # fmt: skip
+}  # fmt: skip
 
 
 class Store:
@@ -114,7 +114,7 @@ class Store:
             except (UsageError, Failure):
                 raise
             except Exception as error:
-                if any(k == type(error).__name__ or error_is(error, k) for k in _PERMANENT):
+                if type(error).__name__ in _PERMANENT:
                     raise UsageError(
                         f"{self.url} cannot be used ({one_line(error)}): check the name, the "
                         "permissions and the credentials."
@@ -130,8 +130,3 @@ class Store:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
-
-
-def error_is(error: Exception, kind: Any) -> bool:
-    """Returns whether an error is of a type; False for a name."""
-    return isinstance(kind, type) and isinstance(error, kind)

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -234,3 +235,17 @@ def test_names_of_local_folders_differ_by_url_and_end_like_it():
     assert bucket.Bucket("memory://b/run", "x", task="worker-1").folder == pathlib.Path(
         "x.worker-1"
     )
+
+
+def test_worker_that_reads_another_store_is_rejected_before_training(store):
+    processes = types.SimpleNamespace(
+        members=[("worker 0", "a"), ("worker 1", "b")],
+        broadcast_from_chief=lambda value: 5,
+        any_process=lambda value: value,
+    )
+    options = dict(keep=1, keep_every=0, on_durable=print, print_line=print)
+    opened = bucket.Bucket(store.url, task="worker-1").all_open(
+        processes, is_chief=False, grace=1.0, on_lost=print, **options
+    )
+    with pytest.raises(ctl.UsageError, match="not the same store in every process"), opened:
+        raise AssertionError("training began")
