@@ -5,7 +5,6 @@ from tensorflow.python.autograph.core import config as autograph_config
 from tensorflow.python.autograph.impl.api import autograph_artifact
 from tensorflow.python.data.ops import structured_function
 from tensorflow.python.distribute import one_device_strategy
-from tensorflow.python.distribute.cluster_resolver import slurm_cluster_resolver
 from tensorflow.python.eager import context, record
 from tensorflow.python.framework import config, ops
 from tensorflow.python.lib.io import tf_record
@@ -29,7 +28,6 @@ __all__ = [
     "ops",
     "record",
     "resource_variable_ops",
-    "slurm_cluster_resolver",
     "structured_function",
     "tf_record",
 ]

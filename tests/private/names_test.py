@@ -191,7 +191,6 @@ MEMBERS = {
     "ops": ["get_default_graph", "gradient_registry"],
     "record": ["VariableWatcher", "record_operation", "should_record_backprop", "stop_recording"],
     "resource_variable_ops": ["ResourceVariable"],
-    "slurm_cluster_resolver": ["expand_hostlist", "expand_tasks_per_node"],
     "structured_function": ["StructuredFunctionWrapper"],
     "tf_record": ["tf_record_random_reader"],
 }
@@ -221,11 +220,6 @@ def test_members_of_private_modules_exist(module, members):
     for name, attributes in members.items():
         for attribute in attributes:
             assert hasattr(getattr(module, name), attribute), (name, attribute)
-
-
-def test_slurm_functions_expand_lists_of_hosts():
-    assert tensorflow.slurm_cluster_resolver.expand_hostlist("n[1-2],m") == ["n1", "n2", "m"]
-    assert tensorflow.slurm_cluster_resolver.expand_tasks_per_node("2(x2),1") == [2, 2, 1]
 
 
 def test_only_the_private_modules_import_private_modules():
