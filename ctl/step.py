@@ -74,6 +74,7 @@ class Step:
         optimizer: a tf_keras optimizer, or a function that makes one.
         loss_fn: (batch, outputs) -> [rows] losses, not reduced: ctl divides once, by the weight of the
             global batch. Losses of tokens, [rows, ...], require a `sample_weight` of their shape.
+            Several losses are a dict of name -> losses, whose factors are the option `loss_weights`.
         global_batch_size: the rows of a full batch, over all replicas and micro-batches. A batch may
             have fewer rows.
         strategy: the strategy whose replicas compute a step; the current strategy by default.

@@ -210,6 +210,10 @@ KEYS = (
              "docs/running.md."),
     Key("model", {}, free=True,
         text="The experiment's own keys, which build_model reads as self.options.model."),
+    Key("loss_weights", {}, free=True,
+        text="The factors of the losses that per_example_loss returns as a dict, by name, such as "
+             "dict(digit=1.0, parity=0.3); the sum of the products is minimized. Each loss is also "
+             "reported as NAME_loss."),
     Key("optimizer", {}),
     Key("optimizer.name", "adam",
         text=f"{', '.join(optimizers.CLASSES)}, or package.module:function; see docs/optimizers.md."),

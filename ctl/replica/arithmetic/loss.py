@@ -12,12 +12,73 @@ its gradient (see "Define the loss function" in TensorFlow's custom-training gui
 derives it).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from ctl.errors import UsageError
 from ctl.replica.graphs import dataflow
+
+SampleWeight: TypeAlias = tf.Tensor | Mapping[str, tf.Tensor | None] | None
+SINGLE = {"": 1.0}  # the factor of a loss that has no name
+
+
+def by_name(losses: Any, factors: Mapping[str, float]) -> dict[str, tf.Tensor]:
+    """Returns the losses of a loss function by name.
+
+    Args:
+        losses: the result of the loss function: losses, or a dict of name -> losses.
+        factors: name -> factor of the loss in the sum; `SINGLE` for a loss function with one loss.
+
+    Raises:
+        UsageError: the names are not those of the factors.
+    """
+    if losses is None:
+        raise UsageError("per_example_loss returned None: return one loss per row.")
+    found = dict(losses) if isinstance(losses, Mapping) else {"": losses}
+    if found.keys() == factors.keys():
+        return {name: found[name] for name in factors}
+    returned, named = (", ".join(names) if "" not in names else "" for names in (found, factors))
+    example = ", ".join(f"{name}=1.0" for name in found)
+    raise UsageError(
+        f"per_example_loss returned {f'the losses {returned}' if returned else 'one loss'}, but "
+        f"loss_weights names {named or 'none'}: "
+        + (f"set loss_weights=dict({example})." if returned else "return a dict of these losses.")
+    )
+
+
+def weighted_sum(losses: Mapping[str, tf.Tensor], factors: Mapping[str, float]) -> tf.Tensor:
+    """Returns the sum of scalar losses, each multiplied by its factor."""
+    return tf.add_n([v if factors[k] == 1 else v * factors[k] for k, v in losses.items()])
+
+
+def weights_by_name(
+    sample_weight: SampleWeight,
+    names: Iterable[str],
+    row_mask: tf.Tensor | None,
+    dtype: tf.DType,
+) -> dict[str, tf.Tensor | None]:
+    """Returns the weights of each loss by its name, as `row_weights`.
+
+    Args:
+        sample_weight: the weights of all losses, or a dict of name -> weights.
+        names: the names of the losses.
+        row_mask: [rows] mask of the rows that exist; None if all exist.
+        dtype: the dtype of the result.
+
+    Raises:
+        UsageError: the weights have other names than the losses.
+    """
+    names = list(names)
+    if not isinstance(sample_weight, Mapping):
+        return dict.fromkeys(names, row_weights(sample_weight, row_mask, dtype))
+    if sample_weight.keys() != {*names}:
+        raise UsageError(
+            f"sample_weight returned weights for {', '.join(sample_weight)}, but loss_weights names "
+            f"{', '.join(filter(None, names)) or 'none'}: both must name the same losses."
+        )
+    return {name: row_weights(sample_weight[name], row_mask, dtype) for name in names}
 
 
 def row_weights(
