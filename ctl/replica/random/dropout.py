@@ -17,7 +17,7 @@ from tf_keras.src import backend
 
 from ctl.errors import UsageError
 from ctl.replica.arithmetic import row_mask
-from ctl.replica.random import draws
+from ctl.replica.random import draws, image_layers  # noqa: F401 - keys layers of tf_keras
 from ctl.replica.random.draws import Stream
 
 _DRAWING = (
