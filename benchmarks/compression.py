@@ -82,11 +82,11 @@ def measure(flags: argparse.Namespace) -> dict[str, Any]:
 def _run_worker(flags: argparse.Namespace) -> dict[str, Any]:
     import tensorflow as tf
 
-    from ctl.hardware import cluster, selection
+    from ctl.hardware import engines, selection
     from ctl.hardware.strategies import StrategyOptions
     from ctl.replica.step.engine import engine_of
 
-    options = StrategyOptions(cluster=cluster.from_environment(os.environ))
+    options = StrategyOptions(cluster=engines.from_environment(os.environ))
     strategy = selection.build("multi_worker_mirrored", options).strategy
     rank = flags.rank if flags.compression == "powersgd" else 0
     trainers = [

@@ -159,7 +159,7 @@ def _make_trainer(bucket_mib: float):
     import tf_keras
 
     import ctl
-    from ctl.hardware import cluster, selection, strategies
+    from ctl.hardware import engines, selection, strategies
 
     class Trainer(ctl.StandardTrainer):
         def build_model(self):
@@ -176,7 +176,7 @@ def _make_trainer(bucket_mib: float):
             return tf.nn.sparse_softmax_cross_entropy_with_logits(batch["label"], outputs)
 
     options = strategies.StrategyOptions(
-        bucket_mib=bucket_mib, cluster=cluster.from_environment(os.environ)
+        bucket_mib=bucket_mib, cluster=engines.from_environment(os.environ)
     )
     strategy = selection.build("multi_worker_mirrored", options).strategy
     return Trainer(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ctl.evaluator import StandardEvaluator
     from ctl.loop.actions.action import Action, as_action
     from ctl.loop.checkpoints.checkpointer import Checkpointer
-    from ctl.modes.load import load
+    from ctl.modes.export import load
     from ctl.modes.notebook import Run
     from ctl.replica.layers.batch_norm import SyncBatchNormalization, convert_sync_batch_norm
     from ctl.replica.layers.recompute import recompute
@@ -38,10 +38,10 @@ _MODULES = {
     "as_action": "ctl.loop.actions.action",
     "evaluate": "ctl.step",
     "config": "ctl.configs.overrides",
-    "load": "ctl.modes.load",
+    "load": "ctl.modes.export",
     "recompute": "ctl.replica.layers.recompute",
 }
-_PACKAGES = ("data", "hardware", "loop", "random", "replica", "testing")
+_PACKAGES = ("data", "hardware", "loop", "random", "ray", "replica", "testing")
 __all__ = [
     "Action",
     "Checkpointer",

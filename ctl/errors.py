@@ -4,7 +4,8 @@ ctl.main prints the message of these errors without a traceback. An exception of
 bug, or an error in the user's own code, and keeps its traceback.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
 import difflib
 import os
 import re
@@ -90,11 +91,28 @@ def check_local(name: str, path: str | os.PathLike[str]) -> None:
     Raises:
         UsageError: the path is a URL.
     """
-    if re.match(r"[A-Za-z][\w+.-]*:/", str(path)):
+    if is_url(path):
         raise UsageError(
             f"{name} is {path}, but ctl does not support URLs here: name a path of a file system, which "
             "may be a mounted bucket."
         )
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a path is a URL, such as gs://bucket/run."""
+    return bool(re.match(r"[A-Za-z][\w+.-]*:/", str(path)))
+
+
+@contextlib.contextmanager
+def name_arguments() -> Iterator[None]:
+    """Names the arguments of a user without a trainer in errors that name the methods of a trainer."""
+    try:
+        yield
+    except UsageError as error:
+        text = re.sub(r"build_(data|model|metrics)\w*(\(.*?\))? returned", r"\1 is", str(error))
+        text = text.replace("per_example_loss", "loss_fn").replace("must return", "must be")
+        text = text.replace(", or remove eval from eval.splits", "")
+        raise UsageError(text) from None
 
 
 def closest(name: str, *known: Mapping[str, str] | Iterable[str], similarity: float = 0.6) -> str:

@@ -224,7 +224,10 @@ class StandardEvaluator(orbit.StandardEvaluator):
         if strategies.spec_of(self.strategy).coordinated:  # the coordinator evaluates by itself
             rows = self._sums.run(batch, row_mask)
         else:
-            rows = self.strategy.run(self._sums.run, args=(batch, row_mask))
+            # TensorFlow may divide a dataset of the user unequally among the workers.
+            equal = not (self._own_dataset and strategies.spec_of(self.strategy).multi_process)
+            run = functools.partial(self._sums.run, equal=equal)
+            rows = self.strategy.run(run, args=(batch, row_mask))
         self._sums.count_batch()
         if not self._collects:
             return None

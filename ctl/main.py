@@ -25,12 +25,15 @@ from ctl.configs import flags as command_line
 from ctl.configs import loading
 from ctl.configs.flags import Changes
 from ctl.configs.modes import MODES, SERVE, Mode
-from ctl.errors import Failure, LostWorker, UsageError, print_line
-from ctl.hardware import quiet, selection, tpu, worker_failure
+from ctl.errors import Failure, LostWorker, UsageError, is_url, print_line
+from ctl.hardware import quiet, rendezvous, selection, tpu
 from ctl.hardware.child_process import stop_with_parent
 from ctl.hardware.strategies import StrategyOptions
+from ctl.loop.actions.action import Action
+from ctl.loop.bucket import fetch
+from ctl.loop.bucket.bucket import Bucket, BucketReader
 from ctl.loop.workdir import Workdir, choose_folder, name_experiment
-from ctl.modes import Arguments, evaluator_task, sweep
+from ctl.modes import Arguments, evaluator_task, sweep, user_errors
 from ctl.modes.user_errors import report_user_errors
 
 _MAX_LINE = 4_000  # characters of an error message
@@ -76,7 +79,7 @@ def console() -> None:
 
 def _run_until_loss(argv: Sequence[str]) -> int:
     try:
-        return _run(argv)
+        return execute(argv)
     except UsageError as error:
         return _print_error(error, code=2)
     except Failure as error:
@@ -89,7 +92,21 @@ def _run_until_loss(argv: Sequence[str]) -> int:
         return 75
 
 
-def _run(argv: Sequence[str]) -> int:
+def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:
+    """Runs the program, and raises its errors.
+
+    Args:
+        argv: the program's name and its arguments.
+        actions: actions in addition to those of the config.
+
+    Returns:
+        The exit code: 0 done, 1 failed, 75 stopped.
+
+    Raises:
+        UsageError: a mistake of the user.
+        Failure: the run failed.
+        LostWorker: another process of the run was lost.
+    """
     if len(argv) > 1 and argv[1] in commands.COMMANDS:
         return commands.run(argv[1:])
     values, changes = command_line.parse(argv, commands.COMMANDS)
@@ -114,25 +131,31 @@ def _run(argv: Sequence[str]) -> int:
         loading.find_writers(config.summaries.writers, config_path)
     cluster = None
     if mode.builds_strategy:
+        rendezvous.exchange_addresses(os.environ, timeout=start_timeout)
         options = StrategyOptions.from_config(config.runtime, os.environ)
         cluster = options.cluster
         if selection.resolve_name(config.runtime.strategy, options) == "tpu":
             tpu.check_available(config.runtime.tpu)
+    writes = cluster is None or cluster.is_chief
+    if is_url(values.workdir or ""):
+        task = "" if cluster is None or writes else cluster.name.replace(" ", "-")
+        workdir = _open_bucket(values, mode, config, task=task)
+    else:
+        path = values.workdir or _default_workdir(values, mode, config, changes)
+        workdir = Workdir(path, writes=writes)
     arguments = Arguments(
         config=config,
         config_path=config_path,
-        workdir=Workdir(
-            values.workdir or _default_workdir(values, mode, config, changes),
-            writes=cluster is None or cluster.is_chief,
-        ),
+        workdir=workdir,
         fresh=values.fresh,
         allow_config_change=values.allow_config_change,
         allow_partial_restore=values.allow_partial_restore,
-        checkpoint=values.checkpoint or "",
+        checkpoint=fetch.path(values.checkpoint or ""),
         topology=values.topology or "",
         find_batch=values.find_batch,
         checks=values.checks or "",
         quick=values.quick,
+        actions=actions,
         dry_run=values.dry_run,
     )
     if mode is not MODES[values.mode]:
@@ -141,9 +164,28 @@ def _run(argv: Sequence[str]) -> int:
     if cluster and cluster.has_servers and not cluster.is_chief:
         mode = SERVE
     _silence_tensorflow()
-    workdir = arguments.workdir if mode.workdir else None
-    with report_user_errors(workdir), worker_failure.report_lost_worker(cluster):
-        return mode.load()(arguments)
+    with (
+        report_user_errors(workdir if mode.workdir else None),
+        user_errors.report_lost_worker(cluster),
+    ):
+        code = mode.load()(arguments)
+        if isinstance(workdir.bucket, BucketReader) and writes:
+            workdir.bucket.send_results()
+        return code
+
+
+def _open_bucket(
+    values: flags.FlagValues, mode: Mode, config: config_dict.ConfigDict, *, task: str
+) -> Workdir:
+    """Returns the local folder of a run whose --workdir is a URL, with the config that is there."""
+    if mode.workdir == "read":
+        reader = BucketReader(values.workdir)
+        reader.fetch(values.checkpoint or "")
+        return Workdir(reader.folder, writes=not task, bucket=reader)
+    bucket = Bucket(values.workdir, config.train.local_dir, task=task)
+    if not task:
+        bucket.fetch_texts()
+    return Workdir(bucket.folder, writes=not task, bucket=bucket)
 
 
 def _default_workdir(

@@ -33,10 +33,12 @@ under `--mode=check`, passes the dtype of the tensor that it adds the numbers to
 docs/step.md, section 10, defines the bits. Floats have 23 random bits (float16: 10; bfloat16: 7).
 """
 
+from collections.abc import Callable
 import math
-from typing import Any
+from typing import Any, TypedDict
 
 import tensorflow as tf
+from typing_extensions import Unpack
 
 from ctl.errors import UsageError
 from ctl.replica.arithmetic import gather, row_mask
@@ -44,16 +46,21 @@ from ctl.replica.random import draws, philox
 from ctl.replica.random.draws import Stream
 
 
+class Keying(TypedDict, total=False):
+    """The arguments that all functions take."""
+
+    name: str
+    seed: int
+    shared: bool
+    per_row: int | None
+
+
 def uniform(
     shape: Any,
     minval: Any = 0.0,
     maxval: Any = 1.0,
     dtype: Any = tf.float32,
-    *,
-    name: str = "",
-    seed: int = 0,
-    shared: bool = False,
-    per_row: int | None = None,
+    **keying: Unpack[Keying],
 ) -> tf.Tensor:
     """Draws uniform numbers in [minval, maxval).
 
@@ -63,10 +70,7 @@ def uniform(
         maxval: the upper bound, in the same form.
     """
     dtype = _floating(dtype, "uniform")
-    stream = _stream("uniform", name, seed)
-    unit = draws.uniform(
-        row_mask.fill_rows(shape, per_row), stream, dtype=dtype, shared=shared, per_row=per_row
-    )
+    unit = _draw(draws.uniform, "uniform", shape, dtype=dtype, **keying)
     low, high = tf.cast(minval, dtype), tf.cast(maxval, dtype)
     return tf.cast(unit, dtype) * (high - low) + low
 
@@ -76,18 +80,11 @@ def normal(
     mean: Any = 0.0,
     stddev: Any = 1.0,
     dtype: Any = tf.float32,
-    *,
-    name: str = "",
-    seed: int = 0,
-    shared: bool = False,
-    per_row: int | None = None,
+    **keying: Unpack[Keying],
 ) -> tf.Tensor:
     """Draws numbers from a normal distribution; `mean` and `stddev` broadcast to `shape`."""
     dtype = _floating(dtype, "normal")
-    stream = _stream("normal", name, seed)
-    numbers = draws.normal(
-        row_mask.fill_rows(shape, per_row), stream, dtype=dtype, shared=shared, per_row=per_row
-    )
+    numbers = _draw(draws.normal, "normal", shape, dtype=dtype, **keying)
     return tf.cast(numbers, dtype) * tf.cast(stddev, dtype) + tf.cast(mean, dtype)
 
 
@@ -96,16 +93,11 @@ def truncated_normal(
     mean: Any = 0.0,
     stddev: Any = 1.0,
     dtype: Any = tf.float32,
-    *,
-    name: str = "",
-    seed: int = 0,
-    shared: bool = False,
-    per_row: int | None = None,
+    **keying: Unpack[Keying],
 ) -> tf.Tensor:
     """Draws normal numbers that are within two standard deviations of the mean."""
     dtype = _floating(dtype, "truncated_normal")
-    stream = _stream("truncated_normal", name, seed)
-    unit = draws.uniform(row_mask.fill_rows(shape, per_row), stream, shared=shared, per_row=per_row)
+    unit = _draw(draws.uniform, "truncated_normal", shape, **keying)
     unit = tf.cast(unit, philox.working_dtype(dtype))
     # The inverse of the distribution function: one number per element, in contrast to rejection.
     low = 0.5 * math.erfc(math.sqrt(2.0))  # the probability below -2
@@ -117,15 +109,10 @@ def bernoulli(
     shape: Any,
     p: Any = 0.5,
     dtype: Any = tf.bool,
-    *,
-    name: str = "",
-    seed: int = 0,
-    shared: bool = False,
-    per_row: int | None = None,
+    **keying: Unpack[Keying],
 ) -> tf.Tensor:
     """Draws True (or 1, in another `dtype`) with probability `p`, which broadcasts to `shape`."""
-    stream = _stream("bernoulli", name, seed)
-    unit = draws.uniform(row_mask.fill_rows(shape, per_row), stream, shared=shared, per_row=per_row)
+    unit = _draw(draws.uniform, "bernoulli", shape, **keying)
     return tf.cast(unit < tf.cast(p, tf.float32), dtype)
 
 
@@ -134,11 +121,7 @@ def integers(
     minval: Any,
     maxval: Any,
     dtype: Any = tf.int32,
-    *,
-    name: str = "",
-    seed: int = 0,
-    shared: bool = False,
-    per_row: int | None = None,
+    **keying: Unpack[Keying],
 ) -> tf.Tensor:
     """Draws integers in [minval, maxval), scalars that are at most 2^32 apart.
 
@@ -156,31 +139,17 @@ def integers(
         raise UsageError(
             f"ctl.random.integers got the range [{low}, {high}), but requires 1 to 2^32 integers."
         )
-    stream = _stream("integers", name, seed)
-    return draws.integers(
-        row_mask.fill_rows(shape, per_row),
-        stream,
-        minval,
-        maxval,
-        dtype,
-        shared=shared,
-        per_row=per_row,
-    )
+    return _draw(draws.integers, "integers", shape, minval, maxval, dtype, **keying)
 
 
 def gumbel(
     shape: Any,
     dtype: Any = tf.float32,
-    *,
-    name: str = "",
-    seed: int = 0,
-    shared: bool = False,
-    per_row: int | None = None,
+    **keying: Unpack[Keying],
 ) -> tf.Tensor:
     """Draws numbers from the standard Gumbel distribution, -log(-log(u))."""
     dtype = _floating(dtype, "gumbel")
-    stream = _stream("gumbel", name, seed)
-    unit = draws.uniform(row_mask.fill_rows(shape, per_row), stream, shared=shared, per_row=per_row)
+    unit = _draw(draws.uniform, "gumbel", shape, **keying)
     # The middle of the interval that a number stands for: in (0, 1), so that both logarithms are finite.
     unit = tf.cast(unit, philox.working_dtype(dtype)) + 2.0**-24
     return tf.cast(-tf.math.log(-tf.math.log(unit)), dtype)
@@ -189,10 +158,7 @@ def gumbel(
 def categorical(
     logits: tf.Tensor,
     dtype: Any = tf.int64,
-    *,
-    name: str = "",
-    seed: int = 0,
-    per_row: int | None = None,
+    **keying: Unpack[Keying],
 ) -> tf.Tensor:
     """Draws a class for each row, with probabilities softmax(logits) over the last axis.
 
@@ -204,7 +170,7 @@ def categorical(
         [rows, ...] numbers of classes.
     """
     logits = tf.convert_to_tensor(logits)
-    noise = gumbel(tf.shape(logits), logits.dtype, name=name, seed=seed, per_row=per_row)
+    noise = gumbel(tf.shape(logits), logits.dtype, **keying)
     # The largest of logits plus Gumbel noise is a sample (Gumbel 1954; "Gumbel-max").
     return tf.argmax(logits + noise, axis=-1, output_type=dtype)
 
@@ -214,11 +180,7 @@ def beta(
     a: float,
     b: float,
     dtype: Any = tf.float32,
-    *,
-    name: str = "",
-    seed: int = 0,
-    shared: bool = False,
-    per_row: int | None = None,
+    **keying: Unpack[Keying],
 ) -> tf.Tensor:
     """Draws numbers in [0, 1] from the beta distribution, such as the ratios of mixup and cutmix.
 
@@ -230,11 +192,9 @@ def beta(
     dtype = _floating(dtype, "beta")
     if not (a > 0 and b > 0):
         raise UsageError(f"ctl.random.beta got a={a}, b={b}, but both must be greater than 0.")
-    streams = [_stream("beta", name, seed, part) for part in ("x", "y")]
     # X / (X + Y) of two gamma variates, from their logarithms: X and Y underflow for small parameters.
-    shape = row_mask.fill_rows(shape, per_row)
-    x = draws.log_gamma(shape, a, streams[0], dtype, shared=shared, per_row=per_row)
-    y = draws.log_gamma(shape, b, streams[1], dtype, shared=shared, per_row=per_row)
+    x = _draw(draws.log_gamma, "beta", shape, a, dtype, part="x", **keying)
+    y = _draw(draws.log_gamma, "beta", shape, b, dtype, part="y", **keying)
     return tf.cast(tf.sigmoid(x - y), dtype)
 
 
@@ -242,11 +202,7 @@ def dropout(
     x: tf.Tensor,
     rate: Any,
     noise_shape: Any = None,
-    *,
-    name: str = "",
-    seed: int = 0,
-    shared: bool = False,
-    per_row: int | None = None,
+    **keying: Unpack[Keying],
 ) -> tf.Tensor:
     """Sets elements of `x` to 0 with probability `rate`, and scales the rest by 1 / (1 - rate).
 
@@ -255,10 +211,7 @@ def dropout(
         rate: a number or a scalar tensor in [0, 1).
         noise_shape: the shape of the mask, which broadcasts to `x`, as in `tf.nn.dropout`.
     """
-    stream = _stream("dropout", name, seed)
-    return draws.dropout(
-        tf.convert_to_tensor(x), rate, noise_shape, stream, shared=shared, per_row=per_row
-    )
+    return _draw(draws.dropout, "dropout", tf.convert_to_tensor(x), rate, noise_shape, **keying)
 
 
 def permutation_of_batch(*, name: str = "", seed: int = 0) -> tf.Tensor:
@@ -358,6 +311,22 @@ def _mix_with_partners(
 
     mixed = mix(images, others[0]) if inside is None else tf.where(inside, others[0], images)
     return mixed, mix(labels, others[1])
+
+
+def _draw(
+    draw: Callable[..., tf.Tensor],
+    function: str,
+    shape: Any,
+    *arguments: Any,
+    name: str = "",
+    seed: int = 0,
+    part: str = "",
+    per_row: int | None = None,
+    **options: Any,
+) -> tf.Tensor:
+    stream = _stream(function, name, seed, part)
+    shape = row_mask.fill_rows(shape, per_row)
+    return draw(shape, stream, *arguments, per_row=per_row, **options)
 
 
 def _stream(function: str, name: str, seed: int, part: str = "") -> Stream:

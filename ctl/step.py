@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
+import inspect
 import itertools
 import logging
 from typing import Any, NamedTuple
@@ -11,15 +12,17 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tf_keras
 
+from ctl.configs.error_location import name_function
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
 from ctl.data.input_pipeline import InputPipeline, TrainingData
 from ctl.data.layout import Layout
 from ctl.data.source import Batch, Data, GlobalBatches, MaskedBatch, Source
-from ctl.errors import UsageError, did_you_mean, list_some, type_name
+from ctl.errors import UsageError, did_you_mean, list_some, name_arguments, type_name
 from ctl.hardware import strategies
+from ctl.replica.arithmetic import loss
 from ctl.replica.arithmetic import precision as precisions
-from ctl.replica.checks import copies
+from ctl.replica.checks import copies, row_coupling
 from ctl.replica.keras3 import detection, policies
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.random import draws
@@ -75,8 +78,8 @@ class Step:
         loss_fn: (batch, outputs) -> [rows] losses, not reduced: ctl divides once, by the weight of the
             global batch. Losses of tokens, [rows, ...], require a `sample_weight` of their shape.
             Several losses are a dict of name -> losses, whose factors are the option `loss_weights`.
-        global_batch_size: the rows of a full batch, over all replicas and micro-batches. A batch may
-            have fewer rows.
+        global_batch_size: the rows of a full batch, over all replicas and micro-batches; required. A
+            batch may have fewer rows.
         strategy: the strategy whose replicas compute a step; the current strategy by default.
         forward: (batch, training) -> outputs. By default the model is called with the one feature that
             is neither `label` nor `weight`, or with a dict of them if there are several.
@@ -110,7 +113,7 @@ class Step:
         optimizer: Any,
         loss_fn: Callable[[Batch, Any], tf.Tensor],
         *,
-        global_batch_size: int,
+        global_batch_size: int = 0,
         strategy: tf.distribute.Strategy | None = None,
         forward: Callable[[Batch, bool], Any] | None = None,
         sample_weight: Callable[[Batch, bool], tf.Tensor | None] | None = None,
@@ -122,6 +125,15 @@ class Step:
         **options: Any,
     ):
         self.strategy = strategy or tf.distribute.get_strategy()
+        if not isinstance(self.strategy, tf.distribute.Strategy):
+            raise UsageError(
+                f"strategy is {type_name(strategy)}, but must be a tf.distribute.Strategy."
+            )
+        if not callable(loss_fn) or hasattr(loss_fn, "reduction"):  # a loss object of Keras
+            raise UsageError(
+                f"loss_fn is {type_name(loss_fn)}, but must be a function, such as "
+                'lambda batch, outputs: loss(batch["label"], outputs).'
+            )
         self.global_batch_size = global_batch_size
         self.loss_fn = loss_fn
         self.forward = forward or (
@@ -137,6 +149,7 @@ class Step:
         self._function: Any = None
         self._changes: tuple[str, ...] = ()  # the options that change the step at a given step
         self._evaluations: dict[tuple[int, ...], tuple[Evaluation, Any]] = {}  # by their metrics
+        self._loss_trace: Any = None
         self._example: Any = ()  # the rows and the mask of the first replica, for the checks
         layout = Layout(global_batch_size, self.strategy.num_replicas_in_sync)
         if strategies.spec_of(self.strategy).coordinated:
@@ -145,11 +158,11 @@ class Step:
                 "ctl.StandardTrainer."
             )
         build.check_before_model(self.options, self.strategy, layout)
-        with build.build_scope(self.options, self.strategy), detection.report_mixture():
+        with build.build_scope(self.options, self.strategy), _report_errors():
             self.model = build.check_model(model if _is_layer(model) else model())
             make = optimizer if callable(optimizer) else lambda: optimizer
             self.optimizer = build.make_optimizer(make, self.options)
-            self.metrics = metric_results.prepare(dict(metrics or {}))
+            self.metrics = metric_results.prepare(metrics or {})
             self.global_step = counter("global_step")
 
     def __call__(self, batch: Any) -> StepResult:
@@ -237,12 +250,12 @@ class Step:
         self, batches: Iterable[Any], metrics: Mapping[str, tf_keras.metrics.Metric]
     ) -> dict[str, Any]:
         """Evaluates distributed batches; `ctl.evaluate` calls it."""
-        step, key = self.built(), tuple(map(id, metrics.values()))
+        step, key = self.built(), tuple(map(id, tf.nest.flatten(metrics)))
         if key not in self._evaluations:
-            with build.build_scope(self.options, self.strategy):
+            with build.build_scope(self.options, self.strategy), _report_errors():
                 evaluation = Evaluation(
                     step,
-                    metric_results.prepare(dict(metrics)),
+                    metric_results.prepare(metrics),
                     global_batch_size=self.global_batch_size,
                     preprocess=lambda batch: batch,
                     forward=functools.partial(self._forward, training=False),
@@ -252,7 +265,9 @@ class Step:
                 )
 
             def run(batch: Any) -> None:
-                self.strategy.run(lambda element: evaluation.run(*unpack(element)), args=(batch,))
+                self._check_distributed(batch)
+                run = functools.partial(evaluation.run, equal=self._has_equal_shares(batch))
+                self.strategy.run(lambda element: run(*unpack(element)), args=(batch,))
                 evaluation.count_batch()
 
             self._evaluations[key] = evaluation, traced(run, reduce_retracing=True)
@@ -267,7 +282,7 @@ class Step:
     def _build(self, spec: Any, *, full: bool) -> None:
         options = self.options
         _check_precision(self.model, options.precision)
-        build.create_variables(self._compute_losses, spec)
+        trace = build.create_variables(self._compute_losses, spec)
         self._check_scope()
         build.prepare_optimizer(self, check_patterns=True)
         layout = Layout(self.global_batch_size, self.strategy.num_replicas_in_sync)
@@ -280,6 +295,15 @@ class Step:
             own_replica_step=False,
             own_train_step=False,
         )
+        if self._example:
+            row_coupling.check_count(
+                trace.structured_outputs,
+                self._loss_trace,
+                lambda: self._example,
+                name=name_function(self.loss_fn),
+                split=layout.replicas * plan.parts > 1,
+            )
+        self._loss_trace = None
         unfreezing = Unfreezing(options.optimizer_groups)
         step = ReplicaStep(
             plan,
@@ -330,9 +354,14 @@ class Step:
 
     def _compute_losses(self, batch: Batch) -> Any:
         """Calls every model that a step calls, so that their variables are created."""
-        with build.building_rows(self, batch):
+        allow = self.options.allow_row_coupling
+        self._loss_trace = row_coupling.make_trace(batch, allow=allow)
+        with build.building_rows(self, batch, self._loss_trace):
             outputs = precisions.cast_to_float32(self._forward(batch, training=False))
-            return convert(self.loss_fn)(batch, outputs)
+            with _report_errors():
+                return loss.compute(
+                    self.loss_fn, batch, outputs, self.options.loss_weights or loss.SINGLE
+                )
 
     def _run(self, batch: Any) -> StepResult:
         """Runs a step on every replica; call it while tracing, in a cross-replica context."""
@@ -344,25 +373,28 @@ class Step:
                 "got a batch of another dataset: make a second step for it."
             )
         run = functools.partial(self._run_replica, equal=self._has_equal_shares(batch))
+        # Without a strategy TensorFlow is always in a replica context, also in the user's own `run`.
+        is_default = (
+            self.strategy is tf.distribute.get_strategy() and not tf.distribute.has_strategy()
+        )
         with policies.precision_scope(self.options.precision):
-            result = self.strategy.run(run, args=(batch,))
+            result = run(batch) if is_default else self.strategy.run(run, args=(batch,))
         loss, applied = map(self._of_first_replica, (result.loss, result.applied))
         return StepResult(loss, applied, result.outputs)
 
     def _run_replica(self, element: Any, *, equal: bool) -> StepResult:
         batch, row_mask = unpack(element)
-        if not equal:
-            batch = tf.nest.map_structure(_hide_rows, batch)
-        jits = self.built().plan.xla == "step"
+        compute = functools.partial(self._compute, equal=equal)
         with _report_errors():
-            result = (xla.jit(self._compute) if jits else self._compute)(batch, row_mask)
+            compute = xla.jit(compute) if self.built().plan.xla == "step" else compute
+            result = compute(batch, row_mask)
         # A step that fails is not counted.
         with tf.control_dependencies([result.loss]):
             self.global_step.assign_add(1)
         return result
 
-    def _compute(self, batch: Batch, row_mask: tf.Tensor | None) -> StepResult:
-        result = self.built().run(batch, row_mask)
+    def _compute(self, batch: Batch, row_mask: tf.Tensor | None, *, equal: bool) -> StepResult:
+        result = self.built().run(batch, row_mask, equal=equal)
         outputs = None
         if self._returns_outputs:
             outputs = tf.nest.map_structure(
@@ -429,6 +461,8 @@ class Step:
             )
         if not values:
             raise UsageError("The batch is empty: it must hold at least one tensor.")
+        if not is_plain and len(getattr(values[0], "values", ())) > replicas:
+            raise UsageError("The batch is distributed by another strategy than the step's.")
 
     def _check_scope(self) -> None:
         """Raises UsageError if the model's variables do not belong to the strategy."""
@@ -468,31 +502,23 @@ def evaluate(
         UsageError: there are no examples.
     """
     batches: Any = data
-    if isinstance(data, Source | tf.data.Dataset | GlobalBatches):
+    if isinstance(data, Source | tf.data.Dataset | GlobalBatches | Mapping | tuple):
         pipeline = InputPipeline(
             lambda split, context: data, strategy=step.strategy, seed=step.options.seed, prefetch=-1
         )
-        steps = pipeline.evaluation_steps(step.global_batch_size)
-        # The batches of a source have no end.
-        batches = itertools.islice(pipeline.evaluation_dataset(step.global_batch_size), steps)
+        with name_arguments():
+            steps = pipeline.evaluation_steps(step.global_batch_size)
+            # The batches of a source have no end.
+            batches = itertools.islice(pipeline.evaluation_dataset(step.global_batch_size), steps)
     results = step.evaluate(batches, metrics or {})
     return {name: value.numpy().item() for name, value in results.items()}
 
 
 @contextlib.contextmanager
 def _report_errors() -> Iterator[None]:
-    """Names what a user passed to a step in the errors of the code that is traced inside."""
-    try:
-        with detection.report_mixture():
-            yield
-    except UsageError as error:
-        # The code of the step names the hook of a trainer.
-        raise UsageError(str(error).replace("per_example_loss", "loss_fn")) from None
-
-
-def _hide_rows(value: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor whose static shape does not tell the number of rows."""
-    return tf.raw_ops.PlaceholderWithDefault(input=value, shape=[None, *value.shape[1:]])
+    """Names what a user passed to a step in the errors of the code that runs inside."""
+    with name_arguments(), detection.report_mixture():
+        yield
 
 
 def _is_layer(model: Any) -> bool:
@@ -507,7 +533,8 @@ def _make_options(
     Raises:
         UsageError: an option does not exist, or has no effect in a loop of one's own.
     """
-    known = {f.name for f in dataclasses.fields(TrainerOptions)} - {*_OF_TRAINERS}
+    fields = {f.name for f in dataclasses.fields(TrainerOptions)} - {*_OF_TRAINERS}
+    known = fields | inspect.signature(Step).parameters.keys() - {"options"}
     for name in options:
         if name in _OF_TRAINERS:
             raise UsageError(

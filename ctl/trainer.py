@@ -61,7 +61,7 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         metrics: name -> metric of the training loop.
         collect_limit_mib: MiB of the memory of the host that the values of `collect_outputs` may use; a
             subclass may set another limit.
-        export_formats: the formats of an exported model, names in `ctl/loop/exports/formats.py`; a
+        export_formats: the formats of an exported model, names in `ctl/loop/exports.py`; a
             subclass may choose others.
         global_step: int64 variable, the number of consumed batches, which is the position in the data.
         skipped_steps: int64 variable, the number of updates that were not applied.
@@ -346,7 +346,11 @@ class StandardTrainer(orbit.StandardTrainer, metaclass=abc.ABCMeta):
         """Runs one step on every replica; `iterator` yields batches, or `(batch, row_mask)`."""
         engine = self._ctl_engine
         batch, row_mask = unpack(engine.step.results.input_wait.next(iterator))
-        step = xla.jit(engine.step.run) if engine.plan.xla == "step" else engine.step.run
+        # TensorFlow may divide a dataset of the user unequally among the workers.
+        is_multi_process = strategies.spec_of(self.strategy).multi_process
+        equal = not (engine.own_dataset and is_multi_process)
+        step: Any = functools.partial(engine.step.run, equal=equal)
+        step = xla.jit(step) if engine.plan.xla == "step" else step
         loss = self.strategy.run(step, args=(batch, row_mask))
         # A step that fails is not counted.
         with tf.control_dependencies(list(self.strategy.experimental_local_results(loss))):

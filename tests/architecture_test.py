@@ -18,6 +18,7 @@ LAYERS = (
     ("testing",),
     ("modes", "commands"),
     ("main",),
+    ("ray",),
 )
 REPLICA_LAYERS = (
     ("graphs",),

@@ -22,10 +22,13 @@ import tf_keras
 
 from ctl import testing
 from ctl.data import distribution
+from ctl.replica.graphs import custom_gradients
 
 devices = testing.split_cpu(4)
 assert len(tf.config.list_logical_devices("CPU")) == len(devices)  # initializes the devices
 tf.get_logger().setLevel("ERROR")
+# The first trainer of a process calls it, but tests trace functions before that.
+custom_gradients.free_with_their_graphs()
 
 # Without tf.data's autotune thread in the datasets that tests make themselves: the deletion of an
 # iterator can wait for its sleep of up to a minute (ctl/data/distribution.py). TensorFlow has no setting
@@ -73,5 +76,6 @@ def free_memory(request):
     for value in vars(request.module).values():
         if hasattr(value, "cache_clear"):
             value.cache_clear()
+    context.context().clear_kernel_cache()
     if time.process_time() - start > 2:  # seconds; other files trace little
         gc.collect()

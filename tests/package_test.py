@@ -52,6 +52,8 @@ def test_wheel_has_type_hints_and_a_console_script(wheel):
         ("deploy/kubernetes/README.md", r"-t ctl:([\d.]+)"),
         ("deploy/kubernetes/multi-worker.yaml", r"image: ctl:([\d.]+)"),
         ("deploy/kubernetes/parameter-server.yaml", r"image: ctl:([\d.]+)"),
+        ("deploy/kubernetes/jobset.yaml", r"image: ctl:([\d.]+)"),
+        ("deploy/kubernetes/tfjob.yaml", r"image: ctl:([\d.]+)"),
         ("deploy/kubernetes/tpu.yaml", r"image: ctl:([\d.]+)"),
     ],
 )

@@ -244,45 +244,87 @@ def test_outputs_of_each_replica_are_returned():
     ]
 
 
+NOISE, REAL = LABELS, FEATURES[:, :4]
+
+
+def build_gan():
+    tf_keras.utils.set_random_seed(0)
+    dense = tf_keras.layers.Dense
+    generator = tf_keras.Sequential([dense(6, "tanh", input_shape=[2]), dense(4)])
+    critic = tf_keras.Sequential([dense(5, "tanh", input_shape=[4]), dense(1)])
+    return (generator, tf_keras.optimizers.Adam(1e-2)), (critic, tf_keras.optimizers.Adam(2e-2))
+
+
+def train_gan_by_hand(batches):
+    """The critic, then the generator, on one device in plain TensorFlow."""
+    (generator, g_optimizer), (critic, c_optimizer) = build_gan()
+    for noise, real in batches:
+        with tf.GradientTape() as tape:
+            fake_scores, scores = critic(generator(noise)), critic(real)
+            loss = tf.reduce_mean(tf.nn.softplus(fake_scores) + tf.nn.softplus(-scores))
+        variables = critic.trainable_variables
+        c_optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.nn.softplus(-critic(generator(noise))))
+        variables = generator.trainable_variables
+        g_optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+    return [*generator.get_weights(), *critic.get_weights()]
+
+
+def train_gan_by_two_steps(batches, strategy):
+    with strategy.scope():
+        (generator, g_optimizer), (critic, c_optimizer) = build_gan()
+    options = {"global_batch_size": 5, "strategy": strategy}
+    critic_step = ctl.Step(
+        critic, c_optimizer,
+        lambda batch, scores: tf.nn.softplus(critic(generator(batch["noise"])))[:, 0]
+        + tf.nn.softplus(-scores)[:, 0],
+        forward=lambda batch, training: critic(batch["real"], training=training),
+        models=[generator], **options,
+    )  # fmt: skip
+    generator_step = ctl.Step(
+        generator, g_optimizer, lambda batch, fake: tf.nn.softplus(-critic(fake))[:, 0],
+        forward=lambda batch, training: generator(batch["noise"], training=training),
+        models=[critic], **options,
+    )  # fmt: skip
+    for batch in batches:
+        critic_step(batch)
+        generator_step(batch)
+    return [*generator.get_weights(), *critic.get_weights()]
+
+
 @pytest.mark.slow
-def test_two_steps_train_a_generator_and_a_discriminator():
-    """Each update is that of one device, although each step calls both models."""
-
-    def train(replicas):
-        strategy = testing.make_strategy(replicas)
-        tf_keras.backend.set_floatx("float64")
-        with strategy.scope():
-            generator = tf_keras.Sequential(
-                [tf_keras.layers.Dense(5), tf_keras.layers.Dropout(0.2)]
-            )
-            critic = tf_keras.Sequential([tf_keras.layers.Dense(4, "tanh"),
-                                          tf_keras.layers.Dense(1)])  # fmt: skip
-
-        def generate(batch, training):
-            return generator(batch["label"], training=training)
-
-        options = {"global_batch_size": 6, "strategy": strategy}
-        g = ctl.Step(
-            generator, tf_keras.optimizers.Adam(1e-2), lambda batch, fake: -critic(fake)[:, 0],
-            forward=generate, models=[critic], **options,
-        )  # fmt: skip
-        d = ctl.Step(
-            critic, tf_keras.optimizers.Adam(1e-2),
-            lambda batch, real: critic(generate(batch, True))[:, 0] - real[:, 0],
-            models=[generator], **options,
-        )  # fmt: skip
-        for batch in itertools.islice(ctl.data.distribute(source(), 6, strategy), 6):
-            d(batch)
-            g(batch)
-        return np.concatenate([weights(g), weights(d)])
-
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_gan_of_two_steps_trains_as_a_plain_loop_on_one_device(replicas):
+    """5 rows on 4 replicas are 2 + 2 + 1 + 0."""
+    strategy = testing.make_strategy(replicas)
+    tf_keras.backend.set_floatx("float64")
     try:
-        tf_keras.utils.set_random_seed(0)
-        one = train(1)
-        tf_keras.utils.set_random_seed(0)
-        np.testing.assert_allclose(train(4), one, atol=1e-12)
+        data = tf.data.Dataset.from_tensor_slices({"noise": NOISE, "real": REAL}).batch(5).repeat(7)
+        one = train_gan_by_hand((batch["noise"], batch["real"]) for batch in data.take(50))
+        batches = strategy.experimental_distribute_dataset(data.take(50))
+        both = train_gan_by_two_steps(batches, strategy)
     finally:
         tf_keras.backend.set_floatx("float32")
+    for value, expected in zip(both, one, strict=True):
+        np.testing.assert_allclose(value, expected, rtol=0, atol=1e-10)
+
+
+def test_outputs_may_hold_the_terms_of_the_loss():
+    """`forward` gets the batch, so what a loop wants to see of the loss is an output."""
+
+    def forward(batch, training):
+        outputs = step.model(batch["x"], training=training)
+        return {"error": squared_error(batch, outputs), "size": tf.reduce_sum(outputs**2, axis=-1)}
+
+    step = ctl.Step(
+        lambda: tf_keras.Sequential([tf_keras.layers.Dense(2)]), tf_keras.optimizers.SGD,
+        lambda batch, terms: terms["error"] + 0.1 * terms["size"], forward=forward, outputs=True,
+        global_batch_size=4, gradient_accumulation_steps=2, precision="float64",
+    )  # fmt: skip
+    result = step((FEATURES[:4], LABELS[:4]))
+    mean = np.mean(result.outputs["error"] + 0.1 * result.outputs["size"])
+    assert float(result.loss) == pytest.approx(mean, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -296,6 +338,27 @@ def test_two_steps_train_a_generator_and_a_discriminator():
         (lambda: make_step(1, 4, gradient_acumulation_steps=2), "did you mean gradient_accum"),
         (lambda: make_step(1, 4, on_non_finite="stop"), "must be 'skip' or 'ignore'"),
         (lambda: make_step(1, 4).state(), "call step.build"),
+        (
+            lambda: ctl.Step(
+                build_model, tf_keras.optimizers.SGD, squared_error, globl_batch_size=4
+            ),
+            "no argument 'globl_batch_size': did you mean global_batch_size",
+        ),
+        (lambda: make_step(1, 4, stratgy=None), "did you mean strategy"),
+        (lambda: make_step(1, "4"), "global_batch_size is '4', but must be an integer"),
+        (lambda: make_step(1, 4, clip=1.0), r"clip is 1.0, but must be a ctl.Clip"),
+        (lambda: make_step(1, 4, metrics=["mae"]), "metrics is a list, but must be a dict"),
+        (lambda: with_loss("mse"), "loss_fn is a str, but must be a function"),
+        (lambda: with_loss(MEAN), r"loss_fn is a MeanSquaredError, .* loss\(batch\["),
+        (lambda: with_loss(mean_loss), r"^mean_loss \(.*step_test.py:\d+\) returned shape \(\)"),
+        (lambda: with_loss(lambda *_: None), r"^<lambda> \(.*step_test.py:\d+\) returned None"),
+        (lambda: with_loss(mean_object), r"^mean_object \(.*\) calls .* reduction=\"none\""),
+        (lambda: ctl.Checkpointer("a", build_model()), "got a Sequential, .* a ctl.Step or"),
+        (lambda: ctl.data.distribute(source(), 4, start_step=-1), "start_step is -1"),
+        (
+            lambda: ctl.data.distribute({"x": FEATURES}, 4),
+            "data is a dict, but must be a ctl.data.Source, .* such as ctl.data.arrays",
+        ),
     ],
 )
 def test_mistakes_are_one_line(make, message):
@@ -304,13 +367,39 @@ def test_mistakes_are_one_line(make, message):
     assert "\n" not in str(error.value)
 
 
-def test_loss_that_is_reduced_is_named_as_the_argument_of_the_step():
+MEAN = tf_keras.losses.MeanSquaredError()
+
+
+def mean_loss(batch, outputs):
+    return tf.reduce_mean(squared_error(batch, outputs))
+
+
+def mean_object(batch, outputs):
+    return MEAN(batch["label"], outputs)
+
+
+def with_loss(loss_fn):
+    """Builds a step on two replicas."""
     step = ctl.Step(
-        build_model, tf_keras.optimizers.SGD, lambda batch, outputs: tf.reduce_mean(outputs),
-        global_batch_size=4,
+        lambda: tf_keras.Sequential([tf_keras.layers.Dense(2)]), tf_keras.optimizers.SGD, loss_fn,
+        global_batch_size=4, strategy=testing.make_strategy(2),
     )  # fmt: skip
-    with pytest.raises(ctl.UsageError, match=r"^loss_fn returned shape \(\)"):
-        step((FEATURES[:4].astype("float32"), LABELS[:4]))
+    step.build(next(iter(distribute(step, 4))))
+
+
+def test_mistakes_of_an_evaluation_are_one_line():
+    step = make_step(2, 4)
+    step.build(next(iter(distribute(step, 4))))
+    for data, metrics, message in (
+        ({"x": FEATURES}, {}, "data is a dict, .* such as ctl.data.arrays"),
+        (source(), ["mae"], "metrics is a list"),
+        ([(FEATURES[:4], LABELS[:4])], {}, "not distributed over the 2 replicas"),
+        (tf.data.Dataset.from_tensor_slices((FEATURES[:0],) * 2), {}, "data is an empty dataset"),
+    ):
+        with pytest.raises(ctl.UsageError, match=message):
+            ctl.evaluate(step, data, metrics)
+    with pytest.raises(ctl.UsageError, match="distributed by another strategy"):
+        make_step(1, 4)(next(iter(distribute(step, 4))))
 
 
 def test_numbers_of_the_host_in_the_loss_function_are_rejected():
@@ -349,6 +438,40 @@ def build_own_loop(strategy, global_batch_size):
 def divide_by_own_rows(batch, outputs):
     losses = squared_error(batch, outputs)
     return losses / tf.cast(tf.shape(losses)[0], losses.dtype)
+
+
+def divide_by_sum_of_ones(batch, outputs):
+    losses = squared_error(batch, outputs)
+    return losses / tf.reduce_sum(tf.ones_like(losses))
+
+
+def divide_by_gathered_rows(batch, outputs):
+    losses = squared_error(batch, outputs)
+    return losses / tf.cast(tf.size(ctl.replica.all_gather(losses)), losses.dtype)
+
+
+@pytest.mark.parametrize("loss_fn", [divide_by_own_rows, divide_by_sum_of_ones])
+def test_loss_that_depends_on_the_number_of_rows_is_rejected(loss_fn):
+    """Also with `ctl.data.distribute`, whose shares have one static shape."""
+    step = ctl.Step(
+        build_model, tf_keras.optimizers.SGD, loss_fn, global_batch_size=4,
+        strategy=testing.make_strategy(2), precision="float64",
+    )  # fmt: skip
+    for batch in (
+        next(iter(distribute(step, 4))),
+        next(iter(ctl.data.distribute(source(), 4, step.strategy))),
+    ):
+        with pytest.raises(ctl.UsageError, match=rf"{loss_fn.__name__} \(.*the number of rows"):
+            step(batch)
+
+
+def test_loss_may_depend_on_the_number_of_all_rows():
+    step = ctl.Step(
+        lambda: tf_keras.Sequential([tf_keras.layers.Dense(2)]), tf_keras.optimizers.SGD,
+        divide_by_gathered_rows, global_batch_size=4, strategy=testing.make_strategy(2),
+        precision="float64",
+    )  # fmt: skip
+    assert step(next(iter(distribute(step, 4)))).applied
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """One step: the update is a function of the global batch alone."""
 
+import functools
+
 import numpy as np
 import orbit
 import pytest
@@ -303,3 +305,54 @@ def test_optimizer_may_be_a_function_or_an_object():
 def test_trainer_without_an_optimizer_is_rejected():
     with pytest.raises(ctl.UsageError, match="no optimizer: pass its constructor optimizer="):
         tiny.TinyTrainer(global_batch_size=8)
+
+
+class Pairs(ctl.StandardTrainer):
+    """Dropout, and a loss over pairs of rows: both depend on the positions of the rows."""
+
+    def build_model(self):
+        return tf_keras.Sequential(
+            [tf_keras.layers.Dense(6), tf_keras.layers.Dropout(0.3), tf_keras.layers.Dense(2)]
+        )
+
+    def build_dataset(self, split, input_context):
+        rows = np.random.default_rng(0)
+        return ctl.data.arrays({"x": rows.normal(size=(7, 5)), "label": rows.normal(size=(7, 2))})
+
+    def per_example_loss(self, batch, outputs):
+        pairs = tf.abs(outputs[:, None] - ctl.replica.all_gather(outputs)[None])
+        return tf.reduce_mean((batch["label"] - outputs) ** 2, -1) + tf.reduce_mean(pairs, [1, 2])
+
+
+def train_on_own_shares(build):
+    """The user's dataset gives the first of two workers 4 rows, and the second 3."""
+    trainer = Pairs(
+        global_batch_size=7, strategy=build(), optimizer=lambda: tf_keras.optimizers.Adam(1e-2),
+        options=ctl.TrainerOptions(precision="float64"),
+    )  # fmt: skip
+    examples = trainer.build_dataset("train", None)
+
+    def make(context):
+        both = context.num_input_pipelines == 1
+        share = slice(None) if both else (slice(4), slice(4, None))[context.input_pipeline_id]
+        rows = {k: v.numpy()[share] for k, v in examples.gather(range(7)).items()}
+        dataset = tf.data.Dataset.from_tensor_slices(rows)
+        return dataset.batch(len(rows["x"]), drop_remainder=True).repeat()
+
+    data = trainer.strategy.distribute_datasets_from_function(make)
+    trainer.train_dataset = data
+    trainer.train(tf.constant(4))
+    evaluator = ctl.StandardEvaluator(trainer)
+    evaluator.eval_dataset = data
+    loss = evaluator.evaluate(tf.constant(1))["loss"]
+    return np.concatenate([w.numpy().ravel() for w in trainer.model.weights]), float(loss)
+
+
+@pytest.mark.slow
+def test_own_data_with_other_static_shapes_on_each_worker_trains_as_on_one_device():
+    one = train_on_own_shares(tf.distribute.get_strategy)
+    workers = ctl.testing.run_workers(
+        train_on_own_shares, tf.distribute.MultiWorkerMirroredStrategy
+    )
+    for two in workers:
+        tf.nest.map_structure(functools.partial(np.testing.assert_allclose, atol=1e-12), two, one)

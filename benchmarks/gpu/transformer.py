@@ -9,7 +9,7 @@ import tf_keras
 from benchmarks.gpu import devices
 from benchmarks.gpu.parts import Report
 import ctl
-from ctl.hardware.peak_flops import peak_flops
+from ctl.hardware.devices import peak_flops
 from ctl.replica.step.flops import count_flops
 from experiments.trainers.char_lm import CharLmTrainer
 

@@ -21,6 +21,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 
@@ -33,6 +34,7 @@ INTERFACE = "eth0"  # the only one of each host, in addition to `lo`
 # every all-reduce at the speed of memory, and a small one takes one timer per packet.
 MIN_BURST = 16_000
 _NAME = re.compile(r"ctl(\d+)-\d+-(?:hub|\d+)")
+_FILES = pathlib.Path("/etc/netns")
 _NUMBERS = itertools.count()  # of the `Hosts` of this process
 
 
@@ -54,18 +56,19 @@ class Hosts(contextlib.AbstractContextManager):
     Args:
         count: the number of hosts.
         rate: Mbit/s of each link in each direction; None for no limit.
+        hostnames: a host name of each host, maybe with a domain, which all hosts resolve.
 
     Attributes:
         names: the network namespaces, for `ip netns exec NAME`.
         addresses: the IPv4 address of each host.
     """
 
-    def __init__(self, count: int, rate: float | None = None):
+    def __init__(self, count: int, rate: float | None = None, *, hostnames: Sequence[str] = ()):
         # Unique, because the names are global to the machine.
         prefix = f"ctl{os.getpid()}-{next(_NUMBERS)}"
         self.names = [f"{prefix}-{i}" for i in range(count)]
         self.addresses = [f"10.77.0.{i + 1}" for i in range(count)]
-        self._hub, self._rate = f"{prefix}-hub", rate
+        self._hub, self._rate, self._hostnames = f"{prefix}-hub", rate, hostnames
         self._created: list[str] = []
         self._processes: list[subprocess.Popen] = []
 
@@ -155,8 +158,16 @@ class Hosts(contextlib.AbstractContextManager):
             ip(f"-n {self._hub} link set port{i} master bridge up")
             ip(f"-n {name} addr add {self.addresses[i]}/24 dev {INTERFACE}")
             ip(f"-n {name} link set {INTERFACE} up")
+            self._write_hosts_file(name)
         if self._rate is not None:
             self.limit(self._rate)
+
+    def _write_hosts_file(self, name: str) -> None:
+        if self._hostnames:
+            lines = map(" ".join, zip(self.addresses, self._hostnames, strict=True))
+            folder = _FILES / name  # `ip netns exec` mounts the files in it over those in /etc
+            folder.mkdir(parents=True)
+            (folder / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
 
     def _remove(self) -> None:
         for name in reversed(self._created):
@@ -191,6 +202,7 @@ def _remove_namespace(name: str) -> None:
     for pid in map(int, pids.split()):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(_FILES / name, ignore_errors=True)
     # Another process may have removed it as abandoned.
     subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 

@@ -18,6 +18,7 @@ SPEED = (
     "input_",
     "workers/",
 )
+_LIVES = ("start", "resume", "end", "stop")
 _AXES = ("time", "split", "step")
 
 
@@ -54,10 +55,10 @@ class RunFiles:
         return curves
 
     def state(self) -> str:
-        """Returns the state of the run, by its last event."""
-        last = next((e["event"] for e in reversed(self.events) if "event" in e), "")
+        """Returns the state of the run, by the last event of a process."""
+        events = [e["event"] for e in self.events if e.get("event") in _LIVES]
         states = {"end": "complete", "stop": "stopped, to be resumed"}
-        return states.get(last, "running or killed")
+        return states.get("".join(events[-1:]), "running or killed")
 
     def goodput(self) -> dict[str, float]:
         """Returns the shares of the wall time, from the last result if there is one."""

@@ -11,6 +11,11 @@ from ctl.errors import UsageError
 from ctl.hardware.strategies import STRATEGIES, StrategySpec
 
 
+def _option(key: str, default: Any) -> Any:
+    """Returns a field of `Choice` that a config key sets."""
+    return dataclasses.field(default=default, metadata={"key": key})
+
+
 @dataclasses.dataclass(frozen=True)
 class Choice:
     """The options and facts that the rules depend on, known so far or resolved for one trainer.
@@ -43,26 +48,26 @@ class Choice:
     """
 
     replicas: int = 1
-    precision: str = "float32"
-    loss_scale: float = 0.0
-    xla: str = "off"
-    placement: str = "stream"
+    precision: str = _option("runtime.precision", "float32")
+    loss_scale: float = _option("runtime.loss_scale", 0.0)
+    xla: str = _option("runtime.xla", "off")
+    placement: str = _option("data.placement", "stream")
     sync_batch_norm: bool = False
-    micro_batches: int = 1
+    micro_batches: int = _option("optimizer.gradient_accumulation_steps", 1)
     per_micro_batch: bool = False
-    shards: int = 0
-    reduce_dtype: str = ""
-    bucket_mib: float = 0.0
-    compression: str = ""
-    rank: int = 0
-    compression_start: int = 0
+    shards: int = _option("runtime.logical_shards", 0)
+    reduce_dtype: str = _option("runtime.all_reduce.dtype", "")
+    bucket_mib: float = _option("runtime.all_reduce.bucket_mib", 0.0)
+    compression: str = _option("runtime.all_reduce.compression", "")
+    rank: int = _option("runtime.all_reduce.rank", 0)
+    compression_start: int = _option("runtime.all_reduce.compression_start", 0)
     batch: int = 8
     rows_per_replica: int | None = None
     full_batches: bool = True
     string_features: bool = False
-    on_non_finite: str = "stop"
-    loss_spike: float = 0.0
-    shard_state: bool = False
+    on_non_finite: str = _option("train.on_non_finite", "stop")
+    loss_spike: float = _option("train.loss_spike", 0.0)
+    shard_state: bool = _option("optimizer.shard_state", False)
     strategy: str = "mirrored"
     cpu_collectives: bool = False
 
@@ -80,27 +85,10 @@ class Choice:
             **facts: further fields, which also replace an option by its resolved value. A fact that
                 is not known yet has a default that breaks no rule.
         """
-        options = {field: values[key] for field, key in _FIELDS.items() if key in values}
+        fields = dataclasses.fields(cls)
+        keys = {field.name: field.metadata["key"] for field in fields if "key" in field.metadata}
+        options = {name: values[key] for name, key in keys.items() if key in values}
         return cls(**options | facts)
-
-
-# Field of `Choice` -> the config key that sets it.
-_FIELDS = {
-    "precision": "runtime.precision",
-    "loss_scale": "runtime.loss_scale",
-    "xla": "runtime.xla",
-    "placement": "data.placement",
-    "micro_batches": "optimizer.gradient_accumulation_steps",
-    "shards": "runtime.logical_shards",
-    "reduce_dtype": "runtime.all_reduce.dtype",
-    "bucket_mib": "runtime.all_reduce.bucket_mib",  # of the strategy: no option of a trainer
-    "compression": "runtime.all_reduce.compression",
-    "rank": "runtime.all_reduce.rank",
-    "compression_start": "runtime.all_reduce.compression_start",
-    "on_non_finite": "train.on_non_finite",
-    "loss_spike": "train.loss_spike",
-    "shard_state": "optimizer.shard_state",
-}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,11 +1,13 @@
 """Describes an error in a user's code by one line with the user's own file and line."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+import inspect
 import os
 import pathlib
 import re
 import sysconfig
 import traceback
+from typing import Any
 
 from ctl import errors
 from ctl.configs import overrides
@@ -68,6 +70,15 @@ def user_frame(frames: list[tuple[str, int]]) -> str | None:
     called_by_ctl = frames[inside_ctl[0] + 1 :] if inside_ctl else frames
     lines = [(name, line) for name, line in called_by_ctl if not _is_library(name)]
     return f"{_relative(lines[-1][0])}:{lines[-1][1]}" if lines else None
+
+
+def name_function(function: Callable[..., Any]) -> str:
+    """Returns the name of a user's function, with its file and line if it is written in Python."""
+    function = inspect.unwrap(getattr(function, "python_function", function))
+    code = getattr(function, "__code__", None)
+    if code is None:  # an object that can be called, such as a loss of Keras
+        return type(function).__name__
+    return f"{function.__name__} ({_relative(code.co_filename)}:{code.co_firstlineno})"
 
 
 def raised_by_library(error: BaseException) -> bool:

@@ -38,7 +38,7 @@ SWITCHES = {
 _VALUES = {
     "config": ("FILE", "the experiment; --config.KEY=VALUE changes one of its keys"),
     "mode": ("MODE", "one of the modes"),
-    "workdir": ("FOLDER", "the folder of the run; runs/<experiment> by default"),
+    "workdir": ("FOLDER", "the folder of the run, or its URL; runs/<experiment> by default"),
     "checkpoint": ("best", "with eval and export: best, a step, or a path; by default the newest"),
     "topology": ("v5e:2x2", "with aot_compile: the TPU slices, such as v5e:2x2,v5p:2x2x1"),
     "checks": ("inputs,gradients", "with check: run these of its checks only"),
@@ -233,8 +233,8 @@ def _check_arguments(arguments: list[str]) -> None:
 
 
 def _check_flags(values: flags.FlagValues) -> None:
-    for name in ("workdir", "checkpoint"):
-        errors.check_local(f"--{name}", values[name].value or "")
+    if errors.is_url(values.workdir or ""):
+        _check_url(values)
     if values.config is None and values.mode != "devices":
         raise UsageError(
             "No experiment is named: add its file, such as experiments/mnist.py; see --help."
@@ -253,6 +253,19 @@ def _check_flags(values: flags.FlagValues) -> None:
             f"without --mode={modes[0]}" if len(modes) == 1 else f"with --mode={values.mode}"
         )
         raise UsageError(f"--{flag} has no effect {condition}: remove it.")
+
+
+def _check_url(values: flags.FlagValues) -> None:
+    """Raises UsageError for what only works in a folder of a file system."""
+    mode = MODES.get(values.mode)
+    if values.fresh:
+        raise UsageError(
+            f"--fresh does not move objects: name another --workdir than {values.workdir}, or move that "
+            "folder by the tools of the object store."
+        )
+    if values.sweep is not None or values.dry_run or (mode and not mode.workdir):
+        what = f"--mode={values.mode}" if mode and not mode.workdir else "a sweep or a dry run"
+        errors.check_local(f"The --workdir of {what}", values.workdir)
 
 
 def _describe_unknown_flag(name: str) -> str:

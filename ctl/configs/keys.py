@@ -318,6 +318,12 @@ KEYS = (
     Key("train.checkpoint_writing", "auto", choices=("auto", "background", "blocking"),
         text="background: copy the values and continue while a thread writes them (one process only); "
              "blocking: wait until they are written; auto: background if possible."),
+    Key("train.local_dir", "",
+        text="With a --workdir such as gs://bucket/run: the local folder that the run works in; \"\": a "
+             "folder in the user's cache. See docs/storage.md."),
+    Key("train.upload_grace", 600.0, least=0,
+        text="With such a --workdir: seconds that the end of a run, also after SIGTERM, waits until "
+             "everything is in the bucket."),
     Key("train.preemption_notice", "none", choices=("none", "gce"),
         text="gce: also ask Google Cloud whether this machine will be preempted; none: only react to "
              "SIGTERM."),

@@ -253,6 +253,10 @@ class TrainerOptions:
         return {key: getattr(self, option) for option, key in OPTION_KEYS.items()}
 
     def __post_init__(self) -> None:
+        if not isinstance(self.clip, Clip):
+            raise UsageError(
+                f"clip is {self.clip!r}, but must be a ctl.Clip, as ctl.Clip(norm=1.0)."
+            )
         values = self.by_key()
         # The checks know the keys alone: the message of a script names the option.
         with _named_by_options(OPTION_KEYS):

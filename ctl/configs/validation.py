@@ -75,7 +75,6 @@ def check_config(config: Any) -> None:
                 f"init.models.{name} is {overrides.show_value(source)}, but must be a run's workdir, "
                 "its folder of checkpoints, or a checkpoint."
             )
-        errors.check_local(f"init.models.{name}", source)
     _check_batch(values)
     _check_optimizer(values)
     options.check_clip(values)

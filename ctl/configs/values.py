@@ -45,7 +45,7 @@ def check_values(values: Mapping[str, Any]) -> None:
             f"train.best.metric is {metric!r}, but must be the name of a metric of the evaluation, "
             "eval/NAME, such as eval/loss."
         )
-    for key in ("data.cache", "init.checkpoint"):
+    for key in ("data.cache", "train.local_dir"):
         errors.check_local(key, values.get(key, ""))
     _check_profile(values.get("train.profile", ""))
     if values.get(durations.LIMIT):

@@ -74,12 +74,9 @@ def training_batches(
     source = source_of(data)
     if source is not None:
         size = batches_per_call(source, layout)
-        read = _chunk_reader(source, layout, seed=seed, start=start, size=size, shard=shard)
+        read = _training_reader(source, layout, seed=seed, start=start, size=size, shard=shard)
         augment = data.augment if isinstance(data, Augmented) else None
-        if augment is not None or isinstance(source, RowSource):
-            dataset = _map_examples(read, source, augment, layout, size=size)
-        else:
-            dataset = _unstack(_stacked_batches(read, layout, size), size)
+        dataset = _source_batches(read, source, augment, layout, size=size)
     elif isinstance(data, PerReplica):
         dataset = _repeat(data.dataset, start, elements_per_step=layout.local_replicas)
     else:
@@ -100,7 +97,7 @@ def training_chunks(
 ) -> tf.data.Dataset:
     """Like `training_batches` for one replica, with `size` batches stacked and without a mask."""
     if isinstance(data, Arrays):
-        read = _chunk_reader(data, layout, seed=seed, start=start, size=size, shard=None)
+        read = _training_reader(data, layout, seed=seed, start=start, size=size, shard=None)
         chunks = _stacked_batches(read, layout, size)
         # One chunk ahead is enough: it holds many batches.
         return chunks.map(lambda element: element.batch).prefetch(1)
@@ -123,7 +120,7 @@ def evaluation_batches(data: Data, layout: Layout, *, prefetch: int = 1) -> tf.d
         same number of steps: read `evaluation_steps` steps of it.
     """
     if isinstance(data, Source):
-        dataset = _evaluation_stream(data, layout)
+        dataset = _source_batches(_evaluation_reader(data, layout), data, None, layout, size=1)
     elif isinstance(data, PerReplica):
         _check_number_of_batches(data.dataset, layout)
         dataset = data.dataset
@@ -187,30 +184,77 @@ def _reader(source: Source) -> Callable[[tf.Tensor], Any]:
     return source.read if isinstance(source, RowSource) else source.gather
 
 
-def _chunk_reader(
+def _training_reader(
     source: Source, layout: Layout, *, seed: int, start: int, size: int, shard: WorkerShard | None
 ) -> _ReadChunk:
     """Returns a function that reads the batches [index x size, (index + 1) x size) of the stream."""
     batch_size, local = layout.global_batch_size, layout.local_replicas
-    elements = tf.range(size, dtype=tf.int64)[:, tf.newaxis]
-    offsets = tf.range(layout.rows_per_replica, dtype=tf.int64)[tf.newaxis, :]
-    read = _reader(source)
     first, stride = (start, 1) if shard is None else (start + shard.index, shard.num_workers)
     # A chunk touches at most this many steps; all its positions are less than `span` apart.
     span = ((size + local - 2) // local * stride + 1) * batch_size
+    read = _reader(source)
 
     def read_chunk(index: tf.Tensor) -> _Chunk:
-        element = index * size + elements
-        step, replica = first + element // local * stride, layout.first_replica + element % local
-        rows = replica * layout.rows_per_replica + offsets
-        # Padding repeats the last row of the same global batch.
-        positions = tf.reshape(step * batch_size + tf.minimum(rows, batch_size - 1), [-1])
+        positions, mask = _positions(layout, index, size=size, first=first, stride=stride)
         indexes, seeds = source.training_order(
             positions, batch_size=batch_size, seed=seed, span=span
         )
-        return read(indexes), seeds, None if layout.even else tf.cast(rows < batch_size, tf.float32)
+        return read(indexes), seeds, None if layout.even else mask
 
     return read_chunk
+
+
+def _evaluation_reader(source: Source, layout: Layout) -> _ReadChunk:
+    """Returns a function that reads a batch of an evaluation, without seeds."""
+    read = _reader(source)
+
+    def read_chunk(index: tf.Tensor) -> _Chunk:
+        positions, mask = _positions(layout, index, examples=len(source))
+        indexes = source.evaluation_order(positions, batch_size=layout.global_batch_size)
+        return read(indexes), tf.zeros([tf.size(positions), 2], tf.int64), mask
+
+    return read_chunk
+
+
+def _positions(
+    layout: Layout,
+    index: tf.Tensor,
+    *,
+    size: int = 1,
+    first: int | tf.Tensor = 0,
+    stride: int = 1,
+    examples: int | None = None,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the rows of a chunk by their positions in the stream, and the mask of those that exist.
+
+    Args:
+        layout: which rows this pipeline feeds to which replicas.
+        index: the number of the chunk.
+        size: the number of batches in a chunk.
+        first: the first step.
+        stride: the number of steps from one global batch of this pipeline to its next.
+        examples: the length of the stream; None if it is endless.
+    """
+    elements = tf.range(size, dtype=tf.int64)[:, tf.newaxis]
+    offsets = tf.range(layout.rows_per_replica, dtype=tf.int64)[tf.newaxis, :]
+    batch_size, local = layout.global_batch_size, layout.local_replicas
+    element = index * size + elements
+    step, replica = first + element // local * stride, layout.first_replica + element % local
+    positions = step * batch_size + replica * layout.rows_per_replica + offsets
+    end = (step + 1) * batch_size
+    end = end if examples is None else tf.minimum(end, examples)
+    # Padding repeats the last row of the same global batch; after the end, the last of all.
+    existing = tf.reshape(tf.minimum(positions, end - 1), [-1])
+    return existing, tf.cast(positions < end, tf.float32)
+
+
+def _source_batches(
+    read_chunk: _ReadChunk, source: Source, augment: Augment | None, layout: Layout, *, size: int
+) -> tf.data.Dataset:
+    """Returns the batches of chunks, each example of which is parsed and augmented if necessary."""
+    if augment is not None or isinstance(source, RowSource):
+        return _map_examples(read_chunk, source, augment, layout, size=size)
+    return _unstack(_stacked_batches(read_chunk, layout, size), size)
 
 
 def _stacked_batches(read_chunk: _ReadChunk, layout: Layout, size: int) -> tf.data.Dataset:
@@ -260,29 +304,6 @@ def _map_examples(
     options.experimental_optimization.map_and_batch_fusion = True
     batches = examples.batch(rows, drop_remainder=True).with_options(options)
     return batches.map(lambda batch, *mask: MaskedBatch(batch, mask[0] if mask else None))
-
-
-def _evaluation_stream(source: Source, layout: Layout) -> tf.data.Dataset:
-    rows, count = layout.rows_per_replica, len(source)
-    offsets = tf.range(rows, dtype=tf.int64)
-    batch_size, local = layout.global_batch_size, layout.local_replicas
-    read = _reader(source)
-
-    def element(index: tf.Tensor) -> MaskedBatch:
-        step, replica = index // local, layout.first_replica + index % local
-        positions = step * batch_size + replica * rows + offsets
-        # Padding repeats the last example of the batch; after the end, the last of all.
-        end = tf.minimum((step + 1) * batch_size, count)
-        indexes = source.evaluation_order(tf.minimum(positions, end - 1), batch_size=batch_size)
-        return MaskedBatch(read(indexes), tf.cast(positions < end, tf.float32))
-
-    batches = tf.data.Dataset.counter().map(element, **_PARALLEL)
-    if not isinstance(source, RowSource):
-        return batches
-    chunks = batches.map(tuple)  # tf.data does not unpack a named tuple into arguments
-    parse = lambda row, mask: (convert(source.parse)(row), mask)  # noqa: E731
-    examples = _map_rows(chunks, parse, source=source, rows=rows)
-    return examples.batch(rows, drop_remainder=True).map(MaskedBatch)
 
 
 def _map_rows(

@@ -20,7 +20,7 @@ from ctl.data.source import (
     dataset_of,
     source_of,
 )
-from ctl.errors import UsageError
+from ctl.errors import UsageError, type_name
 
 # The stateful ops behind tf.random.uniform and similar functions, and behind tf.random.Generator.
 # Their state is not in the checkpoint, so a resumed run would repeat or change their numbers. The op
@@ -94,7 +94,7 @@ def check_data(data: Any, split: str) -> dict[str, tf.TensorSpec]:
     """
     if not isinstance(data, Source | tf.data.Dataset | Augmented | GlobalBatches | PerReplica):
         raise UsageError(
-            f"build_dataset({split!r}, ...) returned {type(data).__name__}, but must return a "
+            f"build_dataset({split!r}, ...) returned {type_name(data)}, but must return a "
             "ctl.data.Source, a tf.data.Dataset of examples, ctl.data.augmented(...), "
             f"ctl.data.GlobalBatches or ctl.data.PerReplica{_suggest_source(data)}"
             f"{'.' if split == 'train' else f', or remove {split} from eval.splits.'}"
@@ -108,7 +108,7 @@ def check_data(data: Any, split: str) -> dict[str, tf.TensorSpec]:
     # An unknown or infinite cardinality is negative.
     if count == 0:
         raise UsageError(
-            f"build_dataset({split!r}, ...) returned no examples, but must return at least one."
+            f"build_dataset({split!r}, ...) returned an empty dataset: at least one example is required."
         )
     spec = element_spec(data)
     if source is None and not isinstance(data, GlobalBatches | PerReplica):

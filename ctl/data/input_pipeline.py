@@ -20,7 +20,7 @@ from ctl.data.source import (
     dataset_of,
     source_of,
 )
-from ctl.errors import UsageError
+from ctl.errors import UsageError, name_arguments
 from ctl.hardware import strategies
 
 BuildDataset = Callable[[str, tf.distribute.InputContext], Data]
@@ -350,8 +350,11 @@ def distribute(
     Raises:
         UsageError: the data cannot be divided in this way.
     """
+    if start_step < 0:
+        raise UsageError(f"start_step is {start_step}, but must be at least 0.")
     strategy = strategy or tf.distribute.get_strategy()
     pipeline = InputPipeline(
         lambda split, context: data, strategy=strategy, seed=seed, prefetch=prefetch
     )
-    return pipeline.training_dataset(global_batch_size, start=start_step)
+    with name_arguments():
+        return pipeline.training_dataset(global_batch_size, start=start_step)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import numbers
 
 import tensorflow as tf
 
@@ -41,9 +42,10 @@ class Layout:
     pipeline: int = 0
 
     def __post_init__(self) -> None:
-        if self.global_batch_size < 1:
+        size = self.global_batch_size
+        if not isinstance(size, numbers.Integral) or size < 1:
             raise UsageError(
-                f"global_batch_size is {self.global_batch_size}, but must be at least 1."
+                f"global_batch_size is {size!r}, but must be an integer of at least 1."
             )
 
     @classmethod

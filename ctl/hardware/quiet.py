@@ -8,7 +8,7 @@ import sys
 import tempfile
 
 from ctl.errors import UsageError
-from ctl.hardware import cluster, gpu
+from ctl.hardware import engines, gpu
 
 
 def set_log_level(environment: MutableMapping[str, str]) -> None:
@@ -19,7 +19,7 @@ def set_log_level(environment: MutableMapping[str, str]) -> None:
     too, except errors of the libraries of GPUs.
     """
     try:
-        several = cluster.from_environment(environment) is not None
+        several = engines.from_environment(environment) is not None
     except UsageError:  # reported once the config has been checked
         several = False
     level = "3" if several and not gpu.list_gpus() else "2"

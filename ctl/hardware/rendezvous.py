@@ -1,17 +1,161 @@
-"""Waits for the other processes of a run to start."""
+"""Waits for the other processes of a run to start, and exchanges addresses with them."""
 
+from collections.abc import Callable, MutableMapping
+import contextlib
+import json
 import os
 import socket
 import time
+from typing import Any
 
 from ctl.errors import Failure, UsageError, print_line
-from ctl.hardware.cluster import Cluster
+from ctl.hardware import engines
+from ctl.hardware.cluster import Cluster, task_name
 
 # An environment variable, set by ctl.launch, which chooses free ports at each start.
 PORTS_BY_LAUNCHER = "CTL_PORTS_BY_LAUNCHER"
 _POLL_SECONDS = 0.1
 _REPORT_SECONDS = 5.0  # between two lines that name the missing processes
 _LINGER_POLLS = 10  # polls for which this process still listens after it has reached all others
+_MAX_LINE = 2**24  # bytes of a message between processes that meet
+_LINE_SECONDS = 5.0  # for a process that has connected to send its line
+
+
+def exchange_addresses(environment: MutableMapping[str, str], *, timeout: float) -> None:
+    """Lets processes that know only their ranks exchange addresses, and sets TF_CONFIG.
+
+    Each process chooses a free port. Rank 0 listens at the address that all know, collects the ports
+    and the hosts from which the others connect, and sends the complete list to all.
+
+    Args:
+        environment: variables of this process. Nothing changes if they have the addresses already.
+        timeout: seconds to wait for the others.
+
+    Raises:
+        UsageError: the port of rank 0 is in use, or the processes belong to different runs.
+        Failure: a process did not start within `timeout` seconds.
+    """
+    cluster = engines.from_environment(environment)
+    if cluster is None or not cluster.meeting:
+        return
+    tasks = {role: range(len(ranks)) for role, ranks in cluster.addresses.items()}
+    names = [task_name(role, i) for role in tasks for i in tasks[role]]  # in the order of the ranks
+    with socket.create_server(("", 0)) as chosen:
+        port = chosen.getsockname()[1]
+    line = {"name": cluster.name, "names": names, "port": port}
+    clock = _Waiting(cluster.name, timeout)
+    meet = _collect if cluster.name == names[0] else _join
+    found = iter(meet(cluster, line, clock))
+    spec = {role: [next(found) for _ in indices] for role, indices in tasks.items()}
+    environment["TF_CONFIG"] = Cluster(spec, cluster.role, cluster.index).tf_config()
+    environment[PORTS_BY_LAUNCHER] = "1"
+
+
+class _Waiting:
+    """Prints every few seconds whom a process waits for, and fails after the time limit."""
+
+    def __init__(self, name: str, timeout: float):
+        self._name, self._timeout = name, timeout
+        self._start = self._last = time.monotonic()
+
+    def check(self, missing: str) -> None:
+        now = time.monotonic()
+        if now - self._start > self._timeout:
+            raise Failure(
+                f"{self._name} waited {self._timeout:.0f} s for {missing}: start all processes, or "
+                "increase runtime.cluster.start_timeout."
+            )
+        if now - self._last >= _REPORT_SECONDS:
+            self._last = now
+            print_line(f"{self._name} waits for {missing}.")
+
+
+def _collect(cluster: Cluster, line: dict[str, Any], clock: _Waiting) -> list[str]:
+    """Returns the addresses of all processes, in rank 0, and sends them to the others."""
+    host, port = _split(cluster.meeting)
+    names = line["names"]
+    found = {cluster.name: f"{host}:{line['port']}"}
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(
+            _listen_at(port, cluster.name, cluster.meeting, "MASTER_PORT")
+        )
+        peers = []
+        while missing := [name for name in names if name not in found]:
+            clock.check(f"{', '.join(missing)} at {cluster.meeting}")
+            try:
+                peer, (source, *_) = listener.accept()
+            except BlockingIOError:
+                time.sleep(_POLL_SECONDS)
+                continue
+            stack.enter_context(peer)
+            message = _receive(peer, None)
+            if not message:  # another program, or a process that has ended
+                continue
+            if message.get("names") != names or message.get("name") not in missing:
+                _send(peer, {"error": f"{cluster.name} waits for {', '.join(missing)}"})
+                continue
+            # A process on the host of rank 0 may connect from an address that others cannot reach.
+            is_local = source.startswith("127.")
+            found[message["name"]] = f"{host if is_local else source}:{message['port']}"
+            peers.append(peer)
+        addresses = [found[name] for name in names]
+        for peer in peers:
+            with contextlib.suppress(OSError):  # reported when its port is not reached
+                _send(peer, {"addresses": addresses})
+    return addresses
+
+
+def _join(cluster: Cluster, line: dict[str, Any], clock: _Waiting) -> list[str]:
+    """Returns the addresses of all processes, in a process other than rank 0."""
+    missing = f"{line['names'][0]} at {cluster.meeting}"
+    while True:
+        clock.check(missing)
+        try:
+            with socket.create_connection(_split(cluster.meeting), timeout=1.0) as peer:
+                _send(peer, line)
+                answer = _receive(peer, lambda: clock.check(f"the others, with {missing}"))
+        except OSError:
+            answer = None
+        if answer and "addresses" in answer:
+            return answer["addresses"]
+        if answer:
+            raise UsageError(
+                f"{cluster.name} has met another run at {cluster.meeting}: {answer.get('error')}, and "
+                f"this is {cluster.name} of {cluster.size}. Choose another MASTER_PORT."
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _send(peer: socket.socket, message: dict[str, Any]) -> None:
+    peer.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _receive(peer: socket.socket, wait: Callable[[], None] | None) -> dict[str, Any] | None:
+    """Returns the line that the other process sends, or None if it sends none.
+
+    Args:
+        peer: the connection.
+        wait: called each second until the line arrives; None gives up after a few seconds.
+    """
+    peer.settimeout(1.0 if wait else _LINE_SECONDS)
+    data = b""
+    while not data.endswith(b"\n") and len(data) < _MAX_LINE:
+        try:
+            part = peer.recv(2**16)
+        except TimeoutError:
+            if wait is None:
+                return None
+            wait()
+            continue
+        except OSError:
+            return None
+        if not part:
+            return None
+        data += part
+    with contextlib.suppress(ValueError):
+        message = json.loads(data)
+        return message if isinstance(message, dict) else None
+    return None
 
 
 def wait_for_others(cluster: Cluster, *, timeout: float) -> None:
@@ -30,23 +174,14 @@ def wait_for_others(cluster: Cluster, *, timeout: float) -> None:
             chosen is in use.
     """
     missing = cluster.others()
-    start = last_report = time.monotonic()
+    clock = _Waiting(cluster.name, timeout)
     with _listen(cluster) as listener:
         while missing:
             missing = {n: a for n, a in missing.items() if not is_listening(a)}
             _close_pending(listener)
             if not missing:
                 break
-            now = time.monotonic()
-            names = ", ".join(f"{name} ({address})" for name, address in missing.items())
-            if now - start > timeout:
-                raise Failure(
-                    f"{cluster.name} waited {timeout:.0f} s for {names}: start all processes, or "
-                    "increase runtime.cluster.start_timeout."
-                )
-            if now - last_report >= _REPORT_SECONDS:
-                last_report = now
-                print_line(f"{cluster.name} waits for {names}.")
+            clock.check(", ".join(f"{name} ({address})" for name, address in missing.items()))
             time.sleep(_POLL_SECONDS)
         # Another process may reach this one later than the reverse; until TensorFlow's server
         # listens, it would count this one as missing again.
@@ -78,7 +213,12 @@ def is_listening(address: str) -> bool:
 
 
 def _listen(cluster: Cluster) -> socket.socket:
-    host, port = _split(cluster.address)
+    port = _split(cluster.address)[1]
+    return _listen_at(port, cluster.name, cluster.address, "TF_CONFIG")
+
+
+def _listen_at(port: int, name: str, address: str, place: str) -> socket.socket:
+    """Listens at a port of this host; errors name the process, its address and where it is set."""
     listener = socket.socket()
     # Without SO_REUSEADDR a restarted process could not bind while its old connections are in
     # TIME_WAIT.
@@ -91,8 +231,8 @@ def _listen(cluster: Cluster) -> socket.socket:
         # The launcher chooses ports that are free then: another program has taken this one since.
         kind = Failure if os.environ.get(PORTS_BY_LAUNCHER) else UsageError
         raise kind(
-            f"{cluster.name} cannot listen at {host}:{port} ({error.strerror}): stop the program that "
-            "uses the port, or choose another port in TF_CONFIG."
+            f"{name} cannot listen at {address} ({error.strerror}): stop the program that uses the "
+            f"port, or choose another port in {place}."
         ) from None
     listener.setblocking(False)
     return listener

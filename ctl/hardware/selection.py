@@ -5,8 +5,8 @@ import os
 from typing import TYPE_CHECKING
 
 from ctl.errors import UsageError
-from ctl.hardware import devices, tpu
-from ctl.hardware.cluster import Cluster, from_environment
+from ctl.hardware import devices, engines, tpu
+from ctl.hardware.cluster import Cluster
 from ctl.hardware.strategies import (
     CONFIG_KEYS,
     NAMES,
@@ -120,7 +120,7 @@ def build(name: str = "auto", options: StrategyOptions | None = None) -> Hardwar
 def of_strategy(strategy: "tf.distribute.Strategy") -> Hardware:
     """Returns the hardware of a strategy that the user made, with the processes of TF_CONFIG."""
     name = strategy_name(strategy)
-    processes = from_environment(os.environ) if STRATEGIES[name].multi_process else None
+    processes = engines.from_environment(os.environ) if STRATEGIES[name].multi_process else None
     return Hardware(strategy, name, "the user's own", processes)
 
 
@@ -130,8 +130,8 @@ def _check_cluster(name: str, cluster: Cluster | None) -> None:
         # A cluster of one process is ignored: some platforms set TF_CONFIG for every job.
         if cluster is not None and cluster.size > 1:
             raise UsageError(
-                f"runtime.strategy={name} runs in one process, but TF_CONFIG describes "
-                f"{cluster.size}: set runtime.strategy=auto, or unset TF_CONFIG."
+                f"runtime.strategy={name} runs in one process, but this is one of {cluster.size} "
+                "(`ctl devices` says why): set runtime.strategy=auto, or start one process."
             )
         return
     needs_servers = STRATEGIES[name].coordinated
@@ -145,8 +145,8 @@ def _check_cluster(name: str, cluster: Cluster | None) -> None:
     if cluster.has_servers != needs_servers:
         raise UsageError(
             f"runtime.strategy={name} requires a cluster {'with' if needs_servers else 'without'} "
-            f"parameter servers, but TF_CONFIG describes {'some' if cluster.has_servers else 'none'}: "
-            "set runtime.strategy=auto."
+            f"parameter servers, but this run has {'some' if cluster.has_servers else 'none'}: set "
+            "runtime.strategy=auto."
         )
 
 

@@ -11,10 +11,17 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from ctl.errors import UsageError
-from ctl.hardware import cluster, gradient_groups, rendezvous, tpu
+from ctl.hardware import engines, rendezvous, tpu
 from ctl.hardware.cluster import Cluster
 from ctl.hardware.devices import replica_devices
 from ctl.hardware.quiet import hold_back_stderr
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+from collections.abc import Sequence
+import contextlib
+import os
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -43,7 +50,7 @@ class StrategyOptions:
         devices: the devices to use, such as ("GPU:0", "GPU:2"); empty for all.
         algorithm: the all-reduce algorithm, one of `ALGORITHMS`.
         bucket_mib: processes reduce their gradients in groups, each of which ends as soon as it
-            exceeds this number of MiB (see `gradient_groups.group_sizes`); 0 for one group.
+            exceeds this number of MiB (see `group_sizes`); 0 for one group.
         timeout: seconds that a collective between processes may take; 0 for no limit.
         start_timeout: seconds to wait for the other processes to start.
         heartbeat_timeout: seconds until an unreachable process counts as lost.
@@ -69,7 +76,7 @@ class StrategyOptions:
         """Reads the options from `config.runtime` and the cluster from environment variables."""
         values = {name: operator.attrgetter(key)(runtime) for name, key in CONFIG_KEYS.items()}
         values["devices"] = tuple(values["devices"])
-        return cls(**values, cluster=cluster.from_environment(environment))
+        return cls(**values, cluster=engines.from_environment(environment))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +201,7 @@ def _build_multi_worker_mirrored(devices: list[str], options: StrategyOptions) -
     assert options.cluster is not None
     _configure_heartbeats(options.cluster, options.heartbeat_timeout)
     if options.bucket_mib:
-        gradient_groups.reserve_threads()
+        reserve_threads()
     implementations = tf.distribute.experimental.CommunicationImplementation
     communication = tf.distribute.experimental.CommunicationOptions(
         implementation=getattr(implementations, options.algorithm.upper()),
@@ -327,3 +334,51 @@ STRATEGIES: dict[str, StrategySpec] = {
     ),
 }
 NAMES = ("auto", *STRATEGIES)
+
+
+_THREADS = 4  # inter-op threads that suffice to start collectives during the backward pass
+
+
+def group_sizes(sizes: Sequence[int], bucket: int) -> list[int]:
+    """Returns the sizes of the groups in which tensors of one dtype are reduced.
+
+    TensorFlow's `CollectiveAllReduce` begins with the last tensor, because the backward pass computes
+    the gradients of the last layer first. It ends a group as soon as the group exceeds the bucket. Every
+    process has the same tensors, and so the same groups.
+
+    Args:
+        sizes: bytes of each tensor, in the order in which the variables were created.
+        bucket: `runtime.all_reduce.bucket_mib` in bytes; 0 for one group.
+
+    Returns:
+        Bytes of each group, in the order in which the groups are reduced.
+    """
+    groups: list[int] = []
+    for size in reversed(sizes):
+        if groups and (not bucket or groups[-1] <= bucket):
+            groups[-1] += size
+        else:
+            groups.append(size)
+    return groups
+
+
+def bucket_bytes(strategy: "tf.distribute.Strategy") -> int:
+    """Returns the bytes above which a strategy ends a group; 0 if it has only one group."""
+    # Strategies of one process may have the attribute too, with the default value.
+    options = getattr(strategy.extended, "_communication_options", None)
+    return options.bytes_per_pack if options else 0
+
+
+def reserve_threads() -> None:
+    """Gives TensorFlow enough threads to start collectives while the backward pass runs.
+
+    A collective starts in a thread of the inter-op pool, which also runs the operations. By default the
+    pool has one thread per core, so a process on one core would start no collective before the backward
+    pass has ended.
+    """
+    import tensorflow as tf
+
+    pool = tf.config.threading
+    if pool.get_inter_op_parallelism_threads() == 0 and len(os.sched_getaffinity(0)) < _THREADS:
+        with contextlib.suppress(RuntimeError):  # the config file has used TensorFlow already
+            pool.set_inter_op_parallelism_threads(_THREADS)

@@ -13,10 +13,9 @@ from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.actions.action import ActionList, as_action
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.checkpoints.manager import CheckpointManager
-from ctl.loop.loop_monitor import LoopMonitor
+from ctl.loop.loop_monitor import LoopMonitor, StepSummaries
 from ctl.loop.reporter import Reporter, as_numbers
 from ctl.loop.rollback import RollbackPolicy
-from ctl.loop.step_summaries import StepSummaries
 from ctl.loop.stop import StopRequest
 from ctl.loop.timing import Timer
 from ctl.loop.watchdog import Watchdog

@@ -6,6 +6,7 @@ import contextlib
 import pathlib
 import re
 import signal
+import threading
 from types import FrameType
 from typing import Any
 
@@ -59,7 +60,10 @@ class Profiler:
 
     @contextlib.contextmanager
     def on_signal(self) -> Iterator[None]:
-        """Profiles the next inner loop after a SIGUSR1, within the `with` block."""
+        """Profiles the next inner loop after a SIGUSR1, within a `with` block of the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         before = signal.signal(signal.SIGUSR1, self._request)
         try:
             yield

@@ -22,6 +22,10 @@ class Progress:
         total: the step at which training ends.
         steps_per_epoch: steps in which every training example is read once; None if not known.
         write: writes one line; by default to standard output.
+
+    Attributes:
+        durable: the step of the last checkpoint that is in the object store of the run; None if there
+            is none.
     """
 
     def __init__(
@@ -35,6 +39,7 @@ class Progress:
         self._steps_per_epoch = steps_per_epoch
         self._write = write
         self._last: float | None = None
+        self.durable: int | None = None
 
     def __enter__(self) -> "Progress":
         return self
@@ -85,6 +90,8 @@ class Progress:
             parts.append(f"{mean:,.0f} examples/s{last_loop}")
         if input_wait and input_wait > _INPUT_TOLERANCE:
             parts.append(f"waited {input_wait:.0%} for input")
+        if self.durable is not None:
+            parts.append(f"durable {self.durable}")
         if seconds_left and step < self._total:
             parts.append(f"{format_duration(seconds_left)} left")
         self._write(" | ".join(parts))

@@ -54,9 +54,11 @@ class StopRequest:
 class StopOnSignal(StopRequest):
     """Takes the first SIGINT or SIGTERM as a request; a second one ends the process immediately.
 
-    with StopOnSignal() as stop:
-        while not stop.requested:
-            train_a_little()
+        with StopOnSignal() as stop:
+            while not stop.requested:
+                train_a_little()
+
+    In a thread other than the main one, in which Ray runs functions, signals are left as they are.
     """
 
     def __init__(self) -> None:
@@ -64,7 +66,9 @@ class StopOnSignal(StopRequest):
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopOnSignal":
-        self._previous = {number: signal.signal(number, self._receive) for number in SIGNALS}
+        # Python allows only the main thread to set handlers.
+        numbers = SIGNALS if threading.current_thread() is threading.main_thread() else ()
+        self._previous = {number: signal.signal(number, self._receive) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:

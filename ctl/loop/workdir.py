@@ -17,6 +17,8 @@ from ml_collections import config_dict
 from ctl.configs import overrides
 from ctl.errors import UsageError, check_local
 from ctl.loop import json_files, lock
+from ctl.loop.bucket.bucket import Bucket, BucketReader
+from ctl.loop.bucket.local import RECORD
 from ctl.loop.checkpoints.files import report_write_errors
 from ctl.loop.config_changes import ConfigChanges, changes_updates
 from ctl.loop.goodput import read_lines
@@ -43,17 +45,30 @@ class Workdir:
     Args:
         path: the folder.
         writes: whether this process writes there; only the chief does.
+        bucket: the object store of the run, of which the folder is a copy, if --workdir is a URL.
 
     Raises:
         UsageError: the path is a URL or a file, or cannot be written.
     """
 
-    def __init__(self, path: str | pathlib.Path, *, writes: bool = True):
+    def __init__(
+        self,
+        path: str | pathlib.Path,
+        *,
+        writes: bool = True,
+        bucket: Bucket | BucketReader | None = None,
+    ):
         check_local("The workdir", path)
         self.path = pathlib.Path(path)
         self.writes = writes
+        self.bucket = bucket
         if writes:
             self._check_writable()
+
+    @property
+    def name(self) -> str:
+        """The path or the URL that the user knows."""
+        return self.bucket.url if self.bucket else str(self.path)
 
     @property
     def checkpoints(self) -> pathlib.Path:
@@ -69,6 +84,11 @@ class Workdir:
     def exports(self) -> pathlib.Path:
         """The folder of the exported models."""
         return self.path / "export"
+
+    def follow(self) -> None:
+        """Makes a folder that is a copy of a bucket up to date, for a process that only evaluates."""
+        if isinstance(self.bucket, BucketReader):
+            self.bucket.follow()
 
     def config_file(self) -> str:
         """Returns the config file that the run was started with; "" if it is not recorded."""
@@ -246,8 +266,8 @@ class Workdir:
     def _check_no_foreign_files(self) -> None:
         """Raises UsageError if the folder has files, but holds no run."""
         names = set(os.listdir(self.path) if self.path.is_dir() else [])
-        # A run that was killed while it started leaves the first two.
-        names -= {json_files.temporary_name("config.json"), lock.NAME, "aot_compile.json"}
+        # A run that was killed while it started leaves the first three.
+        names -= {json_files.temporary_name("config.json"), lock.NAME, RECORD, "aot_compile.json"}
         if names and not self._has_config_of_ctl():
             raise UsageError(
                 f"{self.path} has files in it and no config.json of ctl, so it is not a run's "

@@ -9,11 +9,13 @@ It builds what it needs (most modes `run.RunParts`), prints what users see, and 
 for anything else that ends the run; `ctl.main` prints either in one line.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import time
 
 from ml_collections import config_dict
 
+from ctl.loop.actions.action import Action
 from ctl.loop.workdir import Workdir
 
 DONE, FAILED, STOPPED = 0, 1, 75  # exit codes
@@ -37,6 +39,7 @@ class Arguments:
         find_batch: search for the largest batch that fits (`--find_batch`).
         checks: the checks to run (`--checks`), separated by commas, or "" for all of them.
         quick: leave out the checks that take the longest (`--quick`).
+        actions: actions in addition to those of the config and the trainer.
         started: when the program started, by `time.monotonic`.
         dry_run: train two steps and keep nothing (`--dry_run`).
     """
@@ -52,5 +55,6 @@ class Arguments:
     find_batch: bool = False
     checks: str = ""
     quick: bool = False
+    actions: Sequence[Action] = ()
     started: float = dataclasses.field(default_factory=time.monotonic)
     dry_run: bool = False

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from ctl.errors import UsageError, align
-from ctl.hardware import devices, gpu, host, selection, strategies, tpu
+from ctl.hardware import devices, engines, gpu, host, selection, strategies, tpu
 from ctl.hardware.gpu import DriverGpu
 from ctl.hardware.strategies import StrategyOptions
 from ctl.modes import DONE, Arguments
@@ -40,6 +40,7 @@ def describe(runtime: Any) -> str:
         ("TensorFlow", describe_tensorflow(tf.__version__, build, os.environ)),
         *describe_gpus(details, gpu.describe_gpus(), cuda=bool(build.get("is_cuda_build"))),
         ("TPU", describe_tpu()),
+        ("engine", engines.describe(os.environ)),
         *_describe_strategy(runtime),
     ]
     return "\n".join(align(rows))

@@ -7,9 +7,9 @@ from typing import Any
 
 from ctl.errors import UsageError
 from ctl.loop.checkpoints.checkpointer import DamagedCheckpoint
-from ctl.loop.named_checkpoint import find_checkpoint
 from ctl.loop.stop import StopOnSignal
 from ctl.modes import DONE, STOPPED, Arguments
+from ctl.modes.export import find_checkpoint
 from ctl.modes.run import RunParts
 
 _POLL_SECONDS = 1.0
@@ -60,8 +60,9 @@ def continuous_eval(arguments: Arguments) -> int:
             actions=run.make_actions(trains=False), records=not changes
         )
         evaluated = 0
-        run.progress.print_line(f"Waiting for checkpoints in {run.workdir.checkpoints}.")
+        run.progress.print_line(f"Waiting for checkpoints in {run.workdir.name}/checkpoints.")
         while not stop.requested:
+            run.workdir.follow()
             new = [step for step in checkpoints.files.steps() if step > evaluated]
             if not new and _has_ended(run, evaluated):
                 return DONE

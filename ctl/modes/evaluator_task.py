@@ -8,7 +8,7 @@ from typing import Any
 from ctl.configs import keys
 from ctl.configs.modes import MODES, Mode
 from ctl.errors import Failure, UsageError, print_line
-from ctl.hardware import cluster
+from ctl.hardware import engines
 from ctl.loop.workdir import Workdir
 
 _POLL_SECONDS = 0.5
@@ -17,8 +17,9 @@ _POLL_SECONDS = 0.5
 def is_evaluator(environment: Mapping[str, str]) -> bool:
     """Returns whether the task of this process in TF_CONFIG is "evaluator"."""
     text = environment.get("TF_CONFIG", "").strip()
-    # Parsed again for its role: `from_tf_config` has no cluster to return for an evaluator.
-    task = json.loads(text).get("task") if text and cluster.from_tf_config(text) is None else None
+    # Parsed again for its role: there is no cluster to return for an evaluator.
+    is_single = bool(text) and engines.from_environment(environment) is None
+    task = json.loads(text).get("task") if is_single else None
     return isinstance(task, dict) and task.get("type") == "evaluator"
 
 
@@ -66,6 +67,7 @@ def wait_for_run(workdir: Workdir, *, timeout: float) -> None:
     """
     end = time.monotonic() + timeout
     while not workdir.has_run():
+        workdir.follow()
         if time.monotonic() > end:
             raise Failure(
                 f"The evaluator has waited {timeout:.0f} s for a run in {workdir.path}: start the other "

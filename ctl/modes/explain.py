@@ -5,12 +5,12 @@ from typing import Any
 
 from ctl.configs.error_location import describe as describe_error
 from ctl.errors import align
-from ctl.hardware import devices, gradient_groups
+from ctl.hardware import devices, strategies
 from ctl.hardware.strategies import STRATEGIES
 from ctl.loop.actions import registry
 from ctl.loop.actions.action import Action, check_action
-from ctl.loop.actions.export_model import ExportModel
 from ctl.loop.checkpoints import warm_start
+from ctl.loop.exports import ExportModel
 from ctl.modes import DONE, Arguments, experiment, messages
 from ctl.modes.experiment import Experiment
 from ctl.optimizers.arguments import REPLACED
@@ -96,11 +96,11 @@ def _describe_reduction(experiment: Experiment) -> str:
     variables = trainer.model.trainable_variables
     sizes = [copies * v.shape.num_elements() * (width or v.dtype.size) for v in variables]
     text = "one SUM all-reduce"
-    bucket = gradient_groups.bucket_bytes(experiment.hardware.strategy)
+    bucket = strategies.bucket_bytes(experiment.hardware.strategy)
     if bucket:
         # The loss is sent with the gradients, unless it has another dtype.
         loss = [] if width else [copies * plan.dtype.size]
-        groups = len(gradient_groups.group_sizes([*sizes, *loss], bucket))
+        groups = len(strategies.group_sizes([*sizes, *loss], bucket))
         text = f"reduces {groups} group{'s' * (groups != 1)} of gradients during the backward pass"
     text += f", {sum(sizes) / 2**20:.2f} MiB"
     # A ring adds the numbers in an order that depends on the position in the group.

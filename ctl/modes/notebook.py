@@ -6,7 +6,6 @@ import math
 import os
 import pathlib
 import tempfile
-import threading
 from typing import Any
 
 from ml_collections import config_dict
@@ -14,7 +13,7 @@ from ml_collections import config_dict
 from ctl.configs import durations, validation
 from ctl.configs import flags as command_line
 from ctl.errors import UsageError
-from ctl.hardware import cluster
+from ctl.hardware import engines
 from ctl.loop.actions.action import Action
 from ctl.loop.actions.best_checkpoint import BestCheckpoint
 from ctl.loop.actions.learning_rate import LearningRate
@@ -70,11 +69,11 @@ class Run:
         print_lines: bool = True,
     ):
         # Checked before a strategy is built, which would wait for the other processes.
-        processes = cluster.from_environment(os.environ)
+        processes = engines.from_environment(os.environ)
         if processes and processes.size > 1:
             raise UsageError(
-                f"ctl.Run trains in one process, but TF_CONFIG describes {processes.size}: unset it, or "
-                "train with python -m ctl.launch."
+                f"ctl.Run trains in one process, but this is one of {processes.size} (`ctl devices` "
+                "says why): train with python -m ctl.main."
             )
         # Removed with this object, so that everything in a run can rely on a folder.
         self._temporary = (
@@ -251,16 +250,12 @@ class Run:
     def _call(self) -> Iterator[None]:
         """Locks the workdir, takes interrupts as a request to stop, and records the result."""
         controller = self._controller
-        is_main = threading.current_thread() is threading.main_thread()
         with self._lock():
             if not self._is_recorded:
                 self._session.record_start()
                 self._is_recorded = True
             self._stop.reasons, controller.stopped = {}, False
-            with (
-                self._stop if is_main else contextlib.nullcontext(),
-                self._session.watching(on_signal=is_main),
-            ):
+            with self._stop, self._session.watching():
                 try:
                     yield
                 finally:

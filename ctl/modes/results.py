@@ -9,10 +9,10 @@ import tensorflow as tf
 
 import ctl
 from ctl.hardware import devices, host
-from ctl.hardware.peak_flops import peak_flops
+from ctl.hardware.devices import peak_flops
 from ctl.loop import goodput
 from ctl.loop.controller import Controller
-from ctl.loop.measurements import count_examples
+from ctl.loop.reporter import count_examples
 from ctl.loop.workdir import Workdir
 from ctl.modes.experiment import Experiment
 from ctl.replica.step.engine import engine_of

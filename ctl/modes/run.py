@@ -1,6 +1,7 @@
 """Holds experiment, workdir, processes, progress, checkpoints and controller of a run."""
 
 from collections.abc import Callable, Iterable
+import contextlib
 import sys
 from typing import Any
 
@@ -12,6 +13,7 @@ from ctl.loop.actions import registry
 from ctl.loop.actions.action import Action, check_action
 from ctl.loop.actions.leaks import MemoryGrowth, Retraces
 from ctl.loop.actions.learning_rate import LearningRate
+from ctl.loop.bucket.bucket import Bucket
 from ctl.loop.checkpoints.checkpointer import Checkpointer
 from ctl.loop.controller import Controller
 from ctl.loop.metric_log import MetricLog, make_writers
@@ -63,6 +65,7 @@ class RunParts:
         self.trainer = self.experiment.trainer
         self.workdir = arguments.workdir
         self._config_path = arguments.config_path
+        self._actions = arguments.actions
         self.is_chief = self.experiment.hardware.is_chief
         # The same group everywhere in the run, so that all its collective calls have one order.
         self.processes = ProcessGroup(self.experiment.hardware)
@@ -82,10 +85,38 @@ class RunParts:
             keep_every=self.config.train.checkpoint_keep_every,
             background=self._writes_in_background(),
             is_chief=self.is_chief,
+            has_own_folder=self.workdir.bucket is not None,
             processes=self.processes,
             on_restored=self._reset_learning_rate,
             partial=arguments.allow_partial_restore,
             reads_only=reads_only,
+        )
+
+    def all_open_bucket(self, stop: StopRequest) -> contextlib.AbstractContextManager[None]:
+        """Owns and copies a run whose --workdir is a URL, in a `with` block; collective.
+
+        Args:
+            stop: requests that the run stops, when another process has taken over.
+        """
+        bucket, workdir, progress = self.workdir.bucket, self.workdir, self.progress
+        if not isinstance(bucket, Bucket):
+            return contextlib.nullcontext()
+
+        def on_durable(step: int, size: int, seconds: float) -> None:
+            progress.durable = step
+            path = f"{workdir.name}/checkpoints/ckpt-{step}"
+            workdir.event("durable", step, path=path, bytes=size, upload_seconds=seconds)
+
+        train = self.config.train
+        return bucket.all_open(
+            self.processes,
+            is_chief=self.is_chief,
+            grace=train.upload_grace,
+            on_lost=lambda: stop.request(owner="lost"),
+            keep=train.checkpoints_to_keep,
+            keep_every=train.checkpoint_keep_every,
+            on_durable=on_durable,
+            print_line=progress.print_line,
         )
 
     def make_controller(
@@ -157,7 +188,7 @@ class RunParts:
         )
         actions = [
             check_action(action, evaluator)
-            for action in (*configured, *self.trainer.build_actions())
+            for action in (*configured, *self.trainer.build_actions(), *self._actions)
         ]
         if trains:
             return [*actions, LearningRate(), Retraces(), MemoryGrowth()]

@@ -128,18 +128,14 @@ class Session:
         self._start = time.monotonic()
 
     @contextlib.contextmanager
-    def watching(self, *, on_signal: bool = True) -> Iterator[None]:
+    def watching(self) -> Iterator[None]:
         """Watches the training in the `with` block, whose duration `record_end` records.
 
         It profiles on SIGUSR1, reports loops that hang, and stops the run before this machine is
         preempted, if the config requires it.
-
-        Args:
-            on_signal: whether to handle SIGUSR1, which only the main thread can.
         """
         with contextlib.ExitStack() as stack:
-            if on_signal:
-                stack.enter_context(self._profiler.on_signal())
+            stack.enter_context(self._profiler.on_signal())
             if self._run.config.train.preemption_notice != "none":
                 stack.enter_context(GceNotice(self._stop))
             stack.enter_context(self._watchdog)

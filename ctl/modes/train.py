@@ -1,5 +1,6 @@
 """--mode=train and --mode=train_and_eval."""
 
+import contextlib
 import functools
 
 from ctl.loop.checkpoints import warm_start
@@ -31,16 +32,19 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
     run = RunParts(arguments, evaluates=evaluates)
     config, workdir, processes, progress = run.config, run.workdir, run.processes, run.progress
 
-    # Mistakes are reported before anything in the folder changes.
-    if arguments.fresh or not run.checkpoints.files.steps():
-        moved = workdir.path if arguments.fresh else None
-        warm_start.check(run.trainer, config.init, moved=moved)
     actions = run.make_actions()
+    stop = StopOnSignal()
 
-    with RunLock(workdir.path) as lock:
+    with RunLock(workdir.path) as lock, contextlib.ExitStack() as stack:
         changes: list[str] = []
         if run.is_chief:
             lock.acquire()
+        stack.enter_context(run.all_open_bucket(stop))
+        # Mistakes are reported before anything in the folder changes.
+        if arguments.fresh or not run.checkpoints.files.steps():
+            moved = workdir.path if arguments.fresh else None
+            warm_start.check(run.trainer, config.init, moved=moved)
+        if run.is_chief:
             aside = workdir.move_aside() if arguments.fresh else None
             if aside:
                 progress.print_line(f"The old run is now {aside}.")
@@ -49,7 +53,8 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
                 config.to_dict(), allow_change=arguments.allow_config_change
             )
         # No process reads the folder before the chief has moved the old run.
-        lock.all_check_shared(processes)
+        if not workdir.bucket:
+            lock.all_check_shared(processes)
 
         latest = processes.broadcast_from_chief(run.checkpoints.latest_step() or 0)
         # The chief's result and its changes of the config decide for all processes.
@@ -62,7 +67,7 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
             progress.print_line(messages.complete(latest, workdir.result(), config))
             return DONE
 
-        with StopOnSignal() as stop, progress:
+        with stop, progress:
             session = Session(
                 run, stop, actions=actions, config_path=arguments.config_path, changes=changes
             )
@@ -84,8 +89,8 @@ def _train(arguments: Arguments, *, evaluates: bool) -> int:
         processes.barrier()  # no process exits while another one still writes
 
     if not arguments.dry_run:
-        stopped = messages.stopped(controller.step, workdir.path)
-        progress.print_line(stopped if controller.stopped else messages.done(workdir.path))
+        stopped = messages.stopped(controller.step, workdir.name)
+        progress.print_line(stopped if controller.stopped else messages.done(workdir.name))
     if controller.stopped:
         return STOPPED
     return DONE if result.get("overfit", {}).get("down", True) else FAILED

@@ -33,10 +33,21 @@ class Kind:
     decay: str = "total"
 
 
-def _cosine(rate: float, steps: int, warmup: int, values: Mapping[str, Any]) -> Any:
-    import tf_keras
+def _tf_keras(name: str, **keys: str) -> Callable[..., Any]:
+    """Returns a function that makes a schedule of tf_keras.
 
-    return tf_keras.optimizers.schedules.CosineDecay(rate, steps, alpha=values["end_factor"])
+    Args:
+        name: the class.
+        **keys: arguments of the class -> their keys in `optimizer.schedule_arguments`.
+    """
+
+    def make(rate: float, steps: int, warmup: int, values: Mapping[str, Any]) -> Any:
+        import tf_keras
+
+        arguments = {argument: values[key] for argument, key in keys.items()}
+        return getattr(tf_keras.optimizers.schedules, name)(rate, steps, **arguments)
+
+    return make
 
 
 def _polynomial(rate: float, steps: int, warmup: int, values: Mapping[str, Any]) -> Any:
@@ -44,26 +55,6 @@ def _polynomial(rate: float, steps: int, warmup: int, values: Mapping[str, Any])
 
     return tf_keras.optimizers.schedules.PolynomialDecay(
         rate, steps, end_learning_rate=rate * values["end_factor"], power=values.get("power", 1.0)
-    )
-
-
-def _exponential(rate: float, steps: int, warmup: int, values: Mapping[str, Any]) -> Any:
-    import tf_keras
-
-    return tf_keras.optimizers.schedules.ExponentialDecay(
-        rate, steps, decay_rate=values["decay_factor"], staircase=values["staircase"]
-    )
-
-
-def _cosine_restarts(rate: float, steps: int, warmup: int, values: Mapping[str, Any]) -> Any:
-    import tf_keras
-
-    return tf_keras.optimizers.schedules.CosineDecayRestarts(
-        rate,
-        steps,
-        t_mul=values["period_factor"],
-        m_mul=values["peak_factor"],
-        alpha=values["end_factor"],
     )
 
 
@@ -85,14 +76,20 @@ def _inverse_sqrt(rate: float, steps: int, warmup: int, values: Mapping[str, Any
 
 KINDS = {
     "constant": Kind(lambda rate, *_: rate, decay=""),
-    "cosine": Kind(_cosine, {"end_factor": 0.0}),
+    "cosine": Kind(_tf_keras("CosineDecay", alpha="end_factor"), {"end_factor": 0.0}),
     "linear": Kind(_polynomial, {"end_factor": 0.0}),
     "polynomial": Kind(_polynomial, {"end_factor": 0.0, "power": 2.0}),
-    "exponential": Kind(_exponential, {"decay_factor": None, "staircase": False}, "required"),
+    "exponential": Kind(
+        _tf_keras("ExponentialDecay", decay_rate="decay_factor", staircase="staircase"),
+        {"decay_factor": None, "staircase": False},
+        "required",
+    ),
     "piecewise": Kind(_piecewise, {"boundaries": None, "factors": None}, decay=""),
     "inverse_sqrt": Kind(_inverse_sqrt, decay="scale"),
     "cosine_restarts": Kind(
-        _cosine_restarts,
+        _tf_keras(
+            "CosineDecayRestarts", t_mul="period_factor", m_mul="peak_factor", alpha="end_factor"
+        ),
         {"end_factor": 0.0, "period_factor": 2.0, "peak_factor": 1.0},
         "required",
     ),

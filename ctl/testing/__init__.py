@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ctl.testing.golden.assertion import CurveReport, assert_curve
     from ctl.testing.logical_devices import copies, make_strategy, split_cpu
     from ctl.testing.multiprocess import run_workers
-    from ctl.testing.subjects.adapters import Loop
+    from ctl.testing.subjects.loop import Loop
     from ctl.testing.tiny import TinyTrainer, tiny_trainer
 
 _NAMES = {
@@ -31,7 +31,7 @@ _NAMES = {
     "golden.assertion": ("CurveReport", "assert_curve"),
     "multiprocess": ("run_workers",),
     "equivalence_report": ("Report",),
-    "subjects.adapters": ("Loop",),
+    "subjects.loop": ("Loop",),
     "tiny": ("TinyTrainer", "tiny_trainer"),
 }
 __all__ = [

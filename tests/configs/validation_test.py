@@ -161,7 +161,7 @@ def test_missing_model_section_is_reported():
 
 
 # Keys that accept any text.
-FREE = {"data.dir"}
+FREE = {"data.dir", "init.checkpoint"}
 SWITCHES = {
     "init.averages",
     "runtime.allow_row_coupling",
@@ -203,7 +203,7 @@ def test_every_key_has_values_that_are_rejected(name):
         rejected = [["?"], [5], ["json"], ["jsonl", "jsonl"]]
     if name == "train.profile":
         rejected = ["?", "5", "5:5", "9:5", "0:1001", "-1:5"]
-    if name in ("data.cache", "init.checkpoint"):
+    if name in ("data.cache", "train.local_dir"):
         rejected = ["gs://bucket/run", "file:///run", "S3://a"]
     if name == "eval.splits":
         rejected = [["a b"], ["../a"], ["test", "test"], [5], [""]]
@@ -218,11 +218,11 @@ def test_free_keys_and_switches_are_all_strings_and_booleans():
     assert {name for name in KEYS if type(KEYS[name]) is bool} == SWITCHES
     assert {name for name in KEYS if not KEYS[name] and type(KEYS[name]) is str} == FREE | {
         "data.cache",
-        "init.checkpoint",
         "trainer",
         "train.best.metric",
         "train.best.mode",
         "train.export",
+        "train.local_dir",
         "train.max_duration",
         "train.profile",
         "runtime.all_reduce.dtype",

@@ -171,13 +171,13 @@ def sequences():
 
 
 REJECTED = {
-    "None": (lambda: None, "returned NoneType, but must return a ctl.data.Source"),
-    "arrays": (lambda: (np.zeros(3), np.zeros(3)), "returned tuple, but must return"),
-    "a dict": (lambda: {"x": np.zeros(3)}, "returned dict, but must return a ctl.data.Source"),
+    "None": (lambda: None, "returned None, but must return a ctl.data.Source"),
+    "arrays": (lambda: (np.zeros(3), np.zeros(3)), "returned a tuple, but must return"),
+    "a dict": (lambda: {"x": np.zeros(3)}, "returned a dict, but must return a ctl.data.Source"),
     "a class": (lambda: Squares, "must return a ctl.data.Source"),
-    "no examples": (lambda: numbers(0), "no examples, but must return at least one"),
-    "a source without examples": (lambda: Squares(0), "no examples, but must return at least one"),
-    "no batches": (lambda: ctl.data.GlobalBatches(numbers(0).batch(2)), "no examples"),
+    "no examples": (lambda: numbers(0), "an empty dataset: at least one"),
+    "a source without examples": (lambda: Squares(0), "an empty dataset: at least one"),
+    "no batches": (lambda: ctl.data.GlobalBatches(numbers(0).batch(2)), "an empty dataset"),
     "numbers": (lambda: tf.data.Dataset.range(3), "must be dicts"),
     "pairs": (lambda: example((1, 2)), "must be dicts, such as"),
     "batches of pairs": (lambda: ctl.data.PerReplica(example((1, 2)).batch(2)), "must be dicts"),

@@ -7,20 +7,137 @@ import re
 import socket
 import subprocess
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 
 import ctl
-from ctl.hardware.cluster import from_environment
+from ctl.hardware.engines import from_environment
 from tests import child
 
 DEPLOY = child.ROOT / "deploy"
 MANIFESTS = {path.name: path for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))}
 CLUSTERS = ("multi-worker.yaml", "parameter-server.yaml")
 JOBS = (*CLUSTERS, "gpu.yaml", "tpu.yaml")
+OPERATORS = (
+    "jobset.yaml",
+    "tfjob.yaml",
+)  # their Jobs are resources of operators, not of Kubernetes
 # The oldest version that the manifests support, and the newest that the pinned validator knows.
 VERSIONS = ("1.31", "1.37")
+
+
+def strict(required, **properties):
+    """A JSON schema of an object without other fields."""
+    fields = {"required": required, "properties": properties, "additionalProperties": False}
+    return {"type": "object", **fields}
+
+
+INTEGER, STRING, BOOLEAN = (
+    {"type": "integer", "minimum": 0},
+    {"type": "string"},
+    {"type": "boolean"},
+)
+STRINGS = {"type": "array", "items": STRING}
+OBJECT = {"type": "object"}  # a Job or a pod template, which the schemas of Kubernetes check
+# From jobset.x-k8s.io/v1alpha2 (JobSet 0.8, api/jobset/v1alpha2/jobset_types.go).
+RULE = strict(
+    ["action"],
+    name=STRING,
+    action={"enum": ["FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"]},
+    onJobFailureReasons={
+        "type": "array",
+        "items": {
+            "enum": [
+                "BackoffLimitExceeded",
+                "DeadlineExceeded",
+                "FailedIndexes",
+                "MaxFailedIndexesExceeded",
+                "PodFailurePolicy",
+            ]
+        },
+    },
+    targetReplicatedJobs=STRINGS,
+)
+JOB_SET = strict(
+    ["replicatedJobs"],
+    network=strict(
+        [], enableDNSHostnames=BOOLEAN, subdomain=STRING, publishNotReadyAddresses=BOOLEAN
+    ),
+    successPolicy=strict(
+        ["operator"], operator={"enum": ["All", "Any"]}, targetReplicatedJobs=STRINGS
+    ),
+    failurePolicy=strict([], maxRestarts=INTEGER, rules={"type": "array", "items": RULE}),
+    startupPolicy=OBJECT,
+    suspend=BOOLEAN,
+    ttlSecondsAfterFinished=INTEGER,
+    replicatedJobs={
+        "type": "array",
+        "minItems": 1,
+        "items": strict(
+            ["name", "template"],
+            name=STRING,
+            replicas=INTEGER,
+            template=strict(["spec"], metadata=OBJECT, spec=OBJECT),
+        ),
+    },
+)
+# From kubeflow.org/v1 (training operator 1.9, pkg/apis/kubeflow.org/v1).
+REPLICAS = strict(
+    ["template"],
+    replicas=INTEGER,
+    template=OBJECT,
+    restartPolicy={"enum": ["Always", "OnFailure", "Never", "ExitCode"]},
+)
+TF_JOB = strict(
+    ["tfReplicaSpecs"],
+    runPolicy=strict(
+        [],
+        cleanPodPolicy={"enum": ["All", "Running", "None"]},
+        ttlSecondsAfterFinished=INTEGER,
+        activeDeadlineSeconds=INTEGER,
+        backoffLimit=INTEGER,
+        schedulingPolicy=OBJECT,
+        suspend=BOOLEAN,
+    ),
+    successPolicy={"enum": ["", "AllWorkers"]},
+    enableDynamicWorker=BOOLEAN,
+    tfReplicaSpecs={
+        "type": "object",
+        "minProperties": 1,
+        "additionalProperties": False,
+        "patternProperties": {
+            "^(Chief|Master|PS|Worker|Evaluator)$": REPLICAS,
+        },
+    },
+)
+SCHEMAS = {"JobSet": ("jobset.x-k8s.io/v1alpha2", JOB_SET), "TFJob": ("kubeflow.org/v1", TF_JOB)}
+
+
+def validate(document, version):
+    """Validates an object; the Jobs and pods in those of operators as objects of Kubernetes."""
+    if document["kind"] not in SCHEMAS:
+        assert kubernetes_validate.validate(document, version, strict=True) == version
+        return
+    api_version, schema = SCHEMAS[document["kind"]]
+    names = {"apiVersion": {"const": api_version}, "kind": STRING, "metadata": OBJECT}
+    jsonschema.validate(document, strict(["apiVersion", "spec"], **names, spec=schema))
+    for template in templates(document):
+        if "template" in template["spec"]:
+            parts = {"apiVersion": "batch/v1", "kind": "Job", **template}
+        else:
+            parts = {"apiVersion": "v1", "kind": "PodTemplate", "template": template}
+            # The operator sets the restart policy.
+            assert "restartPolicy" not in template["spec"]
+        kubernetes_validate.validate({"metadata": {"name": "a"}, **parts}, version, strict=True)
+
+
+def templates(document):
+    """The Jobs of a JobSet, or the pods of a TFJob."""
+    spec = document["spec"]
+    jobs = spec.get("replicatedJobs") or spec["tfReplicaSpecs"].values()
+    return [job["template"] for job in jobs]
 
 
 class Loader(yaml.SafeLoader):
@@ -42,7 +159,10 @@ def document(name, kind):
 
 
 def pod(name):
-    return document(name, "Job")["spec"]["template"]
+    if name not in OPERATORS:
+        return document(name, "Job")["spec"]["template"]
+    (template,) = templates(documents(name)[-1])
+    return template["spec"].get("template", template)
 
 
 def container(name):
@@ -88,7 +208,7 @@ def offline(monkeypatch):
 def test_every_document_matches_the_schema(name, version):
     assert documents(name)
     for document in documents(name):
-        assert kubernetes_validate.validate(document, version, strict=True) == version
+        validate(document, version)
 
 
 def test_the_newest_tested_version_is_the_newest_of_the_validator():
@@ -121,6 +241,26 @@ def test_a_planted_mistake_is_rejected(path, key, value, version):
     job = plant_mistake(document("multi-worker.yaml", "Job"), path, key, value)
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(job, version, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "key", "value"),
+    [
+        ("jobset.yaml", ("spec",), "sucessPolicy", {}),
+        ("jobset.yaml", ("spec", "network"), "enableDnsHostnames", True),
+        ("jobset.yaml", ("spec", "failurePolicy", "rules", 0), "action", "Fail"),
+        ("jobset.yaml", ("spec", "replicatedJobs", 0, "template", "spec"), "backOffLimit", 1),
+        ("tfjob.yaml", ("spec", "tfReplicaSpecs"), "Workers", {}),
+        ("tfjob.yaml", ("spec", "tfReplicaSpecs", "Worker"), "restartPolicy", "OnExit"),
+        ("tfjob.yaml", ("spec", "runPolicy"), "backoffLimits", 1),
+        ("tfjob.yaml", ("spec", "tfReplicaSpecs", "Worker", "template", "spec"), "container", []),
+    ],
+)
+def test_a_mistake_in_the_resource_of_an_operator_is_rejected(name, path, key, value):
+    changed = plant_mistake(documents(name)[-1], path, key, value)
+    errors = (jsonschema.ValidationError, kubernetes_validate.ValidationError)
+    with pytest.raises(errors):
+        validate(changed, VERSIONS[-1])
 
 
 def test_a_duplicate_key_is_rejected():
@@ -178,6 +318,36 @@ def test_the_parameter_server_cluster_is_the_documented_one():
     ]
 
 
+def test_pods_of_a_job_set_have_its_host_names():
+    job_set, variables = documents("jobset.yaml")[-1], environment("jobset.yaml")
+    (job,), name = job_set["spec"]["replicatedJobs"], job_set["metadata"]["name"]
+    # Of JobSet: pod i of job j of a replicated job has the name NAME-JOB-j-i.SUBDOMAIN.
+    assert variables["CTL_JOB"] == f"{name}-{job['name']}-0" and job["replicas"] == 1
+    assert variables["CTL_SERVICE"] == job_set["spec"]["network"]["subdomain"] == name
+    spec = job["template"]["spec"]
+    assert spec["completionMode"] == "Indexed"
+    assert spec["completions"] == spec["parallelism"] == len(cluster(variables))
+    assert cluster(variables)[1] == ("worker", "mnist-jobset-node-0-1.mnist-jobset:2222")
+    assert job_set["spec"]["failurePolicy"]["rules"][0]["action"] == "FailJobSet"
+    assert spec["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"] == [2]
+
+
+def test_pods_of_a_tf_job_get_their_cluster_from_the_operator():
+    assert not [name for name in environment("tfjob.yaml") if name.startswith(("CTL_", "TF_"))]
+    (port,) = container("tfjob.yaml")["ports"]
+    # Of the operator: the names of the container and of the port from which it makes TF_CONFIG.
+    assert (container("tfjob.yaml")["name"], port["name"]) == ("tensorflow", "tfjob-port")
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_policy_and_labels_of_an_operators_pods_are_their_own(name):
+    policy, resource = documents(name)
+    labels = pod(name)["metadata"]["labels"]
+    assert policy["spec"]["podSelector"]["matchLabels"] == labels
+    assert labels["app.kubernetes.io/instance"] == resource["metadata"]["name"]
+    assert policy["metadata"]["labels"] == resource["metadata"]["labels"] == labels
+
+
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_each_task_has_a_pod(name):
     spec = document(name, "Job")["spec"]
@@ -207,8 +377,12 @@ def test_services_and_policies_select_the_pods_of_their_own_job(name):
 
 
 def test_no_two_jobs_share_labels_or_a_workdir():
-    assert len({str(pod(name)["metadata"]["labels"]) for name in JOBS}) == len(JOBS)
-    assert len({container(name)["command"][-1] for name in JOBS}) == len(JOBS)
+    assert len({str(pod(name)["metadata"]["labels"]) for name in (*JOBS, *OPERATORS)}) == len(
+        JOBS + OPERATORS
+    )
+    assert len({container(name)["command"][-1] for name in (*JOBS, *OPERATORS)}) == len(
+        JOBS + OPERATORS
+    )
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -272,7 +446,7 @@ def test_the_job_succeeds_when_the_chief_does(name):
     assert rules == [{"succeededIndexes": "0"}]
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", (*JOBS, *OPERATORS))
 def test_a_stopped_pod_receives_the_signal_and_has_time_to_save(name):
     spec = pod(name)["spec"]
     assert spec["terminationGracePeriodSeconds"] >= 120
@@ -287,6 +461,8 @@ def test_a_stopped_pod_receives_the_signal_and_has_time_to_save(name):
         ("parameter-server.yaml", "mnist_parameter_server"),
         ("gpu.yaml", "mnist_mirrored"),
         ("tpu.yaml", "mnist_tpu"),
+        ("jobset.yaml", "mnist_multi_worker"),
+        ("tfjob.yaml", "mnist_multi_worker"),
     ],
 )
 def test_the_command_runs_the_program_with_a_workdir_on_the_shared_volume(name, experiment):
@@ -303,7 +479,7 @@ def test_the_command_runs_the_program_with_a_workdir_on_the_shared_volume(name, 
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", (*JOBS, *OPERATORS))
 def test_pods_have_the_least_privileges(name):
     spec, only = pod(name)["spec"], container(name)
     assert spec["securityContext"]["runAsNonRoot"] is True

@@ -11,7 +11,7 @@ import pytest
 from ctl import configs
 from ctl.configs import keys, options, overrides, validation
 from ctl.configs.modes import MODES
-from ctl.hardware import cluster
+from ctl.hardware import engines, tf_config
 from ctl.loop.workdir import Workdir
 from tests.generated import (
     FILES,
@@ -247,7 +247,7 @@ def indexed_jobs(draw):
 
 def accepts_cluster(variables):
     names = ("TF_CONFIG", "CTL_", "JOB_COMPLETION_INDEX")
-    rejected, place = rejects(lambda: cluster.from_environment(variables), *names)
+    rejected, place = rejects(lambda: engines.from_environment(variables), *names)
     text = variables.get("TF_CONFIG")
     if not rejected and place is not None:
         check_place(place)
@@ -275,7 +275,7 @@ def check_place(place):
         assert port.isascii() and port.isdigit() and 0 < int(port) < 2**16
     assert len(set(addresses)) == len(addresses) and place.address in addresses
     assert place.size == len(place.others()) + 1
-    assert cluster.from_tf_config(place.tf_config()) == place
+    assert tf_config.parse(place.tf_config()) == place
 
 
 CONFIG = overrides.config(trainer="tiny.py:Tiny", data={"global_batch_size": 4}).to_dict()

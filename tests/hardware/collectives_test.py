@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from ctl import testing
-from ctl.hardware import cluster, selection
+from ctl.hardware import cluster, engines, selection
 from ctl.hardware.collectives import ProcessGroup
 from ctl.hardware.selection import Hardware
 from ctl.hardware.strategies import StrategyOptions
@@ -59,7 +59,7 @@ def test_a_collective_gives_every_replica_the_same_answer(replicas):
 
 
 def build_group():
-    options = StrategyOptions(cluster=cluster.from_environment(os.environ))
+    options = StrategyOptions(cluster=engines.from_environment(os.environ))
     hardware = selection.build("multi_worker_mirrored", options)
     return hardware, ProcessGroup(hardware), hardware.cluster.index
 

@@ -1,5 +1,6 @@
 """The processes of a run wait for each other."""
 
+import json
 import socket
 import threading
 import time
@@ -7,7 +8,7 @@ import time
 import pytest
 
 from ctl.errors import Failure, UsageError
-from ctl.hardware import cluster, rendezvous
+from ctl.hardware import cluster, engines, rendezvous
 
 
 def make_clusters(workers):
@@ -73,3 +74,100 @@ def test_a_port_in_use_is_reported(monkeypatch, variable, kind):
         other.listen()
         with pytest.raises(kind, match=r"worker 0 cannot listen at localhost:\d+ \(Address al"):
             rendezvous.wait_for_others(worker, timeout=1)
+
+
+class Ranks:
+    """Processes that know their ranks, each in a thread with an environment of its own."""
+
+    def __init__(self, size, **variables):
+        (self.port,) = rendezvous.find_free_ports(1)
+        self.environments = [
+            {"RANK": str(i), "WORLD_SIZE": str(size), "MASTER_ADDR": "localhost",
+             "MASTER_PORT": str(self.port), **variables} for i in range(size)
+        ]  # fmt: skip
+        self.errors = {}
+
+    def start(self, *ranks):
+        threads = [threading.Thread(target=self._meet, args=(rank,)) for rank in ranks]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def _meet(self, rank, timeout=60):
+        try:
+            rendezvous.exchange_addresses(self.environments[rank], timeout=timeout)
+        except (Failure, UsageError) as error:
+            self.errors[rank] = error
+
+    def connect(self):
+        """Connects to rank 0, which may not listen yet."""
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                return socket.create_connection(("localhost", self.port), timeout=30)
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("servers", "last"), [("0", "worker 2"), ("1", "ps 0")])
+def test_processes_that_know_their_ranks_exchange_addresses(servers, last, monkeypatch):
+    lines = []
+    monkeypatch.setattr(rendezvous, "print_line", lines.append)
+    monkeypatch.setattr(rendezvous, "_REPORT_SECONDS", 0.2)
+    ranks = Ranks(3, CTL_PS=servers)
+    threads = ranks.start(0, 1)
+    first = "chief" if servers == "1" else "worker 0"
+    line = f"{first} waits for {last} at localhost:{ranks.port}."
+    deadline = time.monotonic() + 30
+    while line not in lines and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert line in lines
+    with ranks.connect() as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n")
+    with ranks.connect() as silent:
+        silent.shutdown(socket.SHUT_WR)
+        threads += ranks.start(2)
+        for thread in threads:
+            thread.join(timeout=60)
+    assert not ranks.errors
+    clusters = [engines.from_environment(e) for e in ranks.environments]
+    assert [clusters[0].name, clusters[2].name] == [first, last]
+    assert len({json.dumps(c.spec()) for c in clusters}) == 1
+    assert len({c.address for c in clusters}) == 3 and not any(c.meeting for c in clusters)
+
+
+@pytest.mark.parametrize(("rank", "missing"), [(0, "worker 1 at"), (1, "worker 0 at")])
+def test_process_that_meets_nobody_names_who_is_missing(rank, missing):
+    ranks = Ranks(2)
+    ranks._meet(rank, timeout=0.3)
+    message = f"worker {rank} waited 0 s for {missing} localhost:{ranks.port}: start all processes"
+    assert isinstance(ranks.errors[rank], Failure) and message in str(ranks.errors[rank])
+
+
+def test_processes_of_another_run_are_rejected():
+    ranks, other = Ranks(2), Ranks(3)
+    threads = ranks.start(0)
+    for environment in other.environments:
+        environment["MASTER_PORT"] = str(ranks.port)
+    other._meet(2)
+    assert isinstance(other.errors[2], UsageError)
+    assert "worker 2 has met another run" in str(other.errors[2])
+    for thread in threads + ranks.start(1):
+        thread.join(timeout=60)
+    assert not ranks.errors
+
+
+def test_meeting_port_in_use_is_reported():
+    ranks = Ranks(2)
+    with socket.create_server(("", ranks.port)):
+        ranks._meet(0)
+    assert isinstance(ranks.errors[0], UsageError)
+    assert "or choose another port in MASTER_PORT" in str(ranks.errors[0])
+
+
+@pytest.mark.parametrize("environment", [{}, {"SM_HOSTS": '["a", "b"]', "SM_CURRENT_HOST": "a"}])
+def test_processes_that_know_their_addresses_do_not_meet(environment):
+    before = dict(environment)
+    rendezvous.exchange_addresses(environment, timeout=0)
+    assert environment == before

@@ -111,18 +111,18 @@ def test_an_unknown_name_is_rejected():
     [
         (
             "mirrored", StrategyOptions(cluster=WORKERS),
-            "runtime.strategy=mirrored runs in one process, but TF_CONFIG describes 2: set "
-            "runtime.strategy=auto, or unset TF_CONFIG.",
+            "runtime.strategy=mirrored runs in one process, but this is one of 2 (`ctl "
+            "devices` says why): set runtime.strategy=auto, or start one process.",
         ),
         (
             "parameter_server", StrategyOptions(cluster=WORKERS),
             "runtime.strategy=parameter_server requires a cluster with parameter servers, but "
-            "TF_CONFIG describes none: set runtime.strategy=auto.",
+            "this run has none: set runtime.strategy=auto.",
         ),
         (
             "multi_worker_mirrored", StrategyOptions(cluster=SERVERS),
             "runtime.strategy=multi_worker_mirrored requires a cluster without parameter servers, "
-            "but TF_CONFIG describes some: set runtime.strategy=auto.",
+            "but this run has some: set runtime.strategy=auto.",
         ),
         (
             "multi_worker_mirrored", StrategyOptions(),

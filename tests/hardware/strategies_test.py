@@ -10,6 +10,7 @@ from ctl.configs import overrides
 from ctl.errors import UsageError
 from ctl.hardware import selection, strategies
 from ctl.hardware.strategies import STRATEGIES, StrategyOptions
+from tests import child
 
 NO_GPU = not tf.config.list_physical_devices("GPU")
 on_cpu = pytest.mark.skipif(not NO_GPU, reason="is about a machine without a GPU")
@@ -95,3 +96,41 @@ def test_nccl_between_logical_devices_is_rejected():
         "runtime.all_reduce.algorithm=nccl requires one physical GPU per replica, but the replicas "
         "are on CPU:0, CPU:1: set it to auto."
     )
+
+
+@pytest.mark.parametrize(
+    ("bucket", "groups"),
+    [
+        (0, [34]),
+        (1, [7, 3, 12, 4, 8]),  # every tensor exceeds the bucket
+        (8, [10, 12, 12]),  # 7 + 3 > 8; 12 > 8; 4 + 8 > 8
+        (10, [22, 12]),  # 7 + 3 = 10 does not exceed it, so the next tensor is added
+        (100, [34]),
+    ],
+)
+def test_groups_begin_with_the_last_tensor_and_end_when_they_exceed_the_bucket(bucket, groups):
+    assert strategies.group_sizes([8, 4, 12, 3, 7], bucket) == groups
+
+
+_THREADS = """
+import os, sys
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import tensorflow as tf
+from ctl.hardware import strategies
+strategies.reserve_threads()
+first = tf.config.threading.get_inter_op_parallelism_threads()
+tf.config.threading.set_inter_op_parallelism_threads(2)
+strategies.reserve_threads()
+second = tf.config.threading.get_inter_op_parallelism_threads()
+tf.config.threading.set_inter_op_parallelism_threads(0)
+tf.constant(1.0)
+strategies.reserve_threads()
+print(first, second, tf.config.threading.get_inter_op_parallelism_threads())
+"""
+
+
+@pytest.mark.slow
+def test_process_on_one_core_gets_threads_for_collectives_unless_the_user_set_their_number():
+    done = child.run(["-c", _THREADS])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["4", "2", "0"]

@@ -6,12 +6,14 @@ import orbit
 import pytest
 import tensorflow as tf
 
+import ctl
 from ctl.errors import Failure, NonFiniteStep, UsageError
 from ctl.hardware import strategies
-from ctl.loop.loop_monitor import LoopMonitor
-from ctl.loop.step_summaries import StepSummaries
+from ctl.loop.controller import Controller
+from ctl.loop.loop_monitor import LoopMonitor, StepSummaries
 from ctl.replica.measure.non_finite import NonFiniteReport
-from tests.loop.shared import Recording, make_reference, share
+from tests import reference_model
+from tests.loop.shared import Recording, count_operations, make_reference, read_summaries, share
 
 
 @share
@@ -112,3 +114,107 @@ def test_other_outputs_are_accepted(policy, outputs):
     made = Monitored(on_non_finite=policy)
     made.monitor.check(0, steps=2, outputs=outputs)
     assert made.reporter.steps() == []
+
+
+class Summarizing(reference_model.ReferenceTrainer):
+    """Writes the replica's number of rows in each step, and a value in a hook."""
+
+    def replica_step(self, batch):
+        tf.summary.scalar("rows", tf.shape(batch["x"])[0])
+        return super().replica_step(batch)
+
+    def train_loop_end(self):
+        tf.summary.scalar("hook", 1.0)
+        return super().train_loop_end()
+
+
+class Summary(ctl.Action):
+    def __init__(self, at):
+        self.at = at
+
+    def __call__(self, outputs):
+        tf.summary.scalar("action", outputs["loss"])
+
+
+def read(folder):
+    """The summaries in a folder: name -> {step: value}."""
+    return {
+        name: {step: float(tf.make_ndarray(tensor)) for step, tensor in steps.items()}
+        for name, steps in read_summaries(folder).items()
+    }
+
+
+def run(folder, *, cls=Summarizing, replicas=1, interval=None, steps=12, **options):
+    trainer = make_reference(replicas, 7, cls=cls, **options)
+    controller = Controller(
+        trainer=trainer,
+        evaluator=ctl.StandardEvaluator(trainer),
+        steps_per_loop=4,
+        summary_dir=str(folder / "train"),
+        eval_summary_dir=str(folder / "eval"),
+        summary_interval=interval,
+        actions=[Summary("train"), Summary("eval")],
+        reporter=Recording(trainer),
+    )
+    controller.train_and_evaluate(steps, eval_interval=6)
+    lines = controller.reporter.lines
+    return controller, [line for line in lines if not line.startswith(("train ", "eval "))]
+
+
+def test_summaries_by_time_are_those_of_the_first_step_of_a_loop(tmp_path, monkeypatch):
+    trainer = make_reference(cls=Summarizing)
+    now = {0: 0.0, 4: 59.0, 8: 60.0, 12: 61.0}
+    monkeypatch.setattr("time.monotonic", lambda: now[int(trainer.global_step)])
+    summaries = StepSummaries(trainer, interval=1, seconds=60.0, print_line=print)
+    with tf.summary.create_file_writer(str(tmp_path)).as_default(trainer.global_step):
+        for _ in range(4):
+            with summaries.recording():
+                trainer.train(tf.constant(4))
+    # The first step of the run is always written.
+    assert list(read(tmp_path)["rows"]) == [0, 8]
+
+
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_step_hook_and_action_write_at_multiples_of_the_interval(tmp_path, replicas):
+    controller, lines = run(tmp_path, replicas=replicas)
+    summaries = read(tmp_path / "train")
+    # The step counts the consumed batches: the first one is step 0. Loops end at 4, 6, 8 and 12.
+    rows = 7 if replicas == 1 else 4
+    assert summaries["rows"] == {0: rows, 4: rows, 8: rows}
+    assert list(summaries["hook"]) == list(summaries["action"]) == [4, 6, 8, 12]
+    assert summaries["action"][12] == pytest.approx(controller.outputs["loss"])
+    assert list(read(tmp_path / "eval")["action"]) == [6, 12]
+    assert lines == []
+
+
+@pytest.mark.slow
+def test_interval_may_be_shorter_than_a_loop(tmp_path):
+    run(tmp_path, interval=3)
+    assert list(read(tmp_path / "train")["rows"]) == [0, 3, 6, 9]
+
+
+@pytest.mark.parametrize("xla", ["step", pytest.param("loop", marks=pytest.mark.slow)])
+def test_compiled_step_trains_and_one_line_says_what_is_not_written(tmp_path, xla):
+    controller, lines = run(tmp_path, xla=xla, precision="float32")
+    assert controller.step == 12
+    summaries = read(tmp_path / "train")
+    assert "rows" not in summaries and list(summaries["hook"]) == [4, 6, 8, 12]
+    assert lines == [
+        f"tf.summary calls in the step are not written: runtime.xla={xla} compiles it: choose "
+        "runtime.xla=off, or call tf.summary in an action or in train_loop_end."
+    ]
+
+
+def operations(*, recording):
+    """The number of operations of each type in the graph of a training loop."""
+    trainer = make_reference()
+    summaries = StepSummaries(trainer, interval=4, print_line=print)
+    with tf.summary.create_noop_writer().as_default(), summaries.recording():
+        if recording:
+            trainer.train(tf.constant(1))
+    trainer.train(tf.constant(1))
+    return count_operations(trainer)
+
+
+def test_step_without_summaries_has_the_same_graph():
+    assert operations(recording=True) == operations(recording=False)

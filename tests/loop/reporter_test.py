@@ -7,14 +7,16 @@ import types
 
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.hardware import cluster, selection
+from ctl.hardware import engines, selection
 from ctl.hardware.collectives import ProcessGroup
 from ctl.hardware.strategies import StrategyOptions
 from ctl.loop import progress, reporter
 from ctl.loop.controller import Controller
+from ctl.loop.timing import Throughput
 from tests import reference_model
 from tests.fake_nvml import FakeGpu, FakeNvml
 from tests.loop.shared import Recording, make_reference, read_summaries, share
@@ -82,7 +84,7 @@ def test_slow_input_is_in_the_line_the_summaries_and_the_events(tmp_path, monkey
 def wait_of_worker(waits):
     """The share of waiting, in a process whose steps wait for its own number of seconds."""
     hardware = selection.build(
-        "multi_worker_mirrored", StrategyOptions(cluster=cluster.from_environment(os.environ))
+        "multi_worker_mirrored", StrategyOptions(cluster=engines.from_environment(os.environ))
     )
     with pytest.MonkeyPatch.context() as patch:
         set_clocks(patch, waits[hardware.cluster.index])
@@ -133,3 +135,52 @@ def test_numbers_of_nested_outputs_stay_nested():
     outputs = {"loss": tf.constant(0.5), "by_class": {"a": tf.constant([1, 2])}, "note": "text"}
     expected = {"loss": 0.5, "by_class": {"a": [1, 2]}, "note": "text"}
     assert reporter.as_numbers(outputs) == expected
+
+
+def make_with(optimizer, *, replicas=1, **options):
+    return make_reference(replicas, 7, optimizer=optimizer, **options)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_learning_rate_is_that_of_the_next_update(replicas):
+    schedule = tf_keras.optimizers.schedules.PolynomialDecay(1.0, 10, 0.0)
+    trainer = make_with(lambda: tf_keras.optimizers.SGD(schedule), replicas=replicas)
+    assert reporter.learning_rates(trainer) == {"learning_rate": 1.0}
+    trainer.train(tf.constant(3))
+    assert reporter.learning_rates(trainer)["learning_rate"] == pytest.approx(0.7)
+
+
+def test_groups_and_other_optimizers_have_their_own_rates():
+    groups = [
+        dict(variables=["dense*/kernel", "dense*/bias"], learning_rate_scale=0.5),
+        dict(variables="embedding*", frozen=True),
+    ]
+    trainer = make_with(lambda: tf_keras.optimizers.SGD(0.25), optimizer_groups=groups)
+    trainer.second_optimizer = tf_keras.optimizers.Adam(0.0625)
+    assert reporter.learning_rates(trainer) == {
+        "learning_rate": 0.25,
+        "learning_rate/dense*/kernel,dense*/bias": 0.125,
+        "learning_rate/second_optimizer": 0.0625,
+    }
+
+
+def test_rate_of_an_optimizer_with_a_loss_scale():
+    trainer = make_with(lambda: tf_keras.optimizers.SGD(0.5), precision="float16")
+    assert reporter.learning_rates(trainer) == {"learning_rate": 0.5}
+
+
+def test_speed_of_the_last_loop_and_peak_memory():
+    trainer = make_with(lambda: tf_keras.optimizers.SGD(0.5))
+    throughput = Throughput(batch=7)
+    throughput.add(10, seconds=50.0)
+    first = reporter.measure_loop(trainer, throughput)
+    assert set(first) - {"gpu_peak_memory_gib"} == {"learning_rate", "peak_memory_gib"}
+    throughput.add(10, seconds=2.0)
+    throughput.add(10, seconds=4.0)
+    second = reporter.measure_loop(trainer, throughput)
+    assert second["examples_per_second_last_loop"] == 17.5
+    assert second["milliseconds_per_step"] == 400.0
+    assert throughput.examples_per_second == pytest.approx(140 / 6)
+    assert 0.05 < second["peak_memory_gib"] < 100
+    throughput.add_input_wait(1.0)
+    assert reporter.measure_loop(trainer, throughput)["input_wait"] == 0.25

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from ctl import main
-from ctl.hardware import gradient_groups
+from ctl.hardware import strategies
 from tests import experiments
 
 
@@ -57,7 +57,7 @@ def test_the_rows_describe_an_uneven_step_with_micro_batches(explain):
     ],
 )
 def test_the_groups_of_gradients_are_counted(explain, monkeypatch, replicas, changes, end):
-    monkeypatch.setattr(gradient_groups, "bucket_bytes", lambda strategy: 1)
+    monkeypatch.setattr(strategies, "bucket_bytes", lambda strategy: 1)
     rows, _ = explain(
         "runtime.strategy=mirrored",
         f"runtime.logical_devices={replicas}",

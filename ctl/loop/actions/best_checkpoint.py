@@ -65,6 +65,7 @@ class BestCheckpoint(Action):
             controller.trainer,
             keep=self._keep,
             is_chief=controller.is_chief,
+            has_own_folder=controller.checkpoints.has_own_folder,
             processes=controller.processes,
             rank=self._rank,
         )

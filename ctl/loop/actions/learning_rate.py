@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ctl.errors import UsageError
-from ctl.loop import measurements
+from ctl.loop import reporter
 from ctl.loop.actions.action import Action
 from ctl.replica.arithmetic import precision
 
@@ -35,7 +35,7 @@ class LearningRate(Action):
     @property
     def value(self) -> float:
         """The learning rate of the next update."""
-        return measurements.read_rate(self._optimizer)
+        return reporter.read_rate(self._optimizer)
 
     def set(self, value: float) -> None:
         """Sets the learning rate from the next update on.

@@ -12,10 +12,10 @@ from ctl.configs.error_location import error_location
 from ctl.errors import UsageError
 from ctl.loop.actions.action import Action, as_action
 from ctl.loop.actions.best_checkpoint import BestCheckpoint
-from ctl.loop.actions.export_model import ExportModel
 from ctl.loop.actions.histograms import WeightHistograms
 from ctl.loop.actions.overfit_report import OverfitReport
 from ctl.loop.actions.stopping import EarlyStopping, TimeLimit
+from ctl.loop.exports import ExportModel
 from ctl.loop.workdir import Workdir
 
 _OPTIONS = ("at", "everywhere")  # of `as_action`; all others are arguments of the class

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ctl.errors import UsageError, list_some
+from ctl.errors import UsageError, list_some, type_name
 from ctl.hardware import quiet, selection, strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.loop.checkpoints import matching
@@ -43,6 +43,8 @@ class Checkpointer:
         background: copy the values and return, while a thread writes them; for a run in one
             process only.
         is_chief: whether this process writes the checkpoints of the run.
+        has_own_folder: whether `directory` is a folder of this process alone, as the local folder of
+            a run in an object store: every process then writes the checkpoints.
         processes: the processes of the run. By default this one only, or those of a step's strategy.
         on_restored: called after a checkpoint was restored.
         partial: if a checkpoint does not match, restore the variables of the same name and shape.
@@ -51,6 +53,7 @@ class Checkpointer:
 
     Attributes:
         files: the checkpoints in the folder.
+        has_own_folder: the same as the argument.
         unmatched: the variables that the last restore could not match, if it was partial; else None.
     """
 
@@ -63,12 +66,18 @@ class Checkpointer:
         keep_every: int = 0,
         background: bool = False,
         is_chief: bool = True,
+        has_own_folder: bool = False,
         processes: ProcessGroup | None = None,
         on_restored: Callable[[], None] | None = None,
         partial: bool = False,
         reads_only: bool = False,
         rank: Callable[[int], Any] | None = None,
     ):
+        if not isinstance(trainer, StandardTrainer | Step):
+            raise UsageError(
+                f"ctl.Checkpointer(directory, trainer) got {type_name(trainer)}, but must get a "
+                "ctl.Step or a ctl.StandardTrainer: it saves their model and optimizer."
+            )
         self.directory = pathlib.Path(directory)
         self.files = CheckpointFiles(directory)
         self.unmatched: matching.Comparison | None = None
@@ -82,7 +91,8 @@ class Checkpointer:
         self._keep = keep
         self._keep_every = keep_every
         self._background = background
-        self._is_chief = is_chief
+        self.has_own_folder = has_own_folder
+        self._writes = is_chief or has_own_folder
         self._processes = processes or ProcessGroup()
         self._on_restored = on_restored or (lambda: None)
         self._partial = partial
@@ -114,7 +124,7 @@ class Checkpointer:
         self._check_deferred()
         self._step.check_not_averaged()
         step = int(self._trainer.global_step.numpy())
-        if not self._is_chief:
+        if not self._writes:
             # TensorFlow requires every process to save: reading a variable that has a value per
             # replica is a collective operation. These files are not needed.
             with tempfile.TemporaryDirectory(prefix="ctl-checkpoint-") as folder:
@@ -217,7 +227,10 @@ class Checkpointer:
         self._on_restored()
 
     def _options(self, **options: Any) -> tf.train.CheckpointOptions:
-        device = strategies.spec_of(self._trainer.strategy).io_device
+        spec = strategies.spec_of(self._trainer.strategy)
+        # By default a parameter server writes its variables into its own file system.
+        own = "/job:chief" if self.has_own_folder and spec.coordinated else ""
+        device = spec.io_device or own
         return tf.train.CheckpointOptions(experimental_io_device=device or None, **options)
 
     def _broadcast_latest_step(self, before: int | None) -> int:
@@ -312,8 +325,8 @@ class Checkpointer:
 def _format_mismatch(path: str, reason: str) -> str:
     return (
         f"{path} does not match this trainer ({reason}): restore what matches with "
-        "--allow_partial_restore, start from scratch in another --workdir, or use the trainer that "
-        "wrote it."
+        "--allow_partial_restore (partial=True of ctl.Checkpointer), start from scratch in another "
+        "folder (--workdir), or use the trainer that wrote it."
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 import dataclasses
 import fnmatch
+import functools
 import os
 import pathlib
 from typing import Any
@@ -13,6 +14,7 @@ import tf_keras
 from ctl.configs.values import is_weight_file
 from ctl.errors import UsageError, did_you_mean, list_some
 from ctl.hardware.collectives import ProcessGroup
+from ctl.loop.bucket import fetch
 from ctl.loop.checkpoints import matching
 from ctl.loop.checkpoints.files import find_files
 from ctl.loop.checkpoints.weight_files import WeightFile
@@ -68,6 +70,11 @@ class _Request:
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     layout: str = ""
 
+    @functools.cached_property
+    def local(self) -> str:
+        """The path of `source`, which is fetched if it is a URL."""
+        return fetch.path(self.source)
+
 
 def check(trainer: StandardTrainer, init: Any, *, moved: pathlib.Path | None = None) -> None:
     """Checks, before anything is written, that `all_load` can load the weights.
@@ -82,7 +89,7 @@ def check(trainer: StandardTrainer, init: Any, *, moved: pathlib.Path | None = N
     """
     # Not collective: each process checks by itself, before the first collective call of the run.
     for request in _requests(trainer, init):
-        path = _path(request, _latest_step(request.source))
+        path = _path(request, _latest_step(request.local))
         # The weights would be gone from that path by the time they are loaded.
         if moved and pathlib.Path(path).resolve().is_relative_to(moved.resolve()):
             raise UsageError(
@@ -110,7 +117,7 @@ def all_load(
     values, loaded = [], []
     for request in _requests(trainer, init):
         # The other run may save meanwhile, so that the processes see different newest checkpoints.
-        latest = _latest_step(request.source)
+        latest = _latest_step(request.local)
         path = _path(request, (processes or ProcessGroup()).broadcast_from_chief(latest))
         pairs, total, read = _read(request, path)
         values += read  # all of them before a variable changes
@@ -222,21 +229,21 @@ def _latest_step(name: str) -> int:
 
 def _path(request: _Request, step: int) -> str:
     """Returns the path of the checkpoint that a key names; `step` selects one in a folder."""
-    name = request.source
+    name = request.local
     if is_weight_file(name) and os.path.isfile(name):
         return name
     if not os.path.isdir(name):  # the prefix of a checkpoint's files
         if not os.path.isfile(f"{name}.index"):
             raise UsageError(
-                f"{request.key} is {name}, which does not exist: name a run's workdir, its folder of "
-                "checkpoints, a checkpoint in it, such as runs/mine/checkpoints/ckpt-500, or a file "
-                "of weights."
+                f"{request.key} is {request.source}, which does not exist: name a run's workdir, its "
+                "folder of checkpoints, a checkpoint in it, such as runs/mine/checkpoints/ckpt-500, or "
+                "a file of weights."
             )
         return name
     if not step:
         raise UsageError(
-            f"{request.key} is {name}, which has no complete checkpoint: name another run, or train "
-            "that one first."
+            f"{request.key} is {request.source}, which has no complete checkpoint: name another run, or "
+            "train that one first."
         )
     return find_files(name).path(step)
 

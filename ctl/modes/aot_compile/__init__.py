@@ -18,7 +18,7 @@ def aot_compile(arguments: Arguments) -> int:
         raise UsageError("--mode=aot_compile runs in one process: unset TF_CONFIG.")
     requested = slices.parse_topology(arguments.topology or slices.DEFAULT)
     # Imported after the checks: they import private parts of TensorFlow.
-    from ctl.modes.aot_compile import survey, table
+    from ctl.modes.aot_compile import survey
 
     results = survey.compile_for_slices(
         arguments.config,
@@ -26,7 +26,7 @@ def aot_compile(arguments: Arguments) -> int:
         requested,
         find_batch=arguments.find_batch,
     )
-    print_line(table.format_table(results))
-    path = table.write_json(results, arguments.workdir.path)
-    print_line(f"{table.DISCLAIMER} All figures: {path}")
+    print_line(survey.format_table(results))
+    path = survey.write_json(results, arguments.workdir.path)
+    print_line(f"{survey.DISCLAIMER} All figures: {path}")
     return DONE if all(result.compiled for result in results) else FAILED

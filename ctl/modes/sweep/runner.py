@@ -228,20 +228,21 @@ def write_csv(path: pathlib.Path, entries: Sequence[_Entry]) -> None:
 
 def _columns(entry: _Entry) -> dict[str, Any]:
     """Returns one row: the values of the run, its state, and its last numbers."""
-    evaluation = _flatten("eval", entry.get("eval") or {})
+    evaluation = flatten("eval", entry.get("eval") or {})
     evaluation.pop("eval/examples", None)
     return {
         **entry["values"],
         "status": entry["status"],
         "step": entry.get("step"),
-        **(evaluation or _flatten("train", entry.get("train") or {})),
+        **(evaluation or flatten("train", entry.get("train") or {})),
         "seconds": entry.get("seconds"),
     }
 
 
-def _flatten(name: str, values: Any) -> dict[str, Any]:
+def flatten(name: str, values: Any) -> dict[str, Any]:
+    """Returns the numbers of a result by their names, such as "eval/loss"."""
     if isinstance(values, Mapping):
-        parts = [_flatten(f"{name}/{key}", value) for key, value in values.items()]
+        parts = [flatten(f"{name}/{key}", value) for key, value in values.items()]
         return {key: value for part in parts for key, value in part.items()}
     return {name: values} if isinstance(values, int | float) else {}
 

@@ -12,40 +12,18 @@ its gradient (see "Define the loss function" in TensorFlow's custom-training gui
 derives it).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from ctl.errors import UsageError
+from ctl.configs.error_location import name_function
+from ctl.data.autograph import convert
+from ctl.errors import UsageError, type_name
 from ctl.replica.graphs import dataflow
 
 SampleWeight: TypeAlias = tf.Tensor | Mapping[str, tf.Tensor | None] | None
 SINGLE = {"": 1.0}  # the factor of a loss that has no name
-
-
-def by_name(losses: Any, factors: Mapping[str, float]) -> dict[str, tf.Tensor]:
-    """Returns the losses of a loss function by name.
-
-    Args:
-        losses: the result of the loss function: losses, or a dict of name -> losses.
-        factors: name -> factor of the loss in the sum; `SINGLE` for a loss function with one loss.
-
-    Raises:
-        UsageError: the names are not those of the factors.
-    """
-    if losses is None:
-        raise UsageError("per_example_loss returned None: return one loss per row.")
-    found = dict(losses) if isinstance(losses, Mapping) else {"": losses}
-    if found.keys() == factors.keys():
-        return {name: found[name] for name in factors}
-    returned, named = (", ".join(names) if "" not in names else "" for names in (found, factors))
-    example = ", ".join(f"{name}=1.0" for name in found)
-    raise UsageError(
-        f"per_example_loss returned {f'the losses {returned}' if returned else 'one loss'}, but "
-        f"loss_weights names {named or 'none'}: "
-        + (f"set loss_weights=dict({example})." if returned else "return a dict of these losses.")
-    )
 
 
 def weighted_sum(losses: Mapping[str, tf.Tensor], factors: Mapping[str, float]) -> tf.Tensor:
@@ -79,6 +57,60 @@ def weights_by_name(
             f"{', '.join(filter(None, names)) or 'none'}: both must name the same losses."
         )
     return {name: row_weights(sample_weight[name], row_mask, dtype) for name in names}
+
+
+def compute(
+    loss_fn: Callable[[Any, Any], Any], batch: Any, outputs: Any, factors: Mapping[str, float]
+) -> dict[str, tf.Tensor]:
+    """Calls the user's loss function.
+
+    Args:
+        loss_fn: (batch, outputs) -> [rows, ...] losses, not reduced; or a dict of name -> losses.
+        batch: a micro-batch.
+        outputs: what the forward pass returned.
+        factors: name -> factor of the loss in the sum; `SINGLE` for a loss function with one loss.
+
+    Returns:
+        Name -> losses, in the order of the factors.
+
+    Raises:
+        UsageError: the losses are reduced, or none, or have other names than the factors. The message
+            has the line of the function.
+    """
+    name = name_function(loss_fn)
+    try:
+        losses = convert(loss_fn)(batch, outputs)
+    except ValueError as error:
+        if "losses.Reduction.NONE" not in str(error):  # of tf_keras, in a strategy
+            raise
+        raise UsageError(
+            f"{name} calls a loss object that averages over the rows of a replica: make it with "
+            'reduction="none", since ctl divides, once.'
+        ) from error
+    found = dict(losses) if isinstance(losses, Mapping) else {"": losses}
+    if found.keys() != factors.keys():
+        returned, named = (", ".join(filter(None, names)) for names in (found, factors))
+        example = ", ".join(f"{each}=1.0" for each in found)
+        raise UsageError(
+            f"{name} returned {f'the losses {returned}' if returned else 'one loss'}, but loss_weights "
+            f"names {named or 'none'}: "
+            + (
+                f"set loss_weights=dict({example})."
+                if returned
+                else "return a dict of these losses."
+            )
+        )
+    for each in found.values():
+        # Already reduced losses would be divided a second time, by the weight of the global batch.
+        shape = getattr(each, "shape", None)
+        if not getattr(shape, "rank", None):
+            problem = type_name(each) if shape is None else f"shape {shape}"
+            raise UsageError(
+                f"{name} returned {problem}, but must return [rows]: one loss per example, not reduced "
+                "over the batch, since ctl divides, once. A loss object of Keras takes "
+                'reduction="none".'
+            )
+    return {each: found[each] for each in factors}
 
 
 def row_weights(
@@ -221,12 +253,6 @@ def check_regularization(losses: Sequence[tf.Tensor], rows: Iterable[tf.Tensor |
 
 def _check_shapes(per_example: tf.Tensor, weights: tf.Tensor | None, rows: int | None) -> None:
     shape = per_example.shape
-    # Already reduced losses would be divided a second time, by the weight of the global batch.
-    if not shape.rank:
-        raise UsageError(
-            f"per_example_loss returned shape {shape}, but must return [rows]: one loss per example, "
-            "not reduced over the batch (ctl divides, once)."
-        )
     # A wrong number of losses could broadcast against the weights without an error.
     if not shape[:1].is_compatible_with([rows]):
         raise UsageError(

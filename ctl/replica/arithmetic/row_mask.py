@@ -16,6 +16,8 @@ import tensorflow as tf
 from ctl.errors import UsageError
 
 _THREAD = threading.local()
+# The fields of `Examples` that hold for all micro-batches of a step.
+_OF_THE_STEP = ("seed", "allow_unkeyed", "single", "refused", "folded", "trace", "compiled")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +48,9 @@ class Examples:
         compiled: whether XLA compiles the computation of the rows.
     """
 
-    row_mask: tf.Tensor | None
-    first_row: tf.Tensor | int
-    step: tf.Tensor | int
+    row_mask: tf.Tensor | None = None
+    first_row: tf.Tensor | int = 0
+    step: tf.Tensor | int = 0
     calls: dict[str, int] = dataclasses.field(default_factory=dict)
     applied: list[tf.Tensor] = dataclasses.field(default_factory=list)
     count: int | tf.Tensor | None = None
@@ -71,84 +73,51 @@ class Examples:
 
 
 @contextlib.contextmanager
-def examples(
-    row_mask: tf.Tensor | None = None,
-    *,
-    first_row: tf.Tensor | int = 0,
-    step: tf.Tensor | int = 0,
-    calls: dict[str, int] | None = None,
-    count: int | tf.Tensor | None = None,
-    isolated: str = "",
-    seed: int | None = None,
-    allow_unkeyed: bool | None = None,
-    earlier: Callable[[], tf.Tensor] | None = None,
-    trace: Any = None,
-    parts: int = 1,
-    compiled: bool = False,
-) -> Iterator[Examples]:
+def examples(row_mask: tf.Tensor | None = None, **fields: Any) -> Iterator[Examples]:
     """Sets the rows that the code inside the `with` block computes.
 
     Enclose both the forward pass and `tape.gradient`: layers read the rows in both.
 
     Args:
         row_mask: [rows] tensor, 1 for a row that exists and 0 for padding; None if all rows exist.
-        first_row: the position of the first row in the global batch.
-        step: the global step.
-        calls: number of earlier draws of each random layer for these rows in the same step.
-        count: the number of rows; None if it is not known.
-        isolated: why the rows of other replicas and micro-batches cannot be read; empty if they can.
-        seed: the seed of the run; by default, the seed of the enclosing rows.
-        allow_unkeyed: whether layers may draw numbers that are not keyed by rows; by default, as for
-            the enclosing rows.
-        earlier: in an evaluation, returns the number of rows in the earlier global batches.
-        trace: the observer of the losses; by default, the one of the enclosing rows.
-        parts: the number of micro-batches that these rows are computed in.
-        compiled: whether XLA compiles the code inside.
+        **fields: further fields of `Examples`. By default, the ones that hold for the complete step
+            (see `_OF_THE_STEP`) are those of the enclosing rows.
 
     Yields:
         The `Examples` that `current()` returns inside the block.
     """
-    # Restored afterwards, because the micro-batches of a step nest in the step.
-    outer: Examples | None = getattr(_THREAD, "examples", None)
-    inherited = outer or Examples(None, 0, 0)
-    _THREAD.examples = Examples(
-        row_mask,
-        first_row,
-        step,
-        {} if calls is None else calls,
-        count=count,
-        isolated=isolated,
-        seed=inherited.seed if seed is None else seed,
-        allow_unkeyed=inherited.allow_unkeyed if allow_unkeyed is None else allow_unkeyed,
-        earlier=earlier,
-        parts=parts,
-        single=inherited.single or (isinstance(count, int) and count // parts < 2),
-        graph=None if tf.executing_eagerly() else tf.compat.v1.get_default_graph(),
-        refused=inherited.refused,
-        folded=inherited.folded,
-        trace=inherited.trace if trace is None else trace,
-        compiled=compiled or inherited.compiled,
-    )
-    try:
-        yield _THREAD.examples
-    finally:
-        _THREAD.examples = outer
+    outer = _enclosing()
+    if outer:
+        fields = {name: getattr(outer, name) for name in _OF_THE_STEP} | fields
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    rows = Examples(row_mask, **fields, graph=graph)
+    is_single = isinstance(rows.count, int) and rows.count // rows.parts < 2
+    with _set(dataclasses.replace(rows, single=rows.single or is_single)) as rows:
+        yield rows
 
 
-@contextlib.contextmanager
-def replay(rows: Examples, calls: dict[str, int]) -> Iterator[None]:
+def replay(rows: Examples, calls: dict[str, int]) -> contextlib.AbstractContextManager[Examples]:
     """Sets the rows of an earlier pass again.
 
     Args:
         rows: the rows of that pass.
         calls: number of draws of each random layer when it began.
     """
-    outer = getattr(_THREAD, "examples", None)
-    _THREAD.examples = dataclasses.replace(rows, calls=calls)
+    return _set(dataclasses.replace(rows, calls=calls))
+
+
+@contextlib.contextmanager
+def _set(rows: Examples) -> Iterator[Examples]:
+    # Restored afterwards, because the micro-batches of a step nest in the step.
+    outer, _THREAD.examples = _enclosing(), rows
     try:
-        yield
+        yield rows
     finally:
         _THREAD.examples = outer
+
+
+def _enclosing() -> Examples | None:
+    return getattr(_THREAD, "examples", None)
 
 
 def current() -> Examples | None:
@@ -158,7 +127,7 @@ def current() -> Examples | None:
         UsageError: the rows belong to a graph other than the one that is being traced. This happens
             in a user's own `tf.function` that was traced in an earlier step.
     """
-    rows: Examples | None = getattr(_THREAD, "examples", None)
+    rows = _enclosing()
     if rows is not None:
         for value in (rows.row_mask, rows.first_row, rows.step, rows.count):
             _check_graph(value)
@@ -167,7 +136,7 @@ def current() -> Examples | None:
 
 def in_step() -> bool:
     """Returns whether the current graph computes rows of a step, or is nested in one that does."""
-    rows: Examples | None = getattr(_THREAD, "examples", None)
+    rows = _enclosing()
     if rows is None:
         return False
     if rows.graph is None:
@@ -191,7 +160,7 @@ def current_mask() -> tf.Tensor | None:
 
 def record_global(tensor: tf.Tensor) -> tf.Tensor:
     """Records a tensor of the only replica's rows as a value of the global batch, and returns it."""
-    rows: Examples | None = getattr(_THREAD, "examples", None)
+    rows = _enclosing()
     if rows is None or rows.trace is None:
         return tensor
     output = tf.identity(tensor)  # the tensor itself remains one of this replica's rows

@@ -74,6 +74,82 @@ def search(rows: Examples, replicas: int, read_batch: ReadBatch) -> Iterator[Non
         _check_update(trace, update, replicas, rows.parts, read_batch)
 
 
+def check_count(
+    losses: tf.Tensor, trace: LossTrace | None, read_batch: ReadBatch, *, name: str, split: bool
+) -> None:
+    """Rejects losses that depend on the number of rows that a replica or a micro-batch has.
+
+    Such a loss is divided twice, and the first divisor depends on the split. In a trace of a step that
+    number is a constant, so the losses of a trace with any number of rows are searched. If a number of
+    rows is in them, they are computed for the first batch with and without its last row.
+
+    Args:
+        losses: [rows, ...] losses, in a graph in which the number of rows is not known.
+        trace: the batch of that graph; None to check nothing.
+        read_batch: returns the first batch of a replica, like the tensors of the trace, and its mask.
+        name: the user's loss function, for the message.
+        split: whether the batch is split. If not, a warning is logged.
+
+    Raises:
+        UsageError: the loss of a row depends on the number of rows.
+    """
+    if trace is None or not _counts_rows(losses, trace):
+        return
+
+    def read_existing() -> Any:
+        batch, mask = read_batch()
+        if mask is not None:
+            batch = tf.nest.map_structure(lambda x: tf.boolean_mask(x, mask > 0), batch)
+        return batch, None
+
+    probe = _Probe(
+        [losses],
+        trace.batch,
+        constants={},
+        aliases={},
+        global_values=trace.global_values,
+        statistics=(),
+    )
+    try:
+        # A loss that depends on the other rows is rejected by `search`, with a message of its own.
+        if _run(probe, trace, read_existing, None) or not _run(
+            probe, trace, read_existing, None, drops_row=True
+        ):
+            return
+    except _ProbeError:  # it is not known
+        return
+    line = (
+        f"{name} returns losses that depend on the number of rows of a replica or micro-batch, so the "
+        "update depends on how the batch is split: return the loss of each row, since ctl divides by "
+        f"the weight of the global batch, {_ACCEPT}."
+    )
+    if split:
+        raise UsageError(line)
+    _warn(line)
+
+
+def _counts_rows(losses: tf.Tensor, trace: LossTrace) -> bool:
+    """Returns whether losses contain a number of rows, as a float, or a sum over rows."""
+    clean = [id(value.output) for value in trace.global_values]
+    flow = RowFlow({id(x): Rows(0) for x in trace.batch}, count=None, clean=clean)
+    if isinstance(flow.state(losses), Mixed):
+        return True
+    # A shape that is used as a shape remains an integer.
+    stack, seen = [(losses, False)], set()
+    while stack:
+        tensor, is_cast = stack.pop()
+        if (id(tensor), is_cast) in seen or not hasattr(tensor, "op"):
+            continue
+        seen.add((id(tensor), is_cast))
+        op = tensor.op
+        # A sum of ones is a number of rows, too.
+        if op.type in ("OnesLike", "Fill") or (is_cast and op.type in ("Shape", "ShapeN", "Size")):
+            return True
+        is_cast |= op.type == "Cast" and op.inputs[0].dtype.is_integer
+        stack += [(x, is_cast) for x in op.inputs]
+    return False
+
+
 def _check_update(
     trace: LossTrace, update: Update, replicas: int, parts: int, read_batch: ReadBatch
 ) -> None:
@@ -136,7 +212,10 @@ def _warn(line: str) -> None:  # several trainers of a process, as of ctl check,
     _LOG.warning("%s It is right as long as one replica computes the batch at once.", line)
 
 
-def _run(probe: "_Probe", trace: LossTrace, read_batch: ReadBatch, count: int | None) -> bool:
+def _run(
+    probe: "_Probe", trace: LossTrace, read_batch: ReadBatch, count: int | None,
+    *, drops_row: bool = False,
+) -> bool:  # fmt: skip
     with tf.init_scope():
         try:
             batch, mask = read_batch()
@@ -151,7 +230,7 @@ def _run(probe: "_Probe", trace: LossTrace, read_batch: ReadBatch, count: int | 
         rows = min(rows, rows if count is None else count)
         if rows < 2:
             raise _ProbeError("it has one row")
-        return probe.depends_on_other_rows(values, rows)
+        return probe.depends_on_other_rows(values, rows, drops_row=drops_row)
 
 
 def _suggestion(op: Any) -> str:
@@ -231,12 +310,15 @@ class _Probe:
         self._statistics = {id(output): op for op in statistics for output in op.outputs}
         self._fixed: list[tf.Tensor] = []
 
-    def depends_on_other_rows(self, batch: Sequence[Any], rows: int) -> bool:
+    def depends_on_other_rows(
+        self, batch: Sequence[Any], rows: int, *, drops_row: bool = False
+    ) -> bool:
         """Returns whether a value of a row changes if other rows of the batch change.
 
         Args:
             batch: the values of the batch, of the first `rows` rows, which exist.
             rows: the number of rows of the values, at least 2.
+            drops_row: instead of changing other rows, drop the last one.
 
         Raises:
             _ProbeError: the values cannot be computed, or differ from one computation to the next.
@@ -249,6 +331,9 @@ class _Probe:
             everything = np.arange(rows)
             if _differ(reference, compute(batch, fixed), everything):
                 raise _ProbeError("its numbers are not the same each time")
+            if drops_row:
+                fewer = compute([values[: rows - 1] for values in batch], fixed)
+                return _differ([x[: rows - 1] for x in reference], fewer, everything[:-1])
             for kept in _kept_rows(rows, reference):
                 changed = compute(_replace_others(batch, kept), fixed)
                 if _differ(reference, changed, kept):

@@ -6,7 +6,7 @@ the time of the probe, and accept networks that the probe cannot compute. So the
 ordinary layers and losses: any other op counts as one that combines rows, and is left to the probe.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 import math
 import os
 from typing import Any, NamedTuple
@@ -194,9 +194,15 @@ def _trailing(axes: int) -> Rule:
 def _reduction(op: Any, states: States, count: int | None) -> Rows:
     state, rank = _single(states), _rank(op.inputs[0])
     axes = {int(axis) % rank for axis in _static(op.inputs[1]).flatten()}
-    _check(state.axis not in axes)
+    reduced = _without(state, axes)
     keeps = not op.type.startswith("Arg") and op.get_attr("keep_dims")
-    return state if keeps else state._replace(axis=state.axis - sum(a < state.axis for a in axes))
+    return state if keeps else reduced
+
+
+def _without(state: Rows, axes: Collection[int]) -> Rows:
+    """Returns the place of the rows once other axes are removed."""
+    _check(state.axis not in axes)
+    return state._replace(axis=state.axis - sum(axis < state.axis for axis in axes))
 
 
 def _scan(op: Any, states: States, count: int | None) -> Rows:
@@ -245,34 +251,23 @@ def _product(sizes: Sequence[int | None]) -> int:
     return math.prod(size or 1 for size in sizes)
 
 
-def _expand_dims(op: Any, states: States, count: int | None) -> Rows:
-    state = _single(states)
-    axis = int(_static(op.inputs[1]).flatten()[0]) % _rank(op.outputs[0])
-    return state._replace(axis=state.axis + (axis <= state.axis))
+def _insert(op: Any, states: States, count: int | None) -> Rows:
+    """Inserts an axis."""
+    state = _only(states, 0) if op.type == "OneHot" else _single(states)
+    axis = _static(op.inputs[1]).flatten()[0] if op.type == "ExpandDims" else op.get_attr("axis")
+    return state._replace(axis=state.axis + (int(axis) % _rank(op.outputs[0]) <= state.axis))
 
 
 def _squeeze(op: Any, states: States, count: int | None) -> Rows:
     state, shape = _single(states), op.inputs[0].shape
     axes = [axis % _rank(op.inputs[0]) for axis in op.get_attr("squeeze_dims")]
     axes = axes or [i for i, size in enumerate(shape) if size == 1 and i != state.axis]
-    _check(state.axis not in axes and _rank(op.outputs[0]) == shape.rank - len(axes))
-    return state._replace(axis=state.axis - sum(axis < state.axis for axis in axes))
-
-
-def _pack(op: Any, states: States, count: int | None) -> Rows:
-    state, axis = _single(states), op.get_attr("axis") % _rank(op.outputs[0])
-    return state._replace(axis=state.axis + (axis <= state.axis))
+    _check(_rank(op.outputs[0]) == shape.rank - len(axes))
+    return _without(state, axes)
 
 
 def _unpack(op: Any, states: States, count: int | None) -> Rows:
-    state, axis = _single(states), op.get_attr("axis") % _rank(op.inputs[0])
-    _check(axis != state.axis)
-    return state._replace(axis=state.axis - (axis < state.axis))
-
-
-def _one_hot(op: Any, states: States, count: int | None) -> Rows:
-    state, axis = _only(states, 0), op.get_attr("axis")
-    return state._replace(axis=state.axis + (0 <= axis <= state.axis))
+    return _without(_single(states), [op.get_attr("axis") % _rank(op.inputs[0])])
 
 
 def _concat(op: Any, states: States, count: int | None) -> Rows:
@@ -460,11 +455,9 @@ _RULES: dict[str, Rule] = {
         (_scan, "Cumsum Cumprod CumulativeLogsumexp ReverseV2 Roll"),
         (_transpose, "Transpose"),
         (_reshape, "Reshape"),
-        (_expand_dims, "ExpandDims"),
+        (_insert, "ExpandDims OneHot Pack"),
         (_squeeze, "Squeeze"),
-        (_pack, "Pack"),
         (_unpack, "Unpack"),
-        (_one_hot, "OneHot"),
         (_concat, "ConcatV2"),
         (_split, "Split SplitV"),
         (_strided_slice, "StridedSlice"),

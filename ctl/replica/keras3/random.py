@@ -53,7 +53,7 @@ def _dropout(
         known, sizes = inputs.shape, tf.shape(inputs)
         inner = [(known[i] or sizes[i]) if n is None else n for i, n in enumerate(noise_shape)][1:]
         noise_shape = tf.stack([1 if shared else sizes[0], *inner])
-    return draws.dropout(inputs, rate, noise_shape, stream, shared=shared)
+    return draws.dropout(inputs, stream, rate, noise_shape, shared=shared)
 
 
 def _uniform(

@@ -78,7 +78,7 @@ def integers(shape: Any, stream: Stream, low: Any, high: Any, dtype: Any, **rows
     return _shaped(numbers, shape, **rows)
 
 
-def log_gamma(shape: Any, alpha: float, stream: Stream, dtype: tf.DType, **rows: Any) -> tf.Tensor:
+def log_gamma(shape: Any, stream: Stream, alpha: float, dtype: tf.DType, **rows: Any) -> tf.Tensor:
     """Draws logarithms of gamma numbers (Marsaglia and Tsang 2000); see `draw_bits`.
 
     The number of tries is fixed, and the first accepted one counts: so each element uses the same
@@ -104,7 +104,7 @@ def log_gamma(shape: Any, alpha: float, stream: Stream, dtype: tf.DType, **rows:
 
 
 def dropout(
-    inputs: tf.Tensor, rate: Any, noise_shape: Any, stream: Stream, **rows: Any
+    inputs: tf.Tensor, stream: Stream, rate: Any, noise_shape: Any, **rows: Any
 ) -> tf.Tensor:
     """Drops elements as `tf.nn.dropout` does; see `draw_bits`."""
 
@@ -162,7 +162,7 @@ def draw_bits(
     Raises:
         UsageError: axis 0 does not hold the rows of this replica, or the numbers cannot be keyed here.
     """
-    rows = row_mask.current() or row_mask.Examples(None, 0, 0)
+    rows = row_mask.current() or row_mask.Examples()
     # Counted while the step is traced: a layer that is called twice in a step draws other numbers.
     call = rows.calls.get(stream.identity, 0)
     rows.calls[stream.identity] = call + 1

@@ -138,12 +138,15 @@ def _update_metrics(trainer: Any, batch: Batch) -> None:
 
 
 def building_rows(
-    trainer: Any, batch: Batch
+    trainer: Any, batch: Batch, trace: Any = None
 ) -> contextlib.AbstractContextManager[row_mask.Examples]:
     """Returns the context of a step's rows, because the user's code may read them."""
     options: TrainerOptions = trainer.options
     return row_mask.examples(
-        count=row_count(batch), seed=options.seed, allow_unkeyed=options.allow_unkeyed_random
+        count=row_count(batch),
+        seed=options.seed,
+        allow_unkeyed=options.allow_unkeyed_random,
+        trace=trace,
     )
 
 
@@ -278,7 +281,7 @@ def check_optimizer(optimizer: Any) -> Any:
     return optimizer
 
 
-def create_variables(forward: Callable[[Any], Any], spec: Any) -> None:
+def create_variables(forward: Callable[[Any], Any], spec: Any) -> Any:
     """Creates a model's variables, so that a checkpoint can be restored before the first step.
 
     The forward pass is traced and not run: the model may not accept an example of zeros.
@@ -286,6 +289,9 @@ def create_variables(forward: Callable[[Any], Any], spec: Any) -> None:
     Args:
         forward: the forward pass.
         spec: the `tf.TensorSpec`s of a batch.
+
+    Returns:
+        The trace, a concrete function.
     """
 
     def create(batch: Any) -> Any:
@@ -293,7 +299,7 @@ def create_variables(forward: Callable[[Any], Any], spec: Any) -> None:
             return forward(batch)
 
     # A trace computes nothing, and it accepts a spec with an unknown number of rows.
-    traced(create).get_concrete_function(spec)
+    return traced(create).get_concrete_function(spec)
 
 
 def _create_outside(creator: Callable[..., Any], **options: Any) -> Any:

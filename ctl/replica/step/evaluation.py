@@ -15,7 +15,7 @@ from ctl.replica.measure.collected_rows import check_values
 from ctl.replica.measure.non_finite import counter
 from ctl.replica.step import metrics
 from ctl.replica.step.empty_batches import pad_rows, zero_outputs, zero_without_rows
-from ctl.replica.step.microbatches import row_count
+from ctl.replica.step.microbatches import hide_rows, row_count
 from ctl.replica.step.replica_step import ReplicaStep
 
 LossFn = Callable[[Batch, Any], tf.Tensor]
@@ -83,12 +83,18 @@ class Evaluation:
         for metric in self.metrics.values():
             metric.reset_state()
 
-    def run(self, batch: Batch, row_mask: tf.Tensor | None) -> Any:
+    def run(self, batch: Batch, row_mask: tf.Tensor | None, *, equal: bool = True) -> Any:
         """Evaluates one replica's rows; call it in a replica context.
+
+        Args:
+            batch: this replica's rows.
+            row_mask: [rows] mask of the rows that exist; None if all exist.
+            equal: as for `ReplicaStep.run`.
 
         Returns:
             The values that `collect` returned for the rows of the global batch; else None.
         """
+        batch, row_mask = (batch, row_mask) if equal else hide_rows((batch, row_mask))
         existing = row_count(batch)
         if self._step.plan.layout.replicas > 1:
             batch, row_mask = pad_rows(batch, row_mask, existing, least=1)
@@ -136,7 +142,7 @@ class Evaluation:
     def _add_loss(
         self, loss_fn: LossFn, batch: Batch, outputs: Any, row_mask: tf.Tensor | None
     ) -> None:
-        losses = loss.by_name(convert(loss_fn)(batch, outputs), self._factors)
+        losses = loss.compute(loss_fn, batch, outputs, self._factors)
         sample_weight = self._sample_weight(batch)
         weights = loss.weights_by_name(sample_weight, losses, row_mask, tf.float64)
         rows, one = row_count(batch), tf.ones([], tf.float64)

@@ -188,7 +188,7 @@ class MicroBatches:
                 outputs = None
                 if self.forward:
                     outputs = precision.cast_to_float32(convert(self.forward)(batch))
-                losses = loss.by_name(convert(self.loss_fn)(batch, outputs), self.factors)
+                losses = loss.compute(self.loss_fn, batch, outputs, self.factors)
                 if examples.trace:
                     tensors = (batch, mask, weights)
                     values = list(losses.values())
@@ -270,6 +270,16 @@ def row_count(batch: Batch) -> int | tf.Tensor:
     """Returns the number of rows of a batch: a Python int if it is static, else a scalar tensor."""
     first = tf.nest.flatten(batch)[0]
     return first.shape[0] if first.shape[0] is not None else tf.shape(first)[0]
+
+
+def hide_rows(values: Any) -> Any:
+    """Returns tensors whose static shapes do not tell their number of rows; None stays None."""
+
+    def hide(value: Any) -> Any:
+        shape = [None, *value.shape[1:]]
+        return tf.raw_ops.PlaceholderWithDefault(input=value, shape=shape)
+
+    return tf.nest.map_structure(lambda value: None if value is None else hide(value), values)
 
 
 def unpack(element: Any) -> tuple[Batch, tf.Tensor | None]:

@@ -16,7 +16,7 @@ from ctl.configs.options import TrainerOptions
 from ctl.data.input_pipeline import TrainingData
 from ctl.data.layout import Layout
 from ctl.errors import UsageError, list_some
-from ctl.hardware import gradient_groups, strategies
+from ctl.hardware import strategies
 from ctl.replica.arithmetic import precision
 from ctl.replica.layers.batch_norm import SyncBatchNormalization
 from ctl.replica.step import xla
@@ -207,7 +207,7 @@ def make_plan(
         replicas=layout.replicas,
         sync_batch_norm=sync,
         shards=bool(options.logical_shards),
-        groups=gradient_groups.bucket_bytes(strategy) > 0,
+        groups=strategies.bucket_bytes(strategy) > 0,
         chunks=data.supports_chunks and not own_train_step,
         strings=strings,
         strategy=name,

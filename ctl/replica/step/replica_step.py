@@ -14,7 +14,7 @@ from ctl.replica.random import dropout
 from ctl.replica.step.attributes import Attributes
 from ctl.replica.step.empty_batches import pad_rows
 from ctl.replica.step.loop_results import LoopResults
-from ctl.replica.step.microbatches import Batch, row_count
+from ctl.replica.step.microbatches import Batch, hide_rows, row_count
 from ctl.replica.step.plan import Plan
 from ctl.replica.step.update import Update, UpdateResult
 from ctl.replica.updates.ema import ExponentialMovingAverage
@@ -128,7 +128,7 @@ class ReplicaStep:
         ):
             yield rows
 
-    def run(self, batch: Batch, mask: tf.Tensor | None) -> Any:
+    def run(self, batch: Batch, mask: tf.Tensor | None, *, equal: bool = True) -> Any:
         """Runs one replica's step; call it in a replica context.
 
         A skipped step leaves no trace in the loss, metrics, and variables that the user's code assigns.
@@ -136,10 +136,14 @@ class ReplicaStep:
         Args:
             batch: this replica's rows.
             mask: [rows] mask of the rows that exist; None if all exist.
+            equal: whether all replicas are known to have the same number of rows. Otherwise their
+                static numbers are not used: each replica would compute its own positions from them.
 
         Returns:
             The result of `function`.
         """
+        if not equal:
+            batch, mask = hide_rows((batch, mask))
         existing = row_count(batch)
         if self.plan.layout.replicas * self.plan.parts > 1:
             batch, mask = pad_rows(batch, mask, existing, least=self.plan.parts_per_replica)
@@ -172,10 +176,15 @@ class ReplicaStep:
         Yields:
             The number of steps of each part, once the layers and the compression are set for it.
         """
-        compression = self.update.compression
-        for steps in compression.split(first, count) if compression else (count,):
-            yield from self.attributes.unfreezing.split(first, steps)
-            first += steps
+        unfreezing, compression = self.attributes.unfreezing, self.update.compression
+        changes = [*unfreezing.steps(), *([compression.start] if compression else ())]
+        ends = sorted({step for step in changes if first < step < first + count})
+        for end in (*ends, first + count):
+            unfreezing.apply(first)
+            if compression:
+                compression.is_active = first >= compression.start
+            yield end - first
+            first = end
 
     def is_compressed(self) -> bool:
         """Returns whether the gradients of the current steps are compressed."""

@@ -131,7 +131,7 @@ class Update:
             The loss, the micro-batches, and whether the update was applied.
         """
         plan = self._plan
-        rows = row_mask.current() or row_mask.Examples(None, 0, 0)
+        rows = row_mask.current() or row_mask.Examples()
         # Read once: scaling and unscaling must use the same number.
         loss_scale = self._loss_scale(optimizer)
 

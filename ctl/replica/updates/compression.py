@@ -1,6 +1,6 @@
 """The reduction of compressed gradients, and the state that it keeps between steps."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 import dataclasses
 import functools
 import logging
@@ -293,6 +293,7 @@ class Compression:
     Attributes:
         name: the method, such as "powersgd of rank 2".
         state: holds the errors and the factors, for a checkpoint.
+        start: the first step that is compressed.
         is_active: whether the current steps are compressed. A step is traced once for each value.
     """
 
@@ -304,11 +305,11 @@ class Compression:
             else SixteenBit(tf.as_dtype(name))
         )
         self.name = f"powersgd of rank {options.compression_rank}" if name == "powersgd" else name
-        self._start = options.compression_start
+        self.start = options.compression_start
         self._strategy = strategy
         self._kept: dict[int, _Kept] = {}
         self._reported: set[str] = set()
-        self.is_active = not self._start
+        self.is_active = not self.start
         self.state = tf.Module()
         self.state.errors, self.state.factors = [], []
 
@@ -364,24 +365,8 @@ class Compression:
             models: models; those that are not built are skipped.
         """
         plain, sent = (size / 2**20 for size in self.count_bytes(models))
-        start = f" from step {self._start} on" if self._start else ""
+        start = f" from step {self.start} on" if self.start else ""
         return f"{self.name}{start}: {sent:.2f} MiB in place of {plain:.2f} MiB"
-
-    def split(self, first: int, count: int) -> Iterator[int]:
-        """Splits steps at the first one that is compressed.
-
-        Args:
-            first: the first step.
-            count: the number of steps.
-
-        Yields:
-            The number of steps of each part, after `is_active` has been set for that part.
-        """
-        ends = [self._start] if first < self._start < first + count else []
-        for end in (*ends, first + count):
-            self.is_active = first >= self._start
-            yield end - first
-            first = end
 
     def reduce(
         self,

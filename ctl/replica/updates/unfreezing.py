@@ -1,6 +1,6 @@
 """Layers that are frozen until a step: `frozen_until` of `optimizer.groups`."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tf_keras
@@ -14,8 +14,8 @@ class Unfreezing:
 
         unfreezing = Unfreezing(groups)
         unfreezing.add_models({"": model})          # once the optimizer has slot variables for them
-        for count in unfreezing.split(0, 100):      # 30, 70 if a layer is frozen until step 30
-            ...
+        unfreezing.steps()                          # [30] if layers are frozen until step 30
+        unfreezing.apply(30)                        # from now on these layers are trained
 
     Args:
         groups: `optimizer.groups`, with every `frozen_until` as a number of steps.
@@ -66,22 +66,6 @@ class Unfreezing:
                 "until the same step: a layer can only be frozen as a whole, so let the pattern match "
                 "all of them."
             )
-
-    def split(self, first: int, count: int) -> Iterator[int]:
-        """Splits a range of steps where layers are unfrozen.
-
-        Args:
-            first: the first step.
-            count: the number of steps.
-
-        Yields:
-            The number of steps of each part, once the layers are frozen or unfrozen for it.
-        """
-        ends = sorted({until for _, until in self._layers if first < until < first + count})
-        for end in (*ends, first + count):
-            self.apply(first)
-            yield end - first
-            first = end
 
     def steps(self) -> list[int]:
         """Returns the steps from which on further layers are trained, in order."""

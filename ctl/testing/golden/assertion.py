@@ -12,8 +12,8 @@ from ml_collections import config_dict
 import ctl
 from ctl.errors import UsageError, list_some, print_line
 from ctl.replica.keras3 import private
-from ctl.testing.golden import curve, recording
-from ctl.testing.golden.curve import Curve, Step
+from ctl.testing.golden import recording
+from ctl.testing.golden.recording import Curve, Step
 from ctl.trainer import StandardTrainer
 
 _INFORMATION = ("ctl",)  # recorded in the environment, but no reason for other bits
@@ -90,7 +90,7 @@ def compare(actual: Curve, recorded: Curve) -> CurveReport:
     notes = list(_compare_batches(actual.steps[step - 1], recorded.steps[step - 1]))
     if not changes and not notes:
         notes.append(_explain_size(_first_difference(actual, recorded, exact=False)))
-    before, now = (curve.environment.get("ctl", "unknown") for curve in (recorded, actual))
+    before, now = (each.environment.get("ctl", "unknown") for each in (recorded, actual))
     if before != now:
         notes.append(f"The version of ctl has changed: {before} -> {now}.")
     return dataclasses.replace(
@@ -217,7 +217,7 @@ def assert_curve(
             f"{file} does not exist: record it by pytest --update_golden, or with {UPDATE}=1 in the "
             "environment, and commit it."
         )
-    recorded = curve.read(file)
+    recorded = recording.read(file)
     report = compare(_record(experiment, steps, measure_tolerance=False), recorded)
     if not report.equal:
         raise AssertionError(f"{file}: {report.failure()}")
@@ -236,13 +236,13 @@ def _update(file: pathlib.Path, recorded: Curve) -> None:
             "of them its own file, or skip the test that only compares when golden files are recorded."
         )
     try:
-        old = curve.read(file) if file.exists() else None
+        old = recording.read(file) if file.exists() else None
     except UsageError:
         old = None  # a damaged file, or one of another format, is recorded again
     if old and old.repeatable and _agree(recorded, old):
         print_line(f"{file} is unchanged.")
         return
-    curve.write(file, recorded)
+    recording.write(file, recorded)
     last = recorded.steps[-1]
     repeatable = "" if recorded.repeatable else "; two runs had different bits"
     print_line(

@@ -5,22 +5,25 @@ import dataclasses
 import functools
 from typing import Any, ClassVar
 
+import numpy as np
 import tensorflow as tf
 import tf_keras
 
 from ctl.configs.options import TrainerOptions
+from ctl.data.autograph import convert, traced
 from ctl.data.input_pipeline import InputPipeline
 from ctl.evaluator import StandardEvaluator
 from ctl.replica.keras3 import private
 from ctl.replica.step.build import seed_and_precision
 from ctl.replica.step.engine import engine_of
+from ctl.replica.step.microbatches import unpack
+from ctl.replica.step.preprocessing import call_sample_weight
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.contents import Contents, Names, contents_of, named_leaves
 from ctl.testing.diagnosis.evidence import attempt
 from ctl.testing.logical_devices import make_strategy
 from ctl.testing.loop_record import Record
 from ctl.testing.splits import RATE, Split
-from ctl.testing.subjects import trainer_rows
 from ctl.testing.subjects.base import Attempts, Calibration, RowValues, SplitRun, Subject, Terms
 from ctl.trainer import StandardTrainer
 
@@ -87,7 +90,7 @@ class TrainerSubject(Subject):
     def calibrate(self, run: SplitRun, record: Record) -> Calibration:
         """Takes the tolerance of float32 if a method of the trainer casts to it."""
         assert isinstance(run, TrainerRun)
-        narrow = self.precision == "float64" and trainer_rows.find_narrow(run.trainer)
+        narrow = self.precision == "float64" and find_narrow(run.trainer)
         if narrow:
             return Calibration(tolerance_of("float32"), why=f"computed in float64, but {narrow}")
         return Calibration(tolerance_of(self.precision))
@@ -99,13 +102,11 @@ class TrainerSubject(Subject):
     def rows(self, split: Split, *, training: bool = True) -> RowValues | None:
         """Returns the outputs and losses of the single rows, without accumulation."""
         split = Split(split.batch, split.replicas)
-        return attempt(
-            lambda: trainer_rows.compute_rows(self.build(split), split.batch, training=training)
-        )
+        return attempt(lambda: compute_rows(self.build(split), split.batch, training=training))
 
     def terms(self, batch: int, names: Sequence[Names]) -> Terms:
         """Returns the gradients of the rows and of the regularization losses, and the weights."""
-        return trainer_rows.compute_terms(self.build(Split(batch)), names)
+        return compute_terms(self.build(Split(batch)), names)
 
     def scaled_records(self, run: SplitRun, scale: float) -> tuple[Record, Record, float] | None:
         """Makes a step in float16 under two loss scales, if the trainer has a step of its own."""
@@ -207,3 +208,110 @@ def _replace_own_optimizers(trainer: StandardTrainer) -> None:
         if any(is_replaced(item) for _, item in named_leaves(value)):
             with trainer.build_scope():
                 setattr(trainer, name, replace(value))
+
+
+def find_narrow(trainer: StandardTrainer) -> str:
+    """Names a method that returns fewer digits than float64, due to a cast in its code; "" if none."""
+
+    def probe() -> str:
+        batch, row_mask = _first_batch(trainer)
+
+        @traced
+        def compute() -> Any:
+            outputs, losses, _ = _row_values(trainer, batch, row_mask)
+            return outputs, losses
+
+        specs = compute.get_concrete_function().structured_outputs
+        for hook, values in zip(("forward", "per_example_loss"), specs, strict=True):
+            for value in tf.nest.flatten(values):
+                if value.dtype.is_floating and value.dtype != tf.float64:
+                    return f"{hook} returns {value.dtype.name}"
+        return ""
+
+    return attempt(probe) or ""
+
+
+def compute_rows(trainer: StandardTrainer, batch_size: int, *, training: bool) -> RowValues:
+    """Computes the rows of the first batch.
+
+    Args:
+        trainer: the trainer, on any replicas.
+        batch_size: global batch size.
+        training: whether `forward` computes as in training, or as in evaluation.
+    """
+    strategy = trainer.strategy
+
+    def replica(batch: Any, row_mask: Any) -> Any:
+        outputs, losses, weights = _row_values(trainer, batch, row_mask, training=training)
+        return tf.nest.flatten(outputs), losses, weights
+
+    def per_replica(values: Any) -> list[np.ndarray]:
+        return [np.asarray(v) for v in strategy.experimental_local_results(values)]
+
+    compute = traced(lambda *args: strategy.run(replica, args=args))
+    outputs, losses, weights = compute(*_first_batch(trainer))
+    by_output = [per_replica(values) for values in outputs]
+    return RowValues(
+        [np.concatenate(values)[:batch_size] for values in by_output],
+        np.concatenate(per_replica(losses))[:batch_size],
+        np.concatenate(per_replica(weights))[:batch_size],
+        [list(values) for values in zip(*by_output, strict=True)],
+    )
+
+
+def compute_terms(trainer: StandardTrainer, names: Sequence[Names]) -> Terms:
+    """Computes the gradients of the rows and of the regularization losses, with the initial weights.
+
+    An update is no combination of them if rows depend on each other, or if a trainer's own step adds
+    another loss.
+
+    Args:
+        trainer: the trainer on one replica.
+        names: `Record.names` of another run.
+    """
+    variables = trainer.model.trainable_variables
+    rows, row_mask = _first_batch(trainer)
+
+    @traced
+    def compute_gradients() -> Any:
+        with tf.GradientTape(persistent=True) as tape:
+            _, losses, _ = _row_values(trainer, rows, row_mask)
+            penalties = convert(trainer.regularization_losses)()
+            terms = [*tf.unstack(losses), tf.add_n([tf.zeros([], losses.dtype), *penalties])]
+        return [_flatten(tape.gradient(t, variables), variables) for t in terms]
+
+    columns = [np.asarray(v, np.float64) for v in compute_gradients()]
+    weights = np.asarray(_flatten(variables, variables), np.float64)
+    by_id = {id(v): name for name, v in contents_of(trainer).name_variables(names).items()}
+    return Terms(
+        rows=np.stack(columns[:-1], axis=1),
+        penalty=columns[-1][:, np.newaxis],
+        weights=weights[:, np.newaxis],
+        names=tuple(by_id[id(v)] for v in variables),
+    )
+
+
+def _first_batch(trainer: StandardTrainer) -> tuple[Any, Any]:
+    """Returns the first distributed batch and its row mask."""
+    return unpack(next(iter(engine_of(trainer).training_data(0))))
+
+
+def _row_values(
+    trainer: StandardTrainer, batch: Any, row_mask: Any, *, training: bool = True
+) -> Any:
+    """Returns outputs, losses and sample weights of one replica's rows."""
+    with engine_of(trainer).step.rows(batch, row_mask):
+        batch = convert(trainer.preprocess)(batch)
+        outputs = convert(trainer.forward)(batch, training=training)
+        losses = convert(trainer.per_example_loss)(batch, outputs)
+        weights = call_sample_weight(trainer, batch, training=training)
+    return outputs, losses, tf.ones_like(losses) if weights is None else weights
+
+
+def _flatten(values: Sequence[Any], variables: Sequence[tf.Variable]) -> tf.Tensor:
+    """Concatenates all elements; zeros for a gradient that is None."""
+    tensors = [
+        tf.zeros_like(variable) if value is None else tf.convert_to_tensor(value)
+        for value, variable in zip(values, variables, strict=True)
+    ]
+    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)

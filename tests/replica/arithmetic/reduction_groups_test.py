@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorflow.python.distribute import collective_util, cross_device_ops, cross_device_utils
 import tf_keras
 
-from ctl.hardware import gradient_groups
+from ctl.hardware import strategies
 from ctl.replica.arithmetic import reduction
 from tests import optimized_graph, reference_model
 
@@ -82,7 +82,7 @@ def test_group_depends_on_its_own_gradients_only(shards):
     # By hand: the loss and the last matrix exceed the bucket, one of the other matrices does not, and
     # two of them do.
     expected = [scalar + matrix, 2 * matrix, matrix]
-    assert gradient_groups.group_sizes([matrix] * LAYERS + [scalar], matrix) == expected
+    assert strategies.group_sizes([matrix] * LAYERS + [scalar], matrix) == expected
     nodes = optimized_graph.optimized_nodes(backward_pass(matrix, shards))
     layers = sorted(layers_before(nodes, name) for name in collectives(nodes))
     # The second group waits for the first, which is already sent, but not for the layers below.

@@ -400,3 +400,60 @@ DYNAMIC = ("transformer", "causal convolutions", "synchronized batch normalizati
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_networks_of_a_number_of_rows_that_is_not_static_are_accepted(name):
     assert FakeStep(SEARCHED[name]()).trace(static=False) == 0
+
+
+# The number of rows of a replica.
+
+
+def count_rows(x):
+    return tf.cast(tf.shape(x)[0], x.dtype)
+
+
+COUNTED = {
+    "a quotient": lambda b: by_row(b["x"]) / count_rows(b["x"]),
+    "its size": lambda b: by_row(b["x"]) / tf.cast(tf.size(b["x"]), tf.float32),
+    "a sum of ones": lambda b: by_row(b["x"]) / tf.reduce_sum(tf.ones_like(b["x"])),
+    "a term": lambda b: by_row(b["x"]) + tf.math.log(count_rows(b["x"])),
+}
+NOT_COUNTED = {
+    "a mean over the features": lambda b: tf.reduce_mean(b["x"], axis=1),
+    "the length of a sequence": lambda b: (
+        tf.reduce_sum(b["series"], [1, 2]) / tf.cast(tf.shape(b["series"])[1], tf.float32)
+    ),
+    "tokens that exist": lambda b: tf.reduce_sum(tf.ones_like(b["series"]), [1, 2]),
+    "the rows of all replicas": lambda b: (
+        by_row(b["x"]) / count_rows(row_mask.record_global(b["x"]))
+    ),
+    "a number that cancels": lambda b: (
+        by_row(b["x"]) * count_rows(b["x"]) / count_rows(b["series"])
+    ),
+    "a shape": lambda b: by_row(tf.reshape(b["x"], [tf.shape(b["x"])[0], -1])),
+}
+
+
+def check_count(loss, *, split=True):
+    def compute(batch):
+        nonlocal trace
+        trace = row_coupling.make_trace(batch, allow=False)
+        with row_mask.examples(count=tf.shape(batch["x"])[0], trace=trace):
+            return loss(batch)
+
+    trace = None
+    batch = {name: tf.constant(values) for name, values in BATCH.items()}
+    spec = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), batch)
+    losses = tf.function(compute).get_concrete_function(spec).structured_outputs
+    row_coupling.check_count(losses, trace, lambda: (batch, None), name="loss", split=split)
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_losses_that_depend_on_the_number_of_rows_are_rejected(name, caplog):
+    with pytest.raises(ctl.UsageError, match=r"^loss returns losses that depend on the number of"):
+        check_count(COUNTED[name])
+    row_coupling._warn.cache_clear()
+    check_count(COUNTED[name], split=False)
+    assert "right as long as one replica" in caplog.text
+
+
+@pytest.mark.parametrize("name", NOT_COUNTED)
+def test_losses_that_do_not_depend_on_the_number_of_rows_are_accepted(name):
+    check_count(NOT_COUNTED[name])

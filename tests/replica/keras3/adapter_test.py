@@ -13,7 +13,7 @@ from ctl import testing
 from ctl.loop import inference
 from ctl.loop.checkpoints import warm_start
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from ctl.loop.exports.version import write_version
+from ctl.loop.exports import write_version
 from ctl.replica.keras3 import adapter, private
 from ctl.replica.step import build
 from tests.replica.keras3 import twins

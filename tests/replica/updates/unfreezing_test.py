@@ -1,6 +1,7 @@
 """Layers that `optimizer.groups` freezes until a step: frozen before it, trained from it on."""
 
 import functools
+import types
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import tf_keras
 import ctl
 from ctl import testing
 from ctl.loop.checkpoints.checkpointer import Checkpointer
+from ctl.replica.step.replica_step import ReplicaStep
 from ctl.replica.updates.unfreezing import Unfreezing
 from tests import reference_model
 
@@ -156,11 +158,14 @@ def test_steps_are_split_where_layers_are_unfrozen():
     )
     layers = [tf_keras.layers.Dense(1, name=name) for name in "abc"]
     unfreezing.add_models({"": tf_keras.Sequential([tf_keras.Input([1]), *layers])})
-    states = [(n, [layer.trainable for layer in layers]) for n in unfreezing.split(0, 8)]
+    step = types.SimpleNamespace(
+        attributes=types.SimpleNamespace(unfreezing=unfreezing),
+        update=types.SimpleNamespace(compression=None),
+    )
+    split = functools.partial(ReplicaStep.split, step)
+    states = [(n, [layer.trainable for layer in layers]) for n in split(0, 8)]
     assert states == [(3, [False, False, True]), (2, [True, False, True]), (3, [True, True, True])]
-    assert list(unfreezing.split(3, 2)) == [2]
-    assert list(unfreezing.split(4, 4)) == [1, 3]
-    assert list(unfreezing.split(5, 4)) == [4]
+    assert [list(split(*range_)) for range_ in ((3, 2), (4, 4), (5, 4))] == [[2], [1, 3], [4]]
 
 
 # Layers that the trainer itself unfreezes, between two loops.

@@ -7,7 +7,7 @@ import ctl
 from ctl.replica.arithmetic import row_mask
 from ctl.replica.graphs import passes
 from ctl.replica.layers import recompute
-from ctl.testing import trial
+from ctl.testing import equivalence
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.diagnosis import causes, differences
 from ctl.testing.diagnosis.evidence import Evidence
@@ -50,7 +50,7 @@ def test_right_recomputation_passes():
 def test_second_dropout_mask_is_named(monkeypatch):
     replay = row_mask.replay
     monkeypatch.setattr(row_mask, "replay", lambda rows, _: replay(rows, dict(rows.calls)))
-    assert trial.run(SUBJECT, [Split(4, 2)]).cause == causes.OTHER_PASS
+    assert equivalence.run(SUBJECT, [Split(4, 2)]).cause == causes.OTHER_PASS
 
 
 def test_statistics_that_move_twice_are_named(monkeypatch):

@@ -7,7 +7,7 @@ import tf_keras
 from ctl.configs.options import TrainerOptions
 from ctl.replica.updates import sharded_optimizer
 from ctl.replica.updates.replica_values import SliceLayout
-from ctl.testing import trial
+from ctl.testing import equivalence
 from ctl.testing.comparison import tolerance_of
 from ctl.testing.diagnosis import causes, differences
 from ctl.testing.diagnosis.evidence import Evidence
@@ -41,7 +41,7 @@ def check():
 @pytest.mark.slow
 def test_right_slices_pass():
     spec = make_subject(lambda: tf_keras.optimizers.Adam(0.01))
-    assert trial.run(spec, [Split(4, 2)]).equivalent
+    assert equivalence.run(spec, [Split(4, 2)]).equivalent
 
 
 @pytest.mark.slow
@@ -92,7 +92,7 @@ def test_a_stale_gather_is_named(monkeypatch, own):
 
     monkeypatch.setattr(sharded_optimizer, "_assign", keep)
     monkeypatch.setattr(sharded_optimizer, "_gather_values", stale)
-    found = trial.run(make_subject(), [Split(4, 2)]).cause if own else check()
+    found = equivalence.run(make_subject(), [Split(4, 2)]).cause if own else check()
     assert found == causes.STALE_GATHER
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import ctl
 from ctl import testing
-from ctl.testing.golden import assertion, curve
+from ctl.testing.golden import assertion, recording
 from tests import child, experiments
 from tests.testing.golden import trainers
 from tests.testing.golden.trainers import STEPS, make, recorded
@@ -21,7 +21,7 @@ def new_process(monkeypatch):
 
 @pytest.fixture
 def file(tmp_path):
-    curve.write(tmp_path / "golden/tiny.json", recorded())
+    recording.write(tmp_path / "golden/tiny.json", recorded())
     return tmp_path / "golden/tiny.json"
 
 
@@ -30,7 +30,7 @@ def test_public_names_of_the_kit_exist():
 
 
 def test_file_is_read_as_it_was_written(file):
-    assert curve.read(file) == recorded()
+    assert recording.read(file) == recorded()
     lines = file.read_text().splitlines()
     assert sum(line.startswith('    {"loss"') for line in lines) == STEPS  # one line per step
 
@@ -100,7 +100,7 @@ def test_update_replaces_a_damaged_file(tmp_path, monkeypatch, content):
     monkeypatch.setenv(assertion.UPDATE, "1")
     monkeypatch.setattr(assertion, "_record", lambda *_, **__: recorded())
     testing.assert_curve(tmp_path / "a.json", make(), steps=STEPS)
-    assert len(curve.read(tmp_path / "a.json").steps) == STEPS
+    assert len(recording.read(tmp_path / "a.json").steps) == STEPS
 
 
 def test_a_trained_trainer_and_no_steps_are_rejected(file):

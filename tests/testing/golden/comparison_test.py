@@ -8,7 +8,7 @@ import pytest
 import ctl
 from ctl.errors import UsageError
 from ctl.testing.golden.assertion import compare
-from ctl.testing.golden.curve import Curve, Step
+from ctl.testing.golden.recording import Curve, Step
 from tests.testing.golden import trainers
 from tests.testing.golden.trainers import curve, make, recorded
 

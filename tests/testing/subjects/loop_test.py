@@ -1,12 +1,15 @@
 """Everything that a step reports is compared, or rejected in one line."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras
 
+from benchmarks.comparisons import tutorials
 from ctl.errors import UsageError
 from ctl.testing import Loop, check_loop_equivalence
+from ctl.testing.diagnosis import causes
 from ctl.testing.splits import Split
 from ctl.testing.subjects.loop import LoopRun, LoopSubject
 
@@ -91,3 +94,24 @@ def test_variable_may_be_the_result_of_a_step():
     run = LoopRun(LoopSubject(build, X, 1), Split(4, 2))
     values = run.read_results(run.train(range(4)))
     np.testing.assert_allclose(values["loss", "loss"], X[:4].sum() / 4, rtol=1e-6)
+
+
+ROWS, LABEL = tutorials.examples()
+AVERAGED = causes.OWN_ROWS.format(how="averaged")
+
+
+@pytest.mark.parametrize(
+    ("build", "examples"),
+    [
+        pytest.param(tutorials.orbit_example, {"x": ROWS, "label": LABEL}, id="orbit"),
+        pytest.param(tutorials.fit(tf_keras), (ROWS, LABEL), id="tf_keras", marks=pytest.mark.slow),
+        pytest.param(tutorials.fit(keras), (ROWS, LABEL), id="keras_3", marks=pytest.mark.slow),
+    ],
+)
+def test_uneven_batches_reveal_a_mean_of_means(build, examples):
+    report = check_loop_equivalence(
+        build, examples, replicas=(2,), batch_sizes=(4, 5), steps=2, in_process=True
+    )
+    assert report.precision == "float64"
+    assert {str(d.split) for d in report.differences} == {"2 replicas (3 + 2 rows)"}
+    assert report.cause == AVERAGED

@@ -16,12 +16,10 @@ import tf_keras
 
 import ctl
 from ctl import testing
-from ctl.loop import inference
+from ctl.loop import exports, inference
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from ctl.loop.exports import formats
-from ctl.loop.exports import version as version_module
-from ctl.loop.exports.version import write_version
-from ctl.modes.load import TrainedModel
+from ctl.loop.exports import write_version
+from ctl.modes.export import TrainedModel
 from tests import child
 from tests.loop.shared import arrays, same
 
@@ -310,7 +308,7 @@ def test_earlier_version_exists_at_every_moment_of_its_replacement(
     for module, name in (
         (shutil, "rmtree"),
         (pathlib.Path, "rename"),
-        (version_module, "_exchange"),
+        (exports, "_exchange"),
     ):
         monkeypatch.setattr(module, name, record(getattr(module, name)))
     write_version(restore(path, trainer), tmp_path, {"number": 2})
@@ -320,11 +318,11 @@ def test_earlier_version_exists_at_every_moment_of_its_replacement(
 def test_version_of_a_kill_between_two_renames_is_recovered(checkpoint, tmp_path, monkeypatch):
     """Where folders cannot be exchanged."""
     path, trainer = checkpoint
-    monkeypatch.setattr(version_module, "_exchange", lambda *_: False)
+    monkeypatch.setattr(exports, "_exchange", lambda *_: False)
     write_version(restore(path, trainer), tmp_path, {"number": 1})
     (tmp_path / "5").rename(tmp_path / ".5.old")
     with monkeypatch.context() as patch:
-        patch.setitem(formats.FORMATS, "keras", lambda *_: 1 / 0)
+        patch.setitem(exports.FORMATS, "keras", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             write_version(restore(path, trainer), tmp_path, {"number": 2})
     assert json.loads((tmp_path / "5/export.json").read_text())["number"] == 1
@@ -339,9 +337,7 @@ import itertools, sys, pathlib
 import tensorflow as tf, tf_keras
 from ctl.loop import inference
 from ctl.loop.checkpoints.checkpointer import Checkpointer
-from ctl.loop.exports import formats
-from ctl.loop.exports import version as version_module
-from ctl.loop.exports.version import write_version
+from ctl.loop.exports import write_version
 from ctl.testing import tiny
 
 folder = pathlib.Path(sys.argv[1])
@@ -383,4 +379,4 @@ def test_kills_at_random_instants_leave_the_old_or_the_new_version(tmp_path, kil
 
 def test_unknown_format_is_rejected_with_the_known_one():
     with pytest.raises(ctl.UsageError, match=r"'saved_modle': did you mean saved_model\?"):
-        formats.select(["saved_modle"])
+        exports.select(["saved_modle"])

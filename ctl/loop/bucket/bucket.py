@@ -1,0 +1,178 @@
+"""Connects a run with the object store that its --workdir names."""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import math
+import pathlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from ctl.errors import Failure, UsageError
+from ctl.loop.bucket import fetch, ownership
+from ctl.loop.bucket.local import LocalCopy, folder_of
+from ctl.loop.bucket.ownership import Ownership
+from ctl.loop.bucket.store import Store
+from ctl.loop.bucket.upload import Uploader, exported_files
+
+if TYPE_CHECKING:  # it imports TensorFlow
+    from ctl.hardware.collectives import ProcessGroup
+
+
+_FOLLOW_SECONDS = 5.0
+
+
+class Bucket:
+    """The object store of a run that trains in a local folder.
+
+        bucket = Bucket("gs://bucket/run")
+        with bucket.all_open(processes, ...) as uploader:
+            train()
+            uploader.finish(600.0)
+
+    Args:
+        url: the folder of the run in the store.
+        folder: the local folder; by default in the user's cache.
+        task: the name of this process, such as "worker-1"; "" for the chief. Each process has a local
+            folder of its own.
+
+    Attributes:
+        url: the same.
+        folder: the local folder.
+
+    Raises:
+        UsageError: there is no package for the URL's scheme.
+    """
+
+    def __init__(self, url: str, folder: str = "", *, task: str = ""):
+        self.url = url.rstrip("/")
+        self._store = Store(self.url)
+        self.folder = folder_of(self.url, task or "train")
+        if folder:
+            self.folder = pathlib.Path(f"{folder}.{task}" if task else folder)
+        self._local = LocalCopy(self.folder, self.url)
+
+    def fetch_texts(self) -> None:
+        """Fetches the config and the logs of the run, if another process has continued it."""
+        number = self._store.retry(ownership.latest, self._store)
+        if not self._local.is_current(number):
+            self._local.clear()
+            fetch.texts(self._store, self.folder)
+
+    @contextlib.contextmanager
+    def all_open(
+        self,
+        processes: "ProcessGroup",
+        *,
+        is_chief: bool,
+        grace: float,
+        on_lost: Callable[[], None],
+        **options: Any,
+    ) -> Iterator[None]:
+        """Owns and copies the run in the `with` block, whose end waits until everything is copied.
+
+        Every process of the run must call it. Their local folders are up to date in the block.
+
+        Args:
+            processes: the processes of the run.
+            is_chief: whether this process owns the run.
+            grace: seconds to wait at the end.
+            on_lost: called in a thread when another process has taken over.
+            **options: arguments of `Uploader`, which the chief starts.
+
+        Raises:
+            UsageError: another run is the owner, or a process does not read the same store.
+            Failure: something is missing in the store at the end.
+        """
+        owner = Ownership(self._store, on_lost)
+        uploader = Uploader(self._store, owner, self._local, self.folder, **options)
+        try:
+            if is_chief:
+                self._fetch(owner.acquire())
+                self._local.write(owner.number)
+                if len(processes.members) > 1:
+                    self._store.retry(uploader.copy)  # the others can then fetch it
+                uploader.start()
+            self._all_fetch(processes, owner.number, is_chief=is_chief)
+            yield
+            if is_chief:
+                uploader.finish(grace)
+        except BaseException:
+            if owner.number and not uploader.is_ending:
+                with contextlib.suppress(Failure):  # the error of the run is the one to report
+                    uploader.finish(grace)
+            raise
+        finally:
+            owner.end(released=uploader.has_ended)
+
+    def _fetch(self, previous: int) -> None:
+        """Makes the folder of the chief up to date, if another process has continued the run."""
+        if not self._local.is_current(previous):
+            self._local.clear()
+            fetch.texts(self._store, self.folder)
+            for step in fetch.markers(self._store, fetch.BEST):
+                fetch.checkpoint(self._store, self.folder, fetch.BEST, step)
+            fetch.newest(self._store, self.folder)
+
+    def _all_fetch(self, processes: "ProcessGroup", number: int, *, is_chief: bool) -> None:
+        """Fetches the checkpoints of the chief in the other processes; collective."""
+        token = processes.broadcast_from_chief(number)
+        is_blind = not is_chief and self._store.retry(ownership.latest, self._store) != token
+        if processes.any_process(is_blind):
+            raise UsageError(
+                f"{self.url} is not the same store in every process: check the endpoint and the "
+                "credentials of each."
+            )
+        if not is_chief:
+            self._local.is_current(token)
+            self._local.clear()
+            self._fetch(-2)
+            self._local.write(token)
+        processes.barrier()
+
+
+class BucketReader:
+    """The object store of a run that this process only evaluates or exports.
+
+    Args:
+        url: the folder of the run in the store.
+
+    Attributes:
+        url: the same.
+        folder: the local copy.
+    """
+
+    def __init__(self, url: str):
+        self.url = url.rstrip("/")
+        self.folder = folder_of(self.url, "read")
+        self._store = Store(self.url)
+        self._began = time.time()
+        self._fetched = -math.inf  # when, by the monotonic clock
+        self._result: bytes | None = None
+
+    def fetch(self, checkpoint: str = "", *, every: bool = False) -> None:
+        """Fetches the files of the run; `fetch.run` describes the arguments."""
+        fetch.run(self.url, checkpoint, every=every)
+        self._result = self._read_result()
+
+    def follow(self) -> None:
+        """Sends the results, and fetches what the run has written; at most every few seconds."""
+        if time.monotonic() - self._fetched >= _FOLLOW_SECONDS:
+            self.send_results()
+            self.fetch(every=True)
+            self._fetched = time.monotonic()
+
+    def send_results(self) -> None:
+        """Copies what this process has written: a changed result, exported models and summaries."""
+        result = self._read_result()
+        if result and result != self._result:
+            self._store.retry(self._store.write, "result.json", result)
+            self._result = result
+        summaries = sorted((self.folder / "summaries").rglob("*"))
+        for path in (*exported_files(self.folder), *summaries):
+            if path.is_file() and path.stat().st_mtime >= self._began:
+                name = path.relative_to(self.folder).as_posix()
+                self._store.retry(self._store.upload, path, name)
+
+    def _read_result(self) -> bytes | None:
+        path = self.folder / "result.json"
+        return path.read_bytes() if path.exists() else None

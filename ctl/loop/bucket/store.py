@@ -1,0 +1,156 @@
+"""A folder of an object store, read and written by fsspec."""
+
+from collections.abc import Callable, Iterable
+import contextlib
+import os
+import pathlib
+import time
+from typing import Any, TypeVar
+import uuid
+
+from ctl.errors import Failure, UsageError, print_line
+
+_T = TypeVar("_T")
+_EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "s3a": "s3"}
+# Seconds between the tries of a request that the start of a run depends on.
+_DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+# A retry does not help: the name is wrong, or permission or credentials are missing.
+_PERMANENT = (
+    FileNotFoundError, PermissionError, "NoCredentialsError", "DefaultCredentialsError",
+    "ParamValidationError", "InvalidRegionError",
+)  # fmt: skip
+
+
+class Store:
+    """A folder of an object store. Names are relative to it.
+
+        store = Store("gs://bucket/run")
+        store.write("config.json", b"{}")
+        store.list()                                    # {"config.json": 2}
+
+    Args:
+        url: the folder.
+
+    Raises:
+        UsageError: there is no package for the URL's scheme.
+    """
+
+    def __init__(self, url: str):
+        self.url = url.rstrip("/")
+        if "://" not in url:
+            raise UsageError(f"{url} is no URL: write :// and, in Python, pass it as a string.")
+        self.connect()
+
+    def connect(self) -> None:
+        """Makes a new client, which reads the credentials again."""
+        scheme = self.url.partition(":")[0]
+        # A file system may be listed by others at any time, so listings must not be cached.
+        options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
+        options |= {"auto_mkdir": True} if scheme in ("file", "local") else {}
+        try:
+            import fsspec
+
+            self._fs, self._root = fsspec.core.url_to_fs(self.url, **options)
+        except (ImportError, ValueError) as error:
+            extra = f"[{_EXTRAS[scheme]}]" if scheme in _EXTRAS else ""
+            fix = f"pip install 'ctl-tensorflow{extra}'" if extra else "install its fsspec package"
+            raise UsageError(f"{self.url} cannot be opened ({one_line(error)}): {fix}.") from None
+
+    def list(self, folder: str = "") -> dict[str, int]:
+        """Returns the names below a folder, with their sizes in bytes."""
+        self._fs.invalidate_cache()
+        with contextlib.suppress(FileNotFoundError):
+            found = self._fs.find(self._path(folder), detail=True)
+            return {path[len(self._root) + 1 :]: info["size"] for path, info in found.items()}
+        return {}
+
+    def read(self, name: str) -> bytes | None:
+        """Returns the content of an object; None if it does not exist."""
+        with contextlib.suppress(FileNotFoundError):
+            content: bytes = self._fs.cat_file(self._path(name))
+            return content
+        return None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Replaces an object."""
+        self._fs.pipe_file(self._path(name), content)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Writes an object that must not exist; returns False if it does.
+
+        Whether two processes can both succeed depends on the store: those with preconditions
+        (if-none-match in S3, if-generation-match in Google Cloud) let one of them.
+        """
+        try:
+            self._fs.pipe_file(self._path(name), content, mode="create")
+        except FileExistsError:
+            return False
+        except Exception as error:
+            # The file systems translate the status of a failed precondition differently.
+            if any(
+                text in f"{error!r}" for text in ("412", "409", "PreconditionFailed", "Conflict")
+            ):
+                return False
+            raise
+        return True
+
+    def upload(self, path: pathlib.Path, name: str) -> None:
+        """Copies a local file to the store."""
+        self._fs.put_file(str(path), self._path(name))
+
+    def download(self, name: str, path: pathlib.Path) -> None:
+        """Copies an object to a local file, completely or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.new")
+        try:
+            self._fs.get_file(self._path(name), str(temporary))
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Deletes objects, in order."""
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm_file(self._path(name))
+
+    def retry(self, call: Callable[..., _T], *arguments: Any) -> _T:
+        """Calls a function that the start of a run depends on, again after an error that may pass.
+
+        Raises:
+            UsageError: the URL or the permissions are wrong.
+            Failure: the store does not answer.
+        """
+        for delay in (*_DELAYS, 0.0):
+            try:
+                return call(*arguments)
+            except (UsageError, Failure):
+                raise
+            except Exception as error:
+                if any(k == type(error).__name__ or error_is(error, k) for k in _PERMANENT):
+                    raise UsageError(
+                        f"{self.url} cannot be used ({one_line(error)}): check the name, the "
+                        "permissions and the credentials."
+                    ) from None
+                if not delay:
+                    raise Failure(
+                        f"{self.url} cannot be reached ({one_line(error)}): rerun the same command."
+                    ) from None
+                print_line(f"{self.url}: {one_line(error)}; trying again in {delay:.0f} s.")
+                time.sleep(delay)
+                self.connect()
+        raise AssertionError
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+
+def error_is(error: Exception, kind: Any) -> bool:
+    """Returns whether an error is of a type; False for a name."""
+    return isinstance(kind, type) and isinstance(error, kind)
+
+
+def one_line(error: BaseException) -> str:
+    """Returns the message of an error in one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -1,0 +1,235 @@
+"""A run whose --workdir is a URL, in this process: its objects, its resumption, and who may write."""
+
+import json
+import os
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+import tf_keras
+
+import ctl
+from ctl import main
+from ctl.loop.bucket import bucket, fetch, ownership, upload
+from ctl.loop.bucket.local import folder_of
+from ctl.loop.bucket.store import Store
+from tests import experiments
+from tests.loop.bucket import stores
+
+
+def train(program, url, steps, *flags):
+    code, out, error = program(f"--workdir={url}", f"--config.train.steps={steps}", *flags)
+    assert code == 0, error
+    return out
+
+
+def remove_local(url):
+    shutil.rmtree(folder_of(url, "train"))
+
+
+def read_weights(store, step):
+    """The variables in a checkpoint of the store, from a copy of its own."""
+    folder = fetch.run(store.url, str(step))
+    return experiments.read_weights(folder, step)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(upload, "_POLL_SECONDS", 0.01)
+
+
+def test_everything_that_is_complete_is_in_the_store_when_a_run_ends(program, store, quick):
+    out = train(program, store.url, 20, *stores.BEST)
+    names = store.list()
+    for name in ("config.json", "result.json", "events.jsonl", "metrics.jsonl"):
+        assert store.read(name) == (folder_of(store.url, "train") / name).read_bytes()
+    for name in ("ckpt-10", "ckpt-20"):
+        assert {f"checkpoints/{name}.{end}" for end in stores.ENDINGS} <= names.keys()
+    assert any(name.startswith("best/") for name in names)
+    assert any(name.startswith("summaries/train/events.out") for name in names)
+    assert not any("run.lock" in name or ".upload" in name for name in names)
+    marker = json.loads(store.read("checkpoints/ckpt-20.whole"))
+    assert marker["crc32c"].keys() == marker["files"].keys()
+    events = [json.loads(line) for line in store.read("events.jsonl").splitlines()]
+    durable = [event for event in events if event["event"] == "durable"]
+    assert [event["step"] for event in durable] == [10, 20]
+    assert durable[-1]["path"] == "memory://bucket/run/checkpoints/ckpt-20"
+    assert f"Done: {store.url}/result.json" in out
+
+
+def test_run_continues_on_another_machine_with_the_bits_of_an_undisturbed_run(
+    program, store, quick
+):
+    train(program, "memory://bucket/whole", 20)
+    train(program, store.url, 10)
+    remove_local(store.url)
+    out = train(program, store.url, 20)
+    assert "Resumed from" in out and "ckpt-10" in out
+    local = folder_of(store.url, "train")
+    assert sorted(p.name for p in (local / "checkpoints").glob("*.whole")) == [
+        "ckpt-10.whole",
+        "ckpt-20.whole",
+    ]
+    expected = read_weights(Store("memory://bucket/whole"), 20)
+    actual = read_weights(store, 20)
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(actual[name], value)
+    remove_local(store.url)
+    assert "This run is complete" in train(program, store.url, 20)
+
+
+@pytest.mark.slow
+def test_local_folder_is_used_again_only_if_no_other_machine_has_continued_the_run(
+    program, store, quick
+):
+    train(program, store.url, 10)
+    local = folder_of(store.url, "train")
+    (local / "checkpoints/ckpt-10.whole").touch()
+    (local / "mine").touch()
+    train(program, store.url, 20)
+    assert (local / "mine").exists()
+    local.rename(local.with_name("first"))
+    train(program, store.url, 30)
+    shutil.rmtree(local)
+    local.with_name("first").rename(local)  # as the first machine has it
+    out = train(program, store.url, 40)
+    assert "ckpt-30" in out and not (local / "mine").exists()
+
+
+@pytest.mark.slow
+def test_half_copied_and_damaged_checkpoints_are_passed_over_with_a_line(program, store, quick):
+    train(program, store.url, 30)
+    store.remove(["checkpoints/ckpt-30.whole"])  # killed before the marker
+    content = bytearray(store.read("checkpoints/ckpt-20.data-00000-of-00001"))
+    content[100] ^= 1
+    store.write("checkpoints/ckpt-20.data-00000-of-00001", bytes(content))
+    remove_local(store.url)
+    out = train(program, store.url, 30)
+    assert (
+        f"Skipped {store.url}/checkpoints/ckpt-20: ckpt-20.data-00000-of-00001 does not have the "
+        "checksum of its marker." in out
+    )
+    assert "ckpt-10." in out
+
+
+@pytest.mark.slow
+def test_store_keeps_as_many_checkpoints_as_the_folder_would(program, store, quick):
+    keep = ("--config.train.checkpoints_to_keep=1", "--config.train.checkpoint_keep_every=20")
+    train(program, store.url, 10, *keep)
+    store.write("checkpoints/ckpt-5.index", b"left by a killed run")
+    for steps in (20, 40):
+        remove_local(store.url)
+        train(program, store.url, steps, *keep)
+    steps = {name.partition(".")[0] for name in store.list("checkpoints")}
+    assert steps == {"checkpoints/ckpt-20", "checkpoints/ckpt-40"}
+
+
+def test_run_whose_upload_fails_ends_with_1_and_the_same_command_copies_the_rest(
+    program, store, quick, monkeypatch
+):
+    monkeypatch.setattr(ownership, "_has_ended", lambda holder: True)  # this process goes on
+    flags = (f"--workdir={store.url}", "--config.train.steps=10")
+    fails = [True]
+    pipe = stores.fail_writes(monkeypatch, lambda name: fails[0] and "/owner/" not in name)
+    code, out, error = program(*flags, "--config.train.upload_grace=0.3")
+    assert code == 1
+    assert f"{store.url} is not complete after 0 s (OSError: 503 Slow Down): rerun" in error
+    assert out.count("cannot be written (OSError: 503 Slow Down): trying again.") == 1
+    assert "result.json" not in store.list() and pipe.calls > 1
+    fails[0] = False
+    code, out, _ = program(*flags)
+    assert code == 0 and "This run is complete" in out
+    assert {"result.json", "checkpoints/ckpt-10.whole"} <= store.list().keys()
+
+
+@pytest.mark.slow
+def test_run_that_another_one_takes_over_ends_with_1(program, store, quick, monkeypatch):
+    monkeypatch.setattr(ownership, "HEARTBEAT_SECONDS", 0.01)
+    start = upload.Uploader.start
+    monkeypatch.setattr(
+        upload.Uploader, "start", lambda self: (stores.take_over(store), start(self))
+    )
+    code, _, error = program(f"--workdir={store.url}", "--config.train.steps=100000")
+    assert code == 1 and f"{store.url} was taken over by another run" in error
+    assert "checkpoints/ckpt-100000.whole" not in store.list()
+
+
+def test_second_run_is_rejected_with_2(program, store, quick, monkeypatch):
+    monkeypatch.setattr(ownership, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(ownership, "HEARTBEAT_SECONDS", 0.01)
+    owner = ownership.Ownership(store)
+    owner.acquire()
+    code, _, error = program(f"--workdir={store.url}", "--config.train.steps=10")
+    owner.end(released=True)
+    assert code == 2 and f"{store.url} is in use by another run, pid {os.getpid()}" in error
+    assert store.list().keys() == {"owner/00000001"}
+
+
+@pytest.mark.slow
+def test_other_modes_and_commands_read_a_url_and_send_their_results(program, store, quick, capsys):
+    tf_keras.backend.reset_uids()
+    train(program, store.url, 20, *stores.BEST)
+    url = store.url
+    before = json.loads(store.read("result.json"))
+    code, _, error = program("--mode=eval", f"--workdir={url}", "--checkpoint=10")
+    assert code == 0, error
+    after = json.loads(store.read("result.json"))
+    assert after["checkpoint"]["step"] == 10 and after["eval"] == before["eval"]
+    code, out, error = program(
+        "--mode=export", f"--workdir={url}", f"--checkpoint={url}/best/ckpt-20"
+    )
+    assert code == 0, error
+    assert "export/20/saved_model.pb" in store.list()
+    code, _, error = program("--mode=continuous_eval", f"--workdir={url}")
+    assert code == 0, error
+    assert ctl.load(url).step == 20
+    tf_keras.backend.reset_uids()
+    code, _, error = program(f"--config.init.checkpoint={url}", "--config.train.steps=5")
+    assert code == 0, error
+    started = json.loads(pathlib.Path("runs/experiment/events.jsonl").read_text().splitlines()[0])
+    assert started["weights_from"].endswith("ckpt-20")
+    code = main.run(["ctl", "diff", url, url])
+    out = capsys.readouterr().out
+    assert code == 0 and "the same bits at step 20" in out
+    assert main.run(["ctl", "report", url]) == 0
+    assert pathlib.Path("report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--fresh"], "--fresh does not move objects: name another --workdir than memory://"),
+        (["--mode=aot_compile"], "The --workdir of --mode=aot_compile is memory://bucket/run, but"),
+        (["--sweep=seed=1,2"], "The --workdir of a sweep or a dry run is memory://bucket/run, but"),
+        (["--dry_run"], "The --workdir of a sweep or a dry run is memory://bucket/run, but ctl"),
+        (["--mode=eval"], "has no run to evaluate"),
+        (["--config.train.local_dir=gs://x"], "train.local_dir is gs://x, but ctl does not"),
+        (["--config.init.checkpoint=memory://none"], "memory://none has no run"),
+        (
+            ["--config.train.local_dir=full"],
+            "full is the local folder of memory://bucket/run, but has",
+        ),
+    ],
+)
+def test_what_a_url_cannot_do_is_one_line(program, url, tmp_path, flags, message):
+    experiments.write(tmp_path, {"full/file": "x"})
+    code, _, error = program(f"--workdir={url}", *flags)
+    assert code == 2 and error.count("\n") == 1 and message in error
+
+
+@pytest.mark.slow
+def test_local_folder_can_be_chosen(program, store, quick):
+    train(program, store.url, 10, "--config.train.local_dir=here")
+    assert pathlib.Path("here/checkpoints/ckpt-10.whole").exists()
+    code, _, error = program("--workdir=memory://bucket/other", "--config.train.local_dir=here")
+    assert code == 2 and "here is the local folder of memory://bucket/other, but has" in error
+
+
+def test_names_of_local_folders_differ_by_url_and_end_like_it():
+    one, other = folder_of("gs://bucket/a/run", "train"), folder_of("gs://bucket/a-run", "train")
+    assert one.parent != other.parent and one.name == "run"
+    assert bucket.Bucket("memory://b/run", "x", task="worker-1").folder == pathlib.Path(
+        "x.worker-1"
+    )

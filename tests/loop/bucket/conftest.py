@@ -1,0 +1,19 @@
+"""Fixtures of the tests of runs in object stores."""
+
+import fsspec
+import pytest
+
+from ctl.loop.bucket.store import Store
+
+
+@pytest.fixture
+def url(monkeypatch, tmp_path):
+    """The URL of an empty folder in memory, with a cache folder of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    fsspec.filesystem("memory").store.clear()
+    return "memory://bucket/run"
+
+
+@pytest.fixture
+def store(url):
+    return Store(url)

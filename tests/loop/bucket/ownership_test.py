@@ -1,0 +1,90 @@
+"""ctl.loop.bucket.ownership: one process at a time writes the folder of a run."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from ctl.errors import Failure, UsageError
+from ctl.loop.bucket import ownership
+from ctl.loop.bucket.ownership import Ownership
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch):
+    monkeypatch.setattr(ownership, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(ownership, "LEASE_SECONDS", 0.3)
+    monkeypatch.setattr(ownership, "_POLL_SECONDS", 0.01)
+
+
+@pytest.fixture
+def owner(store):
+    owner = Ownership(store)
+    yield owner
+    owner.end(released=False)
+
+
+def leave(store, number, **fields):
+    """Writes what a process leaves that was killed: on another machine, by default."""
+    holder = {"pid": 1, "host": "alpha", "machine": "alpha", "since": "2026", **fields}
+    store.write(f"owner/{number:08d}", json.dumps(holder).encode())
+
+
+def test_second_run_is_rejected_while_the_first_one_lives(store, owner):
+    assert owner.acquire() == 0
+    with pytest.raises(UsageError, match=f"is in use by another run, pid {os.getpid()} on "):
+        Ownership(store).acquire()
+
+
+def test_released_run_is_taken_over_without_waiting(store, owner, monkeypatch):
+    monkeypatch.setattr(ownership, "LEASE_SECONDS", 1e9)
+    first = Ownership(store)
+    first.acquire()
+    first.end(released=True)
+    assert owner.acquire() == 1 and owner.number == 2
+
+
+def test_run_of_a_dead_process_of_this_machine_is_taken_over_without_waiting(
+    store, owner, monkeypatch
+):
+    monkeypatch.setattr(ownership, "LEASE_SECONDS", 1e9)
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    leave(store, 7, pid=child.pid, machine=ownership._machine())
+    assert owner.acquire() == 7
+    assert list(store.list("owner")) == ["owner/00000008"]
+
+
+def test_run_of_a_lost_machine_is_taken_over_after_the_lease(store, owner, capsys):
+    leave(store, 3, host="beta")
+    assert owner.acquire() == 3
+    assert "owned by pid 1 on beta since 2026: waiting up to 0 s" in capsys.readouterr().out
+
+
+def test_owner_notices_that_it_was_taken_over(store):
+    lost = threading.Event()
+    owner = Ownership(store, lost.set)
+    owner.acquire()
+    leave(store, 2, host=socket.gethostname())
+    assert lost.wait(60)
+    with pytest.raises(Failure, match="was taken over by another run"):
+        owner.check()
+    owner.end(released=True)
+    assert json.loads(store.read("owner/00000002"))["pid"] == 1  # the other's object is as it was
+
+
+def test_two_processes_that_start_at_once_do_not_both_become_owner(store, owner, monkeypatch):
+    monkeypatch.setattr(ownership, "latest", lambda store: 0)
+    leave(store, 1)
+    with pytest.raises(UsageError, match="has just been taken by another run"):
+        owner.acquire()
+
+
+def test_store_without_preconditions_is_reported(store, owner, monkeypatch, capsys):
+    monkeypatch.setattr(store, "create", lambda name, content: not store.write(name, content))
+    owner.acquire()
+    assert "this store ignores preconditions" in capsys.readouterr().out
