@@ -6,7 +6,9 @@ import json
 import math
 import pathlib
 import re
+import sys
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -193,3 +195,16 @@ def test_notebook(folder):
 def test_nan(folder):
     with pytest.raises(ctl.errors.Failure, match="17"):
         train("nan")
+
+
+def test_datasets(folder, monkeypatch):
+    class Rows(list):
+        """As the Dataset of Hugging Face, which is not installed here."""
+
+    def load(name, split):
+        assert name == "mnist" and split in ("train", "test")
+        pixels = np.random.default_rng(0).integers(0, 256, (32, 28, 28), np.uint8)
+        return Rows({"image": image, "label": i % 10} for i, image in enumerate(pixels))
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load))
+    assert train("datasets")[2]["examples"] == 32
