@@ -37,11 +37,12 @@ class Curve(NamedTuple):
 
     @property
     def suggestion(self) -> float | None:
-        """The rate at which the loss falls fastest per factor of the rate; None if it never falls."""
-        if len(self.rates) < 3:
-            return None
-        slopes = np.gradient(self.losses, np.log(self.rates))
-        return float(self.rates[slopes.argmin()]) if slopes.min() < 0 else None
+        """A tenth of the rate at which the loss is smallest; None if it never falls.
+
+        The place of the steepest fall is lost in the noise of the batches if the loss falls little.
+        """
+        lowest = int(self.losses.argmin()) if len(self.losses) else 0
+        return float(self.rates[lowest]) / 10 if lowest else None
 
 
 def find_lr(arguments: Arguments) -> int:
@@ -106,7 +107,9 @@ def describe(curve: Curve) -> list[str]:
     rate = curve.suggestion
     if rate is None:
         return [*lines, "The loss never falls: run --mode=check."]
-    lines.append(f"The loss falls fastest at {rate:.1e}: try optimizer.learning_rate={rate:.1e}.")
+    lines.append(
+        f"The loss is smallest at {10 * rate:.1e}: try optimizer.learning_rate={rate:.1e}."
+    )
     return lines
 
 

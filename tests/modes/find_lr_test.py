@@ -66,10 +66,10 @@ def test_the_curve_ends_where_the_loss_diverges_and_is_the_same_on_two_replicas(
     np.testing.assert_allclose(one.losses, two.losses, rtol=1e-9)
 
 
-def test_suggestion_is_where_the_loss_falls_fastest():
+def test_suggestion_is_a_tenth_of_the_rate_of_the_smallest_loss():
     rates = np.geomspace(1e-4, 1, 9)
     curve = find_lr.Curve(rates, np.array([3, 3, 2.9, 2.8, 2, 1.2, 1.1, 2, 9]))
-    assert curve.suggestion == pytest.approx(rates[4])
+    assert curve.suggestion == pytest.approx(rates[6] / 10)
     assert find_lr.Curve(rates, np.arange(9.0)).suggestion is None
     assert "never falls" in find_lr.describe(find_lr.Curve(rates, np.arange(9.0)))[-1]
 
