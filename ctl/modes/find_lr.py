@@ -140,9 +140,6 @@ def _write_page(curve: Curve, path: pathlib.Path) -> None:
         )
     figure.update_layout(template="plotly_white", xaxis_title="learning rate", yaxis_title="loss")
     figure.update_xaxes(type="log")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.write_html(path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written ({error.strerror}): pass --workdir.") from None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.write_html(path)
     print_line(f"{path}: the plot, for a browser.")

@@ -200,21 +200,17 @@ def describe(trainer: StandardTrainer, init: Any) -> list[str]:
         path = _path(request, _latest_step(request.source))
         content = _open(path)
         comparison, variables = _compare(content, request)
-        sources = {id(a.source): content.name_of(b) for a, b in comparison.pairs}
-        sources |= {
-            id(a.source): f"{list(b.shape)}, another shape" * (not a.same_shape(b))
-            or f"{content.name_of(b)}, cast from {b.dtype.name}"
-            for a, b in comparison.mismatches
-        }
-        sources |= {id(v.source): "missing" for v in comparison.missing}
-        lines += [
-            f"{request.attribute}{'/' * bool(request.attribute)}{v.name} {list(v.shape)} <- "
-            f"{sources.get(id(v.source), 'not loaded (init.variables)')}"
-            for v in variables
-        ]
-        lines += [f"not used: {list_some([v.name for v in comparison.unused])}"] * bool(
-            comparison.unused
-        )
+        sources = {id(v.source): "missing" for v in comparison.missing}
+        for a, b in (*comparison.pairs, *comparison.mismatches):
+            other = f", cast from {b.dtype.name}" if a.dtype != b.dtype else ""
+            other = other if a.same_shape(b) else f" {list(b.shape)}, another shape"
+            sources[id(a.source)] = content.name_of(b) + other
+        prefix = f"{request.attribute}/" if request.attribute else ""
+        for v in variables:
+            source = sources.get(id(v.source), "not loaded (init.variables)")
+            lines.append(f"{prefix}{v.name} {list(v.shape)} <- {source}")
+        if comparison.unused:
+            lines.append(f"not used: {list_some([v.name for v in comparison.unused])}")
     return lines
 
 

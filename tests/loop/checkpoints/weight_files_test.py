@@ -133,7 +133,7 @@ def test_other_classes_are_left_out_and_the_listing_shows_what_does_not_match(tr
     settings = dict(names=TORCH, layout="torch")
     lines = warm_start.describe(trainer, init(tmp_path / "w.safetensors", **settings))
     assert "deep/depthwise_kernel [2, 2, 3, 1] <- deep.weight" in lines
-    assert "head/kernel [3, 4] <- [3, 7], another shape" in lines
+    assert "head/kernel [3, 4] <- head.weight [3, 7], another shape" in lines
     assert "stem/bias [3] <- missing" in lines and "not used: other" in lines
     with pytest.raises(
         ctl.UsageError,
