@@ -17,8 +17,8 @@ import numpy as np
 
 from ctl.configs.error_location import user_frame
 from ctl.errors import UsageError
-from ctl.private.tensorflow import structured_function
 from ctl.hardware import file_systems
+from ctl.private.tensorflow import structured_function
 
 GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 _PYTHON = "Python's random"

@@ -131,7 +131,7 @@ def test_from_config_reads_every_option_from_its_key():
             on_non_finite="skip", loss_spike=3.0, norms="layers",
         ),
         summaries=dict(histogram_interval=50),
-        model=dict(units=5),
+        model=dict(units=5), loss_weights=dict(age=0.5),
     )  # fmt: skip
     created = options.TrainerOptions.from_config(config)
     values = {
@@ -148,6 +148,7 @@ def test_from_config_reads_every_option_from_its_key():
         clip=options.Clip(norm=1.5), on_non_finite="skip", loss_spike=3.0, norms="layers",
         histogram_interval=50, prefetch=2,
         cache="memory",
+        loss_weights=dict(age=0.5),
         weight_decay_exclude=("*/bias",), ema_decay=0.5, shard_state=True,
         optimizer_groups=(dict(variables="a/*", frozen=True),),
     )  # fmt: skip

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ctl.private.tensorflow import tf_record
 from ctl.errors import UsageError, check_local
+from ctl.private.tensorflow import tf_record
 
 _MIN_RECORD = 16  # bytes: the length (8), its checksum (4), an empty record, its checksum (4)
 _FIRST_TAIL = 2**16  # bytes read from the end of a file; more if its last record is longer

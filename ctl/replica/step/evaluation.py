@@ -39,8 +39,8 @@ class Evaluation:
         global_batch_size: examples per step, over all replicas.
         preprocess: prepares a batch.
         forward: batch -> outputs.
-        loss_fn: (batch, outputs) -> losses, not reduced; None for no loss.
-        sample_weight: batch -> weights of the losses, or None.
+        loss_fn: (batch, outputs) -> losses, not reduced, or a dict of them; None for no loss.
+        sample_weight: batch -> weights of the losses, or None; or a dict of them.
         update_metrics: updates the metrics, as `StandardTrainer.update_metrics`.
         collect: (batch, outputs) -> values to collect; None to collect nothing.
 
@@ -58,14 +58,15 @@ class Evaluation:
         preprocess: Callable[[Batch], Batch],
         forward: Callable[[Batch], Any],
         loss_fn: LossFn | None,
-        sample_weight: Callable[[Batch], tf.Tensor | None],
+        sample_weight: Callable[[Batch], loss.SampleWeight],
         update_metrics: Callable[..., None],
         collect: Callable[[Batch, Any], Mapping[str, tf.Tensor]] | None = None,
     ):
         self.metrics = metrics
         self.examples = _accumulator("examples", tf.int64)
-        self._loss_sum = _accumulator("loss_sum", tf.float64)
-        self._weight_sum = _accumulator("weight_sum", tf.float64)
+        self._factors = step.plan.options.loss_weights or loss.SINGLE
+        self._loss_sums = {k: _accumulator("loss_sum", tf.float64) for k in self._factors}
+        self._weight_sums = {k: _accumulator("weight_sum", tf.float64) for k in self._factors}
         self._batches = counter("batches")
         self._step = step
         self._global_batch_size = global_batch_size
@@ -80,7 +81,8 @@ class Evaluation:
 
     def reset(self) -> None:
         """Resets the sums and the metrics."""
-        for variable in (self._loss_sum, self._weight_sum, self.examples, self._batches):
+        sums = (*self._loss_sums.values(), *self._weight_sums.values())
+        for variable in (*sums, self.examples, self._batches):
             variable.assign(tf.zeros_like(variable))
         for metric in self.metrics.values():
             metric.reset_state()
@@ -133,21 +135,28 @@ class Evaluation:
             raise UsageError("The evaluation dataset is empty: at least one example is required.")
         results = metrics.results(self.metrics)
         if self._loss_fn:
-            mean = tf.math.divide_no_nan(self._loss_sum.read_value(), self._weight_sum.read_value())
-            results = {"loss": mean, **results}
+            means = {
+                name: tf.math.divide_no_nan(total, self._weight_sums[name].read_value())
+                for name, total in self._loss_sums.items()
+            }
+            named = {f"{name}_loss": mean for name, mean in means.items() if name}
+            results = {"loss": loss.weighted_sum(means, self._factors), **named, **results}
         return {**results, "examples": self.examples.read_value()}
 
     def _add_loss(
         self, loss_fn: LossFn, batch: Batch, outputs: Any, row_mask: tf.Tensor | None
     ) -> None:
-        per_example = tf.cast(loss.compute(loss_fn, batch, outputs), tf.float64)
-        weights = loss.row_weights(self._sample_weight(batch), row_mask, tf.float64)
-        # The sum of the losses: the division by the weight of the dataset comes at the end.
+        losses = loss.compute(loss_fn, batch, outputs, self._factors)
+        sample_weight = self._sample_weight(batch)
+        weights = loss.weights_by_name(sample_weight, losses, row_mask, tf.float64)
         rows, one = row_count(batch), tf.ones([], tf.float64)
-        [per_example] = zero_without_rows([per_example], row_mask, rows)
-        self._loss_sum.assign_add(loss.contribution(per_example, weights, one, rows=rows))
-        weight = tf.cast(rows, tf.float64) if weights is None else tf.reduce_sum(weights)
-        self._weight_sum.assign_add(weight)
+        for name, own in weights.items():
+            per_example = tf.cast(losses[name], tf.float64)
+            [per_example] = zero_without_rows([per_example], row_mask, rows)
+            # The sum of the losses: the division by the weight of the dataset comes at the end.
+            self._loss_sums[name].assign_add(loss.contribution(per_example, own, one, rows=rows))
+            weight = tf.cast(rows, tf.float64) if own is None else tf.reduce_sum(own)
+            self._weight_sums[name].assign_add(weight)
 
     def _earlier_rows(self) -> tf.Tensor:
         return self._batches.read_value() * self._global_batch_size
