@@ -12,7 +12,7 @@ import tf_keras
 
 from ctl.configs import compatibility, durations
 from ctl.configs.compatibility import Choice
-from ctl.configs.error_location import describe, user_line
+from ctl.configs.error_location import describe, name_function, user_line
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
 from ctl.data.caching import cache
@@ -22,7 +22,8 @@ from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
 from ctl.hardware import strategies
 from ctl.optimizers import FromConfig
-from ctl.replica.arithmetic import precision, row_mask
+from ctl.replica.arithmetic import loss, precision, row_mask
+from ctl.replica.checks import row_coupling
 from ctl.replica.graphs import custom_gradients
 from ctl.replica.keras3 import adapter, conversion, detection, policies
 from ctl.replica.layers.batch_norm import convert_sync_batch_norm
@@ -73,8 +74,9 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         # created, before the first step.
         spec = pipeline.element_spec()
         is_default = type(trainer).forward is base.forward
+        traced_losses: list[Any] = []
         with report_rejected_features(spec) if is_default else contextlib.nullcontext():
-            create_variables(functools.partial(_forward, trainer), spec)
+            create_variables(functools.partial(_forward, trainer, traced_losses), spec)
         late = any(metrics.creates_variables_late(metric) for metric in trainer.metrics.values())
         if late and not strategies.spec_of(trainer.strategy).coordinated:  # it never skips a step
             # A skipped step restores the variables of metrics that exist before it.
@@ -99,6 +101,15 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         unfreezing = Unfreezing(groups)
         engine = Engine(trainer, plan, pipeline, unfreezing)
         trainer.skipped_steps = engine.step.update.skipped_steps
+        if traced_losses and not (plan.own_replica_step or plan.own_train_step):
+            losses, trace = traced_losses
+            row_coupling.check_count(
+                losses,
+                trace,
+                engine.first_batch,
+                name=name_function(trainer.per_example_loss),
+                split=layout.replicas * plan.parts > 1,
+            )
         # The optimizer has slot variables for the model's variables by now.
         unfreezing.add_models({"": trainer.model})
     return engine
@@ -122,9 +133,17 @@ def prepare_optimizer(owner: Any, *, check_patterns: bool) -> None:
     owner.optimizer.build(owner.model.trainable_variables)
 
 
-def _forward(trainer: Any, batch: Batch) -> None:
-    with building_rows(trainer, batch):
-        convert(trainer.forward)(call_preprocess(trainer, batch), training=False)
+def _forward(trainer: Any, traced_losses: list[Any], batch: Batch) -> None:
+    """Calls the model; adds the losses and the trace of their rows, if they can be traced here."""
+    trace = row_coupling.make_trace(batch, allow=trainer.options.allow_row_coupling)
+    with building_rows(trainer, batch, trace):
+        prepared = call_preprocess(trainer, batch)
+        outputs = precision.cast_to_float32(convert(trainer.forward)(prepared, training=False))
+        # The step reports the errors. The function may read attributes that do not exist yet, or need
+        # a static number of rows.
+        with contextlib.suppress(Exception):
+            losses = loss.compute(trainer.per_example_loss, prepared, outputs)
+            traced_losses[:] = losses, trace  # of the last trace
 
 
 def _update_metrics(trainer: Any, batch: Batch) -> None:

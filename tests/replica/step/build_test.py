@@ -113,3 +113,16 @@ def test_initial_weights_depend_on_the_seed_alone():
     )
     assert all((a == b).all() for a, b in zip(first, second, strict=True))
     assert not (first[0] == other[0]).all()
+
+
+def test_loss_that_is_divided_by_the_rows_of_the_replica_is_rejected():
+    """The pipeline gives every replica the same static number of rows."""
+
+    class Divides(reference_model.ReferenceTrainer):
+        def per_example_loss(self, batch, outputs):
+            losses = super().per_example_loss(batch, outputs)
+            return losses / tf.cast(tf.shape(losses)[0], losses.dtype)
+
+    message = r"^per_example_loss \(.*build_test.py:\d+\) returns losses that depend on the number"
+    with pytest.raises(ctl.UsageError, match=message):
+        reference_model.make_trainer(testing.make_strategy(2), 8, cls=Divides)
