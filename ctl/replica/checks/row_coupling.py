@@ -107,10 +107,11 @@ def check_count(
         return batch, None
 
     probe = _count_probe(losses, trace)
+    dropped = _count_probe(*fewer) if fewer else probe
     try:
         # A loss that depends on the other rows is rejected by `search`, with a message of its own.
-        if _run(probe, trace, read_existing, None) or not _run(
-            probe, trace, read_existing, None, dropped=_count_probe(*fewer) if fewer else probe
+        if not _run(probe, trace, read_existing, None, dropped=dropped) or _run(
+            probe, trace, read_existing, None
         ):
             return
     except _ProbeError:  # it is not known
@@ -150,8 +151,11 @@ def _counts_rows(losses: tf.Tensor, trace: LossTrace) -> bool:
             continue
         seen.add((id(tensor), is_cast))
         op = tensor.op
-        # A sum of ones is a number of rows, too.
-        if op.type in ("OnesLike", "Fill") or (is_cast and op.type in ("Shape", "ShapeN", "Size")):
+        # A sum of ones is a number of rows, too. Zeros are the initial states of recurrent layers.
+        is_ones = op.type == "OnesLike" or (
+            op.type == "Fill" and tf.get_static_value(op.inputs[1]) != 0
+        )
+        if is_ones or (is_cast and op.type in ("Shape", "ShapeN", "Size")):
             return True
         is_cast |= op.type == "Cast" and op.inputs[0].dtype.is_integer
         stack += [(x, is_cast) for x in op.inputs]
