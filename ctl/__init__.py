@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from ctl.configs.options import Clip, TrainerOptions
     from ctl.configs.overrides import config
     from ctl.errors import UsageError
-    from ctl.evaluator import StandardEvaluator
+    from ctl.evaluator import StandardEvaluator, evaluate
     from ctl.loop.actions.action import Action, as_action
     from ctl.loop.checkpoints.checkpointer import Checkpointer
     from ctl.modes.export import load
     from ctl.modes.notebook import Run
     from ctl.replica.layers.batch_norm import SyncBatchNormalization, convert_sync_batch_norm
     from ctl.replica.layers.recompute import recompute
-    from ctl.step import Step, evaluate
+    from ctl.step import Step
     from ctl.trainer import StandardTrainer
 
     __version__: str
@@ -36,7 +36,7 @@ _MODULES = {
     "TrainerOptions": "ctl.configs.options",
     "UsageError": "ctl.errors",
     "as_action": "ctl.loop.actions.action",
-    "evaluate": "ctl.step",
+    "evaluate": "ctl.evaluator",
     "config": "ctl.configs.overrides",
     "load": "ctl.modes.export",
     "recompute": "ctl.replica.layers.recompute",

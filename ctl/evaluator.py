@@ -1,16 +1,20 @@
-"""StandardEvaluator: counts every example of the evaluation data exactly once."""
+"""Evaluates a trainer's model, or that of a step, on every example of the evaluation data once."""
 
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import functools
+import itertools
 from typing import Any
 
 import orbit
 import tensorflow as tf
+import tf_keras
 
 from ctl.data.autograph import convert, traced
 from ctl.data.data_errors import report_data_errors
-from ctl.errors import UsageError
+from ctl.data.input_pipeline import InputPipeline
+from ctl.data.source import Data, GlobalBatches, Source
+from ctl.errors import UsageError, name_arguments
 from ctl.hardware import strategies
 from ctl.hardware.collectives import ProcessGroup
 from ctl.replica.measure.collected_rows import (
@@ -20,10 +24,10 @@ from ctl.replica.measure.collected_rows import (
 from ctl.replica.random import draws
 from ctl.replica.step import metrics, preprocessing
 from ctl.replica.step.engine import engine_of
-from ctl.replica.step.evaluation import Evaluation
-from ctl.replica.step.evaluation_data import check_splits
+from ctl.replica.step.evaluation import Evaluation, check_splits
 from ctl.replica.step.microbatches import unpack
 from ctl.replica.step.preprocessing import call_sample_weight, preprocess
+from ctl.step import Step
 from ctl.trainer import StandardTrainer
 
 STEPS_BETWEEN_CHECKS = 20  # after which an evaluation checks whether to stop
@@ -253,3 +257,42 @@ class StandardEvaluator(orbit.StandardEvaluator):
                 "another name."
             )
         return computed
+
+
+def evaluate(
+    step: Step,
+    data: Data | Any,
+    metrics: Mapping[str, tf_keras.metrics.Metric] | None = None,
+) -> dict[str, float]:
+    """Evaluates the model of a step on every example of a dataset, once.
+
+    The loss is the weighted mean of the loss function over the dataset, without regularization. It does
+    not depend on how the dataset is divided into batches and replicas. With `ema_decay` the averaged
+    weights are evaluated.
+
+        ctl.evaluate(step, source, {"accuracy": accuracy})      # {"loss": ..., "accuracy": ..., ...}
+
+    Args:
+        step: the step, after `build`.
+        data: a `ctl.data.Source`, a `tf.data.Dataset` of single examples, `ctl.data.GlobalBatches`, or a
+            finite distributed dataset.
+        metrics: name -> metric, made in the strategy's scope. Pass the same objects in each call: the
+            evaluation of other objects is traced again.
+
+    Returns:
+        "loss", the metrics by name, and "examples", the number of examples.
+
+    Raises:
+        UsageError: there are no examples.
+    """
+    batches: Any = data
+    if isinstance(data, Source | tf.data.Dataset | GlobalBatches | Mapping | tuple):
+        pipeline = InputPipeline(
+            lambda split, context: data, strategy=step.strategy, seed=step.options.seed, prefetch=-1
+        )
+        with name_arguments():
+            steps = pipeline.evaluation_steps(step.global_batch_size)
+            # The batches of a source have no end.
+            batches = itertools.islice(pipeline.evaluation_dataset(step.global_batch_size), steps)
+    results = step.evaluate(batches, metrics or {})
+    return {name: value.numpy().item() for name, value in results.items()}

@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import itertools
 import logging
 from typing import Any, NamedTuple
 
@@ -14,10 +13,11 @@ import tf_keras
 
 from ctl.configs.error_location import name_function
 from ctl.configs.options import TrainerOptions
+from ctl.data import distribution
 from ctl.data.autograph import convert, traced
-from ctl.data.input_pipeline import InputPipeline, TrainingData
+from ctl.data.input_pipeline import TrainingData
 from ctl.data.layout import Layout
-from ctl.data.source import Batch, Data, GlobalBatches, MaskedBatch, Source
+from ctl.data.source import Batch, MaskedBatch
 from ctl.errors import UsageError, did_you_mean, list_some, name_arguments, type_name
 from ctl.hardware import strategies
 from ctl.replica.arithmetic import loss
@@ -77,6 +77,7 @@ class Step:
         optimizer: a tf_keras optimizer, or a function that makes one.
         loss_fn: (batch, outputs) -> [rows] losses, not reduced: ctl divides once, by the weight of the
             global batch. Losses of tokens, [rows, ...], require a `sample_weight` of their shape.
+            Several losses are a dict of name -> losses, whose factors are the option `loss_weights`.
         global_batch_size: the rows of a full batch, over all replicas and micro-batches; required. A
             batch may have fewer rows.
         strategy: the strategy whose replicas compute a step; the current strategy by default.
@@ -206,7 +207,7 @@ class Step:
         """
         if self._replica_step:
             return
-        self._check_distributed(batch)
+        distribution.check_distributed(batch, self.strategy)
         rows, row_mask = tf.nest.map_structure(self._of_first_replica, unpack(batch))
         if not isinstance(rows, dict):
             raise UsageError(
@@ -264,8 +265,10 @@ class Step:
                 )
 
             def run(batch: Any) -> None:
-                self._check_distributed(batch)
-                run = functools.partial(evaluation.run, equal=self._has_equal_shares(batch))
+                distribution.check_distributed(batch, self.strategy)
+                run = functools.partial(
+                    evaluation.run, equal=distribution.has_equal_shares(batch, self.strategy)
+                )
                 self.strategy.run(lambda element: run(*unpack(element)), args=(batch,))
                 evaluation.count_batch()
 
@@ -280,7 +283,7 @@ class Step:
 
     def _build(self, spec: Any, *, full: bool) -> None:
         options = self.options
-        _check_precision(self.model, options.precision)
+        policies.check_precision(self.model, options.precision)
         trace = build.create_variables(self._compute_losses, spec)
         self._check_scope()
         build.prepare_optimizer(self, check_patterns=True)
@@ -296,7 +299,7 @@ class Step:
         )
         if self._example:
             row_coupling.check_count(
-                trace.structured_outputs,
+                list(trace.structured_outputs.values()),
                 self._loss_trace,
                 lambda: self._example,
                 name=name_function(self.loss_fn),
@@ -358,18 +361,22 @@ class Step:
         with build.building_rows(self, batch, self._loss_trace):
             outputs = precisions.cast_to_float32(self._forward(batch, training=False))
             with _report_errors():
-                return loss.compute(self.loss_fn, batch, outputs)
+                return loss.compute(
+                    self.loss_fn, batch, outputs, self.options.loss_weights or loss.SINGLE
+                )
 
     def _run(self, batch: Any) -> StepResult:
         """Runs a step on every replica; call it while tracing, in a cross-replica context."""
         # Checked in each trace: the type and the structure of a batch decide which trace it gets.
-        self._check_distributed(batch)
+        distribution.check_distributed(batch, self.strategy)
         if self.built().plan.full_batches and not isinstance(batch, MaskedBatch):
             raise UsageError(
                 "The step was built with a batch of ctl.data.distribute, whose batches are full, and "
                 "got a batch of another dataset: make a second step for it."
             )
-        run = functools.partial(self._run_replica, equal=self._has_equal_shares(batch))
+        run = functools.partial(
+            self._run_replica, equal=distribution.has_equal_shares(batch, self.strategy)
+        )
         # Without a strategy TensorFlow is always in a replica context, also in the user's own `run`.
         is_default = (
             self.strategy is tf.distribute.get_strategy() and not tf.distribute.has_strategy()
@@ -398,19 +405,6 @@ class Step:
                 lambda *parts: tf.concat(parts, 0), *(m.outputs for m in result.micro_batches)
             )
         return StepResult(result.loss, tf.convert_to_tensor(result.applied), outputs)
-
-    def _has_equal_shares(self, batch: Any) -> bool:
-        """Returns whether all replicas are known to have the same number of rows.
-
-        Every replica must know the same: from a static number that differs between them, each would
-        compute its own positions and denominator.
-        """
-        if isinstance(batch, MaskedBatch) or self.strategy.num_replicas_in_sync == 1:
-            return True
-        shares = self.strategy.experimental_local_results(tf.nest.flatten(batch)[0])
-        sizes = {share.shape[0] for share in shares}
-        # The shares of other processes are not known here.
-        return len(shares) == self.strategy.num_replicas_in_sync and len(sizes) == 1
 
     def _of_first_replica(self, value: Any) -> Any:
         return self.strategy.experimental_local_results(value)[0]
@@ -445,22 +439,6 @@ class Step:
                 "step outside of a tf.function."
             )
 
-    def _check_distributed(self, batch: Any) -> None:
-        """Raises UsageError for a plain batch, which every replica would train on as a whole."""
-        values = [value for value in tf.nest.flatten(batch) if value is not None]
-        is_plain = not any(isinstance(v, tf.distribute.DistributedValues) for v in values)
-        replicas = self.strategy.num_replicas_in_sync
-        if replicas > 1 and is_plain:
-            raise UsageError(
-                f"The batch is not distributed over the {replicas} replicas, so each would train on all "
-                "of it: iterate ctl.data.distribute(...), or a dataset of "
-                "strategy.experimental_distribute_dataset."
-            )
-        if not values:
-            raise UsageError("The batch is empty: it must hold at least one tensor.")
-        if not is_plain and len(getattr(values[0], "values", ())) > replicas:
-            raise UsageError("The batch is distributed by another strategy than the step's.")
-
     def _check_scope(self) -> None:
         """Raises UsageError if the model's variables do not belong to the strategy."""
         extended = self.strategy.extended
@@ -470,45 +448,6 @@ class Step:
                 f"{list_some(others)} of the model was not created in the strategy's scope: build the "
                 "model within `with strategy.scope():`, or pass a function that builds it."
             )
-
-
-def evaluate(
-    step: Step,
-    data: Data | Any,
-    metrics: Mapping[str, tf_keras.metrics.Metric] | None = None,
-) -> dict[str, float]:
-    """Evaluates the model of a step on every example of a dataset, once.
-
-    The loss is the weighted mean of the loss function over the dataset, without regularization. It does
-    not depend on how the dataset is divided into batches and replicas. With `ema_decay` the averaged
-    weights are evaluated.
-
-        ctl.evaluate(step, source, {"accuracy": accuracy})      # {"loss": ..., "accuracy": ..., ...}
-
-    Args:
-        step: the step, after `build`.
-        data: a `ctl.data.Source`, a `tf.data.Dataset` of single examples, `ctl.data.GlobalBatches`, or a
-            finite distributed dataset.
-        metrics: name -> metric, made in the strategy's scope. Pass the same objects in each call: the
-            evaluation of other objects is traced again.
-
-    Returns:
-        "loss", the metrics by name, and "examples", the number of examples.
-
-    Raises:
-        UsageError: there are no examples.
-    """
-    batches: Any = data
-    if isinstance(data, Source | tf.data.Dataset | GlobalBatches | Mapping | tuple):
-        pipeline = InputPipeline(
-            lambda split, context: data, strategy=step.strategy, seed=step.options.seed, prefetch=-1
-        )
-        with name_arguments():
-            steps = pipeline.evaluation_steps(step.global_batch_size)
-            # The batches of a source have no end.
-            batches = itertools.islice(pipeline.evaluation_dataset(step.global_batch_size), steps)
-    results = step.evaluate(batches, metrics or {})
-    return {name: value.numpy().item() for name, value in results.items()}
 
 
 @contextlib.contextmanager
@@ -549,32 +488,5 @@ def _make_options(
         )
     if precision is None:
         # A function builds the model later, under the policy that the user has set.
-        precision = _precision_of(
-            _computed(model) if _is_layer(model) else policies.compute_dtypes()
-        )
+        precision = policies.precision_of(model if _is_layer(model) else None)
     return TrainerOptions(precision=precision, on_non_finite=on_non_finite, **options)
-
-
-def _computed(model: Any) -> set[str]:
-    """Returns the dtypes in which the layers of a model compute."""
-    return {v.compute_dtype for v in getattr(model, "_flatten_layers", lambda: [model])()}
-
-
-def _precision_of(computed: set[str]) -> str:
-    """Returns the precision of layers that compute in some dtypes."""
-    for name in ("float16", "bfloat16", "float64"):
-        if name in computed:
-            return name
-    return "float32"
-
-
-def _check_precision(model: tf_keras.layers.Layer, precision: str) -> None:
-    """Raises UsageError if the model's layers compute in another precision than the options say."""
-    found = _precision_of(_computed(model))
-    if found != precision:
-        raise UsageError(
-            f"precision is {precision!r}, but the layers of the model compute in {found}: pass a "
-            "function that builds the model, or build it under the policy "
-            f"{precisions.of(precision).policy} (tf_keras.mixed_precision.set_global_policy, or "
-            "keras.config.set_dtype_policy of Keras 3)."
-        )

@@ -15,6 +15,8 @@ from typing import Any
 import tensorflow as tf
 
 from ctl.data.layout import WorkerShard
+from ctl.data.source import MaskedBatch
+from ctl.errors import UsageError
 
 DatasetFn = Callable[[tf.distribute.InputContext], tf.data.Dataset]
 _WORKER = re.compile(r"/job:worker/.*task:\d+")
@@ -76,6 +78,37 @@ def per_worker(
 def global_batches(strategy: tf.distribute.Strategy, dataset: tf.data.Dataset) -> Any:
     """Splits each global batch with `strategy.experimental_distribute_dataset`."""
     return strategy.experimental_distribute_dataset(disable_autotune(dataset))
+
+
+def check_distributed(batch: Any, strategy: tf.distribute.Strategy) -> None:
+    """Raises UsageError for a plain batch, which every replica would train on as a whole."""
+    values = [value for value in tf.nest.flatten(batch) if value is not None]
+    is_plain = not any(isinstance(v, tf.distribute.DistributedValues) for v in values)
+    replicas = strategy.num_replicas_in_sync
+    if replicas > 1 and is_plain:
+        raise UsageError(
+            f"The batch is not distributed over the {replicas} replicas, so each would train on all of "
+            "it: iterate ctl.data.distribute(...), or a dataset of "
+            "strategy.experimental_distribute_dataset."
+        )
+    if not values:
+        raise UsageError("The batch is empty: it must hold at least one tensor.")
+    if not is_plain and len(getattr(values[0], "values", ())) > replicas:
+        raise UsageError("The batch is distributed by another strategy than the step's.")
+
+
+def has_equal_shares(batch: Any, strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether all replicas are known to have the same number of rows.
+
+    Every replica must know the same: from a static number that differs between them, each would
+    compute its own positions and denominator.
+    """
+    if isinstance(batch, MaskedBatch) or strategy.num_replicas_in_sync == 1:
+        return True
+    shares = strategy.experimental_local_results(tf.nest.flatten(batch)[0])
+    sizes = {share.shape[0] for share in shares}
+    # The shares of other processes are not known here.
+    return len(shares) == strategy.num_replicas_in_sync and len(sizes) == 1
 
 
 def disable_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -75,8 +75,9 @@ def search(rows: Examples, replicas: int, read_batch: ReadBatch) -> Iterator[Non
 
 
 def check_count(
-    losses: tf.Tensor, trace: LossTrace | None, read_batch: ReadBatch, *, name: str, split: bool
-) -> None:
+    losses: Sequence[tf.Tensor], trace: LossTrace | None, read_batch: ReadBatch, *, name: str,
+    split: bool, fewer: tuple[Sequence[tf.Tensor], LossTrace] | None = None,
+) -> None:  # fmt: skip
     """Rejects losses that depend on the number of rows that a replica or a micro-batch has.
 
     Such a loss is divided twice, and the first divisor depends on the split. In a trace of a step that
@@ -84,16 +85,19 @@ def check_count(
     rows is in them, they are computed for the first batch with and without its last row.
 
     Args:
-        losses: [rows, ...] losses, in a graph in which the number of rows is not known.
+        losses: the losses, [rows, ...] each, in a graph in which the number of rows is not known; or,
+            with `fewer`, in one for the rows of the first batch.
         trace: the batch of that graph; None to check nothing.
         read_batch: returns the first batch of a replica, like the tensors of the trace, and its mask.
         name: the user's loss function, for the message.
         split: whether the batch is split. If not, a warning is logged.
+        fewer: the losses and the batch of a graph for one row less, if the losses require a static
+            number of rows.
 
     Raises:
         UsageError: the loss of a row depends on the number of rows.
     """
-    if trace is None or not _counts_rows(losses, trace):
+    if trace is None or (fewer is None and not any(_counts_rows(each, trace) for each in losses)):
         return
 
     def read_existing() -> Any:
@@ -102,18 +106,12 @@ def check_count(
             batch = tf.nest.map_structure(lambda x: tf.boolean_mask(x, mask > 0), batch)
         return batch, None
 
-    probe = _Probe(
-        [losses],
-        trace.batch,
-        constants={},
-        aliases={},
-        global_values=trace.global_values,
-        statistics=(),
-    )
+    probe = _count_probe(losses, trace)
+    dropped = _count_probe(*fewer) if fewer else probe
     try:
         # A loss that depends on the other rows is rejected by `search`, with a message of its own.
-        if _run(probe, trace, read_existing, None) or not _run(
-            probe, trace, read_existing, None, drops_row=True
+        if not _run(probe, trace, read_existing, None, dropped=dropped) or _run(
+            probe, trace, read_existing, None
         ):
             return
     except _ProbeError:  # it is not known
@@ -126,6 +124,17 @@ def check_count(
     if split:
         raise UsageError(line)
     _warn(line)
+
+
+def _count_probe(losses: Sequence[tf.Tensor], trace: LossTrace) -> "_Probe":
+    return _Probe(
+        list(losses),
+        trace.batch,
+        constants={},
+        aliases={},
+        global_values=trace.global_values,
+        statistics=(),
+    )
 
 
 def _counts_rows(losses: tf.Tensor, trace: LossTrace) -> bool:
@@ -142,8 +151,11 @@ def _counts_rows(losses: tf.Tensor, trace: LossTrace) -> bool:
             continue
         seen.add((id(tensor), is_cast))
         op = tensor.op
-        # A sum of ones is a number of rows, too.
-        if op.type in ("OnesLike", "Fill") or (is_cast and op.type in ("Shape", "ShapeN", "Size")):
+        # A sum of ones is a number of rows, too. Zeros are the initial states of recurrent layers.
+        is_ones = op.type == "OnesLike" or (
+            op.type == "Fill" and tf.get_static_value(op.inputs[1]) != 0
+        )
+        if is_ones or (is_cast and op.type in ("Shape", "ShapeN", "Size")):
             return True
         is_cast |= op.type == "Cast" and op.inputs[0].dtype.is_integer
         stack += [(x, is_cast) for x in op.inputs]
@@ -170,11 +182,11 @@ def _check_update(
         return outer_tensor(tensor) if alias is None else alias
 
     losses = RowFlow({**batch, **leading}, count=rows, clean=clean, resolve=resolve)
-    _check(trace, update, losses, [part.losses], replicas * parts > 1, rows, read_batch)
+    _check(trace, update, losses, part.losses, replicas * parts > 1, rows, read_batch)
 
 
 def _check(
-    trace: LossTrace, update: Update, flow: RowFlow, values: list[tf.Tensor], split: bool,
+    trace: LossTrace, update: Update, flow: RowFlow, values: Sequence[tf.Tensor], split: bool,
     count: int | None, read_batch: ReadBatch,
 ) -> None:  # fmt: skip
     """Raises a UsageError, or warns if the batch is not split, if the rows affect each other."""
@@ -214,7 +226,7 @@ def _warn(line: str) -> None:  # several trainers of a process, as of ctl check,
 
 def _run(
     probe: "_Probe", trace: LossTrace, read_batch: ReadBatch, count: int | None,
-    *, drops_row: bool = False,
+    *, dropped: "_Probe | None" = None,
 ) -> bool:  # fmt: skip
     with tf.init_scope():
         try:
@@ -230,7 +242,7 @@ def _run(
         rows = min(rows, rows if count is None else count)
         if rows < 2:
             raise _ProbeError("it has one row")
-        return probe.depends_on_other_rows(values, rows, drops_row=drops_row)
+        return probe.depends_on_other_rows(values, rows, dropped=dropped)
 
 
 def _suggestion(op: Any) -> str:
@@ -311,14 +323,15 @@ class _Probe:
         self._fixed: list[tf.Tensor] = []
 
     def depends_on_other_rows(
-        self, batch: Sequence[Any], rows: int, *, drops_row: bool = False
+        self, batch: Sequence[Any], rows: int, *, dropped: "_Probe | None" = None
     ) -> bool:
         """Returns whether a value of a row changes if other rows of the batch change.
 
         Args:
             batch: the values of the batch, of the first `rows` rows, which exist.
             rows: the number of rows of the values, at least 2.
-            drops_row: instead of changing other rows, drop the last one.
+            dropped: instead of changing other rows, drop the last one, and compute the values of this
+                probe.
 
         Raises:
             _ProbeError: the values cannot be computed, or differ from one computation to the next.
@@ -331,7 +344,8 @@ class _Probe:
             everything = np.arange(rows)
             if _differ(reference, compute(batch, fixed), everything):
                 raise _ProbeError("its numbers are not the same each time")
-            if drops_row:
+            if dropped:
+                compute = tf.function(dropped._compute, autograph=False)
                 fewer = compute([values[: rows - 1] for values in batch], fixed)
                 return _differ([x[: rows - 1] for x in reference], fewer, everything[:-1])
             for kept in _kept_rows(rows, reference):

@@ -6,9 +6,9 @@ import sys
 from typing import Any, NamedTuple
 
 import tf_keras
-from tf_keras.src.mixed_precision import policy as policy_module
 
 from ctl.errors import UsageError
+from ctl.private.tf_keras import policy as policy_module
 from ctl.replica.arithmetic import precision as precisions
 from ctl.replica.keras3 import private
 
@@ -69,9 +69,26 @@ def _restored() -> Iterator[list[_Package]]:
             package.set_policy(policy)
 
 
-def compute_dtypes() -> set[str]:
-    """Returns the dtypes in which new layers compute, of tf_keras and of Keras 3."""
-    return {getattr(each.policy(), "compute_dtype", each.floatx()) for each in _packages()}
+def precision_of(model: Any) -> str:
+    """Returns the precision of a model's layers; of new layers of both packages if it is None."""
+    if model is None:
+        computed = {getattr(each.policy(), "compute_dtype", each.floatx()) for each in _packages()}
+    else:
+        computed = {v.compute_dtype for v in getattr(model, "_flatten_layers", lambda: [model])()}
+    names = ("float16", "bfloat16", "float64")
+    return next((name for name in names if name in computed), "float32")
+
+
+def check_precision(model: tf_keras.layers.Layer, precision: str) -> None:
+    """Raises UsageError if the model's layers compute in another precision than the options say."""
+    found = precision_of(model)
+    if found != precision:
+        raise UsageError(
+            f"precision is {precision!r}, but the layers of the model compute in {found}: pass a "
+            "function that builds the model, or build it under the policy "
+            f"{precisions.of(precision).policy} (tf_keras.mixed_precision.set_global_policy, or "
+            "keras.config.set_dtype_policy of Keras 3)."
+        )
 
 
 def check() -> None:

@@ -12,7 +12,7 @@ import tf_keras
 
 from ctl.configs import compatibility, durations
 from ctl.configs.compatibility import Choice
-from ctl.configs.error_location import describe, user_line
+from ctl.configs.error_location import describe, name_function, user_line
 from ctl.configs.options import TrainerOptions
 from ctl.data.autograph import convert, traced
 from ctl.data.caching import cache
@@ -22,7 +22,8 @@ from ctl.data.source import Batch
 from ctl.errors import UsageError, type_name
 from ctl.hardware import strategies
 from ctl.optimizers import FromConfig
-from ctl.replica.arithmetic import precision, row_mask
+from ctl.replica.arithmetic import loss, precision, row_mask
+from ctl.replica.checks import row_coupling
 from ctl.replica.graphs import custom_gradients
 from ctl.replica.keras3 import adapter, conversion, detection, policies
 from ctl.replica.layers.batch_norm import convert_sync_batch_norm
@@ -73,8 +74,9 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         # created, before the first step.
         spec = pipeline.element_spec()
         is_default = type(trainer).forward is base.forward
+        traces: list[Any] = []
         with report_rejected_features(spec) if is_default else contextlib.nullcontext():
-            create_variables(functools.partial(_forward, trainer), spec)
+            create_variables(functools.partial(_forward, trainer, traces), spec)
         late = any(metrics.creates_variables_late(metric) for metric in trainer.metrics.values())
         if late and not strategies.spec_of(trainer.strategy).coordinated:  # it never skips a step
             # A skipped step restores the variables of metrics that exist before it.
@@ -99,6 +101,8 @@ def build_engine(trainer: Any, optimizer: Any, base: Any) -> Engine:
         unfreezing = Unfreezing(groups)
         engine = Engine(trainer, plan, pipeline, unfreezing)
         trainer.skipped_steps = engine.step.update.skipped_steps
+        if not (plan.own_replica_step or plan.own_train_step):
+            _check_count(trainer, engine, traces, spec)
         # The optimizer has slot variables for the model's variables by now.
         unfreezing.add_models({"": trainer.model})
     return engine
@@ -122,9 +126,45 @@ def prepare_optimizer(owner: Any, *, check_patterns: bool) -> None:
     owner.optimizer.build(owner.model.trainable_variables)
 
 
-def _forward(trainer: Any, batch: Batch) -> None:
-    with building_rows(trainer, batch):
-        convert(trainer.forward)(call_preprocess(trainer, batch), training=False)
+def _forward(trainer: Any, traces: list[Any], batch: Batch) -> None:
+    """Calls the model; adds the losses and the trace of their rows, if they can be traced here."""
+    trace = row_coupling.make_trace(batch, allow=trainer.options.allow_row_coupling)
+    with building_rows(trainer, batch, trace):
+        prepared = call_preprocess(trainer, batch)
+        outputs = precision.cast_to_float32(convert(trainer.forward)(prepared, training=False))
+        # The step reports the errors. The function may read attributes that do not exist yet, or need
+        # a static number of rows.
+        with contextlib.suppress(Exception):
+            factors = trainer.options.loss_weights or loss.SINGLE
+            losses = loss.compute(trainer.per_example_loss, prepared, outputs, factors)
+            traces[:] = [(list(losses.values()), trace)]  # of the last trace
+
+
+def _check_count(trainer: Any, engine: Engine, traces: list[Any], spec: Any) -> None:
+    """Rejects losses that depend on the number of rows; traces them again if it must be static."""
+    fewer = None
+    if not traces:
+        all_rows: list[Any] = []
+        fewer_rows: list[Any] = []
+        with contextlib.suppress(Exception):  # the step reports it
+            batch, mask = engine.first_batch()
+            rows = row_count(batch) if mask is None else int(tf.math.count_nonzero(mask))
+            for count, found in ((rows, all_rows), (rows - 1, fewer_rows)):
+                static = tf.nest.map_structure(
+                    lambda v, n=count: tf.TensorSpec([n, *v.shape[1:]], v.dtype), spec
+                )
+                create_variables(functools.partial(_forward, trainer, found), static)
+            [fewer], traces = fewer_rows, all_rows
+    if traces:
+        losses, trace = traces[0]
+        row_coupling.check_count(
+            losses,
+            trace,
+            engine.first_batch,
+            name=name_function(trainer.per_example_loss),
+            split=engine.plan.layout.replicas * engine.plan.parts > 1,
+            fewer=fewer,
+        )
 
 
 def _update_metrics(trainer: Any, batch: Batch) -> None:

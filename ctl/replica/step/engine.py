@@ -56,7 +56,7 @@ class Engine:
             preprocess=functools.partial(preprocess, trainer),
             function=trainer.replica_step,
             global_step=trainer.global_step,
-            first_batch=self._first_batch,
+            first_batch=self.first_batch,
         )
         self.own_dataset = False
         self.checks_copies = plan.layout.replicas > 1
@@ -182,7 +182,7 @@ class Engine:
             self.step.results.measures_waiting,
         )
 
-    def _first_batch(self) -> Any:
+    def first_batch(self) -> Any:
         """Returns the next batch of the first replica, and its row mask."""
         trainer = self._trainer
         if self.own_dataset:

@@ -113,3 +113,40 @@ def test_initial_weights_depend_on_the_seed_alone():
     )
     assert all((a == b).all() for a, b in zip(first, second, strict=True))
     assert not (first[0] == other[0]).all()
+
+
+class CountsRows(reference_model.ReferenceTrainer):
+    def per_example_loss(self, batch, outputs):
+        losses = super().per_example_loss(batch, outputs)
+        return losses / tf.cast(tf.shape(losses)[0], losses.dtype)
+
+
+class CountsStaticRows(reference_model.ReferenceTrainer):
+    def per_example_loss(self, batch, outputs):
+        losses = super().per_example_loss(batch, outputs)
+        return losses / losses.shape[0]
+
+
+class CountsByLen(reference_model.ReferenceTrainer):
+    def per_example_loss(self, batch, outputs):
+        losses = super().per_example_loss(batch, outputs)
+        return losses / len(losses)
+
+
+class NeedsStaticRows(reference_model.ReferenceTrainer):
+    def per_example_loss(self, batch, outputs):
+        losses = super().per_example_loss(batch, outputs)
+        return tf.reshape(losses, [losses.shape[0]])
+
+
+@pytest.mark.parametrize("cls", [CountsRows, CountsStaticRows, CountsByLen])
+def test_loss_that_is_divided_by_the_rows_of_the_replica_is_rejected(cls):
+    """The pipeline gives every replica the same static number of rows."""
+    message = r"^per_example_loss \(.*build_test.py:\d+\) returns losses that depend on the number"
+    with pytest.raises(ctl.UsageError, match=message):
+        reference_model.make_trainer(testing.make_strategy(2), 8, cls=cls)
+
+
+def test_loss_that_only_requires_a_static_number_of_rows_is_accepted():
+    trainer = reference_model.make_trainer(testing.make_strategy(2), 8, cls=NeedsStaticRows)
+    trainer.train(tf.constant(1))

@@ -1,0 +1,113 @@
+"""A loop of one's own around `ctl.Step` that is killed by SIGKILL ends with the bits of one that is not.
+
+python -m tests.end_to_end.own_loop_test manager FOLDER 7    # kills itself after step 7
+"""
+
+import os
+import pathlib
+import random
+import signal
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import ctl
+from ctl import testing
+from tests import child
+
+STEPS = 20
+BATCH = 7  # 2 replicas have 4 and 3 rows
+SAVE_INTERVAL = 3
+
+
+class Manager:
+    """The user's own saving, by `tf.train.CheckpointManager`."""
+
+    def __init__(self, folder, step):
+        checkpoint = tf.train.Checkpoint(**step.state())
+        self._manager = tf.train.CheckpointManager(checkpoint, folder, max_to_keep=2)
+        self.restore = self._manager.restore_or_initialize
+        self.save = self._manager.save
+
+
+class Files(ctl.Checkpointer):
+    restore = ctl.Checkpointer.all_restore_latest
+
+
+SAVING = {"manager": Manager, "checkpointer": Files}
+
+
+def build_model():
+    return tf_keras.Sequential(
+        [
+            tf_keras.layers.Dense(6, activation="tanh"),
+            ctl.SyncBatchNormalization(),
+            tf_keras.layers.Dropout(0.3),
+            tf_keras.layers.Dense(2),
+        ]
+    )
+
+
+def squared_error(batch, outputs):
+    return tf.reduce_mean((batch["label"] - outputs) ** 2, axis=-1)
+
+
+def main(kind, folder, killed_after):
+    """Trains up to `STEPS`, and writes all that the next step depends on."""
+    folder = pathlib.Path(folder)
+    testing.split_cpu(2)
+    strategy = testing.make_strategy(2)
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=(40, n)).astype("float32") for n in (5, 2))
+    source = ctl.data.arrays({"x": x, "label": y})
+    step = ctl.Step(
+        build_model, lambda: tf_keras.optimizers.Adam(1e-2), squared_error,
+        global_batch_size=BATCH, strategy=strategy, ema_decay=0.9, seed=3,
+    )  # fmt: skip
+    step.build(next(iter(ctl.data.distribute(source, BATCH, strategy))))
+    saving = SAVING[kind](folder / "checkpoints", step)
+    saving.restore()
+    first = int(step.global_step.numpy())
+    print("starts at", first, flush=True)
+    data = iter(ctl.data.distribute(source, BATCH, strategy, start_step=first))
+    for number in range(first + 1, STEPS + 1):
+        step(next(data))
+        if number == int(killed_after):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if number % SAVE_INTERVAL == 0:
+            saving.save()
+    with step.averaged_weights():
+        averages = step.model.get_weights()
+    values = [*step.model.get_weights(), *averages, *(v.numpy() for v in step.optimizer.variables)]
+    np.savez(folder / "values.npz", *values)
+
+
+def run(kind, folder, killed_after=0):
+    """Returns the exit status of a process, and the step at which it began."""
+    program = "tests.end_to_end.own_loop_test"
+    result = child.run(["-m", program, kind, str(folder), str(killed_after)])
+    assert result.returncode in (0, -signal.SIGKILL), result.stderr
+    return result.returncode, int(result.stdout.split("starts at")[1].split()[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SAVING)
+def test_loop_that_is_killed_twice_ends_with_the_same_bits(kind, tmp_path):
+    first, second = sorted(random.Random(kind).sample(range(SAVE_INTERVAL + 1, STEPS), 2))
+    runs = [run(kind, tmp_path / "killed", step) for step in (first, second, 0)]
+    saved = [(step - 1) // SAVE_INTERVAL * SAVE_INTERVAL for step in (first, second)]
+    assert runs == [(-signal.SIGKILL, 0), (-signal.SIGKILL, saved[0]), (0, saved[1])]
+    run(kind, tmp_path / "undisturbed")
+    killed, undisturbed = (
+        np.load(tmp_path / name / "values.npz") for name in ("killed", "undisturbed")
+    )
+    assert len(killed.files) > 20
+    for name in killed.files:
+        np.testing.assert_array_equal(killed[name], undisturbed[name])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
