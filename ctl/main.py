@@ -177,14 +177,12 @@ def execute(argv: Sequence[str], *, actions: Sequence[Action] = ()) -> int:
 def _open_bucket(
     values: flags.FlagValues, mode: Mode, config: config_dict.ConfigDict, *, task: str
 ) -> Workdir:
-    """Returns the local folder of a run whose --workdir is a URL, with the config that is there."""
+    """Returns the local folder of a run whose --workdir is a URL."""
     if mode.workdir == "read":
         reader = BucketReader(values.workdir)
         reader.fetch(values.checkpoint or "")
         return Workdir(reader.folder, writes=not task, bucket=reader)
     bucket = Bucket(values.workdir, config.train.local_dir, task=task)
-    if not task:
-        bucket.fetch_texts()
     return Workdir(bucket.folder, writes=not task, bucket=bucket)
 
 
@@ -211,6 +209,8 @@ def _default_workdir(
 
 def _check_workdir(use: str, arguments: Arguments) -> None:
     workdir = arguments.workdir
+    if isinstance(workdir.bucket, Bucket):  # its local folder is up to date once the run owns it
+        return
     if use == "resumed" and arguments.fresh:
         workdir.check_movable()
         return

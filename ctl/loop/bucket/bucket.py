@@ -25,9 +25,8 @@ class Bucket:
     """The object store of a run that trains in a local folder.
 
         bucket = Bucket("gs://bucket/run")
-        with bucket.all_open(processes, ...) as uploader:
+        with bucket.all_open(processes, ...):
             train()
-            uploader.finish(600.0)
 
     Args:
         url: the folder of the run in the store.
@@ -50,13 +49,6 @@ class Bucket:
         if folder:
             self.folder = pathlib.Path(f"{folder}.{task}" if task else folder)
         self._local = LocalCopy(self.folder, self.url)
-
-    def fetch_texts(self) -> None:
-        """Fetches the config and the logs of the run, if another process has continued it."""
-        number = self._store.retry(ownership.latest, self._store)
-        if not self._local.is_current(number):
-            self._local.clear()
-            fetch.texts(self._store, self.folder)
 
     @contextlib.contextmanager
     def all_open(
@@ -97,12 +89,12 @@ class Bucket:
             if is_chief:
                 uploader.finish(grace)
         except BaseException:
-            if owner.number and not uploader.is_ending:
+            if uploader.is_alive and not uploader.is_ending:
                 with contextlib.suppress(Failure):  # the error of the run is the one to report
                     uploader.finish(grace)
             raise
         finally:
-            owner.end(released=uploader.has_ended)
+            owner.end(released=not uploader.is_alive)
 
     def _fetch(self, previous: int) -> None:
         """Makes the folder of the chief up to date, if another process has continued the run."""
@@ -112,6 +104,7 @@ class Bucket:
             for step in fetch.markers(self._store, fetch.BEST):
                 fetch.checkpoint(self._store, self.folder, fetch.BEST, step)
             fetch.newest(self._store, self.folder)
+            self._local.mark_sent()
 
     def _all_fetch(self, processes: "ProcessGroup", number: int, *, is_chief: bool) -> None:
         """Fetches the checkpoints of the chief in the other processes; collective."""

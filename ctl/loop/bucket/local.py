@@ -78,6 +78,11 @@ class LocalCopy:
             else:
                 path.unlink()
 
+    def mark_sent(self) -> None:
+        """Records that all files are in the store, as after they were fetched."""
+        files = [path for path in self._folder.rglob("*") if path.is_file()]
+        self.sent = {p.relative_to(self._folder).as_posix(): signature(p) for p in files}
+
     def write(self, owner: int) -> None:
         """Records that the folder is up to date for an owner."""
         record = {"url": self._url, "owner": owner, "sent": self.sent}
@@ -86,3 +91,12 @@ class LocalCopy:
     def _names(self) -> set[str]:
         names = set(os.listdir(self._folder)) if self._folder.is_dir() else set()
         return names - {RECORD, json_files.temporary_name(RECORD), lock.NAME}
+
+
+def signature(path: pathlib.Path) -> list[int] | None:
+    """Returns what changes with a file's content; None if the file does not exist."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return [status.st_size, status.st_mtime_ns]

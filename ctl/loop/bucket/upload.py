@@ -14,7 +14,7 @@ from ctl.errors import Failure
 from ctl.hardware.file_systems import one_line
 from ctl.loop import lock
 from ctl.loop.bucket import fetch
-from ctl.loop.bucket.local import LocalCopy
+from ctl.loop.bucket.local import LocalCopy, signature
 from ctl.loop.bucket.ownership import Ownership
 from ctl.loop.bucket.store import Store
 from ctl.loop.checkpoints.files import CheckpointFiles
@@ -49,9 +49,6 @@ class Uploader:
         keep_every: checkpoints at multiples of this number of steps are also kept; 0 for none.
         on_durable: called as on_durable(step, bytes, seconds) for each checkpoint.
         print_line: prints that the store fails.
-
-    Attributes:
-        has_ended: whether everything is in the store.
     """
 
     def __init__(
@@ -75,7 +72,7 @@ class Uploader:
         self._failing = ""  # why the last try failed
         self._shown = -math.inf  # when a line about it was printed
         self._lost: Failure | None = None
-        self._ending, self.has_ended = threading.Event(), False
+        self._ending, self._has_ended = threading.Event(), False
         self._thread = threading.Thread(target=self._run, daemon=True, name="ctl-upload")
 
     def start(self) -> None:
@@ -85,6 +82,11 @@ class Uploader:
     def copy(self) -> None:
         """Copies the checkpoints that are complete, before `start`."""
         self._copy(all_files=False)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
 
     @property
     def is_ending(self) -> bool:
@@ -104,7 +106,7 @@ class Uploader:
             self._failing = "interrupted"
         if self._lost:
             raise self._lost
-        if not self.has_ended:
+        if not self._has_ended:
             reason = self._failing or "the upload takes longer"
             raise Failure(
                 f"{self._store.url} is not complete after {seconds:.0f} s ({reason}): rerun the same "
@@ -113,11 +115,11 @@ class Uploader:
 
     def _run(self) -> None:
         delay = 1.0
-        while not self.has_ended:
+        while not self._has_ended:
             ends, progress = self._ending.is_set(), (len(self._parts), len(self._local.sent))
             try:
                 # The last pass finds nothing to copy: an earlier one may have recorded an event.
-                self.has_ended = not self._copy(all_files=ends) and ends
+                self._has_ended = not self._copy(all_files=ends) and ends
                 delay, self._failing = 1.0, ""
             except Failure as error:
                 self._lost = error
@@ -145,7 +147,7 @@ class Uploader:
         """Copies what is new since the last call; returns whether there was something."""
         logs = all_files or time.monotonic() - self._logs_copied >= LOG_SECONDS
         sent, result = dict(self._local.sent), self._folder / "result.json"
-        before = _signature(result)
+        before = signature(result)
         for name in _FIRST:
             self._copy_file(self._folder / name)
         while found := self._next_checkpoint():
@@ -154,7 +156,7 @@ class Uploader:
         for path in exported_files(self._folder):
             self._copy_file(path)
         # A result must not be in the store before its checkpoint: a newer one waits for the next call.
-        if _signature(result) == before:
+        if signature(result) == before:
             self._copy_file(result)
         for path in self._logs() if logs else ():
             self._copy_file(path, grows=True)
@@ -173,7 +175,7 @@ class Uploader:
         ]
 
     def _copy_file(self, path: pathlib.Path, *, grows: bool = False) -> None:
-        name, seen = path.relative_to(self._folder).as_posix(), _signature(path)
+        name, seen = path.relative_to(self._folder).as_posix(), signature(path)
         if seen is None or self._local.sent.get(name) == seen:
             return
         source = path
@@ -196,14 +198,14 @@ class Uploader:
         for where in (fetch.CHECKPOINTS, fetch.BEST):
             for step in reversed(CheckpointFiles(self._folder / where).steps()):
                 name = f"{where}/ckpt-{step}.whole"
-                if _signature(self._folder / name) not in (None, self._local.sent.get(name)):
+                if signature(self._folder / name) not in (None, self._local.sent.get(name)):
                     return where, step
         return None
 
     def _copy_checkpoint(self, where: str, step: int) -> None:
         start, held = time.monotonic(), self._hold()
         marker_name = f"{where}/ckpt-{step}.whole"
-        seen = _signature(self._folder / marker_name)
+        seen = signature(self._folder / marker_name)
         try:
             marker = json.loads((self._folder / marker_name).read_bytes())
             for name in marker["files"]:
@@ -293,12 +295,3 @@ def _link(path: pathlib.Path, other: pathlib.Path) -> None:
 
 def _is_marker(name: str) -> bool:
     return name.endswith(".whole")
-
-
-def _signature(path: pathlib.Path) -> list[int] | None:
-    """Returns what changes with a file's content; None if the file does not exist."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    return [status.st_size, status.st_mtime_ns]

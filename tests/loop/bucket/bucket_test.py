@@ -249,3 +249,27 @@ def test_worker_that_reads_another_store_is_rejected_before_training(store):
     )
     with pytest.raises(ctl.UsageError, match="not the same store in every process"), opened:
         raise AssertionError("training began")
+
+
+def test_error_at_the_start_is_reported_and_the_run_is_released(program, store, quick, monkeypatch):
+    def fail(*_, **__):
+        raise ctl.UsageError("no")
+
+    monkeypatch.setattr(fetch, "newest", fail)
+    code, _, error = program(f"--workdir={store.url}")
+    assert (code, error) == (2, "ctl: no\n")
+    assert json.loads(store.read("owner/00000001"))["released"]
+
+
+def test_changed_config_is_rejected_although_the_local_folder_is_gone(
+    program, store, quick, monkeypatch
+):
+    train(program, store.url, 10)
+    remove_local(store.url)
+    before = store.list()
+    uploads = []
+    monkeypatch.setattr(type(store), "upload", lambda self, path, name: uploads.append(name))
+    code, _, error = program(f"--workdir={store.url}", "--config.seed=1")
+    assert code == 2 and "holds a run with another config (seed: 0 -> 1)" in error
+    assert not uploads  # what was fetched is not copied again
+    assert {n: s for n, s in store.list().items() if "owner" not in n}.items() <= before.items()
