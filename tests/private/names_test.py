@@ -194,6 +194,7 @@ MEMBERS = {
     "slurm_cluster_resolver": ["expand_hostlist", "expand_tasks_per_node"],
     "structured_function": ["StructuredFunctionWrapper"],
     "tf_record": ["tf_record_random_reader"],
+    "xplane_pb2": ["XSpace"],
 }
 KERAS_MEMBERS = {
     "autocast_variable": ["_autocast_dtype", "enable_auto_cast_variables"],
