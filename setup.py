@@ -23,6 +23,7 @@ class BuildWithVendored(build_py):
     """Builds the packages, and downloads the wheels of vendored.txt, whose hashes are checked."""
 
     def run(self):
+        """Builds; an editable installation has no copies."""
         super().run()
         if self.editable_mode:
             return
@@ -33,7 +34,9 @@ class BuildWithVendored(build_py):
             subprocess.run([*pip, "--dest", folder, "--requirement", "vendored.txt"], check=True)
             for wheel in pathlib.Path(folder).glob("*.whl"):
                 with zipfile.ZipFile(wheel) as file:
-                    names = [n for n in file.namelist() if n.startswith(_PACKAGES) or "/licenses/" in n]
+                    names = [
+                        n for n in file.namelist() if n.startswith(_PACKAGES) or "/licenses/" in n
+                    ]
                     chosen = [n for n in names if not any(part in n for part in _LEFT_OUT)]
                     file.extractall(root / "ctl" / "_vendored", chosen)
 
