@@ -23,21 +23,19 @@ BATCH = 7  # 2 replicas have 4 and 3 rows
 SAVE_INTERVAL = 3
 
 
-class Manager:
-    """The user's own saving, by `tf.train.CheckpointManager`."""
-
-    def __init__(self, folder, step):
-        checkpoint = tf.train.Checkpoint(**step.state())
-        self._manager = tf.train.CheckpointManager(checkpoint, folder, max_to_keep=2)
-        self.restore = self._manager.restore_or_initialize
-        self.save = self._manager.save
+def use_manager(folder, step):
+    """The user's own saving: returns the functions that restore and save."""
+    checkpoint = tf.train.Checkpoint(**step.state())
+    manager = tf.train.CheckpointManager(checkpoint, str(folder), max_to_keep=2)
+    return manager.restore_or_initialize, manager.save
 
 
-class Files(ctl.Checkpointer):
-    restore = ctl.Checkpointer.all_restore_latest
+def use_checkpointer(folder, step):
+    checkpoints = ctl.Checkpointer(folder, step)
+    return checkpoints.all_restore_latest, checkpoints.save
 
 
-SAVING = {"manager": Manager, "checkpointer": Files}
+SAVING = {"manager": use_manager, "checkpointer": use_checkpointer}
 
 
 def build_model():
@@ -68,8 +66,8 @@ def main(kind, folder, killed_after):
         global_batch_size=BATCH, strategy=strategy, ema_decay=0.9, seed=3,
     )  # fmt: skip
     step.build(next(iter(ctl.data.distribute(source, BATCH, strategy))))
-    saving = SAVING[kind](folder / "checkpoints", step)
-    saving.restore()
+    restore, save = SAVING[kind](folder / "checkpoints", step)
+    restore()
     first = int(step.global_step.numpy())
     print("starts at", first, flush=True)
     data = iter(ctl.data.distribute(source, BATCH, strategy, start_step=first))
@@ -78,7 +76,7 @@ def main(kind, folder, killed_after):
         if number == int(killed_after):
             os.kill(os.getpid(), signal.SIGKILL)
         if number % SAVE_INTERVAL == 0:
-            saving.save()
+            save()
     with step.averaged_weights():
         averages = step.model.get_weights()
     values = [*step.model.get_weights(), *averages, *(v.numpy() for v in step.optimizer.variables)]
